@@ -189,7 +189,7 @@ def members(mark: str) -> list[psutil.Process]:
     return [process for process in psutil.process_iter() if mark in _marks(process)]
 
 
-def wait_until(condition: Callable[[], bool], seconds: float) -> bool:
+def wait_until(condition: Callable[[], object], seconds: float) -> bool:
     """Whether `condition` became true within `seconds`."""
     deadline = time.monotonic() + seconds
     while not condition():

@@ -7,6 +7,7 @@ it, after success, a crash, Ctrl-C, SIGTERM or `kill -9` of this process (proces
 """
 
 import contextlib
+import math
 import os
 import signal
 import subprocess
@@ -61,8 +62,7 @@ def run_supervised(argv: list[str], log: Path, environment: dict[str, str]) -> i
             process_group=0,
         )
         tree.set_leader(process)
-        while not received and not _ended(process, 0.2):
-            pass
+        process_tree.wait_until(lambda: received or process.poll() is not None, math.inf)
         if received:
             print(
                 "stopping; completed work is kept (Ctrl-C again to stop at once)",
@@ -100,11 +100,3 @@ def signal_handlers(
     finally:
         for number, before in previous.items():
             signal.signal(number, before)
-
-
-def _ended(process: subprocess.Popen, seconds: float) -> bool:
-    try:
-        process.wait(seconds)
-    except subprocess.TimeoutExpired:
-        return False
-    return True
