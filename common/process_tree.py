@@ -1,4 +1,4 @@
-"""Processes that end with their starter, even when it is killed, and all that they start.
+"""Processes that end with their starter, even when it is killed.
 
     child = Child(command, Path("server.log"), "the server")
     child.wait_until(healthy, 60)
