@@ -111,8 +111,6 @@ class FeatureWriter:
             stored |= {names[part]: tensor for part, tensor in encoded.items()}
         if sequence_id in self.done:
             raise ValueError(f"{sequence_id}: written twice")
-        if (scores is not None) != ("score_columns" in self.header):
-            raise ValueError(f"{sequence_id}: all sequences have scores, or none")
         if scores is not None:
             stored["scores"] = torch.tensor([rounded(scores)], dtype=torch.float64)
         self.done.add(sequence_id)
