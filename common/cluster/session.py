@@ -44,6 +44,8 @@ _CHECK_S = 120.0
 _SETTINGS = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_DISABLE_IMPORT_WARNING": "1",
+    # Ray's default of 15 starves engines in actors next to any other work.
+    "RAY_worker_niceness": "0",
     # An actor's engine sets its own threads, and CUDA devices stay visible to a task without GPUs.
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     # Clusters that `ray.init` starts require a token, so other users of the machine cannot connect.
