@@ -79,6 +79,16 @@ def take_text(holder: dict[str, Any], key: str, where: str) -> str | None:
     return str(value) if type(value) is int else take(holder, key, str, where)
 
 
+def take_names(
+    holder: dict[str, Any], keys: dict[str, tuple[str, ...]], where: str
+) -> dict[str, str | None]:
+    """For each name, the first text under its keys that is not empty."""
+    return {
+        name: next(filter(None, (take_text(holder, key, where) for key in its_keys)), None)
+        for name, its_keys in keys.items()
+    }
+
+
 def first(*values: Any) -> Any:
     """The first value that is not None, or None."""
     return next((value for value in values if value is not None), None)

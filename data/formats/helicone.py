@@ -16,6 +16,7 @@ from outrider.data.formats.fields import (
     first,
     mapping,
     take,
+    take_names,
     take_number,
     take_text,
     take_time,
@@ -26,6 +27,9 @@ from outrider.data.formats.openai_stream import chunks_of_sse, join_chunks
 from outrider.data.formats.rows import Sample, parse_row, row_records
 
 NAME = "helicone"
+
+NAMES = {"session": ("helicone-session-id",), "tenant": ("tenant",), "route": ("route",)}
+"""Properties, in lower case, of each value of an exchange."""
 
 NOT_CACHED = "00000000-0000-0000-0000-000000000000"
 
@@ -62,10 +66,8 @@ def parse(record: Record) -> list[Exchange | Reject]:
         {"model": first(*names), **request},
         _whole(response),
         record.place,
-        session=take_text(properties, "helicone-session-id", "request_properties"),
         user=take_text(row, "request_user_id", "row"),
-        tenant=take_text(properties, "tenant", "request_properties"),
-        route=take_text(properties, "route", "request_properties"),
+        **take_names(properties, NAMES, "request_properties"),
         time=take_time(row, "request_created_at", "row"),
     )
 

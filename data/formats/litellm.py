@@ -12,7 +12,7 @@ Its S3, GCS and Azure loggers write one file per call in folders by date.
 from typing import Any
 
 from outrider.data.exchange import Exchange, Record, Reject
-from outrider.data.formats.fields import first, take, take_text, take_time
+from outrider.data.formats.fields import first, take, take_names, take_text, take_time
 from outrider.data.formats.openai import body, exchanges
 from outrider.data.formats.rows import Sample, parse_row, row_records
 
@@ -82,7 +82,7 @@ def parse(record: Record) -> list[Exchange | Reject]:
         request,
         {"usage": _usage(row), **response},
         record.place,
-        tenant=next(filter(None, (take_text(metadata, key, "metadata") for key in TENANTS)), None),
+        **take_names(metadata, {"tenant": TENANTS}, "metadata"),
         route=take_text(row, "model_group", "row"),
         time=take_time(row, "startTime", "row"),
     )

@@ -103,14 +103,14 @@ def exchanges(
     for number, choice in enumerate(choices):
         try:
             if prompts and isinstance(choice, dict):
-                said = _completed(choice, prompts[number], request) | _end(choice)
-                said["prompt_token_ids"] = first(prompt_ids, said["prompt_token_ids"])
+                fields = _completed(choice, prompts[number], request) | _end(choice)
+                fields["prompt_token_ids"] = first(prompt_ids, fields["prompt_token_ids"])
             else:
-                said = _of_choice(choice, prompt_ids, shared["messages"])
-            unsaid_end = (
-                strings if "stop_reason" not in choice and said["finish_reason"] == "stop" else ()
+                fields = _of_choice(choice, prompt_ids, shared["messages"])
+            possible_ends = (
+                strings if "stop_reason" not in choice and fields["finish_reason"] == "stop" else ()
             )
-            outcomes.append(Exchange(choice=number, stop_strings=unsaid_end, **shared, **said))
+            outcomes.append(Exchange(choice=number, stop_strings=possible_ends, **shared, **fields))
         except Reject as reject:
             outcomes.append(reject)
     return outcomes

@@ -94,7 +94,7 @@ def parse(record: Record) -> list[Exchange | Reject]:
     request = first(body(asked, "request"), asked)
     if request_row is None and not _has_prompt_ids(response):
         raise Reject("unmatched_response", "no request with its id, and no prompt ids")
-    return exchanges(request, response, record.place, **{**_said(answer), **_said(asked)})
+    return exchanges(request, response, record.place, **{**_logged(answer), **_logged(asked)})
 
 
 def _has_prompt_ids(response: dict[str, Any]) -> bool:
@@ -103,5 +103,5 @@ def _has_prompt_ids(response: dict[str, Any]) -> bool:
     return any(isinstance(holder, dict) and holder.get("prompt_token_ids") for holder in holders)
 
 
-def _said(row: dict[str, Any]) -> dict[str, Any]:
+def _logged(row: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in gateway_fields(row).items() if value is not None}

@@ -68,14 +68,14 @@ def join_chunks(chunks: Iterable[Any]) -> dict[str, Any]:
 
 def _add(choice: dict[str, Any], delta: dict[str, Any]) -> None:
     """Adds a chunk to a choice."""
-    said = take(delta, "delta", dict, "choice") or {}
+    added = take(delta, "delta", dict, "choice") or {}
     if delta.get("text") is not None:  # of a text completion
-        said = {"text": delta["text"]}
-    texts = {key: take(said, key, str, "delta") for key in TEXTS}
+        added = {"text": delta["text"]}
+    texts = {key: take(added, key, str, "delta") for key in TEXTS}
     for key, text in texts.items():
         if text is not None:
             choice["texts"].setdefault(key, []).append(text)
-    for call in take(said, "tool_calls", list, "delta") or ():
+    for call in take(added, "tool_calls", list, "delta") or ():
         _add_call(choice["tool_calls"], call)
     token_ids = take_ids(delta, "token_ids", "choice")
     if token_ids is not None or any(texts.values()):

@@ -73,14 +73,14 @@ def calls_of(records: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     yield from calls.values()
 
 
-def older_messages(span: dict[str, Any], said: dict[str, Any]) -> dict[str, Any]:
+def older_messages(span: dict[str, Any], logged: dict[str, Any]) -> dict[str, Any]:
     """Converts the older events and attributes of a span to those of 1.37.
 
-    `said` are the attributes of the span.
+    `logged` are the attributes of the span.
     """
     asked: list[Any] = []
     choices: list[tuple[int, dict[str, Any]]] = []
-    whole = dict(said)
+    whole = dict(logged)
     for event in take(span, "events", list, "span") or ():
         if not isinstance(event, dict):
             continue
@@ -137,9 +137,9 @@ def _body(event: dict[str, Any]) -> dict[str, Any]:
         body = unpacked({key: body}, key, "event")
         if isinstance(body, dict):
             return body
-    said = attributes(event)
-    body = unpacked(said, CONTENT, "event")
-    return body if isinstance(body, dict) else said
+    logged = attributes(event)
+    body = unpacked(logged, CONTENT, "event")
+    return body if isinstance(body, dict) else logged
 
 
 def _message(body: dict[str, Any], role: str) -> dict[str, Any]:

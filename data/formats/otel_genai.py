@@ -21,7 +21,7 @@ from outrider.data.formats.fields import (
     first,
     number,
     take,
-    take_text,
+    take_names,
     take_time,
     unpacked,
     unpacked_or_text,
@@ -42,6 +42,14 @@ NAME = "otel_genai"
 DETAILS = "gen_ai.client.inference.operation.details"
 
 OTLP = (("resourceSpans", "scopeSpans", "spans"), ("resourceLogs", "scopeLogs", "logRecords"))
+
+NAMES = {
+    "session": ("gen_ai.conversation.id", "session.id"),
+    "user": ("user.id",),
+    "tenant": ("tenant", "tenant.id"),
+    "route": ("route", "gen_ai.agent.name"),
+}
+"""Attributes of each value of an exchange, by preference."""
 
 CHAT = ("chat", "generate_content", None)
 """Operations that are LLM calls; some instrumentations omit the operation."""
@@ -94,20 +102,20 @@ def _spans(row: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _outcomes(span: dict[str, Any], place: Place) -> list[Exchange | Reject]:
-    said = _attributes_with_details(span)
-    said = {**older_messages(span, said), **said}
-    operation = said.get("gen_ai.operation.name")
+    logged = _attributes_with_details(span)
+    logged = {**older_messages(span, logged), **logged}
+    operation = logged.get("gen_ai.operation.name")
     if operation == "text_completion":
         raise Reject(
             "prompt_not_messages",
             "text_completion: it is not logged whether a chat template was applied",
         )
-    if operation not in CHAT or not any(key.startswith("gen_ai.") for key in said):
+    if operation not in CHAT or not any(key.startswith("gen_ai.") for key in logged):
         raise Reject("not_a_generation")
-    if said.get("error.type"):
+    if logged.get("error.type"):
         raise Reject("error_response", "error.type is set")
     asked, answered = (
-        unpacked(said, f"gen_ai.{side}.messages", "attributes") for side in ("input", "output")
+        unpacked(logged, f"gen_ai.{side}.messages", "attributes") for side in ("input", "output")
     )
     if is_message(span):
         raise Reject(
@@ -118,10 +126,10 @@ def _outcomes(span: dict[str, Any], place: Place) -> list[Exchange | Reject]:
         raise Reject(
             "content_not_logged", "the span has no messages; capture them with the instrumentation"
         )
-    said = {**said, "gen_ai.input.messages": asked, "gen_ai.output.messages": answered}
-    instructions = unpacked(said, "gen_ai.system_instructions", "attributes")
+    logged = {**logged, "gen_ai.input.messages": asked, "gen_ai.output.messages": answered}
+    instructions = unpacked(logged, "gen_ai.system_instructions", "attributes")
     messages = openai_messages(
-        take(said, "gen_ai.input.messages", list, "attributes"), "gen_ai.input.messages"
+        take(logged, "gen_ai.input.messages", list, "attributes"), "gen_ai.input.messages"
     )
     if instructions:
         system = (
@@ -130,45 +138,36 @@ def _outcomes(span: dict[str, Any], place: Place) -> list[Exchange | Reject]:
         system = system or {"role": "system", "content": instructions}
         messages = [*openai_messages([system], "gen_ai.system_instructions"), *messages]
     request = {
-        "model": said.get("gen_ai.request.model"),
+        "model": logged.get("gen_ai.request.model"),
         "messages": messages,
-        **{name: number(said, f"gen_ai.request.{name}") for name in NUMBERS},
-        "response_format": said.get("gen_ai.output.type"),
-        "stop": unpacked_or_text(said, "gen_ai.request.stop_sequences", "attributes"),
-        "tools": _tools(said),
+        **{name: number(logged, f"gen_ai.request.{name}") for name in NUMBERS},
+        "response_format": logged.get("gen_ai.output.type"),
+        "stop": unpacked_or_text(logged, "gen_ai.request.stop_sequences", "attributes"),
+        "tools": _tools(logged),
     }
     used = first(
-        number(said, "gen_ai.usage.output_tokens"), number(said, "gen_ai.usage.completion_tokens")
+        number(logged, "gen_ai.usage.output_tokens"),
+        number(logged, "gen_ai.usage.completion_tokens"),
     )
     response = {
-        "model": said.get("gen_ai.response.model"),
-        "choices": _choices(said),
+        "model": logged.get("gen_ai.response.model"),
+        "choices": _choices(logged),
         "usage": None if used is None else {"completion_tokens": int(used)},
     }
     return exchanges(
         request,
         response,
         place,
-        session=first(
-            *(
-                take_text(said, key, "attributes")
-                for key in ("gen_ai.conversation.id", "session.id")
-            )
-        ),
-        user=take_text(said, "user.id", "attributes"),
-        tenant=first(*(take_text(said, key, "attributes") for key in ("tenant", "tenant.id"))),
-        route=first(
-            *(take_text(said, key, "attributes") for key in ("route", "gen_ai.agent.name"))
-        ),
         time=_time(span),
+        **take_names(logged, NAMES, "attributes"),
     )
 
 
-def _choices(said: dict[str, Any]) -> list[dict[str, Any]]:
-    reasons = unpacked(said, "gen_ai.response.finish_reasons", "attributes")
+def _choices(logged: dict[str, Any]) -> list[dict[str, Any]]:
+    reasons = unpacked(logged, "gen_ai.response.finish_reasons", "attributes")
     reasons = reasons if isinstance(reasons, list) else [reasons]
     choices = []
-    for index, message in enumerate(take(said, "gen_ai.output.messages", list, "attributes")):
+    for index, message in enumerate(take(logged, "gen_ai.output.messages", list, "attributes")):
         answer = openai_answer(message, f"gen_ai.output.messages[{index}]")
         reason = first(
             message.get("finish_reason"), reasons[index] if index < len(reasons) else None
@@ -179,9 +178,9 @@ def _choices(said: dict[str, Any]) -> list[dict[str, Any]]:
     return choices
 
 
-def _tools(said: dict[str, Any]) -> list[Any] | None:
+def _tools(logged: dict[str, Any]) -> list[Any] | None:
     """Tools in the shape of OpenAI's request; the conventions omit its `function` level."""
-    tools = unpacked(said, "gen_ai.tool.definitions", "attributes")
+    tools = unpacked(logged, "gen_ai.tool.definitions", "attributes")
     if not isinstance(tools, list):
         return None
     return [_tool(tool) for tool in tools]
@@ -196,11 +195,11 @@ def _tool(tool: Any) -> Any:
 
 def _attributes_with_details(span: dict[str, Any]) -> dict[str, Any]:
     """Attributes of a span and of its event with the messages."""
-    said = attributes(span)
+    logged = attributes(span)
     for event in take(span, "events", list, "span") or ():
         if isinstance(event, dict) and event.get("name") == DETAILS:
-            said = {**attributes(event), **said}
-    return said
+            logged = {**attributes(event), **logged}
+    return logged
 
 
 def _time(span: dict[str, Any]) -> float | None:

@@ -154,7 +154,7 @@ class _Waiting:
     time: str | None
     rows: int = 0
     size: int = 0
-    said: dict[str, str] = field(default_factory=dict)
+    logged: dict[str, str] = field(default_factory=dict)
     """Values by kind of line: `received`, `details`, `body`."""
     outputs: list[dict[str, str]] = field(default_factory=list)
     """One per choice: `text` and `ids` as logged."""
@@ -180,7 +180,7 @@ class _Waiting:
             else:
                 self.outputs.append({name: event.rest})
             return
-        self.said[event.kind] = event.rest
+        self.logged[event.kind] = event.rest
         if event.kind == "received":
             try:
                 self.wanted = int(_sampling_of(event.rest).get("n", 1))
@@ -198,10 +198,10 @@ class _Waiting:
         if not self.outputs:
             detail = "still running, given up, or --enable-log-outputs was off"
             return Reject("unmatched_request", detail, self.place, self.rows)
-        if not self.said.keys() & {"received", "details"}:
+        if not self.logged.keys() & {"received", "details"}:
             return Reject("unmatched_response", "no request with its id", self.place, self.rows)
         payload = {
-            **self.said,
+            **self.logged,
             "outputs": self.outputs,
             "last_finish": self.last_finish,
             "limit": limit,
@@ -225,7 +225,7 @@ def _join(file: LogFile, limit: tuple[int, int]) -> Iterator[Record | Reject]:
             continue
         request = waiting.get(event.key)
         if request and (
-            event.kind in request.said
+            event.kind in request.logged
             or (request.outputs and event.kind in ("body", "details", "received"))
         ):  # an id that a client sent twice
             size -= request.size
@@ -273,9 +273,9 @@ def _held(event: Event) -> tuple[str | list[int] | None, ...]:
 
 
 def parse(record: Record) -> list[Exchange | Reject]:
-    said = record.payload
-    received = said.get("received", "")
-    prompt_text, prompt_ids = _prompt_of(said.get("details") or received)
+    logged = record.payload
+    received = logged.get("received", "")
+    prompt_text, prompt_ids = _prompt_of(logged.get("details") or received)
     if prompt_text is None and prompt_ids is None:
         raise Reject("prompt_not_logged", "set VLLM_LOGGING_LEVEL=DEBUG")
     # --max-log-len cuts text and ids at the same length; R1's template ends a whole prompt.
@@ -286,7 +286,7 @@ def parse(record: Record) -> list[Exchange | Reject]:
             "the prompt does not end where an answer begins; start vLLM without --max-log-len",
         )
     sampling = _sampling_of(received)
-    body = _body(said.get("body"))
+    body = _body(logged.get("body"))
     metadata = take(body, "metadata", dict, "request") or {}
     shared: dict[str, Any] = {
         "place": record.place,
@@ -297,26 +297,28 @@ def parse(record: Record) -> list[Exchange | Reject]:
         "user": take_text(body, "user", "request"),
         "tenant": take_text(metadata, "tenant", "metadata"),
         "route": take_text(metadata, "route", "metadata"),
-        "time": take_time(said, "time", "line"),
+        "time": take_time(logged, "time", "line"),
         **{name: sampling.get(name) for name in NUMBERS},
         "constraint": sampling.get("constraint") or constraint_of(body),
     }
     outcomes: list[Exchange | Reject] = []
-    for number, output in enumerate(said["outputs"]):
+    for number, output in enumerate(logged["outputs"]):
         try:
-            outcomes.append(Exchange(choice=number, **shared, **_answered(output, said, sampling)))
+            outcomes.append(
+                Exchange(choice=number, **shared, **_answered(output, logged, sampling))
+            )
         except Reject as reject:
             outcomes.append(reject)
     return outcomes
 
 
 def _answered(
-    output: dict[str, str], said: dict[str, Any], sampling: dict[str, Any]
+    output: dict[str, str], logged: dict[str, Any], sampling: dict[str, Any]
 ) -> dict[str, Any]:
     """The fields of `Exchange` that one output has."""
     text, ids, finish = _output_of(output.get("text", ""))
     ids = first(ids, _ids_of(output.get("ids", "")))
-    length, count = said["limit"]
+    length, count = logged["limit"]
     # A list of ids as long as the longest text was cut with it; a single longest text need not be.
     if len(ids if ids is not None else text or "") == length and (ids is not None or count > 1):
         raise Reject(
@@ -325,7 +327,7 @@ def _answered(
             "--max-log-len",
         )
     if finish == "streaming_complete":
-        finish = said["last_finish"] or ""
+        finish = logged["last_finish"] or ""
         if not finish:
             raise Reject("end_not_logged", "a stream's lines do not say how it ended")
     described = text is not None and text.startswith(DESCRIPTIONS)
@@ -409,16 +411,16 @@ def _sampling_of(rest: str) -> dict[str, Any]:
     """n, the sampling parameters and the stop strings of a `received` line."""
     # After the prompt, which may hold anything.
     begin = _literal(rest, len("prompt: "))[1] if rest.startswith("prompt: ") else 0
-    said: dict[str, Any] = {}
+    found: dict[str, Any] = {}
     for name, number in _NUMBER.findall(rest[begin : begin + 2000]):
-        said.setdefault(name, int(number) if name == "n" and number.isdigit() else float(number))
+        found.setdefault(name, int(number) if name == "n" and number.isdigit() else float(number))
     for constraint, shown in (("other_sampling", _OTHER), ("grammar", _GRAMMAR)):
         if shown.search(rest, begin):
-            said["constraint"] = constraint
+            found["constraint"] = constraint
     stop = _STOP.search(rest, begin)
     if stop:
         try:
-            said["stop"] = ast.literal_eval(stop[1])
+            found["stop"] = ast.literal_eval(stop[1])
         except (SyntaxError, ValueError, MemoryError, RecursionError):
-            said["stop"] = None  # the strings were logged but cannot be read
-    return said
+            found["stop"] = None  # the strings were logged but cannot be read
+    return found
