@@ -36,19 +36,6 @@ def pytest_configure(config: pytest.Config) -> None:
     os.sched_setaffinity(0, cores[own :: worker["workercount"]])
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """For `--dist loadgroup`: one process runs a file, or all tests that share an engine or server.
-
-    Those of tests/serving/conftest.py take 20 s of a core to start.
-    """
-    for item in items:
-        group = str(item.path)
-        if item.path.is_relative_to(TESTS / "serving"):
-            names = getattr(item, "fixturenames", ())
-            group = next((name for name in ("server", "engine") if name in names), group)
-        item.add_marker(pytest.mark.xdist_group(group))
-
-
 @pytest.hookimpl(tryfirst=True)  # before the fixtures
 def pytest_runtest_setup() -> None:
     """Seeds the generators, so that a test draws the same whatever ran before it."""
