@@ -17,8 +17,9 @@ from collections.abc import Mapping
 from pydantic import BaseModel
 from scipy.stats import norm
 
+from outrider.eval.results.acceptance import Replay
 from outrider.eval.results.parts import ClusteredEstimate
-from outrider.eval.results.report import Replay, Report
+from outrider.eval.results.report import Report
 
 Z = float(norm.isf(0.025))
 

@@ -8,7 +8,7 @@ have their own pages and are not described again.
 """
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from pydantic import ValidationError
 
@@ -197,7 +197,7 @@ class Results(Findings):
     """The choice of the speculator's kind; null where the recipe names one kind"""
 
     @classmethod
-    def read(cls, path: Path) -> "Results":
+    def read(cls, path: Path) -> Self:
         """Loads a results.json, or a report.json as a `Report`; raises for another version."""
         value = read_json(path)
         version = value.get("version") if isinstance(value, dict) else None
