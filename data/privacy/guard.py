@@ -78,7 +78,11 @@ class PrivacyTally:
     @classmethod
     def from_json(cls, counts: dict[str, Any]) -> "PrivacyTally":
         """Inverse of `to_json`."""
-        return cls(**{name: Counter(n) if isinstance(n, dict) else n for name, n in counts.items()})
+        held: dict[str, Any] = {
+            name: Counter(count) if isinstance(count, dict) else count
+            for name, count in counts.items()
+        }
+        return cls(**held)
 
     def summary(self, config: PrivacyConfig) -> dict[str, Any]:
         """The counts for `privacy.json`."""

@@ -11,7 +11,7 @@ digits), it is replaced through the constructor.
 import ipaddress
 import logging
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from outrider.common.errors import OutriderError
 from outrider.data.config import NOT_INSTALLED
@@ -121,7 +121,7 @@ def recognizers(kinds: Sequence[str]) -> dict[str, "PatternRecognizer"]:
 
     # Presidio logs texts that it could not validate.
     logging.getLogger("presidio-analyzer").addFilter(lambda record: False)
-    found: dict[str, PatternRecognizer] = {}
+    found: dict[str, Any] = {}  # mypy refuses the checks of Outrider in place of Presidio's
     for kind in kinds:
         if kind == "PHONE_NUMBER":
             continue

@@ -77,17 +77,6 @@ def edited(rows):
     return [edit(row) for row in rows]
 
 
-def shifted_ids(rows):
-    """Token ids of a vocabulary that is shifted by one."""
-
-    def shift(row):
-        choice = row["response"]["choices"][0]
-        ids = [max(token - 1, 0) for token in choice["token_ids"]]
-        return {**row, "response": {**row["response"], "choices": [{**choice, "token_ids": ids}]}}
-
-    return [shift(row) for row in rows]
-
-
 KINDS = {
     "genuine": genuine,
     "other-prompts": other_prompts,
@@ -95,7 +84,6 @@ KINDS = {
     "logged-hot": logged_at(1.0),
     "logged-cold": logged_at(0.3),
     "edited": edited,
-    "shifted-ids": shifted_ids,
 }
 
 CAUSES = [
@@ -105,7 +93,6 @@ CAUSES = [
     ("logged-hot", "temperature", "about 0.6, logged is 1"),
     ("logged-cold", "temperature", "about 0.6, logged is 0.3"),
     ("edited", "edited", "single places are unlikely"),
-    ("shifted-ids", "scrambled", "token ids shifted by one"),
 ]
 
 
@@ -173,7 +160,7 @@ def test_the_table_says_what_its_own_samples_would_have(judged):
     assert low < tenants["genuine"]["sampled_mean_logprob"] < high
     assert tenants["genuine"]["below_1e4"] < 0.001
     assert abs(tenants["genuine"]["z"]) < 4
-    for tenant in ("other-prompts", "edited", "shifted-ids"):
+    for tenant in ("other-prompts", "edited"):
         assert tenants[tenant]["sampled_mean_logprob"] < tenants[tenant]["expected_range"][0] - 0.3
         assert tenants[tenant]["below_1e4"] > 0.02
 
@@ -183,8 +170,7 @@ def test_what_the_target_did_not_write_is_set_aside_and_counted(judged, sequence
     kept, report = judged
     tenants = report["slices"]["tenant"]
     assert tenants["genuine"]["quarantined"] == 0
-    for tenant in ("other-prompts", "shifted-ids"):
-        assert tenants[tenant]["quarantined"] == GROUP
+    assert tenants["other-prompts"]["quarantined"] == GROUP
     aside = json.loads((sequences / "features" / "quarantine.json").read_text())["sequences"]
     assert (
         len(aside)
