@@ -10,6 +10,10 @@ or `Reject`. The ingest checks both, so that no row is lost silently.
 from dataclasses import dataclass, field
 from typing import Any
 
+CONVERSATION, USER, FIRST_QUESTION = SESSION_KINDS = ("conversation", "user", "first_question")
+"""What a session's name identifies: a logged conversation; a user, where no conversation was
+logged; without either, the exchanges that begin with the same first question."""
+
 
 @dataclass(frozen=True)
 class Place:

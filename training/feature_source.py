@@ -5,7 +5,7 @@
     states = reading.read(sequence_id)                  # the next of its sequences
     off = reading.off_policy(sequence_ids)
 
-A stored source has every sequence at any time. A streamed one (data/features/streamed.py) captures
+A stored source has every sequence at any time. A streamed one (data/streamed.py) captures
 while training runs, in the order in which a process reads. It is the object that `feature_store` in
 the specification opens, if that has a method `reading`.
 """

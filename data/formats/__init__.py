@@ -31,7 +31,7 @@ from outrider.data.formats import (
     vllm_log,
 )
 from outrider.data.formats.rows import Sample, sample_of
-from outrider.data.ingest.sources import LogFile
+from outrider.data.formats.sources import LogFile
 
 
 class Format(Protocol):

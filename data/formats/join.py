@@ -19,8 +19,8 @@ from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 from outrider.data.exchange import Place, Record, Reject
-from outrider.data.ingest.framing import Row, rows
-from outrider.data.ingest.sources import LONGEST_LINE, LogFile
+from outrider.data.formats.framing import Row, rows
+from outrider.data.formats.sources import LONGEST_LINE, LogFile
 
 SETTINGS = (
     # The file is useless after a crash, so it need not survive one.

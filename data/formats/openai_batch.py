@@ -14,11 +14,11 @@ from pathlib import Path
 
 from outrider.data.exchange import Exchange, Record, Reject
 from outrider.data.formats.fields import take, take_text
+from outrider.data.formats.framing import Row
 from outrider.data.formats.join import joined_records, row_bytes
 from outrider.data.formats.openai import body, exchanges
 from outrider.data.formats.rows import Sample, parse_row
-from outrider.data.ingest.framing import Row
-from outrider.data.ingest.sources import LogFile
+from outrider.data.formats.sources import LogFile
 
 NAME = "openai_batch"
 

@@ -19,12 +19,12 @@ from typing import Any
 
 from outrider.data.exchange import Exchange, Record, Reject
 from outrider.data.formats.fields import first, take_text
+from outrider.data.formats.framing import Row
 from outrider.data.formats.join import joined_records, row_bytes
 from outrider.data.formats.openai import body, exchanges, gateway_fields
 from outrider.data.formats.openai_stream import join_chunks
 from outrider.data.formats.rows import Sample, parse_row
-from outrider.data.ingest.framing import Row
-from outrider.data.ingest.sources import LogFile
+from outrider.data.formats.sources import LogFile
 
 NAME = "openai_joined"
 

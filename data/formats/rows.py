@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from outrider.data.exchange import Place, Record, Reject
-from outrider.data.ingest.framing import Row, rows
-from outrider.data.ingest.sources import LONGEST_LINE, LogFile, Meter
+from outrider.data.formats.framing import Row, rows
+from outrider.data.formats.sources import LONGEST_LINE, LogFile, Meter
 
 DEEPEST = 100
 """Maximum nesting; a row of a chat API has about ten levels, a tool's JSON schema some tens."""

@@ -22,7 +22,7 @@ from outrider.data.formats.fields import first, take, take_ids, take_number, tak
 from outrider.data.formats.openai import finish_reason, stop_strings
 from outrider.data.formats.rows import LinesWithoutRequest, Sample, parse_row, row_record
 from outrider.data.formats.sampling import sampling_of
-from outrider.data.ingest.sources import LogFile
+from outrider.data.formats.sources import LogFile
 
 NAME = "sglang"
 

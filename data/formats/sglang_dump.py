@@ -23,7 +23,7 @@ from outrider.data.formats import unpickle
 from outrider.data.formats.fields import take, take_number, take_text
 from outrider.data.formats.rows import Sample, parse_row
 from outrider.data.formats.sglang import exchange
-from outrider.data.ingest.sources import LogFile
+from outrider.data.formats.sources import LogFile
 
 NAME = "sglang_dump"
 

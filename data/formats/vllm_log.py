@@ -28,7 +28,7 @@ from outrider.data.formats.fields import first, take, take_text, take_time
 from outrider.data.formats.openai import finish_reason
 from outrider.data.formats.rows import LinesWithoutRequest, Sample, parse_row
 from outrider.data.formats.sampling import NUMBERS, constraint_of
-from outrider.data.ingest.sources import LONGEST_LINE, LogFile, Meter
+from outrider.data.formats.sources import LONGEST_LINE, LogFile, Meter
 
 NAME = "vllm_log"
 

@@ -24,7 +24,16 @@ import pyarrow as pa
 from outrider.common.files import publish, write_json
 from outrider.common.fingerprint import value_digest
 from outrider.data.config import PrivacyConfig
-from outrider.data.exchange import BEYOND_FIRST, HALVES, Exchange, Record, Reject
+from outrider.data.exchange import (
+    BEYOND_FIRST,
+    CONVERSATION,
+    FIRST_QUESTION,
+    HALVES,
+    USER,
+    Exchange,
+    Record,
+    Reject,
+)
 from outrider.data.formats import parse_record
 from outrider.data.privacy.guard import PrivacyGuard, PrivacyTally
 from outrider.data.tokenize.tokens import SequenceBuilder, TokenSequence
@@ -33,9 +42,6 @@ CHUNK_BYTES = 4 * 2**20
 CHUNK_RECORDS = 1000
 """A chunk ends at the first of the two limits: some seconds of work, and little to lose or hold."""
 
-CONVERSATION, USER, FIRST_QUESTION = SESSION_KINDS = ("conversation", "user", "first_question")
-"""What a session's name identifies: a logged conversation; a user, where no conversation was
-logged; without either, the exchanges that begin with the same first question."""
 
 SCHEMA = pa.schema(
     {

@@ -36,9 +36,9 @@ from outrider.common.fingerprint import path_digest, resume_or_clear
 from outrider.data.config import PrivacyConfig, TrafficConfig
 from outrider.data.exchange import ASIDE, Record, Reject
 from outrider.data.formats import JOINING, files_by_format, read_records
+from outrider.data.formats.sources import COMPRESSIONS, LogFile, log_files
 from outrider.data.ingest.chunks import SCHEMA, Tally, Work, chunks_of, model_label, part_path
 from outrider.data.ingest.make_parts import make_parts
-from outrider.data.ingest.sources import COMPRESSIONS, LogFile, log_files
 from outrider.data.ingest.traffic_profile import profile
 from outrider.data.privacy.guard import (
     KEY_FILE,

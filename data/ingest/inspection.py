@@ -18,8 +18,7 @@ from outrider.common.errors import OutriderError
 from outrider.common.files import read_json
 from outrider.common.sample_size import ENOUGH_SESSIONS, LEAST_SESSIONS
 from outrider.data.config import PrivacyConfig, SplitConfig, TrafficConfig
-from outrider.data.exchange import BEYOND_FIRST, HALVES, SAMPLED_OTHERWISE
-from outrider.data.ingest.chunks import CONVERSATION
+from outrider.data.exchange import BEYOND_FIRST, CONVERSATION, HALVES, SAMPLED_OTHERWISE
 from outrider.data.ingest.ingest import check, put_together, read_log
 from outrider.data.sequences import load_sequences
 from outrider.data.split.split import BEGAN_EARLIER, PARTS, SEEN, describe, divide

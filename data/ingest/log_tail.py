@@ -31,8 +31,8 @@ from typing import IO
 
 from outrider.common.files import publish
 from outrider.common.fingerprint import value_digest
-from outrider.data.ingest.framing import TABLES, is_lines, rows
-from outrider.data.ingest.sources import CHUNK, COMPRESSIONS, LogFile, log_files
+from outrider.data.formats.framing import TABLES, is_lines, rows
+from outrider.data.formats.sources import CHUNK, COMPRESSIONS, LogFile, log_files
 
 SETTLED_S = 60.0
 """Seconds without a change after which a file that is read whole is complete."""

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 
 from datasets import Dataset
 
-from outrider.data.ingest.chunks import CONVERSATION
+from outrider.data.exchange import CONVERSATION
 
 KIND = "session_kind"
 

@@ -17,9 +17,9 @@ from rich.text import Text
 from outrider.common.files import read_json
 from outrider.data.ingest.ingest import TOKENIZER_FILES
 from outrider.data.ingest.inspection import inspect, inspect_ingested
+from outrider.data.ingest.mask_view import marked
 from outrider.data.ingest.traffic_facts import printable
 from outrider.data.sequences import load_sequences
-from outrider.data.tokenize.mask_view import marked
 from outrider.pipeline.kinds import with_kinds
 from outrider.pipeline.plan.hours import rates_of
 from outrider.pipeline.plan.training_cost import features_cost

@@ -35,7 +35,7 @@ class NotShipped(OutriderError):
 
 def copy_bundle(run: RunDirectory, recipe: Recipe, to: str) -> str:
     """Writes the exported bundle to a directory or an address as well, and returns where."""
-    from outrider.data.ingest.sources import answering
+    from outrider.data.formats.sources import answering
 
     with answering(f"export to {to}"):
         _write(run, recipe, read_json(run.bundle / "bundle.json")["evidence"], to)

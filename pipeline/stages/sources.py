@@ -125,7 +125,7 @@ def _listed(paths: str | list[str] | None) -> list[str]:
 def _remote_digest(url: str) -> str:
     import fsspec
 
-    from outrider.data.ingest.sources import answering
+    from outrider.data.formats.sources import answering
 
     with answering(f"traffic.path = {url!r}"):
         filesystem, path = fsspec.url_to_fs(url)

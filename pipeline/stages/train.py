@@ -21,7 +21,7 @@ from outrider.pipeline.stages.sources import (
 )
 
 if TYPE_CHECKING:
-    from outrider.data.features.streamed import Streamed
+    from outrider.data.streamed import Streamed
 
 FEATURE_STORE = "outrider.data.features.feature_store:FeatureStore"
 
@@ -33,7 +33,7 @@ def _work(run: RunDirectory, recipe: Recipe, options: Options) -> dict[str, Any]
     check_warm_start(run, recipe, parts["validation"])
     if not recipe.training.streams:
         return train_on(run, recipe, parts)
-    from outrider.data.features.streamed import SOURCE, streaming
+    from outrider.data.streamed import SOURCE, streaming
 
     streamed = _streamed(run, recipe, parts["train"])
     directory = run.training / "stream"
@@ -80,8 +80,8 @@ def train_on(
 def _streamed(run: RunDirectory, recipe: Recipe, train: list[str]) -> "Streamed":
     """What is captured while training runs: the sequences of `train` that fit the engine."""
     from outrider.data.features.lengths import fit
-    from outrider.data.features.streamed import Streamed
     from outrider.data.sequences import load_sequences
+    from outrider.data.streamed import Streamed
     from outrider.speculators.planned import stored_features
 
     config = read_json(recipe.target.training_directory() / "config.json")

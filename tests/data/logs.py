@@ -9,7 +9,7 @@ from pathlib import Path
 
 from outrider.data.exchange import Exchange, Reject
 from outrider.data.formats import files_by_format, parse_record, read_records
-from outrider.data.ingest.sources import LogFile
+from outrider.data.formats.sources import LogFile
 from tools.nano_r1 import resumes
 
 WORDS = (

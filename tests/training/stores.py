@@ -15,7 +15,7 @@ from outrider.data.config import CaptureConfig
 from outrider.data.features.capture_plan import Piece
 from outrider.data.features.feature_store import Features, FeatureStore
 from outrider.data.features.replica import CapturedRow
-from outrider.data.features.streamed import STREAM, StreamedFeatures
+from outrider.data.streamed import STREAM, StreamedFeatures
 from outrider.serving.token_scores import COLUMNS
 from outrider.speculators.features import FINAL_NORM
 

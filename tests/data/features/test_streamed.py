@@ -16,7 +16,7 @@ from outrider.common.files import read_json
 from outrider.data.config import CaptureConfig
 from outrider.data.features.feature_store import FeatureStore
 from outrider.data.features.replica import StoredRow
-from outrider.data.features.streamed import SOURCE, STREAM, Streamed, streaming
+from outrider.data.streamed import SOURCE, STREAM, Streamed, streaming
 from outrider.serving.config import EngineConfig, TargetConfig
 from tests.cluster_nodes import local_nodes
 from tests.training.corpus import make_corpus

@@ -8,7 +8,7 @@ from datasets import Dataset, DatasetDict
 from outrider.common.errors import OutriderError
 from outrider.data.exchange import ASIDE, Place, Record
 from outrider.data.formats import format_of, parse_record
-from outrider.data.ingest.sources import log_files
+from outrider.data.formats.sources import log_files
 from tests.data.formats.test_golden import GOLDEN
 from tests.data.logs import read_exchanges
 
@@ -56,7 +56,7 @@ def test_the_hub_is_a_filesystem_as_any_other(tmp_path, monkeypatch):
     Dataset.from_list(ROWS).to_parquet(folder / "train-00000-of-00001.parquet")
     hub = DirFileSystem(str(tmp_path))
     monkeypatch.setattr(
-        "outrider.data.ingest.sources.url_to_fs", lambda url: (hub, url.removeprefix("hf://"))
+        "outrider.data.formats.sources.url_to_fs", lambda url: (hub, url.removeprefix("hf://"))
     )
     with pytest.raises(
         OutriderError,

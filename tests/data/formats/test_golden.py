@@ -16,7 +16,7 @@ import pytest
 
 from outrider.data.exchange import Exchange, Record, Reject
 from outrider.data.formats import FORMATS, files_by_format, parse_record, read_records
-from outrider.data.ingest.sources import log_files
+from outrider.data.formats.sources import log_files
 from outrider.data.tokenize.tokens import SequenceBuilder
 
 GOLDEN = Path(__file__).parents[1] / "golden"

@@ -4,7 +4,7 @@ import json
 
 from outrider.data.exchange import Exchange, Place, Record, Reject
 from outrider.data.formats import openai_pairs, parse_record
-from outrider.data.ingest.sources import log_files
+from outrider.data.formats.sources import log_files
 from outrider.data.tokenize.tokens import SequenceBuilder
 from tests.data.logs import read_exchanges, write_log
 

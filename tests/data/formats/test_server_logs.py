@@ -2,7 +2,7 @@
 
 from outrider.data.exchange import Exchange
 from outrider.data.formats import format_of, vllm_log
-from outrider.data.ingest.sources import log_files
+from outrider.data.formats.sources import log_files
 from outrider.data.tokenize.tokens import SequenceBuilder
 from tests.data.formats.test_golden import GOLDEN
 from tests.data.logs import read_exchanges

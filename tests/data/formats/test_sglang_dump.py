@@ -11,7 +11,7 @@ import pytest
 
 from outrider.data.exchange import Reject
 from outrider.data.formats import unpickle
-from outrider.data.ingest.sources import log_files
+from outrider.data.formats.sources import log_files
 from tests.data.logs import read_exchanges
 
 

@@ -6,9 +6,9 @@ from transformers import AutoTokenizer
 
 from outrider.common.errors import OutriderError
 from outrider.data.config import PrivacyConfig, SplitConfig, TrafficConfig
+from outrider.data.formats.sources import log_files
 from outrider.data.ingest.ingest import ingest
 from outrider.data.ingest.inspection import advise
-from outrider.data.ingest.sources import log_files
 from outrider.data.sequences import load_sequences
 from outrider.data.tokenize.tokens import SequenceBuilder
 from tests.data.logs import pair, screenings, write_log

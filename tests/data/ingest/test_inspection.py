@@ -9,9 +9,9 @@ from outrider.common.errors import OutriderError
 from outrider.data.config import SplitConfig, TrafficConfig
 from outrider.data.ingest.ingest import ingest
 from outrider.data.ingest.inspection import inspect, inspect_ingested
+from outrider.data.ingest.mask_view import marked
 from outrider.data.ingest.traffic_facts import printable
 from outrider.data.sequences import load_sequences
-from outrider.data.tokenize.mask_view import marked
 from outrider.data.tokenize.tokens import SequenceBuilder
 from tests.data.logs import pair, screenings, write_log
 
@@ -141,7 +141,7 @@ def parts_of(text):
 
 
 def test_a_marked_sequence_shows_what_is_trained_on(sequence, monkeypatch):
-    monkeypatch.setattr("outrider.data.tokenize.mask_view.SHOWN", 10_000)
+    monkeypatch.setattr("outrider.data.ingest.mask_view.SHOWN", 10_000)
     tokenizer, ids, start = sequence
     text = marked(tokenizer, ids, start)
     decoded = [

@@ -11,7 +11,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from huggingface_hub import HfFileSystem, constants
 
 from outrider.common.errors import OutriderError
-from outrider.data.ingest.sources import LogFile, log_files
+from outrider.data.formats.sources import LogFile, log_files
 from outrider.pipeline.stages.sources import log_digest
 
 FIX = "check the address, the network and the credentials .*copy the files here"
@@ -83,7 +83,7 @@ class Bucket(MemoryFileSystem):
 
 def test_a_client_s_own_errors_are_known_by_its_module(monkeypatch):
     monkeypatch.setattr(
-        "outrider.data.ingest.sources.url_to_fs", lambda url: (Bucket(), url.removeprefix("s3://"))
+        "outrider.data.formats.sources.url_to_fs", lambda url: (Bucket(), url.removeprefix("s3://"))
     )
     file = LogFile("s3://bucket/log.jsonl", Bucket(), "bucket/log.jsonl")
     asked = [lambda: log_files("s3://bucket/log.jsonl"), file.size, file.identity, file.head]

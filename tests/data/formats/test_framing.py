@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.common.errors import OutriderError
+from outrider.data.formats import framing, sources
+from outrider.data.formats.framing import rows
 from outrider.data.formats.rows import parse_row
-from outrider.data.ingest import framing, sources
-from outrider.data.ingest.framing import rows
-from outrider.data.ingest.sources import LogFile, log_files
+from outrider.data.formats.sources import LogFile, log_files
 from tests.fuzzing import examples
 
 if sys.version_info >= (3, 14):

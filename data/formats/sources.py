@@ -3,7 +3,7 @@
 A `LogFile` is read in constant memory. It counts what was read: bytes for the progress bar, rows
 for the check that none is lost.
 
-    from outrider.data.ingest.sources import log_files
+    from outrider.data.formats.sources import log_files
     log_files("s3://bucket/logs/2026-07-*.jsonl.gz")
 """
 

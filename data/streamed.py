@@ -44,7 +44,7 @@ from outrider.serving.engine import LoggedRow
 from outrider.serving.token_scores import COLUMNS
 from outrider.speculators.features import FINAL_NORM, FeatureSpec
 
-SOURCE = "outrider.data.features.streamed:StreamedFeatures"
+SOURCE = "outrider.data.streamed:StreamedFeatures"
 """`feature_store` of a training specification that reads the stream."""
 STREAM = "stream.json"
 """Where the replicas and the sequences are."""

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from typing import IO, Any
 
 from outrider.common.errors import OutriderError
-from outrider.data.ingest.sources import CHUNK, LONGEST_LINE, LogFile
+from outrider.data.formats.sources import CHUNK, LONGEST_LINE, LogFile
 
 LINES_LOOKED_AT = 20
 """First lines that are examined to distinguish JSON lines from multi-line values."""
