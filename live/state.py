@@ -185,7 +185,7 @@ class State:
     recovered: int = 0
     swaps: Counter[tuple[str, str]] = field(default_factory=Counter)
     """By replica and outcome: applied, refused, reverted."""
-    swap_s: Counter[str] = field(default_factory=Counter)  # type: ignore[type-var]
+    swap_s: Counter[str] = field(default_factory=Counter)
     """Seconds of all swaps by part: read, apply, stall."""
     served: dict[str, str] = field(default_factory=dict)
     """The release that each replica got last."""
