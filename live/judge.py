@@ -32,6 +32,9 @@ ALPHA = 0.05
 LEAST_TOKENS = 8
 """Completions with fewer tokens have no speed: their time is mostly that of one step."""
 
+LEAST_SESSIONS = 5
+"""Sessions of each role from which speeds are compared: the bounds rest on their spread."""
+
 LEAST_FAILURES = 3
 """Failed requests with which a canary is rolled back, if they are more than its limit."""
 
@@ -80,7 +83,11 @@ def decide(
     if fair_since is None:
         return Decision("wait", "not yet at the fair share", figures)
     stable, canary = _compared(stable, fair_since), _compared(canary, fair_since)
-    speed = ratio_of_groups(*_sessions(canary), *_sessions(stable), alpha=ALPHA)
+    of_canary, of_stable = _sessions(canary), _sessions(stable)
+    if min(len(of_canary[0]), len(of_stable[0])) < LEAST_SESSIONS:
+        reason = f"speed: fewer than {LEAST_SESSIONS} sessions of canary or stable yet"
+        return Decision("wait", reason, figures)
+    speed = ratio_of_groups(*of_canary, *of_stable, alpha=ALPHA)
     limits = _limits(stable, canary, policy)
     bounds = (speed.value, speed.low, speed.high)
     figures["speed"] = [value if math.isfinite(value) else None for value in bounds]
