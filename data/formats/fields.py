@@ -9,6 +9,7 @@ mapping({"metadata": [("tenant", "acme")]}, "metadata", "row")      # {"tenant":
 """
 
 import math
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -80,9 +81,9 @@ def take_text(holder: dict[str, Any], key: str, where: str) -> str | None:
 
 
 def take_names(
-    holder: dict[str, Any], keys: dict[str, tuple[str, ...]], where: str
-) -> dict[str, str | None]:
-    """For each name, the first text under its keys that is not empty."""
+    holder: dict[str, Any], keys: Mapping[str, tuple[str, ...]], where: str
+) -> dict[str, Any]:
+    """For each name, the first text under its keys that is not empty, or None."""
     return {
         name: next(filter(None, (take_text(holder, key, where) for key in its_keys)), None)
         for name, its_keys in keys.items()

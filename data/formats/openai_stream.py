@@ -57,7 +57,7 @@ def join_chunks(chunks: Iterable[Any]) -> dict[str, Any]:
             if not isinstance(delta, dict):
                 raise Reject("wrong_type", "a choice of a chunk is not an object")
             index = take(delta, "index", int, "choice") or 0
-            empty = {"texts": {}, "tool_calls": {}, "token_ids": [], "rest": {}}
+            empty: dict[str, Any] = {"texts": {}, "tool_calls": {}, "token_ids": [], "rest": {}}
             _add(choices.setdefault(index, empty), delta)
     if not choices:
         raise Reject("stream_cut", "no chunk has a choice")

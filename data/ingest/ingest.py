@@ -217,7 +217,7 @@ def _assemble(parts: list[Path], sequences_dir: Path) -> None:
                                 digest.update(buffer)
                         table.write_batch(pa.RecordBatch.from_arrays(batch.columns, schema=schema))
         DatasetInfo(features=features).write_to_directory(str(folder))
-        state = {
+        state: dict[str, Any] = {
             "_data_files": [{"filename": TABLE}],
             "_fingerprint": digest.hexdigest()[:16],
             "_format_columns": None,
