@@ -136,7 +136,7 @@ def _arguments(source: str, words: Sequence[str]) -> tuple[dict[str, Any], list[
     unknown: list[str] = []
 
     class Parser(FlexibleArgumentParser):
-        def parse_known_args(self, *args: Any) -> Any:
+        def parse_known_args(self, *args: Any) -> Any:  # type: ignore[override]  # overloads
             namespace, extras = super().parse_known_args(*args)
             unknown.extend(_flags(extras))
             return namespace, []
@@ -162,7 +162,7 @@ def _flags(words: Sequence[str]) -> list[str]:
     return [name[0] for name in found if name]
 
 
-def _json_or(convert: Callable[[str], Any]) -> Callable[[str], Any]:
+def _json_or(convert: Any) -> Callable[[str], Any]:
     return lambda text: json.loads(text) if text.startswith("{") else convert(text)
 
 
