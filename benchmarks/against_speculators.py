@@ -73,10 +73,11 @@ def ours(args: argparse.Namespace) -> None:
     from outrider.serving.config import TargetConfig
     from outrider.speculators.checkpoints.target_ends import load_target_ends
     from outrider.speculators.kinds.eagle3.checkpoint import (
-        load_eagle3,
+        load_head,
         trained_tensors,
-        write_eagle3,
+        write_head,
     )
+    from outrider.speculators.kinds.eagle3.kind import Eagle3
     from outrider.speculators.kinds.protocol import Origin
     from outrider.training.batches import assemble
     from outrider.training.config import TrainingConfig
@@ -87,7 +88,10 @@ def ours(args: argparse.Namespace) -> None:
     target_dir = TargetConfig().directory()
     samples, rows = planned(args)
     store = FeatureStore.open(args.run / "states")
-    head, ends = load_eagle3(args.out / "start", target_dir), load_target_ends(target_dir)
+    head, ends = (
+        load_head(Eagle3(), args.out / "start", target_dir, torch.float32),
+        load_target_ends(target_dir),
+    )
     model = ChainUnroll(head, ends, args.depth)
     optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.95), weight_decay=0.0)
     plain = {sample.sequence_id: Sampling(temperature=1.0, top_p=1.0) for sample in samples}
@@ -99,7 +103,7 @@ def ours(args: argparse.Namespace) -> None:
         if "write" in command:
             origin = Origin(target_dir, args.out / "start")
             tensors = trained_tensors(head, head.state_dict())
-            write_eagle3(tensors, origin, Path(command["write"]))
+            write_head(Eagle3(), tensors, origin, Path(command["write"]))
             return 0.0
         step, row = command["step"], rows[command["step"]]
         batch = assemble(store, samples, row, args.row_tokens, features)
@@ -245,8 +249,12 @@ def prepare(args: argparse.Namespace) -> int:
     from outrider.speculators.checkpoints.target_ends import load_target_ends
     from outrider.speculators.draft_vocabulary import token_counts
     from outrider.speculators.head_config import HeadConfig
-    from outrider.speculators.kinds.eagle3.checkpoint import trained_tensors, write_eagle3
-    from outrider.speculators.kinds.eagle3.start import start_eagle3
+    from outrider.speculators.kinds.eagle3.checkpoint import (
+        start_head,
+        trained_tensors,
+        write_head,
+    )
+    from outrider.speculators.kinds.eagle3.kind import Eagle3
     from outrider.speculators.kinds.protocol import Origin
 
     target_dir = TargetConfig().directory()
@@ -261,8 +269,8 @@ def prepare(args: argparse.Namespace) -> int:
         HeadConfig(draft_vocabulary=args.draft_vocabulary),
         lambda: token_counts(responses, vocab),
     )
-    head = start_eagle3(origin, torch.float32, "cpu", seed=0)
-    write_eagle3(trained_tensors(head, head.state_dict()), origin, args.out / "start")
+    head = start_head(Eagle3(), origin, torch.float32, "cpu", seed=0)
+    write_head(Eagle3(), trained_tensors(head, head.state_dict()), origin, args.out / "start")
     embedding, lm_head = ends.embedding_VH.float(), ends.lm_head_VH.float()
     save_file({"embedding": embedding, "lm_head": lm_head}, args.out / "ends.safetensors")
     (args.out / "rows").mkdir(exist_ok=True)

@@ -118,8 +118,9 @@ class SpeculatorConfig(BaseModel):
     R1's 11.6 B parameters). `lora`: the same, with low-rank adapters on the routed experts, which
     are merged into them at export."""
 
-    lora_rank: int = Field(default=16, ge=1)
-    """Rank of the adapters of each expert's projections; with `train: lora` only."""
+    lora_rank: int = Field(default=16, ge=8, multiple_of=8)
+    """Rank of the adapters of each expert's projections, a multiple of 8 for the grouped products;
+    with `train: lora` only."""
 
     lora_alpha: ClassVar[float] = 32.0
     """The adapters' product is scaled by `lora_alpha / lora_rank`; with `train: lora` only."""

@@ -1,103 +1,92 @@
-"""Size of a drafter: its parameters, and what a token of its unroll costs.
+"""Size of a drafter: its parameters, and what autograd keeps of its unroll.
 
-    size = kind.size(config, target_config)
+    size = drafter_size(kind, config, target_config, "config.json")
     size.total, size.trained("non_routed"), size.parts      # R1: 11.6 B, 336 M, {...}
+    size.kept(row, depth=3, torch.bfloat16).linear          # bytes until backward
 
-Parameters are those of the module, built on the meta device: no weights, no memory. Activations are
-rules over the widths of a layer, one line per part of the unroll; tests compare them with what
-autograd keeps. A rule counts values: a tensor that is kept counts its width, and the input of an
-RMSNorm three times (float32, and bf16 before the weight). What is below 1 % of a layer at R1's
-widths does not count: rotary tables, log-sum-exps, weights of a chain's own keys.
-
-FLOPs are those of the matrix products, two for each multiply-add: forward once, and backward twice
-where weights are trained. A frozen head counts once forward for the target, and forward and
-backward for each draft. Recomputation and padding do not count (PaLM, arXiv:2204.02311, appendix
-B).
+Both are read off the module on the meta device, where tensors have shapes and no memory: parameters
+by name, and the storages that autograd saves while the unroll runs.
 """
 
 import dataclasses
+import functools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from outrider.speculators.kinds.protocol import TrainableKind, TrainedParameters
 
 if TYPE_CHECKING:
-    from torch import nn
+    import torch
 
-Device = Literal["cpu", "cuda"]
-"""Where memory is planned for: a CPU attends densely, a GPU by flex attention."""
-
-TrainedParameters = Literal["all", "non_routed", "lora"]
-"""Trained weights: all, all but the routed experts, or these with low-rank adapters."""
+    from outrider.speculators.kinds.drafter import Drafter
 
 EXPERTS = ".experts."
 
-PROJECTIONS = ("eh_proj", "q_proj", "k_proj", "v_proj", "q_a_proj", "q_b_proj", "kv_a_", "kv_b_")
-"""Parts of the names of the matrices before attention, Llama's and DeepSeek's."""
+PARTS = (
+    (EXPERTS, "routed_experts"),
+    ("norm", "norms"),
+    ("self_attn", "attention"),
+    ("mlp.gate.", "router"),
+    ("mlp", "mlp"),
+)
+"""(part of a parameter's name, part of the layer); first match, else the name's first word."""
 
 
 @dataclasses.dataclass(frozen=True)
 class RowShape:
-    """The shape of one training row that decides its memory."""
+    """The sequences of a training row, each as (tokens, anchors)."""
 
-    tokens: int
-    """Slots that hold a token."""
-    anchors: int
-    """Slots from which a chain starts."""
-    pairs: int
-    """(anchor, token) pairs within a sequence, summed: the size of attention over the prefix."""
-    largest_pairs: int
-    """The pairs of the largest sequence."""
+    sequences: tuple[tuple[int, int], ...]
 
     @classmethod
     def of_sequences(cls, sequences: Iterable[tuple[int, int]]) -> "RowShape":
         """The row of sequences given as (tokens, anchors)."""
-        listed = list(sequences)
-        pairs = [tokens * anchors for tokens, anchors in listed] or [0]
-        return cls(sum(t for t, _ in listed), sum(a for _, a in listed), sum(pairs), max(pairs))
+        return cls(tuple(sequences))
 
     @classmethod
     def full(cls, tokens: int) -> "RowShape":
         """The largest row of `tokens` slots: one sequence that is all response."""
-        return cls.of_sequences([(tokens, tokens)])
+        return cls(((tokens, tokens - 2),))
+
+    @property
+    def tokens(self) -> int:
+        """Slots that hold a token."""
+        return sum(tokens for tokens, _ in self.sequences)
+
+    @property
+    def anchors(self) -> int:
+        """Slots from which a chain starts."""
+        return sum(anchors for _, anchors in self.sequences)
 
 
-@dataclasses.dataclass(frozen=True)
+class Kept(NamedTuple):
+    """Bytes that autograd keeps of an unroll until backward, without weights."""
+
+    linear: int
+    """What grows with the tokens. A GPU's flex attention keeps no more."""
+    scores: int
+    """Scores, probabilities and masks of a CPU's dense attention."""
+    largest_scores: int
+    """The largest of them, of one sequence."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
 class DrafterSize:
-    """Parameters by name, and values that the unroll of a row keeps for backward."""
+    """A drafter's module on the meta device, and the target's widths."""
 
-    shapes: Mapping[str, tuple[int, ...]]
-    """Shape of every parameter by the module's name for it."""
+    drafter: "Drafter"
     vocab: int
     """Tokens of the target's vocabulary."""
     hidden: int
-    """Width of the states that the draft head reads."""
-    state_values: int
-    """Stored values of one token in a training row: the teacher's state and the inputs."""
-    heads: int
-    key_values: int
-    """Values of all heads' keys of a token; a query has as many."""
-    value_values: int
-    """Values of all heads' values of a token."""
-    first: int
-    """Values that depth 0 keeps of each token of a row."""
-    deeper: int
-    """Values that each later depth keeps of an anchor until attention."""
-    mlp: int
-    """Values that the MLP or the experts keep of an anchor at each depth."""
-    copied_weights: int = 0
-    """Values of weights that every depth copies."""
-    routed_to: int = 0
-    """Experts that a token is sorted to; 0 where every token goes through all of them."""
-    used_experts: float = 0.0
-    """Share of the routed experts whose products a token needs."""
-    once: tuple[str, ...] = ()
-    """Starts of the names of parameters that only depth 0 uses."""
-    recomputes: bool = False
-    """Whether training can compute each depth again in backward."""
-    into: tuple[str, ...] = PROJECTIONS
-    """Parts of the names of the matrices before attention."""
-    chained: bool = True
-    """Whether each later depth multiplies with them for every anchor."""
+    """Width of the target's states."""
+    read: int
+    """Values of a token that the drafter reads."""
+
+    @property
+    def shapes(self) -> Mapping[str, "torch.Size"]:
+        """Shape of every parameter by the module's name for it."""
+        return {name: value.shape for name, value in self.drafter.named_parameters()}
 
     @property
     def total(self) -> int:
@@ -119,17 +108,14 @@ class DrafterSize:
         return 2 * self.vocab * self.hidden
 
     @property
-    def own_head(self) -> int:
-        """Values of a trained head; 0 where it drafts with the target's."""
-        return self.count("lm_head")
+    def state_values(self) -> int:
+        """Stored values of one token in a training row: the teacher's state and the inputs."""
+        return self.read if self.read == self.hidden else self.hidden + self.read
 
-    def count(self, *words: str) -> int:
-        """Parameters whose name contains one of the words."""
-        return sum(
-            math.prod(shape)
-            for name, shape in self.shapes.items()
-            if any(word in name for word in words)
-        )
+    @property
+    def largest(self) -> int:
+        """Values of the largest tensor."""
+        return max(map(math.prod, self.shapes.values()))
 
     def trained(self, what: TrainedParameters = "all", lora_rank: int = 0) -> int:
         """Parameters that the optimizer holds; an expert's adapters have rank x (in + out)."""
@@ -139,63 +125,84 @@ class DrafterSize:
 
     def frozen(self, what: TrainedParameters = "all") -> int:
         """Parameters of the drafter that the optimizer does not hold."""
-        return 0 if what == "all" else self.count(EXPERTS)
+        return 0 if what == "all" else self.parts.get("routed_experts", 0)
 
-    def largest(self, what: TrainedParameters = "all") -> int:
-        """Values of the largest trained tensor whose gradients of several depths add up."""
-        return max(
-            math.prod(shape)
-            for name, shape in self.shapes.items()
-            if not name.startswith(("lm_head", *self.once))
-            and (what == "all" or EXPERTS not in name)
-        )
+    def step_flops(self, depth: int, anchors: int) -> float:
+        """FLOPs of a training step from so many anchors: 6 for each weight that a draft uses.
 
-    @property
-    def used_once(self) -> int:
-        """Trained values that only depth 0 uses: their gradients come last in backward."""
-        return sum(math.prod(s) for name, s in self.shapes.items() if name.startswith(self.once))
-
-    @property
-    def finish(self) -> int:
-        """Values that each depth keeps of an anchor: attention's output, two norms, the MLP."""
-        return self.key_values + self.value_values + 7 * self.hidden + self.mlp
-
-    def step_flops(self, depth: int, lengths: Sequence[int], anchors: Sequence[int]) -> float:
-        """FLOPs of a training step over sequences of these lengths and numbers of anchors.
-
-        Depth 0 projects every token, for its keys; everything else runs for anchors alone.
+        PaLM's rule (arXiv:2204.02311, appendix B), with the target's head once forward. Attention's
+        scores, the prompts' keys and recomputation do not count.
         """
-        tokens, chains = sum(lengths), sum(anchors)
-        # An anchor attends to length - count / 2 keys on average: scores and values.
-        pairs = sum(n * (length - n / 2) for length, n in zip(lengths, anchors, strict=True))
-        states = self.count("fc.weight")
-        into = self.count(*self.into)
-        routed = self.count(EXPERTS)
-        after = self.count("o_proj", ".mlp.") - routed + int(routed * self.used_experts)
-        layer = (
-            tokens * (states + into)
-            + (depth - 1) * chains * into * self.chained
-            + depth * chains * after
-            + depth * pairs * (self.key_values + self.value_values)
-        )
         head = self.vocab * self.hidden
-        heads = chains * (head + depth * (3 * self.own_head or 2 * head))
-        return 2.0 * (3 * layer + heads)
+        own_head = self.parts.get("lm_head", 0)
+        used = self.total - own_head - self.frozen("non_routed") * (1 - self.drafter.used_experts)
+        return anchors * (6.0 * depth * used + 2.0 * head + depth * (6 * own_head or 4 * head))
+
+    @functools.cache  # noqa: B019 (a size is as old as its plan)
+    def kept(self, row: RowShape, depth: int, dtype: "torch.dtype") -> Kept:
+        """What autograd keeps of the unroll of a row, where no depth is computed again."""
+        import torch
+
+        from outrider.speculators.heads import TargetEnds
+
+        drafter = self.drafter.to(dtype)
+        lengths = torch.tensor([tokens for tokens, _ in row.sequences])
+        sequence_BT = torch.arange(len(lengths)).repeat_interleave(lengths)[None]
+        anchor_BT = torch.cat([_anchors(*each) for each in row.sequences])[None]
+        found = _Saved(drafter, row.sequences)
+        with torch.device("meta"):
+            ends = TargetEnds(*(torch.empty(self.vocab, self.hidden, dtype=dtype) for _ in "EW"))
+            token_BT = torch.empty(1, row.tokens, dtype=torch.long)
+            inputs_BTX = torch.empty(1, row.tokens, self.read, dtype=dtype)
+        with torch.autograd.graph.saved_tensors_hooks(found.save, lambda tensor: tensor):
+            drafter.unroll(ends, token_BT, inputs_BTX, sequence_BT, token_BT, anchor_BT, depth)
+        return found.kept()
 
 
-PARTS = (
-    (EXPERTS, "routed_experts"),
-    ("norm", "norms"),
-    ("self_attn", "attention"),
-    ("mlp.gate.", "router"),
-    ("mlp", "mlp"),
-)
-"""(part of a parameter's name, part of the layer); first match, else the name's first word."""
+class _Saved:
+    """The distinct storages that autograd saves, without weights."""
+
+    def __init__(self, drafter: "Drafter", sequences: Sequence[tuple[int, int]]):
+        self.ours = {parameter.untyped_storage()._cdata for parameter in drafter.parameters()}
+        self.score_shapes = {(anchors, tokens) for tokens, anchors in sequences}
+        self.linear: dict[int, Any] = {}
+        self.scores: dict[int, Any] = {}
+
+    def save(self, tensor: "torch.Tensor") -> "torch.Tensor":
+        storage = tensor.untyped_storage()
+        if storage._cdata not in self.ours:
+            quadratic = tuple(tensor.shape[-2:]) in self.score_shapes
+            (self.scores if quadratic else self.linear)[storage._cdata] = storage
+        return tensor
+
+    def kept(self) -> Kept:
+        linear, scores = (
+            [storage.nbytes() for storage in found.values()] for found in (self.linear, self.scores)
+        )
+        return Kept(sum(linear), sum(scores), max(scores, default=0))
 
 
-def meta_shapes(build: "Callable[[], nn.Module]") -> dict[str, tuple[int, ...]]:
-    """Shapes of the parameters of a module, built on the meta device."""
+def _anchors(tokens: int, anchors: int) -> "torch.Tensor":
+    """Marks the last anchors of a sequence from which two tokens follow."""
+    import torch
+
+    slot_T = torch.arange(tokens)
+    return (slot_T >= tokens - 2 - anchors) & (slot_T < tokens - 2)
+
+
+def drafter_size(
+    kind: TrainableKind,
+    config: Mapping[str, Any],
+    target_config: Mapping[str, Any],
+    source: object = "config.json",
+) -> DrafterSize:
+    """The size of a speculator of `kind` with this config.json, for this target.
+
+    An `OutriderError` names `source`, the target's config.json, and missing keys.
+    """
     import torch
 
     with torch.device("meta"):
-        return {name: tuple(value.shape) for name, value in build().named_parameters()}
+        drafter = kind.build(config, target_config, source)
+    read = kind.features(config, target_config).width
+    return DrafterSize(drafter, target_config["vocab_size"], target_config["hidden_size"], read)

@@ -119,12 +119,13 @@ def unroll_anchors(
     With `recompute` autograd keeps the inputs, queries, keys and values of every depth; backward
     computes projections, attention and MLP again. Gradients are the same.
     """
-    slots_P, anchors_N, anchor_place_N, attend_prefix = row_of(sequence_BT, anchor_BT)
+    device = inputs_BTX.device
+    slots_P, anchors_N, anchor_place_N, attend_prefix = row_of(sequence_BT, anchor_BT, device)
     if not len(anchors_N):
         empty = inputs_BTX.new_zeros(0, chain.width, dtype=ends.dtype)
         return anchors_N, [empty] * depth
     token, position = token_ids_BT.flatten(), position_BT.flatten()
-    last_of_sequence = _last_slots(sequence_BT)
+    last_of_sequence = _last_slots(sequence_BT).to(device)
 
     def next_embedding(slots: Tensor, s: int) -> Tensor:
         return ends.embed(token[torch.minimum(slots + 1 + s, last_of_sequence[slots])])
@@ -192,15 +193,15 @@ class Row(NamedTuple):
     """Attention of the anchors over the tokens up to their own; not to be called without any."""
 
 
-def row_of(sequence_BT: Tensor, anchor_BT: Tensor) -> Row:
-    """The slots with tokens, the anchors, and attention over the anchors' prefixes."""
+def row_of(sequence_BT: Tensor, anchor_BT: Tensor, device: torch.device) -> Row:
+    """The slots with tokens, the anchors, and attention over the anchors' prefixes, on `device`."""
     slots_P = (sequence_BT.flatten() >= 0).nonzero().squeeze(1)
     anchors_N = anchor_BT.flatten().nonzero().squeeze(1)
     place_P = torch.full_like(sequence_BT.flatten(), -1)
     place_P[slots_P] = torch.arange(len(slots_P), device=slots_P.device)
-    place_N, spans = place_P[anchors_N], _spans(sequence_BT, anchor_BT)
+    place_N, spans = place_P[anchors_N].to(device), _spans(sequence_BT, anchor_BT)
     attend = prefix_attention(place_N, spans, len(slots_P)) if spans else _no_anchors
-    return Row(slots_P, anchors_N, place_N, attend)
+    return Row(slots_P.to(device), anchors_N.to(device), place_N, attend)
 
 
 def _no_anchors(*_: object) -> tuple[Tensor, Tensor]:

@@ -2,5 +2,12 @@
 
 from outrider.common.files import read_json
 from outrider.pipeline.rehearsal.settings import R1_CONFIG
+from outrider.speculators.kinds import trainable_kind
+from outrider.speculators.size import DrafterSize, drafter_size
 
 R1 = read_json(R1_CONFIG)
+
+
+def mtp_size(config: dict) -> DrafterSize:
+    """The size of the MTP layer of a target with this config.json."""
+    return drafter_size(trainable_kind("mtp"), config, config)

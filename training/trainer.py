@@ -32,9 +32,9 @@ from outrider.speculators.kinds import trainable_kind
 from outrider.speculators.kinds.drafter import Drafter
 from outrider.speculators.kinds.protocol import Origin
 from outrider.speculators.planned import planned
-from outrider.speculators.size import RowShape
+from outrider.speculators.size import RowShape, drafter_size
 from outrider.training.batches import Batch, Prefetch, responses
-from outrider.training.checkpointing.checkpoints import load_checkpoint, save_checkpoint, states
+from outrider.training.checkpoints import load_checkpoint, save_checkpoint, states
 from outrider.training.distributed.accelerator import (
     COMPUTE_DTYPE,
     ChainUnroll,
@@ -44,6 +44,7 @@ from outrider.training.distributed.accelerator import (
 from outrider.training.distributed.spec import Preempted, TrainingSpec
 from outrider.training.exported import export_line, exported_profile
 from outrider.training.feature_source import FeatureSource, Reading
+from outrider.training.memory import MemoryPlan, peak_bytes
 from outrider.training.metrics import Metrics, step_line, step_values, validation_line
 from outrider.training.objective import Objective
 from outrider.training.packing import (
@@ -56,10 +57,8 @@ from outrider.training.packing import (
     turns,
 )
 from outrider.training.rollback import BadBatch, Guard, Rollbacks
-from outrider.training.sizing.memory import MemoryPlan
-from outrider.training.sizing.peak import peak_bytes
-from outrider.training.sizing.utilization import utilization
 from outrider.training.step0_parity import StepZero, complaint
+from outrider.training.utilization import utilization
 from outrider.training.validation import Validation
 from outrider.training.vocabulary import described, vocabulary_line
 
@@ -106,7 +105,7 @@ class Trainer:
         speculator = self.kind.start(
             self.origin, spec.speculator, dtype, self.device, self.config.seed
         )
-        self.size = self.kind.size(config, target_config, spec.target_dir / "config.json")
+        self.size = drafter_size(self.kind, config, target_config)
         speculator.recompute = MemoryPlan(
             self.size,
             RowShape.full(row_tokens),
@@ -378,7 +377,7 @@ class Trainer:
             seconds,
             batches.waited - waited,
         )
-        flops = self.size.step_flops(self.depth, lengths, anchors)
+        flops = self.size.step_flops(self.depth, sum(anchors))
         mfu = utilization(flops, seconds, self.device, config.compute, world)
         if mfu is not None:
             values["mfu"] = mfu

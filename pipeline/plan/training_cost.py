@@ -5,7 +5,7 @@
 Of several kinds, parameters and memory are those of each (`kinds`), and the states on disk are
 those that all of them read together.
 
-Memory (training/sizing/memory.py) is computed for one sequence that fills a row. It is compared
+Memory (training/memory.py) is computed for one sequence that fills a row. It is compared
 with the GPUs of this machine or the size that `--gpu-memory` gives. Without a GPU, it is compared
 with this machine's memory, and if that is too small, with GPUs of an assumed size.
 """
@@ -26,15 +26,15 @@ from outrider.common.files import read_json
 from outrider.data.config import bytes_per_token
 from outrider.pipeline.plan.cluster import cluster_schedule
 from outrider.pipeline.plan.hours import rates_of, stage_seconds
-from outrider.pipeline.plan.traffic import Volume, traffic_volume
+from outrider.pipeline.plan.traffic import traffic_volume
 from outrider.pipeline.plan.units import bytes_text
 from outrider.pipeline.preflight import has_weights, local_target
 from outrider.pipeline.recipe.recipe import Recipe
 from outrider.pipeline.run_dir import RunDirectory
 from outrider.speculators.kinds import trainable_kind
 from outrider.speculators.planned import planned, stored_features, warms_up
-from outrider.speculators.size import RowShape
-from outrider.training.sizing.memory import MemoryPlan
+from outrider.speculators.size import RowShape, drafter_size
+from outrider.training.memory import MemoryPlan
 
 ASSUMED_GPU = 150e9
 """Bytes of an H200 (sold as 141 GB: nvidia-smi shows 143,771 MiB, torch 139.8 GiB), assumed where
@@ -79,7 +79,7 @@ def price(
         }
     volume, rates = traffic_volume(run, recipe), rates_of(recipe, config)
     kinds = {
-        name: _of_kind(recipe.of_kinds([name]), config, source, gpu_bytes, row, volume)
+        name: _of_kind(recipe.of_kinds([name]), config, source, gpu_bytes, row)
         for name in recipe.speculator.kinds
     }
     checkpoints = {name: kind["checkpoint_bytes"] for name, kind in kinds.items()}
@@ -112,12 +112,9 @@ def _of_kind(
     source: object,
     gpu: int | None,
     row: RowShape | None,
-    volume: Volume,
 ) -> dict[str, Any]:
     """Parameters, memory and checkpoint of the training of the recipe's only kind."""
     plan = memory_plan(recipe, config, source, row)
-    if volume.counted:
-        plan = dataclasses.replace(plan, looked_up=volume.train + volume.validation)
     size = plan.size
     # A head is published in bf16, whatever its target is in.
     published = planned(recipe.speculator, config).get("quantization_config")
@@ -129,7 +126,7 @@ def _of_kind(
             "target_ends_frozen": size.ends,
             "parts": size.parts,
         },
-        "row": dataclasses.asdict(plan.row),
+        "row": {"tokens": plan.row.tokens, "anchors": plan.row.anchors},
         "checkpoint_bytes": plan.checkpoint_bytes(),
         "speculator_bytes": int(size.total * (FP8_BYTES if published else 2)),
         "memory": list(_judged(plan, recipe, gpu)),
@@ -143,7 +140,7 @@ def memory_plan(
     speculator = planned(recipe.speculator, config)
     training = recipe.training
     return MemoryPlan(
-        trainable_kind(recipe.speculator.only_kind).size(speculator, config, source),
+        drafter_size(trainable_kind(recipe.speculator.only_kind), speculator, config, source),
         row or RowShape.full(training.row_tokens),
         training.row_tokens,
         recipe.speculator.depth,
@@ -152,7 +149,6 @@ def memory_plan(
         compute=training.compute,
         trained_parameters=recipe.speculator.train,
         lora_rank=recipe.speculator.lora_rank,
-        frozen_value_bytes=FP8_BYTES if config.get("quantization_config") else 2,
         warm=warms_up(recipe.speculator, config),
     )
 

@@ -78,7 +78,7 @@ def export_bundle(
         if other_formats and isinstance(trainable, TrainableKind):
             # A format may name its target: by a path where no other reader knows the name.
             name = target.directory() if target.model in EMBEDDED_TARGETS else target.model
-            trainable.write_twins(speculator_dir, target.directory(), str(name), k, stage)
+            trainable.write_other_formats(speculator_dir, target.directory(), str(name), k, stage)
         schedule = [list(row) for row in k_per_batch_size or []]
         manifest = {
             **listing(stage),

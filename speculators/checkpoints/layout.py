@@ -8,11 +8,11 @@ and the head, so the other 600 GB of an R1 need not be on the machine that train
 """
 
 import dataclasses
-import json
-import struct
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
+
+from safetensors import safe_open
 
 from outrider.common.errors import OutriderError
 from outrider.common.files import read_json
@@ -109,10 +109,7 @@ def fp8_blocks(config: dict[str, Any], path: Path) -> tuple[int, int] | None:
 
 
 def weight_map(directory: Path) -> dict[str, str]:
-    """The file of each tensor, from the index or from the header of the only file.
-
-    A safetensors file begins with 8 bytes of length and a JSON header of that length.
-    """
+    """The file of each tensor, from the index or from the header of the only file."""
     index, single = directory / INDEX, directory / SINGLE
     if index.is_file():
         return read_json(index)["weight_map"]
@@ -121,8 +118,5 @@ def weight_map(directory: Path) -> dict[str, str]:
             f"{directory}: neither {index.name} nor {single.name} is there; name a checkpoint's"
             " directory"
         )
-    with single.open("rb") as file:
-        (length,) = struct.unpack("<Q", file.read(8))
-        return {
-            name: single.name for name in json.loads(file.read(length)) if name != "__metadata__"
-        }
+    with safe_open(single, "np") as file:
+        return dict.fromkeys(file.keys(), single.name)

@@ -14,6 +14,7 @@ of the state that the head reads, K depths.
 
 from typing import cast
 
+import torch
 from torch import Tensor, nn
 
 from outrider.speculators.heads import DraftHead, TargetEnds
@@ -25,6 +26,10 @@ class Drafter(nn.Module):
 
     recompute = False
     """Whether backward computes every depth again instead of keeping what it reads."""
+    recomputes = False
+    """Whether the kind can do so."""
+    used_experts = 1.0
+    """Share of the routed experts that a token uses."""
 
     def unroll(
         self,
@@ -52,6 +57,17 @@ class Drafter(nn.Module):
 
 class ChainDrafter(Drafter):
     """A drafter that implements `Chain`: one attention over the prefix and its own drafts."""
+
+    recomputes = True
+
+    def input_values(self) -> int:
+        """Values of one anchor from which a depth is computed again: state, x, q, key, value."""
+        chain = cast(Chain, self)
+        weight = next(self.parameters())
+        state = torch.empty(1, chain.width, dtype=weight.dtype, device=weight.device)
+        position = torch.zeros(1, dtype=torch.long, device=weight.device)
+        x = chain.inputs(state, state, position)
+        return sum(each.numel() for each in (state, x, *chain.project(x, position)))
 
     @property
     def mask_token(self) -> int | None:

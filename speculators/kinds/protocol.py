@@ -6,7 +6,9 @@ this folder names a kind. There are two levels:
     DrafterKind     can be served and counted: how it is recognized, checked against the target,
                     and configured in vLLM
     TrainableKind   can also be captured for, trained, replayed, compared with the engine, sized
-                    before training, and exchanged in a live engine
+                    before training, and swapped in a live engine
+
+Both are base classes with defaults, so that a kind states only what differs.
 
 The modules of this folder that the registry imports do not import torch, so that
 `train-speculator --help` and `--dry-run` start fast. Methods that need torch import the torch half
@@ -16,13 +18,13 @@ How a trainable kind is used:
 
     config = kind.config(target_config, head, base)     of the speculator that is trained
     spec = kind.features(config, target_config)         capture: which states are stored
-    size = kind.size(config, target_config)             --dry-run: parameters, memory, FLOPs
+    kind.build(config, target_config, source)           --dry-run: the module on the meta device
     drafter = kind.start(origin, parts, dtype, ...)     training: trainable parts as parameters
     drafter.unroll(ends, ...), drafter.head(ends)       drafter.py: loss, validation, replay, parity
     kind.write(kind.trained(drafter, state), origin, out_dir)
     kind.load(out_dir, target_dir, dtype, device)       replay, draft parity, export check
     kind.vllm_settings(out_dir, k, ...)                 serving
-    kind.swap_tensors(out_dir)                             swapping the drafter of a live engine
+    kind.swapped(out_dir)                               swapping the drafter of a live engine
 
 Teacher and draft are separate: the teacher is the target's head over the full vocabulary
 (`TargetEnds`), the draft's head (`DraftHead`) may be trained and may cover fewer tokens.
@@ -33,18 +35,21 @@ Shapes: T tokens, N anchors, K depths.
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
+from outrider.common.errors import OutriderError
 from outrider.speculators.checkpoints.layout import CheckpointLayout
 from outrider.speculators.features import FeatureSpec
 from outrider.speculators.head_config import HeadConfig
-from outrider.speculators.size import DrafterSize, TrainedParameters
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
     from outrider.speculators.kinds.drafter import Drafter
+
+TrainedParameters = Literal["all", "non_routed", "lora"]
+"""Trained weights: all, all but the routed experts, or these with low-rank adapters."""
 
 KPerBatchSize = Sequence[tuple[int, int, int]]
 """(first batch size, last batch size, drafts) of each range."""
@@ -100,32 +105,25 @@ class TrainedParts(Protocol):
         """Scale of the adapters, times their rank."""
 
 
-class DrafterKind(Protocol):
+class DrafterKind:
     """A kind that can be served, counted and checked."""
 
-    @property
-    def name(self) -> str:
-        """The value of `speculator.kind`, of reports, and vLLM's method."""
-
-    @property
-    def in_words(self) -> str:
-        """The kind in a sentence, such as `an MTP layer`."""
-
-    @property
-    def directory_in_words(self) -> str | None:
-        """How a directory of this kind looks; None for a kind without weights, which is named."""
-
-    @property
-    def abilities(self) -> Abilities:
-        """What can be measured for it."""
+    name: str
+    """The value of `speculator.kind`, of reports, and vLLM's method."""
+    in_words: str
+    """The kind in a sentence, such as `an MTP layer`."""
+    directory_in_words: str | None = None
+    """How a directory of this kind looks; None for a kind without weights, which is named."""
+    abilities = Abilities()
 
     def recognizes(self, config: Mapping[str, Any]) -> bool:
         """True for the config.json of a directory of this kind."""
+        return False
 
     def check(self, directory: Path, target: CheckpointLayout) -> None:
         """Raises an `OutriderError` with file, key, value and fix for another target's speculator.
 
-        Reads config.json, safetensors headers and, for finiteness and copies, the values; no torch.
+        Reads config.json, safetensors headers and, for finiteness and copies, the values.
         """
 
     def vllm_settings(
@@ -136,19 +134,31 @@ class DrafterKind(Protocol):
         k_per_batch_size: KPerBatchSize | None,
     ) -> dict[str, Any] | None:
         """vLLM's `speculative_config` for `k` drafts a step; None for no speculation."""
+        settings: dict[str, Any] = {
+            "method": self.name,
+            "num_speculative_tokens": k,
+            "model": str(directory),
+            "draft_sample_method": draft_sample_method,
+        }
+        if k_per_batch_size:
+            if self.abilities.fixed_k:
+                raise OutriderError(
+                    f"{self.in_words} drafts {k} tokens in every step, and a batch size with fewer"
+                    " ends vLLM 0.32 or drafts other tokens than were measured; leave the schedule"
+                    " out (export.k_per_batch_size: false)"
+                )
+            schedule = [list(row) for row in k_per_batch_size]
+            settings["num_speculative_tokens_per_batch_size"] = schedule
+        return settings
 
 
-@runtime_checkable
-class TrainableKind(DrafterKind, Protocol):
-    """A kind that Outrider captures for, trains, replays, sizes and exchanges."""
+class TrainableKind(DrafterKind):
+    """A kind that Outrider captures for, trains, replays, sizes and swaps."""
 
-    @property
-    def head_keys(self) -> frozenset[str]:
-        """Keys of `speculator.head` that a speculator from scratch reads; others are refused."""
-
-    @property
-    def trains(self) -> frozenset[TrainedParameters]:
-        """Values of `speculator.train` that the kind can do."""
+    head_keys: frozenset[str] = frozenset()
+    """Keys of `speculator.head` that a speculator from scratch reads; others are refused."""
+    trains: frozenset[TrainedParameters] = frozenset(("all",))
+    """Values of `speculator.train` that the kind can do."""
 
     def config(
         self,
@@ -161,21 +171,26 @@ class TrainableKind(DrafterKind, Protocol):
         It is that of the base where training starts from one of the kind. A draft vocabulary that
         the traffic decides has a planned size.
         """
+        raise NotImplementedError
 
     def features(self, config: Mapping[str, Any], target_config: Mapping[str, Any]) -> FeatureSpec:
         """The target's states that a speculator with this config.json reads."""
+        raise NotImplementedError
 
     def latent_cache(self, config: Mapping[str, Any]) -> bool | None:
         """Whether a speculator with this config.json keeps MLA's form of cache.
 
         None: the target's, whichever it is.
         """
+        return None
 
     def native(self, target_config: Mapping[str, Any]) -> bool:
         """True where the target itself ships a speculator of this kind."""
+        return False
 
     def native_tensors(self, target: CheckpointLayout) -> set[str]:
         """Names of the target's tensors that belong to its own speculator of this kind."""
+        return set()
 
     def check_target(self, target_dir: Path, base_dir: Path | None, config_only: bool) -> None:
         """Raises an `OutriderError` where training cannot start from this target and base.
@@ -183,16 +198,14 @@ class TrainableKind(DrafterKind, Protocol):
         With `config_only` the weights need not be there (`--dry-run`).
         """
 
-    def size(
-        self,
-        config: Mapping[str, Any],
-        target_config: Mapping[str, Any],
-        source: object = "config.json",
-    ) -> DrafterSize:
-        """Parameters, activations and FLOPs of a speculator with this config.json.
+    def build(
+        self, config: Mapping[str, Any], target_config: Mapping[str, Any], source: object
+    ) -> "Drafter":
+        """The module of a speculator with this config.json, without weights.
 
         An `OutriderError` names `source`, the target's config.json, and missing keys.
         """
+        raise NotImplementedError
 
     def load(
         self,
@@ -202,6 +215,7 @@ class TrainableKind(DrafterKind, Protocol):
         device: "torch.device | str" = "cpu",
     ) -> "Drafter":
         """The drafter of a directory, with every weight loaded and finite."""
+        raise NotImplementedError
 
     def start(
         self,
@@ -212,6 +226,7 @@ class TrainableKind(DrafterKind, Protocol):
         seed: int,
     ) -> "Drafter":
         """The drafter that training starts with; its parameters are what is trained."""
+        raise NotImplementedError
 
     def trained(
         self, drafter: "Drafter", state: Mapping[str, "Tensor"]
@@ -220,14 +235,16 @@ class TrainableKind(DrafterKind, Protocol):
 
         `state` is the drafter's whole state dict: under ZeRO-3 the module itself holds shards.
         """
+        yield from state.items()
 
     def write(self, changed: Iterable[tuple[str, "Tensor"]], origin: Origin, out_dir: Path) -> None:
         """Publishes a directory that the engine loads, atomically.
 
         Tensors that are not in `changed`, or equal in value, keep the bytes of the base.
         """
+        raise NotImplementedError
 
-    def write_twins(
+    def write_other_formats(
         self, directory: Path, target_dir: Path, target: str, drafts: int, out_dir: Path
     ) -> None:
         """Writes the directory in other formats that people load, a folder of `out_dir` for each.
@@ -236,17 +253,18 @@ class TrainableKind(DrafterKind, Protocol):
         the format; none where the kind has no other.
         """
 
-    def tensor_names(self, directory: Path) -> set[str]:
-        """Names of the drafter's own tensors in a directory."""
-
     def tensors(self, directory: Path) -> Iterator[tuple[str, "Tensor"]]:
         """(checkpoint name, tensor in float32), in the order of the names; for `write`."""
+        raise NotImplementedError
 
-    def swap_tensors(self, directory: Path) -> Iterator[tuple[str, "Tensor"]]:
+    def swapped(self, directory: Path) -> Iterator[tuple[str, "Tensor"]]:
         """(name, tensor as stored) that a live engine's drafter loads."""
+        raise NotImplementedError
 
-    def swappable(self, one: Path, other: Path) -> bool:
+    def can_swap(self, one: Path, other: Path) -> bool:
         """True where an engine that was started with one directory can load the other."""
+        return True
 
     def stays_with_target(self, name: str) -> bool:
-        """True for a parameter of the engine's drafter that is not exchanged: the target's own."""
+        """True for a parameter of the engine's drafter that is not swapped: the target's own."""
+        return False

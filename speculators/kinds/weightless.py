@@ -1,31 +1,18 @@
 """Kinds without weights: n-gram lookup in the request's own text, and no speculation.
 
-They are served and counted for comparison. There is nothing to train, replay or exchange.
+They are served and counted for comparison. There is nothing to train, replay or swap.
 """
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from outrider.speculators.checkpoints.layout import CheckpointLayout
-from outrider.speculators.kinds.protocol import Abilities, KPerBatchSize
+from outrider.speculators.kinds.protocol import DrafterKind, KPerBatchSize
 
 LOOKUP = {"prompt_lookup_min": 2, "prompt_lookup_max": 4}
 """Lengths of the n-grams looked up; 4 is the longest in vLLM's documentation of the method."""
 
 
-class _Weightless:
-    directory_in_words: str | None = None
-    abilities = Abilities()
-
-    def recognizes(self, config: Mapping[str, Any]) -> bool:
-        return False
-
-    def check(self, directory: Path, target: CheckpointLayout) -> None:
-        raise ValueError("a kind without weights has no directory to check")
-
-
-class NGramLookup(_Weightless):
+class NGramLookup(DrafterKind):
     """Drafts what followed the last n-gram when it occurred earlier in the request."""
 
     name = "ngram"
@@ -42,7 +29,7 @@ class NGramLookup(_Weightless):
         return {"method": self.name, "num_speculative_tokens": k, **LOOKUP}
 
 
-class NoSpeculation(_Weightless):
+class NoSpeculation(DrafterKind):
     """The target alone."""
 
     name = "none"

@@ -15,7 +15,7 @@ size of an expert, k experts of a token.
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -228,8 +228,7 @@ class Router(nn.Module):
     def forward(self, x_NH: Tensor) -> tuple[Tensor, Tensor]:
         """Weights [N, k] in float32 and expert indices [N, k], from the best groups of experts."""
         a = self.arch
-        with torch.autocast(x_NH.device.type, enabled=False):
-            score_NX = F.linear(x_NH.float(), self.weight.float()).sigmoid()
+        score_NX = F.linear(x_NH.float(), self.weight.float()).sigmoid()
         choice_NX = score_NX.detach() + self.e_score_correction_bias
         if a.expert_groups > 1:
             by_group = choice_NX.unflatten(1, (a.expert_groups, -1))
@@ -250,102 +249,89 @@ class Router(nn.Module):
 class Experts(nn.Module):
     """The routed experts' weights, stacked: gate and up [X, 2F, H], down [X, H, F].
 
-    With few experts, every token goes through all of them in two matrix products, with weight zero
-    for the others: on a CPU that is faster than gathering. With many, tokens are sorted by expert.
+    Tokens are sorted by expert and go through grouped products, without a wait for the host.
+    Frozen weights are buffers outside of the state: no optimizer, gradient or checkpoint holds
+    them, and ZeRO does not shard them.
     """
 
-    DENSE_UP_TO = 8
-
-    def __init__(self, arch: DeepseekArch):
+    def __init__(self, arch: DeepseekArch, frozen: bool = False):
         super().__init__()
         self.count = arch.experts
-        self.gate_up_proj = nn.Parameter(
-            torch.empty(arch.experts, 2 * arch.expert_intermediate, arch.hidden)
-        )
-        self.down_proj = nn.Parameter(
-            torch.empty(arch.experts, arch.hidden, arch.expert_intermediate)
-        )
-        nn.init.normal_(self.gate_up_proj, std=0.02)
-        nn.init.normal_(self.down_proj, std=0.02)
+        gate_up = torch.empty(arch.experts, 2 * arch.expert_intermediate, arch.hidden)
+        down = torch.empty(arch.experts, arch.hidden, arch.expert_intermediate)
+        for name, stack in (("gate_up_proj", gate_up), ("down_proj", down)):
+            if frozen:
+                self.register_buffer(name, stack, persistent=False)
+            else:
+                self.register_parameter(name, nn.Parameter(nn.init.normal_(stack, std=0.02)))
 
     def forward(self, x_NH: Tensor, weight_Nk: Tensor, index_Nk: Tensor) -> Tensor:
-        if self.count <= self.DENSE_UP_TO:
-            return self._dense(
-                x_NH, weight_Nk.new_zeros(x_NH.shape[0], self.count).scatter(1, index_Nk, weight_Nk)
-            )
-        return self._sorted(x_NH, weight_Nk, index_Nk)
-
-    def _dense(self, x_NH: Tensor, weight_NX: Tensor) -> Tensor:
-        gate_NXF, up_NXF = (
-            F.linear(x_NH, self.gate_up_proj.flatten(0, 1))
-            .unflatten(1, (weight_NX.shape[1], -1))
-            .chunk(2, -1)
-        )
-        act_NXF = F.silu(gate_NXF) * up_NXF * weight_NX[..., None].to(x_NH.dtype)
-        return F.linear(act_NXF.flatten(1), self.down_proj.transpose(0, 1).flatten(1))
-
-    def _sorted(self, x_NH: Tensor, weight_Nk: Tensor, index_Nk: Tensor) -> Tensor:
-        order_M = index_Nk.flatten().argsort(stable=True)
-        counts = index_Nk.flatten().bincount(minlength=self.count).tolist()
-        routed_MH = self._one_by_one(x_NH[order_M // index_Nk.shape[1]], counts)
+        sorted_M, order_M = index_Nk.flatten().sort(stable=True)
+        expert_X = torch.arange(self.count, device=x_NH.device)
+        ends_X = torch.searchsorted(sorted_M, expert_X, right=True, out_int32=True)
+        gate_MF, up_MF = self.gate_up(x_NH[order_M // index_Nk.shape[1]], ends_X).chunk(2, -1)
+        routed_MH = self.down(F.silu(gate_MF) * up_MF, ends_X)
+        del gate_MF, up_MF
         # Back in the tokens' order, not index_add: that would keep its source, and on a GPU sum
         # in any order.
         routed_NkH = routed_MH.index_select(0, order_M.argsort()).view(*index_Nk.shape, -1)
-        return (routed_NkH * weight_Nk[..., None].to(x_NH.dtype)).sum(1)
+        return (weight_Nk[:, None].to(x_NH.dtype) @ routed_NkH)[:, 0]
 
-    def _one_by_one(self, x_MH: Tensor, counts: list[int]) -> Tensor:
-        """[M, H]: the first `counts[0]` tokens through expert 0, the next through expert 1, ..."""
-        gate_MF, up_MF = _GroupedLinear.apply(x_MH, self.gate_up_proj, counts).chunk(2, -1)
-        return _GroupedLinear.apply(F.silu(gate_MF) * up_MF, self.down_proj, counts)
+    def gate_up(self, x_MH: Tensor, ends_X: Tensor) -> Tensor:
+        """Gate and up projections [M, 2F] of tokens sorted by expert."""
+        return grouped_linear(x_MH, self.gate_up_proj, ends_X)
+
+    def down(self, act_MF: Tensor, ends_X: Tensor) -> Tensor:
+        """Down projections [M, H] of tokens sorted by expert."""
+        return grouped_linear(act_MF, self.down_proj, ends_X)
+
+
+def grouped_linear(x_MI: Tensor, stack_XOI: Tensor, ends_X: Tensor) -> Tensor:
+    """x W^T [M, O] with the matrix of each row's group: tokens up to `ends_X[0]` use the first.
+
+    `grouped_mm` takes float32 and half precision, and widths of multiples of 16 bytes.
+    """
+    return _GroupedLinear.apply(x_MI, stack_XOI, ends_X)
 
 
 class _GroupedLinear(torch.autograd.Function):
-    """Each group of tokens through its own matrix of a stack [X, O, I].
+    """Grouped products whose gradient of the stack has the stack's own layout.
 
-    Backward writes all gradients into one stack. An index into the stack, or `unbind`, would make
-    autograd build and add a stack for each matrix, 15 GB each for R1's gate and up projections.
+    Through a transposed view it would have another, and autograd would copy it once more: 15 GB for
+    R1's gate and up projections.
     """
 
     @staticmethod
-    def forward(ctx: Any, x_MI: Tensor, stack_XOI: Tensor, counts: Sequence[int]) -> Tensor:
-        x_needed, stack_needed, _ = ctx.needs_input_grad
-        ctx.save_for_backward(x_MI if stack_needed else None, stack_XOI if x_needed else None)
-        ctx.counts = counts
-        out_MO = x_MI.new_empty(len(x_MI), stack_XOI.shape[1])
-        for x_CI, weight_OI, out_CO in zip(
-            x_MI.split(counts), stack_XOI, out_MO.split(counts), strict=True
-        ):
-            torch.mm(x_CI, weight_OI.T, out=out_CO)
-        return out_MO
+    def forward(ctx: Any, x_MI: Tensor, stack_XOI: Tensor, ends_X: Tensor) -> Tensor:
+        trained = ctx.needs_input_grad[1]
+        ctx.save_for_backward(x_MI if trained else None, stack_XOI, ends_X)
+        return F.grouped_mm(x_MI, stack_XOI.transpose(1, 2), offs=ends_X)
 
     @staticmethod
-    def backward(ctx: Any, grad_MO: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
-        x_MI, stack_XOI = ctx.saved_tensors
-        grads_CO = grad_MO.split(ctx.counts)
-        grad_x_MI = grad_stack_XOI = None
-        if ctx.needs_input_grad[0] and stack_XOI is not None:
-            grad_x_MI = grad_MO.new_empty(len(grad_MO), stack_XOI.shape[2])
-            for grad_CO, weight_OI, out_CI in zip(
-                grads_CO, stack_XOI, grad_x_MI.split(ctx.counts), strict=True
-            ):
-                torch.mm(grad_CO, weight_OI, out=out_CI)
-        if ctx.needs_input_grad[1] and x_MI is not None:
-            grad_stack_XOI = x_MI.new_zeros(len(grads_CO), grad_MO.shape[1], x_MI.shape[1])
-            for grad_CO, x_CI, out_OI in zip(
-                grads_CO, x_MI.split(ctx.counts), grad_stack_XOI, strict=True
-            ):
-                if len(x_CI):
-                    torch.mm(grad_CO.T, x_CI, out=out_OI)
-        return grad_x_MI, grad_stack_XOI, None
+    def backward(ctx: Any, grad_MO: Tensor) -> tuple[Tensor, Tensor | None, None]:
+        x_MI, stack_XOI, ends_X = ctx.saved_tensors
+        grad_MO = grad_MO.contiguous()
+        grad_x_MI = F.grouped_mm(grad_MO, stack_XOI, offs=ends_X)
+        if x_MI is None:
+            return grad_x_MI, None, None
+        grad_stack_XOI = F.grouped_mm(grad_MO.T, x_MI.contiguous(), offs=ends_X)
+        # Blackwell's kernel writes no zeros for a group without tokens (pytorch issue 172439).
+        empty_X = ends_X.diff(prepend=ends_X.new_zeros(1)) == 0
+        return grad_x_MI, grad_stack_XOI.masked_fill_(empty_X[:, None, None], 0), None
+
+
+def expert_name(expert: int, projection: str) -> str:
+    """The checkpoint's name of a routed expert's weight, without the layer's prefix."""
+    return f"mlp.experts.{expert}.{projection}.weight"
 
 
 class MixtureOfExperts(nn.Module):
     """Routed experts plus the shared ones that every token goes through."""
 
-    def __init__(self, arch: DeepseekArch):
+    def __init__(self, arch: DeepseekArch, frozen_experts: bool = False):
         super().__init__()
         self.gate = Router(arch)
-        self.experts = Experts(arch)
+        self.experts = Experts(arch, frozen_experts)
         self.shared_experts = GatedMLP(arch.hidden, arch.expert_intermediate * arch.shared_experts)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -359,16 +345,16 @@ class DecoderLayer(nn.Module):
     `layer_index` decides between a dense MLP and experts.
     """
 
-    def __init__(self, arch: DeepseekArch, layer_index: int):
+    def __init__(self, arch: DeepseekArch, layer_index: int, frozen_experts: bool = False):
         super().__init__()
         self.arch = arch
         self.input_layernorm = RMSNorm(arch.hidden, arch.norm_eps)
         self.self_attn = LatentAttention(arch)
         self.post_attention_layernorm = RMSNorm(arch.hidden, arch.norm_eps)
-        dense = layer_index < arch.dense_layers
-        self.mlp = (
-            GatedMLP(arch.hidden, arch.dense_intermediate) if dense else MixtureOfExperts(arch)
-        )
+        if layer_index < arch.dense_layers:
+            self.mlp: nn.Module = GatedMLP(arch.hidden, arch.dense_intermediate)
+        else:
+            self.mlp = MixtureOfExperts(arch, frozen_experts)
 
     def project(self, x_BTH: Tensor, rotary: Rotary) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values of the layer's input."""

@@ -174,13 +174,8 @@ def test_one_kind_keeps_its_stages_paths_and_inputs(target: Path, tmp_path: Path
 
 
 def test_a_dry_run_prices_each_kind_and_their_states_together(
-    target: Path, tmp_path: Path, monkeypatch
+    target: Path, tmp_path: Path
 ) -> None:
-    from outrider.speculators.kinds.mtp.kind import MTP
-
-    monkeypatch.setattr(
-        Toy, "size", lambda self, config, target, source="": MTP().size(target, target, source)
-    )
     run = RunDirectory(tmp_path / "run")
     one = price(run, recipe_of(target), int(80e9))
     both = price(run, recipe_of(target, BOTH), int(80e9))

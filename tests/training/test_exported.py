@@ -13,8 +13,12 @@ from safetensors.torch import load_file
 from outrider.data.features.feature_store import FeatureStore
 from outrider.eval.replay.replay import replay
 from outrider.speculators.config import SpeculatorConfig
-from outrider.speculators.kinds.mtp.checkpoint import load_mtp, write_mtp
-from outrider.speculators.kinds.mtp.training import load_trainable, trained_tensors
+from outrider.speculators.kinds.mtp.checkpoint import (
+    load_mtp,
+    load_trainable,
+    trained_tensors,
+    write_mtp,
+)
 from outrider.training.distributed.spec import Preempted
 from outrider.training.exported import export_line
 from tests.fp8_target import write_fp8_copy
@@ -52,7 +56,7 @@ def moved(corpus: Corpus, speculator_dir: Path) -> set[str]:
 
 @pytest.mark.parametrize("train", ["all", "non_routed", "lora"])
 def test_parameters_are_what_is_trained(corpus: Corpus, train: str) -> None:
-    config = SpeculatorConfig(train=train, lora_rank=4)
+    config = SpeculatorConfig(train=train, lora_rank=8)
     speculator = load_trainable(
         corpus.target_dir, config, torch.float32, torch.device("cpu"), seed=0
     )
@@ -80,7 +84,7 @@ def test_the_untrained_speculator_is_written_as_the_target_has_it(
     assert not moved(corpus, tmp_path / "speculator")
 
 
-LORA = SpeculatorConfig(depth=3, train="lora", lora_rank=4)
+LORA = SpeculatorConfig(depth=3, train="lora", lora_rank=8)
 
 
 @pytest.fixture(

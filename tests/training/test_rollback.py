@@ -130,12 +130,9 @@ def test_after_a_rollback_the_run_equals_one_without_the_batch(
 
 
 def final_masters(run_dir: Path, steps: int) -> dict[str, torch.Tensor]:
-    """DeepSpeed's state at the end, in all processes: float32 weights and moments."""
-    folder = run_dir / "training" / "checkpoints" / f"step-{steps:07d}" / "deepspeed"
-    files = sorted(folder.glob("*optim_states.safetensors"))
-    assert files
-    masters = {}
-    for path in files:
-        for name, tensor in load_file(path).items():
-            masters[f"{path.name} {name}"] = tensor
+    """Float32 weights and moments at the end."""
+    masters: dict[str, torch.Tensor] = {}
+    for path in (run_dir / f"training/checkpoints/step-{steps:07d}").glob("rank-*.safetensors"):
+        masters |= load_file(path)
+    assert masters
     return masters

@@ -168,7 +168,7 @@ def test_killed_torn_and_killed_again_a_run_ends_with_the_same_bits(
     assert 9 <= len(losses(tmp_path)) < 15
     checkpoints = tmp_path / "training" / "checkpoints"
     newest = sorted(checkpoints.glob("step-*"))[-1]
-    [masters] = (newest / "deepspeed").glob("*optim_states.safetensors")
+    [masters] = newest.glob("rank-*.safetensors")
     with masters.open("r+b") as file:
         file.seek(-100, 2)
         file.write(b"a power cut")
@@ -179,7 +179,7 @@ def test_killed_torn_and_killed_again_a_run_ends_with_the_same_bits(
     ):
         corpus.train(tmp_path, **SETTINGS)
     assert (
-        f"{newest}: deepspeed/{masters.name} has changed since it was written; skipped"
+        f"{newest}: {masters.name} has changed since it was written; skipped"
         in capfd.readouterr().out
     )
     assert not (tmp_path / "speculator").exists()
@@ -228,9 +228,6 @@ def test_any_stage_on_one_process_or_two_and_from_one_to_the_other(
     torch.testing.assert_close(norms[0], norms[1], rtol=1e-4, atol=0)
     assert result["base"] == whole[1]["base"]
     assert result["best_step"] == whole[1]["best_step"]
-    assert not list((tmp_path / "training" / "checkpoints").glob(".*")), (
-        "the universal checkpoint was left behind"
-    )
 
 
 def test_batches_that_keep_ending_in_no_number_stop_the_run(tmp_path: Path) -> None:

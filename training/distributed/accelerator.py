@@ -26,8 +26,8 @@ from outrider.speculators.heads import DraftHead, TargetEnds
 from outrider.speculators.kinds.drafter import Drafter
 from outrider.training.batches import Batch
 from outrider.training.config import TrainingConfig
+from outrider.training.memory import BUCKET
 from outrider.training.packing import turns
-from outrider.training.sizing.memory import BUCKET
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -187,12 +187,9 @@ def prepare_model(accelerator: "Accelerator", model: ChainUnroll) -> tuple[nn.Mo
     """The model and its optimizer under DeepSpeed, float32 buffers kept as they are."""
     from accelerate.utils import DummyOptim
 
-    from outrider.training.checkpointing.deepspeed_hooks import use_safetensors
-
-    buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    buffers = dict(model.named_buffers())  # a cast replaces a module's buffers by new tensors
     with contextlib.redirect_stdout(io.StringIO()):  # DeepSpeed prints its use of memory
         prepared, optimizer = accelerator.prepare(model, DummyOptim(model.parameters()))
-    use_safetensors(accelerator.deepspeed_engine_wrapped.engine)
     # bf16 would also round buffers such as a routing bias, and route tokens differently from the
     # engine.
     for name, buffer in model.named_buffers():

@@ -9,8 +9,7 @@ without queries. Its block is not causal: every slot attends to the context and 
 so the drafts depend on K, and a step with fewer drafts would have other ones.
 
 It is stored as an EAGLE-3 head is, with other names and another config.json, and has one layer. The
-other files: dflash/shape.py (config.json), dflash/layer.py (the module), dflash/size.py (sizing),
-dflash/twin.py (the format of vllm-project/speculators).
+other files: dflash/shape.py (config.json), dflash/layer.py (the module).
 """
 
 from collections.abc import Iterable, Mapping
@@ -27,16 +26,13 @@ from outrider.speculators.kinds.dflash.shape import (
     is_dflash,
     plain_config,
     read_shape,
+    speculators_config,
     tensor_names,
 )
-from outrider.speculators.kinds.dflash.size import dflash_size
 from outrider.speculators.kinds.eagle3.check import check_head
 from outrider.speculators.kinds.eagle3.kind import Eagle3
 from outrider.speculators.kinds.eagle3.shape import EagleShape
-from outrider.speculators.kinds.eagle3.tensors import T2D
-from outrider.speculators.kinds.protocol import Abilities, KPerBatchSize
-from outrider.speculators.kinds.vllm_settings import directory_settings
-from outrider.speculators.size import DrafterSize
+from outrider.speculators.kinds.protocol import Abilities
 
 if TYPE_CHECKING:
     from outrider.speculators.kinds.eagle3.layer import StoredHead
@@ -82,22 +78,6 @@ class DFlash(Eagle3):
             check_header_shape(found, f"self_attn.{name}.weight", wanted, path, self.in_words)
         check_head(directory, target, self.in_words, len(shape.layers))
 
-    def vllm_settings(
-        self,
-        directory: Path | None,
-        k: int,
-        draft_sample_method: str,
-        k_per_batch_size: KPerBatchSize | None,
-    ) -> dict[str, Any] | None:
-        """vLLM's method `dflash`. A schedule of drafts is refused."""
-        if k_per_batch_size:
-            raise OutriderError(
-                f"{self.in_words} drafts {k} tokens in every step: its slots attend to each other,"
-                " so fewer of them draft other tokens than were measured; leave the schedule out"
-                " (export.k_per_batch_size: false)"
-            )
-        return directory_settings(self.name, directory, k, draft_sample_method, None)
-
     def new_config(
         self, target_config: Mapping[str, Any], head: HeadConfig, drafts: int
     ) -> dict[str, Any]:
@@ -120,33 +100,11 @@ class DFlash(Eagle3):
         """The stored name of each tensor by the module's name for it."""
         return tensor_names(stored)
 
-    def size_of(self, shape: EagleShape) -> DrafterSize:
-        """Parameters, activations and FLOPs of a head of this shape."""
-        return dflash_size(shape, self.module())
-
-    def write_twins(
-        self, directory: Path, target_dir: Path, target: str, drafts: int, out_dir: Path
-    ) -> None:
-        """`speculators`: the format of vllm-project/speculators."""
-        from outrider.speculators.kinds.dflash.twin import write_twin
-
-        target_config = read_json(Path(target_dir) / "config.json")
-        write_twin(directory, target_config, target, drafts, out_dir / "speculators")
-
-    def swappable(self, one: Path, other: Path) -> bool:
-        """Heads of equal shape over the same states; tokens of the draft vocabulary may differ."""
-
-        def described(directory: Path) -> tuple[object, ...]:
-            config, headers = read_json(directory / "config.json"), tensor_headers(directory)
-            layers = {"num_hidden_layers": 10**6}  # the target is not known here
-            shapes = {
-                name: headers[stored].shape
-                for name, stored in tensor_names(headers).items()
-                if name != T2D
-            }
-            return self.shape(config, layers, directory / "config.json"), shapes
-
-        return described(Path(one)) == described(Path(other))
+    def speculators_config(
+        self, config: Mapping[str, Any], target_config: Mapping[str, Any], target: str, drafts: int
+    ) -> dict[str, Any] | None:
+        """config.json in the format of vllm-project/speculators."""
+        return speculators_config(config, target_config, target, drafts)
 
     def stays_with_target(self, name: str) -> bool:
         """The embedding, and the mask token's, which is a row of it."""

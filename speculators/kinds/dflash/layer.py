@@ -50,7 +50,7 @@ class DFlashHead(StoredHead):
         depth: int,
     ) -> tuple[Tensor, list[Tensor]]:
         """All drafts of every anchor, from a block of depth + 1 slots."""
-        row = row_of(sequence_BT, anchor_BT)
+        row = row_of(sequence_BT, anchor_BT, inputs_BTX.device)
         anchors_N = row.anchors_N
         if not len(anchors_N):
             return anchors_N, [inputs_BTX.new_zeros(0, self.shape.hidden, dtype=ends.dtype)] * depth

@@ -15,14 +15,17 @@ from typing import Any
 from outrider.common.errors import OutriderError
 from outrider.speculators.head_config import HeadConfig
 from outrider.speculators.kinds.eagle3.shape import (
+    LAYER,
+    LAYER_OF_SPECULATORS,
     EagleShape,
+    checkpoint_names,
     chosen_layers,
     layer_config,
     llama_widths,
+    of_speculators,
     one_layer_config,
     spare_token,
 )
-from outrider.speculators.kinds.eagle3.tensors import LAYER, LAYER_OF_SPECULATORS, checkpoint_names
 
 ARCHITECTURE = "DFlashDraftModel"
 NAME_OF_SPECULATORS = "dflash"
@@ -103,6 +106,31 @@ def plain_config(target_config: Mapping[str, Any], head: HeadConfig, drafts: int
             MASK_TOKEN: spare_token(target_config),
             LAYER_IDS: [index - 1 for index in layers],
             "causal": False,
+        },
+    }
+
+
+def speculators_config(
+    config: Mapping[str, Any], target_config: Mapping[str, Any], target: str, drafts: int
+) -> dict[str, Any]:
+    """config.json in the format of vllm-project/speculators.
+
+    It has the layer's settings apart, and the mask token and the target's layers at the top,
+    counted as EAGLE-3 counts them. `sliding_window_non_causal` is true: vLLM 0.32 reads false as a
+    causal block, also for full attention.
+    """
+    shape = read_shape(config, target_config, "config.json")
+    of_the_head = ("architectures", "draft_vocab_size", SECTION, "torch_dtype")
+    return {
+        **of_speculators(NAME_OF_SPECULATORS, ARCHITECTURE, target_config, target, drafts),
+        "torch_dtype": config.get("torch_dtype", "bfloat16"),
+        "draft_vocab_size": shape.drafts,
+        "block_size": drafts + 1,
+        LAYER_IDS_OF_SPECULATORS: list(shape.layers),
+        MASK_TOKEN: shape.mask_token,
+        "sliding_window_non_causal": True,
+        "transformer_layer_config": {
+            key: value for key, value in config.items() if key not in of_the_head
         },
     }
 

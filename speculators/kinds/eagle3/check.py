@@ -6,8 +6,6 @@ plain one of vLLM and SGLang, and that of vllm-project/speculators.
 
 from pathlib import Path
 
-import numpy as np
-
 from outrider.common.errors import OutriderError
 from outrider.common.files import read_json
 from outrider.speculators.checkpoints.checks import (
@@ -20,17 +18,17 @@ from outrider.speculators.checkpoints.checks import (
 from outrider.speculators.checkpoints.layout import CheckpointLayout
 from outrider.speculators.checkpoints.safetensors_headers import (
     TensorHeader,
-    integers,
     rows_that_differ,
     tensor_headers,
 )
 from outrider.speculators.kinds.eagle3.shape import (
+    D2T,
+    EMBEDDING,
     LAYER_IDS,
-    MASK_TOKENS,
+    T2D,
     auxiliary_layers,
     layer_config,
 )
-from outrider.speculators.kinds.eagle3.tensors import D2T, EMBEDDING, T2D, checkpoint_names
 
 DEFAULT_AUX_STATES = 3
 """States of the target that a head reads where its config.json does not name the layers."""
@@ -39,21 +37,6 @@ TAKEN_FOR_MTP = {"deepseek_v3", "deepseek_v32", "glm_moe_dsa"}
 """`model_type` values that vLLM serves as an MTP layer, whatever the architecture.
 
 vLLM 0.32, `SpeculativeConfig.hf_config_override`."""
-
-ENGINE_KEYS = (
-    "norm_before_residual",
-    "norm_before_fc",
-    "norm_output",
-    "fc_norm",
-    "speculators_model_type",
-    "rope_theta",
-    "rope_scaling",
-    "rope_parameters",
-    "rms_norm_eps",
-    "num_attention_heads",
-    *MASK_TOKENS,
-)
-"""Keys that decide how the engine computes a head, besides the shapes of its tensors."""
 
 NEEDED = (
     "vocab_size",
@@ -147,11 +130,11 @@ def check_embedding(directory: Path, target: CheckpointLayout) -> None:
 
 def _check_map(header: TensorHeader, marks: TensorHeader | None, target: CheckpointLayout) -> None:
     """d2t: target id = draft id + d2t[draft id]. Each id is a token of the target, none twice."""
-    offsets = integers(header)
-    ids = offsets + np.arange(len(offsets))
+    offsets = header.read().tolist()
+    ids = {draft + offset for draft, offset in enumerate(offsets)}
     vocabulary = target.config["vocab_size"]
-    outside = int(((ids < 0) | (ids >= vocabulary)).sum())
-    twice = len(ids) - len(set(ids.tolist()))
+    outside = sum(not 0 <= token < vocabulary for token in ids)
+    twice = len(offsets) - len(ids)
     if outside or twice:
         raise OutriderError(
             f"{header.file}: d2t maps {outside} draft tokens outside the target's vocabulary of"
@@ -159,23 +142,10 @@ def _check_map(header: TensorHeader, marks: TensorHeader | None, target: Checkpo
             " the draft vocabulary again from the target's tokenizer"
         )
     if marks is not None and marks.dtype == "BOOL":
-        marked = np.flatnonzero(integers(marks))
-        if marked.tolist() != sorted(ids.tolist()):
+        marked = marks.read().nonzero().flatten().tolist()
+        if marked != sorted(ids):
             raise OutriderError(
                 f"{header.file}: t2d marks {len(marked)} tokens of the target, and they are not"
                 " those that d2t maps to: the two are of different vocabularies, one of them is"
                 " stale. Make both again from the target's tokenizer"
             )
-
-
-def same_head(one: Path, other: Path) -> bool:
-    """Whether two heads have equal tensors by name and shape, and read and norm the same states."""
-
-    def described(directory: Path) -> tuple[object, ...]:
-        config, headers = read_json(directory / "config.json"), tensor_headers(directory)
-        options = {key: config.get(key) for key in ENGINE_KEYS}
-        names = checkpoint_names(headers)
-        shapes = {name: headers[stored].shape for name, stored in names.items() if name != T2D}
-        return options, auxiliary_layers(config), layer_config(config).get("model_type"), shapes
-
-    return described(Path(one)) == described(Path(other))

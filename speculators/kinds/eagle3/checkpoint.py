@@ -1,7 +1,7 @@
 """Reads an EAGLE-3 head, and writes one that vLLM and SGLang load.
 
-    head = load_eagle3(directory, target_dir)
-    write_eagle3(trained_tensors(head, head.state_dict()), origin, out_dir)
+    head = load_head(kind, directory, target_dir, torch.float32)
+    write_head(kind, trained_tensors(head, head.state_dict()), origin, out_dir)
 
 A directory holds config.json and the head's tensors: fc, `midlayer.*` (`layers.0.*` in the layout
 of vllm-project/speculators), norm, lm_head with a row for each draft token, and the draft
@@ -9,74 +9,68 @@ vocabulary. That is d2t (target id = draft id + d2t[draft id]) and, for other re
 t2d, which marks the target's tokens that have a draft token. Both are absent where the head drafts
 the whole vocabulary.
 
-The embedding is the target's and never written: SGLang, and vLLM's exchange of weights, would copy
+The embedding is the target's and never written: SGLang, and vLLM's swap of weights, would copy
 it over the target's own.
 
-Other kinds of head that are stored alike pass what differs, a `HeadFormat`.
+`kind` states what differs between heads that are stored alike: shape, module, names.
 """
 
-import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import math
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 
 from outrider.common.errors import OutriderError
 from outrider.common.files import read_json
 from outrider.speculators.checkpoints.layout import CheckpointLayout, read_layout, weight_map
+from outrider.speculators.checkpoints.target_ends import load_target_ends
 from outrider.speculators.checkpoints.tensors import CheckpointTensors
 from outrider.speculators.checkpoints.write import write_checkpoint
+from outrider.speculators.draft_vocabulary import chosen_ids
 from outrider.speculators.kinds.eagle3.check import check_embedding
-from outrider.speculators.kinds.eagle3.layer import EagleHead, StoredHead
-from outrider.speculators.kinds.eagle3.shape import EagleShape, plain_config
-from outrider.speculators.kinds.eagle3.tensors import D2T, MAPS, T2D, checkpoint_names
+from outrider.speculators.kinds.eagle3.layer import StoredHead
+from outrider.speculators.kinds.eagle3.shape import (
+    D2T,
+    LAYER,
+    LAYER_OF_SPECULATORS,
+    MAPS,
+    T2D,
+    EagleShape,
+    checkpoint_names,
+)
 from outrider.speculators.kinds.protocol import Origin
 
-Build = Callable[[EagleShape, Tensor | None], StoredHead]
+if TYPE_CHECKING:
+    from outrider.speculators.kinds.eagle3.kind import Eagle3
+
+INTO_RESIDUAL = (".self_attn.o_proj.weight", ".mlp.down_proj.weight")
 
 
-@dataclasses.dataclass(frozen=True)
-class HeadFormat:
-    """What differs between kinds of head that are stored alike."""
-
-    build: Build = EagleHead
-    """The module of a shape and a draft vocabulary [D]."""
-    read_shape: Callable[[Mapping[str, Any], Mapping[str, Any], object], EagleShape] = (
-        EagleShape.read
-    )
-    """The shape, of config.json, the target's config.json, and the path for messages."""
-    new_config: Callable[..., dict[str, Any]] = plain_config
-    """config.json of a head from scratch, of the target's, the `head` section, and its tokens."""
-    names: Callable[[Iterable[str]], dict[str, str]] = checkpoint_names
-    """The stored name of each tensor by the module's name for it."""
-
-
-EAGLE3 = HeadFormat()
-
-
-def load_eagle3(
+def load_head(
+    kind: "Eagle3",
     directory: Path,
     target_dir: Path,
-    dtype: torch.dtype = torch.float32,
+    dtype: torch.dtype,
     device: torch.device | str = "cpu",
-    form: HeadFormat = EAGLE3,
 ) -> StoredHead:
     """The head of a directory in either layout. Every weight starts as NaN, and none stays so."""
     directory = Path(directory)
     path, stored = directory / "config.json", _stored(directory)
-    shape = form.read_shape(stored.layout.config, read_json(target_dir / "config.json"), path)
+    shape = kind.shape(stored.layout.config, read_json(target_dir / "config.json"), path)
     if shape.hidden != shape.target_hidden:
         raise OutriderError(
             f"{path}: hidden_size {shape.hidden}, the target's {shape.target_hidden}: such a head"
             " has an embedding of its own, and Outrider neither trains nor replays it"
         )
     check_embedding(directory, read_layout(target_dir))
-    names = form.names(stored.layout.weight_map)
+    names = kind.names(stored.layout.weight_map)
     ids_D = _target_ids(stored, names, shape)
     with torch.device("meta"):
-        head = form.build(shape, ids_D)
+        head = kind.module()(shape, ids_D)
     head = head.to_empty(device=device).to(dtype)
     head.target_ids_D = None if ids_D is None else ids_D.to(device)
     state = head.state_dict()
@@ -102,6 +96,50 @@ def load_eagle3(
     return head
 
 
+def start_head(
+    kind: "Eagle3", origin: Origin, dtype: torch.dtype, device: torch.device | str, seed: int
+) -> StoredHead:
+    """The base's head, or a new one over the draft vocabulary of the origin's traffic.
+
+    From scratch, the rows of the head are the target's own rows of the draft tokens: the last norm
+    makes the head's states as large as the target's, so drafts have meaning from the first steps.
+    Matrices are drawn with standard deviation 0.7 / sqrt(inputs), and those that add to the
+    residual stream with 0.02, so that the layer begins near the identity. The target's own norms
+    are not copied.
+    """
+    if origin.base_dir is not None:
+        return load_head(kind, origin.base_dir, origin.target_dir, dtype, device)
+    target_config = read_json(origin.target_dir / "config.json")
+    ids_D = draft_ids(origin)
+    drafts = target_config["vocab_size"] if ids_D is None else len(ids_D)
+    config = kind.new_config(target_config, origin.head, drafts)
+    shape = kind.shape(config, target_config, origin.target_dir / "config.json")
+    head = kind.module()(shape, ids_D)
+    generator = torch.Generator().manual_seed(seed)
+    rows_VH = load_target_ends(origin.target_dir).lm_head_VH
+    with torch.no_grad():
+        for name, parameter in head.named_parameters():
+            if name == "lm_head.weight":
+                parameter.copy_(rows_VH if ids_D is None else rows_VH[ids_D])
+            elif parameter.dim() > 1:
+                std = 0.02 if name.endswith(INTO_RESIDUAL) else 0.7 / math.sqrt(parameter.shape[1])
+                parameter.normal_(std=std, generator=generator)
+    return head.to(device=device, dtype=dtype)
+
+
+def draft_ids(origin: Origin) -> Tensor | None:
+    """The draft vocabulary [D] by `speculator.head.draft_vocabulary`; None: the target's."""
+    wanted = origin.head.draft_vocabulary
+    if wanted == "all":
+        return None
+    if origin.token_counts is None:
+        raise OutriderError(
+            "speculator.head.draft_vocabulary: no traffic is known to choose the draft vocabulary"
+            " from; set it to all, or start from a head (speculator.base)"
+        )
+    return chosen_ids(origin.token_counts(), wanted)
+
+
 def trained_tensors(head: StoredHead, state: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
     """(name in the plain layout, tensor) of the head, the draft vocabulary included."""
     yield from state.items()
@@ -112,11 +150,8 @@ def trained_tensors(head: StoredHead, state: Mapping[str, Tensor]) -> Iterator[t
         yield T2D, torch.zeros(head.shape.vocab, dtype=torch.bool).index_fill_(0, ids_D, True)
 
 
-def write_eagle3(
-    changed: Iterable[tuple[str, Tensor]],
-    origin: Origin,
-    out_dir: Path,
-    form: HeadFormat = EAGLE3,
+def write_head(
+    kind: "Eagle3", changed: Iterable[tuple[str, Tensor]], origin: Origin, out_dir: Path
 ) -> None:
     """Publishes a directory, atomically.
 
@@ -124,30 +159,40 @@ def write_eagle3(
     are not in `changed` keep its bytes. Without one they are stored in the target's `torch_dtype`.
     """
     if origin.base_dir is not None:
-        config, written = _over_base(dict(changed), origin.base_dir, form)
+        config, written = _over_base(kind, dict(changed), origin.base_dir)
     else:
         target_config = read_json(origin.target_dir / "config.json")
         tensors = dict(changed)
-        config = form.new_config(target_config, origin.head, len(tensors["lm_head.weight"]))
+        config = kind.new_config(target_config, origin.head, len(tensors["lm_head.weight"]))
         dtype = getattr(torch, str(config["torch_dtype"]).removeprefix("torch."))
         written = {name: _stored_as(tensor, dtype) for name, tensor in tensors.items()}
     write_checkpoint(config, written, out_dir)
 
 
-def read_eagle3_tensors(directory: Path, form: HeadFormat = EAGLE3) -> Iterator[tuple[str, Tensor]]:
+def publish_twin(directory: Path, config: Mapping[str, Any], out_dir: Path) -> None:
+    """Writes the tensors of a plain directory under the format's names, and its config.json."""
+    tensors: dict[str, Tensor] = {}
+    for file in sorted(directory.glob("*.safetensors")):
+        tensors |= load_file(file)
+    renamed = {
+        name.replace(LAYER, LAYER_OF_SPECULATORS): tensors[stored].contiguous()
+        for name, stored in checkpoint_names(tensors).items()
+    }
+    write_checkpoint(config, renamed, out_dir)
+
+
+def read_head_tensors(kind: "Eagle3", directory: Path) -> Iterator[tuple[str, Tensor]]:
     """(name in the plain layout, float32 tensor), ordered by name; d2t is a tensor among them."""
     stored = _stored(directory)
-    names = form.names(stored.layout.weight_map)
+    names = kind.names(stored.layout.weight_map)
     for name in sorted(names.keys() - {T2D}):
         yield name, stored.read(names[name], torch.float32)
 
 
-def stored_eagle3_tensors(
-    directory: Path, form: HeadFormat = EAGLE3
-) -> Iterator[tuple[str, Tensor]]:
+def stored_head_tensors(kind: "Eagle3", directory: Path) -> Iterator[tuple[str, Tensor]]:
     """(name as stored, tensor as stored) of the head and d2t, without a copy of the embedding."""
     stored = _stored(directory)
-    names = form.names(stored.layout.weight_map)
+    names = kind.names(stored.layout.weight_map)
     for name in sorted(names.keys() - {T2D}):
         yield names[name], stored.raw(names[name])
 
@@ -193,12 +238,12 @@ def _target_ids(
 
 
 def _over_base(
-    changed: dict[str, Tensor], base_dir: Path, form: HeadFormat
+    kind: "Eagle3", changed: dict[str, Tensor], base_dir: Path
 ) -> tuple[dict[str, object], dict[str, Tensor]]:
     """The base's configuration, and its tensors with the changed ones in their place."""
     stored = _stored(base_dir)
     written = {}
-    for name, of_base in form.names(stored.layout.weight_map).items():
+    for name, of_base in kind.names(stored.layout.weight_map).items():
         value = stored.raw(of_base)
         new = changed.pop(name, None)
         if new is None:

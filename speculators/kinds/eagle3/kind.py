@@ -8,51 +8,46 @@ A head drafts a chain like an MTP layer, with a smaller vocabulary and a dense M
 from scratch, or from a head that is given. The first draft reads fc over states of the target, the
 next ones the head's own state.
 
-The other files of the kind: eagle3/shape.py (config.json), eagle3/tensors.py (names),
-eagle3/check.py (compatibility), eagle3/size.py (sizing), eagle3/layer.py
-(the module), eagle3/checkpoint.py (reading and writing), eagle3/start.py (how training starts).
+Other heads that are stored alike are subclasses; they state their `shape`, `module`, `new_config`
+and `names`.
+
+The other files of the kind: eagle3/shape.py (config.json, names), eagle3/check.py (compatibility),
+eagle3/layer.py (the module), eagle3/checkpoint.py (reading, writing, start of training).
 """
 
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from outrider.common.errors import OutriderError
 from outrider.common.files import read_json
-from outrider.speculators.checkpoints.layout import CheckpointLayout, weight_map
+from outrider.speculators.checkpoints.layout import CheckpointLayout
+from outrider.speculators.checkpoints.safetensors_headers import tensor_headers
 from outrider.speculators.features import FeatureSpec
 from outrider.speculators.head_config import HeadConfig
-from outrider.speculators.kinds.eagle3.check import (
-    check_eagle3,
-    check_eagle3_target,
-    same_head,
-)
+from outrider.speculators.kinds.eagle3.check import check_eagle3, check_eagle3_target
 from outrider.speculators.kinds.eagle3.shape import (
     DEEPSEEK_MODEL_TYPES,
+    EMBEDDING,
+    OF_LATENT_ATTENTION,
+    T2D,
     EagleShape,
+    checkpoint_names,
     layer_config,
     plain_config,
+    twin_config,
 )
-from outrider.speculators.kinds.eagle3.size import eagle_size
-from outrider.speculators.kinds.eagle3.tensors import EMBEDDING, T2D, checkpoint_names
-from outrider.speculators.kinds.protocol import (
-    Abilities,
-    KPerBatchSize,
-    Origin,
-    TrainedParts,
-)
-from outrider.speculators.kinds.vllm_settings import directory_settings
-from outrider.speculators.size import DrafterSize, TrainedParameters
+from outrider.speculators.kinds.protocol import Abilities, Origin, TrainableKind, TrainedParts
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
     from outrider.speculators.kinds.drafter import Drafter
-    from outrider.speculators.kinds.eagle3.checkpoint import HeadFormat
     from outrider.speculators.kinds.eagle3.layer import StoredHead
 
 
-class Eagle3:
+class Eagle3(TrainableKind):
     """A head over auxiliary states of the target, often with a smaller vocabulary."""
 
     name = "eagle3"
@@ -65,7 +60,6 @@ class Eagle3:
         exact_replay=True, draft_parity=True, live_swap=True, drafts_every_step=True
     )
     head_keys: frozenset[str] = frozenset(HeadConfig.model_fields)
-    trains: frozenset[TrainedParameters] = frozenset(("all",))
 
     def recognizes(self, config: Mapping[str, Any]) -> bool:
         """A head has an Eagle3 architecture or a draft vocabulary."""
@@ -80,16 +74,6 @@ class Eagle3:
         """Vocabulary, widths, auxiliary layers, shapes, the map of tokens, and finiteness."""
         check_eagle3(directory, target, self.in_words)
 
-    def vllm_settings(
-        self,
-        directory: Path | None,
-        k: int,
-        draft_sample_method: str,
-        k_per_batch_size: KPerBatchSize | None,
-    ) -> dict[str, Any] | None:
-        """vLLM's method `eagle3`."""
-        return directory_settings(self.name, directory, k, draft_sample_method, k_per_batch_size)
-
     def config(
         self,
         target_config: Mapping[str, Any],
@@ -97,10 +81,8 @@ class Eagle3:
         base_config: Mapping[str, Any] | None,
     ) -> Mapping[str, Any]:
         """The base's, or one in the plain layout."""
-        if base_config is not None:
-            return base_config
         drafts = head.planned_vocabulary(target_config["vocab_size"])
-        return self.new_config(target_config, head, drafts)
+        return base_config or self.new_config(target_config, head, drafts)
 
     def new_config(
         self, target_config: Mapping[str, Any], head: HeadConfig, drafts: int
@@ -124,16 +106,6 @@ class Eagle3:
         """The stored name of each tensor by the module's name for it."""
         return checkpoint_names(stored)
 
-    def form(self) -> "HeadFormat":
-        """What differs from other kinds of head that are stored alike."""
-        from outrider.speculators.kinds.eagle3.checkpoint import HeadFormat
-
-        return HeadFormat(self.module(), self.shape, self.new_config, self.names)
-
-    def size_of(self, shape: EagleShape) -> DrafterSize:
-        """Parameters, activations and FLOPs of a head of this shape."""
-        return eagle_size(shape, self.module())
-
     def features(self, config: Mapping[str, Any], target_config: Mapping[str, Any]) -> FeatureSpec:
         """The residual stream before some layers."""
         return self.shape(config, target_config, "config.json").features()
@@ -141,14 +113,6 @@ class Eagle3:
     def latent_cache(self, config: Mapping[str, Any]) -> bool | None:
         """As the head's attention is."""
         return layer_config(config).get("model_type") in DEEPSEEK_MODEL_TYPES
-
-    def native(self, target_config: Mapping[str, Any]) -> bool:
-        """No target ships a head."""
-        return False
-
-    def native_tensors(self, target: CheckpointLayout) -> set[str]:
-        """None."""
-        return set()
 
     def check_target(self, target_dir: Path, base_dir: Path | None, config_only: bool) -> None:
         """The target's config.json has the keys that fix a head, and the base fits."""
@@ -158,14 +122,14 @@ class Eagle3:
             path = Path(base_dir) / "config.json"
             self.shape(read_json(path), target_config, path)
 
-    def size(
-        self,
-        config: Mapping[str, Any],
-        target_config: Mapping[str, Any],
-        source: object = "config.json",
-    ) -> DrafterSize:
-        """Counted from the head's config.json."""
-        return self.size_of(self.shape(config, target_config, source))
+    def build(
+        self, config: Mapping[str, Any], target_config: Mapping[str, Any], source: object
+    ) -> "StoredHead":
+        """The head that its config.json describes, over its first draft tokens."""
+        import torch
+
+        shape = self.shape(config, target_config, source)
+        return self.module()(shape, torch.arange(shape.drafts))
 
     def load(
         self,
@@ -175,9 +139,9 @@ class Eagle3:
         device: "torch.device | str" = "cpu",
     ) -> "StoredHead":
         """Either published layout."""
-        from outrider.speculators.kinds.eagle3.checkpoint import load_eagle3
+        from outrider.speculators.kinds.eagle3.checkpoint import load_head
 
-        return load_eagle3(directory, target_dir, dtype, device, self.form())
+        return load_head(self, directory, target_dir, dtype, device)
 
     def start(
         self,
@@ -188,9 +152,9 @@ class Eagle3:
         seed: int,
     ) -> "StoredHead":
         """The base's head, or a new one over the traffic's draft vocabulary."""
-        from outrider.speculators.kinds.eagle3.start import start_eagle3
+        from outrider.speculators.kinds.eagle3.checkpoint import start_head
 
-        return start_eagle3(origin, dtype, device, seed, self.form())
+        return start_head(self, origin, dtype, device, seed)
 
     def trained(
         self, drafter: "Drafter", state: "Mapping[str, Tensor]"
@@ -202,38 +166,58 @@ class Eagle3:
 
     def write(self, changed: "Iterable[tuple[str, Tensor]]", origin: Origin, out_dir: Path) -> None:
         """In the layout of the base, or the plain one."""
-        from outrider.speculators.kinds.eagle3.checkpoint import write_eagle3
+        from outrider.speculators.kinds.eagle3.checkpoint import write_head
 
-        write_eagle3(changed, origin, out_dir, self.form())
+        write_head(self, changed, origin, out_dir)
 
-    def write_twins(
+    def write_other_formats(
         self, directory: Path, target_dir: Path, target: str, drafts: int, out_dir: Path
     ) -> None:
-        """`speculators`: the format of vllm-project/speculators, for Llama's attention."""
-        from outrider.speculators.kinds.eagle3.twin import write_twin
+        """`speculators`: the format of vllm-project/speculators, where it has such a head."""
+        from outrider.speculators.kinds.eagle3.checkpoint import publish_twin
 
+        config = read_json(directory / "config.json")
         target_config = read_json(Path(target_dir) / "config.json")
-        write_twin(directory, target_config, target, drafts, out_dir / "speculators")
+        if "speculators_model_type" not in config:
+            twin = self.speculators_config(config, target_config, target, drafts)
+            if twin is not None:
+                publish_twin(directory, twin, out_dir / "speculators")
 
-    def tensor_names(self, directory: Path) -> set[str]:
-        """Names in the plain layout, without t2d, which follows from d2t."""
-        return self.names(weight_map(Path(directory))).keys() - {T2D}
+    def speculators_config(
+        self, config: Mapping[str, Any], target_config: Mapping[str, Any], target: str, drafts: int
+    ) -> dict[str, Any] | None:
+        """config.json in that format; None where it has no such head, such as DeepSeek's."""
+        return twin_config(config, target_config, target, drafts)
 
     def tensors(self, directory: Path) -> "Iterator[tuple[str, Tensor]]":
         """Names in the plain layout; d2t is one of them."""
-        from outrider.speculators.kinds.eagle3.checkpoint import read_eagle3_tensors
+        from outrider.speculators.kinds.eagle3.checkpoint import read_head_tensors
 
-        return read_eagle3_tensors(directory, self.form())
+        return read_head_tensors(self, directory)
 
-    def swap_tensors(self, directory: Path) -> "Iterator[tuple[str, Tensor]]":
+    def swapped(self, directory: Path) -> "Iterator[tuple[str, Tensor]]":
         """Head and d2t; the embedding stays the target's."""
-        from outrider.speculators.kinds.eagle3.checkpoint import stored_eagle3_tensors
+        from outrider.speculators.kinds.eagle3.checkpoint import stored_head_tensors
 
-        return stored_eagle3_tensors(directory, self.form())
+        return stored_head_tensors(self, directory)
 
-    def swappable(self, one: Path, other: Path) -> bool:
+    def can_swap(self, one: Path, other: Path) -> bool:
         """Heads of equal shape over the same states; tokens of the draft vocabulary may differ."""
-        return same_head(one, other)
+
+        def described(directory: Path) -> tuple[object, ...]:
+            path, headers = directory / "config.json", tensor_headers(directory)
+            config = read_json(path)
+            layer = layer_config(config)
+            shape = self.shape(config, {"num_hidden_layers": 10**6}, path)  # of any target
+            latent = {key: layer.get(key) for key in OF_LATENT_ATTENTION}
+            names = self.names(headers).items()
+            shapes = {name: headers[stored].shape for name, stored in names if name != T2D}
+            return shape, latent, shapes
+
+        try:
+            return described(Path(one)) == described(Path(other))
+        except OutriderError:  # a head that is served and not unrolled
+            return False
 
     def stays_with_target(self, name: str) -> bool:
         """The embedding."""

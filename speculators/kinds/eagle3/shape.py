@@ -1,4 +1,4 @@
-"""The shape of an EAGLE-3 head: its config.json, read and written. No torch.
+"""The shape of an EAGLE-3 head, from its config.json, and its tensors' names. No torch.
 
     shape = EagleShape.read(config, target_config, path)     # either published layout
     plain_config(target_config, HeadConfig(), drafts=256)    # of a head from scratch
@@ -9,12 +9,25 @@ keys are those of vLLM 0.32 (llama_eagle3.py, deepseek_eagle3.py, configs/specul
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from outrider.common.errors import OutriderError
 from outrider.speculators.features import FeatureSpec, FeatureStream
 from outrider.speculators.head_config import HeadConfig
+
+EMBEDDING = "embed_tokens.weight"
+"""A copy of the target's embedding, which public heads ship: neither read nor written."""
+
+D2T, T2D = "d2t", "t2d"
+
+MAPS = frozenset({D2T, T2D})
+"""The draft vocabulary: integers that are not trained."""
+
+LAYER, LAYER_OF_SPECULATORS = "midlayer.", "layers.0."
+
+DERIVED = ".rotary_emb.inv_freq"
+"""Rotary frequencies that some conversions store: they follow from config.json and are not read."""
 
 LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
 
@@ -38,6 +51,22 @@ OF_LATENT_ATTENTION = (
     "rope_interleave",
 )
 """Keys that a head with DeepSeek's attention has from its target."""
+
+SPECULATORS_VERSION = "0.9.0"
+"""The version of speculators whose format this is."""
+
+OF_THE_HEAD = (
+    "architectures",
+    "draft_vocab_size",
+    "eagle_config",
+    "fc_norm",
+    "norm_before_residual",
+    "norm_output",
+    "pard_token",
+    "target_hidden_size",
+    "torch_dtype",
+)
+"""Keys of the plain config.json that do not describe the layer."""
 
 DEEPSEEK_MODEL_TYPES = ("deepseek_v2",)
 """`model_type` of a head with DeepSeek's attention."""
@@ -111,36 +140,74 @@ class EagleShape:
         """Values of a token that `fc` reads."""
         return len(self.layers) * self.target_hidden
 
-    @property
-    def kv_rank(self) -> int:
-        """Rank of DeepSeek's keys and values; 0 for Llama's attention."""
-        return self.latent["kv_lora_rank"] if self.latent else 0
-
-    @property
-    def nope_dim(self) -> int:
-        """Dims of a DeepSeek key that are not rotated."""
-        return self.latent["qk_nope_head_dim"] if self.latent else 0
-
-    @property
-    def rope_dim(self) -> int:
-        """Dims of a DeepSeek key that are rotated."""
-        return self.latent["qk_rope_head_dim"] if self.latent else 0
-
-    @property
-    def key_dim(self) -> int:
-        """Dims of a query and a key of one head."""
-        return self.nope_dim + self.rope_dim if self.latent else self.head_dim
-
-    @property
-    def value_dim(self) -> int:
-        """Dims of a value of one head."""
-        return self.latent["v_head_dim"] if self.latent else self.head_dim
-
     def features(self) -> FeatureSpec:
         """The auxiliary states in the order of the layers, in which the engine concatenates."""
         return FeatureSpec(
             tuple(FeatureStream(f"layer_{index}", self.target_hidden) for index in self.layers)
         )
+
+
+def checkpoint_names(stored: Iterable[str]) -> dict[str, str]:
+    """The stored name of each of the head's tensors, by its name in the plain layout."""
+    found = {}
+    for name in stored:
+        plain = name.removeprefix("model.")
+        if plain.startswith(LAYER_OF_SPECULATORS):
+            plain = LAYER + plain.removeprefix(LAYER_OF_SPECULATORS)
+        if plain != EMBEDDING and not plain.endswith(DERIVED):
+            found[plain] = name
+    return found
+
+
+def twin_config(
+    config: Mapping[str, Any], target_config: Mapping[str, Any], target: str, drafts: int
+) -> dict[str, Any] | None:
+    """config.json of an EAGLE-3 or P-EAGLE head; None where the format has no such head."""
+    shape = EagleShape.read(config, target_config, "config.json")
+    if shape.latent is not None or shape.fc_norm or shape.norm_output:
+        return None
+    algorithm, architecture, mask = "eagle3", "Eagle3Speculator", {}
+    if shape.mask_token is not None:
+        algorithm, architecture = PARALLEL_OF_SPECULATORS, "PEagleSpeculator"
+        mask = {"mask_token_id": shape.mask_token}
+    return {
+        **of_speculators(algorithm, architecture, target_config, target, drafts),
+        "torch_dtype": config.get("torch_dtype", "bfloat16"),
+        "draft_vocab_size": shape.drafts,
+        "norm_before_residual": shape.norm_before_residual,
+        "norm_before_fc": shape.norm_before_fc,
+        LAYER_IDS: list(shape.layers),
+        **mask,
+        "transformer_layer_config": {
+            key: value for key, value in config.items() if key not in OF_THE_HEAD
+        },
+    }
+
+
+def of_speculators(
+    algorithm: str, architecture: str, target_config: Mapping[str, Any], target: str, drafts: int
+) -> dict[str, Any]:
+    """What config.json of every kind has in this format: what it is, and for which target."""
+    proposal = {
+        "proposal_type": "greedy",
+        "speculative_tokens": drafts,
+        "verifier_accept_k": 1,
+        "accept_tolerance": 0.0,
+    }
+    return {
+        "architectures": [architecture],
+        "speculators_model_type": algorithm,
+        "speculators_version": SPECULATORS_VERSION,
+        "speculators_config": {
+            "algorithm": algorithm,
+            "default_proposal_method": "greedy",
+            "proposal_methods": [proposal],
+            "verifier": {
+                "name_or_path": target,
+                "architectures": list(target_config.get("architectures") or []),
+            },
+        },
+    }
 
 
 def layer_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -262,25 +329,19 @@ def _check_supported(layer: Mapping[str, Any], config: Mapping[str, Any], path: 
     latent = model_type in DEEPSEEK_MODEL_TYPES
     eagle = config.get("eagle_config") or {}
     wrong = {
-        "model_type": None if latent or model_type == "llama" else model_type,
-        "num_hidden_layers": _unless(layer.get("num_hidden_layers", 1), 1),
-        "attention_bias": _unless(bool(layer.get("attention_bias", False)), False),
-        "mlp_bias": _unless(bool(layer.get("mlp_bias", False)), False),
-        "hidden_act": _unless(layer.get("hidden_act", "silu"), "silu"),
-        "logit_scale": _unless(config.get("logit_scale", 1.0), 1.0),
-        "use_aux_hidden_state": _unless(eagle.get("use_aux_hidden_state", True), True),
-        "rope_type": None if latent else _unless(scaling, "default"),
+        "model_type": not latent and model_type != "llama",
+        "num_hidden_layers": layer.get("num_hidden_layers", 1) != 1,
+        "attention_bias": layer.get("attention_bias"),
+        "mlp_bias": layer.get("mlp_bias"),
+        "hidden_act": layer.get("hidden_act", "silu") != "silu",
+        "logit_scale": config.get("logit_scale", 1.0) != 1.0,
+        "use_aux_hidden_state": not eagle.get("use_aux_hidden_state", True),
+        "rope_type": not latent and scaling != "default",
     }
-    for key, value in wrong.items():
-        if value is not None:
-            raise OutriderError(
-                f"{path}: {key} = {value}: vLLM serves such a head, but Outrider neither trains nor"
-                " replays it. Trained and replayed are heads of one layer with Llama's or"
-                " DeepSeek's attention, SiLU, no biases and a plain rotary embedding; compare this"
-                " one with `evaluate-speculator`, by the engine's counters"
-            )
-
-
-def _unless(value: Any, expected: Any) -> Any:
-    """The value where it is not the expected one."""
-    return None if value == expected else value
+    for key in (key for key, differs in wrong.items() if differs):
+        raise OutriderError(
+            f"{path}: {key} = {layer.get(key, config.get(key))}: vLLM serves such a head, but"
+            " Outrider neither trains nor replays it. Trained and replayed are heads of one layer"
+            " with Llama's or DeepSeek's attention, SiLU, no biases and a plain rotary embedding;"
+            " compare this one with `evaluate-speculator`, by the engine's counters"
+        )

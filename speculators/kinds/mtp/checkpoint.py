@@ -15,9 +15,9 @@ target's quantization: FP8 blocks stay FP8 blocks, the rest (eh_proj, norms, the
 bias) keeps its dtype. Unchanged tensors are copied, scales included, so their bytes are the base's.
 """
 
-import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import cast
 
 import torch
 from safetensors import safe_open
@@ -25,21 +25,16 @@ from torch import Tensor
 
 from outrider.common.errors import OutriderError
 from outrider.common.files import read_json
-from outrider.speculators.checkpoints.layout import SCALE_SUFFIX, CheckpointLayout, read_layout
+from outrider.speculators.checkpoints.layout import SCALE_SUFFIX, read_layout
 from outrider.speculators.checkpoints.tensors import CheckpointTensors, check_tensor_shape
 from outrider.speculators.checkpoints.write import write_checkpoint
+from outrider.speculators.kinds.mtp.check import MTPTensors, is_derived, is_shared, layer_prefix
 from outrider.speculators.kinds.mtp.layer import MTPSpeculator
-from outrider.speculators.kinds.mtp.tensors import MTPTensors, is_shared, layer_prefix
-from outrider.speculators.layers.deepseek_layer import DeepseekArch
-from outrider.speculators.layers.frozen_experts import (
-    PROJECTIONS,
-    FrozenExperts,
-    Stack,
-    expert_name,
-)
+from outrider.speculators.kinds.protocol import TrainedParts
+from outrider.speculators.layers.deepseek_layer import DeepseekArch, MixtureOfExperts, expert_name
+from outrider.speculators.layers.lora import ADAPTERS, AdaptedExperts
 
-KEPT_IN_FLOAT32 = "mlp.gate.e_score_correction_bias"
-"""The routing bias, never rounded: differences of 1e-3 in it decide which expert is chosen."""
+EXPERTS = "block.mlp.experts."
 
 
 def load_mtp(
@@ -50,8 +45,8 @@ def load_mtp(
 ) -> MTPSpeculator:
     """The MTP layer of a target's or a speculator's directory, FP8 dequantized to `dtype`.
 
-    With `frozen_experts` the routed experts are no parameters and keep the checkpoint's precision
-    (layers/frozen_experts.py). Every weight starts as NaN, and none may be left NaN.
+    With `frozen_experts` the routed experts are no parameters (`Experts`). Every weight starts as
+    NaN, and none may be left NaN.
     """
     layout = read_layout(directory)
     arch = DeepseekArch.from_config(layout.config)
@@ -62,31 +57,27 @@ def load_mtp(
             " target.model at a checkpoint that has one (DeepSeek-V3 and R1 do; conversions to"
             " other formats often drop it)"
         )
+    if frozen_experts and arch.layers < arch.dense_layers:
+        raise OutriderError(
+            f"{layout.directory / 'config.json'}: the MTP layer has a dense MLP and no routed"
+            " experts to freeze; set speculator.train: all"
+        )
     with torch.device("meta"):
-        speculator = MTPSpeculator(arch)
-    frozen = FrozenExperts(arch, _empty_stacks(layout, arch)) if frozen_experts else None
-    if frozen is not None:
-        speculator.block.mlp.experts = frozen
+        speculator = MTPSpeculator(arch, frozen_experts)
     speculator = speculator.to_empty(device=device).to(dtype)
-    with torch.no_grad():
-        for tensor in speculator.state_dict().values():
-            tensor.fill_(float("nan"))
-    # The routing bias keeps its dtype in any dtype of the weights.
-    _restore_float32_buffers(speculator)
-    views = checkpoint_views(speculator)
-    experts = list(itertools.product(range(arch.experts), PROJECTIONS)) if frozen_experts else []
-    layer = MTPTensors(layout)
-    _compare_names(layer, {*views, *(expert_name(*each) for each in experts)})
-    tensors = CheckpointTensors(layout)
+    if isinstance(speculator.block.mlp, MixtureOfExperts):
+        gate = speculator.block.mlp.gate  # never rounded: differences of 1e-3 choose an expert
+        gate.e_score_correction_bias = gate.e_score_correction_bias.float()
+    tensors, layer = CheckpointTensors(layout), MTPTensors(layout)
+    stacks = dict(speculator.named_parameters()) | dict(speculator.named_buffers())
+    views = checkpoint_names(stacks)
+    _compare_names(layer, set(views))
     with torch.no_grad():
         for suffix, view in views.items():
+            view.fill_(float("nan"))
             name = layer.prefix + suffix
             value = tensors.read(name, torch.float32)
             view.copy_(check_tensor_shape(layout, name, value, view.shape))
-    if frozen is not None:
-        for expert, projection in experts:
-            name = layer.prefix + expert_name(expert, projection)
-            _fill(frozen.stacks[projection], expert, name, tensors)
     # Expert by expert: isfinite makes a copy of its tensor, 30 GB of a stack in float32.
     broken = [suffix for suffix, view in views.items() if not view.isfinite().all()]
     if broken:
@@ -97,17 +88,40 @@ def load_mtp(
     return speculator
 
 
-def load_to_replay(
-    directory: Path, dtype: torch.dtype, device: torch.device | str
+def load_trainable(
+    base_dir: Path, parts: TrainedParts, dtype: torch.dtype, device: torch.device | str, seed: int
 ) -> MTPSpeculator:
-    """As `load_mtp`, for a layer that is not trained: experts stored in FP8 stay so.
+    """The base's MTP layer with the trained weights as its parameters (`speculator.train`).
 
-    R1's take 11.3 GB then, not 45 in float32. Their values are the same.
+    all          every weight is a parameter
+    non_routed   the routed experts are frozen
+    lora         the same, with low-rank adapters on the experts, drawn by `seed` (layers/lora.py)
+
+    Every process holds all frozen experts, and a resumed run reads them from the base again.
     """
-    layout = read_layout(directory)
-    arch = DeepseekArch.from_config(layout.config)
-    in_fp8 = layout.blocks is not None and arch.layers >= arch.dense_layers
-    return load_mtp(directory, dtype, device, frozen_experts=in_fp8)
+    speculator = load_mtp(base_dir, dtype, device, frozen_experts=parts.train != "all")
+    if parts.train == "lora":
+        mlp = cast(MixtureOfExperts, speculator.block.mlp)
+        adapted = AdaptedExperts(mlp.experts, parts.lora_rank, parts.lora_alpha, seed)
+        mlp.experts = adapted.to(device=device, dtype=dtype)
+    return speculator
+
+
+def trained_tensors(
+    speculator: MTPSpeculator, state: Mapping[str, Tensor]
+) -> Iterator[tuple[str, Tensor]]:
+    """What training may have changed, under the checkpoint's names without the prefix.
+
+    Adapters are merged into their experts in float32. `state` is the whole state dict: under
+    ZeRO-3 the module itself holds shards.
+    """
+    buffers = {name for name, _ in speculator.named_buffers()}
+    weights = {name: value for name, value in state.items() if name not in buffers}
+    adapters = {name: weights.pop(EXPERTS + name) for name in ADAPTERS if EXPERTS + name in weights}
+    yield from checkpoint_names(weights).items()
+    if adapters:
+        mlp = cast(MixtureOfExperts, speculator.block.mlp)
+        yield from cast(AdaptedExperts, mlp.experts).merged(adapters)
 
 
 def save_mtp(speculator: MTPSpeculator, base_dir: Path, out_dir: Path) -> None:
@@ -152,6 +166,25 @@ def stored_mtp_tensors(directory: Path) -> Iterator[tuple[str, Tensor]]:
                     yield name, tensors.get_tensor(name)
 
 
+def write_nextn(directory: Path, out_dir: Path) -> None:
+    """Publishes the layer as the draft model that SGLang loads, atomically.
+
+    SGLang calls the layer NextN and loads it as a model of one layer: the tensors are
+    `model.layers.0.*`, and config.json is the target's with that architecture and
+    `num_hidden_layers` 1. Newer versions also read the plain directory. Read in sgl-project/sglang,
+    commit 29bd4e85 (2026): models/deepseek_nextn.py and deepseek_common/deepseek_weight_loader.py.
+    """
+    config = read_json(Path(directory) / "config.json")
+    prefix = layer_prefix(config)
+    renamed = {
+        "model.layers.0." + name.removeprefix(prefix): tensor
+        for name, tensor in stored_mtp_tensors(Path(directory))
+        if not is_derived(name)
+    }
+    config |= {"architectures": ["DeepseekV3ForCausalLMNextN"], "num_hidden_layers": 1}
+    write_checkpoint(config, renamed, out_dir)
+
+
 def checkpoint_views(speculator: MTPSpeculator) -> dict[str, Tensor]:
     """Views of the speculator's tensors under the checkpoint's names, without the prefix."""
     return checkpoint_names(speculator.state_dict())
@@ -178,51 +211,6 @@ def experts_apart(suffix: str, tensor: Tensor) -> dict[str, Tensor]:
     if suffix == "mlp.experts.down_proj":
         return {expert_name(expert, "down_proj"): down for expert, down in enumerate(tensor)}
     return {suffix: tensor}
-
-
-def _empty_stacks(layout: CheckpointLayout, arch: DeepseekArch) -> dict[str, Stack]:
-    """Stacks for the routed experts in the precision that the checkpoint stores."""
-    if arch.layers < arch.dense_layers:
-        raise OutriderError(
-            f"{layout.directory / 'config.json'}: the MTP layer has a dense MLP and no routed"
-            " experts to freeze; set speculator.train: all"
-        )
-    tensors, prefix = CheckpointTensors(layout), MTPTensors(layout).prefix
-    stacks = {}
-    for name in PROJECTIONS:
-        value, scale = tensors.stored(prefix + expert_name(0, name))
-        scales = None
-        if scale is not None:
-            scales = torch.empty(arch.experts, *scale.shape, dtype=scale.dtype)
-        values = torch.empty(arch.experts, *value.shape, dtype=value.dtype)
-        stacks[name] = Stack(values, scales, layout.blocks)
-    return stacks
-
-
-def _fill(stack: Stack, expert: int, name: str, tensors: CheckpointTensors) -> None:
-    """Copies one expert's projection into its stack."""
-    layout = tensors.layout
-    value, scale = tensors.stored(name)
-    check_tensor_shape(layout, name, value, stack.value_XOI.shape[1:])
-    if scale is None:
-        damaged = not bool(value.isfinite().all())
-    else:
-        # e4m3 has no infinity, and one bit pattern for NaN: all ones below the sign.
-        nan = (value.view(torch.uint8) & 0x7F == 0x7F).any()
-        damaged = bool(nan) or not bool(scale.isfinite().all())
-    if damaged:
-        raise OutriderError(
-            f"{layout.directory}: not a finite number in {name}; the checkpoint is damaged"
-        )
-    stack.value_XOI[expert].copy_(value)
-    if scale is not None and stack.scale_XPQ is not None:
-        stack.scale_XPQ[expert].copy_(scale)
-
-
-def _restore_float32_buffers(speculator: MTPSpeculator) -> None:
-    for module in speculator.modules():
-        for name, buffer in module.named_buffers(recurse=False):
-            setattr(module, name, buffer.float())
 
 
 def _compare_names(layer: MTPTensors, expected: set[str]) -> None:

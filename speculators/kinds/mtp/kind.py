@@ -1,36 +1,32 @@
 """The multi-token prediction (MTP) layer of DeepSeek-V3 and R1: the kind's torch-free half.
 
     kind = MTP()
-    kind.size(config).total          # R1: 11.6 B parameters, 11.3 B of them in routed experts
     kind.load(directory, target_dir, torch.float32)
 
 The layer reads the target's state after the final norm and drafts with the target's embedding and
 head. A speculator's directory holds the target's config.json and the tensors of the layer. The
 target's own checkpoint is such a directory, so the target's layer is a base speculator.
 
-The other files of the kind: mtp/tensors.py (names), mtp/check.py (compatibility), mtp/size.py
-(sizing), mtp/layer.py (the module), mtp/checkpoint.py (reading and writing),
-mtp/training.py (trainable parts), mtp/nextn.py (SGLang's form).
+The other files of the kind: mtp/check.py (names of tensors, compatibility), mtp/layer.py (the
+module), mtp/checkpoint.py (reading and writing).
 """
 
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from outrider.speculators.checkpoints.layout import CheckpointLayout, read_layout
+from outrider.common.errors import OutriderError
+from outrider.speculators.checkpoints.layout import CheckpointLayout
 from outrider.speculators.features import FINAL_NORM, FeatureSpec, FeatureStream
 from outrider.speculators.head_config import HeadConfig
-from outrider.speculators.kinds.mtp.check import check_mtp, check_mtp_target
-from outrider.speculators.kinds.mtp.size import mtp_size
-from outrider.speculators.kinds.mtp.tensors import MTPTensors, is_shared
+from outrider.speculators.kinds.mtp.check import MTPTensors, check_mtp, check_mtp_target, is_shared
 from outrider.speculators.kinds.protocol import (
     Abilities,
-    KPerBatchSize,
     Origin,
+    TrainableKind,
+    TrainedParameters,
     TrainedParts,
 )
-from outrider.speculators.kinds.vllm_settings import directory_settings
-from outrider.speculators.size import DrafterSize, TrainedParameters
 
 if TYPE_CHECKING:
     import torch
@@ -44,7 +40,7 @@ CACHE_SCALES = (".q_scale", ".k_scale", ".v_scale", ".prob_scale")
 DeepSeek's checkpoints have none."""
 
 
-class MTP:
+class MTP(TrainableKind):
     """One decoder layer over the next token's embedding and the target's final state."""
 
     name = "mtp"
@@ -56,6 +52,7 @@ class MTP:
     abilities = Abilities(
         exact_replay=True, draft_parity=True, live_swap=True, drafts_every_step=True
     )
+    trains: frozenset[TrainedParameters] = frozenset(("all", "non_routed", "lora"))
 
     def recognizes(self, config: Mapping[str, Any]) -> bool:
         """A directory has the target's configuration."""
@@ -64,19 +61,6 @@ class MTP:
     def check(self, directory: Path, target: CheckpointLayout) -> None:
         """The directory holds what the target's own layer holds, tensor by tensor."""
         check_mtp(directory, target)
-
-    def vllm_settings(
-        self,
-        directory: Path | None,
-        k: int,
-        draft_sample_method: str,
-        k_per_batch_size: KPerBatchSize | None,
-    ) -> dict[str, Any] | None:
-        """vLLM's method `mtp`."""
-        return directory_settings(self.name, directory, k, draft_sample_method, k_per_batch_size)
-
-    head_keys: frozenset[str] = frozenset()
-    trains: frozenset[TrainedParameters] = frozenset(("all", "non_routed", "lora"))
 
     def config(
         self,
@@ -91,10 +75,6 @@ class MTP:
         """The state after the final norm alone."""
         return FeatureSpec((FeatureStream(FINAL_NORM, target_config["hidden_size"]),))
 
-    def latent_cache(self, config: Mapping[str, Any]) -> bool | None:
-        """The layer has the target's attention."""
-        return None
-
     def native(self, target_config: Mapping[str, Any]) -> bool:
         """DeepSeek-V3 and R1 ship one layer; conversions often drop it."""
         return self.recognizes(target_config)
@@ -105,18 +85,25 @@ class MTP:
 
     def check_target(self, target_dir: Path, base_dir: Path | None, config_only: bool) -> None:
         """The target and the base have the layer, in weights that training reads."""
-        check_mtp_target(target_dir, config_only)
-        if base_dir is not None and Path(base_dir) != Path(target_dir):
-            check_mtp_target(base_dir, config_only)
+        for directory in {Path(target_dir), Path(base_dir or target_dir)}:
+            check_mtp_target(directory, config_only)
 
-    def size(
-        self,
-        config: Mapping[str, Any],
-        target_config: Mapping[str, Any],
-        source: object = "config.json",
-    ) -> DrafterSize:
-        """Of the module that config.json describes."""
-        return mtp_size(target_config, source)
+    def build(
+        self, config: Mapping[str, Any], target_config: Mapping[str, Any], source: object
+    ) -> "MTPSpeculator":
+        """The layer that the target's config.json describes."""
+        from outrider.speculators.kinds.mtp.layer import MTPSpeculator
+        from outrider.speculators.layers.deepseek_layer import DeepseekArch
+
+        try:
+            arch = DeepseekArch.from_config(target_config)
+        except KeyError as missing:
+            raise OutriderError(
+                f"{source}: no {missing.args[0]}, so this is no config of a DeepSeek-V3"
+                " architecture; point target.model at a checkpoint with a multi-token prediction"
+                " layer (DeepSeek-V3 and R1 have one)"
+            ) from None
+        return MTPSpeculator(arch)
 
     def load(
         self,
@@ -125,10 +112,10 @@ class MTP:
         dtype: "torch.dtype",
         device: "torch.device | str" = "cpu",
     ) -> "MTPSpeculator":
-        """FP8 weights are dequantized to `dtype`, those of routed experts one at a time in use."""
-        from outrider.speculators.kinds.mtp.checkpoint import load_to_replay
+        """FP8 weights are dequantized to `dtype`."""
+        from outrider.speculators.kinds.mtp.checkpoint import load_mtp
 
-        return load_to_replay(directory, dtype, device)
+        return load_mtp(directory, dtype, device)
 
     def start(
         self,
@@ -139,7 +126,7 @@ class MTP:
         seed: int,
     ) -> "MTPSpeculator":
         """The base's layer, or the target's own; `seed` draws the adapters of `lora`."""
-        from outrider.speculators.kinds.mtp.training import load_trainable
+        from outrider.speculators.kinds.mtp.checkpoint import load_trainable
 
         return load_trainable(origin.base_dir or origin.target_dir, parts, dtype, device, seed)
 
@@ -147,7 +134,7 @@ class MTP:
         self, drafter: "Drafter", state: "Mapping[str, Tensor]"
     ) -> "Iterator[tuple[str, Tensor]]":
         """Names are those of the checkpoint, without the layer's prefix."""
-        from outrider.speculators.kinds.mtp.training import trained_tensors
+        from outrider.speculators.kinds.mtp.checkpoint import trained_tensors
 
         return trained_tensors(cast("MTPSpeculator", drafter), state)
 
@@ -157,17 +144,13 @@ class MTP:
 
         write_mtp(changed, origin.base_dir or origin.target_dir, out_dir)
 
-    def write_twins(
+    def write_other_formats(
         self, directory: Path, target_dir: Path, target: str, drafts: int, out_dir: Path
     ) -> None:
         """`sglang_nextn`: the draft model that SGLang loads."""
-        from outrider.speculators.kinds.mtp.nextn import write_nextn
+        from outrider.speculators.kinds.mtp.checkpoint import write_nextn
 
         write_nextn(directory, out_dir / "sglang_nextn")
-
-    def tensor_names(self, directory: Path) -> set[str]:
-        """Full names, scales included."""
-        return MTPTensors(read_layout(directory)).names
 
     def tensors(self, directory: Path) -> "Iterator[tuple[str, Tensor]]":
         """Names without the layer's prefix."""
@@ -175,15 +158,11 @@ class MTP:
 
         return read_mtp_tensors(directory)
 
-    def swap_tensors(self, directory: Path) -> "Iterator[tuple[str, Tensor]]":
+    def swapped(self, directory: Path) -> "Iterator[tuple[str, Tensor]]":
         """The layer's tensors; embedding and head stay the target's."""
         from outrider.speculators.kinds.mtp.checkpoint import stored_mtp_tensors
 
         return stored_mtp_tensors(directory)
-
-    def swappable(self, one: Path, other: Path) -> bool:
-        """Every layer of a target has the same shapes."""
-        return True
 
     def stays_with_target(self, name: str) -> bool:
         """Embedding, head, and cache scales that no checkpoint brings."""

@@ -30,13 +30,14 @@ from outrider.speculators.layers.deepseek_layer import (
 class MTPSpeculator(ChainDrafter):
     """Two norms, a projection of 2H to H, one decoder layer, the final norm."""
 
-    def __init__(self, arch: DeepseekArch):
+    def __init__(self, arch: DeepseekArch, frozen_experts: bool = False):
         super().__init__()
         self.arch = arch
+        self.used_experts = arch.experts_per_token / arch.experts
         self.enorm = RMSNorm(arch.hidden, arch.norm_eps)
         self.hnorm = RMSNorm(arch.hidden, arch.norm_eps)
         self.eh_proj = nn.Linear(2 * arch.hidden, arch.hidden, bias=False)
-        self.block = DecoderLayer(arch, layer_index=arch.layers)
+        self.block = DecoderLayer(arch, arch.layers, frozen_experts)
         self.norm = RMSNorm(arch.hidden, arch.norm_eps)
 
     def head(self, ends: TargetEnds) -> DraftHead:

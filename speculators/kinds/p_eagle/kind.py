@@ -10,7 +10,7 @@ costs a row of one pass instead of a pass, and it does not read the drafts befor
 K is fixed when an engine starts: with fewer drafts in a step vLLM 0.32 ends with a shape error.
 vLLM has no such head with DeepSeek's attention, and runs this one on model runner V1.
 
-The other files of the kind: p_eagle/layer.py (the module), p_eagle/size.py (sizing).
+The module is in p_eagle/layer.py.
 """
 
 from collections.abc import Mapping
@@ -30,9 +30,7 @@ from outrider.speculators.kinds.eagle3.shape import (
     mask_token,
     spare_token,
 )
-from outrider.speculators.kinds.p_eagle.size import parallel_size
 from outrider.speculators.kinds.protocol import Abilities, KPerBatchSize
-from outrider.speculators.size import DrafterSize
 
 if TYPE_CHECKING:
     from outrider.speculators.kinds.eagle3.layer import StoredHead
@@ -82,14 +80,8 @@ class PEagle(Eagle3):
         draft_sample_method: str,
         k_per_batch_size: KPerBatchSize | None,
     ) -> dict[str, Any] | None:
-        """vLLM's method `eagle3` with parallel drafting. A schedule of drafts is refused."""
-        if k_per_batch_size:
-            raise OutriderError(
-                f"{self.in_words} drafts {k} tokens in every step, and vLLM 0.32 ends with a shape"
-                " error where a batch size has fewer; leave the schedule out"
-                " (export.k_per_batch_size: false)"
-            )
-        settings = super().vllm_settings(directory, k, draft_sample_method, None)
+        """vLLM's method `eagle3` with parallel drafting."""
+        settings = super().vllm_settings(directory, k, draft_sample_method, k_per_batch_size)
         return {**(settings or {}), "method": Eagle3.name, "parallel_drafting": True}
 
     def new_config(
@@ -104,10 +96,6 @@ class PEagle(Eagle3):
         from outrider.speculators.kinds.p_eagle.layer import ParallelHead
 
         return ParallelHead
-
-    def size_of(self, shape: EagleShape) -> DrafterSize:
-        """Parameters, activations and FLOPs of a head of this shape."""
-        return parallel_size(shape, self.module())
 
     def check_target(self, target_dir: Path, base_dir: Path | None, config_only: bool) -> None:
         """As for an EAGLE-3 head, and the base has a mask token."""

@@ -12,11 +12,10 @@ from outrider.pipeline.plan.training_cost import Memory, memories, price
 from outrider.pipeline.preflight import check, has_weights
 from outrider.pipeline.recipe.load import load_recipe
 from outrider.pipeline.run_dir import RunDirectory
-from outrider.speculators.kinds.mtp.size import mtp_size
 from outrider.speculators.size import RowShape
-from outrider.training.sizing.memory import MemoryPlan
+from outrider.training.memory import MemoryPlan
 from tests.cli.commands import assert_one_message, run
-from tests.r1_config import R1
+from tests.r1_config import R1, mtp_size
 from tests.tiny import write_tiny_target
 
 H200 = 150 * 10**9

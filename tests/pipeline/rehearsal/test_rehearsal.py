@@ -16,7 +16,7 @@ from outrider.pipeline.rehearsal.settings import R1_CONFIG, cut_config, cut_to_f
 from outrider.pipeline.rehearsal.target import extend_vocabulary, random_target, shapes
 from outrider.speculators.checkpoints.target_ends import load_target_ends
 from outrider.speculators.kinds.mtp.checkpoint import load_mtp
-from outrider.speculators.kinds.mtp.size import mtp_size
+from tests.r1_config import mtp_size
 
 R1 = read_json(R1_CONFIG)
 SMALL = cut_config(R1, 4, fp8=False) | {

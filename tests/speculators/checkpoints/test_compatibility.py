@@ -12,11 +12,6 @@ from safetensors.torch import load_file, save_file
 
 from outrider.common.errors import OutriderError
 from outrider.speculators.checkpoints.compatibility import check_speculator
-from outrider.speculators.checkpoints.safetensors_headers import (
-    is_finite,
-    rows_that_differ,
-    tensor_headers,
-)
 from outrider.speculators.kinds import kind_of
 from outrider.speculators.kinds.mtp.checkpoint import load_mtp, save_mtp
 from tests.eagle3_head import write_eagle3_head
@@ -246,36 +241,6 @@ def test_what_is_neither_says_what_is_known(target, tmp_path):
         match=r"architectures = \['MedusaModel'\].* without a directory are named: ngram, none",
     ):
         check_speculator(tmp_path / "other", target)
-
-
-def test_numbers_are_read_as_torch_reads_them(tmp_path, monkeypatch):
-    monkeypatch.setattr(
-        "outrider.speculators.checkpoints.safetensors_headers.PIECE", 64
-    )  # several pieces
-    dtypes = (
-        torch.float64,
-        torch.float32,
-        torch.float16,
-        torch.bfloat16,
-        torch.float8_e5m2,
-        torch.float8_e4m3fn,
-    )
-    for number, dtype in enumerate(dtypes):
-        sound = torch.randn(7, 5).to(dtype)
-        tensors = {"sound": sound, "odd": torch.zeros(3, dtype=torch.uint8).view(torch.bool)}
-        for name, value in (("nan", float("nan")), ("infinite", float("inf"))):
-            broken = sound.to(torch.float64, copy=True)
-            broken[6, 4] = value
-            tensors[name] = broken.to(dtype)
-        other = sound.clone()
-        other[2] = sound[3]
-        tensors["other"] = other
-        save_file(tensors, tmp_path / "model.safetensors")
-        headers = tensor_headers(tmp_path)
-        for name, tensor in tensors.items():
-            assert is_finite(headers[name]) == bool(tensor.double().isfinite().all()), (dtype, name)
-        assert rows_that_differ(headers["sound"], headers["other"]) == 1, number
-        assert rows_that_differ(headers["sound"], headers["sound"]) == 0
 
 
 def test_it_needs_no_torch():

@@ -9,13 +9,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from outrider.common.errors import OutriderError
-from outrider.speculators.checkpoints.fp8 import FP8, quantize
+from outrider.speculators.checkpoints.fp8 import quantize
 from outrider.speculators.checkpoints.layout import read_layout
 from outrider.speculators.checkpoints.target_ends import load_target_ends
-from outrider.speculators.kinds import target_tensors, trainable_kind
+from outrider.speculators.kinds import target_tensors
+from outrider.speculators.kinds.mtp.check import MTPTensors
 from outrider.speculators.kinds.mtp.checkpoint import checkpoint_views, load_mtp, save_mtp
-from outrider.speculators.kinds.mtp.tensors import MTPTensors
-from outrider.speculators.layers.frozen_experts import FrozenExperts
 from tests.fp8_target import LINEAR, spread, write_fp8_copy
 from tests.tiny import LAYERS, write_tiny_target
 
@@ -63,17 +62,6 @@ def test_weights_are_dequantized(target: Path) -> None:
             assert torch.equal(
                 views[name.removeprefix(prefix)], (stored[name].float() * scale).to(dtype)
             ), name
-
-
-def test_experts_that_are_not_trained_stay_in_fp8(target: Path) -> None:
-    """They are dequantized in use, to the values that `load_mtp` dequantizes."""
-    read = trainable_kind("mtp").load(target, target, torch.float32)
-    experts = read.block.mlp.experts
-    assert isinstance(experts, FrozenExperts)
-    assert all(stack.value_XOI.dtype == FP8 for stack in experts.stacks.values())
-    views = checkpoint_views(load_mtp(target))
-    for name, value in experts.matrices():
-        assert torch.equal(value, views[name]), name
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -21,7 +21,6 @@ from torch import Tensor, nn
 from outrider.common.files import publish, read_json
 from outrider.data.features.feature_store import FeatureStore
 from outrider.data.features.feature_writer import FeatureWriter
-from outrider.speculators.checkpoints.layout import CheckpointLayout
 from outrider.speculators.features import FINAL_NORM, FeatureSpec, FeatureStream
 from outrider.speculators.head_config import HeadConfig
 from outrider.speculators.heads import DraftHead, TargetEnds
@@ -31,9 +30,9 @@ from outrider.speculators.kinds.protocol import (
     Abilities,
     KPerBatchSize,
     Origin,
+    TrainableKind,
     TrainedParts,
 )
-from outrider.speculators.size import DrafterSize, TrainedParameters
 from outrider.training.distributed.spec import TrainingSpec
 from tests.training.corpus import Corpus, make_corpus
 from tests.training.forked_ranks import PRELOADED
@@ -62,7 +61,7 @@ class ToyDrafter(Drafter):
         anchor_BT: Tensor,
         depth: int,
     ) -> tuple[Tensor, list[Tensor]]:
-        anchors_N = anchor_BT.flatten().nonzero().squeeze(1)
+        anchors_N = anchor_BT.flatten().nonzero().squeeze(1).to(inputs_BTX.device)
         token = token_ids_BT.flatten()
         dtype = ends.dtype
         state_NH = self.read(inputs_BTX.flatten(0, 1)[anchors_N].to(dtype))
@@ -77,7 +76,7 @@ class ToyDrafter(Drafter):
         return DraftHead(self.lm_head, self.ids)
 
 
-class Toy:
+class Toy(TrainableKind):
     """The kind."""
 
     name = "toy"
@@ -88,9 +87,6 @@ class Toy:
     def recognizes(self, config: Mapping[str, Any]) -> bool:
         return "toy_drafter" in config
 
-    def check(self, directory: Path, target: CheckpointLayout) -> None:
-        return None
-
     def vllm_settings(
         self,
         directory: Path | None,
@@ -99,9 +95,6 @@ class Toy:
         k_per_batch_size: KPerBatchSize | None,
     ) -> dict[str, Any] | None:
         return {"method": self.name, "model": str(directory), "num_speculative_tokens": k}
-
-    head_keys: frozenset[str] = frozenset()
-    trains: frozenset[TrainedParameters] = frozenset(("all",))
 
     def config(
         self,
@@ -115,36 +108,11 @@ class Toy:
         hidden = target_config["hidden_size"]
         return FeatureSpec((FeatureStream(STREAM, WIDTH), FeatureStream(FINAL_NORM, hidden)))
 
-    def latent_cache(self, config: Mapping[str, Any]) -> bool | None:
-        return None
-
-    def native(self, target_config: Mapping[str, Any]) -> bool:
-        return False
-
-    def native_tensors(self, target: CheckpointLayout) -> set[str]:
-        return set()
-
-    def check_target(self, target_dir: Path, base_dir: Path | None, config_only: bool) -> None:
-        return None
-
-    def size(
-        self,
-        config: Mapping[str, Any],
-        target_config: Mapping[str, Any],
-        source: object = "config.json",
-    ) -> DrafterSize:
-        width = target_config["hidden_size"]
-        return DrafterSize(
-            shapes={"weight": (width, width)},
-            vocab=target_config["vocab_size"],
-            hidden=width,
-            state_values=2 * width,
-            heads=1,
-            key_values=0,
-            value_values=0,
-            first=width,
-            deeper=width,
-            mlp=0,
+    def build(
+        self, config: Mapping[str, Any], target_config: Mapping[str, Any], source: object
+    ) -> ToyDrafter:
+        return ToyDrafter(
+            target_config["hidden_size"], torch.arange(0, target_config["vocab_size"], 2)
         )
 
     def load(
@@ -174,11 +142,6 @@ class Toy:
         drafter = ToyDrafter(config["hidden_size"], torch.arange(0, config["vocab_size"], 2))
         return drafter.to(device=device, dtype=dtype)
 
-    def trained(
-        self, drafter: Drafter, state: Mapping[str, Tensor]
-    ) -> Iterator[tuple[str, Tensor]]:
-        yield from state.items()
-
     def write(self, changed: Iterable[tuple[str, Tensor]], origin: Origin, out_dir: Path) -> None:
         tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in changed}
         with publish(out_dir) as temporary:
@@ -186,25 +149,11 @@ class Toy:
             save_file(tensors, temporary / "model.safetensors")
             (temporary / "config.json").write_text(json.dumps({"toy_drafter": 1}))
 
-    def write_twins(
-        self, directory: Path, target_dir: Path, target: str, drafts: int, out_dir: Path
-    ) -> None:
-        return None
-
-    def tensor_names(self, directory: Path) -> set[str]:
-        return set(load_file(directory / "model.safetensors"))
-
     def tensors(self, directory: Path) -> Iterator[tuple[str, Tensor]]:
         yield from sorted(load_file(directory / "model.safetensors").items())
 
-    def swap_tensors(self, directory: Path) -> Iterator[tuple[str, Tensor]]:
+    def swapped(self, directory: Path) -> Iterator[tuple[str, Tensor]]:
         return self.tensors(directory)
-
-    def swappable(self, one: Path, other: Path) -> bool:
-        return True
-
-    def stays_with_target(self, name: str) -> bool:
-        return False
 
 
 def toy_corpus(folder: Path) -> Corpus:

@@ -100,7 +100,7 @@ def final_state(run_dir: Path) -> dict[str, torch.Tensor]:
     newest = sorted((run_dir / "training" / "checkpoints").glob("step-*"))[-1]
     files = [
         run_dir / "speculator" / "model.safetensors",
-        *sorted((newest / "deepspeed").glob("*.safetensors")),
+        *sorted(newest.glob("rank-*.safetensors")),
     ]
     state = {}
     for path in files:

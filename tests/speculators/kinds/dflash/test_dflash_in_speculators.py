@@ -26,7 +26,7 @@ def test_the_library_computes_the_same_drafts(
     tmp_path: Path,
 ) -> None:
     kind, head = DFlash(), write_dflash_head(nano_r1, tmp_path / "head", layers=(2, 8, 13))
-    kind.write_twins(head, nano_r1, str(nano_r1), DEPTH, tmp_path)
+    kind.write_other_formats(head, nano_r1, str(nano_r1), DEPTH, tmp_path)
     torch.manual_seed(1)
     inputs_TX = torch.randn(TOKENS, 3 * read_json(nano_r1 / "config.json")["hidden_size"])
     tokens_T, anchors_N = torch.randint(0, 4000, (TOKENS,)), torch.tensor([3, 10, 40, 41, 70])

@@ -23,6 +23,7 @@ from outrider.speculators.kinds import kind_of
 from outrider.speculators.kinds.eagle3.kind import Eagle3
 from outrider.speculators.kinds.eagle3.layer import EagleHead
 from outrider.speculators.kinds.protocol import Origin
+from outrider.speculators.size import drafter_size
 from tests.eagle3_head import write_eagle3_head
 from tests.tiny import HIDDEN, VOCAB, write_tiny_target
 
@@ -77,7 +78,9 @@ def test_a_head_from_scratch_is_written_and_read(
     assert config["norm_before_residual"] is False
     target_config = read_json(target / "config.json")
     assert EAGLE3.features(config, target_config).names == ("layer_1", "layer_2")
-    assert EAGLE3.size(config, target_config).total == sum(p.numel() for p in head.parameters())
+    assert drafter_size(EAGLE3, config, target_config).total == sum(
+        p.numel() for p in head.parameters()
+    )
 
 
 def test_the_file_holds_the_vocabulary_and_no_embedding(target: Path, tmp_path: Path) -> None:
@@ -89,7 +92,7 @@ def test_the_file_holds_the_vocabulary_and_no_embedding(target: Path, tmp_path: 
     assert ids.tolist() == sorted(ids.tolist())
     assert tensors["t2d"].nonzero().flatten().tolist() == ids.tolist()
     assert {int(token) % 7 for token in ids} == {5, 6}
-    assert dict(EAGLE3.swap_tensors(directory)).keys() == tensors.keys() - {"t2d"}
+    assert dict(EAGLE3.swapped(directory)).keys() == tensors.keys() - {"t2d"}
 
 
 def test_rows_start_as_the_targets(target: Path) -> None:
@@ -177,7 +180,7 @@ def test_the_layout_of_speculators_is_the_same_head(target: Path, tmp_path: Path
 def test_the_twin_is_the_same_head(target: Path, tmp_path: Path) -> None:
     origin = scratch(target, draft_vocabulary=20)
     directory = publish(start(origin), origin, tmp_path / "head")
-    EAGLE3.write_twins(directory, target, "tiny", 5, tmp_path / "twins")
+    EAGLE3.write_other_formats(directory, target, "tiny", 5, tmp_path / "twins")
     twin = tmp_path / "twins" / "speculators"
     check_speculator(twin, target)
     config = read_json(twin / "config.json")
@@ -192,7 +195,7 @@ def test_the_twin_is_the_same_head(target: Path, tmp_path: Path) -> None:
     names = load_file(twin / "model.safetensors").keys()
     assert "layers.0.hidden_norm.weight" in names and "embed_tokens.weight" not in names
     mla = scratch(target, layer_type="mla", draft_vocabulary=20)
-    EAGLE3.write_twins(
+    EAGLE3.write_other_formats(
         publish(start(mla), mla, tmp_path / "mla"), target, "tiny", 5, tmp_path / "x"
     )
     assert not (tmp_path / "x").exists()

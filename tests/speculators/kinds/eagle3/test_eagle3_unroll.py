@@ -21,7 +21,7 @@ from transformers.models.llama.modeling_llama import LlamaAttention, LlamaRotary
 
 from outrider.speculators.checkpoints.target_ends import load_target_ends
 from outrider.speculators.heads import TargetEnds
-from outrider.speculators.kinds.eagle3.checkpoint import load_eagle3
+from outrider.speculators.kinds.eagle3.kind import Eagle3
 from outrider.speculators.kinds.eagle3.layer import EagleHead
 from outrider.speculators.kinds.eagle3.shape import EagleShape
 from outrider.speculators.unroll import unroll, valid_BT
@@ -182,7 +182,7 @@ def both(target: Path, directory: Path) -> tuple[EagleHead, LiteralEngine]:
     engine = LiteralEngine(
         config, load_file(directory / "model.safetensors"), load_target_ends(target)
     )
-    return load_eagle3(directory, target), engine
+    return Eagle3().load(directory, target, torch.float32), engine
 
 
 @pytest.mark.parametrize("options", HEADS.values(), ids=HEADS)
@@ -256,7 +256,7 @@ def test_a_silent_mistake_is_seen(
 
 
 def test_gradients_reach_every_parameter(target: Path, tmp_path: Path) -> None:
-    head = load_eagle3(written(target, tmp_path / "head", fc_norm=True), target)
+    head = Eagle3().load(written(target, tmp_path / "head", fc_norm=True), target, torch.float32)
     ends, (token_BT, *rest) = load_target_ends(target), packed_row()
     states = unroll(head, ends, token_BT, *rest, DEPTH)
     sum(head.head(ends).logits(u).square().sum() for u in states).backward()

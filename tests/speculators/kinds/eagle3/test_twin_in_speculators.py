@@ -21,7 +21,7 @@ from outrider.serving.engine import AskedRow, open_engine
 from outrider.serving.speculator import Speculator
 from outrider.speculators.checkpoints.target_ends import load_target_ends
 from outrider.speculators.kinds import trainable_kind_of
-from outrider.speculators.kinds.eagle3.twin import VERSION
+from outrider.speculators.kinds.eagle3.shape import SPECULATORS_VERSION as VERSION
 from outrider.speculators.unroll import valid_BT
 from tests.tools.nano_r1.logged import general_rows
 from tools.nano_r1.states import ComputedStates
@@ -56,7 +56,7 @@ def their_python() -> Path:
 def twin_of(head: Path, target_dir: Path, folder: Path) -> Path:
     """The twin as an export writes it."""
     kind = trainable_kind_of(head)
-    kind.write_twins(head, target_dir, str(target_dir), DEPTH, folder)
+    kind.write_other_formats(head, target_dir, str(target_dir), DEPTH, folder)
     return folder / "speculators"
 
 

@@ -28,7 +28,7 @@ def written(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     target = write_tiny_target(folder / "target")
     if request.param == "fp8":
         target = write_fp8_copy(target, folder / "fp8")
-    MTP().write_twins(target, target, "tiny", 3, folder / "twins")
+    MTP().write_other_formats(target, target, "tiny", 3, folder / "twins")
     return target, folder / "twins" / "sglang_nextn"
 
 

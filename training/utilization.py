@@ -1,6 +1,6 @@
 """Model FLOPs utilization (MFU): the share of the hardware's peak that a step used.
 
-flops = size.step_flops(depth, lengths, anchors)     # DrafterSize: counted from the shapes
+flops = size.step_flops(depth, anchors)     # DrafterSize: by PaLM's rule
 utilization(flops, seconds, torch.device("cuda"), "bf16", processes=8)     # None: peak unknown
 """
 

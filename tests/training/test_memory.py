@@ -1,0 +1,167 @@
+"""Predicted memory against what autograd keeps, what torch allocates, and DeepSpeed's estimate."""
+
+import dataclasses
+
+import pytest
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from outrider.common.errors import OutriderError
+from outrider.pipeline.plan.training_cost import ASSUMED_GPU, USABLE
+from outrider.speculators.head_config import HeadConfig
+from outrider.speculators.heads import TargetEnds
+from outrider.speculators.kinds import trainable_kind
+from outrider.speculators.kinds.drafter import Drafter
+from outrider.speculators.kinds.mtp.layer import MTPSpeculator
+from outrider.speculators.layers.deepseek_layer import DeepseekArch
+from outrider.speculators.size import RowShape, drafter_size
+from outrider.training import losses, memory
+from outrider.training.memory import MemoryPlan
+from tests.r1_config import R1, mtp_size
+from tests.tiny import tiny_config
+
+SEQUENCES = [(120, 60), (90, 80), (40, 5)]
+SMALL = tiny_config().to_dict() | {"num_nextn_predict_layers": 1, "num_hidden_layers": 3}
+LONG = SMALL | {"num_attention_heads": 16}
+SPARSE = SMALL | {"hidden_size": 512, "n_routed_experts": 16, "num_experts_per_tok": 8}
+HEADS = {
+    "llama": ("eagle3", {}),
+    "mla": ("eagle3", {"layer_type": "mla", "fc_norm": True}),
+    "parallel": ("p_eagle", {}),
+    "block": ("dflash", {}),
+}
+
+
+def row_of(sequences: list[tuple[int, int]], vocab: int, read: int) -> tuple[torch.Tensor, ...]:
+    """A packed row with random inputs, as `Drafter.unroll` takes it."""
+    lengths = torch.tensor([length for length, _ in sequences])
+    marks = [torch.zeros(tokens, dtype=torch.bool) for tokens, _ in sequences]
+    for mark, (tokens, anchors) in zip(marks, sequences, strict=True):
+        mark[tokens - 2 - anchors : tokens - 2] = True
+    return (
+        torch.randint(0, vocab, (1, int(lengths.sum()))),
+        torch.randn(1, int(lengths.sum()), read).bfloat16(),
+        torch.arange(len(sequences)).repeat_interleave(lengths)[None],
+        torch.cat([torch.arange(length) for length, _ in sequences])[None],
+        torch.cat(marks)[None],
+    )
+
+
+def mtp_layer(settings: dict) -> MTPSpeculator:
+    torch.manual_seed(0)
+    speculator = MTPSpeculator(DeepseekArch.from_config(settings)).bfloat16()
+    for module in speculator.modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            setattr(module, name, buffer.float())
+    return speculator
+
+
+def kept_bytes(drafter: Drafter, ends: TargetEnds, row: tuple, depth: int) -> int:
+    """Bytes of the distinct storages that autograd saves of a real unroll, weights excluded."""
+    weights = [*drafter.parameters(), ends.embedding_VH, ends.lm_head_VH]
+    ours = {tensor.untyped_storage().data_ptr() for tensor in weights}
+    kept: dict[int, torch.UntypedStorage] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in ours:
+            kept[storage.data_ptr()] = storage
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        _, states = drafter.unroll(ends, *row, depth)
+    assert states[-1].requires_grad
+    return sum(storage.nbytes() for storage in kept.values())
+
+
+def random_ends(vocab: int, hidden: int) -> TargetEnds:
+    return TargetEnds(*(torch.randn(vocab, hidden).bfloat16() for _ in range(2)))
+
+
+@pytest.mark.parametrize(("name", "options"), HEADS.values(), ids=HEADS)
+def test_a_head_on_the_meta_device_keeps_what_a_real_one_does(name: str, options: dict) -> None:
+    kind = trainable_kind(name)
+    config = kind.config(SMALL, HeadConfig(draft_vocabulary=40, **options), None)
+    head = kind.build(config, SMALL, "config.json").bfloat16()
+    size = drafter_size(kind, config, SMALL)
+    assert sum(size.parts.values()) == size.total == sum(p.numel() for p in head.parameters())
+    row = row_of(SEQUENCES, size.vocab, size.read)
+    found = size.kept(RowShape.of_sequences(SEQUENCES), 3, torch.bfloat16)
+    measured = kept_bytes(head, random_ends(size.vocab, size.hidden), row, 3)
+    assert found.linear + found.scores == pytest.approx(measured, rel=0.03)
+
+
+@pytest.mark.parametrize("recompute", [False, True], ids=["kept", "recomputed"])
+@pytest.mark.parametrize("settings", [LONG, SPARSE], ids=["attention_is_most", "experts_are_most"])
+def test_backwards_peak_is_predicted(monkeypatch, settings: dict, recompute: bool) -> None:
+    monkeypatch.setattr(memory, "KEPT_AT_MOST", 0 if recompute else 10**12)
+    monkeypatch.setitem(memory.CHUNK_LOGITS, "cpu", 0)  # the loss does not run here
+    monkeypatch.setattr(memory, "CHUNK_ROWS", 0)
+    tokens, depth, hidden = 600, 3, settings["hidden_size"]
+    row = RowShape.of_sequences([(tokens, tokens - 2)])
+    size = mtp_size(settings)
+    steps = MemoryPlan(size, row, tokens, depth, device="cpu").phases()["steps"]
+    speculator, ends = mtp_layer(settings), random_ends(size.vocab, hidden)
+    speculator.recompute = recompute
+    inputs = row_of([(tokens, tokens - 2)], size.vocab, hidden)
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
+        u_KNH = torch.stack(speculator.unroll(ends, *inputs, depth)[1])
+        u_KNH.backward(torch.ones_like(u_KNH))
+    events = recorded.profiler.kineto_results.events()
+    changes = sorted((e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]")
+    held = peak = 0
+    for _, change in changes:
+        held += change
+        peak = max(peak, held)
+    parts = ("activations", "drafted_states", "gradients")
+    assert sum(steps.get(part, 0) for part in parts) == pytest.approx(peak, rel=0.15)
+
+
+def plan(**changes) -> MemoryPlan:
+    return dataclasses.replace(MemoryPlan(mtp_size(R1), RowShape.full(4096), 4096, 3), **changes)
+
+
+def test_r1s_layer_is_what_is_published_of_it() -> None:
+    size = mtp_size(R1)
+    assert size.total == pytest.approx(11.6e9, rel=0.005)
+    assert size.parts["routed_experts"] == pytest.approx(11.3e9, rel=0.005)
+    assert size.trained("non_routed") == pytest.approx(336e6, rel=0.005)
+    rank, adapters = 8, 256 * 8 * (7168 + 4096 + 2048 + 7168)
+    assert size.trained("lora", rank) - size.trained("non_routed") == adapters
+    # 6 FLOPs a draft for what a token uses: 336 M, and 8 of 256 experts.
+    used = size.trained("non_routed") + size.frozen("lora") * 8 // 256
+    assert size.step_flops(1, 1) == pytest.approx(6 * used + 6 * size.vocab * 7168)
+
+
+def test_r1_fits_with_rows_of_32768_and_a_twentieth_to_spare() -> None:
+    """All trained, depth 3, ZeRO-2 on 8 H200; every phase, and the host of the node."""
+    r1 = plan(row=RowShape.full(32768), row_tokens=32768, zero_stage=2, processes=8)
+    assert r1.recompute
+    assert r1.peak()[1] < USABLE * ASSUMED_GPU and 1.05 * r1.peak()[1] < ASSUMED_GPU
+    assert r1.host_bytes(8) < 256e9
+    assert not plan(row_tokens=1024).recompute, "short rows are not computed twice"
+
+
+@pytest.mark.parametrize("processes", [1, 8])
+def test_model_states_are_what_deepspeed_estimates(processes: int) -> None:
+    """And the gradients are whole until the last depth, and the newest of a depth is apart."""
+    from deepspeed.runtime.zero.stage_1_and_2 import estimate_zero2_model_states_mem_needs
+
+    sharded = plan(zero_stage=2, processes=processes)
+    parts, largest = sharded.phases()["steps"], mtp_size(R1).largest
+    ours = sum(parts[part] for part in ("weights", "master_weights", "adam_moments", "gradients"))
+    _, theirs = estimate_zero2_model_states_mem_needs(sharded.trained, processes, 1, False, 1.0)
+    newest = 2 * memory.BUCKET
+    newest += max(2 * largest, 4 * min(largest, sharded.trained // processes))
+    whole = 2 * sharded.trained * (1 - 1 / processes)
+    assert ours == pytest.approx(theirs + whole + newest, rel=1e-6)
+
+
+def test_the_chunk_of_the_loss_is_the_losses() -> None:
+    assert (memory.CHUNK_LOGITS, memory.CHUNK_ROWS) == (losses.CHUNK_ELEMENTS, losses.CHUNK_ROWS)
+
+
+def test_a_config_of_another_architecture_names_the_missing_key() -> None:
+    config = {key: value for key, value in R1.items() if key != "kv_lora_rank"}
+    with pytest.raises(OutriderError, match=r"other/config\.json: no kv_lora_rank"):
+        drafter_size(trainable_kind("mtp"), config, config, "other/config.json")

@@ -1,0 +1,230 @@
+"""Memory of one training process, by part and phase, computed before it exists.
+
+    plan = MemoryPlan(size, RowShape.full(8192), row_tokens=8192, depth=3, zero_stage=2)
+    needed = plan.phases()                # {"start": {part: bytes}, "steps": {part: bytes}}
+    plan.peak()                           # ("steps", bytes)
+
+Two phases can be the largest: the start, when the base speculator in float32 exists next to the
+prepared one (step-0 parity), and backward of a step. Weights, masters, AdamW's moments and the sum
+of gradients over rows take what DeepSpeed estimates: 2 P + 18 P / n bytes for ZeRO-2 in bf16
+(`estimate_zero2_model_states_mem_needs`). But every depth of the unroll uses every weight, so
+autograd holds whole gradients until depth 0 hands them over: 2 P instead of 2 P / n, and the newest
+depth's gradient of the largest tensor. Activations are read off the meta device
+(speculators/size.py). No weights, no GPU.
+"""
+
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from outrider.speculators.kinds.protocol import TrainedParameters
+from outrider.speculators.size import DrafterSize, Kept, RowShape
+
+if TYPE_CHECKING:
+    import torch
+
+CHUNK_LOGITS = {"cpu": 2**21, "cuda": 2**26}
+"""Logits that the loss holds at once (`training.losses.CHUNK_ELEMENTS`)."""
+
+CHUNK_ROWS = 256
+"""Least rows of a chunk of the loss."""
+
+CHUNK_COPIES = 5
+"""[chunk, vocabulary] tensors in float32 at the loss's widest moment."""
+
+BUCKET = 100_000_000
+"""Gradients that DeepSpeed reduces together. 200 MB and their float32 copy keep NVLink busy; its
+default is five times as many."""
+
+ROWS_IN_FLIGHT = 4
+"""In host memory: one computed, two waiting, one being assembled (training/batches.py)."""
+
+KEPT_AT_MOST = 4_000_000_000
+"""Where a full row keeps more for backward, every depth is computed again there, a third more
+products of the layer. R1's keeps 22 GB of 8,192 tokens and 86 GB of 32,768; computed again, 4 and
+16 GB, and 6 and 25 GB at a time."""
+
+CUDA_CONTEXT = 1_500_000_000
+"""Assumed, not measured: CUDA's context, NCCL's buffers, cuBLAS's workspace."""
+
+LIBRARIES = 320_000_000
+"""A CPU process before any data: Python, torch, DeepSpeed; measured on nano R1."""
+
+
+@dataclasses.dataclass(frozen=True)
+class MemoryPlan:
+    """The settings that decide the memory of a training process."""
+
+    size: DrafterSize
+    row: RowShape
+    """The largest row."""
+    row_tokens: int
+    depth: int
+    zero_stage: int = 1
+    processes: int = 1
+    """Over all nodes."""
+    compute: Literal["bf16", "fp32"] = "bf16"
+    trained_parameters: TrainedParameters = "all"
+    lora_rank: int = 0
+    device: Literal["cpu", "cuda"] = "cuda"
+    warm: bool = True
+    """Whether training starts from a base, which step-0 parity computes in float32."""
+
+    @property
+    def trained(self) -> int:
+        """Parameters with gradients."""
+        return self.size.trained(self.trained_parameters, self.lora_rank)
+
+    def peak(self) -> tuple[str, int]:
+        """The phase that needs most memory, and its bytes."""
+        totals = {phase: sum(parts.values()) for phase, parts in self.phases().items()}
+        phase = max(totals, key=totals.__getitem__)
+        return phase, totals[phase]
+
+    def phases(self) -> dict[str, dict[str, int]]:
+        """Bytes by part in each phase; the parts of a phase exist at once."""
+        phases = {"start": self._always() | self._start(), "steps": self._always() | self._steps()}
+        return {
+            phase: {part: int(value) for part, value in parts.items() if value}
+            for phase, parts in phases.items()
+        }
+
+    def checkpoint_bytes(self) -> int:
+        """Disk of a training checkpoint: float32 masters and moments of what is trained."""
+        return 12 * self.trained
+
+    def host_bytes(self, processes: int) -> int:
+        """Host memory of a node with this many processes.
+
+        On a CPU that is all memory. With GPUs it is embedding and head on their way there, rows,
+        libraries and the share of a checkpoint of each process, and the weights that the first one
+        publishes.
+        """
+        if self.device == "cpu":
+            return self.peak()[1] * processes
+        each = self._ends + ROWS_IN_FLIGHT * self._row_bytes + LIBRARIES + 12 * self._share
+        return int(processes * each + self._b * self.trained)
+
+    @property
+    def recompute(self) -> bool:
+        """Whether backward computes every depth again, which the largest possible row decides."""
+        full = RowShape.full(self.row_tokens)
+        return self.size.drafter.recomputes and self._kept(full, self.depth) > KEPT_AT_MOST
+
+    @property
+    def _b(self) -> int:
+        return 2 if self.compute == "bf16" else 4
+
+    @property
+    def _share(self) -> float:
+        """Trained weights of one process."""
+        return self.trained / self.processes
+
+    @property
+    def _chunk(self) -> int:
+        """Bytes of the loss's chunk of logits."""
+        return 4 * CHUNK_COPIES * max(CHUNK_LOGITS[self.device], CHUNK_ROWS * self.size.vocab)
+
+    @property
+    def _ends(self) -> int:
+        return self._b * self.size.ends
+
+    @property
+    def _row_bytes(self) -> int:
+        """States in bf16; token, sequence and position in 8 bytes each, the anchor's mark in 1."""
+        return self.row_tokens * (2 * self.size.state_values + 25)
+
+    def _always(self) -> dict[str, float]:
+        """What exists all the time."""
+        gpu = self.device == "cuda"
+        weights = self.trained if self.zero_stage < 3 else self._share
+        # Stage 1 in bf16 (DeepSpeed's BF16_Optimizer) has the whole sum from the start to the end.
+        summed = self.trained if self.zero_stage == 1 and self._b == 2 else 0
+        return {
+            "weights": self._b * (weights + self.size.frozen(self.trained_parameters)),
+            "master_weights": 4 * self._share,
+            "embedding_and_head": self._ends,
+            "rows_in_flight": (1 if gpu else ROWS_IN_FLIGHT) * self._row_bytes,
+            "summed_gradients": 4 * summed,
+            "cuda_context_assumed": CUDA_CONTEXT * gpu,
+            "libraries": LIBRARIES * (not gpu),
+        }
+
+    def _start(self) -> dict[str, float]:
+        """Exact replay of a validation row without gradients, by the base in float32 if any.
+
+        On a CPU the checkpoint that the base was read from is still mapped. A depth without
+        gradients takes half of what autograd would keep of it (measured: 0.35 to 0.5).
+        """
+        size, width = self.size, 4 if self.warm else self._b
+        states = width * self.depth * self.row.anchors * size.hidden
+        return {
+            "base_speculator_float32": 4 * size.total * self.warm,
+            "mapped_checkpoint": 2 * size.total * (self.warm and self.device == "cpu"),
+            "head_float32": 2 * size.ends * (self.warm and self._b == 2),
+            "activations": 0.5 * self._kept(self.row, 1) * width / self._b + states,
+            "loss_chunk": self._chunk,
+        }
+
+    def _steps(self) -> dict[str, float]:
+        """Backward's two widest moments: before any gradient exists, and when all but one do."""
+        size, b, row = self.size, self._b, self.row
+        # A trained head's rows are handed over as a copy.
+        states = b * (3 * self.depth * row.anchors * size.hidden + size.parts.get("lm_head", 0))
+        always = {"adam_moments": 8 * self._share, "drafted_states": states}
+        newest: float = b * size.largest if self.trained_parameters == "all" else 0
+        gradients: float = b * self.trained
+        if self.zero_stage > 1 or b == 4:
+            gradients += 4 * (self._share if self.zero_stage > 1 else self.trained)
+        if self.zero_stage > 1:
+            # A bucket, or a larger tensor, has a float32 copy while it is reduced.
+            bucket = BUCKET if self.device == "cuda" else min(BUCKET, self.trained)
+            newest = b * bucket + max(newest, 4 * max(bucket, min(size.largest, self._share)))
+        # Attention's backward on a CPU: gradients of probabilities and of scores.
+        scratch = 2 * self._measured(row, 1).largest_scores * (self.device == "cpu")
+        first = always | {"activations": self._held(self.depth) + max(scratch, self._chunk)}
+        later = always | {
+            "activations": self._held(self.depth - 1) + max(scratch - newest, 0),
+            "gradients": gradients + newest,
+        }
+        found = max(first, later, key=lambda parts: sum(parts.values()))
+        if self.zero_stage == 3:
+            # Experts are gathered at each depth, and autograd's views keep each gathering.
+            experts = size.frozen("non_routed") if self.trained_parameters == "all" else 0
+            found["gathered_weights"] = b * (self.depth * experts + self.trained - experts)
+        return found
+
+    def _held(self, depth: int) -> float:
+        """Bytes of the activations of so many depths; where they are computed again, of one."""
+        if not self.recompute:
+            return self._kept(self.row, depth) if depth else 0
+        # A depth is computed again from its state, input, queries, keys and values.
+        inputs = self._b * self.size.drafter.input_values()
+        # Gradients of keys and values wait for depth 0. The parts of a depth are computed again one
+        # after the other: three quarters of it at once.
+        waiting = inputs * (depth * self.row.anchors + self.row.tokens)
+        return waiting + 0.75 * self._kept(self.row, 1)
+
+    def _kept(self, row: RowShape, depth: int) -> int:
+        """Bytes that autograd keeps where nothing is computed again."""
+        found = self._measured(row, depth)
+        return found.linear + found.scores * (self.device == "cpu")
+
+    def _measured(self, row: RowShape, depth: int) -> Kept:
+        import torch
+
+        return self.size.kept(row, depth, torch.bfloat16 if self._b == 2 else torch.float32)
+
+
+def peak_bytes(device: "torch.device") -> int:
+    """Largest memory of this process so far, for comparison with `MemoryPlan`.
+
+    Allocated on the GPU, or resident on a CPU (VmHWM: getrusage counts the parent's too).
+    """
+    if device.type == "cuda":
+        import torch
+
+        return torch.cuda.max_memory_allocated(device)
+    status = Path("/proc/self/status").read_text(encoding="utf-8")
+    [line] = [line for line in status.splitlines() if line.startswith("VmHWM:")]
+    return 1024 * int(line.split()[1])

@@ -1,1 +1,0 @@
-"""Memory and FLOPs of training, computed without torch."""
