@@ -1,7 +1,7 @@
 """The speculator that a recipe trains, before it exists: its config.json.
 
 config = planned(recipe.speculator, target_config)
-kind.size(config, target_config)
+drafter_size(kind, config, target_config)
 """
 
 from collections.abc import Mapping

@@ -14,19 +14,23 @@ disk.
 """
 
 import shutil
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from accelerate import Accelerator
+from accelerate.utils import gather_object
+from safetensors import SafetensorError
 
 from outrider.common.errors import OutriderError
-from outrider.common.files import publish, read_json, write_json
+from outrider.common.files import publish, read_json, says_disk_is_full, write_json
 from outrider.common.fingerprint import file_digest
-from outrider.training.distributed.collective_errors import on_all_ranks
 from outrider.training.engine_state import load_state, save_state
 
 STATE = "state.json"
+
+Result = TypeVar("Result")
 
 
 def save_checkpoint(
@@ -144,3 +148,34 @@ def _remove_drafts(directory: Path) -> None:
     """Removes what a killed run was writing."""
     for path in directory.glob(".step-*"):
         shutil.rmtree(path)
+
+
+def on_all_ranks(
+    accelerator: Accelerator, action: Callable[[], Result], *, main_only: bool = False
+) -> list[Result]:
+    """Runs `action` in every rank and returns the results by rank.
+
+    Without it a full disk under one rank leaves the others waiting in the next collective.
+
+    `main_only` runs it in the first rank alone; the other results are None then. An
+    `OutriderError`, an `OSError` or a safetensors error in any rank is raised in all of them as an
+    `OutriderError`.
+    """
+    result, failure = None, None
+    if accelerator.is_main_process or not main_only:
+        try:
+            result = action()
+        except (OutriderError, OSError, SafetensorError) as error:
+            failure = _described(error)
+    gathered = gather_object([(accelerator.process_index, result, failure)])
+    for rank, _, message in gathered:
+        if message is not None:
+            several = accelerator.num_processes > 1
+            raise OutriderError(f"rank {rank}: {message}" if several else message)
+    return [result for _, result, _ in gathered]
+
+
+def _described(error: Exception) -> str:
+    if says_disk_is_full(error):
+        return f"{error}: no space left on the disk; free some and run the same command again"
+    return str(error)

@@ -32,7 +32,7 @@ The gradient is kept for a weight of 1 and scaled in backward, so that weights m
 results of this pass (depth_weights.py). All depths share the teacher's row n: u_KNH[s][n] and h[n]
 must be aligned to the same target token.
 
-A drafter's own head (`DraftHead`) may cover fewer tokens (draft_teacher.py) and may be trained. The
+A drafter's own head (`DraftHead`) may cover fewer tokens (`draft_teacher`) and may be trained. The
 gradient of a trained head depends on the weights of the targets, so backward computes the logits
 again.
 
@@ -49,8 +49,7 @@ from torch import Tensor
 from outrider.speculators.acceptance import GREEDY_BELOW
 from outrider.speculators.heads import DraftHead
 from outrider.training.config import Loss
-from outrider.training.draft_teacher import DraftTeacher, draft_teacher
-from outrider.training.teacher import Served, served_distribution
+from outrider.training.teacher import DraftTeacher, Served, draft_teacher, served_distribution
 
 CHUNK_ELEMENTS = {"cpu": 2**21, "cuda": 2**26}
 """Logits of a chunk. On a CPU they stay near the caches (8 MB in float32), on a GPU they fill it

@@ -203,7 +203,8 @@ class MemoryPlan:
         # Gradients of keys and values wait for depth 0. The parts of a depth are computed again one
         # after the other: three quarters of it at once.
         waiting = inputs * (depth * self.row.anchors + self.row.tokens)
-        return waiting + 0.75 * self._kept(self.row, 1)
+        again = self._measured(self.row, 1)
+        return waiting + 0.75 * again.linear + again.scores * (self.device == "cpu")
 
     def _kept(self, row: RowShape, depth: int) -> int:
         """Bytes that autograd keeps where nothing is computed again."""

@@ -13,11 +13,25 @@ Shapes: K depths.
 
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from accelerate import Accelerator
 from torch import Tensor
+
+BF16_TFLOPS = {
+    "B200": 2250.0,
+    "H200": 989.0,
+    "H100 PCIe": 756.0,
+    "H100": 989.0,
+    "H800": 989.0,
+    "A100": 312.0,
+    "A800": 312.0,
+    "L40S": 362.0,
+}
+"""Dense bf16 peaks from the vendor's data sheets, by part of the device's name; first match."""
 
 
 class Metrics:
@@ -124,6 +138,48 @@ def validation_line(done: int, steps: int, profile: dict[str, Any], seconds: flo
         f"  acceptance length {length[-1]:.3f} at K={len(length)}"
         f"  ({profile['sequences']} sequences, {seconds:.1f} s)"
     )
+
+
+def export_line(
+    base: dict[str, Any],
+    trained: dict[str, Any],
+    exported: dict[str, Any],
+    blocks: tuple[int, int] | None,
+) -> str:
+    """One line on what the export costs in acceptance."""
+    first, before, after = (
+        profile["acceptance_length"][-1] for profile in (base, trained, exported)
+    )
+    form = "as the target ships its weights"
+    if blocks is not None:
+        form = f"in FP8 blocks of {blocks[0]} x {blocks[1]}"
+    acceptance = " ".join(f"{rate:.3f}" for rate in exported["acceptance"])
+    line = (
+        f"exported {form}: acceptance {acceptance}  acceptance length {after:.3f} at"
+        f" K={len(exported['acceptance'])}, {after / before - 1:+.2%} from the trained weights'"
+        f" {before:.3f}"
+    )
+    return line + (f"; that is below the base speculator's {first:.3f}" if after < first else "")
+
+
+def vocabulary_line(found: Mapping[str, Any]) -> str:
+    """One line on a draft vocabulary."""
+    covered = ", ".join(f"{share:.2%} of {part}" for part, share in found["coverage"].items())
+    return f"draft vocabulary: {found['tokens']:,} tokens, which are {covered} response tokens"
+
+
+def utilization(
+    flops: float, seconds: float, device: torch.device, compute: str, processes: int
+) -> float | None:
+    """Model FLOPs utilization, a step's share of the GPUs' bf16 peak.
+
+    None on a CPU, for unknown GPUs, and in float32.
+    """
+    if device.type != "cuda" or compute != "bf16":
+        return None
+    name = torch.cuda.get_device_name(device)
+    peak = next((tflops for part, tflops in BF16_TFLOPS.items() if part in name), None)
+    return None if peak is None else flops / seconds / (peak * 1e12 * processes)
 
 
 def _flat(values: dict[str, Any]) -> dict[str, Any]:

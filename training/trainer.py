@@ -27,7 +27,7 @@ from outrider.common.fingerprint import value_digest
 from outrider.speculators.base import base_of, warm_start
 from outrider.speculators.checkpoints.layout import fp8_blocks
 from outrider.speculators.checkpoints.target_ends import load_target_ends
-from outrider.speculators.draft_vocabulary import token_counts
+from outrider.speculators.draft_vocabulary import coverage, token_counts
 from outrider.speculators.kinds import trainable_kind
 from outrider.speculators.kinds.drafter import Drafter
 from outrider.speculators.kinds.protocol import Origin
@@ -42,13 +42,21 @@ from outrider.training.distributed.accelerator import (
     prepare_model,
 )
 from outrider.training.distributed.spec import Preempted, TrainingSpec
-from outrider.training.exported import export_line, exported_profile
 from outrider.training.feature_source import FeatureSource, Reading
 from outrider.training.memory import MemoryPlan, peak_bytes
-from outrider.training.metrics import Metrics, step_line, step_values, validation_line
+from outrider.training.metrics import (
+    Metrics,
+    export_line,
+    step_line,
+    step_values,
+    utilization,
+    validation_line,
+    vocabulary_line,
+)
 from outrider.training.objective import Objective
 from outrider.training.packing import (
     Row,
+    Sample,
     cut_at_rows,
     padding_share,
     plan_epoch,
@@ -58,9 +66,7 @@ from outrider.training.packing import (
 )
 from outrider.training.rollback import BadBatch, Guard, Rollbacks
 from outrider.training.step0_parity import StepZero, complaint
-from outrider.training.utilization import utilization
 from outrider.training.validation import Validation
-from outrider.training.vocabulary import described, vocabulary_line
 
 
 class Trainer:
@@ -71,7 +77,8 @@ class Trainer:
         self.depth = spec.speculator.depth
         self.kind = trainable_kind(spec.speculator.only_kind)
         target_config = read_json(spec.target_dir / "config.json")
-        self.origin = self._origin(target_config["vocab_size"])
+        self.vocab = target_config["vocab_size"]
+        self.origin = self._origin()
         self.config = spec.training.started(self.origin.base_dir is not None)
         config = planned(spec.speculator, target_config)
         self.features = self.kind.features(config, target_config)
@@ -141,14 +148,14 @@ class Trainer:
         epochs = [plan_epoch(self.samples, *shape, epoch) for epoch in range(config.epochs)]
         return [rows for steps in epochs for rows in steps]
 
-    def _origin(self, vocab: int) -> Origin:
+    def _origin(self) -> Origin:
         """The base is the warm start if it is of the trained kind; else there is none."""
         base = base_of(self.spec.speculator.base, self.spec.target_dir)
         return Origin(
             self.spec.target_dir,
             warm_start(self.kind, base),
             self.spec.speculator.head,
-            lambda: token_counts(responses(self.source, self.samples), vocab),
+            lambda: self._token_counts(self.samples),
         )
 
     def _load_base(self, dtype: torch.dtype, device: torch.device | str) -> Drafter:
@@ -220,7 +227,15 @@ class Trainer:
         if ids_D is None:
             return {}
         parts = {"train": self.samples, "validation": self.validation.samples}
-        return {"draft_vocabulary": described(ids_D, self.source, parts, self.size.vocab)}
+        covered = {
+            part: coverage(self._token_counts(samples), ids_D.cpu())
+            for part, samples in parts.items()
+        }
+        return {"draft_vocabulary": {"tokens": len(ids_D), "coverage": covered}}
+
+    def _token_counts(self, samples: Sequence[Sample]) -> torch.Tensor:
+        """How often each of the target's tokens occurs in the samples' responses, [V]."""
+        return token_counts(responses(self.source, samples), self.vocab)
 
     def _start(self) -> dict[str, Any]:
         """Step 0: the prepared speculator must draft what the base in float32 drafts."""
@@ -428,11 +443,15 @@ class Trainer:
         self.accelerator.wait_for_everyone()
 
     def _exported(self, state: dict[str, Any]) -> dict[str, Any]:
-        """Validation acceptance of the best speculator as it was written."""
+        """Validation acceptance of the best speculator as it was written.
+
+        The difference is what the stored precision costs: FP8 blocks round trained weights, and a
+        merged adapter is rounded to the experts' dtype.
+        """
         best = self._best(state["best_step"])
-        profile = exported_profile(
-            self.validation, self.kind, best, self.spec.target_dir, self.unroll.ends, self.depth
-        )
+        dtype = self.unroll.ends.dtype
+        written = self.kind.load(best, self.spec.target_dir, dtype, self.device)
+        profile = self.validation.profile(ChainUnroll(written, self.unroll.ends, self.depth).eval())
         self.metrics.write(
             state["evaluated_at"], {f"exported_{name}": value for name, value in profile.items()}
         )

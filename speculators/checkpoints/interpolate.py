@@ -7,6 +7,7 @@ from often keep most of the gain on the customer's traffic and lose less on othe
 (arXiv:2109.01903), and no training is repeated.
 """
 
+import itertools
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -37,11 +38,6 @@ def interpolate(base_dir: Path, custom_dir: Path, share: float, out_dir: Path) -
             f"{custom_dir} is {kind.in_words}, but the base in {base_dir} is not: two kinds"
             " cannot be averaged"
         )
-    if differing := kind.tensor_names(base_dir) ^ kind.tensor_names(custom_dir):
-        raise OutriderError(
-            f"{custom_dir}: not a speculator of the same target as the base in {base_dir}:"
-            f" {', '.join(sorted(differing)[:5])} is in one of them only"
-        )
     if share == 1:
         with publish(Path(out_dir)) as temporary:
             temporary.mkdir()
@@ -56,12 +52,17 @@ def interpolate(base_dir: Path, custom_dir: Path, share: float, out_dir: Path) -
 def _mixed(
     kind: TrainableKind, base_dir: Path, custom_dir: Path, share: float
 ) -> Iterator[tuple[str, Tensor]]:
-    pairs = zip(kind.tensors(base_dir), kind.tensors(custom_dir), strict=True)
-    for (name, base), (_, custom) in pairs:
-        if base.shape != custom.shape:
+    pairs = itertools.zip_longest(kind.tensors(base_dir), kind.tensors(custom_dir))
+    for one, other in pairs:
+        if one is None or other is None or one[0] != other[0] or one[1].shape != other[1].shape:
             raise OutriderError(
-                f"{custom_dir}: {name} has shape {tuple(custom.shape)}, in {base_dir}"
-                f" {tuple(base.shape)}"
+                f"{custom_dir}: not a speculator of the same target as the base in {base_dir}:"
+                f" {_named(other)}, in the base {_named(one)}"
             )
+        (name, base), (_, custom) = one, other
         same = share == 0 or torch.equal(base, custom)
         yield name, base if same else torch.lerp(base, custom, share)
+
+
+def _named(found: tuple[str, Tensor] | None) -> str:
+    return f"{found[0]} of shape {tuple(found[1].shape)}" if found else "no tensor"

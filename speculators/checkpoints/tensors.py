@@ -1,16 +1,22 @@
-"""Reads single tensors of a checkpoint, as stored or dequantized from FP8 blocks.
+"""Single tensors of a checkpoint, as stored or dequantized from FP8 blocks; publishing one.
 
 tensors = CheckpointTensors(read_layout(directory))
 tensors.read("lm_head.weight", torch.float32)
+write_checkpoint(config, {"fc.weight": tensor}, out_dir)
 """
 
-from collections.abc import Iterable
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
 from outrider.common.errors import OutriderError
+from outrider.common.files import publish
 from outrider.speculators.checkpoints.fp8 import FP8, dequantize, grid, quantize
 from outrider.speculators.checkpoints.layout import SCALE_SUFFIX, CheckpointLayout
 
@@ -99,3 +105,12 @@ def check_tensor_shape(
             f" {tuple(shape)}; the weights and config.json belong to different models"
         )
     return tensor
+
+
+def write_checkpoint(config: Mapping[str, Any], tensors: dict[str, Tensor], out_dir: Path) -> None:
+    """Publishes the directory, atomically; tensors are contiguous and share no memory."""
+    with publish(Path(out_dir)) as temporary:
+        temporary.mkdir()
+        save_file(tensors, temporary / "model.safetensors", metadata={"format": "pt"})
+        text = json.dumps(config, indent=2) + "\n"
+        (temporary / "config.json").write_text(text, encoding="utf-8")

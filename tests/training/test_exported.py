@@ -20,7 +20,7 @@ from outrider.speculators.kinds.mtp.checkpoint import (
     write_mtp,
 )
 from outrider.training.distributed.spec import Preempted
-from outrider.training.exported import export_line
+from outrider.training.metrics import export_line
 from tests.fp8_target import write_fp8_copy
 from tests.training.corpus import Corpus, make_corpus
 from tests.training.test_trainer import assert_same_run, losses, once_at_step

@@ -1,27 +1,20 @@
 """Fail fast across ranks: the failure of one rank ends all, with its message.
 
-    watch(out_dir, rank)                                     # in every worker, at its start
-    write_error(out_dir, rank, error_record("disk full", 1, expected=True))     # in the failing one
-    errors = read_errors(out_dir)                            # in the launcher: root cause first
+    watch(errors_dir, rank)                                  # in every worker, at its start
+    write_error(errors_dir, RankError(rank, "disk full", 1, expected=True))    # in the failing one
+    errors = read_errors(errors_dir)                         # in the launcher: root cause first
 
-A failing rank writes `error.rankR.json` into the run directory, in the format of torchelastic's
-error records (torch.distributed.elastic.multiprocessing.errors). Two things are ours. torchelastic
-collects the records only under torchrun and only on one machine; deepspeed and srun collect none,
-so the records are in the directory that all machines share. Its root cause is the earliest record
-in whole seconds; a rank often fails within the same second because another one did, so the records
-here also contain the exact time and whether the message is advice for the user.
-
-The other ranks may wait in a collective that never ends (NCCL) or may have handled the launcher's
-SIGTERM as the request to write a checkpoint and stop. A thread of each rank looks for records and
-ends its process a few seconds after one appears.
+torchelastic collects error records only under torchrun and only on one machine; deepspeed and srun
+collect none. So a failing rank writes `error.rankR.json` into the run directory, which all machines
+share. The other ranks may wait in a collective that never ends (NCCL): a thread of each looks for
+records and ends its process a few seconds after one appears.
 """
 
 import os
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 from outrider.common.errors import OutriderError
 from outrider.common.files import read_json, write_json
@@ -33,10 +26,6 @@ EVERY_S = 0.5
 GRACE_S = 5.0
 """Time for a rank to fail by itself, with its own message, after another one failed, in seconds."""
 
-_CONSEQUENCE_S = 1.0
-"""When one rank fails, the others fail because it is gone, often first. They wait this many seconds
-for the record of the root cause."""
-
 
 @dataclass(frozen=True)
 class RankError:
@@ -46,47 +35,23 @@ class RankError:
     message: str
     exit_code: int
     expected: bool
-    at: float
+    at: float = field(default_factory=time.time)
     """Seconds since the epoch."""
 
 
-def error_record(
-    message: str, exit_code: int, expected: bool, traceback: str | None = None
-) -> dict[str, Any]:
-    """torchelastic's record of a failure now, with the exact time and `expected` added."""
-    now = time.time()
-    extra = {"timestamp": str(int(now))}
-    if traceback is not None:
-        extra["py_callstack"] = traceback
-    return {
-        "message": {"message": message, "errorCode": exit_code, "extraInfo": extra},
-        "expected": expected,
-        "time": now,
-    }
-
-
-def write_error(out_dir: Path, rank: int, record: dict[str, Any]) -> None:
+def write_error(errors_dir: Path, error: RankError) -> None:
     """Publishes a rank's record for the launcher and the other ranks."""
-    write_json(out_dir / f"error.rank{rank}.json", record)
+    write_json(errors_dir / f"error.rank{error.rank}.json", asdict(error))
 
 
-def error_files(out_dir: Path) -> list[Path]:
-    """The records in `out_dir`, by name."""
-    return sorted(out_dir.glob("error.rank*.json"))
+def error_files(errors_dir: Path) -> list[Path]:
+    """The records in a directory, by name."""
+    return sorted(errors_dir.glob("error.rank*.json"))
 
 
-def read_errors(out_dir: Path) -> list[RankError]:
+def read_errors(errors_dir: Path) -> list[RankError]:
     """The root cause first: errors with advice, then the others, each by time."""
-    errors = []
-    for path in error_files(out_dir):
-        record = read_json(path)
-        message = record["message"]
-        rank = int(path.name.removeprefix("error.rank").removesuffix(".json"))
-        errors.append(
-            RankError(
-                rank, message["message"], message["errorCode"], record["expected"], record["time"]
-            )
-        )
+    errors = [RankError(**read_json(path)) for path in error_files(errors_dir)]
     return sorted(errors, key=lambda error: (not error.expected, error.at))
 
 
@@ -103,36 +68,25 @@ def describe(errors: list[RankError], processes: int) -> str:
     return message
 
 
-def root_cause(out_dir: Path, rank: int) -> int | None:
-    """The rank whose expected error caused this rank's failure, if there is one in a second."""
-    deadline = time.monotonic() + _CONSEQUENCE_S
-    while True:
-        causes = [error.rank for error in _other_failures(out_dir, rank) if error.expected]
-        if causes or time.monotonic() > deadline:
-            return causes[0] if causes else None
-        time.sleep(0.1)
+def watch(errors_dir: Path, rank: int) -> None:
+    """Starts the thread that ends this process after another rank's failure.
 
+    A request to stop is no failure: every rank gets it and stops itself.
+    """
 
-def watch(out_dir: Path, rank: int) -> None:
-    """Starts the thread that ends this process after another rank's failure."""
+    def failed() -> int | None:
+        for error in read_errors(errors_dir):
+            if error.rank != rank and error.exit_code != Preempted.exit_code:
+                return error.rank
+        return None
 
     def look() -> None:
-        while not (failures := _other_failures(out_dir, rank)):
+        while (other := failed()) is None:
             time.sleep(EVERY_S)
         time.sleep(GRACE_S)
         # Without a record this rank would count as killed.
-        message = f"ended because rank {failures[0].rank} failed"
-        code = OutriderError.exit_code
-        write_error(out_dir, rank, error_record(message, code, expected=False))
+        message, code = f"ended because rank {other} failed", OutriderError.exit_code
+        write_error(errors_dir, RankError(rank, message, code, expected=False))
         os._exit(code)
 
     threading.Thread(target=look, name="fail-fast", daemon=True).start()
-
-
-def _other_failures(out_dir: Path, rank: int) -> list[RankError]:
-    """Failures of other ranks. A request to stop is none: every rank gets it and stops itself."""
-    return [
-        error
-        for error in read_errors(out_dir)
-        if error.rank != rank and error.exit_code != Preempted.exit_code
-    ]

@@ -1,4 +1,4 @@
-"""Starts the training processes, relays their output, and passes SIGTERM and SIGINT to them.
+"""Starts the training processes, relays their output, and stops them at SIGTERM and SIGINT.
 
     result = train(target_dir, features_dir, sampling, parts, SpeculatorConfig(), TrainingConfig(),
                    out_dir, publish_dir, log_dir)
@@ -15,16 +15,14 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-
-import psutil
 
 from outrider.common.cluster.config import ClusterConfig
 from outrider.common.errors import OutriderError
 from outrider.common.files import read_json, write_json
-from outrider.common.process_tree import ProcessTree, members
+from outrider.common.process_tree import ProcessTree
 from outrider.common.supervision import signal_handlers
 from outrider.speculators.config import SpeculatorConfig
 from outrider.training.config import TrainingConfig
@@ -160,7 +158,7 @@ def _run(command: list[str], spec: TrainingSpec, log_path: Path) -> tuple[int, b
             ) from None
         assert process.stdout is not None
         with (
-            _signals_to_workers(tree, spec.stop_file) as stopped,
+            _signals_stop(spec.stop_file) as stopped,
             log_path.open("a", encoding="utf-8") as log,
         ):
             for line in process.stdout:
@@ -174,35 +172,22 @@ def _run(command: list[str], spec: TrainingSpec, log_path: Path) -> tuple[int, b
 
 
 @contextmanager
-def _signals_to_workers(tree: ProcessTree, stop_file: Path) -> Iterator[threading.Event]:
-    """Passes signals to the workers alone; a launcher would kill them before their checkpoint."""
+def _signals_stop(stop_file: Path) -> Iterator[threading.Event]:
+    """Inside, a signal makes the workers stop after their step, by the file that they look for.
 
+    Passed on as it is, a launcher would kill them before their checkpoint.
+    """
     stopped = threading.Event()
 
-    def pass_on(*_: object) -> None:
+    def stop(*_: object) -> None:
         stopped.set()
         stop_file.touch()
-        for member in members(tree.mark):
-            with suppress(psutil.NoSuchProcess):  # it has ended meanwhile
-                if _is_worker(member.cmdline()):
-                    member.send_signal(signal.SIGTERM)
 
     if threading.current_thread() is not threading.main_thread():
         yield stopped
         return
-    with signal_handlers(pass_on, (signal.SIGTERM, signal.SIGINT)):
+    with signal_handlers(stop, (signal.SIGTERM, signal.SIGINT)):
         yield stopped
-
-
-def _is_worker(command_line: list[str]) -> bool:
-    """Whether this is `python [-flags] -m outrider.training.distributed.worker SPEC`.
-
-    The command line of a launcher contains the worker's name too.
-    """
-    if WORKER not in command_line:
-        return False
-    before = command_line[1 : command_line.index(WORKER)]
-    return before[-1:] == ["-m"] and all(argument.startswith("-") for argument in before)
 
 
 def _raise_failure(spec: TrainingSpec, code: int, stopped: bool) -> None:

@@ -1,76 +1,52 @@
-"""One training process: alone, or a rank under torchrun, deepspeed or srun.
+"""One training process: alone, or a rank under torchrun, deepspeed, srun or Ray.
 
 python -m outrider.training.distributed.worker SPEC.json
 """
 
+import faulthandler
 import importlib
-import json
 import os
+import re
 import sys
 import traceback
+from collections.abc import Mapping
 from pathlib import Path
 
-from torch.distributed.elastic.multiprocessing.errors import ErrorHandler, record
-
 from outrider.common.errors import OutriderError
-from outrider.training.distributed.fail_fast import error_record, root_cause, watch, write_error
-from outrider.training.distributed.launcher_environment import join_world
+from outrider.training.distributed.fail_fast import RankError, watch, write_error
 from outrider.training.distributed.spec import TrainingSpec
 
 SUCCESS, FAILURE = 0, 1
 
-
-class RankErrors(ErrorHandler):
-    """Records this rank's exception in the run directory, and for torchrun where it asks for it.
-
-    torchelastic's own handler knows neither the shared directory nor errors without a traceback.
-    Its `initialize` enables faulthandler, which prints a stack for a segmentation fault.
-    """
-
-    def __init__(self, errors_dir: Path) -> None:
-        self.errors_dir = errors_dir
-        self.rank = 0
-
-    def record_exception(self, e: BaseException) -> None:
-        """Writes the error and prints it; a consequence of another rank's error is only noted.
-
-        The launcher relays no line after the first record, so the record is written first.
-        """
-        if isinstance(e, OutriderError):
-            failure = error_record(str(e), e.exit_code, expected=True)
-            printed = f"rank {self.rank}: {e}"
-        else:
-            text, printed = f"{type(e).__name__}: {e}", traceback.format_exc()
-            failure = error_record(text, FAILURE, expected=False, traceback=printed)
-            cause = root_cause(self.errors_dir, self.rank)
-            if cause is not None:
-                printed = f"rank {self.rank}: ends because rank {cause} failed"
-                failure = error_record(text, FAILURE, expected=False)
-        write_error(self.errors_dir, self.rank, failure)
-        print(printed, file=sys.stderr, flush=True)
-        for_torchrun = os.environ.get("TORCHELASTIC_ERROR_FILE")
-        if for_torchrun:
-            Path(for_torchrun).write_text(json.dumps(failure), encoding="utf-8")
+PORT = 29500
+"""Default of MASTER_PORT on the first machine, as in torch."""
 
 
 def main(spec_path: Path) -> int:
-    """Trains, and returns the exit code."""
+    """Trains, and returns the exit code; an error is also recorded for launcher and other ranks.
+
+    The launcher relays no line after the first record, so the record is written first.
+    """
+    faulthandler.enable()
     spec = TrainingSpec.model_validate_json(spec_path.read_text(encoding="utf-8"))
-    errors = RankErrors(spec.errors_dir)
+    rank = 0
     try:
-        record(_train, errors)(spec, errors)
+        rank = join_world(spec.training.processes, by_slurm=spec.training.launcher is not None)
+        watch(spec.errors_dir, rank)
+        _train(spec)
     except OutriderError as error:
+        write_error(spec.errors_dir, RankError(rank, str(error), error.exit_code, expected=True))
+        print(f"rank {rank}: {error}", file=sys.stderr, flush=True)
         return error.exit_code
-    except Exception:  # recorded
+    except Exception as error:
+        text = f"{type(error).__name__}: {error}"
+        write_error(spec.errors_dir, RankError(rank, text, FAILURE, expected=False))
+        traceback.print_exc()
         return FAILURE
     return SUCCESS
 
 
-def _train(spec: TrainingSpec, errors: RankErrors) -> None:
-    by_slurm = spec.training.launcher is not None
-    errors.rank = join_world(spec.training.processes, by_slurm=by_slurm)
-    watch(spec.errors_dir, errors.rank)
-
+def _train(spec: TrainingSpec) -> None:
     import torch
 
     from outrider.training.distributed.accelerator import start_environment
@@ -85,6 +61,54 @@ def _train(spec: TrainingSpec, errors: RankErrors) -> None:
     from outrider.training.trainer import Trainer
 
     Trainer(spec, source_of(store, spec.masked)).run()
+
+
+def join_world(processes: int, by_slurm: bool) -> int:
+    """Returns this process's rank; an `OutriderError` if another number of processes started.
+
+    Processes that a launcher did not reach would each train as rank 0 of 1.
+
+    `by_slurm`: use srun's variables. A shell in a Slurm job has them too and is no worker.
+    """
+    if by_slurm and "RANK" not in os.environ and "SLURM_PROCID" in os.environ:
+        os.environ.update(slurm_world(os.environ))
+    if "RANK" in os.environ:
+        os.environ.setdefault("LOCAL_WORLD_SIZE", os.environ["WORLD_SIZE"])
+    found = int(os.environ.get("WORLD_SIZE", "1"))
+    if found != processes:
+        raise OutriderError(
+            f"training.processes={processes}, but {found} processes were started;"
+            " training.launcher must start exactly that many, over all machines together"
+        )
+    return int(os.environ.get("RANK", "0"))
+
+
+def slurm_world(environment: Mapping[str, str]) -> dict[str, str]:
+    """torch's variables from srun's; ranks meet at MASTER_ADDR or the job step's first machine."""
+    hosts = environment.get("SLURM_STEP_NODELIST") or environment.get(
+        "SLURM_JOB_NODELIST", "127.0.0.1"
+    )
+    # "8(x2)": 8 tasks on each of two machines.
+    tasks_each = environment.get("SLURM_STEP_TASKS_PER_NODE", "1").split("(")[0].split(",")[0]
+    return {
+        "RANK": environment["SLURM_PROCID"],
+        "LOCAL_RANK": environment["SLURM_LOCALID"],
+        "WORLD_SIZE": environment.get("SLURM_STEP_NUM_TASKS") or environment["SLURM_NTASKS"],
+        "LOCAL_WORLD_SIZE": tasks_each,
+        "MASTER_ADDR": environment.get("MASTER_ADDR", first_host(hosts)),
+        "MASTER_PORT": environment.get("MASTER_PORT", str(PORT)),
+    }
+
+
+def first_host(nodelist: str) -> str:
+    """The first machine of Slurm's compact list: `gpu-[003-005,9],login` -> `gpu-003`."""
+    head = re.match(r"([^\[,]+)(?:\[([^\],-]+)[^\]]*\]([^,\[]*))?", nodelist)
+    if head is None:
+        raise OutriderError(
+            f"SLURM_STEP_NODELIST={nodelist!r} names no machine; set MASTER_ADDR to the first one"
+        )
+    prefix, number, suffix = head.groups()
+    return prefix + (number or "") + (suffix or "")
 
 
 if __name__ == "__main__":

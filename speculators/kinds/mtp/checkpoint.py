@@ -26,8 +26,11 @@ from torch import Tensor
 from outrider.common.errors import OutriderError
 from outrider.common.files import read_json
 from outrider.speculators.checkpoints.layout import SCALE_SUFFIX, read_layout
-from outrider.speculators.checkpoints.tensors import CheckpointTensors, check_tensor_shape
-from outrider.speculators.checkpoints.write import write_checkpoint
+from outrider.speculators.checkpoints.tensors import (
+    CheckpointTensors,
+    check_tensor_shape,
+    write_checkpoint,
+)
 from outrider.speculators.kinds.mtp.check import MTPTensors, is_derived, is_shared, layer_prefix
 from outrider.speculators.kinds.mtp.layer import MTPSpeculator
 from outrider.speculators.kinds.protocol import TrainedParts
@@ -70,7 +73,7 @@ def load_mtp(
         gate.e_score_correction_bias = gate.e_score_correction_bias.float()
     tensors, layer = CheckpointTensors(layout), MTPTensors(layout)
     stacks = dict(speculator.named_parameters()) | dict(speculator.named_buffers())
-    views = checkpoint_names(stacks)
+    views = checkpoint_names({name: stack.detach() for name, stack in stacks.items()})
     _compare_names(layer, set(views))
     with torch.no_grad():
         for suffix, view in views.items():

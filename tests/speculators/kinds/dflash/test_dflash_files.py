@@ -52,7 +52,7 @@ def test_a_head_is_recognized_written_and_read_again(target: Path, tmp_path: Pat
             tmp_path / "scratch" / name
         ).read_bytes()
     assert KIND.can_swap(tmp_path / "scratch", tmp_path / "again")
-    assert "layers.0.self_attn.k_norm.weight" in KIND.tensor_names(tmp_path / "again")
+    assert "layers.0.self_attn.k_norm.weight" in dict(KIND.tensors(tmp_path / "again"))
     assert {"d2t", "hidden_norm.weight"} <= dict(KIND.swapped(tmp_path / "again")).keys()
     KIND.write_other_formats(tmp_path / "again", target, "tiny", 5, tmp_path / "twins")
     twin = tmp_path / "twins" / "speculators"
