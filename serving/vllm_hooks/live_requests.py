@@ -41,7 +41,7 @@ class RequestLog:
         processor._update_stats_from_finished = self._record_end
         processor.abort_requests = self._record_aborts
 
-    def swapped(self, began: float, version: str | None) -> None:
+    def swap_tensors(self, began: float, version: str | None) -> None:
         """Notes that the speculator was exchanged, from `began` (monotonic) until now."""
         self._swaps.append(_Swap(began, time.monotonic(), version))
 

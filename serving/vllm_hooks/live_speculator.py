@@ -168,7 +168,7 @@ class LiveSpeculator:
             stall_s = time.monotonic() - began
             before, self._version = self._version, order.version
             self._swaps += 1
-            self._requests.swapped(began, order.version)
+            self._requests.swap_tensors(began, order.version)
             self._reverted = self._because = self._broken = None
             self._watching = None
             if order.watch is not None:
@@ -267,7 +267,7 @@ class LiveSpeculator:
 
     def _break(self, reason: str) -> None:
         self._broken, self._watching = reason, None
-        self._requests.swapped(0.0, None)
+        self._requests.swap_tensors(0.0, None)
         logger.error("speculator broken: %s", reason)
 
     def _finished(self, request: LiveRequest) -> None:
@@ -296,7 +296,7 @@ class LiveSpeculator:
             self._watching = None  # not before: no verdict yet would read as a pass
             self._reverted, self._because = watching.version, finding
             self._version = watching.before
-            self._requests.swapped(began, watching.before)
+            self._requests.swap_tensors(began, watching.before)
             logger.warning("speculator %s taken back: %s", self._reverted, finding)
 
     async def _rpc(self, method: str, arguments: dict[str, Any]) -> list[Any]:

@@ -24,7 +24,7 @@ How a trainable kind is used:
     kind.write(kind.trained(drafter, state), origin, out_dir)
     kind.load(out_dir, target_dir, dtype, device)       replay, draft parity, export check
     kind.vllm_settings(out_dir, k, ...)                 serving
-    kind.swapped(out_dir)                               swapping the drafter of a live engine
+    kind.swap_tensors(out_dir)                               swapping the drafter of a live engine
 
 Teacher and draft are separate: the teacher is the target's head over the full vocabulary
 (`TargetEnds`), the draft's head (`DraftHead`) may be trained and may cover fewer tokens.
@@ -257,11 +257,11 @@ class TrainableKind(DrafterKind):
         """(checkpoint name, tensor in float32), in the order of the names; for `write`."""
         raise NotImplementedError
 
-    def swapped(self, directory: Path) -> Iterator[tuple[str, "Tensor"]]:
+    def swap_tensors(self, directory: Path) -> Iterator[tuple[str, "Tensor"]]:
         """(name, tensor as stored) that a live engine's drafter loads."""
         raise NotImplementedError
 
-    def can_swap(self, one: Path, other: Path) -> bool:
+    def swappable(self, one: Path, other: Path) -> bool:
         """True where an engine that was started with one directory can load the other."""
         return True
 

@@ -195,13 +195,13 @@ class Eagle3(TrainableKind):
 
         return read_head_tensors(self, directory)
 
-    def swapped(self, directory: Path) -> "Iterator[tuple[str, Tensor]]":
+    def swap_tensors(self, directory: Path) -> "Iterator[tuple[str, Tensor]]":
         """Head and d2t; the embedding stays the target's."""
         from outrider.speculators.kinds.eagle3.checkpoint import stored_head_tensors
 
         return stored_head_tensors(self, directory)
 
-    def can_swap(self, one: Path, other: Path) -> bool:
+    def swappable(self, one: Path, other: Path) -> bool:
         """Heads of equal shape over the same states; tokens of the draft vocabulary may differ."""
 
         def described(directory: Path) -> tuple[object, ...]:

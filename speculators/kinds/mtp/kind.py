@@ -158,7 +158,7 @@ class MTP(TrainableKind):
 
         return read_mtp_tensors(directory)
 
-    def swapped(self, directory: Path) -> "Iterator[tuple[str, Tensor]]":
+    def swap_tensors(self, directory: Path) -> "Iterator[tuple[str, Tensor]]":
         """The layer's tensors; embedding and head stay the target's."""
         from outrider.speculators.kinds.mtp.checkpoint import stored_mtp_tensors
 

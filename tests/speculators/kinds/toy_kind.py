@@ -152,7 +152,7 @@ class Toy(TrainableKind):
     def tensors(self, directory: Path) -> Iterator[tuple[str, Tensor]]:
         yield from sorted(load_file(directory / "model.safetensors").items())
 
-    def swapped(self, directory: Path) -> Iterator[tuple[str, Tensor]]:
+    def swap_tensors(self, directory: Path) -> Iterator[tuple[str, Tensor]]:
         return self.tensors(directory)
 
 

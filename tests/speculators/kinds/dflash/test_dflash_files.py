@@ -51,9 +51,9 @@ def test_a_head_is_recognized_written_and_read_again(target: Path, tmp_path: Pat
         assert (tmp_path / "again" / name).read_bytes() == (
             tmp_path / "scratch" / name
         ).read_bytes()
-    assert KIND.can_swap(tmp_path / "scratch", tmp_path / "again")
+    assert KIND.swappable(tmp_path / "scratch", tmp_path / "again")
     assert "layers.0.self_attn.k_norm.weight" in dict(KIND.tensors(tmp_path / "again"))
-    assert {"d2t", "hidden_norm.weight"} <= dict(KIND.swapped(tmp_path / "again")).keys()
+    assert {"d2t", "hidden_norm.weight"} <= dict(KIND.swap_tensors(tmp_path / "again")).keys()
     KIND.write_other_formats(tmp_path / "again", target, "tiny", 5, tmp_path / "twins")
     twin = tmp_path / "twins" / "speculators"
     published = json.loads((twin / "config.json").read_text())
@@ -84,13 +84,13 @@ def test_keys_that_the_engine_reads_at_its_start_are_not_exchanged(
     target: Path, tmp_path: Path
 ) -> None:
     one = write_dflash_head(target, tmp_path / "one")
-    assert KIND.can_swap(one, write_dflash_head(target, tmp_path / "two", seed=1))
+    assert KIND.swappable(one, write_dflash_head(target, tmp_path / "two", seed=1))
     for name, options in {
         "mask": {"mask_token": 3},
         "layers": {"layers": [1]},
         "theta": {"rope_theta": 5e5},
     }.items():
-        assert not KIND.can_swap(one, write_dflash_head(target, tmp_path / name, **options))
+        assert not KIND.swappable(one, write_dflash_head(target, tmp_path / name, **options))
 
 
 REFUSED: dict[str, tuple[dict[str, object], str]] = {

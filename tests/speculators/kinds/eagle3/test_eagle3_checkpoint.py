@@ -92,7 +92,7 @@ def test_the_file_holds_the_vocabulary_and_no_embedding(target: Path, tmp_path: 
     assert ids.tolist() == sorted(ids.tolist())
     assert tensors["t2d"].nonzero().flatten().tolist() == ids.tolist()
     assert {int(token) % 7 for token in ids} == {5, 6}
-    assert dict(EAGLE3.swapped(directory)).keys() == tensors.keys() - {"t2d"}
+    assert dict(EAGLE3.swap_tensors(directory)).keys() == tensors.keys() - {"t2d"}
 
 
 def test_rows_start_as_the_targets(target: Path) -> None:

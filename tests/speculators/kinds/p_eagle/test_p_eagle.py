@@ -151,7 +151,7 @@ def test_a_head_is_recognized_written_and_read_again(target: Path, tmp_path: Pat
     over = Origin(target, tmp_path / "scratch")
     warm = KIND.start(over, SpeculatorConfig(), torch.float32, "cpu", seed=2)
     KIND.write(KIND.trained(warm, warm.state_dict()), over, tmp_path / "again")
-    assert KIND.can_swap(tmp_path / "scratch", tmp_path / "again")
+    assert KIND.swappable(tmp_path / "scratch", tmp_path / "again")
     KIND.write_other_formats(tmp_path / "again", target, "tiny", 5, tmp_path / "twins")
     twin = tmp_path / "twins" / "speculators"
     published = json.loads((twin / "config.json").read_text())
@@ -170,12 +170,12 @@ def test_a_head_is_recognized_written_and_read_again(target: Path, tmp_path: Pat
     KIND.write(KIND.trained(warm, warm.state_dict()), origin, other)
     changed = json.dumps(config | {"pard_token": 3})
     (other / "config.json").write_text(changed)
-    assert not KIND.can_swap(tmp_path / "scratch", other)  # the engine reads it at its start
+    assert not KIND.swappable(tmp_path / "scratch", other)  # the engine reads it at its start
     for name in ("config.json", "model.safetensors"):
         assert (tmp_path / "again" / name).read_bytes() == (
             tmp_path / "scratch" / name
         ).read_bytes()
-    assert dict(KIND.swapped(tmp_path / "again"))["mask_hidden"].shape == (1, 1, 2 * 64)
+    assert dict(KIND.swap_tensors(tmp_path / "again"))["mask_hidden"].shape == (1, 1, 2 * 64)
 
 
 def test_vllm_is_given_a_fixed_number_of_parallel_drafts(tmp_path: Path) -> None:
