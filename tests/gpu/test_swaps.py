@@ -77,7 +77,7 @@ def test_data_parallel_ranks_with_experts_answer_as_one(
     assert runs[1][1] == pytest.approx(runs[0][1], rel=0.1)
 
 
-def swap_tensors(
+def swapped(
     target: TargetConfig,
     engine: EngineConfig,
     folder: Path,
