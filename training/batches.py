@@ -11,10 +11,10 @@ reads; the teacher reads `hidden`.
 Shapes: B rows (1), T slots, H hidden, X values that the drafter reads of a token.
 """
 
-import queue
-import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -23,6 +23,9 @@ from torch import Tensor
 
 from outrider.speculators.features import FINAL_NORM, FeatureSpec, SequenceStates, stream_of
 from outrider.training.packing import Row, Sample
+
+AHEAD = 2
+"""Rows that are assembled or waiting while one is computed."""
 
 
 class States(Protocol):
@@ -64,21 +67,16 @@ class Batch:
 
     def to(self, device: torch.device) -> "Batch":
         """The batch on another device."""
+        return self._mapped(lambda tensor: tensor.to(device, non_blocking=True))
 
-        def moved(tensor: Tensor) -> Tensor:
-            return tensor.to(device, non_blocking=True)
+    def pinned(self) -> "Batch":
+        """The batch in page-locked memory, from which copies to a GPU overlap with its work."""
+        return self._mapped(Tensor.pin_memory)
 
-        hidden_BTH = moved(self.hidden_BTH)
-        shared = self.inputs_BTX is self.hidden_BTH
-        return Batch(
-            self.row,
-            moved(self.token_ids_BT),
-            hidden_BTH,
-            hidden_BTH if shared else moved(self.inputs_BTX),
-            moved(self.sequence_BT),
-            moved(self.position_BT),
-            moved(self.anchor_BT),
-        )
+    def _mapped(self, change: Callable[[Tensor], Tensor]) -> "Batch":
+        tensors = {name: value for name, value in vars(self).items() if name != "row"}
+        changed = {id(tensor): change(tensor) for tensor in tensors.values()}
+        return Batch(self.row, **{name: changed[id(tensor)] for name, tensor in tensors.items()})
 
 
 def assemble(
@@ -130,7 +128,7 @@ def responses(store: Texts, samples: Iterable[Sample]) -> Iterator[Tensor]:
 
 
 class Prefetch:
-    """Iterates over batches that a thread assembles two rows ahead.
+    """Iterates over batches that a thread assembles two rows ahead, pinned for a GPU.
 
     An error in the thread is raised by the iteration.
     """
@@ -144,53 +142,32 @@ class Prefetch:
         spec: FeatureSpec,
     ):
         self.waited = 0.0
-        self._queue: queue.Queue[Batch | Exception | None] = queue.Queue(maxsize=2)
-        self._stop = threading.Event()
-        arguments = (store, samples, rows, row_tokens, spec)
-        self._thread = threading.Thread(
-            target=self._run, args=arguments, name="prefetch", daemon=True
-        )
+        self._rows = iter(rows)
+        self._assemble = lambda row: assemble(store, samples, row, row_tokens, spec)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="prefetch")
+        self._ahead: deque[Future[Batch]] = deque()
 
     def __enter__(self) -> "Prefetch":
-        self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._thread.join()
+        self._thread.shutdown(cancel_futures=True)
 
     def __iter__(self) -> Iterator[Batch]:
-        while True:
+        for _ in range(AHEAD):
+            self._begin_next()
+        while self._ahead:
             began = time.perf_counter()
-            item = self._queue.get()
+            batch = self._ahead.popleft().result()
             self.waited += time.perf_counter() - began
-            if item is None:
-                return
-            if isinstance(item, Exception):
-                raise item
-            yield item
+            self._begin_next()
+            yield batch
 
-    def _run(
-        self,
-        store: States,
-        samples: Sequence[Sample],
-        rows: Iterable[Row],
-        row_tokens: int,
-        spec: FeatureSpec,
-    ) -> None:
-        try:
-            for row in rows:
-                if not self._put(assemble(store, samples, row, row_tokens, spec)):
-                    return
-            self._put(None)
-        except Exception as error:
-            self._put(error)
+    def _begin_next(self) -> None:
+        row = next(self._rows, None)
+        if row is not None:
+            self._ahead.append(self._thread.submit(self._read, row))
 
-    def _put(self, item: Batch | Exception | None) -> bool:
-        while not self._stop.is_set():
-            try:
-                self._queue.put(item, timeout=0.1)
-                return True
-            except queue.Full:
-                continue
-        return False
+    def _read(self, row: Row) -> Batch:
+        batch = self._assemble(row)
+        return batch.pinned() if torch.cuda.is_available() else batch

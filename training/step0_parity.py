@@ -13,8 +13,6 @@ The limits are those of `speculator.parity`, at every depth, plus two standard e
 of drafts n (`allowed`). Measured on nano R1, bf16 against float32, by depth: at most 0.3 % of the
 drafts differ beyond a near tie, and log-probabilities by at most 0.02 nats on average; with a state
 that is fed back before its norm, 2 to 4 % and 0.07 to 0.11 nats at depth 5.
-`tests/training/test_step0_parity.py` draws validation parts of 3 to 1,000 sequences from measured
-ones.
 
 Shapes: K depths, N anchors, M anchors of a chunk, D draft vocabulary.
 """

@@ -4,7 +4,7 @@ Each check raises an `OutriderError` with file, key, value and fix.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +80,18 @@ def check_header_shape(
             " models"
         )
     return header
+
+
+def check_names(where: object, found: Collection[str], expected: Collection[str]) -> None:
+    """The names of the tensors are the expected ones, each, and no others."""
+    missing, unexpected = sorted(set(expected) - set(found)), sorted(set(found) - set(expected))
+    parts = [f"missing: {first_names(missing)}"] if missing else []
+    parts += [f"unexpected: {first_names(unexpected)}"] if unexpected else []
+    if parts:
+        raise OutriderError(
+            f"{where}: the tensors do not fit config.json; {'; '.join(parts)}; the checkpoint is"
+            " incomplete, or of another model: export it again, or name one of this target"
+        )
 
 
 def header_named(found: Mapping[str, TensorHeader], suffix: str) -> TensorHeader | None:

@@ -1,11 +1,7 @@
-"""Nano R1's speculator as prepared for training, healthy and with each fault, on shipped traffic.
-
-python -m tests.training.step0_cases       # measures again: tests/training/step0_measured.json
-"""
+"""Nano R1's speculator as prepared for training, healthy and with each fault, on shipped traffic."""
 
 import dataclasses
 import gzip
-import json
 import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -27,7 +23,6 @@ from outrider.training.packing import make_samples
 from outrider.training.step0_parity import StepZero
 
 NANO_R1 = Path(__file__).parents[2] / "recipes" / "nano_r1"
-MEASURED = Path(__file__).with_name("step0_measured.json")
 DEPTH = 5
 Prepared = tuple[ChainUnroll, Callable[[Batch], Batch]]
 """A speculator as prepared for training, and what it is given for a batch."""
@@ -167,35 +162,7 @@ def compared(base: ChainUnroll, prepared: Prepared, batch: Batch) -> np.ndarray:
     return check.sums_K4.numpy()
 
 
-def measure(
-    target: Path, workload: str, count: int, makes: list[Callable[[Path], Prepared]]
-) -> list[np.ndarray]:
-    """[sequences, K, 4] for each way to prepare."""
-    of_base, all_prepared = base(target), [make(target) for make in makes]
-    sums: list[list[np.ndarray]] = [[] for _ in makes]
-    for batch in batches(target, workload, count):
-        for prepared, into in zip(all_prepared, sums, strict=True):
-            into.append(compared(of_base, prepared, batch))
-    return [np.stack(each) for each in sums]
-
-
 def found(sums_K4: np.ndarray) -> dict[str, list[dict[str, float]]]:
     """The sums as `StepZero.found` returns them."""
     names = ("n", "equal", "near_ties", "difference")
     return {"per_depth": [dict(zip(names, row, strict=True)) for row in sums_K4.tolist()]}
-
-
-def main() -> None:
-    measured = {}
-    for workload in ("resume_screening", "general", "social_chat"):
-        makes = [healthy, pre_norm, positions_stay]
-        for make, sums in zip(makes, measure(NANO_R1 / "target", workload, 40, makes), strict=True):
-            measured[f"{workload} {make.__name__}"] = np.round(sums, 2).tolist()
-    lines = [
-        f'"{name}": {json.dumps(rows, separators=(",", ":"))}' for name, rows in measured.items()
-    ]
-    MEASURED.write_text("{\n" + ",\n".join(lines).replace(".0,", ",") + "\n}\n")
-
-
-if __name__ == "__main__":
-    main()

@@ -1,8 +1,9 @@
 """Rows for the model, and the alignment of chains with the tokens they predict."""
 
-from types import SimpleNamespace
+from types import threading
 
 import pytest
+import SimpleNamespace
 import torch
 
 from outrider.speculators.features import FINAL_NORM, FeatureSpec, FeatureStream
@@ -91,4 +92,4 @@ def test_prefetch_keeps_the_order_and_raises_what_the_thread_met() -> None:
 def test_prefetch_can_be_left_early() -> None:
     with Prefetch(MemoryStore(), SAMPLES, [(0,)] * 100, 14, SPEC) as batches:
         next(iter(batches))
-    assert not batches._thread.is_alive()
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("prefetch")]

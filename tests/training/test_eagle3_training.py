@@ -9,7 +9,6 @@ import torch
 import transformers
 from transformers import DeepseekV3ForCausalLM
 
-from outrider.common.errors import OutriderError
 from outrider.common.files import read_json
 from outrider.data.features.feature_store import FeatureStore
 from outrider.data.features.feature_writer import FeatureWriter
@@ -124,43 +123,6 @@ def test_the_draft_vocabulary_covers_the_training_responses(
     assert 0.9 <= found["coverage"]["train"] < 1
 
 
-def test_replay_reads_the_auxiliary_states(
-    corpus: Corpus, trained: tuple[Path, dict[str, Any]]
-) -> None:
-    run_dir, result = trained
-    rows = [
-        {"sequence_id": name, "session": name, "temperature": 0.6, "top_p": 0.95, "top_k": 0}
-        for name in corpus.parts["validation"]
-    ]
-    store = FeatureStore.open(corpus.features_dir)
-    found = replay(run_dir / "speculator", corpus.target_dir, store, rows, depth=DEPTH)
-    expected = result["exported"]["acceptance_length"]
-    assert found.acceptance_length() == pytest.approx(expected, rel=1e-5)
-
-
-def test_layers_off_by_one_are_seen(
-    corpus: Corpus, trained: tuple[Path, dict[str, Any]], tmp_path: Path
-) -> None:
-    """The same head over the states of its layers in the wrong order accepts less."""
-    run_dir, result = trained
-    store = FeatureStore.open(corpus.features_dir)
-    names = [stream.name for stream in store.spec.auxiliary]
-    with FeatureWriter(tmp_path / "states", HIDDEN, {}, auxiliary=store.spec.auxiliary) as writer:
-        for name in corpus.parts["validation"]:
-            row = store.read(name)
-            swapped = dict(
-                zip(names, [row.auxiliary[each] for each in reversed(names)], strict=True)
-            )
-            writer.write(name, row.token_ids, row.hidden, row.completion_start, None, swapped)
-    rows = [
-        {"sequence_id": name, "session": name, "temperature": 0.6, "top_p": 0.95, "top_k": 0}
-        for name in corpus.parts["validation"]
-    ]
-    wrong = FeatureStore.open(tmp_path / "states")
-    found = replay(run_dir / "speculator", corpus.target_dir, wrong, rows, depth=DEPTH)
-    assert found.acceptance_length()[-1] < result["exported"]["acceptance_length"][-1] - 0.05
-
-
 def test_a_warm_start_begins_where_the_base_ended(
     corpus: Corpus, trained: tuple[Path, dict[str, Any]], tmp_path: Path
 ) -> None:
@@ -193,10 +155,3 @@ def test_shards_over_two_processes_train_the_same(corpus: Corpus, tmp_path: Path
     )
     for (name, ours), (_, theirs) in pairs:
         torch.testing.assert_close(ours, theirs, atol=2e-2, rtol=2e-2, msg=name)
-
-
-def test_a_head_needs_its_states(corpus: Corpus, tmp_path: Path) -> None:
-    """A capture for another kind, or for other layers, is refused before training."""
-    plain = make_corpus(tmp_path / "plain", train_sequences=2, validation_sequences=1)
-    with pytest.raises(OutriderError, match=r"the speculator reads layer_1 \(64 values\)"):
-        plain.train(tmp_path / "run", speculator=config(), **SETTINGS)

@@ -16,8 +16,6 @@ from outrider.speculators.config import SpeculatorConfig
 from outrider.speculators.kinds.mtp.checkpoint import (
     load_mtp,
     load_trainable,
-    trained_tensors,
-    write_mtp,
 )
 from outrider.training.distributed.spec import Preempted
 from outrider.training.metrics import export_line
@@ -69,19 +67,6 @@ def test_parameters_are_what_is_trained(corpus: Corpus, train: str) -> None:
     }
     assert {name for name, _ in speculator.named_parameters()} == expected[train]
     assert all(parameter.requires_grad for parameter in speculator.parameters())
-
-
-@pytest.mark.parametrize("train", ["all", "non_routed", "lora"])
-def test_the_untrained_speculator_is_written_as_the_target_has_it(
-    corpus: Corpus, tmp_path: Path, train: str
-) -> None:
-    config = SpeculatorConfig(train=train)
-    speculator = load_trainable(
-        corpus.target_dir, config, torch.bfloat16, torch.device("cpu"), seed=0
-    )
-    state = speculator.state_dict()
-    write_mtp(trained_tensors(speculator, state), corpus.target_dir, tmp_path / "speculator")
-    assert not moved(corpus, tmp_path / "speculator")
 
 
 LORA = SpeculatorConfig(depth=3, train="lora", lora_rank=8)

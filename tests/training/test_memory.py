@@ -133,11 +133,11 @@ def test_r1s_layer_is_what_is_published_of_it() -> None:
     assert size.step_flops(1, 1) == pytest.approx(6 * used + 6 * size.vocab * 7168)
 
 
-def test_r1_fits_with_rows_of_32768_and_a_twentieth_to_spare() -> None:
+def test_r1_fits_with_rows_of_32768_and_a_tenth_to_spare() -> None:
     """All trained, depth 3, ZeRO-2 on 8 H200; every phase, and the host of the node."""
     r1 = plan(row=RowShape.full(32768), row_tokens=32768, zero_stage=2, processes=8)
     assert r1.recompute
-    assert r1.peak()[1] < USABLE * ASSUMED_GPU and 1.05 * r1.peak()[1] < ASSUMED_GPU
+    assert r1.peak()[1] < USABLE * ASSUMED_GPU and 1.1 * r1.peak()[1] < ASSUMED_GPU
     assert r1.host_bytes(8) < 256e9
     assert not plan(row_tokens=1024).recompute, "short rows are not computed twice"
 

@@ -26,6 +26,7 @@ from torch import Tensor
 
 from outrider.common.errors import OutriderError
 from outrider.common.files import read_json
+from outrider.speculators.checkpoints.checks import check_names
 from outrider.speculators.checkpoints.layout import CheckpointLayout, read_layout, weight_map
 from outrider.speculators.checkpoints.target_ends import load_target_ends
 from outrider.speculators.checkpoints.tensors import CheckpointTensors, write_checkpoint
@@ -74,7 +75,7 @@ def load_head(
     with torch.no_grad():
         for tensor in state.values():
             tensor.fill_(float("nan"))
-    _compare_names(directory, set(state), names.keys() - MAPS)
+    check_names(directory, names.keys() - MAPS, state)
     with torch.no_grad():
         for name, tensor in state.items():
             value = stored.read(names[name], torch.float32)
@@ -266,15 +267,3 @@ def _over_base(
 def _stored_as(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     tensor = tensor.detach().cpu()
     return tensor.to(dtype if tensor.is_floating_point() else tensor.dtype).contiguous().clone()
-
-
-def _compare_names(directory: Path, expected: set[str], present: set[str]) -> None:
-    parts = []
-    for what, names in (("missing", expected - present), ("unexpected", present - expected)):
-        if names:
-            parts.append(f"{what}: {', '.join(sorted(names))}")
-    if parts:
-        raise OutriderError(
-            f"{directory}: the tensors do not fit config.json; {'; '.join(parts)}; they belong to"
-            " different heads, or the checkpoint is incomplete"
-        )

@@ -15,9 +15,9 @@ from outrider.common.errors import OutriderError
 from outrider.common.files import read_json
 from outrider.speculators.checkpoints.checks import (
     check_finite,
+    check_names,
     check_same_rows,
     check_vocabulary_size,
-    first_names,
     foreign,
 )
 from outrider.speculators.checkpoints.layout import (
@@ -160,16 +160,7 @@ def _check_tensors(
 ) -> None:
     """Every tensor of the target's layer, no other, each in its shape and a dtype that fits."""
     target_dir = layer.layout.directory
-    files = sorted({header.file.name for header in found.values()}) or ["*.safetensors"]
-    missing, unexpected = sorted(own.keys() - found.keys()), sorted(found.keys() - own.keys())
-    if missing or unexpected:
-        parts = [f"missing: {first_names(missing)}"] if missing else []
-        parts += [f"unexpected: {first_names(unexpected)}"] if unexpected else []
-        raise OutriderError(
-            f"{directory / files[0]}: the tensors of {layer.prefix}* are not those of the target's"
-            f" own layer ({target_dir}); {'; '.join(parts)}; export the speculator again, or name"
-            " one that was trained for this target"
-        )
+    check_names(directory, found, own)
     for name, header in found.items():
         wanted = own[name]
         if header.shape != wanted.shape:

@@ -25,6 +25,7 @@ from torch import Tensor
 
 from outrider.common.errors import OutriderError
 from outrider.common.files import read_json
+from outrider.speculators.checkpoints.checks import check_names
 from outrider.speculators.checkpoints.layout import SCALE_SUFFIX, read_layout
 from outrider.speculators.checkpoints.tensors import (
     CheckpointTensors,
@@ -74,7 +75,8 @@ def load_mtp(
     tensors, layer = CheckpointTensors(layout), MTPTensors(layout)
     stacks = dict(speculator.named_parameters()) | dict(speculator.named_buffers())
     views = checkpoint_names({name: stack.detach() for name, stack in stacks.items()})
-    _compare_names(layer, set(views))
+    scales = {name + SCALE_SUFFIX for name in views} & layer.suffixes
+    check_names(layout.directory, layer.suffixes, views.keys() | scales)
     with torch.no_grad():
         for suffix, view in views.items():
             view.fill_(float("nan"))
@@ -214,25 +216,3 @@ def experts_apart(suffix: str, tensor: Tensor) -> dict[str, Tensor]:
     if suffix == "mlp.experts.down_proj":
         return {expert_name(expert, "down_proj"): down for expert, down in enumerate(tensor)}
     return {suffix: tensor}
-
-
-def _compare_names(layer: MTPTensors, expected: set[str]) -> None:
-    """The checkpoint has the expected tensors of the layer and no others."""
-    directory, prefix, present = layer.layout.directory, layer.prefix, layer.suffixes
-    expected = expected | {name + SCALE_SUFFIX for name in expected} & present
-    if not present:
-        raise OutriderError(
-            f"{directory}: no tensor named {prefix}*, though num_nextn_predict_layers in"
-            " config.json promises a multi-token prediction layer; conversions often drop it: use"
-            " the original checkpoint"
-        )
-    parts = []
-    for what, names in (("missing", expected - present), ("unexpected", present - expected)):
-        if names:
-            some = ", ".join(prefix + name for name in sorted(names)[:5])
-            more = f" and {len(names) - 5} more" if len(names) > 5 else ""
-            parts.append(f"{what}: {some}{more}")
-    if parts:
-        raise OutriderError(
-            f"{directory}: the tensors of {prefix}* do not fit config.json; {'; '.join(parts)}"
-        )

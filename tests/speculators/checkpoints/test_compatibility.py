@@ -128,7 +128,7 @@ def renamed(tensors):
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (without_a_tensor, rf"missing: {EH}; export the speculator again"),
+        (without_a_tensor, rf"missing: {EH}; the checkpoint is incomplete"),
         (of_another_shape, rf"{EH} has shape \[64, 127\], the target's \[64, 128\]"),
         (
             with_nan,

@@ -5,8 +5,6 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).resolve().parents[3]
 
 ROOMS = (
@@ -85,34 +83,3 @@ def test_no_code_outside_the_folder_names_a_kind() -> None:
         for line, text in named(ast.parse((ROOT / name).read_text(encoding="utf-8"))):
             wrong.append(f"{name}:{line}: {text[:70]!r}")
     assert not wrong, "\n".join(wrong)
-
-
-@pytest.mark.parametrize("prefix", EXCEPTIONS)
-def test_an_exception_is_needed(prefix: str) -> None:
-    paths = [ROOT / name for name in files() if name.startswith(prefix)]
-    assert any(list(named(ast.parse(path.read_text(encoding="utf-8")))) for path in paths)
-
-
-@pytest.mark.parametrize(
-    "code",
-    [
-        "from a.kinds.mtp import x",
-        "x = 'mtp'",
-        "class MTPThing: pass",
-        "def load_mtp(): pass",
-        "y.eagle3_head",
-        "DFlashThing()",
-        "f(ngram=1)",
-        "say(f'an MTP layer of {x}')",
-        "mtp: int = 1",
-    ],
-)
-def test_a_name_is_found(code: str) -> None:
-    assert list(named(ast.parse(code)))
-
-
-@pytest.mark.parametrize(
-    "code", ['"""An MTP layer."""', "prompt = attempt", "x = 'ngramps eagles'"]
-)
-def test_prose_and_other_words_are_not(code: str) -> None:
-    assert not list(named(ast.parse(code)))

@@ -8,16 +8,13 @@ import pytest
 import torch
 
 from outrider.common.errors import OutriderError
-from outrider.common.files import read_json
 from outrider.data.features.feature_store import FeatureStore
-from outrider.eval.replay.example_traces import walks
 from outrider.eval.replay.replay import replay
 from outrider.pipeline.preflight import check_target
 from outrider.serving.speculator import Speculator
-from outrider.speculators.base import base_of, warm_start
+from outrider.speculators.base import base_of
 from outrider.speculators.checkpoints.interpolate import interpolate
 from outrider.speculators.config import SpeculatorConfig
-from outrider.speculators.features import FINAL_NORM, FeatureSpec, FeatureStream
 from outrider.speculators.kinds import KINDS, kind_of, trainable_kind
 from outrider.speculators.kinds.protocol import Origin, TrainableKind
 from outrider.training.config import ScratchConfig, TrainingConfig
@@ -113,22 +110,6 @@ def test_from_scratch_to_replay(
     assert found.acceptance_length()[-1] == pytest.approx(best, rel=1e-6)
 
 
-def test_a_draft_outside_the_vocabulary_is_never_accepted(
-    corpus: Corpus, toy: Toy, trained: tuple[Path, dict[str, Any]]
-) -> None:
-    """Greedy drafts of even tokens against a response: accepted where equal, by a plain walk."""
-    published, _ = trained
-    store = FeatureStore.open(corpus.features_dir)
-    ids = corpus.parts["validation"]
-    for name, steps in zip(ids, walks(published, corpus.target_dir, store, ids, 3), strict=True):
-        row = store.read(name)
-        response = row.token_ids[row.completion_start :].tolist()
-        assert steps and all(draft % 2 == 0 for step in steps for draft in step.drafts)
-        for step in steps:
-            expected = response[step.start : step.start + step.accepted]
-            assert step.drafts[: step.accepted] == expected
-
-
 def test_mixtures_are_of_one_kind(
     corpus: Corpus, toy: Toy, trained: tuple[Path, dict[str, Any]], tmp_path: Path
 ) -> None:
@@ -145,36 +126,6 @@ def test_mixtures_are_of_one_kind(
     torch.testing.assert_close(half, (one + other) / 2)
     with pytest.raises(OutriderError, match="two kinds cannot be averaged"):
         interpolate(corpus.target_dir, published, 0.5, tmp_path / "mixed")
-
-
-def test_a_store_without_its_states_is_refused(corpus: Corpus, toy: Toy) -> None:
-    config = read_json(corpus.target_dir / "config.json")
-    held = FeatureSpec((FeatureStream(FINAL_NORM, config["hidden_size"]),))
-    with pytest.raises(OutriderError, match=r"the speculator reads layer_1 \(4 values\)"):
-        toy.features({}, config).require(held, corpus.features_dir)
-
-
-def test_a_warm_start_is_the_base(corpus: Corpus, toy: Toy, tmp_path: Path) -> None:
-    scratch = toy.start(
-        Origin(corpus.target_dir, None), SpeculatorConfig(), torch.float32, "cpu", seed=3
-    )
-    toy.write(
-        toy.trained(scratch, scratch.state_dict()),
-        Origin(corpus.target_dir, None),
-        tmp_path / "base",
-    )
-    base = base_of(str(tmp_path / "base"), corpus.target_dir)
-    assert warm_start(toy, base) == tmp_path / "base"
-    assert warm_start(trainable_kind("mtp"), base) is None
-    warm = toy.start(
-        Origin(corpus.target_dir, tmp_path / "base"),
-        SpeculatorConfig(),
-        torch.float32,
-        "cpu",
-        seed=0,
-    )
-    for name, tensor in scratch.state_dict().items():
-        assert torch.equal(tensor, warm.state_dict()[name]), name
 
 
 def test_a_target_without_a_speculator_needs_a_base(corpus: Corpus, tmp_path: Path) -> None:

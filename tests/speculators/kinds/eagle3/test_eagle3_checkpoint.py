@@ -15,7 +15,6 @@ from outrider.common.errors import OutriderError
 from outrider.common.files import read_json
 from outrider.speculators.checkpoints.compatibility import check_speculator
 from outrider.speculators.checkpoints.interpolate import interpolate
-from outrider.speculators.checkpoints.target_ends import load_target_ends
 from outrider.speculators.config import SpeculatorConfig
 from outrider.speculators.draft_vocabulary import chosen_ids, coverage, token_counts
 from outrider.speculators.head_config import HeadConfig
@@ -93,23 +92,6 @@ def test_the_file_holds_the_vocabulary_and_no_embedding(target: Path, tmp_path: 
     assert tensors["t2d"].nonzero().flatten().tolist() == ids.tolist()
     assert {int(token) % 7 for token in ids} == {5, 6}
     assert dict(EAGLE3.swap_tensors(directory)).keys() == tensors.keys() - {"t2d"}
-
-
-def test_rows_start_as_the_targets(target: Path) -> None:
-    head, rows_VH = (
-        start(scratch(target, draft_vocabulary=0.9)),
-        load_target_ends(target).lm_head_VH,
-    )
-    assert head.target_ids_D is not None
-    assert torch.equal(head.lm_head.weight, rows_VH[head.target_ids_D])
-    whole = start(scratch(target, draft_vocabulary="all"))
-    assert whole.target_ids_D is None
-    assert torch.equal(whole.lm_head.weight, rows_VH)
-
-
-def test_the_seed_draws_the_rest(target: Path) -> None:
-    one, same, other = (start(scratch(target), seed).fc.weight for seed in (0, 0, 1))
-    assert torch.equal(one, same) and not torch.equal(one, other)
 
 
 def test_a_warm_start_keeps_the_bytes_and_the_vocabulary(target: Path, tmp_path: Path) -> None:

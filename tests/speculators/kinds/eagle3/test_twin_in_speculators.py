@@ -6,7 +6,6 @@ the Python that OUTRIDER_SPECULATORS_PYTHON names.
 
 import os
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,9 +15,6 @@ from uv import find_uv_bin
 
 from outrider.common.files import read_json
 from outrider.pipeline.recipe.shipped import shipped_heads
-from outrider.serving.config import EngineConfig, TargetConfig
-from outrider.serving.engine import AskedRow, open_engine
-from outrider.serving.speculator import Speculator
 from outrider.speculators.checkpoints.target_ends import load_target_ends
 from outrider.speculators.kinds import trainable_kind_of
 from outrider.speculators.kinds.eagle3.shape import SPECULATORS_VERSION as VERSION
@@ -113,33 +109,3 @@ def test_the_library_drafts_the_same_tokens(
 
 def _without_ours() -> dict[str, str]:
     return {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-
-
-@pytest.fixture(scope="module")
-def prompts() -> Iterator[list[list[int]]]:
-    rows = general_rows(every=40)[:6]
-    yield [row["token_ids"][: row["completion_start"]] for row in rows]
-
-
-@pytest.mark.slow
-@pytest.mark.engine
-@pytest.mark.parametrize("name", HEADS)
-def test_vllm_counts_the_same_with_the_twin(
-    name: str, nano_r1: Path, prompts: list[list[int]], tmp_path: Path
-) -> None:
-    """Greedy, one request at a time: the same steps, drafts and accepted drafts."""
-    rows = [AskedRow(str(n), prompt, 0.0, 1.0, 60) for n, prompt in enumerate(prompts)]
-    target, settings = TargetConfig(model=str(nano_r1)), EngineConfig(kv_cache_gb=0.25)
-    found = []
-    for directory in (HEADS[name], twin_of(HEADS[name], nano_r1, tmp_path)):
-        with open_engine(target, settings, Speculator.named(directory), DEPTH) as engine:
-            answers = [engine.answer([row]) for row in rows]
-            counters = {
-                metric.name: metric.value if hasattr(metric, "value") else metric.values
-                for metric in engine.llm.get_metrics()
-                if metric.name.startswith("vllm:spec_decode")
-            }
-        found.append((answers, counters))
-    assert found[0] == found[1]
-    _, counted = found[0]
-    assert counted["vllm:spec_decode_num_accepted_tokens"] > 20

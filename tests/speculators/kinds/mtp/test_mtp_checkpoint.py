@@ -10,8 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from outrider.common.errors import OutriderError
-from outrider.speculators.checkpoints.target_ends import load_target_ends
-from outrider.speculators.kinds.mtp.checkpoint import checkpoint_views, load_mtp, save_mtp
+from outrider.speculators.kinds.mtp.checkpoint import load_mtp, save_mtp
 from tests.tiny import LAYERS, write_tiny_target
 
 MTP = f"model.layers.{LAYERS}."
@@ -50,29 +49,6 @@ def test_round_trip_is_byte_identical(target: Path, tmp_path: Path) -> None:
         assert torch.equal(tensor, again.state_dict()[name])
 
 
-def test_shards_hold_the_same(target: Path, tmp_path: Path) -> None:
-    sharded = write_tiny_target(tmp_path / "sharded", layers_in_shards=True)
-    for name, tensor in load_mtp(target).state_dict().items():
-        assert torch.equal(tensor, load_mtp(sharded).state_dict()[name])
-    assert torch.equal(load_target_ends(target).lm_head_VH, load_target_ends(sharded).lm_head_VH)
-
-
-def test_only_the_shards_that_are_wanted_are_read(tmp_path: Path) -> None:
-    sharded = write_tiny_target(tmp_path / "sharded", layers_in_shards=True)
-    (sharded / "model-00001-of-00002.safetensors").unlink()
-    load_mtp(sharded)
-    with pytest.raises(
-        OutriderError, match=r"model-00001-of-00002\.safetensors: no such file.*lm_head|embed"
-    ):
-        load_target_ends(sharded)
-
-
-def test_views_write_through(target: Path) -> None:
-    speculator = load_mtp(target)
-    checkpoint_views(speculator)["mlp.experts.3.up_proj.weight"].fill_(7.0)
-    assert (speculator.block.mlp.experts.gate_up_proj[3, 32:] == 7).all()
-
-
 def test_half_precision_keeps_the_routing_bias(target: Path) -> None:
     speculator = load_mtp(target, dtype=torch.bfloat16)
     assert speculator.block.mlp.gate.e_score_correction_bias.dtype == torch.float32
@@ -89,12 +65,6 @@ def test_missing_and_unexpected_tensors_are_named(broken: Path) -> None:
     with pytest.raises(
         OutriderError, match=r"missing: .*experts\.1\.up_proj.*unexpected: .*experts\.9\.up_proj"
     ):
-        load_mtp(broken)
-
-
-def test_a_nan_is_not_loaded(broken: Path) -> None:
-    edit(broken, lambda tensors: tensors[MTP + "eh_proj.weight"][3].fill_(float("nan")))
-    with pytest.raises(OutriderError, match=r"not a finite number in eh_proj\.weight"):
         load_mtp(broken)
 
 
