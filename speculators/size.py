@@ -2,7 +2,7 @@
 
     size = drafter_size(kind, config, target_config, "config.json")
     size.total, size.trained("non_routed"), size.parts      # R1: 11.6 B, 336 M, {...}
-    size.kept(row, depth=3, torch.bfloat16).linear          # bytes until backward
+    size.kept(row, depth=3).linear                          # bytes until backward
 
 Both are read off the module on the meta device, where tensors have shapes and no memory: parameters
 by name, and the storages that autograd saves while the unroll runs.
@@ -139,12 +139,13 @@ class DrafterSize:
         return anchors * (6.0 * depth * used + 2.0 * head + depth * (6 * own_head or 4 * head))
 
     @functools.cache  # noqa: B019 (a size is as old as its plan)
-    def kept(self, row: RowShape, depth: int, dtype: "torch.dtype") -> Kept:
-        """What autograd keeps of the unroll of a row, where no depth is computed again."""
+    def kept(self, row: RowShape, depth: int) -> Kept:
+        """What autograd keeps of the unroll of a row in bf16, where no depth is computed again."""
         import torch
 
         from outrider.speculators.heads import TargetEnds
 
+        dtype = torch.bfloat16  # on the meta device, grouped products take no other
         drafter = self.drafter.to(dtype)
         lengths = torch.tensor([tokens for tokens, _ in row.sequences])
         sequence_BT = torch.arange(len(lengths)).repeat_interleave(lengths)[None]

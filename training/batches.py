@@ -114,14 +114,7 @@ def _room(states_TH: Tensor, row_tokens: int) -> Tensor:
     return torch.zeros(1, row_tokens, states_TH.shape[-1], dtype=states_TH.dtype)
 
 
-class Texts(Protocol):
-    """Anything that has the tokens of sequences."""
-
-    def tokens(self, sequence_id: str) -> Tensor:
-        """[T]: its token ids alone."""
-
-
-def responses(store: Texts, samples: Iterable[Sample]) -> Iterator[Tensor]:
+def responses(store: Store, samples: Iterable[Sample]) -> Iterator[Tensor]:
     """The response tokens of each sample, which are what is drafted; no states are read."""
     for sample in samples:
         yield store.tokens(sample.sequence_id)[sample.first_anchor + 1 : sample.length]

@@ -33,22 +33,8 @@ class Reading(Protocol):
 
 
 @runtime_checkable
-class FeatureSource(Protocol):
-    """A store whose training part is read in a given order."""
-
-    @property
-    def manifest(self) -> dict[str, Any]:
-        """`["sequences"]`: one {"id", "length", "completion_start", ...} for each sequence."""
-
-    @property
-    def spec(self) -> FeatureSpec:
-        """The states of each sequence."""
-
-    def read(self, sequence_id: str) -> SequenceStates:
-        """One sequence of the validation part."""
-
-    def tokens(self, sequence_id: str) -> Tensor:
-        """[T]: the token ids of any sequence."""
+class FeatureSource(Store, Protocol):
+    """A store whose training part is read in a given order; `read` is for the validation part."""
 
     def reading(self, sequence_ids: Sequence[str]) -> Reading:
         """Reads these sequences of the training part, in this order."""

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from outrider.speculators.kinds.protocol import TrainedParameters
-from outrider.speculators.size import DrafterSize, Kept, RowShape
+from outrider.speculators.size import DrafterSize, RowShape
 
 if TYPE_CHECKING:
     import torch
@@ -181,7 +181,7 @@ class MemoryPlan:
             bucket = BUCKET if self.device == "cuda" else min(BUCKET, self.trained)
             newest = b * bucket + max(newest, 4 * max(bucket, min(size.largest, self._share)))
         # Attention's backward on a CPU: gradients of probabilities and of scores.
-        scratch = 2 * self._measured(row, 1).largest_scores * (self.device == "cpu")
+        scratch = 2 * size.kept(row, 1).largest_scores * (self.device == "cpu")
         first = always | {"activations": self._held(self.depth) + max(scratch, self._chunk)}
         later = always | {
             "activations": self._held(self.depth - 1) + max(scratch - newest, 0),
@@ -203,18 +203,13 @@ class MemoryPlan:
         # Gradients of keys and values wait for depth 0. The parts of a depth are computed again one
         # after the other: three quarters of it at once.
         waiting = inputs * (depth * self.row.anchors + self.row.tokens)
-        again = self._measured(self.row, 1)
-        return waiting + 0.75 * again.linear + again.scores * (self.device == "cpu")
+        again = self.size.kept(self.row, 1)
+        return waiting + self._b / 2 * (0.75 * again.linear + again.scores * (self.device == "cpu"))
 
-    def _kept(self, row: RowShape, depth: int) -> int:
+    def _kept(self, row: RowShape, depth: int) -> float:
         """Bytes that autograd keeps where nothing is computed again."""
-        found = self._measured(row, depth)
-        return found.linear + found.scores * (self.device == "cpu")
-
-    def _measured(self, row: RowShape, depth: int) -> Kept:
-        import torch
-
-        return self.size.kept(row, depth, torch.bfloat16 if self._b == 2 else torch.float32)
+        found = self.size.kept(row, depth)
+        return self._b / 2 * (found.linear + found.scores * (self.device == "cpu"))
 
 
 def peak_bytes(device: "torch.device") -> int:

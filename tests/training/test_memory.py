@@ -86,7 +86,7 @@ def test_a_head_on_the_meta_device_keeps_what_a_real_one_does(name: str, options
     size = drafter_size(kind, config, SMALL)
     assert sum(size.parts.values()) == size.total == sum(p.numel() for p in head.parameters())
     row = row_of(SEQUENCES, size.vocab, size.read)
-    found = size.kept(RowShape.of_sequences(SEQUENCES), 3, torch.bfloat16)
+    found = size.kept(RowShape.of_sequences(SEQUENCES), 3)
     measured = kept_bytes(head, random_ends(size.vocab, size.hidden), row, 3)
     assert found.linear + found.scores == pytest.approx(measured, rel=0.03)
 
