@@ -1,4 +1,4 @@
-"""Nano R1's speculator as prepared for training, healthy and with each fault, on shipped traffic."""
+"""Nano R1's speculator as prepared for training, healthy and with each fault."""
 
 import dataclasses
 import gzip
