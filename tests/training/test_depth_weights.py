@@ -65,12 +65,3 @@ def test_weights_sum_to_tokens_minus_the_steps_that_accept_all_drafts() -> None:
     assert visited_weights(always, torch.tensor([12])).sum().item() == pytest.approx(12 - 4)
     assert visited_weights(never, torch.tensor([12])).sum().item() == pytest.approx(12)
     assert visited_weights(never, torch.tensor([12]))[1].sum().item() == 0
-
-
-def test_a_row_shorter_than_the_depth() -> None:
-    assert visited_weights(torch.ones(4, 2), torch.tensor([1, 1])).tolist() == [
-        [1.0, 1.0],
-        [0, 0],
-        [0, 0],
-        [0, 0],
-    ]

@@ -18,7 +18,6 @@ from outrider.speculators.kinds.mtp.checkpoint import (
     load_trainable,
 )
 from outrider.training.distributed.spec import Preempted
-from outrider.training.metrics import export_line
 from tests.fp8_target import write_fp8_copy
 from tests.training.corpus import Corpus, make_corpus
 from tests.training.test_trainer import assert_same_run, losses, once_at_step
@@ -156,30 +155,3 @@ def test_stopped_and_gone_on_it_ends_with_the_same_bits(
     assert 5 <= len(losses(tmp_path)) < 12
     assert corpus.train(tmp_path, speculator=config, **SETTINGS)["best"] == result["best"]
     assert_same_run(run_dir, tmp_path)
-
-
-@lora_alone
-def test_two_processes_compute_what_one_does(
-    corpus: Corpus, whole: tuple[Path, SpeculatorConfig, dict], tmp_path: Path
-) -> None:
-    """ZeRO-3: adapters and the rest are sharded, the frozen experts whole in each process."""
-    run_dir, config, result = whole
-    found = corpus.train(tmp_path, speculator=config, processes=2, zero_stage=3, **SETTINGS)
-    torch.testing.assert_close(losses(tmp_path), losses(run_dir), rtol=1e-4, atol=0)
-    assert found["base"] == result["base"]
-    assert routed(moved(corpus, tmp_path / "speculator")) == routed(
-        moved(corpus, run_dir / "speculator")
-    )
-
-
-def test_the_line_says_what_export_cost() -> None:
-    base, trained, exported = (
-        {"acceptance_length": [1.5, a], "acceptance": [0.5, 0.3]} for a in (1.9, 2.0, 1.8)
-    )
-    line = export_line(base, trained, exported, (128, 128))
-    assert (
-        "FP8 blocks of 128 x 128" in line
-        and "1.800 at K=2, -10.00% from the trained weights' 2.000" in line
-    )
-    assert line.endswith("below the base speculator's 1.900")
-    assert "below" not in export_line(base, trained, trained, None)

@@ -16,7 +16,6 @@ from outrider.training.packing import (
     rows_of_process,
 )
 from tests.fuzzing import examples
-from tests.shipped_traffic import token_ids, with_token_ids
 
 
 @given(st.lists(st.integers(1, 100), max_size=60))
@@ -83,22 +82,6 @@ def test_a_row_is_filled_as_well_as_any_choice_would(lengths: list[int], room: i
                 best = max(best, sum(choice))
     assert len(set(taken)) == len(taken)
     assert sum(lengths[place] for place in taken) == best
-
-
-@pytest.mark.parametrize(
-    ("workload", "row_tokens"),
-    [("resume_screening", 2048), ("document_extraction", 4096), ("social_chat", 4096)],
-)
-def test_rows_of_the_shipped_traffic_are_full(workload: str, row_tokens: int) -> None:
-    """At least 97 % of the slots hold a token, with the recipes' rows and the logs' lengths."""
-    lengths = []
-    for number, (prompt, completion) in enumerate(map(token_ids, with_token_ids(workload))):
-        lengths.append((str(number), len(prompt) + len(completion), len(prompt)))
-    assert len(lengths) > 300
-    samples, left_out = make_samples(lengths, row_tokens)
-    assert not left_out
-    steps = plan_epoch(samples, row_tokens, 2, seed=0, epoch=0)
-    assert padding_share(steps, samples, row_tokens) <= 0.03
 
 
 @pytest.mark.parametrize("world", [1, 2, 3, 4])

@@ -105,14 +105,6 @@ def test_a_launcher_that_starts_another_number_is_an_error(monkeypatch: pytest.M
         join_world(16, by_slurm=True)
 
 
-def test_a_shell_inside_a_slurm_job_is_no_worker(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("RANK", "WORLD_SIZE"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("SLURM_PROCID", "0")
-    monkeypatch.setenv("SLURM_NTASKS", "16")
-    assert join_world(1, by_slurm=False) == 0
-
-
 def test_slurm_variables_become_those_of_torch() -> None:
     step = {
         "SLURM_PROCID": "9",
