@@ -1,9 +1,9 @@
 """Rows for the model, and the alignment of chains with the tokens they predict."""
 
-from types import threading
+import threading
+from types import SimpleNamespace
 
 import pytest
-import SimpleNamespace
 import torch
 
 from outrider.speculators.features import FINAL_NORM, FeatureSpec, FeatureStream
