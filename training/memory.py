@@ -36,8 +36,8 @@ BUCKET = 100_000_000
 """Gradients that DeepSpeed reduces together. 200 MB and their float32 copy keep NVLink busy; its
 default is five times as many."""
 
-ROWS_IN_FLIGHT = 4
-"""In host memory: one computed, two waiting, one being assembled (training/batches.py)."""
+ROWS_IN_FLIGHT = 3
+"""In host memory: one computed, two read ahead (training/batches.py)."""
 
 KEPT_AT_MOST = 4_000_000_000
 """Where a full row keeps more for backward, every depth is computed again there, a third more
