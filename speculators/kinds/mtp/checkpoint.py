@@ -40,6 +40,9 @@ from outrider.speculators.layers.lora import ADAPTERS, AdaptedExperts
 
 EXPERTS = "block.mlp.experts."
 
+KEPT_IN_FLOAT32 = "mlp.gate.e_score_correction_bias"
+"""The routing bias, never rounded: differences of 1e-3 in it decide which expert is chosen."""
+
 
 def load_mtp(
     directory: Path,
@@ -70,7 +73,7 @@ def load_mtp(
         speculator = MTPSpeculator(arch, frozen_experts)
     speculator = speculator.to_empty(device=device).to(dtype)
     if isinstance(speculator.block.mlp, MixtureOfExperts):
-        gate = speculator.block.mlp.gate  # never rounded: differences of 1e-3 choose an expert
+        gate = speculator.block.mlp.gate  # KEPT_IN_FLOAT32
         gate.e_score_correction_bias = gate.e_score_correction_bias.float()
     tensors, layer = CheckpointTensors(layout), MTPTensors(layout)
     stacks = dict(speculator.named_parameters()) | dict(speculator.named_buffers())
