@@ -156,7 +156,7 @@ def measure(run: Path, requests: int, max_tokens: int, cores: str) -> list[dict[
                 "difference": float(expected.sum()) / cell["drafts"] - 1,
                 "acceptance_length": {
                     "engine": float(tokens.sum()) / cell["drafts"],
-                    "replay": length.as_dict(),
+                    "replay": length.model_dump(),
                 },
                 "served_s": cell["seconds"],
                 "replay_s": seconds,

@@ -14,7 +14,7 @@ from outrider.eval.gate import LEAST_GREEDY_P
 from outrider.eval.lossless.greedy_match import compare_greedy, excess
 from outrider.eval.replay.draft_parity import complaint
 from outrider.eval.results.parts import Drafters
-from outrider.eval.results.verification import Greedy
+from outrider.eval.results.verification import Greedy, Parity
 from outrider.eval.stats.clusters import clustered
 from outrider.eval.stats.speed_ratio import block_noise, speed_ratio
 from outrider.serving.speculator import Speculator
@@ -105,20 +105,24 @@ def sessions(random: np.random.Generator, trials: int) -> None:
         row(str(count), *(wrong / trials))
 
 
+def parity_of(drafts: int, agreement: float) -> Parity:
+    """Draft parity at one depth."""
+    return Parity(
+        steps=drafts, agreement=agreement, near_ties=0.0, difference=0.01, per_depth=[agreement]
+    )
+
+
 def parity(random: np.random.Generator, trials: int) -> None:
     """Draft parity: how often an engine is refused, by its true share of other drafts."""
     shares, config = (0.004, 0.006, 0.008, 0.01, 0.02, 0.05), ParityConfig()
     table("drafts", "rule", *(f"{share:.1%} others" for share in shares))
     for pairs, drafts in ((1, 200), (1, 500), (1, 800), (2, 500), (2, 800)):
-        found = {"steps": drafts, "near_ties": 0.0, "difference": 0.01, "control": None}
         before, now = [], []
         for share in shares:
             # In pairs: what differs at one depth differs at the next.
             agreement_S = 1 - pairs * random.binomial(drafts // pairs, share, trials) / drafts
             before.append(float(np.mean(1 - agreement_S > 1 - config.min_agreement + 1e-9)))
-            rows = (
-                found | {"agreement": a, "steps": drafts, "per_depth": [a]} for a in agreement_S
-            )
+            rows = (parity_of(drafts, agreement) for agreement in agreement_S)
             now.append(float(np.mean([complaint(each, config) is not None for each in rows])))
         name = f"{drafts}{', in pairs' if pairs == 2 else ''}"
         row(name, "before", *before)

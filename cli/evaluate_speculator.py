@@ -119,7 +119,7 @@ def _endpoint(loaded: "LoadedRecipe", run: "RunDirectory", url: str) -> int:
                 recipe.target,
                 [prompt.text for prompt in prompts],
                 sampling,
-                recipe.evaluation(),
+                recipe.eval,
                 run.attempt(),
                 console.print,
             )
@@ -136,7 +136,7 @@ def endpoint_requests(recipe: "Recipe", run: "RunDirectory") -> "tuple[list[Prom
 
     parts = parts_in_use(run)
     heldout = load_sequences(run.sequences, parts["heldout"])
-    _, prompts = evaluation_prompts(heldout, recipe.evaluation(), recipe.speculative_serving())
+    _, prompts = evaluation_prompts(heldout, recipe.eval, recipe.speculative_serving())
     return prompts, customers_sampling(heldout)
 
 

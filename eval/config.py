@@ -9,14 +9,12 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
+    NonNegativeInt,
     PositiveFloat,
     PositiveInt,
     field_validator,
     model_validator,
 )
-
-from outrider.eval.bench.scenario_config import ScenarioConfig
-from outrider.speculators.config import ParityConfig
 
 SHIP: Literal["ship"] = "ship"
 DO_NOT_SHIP: Literal["do not ship"] = "do not ship"
@@ -24,8 +22,64 @@ UNDECIDED: Literal["undecided"] = "undecided"
 EXIT_CODES = {SHIP: 0, DO_NOT_SHIP: 2, UNDECIDED: 2}
 """Verdict -> exit status of the commands; 1 is an error."""
 
+STEP_ROUNDS = 5
+"""Blocks of every number of drafts at every batch size, in which steps are timed."""
+
+STEP_TOKENS = 96
+"""Longest response of these blocks: steps do not get longer with responses as with batches."""
+
 LEAST_ARRIVALS = 6
 """Least requests of an open-loop block; fewer have no trend that could show saturation."""
+
+
+Share = Annotated[float, Field(ge=0, le=1)]
+Tokens = tuple[NonNegativeInt, PositiveInt | None]
+Quantiles = tuple[Share, Share]
+
+
+class ScenarioConfig(BaseModel):
+    """Held-out requests whose logged prompt and response lengths lie in a range.
+
+    Without a range, every length does.
+    """
+
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+
+    prompt_tokens: Tokens | None = None
+    """Least and most tokens of the prompt as the engine sees it, both included; null:
+    no limit."""
+
+    prompt_quantiles: Quantiles | None = None
+    """The same as shares of the held-out part: [0.5, 1.0] is the longer half. Either this or
+    `prompt_tokens`."""
+
+    response_tokens: Tokens | None = None
+    """Least and most tokens of the logged response, both included; null: no limit."""
+
+    response_quantiles: Quantiles | None = None
+    """The same as shares of the held-out part. Either this or `response_tokens`."""
+
+    max_tokens: PositiveInt | None = None
+    """Longest measured response in tokens; longer ones are cut, for every variant alike. Null:
+    `eval.max_tokens`."""
+
+    @model_validator(mode="after")
+    def _ranges(self) -> "ScenarioConfig":
+        for length in ("prompt", "response"):
+            tokens, quantiles = (
+                getattr(self, f"{length}_tokens"),
+                getattr(self, f"{length}_quantiles"),
+            )
+            if tokens is not None and quantiles is not None:
+                raise ValueError(
+                    f"gives both {length}_tokens and {length}_quantiles; give one of them"
+                )
+            least, most = tokens or quantiles or (0, None)
+            if most is not None and least > most:
+                raise ValueError(
+                    f"the range of {length} lengths [{least}, {most}] ends before it begins"
+                )
+        return self
 
 
 class GateConfig(BaseModel):
@@ -114,7 +168,7 @@ class ReportConfig(BaseModel):
     refused."""
 
 
-class EvalSection(BaseModel):
+class EvalConfig(BaseModel):
     """The evaluation of base and custom speculator on held-out traffic."""
 
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
@@ -122,7 +176,7 @@ class EvalSection(BaseModel):
     k: PositiveInt | Literal["auto"] = "auto"
     """Drafted tokens per step. "auto" takes for base and for custom the k that gives each the most
     tokens/s at `main_concurrency`, from the validation part and timed steps of the engine (see
-    eval/prediction/best_k.py), at most the trained depth. A number is for base and custom
+    eval/choose_k.py), at most the trained depth. A number is for base and custom
     alike."""
 
     current_k: PositiveInt | None = None
@@ -152,7 +206,7 @@ class EvalSection(BaseModel):
 
     measure: Literal["until_decided", "full"] = "full"
     """When timed blocks end. `full` measures `repeats` repeats of every engine mode.
-    `until_decided` looks at custom / base at `main_concurrency` after `min_repeats` repeats and
+    `until_decided` looks at custom / base at `main_concurrency` after two repeats and
     after each further one, and stops when its interval lies above or below `gate.min_speed_ratio`.
     Its intervals are wider, so that they are valid at whichever look the measurement stops (see
     eval/stats/sequential.py): by 15 % at the first look."""
@@ -162,12 +216,8 @@ class EvalSection(BaseModel):
     maximum with `measure: until_decided`. Speeds are compared within a repeat. The intervals follow
     from the spread of the repeats, over all concurrencies and engine modes together."""
 
-    min_repeats: int = Field(2, ge=2)
+    min_repeats: ClassVar[int] = 2
     """Repeats before the first look of `measure: until_decided`."""
-
-    max_seconds: PositiveFloat | None = None
-    """Time limit of the timed blocks of one engine mode with `measure: until_decided`, in seconds:
-    no repeat starts after it, decided or not. null: none. `measure: full` has no limit."""
 
     starts: PositiveInt = 1
     """How often the servers are started for the repeats, at most once each. The same engine started
@@ -186,12 +236,7 @@ class EvalSection(BaseModel):
     rate_seconds: PositiveFloat = 20.0
     """Seconds over which the requests of one rate are sent: rate x rate_seconds of them. The same
     time at every rate, because a queue needs time to grow before saturation shows; a saturated
-    server runs until all are answered."""
-
-    rate_repeats: PositiveInt = 1
-    """Measurements of each rate, scenario and variant; pooled. Unlike closed loop's short blocks,
-    each lasts `rate_seconds`. With one, intervals use the closed loop's noise, which is a lower
-    bound."""
+    server runs until all are answered. Intervals use the closed loop's noise, a lower bound."""
 
     scenarios: dict[Annotated[str, Field(pattern="^[a-z0-9_]+$")], ScenarioConfig] = {}
     """Usage scenarios by name: each selects held-out requests by the lengths of their logged prompt
@@ -258,14 +303,14 @@ class EvalSection(BaseModel):
         return value
 
     @model_validator(mode="after")
-    def _one_check(self) -> "EvalSection":
+    def _one_check(self) -> "EvalConfig":
         if self.task is not None and self.answers is not None:
             raise ValueError("task and answers are both set; set only one of them")
         return self
 
     @model_validator(mode="after")
-    def _main_is_measured(self) -> "EvalSection":
-        if self.gated_concurrency not in self.concurrency:
+    def _main_is_measured(self) -> "EvalConfig":
+        if self.main not in self.concurrency:
             raise ValueError(
                 f"eval.main_concurrency = {self.main_concurrency} is not in eval.concurrency = "
                 f"{self.concurrency}; add it there, or choose one of them"
@@ -273,7 +318,7 @@ class EvalSection(BaseModel):
         return self
 
     @model_validator(mode="after")
-    def _starts_fit(self) -> "EvalSection":
+    def _starts_fit(self) -> "EvalConfig":
         if self.starts > self.repeats:
             raise ValueError(
                 f"eval.starts = {self.starts}, but eval.repeats = {self.repeats}: servers restart "
@@ -282,7 +327,7 @@ class EvalSection(BaseModel):
         return self
 
     @model_validator(mode="after")
-    def _rates_fit(self) -> "EvalSection":
+    def _rates_fit(self) -> "EvalConfig":
         if self.scenarios and not self.rates:
             raise ValueError(
                 "eval.scenarios are measured at eval.rates, which is empty; name rates, such as "
@@ -297,7 +342,7 @@ class EvalSection(BaseModel):
         return self
 
     @property
-    def gated_concurrency(self) -> int:
+    def main(self) -> int:
         """`main_concurrency`, or the lowest."""
         return self.main_concurrency or min(self.concurrency)
 
@@ -312,10 +357,3 @@ class EvalSection(BaseModel):
     def rate_requests(self, rate: float) -> int:
         """Number of requests sent at this rate."""
         return round(rate * self.rate_seconds)
-
-
-class EvalConfig(EvalSection):
-    """The settings of an evaluation: the recipe's `eval` section and `speculator.parity`."""
-
-    parity: ParityConfig = ParityConfig()
-    """How closely trainer and engine must agree on drafts."""

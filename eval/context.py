@@ -13,7 +13,8 @@ generators, so a test replaces them with `dataclasses.replace` and patches nothi
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Mapping
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,22 +27,23 @@ from outrider.common.cluster.config import ClusterConfig
 from outrider.common.cluster.reserve import is_reserved, node_alone
 from outrider.common.cluster.session import open_cluster
 from outrider.common.errors import OutriderError
-from outrider.common.fingerprint import file_digest
+from outrider.common.fingerprint import Kept, file_digest, value_digest
 from outrider.data.sequences import Tables
-from outrider.eval.bench.measurement_cache import Steps
 from outrider.eval.bench.prompts import Prompt
 from outrider.eval.bench.scenarios import Traffic
-from outrider.eval.bench.server_pool import ServerPool
-from outrider.eval.bench.step_times import StepTimes, time_steps
+from outrider.eval.bench.servers import Servers
 from outrider.eval.config import EvalConfig
 from outrider.eval.replay.slices import Slices
+from outrider.eval.results.choice import KindChoice
 from outrider.eval.results.parts import Drafter
 from outrider.eval.results.report import VERSION
 from outrider.serving.client import Sampling
 from outrider.serving.config import ServingConfig, TargetConfig
 from outrider.serving.engine import Engine, open_engine
-from outrider.serving.load_generator import LoadGenerator
+from outrider.serving.load_generator import WARM_UP_TOKENS, LoadGenerator
+from outrider.serving.server import Server
 from outrider.serving.speculator import Speculator
+from outrider.speculators.config import ParityConfig
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -50,14 +52,13 @@ if TYPE_CHECKING:
 
 Model = TypeVar("Model", bound=BaseModel)
 
-JUDGED_LATER: dict[str, Any] = {
+POST_MEASUREMENT_SETTINGS: dict[str, Any] = {
     "gate": True,
     "cost": True,
     "interpolation": True,
     "bootstrap_samples": True,
     "task": True,
     "answers": True,
-    "parity": {"min_agreement", "max_difference"},
 }
 """Settings that change what is computed from the measurements, not the measurements."""
 
@@ -106,10 +107,9 @@ class EvaluationFolders:
 class Backends:
     """How an evaluation starts what it measures. Each field is called like its default."""
 
-    servers: Callable[..., AbstractContextManager[ServerPool]] = ServerPool
+    servers: Callable[..., AbstractContextManager[Servers]] = Servers
     engine: Callable[..., AbstractContextManager[Engine]] = open_engine
     load: Callable[..., AbstractContextManager[LoadGenerator]] = LoadGenerator
-    step_times: Callable[..., StepTimes] = time_steps
 
 
 @dataclass(frozen=True)
@@ -149,6 +149,10 @@ class EvaluationContext:
     """`base`, which is in use, and `custom`, which is judged against it."""
     data: EvaluationData
     folders: EvaluationFolders
+    parity: ParityConfig = field(default_factory=ParityConfig)
+    """How closely trainer and engine must agree on drafts (`speculator.parity`)."""
+    kinds: KindChoice | None = None
+    """The choice of the custom speculator's kind, in a run of several."""
     by_batch_size: bool = False
     """Whether speculators draft as their best k by batch size (`export.k_per_batch_size`), as the
     bundle will, instead of one k."""
@@ -166,20 +170,43 @@ class EvaluationContext:
         """Prints one line of progress."""
         self.console.print(line)
 
-    def open_servers(self) -> AbstractContextManager[ServerPool]:
-        """The servers of none, base and custom; they start when they are needed."""
+    def open_servers(
+        self,
+        speculators: Mapping[str, Speculator] | Mapping[Drafter, Speculator],
+        load: LoadGenerator,
+        texts: Sequence[str],
+    ) -> AbstractContextManager[Servers]:
+        """Servers of none and of `speculators`; each starts when it is needed.
+
+        `texts` are the rendered prompts of their warm-up: a short block at the highest concurrency.
+        """
+        widest = max(self.settings.concurrency)
+        first = list(itertools.islice(itertools.cycle(texts), widest))
+
+        def warm_up(server: Server) -> None:
+            self.say(f"warm-up, {server.log_path.stem}")
+            load.run_block(server.url, first, widest, Sampling(), WARM_UP_TOKENS)
+
         return self.backends.servers(
             self.target,
             self.serving,
-            self.speculators,
-            self.depth,
+            {str(name): each for name, each in speculators.items()},
+            self.draft_numbers,
             self.folders.logs,
             self.settings.side_by_side,
+            warm_up,
         )
 
     def open_load(self) -> AbstractContextManager[LoadGenerator]:
         """A load generator that logs into the evaluation's folder."""
         return self.backends.load(self.target, self.folders.logs / "load.log")
+
+    @property
+    def draft_numbers(self) -> list[int]:
+        """Numbers of drafts per step that may be measured, ascending."""
+        if self.settings.k == "auto":
+            return [*range(0 if self.by_batch_size else 1, self.depth + 1)]
+        return sorted({self.settings.k, self.settings.current_k or self.settings.k})
 
     @property
     def replays_on_cluster(self) -> bool:
@@ -256,9 +283,16 @@ class EvaluationContext:
         return self.speculators["custom"].weights()
 
     @functools.cached_property
-    def cache(self) -> Steps:
-        """The measurements of this evaluation that are done, kept under a digest of its inputs."""
-        return Steps(self.folders.out / "steps", self._inputs())
+    def digest(self) -> str:
+        """Digest of all that the measurements depend on."""
+        return value_digest(self._inputs())
+
+    def kept(self, name: str) -> Kept:
+        """The measurement of that name, in a file of its own, so that an evaluation resumes.
+
+        Responses are customer text, so the files are private.
+        """
+        return Kept(self.folders.out / "steps" / f"{name}.json", self.digest, private=True)
 
     @functools.cached_property
     def feature_store(self) -> "FeatureStore":
@@ -270,8 +304,9 @@ class EvaluationContext:
         return FeatureStore.open(self.data.features)
 
     def cached(self, name: str, model: type[Model], work: Callable[[], Model]) -> Model:
-        """The measurement `name` from the cache, or that of `work`, which is then kept there."""
-        return model.model_validate(self.cache.run(name, lambda: work().model_dump(mode="json")))
+        """The measurement `name` where it is kept, or that of `work`, which is then kept."""
+        found = self.kept(name).run(lambda: work().model_dump(mode="json"))
+        return model.model_validate(found)
 
     def _inputs(self) -> dict[str, Any]:
         """All that the measurements depend on."""
@@ -289,6 +324,7 @@ class EvaluationContext:
             "parts": {name: self.data.parts.get(name) for name in parts},
             "depth": self.depth,
             "serving": self.serving.model_dump(mode="json"),
-            "evaluation": self.settings.model_dump(mode="json", exclude=JUDGED_LATER),
+            "evaluation": self.settings.model_dump(mode="json", exclude=POST_MEASUREMENT_SETTINGS),
             "near_tie_nats": self.settings.gate.near_tie_nats,
+            "parity": self.parity.model_dump(exclude={"min_agreement", "max_difference"}),
         }

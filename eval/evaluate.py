@@ -41,8 +41,8 @@ from outrider.eval.lossless.verification import verify
 from outrider.eval.replay.example_traces import sample_responses
 from outrider.eval.replay.heldout_replay import (
     Replays,
-    heldout_on_policy,
     heldout_slices,
+    on_policy,
     print_first_result,
     replay_drafters,
     replay_everything,
@@ -58,7 +58,7 @@ from outrider.eval.results.report import (
     RequestSampling,
     SpeculatorIdentity,
 )
-from outrider.eval.results.speed import RateRow, Served
+from outrider.eval.results.speed import Served
 from outrider.eval.summary import conclude
 from outrider.serving.vllm_hooks.version import runs_on_cpu
 from outrider.speculators.checkpoints.compatibility import check_speculator
@@ -80,7 +80,10 @@ def evaluate(context: EvaluationContext) -> dict[str, Any]:
 def _measure_and_conclude(context: EvaluationContext) -> dict[str, Any]:
     heldout = context.data.rows(context.data.parts["heldout"])
     requests = heldout_requests(context, heldout)
-    with context.open_servers() as servers, context.open_load() as load:
+    with (
+        context.open_load() as load,
+        context.open_servers(context.speculators, load, requests.timed_texts) as servers,
+    ):
         replays, validation = None, None
         if context.can_replay:
             replays = replay_drafters(context, "heldout")
@@ -92,7 +95,7 @@ def _measure_and_conclude(context: EvaluationContext) -> dict[str, Any]:
         context.say(f"k = {k.base} for base, {k.custom} for custom")
         replayed = replay_stage(context, replays, k, heldout) if replays else Replayed()
         fixed = context.speculators["base"].fixed_k
-        plan = draft_plan(choice, current_k, context.by_batch_size, fixed)
+        plan = {"none": None, **draft_plan(choice, current_k, context.by_batch_size, fixed)}
         measured = serve(context, servers, load, k, plan, requests)
     verification = verify(context, k, requests.verification, measured.outputs)
     noise = noise_of(measured.blocks)
@@ -112,7 +115,7 @@ def _measure_and_conclude(context: EvaluationContext) -> dict[str, Any]:
             weights_sha256=value_digest(context.weights) if context.weights else None,
         ),
         heldout_until=heldout_until(heldout),
-        main_concurrency=context.settings.gated_concurrency,
+        main_concurrency=context.settings.main,
         by_batch_size=context.by_batch_size,
         choice=choice,
         sampling=RequestSampling(
@@ -129,7 +132,11 @@ def _measure_and_conclude(context: EvaluationContext) -> dict[str, Any]:
         counted=counted_acceptance(everything, context.speculators, k),
         counted_same_k=counted_at_same_k(context, k, measured, sessions),
         served=served,
-        rates=rates_stage(context, requests, noise),
+        rates={
+            mode: summarise_rates(context, mode, requests.traffic, noise)
+            for mode in context.settings.engine_modes
+            if requests.traffic
+        },
         scenarios={traffic.name: traffic.described for traffic in requests.traffic},
         verification=verification,
         samples=samples_stage(context, replays, k.custom),
@@ -257,7 +264,7 @@ def replay_stage(
         general=general,
         mixtures=replay_mixtures(context, k.custom, bases),
         slices=heldout_slices(context, heldout, k.custom, starts),
-        on_policy=heldout_on_policy(context, table),
+        on_policy=on_policy(context.feature_store, table),
     )
 
 
@@ -293,23 +300,6 @@ def counted_at_same_k(
     return counted_acceptance(passes, context.speculators, alike)
 
 
-def rates_stage(
-    context: EvaluationContext, requests: HeldoutRequests, noise: Noise
-) -> dict[str, dict[str, dict[str, RateRow]]]:
-    """Engine mode -> scenario -> rate; empty where no rate is measured."""
-    table: dict[str, dict[str, dict[str, RateRow]]] = {}
-    if not requests.traffic:
-        return table
-    for mode in context.settings.engine_modes:
-        scenarios = summarise_rates(context.cache, mode, requests.traffic, context.settings, noise)
-        table[mode] = {}
-        for scenario, rows in scenarios.items():
-            table[mode][scenario] = {
-                rate: RateRow.model_validate(row) for rate, row in rows.items()
-            }
-    return table
-
-
 def samples_stage(
     context: EvaluationContext, replays: Replays | None, k: int
 ) -> list[Example] | None:
@@ -329,5 +319,5 @@ def samples_stage(
             context.settings.replay_dtype,
         )
 
-    found = context.cache.run("samples", work)["examples"]
+    found = context.kept("samples").run(work)["examples"]
     return [Example.model_validate(each) for each in found]

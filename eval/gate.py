@@ -9,11 +9,10 @@ first such check, or what was gained.
 
 from outrider.common.tolerance import Tolerance
 from outrider.eval.config import DO_NOT_SHIP, SHIP, UNDECIDED, GateConfig
-from outrider.eval.lossless.tost import responses_needed
-from outrider.eval.replay.draft_parity import complaint
-from outrider.eval.replay.parity_control import most_missing, tolerances
+from outrider.eval.lossless.task_accuracy import responses_needed
+from outrider.eval.replay.draft_parity import complaint, most_missing, tolerances
 from outrider.eval.results.acceptance import OnPolicy, Replay
-from outrider.eval.results.parts import ClusteredEstimate, Drafters
+from outrider.eval.results.parts import DRAFTERS, ClusteredEstimate
 from outrider.eval.results.report import Check, Findings, Outcome, Verdict
 from outrider.eval.results.verification import (
     Equivalence,
@@ -57,7 +56,7 @@ def judge(findings: Findings, gate: GateConfig, parity: ParityConfig) -> Verdict
     if verification.replay_vs_engine:
         checks.append(_replay(verification.replay_vs_engine, gate))
     if verification.parity:
-        checks += _parities(verification.parity, parity)
+        checks += [_parity(name, verification.parity.of(name), parity) for name in DRAFTERS]
     return conclusion(checks, findings.not_measured)
 
 
@@ -205,21 +204,13 @@ def _replay(difference: ReplayAgainstEngine, gate: GateConfig) -> Check:
     )
 
 
-def _parities(found: Drafters[Parity], parity: ParityConfig) -> list[Check]:
-    return [
-        _parity("base", found.base, parity),
-        _parity("custom", found.custom, parity),
-    ]
-
-
 def _parity(name: str, found: Parity, parity: ParityConfig) -> Check:
-    missing, difference = tolerances(found.model_dump(), parity)
-    drafts = found.steps * len(found.per_depth)
+    missing, difference = tolerances(found, parity)
     return Check(
         name=f"drafts of trainer and engine, {name}",
-        outcome=_outcome(complaint(found.model_dump(), parity) is None),
+        outcome=_outcome(complaint(found, parity) is None),
         seen=f"{found.agreement:.2%} of {found.steps} x {len(found.per_depth)} draft tokens equal, "
         f"{found.near_ties:.2%} near ties, log-probabilities {found.difference:.3f} nats apart",
-        demand=f"{most_missing(drafts, missing.allowed)} others may be found at a true share of "
-        f"{missing.describe()}, and the mean difference may be {difference.describe()} nats",
+        demand=f"{most_missing(found.drafts, missing.allowed)} others may be found at a true share "
+        f"of {missing.describe()}, and the mean difference may be {difference.describe()} nats",
     )

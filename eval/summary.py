@@ -21,7 +21,8 @@ def conclude(context: EvaluationContext, findings: Findings) -> dict[str, Any]:
     results = Results(
         **dict(findings),
         cost=money(findings.served, settings.cost) if settings.cost else None,
-        verdict=judge(findings, settings.gate, settings.parity),
+        verdict=judge(findings, settings.gate, context.parity),
+        kinds=context.kinds,
     )
     results.write(folders.out / "results.json")
     page = write_report(folders.run, folders.out, folders.report, folders.trained)

@@ -22,7 +22,6 @@ from outrider.data.split.rounds import unseen
 from outrider.eval.config import DO_NOT_SHIP, SHIP
 from outrider.eval.replay.heldout_replay import COLUMNS
 from outrider.eval.replay.replay import ReplaySums, compare, replay
-from outrider.eval.replay.select_sums import joined, selected
 from outrider.eval.results.parts import ClusteredEstimate
 from outrider.pipeline.recipe.recipe import Recipe
 from outrider.pipeline.run_dir import RunDirectory
@@ -87,7 +86,7 @@ def _replay_window(
 
 def acceptance(sums: ReplaySums, k: int) -> ClusteredEstimate:
     """Acceptance length at k drafts, with its interval over sessions."""
-    return ClusteredEstimate.of(compare(sums, sums, k)["base"])
+    return compare(sums, sums, k)["base"]
 
 
 def judge(
@@ -110,11 +109,9 @@ def judge(
     )
     names = [window.root.name for window in windows]
     of_each = {
-        directory: selected(
-            joined([replayed(window, directory, recipe) for window in windows]),
-            allowed.ids,
-            allowed.sessions,
-        )
+        directory: ReplaySums.joined(
+            [replayed(window, directory, recipe) for window in windows]
+        ).selected(allowed.ids, allowed.sessions)
         for directory in (serving_dir, trained.speculator)
     }
     base, custom = of_each[serving_dir], of_each[trained.speculator]
@@ -128,9 +125,7 @@ def judge(
     if not base.sequence_ids:
         reason = "no sequence is left to measure: all were seen in training"
         return GateVerdict(ships=False, reason=reason, **facts)
-    found = {
-        name: ClusteredEstimate.of(estimate) for name, estimate in compare(base, custom, k).items()
-    }
+    found = compare(base, custom, k)
     ships, reason = _verdict(found["ratio"], facts["sessions"])
     return GateVerdict(ships=ships, reason=reason, **facts, **found)
 

@@ -23,6 +23,7 @@ FILE = "parity.json"
 def check_warm_start(run: RunDirectory, recipe: Recipe, sequence_ids: Sequence[str]) -> None:
     """Compares trainer and engine on prompts of the validation part, once a run."""
     from outrider.eval.replay.draft_parity import complaint, engine_parity
+    from outrider.eval.results.verification import Parity
 
     base = served_base_of(run, recipe)
     if base.directory is None or not base.abilities.draft_parity:
@@ -33,7 +34,7 @@ def check_warm_start(run: RunDirectory, recipe: Recipe, sequence_ids: Sequence[s
     asked = parity.model_dump(exclude={"min_agreement", "max_difference"})
     kept = read_json(path) if path.is_file() else {}
     if kept.get("asked") == asked:
-        found = kept["found"]
+        found = Parity.model_validate(kept["found"])
     else:
         prompts = _prompts(run, recipe, sequence_ids)
         found = engine_parity(
@@ -45,15 +46,15 @@ def check_warm_start(run: RunDirectory, recipe: Recipe, sequence_ids: Sequence[s
             parity,
             recipe.eval.replay_dtype,
         )["base"]
-        write_json(path, {"asked": asked, "found": found})
+        write_json(path, {"asked": asked, "found": found.model_dump()})
     say = Console(stderr=True, highlight=False, soft_wrap=True).print
     why = complaint(found, parity)
     if why is None:
         say(
-            f"parity of the warm start: trainer and engine agree on {found['agreement']:.2%} of"
-            f" {found['steps']} x {len(found['per_depth'])} draft tokens,"
-            f" {found['near_ties']:.2%} more are near ties, log-probabilities"
-            f" {found['difference']:.3f} nats apart"
+            f"parity of the warm start: trainer and engine agree on {found.agreement:.2%} of"
+            f" {found.steps} x {len(found.per_depth)} draft tokens,"
+            f" {found.near_ties:.2%} more are near ties, log-probabilities"
+            f" {found.difference:.3f} nats apart"
         )
     elif recipe.training.parity == "warn":
         say(f"[yellow]warning[/] parity of the warm start: {why}")

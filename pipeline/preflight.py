@@ -31,7 +31,7 @@ def check(recipe: Recipe, dry_run: bool = False) -> None:
     _check_vllm()
     check_traffic(recipe)
     _check_privacy(recipe)
-    task_of(recipe.evaluation())
+    task_of(recipe.eval)
     if not recipe.serving.engine.changes_drafters:
         Console(stderr=True, highlight=False, soft_wrap=True).print(
             "serving.engine: with data parallelism or EPLB, each speculator and each number of"

@@ -10,7 +10,7 @@ import itertools
 import json
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -134,11 +134,9 @@ def complete(
     max_tokens: int,
     concurrency: int = 8,
     logprobs: bool = False,
-    arrived: Callable[[int, Completion], None] | None = None,
 ) -> list[Completion]:
     """Responses to `prompts` (token ids) in order, with `concurrency` requests in flight.
 
-    `arrived` gets the index and the response of each request when it is answered, in its thread.
     The first error is raised when all requests have ended.
     """
     timeout_s = request_timeout_s(max_tokens, concurrency)
@@ -158,7 +156,7 @@ def complete(
         answer = post(url, "/v1/completions", body, timeout_s)
         (choice,) = answer["choices"]
         speculation = (answer.get("metrics") or {}).get("speculative_decoding")
-        completion = Completion(
+        return Completion(
             choice["prompt_token_ids"],
             choice["token_ids"],
             choice["text"],
@@ -166,9 +164,6 @@ def complete(
             choice["logprobs"]["token_logprobs"] if logprobs else None,
             SpeculationCounters.of_response(speculation, len(choice["token_ids"])),
         )
-        if arrived is not None:
-            arrived(index, completion)
-        return completion
 
     with ThreadPoolExecutor(concurrency) as pool:
         return list(pool.map(one, range(len(prompts))))

@@ -16,7 +16,7 @@ from datasets import Dataset
 
 from outrider.common.errors import OutriderError
 from outrider.common.files import read_json
-from outrider.common.sample_size import ENOUGH_SESSIONS, LEAST_SESSIONS
+from outrider.common.jackknife import ENOUGH_SESSIONS, LEAST_SESSIONS
 from outrider.data.config import PrivacyConfig, SplitConfig, TrafficConfig
 from outrider.data.exchange import BEYOND_FIRST, CONVERSATION, HALVES, SAMPLED_OTHERWISE
 from outrider.data.ingest.ingest import check, put_together, read_log

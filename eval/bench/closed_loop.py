@@ -1,21 +1,21 @@
 """Timed closed-loop blocks of none, base and custom, interleaved over the same prompts.
 
-    with open_fleet(target, serving, speculators, k=3, mode="eager", log_dir=logs) as fleet:
-        blocks = measure(fleet, load, prompts, sampling, evaluation, say=print)
+    plan = {"none": None, "base": 2, "custom": 3}
+    blocks = measure(servers, "eager", plan, load, prompts, sampling, settings, say=print)
 
 The speed of a shared machine drifts by more than the differences to be measured, so speeds are
 compared only within a repeat: every variant gets the same prompts, in an order that rotates. At one
-request at a time, the variants alternate by request (exchanging the drafter's weights takes
+request at a time, the variants alternate by request (swapping the drafter's weights takes
 milliseconds, changing servers a second), so that the requests of a pair share the machine's noise.
 
-Base at other numbers of drafts (server_pool.EXTRAS) is measured next to base: at eval.current_k,
-which the gate reads, in every repeat, at custom's K in every other one.
+Base at other numbers of drafts is measured next to base: at eval.current_k, which the gate reads,
+in every repeat, at custom's K in every other one.
 
 Repeats end when the verdict on speed is decided, or with the plan: `eval.measure`.
 """
 
 import itertools
-import time
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
@@ -23,16 +23,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from outrider.common.errors import OutriderError
-from outrider.eval.bench.alternation import alternation
 from outrider.eval.bench.metrics import noise_of, ratio
-from outrider.eval.bench.server_pool import Fleet
-from outrider.eval.bench.step_times import drafts_of
+from outrider.eval.bench.servers import Servers, Turn
 from outrider.eval.config import EvalConfig
-from outrider.eval.results.parts import BASE_RATIOS, SAME_K
+from outrider.eval.results.parts import BASE_RATIOS, CURRENT, SAME_K
 from outrider.eval.stats.sequential import decided, looks_of
 from outrider.serving.client import Sampling
-from outrider.serving.load_generator import WARM_UP_TOKENS
-from outrider.serving.vllm_hooks.step_recorder import Drafts, Step
+from outrider.serving.vllm_hooks.drafts_file import Drafts
 
 if TYPE_CHECKING:
     from outrider.serving.load_generator import BlockResult, LoadGenerator
@@ -41,10 +38,18 @@ Say = Callable[[str], None]
 """Prints a line of progress."""
 Record = dict[str, Any]
 """A block as JSON values."""
+Plan = Mapping[str, Drafts | None]
+"""Variant -> drafts per step."""
+
+ORDER = ("none", "base", CURRENT, SAME_K, "custom")
+SHARE_OF_SWAPS = 0.1
+"""Largest share of the time that may go to loading weights."""
 
 
 def measure(
-    fleet: Fleet,
+    servers: Servers,
+    mode: str,
+    plan: Plan,
     load: "LoadGenerator",
     prompts: Sequence[str],
     sampling: Sampling,
@@ -62,68 +67,59 @@ def measure(
     sampling = replace(sampling, seed=None)
     supply = itertools.cycle(range(len(prompts)))
     blocks: list[Record] = []
-    begin = time.monotonic()
     for repeat in range(evaluation.repeats):
         if repeat and evaluation.restarts_before(repeat):
             say("restarting the servers")
-            fleet.restart()
+            servers.stop()
         chosen = {
             size: list(itertools.islice(supply, evaluation.block_requests(size)))
             for size in evaluation.concurrency
         }
-        for concurrency, variants in turns(fleet, repeat, evaluation.concurrency):
-            for variant in variants:
-                if variant == variants[0] or fleet.needs_warm_up(variant):
-                    warm_up(fleet, variant, load, prompts, sampling, evaluation, say)
-            names = ", ".join(variants)
-            say(f"repeat {repeat + 1}/{evaluation.repeats}, concurrency {concurrency}, {names}")
-            place = {"repeat": repeat, "concurrency": concurrency, "prompts": chosen[concurrency]}
-            texts = [prompts[index] for index in chosen[concurrency]]
-            timed = _blocks(fleet, load, variants, texts, concurrency, sampling, evaluation, repeat)
-            blocks += [{**place, **block} for block in timed]
-        if reason := _end(blocks, repeat + 1, time.monotonic() - begin, evaluation):
+        for size, turns in turns_of(servers, plan, repeat, evaluation.concurrency):
+            names = ", ".join(variant for variant, _ in turns)
+            say(f"repeat {repeat + 1}/{evaluation.repeats}, concurrency {size}, {names}")
+            texts = [prompts[index] for index in chosen[size]]
+            place = {"repeat": repeat, "concurrency": size, "prompts": chosen[size]}
+            for timed in _blocks(
+                servers, mode, load, turns, texts, size, sampling, evaluation, repeat
+            ):
+                _check_drafts(timed["variant"], plan[timed["variant"]], timed["counters"])
+                blocks.append({**place, **timed})
+        if reason := _end(blocks, repeat + 1, evaluation):
             say(reason)
             break
     return blocks
 
 
-def turns(
-    fleet: Fleet, repeat: int, concurrencies: Sequence[int]
-) -> Iterator[tuple[int, Sequence[str]]]:
+def turns_of(
+    servers: Servers, plan: Plan, repeat: int, concurrencies: Sequence[int]
+) -> Iterator[tuple[int, Sequence[Turn]]]:
     """The blocks of a repeat in order: a concurrency, and the variants that share the block.
 
     Groups of servers run in reverse order in every other repeat, so that a server that is up stays
-    up for the next repeat.
+    up for the next repeat. Alone, variants alternate by request: all of them, where base and custom
+    share an engine, else those of one engine.
     """
-    for group in fleet.groups[:: -1 if repeat % 2 else 1]:
-        extras = fleet.extras if "base" in group else ()
-        own = [*group, *(each for each in extras if each != SAME_K or repeat % 2 == 0)]
-        own.sort(key=lambda variant: ["none", "base", *fleet.extras, "custom"].index(variant))
-        for place, concurrency in enumerate(concurrencies):
-            blocks = _alternating(fleet, own) if concurrency == 1 else [[each] for each in own]
+    own = [(name, plan[name]) for name in ORDER if name in plan]
+    own = [turn for turn in own if turn[0] != SAME_K or repeat % 2 == 0]
+    for group in servers.groups(own)[:: -1 if repeat % 2 else 1]:
+        engines: dict[str, list[Turn]] = {}
+        for turn in group:
+            engines.setdefault(servers.name(turn[0]), []).append(turn)
+        together = [group] if len(engines) <= 2 else list(engines.values())
+        for place, size in enumerate(concurrencies):
+            blocks = together if size == 1 else [[turn] for turn in group]
             first = (repeat + place) % len(blocks)
-            for variants in blocks[first:] + blocks[:first]:
-                yield concurrency, variants
+            for turns in blocks[first:] + blocks[:first]:
+                yield size, turns
 
 
-def _alternating(fleet: Fleet, group: Sequence[str]) -> list[list[str]]:
-    """Variants that alternate by request.
-
-    All of them, where base and custom share an engine: in the order a, b, c, c, b, a, a, ... the
-    machine changes servers once per request. With more engines only those of one alternate.
-    """
-    engines = fleet.engines(group)
-    return [[*group]] if len(engines) <= 2 else engines
-
-
-def _end(
-    blocks: Sequence[Record], repeats: int, seconds: float, evaluation: EvalConfig
-) -> str | None:
+def _end(blocks: Sequence[Record], repeats: int, evaluation: EvalConfig) -> str | None:
     """Why the measurement ends after these repeats; None where another one follows."""
     looks = looks_of(evaluation)
     if evaluation.measure == "full" or repeats < looks.first:
         return None
-    main, noise = evaluation.gated_concurrency, noise_of({"": blocks})
+    main, noise = evaluation.main, noise_of({"": blocks})
     threshold = evaluation.gate.min_speed_ratio
     gated = {"custom / base": "custom_over_base", "custom / base at eval.current_k": "current"}
     measured = {block["variant"] for block in blocks}
@@ -140,33 +136,14 @@ def _end(
         return f"decided after {repeats} of at most {looks.last} repeats: {found}"
     if repeats == looks.last:
         return f"undecided after all {repeats} repeats: {found} includes {threshold:g}"
-    if evaluation.max_seconds is not None and seconds >= evaluation.max_seconds:
-        limit = f"eval.max_seconds = {evaluation.max_seconds:g}"
-        return f"undecided after {repeats} repeats at {limit}: {found} includes {threshold:g}"
     return None
 
 
-def warm_up(
-    fleet: Fleet,
-    variant: str,
-    load: "LoadGenerator",
-    prompts: Sequence[str],
-    sampling: Sampling,
-    evaluation: EvalConfig,
-    say: Say,
-) -> None:
-    """A short block at the highest concurrency, if the variant's server has not served before."""
-    url, widest = fleet.server(variant).url, max(evaluation.concurrency)
-    if fleet.is_fresh(variant):
-        say(f"warm-up {variant}")
-        first = list(itertools.islice(itertools.cycle(prompts), widest))
-        run_block(url, load, first, widest, sampling, WARM_UP_TOKENS)
-
-
 def _blocks(
-    fleet: Fleet,
+    servers: Servers,
+    mode: str,
     load: "LoadGenerator",
-    variants: Sequence[str],
+    turns: Sequence[Turn],
     prompts: Sequence[str],
     concurrency: int,
     sampling: Sampling,
@@ -178,45 +155,46 @@ def _blocks(
     Several variants alternate by request: a, b, c, c, b, a in one repeat, c, b, a, a, b, c in the
     next. Where loading weights takes long, they alternate by several requests.
     """
-    alternated = len(variants) > 1
+    alternated = len(turns) > 1
     ahead, size, place = list(prompts), 1 if alternated else len(prompts), 0
-    records: dict[str, list[Record]] = {variant: [] for variant in variants}
-    steps: dict[str, list[Step]] = {variant: [] for variant in variants}
-    seconds, requests = 0.0, 0
+    records: dict[str, list[Record]] = {variant: [] for variant, _ in turns}
+    seconds, requests, swap = 0.0, 0, 0.0
     while ahead:
         texts, ahead = ahead[:size], ahead[size:]
-        for variant in variants[:: -1 if (repeat + place) % 2 else 1]:
-            url = fleet.server(variant).url
-            fleet.new_steps(variant)  # drops steps recorded before this block
-            record = run_block(url, load, texts, concurrency, sampling, evaluation.max_tokens)
+        for variant, drafts in turns[:: -1 if (repeat + place) % 2 else 1]:
+            server = servers.server(mode, variant, drafts)
+            swap = max(swap, server.swap_seconds or 0.0)
+            record = run_block(
+                server.url, load, texts, concurrency, sampling, evaluation.max_tokens
+            )
             records[variant].append(record)
-            own = fleet.new_steps(variant)
-            _check_drafts(variant, fleet.drafts(variant), own)
-            steps[variant] += own
             seconds, requests = seconds + sum(record["request_seconds"]), requests + len(texts)
         place += 1
-        size = alternation(fleet.swap_seconds, seconds / requests)
+        size = requests_between_swaps(swap, seconds / requests)
     return [
-        {
-            "variant": variant,
-            "alternated": alternated,
-            **joined(records[variant]),
-            "drafts": drafts_of(steps[variant]),
-        }
-        for variant in variants
+        {"variant": variant, "alternated": alternated, **joined(own)}
+        for variant, own in records.items()
     ]
 
 
-def _check_drafts(variant: str, drafts: Drafts | None, steps: Sequence[Step]) -> None:
-    """Checks that the engine drafted as many tokens as were set.
+def requests_between_swaps(swap_seconds: float, request_seconds: float) -> int:
+    """Requests that one drafter answers before the next is loaded.
 
-    The first step may belong to an earlier block.
+    Alternating by request shares the machine's noise best. Each change loads weights: 0.03 s for
+    nano R1, and for R1's 11.6 GB at least the time to read them, 12 s at 1 GB/s.
     """
-    if isinstance(drafts, int) and (made := {step.drafts for step in steps[1:]} - {drafts}):
+    least = swap_seconds * (1 - SHARE_OF_SWAPS) / (SHARE_OF_SWAPS * request_seconds)
+    return max(math.ceil(least), 1)
+
+
+def _check_drafts(variant: str, drafts: Drafts | None, counters: Mapping[str, Any]) -> None:
+    """Checks that the engine drafted at most as many tokens per step as were set."""
+    if isinstance(drafts, int) and counters["draft_tokens"] > drafts * counters["drafts"]:
         raise OutriderError(
             f"timed blocks: {variant} must draft {drafts} tokens per step, but the engine drafted "
-            f"{', '.join(map(str, sorted(made)))}: vLLM disables schedules of drafts with data "
-            "parallelism; set eval.k, so that base and custom draft the same number"
+            f"{counters['draft_tokens']} in {counters['drafts']} steps: vLLM disables schedules of "
+            "drafts with data parallelism; set eval.k, so that base and custom draft the same "
+            "number"
         )
 
 

@@ -3,11 +3,9 @@
     counted_acceptance(counted_passes(blocks, sessions), speculators, k).ratio
 
 A pass is base and custom answering the same prompts: a timed block, or one prompt of the
-verification pass. For speculators with an unroll the acceptance
-length is the counters' form, 1 + accepted / drafts, which includes drafts accepted past the ends of
-responses. For other kinds it is the delivered form, (tokens - responses) / steps: n-gram lookup
-makes steps without a draft, which vLLM does not count and which deliver one token each, so its
-steps are tokens minus accepted drafts.
+verification pass. The acceptance length is tokens after each response's first over steps. n-gram
+lookup makes steps without a draft, which vLLM does not count and which deliver one token each, so
+its steps are tokens minus accepted drafts.
 
 The interval's clusters are sessions. Blocks use the prompts again and again, and responses to one
 prompt are alike: with turns as clusters, an equal custom was shown to accept more in 22 % of
@@ -27,7 +25,7 @@ from outrider.common.errors import OutriderError
 from outrider.eval.bench.prompts import Prompt
 from outrider.eval.lossless.outputs import Outputs
 from outrider.eval.results.acceptance import Counted, CountedDrafter
-from outrider.eval.results.parts import DRAFTERS, ClusteredEstimate, Drafter, Drafters
+from outrider.eval.results.parts import DRAFTERS, Drafter, Drafters
 from outrider.eval.stats.clusters import clustered
 from outrider.serving.speculator import Speculator
 
@@ -96,48 +94,30 @@ def counted_acceptance(
 
     The ratio's clusters are sessions.
     """
-    delivered = not all(speculator.has_unroll for speculator in speculators.values())
-    if not delivered:
-        for drafter in DRAFTERS:
-            _require_drafts(passes, drafter)
-    sums = np.concatenate(
+    sums_R4 = np.concatenate(
         [
-            np.hstack([_by_response(one, name, speculators[name], delivered) for name in DRAFTERS])
+            np.hstack([_by_response(one, name, speculators[name]) for name in DRAFTERS])
             for one in passes
         ]
     )
-    ratio = clustered(
-        sums,
-        [session for one in passes for session in one.sessions],
-        lambda s: (s[..., 2] / s[..., 3]) / (s[..., 0] / s[..., 1]),
-    )
-    base_tokens, base_steps, custom_tokens, custom_steps = sums.sum(axis=0)
+    base_tokens, base_steps, custom_tokens, custom_steps = sums_R4.sum(axis=0)
     return Counted(
         base=_pooled(passes, "base", base_tokens, base_steps, k.base),
         custom=_pooled(passes, "custom", custom_tokens, custom_steps, k.custom),
-        ratio=ClusteredEstimate.of(ratio),
+        ratio=clustered(
+            sums_R4,
+            [session for one in passes for session in one.sessions],
+            lambda s: (s[..., 2] / s[..., 3]) / (s[..., 0] / s[..., 1]),
+        ),
     )
 
 
-def _require_drafts(passes: Sequence[CountedPass], drafter: Drafter) -> None:
-    if not any(one.counters[drafter]["drafts"] for one in passes):
-        raise OutriderError(
-            f"vLLM counted no draft of the {drafter} speculator: either all responses have one "
-            "token, or its server started without speculation; the server's log names the "
-            "speculator that it loaded"
-        )
-
-
-def _by_response(
-    one: CountedPass, drafter: Drafter, speculator: Speculator, delivered: bool
-) -> NDArray[np.float64]:
-    """[R, 2]: numerator and denominator of the acceptance length, shared out to R responses."""
+def _by_response(one: CountedPass, drafter: Drafter, speculator: Speculator) -> NDArray[np.float64]:
+    """[R, 2]: tokens and steps of a pass, shared out to its R responses."""
     counters, responses = one.counters[drafter], len(one.sessions)
-    drafts, accepted = counters["drafts"], counters["accepted_tokens"]
-    tokens, steps = drafts + accepted, drafts
-    if delivered:
-        tokens = counters["generation_tokens"] - responses
-        steps = drafts if speculator.drafts_every_step else tokens - accepted
+    tokens = counters["generation_tokens"] - responses
+    every = speculator.drafts_every_step
+    steps = counters["drafts"] if every else tokens - counters["accepted_tokens"]
     received_R2 = np.array(one.received.get(drafter, [(2, 1)]), np.float64)
     received_R2[:, 0] -= 1  # the first token comes from the prefill
     sums_2 = received_R2.sum(axis=0)
@@ -148,13 +128,15 @@ def _by_response(
 
 
 def _pooled(
-    passes: Sequence[CountedPass],
-    drafter: Drafter,
-    tokens: float,
-    steps: float,
-    k: int,
+    passes: Sequence[CountedPass], drafter: Drafter, tokens: float, steps: float, k: int
 ) -> CountedDrafter:
     counters = [one.counters[drafter] for one in passes]
+    if not steps:
+        raise OutriderError(
+            f"vLLM counted no draft of the {drafter} speculator: either all responses have one "
+            "token, or its server started without speculation; the server's log names the "
+            "speculator that it loaded"
+        )
     reached = np.zeros(k)
     for each in counters:
         counts = each["accepted_per_position"][:k]

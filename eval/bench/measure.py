@@ -4,19 +4,16 @@ served = serve(context, servers, load, k, draft_plan(choice, None, False), reque
 served.blocks["eager"], served.outputs
 """
 
-import shutil
 from dataclasses import dataclass
 from typing import Any
 
-from outrider.common.fingerprint import value_digest
-from outrider.eval.bench.closed_loop import measure
-from outrider.eval.bench.open_loop import measure_rates, rates_done
-from outrider.eval.bench.server_pool import DraftPlan, ServerPool
+from outrider.eval.bench.closed_loop import Plan, measure
+from outrider.eval.bench.open_loop import measure_rates
+from outrider.eval.bench.servers import Servers
 from outrider.eval.context import EvaluationContext, HeldoutRequests
 from outrider.eval.lossless.outputs import Outputs, collect
-from outrider.eval.results.parts import DRAFTERS, Drafters
+from outrider.eval.results.parts import Drafters
 from outrider.serving.load_generator import LoadGenerator
-from outrider.serving.vllm_hooks.step_recorder import Drafts
 
 
 @dataclass(frozen=True)
@@ -31,46 +28,24 @@ class Measured:
 
 def serve(
     context: EvaluationContext,
-    servers: ServerPool,
+    servers: Servers,
     load: LoadGenerator,
     k: Drafters[int],
-    plan: DraftPlan,
+    plan: Plan,
     requests: HeldoutRequests,
 ) -> Measured:
     """Measures every engine mode; the verification pass runs in the first, at `k`.
 
-    Each measurement is kept in the context's cache. Servers start only for what is missing there.
+    Each measurement is kept. Servers start only for what is missing.
     """
-    cache, settings, sampling = context.cache, context.settings, requests.sampling
+    settings = context.settings
+    outputs = collect(context, servers, settings.engine_modes[0], k, requests)
     blocks: dict[str, list[dict[str, Any]]] = {}
     for mode in settings.engine_modes:
-        speed = f"speed_{mode}"
-        verify = mode == settings.engine_modes[0] and not cache.done("verification_outputs")
-        rates = not rates_done(cache, mode, requests.traffic, settings)
-        if verify or rates or not cache.done(speed):
-            if verify:
-                # Replay predicts the steps at one k.
-                fixed: dict[str, Drafts] = {name: k.of(name) for name in DRAFTERS}
-                fleet = servers.fleet(mode, {**plan, **fixed})
-                outputs = collect(
-                    fleet,
-                    requests.verification,
-                    sampling,
-                    settings.verification_max_tokens,
-                    context.serving.engine.max_num_seqs,
-                    logs := context.folders.out / "responses",
-                    value_digest([cache.digest, k.model_dump()]),
-                    context.say,
-                )
-                cache.put("verification_outputs", outputs.model_dump(mode="json"))
-                shutil.rmtree(logs, ignore_errors=True)
-            fleet = servers.fleet(mode, plan)
-            if not cache.done(speed):
-                texts, say = requests.timed_texts, context.say
-                cache.put(speed, measure(fleet, load, texts, sampling, settings, say))
-            measure_rates(
-                cache, fleet, load, mode, requests.traffic, sampling, settings, context.say
-            )
-        blocks[mode] = cache.get(speed)
-    outputs = Outputs.model_validate(cache.get("verification_outputs"))
+        timed = context.kept(f"speed_{mode}")
+        if not timed.done():
+            texts, sampling = requests.timed_texts, requests.sampling
+            timed.put(measure(servers, mode, plan, load, texts, sampling, settings, context.say))
+        blocks[mode] = timed.get()
+        measure_rates(context, servers, mode, plan, load, requests)
     return Measured(blocks, outputs)

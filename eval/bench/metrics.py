@@ -23,8 +23,6 @@ from outrider.eval.results.parts import (
     Estimate,
 )
 from outrider.eval.results.speed import Block, OtherBase, Quantiles, SpeedRow
-from outrider.eval.stats import intervals
-from outrider.eval.stats.holm import holm, p_above
 from outrider.eval.stats.sequential import level_after
 from outrider.eval.stats.speed_ratio import BlockNoise, alternated_ratio, block_noise, speed_ratio
 
@@ -79,7 +77,7 @@ def summarise(
     better = _shown_better(blocks, settings, noise)
 
     def estimate(size: int, name: str) -> Estimate:
-        return Estimate.of(ratio(blocks, size, name, settings, noise))
+        return ratio(blocks, size, name, settings, noise)
 
     def other(size: int, base: str) -> OtherBase | None:
         if base not in measured:
@@ -95,7 +93,7 @@ def summarise(
             **{name: estimate(size, name) for name in RATIOS},
             **{name: other(size, base) for name, base in others.items()},
             better=better[size],
-            drafts=_drafts(blocks, size),
+            drafting=_drafting(blocks, size),
         )
         for size in settings.concurrency
     }
@@ -104,31 +102,35 @@ def summarise(
 def _shown_better(blocks: Sequence[Record], settings: EvalConfig, noise: Noise) -> dict[int, bool]:
     """By concurrency: whether custom is shown to be faster than base.
 
-    The main concurrency is the gate's own claim; the others carry Holm's correction.
+    The main concurrency is the gate's own claim. The error probability of all others together is
+    that of one (Bonferroni).
     """
-    main, name = settings.gated_concurrency, "custom_over_base"
-    others = [size for size in settings.concurrency if size != main]
+    main, name, level = settings.main, "custom_over_base", _level(blocks, settings)
+    claims = max(len(settings.concurrency) - 1, 1)
+    levels = {
+        size: level if size == main else 1 - (1 - level) / claims for size in settings.concurrency
+    }
+    return {
+        size: ratio(blocks, size, name, settings, noise, own).low > 1
+        for size, own in levels.items()
+    }
 
-    def p_better(size: int) -> float:
-        return p_above(lambda level: ratio(blocks, size, name, settings, noise, level), 1.0)
 
-    p_values = [p_better(size) for size in others]
-    alpha = 1 - level_after(repeats_of(blocks), settings)
-    shown = dict(zip(others, holm(p_values, alpha), strict=True))
-    return shown | {main: ratio(blocks, main, name, settings, noise).low > 1}
+def _level(blocks: Sequence[Record], settings: EvalConfig) -> float:
+    return level_after(repeats_of(blocks), settings)
 
 
-def _drafts(blocks: Sequence[Record], concurrency: int) -> Drafters[float] | None:
-    """Mean drafts per request in steps of as many requests as the concurrency."""
-    found = {}
+def _drafting(blocks: Sequence[Record], concurrency: int) -> Drafters[float]:
+    """Share of the steps after the prefills that verified drafts."""
+    shares = {}
     for drafter in DRAFTERS:
-        sums = np.zeros(2)
-        for block in _own(blocks, concurrency, drafter):
-            sums += block["drafts"].get(str(concurrency), [0, 0])
-        if not sums[0]:
-            return None
-        found[drafter] = float(sums[1] / sums[0])
-    return Drafters[float](**found)
+        counters = [block["counters"] for block in _own(blocks, concurrency, drafter)]
+        drafts, accepted, tokens = (
+            sum(each[name] for each in counters)
+            for name in ("drafts", "accepted_tokens", "generation_tokens")
+        )
+        shares[drafter] = drafts / max(tokens - accepted, drafts, 1)
+    return Drafters[float](**shares)
 
 
 def pooled(blocks: Sequence[Record]) -> Block:
@@ -155,11 +157,11 @@ def ratio(
     settings: EvalConfig,
     noise: Noise,
     level: float | None = None,
-) -> intervals.Estimate:
+) -> Estimate:
     """One of COMPARED; by default with the level that is valid after these repeats."""
     variants = COMPARED[name]
     pairs = paired(blocks, concurrency, *variants)
-    level = level or level_after(repeats_of(blocks), settings)
+    level = level or _level(blocks, settings)
     if _alternated(blocks, concurrency, *variants):
         return alternated_ratio(np.concatenate(pairs), level)
     samples, seed = settings.bootstrap_samples, settings.seed

@@ -1,7 +1,11 @@
 """Open loop: none, base and custom under the customer's own arrivals, from idle to overrun.
 
-    measure_rates(steps, fleet, load, "eager", traffic, sampling, evaluation, say=print)
-    table = summarise_rates(steps, "eager", traffic, evaluation, noise)
+    measure_rates(context, servers, "eager", plan, load, requests)
+    table = summarise_rates(context, "eager", requests.traffic, noise)
+
+A closed loop of C requests sends the next one when one is answered, so it slows down with the
+server and never overruns it. Customers do not wait: requests come in bursts, and queue. The gaps
+between the log's requests are multiplied by one factor, so that bursts stay bursts.
 
 The same requests are sent at the same times to each variant in turn. Below saturation every variant
 delivers the offered load, so tokens/s of all requests together does not distinguish speculators;
@@ -10,21 +14,22 @@ the time from sending it to its last token, with as many other requests running 
 """
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from outrider.eval.bench.arrivals import customers_arrivals
-from outrider.eval.bench.closed_loop import record_of, warm_up
-from outrider.eval.bench.measurement_cache import Steps
+from outrider.common.fingerprint import Kept
+from outrider.eval.bench.closed_loop import Plan, Record, record_of
 from outrider.eval.bench.metrics import Noise, pooled
 from outrider.eval.bench.scenarios import Traffic
-from outrider.eval.bench.server_pool import Fleet
+from outrider.eval.bench.servers import Servers
 from outrider.eval.config import EvalConfig
+from outrider.eval.context import EvaluationContext, HeldoutRequests
 from outrider.eval.results.parts import RATIOS, VARIANTS, Variant
-from outrider.eval.stats.speed_ratio import block_noise, speed_ratio
+from outrider.eval.results.speed import RateBlock, RateRow
+from outrider.eval.stats.speed_ratio import speed_ratio
 from outrider.serving.client import Sampling
 
 if TYPE_CHECKING:
@@ -37,110 +42,116 @@ WAIT_GROWTH = 2.0
 """Least growth of the time to first token from a saturated block's first third to its last."""
 
 
+def customers_arrivals(
+    times: Sequence[float | None], count: int, rate: float, seed: int
+) -> tuple[list[float], Literal["log", "poisson"]]:
+    """`count` send times in seconds at a mean rate of `rate` per second, and where they are from.
+
+    The gaps are those of `times` (unix seconds, non-decreasing), scaled so that they sum to
+    (count - 1) / rate seconds. A log with fewer requests is repeated, a mean gap after its end.
+    Without times in the log the gaps are exponential (a Poisson process), drawn from `seed`.
+    """
+    if count < 2:
+        raise ValueError(f"customers_arrivals: {count} arrivals have no gap between them")
+    gaps = np.zeros(count - 1)
+    source: Literal["log", "poisson"] = "log"
+    if has_times(times):
+        log = np.diff([time for time in times if time is not None])
+        gaps = np.resize([*log, log.mean()], count - 1)
+    if not gaps.any():
+        gaps, source = np.random.default_rng(seed).exponential(size=count - 1), "poisson"
+    gaps *= (count - 1) / rate / gaps.sum()
+    return [0.0, *np.cumsum(gaps).tolist()], source
+
+
+def has_times(times: Sequence[float | None]) -> bool:
+    """Whether most requests of a log have a time, and these are not all equal."""
+    logged = [time for time in times if time is not None]
+    return len(logged) > len(times) / 2 and logged[-1] > logged[0]
+
+
 def measure_rates(
-    steps: Steps,
-    fleet: Fleet,
-    load: "LoadGenerator",
+    context: EvaluationContext,
+    servers: Servers,
     mode: str,
-    traffic: Sequence[Traffic],
-    sampling: Sampling,
-    evaluation: EvalConfig,
-    say: Callable[[str], None],
+    plan: Plan,
+    load: "LoadGenerator",
+    requests: HeldoutRequests,
 ) -> None:
-    """Measures the blocks that are not in the cache.
+    """Measures the blocks that are not kept.
 
     Variants of one group are measured together or not at all; their order rotates.
     """
-    sampling = replace(sampling, seed=None)
-    for repeat in range(evaluation.rate_repeats):
-        for group in fleet.groups[:: -1 if repeat % 2 else 1]:
-            for place, (scenario, rate) in enumerate(itertools.product(traffic, evaluation.rates)):
-                names = {variant: _step(mode, scenario, rate, repeat, variant) for variant in group}
-                if all(map(steps.done, names.values())):
-                    continue
-                turn, records = (repeat + place) % len(group), {}
-                for variant in group[turn:] + group[:turn]:
-                    warm_up(fleet, variant, load, scenario.texts, sampling, evaluation, say)
-                    url = fleet.server(variant).url
-                    say(f"{scenario.name}, {rate:g} requests/s, {variant}")
-                    records[variant] = _timed_block(
-                        url, load, scenario, rate, repeat, sampling, evaluation
-                    )
-                for variant, record in records.items():
-                    steps.put(names[variant], record)
+    sampling, settings = replace(requests.sampling, seed=None), context.settings
+    for group in servers.groups([(variant, plan[variant]) for variant in VARIANTS]):
+        blocks = itertools.product(requests.traffic, settings.rates)
+        for place, (scenario, rate) in enumerate(blocks):
+            files = {
+                variant: kept_block(context, mode, scenario, rate, variant) for variant, _ in group
+            }
+            if all(file.done() for file in files.values()):
+                continue
+            turn, records = place % len(group), {}
+            for variant, drafts in group[turn:] + group[:turn]:
+                url = servers.server(mode, variant, drafts).url
+                context.say(f"{scenario.name}, {rate:g} requests/s, {variant}")
+                records[variant] = _timed_block(url, load, scenario, rate, sampling, settings)
+            for variant, record in records.items():
+                files[variant].put(record)
 
 
-def rates_done(steps: Steps, mode: str, traffic: Sequence[Traffic], evaluation: EvalConfig) -> bool:
-    """Whether all blocks of the mode are in the cache."""
-    repeats = range(evaluation.rate_repeats)
-    wanted = itertools.product(traffic, evaluation.rates, repeats, VARIANTS)
-    return all(steps.done(_step(mode, *block)) for block in wanted)
+def kept_block(
+    context: EvaluationContext, mode: str, scenario: Traffic, rate: float, variant: str
+) -> Kept:
+    """The file of one block."""
+    return context.kept(f"rate_{mode}_{scenario.name.replace(' ', '_')}_{rate:g}_{variant}")
 
 
 def summarise_rates(
-    steps: Steps, mode: str, traffic: Sequence[Traffic], evaluation: EvalConfig, closed_loop: Noise
-) -> dict[str, dict[str, Any]]:
-    """A `rate_row` by scenario and rate.
+    context: EvaluationContext, mode: str, traffic: Sequence[Traffic], noise: Noise
+) -> dict[str, dict[str, RateRow]]:
+    """A row by scenario and rate.
 
-    Where blocks are repeated, their noise is estimated from the repeats. Else that of the closed
-    loop is used, a lower bound: near saturation a queue amplifies it.
+    `noise` is that of the closed loop, a lower bound: near saturation a queue amplifies it.
     """
-    blocks = {
-        (scenario.name, f"{rate:g}"): {
-            variant: [
-                steps.get(_step(mode, scenario, rate, repeat, variant))
-                for repeat in range(evaluation.rate_repeats)
-            ]
+    settings = context.settings
+    table: dict[str, dict[str, RateRow]] = {scenario.name: {} for scenario in traffic}
+    for scenario, rate in itertools.product(traffic, settings.rates):
+        blocks = {
+            variant: kept_block(context, mode, scenario, rate, variant).get()
             for variant in VARIANTS
         }
-        for scenario, rate in itertools.product(traffic, evaluation.rates)
-    }
-    noise = {
-        name: block_noise(_pairs(own[over], own[under]) for own in blocks.values())
-        or closed_loop[name]
-        for name, (over, under) in RATIOS.items()
-    }
-    table: dict[str, dict[str, Any]] = {scenario.name: {} for scenario in traffic}
-    for (name, rate), own in blocks.items():
-        table[name][rate] = rate_row(own, evaluation, noise)
+        table[scenario.name][f"{rate:g}"] = rate_row(blocks, settings, noise)
     return table
 
 
-def rate_row(
-    blocks: Mapping[Variant, Sequence[Mapping[str, Any]]], evaluation: EvalConfig, noise: Noise
-) -> dict[str, Any]:
-    """Figures of one scenario and rate, from each variant's blocks, one per repeat.
-
-    Holds each variant's `variant_figures`, the ratios of a request's own tokens/s, paired by
-    request, and how requests arrived.
-    """
-    row: dict[str, Any] = {variant: variant_figures(own) for variant, own in blocks.items()}
+def rate_row(blocks: Mapping[Variant, Record], settings: EvalConfig, noise: Noise) -> RateRow:
+    """Figures of one scenario and rate; ratios are of a request's own tokens/s, by request."""
+    ratios = {}
     for name, (over, under) in RATIOS.items():
-        pairs, samples = _pairs(blocks[over], blocks[under]), evaluation.bootstrap_samples
-        row[name] = speed_ratio(pairs, noise[name], samples=samples, seed=evaluation.seed).as_dict()
-    return {**row, "arrivals": blocks["none"][0]["source"]}
+        columns = [
+            blocks[variant][each]
+            for variant in (over, under)
+            for each in ("request_tokens", "request_seconds")
+        ]
+        pairs_N4, samples = np.array(columns, np.float64).T, settings.bootstrap_samples
+        ratios[name] = speed_ratio([pairs_N4], noise[name], samples=samples, seed=settings.seed)
+    figures = {variant: rate_figures(block) for variant, block in blocks.items()}
+    return RateRow(**figures, **ratios, arrivals=blocks["none"]["source"])
 
 
-def variant_figures(blocks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Figures of one variant's blocks at a rate, pooled.
-
-    In addition to `pooled`: `saturated`, of most of its blocks;
-    `request_tokens_per_s`, a request's own; `acceptance_length` from the engine's counters, 1
-    without drafts.
-    """
-    drafts, accepted = (
-        sum(block["counters"][name] for block in blocks) for name in ("drafts", "accepted_tokens")
+def rate_figures(block: Record) -> RateBlock:
+    """Figures of one variant's block at a rate."""
+    counters = block["counters"]
+    return RateBlock(
+        **dict(pooled([block])),
+        saturated=saturated(block),
+        request_tokens_per_s=sum(block["request_tokens"]) / sum(block["request_seconds"]),
+        acceptance_length=1 + counters["accepted_tokens"] / max(counters["drafts"], 1),
     )
-    return {
-        **pooled(blocks).model_dump(),
-        "saturated": sum(map(saturated, blocks)) > len(blocks) / 2,
-        "request_tokens_per_s": sum(map(sum, (b["request_tokens"] for b in blocks)))
-        / sum(map(sum, (b["request_seconds"] for b in blocks))),
-        "acceptance_length": 1 + accepted / drafts if drafts else 1.0,
-    }
 
 
-def offered_and_achieved(block: Mapping[str, Any]) -> tuple[float, float]:
+def offered_and_achieved(block: Record) -> tuple[float, float]:
     """Requests per second that arrived, and that were completed.
 
     Each is the number of gaps between the first and the last event over the time between them, so a
@@ -153,7 +164,7 @@ def offered_and_achieved(block: Mapping[str, Any]) -> tuple[float, float]:
     return gaps / (arrivals[-1] - arrivals[0]), gaps / float(max(ends.max() - ends.min(), 1e-9))
 
 
-def saturated(block: Mapping[str, Any]) -> bool:
+def saturated(block: Record) -> bool:
     """Whether the rate overran the server.
 
     It achieved less than KEPT_UP of the offered rate, and the median time to first token grew by
@@ -168,38 +179,22 @@ def saturated(block: Mapping[str, Any]) -> bool:
     return bool(achieved < KEPT_UP * offered and late >= WAIT_GROWTH * early)
 
 
-def _step(mode: str, scenario: Traffic, rate: float, repeat: int, variant: str) -> str:
-    return f"rate_{mode}_{scenario.name.replace(' ', '_')}_{rate:g}_{repeat}_{variant}"
-
-
 def _timed_block(
     url: str,
     load: "LoadGenerator",
     scenario: Traffic,
     rate: float,
-    repeat: int,
     sampling: Sampling,
-    evaluation: EvalConfig,
-) -> dict[str, Any]:
+    settings: EvalConfig,
+) -> Record:
     """A block of the scenario's requests, in the log's order from the first, repeated as needed."""
-    count = evaluation.rate_requests(rate)
-    arrivals = customers_arrivals(scenario.times, count, rate, evaluation.seed + repeat)
+    count = settings.rate_requests(rate)
+    arrivals_s, source = customers_arrivals(scenario.times, count, rate, settings.seed)
     texts = list(itertools.islice(itertools.cycle(scenario.texts), count))
-    block = load.run_timed(url, texts, arrivals.seconds, sampling, scenario.max_tokens)
+    block = load.run_timed(url, texts, arrivals_s, sampling, scenario.max_tokens)
     return {
         **record_of(block),
-        "arrivals_s": arrivals.seconds,
+        "arrivals_s": arrivals_s,
         "request_start_s": [request.start_s for request in block.requests],
-        "source": arrivals.source,
+        "source": source,
     }
-
-
-def _pairs(
-    over: Sequence[Mapping[str, Any]], under: Sequence[Mapping[str, Any]]
-) -> list[np.ndarray]:
-    """A request's own tokens and seconds, paired by request, in the form of `speed_ratio`."""
-    names = ("request_tokens", "request_seconds")
-    return [
-        np.array([block[name] for block in both for name in names], dtype=np.float64).T
-        for both in zip(over, under, strict=True)
-    ]

@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 
 from outrider.common.errors import OutriderError
 from outrider.data.sequences import log_order
-from outrider.eval.bench.scenario_config import ScenarioConfig
-from outrider.eval.config import EvalConfig
+from outrider.eval.config import EvalConfig, ScenarioConfig
 from outrider.eval.results.speed import Lengths, Scenario
 from outrider.serving.config import ServingConfig
 

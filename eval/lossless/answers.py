@@ -17,7 +17,7 @@ from pathlib import Path
 from outrider.common.errors import OutriderError
 from outrider.data.tokenize.emitted_text import END_THINK, THINK
 
-Task = Callable[[str, str], bool | None]
+TaskCheck = Callable[[str, str], bool | None]
 """From (prompt, completion) to solved, not solved, or None: no known answer."""
 
 NUMBER = re.compile(r"(?<![\w.])[-+]?\$?(?:\d[\d,]*(?:\.\d+)?(?:\s*/\s*\d+)?|\.\d+)")
@@ -25,7 +25,7 @@ DRESSING = re.compile(r"\\(?:text|mathrm|mathbf|left|right|displaystyle)\b|\\[,;
 FRACTION = re.compile(r"\\[dt]?frac\s*\{([^{}]*)\}\s*\{([^{}]*)\}")
 
 
-def answer_check(path: Path) -> Task:
+def answer_check(path: Path) -> TaskCheck:
     """The check against the file's answers; a file that cannot be read as such is an
     `OutriderError` with its line."""
     known = {_plain(question): answer for question, answer in _rows(Path(path))}

@@ -13,20 +13,12 @@ the target can: a faulty rejection sampler draws tokens that the target would no
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider.eval.lossless.tost import equivalence
-from outrider.eval.results.parts import Variant
-from outrider.eval.results.verification import (
-    Difference,
-    Excess,
-    Greedy,
-    SampledText,
-    Task,
-)
+from outrider.eval.results.verification import Difference, Excess, Greedy, SampledText
 
 TAIL_PROBABILITY = 1e-4
 
@@ -111,10 +103,3 @@ def text_statistics(logprobs: Sequence[NDArray[np.float64]]) -> SampledText:
     pooled = np.concatenate(logprobs)
     tail = pooled < np.log(TAIL_PROBABILITY)
     return SampledText(tokens=len(pooled), tail_share=float(tail.mean()))
-
-
-def task_accuracy(solved: Mapping[Variant, list[bool]], sessions: Sequence[str]) -> Task:
-    """Solved tasks per variant, and TOST of custom minus none, paired by prompt."""
-    counts = {variant: sum(marks) for variant, marks in solved.items()}
-    differences = np.array(solved["custom"], float) - np.array(solved["none"], float)
-    return Task(**counts, custom_minus_none=equivalence(differences.tolist(), sessions))

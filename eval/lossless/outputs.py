@@ -1,6 +1,6 @@
 """The verification pass in the servers: the same held-out prompts through every variant.
 
-    outputs = collect(fleet, prompts, sampling, 400, 8, logs, digest, say=print)
+    outputs = collect(context, servers, "eager", k, requests)
     outputs.sampled.custom.token_ids
 
 Each variant answers once greedily and once at the customer's sampling. Tokens and the engine's
@@ -13,16 +13,12 @@ where any differs. Custom repeats CONTROL_PROMPTS prompts in the same way: its o
 equal in other batches either, which bounds how closely exact replay can predict them.
 """
 
-from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Literal
 
-from outrider.eval.bench.prompts import Prompt
-from outrider.eval.bench.server_pool import Fleet
-from outrider.eval.lossless.response_log import ResponseLog
-from outrider.eval.results.parts import VARIANTS, Part, Variants
-from outrider.serving.client import Completion, Sampling, SpeculationCounters, complete
-from outrider.serving.server import Server
+from outrider.eval.bench.servers import Servers
+from outrider.eval.context import EvaluationContext, HeldoutRequests
+from outrider.eval.results.parts import VARIANTS, Drafters, Part, Variants
+from outrider.serving.client import Sampling, SpeculationCounters, complete
 
 Regime = Literal["greedy", "sampled"]
 REGIMES: tuple[Regime, ...] = ("greedy", "sampled")
@@ -45,6 +41,11 @@ class Recorded(Part):
         """What vLLM counted for all of them."""
         return sum(self.counted, SpeculationCounters(0, 0, 0, (), 0))
 
+    @property
+    def acceptance_length(self) -> float | None:
+        """1 + accepted / drafts; None without drafts."""
+        return self.counters.acceptance_length if self.counters.drafts else None
+
 
 class Outputs(Part):
     """The responses of every variant in both regimes; customer text."""
@@ -63,84 +64,67 @@ class Outputs(Part):
 
 
 def collect(
-    fleet: Fleet,
-    prompts: Sequence[Prompt],
-    sampling: Sampling,
-    max_tokens: int,
-    concurrency: int,
-    logs: Path,
-    digest: str,
-    say: Callable[[str], None],
+    context: EvaluationContext,
+    servers: Servers,
+    mode: str,
+    k: Drafters[int],
+    requests: HeldoutRequests,
 ) -> Outputs:
-    """Sends every prompt to every variant in both regimes; `say` prints each pass.
-
-    Responses are stored in `logs` as they arrive. Those that are there, of the same `digest`, are
-    not requested again.
-    """
+    """Sends every prompt to every variant in both regimes; each pass is kept."""
+    settings, prompts = context.settings, requests.verification
     samplings: dict[Regime, Sampling] = {
         "greedy": Sampling(temperature=0.0, top_p=1.0),
-        "sampled": sampling,
+        "sampled": requests.sampling,
     }
     token_ids = [prompt.token_ids for prompt in prompts]
-    few = min(CONTROL_PROMPTS, len(prompts))
+    seats, few = context.serving.engine.max_num_seqs, min(CONTROL_PROMPTS, len(prompts))
+    drafts = {"none": None, "base": k.base, "custom": k.custom}
+
+    def answered(name: str, variant: str, regime: Regime, indices: range, seats: int) -> Recorded:
+        """Responses by prompt; `indices` are the prompts in the order in which they are sent."""
+
+        def work() -> Recorded:
+            context.say(f"verification, {name}, {len(indices)} prompts")
+            server = servers.server(mode, variant, drafts[variant])
+            responses = complete(
+                server.url,
+                server.model_name,
+                [token_ids[index] for index in indices],
+                samplings[regime],
+                settings.verification_max_tokens,
+                seats,
+            )
+            found = dict(zip(indices, responses, strict=True))
+            return Recorded(
+                token_ids=[found[index].token_ids for index in sorted(indices)],
+                counted=[found[index].counters for index in sorted(indices)],
+            )
+
+        kept = f"responses_{name.replace(' ', '_')}_k{drafts[variant] or 0}"
+        return context.cached(kept, Recorded, work)
 
     def again(variant: str, count: int) -> Recorded:
-        say(f"verification, greedy, {variant} again: {count} prompts in other batches")
-        log, order = ResponseLog(logs / f"again_{variant}.jsonl", digest), range(count)[::-1]
-        server, other = fleet.server(variant), max(concurrency // 2, 1)
-        return answers(server, log, token_ids, order, samplings["greedy"], max_tokens, other)
+        name, half = f"greedy {variant} again", max(seats // 2, 1)
+        return answered(name, variant, "greedy", range(count)[::-1], half)
 
     recorded: dict[Regime, dict[str, Recorded]] = {regime: {} for regime in REGIMES}
-    control, repeated = Recorded(token_ids=[], counted=[]), Recorded(token_ids=[], counted=[])
-    for group in fleet.groups:
+    repeated: dict[str, Recorded] = {}
+    for group in servers.groups([*drafts.items()]):
         for regime in REGIMES:
-            for variant in group:
-                say(f"verification, {regime}, {variant}")
-                log = ResponseLog(logs / f"{regime}_{variant}.jsonl", digest)
-                server, order = fleet.server(variant), range(len(prompts))
-                recorded[regime][variant] = answers(
-                    server, log, token_ids, order, samplings[regime], max_tokens, concurrency
-                )
-        if "custom" in group:
-            repeated = again("custom", few)
-        if "none" in group:
-            control = again("none", few if _all_equal(recorded["greedy"]) else len(prompts))
+            for variant, _ in group:
+                name, everything = f"{regime} {variant}", range(len(prompts))
+                recorded[regime][variant] = answered(name, variant, regime, everything, seats)
+        if ("custom", k.custom) in group:
+            repeated["custom"] = again("custom", few)
+        if ("none", None) in group:
+            texts = [each.token_ids for each in recorded["greedy"].values()]
+            equal = len(texts) == len(VARIANTS) and all(text == texts[0] for text in texts)
+            repeated["none"] = again("none", few if equal else len(prompts))
     greedy, sampled = (Variants[Recorded](**recorded[regime]) for regime in REGIMES)
     return Outputs(
-        samplings=samplings, greedy=greedy, sampled=sampled, control=control, repeated=repeated
+        samplings=samplings,
+        greedy=greedy,
+        sampled=sampled,
+        control=repeated["none"],
+        repeated=repeated["custom"],
     )
-
-
-def answers(
-    server: Server,
-    log: ResponseLog,
-    prompts: Sequence[Sequence[int]],
-    order: Sequence[int],
-    sampling: Sampling,
-    max_tokens: int,
-    concurrency: int,
-) -> Recorded:
-    """The responses to the prompts of `order`, by prompt; requests what is not in the log."""
-    known = log.known()
-    missing = [index for index in order if index not in known]
-
-    def arrived(place: int, completion: Completion) -> None:
-        log.append(missing[place], completion)
-
-    if missing:
-        asked = [prompts[index] for index in missing]
-        complete(
-            server.url, server.model_name, asked, sampling, max_tokens, concurrency, arrived=arrived
-        )
-        known = log.known()
-    responses = [known[index] for index in sorted(order)]
-    return Recorded(
-        token_ids=[response.token_ids for response in responses],
-        counted=[response.counters for response in responses],
-    )
-
-
-def _all_equal(greedy: dict[str, Recorded]) -> bool:
-    """Whether no response differs; False where a variant is not measured yet."""
-    texts = [greedy[variant].token_ids for variant in VARIANTS if variant in greedy]
-    return len(texts) == len(VARIANTS) and all(text == texts[0] for text in texts)

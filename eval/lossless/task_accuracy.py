@@ -1,19 +1,36 @@
-"""The recipe's task check: a function by its import string, or a file of known answers.
+"""The recipe's task check, and whether as many tasks are solved with speculation as without.
 
-check = load_task("outrider.recipes.nano_r1.tasks:resume_correct")
-check(prompt_text, completion_text)     # True, False, or None: no known answer
+    check = load_task("outrider.recipes.nano_r1.tasks:resume_correct")
+    check(prompt_text, completion_text)     # True, False, or None: no known answer
+    task_accuracy(solved, sessions).custom_minus_none
+
+A test that finds no difference is no evidence of equality: with few responses it never finds one.
+So the null hypothesis is a difference as large as the margin, and two one-sided tests at 5 % must
+reject it from above and from below (TOST: Schuirmann 1987). Both do exactly when the 90 % interval
+lies inside the margins.
+
+Differences are +1 (solved with speculation only), -1 (without only) or 0. Where all are 0 a
+bootstrap or a plain Wald interval has no width, however few they are. So half a response of each
+kind is added (Agresti and Min 2005), here to the variance over sessions.
 """
 
 import importlib
+import math
 import sys
 import traceback
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+from numpy.typing import ArrayLike
+from scipy.stats import norm
+
 from outrider.common.errors import OutriderError
 from outrider.eval.config import EvalConfig
-from outrider.eval.lossless.answers import Task, answer_check
+from outrider.eval.lossless.answers import TaskCheck, answer_check
+from outrider.eval.results.parts import Variant
+from outrider.eval.results.verification import Equivalence, Task
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -21,15 +38,18 @@ if TYPE_CHECKING:
 TRIED = 32
 """Logged responses on which the check is tried before training."""
 
+Z = float(norm.isf(0.05))
+"""Of each one-sided test at 5 %."""
 
-def task_of(evaluation: EvalConfig) -> Task | None:
+
+def task_of(evaluation: EvalConfig) -> TaskCheck | None:
     """The check that `eval.task` or `eval.answers` names; None where neither is set."""
     if evaluation.answers is not None:
         return answer_check(Path(evaluation.answers))
     return None if evaluation.task is None else load_task(evaluation.task)
 
 
-def load_task(name: str) -> Task:
+def load_task(name: str) -> TaskCheck:
     """The function that `eval.task` names."""
     module_name, colon, function_name = name.partition(":")
     if not colon:
@@ -115,3 +135,46 @@ def try_task(
             " are longer, and such ones are checked without their end; raise it"
         )
     return advice
+
+
+def task_accuracy(solved: Mapping[Variant, list[bool]], sessions: Sequence[str]) -> Task:
+    """Solved tasks per variant, and custom minus none, paired by prompt."""
+    counts = {variant: sum(marks) for variant, marks in solved.items()}
+    differences = np.array(solved["custom"], float) - np.array(solved["none"], float)
+    return Task(**counts, custom_minus_none=equivalence(differences, sessions))
+
+
+def equivalence(differences: ArrayLike, clusters: Sequence[str]) -> Equivalence:
+    """The mean difference with its 90 % interval over clusters."""
+    difference_N = np.asarray(differences, np.float64)
+    n, value = len(difference_N), float(difference_N.mean())
+    _, cluster_N = np.unique(np.asarray(clusters), return_inverse=True)
+    spread = float((np.bincount(cluster_N, difference_N - value) ** 2).sum())
+    margin = Z * _error(spread, n)
+    return Equivalence(
+        value=value,
+        low=value - margin,
+        high=value + margin,
+        variance=spread / n,
+        observations=n,
+        clusters=int(cluster_N.max()) + 1,
+    )
+
+
+def responses_needed(variance: float, margin: float) -> int:
+    """Least number of responses whose interval around 0 lies inside the margins.
+
+    `variance` is what each response adds to the sum of squares.
+    """
+    # Z sqrt(v n + 1) < margin (n + 2), a quadratic in n.
+    ratio = (margin / Z) ** 2
+    linear, constant = 4 * ratio - variance, 4 * ratio - 1
+    root = (-linear + math.sqrt(max(0.0, linear**2 - 4 * ratio * constant))) / (2 * ratio)
+    needed = max(1, math.floor(root))
+    while Z * _error(variance * needed, needed) >= margin:
+        needed += 1
+    return needed
+
+
+def _error(spread: float, n: int) -> float:
+    return math.sqrt(spread + 1) / (n + 2)

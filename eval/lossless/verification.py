@@ -24,18 +24,13 @@ from outrider.common.errors import OutriderError
 from outrider.eval.bench.prompts import Prompt
 from outrider.eval.config import EvalConfig
 from outrider.eval.context import EvaluationContext
-from outrider.eval.lossless.greedy_match import (
-    compare_greedy,
-    excess,
-    task_accuracy,
-    text_statistics,
-)
-from outrider.eval.lossless.outputs import REGIMES, Outputs, Recorded, Regime
-from outrider.eval.lossless.task_accuracy import raised_at, response_text, task_of
+from outrider.eval.lossless.greedy_match import compare_greedy, excess, text_statistics
+from outrider.eval.lossless.outputs import REGIMES, Outputs, Recorded
+from outrider.eval.lossless.task_accuracy import raised_at, response_text, task_accuracy, task_of
 from outrider.eval.lossless.token_frequency_test import same_text
-from outrider.eval.replay.draft_parity import Recording, by_engine, compare_each, record_each
+from outrider.eval.replay.draft_parity import Recording, by_engine, draft_parity, record_each
 from outrider.eval.replay.replay import StatesByToken, replay
-from outrider.eval.results.parts import DRAFTERS, VARIANTS, Drafter, Drafters, Variant, Variants
+from outrider.eval.results.parts import DRAFTERS, VARIANTS, Drafters, Variant, Variants
 from outrider.eval.results.verification import (
     EngineFindings,
     Excess,
@@ -107,40 +102,37 @@ def ask_engine(
         with context.backends.engine(context.target, eager) as engine:
             capture_ids(engine, rows, scratch)
         return FeatureStore.open(scratch), None
-    parity, target_dir = context.settings.parity, context.target.directory()
-    directories = {str(name): context.directories[name] for name in reversed(DRAFTERS)}
+    parity, target_dir = context.parity, context.target.directory()
+    directories: dict[str, Path] = {name: context.directories[name] for name in reversed(DRAFTERS)}
     asked = [prompt.token_ids for prompt in prompts[: parity.prompts]]
-    reads = {str(name): context.speculators[name].features(target_dir) for name in DRAFTERS}
+    reads = {name: context.speculators[name].features(target_dir) for name in DRAFTERS}
     wanted = FeatureSpec.union(reads.values())
-    recordings: dict[str, Recording] = {}
-    groups = by_engine(directories)
-    capturing = [
-        group for group in groups if set(wanted.auxiliary) <= set(reads[next(iter(group))].streams)
-    ]
-    if not capturing:
+    captured, recordings = False, dict[str, Recording]()
+    for group in by_engine(directories):
+        first, directory = next(iter(group.items()))
+        with context.backends.engine(
+            context.target, eager, directory, context.depth, extension=DRAFT_EXTENSION
+        ) as engine:
+            if not captured and set(wanted.auxiliary) <= set(reads[first].streams):
+                capture_ids(engine, rows, scratch, features=wanted)
+                captured = True
+            recordings |= record_each(engine, group, target_dir, asked, parity)
+    if not captured:
         with context.backends.engine(context.target, eager) as engine:
             capture_ids(engine, rows, scratch, features=wanted)
-    for group in groups:
-        with context.backends.engine(
-            context.target,
-            eager,
-            next(iter(group.values())),
+    compared = {
+        name: in_child(
+            draft_parity,
+            recordings[name],
+            directories[name],
+            target_dir,
             context.depth,
-            extension=DRAFT_EXTENSION,
-        ) as engine:
-            if capturing and group is capturing[0]:
-                capture_ids(engine, rows, scratch, features=wanted)
-            recordings |= record_each(engine, group, target_dir, asked, parity)
-    compared = in_child(
-        compare_each,
-        {name: recordings[name] for name in DRAFTERS},
-        directories,
-        context.target,
-        context.depth,
-        parity,
-        context.settings.replay_dtype,
-    )
-    return FeatureStore.open(scratch), Drafters[Parity].model_validate(compared)
+            parity,
+            context.settings.replay_dtype,
+        )
+        for name in DRAFTERS
+    }
+    return FeatureStore.open(scratch), Drafters[Parity](**compared)
 
 
 def findings(
@@ -155,92 +147,41 @@ def findings(
     target_dir = context.target.directory()
     scores = TargetScores(target_dir, store, context.settings.replay_dtype)
     near_tie_nats = context.settings.gate.near_tie_nats
-    greedy = Drafters[Greedy](
-        base=_greedy(outputs, "base", prompts, scores, near_tie_nats),
-        custom=_greedy(outputs, "custom", prompts, scores, near_tie_nats),
-    )
     temperature = outputs.samplings["sampled"].temperature
-    counted = {
-        drafter: greedy_acceptance_length(outputs.greedy.of(drafter)) for drafter in DRAFTERS
-    }
+
+    def against_none(recorded: Recorded) -> Greedy:
+        """Responses to the first prompts against the greedy ones without speculation."""
+        without = outputs.greedy.none.token_ids[: len(recorded.token_ids)]
+
+        def gap(response: int, index: int, token: int, other: int) -> float:
+            return scores.gap(prompts[response], without[response], index, token, other)
+
+        return compare_greedy(without, recorded.token_ids, gap, near_tie_nats)
+
+    def sampled_text(recorded: Recorded) -> SampledText:
+        return text_statistics(
+            [
+                scores.logprobs(prompt, ids, temperature)
+                for prompt, ids in zip(prompts, recorded.token_ids, strict=True)
+            ]
+        )
+
+    greedy = {drafter: against_none(outputs.greedy.of(drafter)) for drafter in DRAFTERS}
+    control = against_none(outputs.control)
+    added = {drafter: excess(own, control) for drafter, own in greedy.items()}
+    sampled = {variant: sampled_text(outputs.sampled.of(variant)) for variant in VARIANTS}
+    counted = {drafter: outputs.greedy.of(drafter).acceptance_length for drafter in DRAFTERS}
     return EngineFindings(
-        greedy=greedy,
-        control=_control(outputs, greedy, prompts, scores, near_tie_nats),
+        greedy=Drafters[Greedy](**greedy),
+        control=GreedyControl(greedy=control, excess=Drafters[Excess](**added)),
         greedy_acceptance_length=Drafters[float | None](**counted),
-        sampled_text=Variants[SampledText](
-            none=_sampled_text(outputs.sampled.none, prompts, scores, temperature),
-            base=_sampled_text(outputs.sampled.base, prompts, scores, temperature),
-            custom=_sampled_text(outputs.sampled.custom, prompts, scores, temperature),
-        ),
+        sampled_text=Variants[SampledText](**sampled),
         parity=parity,
         replay_vs_engine=(
             replay_against_engine(context, k, prompts, outputs, store)
             if context.can_replay
             else None
         ),
-    )
-
-
-def greedy_acceptance_length(recorded: Recorded) -> float | None:
-    """1 + accepted / drafts of a pass; None without drafts."""
-    counters = recorded.counters
-    return 1 + counters.accepted_tokens / counters.drafts if counters.drafts else None
-
-
-def _greedy(
-    outputs: Outputs,
-    drafter: Drafter,
-    prompts: Sequence[Prompt],
-    scores: "TargetScores",
-    near_tie_nats: float,
-) -> Greedy:
-    answered = outputs.greedy.of(drafter).token_ids
-    return _against_none(outputs, answered, prompts, scores, near_tie_nats)
-
-
-def _control(
-    outputs: Outputs,
-    greedy: Drafters[Greedy],
-    prompts: Sequence[Prompt],
-    scores: "TargetScores",
-    near_tie_nats: float,
-) -> GreedyControl:
-    """No speculation against itself in other batches, and what speculation adds."""
-    repeated = outputs.control.token_ids
-    control = _against_none(outputs, repeated, prompts, scores, near_tie_nats)
-    return GreedyControl(
-        greedy=control,
-        excess=Drafters[Excess](
-            base=excess(greedy.base, control),
-            custom=excess(greedy.custom, control),
-        ),
-    )
-
-
-def _against_none(
-    outputs: Outputs,
-    answered: Sequence[Sequence[int]],
-    prompts: Sequence[Prompt],
-    scores: "TargetScores",
-    near_tie_nats: float,
-) -> Greedy:
-    """Responses to the first prompts against the greedy ones without speculation."""
-    without = outputs.greedy.none.token_ids[: len(answered)]
-
-    def gap(response: int, index: int, token: int, other: int) -> float:
-        return scores.gap(prompts[response], without[response], index, token, other)
-
-    return compare_greedy(without, answered, gap, near_tie_nats)
-
-
-def _sampled_text(
-    recorded: Recorded, prompts: Sequence[Prompt], scores: "TargetScores", temperature: float
-) -> SampledText:
-    return text_statistics(
-        [
-            scores.logprobs(prompt, ids, temperature)
-            for prompt, ids in zip(prompts, recorded.token_ids, strict=True)
-        ]
     )
 
 
@@ -374,17 +315,30 @@ def replay_against_engine(
 ) -> ReplayAgainstEngine:
     """Steps predicted by exact replay against those the engine counted, for the same responses."""
 
-    def together(drafter: Drafter) -> float:
-        steps = [
-            _predicted_and_counted(context, k, prompts, outputs, regime, drafter, store)
-            for regime in REGIMES
-        ]
-        predicted, counted = np.sum(steps, axis=0)
-        return float(predicted / counted - 1)
-
-    return ReplayAgainstEngine(
-        base=together("base"), custom=together("custom"), control=_steps_again(outputs)
-    )
+    differences = {}
+    for drafter in DRAFTERS:
+        predicted = counted = 0.0
+        for regime in REGIMES:
+            recorded = outputs.of(regime).of(drafter)
+            rows = [
+                {"sequence_id": row_id(prompt, ids), "session": prompt.session}
+                for prompt, ids in zip(prompts, recorded.token_ids, strict=True)
+            ]
+            sums = in_child(
+                replay,
+                context.directories[drafter],
+                context.target.directory(),
+                store,
+                rows,
+                k.of(drafter),
+                context.serving.draft_sample_method,
+                outputs.samplings[regime],
+                context.settings.replay_dtype,
+            )
+            predicted += float(sums.steps_RK[:, k.of(drafter) - 1].sum())
+            counted += recorded.counters.drafts
+        differences[drafter] = predicted / counted - 1
+    return ReplayAgainstEngine(**differences, control=_steps_again(outputs))
 
 
 def _steps_again(outputs: Outputs) -> float:
@@ -396,32 +350,3 @@ def _steps_again(outputs: Outputs) -> float:
             before += first.counted[index].drafts
             after += again.counted[index].drafts
     return abs(after / before - 1) if before else 0.0
-
-
-def _predicted_and_counted(
-    context: EvaluationContext,
-    k: Drafters[int],
-    prompts: Sequence[Prompt],
-    outputs: Outputs,
-    regime: Regime,
-    drafter: Drafter,
-    store: StatesByToken,
-) -> tuple[float, int]:
-    """Predicted and counted steps of one speculator; the engine's steps are its drafts."""
-    recorded, own_k = outputs.of(regime).of(drafter), k.of(drafter)
-    rows: list[dict[str, str]] = [
-        {"sequence_id": row_id(prompt, ids), "session": prompt.session}
-        for prompt, ids in zip(prompts, recorded.token_ids, strict=True)
-    ]
-    sums = in_child(
-        replay,
-        context.directories[drafter],
-        context.target.directory(),
-        store,
-        rows,
-        own_k,
-        context.serving.draft_sample_method,
-        outputs.samplings[regime],
-        context.settings.replay_dtype,
-    )
-    return float(sums.steps_RK[:, own_k - 1].sum()), recorded.counters.drafts

@@ -12,7 +12,7 @@ import shutil
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich import box
 from rich.table import Table
@@ -20,15 +20,20 @@ from rich.table import Table
 from outrider.common.child_process import in_child
 from outrider.data.on_policy.causes import judge
 from outrider.data.on_policy.evidence import Evidence
+from outrider.eval.config import EvalConfig
 from outrider.eval.context import EvaluationContext
 from outrider.eval.replay.cluster_replay import cluster_replay
 from outrider.eval.replay.replay import ReplaySums, compare, replay
 from outrider.eval.replay.slices import by_prompt_length, sliced
-from outrider.eval.replay.weight_interpolation import sweep
-from outrider.eval.report.formatting import number
+from outrider.eval.report.formatting import interval
 from outrider.eval.results.acceptance import Mixture, OnPolicy, Replay, Slice
-from outrider.eval.results.parts import DRAFTERS, ClusteredEstimate, Drafter, Drafters
+from outrider.eval.results.parts import DRAFTERS, Drafter, Drafters
 from outrider.speculators.checkpoints.interpolate import interpolate
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+    from outrider.data.features.feature_store import FeatureStore
 
 Replays = dict[Drafter, ReplaySums]
 
@@ -77,7 +82,7 @@ def _replay_part(
         context.say(f"exact replay, {part}, {name}: {len(ids)} sequences in {seconds:.0f} s")
         return {"sums": sums.as_dict(), "seconds": seconds}
 
-    return ReplaySums.from_dict(context.cache.run(f"replay_{part}_{name}", work)["sums"])
+    return ReplaySums.from_dict(context.kept(f"replay_{part}_{name}").run(work)["sums"])
 
 
 def _replay(
@@ -116,8 +121,8 @@ def print_first_result(context: EvaluationContext, heldout: Replays) -> None:
     for column in ("k", "base", "custom", "custom / base"):
         table.add_column(column, justify="right", no_wrap=True)
     for k in range(1, context.depth + 1):
-        found = _compared(base, heldout["custom"], k)
-        cells = (_three_decimals(found[name]) for name in ("base", "custom", "ratio"))
+        found = compare(base, heldout["custom"], k)
+        cells = (interval(found[name], 3) for name in ("base", "custom", "ratio"))
         table.add_row(f"{k} (eval.k)" if k == context.settings.k else str(k), *cells)
     context.console.print(table)
 
@@ -126,7 +131,7 @@ def replay_figures(replays: Replays, k: Drafters[int]) -> Replay:
     """The report's figures of exact replay: lengths at custom's k, positions at each one's own."""
     base, custom = replays["base"], replays["custom"]
     return Replay(
-        **_compared(base, custom, k.custom),
+        **compare(base, custom, k.custom),
         by_k=Drafters[list[float]](
             base=base.acceptance_length(), custom=custom.acceptance_length()
         ),
@@ -167,38 +172,57 @@ def replay_mixtures(
         return _replay_part(context, part, name, mixed)
 
     try:
-        validation = replay_drafters(context, "validation")
-        rows = sweep(context.settings, k, validation, bases, replay_mixture)
+        return sweep(
+            context.settings, k, replay_drafters(context, "validation"), bases, replay_mixture
+        )
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    return [Mixture.model_validate(row) for row in rows]
 
 
-def heldout_on_policy(context: EvaluationContext, heldout: Any) -> OnPolicy | None:
-    """Whether the held-out part is on-policy; None where capture kept no evidence.
+def sweep(
+    evaluation: EvalConfig,
+    k: int,
+    validation: Replays,
+    measured: Mapping[str, ReplaySums],
+    replay_mixture: Callable[[float, str], ReplaySums],
+) -> list[Mixture]:
+    """A row for each share of `eval.interpolation`, with its ratio to the base by part.
+
+    Every share is replayed on the validation part. The one with the largest acceptance length
+    there, if that is larger than custom's own, is chosen, and only that one is measured on the
+    parts of `measured`: the largest of several figures of one part is too large by chance, and
+    would no longer be a measurement of it. To ship an average, publish it with
+    `speculators.checkpoints.interpolate` and evaluate it with `evaluate-speculator --speculator`.
+    """
+    rows, lengths = [], {1.0: validation["custom"].acceptance_length()[k - 1]}
+    for share in evaluation.interpolation:
+        mixture = replay_mixture(share, "validation")
+        lengths[share] = mixture.acceptance_length()[k - 1]
+        rows.append(
+            Mixture(share=share, validation=compare(validation["base"], mixture, k)["ratio"])
+        )
+    chosen = max(lengths, key=lambda share: lengths[share])
+    return [
+        row.model_copy(
+            update={
+                part: compare(base, replay_mixture(chosen, part), k)["ratio"]
+                for part, base in measured.items()
+                if row.share == chosen
+            }
+        )
+        for row in rows
+    ]
+
+
+def on_policy(store: "FeatureStore", heldout: "Dataset") -> OnPolicy | None:
+    """Whether these rows are on-policy; None where capture kept no evidence.
 
     Capture sets single off-policy sequences aside. The rest can still be off-policy as a whole, for
     example where every prompt was rendered by another template. Replay and the verification pass
     then both measure prompts that the endpoint never reads.
     """
-    return on_policy(context.feature_store, heldout)
-
-
-def on_policy(store: Any, heldout: Any) -> OnPolicy | None:
-    """The verdict of data/on_policy/causes.py on these rows."""
     if not store.score_columns:
         return None
     evidence = Evidence.of(store, heldout)
     found = judge(evidence)
     return OnPolicy(cause=found.cause, text=found.text, sequences=len(evidence))
-
-
-def _compared(base: ReplaySums, custom: ReplaySums, k: int) -> dict[str, ClusteredEstimate]:
-    found = compare(base, custom, k)
-    return {name: ClusteredEstimate.of(estimate) for name, estimate in found.items()}
-
-
-def _three_decimals(estimate: ClusteredEstimate) -> str:
-    if estimate.low is None or estimate.high is None:
-        return number(estimate.value)
-    return f"{number(estimate.value)} [{number(estimate.low)}, {number(estimate.high)}]"

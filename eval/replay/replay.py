@@ -21,7 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider.common.errors import OutriderError
-from outrider.eval.stats.clusters import ClusteredEstimate, clustered
+from outrider.eval.results.parts import ClusteredEstimate
+from outrider.eval.stats.clusters import clustered
 from outrider.serving.client import Sampling
 from outrider.speculators.features import SequenceStates
 from outrider.speculators.kinds import trainable_kind_of
@@ -91,6 +92,33 @@ class ReplaySums:
         offered_K = self.offered_RKK[:, k - 1, :k].sum(axis=0)
         shares_K = np.divide(accepted_K, offered_K, out=np.zeros(k), where=offered_K > 0)
         return [float(share) for share in shares_K]
+
+    @classmethod
+    def joined(cls, parts: Sequence["ReplaySums"]) -> "ReplaySums":
+        """The responses of all parts, in order; the parts have the same depth and regions."""
+        return cls(
+            sequence_ids=[name for part in parts for name in part.sequence_ids],
+            sessions=[name for part in parts for name in part.sessions],
+            **{name: np.concatenate([getattr(part, name) for part in parts]) for name in ARRAYS},
+            regions=parts[0].regions,
+        )
+
+    def selected(
+        self, ids: Sequence[str], sessions: Mapping[str, str] | None = None
+    ) -> "ReplaySums":
+        """The responses of `ids` in that order; those that were not replayed are left out.
+
+        Replay leaves out responses of one token. `sessions` renames sessions, by id.
+        """
+        place = {name: row for row, name in enumerate(self.sequence_ids)}
+        kept = [name for name in ids if name in place]
+        rows = [place[name] for name in kept]
+        return ReplaySums(
+            sequence_ids=kept,
+            sessions=[(sessions or {}).get(name, self.sessions[place[name]]) for name in kept],
+            **{name: getattr(self, name)[rows] for name in ARRAYS},
+            regions=self.regions,
+        )
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON; counts to six decimals."""

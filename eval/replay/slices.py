@@ -82,7 +82,7 @@ def _of_regions(base: ReplaySums, custom: ReplaySums, k: int) -> Iterator[SliceS
 
 def _slice(name: str, sums_NM: NDArray[Any], sessions: Sequence[str]) -> Slice:
     def estimate(statistic: Statistic) -> ClusteredEstimate:
-        return ClusteredEstimate.of(clustered(sums_NM, sessions, statistic))
+        return clustered(sums_NM, sessions, statistic)
 
     return Slice(
         name=name,

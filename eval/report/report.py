@@ -108,9 +108,11 @@ def contents(report: Report, metrics: Metrics) -> dict[str, Any]:
         "acceptance_figures": acceptance,
         "k_reasons": k_reasons(report.choice),
         "drafts_head": [
-            f"k = {k}" for k in range(1, 1 + (len(replay.by_k.custom) if replay else 0))
+            f"k = {k}"
+            for k in range(
+                0 if report.by_batch_size else 1, 1 + (len(replay.by_k.custom) if replay else 0)
+            )
         ],
-        "served_head": [f"served / none, {mode}" for mode in report.served],
         "facts": facts(traffic) if traffic else [],
         "on_policy_lines": two_lines(on_policy) if on_policy else [],
         "on_policy_groups": groups_of(on_policy) if on_policy else [],
@@ -143,13 +145,9 @@ def slower_than_none(results: Results) -> list[str]:
 
 
 def k_reasons(choice: Choice) -> list[str]:
-    """Why each speculator drafts its K, and K by batch size; empty where K was not chosen."""
+    """K by batch size, for each speculator; empty where not both were timed."""
     lines = []
     for drafter in DRAFTERS:
-        if choice.undecided:
-            others = " and ".join(map(str, choice.undecided.of(drafter)))
-            decided = f"not decided against {others}" if others else "decided"
-            lines.append(f"{drafter}: K = {choice.k.of(drafter)}, {decided}")
         rows = choice.k_per_batch_size.of(drafter) if choice.k_per_batch_size else None
         if rows:
             ranges = (f"{first}-{last}: {k}" for first, last, k in rows)

@@ -63,10 +63,9 @@ class CountedDrafter(Part):
     """What vLLM counted for one speculator, pooled over passes."""
 
     acceptance_length: float
-    """1 + accepted / drafts, including drafts past the end of responses; where exact replay is not
-    measured, delivered tokens / steps"""
+    """Tokens after each response's first over steps"""
     steps: int
-    """Number of steps with drafts; where exact replay is not measured, of all steps"""
+    """Number of steps, with or without drafts"""
     cumulative: list[float]
     """By position j: share of the steps whose drafts 1..j were all accepted"""
 

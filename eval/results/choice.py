@@ -1,9 +1,8 @@
 """Models of what is chosen on the validation part: K, and the kind of drafter."""
 
-from outrider.eval.results.parts import ClusteredEstimate, Drafter, Drafters, Estimate, Part
+from pydantic import Field
 
-FINALISTS = 2
-"""Kinds that are served."""
+from outrider.eval.results.parts import ClusteredEstimate, Drafter, Drafters, Part
 
 
 class Choice(Part):
@@ -11,18 +10,12 @@ class Choice(Part):
 
     k: Drafters[int]
     """Drafted tokens per step"""
-    undecided: Drafters[tuple[int, ...]] | None = None
-    """Other k that the timed steps could not tell from it: smaller ones over which none is shown to
-    gain 1 %, larger ones that are not shown not to. Null where k was not chosen"""
-    k_per_batch_size: Drafters[list[tuple[int, int, int]] | None] | None = None
-    """[first batch size, last, best k]; null where the recipe sets k"""
+    k_per_batch_size: Drafters[list[tuple[int, int, int]]] | None = None
+    """[first batch size, last, best k]; null where not both were timed"""
     acceptance_length: Drafters[list[float] | None] | None = None
     """On the validation part, for k = 1..depth; null where exact replay is not measured"""
-    step_ms: dict[Drafter, dict[str, list[float]]] | None = None
-    """Whose engine -> batch size -> milliseconds per step for k = 0..depth; k = 0 is the target
-    alone. Of custom, and of base where it has an engine of its own. Null where nothing was timed"""
-    rounds: dict[str, int] | None = None
-    """Batch size -> number of timed rounds; null where nothing was timed"""
+    step_ms: dict[Drafter, dict[str, dict[int, float]]] = Field(default_factory=dict)
+    """Whose steps -> batch size -> k -> milliseconds per step; empty where nothing was timed"""
     source: str
     """Where the times come from"""
     sequences: int
@@ -38,8 +31,8 @@ class KindFacts(Part):
     """Time of its training, the check of its warm start included"""
 
 
-class KindForecast(Part):
-    """A trained kind, from exact replay of the validation part and timed steps of its server."""
+class KindSpeed(Part):
+    """A trained kind: acceptance by exact replay over the time of its steps."""
 
     kind: str
     """The value of speculator.kind"""
@@ -53,43 +46,17 @@ class KindForecast(Part):
     """Cost and size"""
 
     def tokens_per_s(self, concurrency: str) -> float:
-        """The forecast: concurrency x acceptance length over the time of a step."""
+        """Concurrency x acceptance length over the time of a step."""
         return 1000 * int(concurrency) * self.acceptance_length.value / self.step_ms[concurrency]
 
 
 class KindChoice(Part):
-    """Result of the stage choose_kind: which kinds are served, chosen on the validation part."""
+    """Result of the stage choose_kind: the kind that is evaluated, chosen on validation."""
 
-    kinds: list[KindForecast]
-    """Every trained kind, the fastest by forecast first"""
+    kinds: list[KindSpeed]
+    """Every trained kind, the fastest at the main concurrency first"""
 
     @property
-    def finalists(self) -> list[str]:
-        """Kinds that are served."""
-        return [each.kind for each in self.kinds[:FINALISTS]]
-
-    def of(self, kind: str) -> KindForecast:
-        """The forecast of that kind."""
-        return next(each for each in self.kinds if each.kind == kind)
-
-
-class KindServed(Part):
-    """A kind that was served against base and none, in its own evaluation."""
-
-    verdict: str
-    """Verdict of that evaluation"""
-    over_none: dict[str, dict[str, Estimate]]
-    """Engine mode -> concurrency -> its ratio of tokens/s to no speculation"""
-
-
-class Kinds(Part):
-    """Which of several kinds this evaluation is of, and why."""
-
-    choice: KindChoice
-    """The forecast for every kind"""
-    served: dict[str, KindServed]
-    """Kind -> what was measured of it; kinds that were not served are left out"""
-    chosen: str
-    """The kind of the custom speculator"""
-    reason: str
-    """Why, in a sentence"""
+    def chosen(self) -> str:
+        """The fastest kind."""
+        return self.kinds[0].kind

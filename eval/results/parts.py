@@ -4,8 +4,7 @@ from typing import Generic, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from outrider.eval.stats import clusters as cluster_statistics
-from outrider.eval.stats import intervals
+from outrider.common.jackknife import LEAST_SESSIONS
 
 T = TypeVar("T")
 
@@ -50,11 +49,6 @@ class Estimate(Part):
     clusters: int | None = None
     """Timed blocks or pairs of requests that the interval rests on"""
 
-    @classmethod
-    def of(cls, estimate: intervals.Estimate) -> "Estimate":
-        """The report's form of an estimate of eval/stats."""
-        return cls(**estimate.as_dict())
-
 
 class ClusteredEstimate(Part):
     """A figure over sessions; its interval is null where they are few."""
@@ -70,18 +64,12 @@ class ClusteredEstimate(Part):
     clusters: int
     """Number of sessions"""
 
-    @classmethod
-    def of(cls, estimate: cluster_statistics.ClusteredEstimate) -> "ClusteredEstimate":
-        """The report's form of an estimate of eval/stats."""
-        return cls(**estimate.as_dict())
-
     def undecided(self, units: str) -> str | None:
         """Why there is no interval, where there is none; `units` names the clusters."""
         if self.low is not None:
             return None
-        least = cluster_statistics.LEAST_CLUSTERS
-        if self.clusters < least:
-            return f"undecided: {self.clusters} {units}, at least {least} needed"
+        if self.clusters < LEAST_SESSIONS:
+            return f"undecided: {self.clusters} {units}, at least {LEAST_SESSIONS} needed"
         return f"undecided: one of {self.clusters} {units} holds all tokens"
 
 

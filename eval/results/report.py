@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from outrider.common.errors import OutriderError
 from outrider.common.files import read_json, write_json
 from outrider.eval.results.acceptance import Counted, Mixture, OnPolicy, Replay, Slice
-from outrider.eval.results.choice import Choice, Kinds
+from outrider.eval.results.choice import Choice, KindChoice
 from outrider.eval.results.parts import DOCUMENTED, ClusteredEstimate, Drafters, Part, k_list
 from outrider.eval.results.speed import Cost, RateRow, Scenario, Served
 from outrider.eval.results.verification import Verification
@@ -193,7 +193,7 @@ class Results(Findings):
     """Engine mode -> concurrency -> money; null without eval.cost"""
     verdict: Verdict
     """The verdict"""
-    kinds: Kinds | None = None
+    kinds: KindChoice | None = None
     """The choice of the speculator's kind; null where the recipe names one kind"""
 
     @classmethod

@@ -56,11 +56,10 @@ class SpeedRow(Ratios, Variants[Block]):
     current: OtherBase | None = None
     """Base at eval.current_k; null without it, and where that is base's own K"""
     better: bool = False
-    """Whether custom is shown to be faster than base. At concurrencies other than the main one
-    Holm's correction holds the error probability of all these claims together at 5 %"""
-    drafts: Drafters[float] | None = None
-    """Drafts per request in steps that decode as many requests as the concurrency, as the engine
-    recorded them; null where there is no such step"""
+    """Whether custom is shown to be faster than base. At concurrencies other than the main one the
+    error probability of all these claims together is 5 % (Bonferroni)"""
+    drafting: Drafters[float]
+    """Share of the steps that verified drafts, by vLLM's counters"""
 
 
 class Served(Part):

@@ -30,6 +30,11 @@ class Parity(Part):
     control: ParityControl | None = None
     """The engine against itself; null where no text was the same"""
 
+    @property
+    def drafts(self) -> int:
+        """Number of drafts compared."""
+        return self.steps * len(self.per_depth)
+
 
 class Difference(Part):
     """The first token in which two greedy responses differ."""

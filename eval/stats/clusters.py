@@ -15,48 +15,27 @@ and of unequal size: with a true ratio of 1 and log-normal sizes, percentiles of
 are wholly above 1 in 25 % of cases with 2 sessions, 10 % with 5 and 5 % with 30, and Student's t
 with G - 1 degrees of freedom in 4 to 5 %. So the degrees of freedom follow from the sizes (Bell and
 McCaffrey, Survey Methodology 28, 2002): G - 1 for equal sessions, few where a few sessions hold
-most tokens. The low end is then above the truth in at most 3 % of cases from LEAST_CLUSTERS
+most tokens. The low end is then above the truth in at most 3 % of cases from LEAST_SESSIONS
 sessions on (tests/eval/stats/test_clusters.py). With fewer, no interval is given.
 
 Shapes: N observations, M sums carried together, G clusters.
 """
 
+import math
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider.common.jackknife import degrees_of_freedom
-from outrider.common.sample_size import LEAST_SESSIONS
+from outrider.common.jackknife import LEAST_SESSIONS, degrees_of_freedom
+from outrider.eval.results.parts import ClusteredEstimate
 from outrider.eval.stats.intervals import LEVEL
-
-LEAST_CLUSTERS = LEAST_SESSIONS
-"""Fewest sessions that an interval is given for. The variance of fewer has
-so few degrees of freedom that the interval would decide nothing."""
 
 Array = NDArray[np.float64]
 
 Statistic = Callable[[Array], Any]
 """A positive function of pooled sums: [..., M] -> [...]."""
-
-
-@dataclass(frozen=True)
-class ClusteredEstimate:
-    """A figure of pooled sums and its 95 % interval over clusters."""
-
-    value: float
-    low: float | None
-    """None with fewer than LEAST_CLUSTERS clusters, or where one cluster holds everything."""
-    high: float | None
-    observations: int
-    clusters: int
-    """Independent units that the interval rests on."""
-
-    def as_dict(self) -> dict[str, Any]:
-        """The fields, for JSON."""
-        return asdict(self)
 
 
 def clustered(
@@ -71,12 +50,15 @@ def clustered(
     low, high = None, None
     with np.errstate(divide="ignore", invalid="ignore"):
         value = float(statistic(sums_GM.sum(axis=0)))
-        if count >= LEAST_CLUSTERS:
+        if count >= LEAST_SESSIONS:
             without_G = np.log(statistic(sums_GM.sum(axis=0) - sums_GM))
             if np.isfinite(without_G).all() and value > 0:
-                margin = jackknife_margin(without_G[None], _shares(sums_GM)[None], level)
-                low, high = value / float(np.exp(margin[0])), value * float(np.exp(margin[0]))
-    return ClusteredEstimate(value, low, high, len(sums_NM), count)
+                share_G = (sums_GM / sums_GM.sum(axis=0)).mean(axis=1)
+                margin = float(jackknife_margin(without_G[None], share_G[None], level)[0])
+                low, high = value * math.exp(-margin), value * math.exp(margin)
+    return ClusteredEstimate(
+        value=value, low=low, high=high, observations=len(sums_NM), clusters=count
+    )
 
 
 def jackknife_margin(without_RG: Array, share_RG: Array, level: float = LEVEL) -> Array:
@@ -92,9 +74,3 @@ def jackknife_margin(without_RG: Array, share_RG: Array, level: float = LEVEL) -
     quantile_R = t.ppf((1 + level) / 2, degrees_of_freedom(share_RG))
     margin: Array = quantile_R * np.sqrt(variance_R)
     return margin
-
-
-def _shares(sums_GM: Array) -> Array:
-    """Each cluster's share of the sums, averaged over the sums."""
-    shares: Array = (sums_GM / sums_GM.sum(axis=0)).mean(axis=1)
-    return shares

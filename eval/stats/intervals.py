@@ -1,42 +1,14 @@
 """What all intervals share: the estimate, the level, percentiles, and Wilson's interval of a share.
 
-share_interval(24, 24)      # [0.86, 1.0]
+share_interval(24, 24)      # (0.86, 1.0)
 """
 
 import math
-from dataclasses import asdict, dataclass
-from typing import Any, Protocol
 
 import numpy as np
 
 LEVEL = 0.95
 """Confidence level of every interval that is reported."""
-
-
-class Interval(Protocol):
-    """Anything with a lower and an upper end."""
-
-    @property
-    def low(self) -> float: ...
-
-    @property
-    def high(self) -> float: ...
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """A figure and its 95 % interval."""
-
-    value: float
-    low: float
-    high: float
-    observations: int
-    clusters: int
-    """Independent units that the interval rests on."""
-
-    def as_dict(self) -> dict[str, Any]:
-        """The fields, for JSON."""
-        return asdict(self)
 
 
 def units_needed(value: float, low: float, high: float, threshold: float, units: int) -> float:
@@ -55,7 +27,7 @@ def percentile_interval(drawn_S: np.ndarray, level: float = LEVEL) -> tuple[floa
     return float(low), float(high)
 
 
-def share_interval(successes: int, trials: int) -> list[float]:
+def share_interval(successes: int, trials: int) -> tuple[float, float]:
     """Wilson's interval of a share.
 
     Near 0 and 1 a bootstrap of few trials has no width; Wilson's interval has.
@@ -63,6 +35,6 @@ def share_interval(successes: int, trials: int) -> list[float]:
     from scipy.stats import binomtest
 
     if not trials:
-        return [0.0, 1.0]
+        return 0.0, 1.0
     interval = binomtest(successes, trials).proportion_ci(LEVEL, method="wilson")
-    return [float(interval.low), float(interval.high)]
+    return float(interval.low), float(interval.high)

@@ -27,7 +27,8 @@ of the looks: independent, normal increments, and a stop by nothing but the rule
 from dataclasses import dataclass
 
 from outrider.eval.config import EvalConfig
-from outrider.eval.stats.intervals import LEVEL, Interval
+from outrider.eval.results.parts import Estimate
+from outrider.eval.stats.intervals import LEVEL
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,6 @@ def level_after(repeats: int, settings: EvalConfig) -> float:
     return LEVEL if settings.measure == "full" else looks_of(settings).level(repeats)
 
 
-def decided(estimate: Interval, threshold: float) -> bool:
+def decided(estimate: Estimate, threshold: float) -> bool:
     """Whether the interval shows that the estimate is above the threshold, or that it is not."""
     return estimate.low > threshold or estimate.high <= threshold

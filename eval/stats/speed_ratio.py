@@ -27,7 +27,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from outrider.eval.stats.intervals import LEVEL, Estimate, percentile_interval
+from outrider.eval.results.parts import Estimate
+from outrider.eval.stats.intervals import LEVEL, percentile_interval
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,10 @@ def speed_ratio(
         if variance is not None:
             factor = float(np.exp(variance.margin(len(blocks), level)))
             low, high = min(low, value / factor), max(high, value * factor)
-    return Estimate(value, low, high, sum(map(len, blocks)), len(blocks))
+    observations = sum(map(len, blocks))
+    return Estimate(
+        value=value, low=low, high=high, observations=observations, clusters=len(blocks)
+    )
 
 
 def alternated_ratio(pairs_N4: np.ndarray, level: float = LEVEL) -> Estimate:
@@ -101,7 +105,13 @@ def alternated_ratio(pairs_N4: np.ndarray, level: float = LEVEL) -> Estimate:
     variance = count / (count - 1) * float((deviations_N**2).sum())
     value = float(_ratio(sums_M))
     factor = float(np.exp(_margin(variance, count - 1, level)))
-    return Estimate(value, value / factor, value * factor, count, count)
+    return Estimate(
+        value=value,
+        low=value / factor,
+        high=value * factor,
+        observations=count,
+        clusters=count,
+    )
 
 
 def _margin(variance: float, degrees: int, level: float) -> float:

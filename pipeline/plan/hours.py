@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from outrider.data.ingest.traffic_facts import counted
-from outrider.eval.config import EvalSection
+from outrider.eval.config import STEP_ROUNDS, STEP_TOKENS, EvalConfig
 from outrider.pipeline.plan.traffic import Volume
 from outrider.pipeline.recipe.recipe import Recipe
 from outrider.serving.config import EMBEDDED_TARGETS, EngineConfig
@@ -132,14 +132,13 @@ def stage_seconds(
         "evaluate": evaluated,
         "export": {"engine start": rates.engine_start_s * recipe.export.verify},
     }
-    if len(checkpoint_bytes) > 1:
-        starts = len(checkpoint_bytes) + 1
+    if (starts := len(checkpoint_bytes)) > 1:
         stages["choose_kind"] = {f"{starts} engine starts": starts * rates.engine_start_s}
     return stages
 
 
 def evaluation_seconds(
-    measured: EvalSection, recipe: Recipe, volume: Volume, rates: Rates
+    measured: EvalConfig, recipe: Recipe, volume: Volume, rates: Rates
 ) -> dict[str, float]:
     """Seconds of one evaluation by part."""
     modes, repeats, sizes = len(measured.engine_modes), measured.repeats, measured.concurrency
@@ -149,8 +148,10 @@ def evaluation_seconds(
         measured.block_requests(size) * measured.max_tokens / rates.decoded_per_s(size)
         for size in sizes
     )
-    # Two rounds at every batch size, four times as many requests for the server that drafts.
-    steps = sum(2 * 5 * size * measured.max_tokens / rates.decoded_per_s(size) for size in sizes)
+    numbers = STEP_ROUNDS * recipe.speculator.depth
+    steps = sum(
+        numbers * max(4, 2 * size) * STEP_TOKENS / rates.decoded_per_s(size) for size in sizes
+    )
     by_step = measured.k == "auto"
     # Greedy and sampled for three variants, and the greedy control at half the concurrency.
     seats = recipe.serving.engine.max_num_seqs
@@ -166,15 +167,15 @@ def evaluation_seconds(
         f"verification of {measured.verification_requests} prompts": verified,
     }
     if measured.rates:
-        workloads = len(measured.rates) * max(len(measured.scenarios), 1) * measured.rate_repeats
+        workloads = len(measured.rates) * max(len(measured.scenarios), 1)
         found["open loop"] = modes * workloads * variants * measured.rate_seconds
     return {part: seconds for part, seconds in found.items() if seconds}
 
 
-def engine_starts(measured: EvalSection, engine: EngineConfig, depth: int) -> int:
+def engine_starts(measured: EvalConfig, engine: EngineConfig, depth: int) -> int:
     """Engine starts of an evaluation: two servers per mode, or as they alternate.
 
-    Where one server runs at a time, step timing and verification start both, the first repeat too,
+    Where one server runs at a time, step timing starts one, verification and the first repeat both,
     and every further repeat begins with the server that is up. Where each speculator and number of
     drafts needs a server of its own (`changes_drafters`), K is timed in one for each, and a repeat
     starts all variants.
@@ -182,8 +183,8 @@ def engine_starts(measured: EvalSection, engine: EngineConfig, depth: int) -> in
     modes, restarts = len(measured.engine_modes), measured.starts - 1
     if not engine.changes_drafters:
         variants = 4 + (measured.current_k is not None)
-        timed = 4 * depth if measured.k == "auto" else 0
+        timed = 2 * depth if measured.k == "auto" else 0
         return timed + 3 + modes * variants * (measured.repeats + restarts)
     if measured.side_by_side:
         return 2 * modes + 2 * modes * restarts
-    return 2 * (measured.k == "auto") + 2 + modes * (measured.repeats + 1) + modes * restarts
+    return (measured.k == "auto") + 2 + modes * (measured.repeats + 1) + modes * restarts

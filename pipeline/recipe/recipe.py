@@ -23,7 +23,7 @@ from pydantic import (
 from outrider.common.cluster.config import ClusterConfig
 from outrider.common.redaction import has_credentials
 from outrider.data.config import CaptureConfig, PrivacyConfig, SplitConfig, TrafficConfig
-from outrider.eval.config import EvalConfig, EvalSection, ReportConfig
+from outrider.eval.config import EvalConfig, ReportConfig
 from outrider.serving.config import ServingConfig, ServingSection, TargetConfig
 from outrider.speculators.config import SpeculatorConfig
 from outrider.training.config import TrainingConfig
@@ -134,7 +134,7 @@ class Recipe(BaseModel):
     serving: ServingSection = Field(default_factory=ServingSection)
     """The engine of capture, evaluation and serving."""
 
-    eval: EvalSection = Field(default_factory=EvalSection)
+    eval: EvalConfig = Field(default_factory=EvalConfig)
     """Measurements, and the gate for shipping."""
 
     report: ReportConfig = Field(default_factory=ReportConfig)
@@ -153,10 +153,6 @@ class Recipe(BaseModel):
         """`serving`, and how the speculator drafts."""
         method = self.speculator.draft_sample_method
         return ServingConfig(**dict(self.serving), draft_sample_method=method)
-
-    def evaluation(self) -> EvalConfig:
-        """`eval`, and how closely trainer and engine must agree on drafts."""
-        return EvalConfig(**dict(self.eval), parity=self.speculator.parity)
 
     def of_kinds(self, names: Sequence[str]) -> "Recipe":
         """The recipe for these kinds of drafter alone."""

@@ -1,4 +1,4 @@
-"""Choose_kind: which of several trained kinds are served, by exact replay and timed steps.
+"""Choose_kind: which of several trained kinds is evaluated, by exact replay and timed steps.
 
 Only in runs of several kinds, between train and evaluate.
 """
@@ -30,10 +30,10 @@ def _work(run: RunDirectory, recipe: Recipe, options: Options) -> dict[str, Any]
         )
     choice = choose_kind(contexts, facts)
     write_json(run.kind_choice, choice.model_dump(mode="json"))
-    main = str(recipe.eval.gated_concurrency)
+    main = str(recipe.eval.main)
     return {
-        "finalists": choice.finalists,
-        "predicted_tokens_per_s": {each.kind: each.tokens_per_s(main) for each in choice.kinds},
+        "chosen": choice.chosen,
+        "tokens_per_s": {each.kind: each.tokens_per_s(main) for each in choice.kinds},
     }
 
 

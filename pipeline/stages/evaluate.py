@@ -1,7 +1,7 @@
 """Evaluate: the trained speculator, or another one, against the base and no speculation.
 
-In a run of several kinds, EVALUATE_KINDS evaluates those that choose_kind has named, each in its
-own folder, and publishes the results, the report and the speculator of the one that ships.
+In a run of several kinds, EVALUATE_KINDS publishes and evaluates the one that choose_kind has
+named.
 """
 
 import dataclasses
@@ -40,26 +40,15 @@ def _evaluate_other(run: RunDirectory, recipe: Recipe, options: Options) -> dict
 
 
 def _evaluate_kinds(run: RunDirectory, recipe: Recipe, options: Options) -> dict[str, Any]:
-    """Evaluates the kinds that choose_kind has named; the results are those of the shipped one."""
+    """Evaluates the kind that choose_kind has named."""
     from outrider.eval.evaluate import evaluate
-    from outrider.eval.report.report import write_report
     from outrider.eval.results.choice import KindChoice
-    from outrider.eval.results.report import Results
-    from outrider.eval.shipped_kind import shipped_kind
-    from outrider.eval.summary import summary
 
     choice = KindChoice.model_validate(read_json(run.kind_choice))
-    evaluated = {}
-    for kind in choice.finalists:
-        own = run.of_kind(kind)
-        evaluate(context_of_kind(run, recipe, kind))
-        evaluated[kind] = Results.read(own.evaluation / "results.json")
-    kinds = shipped_kind(choice, evaluated)
-    publish_chosen(run, kinds.chosen)
-    results = evaluated[kinds.chosen].model_copy(update={"kinds": kinds})
-    results.write(run.evaluation / "results.json")
-    page = write_report(run.root, run.evaluation, run.root)
-    return {**summary(results), "report": str(page), "bundle": None}
+    publish_chosen(run, choice.chosen)
+    one = recipe.of_kinds([choice.chosen])
+    context = evaluation_context(run, one, str(run.speculator), run.evaluation, run.root)
+    return evaluate(dataclasses.replace(context, kinds=choice))
 
 
 def publish_chosen(run: RunDirectory, kind: str) -> None:
@@ -103,8 +92,9 @@ def evaluation_context(
         recipe=recipe.name,
         target=recipe.target,
         serving=recipe.speculative_serving(),
-        settings=recipe.evaluation(),
+        settings=recipe.eval,
         depth=recipe.speculator.depth,
+        parity=recipe.speculator.parity,
         speculators={"base": base, "custom": Speculator.named(speculator)},
         data=data,
         folders=EvaluationFolders(run.root, out, report, run.attempt(), run.trained),

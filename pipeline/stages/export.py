@@ -121,7 +121,7 @@ def _verify(run: RunDirectory, recipe: Recipe, bundle: Path, results: "Results")
 
     serving = recipe.speculative_serving().with_engine(mode=recipe.eval.engine_modes[0])
     heldout = load_sequences(run.sequences, parts_in_use(run)["heldout"])
-    prompts, _ = evaluation_prompts(heldout, recipe.evaluation(), serving)
+    prompts, _ = evaluation_prompts(heldout, recipe.eval, serving)
     expected = results.verification.greedy_acceptance_length.custom
     if expected is None:
         raise OutriderError(

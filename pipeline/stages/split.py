@@ -22,7 +22,7 @@ def _work(run: RunDirectory, recipe: Recipe, options: Options) -> dict[str, Any]
     ingested, console = read_json(run.traffic / "summary.json"), Console(stderr=True)
     heldout = load_sequences(run.sequences, parts["heldout"])
     found = try_task(
-        recipe.evaluation(), heldout, recipe.target.training_directory(), recipe.report.samples
+        recipe.eval, heldout, recipe.target.training_directory(), recipe.report.samples
     )
     for text in [*advise(ingested, parts["summary"], recipe.split), *found]:
         console.print(f"advice: {text}", style="yellow", markup=False, soft_wrap=True)

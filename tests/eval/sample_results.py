@@ -12,17 +12,12 @@ import numpy as np
 from outrider.eval.bench.counted import counted_acceptance, counted_passes
 from outrider.eval.bench.metrics import noise_of, summarise
 from outrider.eval.bench.open_loop import rate_row
-from outrider.eval.bench.step_times import StepTimes
 from outrider.eval.choose_k import choose_k
 from outrider.eval.config import EvalConfig
 from outrider.eval.gate import judge
-from outrider.eval.lossless.greedy_match import (
-    compare_greedy,
-    excess,
-    task_accuracy,
-    text_statistics,
-)
-from outrider.eval.lossless.outputs import Outputs, Recorded
+from outrider.eval.lossless.greedy_match import compare_greedy, excess, text_statistics
+from outrider.eval.lossless.outputs import REGIMES, Outputs, Recorded
+from outrider.eval.lossless.task_accuracy import task_accuracy
 from outrider.eval.replay.heldout_replay import replay_figures
 from outrider.eval.replay.replay import ReplaySums
 from outrider.eval.replay.slices import sliced
@@ -48,20 +43,23 @@ from outrider.eval.results.verification import (
 )
 from outrider.serving.client import Sampling, SpeculationCounters
 from outrider.serving.speculator import Speculator
+from outrider.speculators.config import ParityConfig
 
 EVALUATION = EvalConfig(bootstrap_samples=200, repeats=3)
 K, DEPTH = 3, 4
 BOTH_K = Drafters[int](base=2, custom=K)
 BURSTS = {"none": 1.0, "base": 2.2, "custom": 2.9}
 """Tokens that a delivery brings."""
-COUNTERS = ("drafts", "accepted_tokens", "accepted_per_position")
 SPECULATORS = {drafter: Speculator("mtp") for drafter in DRAFTERS}
 SESSIONS = [f"s{number}" for number in range(6)]
 """Of the timed prompts."""
 QUIET = {"custom_over_base": None, "custom_over_none": None, "base_over_none": None}
 """A machine without noise of its own."""
-STEP_S = {1: [0.01, 0.013, 0.014, 0.017, 0.02], 8: [0.025, 0.03, 0.04, 0.06, 0.08]}
-"""Seconds of a step with 0..DEPTH drafts."""
+STEP_S = {
+    1: {1: 0.013, 2: 0.014, 3: 0.0165, 4: 0.02},
+    8: {1: 0.03, 2: 0.04, 3: 0.06, 4: 0.08},
+}
+"""Seconds of a step by batch size and drafts."""
 
 
 def sample_blocks(custom_speed: float = 1.4, mode_speed: float = 1.0) -> list[dict[str, Any]]:
@@ -99,8 +97,9 @@ def sample_blocks(custom_speed: float = 1.4, mode_speed: float = 1.0) -> list[di
                     "ttft_ms": random.uniform(20, 40, n).tolist(),
                     "tpot_ms": (1000 * latency / tokens).tolist(),
                     "itl_ms": random.uniform(10, 30, 50).tolist(),
-                    "drafts": {str(concurrency): [40, 0 if variant == "none" else 40 * K]},
                     "counters": {
+                        "generation_tokens": int(tokens.sum()),
+                        "draft_tokens": 0 if variant == "none" else 3 * drafts,
                         "drafts": 0 if variant == "none" else drafts,
                         "accepted_tokens": 0 if variant == "none" else sum(accepted),
                         "accepted_per_position": [] if variant == "none" else accepted,
@@ -117,8 +116,7 @@ def with_same_k(blocks: list[dict[str, Any]]) -> list[dict[str, Any]]:
         | {
             "variant": SAME_K,
             "seconds": 1.1 * block["seconds"],
-            "counters": block["counters"]
-            | {"accepted_tokens": int(1.2 * block["counters"]["accepted_tokens"])},
+            "counters": block["counters"] | {"drafts": int(block["counters"]["drafts"] / 1.1)},
         }
         for block in blocks
         if block["variant"] == "base" and block["repeat"] % 2 == 0
@@ -160,11 +158,7 @@ def queued_block(
         "ttft_ms": (1000 * np.array(waits)).tolist(),
         "tpot_ms": (1000 * services / tokens).tolist(),
         "itl_ms": np.repeat(1000 * services / deliveries, deliveries).tolist(),
-        "counters": {
-            "drafts": drafts,
-            "accepted_tokens": round((burst - 1) * drafts),
-            "accepted_per_position": [],
-        },
+        "counters": {"drafts": drafts, "accepted_tokens": round((burst - 1) * drafts)},
         "arrivals_s": arrivals,
         "request_start_s": [arrival + 0.001 for arrival in arrivals],
         "source": "log",
@@ -178,11 +172,10 @@ def sample_rates(rates: tuple[float, ...] = (1.0, 4.0, 16.0)) -> dict[str, dict[
         table[scenario] = {}
         for rate in rates:
             blocks = {
-                variant: [queued_block(rate, length * 2.0 / burst**0.5, burst=burst)]
+                variant: queued_block(rate, length * 2.0 / burst**0.5, burst=burst)
                 for variant, burst in BURSTS.items()
             }
-            row = rate_row(blocks, EVALUATION, QUIET)
-            table[scenario][f"{rate:g}"] = RateRow.model_validate(row)
+            table[scenario][f"{rate:g}"] = rate_row(blocks, EVALUATION, QUIET)
     return table
 
 
@@ -255,11 +248,8 @@ def sample_outputs(blocks: list[dict[str, Any]], prompts: int = 3) -> Outputs:
     """The verification pass: two tokens per prompt, each with the counters of the last block."""
     recorded = {}
     for block in blocks:
-        counters = SpeculationCounters(
-            draft_tokens=0,
-            generation_tokens=block["output_tokens"],
-            **{name: block["counters"][name] for name in COUNTERS},
-        )
+        position = tuple(block["counters"]["accepted_per_position"])
+        counters = SpeculationCounters(**block["counters"] | {"accepted_per_position": position})
         recorded[block["variant"]] = Recorded(
             token_ids=[[1, 2]] * prompts, counted=[counters] * prompts
         )
@@ -277,12 +267,22 @@ def sample_outputs(blocks: list[dict[str, Any]], prompts: int = 3) -> Outputs:
 def served_measurements(
     custom_speed: float, blocks: list[dict[str, Any]] | None = None, prompts: int = 3
 ) -> dict[str, Any]:
-    """What an evaluation in eager mode measures in servers, as it is cached."""
+    """What an evaluation in eager mode measures in servers at K = 3, as it is kept."""
     blocks = blocks or sample_blocks(custom_speed)
+    outputs = sample_outputs(blocks, prompts)
+    passes = {
+        f"{regime}_{variant}": outputs.of(regime).of(variant)
+        for regime in REGIMES
+        for variant in VARIANTS
+    }
+    passes |= {"greedy_none_again": outputs.control, "greedy_custom_again": outputs.repeated}
     return {
         "speed_eager": blocks,
-        "verification_outputs": sample_outputs(blocks, prompts).model_dump(mode="json"),
         "verification_findings": sample_engine_findings().model_dump(mode="json"),
+        **{
+            f"responses_{name}_k{0 if '_none' in name else 3}": one.model_dump(mode="json")
+            for name, one in passes.items()
+        },
     }
 
 
@@ -295,16 +295,6 @@ def sample_verification() -> Verification:
         **dict(sample_engine_findings()),
         same_text=Drafters(base=same, custom=same),
         task=task_accuracy(dict.fromkeys(VARIANTS, marks), sessions),
-    )
-
-
-def sample_step_times() -> StepTimes:
-    """Twelve rounds of noisy step times with 1..DEPTH drafts."""
-    noise = np.random.default_rng(3).normal(0, 0.05, (12, DEPTH))
-    return StepTimes(
-        numbers=list(range(1, DEPTH + 1)),
-        plain_s={size: row[0] for size, row in STEP_S.items()},
-        rounds={size: (np.array(row[1:]) * np.exp(noise)).tolist() for size, row in STEP_S.items()},
     )
 
 
@@ -347,9 +337,8 @@ def _findings(custom_speed: float) -> Findings:
         main_concurrency=1,
         choice=choose_k(
             {name: sums.acceptance_length() for name, sums in replays.items()},
-            dict.fromkeys(DRAFTERS, sample_step_times()),
+            dict.fromkeys(DRAFTERS, STEP_S),
             1,
-            0,
             {},
             source="steps of the eager engine",
             sequences=120,
@@ -376,7 +365,7 @@ def _findings(custom_speed: float) -> Findings:
 
 def judged(findings: Findings) -> Results:
     """Results without prices."""
-    verdict = judge(findings, EVALUATION.gate, EVALUATION.parity)
+    verdict = judge(findings, EVALUATION.gate, ParityConfig())
     return Results(**dict(findings), cost=None, verdict=verdict)
 
 

@@ -12,11 +12,9 @@ from outrider.data.config import PrivacyConfig
 from outrider.data.privacy.guard import PrivacyTally
 from outrider.eval.config import CostConfig
 from outrider.eval.cost import money
-from outrider.eval.replay.heldout_replay import replay_figures
-from outrider.eval.replay.weight_interpolation import sweep
+from outrider.eval.replay.heldout_replay import replay_figures, sweep
 from outrider.eval.report.report import write_report
-from outrider.eval.results.acceptance import Mixture
-from tests.eval.sample_kinds import sample_kinds
+from tests.eval.sample_kinds import sample_choice
 from tests.eval.sample_results import (
     BOTH_K,
     EVALUATION,
@@ -100,9 +98,9 @@ def write_sample_run(run: Path, text: str = "word") -> Path:
             "cost": money(results.served, cost),
             "settings": results.settings | {"cost": cost.model_dump(mode="json")},
             "general": general,
-            "interpolation": [Mixture.model_validate(row) for row in mixtures],
+            "interpolation": mixtures,
             "samples": sample_examples(text),
-            "kinds": sample_kinds(results),
+            "kinds": sample_choice(),
         }
     )
     files = {

@@ -1,45 +1,49 @@
 """K of base and custom: the fewest drafts with the most tokens/s."""
 
+import dataclasses
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 
+from outrider.common.errors import OutriderError
+from outrider.data.features.feature_writer import FeatureWriter
+from outrider.eval import choose_k as module
 from outrider.eval.bench.prompts import Prompt
-from outrider.eval.bench.step_times import StepFit, StepTimes
+from outrider.eval.bench.step_times import StepTimes
 from outrider.eval.choose_k import best_k, choose, choose_k, draft_plan
 from outrider.eval.config import EvalConfig
 from outrider.eval.context import (
-    Backends,
     EvaluationContext,
     EvaluationData,
     EvaluationFolders,
     HeldoutRequests,
 )
+from outrider.eval.evaluate import check
 from outrider.eval.results.choice import Choice
 from outrider.eval.results.parts import CURRENT, SAME_K, Drafters
 from outrider.serving.client import Sampling
 from outrider.serving.config import EngineConfig, ServingConfig, TargetConfig
 from outrider.serving.speculator import Speculator
-from tests.tiny import write_tiny_target
+from outrider.speculators.features import FeatureStream, layer_name
+from tests.dflash_head import write_dflash_head
+from tests.eagle3_head import write_eagle3_head
+from tests.tiny import HIDDEN, write_tiny_target
 
 LENGTHS = [1.8, 2.4, 2.8, 3.0]
-
-
-def exact(step_s: dict[int, list[float]], plain_s: float = 0.005) -> StepTimes:
-    """Times without noise of 1..K drafts, or of 0..K where there are more than LENGTHS."""
-    first = 0 if len(step_s[1]) > len(LENGTHS) else 1
-    return StepTimes(
-        numbers=list(range(first, first + len(step_s[1]))),
-        plain_s=dict.fromkeys(step_s, plain_s),
-        rounds={size: [row] * 3 for size, row in step_s.items()},
-    )
+DEPTH = 2
+SUMS = SimpleNamespace(acceptance_length=lambda: [1.8, 2.4], sequence_ids=["a", "b", "c"])
+GIVEN = {"source": "a test", "sequences": 3}
 
 
 def chosen(step_s, lengths=LENGTHS, base=LENGTHS, main=1, base_s=None) -> Choice:
-    times = {"base": exact(base_s or step_s), "custom": exact(step_s)}
-    given = {"source": "a test", "sequences": 3}
-    return choose_k({"base": base, "custom": lengths}, times, main, 0, {}, **given)
+    """From steps of 1..K drafts, or of 0..K where there are more than LENGTHS."""
+    first = 0 if len(step_s[1]) > len(LENGTHS) else 1
+
+    def numbered(steps):
+        return {size: dict(enumerate(row, first)) for size, row in steps.items()}
+
+    steps = {"base": numbered(base_s or step_s), "custom": numbered(step_s)}
+    return choose_k({"base": base, "custom": lengths}, steps, main, {}, **GIVEN)
 
 
 def test_dear_drafts_shorten_k_and_cheap_ones_lengthen_it() -> None:
@@ -48,17 +52,12 @@ def test_dear_drafts_shorten_k_and_cheap_ones_lengthen_it() -> None:
     assert chosen({1: [0.081 + 0.001 * k for k in range(1, 5)]}).k.custom == 4
 
 
-def test_each_speculator_has_its_own_k() -> None:
+def test_each_speculator_has_its_own_k_and_an_engine_of_its_own_its_own_steps() -> None:
     found = chosen({1: [0.01, 0.012, 0.0135, 0.016]}, base=[1.6, 1.8, 1.85, 1.86])
     assert (found.k.base, found.k.custom) == (1, 3)
-    assert set(found.step_ms) == {"custom"}
-
-
-def test_an_engine_of_its_own_has_its_own_steps() -> None:
     found = chosen({1: [0.010, 0.011, 0.012, 0.013]}, base_s={1: [0.010, 0.03, 0.05, 0.07]})
     assert (found.k.base, found.k.custom) == (1, 3)
-    assert found.step_ms["base"] == {"1": pytest.approx([5, 10, 30, 50, 70])}
-    assert found.step_ms["custom"] == {"1": pytest.approx([5, 10, 11, 12, 13])}
+    assert found.step_ms["base"] == {"1": pytest.approx({1: 10, 2: 30, 3: 50, 4: 70})}
 
 
 def test_every_batch_size_has_its_own_and_ranges_end_at_what_was_measured() -> None:
@@ -74,50 +73,20 @@ def test_drafting_is_turned_off_where_it_does_not_pay_but_not_at_the_main_concur
     with_none = {1: [0.01, 0.012, 0.014, 0.03, 0.04], 8: [0.01, 0.03, 0.05, 0.07, 0.09]}
     found = chosen(with_none)
     assert found.k_per_batch_size.custom == [(1, 1, 2), (2, 8, 0)]
-    assert found.step_ms["custom"]["8"] == pytest.approx([5, 30, 50, 70, 90])
     assert chosen(with_none, main=8).k.custom == 1
 
 
-@pytest.mark.parametrize(
-    ("noise", "gain", "k", "undecided"),
-    [
-        (0.001, 0.05, 2, []),
-        (0.1, 0.05, 2, [1]),
-        (0.1, -0.05, 1, [2]),
-        (0.0, 0.009, 1, []),
-        (0.001, -0.05, 1, []),
-        (0.0, 0.0, 1, []),
-    ],
-)
-def test_a_larger_k_needs_a_gain_of_one_percent_and_noise_is_named(
-    noise: float, gain: float, k: int, undecided: list[int]
-) -> None:
-    step = [0.01, 0.01 * 2.4 / 1.8 / (1 + gain)]
-    draws = np.array([step]) * np.exp(np.random.default_rng(0).normal(0, noise, (400, 2)))
-    reason = best_k(LENGTHS, [1, 2], StepFit(step, draws), least=1)
-    assert reason.k == k
-    assert [*reason.undecided] == undecided
-
-
-def test_slow_rounds_cancel_and_the_fit_resamples_rounds() -> None:
-    """A machine whose speed differs by 40 % from round to round."""
-    random, step = np.random.default_rng(1), np.array([0.010, 0.011, 0.013])
-    slow_R1 = np.exp(random.normal(0, 0.4, (400, 1)))
-    rounds = (step * slow_R1 * np.exp(random.normal(0, 0.03, (400, 3)))).tolist()
-    times = StepTimes(numbers=[1, 2, 3], plain_s={1: 0.01}, rounds={1: rounds})
-    fit = times.fit(1, 500, seed=0)
-    found, spread = np.array(fit.step_s), fit.draws_SK / fit.draws_SK.mean(axis=1, keepdims=True)
-    assert found / found.mean() == pytest.approx(step / step.mean(), rel=0.01)
-    # A median of 400 differences of 3 % noise is known to 1.25 * 0.03 * sqrt(2 / 3) / 20.
-    assert spread.std(axis=0) / spread.mean(axis=0) == pytest.approx([0.0015] * 3, rel=0.5)
-    assert StepTimes.model_validate_json(times.model_dump_json()) == times
+@pytest.mark.parametrize(("gain", "k"), [(0.05, 2), (-0.05, 1), (0.009, 1), (0.0, 1)])
+def test_a_larger_k_needs_a_gain_of_one_percent(gain: float, k: int) -> None:
+    assert best_k({1: 180.0, 2: 180.0 * (1 + gain)}) == k
+    assert best_k({0: 1000.0, 1: 180.0}, least=1) == 1
 
 
 def test_base_is_measured_at_other_numbers_only_where_they_differ() -> None:
     def plan(base, custom, current_k=None, by_batch_size=False):
         k = Drafters[int](base=base, custom=custom)
         schedules = Drafters(base=[(1, 8, base)], custom=[(1, 4, custom), (5, 8, 0)])
-        choice = Choice(k=k, k_per_batch_size=schedules, source="", sequences=1)
+        choice = Choice(k=k, k_per_batch_size=schedules, **GIVEN)
         return draft_plan(choice, current_k, by_batch_size)
 
     assert plan(3, 3) == {"base": 3, "custom": 3}
@@ -129,55 +98,109 @@ def test_base_is_measured_at_other_numbers_only_where_they_differ() -> None:
     assert plan(2, 5, None, True) == {"base": [(1, 8, 2)], "custom": schedule, SAME_K: schedule}
 
 
-def test_steps_are_timed_once_and_only_where_the_recipe_leaves_it_to_them(tmp_path) -> None:
-    asked = []
+def head(target, directory):
+    write_eagle3_head(target, directory, layers=[1, 2], pard_token=2)
+    return Speculator("p_eagle", directory)
 
-    def measured(servers, mode, load, numbers, sizes, texts, sampling, longest, drafter):
-        asked.append((servers, mode, load, [*numbers], sizes, texts, longest, drafter))
-        rounds = {1: [[0.012, 0.014]] * 3, 4: [[0.04, 0.08]] * 2}
-        return StepTimes(numbers=[1, 2], plain_s={1: 0.01, 4: 0.02}, rounds=rounds)
 
-    target = write_tiny_target(tmp_path / "target")
-    speculators = {
-        "base": Speculator("mtp", target),
-        "custom": Speculator("mtp", tmp_path / "custom"),
-    }
+@pytest.fixture
+def case(tmp_path, monkeypatch):
+    """A context of two MTP layers, and what was timed."""
+    target, timed = write_tiny_target(tmp_path / "target"), []
+    streams = [FeatureStream(layer_name(index), HIDDEN) for index in (1, 2)]
+    with FeatureWriter(tmp_path / "features", HIDDEN, {}, auxiliary=streams):
+        pass
+
+    def measured(servers, mode, load, numbers, sizes, texts, sampling):
+        timed.append((mode, dict(numbers), sizes, texts))
+        row = {1: 0.012, 2: 0.03} if "base" in numbers else {1: 0.012, 2: 0.014}
+        rows = {size: row if size == 1 else {1: 0.04, 2: 0.08} for size in sizes}
+        return StepTimes(seconds=dict.fromkeys(numbers, rows))
+
+    monkeypatch.setattr(module, "time_steps", measured)
+    context = EvaluationContext(
+        recipe="a_test",
+        target=TargetConfig(model=str(target)),
+        serving=ServingConfig(engine=EngineConfig(mode="compiled")),
+        settings=EvalConfig(concurrency=[1, 4], engine_modes=["eager"], side_by_side=False),
+        depth=DEPTH,
+        speculators={
+            "base": Speculator("mtp", target),
+            "custom": Speculator("mtp", tmp_path / "custom"),
+        },
+        data=EvaluationData(
+            tmp_path, {"validation": ["a"], "heldout": ["b"]}, tmp_path / "features"
+        ),
+        folders=EvaluationFolders(*[tmp_path] * 4),
+    )
+    return context, timed
+
+
+def chosen_for(context, replayed=True, **settings):
+    context = dataclasses.replace(context, settings=context.settings.model_copy(update=settings))
     requests = HeldoutRequests(Sampling(), [], [Prompt("q", "s", [1], "a")])
-    sums = SimpleNamespace(acceptance_length=lambda: [1.8, 2.4], sequence_ids=["a", "b", "c"])
-    validation = {"base": sums, "custom": sums}
+    validation = {"base": SUMS, "custom": SUMS} if replayed else None
+    return choose(context, "servers", "load", requests, validation)
 
-    def evaluated(replayed=validation, **settings):
-        context = EvaluationContext(
-            recipe="a_test",
-            target=TargetConfig(model=str(target)),
-            serving=ServingConfig(engine=EngineConfig(mode="compiled")),
-            settings=EvalConfig(
-                concurrency=[1, 4],
-                max_tokens=99,
-                engine_modes=["eager"],
-                side_by_side=False,
-                **settings,
-            ),
-            depth=2,
-            speculators=speculators,
-            data=EvaluationData(tmp_path, {}),
-            folders=EvaluationFolders(*[tmp_path] * 4),
-            backends=Backends(step_times=measured),
-        )
-        return choose(context, "servers", "load", requests, replayed)
 
-    by_hand = evaluated(k=1)
+def test_steps_are_timed_once_and_only_where_the_recipe_leaves_it_to_them(case) -> None:
+    context, timed = case
+    by_hand = chosen_for(context, k=1)
+    assert (by_hand.k.custom, by_hand.step_ms) == (1, {})
     assert by_hand.source == "the recipe's eval.k"
-    assert (by_hand.k.base, by_hand.k.custom, by_hand.step_ms) == (1, 1, None)
     assert by_hand.acceptance_length.custom == [1.8, 2.4]
-    without_replay = evaluated(replayed=None)
+    without_replay = chosen_for(context, replayed=False)
     assert without_replay.k.custom == 2
-    assert without_replay.source == "the recipe's speculator.depth"
-    assert asked == []
-    choice = evaluated()
+    assert without_replay.source == "the recipe's speculator.depth" and not timed
+    choice = chosen_for(context)
     assert choice.k.custom == 2 and choice.k_per_batch_size.custom == [(1, 1, 2), (2, 4, 1)]
-    expected = {"1": pytest.approx([10, 12, 14]), "4": pytest.approx([20, 40, 80])}
-    assert choice.step_ms == {"custom": expected}
     assert choice.source == "steps of the eager engine" and choice.sequences == 3
-    assert evaluated() == choice
-    assert asked == [("servers", "eager", "load", [1, 2], [1, 4], ["a"], 99, "custom")]
+    assert chosen_for(context) == choice
+    assert timed == [("eager", {"custom": [1, 2]}, [1, 4], ["a"])]
+
+
+def test_only_the_speculator_that_can_draft_other_numbers_is_timed(case, tmp_path):
+    context, timed = case
+    custom = head(context.target.directory(), tmp_path / "custom")
+    context = dataclasses.replace(context, speculators=context.speculators | {"custom": custom})
+    choice = chosen_for(context)
+    # Base: 1.8 tokens in 12 ms beat 2.4 in 30.
+    assert (choice.k.base, choice.k.custom) == (1, 2)
+    assert [list(numbers) for _, numbers, _, _ in timed] == [["base"]]
+    assert choice.source == (
+        "steps of the eager engine; a P-EAGLE head always drafts speculator.depth"
+    )
+    assert draft_plan(choice, None, False) == {"base": 1, "custom": 2, "base_same_k": 2}
+
+
+def test_two_of_one_number_are_not_timed(case, tmp_path):
+    context, timed = case
+    target = context.target.directory()
+    both = {name: head(target, tmp_path / f"{name} head") for name in ("base", "custom")}
+    context = dataclasses.replace(context, speculators=both)
+    assert context.one_engine
+    choice = chosen_for(context)
+    assert (choice.k.base, choice.k.custom, timed) == (2, 2, [])
+    assert draft_plan(choice, 2, False, fixed=True) == {"base": 2, "custom": 2}
+    settings = context.settings.model_copy(update={"current_k": 1})
+    with pytest.raises(OutriderError, match=r"eval\.current_k = 1: a P-EAGLE head drafts as many"):
+        check(dataclasses.replace(context, settings=settings))
+    with pytest.raises(OutriderError, match=r"export\.k_per_batch_size: true, but a P-EAGLE head"):
+        check(dataclasses.replace(context, by_batch_size=True))
+
+
+def test_drafts_that_depend_on_their_number_are_measured_at_the_trained_one(case, tmp_path):
+    context, _ = case
+    target = context.target.directory()
+
+    def checked(speculator, k):
+        both = context.speculators | {"custom": speculator}
+        settings = context.settings.model_copy(update={"k": k})
+        check(dataclasses.replace(context, speculators=both, settings=settings))
+
+    custom = Speculator("dflash", write_dflash_head(target, tmp_path / "dflash"))
+    for k in ("auto", DEPTH):
+        checked(custom, k)
+    with pytest.raises(OutriderError, match=r"eval\.k = 1: the drafts of a DFlash head depend on"):
+        checked(custom, 1)
+    checked(head(target, tmp_path / "head"), 1)  # a P-EAGLE head's drafts are the same ones

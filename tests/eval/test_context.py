@@ -24,7 +24,7 @@ def test_a_base_that_changes_in_place_is_measured_again(tmp_path: Path) -> None:
         data=EvaluationData(tmp_path / "sequences", {}),
         folders=EvaluationFolders(tmp_path, tmp_path / "out", tmp_path, tmp_path),
     )
-    context.cache.put("measured", {"seconds": 1.0})
-    assert replace(context).cache.done("measured")
+    context.kept("measured").put({"seconds": 1.0})
+    assert replace(context).kept("measured").done()
     (tmp_path / "base" / "model.safetensors").write_bytes(b"second")
-    assert not replace(context).cache.done("measured")
+    assert not replace(context).kept("measured").done()

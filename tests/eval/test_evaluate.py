@@ -16,7 +16,7 @@ from outrider.common.errors import OutriderError
 from outrider.common.files import read_json
 from outrider.data.features.feature_writer import FeatureWriter
 from outrider.eval.bench.scenarios import EVERYTHING
-from outrider.eval.config import EvalConfig, GateConfig, ParityConfig
+from outrider.eval.config import EvalConfig, GateConfig
 from outrider.eval.context import (
     Backends,
     EvaluationContext,
@@ -30,6 +30,7 @@ from outrider.eval.results.parts import VARIANTS
 from outrider.eval.results.report import Report, Results
 from outrider.serving.config import EngineConfig, ServingConfig, TargetConfig
 from outrider.serving.speculator import Speculator
+from outrider.speculators.config import ParityConfig
 from outrider.speculators.kinds.mtp.checkpoint import load_mtp, save_mtp
 from tests.eval.sample_results import EVALUATION, served_measurements
 from tests.tiny import write_tiny_target
@@ -130,8 +131,8 @@ def _case(target, run, prompt, completion, depth):
             verification_requests=4,
             verification_max_tokens=32,
             bootstrap_samples=100,
-            parity=ParityConfig(prompts=4, max_tokens=32),
         ),
+        parity=ParityConfig(prompts=4, max_tokens=32),
     )
     return SimpleNamespace(run=run, context=context)
 
@@ -165,10 +166,10 @@ def test_measurements_are_kept_and_results_computed_again(tmp_path, nano_r1, cap
             settings=EVALUATION.model_copy(update=update),
             show_samples=show_samples,
         )
-        digests.append(context.cache.digest)
-        if not context.cache.done("speed_eager"):
+        digests.append(context.digest)
+        if not context.kept("speed_eager").done():
             for name, measured in served_measurements(1.4, prompts=6).items():
-                context.cache.put(name, measured)
+                context.kept(name).put(measured)
         return evaluate(context), Results.read(out / "results.json")
 
     def written_at():
@@ -206,13 +207,13 @@ def test_measurements_are_kept_and_results_computed_again(tmp_path, nano_r1, cap
     assert digests[3] == digests[0]  # no server starts again for it
     rows = swept.interpolation
     assert [row.share for row in rows] == [0.5, 0.9] and not (out / "mixtures").exists()
-    assert rows[0].validation.acceptance_length != rows[1].validation.acceptance_length
+    assert rows[0].validation.value != rows[1].validation.value
     # Held-out traffic is replayed for the share that validation chose, if any.
     measured = {f"replay_heldout_mixture {row.share:g}.json" for row in rows if row.heldout}
     assert {name for name in written_at() if "heldout_mixture" in name} == measured
     assert len(measured) <= 1
     page = (case.run / "report.html").read_text()
-    assert f"<td>{interval(rows[0].validation.ratio)}" in page
+    assert f"<td>{interval(rows[0].validation)}" in page
     assert "Mixtures of base and custom" in page
 
     assert results.samples is None and "Step by step" not in page

@@ -6,12 +6,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from outrider.eval.config import GateConfig, ParityConfig
+from outrider.eval.config import GateConfig
 from outrider.eval.gate import LEAST_GREEDY_P, conclusion, judge
 from outrider.eval.lossless.greedy_match import compare_greedy, excess
+from outrider.eval.results.parts import Estimate
 from outrider.eval.results.report import Check, Findings, Verdict
-from outrider.eval.stats.intervals import Estimate
 from outrider.eval.stats.sequential import decided
+from outrider.speculators.config import ParityConfig
 from tests.eval.sample_results import sample_findings, sample_parity
 
 BETTER = {"value": 1.4, "low": 1.3, "high": 1.5, "observations": 300, "clusters": 200}
@@ -375,8 +376,8 @@ def test_the_main_concurrency_is_the_recipe_s():
 @pytest.mark.parametrize(
     ("by_batch_size", "k_at_8", "drafts", "verdict"),
     [
-        (True, 0, 0.0, "ship"),
-        (True, 0, 0.3, "do not ship"),  # the engine drafted after all
+        (True, 0, 0.2, "ship"),  # at a block's end, where fewer requests run
+        (True, 0, 0.9, "do not ship"),  # the engine drafted after all
         (True, 1, 1.0, "do not ship"),  # fewer drafts, and measured to be slower
         (False, 0, 0.0, "do not ship"),  # another schedule than the one that is served
     ],
@@ -388,7 +389,7 @@ def test_slower_than_none_ships_only_where_the_engine_recorded_no_drafts(
     findings["choice"]["k_per_batch_size"]["custom"] = [(1, 4, 3), (5, 8, k_at_8)]
     for served in findings["served"].values():
         row = served["speed"]["8"]
-        row |= {"custom_over_none": SLOWER, "drafts": {"base": 2.0, "custom": drafts}}
+        row |= {"custom_over_none": SLOWER, "drafting": {"base": 1.0, "custom": drafts}}
     found = verdict_of(findings)
     assert found.verdict == verdict
     if not by_batch_size:

@@ -29,8 +29,8 @@ from outrider.data.ingest.ingest import ingest
 from outrider.data.on_policy.check import check_traffic
 from outrider.data.sequences import load_sequences
 from outrider.data.split.slices import name_slices, write_slices
-from outrider.eval.bench.server_pool import open_fleet
-from outrider.eval.config import EvalConfig, GateConfig, ParityConfig
+from outrider.eval.bench.servers import Servers
+from outrider.eval.config import EvalConfig, GateConfig
 from outrider.eval.context import (
     Backends,
     EvaluationContext,
@@ -49,6 +49,7 @@ from outrider.serving.speculator import Speculator
 from outrider.serving.vllm_arguments import serve_arguments
 from outrider.serving.vllm_hooks.draft_recorder import DRAFT_EXTENSION
 from outrider.speculators.checkpoints.target_ends import load_target_ends
+from outrider.speculators.config import ParityConfig
 from outrider.speculators.kinds.mtp.checkpoint import load_mtp, save_mtp
 from outrider.speculators.unroll import unroll, valid_BT
 from tests.data.logs import write_log
@@ -56,6 +57,7 @@ from tests.eval.slow_drafter import SLOW_DRAFTER_EXTENSION
 from tests.shipped_traffic import token_ids, with_token_ids
 
 K = 2
+PARITY = ParityConfig(prompts=2, max_tokens=32, min_agreement=0.95, max_difference=0.1)
 REPOSITORY = Path(__file__).parents[2]
 SERVING = ServingConfig(engine=EngineConfig(max_num_seqs=4, max_model_len=1024, kv_cache_gb=0.25))
 EVALUATION = EvalConfig(
@@ -68,7 +70,6 @@ EVALUATION = EvalConfig(
     verification_requests=4,
     verification_max_tokens=40,
     bootstrap_samples=500,
-    parity=ParityConfig(prompts=2, max_tokens=32, min_agreement=0.95, max_difference=0.1),
     # Four responses of 40 tokens: a near tie that bf16 breaks otherwise is a large share of them.
     gate=GateConfig(max_replay_difference=0.1),
 )
@@ -127,6 +128,7 @@ def context_of(base, custom, data, folders):
         serving=SERVING,
         settings=EVALUATION,
         depth=K,
+        parity=PARITY,
         speculators={"base": Speculator("mtp", base), "custom": Speculator("mtp", custom)},
         data=data,
         folders=folders,
@@ -152,8 +154,8 @@ def bench(nano_r1, tmp_path_factory):
     )
     with contextlib.ExitStack() as stack:
         stack.callback(patch.undo)
-        speculators = {"base": nano_r1, "custom": nano_r1}
-        fleet = stack.enter_context(open_fleet(target, SERVING, speculators, K, "eager", home))
+        speculators = {name: Speculator("mtp", nano_r1) for name in ("base", "custom")}
+        running = stack.enter_context(Servers(target, SERVING, speculators, [K], home))
         engine = stack.enter_context(
             open_engine(target, SERVING.engine, nano_r1, K, extension=DRAFT_EXTENSION)
         )
@@ -161,14 +163,10 @@ def bench(nano_r1, tmp_path_factory):
 
         def servers(target, serving, speculators, *_):
             """The running servers, with the evaluation's speculators."""
-            fleet._speculators |= speculators
-            fleet._loaded = None
-
-            def running(mode, plan=None):
-                assert (mode, plan) == ("eager", {"base": K, "custom": K})
-                return fleet
-
-            return contextlib.nullcontext(SimpleNamespace(fleet=running))
+            running._speculators |= speculators
+            for each in running._up.values():
+                each.loaded = None
+            return contextlib.nullcontext(running)
 
         backends = Backends(
             servers=servers,
@@ -340,12 +338,12 @@ def test_prompts_of_another_template_are_named_and_refused(bench, nano_r1, gains
     heldout = load_sequences(shifted.run / "sequences", shifted.parts["heldout"])
     # Everything else is of a run that ships.
     results = gains.model_copy(update={"own_text": on_policy(shifted.store, heldout)})
-    refused = judge(results, EVALUATION.gate, EVALUATION.parity)
+    refused = judge(results, EVALUATION.gate, PARITY)
     assert [check.name for check in refused.checks if check.outcome == "failed"] == [
         "held-out text is on-policy"
     ]
     assert verdict["text"] in refused.reason
-    assert judge(gains, EVALUATION.gate, EVALUATION.parity).verdict == "ship"
+    assert judge(gains, EVALUATION.gate, PARITY).verdict == "ship"
 
 
 def with_nan(tensors):

@@ -61,7 +61,7 @@ def compared(
     speculators = {"base": target.directory()}
     prompts = logged_prompts(parity.prompts)
     found = engine_parity(target, engine, speculators, K, prompts, parity)["base"]
-    for name, value in found.items():
+    for name, value in found:
         if isinstance(value, int | float):
             record_property(name, value)
     assert complaint(found, parity) is None

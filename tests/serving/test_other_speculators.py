@@ -3,12 +3,12 @@
 import pytest
 
 from outrider.common.errors import OutriderError
-from outrider.eval.config import ParityConfig
 from outrider.eval.replay.draft_parity import complaint, draft_parity, record, record_each
 from outrider.serving.config import EngineConfig
 from outrider.serving.engine import CAPTURE_EXTENSION, AskedRow, open_engine
 from outrider.serving.speculator import Speculator
 from outrider.speculators.checkpoints.compatibility import check_speculator
+from outrider.speculators.config import ParityConfig
 from tests.dflash_head import write_dflash_head
 from tests.eagle3_head import write_eagle3_head
 from tests.live.faults import FAULT, FAULT_EXTENSION
@@ -67,11 +67,11 @@ def test_it_drafts_and_the_text_is_the_same(engine, target, prompts, k, tmp_path
         assert counted["vllm:spec_decode_num_accepted_tokens"] > 0
     for name, recording in recordings.items():
         found = draft_parity(recording, heads[name], target.directory(), k, PARITY)
-        assert found["steps"] > 60
+        assert found.steps > 60
         assert complaint(found, PARITY) is None, (name, found)
     if heads:
-        assert [step["drafts"] for step in restored.again] == [
-            step["drafts"] for step in recordings["second"].again
+        assert [step.drafts for step in restored.again] == [
+            step.drafts for step in recordings["second"].again
         ], "after faults the engine drafts otherwise"
         crossed = draft_parity(recordings["second"], heads["first"], target.directory(), k, PARITY)
         assert complaint(crossed, PARITY) is not None

@@ -1,7 +1,5 @@
 """The order of timed blocks, and when they end. Servers and load are real in test_evaluate.py."""
 
-import contextlib
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,16 +8,16 @@ import pytest
 
 from outrider.common.errors import OutriderError
 from outrider.eval.bench import closed_loop as blocks
-from outrider.eval.bench import server_pool as fleet
+from outrider.eval.bench import servers as module
 from outrider.eval.bench.closed_loop import _check_drafts, joined, measure
 from outrider.eval.bench.counted import counted_passes
 from outrider.eval.bench.metrics import noise_of, summarise
+from outrider.eval.bench.servers import Servers
 from outrider.eval.config import EvalConfig
 from outrider.eval.results.parts import CURRENT, SAME_K
 from outrider.serving.client import Sampling
 from outrider.serving.config import ServingConfig, TargetConfig
 from outrider.serving.speculator import Speculator
-from outrider.serving.vllm_hooks.step_recorder import Step
 
 
 @pytest.fixture
@@ -30,10 +28,8 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, tuple[str, ...
     class Played:
         swap_seconds: float | None = None
 
-        def __init__(
-            self, target, serving, speculator, k, *, log_path, port, k_per_batch_size=None
-        ):
-            self.url = "none" if speculator is None else "base"
+        def __init__(self, target, serving, speculator, k, **_):
+            self.url = "none" if speculator is None else (speculator.directory or Path("n")).name
 
         def start(self) -> None: ...
 
@@ -45,13 +41,14 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, tuple[str, ...
         def reset_prefix_cache(self) -> None: ...
 
     def block(url, load, prompts, concurrency, sampling, max_tokens):
-        if max_tokens > blocks.WARM_UP_TOKENS:
-            heard.append((url, concurrency, tuple(prompts)))
+        heard.append((url, concurrency, tuple(prompts)))
         drafts = 0 if url == "none" else len(prompts)
         speed = 2.0 if url == "faster" else 1.0
         wobble = 1 + 0.1 * (-1) ** len(heard)  # no two blocks take exactly the same time
         seconds = [wobble * len(prompt) / speed for prompt in prompts]
         counters = {
+            "draft_tokens": drafts,
+            "generation_tokens": 3 * len(prompts),
             "drafts": drafts,
             "accepted_tokens": drafts,
             "accepted_per_position": [drafts] if drafts else [],
@@ -73,7 +70,7 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, tuple[str, ...
             "counters": counters,
         }
 
-    monkeypatch.setattr(fleet, "Server", Played)
+    monkeypatch.setattr(module, "Server", Played)
     monkeypatch.setattr(blocks, "run_block", block)
     return heard
 
@@ -83,16 +80,25 @@ def mtp(name: str) -> Speculator:
     return Speculator("mtp", Path(name))
 
 
-@contextlib.contextmanager
-def played_fleet(
-    tmp_path: Path, custom: Speculator, side_by_side: bool = True, plan: Any = 3
-) -> Iterator[fleet.Fleet]:
+PLAN = {"none": None, "base": 3, "custom": 3}
+
+
+def measured(
+    tmp_path: Path,
+    custom: Speculator,
+    prompts: list[str],
+    evaluation: EvalConfig,
+    side_by_side: bool = True,
+    plan: Any = PLAN,
+    say: Any = lambda line: None,
+) -> list[dict[str, Any]]:
+    """The blocks that `measure` records with these servers."""
     speculators = {"base": mtp("base"), "custom": custom}
     target, serving = TargetConfig(), ServingConfig()
-    with fleet.open_fleet(
-        target, serving, speculators, plan, "eager", tmp_path, side_by_side
-    ) as opened:
-        yield opened
+    with Servers(target, serving, speculators, [1, 2, 3], tmp_path, side_by_side) as servers:
+        return measure(
+            servers, "eager", plan, SimpleNamespace(), prompts, Sampling(), evaluation, say=say
+        )
 
 
 @pytest.mark.parametrize("side_by_side", [True, False])
@@ -101,10 +107,7 @@ def test_alone_the_variants_of_servers_that_are_up_alternate_by_request(
 ):
     evaluation = EvalConfig(concurrency=[1, 2], requests=3, repeats=2)
     prompts = ["a", "bb", "ccc", "dddd", "eeeee", "ffffff"]
-    with played_fleet(tmp_path, mtp("custom"), side_by_side) as opened:
-        measured = measure(
-            opened, SimpleNamespace(), prompts, Sampling(), evaluation, say=lambda line: None
-        )
+    found = measured(tmp_path, mtp("custom"), prompts, evaluation, side_by_side=side_by_side)
     together = ["none", "base", "custom"] if side_by_side else ["base", "custom"]
     alone = [
         (url, *texts) for url, concurrency, texts in sent if concurrency == 1 and url in together
@@ -126,22 +129,20 @@ def test_alone_the_variants_of_servers_that_are_up_alternate_by_request(
         ]
     assert all(len(texts) == 4 for _, size, texts in sent if size == 2)
     # Each variant has one block per repeat and concurrency, with all its requests and counts.
-    places = [(block["repeat"], block["concurrency"], block["variant"]) for block in measured]
+    places = [(block["repeat"], block["concurrency"], block["variant"]) for block in found]
     assert len(set(places)) == len(places) == 2 * 2 * 3
-    for block in measured:
+    for block in found:
         assert block["alternated"] == (block["concurrency"] == 1 and block["variant"] in together)
         assert block["counters"]["drafts"] == (
             0 if block["variant"] == "none" else len(block["request_tokens"])
         )
-    (base,) = (
-        block for block, place in zip(measured, places, strict=True) if place == (0, 1, "base")
-    )
+    (base,) = (block for block, place in zip(found, places, strict=True) if place == (0, 1, "base"))
     assert base["request_tokens"] == [1, 2, 3] and base["output_tokens"] == 6
     assert base["seconds"] == pytest.approx(sum(base["request_seconds"]))
     assert base["counters"]["accepted_per_position"] == [3]
     assert [prompts[index] for index in base["prompts"]] == ["a", "bb", "ccc"]
     # Each session has its own responses, however the variants took turns.
-    passes = counted_passes(measured, [f"s{number}" for number in range(6)])
+    passes = counted_passes(found, [f"s{number}" for number in range(6)])
     assert [len(one.sessions) for one in passes] == [3, 4, 3, 4]
     assert {session for one in passes for session in one.sessions} == {f"s{n}" for n in range(6)}
 
@@ -149,26 +150,20 @@ def test_alone_the_variants_of_servers_that_are_up_alternate_by_request(
 def test_where_weights_load_slowly_the_variants_alternate_by_several_requests(
     sent, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(fleet.Server, "swap_seconds", 0.3)  # a request takes 0.9 or 1.1 s
+    monkeypatch.setattr(module.Server, "swap_seconds", 0.3)  # a request takes 0.9 or 1.1 s
     evaluation = EvalConfig(concurrency=[1], requests=7, repeats=2)
-    with played_fleet(tmp_path, mtp("custom")) as opened:
-        measured = measure(
-            opened, SimpleNamespace(), ["p"] * 7, Sampling(), evaluation, say=lambda line: None
-        )
+    found = measured(tmp_path, mtp("custom"), ["p"] * 7, evaluation)
     # Of 10 s at most one may go to loading: 3 requests of about 1 s between two loads of 0.3 s.
     assert [len(texts) for url, _, texts in sent if url == "custom"] == [1, 3, 3] * 2
-    assert all(len(block["request_tokens"]) == 7 and block["alternated"] for block in measured)
+    assert all(len(block["request_tokens"]) == 7 and block["alternated"] for block in found)
 
 
 def test_base_at_other_numbers_of_drafts_is_measured_next_to_base(sent, tmp_path):
     evaluation = EvalConfig(concurrency=[1, 2], requests=2, repeats=3)
-    plan = {"base": 2, "custom": 3, CURRENT: 1, SAME_K: 3}
-    with played_fleet(tmp_path, mtp("custom"), plan=plan) as opened:
-        measured = measure(
-            opened, SimpleNamespace(), ["a", "bb"], Sampling(), evaluation, say=lambda line: None
-        )
+    plan = {"none": None, "base": 2, "custom": 3, CURRENT: 1, SAME_K: 3}
+    found = measured(tmp_path, mtp("custom"), ["a", "bb"], evaluation, plan=plan)
     repeats = {
-        variant: [block["repeat"] for block in measured if block["variant"] == variant]
+        variant: [block["repeat"] for block in found if block["variant"] == variant]
         for variant in ("base", CURRENT, SAME_K, "custom")
     }
     every = [0, 0, 1, 1, 2, 2]
@@ -177,20 +172,20 @@ def test_base_at_other_numbers_of_drafts_is_measured_next_to_base(sent, tmp_path
     first = [url for url, concurrency, _ in sent if concurrency == 1][:10]
     order = ["none", "base", "base", "base", "custom"]
     assert first == order + order[::-1]
-    speed = summarise(measured, evaluation, noise_of({"": measured}))["1"]
+    speed = summarise(found, evaluation, noise_of({"": found}))["1"]
     assert speed.same_k.custom_over_base.clusters == 4 and speed.current is not None
     assert speed.custom_over_base.clusters == 6
     # Without a separate measurement, what runs today is base at custom's K.
-    alike = summarise(measured, evaluation, noise_of({"": measured}), same_k=CURRENT)["1"]
+    alike = summarise(found, evaluation, noise_of({"": found}), same_k=CURRENT)["1"]
     assert alike.same_k == alike.current
 
 
 def test_an_engine_that_drafts_another_number_is_an_error():
-    steps = [Step(0.01, 1, drafts, 4, 0, 0, True) for drafts in (5, 2, 2)]
-    _check_drafts("base", 2, steps)  # the first step is of an earlier block
-    _check_drafts("base", [(1, 8, 2)], steps)
-    with pytest.raises(OutriderError, match=r"base must draft 3 tokens .* drafted 2: .*eval\.k"):
-        _check_drafts("base", 3, steps)
+    counters = {"drafts": 10, "draft_tokens": 25}
+    _check_drafts("base", 3, counters)  # n-grams find fewer
+    _check_drafts("base", [(1, 8, 2)], counters)
+    with pytest.raises(OutriderError, match=r"base must draft 2 tokens .* drafted 25 in 10 steps"):
+        _check_drafts("base", 2, counters)
 
 
 PROMPTS = ["a" * length for length in (30, 41, 52, 33, 44)]
@@ -199,13 +194,10 @@ PROMPTS = ["a" * length for length in (30, 41, 52, 33, 44)]
 def measured_until_decided(tmp_path: Path, custom: str, **settings) -> tuple[int, list[str]]:
     """Repeats that were measured, and the lines of progress."""
     evaluation = EvalConfig(
-        measure="until_decided", concurrency=[1], requests=5, min_repeats=2, repeats=6, **settings
+        measure="until_decided", concurrency=[1], requests=5, repeats=6, **settings
     )
     lines: list[str] = []
-    with played_fleet(tmp_path, mtp(custom)) as opened:
-        found = measure(
-            opened, SimpleNamespace(), PROMPTS, Sampling(), evaluation, say=lines.append
-        )
+    found = measured(tmp_path, mtp(custom), PROMPTS, evaluation, say=lines.append)
     return 1 + max(block["repeat"] for block in found), lines
 
 
@@ -226,29 +218,10 @@ def test_the_threshold_of_the_gate_is_what_has_to_be_decided(sent, tmp_path):
     assert repeats == 6
 
 
-def test_undecided_blocks_end_at_the_time_limit(sent, tmp_path):
-    repeats, lines = measured_until_decided(tmp_path, "equal", max_seconds=1e-6)
-    assert repeats == 2 and "undecided after 2 repeats at eval.max_seconds = 1e-06" in lines[-1]
-
-
-def test_the_full_measurement_does_not_stop_early(sent, tmp_path):
-    evaluation = EvalConfig(concurrency=[1], requests=5, repeats=3, max_seconds=1e-6)
-    with played_fleet(tmp_path, mtp("faster")) as opened:
-        found = measure(
-            opened, SimpleNamespace(), PROMPTS, Sampling(), evaluation, say=lambda line: None
-        )
-    assert {block["repeat"] for block in found} == {0, 1, 2}
-
-
 def test_speculators_in_engines_of_their_own_are_not_alternated(sent, tmp_path):
     evaluation = EvalConfig(concurrency=[1], requests=3, repeats=2)
-    with played_fleet(tmp_path, Speculator("ngram")) as opened:
-        measured = measure(
-            opened, SimpleNamespace(), ["a", "bb"], Sampling(), evaluation, say=lambda line: None
-        )
-    assert len(sent) == len(measured) == 2 * 3 and not any(
-        block["alternated"] for block in measured
-    )
+    found = measured(tmp_path, Speculator("ngram"), ["a", "bb"], evaluation)
+    assert len(sent) == len(found) == 2 * 3 and not any(block["alternated"] for block in found)
 
 
 def test_consecutive_blocks_are_joined():

@@ -1,22 +1,26 @@
 """Open loop: saturation, figures of blocks, and resuming an interrupted measurement."""
 
+import itertools
+from collections import Counter
+from fractions import Fraction
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from outrider.eval.bench.measurement_cache import Steps
+from outrider.common.fingerprint import Kept
 from outrider.eval.bench.open_loop import (
+    customers_arrivals,
     measure_rates,
     offered_and_achieved,
+    rate_figures,
     rate_row,
-    rates_done,
     saturated,
     summarise_rates,
-    variant_figures,
 )
 from outrider.eval.bench.scenarios import Traffic
 from outrider.eval.config import EvalConfig
+from outrider.eval.context import HeldoutRequests
 from outrider.eval.stats.speed_ratio import BlockNoise
 from outrider.serving.client import Sampling, SpeculationCounters
 from outrider.serving.load_generator import BlockResult, RequestResult
@@ -59,68 +63,40 @@ def test_neither_half_of_the_rule_is_enough():
     ] == pytest.approx(5 / 5)
 
 
-def test_figures_are_pooled_and_counted_by_hand():
+def test_figures_are_counted_by_hand():
     first = block(
         [0.0, 1.0],
         [100.0, 200.0],
         [1.0, 3.0],
+        request_start_s=[0.0, 1.02],
         seconds=4.0,
         output_tokens=30,
         request_tokens=[10, 20],
         request_deliveries=[3, 10],
         tpot_ms=[100.0, 147.0],
         itl_ms=[300.0] * 3 + [280.0] * 10,
-        counters={"drafts": 13, "accepted_tokens": 15, "accepted_per_position": [10, 5]},
-        source="log",
+        counters={"drafts": 13, "accepted_tokens": 15},
     )
-    second = first | {"request_start_s": [0.0, 1.02], "request_seconds": [1.0, 5.0], "seconds": 6.0}
-    figures = variant_figures([first, second])
-    assert figures["tokens_per_s"] == pytest.approx(60 / 10)
-    assert figures["request_tokens_per_s"] == pytest.approx(60 / (1 + 3 + 1 + 5))
-    assert figures["acceptance_length"] == pytest.approx(1 + 30 / 26)
-    assert figures["requests"] == 4
-    assert figures["itl_ms"]["p50"] == 280 and figures["ttft_ms"]["p90"] == pytest.approx(200)
+    figures = rate_figures(first)
+    assert figures.tokens_per_s == pytest.approx(30 / 4) and figures.requests == 2
+    assert figures.request_tokens_per_s == pytest.approx(30 / (1 + 3))
+    assert figures.acceptance_length == pytest.approx(1 + 15 / 13)
+    assert offered_and_achieved(first) == pytest.approx((1.0, 1 / 3.02))
+    assert figures.itl_ms.p50 == 280 and figures.ttft_ms.p90 == pytest.approx(190)
 
 
 def test_ratios_are_of_a_request_s_own_speed_and_paired_by_request():
     slow = queued_block(1.0, 2.0)
     fast = slow | {"request_seconds": [seconds / 1.5 for seconds in slow["request_seconds"]]}
-    row = rate_row({"none": [slow], "base": [slow], "custom": [fast]}, EVALUATION, QUIET)
-    assert row["custom_over_none"]["value"] == pytest.approx(1.5)
-    assert row["custom_over_none"]["low"] == pytest.approx(1.5) and row["custom_over_none"][
-        "high"
-    ] == pytest.approx(1.5)
-    assert row["custom"]["tokens_per_s"] == row["none"]["tokens_per_s"], (
-        "all together are what was sent"
-    )
-    assert row["arrivals"] == "log"
-
-
-def test_a_rate_measured_once_has_the_closed_loop_s_noise_and_one_measured_twice_its_own(tmp_path):
-    steps, seen = Steps(tmp_path, {}), Traffic("chats", ["a prompt"], [0.0], 64, {})
-    closed_loop = {name: BlockNoise(0.04, 6) for name in QUIET}
-
-    def ratio(repeats, speeds):
-        for repeat, speed in enumerate(speeds):
-            for variant in ("none", "base", "custom"):
-                block = queued_block(2.0, 2.0)
-                if variant == "custom":
-                    block["request_seconds"] = [
-                        seconds * speed for seconds in block["request_seconds"]
-                    ]
-                steps.put(f"rate_eager_chats_2_{repeat}_{variant}", block)
-        evaluation = EvalConfig(
-            rates=[2], rate_seconds=30, rate_repeats=repeats, bootstrap_samples=50
-        )
-        return summarise_rates(steps, "eager", [seen], evaluation, closed_loop)["chats"]["2"][
-            "custom_over_base"
-        ]
-
-    once, alike, unlike = ratio(1, [1.0]), ratio(2, [1.0, 1.0]), ratio(2, [0.8, 1.2])
-    assert once["high"] == pytest.approx(np.exp(2.446912 * 0.2)) and once["low"] == pytest.approx(
-        1 / once["high"]
-    )
-    assert alike["high"] == pytest.approx(1) and unlike["high"] > 4
+    blocks = {"none": slow, "base": slow, "custom": fast}
+    row = rate_row(blocks, EVALUATION, QUIET)
+    ratio = row.custom_over_none
+    assert (ratio.value, ratio.low, ratio.high) == pytest.approx((1.5, 1.5, 1.5))
+    assert row.custom.tokens_per_s == row.none.tokens_per_s, "all together are what was sent"
+    assert row.arrivals == "log"
+    # A rate has the closed loop's noise.
+    noisy = rate_row(blocks, EVALUATION, {name: BlockNoise(0.04, 6) for name in QUIET})
+    assert noisy.base_over_none.high == pytest.approx(np.exp(2.446912 * 0.2))
 
 
 class Load:
@@ -129,61 +105,84 @@ class Load:
     def __init__(self, fails_at=None):
         self.sent, self.fails_at = [], fails_at
 
-    def run_block(self, url, prompts, concurrency, sampling, max_tokens):
-        return self.run_timed(
-            url, prompts, [0.0] * len(prompts), sampling, max_tokens, warm_up=True
-        )
-
-    def run_timed(self, url, prompts, arrivals, sampling, max_tokens, warm_up=False):
-        if not warm_up:
-            if len(self.sent) == self.fails_at:
-                raise KeyboardInterrupt
-            self.sent.append((url, prompts, arrivals, max_tokens))
+    def run_timed(self, url, prompts, arrivals, sampling, max_tokens):
+        if len(self.sent) == self.fails_at:
+            raise KeyboardInterrupt
+        self.sent.append((url, prompts, arrivals, max_tokens))
         requests = tuple(RequestResult(20, 100.0, (20.0,) * 19, arrival) for arrival in arrivals)
         counters = SpeculationCounters(0, 0, 0, (), 0)
         return BlockResult(arrivals[-1] + 0.5, requests, counters)
 
 
-@pytest.mark.parametrize("groups", [(("none", "base", "custom"),), (("none",), ("base", "custom"))])
-def test_variants_get_the_same_requests_and_an_interruption_keeps_whole_blocks(tmp_path, groups):
-    evaluation = EvalConfig(rates=[2, 5], rate_seconds=3, rate_repeats=2, bootstrap_samples=50)
+@pytest.mark.parametrize("apart", [False, True])
+def test_variants_get_the_same_requests_and_an_interruption_keeps_whole_blocks(tmp_path, apart):
+    settings = EvalConfig(rates=[2, 5], rate_seconds=3, bootstrap_samples=50)
     times = np.cumsum([0, 5, 1, 1, 30, 2, 7, 4, 4, 9]) + 1.7e9
     traffic = [Traffic("chats", [f"prompt {i}" for i in range(10)], times.tolist(), 64, {})]
-    fresh = set()
-    fleet = SimpleNamespace(
-        groups=groups,
-        server=lambda variant: SimpleNamespace(url=variant),
-        is_fresh=lambda variant: variant not in fresh and not fresh.add(variant),
+    context = SimpleNamespace(
+        settings=settings,
+        kept=lambda name: Kept(tmp_path / f"{name}.json", "inputs"),
+        say=lambda line: None,
     )
-    arguments = ("eager", traffic, Sampling(), evaluation, lambda line: None)
+    servers = SimpleNamespace(
+        groups=lambda turns: [turns[:1], turns[1:]] if apart else [turns],
+        server=lambda mode, variant, drafts: SimpleNamespace(url=variant),
+    )
+    requests = HeldoutRequests(Sampling(), [], [], traffic)
+    plan = {"none": None, "base": 2, "custom": 3}
 
-    interrupted = Load(fails_at=4)
+    interrupted, load = Load(fails_at=4), Load()
     with pytest.raises(KeyboardInterrupt):
-        measure_rates(Steps(tmp_path, "inputs"), fleet, interrupted, *arguments)
+        measure_rates(context, servers, "eager", plan, interrupted, requests)
     kept = len(list(tmp_path.glob("rate_*.json")))
-    assert kept == (3 if len(groups) == 1 else 4)  # variants of one engine are kept together
-
-    load = Load()
-    steps = Steps(tmp_path, "inputs")
-    assert not rates_done(steps, "eager", traffic, evaluation)
-    measure_rates(steps, fleet, load, *arguments)
-    assert len(load.sent) == 2 * 2 * 3 - kept and rates_done(steps, "eager", traffic, evaluation)
-    measure_rates(steps, fleet, load, *arguments)
-    assert len(load.sent) == 2 * 2 * 3 - kept
+    assert kept == (4 if apart else 3)  # variants of one group are kept together
+    for _ in range(2):
+        measure_rates(context, servers, "eager", plan, load, requests)
+        assert len(load.sent) == 2 * 3 - kept
 
     sent = interrupted.sent[:kept] + load.sent
-    assert {
-        variant: sum(url == variant for url, *_ in sent) for variant in ("none", "base", "custom")
-    } == dict.fromkeys(("none", "base", "custom"), 4)
+    assert Counter(url for url, *_ in sent) == dict.fromkeys(("none", "base", "custom"), 2)
     for count in (6, 15):
         seen = [request[1:] for request in sent if len(request[1]) == count]
-        assert len(seen) == 6 and all(one == seen[0] for one in seen)
+        assert len(seen) == 3 and all(one == seen[0] for one in seen)
         assert seen[0][0][:10] == traffic[0].texts[:count] and seen[0][2] == 64
-    table = summarise_rates(steps, "eager", traffic, evaluation, QUIET)
+    table = summarise_rates(context, "eager", traffic, QUIET)
     assert list(table["chats"]) == ["2", "5"]
-    row = table["chats"]["5"]
-    assert row["base"]["requests"] == 30
-    assert (
-        row["base"]["request_tokens_per_s"] == pytest.approx(20 / 0.48)
-        and row["base"]["acceptance_length"] == 1
-    )
+    base = table["chats"]["5"].base
+    assert base.requests == 15
+    assert base.request_tokens_per_s == pytest.approx(20 / 0.48) and base.acceptance_length == 1
+
+
+def scaled_literally(times: list[int], count: int, rate: Fraction) -> list[Fraction]:
+    """The log's gaps, repeated a mean gap after its end, times one factor, in exact numbers."""
+    gaps = [Fraction(b - a) for a, b in itertools.pairwise(times)]
+    mean = sum(gaps) / len(gaps)
+    chosen = []
+    while len(chosen) < count - 1:
+        place = len(chosen) % (len(gaps) + 1)
+        chosen.append(gaps[place] if place < len(gaps) else mean)
+    factor = Fraction(count - 1) / rate / sum(chosen)
+    return list(itertools.accumulate((gap * factor for gap in chosen), initial=Fraction(0)))
+
+
+@pytest.mark.parametrize("count", [2, 7, 40, 41, 97])
+def test_the_log_s_gaps_are_kept_in_proportion(count):
+    random, rate = np.random.default_rng(count), Fraction(16, 3)
+    times = (1_700_000_000 + np.cumsum(random.integers(0, 5000, 40))).tolist()
+    times[5] = times[4]  # two at once
+    seconds, source = customers_arrivals(times, count, float(rate), seed=0)
+    assert source == "log"
+    literal = [float(t) for t in scaled_literally(times, count, rate)]
+    assert seconds == pytest.approx(literal, rel=1e-9, abs=1e-9)
+    assert (count - 1) / seconds[-1] == pytest.approx(float(rate))
+
+
+def test_without_times_requests_come_as_a_poisson_process_of_the_seed():
+    without = [None] * 50
+    for times in (without, [1.7e9, *without], [1.7e9] * 50, [1.7e9], []):
+        assert customers_arrivals(times, 30, 2.0, seed=3)[1] == "poisson"
+    one, same, other = (customers_arrivals(without, 4000, 2.0, seed=seed)[0] for seed in (3, 3, 4))
+    assert one == same != other and one[-1] == pytest.approx(3999 / 2.0)
+    gaps = np.diff(one) * 2.0
+    assert gaps.min() >= 0 and gaps.std() == pytest.approx(1, abs=0.06)
+    assert (gaps > 1).mean() == pytest.approx(np.exp(-1), abs=0.03)

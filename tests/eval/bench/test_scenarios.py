@@ -4,9 +4,8 @@ import pytest
 from pydantic import ValidationError
 
 from outrider.common.errors import OutriderError
-from outrider.eval.bench.scenario_config import ScenarioConfig
 from outrider.eval.bench.scenarios import EVERYTHING, select
-from outrider.eval.config import EvalConfig
+from outrider.eval.config import EvalConfig, ScenarioConfig
 from outrider.serving.config import EngineConfig, ServingConfig
 
 SERVING = ServingConfig(engine=EngineConfig(max_model_len=512))

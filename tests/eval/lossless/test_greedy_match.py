@@ -5,7 +5,6 @@ from outrider.eval.lossless.greedy_match import (
     compare_greedy,
     excess,
     first_difference,
-    task_accuracy,
     text_statistics,
 )
 from outrider.eval.results.verification import Difference
@@ -36,23 +35,6 @@ def test_text_statistics_find_the_tail():
     logprobs = [np.log([0.5, 0.5, 1e-5]), np.log([0.25])]
     result = text_statistics(logprobs)
     assert result.tokens == 4 and result.tail_share == 0.25
-
-
-def test_task_accuracy_is_paired():
-    marks = [True, False] * 20
-    turned = [not mark for mark in marks]
-    for custom, value, equivalent in (
-        (marks, 0.0, True),
-        (turned, 0.0, False),
-        ([True] * 40, 0.5, False),
-    ):
-        result = task_accuracy(
-            {"none": marks, "base": marks, "custom": custom},
-            [str(i) for i in range(40)],
-        )
-        assert result.none == 20
-        difference = result.custom_minus_none
-        assert (difference.value, difference.within(0.1)) == (value, equivalent)
 
 
 def greedy(responses, differing, gap=3.0):

@@ -1,12 +1,22 @@
+"""The recipe's check is tried and loaded; TOST against its formula and by simulation."""
+
 import importlib
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from outrider.common.errors import OutriderError
 from outrider.eval.config import EvalConfig
-from outrider.eval.lossless.task_accuracy import load_task, try_task
+from outrider.eval.lossless.task_accuracy import (
+    Z,
+    equivalence,
+    load_task,
+    responses_needed,
+    task_accuracy,
+    try_task,
+)
 from outrider.pipeline.recipe.shipped import SHIPPED
 
 NANO_R1 = SHIPPED / "nano_r1" / "target"
@@ -84,3 +94,66 @@ def test_a_task_is_found_by_its_import_string():
 def test_a_wrong_name_says_what_is_wrong(name, message):
     with pytest.raises(OutriderError, match=message):
         load_task(name)
+
+
+def test_task_accuracy_is_paired():
+    marks = [True, False] * 20
+    turned = [not mark for mark in marks]
+    for custom, value, changed in ((marks, 0.0, 0), (turned, 0.0, 1), ([True] * 40, 0.5, 0.25)):
+        solved = {"none": marks, "base": marks, "custom": custom}
+        result = task_accuracy(solved, [str(i) for i in range(40)])
+        assert result.none == 20
+        difference = result.custom_minus_none
+        assert (difference.value, difference.variance) == (value, changed)
+
+
+@pytest.mark.parametrize(
+    ("with_only", "without_only", "same"), [(0, 0, 24), (3, 1, 40), (10, 14, 100)]
+)
+def test_without_clusters_it_is_agresti_and_min_s_interval(with_only, without_only, same):
+    differences = [1] * with_only + [-1] * without_only + [0] * same
+    n = len(differences)
+    found = equivalence(differences, [str(i) for i in range(n)])
+    # Their table with half a response added to each of its four cells; the value stays observed.
+    b, c = with_only + 0.5, without_only + 0.5
+    literal = np.sqrt((b + c) - (with_only - without_only) ** 2 / n) / (n + 2)
+    assert found.value == pytest.approx((with_only - without_only) / n)
+    assert found.high - found.value == pytest.approx(Z * literal)
+
+
+def equivalent(differences, clusters, margin=0.1):
+    return equivalence(differences, clusters).within(margin)
+
+
+def test_few_equal_responses_and_few_sessions_show_nothing():
+    assert not equivalent([0] * 14, range(14)) and equivalent([0] * 15, range(15))
+    assert responses_needed(0.0, 0.1) == 15
+    differences = [1] * 20 + [-1] * 20 + [0] * 160
+    assert equivalent(differences, range(200))
+    together = [i // 10 for i in range(200)]  # two sessions +1, two -1
+    assert not equivalent(differences, together)
+    assert equivalence(differences, together).clusters == 20
+
+
+@pytest.mark.parametrize("variance", [0.0, 0.25, 1.0])
+@pytest.mark.parametrize("margin", [0.02, 0.1, 0.3])
+def test_as_many_as_are_needed_suffice_and_one_less_does_not(variance, margin):
+    n = responses_needed(variance, margin)
+
+    def half_width(n):
+        return Z * np.sqrt(variance * n + 1) / (n + 2)
+
+    assert half_width(n) < margin and (n == 1 or half_width(n - 1) >= margin)
+
+
+def test_what_is_as_bad_as_the_margin_passes_one_time_in_twenty():
+    """2,000 evaluations of 150 pairs: with a difference equal to the margin, and with none."""
+    random, n = np.random.default_rng(0), 150
+
+    def passed(with_only, without_only):
+        p = [with_only, without_only, 1 - with_only - without_only]
+        draws = random.choice([1.0, -1.0, 0.0], p=p, size=(2000, n))
+        return np.mean([equivalent(row, range(n)) for row in draws])
+
+    assert 0.02 < passed(0.05, 0.15) < 0.065
+    assert passed(0.05, 0.05) > 0.9

@@ -8,16 +8,19 @@ import numpy as np
 import pytest
 import torch
 
-from outrider.eval.config import ParityConfig
+from outrider.common.errors import OutriderError
 from outrider.eval.replay.draft_parity import (
     Recording,
+    Step,
     batches,
     complaint,
     draft_parity,
     record_each,
 )
+from outrider.eval.results.verification import Parity, ParityControl
 from outrider.serving.config import EngineConfig, TargetConfig
 from outrider.speculators.checkpoints.target_ends import load_target_ends
+from outrider.speculators.config import ParityConfig
 from outrider.speculators.kinds.mtp.checkpoint import load_mtp, save_mtp
 from outrider.speculators.unroll import unroll_anchors
 from tests.shipped_traffic import token_ids, with_token_ids
@@ -54,16 +57,15 @@ def test_the_unroll_and_the_engine_draft_the_same_tokens_at_every_depth(
         recordings = record_each(engine, speculators, short_r1, prompts, parity)
     for name, recording in recordings.items():
         found = draft_parity(recording, speculators[name], short_r1, 4, parity)
-        assert found["steps"] > 150
+        assert found.steps > 150
         assert complaint(found, parity) is None, found
         # The engine against itself, in batches of four and of one.
-        assert found["control"]["drafts"] > 300 and found["control"]["missing"] <= 0.02, found
-        # The rest are near ties that bf16 and float32 break differently. One draft in some hundreds
-        # may differ by several nats, where bf16 routes it to another expert. So single drafts are
-        # not bounded.
-        assert min(found["per_depth"]) >= 0.97, found
-        assert found["agreement"] + found["near_ties"] >= 0.98, found
-        assert found["difference"] < 0.05, found
+        assert found.control.drafts > 300 and found.control.missing <= 0.02, found
+        # The rest are near ties that bf16 and float32 break differently. One draft in some
+        # hundreds may differ by several nats, where bf16 routes it to another expert. So the
+        # largest gap and single drafts are not bounded.
+        assert min(found.per_depth) >= 0.97 and found.difference < 0.05, found
+        assert found.agreement + found.near_ties >= 0.98, found
     # The other's weights do not pass for it.
     crossed = draft_parity(recordings["custom"], short_r1, short_r1, 4, parity)
     assert "usual causes" in complaint(crossed, parity)
@@ -110,23 +112,15 @@ def tiny(tmp_path_factory):
                 logprob, draft = ends.logits(states[depth][0]).log_softmax(-1).max(-1)
                 tokens.append(int(draft))
                 logprobs.append(float(logprob))
-            steps.append(
-                {
-                    "request": request,
-                    "anchor": anchor,
-                    "token_ids": tokens,
-                    "drafts": tokens[-DEPTH:],
-                    "logprobs": logprobs,
-                }
-            )
+            steps.append(Step(request, anchor, tokens, tokens[-DEPTH:], logprobs))
     return target, Recording(steps, hidden)
 
 
 def test_the_same_drafts_agree_wholly(tiny):
     target, recording = tiny
     found = draft_parity(recording, target, target, DEPTH, ParityConfig())
-    assert found["agreement"] == 1 and found["difference"] < 1e-4
-    assert found["steps"] == 30 and found["per_depth"] == [1.0] * DEPTH
+    assert found.agreement == 1 and found.difference < 1e-4
+    assert found.steps == 30 and found.drafts == 30 * DEPTH and found.control is None
 
 
 def test_the_engine_s_own_difference_is_allowed_and_the_unroll_s_is_not(tiny, tmp_path):
@@ -135,10 +129,11 @@ def test_the_engine_s_own_difference_is_allowed_and_the_unroll_s_is_not(tiny, tm
     random, again = np.random.default_rng(0), []
     others = sums = compared = 0
     for index, step in enumerate(recording.steps):
-        drafts, logprobs = list(step["drafts"]), list(step["logprobs"])
+        drafts, logprobs = list(step.drafts), list(step.logprobs)
         if index == 0:  # another text: not compared
-            tokens = [*step["token_ids"][:-DEPTH], *drafts]
-            again.append(step | {"token_ids": [(tokens[0] + 1) % VOCAB, *tokens[1:]]})
+            tokens = [*step.token_ids[:-DEPTH], *drafts]
+            other = [(tokens[0] + 1) % VOCAB, *tokens[1:]]
+            again.append(dataclasses.replace(step, token_ids=other))
             continue
         noise = random.normal(0, 0.1, DEPTH)
         for depth in range(DEPTH):
@@ -149,27 +144,45 @@ def test_the_engine_s_own_difference_is_allowed_and_the_unroll_s_is_not(tiny, tm
                 others += 1
                 break
             sums += abs(noise[depth])
-        tokens = [*step["token_ids"][:-DEPTH], *drafts]
-        again.append(step | {"drafts": drafts, "logprobs": logprobs, "token_ids": tokens})
+        tokens = [*step.token_ids[:-DEPTH], *drafts]
+        again.append(dataclasses.replace(step, drafts=drafts, logprobs=logprobs, token_ids=tokens))
     strict = ParityConfig(near_tie_nats=0)
     both = dataclasses.replace(recording, again=again)
-    control = draft_parity(both, target, target, DEPTH, strict)["control"]
-    assert (control["drafts"], others) == (compared, 3)
-    assert control["missing"] == pytest.approx(others / compared)
-    assert control["difference"] == pytest.approx(sums / (compared - others))
+    control = draft_parity(both, target, target, DEPTH, strict).control
+    assert (control.drafts, others) == (compared, 3)
+    assert control.missing == pytest.approx(others / compared)
+    assert control.difference == pytest.approx(sums / (compared - others))
     # Drafts as far from the unroll as the engine is from itself pass; without the control not.
-    found = {"steps": 300, "agreement": 1 - others / compared, "near_ties": 0.0}
-    found |= {"difference": 0.05, "per_depth": [0.97] * DEPTH}
-    assert complaint(found | {"control": control}, strict) is None
+    found = parity_of(300, 1 - others / compared, difference=0.05, control=control)
+    assert complaint(found, strict) is None
     limit = f"{others / compared:.3g} + 0.005 (the engine against itself"
-    assert limit in complaint(found | {"control": control, "agreement": 0.95}, strict)
-    assert complaint(found | {"control": None}, strict) is not None
-    assert complaint(found | {"control": control, "difference": float("nan")}, strict) is not None
-    assert complaint(found | {"control": control, "agreement": float("nan")}, strict) is not None
+    assert limit in complaint(found.model_copy(update={"agreement": 0.95}), strict)
+    assert complaint(found.model_copy(update={"control": None}), strict) is not None
     # An engine that does not reproduce itself at all excuses no more than three limits.
-    noise = {"drafts": 900, "missing": 0.5, "difference": 2.0}
-    assert complaint(found | {"control": noise, "agreement": 0.95}, strict) is not None
-    assert complaint(found | {"control": noise, "difference": 0.16}, strict) is not None
+    noise = ParityControl(drafts=900, missing=0.5, difference=2.0)
+    noisy = found.model_copy(update={"control": noise})
+    assert complaint(noisy.model_copy(update={"agreement": 0.95}), strict) is not None
+    assert complaint(noisy.model_copy(update={"difference": 0.16}), strict) is not None
+
+
+def test_weights_that_draft_no_numbers_are_an_error(tiny):
+    target, recording = tiny
+    steps = [dataclasses.replace(recording.steps[0], logprobs=[float("nan")] * DEPTH)]
+    with pytest.raises(OutriderError, match="are not finite"):
+        draft_parity(
+            dataclasses.replace(recording, steps=steps), target, target, DEPTH, ParityConfig()
+        )
+
+
+def parity_of(steps, agreement, depths=3, difference=0.01, control=None) -> Parity:
+    return Parity(
+        steps=steps,
+        agreement=agreement,
+        near_ties=0.0,
+        difference=difference,
+        per_depth=[agreement] * depths,
+        control=control,
+    )
 
 
 @pytest.mark.parametrize("drafts", [24, 200, 500, 800, 2000])
@@ -178,12 +191,9 @@ def test_the_number_of_drafts_does_not_decide_whether_a_sound_engine_is_refused(
     random, config = np.random.default_rng(0), ParityConfig()
 
     def refused(share: float) -> float:
-        found = {"steps": drafts, "near_ties": 0.0, "difference": 0.01, "control": None}
         misses = random.binomial(drafts, share, 400)
-        rows = [
-            found | {"agreement": a, "steps": drafts, "per_depth": [a]} for a in 1 - misses / drafts
-        ]
-        return sum(complaint(row, config) is not None for row in rows) / len(rows)
+        found = (parity_of(drafts, 1 - missed / drafts, depths=1) for missed in misses)
+        return sum(complaint(each, config) is not None for each in found) / len(misses)
 
     assert max(refused(share) for share in (0.004, 0.006, 0.008)) <= 0.05
     assert drafts < 200 or refused(0.05) > 0.9
@@ -225,9 +235,9 @@ def test_a_near_tie_is_told_from_another_draft(tiny):
     speculator, ends = load_mtp(target), load_target_ends(target)
     gaps, steps = [], []
     for step in recording.steps:
-        anchor, tokens = step["anchor"], torch.tensor(step["token_ids"])[None]
+        anchor, tokens = step.anchor, torch.tensor(step.token_ids)[None]
         hidden = torch.zeros(1, tokens.shape[1], HIDDEN)
-        hidden[0, : anchor + 1] = recording.inputs[step["request"]][: anchor + 1]
+        hidden[0, : anchor + 1] = recording.inputs[step.request][: anchor + 1]
         anchors = (torch.arange(tokens.shape[1]) == anchor)[None]
         row = (
             tokens,
@@ -240,7 +250,7 @@ def test_a_near_tie_is_told_from_another_draft(tiny):
             _, states = unroll_anchors(speculator, ends, *row, depth=DEPTH)
             best, second = ends.logits(states[-1])[0].log_softmax(-1).topk(2)
         gaps.append(float(best[0] - best[1]))
-        steps.append({**step, "drafts": [*step["drafts"][:-1], int(second[1])]})
+        steps.append(dataclasses.replace(step, drafts=[*step.drafts[:-1], int(second[1])]))
     bound = sorted(gaps)[10] + 1e-4
     found = draft_parity(
         dataclasses.replace(recording, steps=steps),
@@ -249,28 +259,22 @@ def test_a_near_tie_is_told_from_another_draft(tiny):
         DEPTH,
         ParityConfig(near_tie_nats=bound),
     )
-    near_ties = found["near_ties"] * DEPTH  # all at the last depth
-    assert found["per_depth"][-1] == 0
-    assert near_ties == pytest.approx(sum(gap <= bound for gap in gaps) / len(gaps))
-    assert 11 / 30 <= near_ties < 1
+    near = sum(gap <= bound for gap in gaps) / len(gaps)
+    assert found.per_depth[-1] == 0 and found.near_ties == pytest.approx(near / DEPTH)
+    assert 11 / 30 <= near < 1
 
 
 def test_long_prompts_share_no_batch_that_would_not_fit():
     lengths = [5, 8, 100, 4000, 4090, 4096, 4097, 32_768, 32_769]
-    steps = [{"token_ids": range(length)} for length in lengths]
-    found = [[len(step["token_ids"]) for step in batch] for batch in batches(steps)]
+    steps = [Step(0, 0, range(length), [], []) for length in lengths]
+    found = [[len(step.token_ids) for step in batch] for batch in batches(steps)]
     assert found == [[5, 8, 100], [4000, 4090], [4096], [4097], [32_768], [32_769]]
-    many = [{"token_ids": range(9)}] * 40
+    many = [Step(0, 0, range(9), [], [])] * 40
     assert [len(batch) for batch in batches(many)] == [16, 16, 8]
 
 
-def test_a_loose_bound_lets_it_pass(tiny):
-    target, recording = tiny
-    found = draft_parity(recording, target, target, DEPTH, ParityConfig()) | {
-        "agreement": 0.88,
-        "near_ties": 0.02,
-        "difference": 0.4,
-    }
+def test_a_loose_bound_lets_it_pass():
+    found = parity_of(30, 0.9, difference=0.4)
     assert complaint(found, ParityConfig(min_agreement=0.9, max_difference=0.4)) is None
     assert complaint(found, ParityConfig(min_agreement=0.97, max_difference=0.4))
     assert complaint(found, ParityConfig(min_agreement=0.9, max_difference=0.39))

@@ -88,9 +88,7 @@ def test_a_briefly_trained_head_drafts_and_is_counted_as_predicted(
         for name, _, _ in written
     ]
     predicted = float(replay(head, nano_r1, store, described, depth=K).steps_RK[:, K - 1].sum())
-    print(
-        f"parity {found['agreement']:.4f} + {found['near_ties']:.4f}, steps {predicted} {counted}"
-    )
+    print(f"parity {found.agreement:.4f} + {found.near_ties:.4f}, steps {predicted} {counted}")
     assert predicted == pytest.approx(counted, rel=0.005)
     tokens = sum(len(answer) - 1 for answer in answers)
     assert tokens / counted > LEAST[kind_name]

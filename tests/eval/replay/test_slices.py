@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
+from outrider.common.jackknife import LEAST_SESSIONS
 from outrider.eval.replay.replay import ReplaySums
 from outrider.eval.replay.slices import by_prompt_length, sliced
-from outrider.eval.stats.clusters import LEAST_CLUSTERS
 
 K = 2
 
@@ -62,7 +62,7 @@ def test_an_interval_needs_sessions_and_is_over_them():
     one, five = sliced(base, custom, 2, slices)["route"]
     assert one.ratio.clusters == 1 and one.ratio.low is None
     assert (
-        five.ratio.clusters == LEAST_CLUSTERS
+        five.ratio.clusters == LEAST_SESSIONS
         and five.ratio.low < five.ratio.value < five.ratio.high
     )
 

@@ -10,7 +10,7 @@ from rich.console import Console
 from outrider.common.errors import OutriderError
 from outrider.eval.report.compare import compare, print_comparison, write_page
 from outrider.eval.report.drift import change, history
-from outrider.eval.results.parts import ClusteredEstimate, Drafters
+from outrider.eval.results.parts import Drafters
 from outrider.eval.results.report import SpeculatorIdentity
 from outrider.eval.stats.clusters import clustered
 from tests.eval.sample_history import SPREAD, estimate, report
@@ -118,7 +118,7 @@ def test_an_unchanged_speculator_seldom_changes():
         steps = tokens / random.normal(2.5, 0.4, 80).clip(1)
         sums = np.stack([tokens, steps], axis=1)
         drawn = clustered(sums, [*range(80)], lambda s: s[..., 0] / s[..., 1])
-        return ClusteredEstimate.of(drawn)
+        return drawn
 
     found = [change(run(), run(), 1).beyond_chance for _ in range(200)]
     assert 2 <= sum(found) <= 24

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from outrider.common.jackknife import degrees_of_freedom
-from outrider.eval.stats.clusters import LEAST_CLUSTERS, clustered, jackknife_margin
+from outrider.common.jackknife import LEAST_SESSIONS, degrees_of_freedom
+from outrider.eval.stats.clusters import clustered, jackknife_margin
 from outrider.eval.stats.intervals import share_interval
 
 
@@ -61,7 +61,7 @@ def test_percentiles_of_few_sessions_are_wrong_more_often():
     assert found[2] > 0.2 and found[5] > 0.07 and found[12] > 0.05 and found[30] > 0.035
 
 
-@pytest.mark.parametrize("sessions", range(1, LEAST_CLUSTERS))
+@pytest.mark.parametrize("sessions", range(1, LEAST_SESSIONS))
 def test_few_sessions_have_no_interval(sessions):
     base, custom = simulated(np.random.default_rng(sessions), sessions, 1)
     found = clustered(np.stack([base[0], custom[0]], axis=1), range(sessions), ratio)
@@ -130,5 +130,5 @@ def test_pairing_narrows_the_interval():
 
 
 def test_wilson_has_width_at_the_ends():
-    assert share_interval(24, 24) == pytest.approx([0.862, 1.0], abs=0.001)
-    assert share_interval(0, 0) == [0.0, 1.0]
+    assert share_interval(24, 24) == pytest.approx((0.862, 1.0), abs=0.001)
+    assert share_interval(0, 0) == (0.0, 1.0)

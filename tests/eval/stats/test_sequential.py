@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from outrider.eval.stats.intervals import Estimate
+from outrider.eval.results.parts import Estimate
 from outrider.eval.stats.sequential import Looks, decided
 from outrider.eval.stats.speed_ratio import alternated_ratio, block_noise, speed_ratio
 from tests.eval.stats.machine_noise import alternated_pairs, blocks_of
@@ -72,10 +72,10 @@ def test_there_is_no_interval_outside_the_plan():
 
 
 def test_decided_means_the_interval_excludes_the_threshold():
-    assert decided(Estimate(1.2, 1.1, 1.3, 5, 5), 1.0)
-    assert decided(Estimate(0.8, 0.7, 0.9, 5, 5), 1.0)
-    assert not decided(Estimate(1.1, 1.0, 1.3, 5, 5), 1.0)
-    assert not decided(Estimate(0.9, 0.7, 1.1, 5, 5), 1.0)
+    assert decided(Estimate(value=1.2, low=1.1, high=1.3), 1.0)
+    assert decided(Estimate(value=0.8, low=0.7, high=0.9), 1.0)
+    assert not decided(Estimate(value=1.1, low=1.0, high=1.3), 1.0)
+    assert not decided(Estimate(value=0.9, low=0.7, high=1.1), 1.0)
 
 
 @pytest.mark.parametrize("lasting", LASTING)

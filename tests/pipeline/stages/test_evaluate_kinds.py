@@ -1,7 +1,4 @@
-"""Choose_kind and evaluate in a run of two real kinds: all but the servers, whose blocks are kept.
-
-Replays, choice, both evaluations, verdicts, reports and what the run publishes are computed.
-"""
+"""Choose_kind and evaluate in a run of two real kinds: replays, choice, and what is published."""
 
 import json
 from pathlib import Path
@@ -13,20 +10,21 @@ from datasets import Dataset
 
 from outrider.common.files import read_json, write_json
 from outrider.data.features.feature_writer import FeatureWriter
-from outrider.data.on_policy.check import write_quarantine
+from outrider.data.on_policy.quarantine import write_quarantine
+from outrider.eval import choose_kind as choose_kind_module
+from outrider.eval.bench.step_times import StepTimes
+from outrider.eval.context import EvaluationContext
 from outrider.eval.results.choice import KindChoice
-from outrider.eval.results.report import Report, Results
 from outrider.pipeline.recipe.load import load_recipe
 from outrider.pipeline.recipe.recipe import Recipe
 from outrider.pipeline.run_dir import RunDirectory
 from outrider.pipeline.stages.choose_kind import CHOOSE_KIND
-from outrider.pipeline.stages.evaluate import EVALUATE_KINDS, context_of_kind
+from outrider.pipeline.stages.evaluate import EVALUATE_KINDS
 from outrider.speculators.features import FeatureStream
 from outrider.speculators.kinds import kind_of
 from outrider.speculators.kinds.mtp.checkpoint import load_mtp, save_mtp
 from tests.eagle3_head import write_eagle3_head
-from tests.eval.sample_kinds import sample_step_times
-from tests.eval.sample_results import served_measurements
+from tests.eval.sample_kinds import sample_steps
 from tests.tiny import HIDDEN, write_tiny_target
 
 KINDS = ("mtp", "eagle3")
@@ -101,24 +99,16 @@ def recipe_of(target: Path) -> Recipe:
     return load_recipe("resume_screening", [f"target.model={target}", *WORDS]).recipe
 
 
-def keep_blocks(run: RunDirectory, recipe: Recipe, faster: dict[str, float]) -> None:
-    """Puts into the caches what servers would measure: custom's speed over base by kind."""
-    contexts = {kind: context_of_kind(run, recipe, kind) for kind in KINDS}
-    steps = sample_step_times(contexts)
-    for kind, context in contexts.items():
-        context.cache.put("step_times", steps[kind].model_dump(mode="json"))
-        for name, measured in served_measurements(faster[kind], prompts=6).items():
-            context.cache.put(name, measured)
-
-
-def test_two_kinds_are_chosen_evaluated_and_the_best_is_published(run) -> None:
+def test_the_faster_of_two_kinds_is_published_and_evaluated(run, monkeypatch) -> None:
     directory, recipe = run
     directory.begin_attempt(recipe, (), ["train-speculator"])
-    keep_blocks(directory, recipe, {"mtp": 1.2, "eagle3": 1.6})
+    steps = StepTimes(seconds={kind: sample_steps()[kind] for kind in KINDS})
+    monkeypatch.setattr(choose_kind_module, "_time_kinds", lambda contexts: steps)
     CHOOSE_KIND.perform(directory, recipe, {})
     choice = KindChoice.model_validate(read_json(directory.kind_choice))
-    assert set(choice.finalists) == set(KINDS)
-    assert directory.result_of("choose_kind")["finalists"] == choice.finalists
+    speeds = {each.kind: each.tokens_per_s("1") for each in choice.kinds}
+    assert choice.chosen == max(speeds, key=speeds.get)
+    assert directory.result_of("choose_kind") == {"chosen": choice.chosen, "tokens_per_s": speeds}
     facts = {each.kind: each.facts for each in choice.kinds}
     for kind in KINDS:
         (weights,) = directory.of_kind(kind).speculator.glob("*.safetensors")
@@ -126,28 +116,16 @@ def test_two_kinds_are_chosen_evaluated_and_the_best_is_published(run) -> None:
         # The bytes are bf16, up to headers and the vocabulary's maps.
         assert facts[kind].parameters == pytest.approx(weights.stat().st_size / 2, rel=0.1)
 
+    def evaluated(context: EvaluationContext) -> dict[str, Any]:
+        """The evaluation itself: tests/eval/test_evaluate.py."""
+        assert context.kinds == choice and context.folders.out == directory.evaluation
+        assert context.folders.report == directory.root
+        assert context.speculators["custom"].kind == choice.chosen
+        return {"verdict": "ship", "kind": choice.chosen}
+
+    monkeypatch.setattr("outrider.eval.evaluate.evaluate", evaluated)
     EVALUATE_KINDS.perform(directory, recipe, {})
-    line = directory.result_of("evaluate")
-    results = Results.read(directory.evaluation / "results.json")
-    chosen = results.kinds.chosen
-    assert set(results.kinds.served) == set(KINDS) and results.kinds.choice == choice
-    for kind in KINDS:
-        own = directory.of_kind(kind).evaluation
-        found = Results.read(own / "results.json")
-        assert found.speculator.kind == kind and found.kinds is None
-        assert found.k.custom == choice.of(kind).k  # as forecast, from the same steps
-        assert results.kinds.served[kind].verdict == found.verdict.verdict
-        assert "Acceptance length during training" in (own / "report.html").read_text()
-        # Nothing was started: only what was kept, and replays.
-        names = {path.stem for path in (own / "steps").iterdir()}
-        assert names >= {"step_times", "speed_eager", "replay_validation_custom"}
-    assert results.speculator.kind == line["kind"] == chosen
-    assert line["verdict"] == results.verdict.verdict
-    assert line["report"] == str(directory.root / "report.html")
-    assert results.kinds.reason in (directory.root / "report.md").read_text()
-    report = Report.model_validate(read_json(directory.root / "report.json"))
-    assert report.kinds == results.kinds
-    assert kind_of(directory.speculator).name == chosen
-    own = directory.of_kind(chosen)
+    assert directory.result_of("evaluate")["kind"] == choice.chosen
+    assert kind_of(directory.speculator).name == choice.chosen
+    own = directory.of_kind(choice.chosen)
     assert directory.metrics.read_bytes() == own.metrics.read_bytes()
-    assert EVALUATE_KINDS.state(directory, recipe, {}).done

@@ -3,11 +3,12 @@
 python -m tests.serving.vllm_hooks.v2_parity TARGET prompts.json
 """
 
+import dataclasses
 import json
 import sys
 from pathlib import Path
 
-from outrider.eval.replay.draft_parity import compare_each, record_each
+from outrider.eval.replay.draft_parity import draft_parity, record_each
 from outrider.serving.config import EngineConfig, TargetConfig
 from outrider.serving.engine import open_engine
 from outrider.serving.vllm_hooks.draft_recorder import DRAFT_EXTENSION
@@ -26,9 +27,11 @@ def main() -> None:
     with open_engine(target, small, base["base"], K, extension=DRAFT_EXTENSION) as engine:
         recordings = record_each(engine, base, target.directory(), prompts, parity)
         runner = engine.llm.llm_engine.vllm_config.use_v2_model_runner
-    found = compare_each(recordings, base, target, K, parity, "float32")["base"]
+    directory = target.directory()
+    found = draft_parity(recordings["base"], directory, directory, K, parity)
     states = recordings["base"].inputs[0].float()
-    steps = recordings["base"].steps
+    steps = [dataclasses.asdict(step) for step in recordings["base"].steps]
+    found = found.model_dump()
     print(json.dumps({"v2": runner, "found": found, "states": states.tolist(), "steps": steps}))
 
 

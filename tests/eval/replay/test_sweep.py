@@ -3,8 +3,7 @@
 import pytest
 
 from outrider.eval.config import EvalConfig
-from outrider.eval.replay.weight_interpolation import sweep
-from outrider.eval.results.acceptance import Mixture
+from outrider.eval.replay.heldout_replay import sweep
 from tests.eval.sample_results import K, sample_replay
 
 ACCEPTANCE = {
@@ -29,7 +28,7 @@ def test_only_the_best_share_of_validation_is_measured_on_other_parts(custom, ch
     measured = {"heldout": sample_replay(0.6), "general": sample_replay(0.6)}
     settings = EvalConfig(interpolation=[0.25, 0.5, 0.75])
     rows = sweep(settings, K, validation, measured, replay_mixture)
-    mixtures = {row["share"]: Mixture.model_validate(row) for row in rows}
+    mixtures = {row.share: row for row in rows}
     others = [(chosen, "heldout"), (chosen, "general")] if chosen else []
     assert replayed == [(share, "validation") for share in (0.25, 0.5, 0.75)] + others
     assert {share for share, row in mixtures.items() if row.heldout} == ({chosen} - {None})

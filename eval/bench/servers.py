@@ -1,0 +1,194 @@
+"""The servers of an evaluation: one without speculation, and one that base and custom share.
+
+    with Servers(target, serving, speculators, range(1, 4), logs) as servers:
+        server = servers.server("eager", "base", drafts=3)
+        complete(server.url, ...)
+
+The same engine started twice is not equally fast. So base and custom are compared in one engine,
+whose drafter weights are swapped between blocks or requests in milliseconds; flags, compiled code
+and memory are the same for both. Only the comparison with no speculation crosses engines, as does
+that with a speculator whose weights cannot be swapped: one of another kind or shape, or without
+weights.
+
+An engine starts with a schedule of drafts that has all numbers that are measured, and `server` sets
+the number before each turn (serving/vllm_hooks/drafts_file.py). With data parallelism or EPLB that
+is not possible: every number and speculator then has a server of its own. Such an engine at k is as
+fast as one started at k (benchmarks/results/serving.md).
+
+Servers start when they are first asked for. Where the machine holds them, they stay up side by
+side. A target that fills its GPUs leaves room for one, and the servers alternate.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import TypeVar
+
+from outrider.serving.config import ServingConfig, TargetConfig
+from outrider.serving.server import Server
+from outrider.serving.speculator import Speculator
+from outrider.serving.vllm_hooks.drafts_file import Drafts, DraftsFile
+
+PLAIN, SHARED = "none", "speculating"
+"""Names of the servers without speculation, and of those whose weights are swapped."""
+
+Turn = tuple[str, Drafts | None]
+"""A variant and its drafts per step."""
+SomeDrafts = TypeVar("SomeDrafts", bound=Drafts | None)
+
+
+@dataclass
+class _Running:
+    server: Server
+    numbers: tuple[int, ...]
+    """Numbers of drafts that it was started with."""
+    file: DraftsFile
+    loaded: Path | None
+    """Directory of the weights that it holds."""
+
+
+class Servers:
+    """The variants' servers, for one stream of requests at a time, in one engine mode at a time."""
+
+    def __init__(
+        self,
+        target: TargetConfig,
+        serving: ServingConfig,
+        speculators: Mapping[str, Speculator],
+        numbers: Sequence[int],
+        log_dir: Path,
+        side_by_side: bool = True,
+        warm_up: Callable[[Server], None] = lambda server: None,
+    ) -> None:
+        """`numbers` are the drafts per step that may be asked for.
+
+        `warm_up` sends a started server its first requests.
+        """
+        self._speculators = {PLAIN: Speculator("none"), **speculators}
+        self._apart = not serving.engine.changes_drafters
+        """Every number of drafts and every speculator has a server of its own."""
+        self._sharing = set() if self._apart else _sharing(self._speculators)
+        self._target, self._serving, self._numbers = target, serving, tuple(sorted(numbers))
+        self._log_dir, self._side_by_side, self._warm_up = Path(log_dir), side_by_side, warm_up
+        self._mode: str | None = None
+        self._up: dict[str, _Running] = {}
+
+    def server(self, mode: str, variant: str, drafts: Drafts | None = None) -> Server:
+        """The variant's server: ready, its weights in place, drafting so many tokens per step.
+
+        Its prefix cache is empty, so call this before every block. A swap empties the cache;
+        without this, a variant that follows another with the same weights would find the prompts
+        of the block before in it, and one that follows a swap never would.
+        """
+        if mode != self._mode:
+            self.stop()
+            self._mode = mode
+        name, numbers = self.name(variant), self._numbers_of(variant, drafts)
+        running = self._up.get(name)
+        if running is None or running.numbers != numbers:
+            self.stop(None if not self._side_by_side else name)
+            running = self._start(name, variant, numbers)
+        if drafts is not None and len(numbers) > 1:
+            running.file.draft(drafts)
+        directory = self._speculator(variant).directory
+        if name == SHARED and directory is not None and directory != running.loaded:
+            running.server.swap(directory)
+            running.loaded = directory
+        else:
+            running.server.reset_prefix_cache()
+        return running.server
+
+    def groups(self, turns: Sequence[tuple[str, SomeDrafts]]) -> list[list[tuple[str, SomeDrafts]]]:
+        """The turns in groups that can alternate without starting a server in between."""
+        by_server: dict[tuple[str, tuple[int, ...]], list[tuple[str, SomeDrafts]]] = {}
+        for variant, drafts in turns:
+            place = self.name(variant), self._numbers_of(variant, drafts)
+            by_server.setdefault(place, []).append((variant, drafts))
+        if self._side_by_side and len({name for name, _ in by_server}) == len(by_server):
+            return [[*turns]]
+        return list(by_server.values())
+
+    def name(self, variant: str) -> str:
+        """Name of the variant's server.
+
+        Variants without speculation share one, and those whose weights can be swapped another.
+        """
+        if not self._speculator(variant).speculates:
+            return PLAIN
+        drafter = variant if self._apart or variant in self._speculators else "base"
+        return SHARED if drafter in self._sharing else drafter
+
+    def stop(self, name: str | None = None) -> None:
+        """Stops the server of that name, or all."""
+        for each in [*self._up] if name is None else {name} & self._up.keys():
+            self._up.pop(each).server.stop()
+
+    def __enter__(self) -> "Servers":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    def _start(self, name: str, variant: str, numbers: tuple[int, ...]) -> _Running:
+        assert self._mode is not None
+        serving = self._serving.with_engine(mode=self._mode)
+        speculator = self._speculator(variant)
+        file = DraftsFile(self._log_dir / f"drafts_{self._mode}_{name}.json")
+        schedule = None
+        if len(numbers) > 1:
+            schedule = covering(numbers, serving.engine.max_num_seqs)
+            serving = file.followed(serving)
+        server = Server(
+            self._target,
+            serving,
+            speculator if numbers else None,
+            max(numbers, default=None),
+            log_path=self._log_dir / f"server_{self._mode}_{name}.log",
+            port=serving.port and serving.port + len(self._up),
+            k_per_batch_size=schedule,
+        )
+        running = self._up[name] = _Running(server, numbers, file, speculator.directory)
+        server.start()
+        server.wait()
+        self._warm_up(server)
+        return running
+
+    def _numbers_of(self, variant: str, drafts: Drafts | None) -> tuple[int, ...]:
+        """The numbers of drafts that the variant's server is started with."""
+        speculator = self._speculator(variant)
+        if not speculator.speculates:
+            return ()
+        return (
+            (drafts,)
+            if isinstance(drafts, int) and (self._apart or speculator.fixed_k)
+            else self._numbers
+        )
+
+    def _speculator(self, variant: str) -> Speculator:
+        """Base at other numbers of drafts (results/parts.py) is base."""
+        return self._speculators.get(variant) or self._speculators["base"]
+
+
+def _sharing(speculators: Mapping[str, Speculator]) -> set[str]:
+    """The variants that take turns in one engine: the last one, and those of its kind and shape."""
+    able = [name for name, each in speculators.items() if each.abilities.live_swap]
+    if not able:
+        return set()
+    last = speculators[able[-1]]
+    return {able[-1]} | {name for name in able if last.swaps_with(speculators[name])}
+
+
+def covering(numbers: Sequence[int], seats: int) -> list[tuple[int, int, int]]:
+    """A schedule that has all `numbers` of drafts, the largest for most batch sizes.
+
+    vLLM captures CUDA graphs for the numbers in the schedule.
+    """
+    *others, most = sorted(numbers)
+    rows = [(size, size, number) for size, number in enumerate(others[: seats - 1], 1)]
+    return [*rows, (len(rows) + 1, seats, most)]

@@ -1,0 +1,96 @@
+"""Changes the number of drafts of an engine while it serves.
+
+    file = DraftsFile(logs / "drafts.json")
+    with Server(target, file.followed(serving), speculator, 3, k_per_batch_size=rows, ...):
+        file.draft(2)                   # from the next step on
+
+vLLM's scheduler looks the number of drafts up by batch size in every step (`dynamic_sd_lookup`), in
+an engine that was started with a schedule. The drafter then runs for so many drafts, and the next
+step verifies so many. With 0 drafts it still runs once, to keep its KV cache complete. The hook
+writes what the file says into that lookup.
+"""
+
+import functools
+import json
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from outrider.serving.config import ServingConfig
+
+DRAFTS = "OUTRIDER_DRAFTS"
+"""Environment variable that holds the file's path."""
+
+SCHEDULER = f"{__name__}.following_scheduler"
+"""Value of vLLM's `--scheduler-cls`."""
+
+Drafts = int | Sequence[tuple[int, int, int]]
+"""Drafts per step: one number, or (first batch size, last, number) as in vLLM's schedule."""
+
+
+class DraftsFile:
+    """The file that a server's scheduler follows."""
+
+    def __init__(self, path: Path) -> None:
+        """Removes what an earlier server followed."""
+        self._path = Path(path).resolve()
+        self._path.unlink(missing_ok=True)
+
+    def followed(self, serving: ServingConfig) -> ServingConfig:
+        """`serving` for a server that follows this file."""
+        engine = serving.engine
+        return serving.with_engine(
+            environment=engine.environment | {DRAFTS: str(self._path)},
+            extra_arguments=engine.extra_arguments | {"scheduler_cls": SCHEDULER},
+        )
+
+    def draft(self, drafts: Drafts) -> None:
+        """Makes so many drafts from the next step on."""
+        temporary = self._path.with_suffix(".changing")
+        temporary.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_text(json.dumps(drafts), encoding="utf-8")
+        temporary.replace(self._path)
+
+
+def following_scheduler(vllm_config: Any, **arguments: Any) -> Any:
+    """vLLM's own scheduler, which follows the file; a value of `--scheduler-cls`."""
+    from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+    from vllm.v1.core.sched.scheduler import Scheduler
+
+    kind = AsyncScheduler if vllm_config.scheduler_config.async_scheduling else Scheduler
+    scheduler: Any = kind(vllm_config=vllm_config, **arguments)
+    followed = following(kind.schedule, os.environ[DRAFTS])
+    scheduler.schedule = functools.partial(followed, scheduler)
+    return scheduler
+
+
+def following(schedule: Callable[..., Any], path: str) -> Callable[..., Any]:
+    """`schedule` after the number of drafts is set from the file.
+
+    Whether the file has changed is checked in every step, for 2 µs.
+    """
+    file = Path(path)
+    read: tuple[int, int] | None = None
+
+    def scheduled(scheduler: Any, *args: Any, **kwargs: Any) -> Any:
+        nonlocal read
+        lookup = scheduler.dynamic_sd_lookup
+        if lookup is not None and file.exists():
+            status = file.stat()
+            if read != (version := (status.st_mtime_ns, status.st_ino)):
+                drafts = json.loads(file.read_text(encoding="utf-8"))
+                lookup[:] = _lookup(drafts, len(lookup) - 1, scheduler.num_spec_tokens)
+                read = version
+        return schedule(scheduler, *args, **kwargs)
+
+    return scheduled
+
+
+def _lookup(drafts: Drafts, seats: int, most: int) -> list[int]:
+    """Drafts by batch size, 0 to `seats`."""
+    from vllm.v1.spec_decode.dynamic.utils import build_dynamic_sd_schedule_lookup
+
+    rows = [(1, seats, drafts)] if isinstance(drafts, int) else list(drafts)
+    lookup: list[int] = build_dynamic_sd_schedule_lookup(rows, seats, most)
+    return lookup

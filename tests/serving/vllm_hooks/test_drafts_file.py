@@ -1,0 +1,29 @@
+"""The hook around a scheduler: its number of drafts follows the file."""
+
+from types import SimpleNamespace
+
+from outrider.serving.config import ServingConfig
+from outrider.serving.vllm_hooks.drafts_file import DRAFTS, SCHEDULER, DraftsFile, following
+
+
+def test_the_number_of_drafts_changes_with_the_next_step(tmp_path):
+    path = tmp_path / "drafts.json"
+    path.write_text("1")  # of an earlier server
+    file = DraftsFile(path)
+    engine = file.followed(ServingConfig()).engine
+    assert engine.environment == {DRAFTS: str(path)}
+    assert engine.extra_arguments == {"scheduler_cls": SCHEDULER}
+    scheduler = SimpleNamespace(num_spec_tokens=3, dynamic_sd_lookup=[3, 3, 3, 3, 3])
+    step = following(lambda scheduler: scheduler.dynamic_sd_lookup[1:], str(path))
+    assert step(scheduler) == [3] * 4  # as it was started
+    for drafts, lookup in ((2, [2] * 4), (0, [0] * 4), ([(1, 2, 3), (3, 3, 0)], [3, 3, 0, 0])):
+        file.draft(drafts)
+        assert step(scheduler) == step(scheduler) == lookup
+
+
+def test_a_scheduler_without_a_schedule_is_left_as_it_is(tmp_path):
+    """As vLLM's is without speculation, and with data parallelism."""
+    path = tmp_path / "drafts.json"
+    DraftsFile(path).draft(2)
+    scheduler = SimpleNamespace(num_spec_tokens=3, dynamic_sd_lookup=None)
+    assert following(lambda scheduler: "scheduled", str(path))(scheduler) == "scheduled"
