@@ -10,7 +10,7 @@ from datasets import Dataset
 
 from outrider.common.files import read_json, write_json
 from outrider.data.features.feature_writer import FeatureWriter
-from outrider.data.on_policy.quarantine import write_quarantine
+from outrider.data.on_policy.check import write_quarantine
 from outrider.eval import choose_kind as choose_kind_module
 from outrider.eval.bench.step_times import StepTimes
 from outrider.eval.context import EvaluationContext
