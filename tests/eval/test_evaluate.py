@@ -219,7 +219,7 @@ def test_measurements_are_kept_and_results_computed_again(tmp_path, nano_r1, cap
     assert results.samples is None and "Step by step" not in page
     (target / "tokenizer.json").symlink_to(nano_r1 / "tokenizer.json")
     _, shown = evaluated(show_samples=True)
-    examples = shown.samples.examples
+    examples = shown.samples
     assert digests[4] == digests[0] and len(examples) == 3
     assert (out / "results.json").stat().st_mode & 0o077 == 0
     assert all(example.tokens == 11 for example in examples)
