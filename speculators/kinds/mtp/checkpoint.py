@@ -78,6 +78,12 @@ def load_mtp(
     tensors, layer = CheckpointTensors(layout), MTPTensors(layout)
     stacks = dict(speculator.named_parameters()) | dict(speculator.named_buffers())
     views = checkpoint_names({name: stack.detach() for name, stack in stacks.items()})
+    if not layer.suffixes:
+        raise OutriderError(
+            f"{layout.directory}: no tensor named {layer.prefix}*, though num_nextn_predict_layers"
+            " in config.json promises a multi-token prediction layer; conversions often drop it:"
+            " use the original checkpoint"
+        )
     scales = {name + SCALE_SUFFIX for name in views} & layer.suffixes
     check_names(layout.directory, layer.suffixes, views.keys() | scales)
     with torch.no_grad():
