@@ -160,7 +160,8 @@ def _check_tensors(
 ) -> None:
     """Every tensor of the target's layer, no other, each in its shape and a dtype that fits."""
     target_dir = layer.layout.directory
-    check_names(directory, found, own)
+    files = sorted({header.file.name for header in found.values()}) or ["*.safetensors"]
+    check_names(directory / files[0], found, own)
     for name, header in found.items():
         wanted = own[name]
         if header.shape != wanted.shape:
