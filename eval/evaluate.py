@@ -61,7 +61,7 @@ from outrider.eval.results.report import (
 from outrider.eval.results.speed import Served
 from outrider.eval.summary import conclude
 from outrider.serving.vllm_hooks.version import runs_on_cpu
-from outrider.speculators.checkpoints.compatibility import check_speculator
+from outrider.speculators.compatibility import check_speculator
 
 if TYPE_CHECKING:
     from datasets import Dataset

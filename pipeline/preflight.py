@@ -17,7 +17,7 @@ from outrider.pipeline.recipe.shipped import EMBEDDED_TRAFFIC
 from outrider.serving.config import EMBEDDED_TARGETS
 from outrider.serving.vllm_hooks.version import untried_version, vllm_version
 from outrider.speculators.base import base_of, is_directory
-from outrider.speculators.checkpoints.compatibility import check_speculator
+from outrider.speculators.compatibility import check_speculator
 from outrider.speculators.config import SpeculatorConfig
 from outrider.speculators.kinds import trainable_kind
 from outrider.speculators.planned import warm_directory, warms_up

@@ -19,9 +19,9 @@ from outrider.common.errors import OutriderError
 from outrider.common.process_tree import ProcessTree
 from outrider.common.threads import in_daemon_thread
 from outrider.serving.config import EngineConfig, TargetConfig
+from outrider.serving.hooked import BACKEND
 from outrider.serving.speculator import Speculator
 from outrider.serving.vllm_arguments import engine_arguments, engine_environment, start_environment
-from outrider.serving.vllm_hooks import BACKEND
 from outrider.serving.vllm_hooks.plugin import register
 from outrider.serving.vllm_hooks.swap import swap_speculator
 from outrider.serving.vllm_hooks.version import runs_on_cpu

@@ -25,9 +25,9 @@ from outrider.serving.config import (
     ServingConfig,
     TargetConfig,
 )
+from outrider.serving.hooked import HOOKED
 from outrider.serving.speculator import Speculator
 from outrider.serving.vllm_arguments import engine_arguments, engine_environment, flags_of
-from outrider.serving.vllm_hooks import HOOKED
 from outrider.speculators.checkpoints.target_fingerprint import check_target
 
 OF_THIS_MACHINE = ("HF_HUB_OFFLINE", "LD_PRELOAD", "VLLM_LOGGING_STREAM", *HOOKED)

@@ -25,6 +25,7 @@ from outrider.common.errors import OutriderError
 from outrider.common.process_tree import Child
 from outrider.serving.client import SpeculationCounters, post, read_counters
 from outrider.serving.config import ServingConfig, TargetConfig
+from outrider.serving.hooked import BACKEND
 from outrider.serving.speculator import Speculator
 from outrider.serving.vllm_arguments import (
     engine_environment,
@@ -32,7 +33,6 @@ from outrider.serving.vllm_arguments import (
     start_environment,
     start_limit_s,
 )
-from outrider.serving.vllm_hooks import BACKEND
 from outrider.serving.vllm_hooks.swap import swap_speculator
 
 HOST = "127.0.0.1"

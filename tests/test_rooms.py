@@ -1,4 +1,4 @@
-"""Rooms import only downwards, and no modules import each other in a circle."""
+"""Rooms import only downwards; no modules and no packages import each other in a circle."""
 
 import ast
 from graphlib import CycleError, TopologicalSorter
@@ -75,6 +75,18 @@ def test_no_modules_import_each_other_in_a_circle(imports: dict[str, set[str]]) 
         TopologicalSorter(imports).prepare()
     except CycleError as error:
         pytest.fail(" -> ".join(error.args[1]))
+
+
+def package(module: str) -> str:
+    """The package that a module belongs to; a package's own `__init__` belongs to it."""
+    return module if MODULES[module].stem == "__init__" else module.rpartition(".")[0]
+
+
+def test_no_packages_import_each_other(imports: dict[str, set[str]]) -> None:
+    """Except a package and those inside it, which share the outer one's `config.py` and types."""
+    pairs = {(package(name), package(target)) for name in imports for target in imports[name]}
+    both = {pair for pair in pairs if pair[0] < pair[1] and pair[::-1] in pairs}
+    assert not {(one, other) for one, other in both if not other.startswith(f"{one}.")}
 
 
 def test_every_package_is_installed() -> None:

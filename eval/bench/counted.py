@@ -22,8 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider.common.errors import OutriderError
+from outrider.eval.bench.outputs import Outputs
 from outrider.eval.bench.prompts import Prompt
-from outrider.eval.lossless.outputs import Outputs
 from outrider.eval.results.acceptance import Counted, CountedDrafter
 from outrider.eval.results.parts import DRAFTERS, Drafter, Drafters
 from outrider.eval.stats.clusters import clustered

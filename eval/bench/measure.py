@@ -9,9 +9,9 @@ from typing import Any
 
 from outrider.eval.bench.closed_loop import Plan, measure
 from outrider.eval.bench.open_loop import measure_rates
+from outrider.eval.bench.outputs import Outputs, collect
 from outrider.eval.bench.servers import Servers
 from outrider.eval.context import EvaluationContext, HeldoutRequests
-from outrider.eval.lossless.outputs import Outputs, collect
 from outrider.eval.results.parts import Drafters
 from outrider.serving.load_generator import LoadGenerator
 

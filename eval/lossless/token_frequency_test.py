@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import permutation_test
 
+from outrider.eval.bench.outputs import Outputs
 from outrider.eval.config import EvalConfig
-from outrider.eval.lossless.outputs import Outputs
 from outrider.eval.results.parts import Drafters
 from outrider.eval.results.verification import SameText
 

@@ -2,7 +2,7 @@
 
     verification = verify(context, k, requests.verification, outputs)
 
-From the responses and the engine's counters (eval/lossless/outputs.py) come four answers: whether
+From the responses and the engine's counters (eval/bench/outputs.py) come four answers: whether
 speculation changed greedy outputs, whether sampled tokens are still the target's, whether as many
 tasks are solved, and whether exact replay predicts the steps that the engine counted. For the last
 one the states of the engine's own outputs are captured, so that replay reads exactly what was
@@ -21,11 +21,11 @@ from numpy.typing import NDArray
 
 from outrider.common.child_process import in_child
 from outrider.common.errors import OutriderError
+from outrider.eval.bench.outputs import REGIMES, Outputs, Recorded
 from outrider.eval.bench.prompts import Prompt
 from outrider.eval.config import EvalConfig
 from outrider.eval.context import EvaluationContext
 from outrider.eval.lossless.greedy_match import compare_greedy, excess, text_statistics
-from outrider.eval.lossless.outputs import REGIMES, Outputs, Recorded
 from outrider.eval.lossless.task_accuracy import raised_at, response_text, task_accuracy, task_of
 from outrider.eval.lossless.token_frequency_test import same_text
 from outrider.eval.replay.draft_parity import Recording, by_engine, draft_parity, record_each

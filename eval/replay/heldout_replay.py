@@ -28,7 +28,7 @@ from outrider.eval.replay.slices import by_prompt_length, sliced
 from outrider.eval.report.formatting import interval
 from outrider.eval.results.acceptance import Mixture, OnPolicy, Replay, Slice
 from outrider.eval.results.parts import DRAFTERS, Drafter, Drafters
-from outrider.speculators.checkpoints.interpolate import interpolate
+from outrider.speculators.interpolate import interpolate
 
 if TYPE_CHECKING:
     from datasets import Dataset

@@ -36,7 +36,7 @@ from outrider.serving.admin.live_flags import (
     release_roots,
 )
 from outrider.serving.admin.replica import REQUESTS, ROUTE, SwapOrder
-from outrider.serving.vllm_hooks import BACKEND
+from outrider.serving.hooked import BACKEND
 from outrider.serving.vllm_hooks.live_requests import RequestLog
 from outrider.serving.vllm_hooks.live_speculator import LiveSpeculator
 from outrider.serving.vllm_hooks.swap import SpeculatorBroken

@@ -12,11 +12,11 @@ import numpy as np
 from outrider.eval.bench.counted import counted_acceptance, counted_passes
 from outrider.eval.bench.metrics import noise_of, summarise
 from outrider.eval.bench.open_loop import rate_row
+from outrider.eval.bench.outputs import REGIMES, Outputs, Recorded
 from outrider.eval.choose_k import choose_k
 from outrider.eval.config import EvalConfig
 from outrider.eval.gate import judge
 from outrider.eval.lossless.greedy_match import compare_greedy, excess, text_statistics
-from outrider.eval.lossless.outputs import REGIMES, Outputs, Recorded
 from outrider.eval.lossless.task_accuracy import task_accuracy
 from outrider.eval.replay.heldout_replay import replay_figures
 from outrider.eval.replay.replay import ReplaySums

@@ -173,9 +173,7 @@ def test_one_kind_keeps_its_stages_paths_and_inputs(target: Path, tmp_path: Path
     assert reads == {"kind": ["mtp", "toy"], "streams": ["final_norm", STREAM]}
 
 
-def test_a_dry_run_prices_each_kind_and_their_states_together(
-    target: Path, tmp_path: Path
-) -> None:
+def test_a_dry_run_prices_each_kind_and_their_states_together(target: Path, tmp_path: Path) -> None:
     run = RunDirectory(tmp_path / "run")
     one = price(run, recipe_of(target), int(80e9))
     both = price(run, recipe_of(target, BOTH), int(80e9))

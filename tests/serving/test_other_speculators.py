@@ -7,7 +7,7 @@ from outrider.eval.replay.draft_parity import complaint, draft_parity, record, r
 from outrider.serving.config import EngineConfig
 from outrider.serving.engine import CAPTURE_EXTENSION, AskedRow, open_engine
 from outrider.serving.speculator import Speculator
-from outrider.speculators.checkpoints.compatibility import check_speculator
+from outrider.speculators.compatibility import check_speculator
 from outrider.speculators.config import ParityConfig
 from tests.dflash_head import write_dflash_head
 from tests.eagle3_head import write_eagle3_head

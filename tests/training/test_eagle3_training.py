@@ -13,7 +13,7 @@ from outrider.common.files import read_json
 from outrider.data.features.feature_store import FeatureStore
 from outrider.data.features.feature_writer import FeatureWriter
 from outrider.eval.replay.replay import replay
-from outrider.speculators.checkpoints.compatibility import check_speculator
+from outrider.speculators.compatibility import check_speculator
 from outrider.speculators.config import SpeculatorConfig
 from outrider.speculators.features import FeatureStream
 from outrider.speculators.head_config import HeadConfig

@@ -9,11 +9,11 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from outrider.common.errors import OutriderError
+from outrider.eval.bench.outputs import Outputs, Recorded
 from outrider.eval.bench.prompts import Prompt
 from outrider.eval.config import EvalConfig
 from outrider.eval.context import EvaluationContext, EvaluationData, EvaluationFolders
 from outrider.eval.lossless import verification
-from outrider.eval.lossless.outputs import Outputs, Recorded
 from outrider.eval.lossless.verification import findings, judge_tasks
 from outrider.eval.replay.replay import replay
 from outrider.eval.results.parts import Drafters, Variants

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from outrider.common.errors import OutriderError
-from outrider.speculators.checkpoints.compatibility import check_speculator
 from outrider.speculators.checkpoints.target_fingerprint import (
     KEY,
     check_target,
     target_fingerprint,
 )
+from outrider.speculators.compatibility import check_speculator
 
 
 def copied(target: Path, folder: Path) -> Path:

@@ -13,8 +13,8 @@ from outrider.eval.replay.replay import replay
 from outrider.pipeline.preflight import check_target
 from outrider.serving.speculator import Speculator
 from outrider.speculators.base import base_of
-from outrider.speculators.checkpoints.interpolate import interpolate
 from outrider.speculators.config import SpeculatorConfig
+from outrider.speculators.interpolate import interpolate
 from outrider.speculators.kinds import KINDS, kind_of, trainable_kind
 from outrider.speculators.kinds.protocol import Origin, TrainableKind
 from outrider.training.config import ScratchConfig, TrainingConfig

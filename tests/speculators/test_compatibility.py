@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from outrider.common.errors import OutriderError
-from outrider.speculators.checkpoints.compatibility import check_speculator
+from outrider.speculators.compatibility import check_speculator
 from outrider.speculators.kinds import kind_of
 from outrider.speculators.kinds.mtp.checkpoint import load_mtp, save_mtp
 from tests.eagle3_head import write_eagle3_head
@@ -244,6 +244,6 @@ def test_what_is_neither_says_what_is_known(target, tmp_path):
 
 
 def test_it_needs_no_torch():
-    module = "outrider.speculators.checkpoints.compatibility"
+    module = "outrider.speculators.compatibility"
     code = f"import sys, {module}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

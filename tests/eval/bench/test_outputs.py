@@ -9,10 +9,10 @@ import pytest
 
 from outrider.common.errors import OutriderError
 from outrider.common.fingerprint import Kept
+from outrider.eval.bench.outputs import CONTROL_PROMPTS, collect
 from outrider.eval.bench.prompts import Prompt
 from outrider.eval.config import EvalConfig
 from outrider.eval.context import HeldoutRequests
-from outrider.eval.lossless.outputs import CONTROL_PROMPTS, collect
 from outrider.eval.results.parts import Drafters
 from outrider.serving import client
 from outrider.serving.client import Sampling, SpeculationCounters, request_timeout_s

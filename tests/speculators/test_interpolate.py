@@ -8,7 +8,7 @@ from safetensors.torch import load_file
 
 from outrider.common.errors import OutriderError
 from outrider.speculators.checkpoints.fp8 import dequantize, quantize
-from outrider.speculators.checkpoints.interpolate import interpolate
+from outrider.speculators.interpolate import interpolate
 from outrider.speculators.kinds.mtp.checkpoint import checkpoint_views, load_mtp, save_mtp
 from tests.fp8_target import LINEAR, write_fp8_copy
 from tests.tiny import LAYERS, write_tiny_target
