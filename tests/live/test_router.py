@@ -194,7 +194,8 @@ def test_a_killed_stable_replica_is_replaced_by_its_peers_then_by_the_canary() -
             assert set(fleet.names(60)) == {"b"}  # and not the canary
             fleet.kill("b")
             load.more(40)
-        assert sum(answer.status != 200 for answer in load.answers) <= 2 * 4
+        # At each of two kills a client may lose a request, and its next one to the dying process.
+        assert sum(answer.status != 200 for answer in load.answers) <= 2 * 2 * 4
         assert set(fleet.names(5)) == {"c"}
         fleet.launch("b")
         wait_for(lambda: healthy(router, "stable") == 1)

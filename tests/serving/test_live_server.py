@@ -162,9 +162,8 @@ def test_what_is_wrong_with_a_release_is_said_and_nothing_changes(
     with pytest.raises(SwapRefused, match="no such folder"):
         swap(bad / "nowhere", digest=bundle_digest(good))
     for fields in ({"version": "a b"}, {"digest": "xyz"}, {"directory": ""}):
-        body = {"directory": good, "version": "1", "digest": "0" * 64} | fields
-        with pytest.raises(SwapRefused, match=r"400|422"):
-            replica.swap(**body)
+        order = {"directory": str(good), "version": "1", "digest": "0" * 64} | fields
+        assert replica._call("POST", ROUTE, order)[0] in (400, 422)
     assert replica.status() == before
     listed(good)
     assert swap(good).version == "good"

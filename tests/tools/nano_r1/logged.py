@@ -20,6 +20,7 @@ def general_rows(every: int) -> list[dict[str, Any]]:
                     "session": str(number),
                     "temperature": 0.6,
                     "top_p": 0.95,
+                    "top_k": 0,
                     "token_ids": prompt + completion,
                     "completion_start": len(prompt),
                 }
