@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from outrider.serving.admin.live_flags import ADMIN
-from outrider.serving.hooked import HOOKS, plugin
+from outrider.serving.hooked import HOOKS
+from outrider.serving.vllm_hooks import plugin
 from outrider.serving.vllm_hooks.plugin import expand
 from outrider.serving.vllm_hooks.version import runs_on_cpu
 
