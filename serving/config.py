@@ -111,7 +111,7 @@ class TargetConfig(BaseModel):
         if self.model in EMBEDDED_TARGETS:
             raise OutriderError(
                 f"{directory}: the embedded target has no config.json; install the package again,"
-                f" or build the target with `python -m outrider.recipes.{self.model}.build`"
+                f" or build the target with `python -m tools.{self.model}.build`"
             )
         if directory.is_dir():
             raise OutriderError(
