@@ -21,6 +21,7 @@ from outrider.pipeline.recipe.recipe import Recipe
 from outrider.serving.attention import mixed_cache_refusal, mla_refusal
 from outrider.serving.vllm_arguments import runs_mla
 from outrider.speculators.base import supported_kinds
+from outrider.speculators.checkpoints.architectures import architecture_of
 from outrider.speculators.config import AUTO
 from outrider.speculators.kinds import DEFAULT_KIND, trainable_kind
 from outrider.speculators.planned import planned
@@ -61,6 +62,7 @@ def with_kinds(recipe: Recipe, target_dir: Path | None = None) -> Recipe:
 
 def _replaced(recipe: Recipe, target_dir: Path) -> Recipe:
     target_config = read_json(target_dir / "config.json")
+    architecture_of(target_config, f"{recipe.target.model}: config.json")
     recipe = _with_attention(with_target_defaults(recipe, target_config), target_config)
     if recipe.speculator.kind == DEFAULT_KIND:  # the target's own layer, in its own cache
         return recipe

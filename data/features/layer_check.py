@@ -31,6 +31,7 @@ from torch import Tensor
 
 from outrider.common.errors import OutriderError
 from outrider.data.features.self_check import Row
+from outrider.speculators.checkpoints.architectures import FINAL_NORM as FINAL_NORM_WEIGHT
 from outrider.speculators.checkpoints.layout import read_layout
 from outrider.speculators.checkpoints.tensors import CheckpointTensors
 from outrider.speculators.features import FINAL_NORM, FeatureSpec, layer_index, layer_name
@@ -64,7 +65,7 @@ class FinalNorm:
 def norm_and_layers(target_dir: Path) -> tuple[FinalNorm, int]:
     """The target's last norm, from its checkpoint, and its number of layers."""
     layout = read_layout(target_dir)
-    weight_H = CheckpointTensors(layout).read("model.norm.weight", torch.float32)
+    weight_H = CheckpointTensors(layout).read(FINAL_NORM_WEIGHT, torch.float32)
     norm = FinalNorm(weight_H, layout.config["rms_norm_eps"])
     return norm, layout.config["num_hidden_layers"]
 

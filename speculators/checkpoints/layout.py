@@ -16,6 +16,7 @@ from safetensors import safe_open
 
 from outrider.common.errors import OutriderError
 from outrider.common.files import read_json
+from outrider.speculators.checkpoints.architectures import EMBEDDING, HEAD, architecture_of
 
 SCALE_SUFFIX = "_scale_inv"
 """DeepSeek stores the scales of NAME.weight as NAME.weight_scale_inv, though they multiply."""
@@ -36,8 +37,7 @@ class CheckpointLayout:
     @property
     def ends(self) -> tuple[str, str]:
         """Names of the embedding and of the head."""
-        embedding = "model.embed_tokens.weight"
-        return embedding, embedding if self.config.get("tie_word_embeddings") else "lm_head.weight"
+        return EMBEDDING, EMBEDDING if self.config.get("tie_word_embeddings") else HEAD
 
     def scale_of(self, name: str) -> str | None:
         """Name of the tensor with the scales; None where `name` is not quantized."""
@@ -62,11 +62,7 @@ def read_layout(directory: Path) -> CheckpointLayout:
     directory = Path(directory)
     config = read_json(directory / "config.json")
     blocks = fp8_blocks(config, directory / "config.json")
-    if "kv_lora_rank" not in config:
-        raise OutriderError(
-            f"{directory / 'config.json'}: architecture {config.get('architectures')} is not"
-            " DeepSeek-V3's (no kv_lora_rank); Outrider speculates for DeepseekV3ForCausalLM"
-        )
+    architecture_of(config, directory / "config.json")
     return CheckpointLayout(directory, config, weight_map(directory), blocks)
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from outrider.common.errors import OutriderError
 from outrider.common.files import read_json
+from outrider.speculators.checkpoints.architectures import architecture_of
 from outrider.speculators.checkpoints.checks import (
     check_finite,
     check_header_shape,
@@ -86,9 +87,10 @@ def check_head(directory: Path, target: CheckpointLayout, in_words: str, states:
 
 
 def check_eagle3_target(directory: Path) -> None:
-    """The target's config.json has the keys from which a head's shape follows."""
+    """The target is supported, and its config.json fixes a head's shape."""
     path = Path(directory) / "config.json"
     config = read_json(path)
+    architecture_of(config, path)
     if missing := [key for key in NEEDED if key not in config]:
         raise OutriderError(
             f"{path}: no {', '.join(missing)}, from which the shape of an EAGLE-3 head follows;"

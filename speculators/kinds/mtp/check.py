@@ -13,6 +13,7 @@ from pathlib import Path
 
 from outrider.common.errors import OutriderError
 from outrider.common.files import read_json
+from outrider.speculators.checkpoints.architectures import architecture_of
 from outrider.speculators.checkpoints.checks import (
     check_finite,
     check_names,
@@ -130,9 +131,15 @@ def check_mtp_target(directory: Path, config_only: bool) -> None:
     """
     config_path = directory / "config.json"
     config = read_json(config_path)
+    if not architecture_of(config, config_path).mtp:
+        raise OutriderError(
+            f"{config_path}: architectures = {config['architectures']} has no MTP layer that"
+            " Outrider trains (DeepSeek-V3, V3.1 and R1 have one); train a head instead, such as"
+            " speculator.kind: eagle3 with speculator.base: ngram"
+        )
     fix = (
         "point target.model at a checkpoint with its multi-token prediction layer (DeepSeek-V3"
-        " and R1 have one)"
+        " and R1 have one), or train a head: speculator.kind: eagle3"
     )
     layers = config.get("num_nextn_predict_layers")
     if not layers:
