@@ -28,15 +28,19 @@ LINEAR = re.compile(r"model\.layers\.\d+\.(self_attn|mlp)\..*proj.*\.weight$")
 """What DeepSeek quantizes: neither norms nor the router nor eh_proj, embedding and head."""
 
 
-def write_fp8_copy(source: Path, directory: Path) -> Path:
-    """The copy's directory; files and index as the source has them, scales beside their weights."""
+def write_fp8_copy(source: Path, directory: Path, scale_fmt: str | None = None) -> Path:
+    """The copy's directory; files and index as the source has them, scales beside their weights.
+
+    With `scale_fmt` "ue8m0" the scales are powers of two, as DeepSeek-V3.1's are.
+    """
+    quantization = QUANTIZATION | ({"scale_fmt": scale_fmt} if scale_fmt else {})
     shutil.copytree(source, directory)
     weight_map = {}
     for shard in sorted(directory.glob("*.safetensors")):
         tensors: dict[str, Tensor] = {}
         for name, tensor in load_file(shard).items():
             if LINEAR.match(name):
-                tensors[name], tensors[name + "_scale_inv"] = coarse(tensor.float())
+                tensors[name], tensors[name + "_scale_inv"] = coarse(tensor.float(), scale_fmt)
             else:
                 tensors[name] = tensor
         save_file(tensors, shard, metadata={"format": "pt"})
@@ -45,19 +49,23 @@ def write_fp8_copy(source: Path, directory: Path) -> Path:
         index.write_text(json.dumps({"weight_map": weight_map}))
     config = json.loads((directory / "config.json").read_text())
     (directory / "config.json").write_text(
-        json.dumps(config | {"quantization_config": QUANTIZATION}, indent=2)
+        json.dumps(config | {"quantization_config": quantization}, indent=2)
     )
     return directory
 
 
-def coarse(weight_OI: Tensor, stretch: float = 1.3) -> tuple[Tensor, Tensor]:
-    """e4m3 values and scales `stretch` times as large as they need be."""
+def coarse(
+    weight_OI: Tensor, scale_fmt: str | None = None, stretch: float = 2.6
+) -> tuple[Tensor, Tensor]:
+    """e4m3 values and scales `stretch` times as large as they need be, or powers of two below."""
     scale = torch.stack(
         [
             torch.stack([block.abs().max() * stretch / 448 for block in rows.split(BLOCK, dim=1)])
             for rows in weight_OI.split(BLOCK)
         ]
     )
+    if scale_fmt:
+        scale = scale.log2().floor().exp2()
     return (weight_OI / spread(scale, weight_OI.shape)).to(torch.float8_e4m3fn), scale
 
 

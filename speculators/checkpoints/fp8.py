@@ -5,8 +5,9 @@
 
 Blocks are usually 128 x 128. As DeepSeek-V3 documents its files (README_WEIGHTS.md;
 arXiv:2412.19437, section 3.3.2; inference/kernel.py, weight_dequant), the scale of a block is its
-largest magnitude over 448, e4m3's largest number, stored in NAME.weight_scale_inv. The grid of
-blocks is rounded up where a side is no multiple of the block's.
+largest magnitude over 448, e4m3's largest number, stored in NAME.weight_scale_inv. DeepSeek-V3.1
+rounds scales up to powers of two. The grid of blocks is rounded up where a side is no multiple of
+the block's.
 
 Shapes: O output features, I input features, P = ceil(O / rows) and Q = ceil(I / columns) blocks.
 """
@@ -27,10 +28,13 @@ def grid(shape: torch.Size | tuple[int, ...], blocks: tuple[int, int]) -> tuple[
     return math.ceil(shape[-2] / blocks[0]), math.ceil(shape[-1] / blocks[1])
 
 
-def quantize(weight_OI: Tensor, blocks: tuple[int, int]) -> tuple[Tensor, Tensor]:
+def quantize(
+    weight_OI: Tensor, blocks: tuple[int, int], powers_of_two: bool = False
+) -> tuple[Tensor, Tensor]:
     """e4m3 values [O, I] and float32 scales [P, Q], rounded to nearest, ties to even.
 
-    A block of zeros has scale 1.
+    A block of zeros has scale 1. With `powers_of_two` (`scale_fmt: ue8m0`), scales are rounded up,
+    2^ceil(log2(scale)), as DeepSeek-V3.1's inference/kernel.py does.
     """
     blocked = _blocked(weight_OI.float(), blocks)
     largest_PQ = blocked.abs().amax(dim=(1, 3))
@@ -38,6 +42,9 @@ def quantize(weight_OI: Tensor, blocks: tuple[int, int]) -> tuple[Tensor, Tensor
     scale_PQ = torch.where(
         largest_PQ > 0, (largest_PQ / LARGEST).clamp_min(torch.finfo(torch.float32).tiny), 1.0
     )
+    if powers_of_two:
+        mantissa_PQ, exponent_PQ = torch.frexp(scale_PQ)  # exact, unlike log2; 0.5 is a power
+        scale_PQ = torch.ldexp(torch.ones_like(scale_PQ), exponent_PQ - (mantissa_PQ == 0.5).int())
     value = (blocked / scale_PQ[:, None, :, None]).clamp(-LARGEST, LARGEST)
     return _flat(value, weight_OI.shape).to(FP8), scale_PQ
 

@@ -21,6 +21,9 @@ from outrider.speculators.checkpoints.architectures import EMBEDDING, HEAD, arch
 SCALE_SUFFIX = "_scale_inv"
 """DeepSeek stores the scales of NAME.weight as NAME.weight_scale_inv, though they multiply."""
 
+POWERS_OF_TWO = "ue8m0"
+"""`scale_fmt` of scales that are powers of two."""
+
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 
 
@@ -38,6 +41,11 @@ class CheckpointLayout:
     def ends(self) -> tuple[str, str]:
         """Names of the embedding and of the head."""
         return EMBEDDING, EMBEDDING if self.config.get("tie_word_embeddings") else HEAD
+
+    @property
+    def powers_of_two(self) -> bool:
+        """True where FP8 scales are powers of two, as DeepSeek-V3.1's are."""
+        return (self.config.get("quantization_config") or {}).get("scale_fmt") == POWERS_OF_TWO
 
     def scale_of(self, name: str) -> str | None:
         """Name of the tensor with the scales; None where `name` is not quantized."""
@@ -81,15 +89,14 @@ def fp8_blocks(config: dict[str, Any], path: Path) -> tuple[int, int] | None:
         and len(blocks) == 2
         and all(isinstance(n, int) and n > 0 for n in blocks)
     )
-    # DeepSeek-V3.1 rounds scales to powers of two (scale_fmt ue8m0); quantizing here does not.
     expected = {
-        "quant_method": "fp8",
-        "fmt": "e4m3",
-        "activation_scheme": "dynamic",
-        "scale_fmt": None,
+        "quant_method": ("fp8",),
+        "fmt": ("e4m3",),
+        "activation_scheme": ("dynamic",),
+        "scale_fmt": (None, POWERS_OF_TWO),
     }
     known = "quant_method" in found and all(
-        found.get(key, value) == value for key, value in expected.items()
+        found.get(key, values[0]) in values for key, values in expected.items()
     )
     if not (sound and known):
         found_keys = ", ".join(
@@ -98,7 +105,7 @@ def fp8_blocks(config: dict[str, Any], path: Path) -> tuple[int, int] | None:
         raise OutriderError(
             f"{path}: quantization_config has quantized weights ({found_keys}); training reads"
             " unquantized weights and DeepSeek's FP8 (quant_method fp8, fmt e4m3,"
-            " weight_block_size [128, 128], no scale_fmt) only. Point target.model at such a"
+            " weight_block_size [128, 128]) only. Point target.model at such a"
             " checkpoint of the same model"
         )
     return blocks[0], blocks[1]

@@ -91,7 +91,8 @@ class CheckpointTensors:
         # change their bytes.
         before = dequantize(value, scale, self.layout.blocks, torch.bfloat16)
         if not torch.equal(before, tensor.to(torch.bfloat16)):
-            value, scale = quantize(tensor, self.layout.blocks)
+            value, found = quantize(tensor, self.layout.blocks, self.layout.powers_of_two)
+            scale = found.to(scale.dtype)
         return {name: value, name + SCALE_SUFFIX: scale}
 
 

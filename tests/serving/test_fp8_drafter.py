@@ -6,6 +6,7 @@ vLLM's loader fills every parameter, with the weights that replay reads.
 import multiprocessing
 from pathlib import Path
 
+import pytest
 import torch
 from safetensors import safe_open
 
@@ -29,8 +30,10 @@ SIDES = {
 """vLLM fuses gate with up and q_a with kv_a. The first of each must end at a block's edge."""
 
 
-def test_vllm_loads_what_replay_reads(tmp_path: Path) -> None:
-    target = write_fp8_copy(write_tiny_target(tmp_path / "source", **SIDES), tmp_path / "target")
+@pytest.mark.parametrize("scale_fmt", [None, "ue8m0"])
+def test_vllm_loads_what_replay_reads(tmp_path: Path, scale_fmt: str | None) -> None:
+    source = write_tiny_target(tmp_path / "source", **SIDES)
+    target = write_fp8_copy(source, tmp_path / "target", scale_fmt)
     speculator = load_mtp(target)
     with torch.no_grad():
         for parameter in speculator.parameters():

@@ -37,8 +37,10 @@ def weight() -> Tensor:
     return weight
 
 
-def test_quantizing_is_the_literal_rule(weight: Tensor) -> None:
-    value, scale = quantize(weight, BLOCKS)
+@pytest.mark.parametrize("powers_of_two", [False, True])
+def test_quantizing_is_the_literal_rule(weight: Tensor, powers_of_two: bool) -> None:
+    weight[:4, :6] *= 448 * 2**-5 / weight[:4, :6].abs().max()  # its scale is a power of two
+    value, scale = quantize(weight, BLOCKS, powers_of_two)
     assert value.dtype == torch.float8_e4m3fn and value.shape == weight.shape
     assert scale.dtype == torch.float32 and tuple(scale.shape) == grid(weight.shape, BLOCKS) == (
         3,
@@ -48,6 +50,10 @@ def test_quantizing_is_the_literal_rule(weight: Tensor) -> None:
         for q in range(3):
             block = weight[4 * p : 4 * p + 4, 6 * q : 6 * q + 6]
             expected = block.abs().max() / 448 if block.any() else torch.tensor(1.0)
+            if powers_of_two:
+                expected = next(
+                    torch.tensor(2.0**e) for e in range(-60, 60) if 2.0**e >= float(expected)
+                )
             assert scale[p, q] == expected
             for i, j in torch.cartesian_prod(
                 torch.arange(len(block)), torch.arange(block.shape[1])
@@ -83,12 +89,14 @@ def test_what_is_quantized_again_is_the_same(weight: Tensor) -> None:
         {"weight_block_size": [128, 0]},
         {"fmt": "e5m2"},
         {"activation_scheme": "static"},
-        {"scale_fmt": "ue8m0"},
+        {"scale_fmt": "e5m3"},
     ],
 )
 def test_other_quantizations_are_refused(other: dict, tmp_path) -> None:
     path = tmp_path / "config.json"
     assert fp8_blocks({"quantization_config": QUANTIZATION}, path) == (128, 128)
+    v3_1 = QUANTIZATION | {"scale_fmt": "ue8m0"}
+    assert fp8_blocks({"quantization_config": v3_1}, path) == (128, 128)
     assert fp8_blocks({}, path) is None
     with pytest.raises(
         OutriderError, match=r"config\.json: quantization_config.*weight_block_size \[128, 128\]"

@@ -111,6 +111,27 @@ def test_what_changed_is_quantized_and_read_back_as_it_will_be_served(
         assert not torch.equal(again[suffix], views[suffix])
 
 
+def test_a_block_with_power_of_two_scales_is_written_with_them(tmp_path: Path) -> None:
+    source = write_tiny_target(tmp_path / "source")
+    target = write_fp8_copy(source, tmp_path / "v3_1", "ue8m0")
+    speculator, prefix = load_mtp(target), MTPTensors(read_layout(target)).prefix
+    changed = checkpoint_views(speculator)["self_attn.o_proj.weight"].detach()
+    changed.add_(torch.randn_like(changed) * 0.01)
+    save_mtp(speculator, target, tmp_path / "speculator")
+    written = load_file(tmp_path / "speculator" / "model.safetensors")
+    name = prefix + "self_attn.o_proj.weight"
+    [[scale]] = written[name + "_scale_inv"].tolist()  # one block
+    needed = changed.abs().max().item() / 448
+    assert scale == next(2.0**e for e in range(-40, 10) if 2.0**e >= needed)
+    assert same_bytes(written[name], (changed / scale).to(torch.float8_e4m3fn))
+    original = mtp_tensors(target)
+    assert all(
+        same_bytes(tensor, original[other])
+        for other, tensor in written.items()
+        if not other.startswith(name)
+    )
+
+
 def test_only_the_shards_that_are_wanted_are_named_and_read(sharded: Path) -> None:
     layout = read_layout(sharded)
     assert layout.files(MTPTensors(layout).names) == [SECOND]
