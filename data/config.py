@@ -179,11 +179,6 @@ class SplitConfig(_Section):
     held-out prompt at least this similar to a training prompt is left out, and a held-out prompt
     this similar to a validation prompt."""
 
-    max_copies: int | None = Field(default=None, ge=1)
-    """Train on at most this many exchanges with the same prompt, the latest ones. Copies are what
-    the endpoint serves, so all stay by default. Set it where a health check or a load test would
-    outweigh the rest."""
-
     general_share: float = Field(default=0.1, ge=0.0, lt=1.0)
     """Share of the training sequences that are drawn from `traffic.general`. 0 measures on it and
     trains on none of it."""
@@ -202,7 +197,7 @@ class SplitConfig(_Section):
     """Maximum number of sequences of `traffic.general` to measure on: the latest, and at most a
     fifth of them."""
 
-    seed: int = 0
+    seed: ClassVar[int] = 0
     """Seed of the samples."""
 
     @model_validator(mode="after")
@@ -266,23 +261,7 @@ class CaptureConfig(_Section):
     """Sequences on which lm_head over the captured states is compared with the engine's own
     log-probabilities, and the states of layers with those of every layer."""
 
-    max_logprob_difference: float = Field(default=0.15, gt=0.0)
-    """Maximum 99th percentile of |log-probability rebuilt from the states - the engine's|, in nats.
-    Not the maximum: bf16 rounding sometimes flips an expert, and such a token shows nothing about
-    the others."""
-
     on_policy_positions: ClassVar[int] = 1024
     """Tokens per completion, evenly spaced, that are checked for being on-policy; shorter
     completions are checked entirely. Costs lm_head and a few passes over the vocabulary for each,
     in the engine."""
-
-    min_top1_agreement: float = Field(default=0.95, gt=0.0, le=1.0)
-    """Minimum share of positions where both give the same most probable token."""
-
-    logprob_margin: ClassVar[float] = 0.05
-    """The engine's log-probabilities are computed twice, in different batches. Where their own
-    difference plus this, in nats, is larger than `max_logprob_difference`, it is the limit, up to
-    three times that."""
-
-    top1_margin: ClassVar[float] = 0.02
-    """The same for `min_top1_agreement`, as a share of positions."""

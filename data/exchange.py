@@ -7,8 +7,9 @@ or `Reject`. The ingest checks both, so that no row is lost silently.
     Record(Place("log.jsonl", 1), b'{"request": ...}')      # parse(record) -> [Exchange(...)]
 """
 
+from collections import Counter
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 CONVERSATION, USER, FIRST_QUESTION = SESSION_KINDS = ("conversation", "user", "first_question")
 """What a session's name identifies: a logged conversation; a user, where no conversation was
@@ -99,6 +100,29 @@ class Exchange:
     regenerate: bool = False
     """Whether the response held personal data. It then has surrogates, and the target must generate
     a new response before it is trained on."""
+
+
+class Sums:
+    """Base of dataclasses of counts and `Counter`s, so that the sums of workers add up."""
+
+    def __add__(self, other: Self) -> Self:
+        return type(self)(
+            **{name: value + getattr(other, name) for name, value in vars(self).items()}
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """The counts for the file of a part."""
+        return dict(vars(self))
+
+    @classmethod
+    def from_json(cls, counts: dict[str, Any]) -> Self:
+        """Inverse of `to_json`."""
+        return cls(
+            **{
+                name: Counter(count) if isinstance(count, dict) else count
+                for name, count in counts.items()
+            }
+        )
 
 
 class Reject(Exception):

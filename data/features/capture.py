@@ -119,7 +119,7 @@ def capture_table(
     model = engine.llm.llm_engine.model_config
     spec = features.stored(model.get_hidden_size())
     sample = sample_of(table, limit, capture.self_check_sequences, answers)
-    checks = check_engine(engine, sample, spec, capture, lm_head_VH, Path(model.model))
+    checks = check_engine(engine, sample, spec, lm_head_VH, Path(model.model))
     Console(stderr=True).print(checks.pop("in_words"), highlight=False, soft_wrap=True)
 
     def states(plan: Iterator[Piece]) -> Iterator[Captured]:

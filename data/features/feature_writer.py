@@ -5,14 +5,13 @@
 
 During capture `journal.jsonl` takes the manifest's place (feature_store.py), one line for each
 finished shard: an interrupted capture resumes after the last of them. In memory are the index and
-the shard that is being written, so a capture's memory does not grow with its states.
+two shards at most, so a capture's memory does not grow with its states.
 """
 
 import json
 import os
-import queue
-import threading
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +32,12 @@ from outrider.data.features.feature_store import (
 )
 from outrider.speculators.features import FINAL_NORM, FeatureSpec, FeatureStream
 
+Pending = tuple[dict[str, torch.Tensor], dict[str, Any]]
+"""The stored tensors of a sequence, and its row of the index."""
+
 
 class FeatureWriter:
-    """Writes a store from one thread, behind a bounded queue: the engine never waits for the disk.
+    """Writes a store, one shard behind: the engine does not wait for the disk.
 
         with FeatureWriter(directory, hidden_size=7168, source={"target": ...}) as writer:
             for row in rows_not_in(writer.done):
@@ -43,9 +45,8 @@ class FeatureWriter:
 
     `source` identifies what the states were made from. A journal of the same source is continued
     (`done` holds its sequences, `tokens` counts theirs, `restarted` is False); a store of any other
-    source in the directory is removed first. At most `queue_bytes` of states wait for the disk,
-    besides the shard that is being written. Leaving the block by an exception keeps the finished
-    shards and writes no manifest.
+    source in the directory is removed first. In memory are the shard that a thread writes and the
+    next one. Leaving the block by an exception keeps the finished shards and writes no manifest.
     """
 
     def __init__(
@@ -57,7 +58,6 @@ class FeatureWriter:
         score_columns: Sequence[str] = (),
         dtype: StateDtype = "bf16",
         auxiliary: Sequence[FeatureStream] = (),
-        queue_bytes: int = 2**25,
     ):
         self.directory, self.dtype = Path(directory), dtype
         self.spec = FeatureSpec((FeatureStream(FINAL_NORM, hidden_size), *auxiliary))
@@ -73,18 +73,13 @@ class FeatureWriter:
         self.shard_bytes = int(shard_megabytes * 2**20)
         self.shards: list[dict[str, Any]] = []
         self.restarted = False
-        self._pending: list[tuple[dict[str, torch.Tensor], dict[str, Any]]] = []
+        self._pending: list[Pending] = []
         self._pending_bytes = 0
-        self._error: BaseException | None = None
-        self._abandoned = threading.Event()
-        self._queue: queue.Queue[Any] = queue.Queue()
-        self._queued_bytes, self._queue_bytes = 0, queue_bytes
-        self._room = threading.Condition()
         self._continue_or_start()
         self.done = {sequence["id"] for shard in self.shards for sequence in shard["sequences"]}
         self.tokens = sum(shard["tokens"] for shard in self.shards)
-        self._thread = threading.Thread(target=self._run, name="feature-writer", daemon=True)
-        self._thread.start()
+        self._disk = ThreadPoolExecutor(1, "feature-writer")
+        self._writing: Future[None] | None = None
 
     def write(
         self,
@@ -95,13 +90,10 @@ class FeatureWriter:
         scores: Sequence[Sequence[float]] | None = None,
         auxiliary: Mapping[str, torch.Tensor] | None = None,
     ) -> None:
-        """Hands one sequence to the writer thread, whose errors are raised here.
-
-        Blocks while the disk is `queue_bytes` behind.
-        """
+        """Adds one sequence. Waits for the disk, and raises its errors, at the end of a shard."""
         token_ids = torch.as_tensor(token_ids, dtype=torch.int32)
         states = {FINAL_NORM: hidden, **(auxiliary or {})}
-        stored: dict[str, torch.Tensor] = {}
+        stored = {"token_ids": token_ids}
         for stream in self.spec.streams:
             shape = tuple(states[stream.name].shape)
             if shape != (len(token_ids), stream.width):
@@ -115,20 +107,21 @@ class FeatureWriter:
             stored["scores"] = torch.tensor([rounded(scores)], dtype=torch.float64)
         self.done.add(sequence_id)
         self.tokens += len(token_ids)
-        row: dict[str, Any] = {"id": sequence_id, "completion_start": completion_start}
-        self._put(({"token_ids": token_ids, **stored}, row))
+        self._pending.append((stored, {"id": sequence_id, "completion_start": completion_start}))
+        self._pending_bytes += sum(tensor.nbytes for tensor in stored.values())
+        if self._pending_bytes >= self.shard_bytes:
+            self._end_shard()
 
     def __enter__(self) -> "FeatureWriter":
         return self
 
     def __exit__(self, exception_type: type[BaseException] | None, *_: object) -> None:
-        if exception_type is not None:
-            self._abandoned.set()
-            self._thread.join()
-            return
-        self._put(None)
-        self._thread.join()
-        self._raise()
+        with self._disk:
+            if exception_type is not None:
+                return
+            if self._pending:
+                self._end_shard()
+            self._wait()
         sequences = []
         for index, shard in enumerate(self.shards):
             sequences += [{**sequence, "shard": index} for sequence in shard["sequences"]]
@@ -184,49 +177,21 @@ class FeatureWriter:
             shards[sequence.pop("shard")]["sequences"].append(sequence)
         return [json.dumps(line) for line in (manifest, *shards)]
 
-    def _put(self, item: Any) -> None:
-        size = _bytes_of(item)
-        with self._room:
-            # A sequence larger than the queue goes in alone.
-            while self._queued_bytes and self._queued_bytes + size > self._queue_bytes:
-                self._raise()
-                self._room.wait(0.2)
-            self._raise()
-            self._queued_bytes += size
-        self._queue.put(item)
+    def _end_shard(self) -> None:
+        """Gives the pending sequences to the thread, once the shard before them is written."""
+        self._wait()
+        self._writing = self._disk.submit(self._write_shard, self._pending)
+        self._pending, self._pending_bytes = [], 0
 
-    def _raise(self) -> None:
-        if self._error is not None:
-            raise self._error
+    def _wait(self) -> None:
+        if self._writing is not None:
+            self._writing.result()
 
-    def _run(self) -> None:
-        try:
-            while not self._abandoned.is_set():
-                try:
-                    item = self._queue.get(timeout=0.2)
-                except queue.Empty:
-                    continue
-                if item is None:
-                    return self._finish_shard()
-                with self._room:
-                    self._queued_bytes -= _bytes_of(item)
-                    self._room.notify()
-                self._pending.append(item)
-                self._pending_bytes += _bytes_of(item)
-                if self._pending_bytes >= self.shard_bytes:
-                    self._finish_shard()
-        except BaseException as error:  # handed to the caller's thread, which raises it
-            self._error = error
-
-    def _finish_shard(self) -> None:
-        if not self._pending:
-            return
-        names = self._pending[0][0]
-        tensors = {
-            name: torch.cat([tensors[name] for tensors, _ in self._pending]) for name in names
-        }
+    def _write_shard(self, pending: list[Pending]) -> None:
+        names = pending[0][0]
+        tensors = {name: torch.cat([tensors[name] for tensors, _ in pending]) for name in names}
         sequences, start = [], 0
-        for place, (tensors_of_one, row) in enumerate(self._pending):
+        for place, (tensors_of_one, row) in enumerate(pending):
             length = len(tensors_of_one["token_ids"])
             sequences.append({**row, "place": place, "start": start, "length": length})
             start += length
@@ -244,14 +209,9 @@ class FeatureWriter:
             journal.flush()
             os.fsync(journal.fileno())
         self.shards.append(shard)
-        self._pending, self._pending_bytes = [], 0
 
     @staticmethod
     def _write_private(path: Path, content: bytes) -> None:
         with publish(path) as temporary:
             temporary.touch(mode=0o600)
             temporary.write_bytes(content)
-
-
-def _bytes_of(item: tuple[dict[str, torch.Tensor], Any] | None) -> int:
-    return sum(tensor.nbytes for tensor in item[0].values()) if item else 0

@@ -114,9 +114,7 @@ class CaptureReplica:
         self._engine = self._open()
         start_s = round(time.monotonic() - began, 1)
         head = load_target_ends(target_dir).lm_head_VH
-        checks = check_engine(
-            self._engine, setup.checked, setup.spec, setup.capture, head, target_dir
-        )
+        checks = check_engine(self._engine, setup.checked, setup.spec, head, target_dir)
         return {"host": socket.gethostname(), "start_s": start_s, **checks}
 
     def _open(self) -> Engine:
@@ -163,7 +161,6 @@ def check_engine(
     engine: Engine,
     rows: Sequence[Row],
     spec: FeatureSpec,
-    capture: CaptureConfig,
     lm_head_VH: "torch.Tensor",
     target_dir: Path,
 ) -> dict[str, Any]:
@@ -173,7 +170,7 @@ def check_engine(
         OutriderError: a check failed (self_check.py, layer_check.py).
     """
     check = self_check(engine, rows, lm_head_VH)
-    require(check, capture)
+    require(check)
     checks: dict[str, Any] = {"self_check": asdict(check), "in_words": check.describe()}
     if spec.auxiliary:
         of_layers = layer_check(engine, rows, spec, *norm_and_layers(target_dir))

@@ -13,7 +13,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from outrider.data.config import CaptureConfig, bytes_per_token
+from outrider.data.config import CaptureConfig
 from outrider.data.features.capture_plan import Piece, pieces, unfinished
 from outrider.data.features.feature_writer import FeatureWriter
 from outrider.serving.engine import LoggedRow, State
@@ -37,9 +37,8 @@ def write_store(
 ) -> int:
     """Captures the rows that the store lacks, and returns their number of tokens.
 
-    `states` yields a plan's rows in order, each with its states and scores. The writer may be
-    one batch behind, so that the engine waits neither for the disk nor for the copy. `note` is
-    shown after the progress.
+    `states` yields a plan's rows in order, each with its states and scores. `note` is shown after
+    the progress.
     """
     final, *auxiliary = spec.streams
     captured = 0
@@ -62,7 +61,6 @@ def write_store(
             score_columns,
             capture.dtype,
             auxiliary,
-            capture.batch_tokens * bytes_per_token(spec.width, capture.dtype, len(spec.streams)),
         ) as writer,
         Progress(*columns, console=console, transient=True) as progress,
     ):

@@ -14,7 +14,7 @@ import signal
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,7 @@ from outrider.data.exchange import (
     Exchange,
     Record,
     Reject,
+    Sums,
 )
 from outrider.data.formats import parse_record
 from outrider.data.privacy.guard import PrivacyGuard, PrivacyTally
@@ -70,8 +71,8 @@ it was not logged. Other values that were not logged are empty text."""
 
 
 @dataclass
-class Tally:
-    """Counts of one chunk, or of all, also in `summary.json`. Sums only, so that they add up."""
+class Tally(Sums):
+    """Counts of one chunk, or of all, also in `summary.json`."""
 
     rows: int = 0
     exchanges: int = 0
@@ -106,10 +107,6 @@ class Tally:
         self.completion_tokens += len(sequence.token_ids) - sequence.completion_start
         self.without_time += exchange.time is None
 
-    def __add__(self, other: "Tally") -> "Tally":
-        names = [each.name for each in fields(self)]
-        return Tally(**{name: getattr(self, name) + getattr(other, name) for name in names})
-
     def excuse_halves(self) -> None:
         """Counts rejects without their other half as `BEYOND_FIRST`: it may follow."""
         if excused := sum(self.rejects.pop(reason, 0) for reason in HALVES):
@@ -136,18 +133,6 @@ class Tally:
             "retokenized_against_usage": dict(self.retokenized_usage),
             "without_time": self.without_time,
         }
-
-    def to_json(self) -> dict[str, Any]:
-        """The counts for the file of a part."""
-        return {each.name: getattr(self, each.name) for each in fields(self)}
-
-    @classmethod
-    def from_json(cls, value: dict[str, Any]) -> "Tally":
-        """Inverse of `to_json`."""
-        made = cls()
-        for name, held in value.items():
-            setattr(made, name, Counter(held) if isinstance(held, dict) else held)
-        return made
 
 
 @dataclass(frozen=True)

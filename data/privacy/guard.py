@@ -22,7 +22,7 @@ from typing import Any
 from outrider.common.errors import OutriderError
 from outrider.common.files import publish, write_json
 from outrider.data.config import PrivacyConfig
-from outrider.data.exchange import Exchange, Reject
+from outrider.data.exchange import Exchange, Reject, Sums
 
 PRIVACY_FILE = "privacy.json"
 
@@ -49,8 +49,8 @@ Texts = list[tuple[str, str]]
 
 
 @dataclasses.dataclass
-class PrivacyTally:
-    """Sums over exchanges, so that the tallies of workers add up."""
+class PrivacyTally(Sums):
+    """Sums over exchanges."""
 
     exchanges: int = 0
     with_any: int = 0
@@ -65,24 +65,6 @@ class PrivacyTally:
     """Rejected exchanges by reason."""
     found: Counter[str] = dataclasses.field(default_factory=Counter)
     """Occurrences by `KIND.field`."""
-
-    def __add__(self, other: "PrivacyTally") -> "PrivacyTally":
-        return PrivacyTally(
-            **{name: value + getattr(other, name) for name, value in vars(self).items()}
-        )
-
-    def to_json(self) -> dict[str, Any]:
-        """The counts for a part of the ingest."""
-        return dict(vars(self))
-
-    @classmethod
-    def from_json(cls, counts: dict[str, Any]) -> "PrivacyTally":
-        """Inverse of `to_json`."""
-        held: dict[str, Any] = {
-            name: Counter(count) if isinstance(count, dict) else count
-            for name, count in counts.items()
-        }
-        return cls(**held)
 
     def summary(self, config: PrivacyConfig) -> dict[str, Any]:
         """The counts for `privacy.json`."""

@@ -5,14 +5,12 @@ was trained on, and measured on later traffic still. Two cuts in time separate t
 (sessions.py) belongs to the part of its first exchange. Exchanges of a session after the next cut
 are left out, so that no part overlaps a later one. Near-identical prompts of the training part are
 left out of the other two, and those of the validation part out of the held-out part: checkpoint and
-K are chosen on it. Within the training part copies are kept, up to `split.max_copies` of one
-prompt.
+K are chosen on it. Within the training part copies are kept.
 
     split(run / "traffic/sequences", SplitConfig(), run / "split")["heldout"]     # ids
 """
 
 import bisect
-import hashlib
 import random
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -112,8 +110,6 @@ def divide(table: Dataset, split: SplitConfig, drop_seen: bool = True) -> Divide
         "validation": split.max_validation_sequences,
         "heldout": split.max_heldout_sequences,
     }
-    if split.max_copies is not None:
-        _drop_copies(table, parts, split.max_copies, left_out)
     prompts, seen = table["prompt_text"], dict[str, SimilarPrompts]()
     for part in PARTS:
         _drop_seen(parts, part, prompts, seen, left_out)
@@ -173,20 +169,6 @@ def _sample(
     kept = set(random.Random(f"{seed} {part}").sample(rows, limit))
     parts[part] = [row for row in rows if row in kept]
     left_out.update((row, f"max_{part}_sequences") for row in rows if row not in kept)
-
-
-def _drop_copies(
-    table: Dataset, parts: dict[str, list[int]], limit: int, left_out: dict[int, str]
-) -> None:
-    """Keeps the latest `limit` training rows of each prompt."""
-    prompts = table["prompt_text"]
-    kept: Counter[bytes] = Counter()
-    for row in reversed(parts["train"]):
-        prompt = hashlib.sha256(prompts[row].encode()).digest()
-        kept[prompt] += 1
-        if kept[prompt] > limit:
-            left_out[row] = "max_copies"
-    parts["train"] = [row for row in parts["train"] if row not in left_out]
 
 
 def _drop_seen(

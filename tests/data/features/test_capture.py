@@ -9,7 +9,6 @@ from outrider.data.config import CaptureConfig
 from outrider.data.features.capture import capture, capture_table
 from outrider.data.features.feature_store import FeatureStore
 from outrider.data.features.lengths import fit, lengths_of
-from outrider.data.features.self_check import require, self_check
 from outrider.data.on_policy.check import check_traffic, load_parts
 from outrider.data.sequences import load_sequences
 from outrider.data.split.slices import write_slices
@@ -151,11 +150,3 @@ def test_streams_that_cannot_be_captured_are_refused_before_an_engine_starts(
     features = FeatureSpec((FeatureStream(stream, width),))
     with pytest.raises(OutriderError, match=message):
         capture(target, traffic / "sequences", parts, SMALL_SHARDS, engine, tmp_path, features)
-
-
-@pytest.mark.engine
-def test_the_check_tells_right_states_from_wrong_ones(engine, rows, nano_r1):
-    head = load_target_ends(nano_r1).lm_head_VH
-    require(self_check(engine, rows[:4], head), CaptureConfig())
-    with pytest.raises(OutriderError, match="Usual causes"):
-        require(self_check(engine, rows[:4], head.roll(1, 0)), CaptureConfig())

@@ -7,7 +7,6 @@ A private cluster, and clusters of several raylets on this machine (tests/cluste
 
 import contextlib
 import os
-import random
 import shutil
 import signal
 import subprocess
@@ -221,31 +220,6 @@ def test_nodes_with_another_outrider_are_named(tmp_path):
         ):
             pass
         assert ours in str(raised.value) and str(raised.value).count("outrider 0.1.0") == 2
-
-
-@pytest.mark.parametrize("seed", range(2))
-def test_random_kills_end_with_the_same_states(seed):
-    draw = random.Random(seed)
-    asked = plan(24)
-    with local_nodes() as nodes:
-        for _ in range(3):
-            nodes.add()
-        config = config_of(nodes.address, capture_replicas=3, replica_restarts=20)
-        with open_cluster(config) as session, replicas_of(session, config) as replicas:
-            taken, kills = [], 0
-            for piece, rows in replicas.stream(asked, draw.randint(1, 8) * largest(asked)):
-                taken.append((piece, bits(rows)))
-                if draw.random() < 0.25 and kills < 6:
-                    kills += 1
-                    if draw.random() < 0.5 and len(nodes.nodes) > 1:
-                        nodes.kill(draw.choice(nodes.nodes))
-                    elif replicas.running:
-                        found = draw.choice(list(replicas.running.values()))
-                        with contextlib.suppress(psutil.NoSuchProcess):
-                            psutil.Process(found["pid"]).kill()
-                    if draw.random() < 0.6 and len(nodes.nodes) < 3:
-                        nodes.add()
-            assert_complete(asked, taken)
 
 
 DRIVER = """

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from outrider.common.errors import OutriderError
-from outrider.data.config import CaptureConfig
 from outrider.data.features.self_check import rebuilt_logprobs, require, self_check
 
 VOCAB, HIDDEN, LENGTH = 50, 16, 300
@@ -80,7 +79,7 @@ def test_rebuilt_log_probabilities_are_the_literal_ones():
 
 def test_right_states_pass():
     check = self_check(Engine(lambda hidden: hidden), ROWS, HEAD)
-    require(check, CaptureConfig())
+    require(check)
     assert check.max_difference < 1e-4 and check.top1_agreement == 1.0
     assert (check.sequences, check.positions) == (3, 3 * (LENGTH - 1))
     on_completion = torch.cat([true_logprobs(row_id)[0][99:] for row_id, _, _ in ROWS])
@@ -93,7 +92,7 @@ def test_a_few_tokens_whose_routing_flipped_pass():
 
     check = self_check(Engine(flipped), ROWS, HEAD)
     assert check.max_difference > 1
-    require(check, CaptureConfig())
+    require(check)
 
 
 @pytest.mark.parametrize(
@@ -108,7 +107,7 @@ def test_a_few_tokens_whose_routing_flipped_pass():
 def test_wrong_states_stop_the_capture(wrong):
     check = self_check(Engine(wrong), ROWS, HEAD)
     with pytest.raises(OutriderError, match="before the final norm"):
-        require(check, CaptureConfig())
+        require(check)
 
 
 def test_the_engine_s_own_noise_and_a_margin_are_allowed():
@@ -124,5 +123,4 @@ def test_the_engine_s_own_noise_and_a_margin_are_allowed():
     with pytest.raises(
         OutriderError, match=r"Allowed are 0.25, the larger of 0.15 and 0.2 \+ 0.05"
     ):
-        require(noisy, CaptureConfig())
-    require(noisy, CaptureConfig(max_logprob_difference=0.31))
+        require(noisy)

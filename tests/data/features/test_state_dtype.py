@@ -74,16 +74,6 @@ def test_a_store_says_what_it_holds_and_takes_the_bytes_that_are_predicted(tmp_p
         assert torch.equal(features.token_ids, torch.arange(length, dtype=torch.int32))
 
 
-def test_r1_takes_14_3_kilobytes_a_token_or_half():
-    assert bytes_per_token(7168, "bf16") == pytest.approx(14_340)
-    # R1 with three layers for an EAGLE-3 head
-    assert bytes_per_token(4 * 7168, "bf16", 4) == 57_348
-    assert bytes_per_token(4 * 7168, "fp8", 4) == 28_692
-    assert bytes_per_token(7168, "fp8") / bytes_per_token(7168, "bf16") == pytest.approx(
-        0.5, abs=0.001
-    )
-
-
 def test_states_of_the_other_type_are_captured_anew(tmp_path):
     """The same sequences, another `capture.dtype`: nothing of the old store is taken for it."""
 

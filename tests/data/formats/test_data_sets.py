@@ -6,8 +6,7 @@ import pytest
 from datasets import Dataset, DatasetDict
 
 from outrider.common.errors import OutriderError
-from outrider.data.exchange import ASIDE, Place, Record
-from outrider.data.formats import format_of, parse_record
+from outrider.data.formats import format_of
 from outrider.data.formats.sources import log_files
 from tests.data.formats.test_golden import GOLDEN
 from tests.data.logs import read_exchanges
@@ -68,25 +67,6 @@ def test_the_hub_is_a_filesystem_as_any_other(tmp_path, monkeypatch):
         "datasets/acme/hours/data/train-00000-of-00001.parquet"
     ]
     assert len(list(read_exchanges(files))) == 5
-
-
-def test_a_name_of_the_hub_is_told_how_to_be_written():
-    with pytest.raises(
-        OutriderError, match="a data set of the Hugging Face Hub is hf://datasets/acme/hours"
-    ):
-        log_files("acme/hours")
-
-
-def test_a_log_of_the_same_name_is_not_skipped_where_there_are_no_tables(tmp_path):
-    (tmp_path / "state.json").write_text(json.dumps(ROWS))
-    assert len(list(read_exchanges(log_files(str(tmp_path))))) == 5
-
-
-@pytest.mark.parametrize("changes", [{"weight": 0}, {"weight": -1.5}])
-def test_a_row_that_is_weighted_out(changes):
-    payload = json.dumps({**ROWS[0], **changes}).encode()
-    (outcome,) = parse_record("messages", Record(Place("log", 1), payload))
-    assert outcome.reason == "weighted_out" and outcome.reason in ASIDE
 
 
 def test_an_arrow_file_is_read_as_an_arrow_stream_is(tmp_path):

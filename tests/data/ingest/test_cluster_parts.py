@@ -55,27 +55,3 @@ def test_tasks_make_the_bytes_of_the_process_pool(session, text_target, logs, tm
     assert left
     for path in left:
         assert not any(text in path.read_bytes() for text in texts), path
-
-
-def test_an_interrupted_ingest_goes_on_in_tasks(session, text_target, logs, tmp_path, monkeypatch):
-    expected = run(text_target, logs, tmp_path / "expected", workers=0)
-    made = []
-    write = chunks.Part.write
-
-    def interrupted(self, parts_dir):
-        if len(made) == 4:
-            raise KeyboardInterrupt
-        made.append(self.number)
-        write(self, parts_dir)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(chunks.Part, "write", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            run(text_target, logs, tmp_path / "out", LOCAL)
-    assert len(list((tmp_path / "out" / ingest.PARTS).glob("*.json"))) == 4
-    again = []
-    monkeypatch.setattr(
-        chunks.Part, "write", lambda part, folder: again.append(part.number) or write(part, folder)
-    )
-    assert run(text_target, logs, tmp_path / "out", LOCAL) == expected
-    assert again and not set(again) & set(made)

@@ -12,7 +12,6 @@ from outrider.data.ingest.inspection import inspect, inspect_ingested
 from outrider.data.ingest.mask_view import marked
 from outrider.data.ingest.traffic_facts import printable
 from outrider.data.sequences import load_sequences
-from outrider.data.tokenize.tokens import SequenceBuilder
 from tests.data.logs import pair, screenings, write_log
 
 SECRET = "Ada Lovelace, born 1815"
@@ -108,16 +107,6 @@ def test_too_few_sessions_are_a_problem_of_a_whole_log_and_not_of_its_beginning(
     )
 
 
-def test_the_limit_is_of_every_file_and_of_values_over_several_lines_too(text_target, tmp_path):
-    write_log(tmp_path / "a.jsonl", rows())
-    (tmp_path / "b.json").write_text(json.dumps(rows(), indent=1))
-    found = inspect(
-        text_target, TrafficConfig(path=str(tmp_path)), SplitConfig(), tmp_path / "scratch", 7
-    )
-    assert (found["files"], found["rows"]) == (2, 14)
-    assert found["duplicates"]["identical"] == 7
-
-
 @pytest.fixture
 def sequence(text_target, tmp_path):
     look(text_target, tmp_path, rows(6))
@@ -202,33 +191,6 @@ def test_a_split_that_leaves_out_more_than_a_tenth_is_named_with_its_key(text_ta
     assert "session_began_in_an_earlier_part" in text and "split.session_gap_minutes = 30" in text
 
 
-def test_users_without_times_are_named(text_target, tmp_path):
-    timeless = daily(
-        30, request__metadata=lambda index: None, request__user=lambda index: f"user-{index // 3}"
-    )
-    for row in timeless:
-        del row["timestamp"]
-        row["response"].pop("created", None)
-    found = look(text_target, tmp_path, timeless)
-    assert "neither a conversation id nor a time" in found["advice"][0]
-
-
-def test_rows_without_token_ids_are_named_with_what_they_cost(text_target, tmp_path):
-    logged = daily(60, request__metadata__session_id=lambda index: f"s{index}")
-    builder = SequenceBuilder(text_target)
-    for index, row in enumerate(logged):
-        message = row["response"]["choices"][0]["message"]
-        text = message["reasoning"] + "\n</think>\n\n" + message["content"]
-        ids = builder._encode(text)
-        wrong = 1 if index % 4 == 0 else 0
-        row["response"]["usage"] = {"completion_tokens": len(ids) + 1 + wrong}
-    found = look(text_target, tmp_path, logged)
-    [text] = [text for text in found["advice"] if "token ids" in text]
-    different = found["retokenized_against_usage"]["different"]
-    assert 0 < different <= 15 and f"{different:,} of the 60" in text
-    assert "60 of 60 exchanges have no token ids" in text and "`return_token_ids: true`" in text
-
-
 @pytest.fixture
 def logs(tmp_path):
     (tmp_path / "logs").mkdir()
@@ -263,26 +225,6 @@ def answered(number):
     }
 
 
-def chunks(number, whole=True):
-    """A stream of four chunks, or of three if it was cut."""
-    deltas = [
-        ({"reasoning": "so\n"}, None),
-        ({"content": "\n\ny"}, None),
-        ({"content": "es"}, None),
-        ({}, "stop"),
-    ]
-    return [
-        {
-            "id": f"chatcmpl-r{number}",
-            "object": "chat.completion.chunk",
-            "model": "r1",
-            "created": 1000 + number,
-            "choices": [{"index": 0, "delta": delta, "finish_reason": reason}],
-        }
-        for delta, reason in deltas[: 4 if whole else 3]
-    ]
-
-
 def test_the_first_rows_of_two_halves(look_at, logs):
     write_log(logs / "requests.jsonl", [asked(number) for number in range(40)])
     write_log(logs / "responses.jsonl", [answered(number) for number in reversed(range(40))])
@@ -298,24 +240,3 @@ def test_the_first_rows_of_two_halves(look_at, logs):
         40,
         {},
     )
-
-
-def test_the_first_rows_of_streams(look_at, logs):
-    write_log(logs / "requests.jsonl", [asked(number) for number in range(12)])
-    streamed = [chunk for number in range(12) for chunk in chunks(number)]
-    write_log(logs / "chunks.jsonl", streamed)
-    found = look_at(rows_per_file=30)
-    # All 12 requests are read, seven whole streams, and half of an eighth with its request.
-    assert (found["rows"], found["exchanges"], found["joined"]) == (42, 7, 7 * 4 + 2)
-    assert found["rejects"] == {"beyond_first": 5} and found["problems"] == []
-    assert (look_at()["exchanges"], look_at(rows_per_file=1000)["rejects"]) == (12, {})
-
-
-def test_a_format_named_wrongly_loses_nothing_in_silence(look_at, logs):
-    write_log(logs / "requests.jsonl", [asked(number) for number in range(5)])
-    write_log(logs / "responses.jsonl", [answered(number) for number in range(5)])
-    found = look_at(format="openai_pairs")
-    assert (found["exchanges"], found["rejects"]) == (0, {"incomplete_pair": 10})
-    assert "no usable row" in found["problems"][0]
-    with pytest.raises(OutriderError, match="choose auto or one of"):
-        look_at(format="openai_joint")

@@ -104,11 +104,3 @@ def test_who_asked_when_how_and_twice(ingested):
     assert (time["first"], time["last"]) == (NOON, NOON + 9 * 60 + 30)
     assert time["busiest_minute"] == {"begins": NOON + 180, "exchanges": 5}
     assert time["exchanges_per_minute"] == pytest.approx(23 / 9.5, abs=1e-3)
-
-
-def test_times_that_were_not_logged_say_nothing_about_arrivals(text_target, tmp_path):
-    bare = [pair(m, r, a, response__created=None) for m, r, a in screenings(4)]
-    log = write_log(tmp_path / "log.jsonl", bare)
-    assert ingest(text_target, TrafficConfig(path=str(log)), tmp_path / "out")["time"] is None
-    write_log(tmp_path / "log.jsonl", [*bare, pair(*next(screenings(1)), timestamp=NOON)])
-    assert ingest(text_target, TrafficConfig(path=str(log)), tmp_path / "out")["time"]["hours"] == 0

@@ -128,13 +128,6 @@ def test_text_tokenized_again_is_known_by_the_exact_text_beside_it():
     assert verdict.cause == "retokenized" and "cannot be distinguished" not in verdict.text
 
 
-def test_the_same_trace_in_exact_ids_is_no_matter_of_tokenizing():
-    toy = ToyTarget()
-    again = tokenized_again(toy)
-    again.retokenized_S[:] = False
-    assert judge(again).cause == "revision_or_settings"
-
-
 def test_too_little_text_says_nothing():
     toy = ToyTarget()
     sequences = FEWEST_TOKENS // LENGTH

@@ -88,29 +88,3 @@ def test_the_temperature_that_fits_best_is_the_likeliest_of_the_grid(evidence):
     assert fit.gain == pytest.approx(-25 + 30)
     assert fit.stray_share == pytest.approx((13 - TEMPERATURES.index(0.8)) / 26)
     assert evidence.take(np.array([2])).fit_temperature() is None
-
-
-def test_sequences_are_taken_by_index_and_by_truth(evidence):
-    by_index, by_truth = (
-        evidence.take(np.array([2, 0])),
-        evidence.take(np.array([True, False, True])),
-    )
-    assert by_index.total("tokens") == by_truth.total("tokens") == 104
-    assert by_index.temperature_S.tolist() == [1.0, 0.6] and by_truth.temperature_S.tolist() == [
-        0.6,
-        1.0,
-    ]
-    assert evidence.take(evidence.retokenized_S).total("tokens") == 20
-
-
-def test_the_summary_says_what_was_summed(evidence):
-    summary, error = evidence.summary(), evidence.standard_error()
-    assert (summary["sequences"], summary["tokens"]) == (3, 124)
-    assert summary["sampled_mean_logprob"] == pytest.approx(-48 / 124)
-    low, high = -38 / 124 - 1.96 * error, -38 / 124 + 1.96 * error
-    assert summary["expected_range"] == pytest.approx([low, high])
-    assert summary["below_1e4"] == pytest.approx(6 / 124)
-    assert summary["z"] == pytest.approx(-10 / 124 / error)
-    assert summary["lowest_own_share"] == pytest.approx(0.75)
-    nothing = evidence.take(np.array([], int)).summary()
-    assert (nothing["sequences"], nothing["z"], nothing["lowest_own_share"]) == (0, 0.0, 1.0)

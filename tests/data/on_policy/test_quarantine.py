@@ -141,7 +141,7 @@ def test_parts_are_loaded_without_what_is_set_aside(tmp_path):
         "train": ["a", "b", "c"],
         "validation": ["d"],
         "heldout": ["e", "f"],
-        "left_out": {"g": "max_copies"},
+        "left_out": {"g": "max_train_sequences"},
     }
     (tmp_path / "parts.json").write_text(json.dumps(parts))
     (tmp_path / "manifest.json").write_text("{}")

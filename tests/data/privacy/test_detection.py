@@ -10,7 +10,6 @@ import pytest
 from outrider.common.errors import OutriderError
 from outrider.data.config import PersonalKind, PrivacyConfig
 from outrider.data.privacy.detection import PIECE, Finder
-from tests.data.logs import screenings
 from tests.data.personal import EXAMPLES
 
 EVERY = list(typing.get_args(PersonalKind))
@@ -39,10 +38,6 @@ def test_each_kind_is_found_beside_words_and_chinese(every, kind, before, value)
         f"({before} {value})",
     ):
         assert (kind, value) in found(every, text), text
-
-
-def test_every_kind_has_an_example():
-    assert {kind for kind, _, _ in EXAMPLES} == set(EVERY)
 
 
 @pytest.mark.parametrize(
@@ -114,12 +109,6 @@ def test_a_long_row_of_values_is_cut_nowhere(default):
 
 def test_of_overlapping_values_the_surest_stays(every):
     assert found(every, "tel 4111111111111111") == [("CREDIT_CARD", "4111111111111111")]
-
-
-def test_nothing_is_found_in_the_invented_resumes(every):
-    for messages, reasoning, answer in screenings(40):
-        for text in (*(message["content"] for message in messages), reasoning, answer):
-            assert found(every, text) == []
 
 
 @pytest.mark.parametrize(

@@ -58,16 +58,6 @@ def test_sessions_stay_on_one_side_and_copies_of_training_prompts_are_not_measur
     assert "g0-99" not in parts["general"] and "g0-98" in parts["general"]
 
 
-def test_less_than_was_wanted_is_all_there_is_and_no_share_only_measures():
-    customers = table("0-", 80)
-    _, noted = mixed(customers, table("g0-", 10, seed=1), general_share=0.5)
-    assert noted == {"sequences": 10, "trained_on": 8, "wanted": 80, "measured_on": 2}
-    parts, noted = mixed(customers, table("g0-", 100, seed=1), general_share=0.0)
-    assert noted["trained_on"] == 0 and parts["general"] == [
-        f"g0-{number}" for number in range(80, 100)
-    ]
-
-
 def test_general_traffic_that_is_the_customers_own_is_no_measure():
     customers = table("0-", 80)
     with pytest.raises(

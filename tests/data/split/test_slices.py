@@ -49,13 +49,6 @@ def test_phrases_that_only_some_share_make_no_template_of_their_own():
     assert set(name_templates(texts)) == {"template 1"}
 
 
-def test_the_same_prompts_give_the_same_names():
-    texts = [prompt for _, prompt in prompts(seed=1)]
-    assert name_templates(texts) == name_templates(texts)
-    assert name_templates(["one of its kind"]) == ["no template"]
-    assert name_templates([]) == []
-
-
 def test_every_sequence_is_in_one_slice_of_each_dimension(tmp_path):
     made = prompts()
     table = Dataset.from_dict(

@@ -99,21 +99,6 @@ def test_limits_keep_a_seeded_sample_in_the_order_of_time(tmp_path):
     assert result["summary"]["left_out"]["max_train_sequences"] == 50
     assert result["train"] == sorted(result["train"], key=lambda sequence_id: int(sequence_id[2:]))
     assert split(sequences, limits, tmp_path) == result
-    assert (
-        split(sequences, limits.model_copy(update={"seed": 1}), tmp_path)["train"]
-        != result["train"]
-    )
-
-
-def test_copies_of_a_training_prompt_are_capped_and_the_latest_kept(tmp_path):
-    rows = [(f"s{index}", float(index), prompt(7 if index < 40 else index)) for index in range(100)]
-    sequences = table(tmp_path, rows)
-    assert len(split(sequences, SplitConfig(), tmp_path)["train"]) == 70  # copies are traffic too
-    result = split(sequences, SplitConfig(max_copies=3), tmp_path)
-    assert result["left_out"] == {f"0-{index}": "max_copies" for index in range(37)}
-    assert result["train"] == [f"0-{index}" for index in range(37, 70)]
-    assert result["summary"]["left_out"] == {"max_copies": 37}
-    assert result["heldout"] == split(sequences, SplitConfig(), tmp_path)["heldout"]
 
 
 def test_traffic_that_cannot_be_split_says_what_is_missing(tmp_path):
