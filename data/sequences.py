@@ -11,6 +11,7 @@ from pathlib import Path
 from datasets import Dataset, concatenate_datasets, load_from_disk
 
 from outrider.common.errors import OutriderError
+from outrider.data.exchange import CONVERSATION
 
 Tables = Path | str | Sequence[Path]
 """Directory of one table, or of several with disjoint ids."""
@@ -24,7 +25,7 @@ def load_sequences(
     """Returns the rows of `ids` in that order, or all in log order; memory-mapped.
 
     `sessions` names the sessions of some rows by id, instead of the logged names
-    (split/sessions.py).
+    (`session_names`).
     """
     directories = [sequences_dir] if isinstance(sequences_dir, (str, Path)) else sequences_dir
     table = concatenate_datasets([_load(directory) for directory in directories])
@@ -52,6 +53,43 @@ def log_order(times: Iterable[float | None]) -> list[tuple[float, int]]:
         latest, without = (latest, without + 1) if time is None else (time, 0)
         keys.append((latest, without))
     return keys
+
+
+def session_names(
+    table: Dataset, times: Sequence[tuple[float, int]], gap_minutes: float
+) -> list[str]:
+    """The session of every row; `times` are its keys in log order (`log_order`).
+
+    A conversation's id is a session, however long it lasts. An id of a user is not: it lasts for
+    weeks, and the split would leave out all but the user's exchanges of one part. Nor is a common
+    first question, which a template or a load test repeats. Such sessions end after a pause of
+    `gap_minutes`; a part of one has the id of its first sequence, `session 0-17`. A name with a
+    conversation id on any of its rows counts as one.
+
+    A row without a time has that of the row before it in the log. Without any times there are no
+    pauses: the split then leaves out too much rather than too little (`inspect-traffic` warns).
+    """
+    logged, ids = table["session"][:], table["sequence_id"][:]
+    lasting = set(logged)
+    if "session_kind" in table.column_names:  # tables of other origin have conversations
+        lasting -= {
+            name
+            for name, kind in zip(logged, table["session_kind"], strict=True)
+            if kind in (CONVERSATION, "")
+        }
+    else:
+        lasting.clear()
+    names, latest = list(logged), dict[str, tuple[str, float]]()
+    for row in sorted(range(len(names)), key=times.__getitem__):
+        name, time = logged[row], times[row][0]
+        if name not in lasting:
+            continue
+        session, before = latest.get(name, (name, time))
+        if math.isfinite(before) and time - before > 60 * gap_minutes:
+            session = f"session {ids[row]}"
+        latest[name] = (session, time)
+        names[row] = session
+    return names
 
 
 def _load(directory: Path | str) -> Dataset:

@@ -15,8 +15,9 @@ Hidden states can be inverted to the text they came from: only their owner can r
 """
 
 import os
+import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ import torch
 from safetensors import safe_open
 
 from outrider.common.errors import OutriderError
-from outrider.common.files import read_json
+from outrider.common.files import publish, read_json, write_json
 from outrider.common.fingerprint import file_digest
 from outrider.data.config import StateDtype
 from outrider.speculators.features import FINAL_NORM, FeatureSpec
@@ -42,6 +43,10 @@ STORED_AS = {"bf16": "bfloat16", "fp8": "float8_e4m3fn"}
 
 LARGEST = torch.finfo(torch.float8_e4m3fn).max
 """448, the largest finite e4m3 number: each token's largest entry is scaled to it."""
+
+
+SAME = ("version", "hidden_size", "features", "dtype", "score_columns")
+"""Keys of the manifest that must agree in stores that are joined."""
 
 
 @dataclass(frozen=True)
@@ -210,6 +215,56 @@ def stored_names(stream: str) -> dict[str, str]:
     if stream == FINAL_NORM:
         return {"hidden": "hidden", "scale": "scale"}
     return {"hidden": stream, "scale": f"{stream}.scale"}
+
+
+def join_stores(directories: Sequence[Path], wanted: Collection[str], out_dir: Path) -> None:
+    """Publishes a store with the sequences of `wanted`; its shards are hard links where possible.
+
+    Raises:
+        OutriderError: stores differ in form, or one of `wanted` is in none of them.
+    """
+    stores = [FeatureStore.open(directory) for directory in directories]
+    first = stores[0].manifest
+    for store in stores[1:]:
+        for key in SAME:
+            if store.manifest.get(key) != first.get(key):
+                raise OutriderError(
+                    f"{store.directory / MANIFEST}: {key} differs from that of"
+                    f" {stores[0].directory}; capture both with the same recipe"
+                )
+    missing = set(wanted)
+    shards: list[dict[str, Any]] = []
+    sequences: list[dict[str, Any]] = []
+    with publish(out_dir) as folder:
+        folder.mkdir(mode=0o700)
+        for store in stores:
+            rows = [row for row in store.manifest["sequences"] if row["id"] in missing]
+            missing -= {row["id"] for row in rows}
+            place: dict[int, int] = {}
+            for number in sorted({row["shard"] for row in rows}):
+                place[number] = len(shards)
+                shard = store.manifest["shards"][number]
+                name = f"shard-{len(shards):05d}.safetensors"
+                _link(store.directory / shard["file"], folder / name)
+                shards.append({**shard, "file": name})
+            sequences += [{**row, "shard": place[row["shard"]]} for row in rows]
+        if missing:
+            raise OutriderError(
+                f"{directories[0]} and {len(directories) - 1} more: no states of"
+                f" {len(missing)} sequences (first {min(missing)}); capture them first"
+            )
+        source = {"joined": [store.manifest["source"] for store in stores]}
+        header = {key: first[key] for key in SAME if key in first}
+        manifest = {**header, "source": source, "shards": shards, "sequences": sequences}
+        write_json(folder / MANIFEST, manifest, private=True)
+
+
+def _link(source: Path, destination: Path) -> None:
+    """States of R1 take terabytes, so a copy is the last resort."""
+    try:
+        os.link(source, destination)
+    except OSError:
+        shutil.copy2(source, destination)
 
 
 if __name__ == "__main__":

@@ -11,9 +11,8 @@ from datasets import Dataset
 
 from outrider.common.errors import OutriderError
 from outrider.data.config import SplitConfig
-from outrider.data.sequences import log_order
+from outrider.data.sequences import log_order, session_names
 from outrider.data.split.near_duplicates import SimilarPrompts
-from outrider.data.split.sessions import session_names
 
 GENERAL = "general"
 PREFIX = "g"

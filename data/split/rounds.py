@@ -15,9 +15,8 @@ from dataclasses import dataclass
 
 from datasets import Dataset, concatenate_datasets
 
-from outrider.data.sequences import log_order
+from outrider.data.sequences import log_order, session_names
 from outrider.data.split.near_duplicates import SimilarPrompts
-from outrider.data.split.sessions import session_names
 from outrider.data.split.split import BEGAN_EARLIER, SEEN
 
 

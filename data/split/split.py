@@ -2,10 +2,10 @@
 
 A speculator serves traffic that comes after its training. So it is chosen on later traffic than it
 was trained on, and measured on later traffic still. Two cuts in time separate the parts; a session
-(sessions.py) belongs to the part of its first exchange. Exchanges of a session after the next cut
-are left out, so that no part overlaps a later one. Near-identical prompts of the training part are
-left out of the other two, and those of the validation part out of the held-out part: checkpoint and
-K are chosen on it. Within the training part copies are kept.
+(`sequences.session_names`) belongs to the part of its first exchange. Exchanges of a session after
+the next cut are left out, so that no part overlaps a later one. Near-identical prompts of the
+training part are left out of the other two, and those of the validation part out of the held-out
+part: checkpoint and K are chosen on it. Within the training part copies are kept.
 
     split(run / "traffic/sequences", SplitConfig(), run / "split")["heldout"]     # ids
 """
@@ -23,10 +23,9 @@ from datasets import Dataset
 from outrider.common.errors import OutriderError
 from outrider.common.files import write_json
 from outrider.data.config import SplitConfig
-from outrider.data.sequences import load_sequences, log_order
+from outrider.data.sequences import load_sequences, log_order, session_names
 from outrider.data.split.general_traffic import GENERAL, add_general
 from outrider.data.split.near_duplicates import SimilarPrompts
-from outrider.data.split.sessions import session_names
 from outrider.data.split.slices import name_slices, write_slices
 
 PARTS = ("train", "validation", "heldout")

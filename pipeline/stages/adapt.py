@@ -62,7 +62,7 @@ def _window(run: RunDirectory, recipe: Recipe, options: Options) -> dict[str, An
 
 
 def _round(run: RunDirectory, recipe: Recipe, options: Options) -> dict[str, Any]:
-    from outrider.data.features.join_stores import join_stores
+    from outrider.data.features.feature_store import join_stores
     from outrider.data.sequences import load_sequences
     from outrider.data.split.rounds import choose_sequences, training_parts
     from outrider.pipeline.draft_parity_check import check_warm_start

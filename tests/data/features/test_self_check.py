@@ -80,10 +80,8 @@ def test_rebuilt_log_probabilities_are_the_literal_ones():
 def test_right_states_pass():
     check = self_check(Engine(lambda hidden: hidden), ROWS, HEAD)
     require(check)
-    assert check.max_difference < 1e-4 and check.top1_agreement == 1.0
+    assert check.p99_difference < 1e-4 and check.top1_agreement == 1.0
     assert (check.sequences, check.positions) == (3, 3 * (LENGTH - 1))
-    on_completion = torch.cat([true_logprobs(row_id)[0][99:] for row_id, _, _ in ROWS])
-    assert check.completion_mean_logprob == pytest.approx(on_completion.mean().item(), abs=1e-4)
 
 
 def test_a_few_tokens_whose_routing_flipped_pass():
@@ -91,7 +89,7 @@ def test_a_few_tokens_whose_routing_flipped_pass():
         return torch.cat([torch.zeros(1, HIDDEN, dtype=hidden.dtype), hidden[1:]])
 
     check = self_check(Engine(flipped), ROWS, HEAD)
-    assert check.max_difference > 1
+    assert check.top1_agreement < 1
     require(check)
 
 

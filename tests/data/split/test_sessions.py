@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from outrider.data.config import SplitConfig
-from outrider.data.sequences import load_sequences, log_order
-from outrider.data.split.sessions import session_names
+from outrider.data.sequences import load_sequences, log_order, session_names
 from outrider.data.split.split import BEGAN_EARLIER, PARTS, split
 from tests.data.split.test_split import prompt, table
 
