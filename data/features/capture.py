@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from datasets import Dataset
 from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from outrider.common.cluster.config import ClusterConfig
 from outrider.common.cluster.session import open_cluster
@@ -30,18 +31,25 @@ from outrider.common.files import read_json, write_json
 from outrider.common.fingerprint import sampled_digest
 from outrider.common.lost_ends import LostEnds
 from outrider.data.config import CaptureConfig, StateDtype, bytes_per_token
-from outrider.data.features.capture_plan import Piece, rows_of, sample_of, state_bytes
+from outrider.data.features.capture_plan import (
+    Piece,
+    pieces,
+    rows_of,
+    sample_of,
+    state_bytes,
+    unfinished,
+)
 from outrider.data.features.feature_store import MANIFEST, STORED_AS, FeatureStore
+from outrider.data.features.feature_writer import FeatureWriter
 from outrider.data.features.lengths import fit, longest
 from outrider.data.features.replica import ReplicaSetup, check_engine
 from outrider.data.features.replicas import Replicas, start_replicas
 from outrider.data.features.self_check import Row
-from outrider.data.features.write_store import Captured, write_store
 from outrider.data.privacy.regenerate import asked_rows, regenerate
 from outrider.data.sequences import Tables, load_sequences
 from outrider.data.split.split import ids_of
 from outrider.serving.config import EngineConfig, TargetConfig
-from outrider.serving.engine import Engine, LoggedRow, in_process, open_engine
+from outrider.serving.engine import Engine, LoggedRow, State, in_process, open_engine
 from outrider.serving.token_scores import COLUMNS
 from outrider.speculators.checkpoints.target_ends import load_target_ends
 from outrider.speculators.features import FINAL_NORM, FeatureSpec, layer_index
@@ -51,6 +59,9 @@ SCORES_VERSION = 1
 """Raise it when the same tokens give different scores (serving/token_scores.py, logged_text.py)."""
 ONLY_FINAL = FeatureSpec(())
 """No stream besides the teacher's."""
+
+Captured = tuple[LoggedRow, State]
+"""A row, and its states and scores."""
 
 
 def capture(
@@ -130,9 +141,9 @@ def capture_table(
         return zip(rows, captured, strict=True)
 
     rows = functools.partial(rows_of, table, limit, answers)
-    return _write(
-        spec, states, rows, out_dir, source, capture, len(answers), lengths, lambda: checks
-    )
+    written = _write_store(spec, states, rows, out_dir, source, capture, COLUMNS)
+    too_long = lengths._asdict() if lengths else None
+    return _summary(out_dir, written, regenerated=len(answers), **checks, too_long=too_long)
 
 
 def _on_replicas(
@@ -173,61 +184,23 @@ def _on_replicas(
         def note() -> str:
             return f"{len(replicas.running)}/{len(actors)} replicas"
 
-        def checks() -> dict[str, Any]:
-            return {
-                "replicas": replicas.running,
-                "lost_replicas": replicas.lost,
-                "left_out": replicas.left_out,
-            }
-
         rows = functools.partial(rows_of, table, limit, answers)
-        return _write(
-            spec,
-            states,
-            rows,
+        written = _write_store(spec, states, rows, out_dir, source, capture, COLUMNS, note)
+        return _summary(
             out_dir,
-            source,
-            capture,
-            len(answers),
-            lengths,
-            checks,
-            note,
+            written,
+            regenerated=len(answers),
+            replicas=replicas.running,
+            lost_replicas=replicas.lost,
+            left_out=replicas.left_out,
+            too_long=lengths._asdict(),
         )
 
 
-def _write(
-    spec: FeatureSpec,
-    states: Callable[[Iterator[Piece]], Iterator[Captured]],
-    rows: Callable[[], Iterator[LoggedRow]],
-    out_dir: Path,
-    source: dict[str, Any],
-    capture: CaptureConfig,
-    regenerated: int,
-    lengths: LostEnds | None,
-    checks: Callable[[], dict[str, Any]],
-    note: Callable[[], str] = str,
-) -> dict[str, Any]:
-    """Writes the store (write_store.py) and its summary; returns the summary."""
-    tokens, console, began = _tokens(rows()), Console(stderr=True), time.monotonic()
-    captured = write_store(
-        spec, states, rows(), tokens, out_dir, source, capture, console, COLUMNS, note
-    )
-    seconds = time.monotonic() - began
-    store = FeatureStore.open(out_dir)
-    summary = {
-        "sequences": len(store.sequence_ids),
-        "tokens": tokens,
-        "regenerated": regenerated,
-        "bytes": sum(shard["bytes"] for shard in store.manifest["shards"]),
-        "shards": len(store.manifest["shards"]),
-        "tokens_captured_now": captured,
-        "seconds": round(seconds, 3),
-        "tokens_per_s": round(captured / seconds, 1),
-        **checks(),
-        "too_long": lengths._asdict() if lengths else None,
-    }
-    write_json(out_dir / SUMMARY, summary, private=True)
-    return summary
+def _summary(out_dir: Path, written: dict[str, Any], **others: Any) -> dict[str, Any]:
+    """Publishes the summary: the figures of `_write_store`, and others."""
+    write_json(out_dir / SUMMARY, written | others, private=True)
+    return written | others
 
 
 def capture_ids(
@@ -253,14 +226,88 @@ def capture_ids(
             yield row, (row_id, by_name, None)
 
     if not _finished(out_dir, source, spec, capture.dtype):
-        tokens = sum(len(token_ids) for _, token_ids, _ in rows)
-        unsampled = (LoggedRow(*row, temperature=1.0, top_p=1.0) for row in rows)
-        write_store(spec, states, unsampled, tokens, out_dir, source, capture, Console(stderr=True))
+        unsampled = [LoggedRow(*row, temperature=1.0, top_p=1.0) for row in rows]
+        _write_store(spec, states, lambda: iter(unsampled), out_dir, source, capture)
     return FeatureStore.open(out_dir)
 
 
 def _tokens(rows: Iterable[LoggedRow]) -> int:
+    """Tokens of all rows."""
     return sum(len(row.token_ids) for row in rows)
+
+
+def _write_store(
+    spec: FeatureSpec,
+    states: Callable[[Iterator[Piece]], Iterator[Captured]],
+    rows: Callable[[], Iterator[LoggedRow]],
+    out_dir: Path,
+    source: dict[str, Any],
+    capture: CaptureConfig,
+    score_columns: Sequence[str] = (),
+    note: Callable[[], str] = str,
+) -> dict[str, Any]:
+    """Captures the rows that the store lacks; returns counts and speed.
+
+    `states` yields a plan's rows in order, each with its states and scores. `note` is shown after
+    the progress.
+    """
+    console, total = Console(stderr=True), _tokens(rows())
+    final, *auxiliary = spec.streams
+    captured = 0
+    columns = (
+        TextColumn("capture"),
+        BarColumn(),
+        TextColumn(
+            "{task.completed:,.0f}/{task.total:,.0f} tokens, {task.fields[rate]:,.0f} tokens/s,"
+            " time left"
+        ),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[note]}"),
+    )
+    with (
+        FeatureWriter(
+            out_dir,
+            final.width,
+            source,
+            capture.shard_megabytes,
+            score_columns,
+            capture.dtype,
+            auxiliary,
+        ) as writer,
+        Progress(*columns, console=console, transient=True) as progress,
+    ):
+        if writer.restarted:
+            console.print(
+                f"{out_dir}: states of another target or of other sequences; capturing again",
+                soft_wrap=True,
+            )
+        elif writer.done:
+            console.print(
+                f"{out_dir}: resumes after {len(writer.done)} captured sequences", soft_wrap=True
+            )
+        task = progress.add_task("capture", total=total, completed=writer.tokens, rate=0.0, note="")
+        began, done = time.monotonic(), frozenset(writer.done)
+        plan = unfinished(pieces(rows(), capture.batch_tokens), done)
+        for row, (_, by_name, scores) in states(plan):
+            if row.row_id in done:
+                continue
+            hidden_TH = by_name.pop(FINAL_NORM)
+            writer.write(
+                row.row_id, row.token_ids, hidden_TH, row.completion_start, scores, by_name
+            )
+            captured += len(row.token_ids)
+            rate = captured / (time.monotonic() - began)
+            progress.update(task, completed=writer.tokens, rate=rate, note=note())
+    seconds = time.monotonic() - began
+    return {
+        "sequences": len(writer.done),
+        "tokens": total,
+        "bytes": sum(shard["bytes"] for shard in writer.shards),
+        "shards": len(writer.shards),
+        "tokens_captured_now": captured,
+        "seconds": round(seconds, 3),
+        "tokens_per_s": round(captured / seconds, 1),
+    }
 
 
 def _finished(out_dir: Path, source: dict[str, Any], spec: FeatureSpec, dtype: StateDtype) -> bool:

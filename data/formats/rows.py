@@ -6,7 +6,7 @@ def parse(record): row = parse_row(record.payload); ...
 
 import itertools
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -133,26 +133,17 @@ def _check_depth(value: Any) -> None:
     raise Reject("nested_too_deeply", f"more than {DEEPEST} levels")
 
 
-class LinesWithoutRequest:
-    """Rejects for the other lines of a server's text log: one for each run of lines.
+def with_other_lines(
+    items: Iterable[Record | Reject | Place | None],
+) -> Iterator[Record | Reject]:
+    """Replaces runs of a text log's lines without a request, given as places, by one reject each.
 
-    aside = LinesWithoutRequest(file.name)
-    aside.add(number)           # a line without a request
-    yield from aside.end()      # before a line with one, and after the last line
+    None ends a run: a line with a request that gives nothing yet.
     """
-
-    def __init__(self, file: str):
-        self.file = file
-        self.first = self.count = 0
-
-    def add(self, number: int) -> None:
-        """Counts one more line."""
-        self.first = self.first if self.count else number
-        self.count += 1
-
-    def end(self) -> Iterator[Reject]:
-        """Yields the reject of the run, if there is one."""
-        if self.count:
-            place, rows = Place(self.file, self.first), self.count
-            self.count = 0
-            yield Reject("not_a_generation", "lines that log no request", place, rows=rows)
+    for kind, run in itertools.groupby(items, type):
+        if kind is Place:
+            first = next(run)
+            rows = 1 + sum(1 for _ in run)
+            yield Reject("not_a_generation", "lines that log no request", first, rows=rows)
+        elif kind is not type(None):
+            yield from run

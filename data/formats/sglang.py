@@ -20,7 +20,7 @@ from typing import Any
 from outrider.data.exchange import Exchange, Place, Record, Reject
 from outrider.data.formats.fields import first, take, take_ids, take_number, take_text, take_time
 from outrider.data.formats.openai import finish_reason, stop_strings
-from outrider.data.formats.rows import LinesWithoutRequest, Sample, parse_row, row_record
+from outrider.data.formats.rows import Sample, parse_row, row_record, with_other_lines
 from outrider.data.formats.sampling import sampling_of
 from outrider.data.formats.sources import LogFile
 
@@ -47,24 +47,21 @@ def recognizes(sample: Sample) -> bool:
 
 def records(files: Sequence[LogFile], scratch: Path) -> Iterator[Record | Reject]:
     for file in files:
-        aside = LinesWithoutRequest(file.name)
-        for number, line in file.lines():
-            event = _EVENT.search(line, 0, 1000) if line is not None else None
-            begin = line.find(b"{", 0, 200) if line is not None else -1
-            if event and event[1].decode() != FINISHED:
-                aside.add(number)
-            elif line is not None and not event and _TEXT_EVENT.search(line, 0, 1000):
-                yield from aside.end()
-                detail = "a line of --log-requests-format text; json is what can be read"
-                yield Reject("text_log", detail, Place(file.name, number))
-            elif line is None or event or begin == 0:
-                yield from aside.end()
-                yield row_record(
-                    Place(file.name, number), line if line is None else line[max(begin, 0) :]
-                )
-            else:
-                aside.add(number)
-        yield from aside.end()
+        yield from with_other_lines(
+            _item(Place(file.name, number), line) for number, line in file.lines()
+        )
+
+
+def _item(place: Place, line: bytes | None) -> Record | Reject | Place:
+    """The record or reject of a line; its place where it logs no finished request."""
+    if line is None:
+        return row_record(place, line)
+    event, begin = _EVENT.search(line, 0, 1000), line.find(b"{", 0, 200)
+    if event is None and _TEXT_EVENT.search(line, 0, 1000):
+        detail = "a line of --log-requests-format text; json is what can be read"
+        return Reject("text_log", detail, place)
+    is_row = event[1].decode() == FINISHED if event else begin == 0
+    return row_record(place, line[max(begin, 0) :]) if is_row else place
 
 
 def parse(record: Record) -> list[Exchange | Reject]:

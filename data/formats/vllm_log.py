@@ -26,7 +26,7 @@ from typing import Any
 from outrider.data.exchange import Exchange, Place, Record, Reject
 from outrider.data.formats.fields import first, take, take_text, take_time
 from outrider.data.formats.openai import finish_reason
-from outrider.data.formats.rows import LinesWithoutRequest, Sample, parse_row
+from outrider.data.formats.rows import Sample, parse_row, with_other_lines
 from outrider.data.formats.sampling import NUMBERS, constraint_of
 from outrider.data.formats.sources import LONGEST_LINE, LogFile, Meter
 
@@ -100,7 +100,8 @@ def recognizes(sample: Sample) -> bool:
 
 def records(files: Sequence[LogFile], scratch: Path) -> Iterator[Record | Reject]:
     for file in files:
-        yield from _join(file, _longest(dataclasses.replace(file, meter=Meter())))
+        limit = _longest(dataclasses.replace(file, meter=Meter()))
+        yield from with_other_lines(_join(file, limit))
 
 
 def _events(file: LogFile) -> Iterator[tuple[Place, Event | Reject | None]]:
@@ -210,16 +211,18 @@ class _Waiting:
         return Record(self.place, payload, self.rows)
 
 
-def _join(file: LogFile, limit: tuple[int, int]) -> Iterator[Record | Reject]:
-    """Joins the lines of a file by request id, in order of the responses' ends."""
+def _join(file: LogFile, limit: tuple[int, int]) -> Iterator[Record | Reject | Place | None]:
+    """Joins the lines of a file by request id, in order of the responses' ends.
+
+    Lines without a request are given as places, between None.
+    """
     waiting: OrderedDict[str, _Waiting] = OrderedDict()
     size = 0
-    others = LinesWithoutRequest(file.name)
     for place, event in _events(file):
         if event is None:
-            others.add(place.line)
+            yield place
             continue
-        yield from others.end()
+        yield None
         if isinstance(event, Reject):
             yield event
             continue
@@ -241,7 +244,6 @@ def _join(file: LogFile, limit: tuple[int, int]) -> Iterator[Record | Reject]:
             _, oldest = waiting.popitem(last=False)
             size -= oldest.size
             yield oldest.record(limit)
-    yield from others.end()
     for request in waiting.values():
         yield request.record(limit)
 

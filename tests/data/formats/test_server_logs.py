@@ -1,10 +1,7 @@
 """Logs of vLLM and SGLang: what the golden logs do not hold."""
 
-from outrider.data.exchange import Exchange
 from outrider.data.formats import format_of, vllm_log
 from outrider.data.formats.sources import log_files
-from outrider.data.tokenize.tokens import SequenceBuilder
-from tests.data.formats.test_golden import GOLDEN
 from tests.data.logs import read_exchanges
 
 
@@ -67,12 +64,3 @@ def test_memory_is_bounded_by_giving_up_the_oldest(tmp_path, monkeypatch):
     )
     assert [row.reason for row in rows] == ["unmatched_request"] * 50
     assert [row.place.line for row in rows] == list(range(1, 51))
-
-
-def test_a_clients_own_prompt_gets_the_tokenizers_begin_token(text_target):
-    rows = read_exchanges(log_files(str(GOLDEN / "sglang" / "level3.jsonl")))
-    builder = SequenceBuilder(text_target)
-    raw = next(row for row in rows if isinstance(row, Exchange) and row.prompt_is_raw)
-    sequence = builder.build(raw)
-    expected = builder.tokenizer.encode(raw.prompt_text, add_special_tokens=True)
-    assert sequence.token_ids[: sequence.completion_start] == expected

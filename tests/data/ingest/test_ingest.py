@@ -143,35 +143,6 @@ def test_a_log_without_a_usable_row_is_an_error(text_target, tmp_path, rows):
         run(text_target, tmp_path, rows, max_reject_fraction=0.9)
 
 
-def test_logged_ids_are_exact(text_target, tmp_path):
-    tokenizer = SequenceBuilder(text_target).tokenizer
-    rows = good_rows()
-    for index, row in enumerate(rows[:10]):
-        message = row["response"]["choices"][0]["message"]
-        ids = tokenizer.encode(
-            message["reasoning"] + "</think>" + message["content"], add_special_tokens=False
-        )
-        ids.append(tokenizer.eos_token_id)
-        if index == 0:
-            ids[:1] = tokenizer.convert_tokens_to_ids(list(tokenizer.convert_ids_to_tokens(ids[0])))
-        row["response"]["choices"][0]["token_ids"] = ids
-        prompt = tokenizer.apply_chat_template(
-            row["request"]["messages"], add_generation_prompt=True, return_dict=False
-        )
-        holder = row["response"] if index % 2 else row["response"]["choices"][0]
-        holder["prompt_token_ids"] = prompt
-    summary = run(text_target, tmp_path, rows)
-    assert summary["fidelity"] == {"exact": 10, "retokenized": 10}
-    table = load_sequences(tmp_path / "out" / "sequences")
-    assert (
-        table[5]["token_ids"][table[5]["completion_start"] :]
-        == rows[5]["response"]["choices"][0]["token_ids"]
-    )
-    assert table[5]["prompt_text"] == tokenizer.apply_chat_template(
-        rows[5]["request"]["messages"], add_generation_prompt=True, tokenize=False
-    )
-
-
 def test_missing_times_are_null_and_missing_sessions_are_conversations(text_target, tmp_path):
     turns = [{"role": "user", "content": "one"}]
     longer = [*turns, {"role": "assistant", "content": "1"}, {"role": "user", "content": "two"}]

@@ -2,16 +2,13 @@
 
 import http.server
 import socket
-import sys
 import threading
-import types
 
 import pytest
-from fsspec.implementations.memory import MemoryFileSystem
 from huggingface_hub import HfFileSystem, constants
 
 from outrider.common.errors import OutriderError
-from outrider.data.formats.sources import LogFile, log_files
+from outrider.data.formats.sources import log_files
 from outrider.pipeline.stages.sources import log_digest
 
 FIX = "check the address, the network and the credentials .*copy the files here"
@@ -68,32 +65,3 @@ def test_names_of_files_have_no_credentials():
     finally:
         server.shutdown()
         server.server_close()
-
-
-class NoCredentialsError(Exception):
-    """Like botocore's: neither an OSError nor with a base that s3fs would translate."""
-
-
-class Bucket(MemoryFileSystem):
-    def info(self, *_, **__):
-        raise NoCredentialsError("Unable to locate credentials")
-
-    exists = isdir = glob = open = size = info
-
-
-def test_a_client_s_own_errors_are_known_by_its_module(monkeypatch):
-    monkeypatch.setattr(
-        "outrider.data.formats.sources.url_to_fs", lambda url: (Bucket(), url.removeprefix("s3://"))
-    )
-    file = LogFile("s3://bucket/log.jsonl", Bucket(), "bucket/log.jsonl")
-    asked = [lambda: log_files("s3://bucket/log.jsonl"), file.size, file.identity, file.head]
-    for ask in asked:
-        with pytest.raises(NoCredentialsError):  # no client that is known raised it
-            ask()
-    botocore = types.SimpleNamespace(BotoCoreError=NoCredentialsError)
-    monkeypatch.setitem(sys.modules, "botocore.exceptions", botocore)
-    for ask in asked:
-        with pytest.raises(
-            OutriderError, match=r"s3://bucket/log.jsonl.*\(NoCredentialsError: Unable to locate"
-        ):
-            ask()

@@ -28,7 +28,7 @@ from tests.shipped_traffic import with_token_ids
 WORKLOADS = ("general", "document_extraction", "social_chat")
 GROUP = 10
 """Exchanges of each kind."""
-SIZES = {"genuine": 20}
+SIZES = {"genuine": 20, "logged-hot": 20}
 """Exchanges of kinds with another number."""
 MIN_ON_POLICY = 0.95
 END = 1

@@ -1,7 +1,6 @@
 """Quarantine: judged from stored scores, left out of every part; most of it stops the run."""
 
 import json
-import re
 
 import pytest
 import torch
@@ -13,15 +12,13 @@ from outrider.data.features.feature_writer import FeatureWriter
 from outrider.data.on_policy.check import (
     check_traffic,
     examine,
-    groups_of,
     load_parts,
     require,
-    two_lines,
     write_quarantine,
 )
 from outrider.data.on_policy.evidence import Evidence
 from outrider.serving.token_scores import COLUMNS
-from tests.data.toy_target import SEQUENCES, ToyTarget
+from tests.data.toy_target import ToyTarget
 
 
 def store_of(groups: dict[str, Evidence], directory):
@@ -99,21 +96,6 @@ def test_the_foreign_slice_is_named_and_set_aside(own, foreign, tmp_path):
     for path in (tmp_path / "quarantine.json", tmp_path / "on_policy.json"):
         assert path.stat().st_mode & 0o77 == 0
     require(report)
-
-
-def test_its_own_traffic_is_said_to_be_in_two_lines(own, tmp_path):
-    store, table = store_of({"own": own}, tmp_path)
-    report = examine(store, table, parts_of(table), {}, 0.9)
-    first, second = two_lines(report)
-    assert first.startswith(
-        f"On-policy: yes. {SEQUENCES} sequences, 4,800 tokens, mean log-probability"
-    )
-    said, low, high = map(
-        float, re.search(r"log-probability (\S+) \(.* samples: (\S+) to (\S+)\);", first).groups()
-    )
-    assert low < said < high
-    assert second.startswith("Sequences quarantined: none (capture.min_on_policy 0.9;")
-    assert [name for name, _ in groups_of(report)] == ["all", "train", "validation", "heldout"]
 
 
 def test_a_run_stops_where_most_is_foreign(own, foreign, tmp_path, capsys):

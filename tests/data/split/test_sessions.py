@@ -94,17 +94,17 @@ def test_the_rows_of_a_part_have_the_sessions_of_the_split(tmp_path):
 
 @pytest.mark.parametrize("kind", ["user", "conversation"])
 def test_the_parts_do_not_depend_on_the_order_of_the_log(tmp_path, kind):
-    rows = lasting_users(200, users=150 if kind == "conversation" else 8, weeks=1)
-    rows[150] = (rows[150][0], rows[150][1], rows[3][2])
+    rows = lasting_users(100, users=75 if kind == "conversation" else 4, weeks=1)
+    rows[75] = (rows[75][0], rows[75][1], rows[3][2])
     parts = []
-    for number in range(3):
+    for number in range(2):
         order = random.Random(number).sample(rows, len(rows))
         path = table(tmp_path / str(number), order, [kind] * len(rows))
         result = split(path, SplitConfig(), tmp_path)
         assert split(path, SplitConfig(), tmp_path) == result
         texts = {part: [order[int(i[2:])][2] for i in result[part]] for part in PARTS}
         parts.append((texts, result["summary"]))
-    assert parts[0] == parts[1] == parts[2]
+    assert parts[0] == parts[1]
 
 
 def test_heldout_prompts_are_kept_apart_from_validation(tmp_path):

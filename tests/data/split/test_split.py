@@ -1,8 +1,11 @@
 import itertools
 import random
+import subprocess
+import sys
 
 import pytest
 from datasets import Dataset, Features, Value
+from pydantic import ValidationError
 
 from outrider.common.errors import OutriderError
 from outrider.data.config import SplitConfig
@@ -79,14 +82,6 @@ def test_a_row_without_a_time_follows_the_row_before_it_in_the_log(tmp_path):
     assert (summary["heldout"]["first_time"], summary["heldout"]["last_time"]) == (None, None)
 
 
-def test_traffic_without_times_is_split_in_the_order_of_the_log(tmp_path):
-    rows = [(f"s{index % 8}", None, prompt(index)) for index in range(10)]
-    result = split(table(tmp_path, rows), SplitConfig(), tmp_path)
-    assert [*result["train"], *result["validation"]] == [f"0-{row}" for row in range(6)]
-    assert result["heldout"] == ["0-6", "0-7"]
-    assert result["left_out"] == dict.fromkeys(["0-8", "0-9"], "session_began_in_an_earlier_part")
-
-
 def test_limits_keep_a_seeded_sample_in_the_order_of_time(tmp_path):
     sequences = table(
         tmp_path, [(f"s{index}", float(index), prompt(index)) for index in range(100)]
@@ -114,3 +109,18 @@ def test_traffic_that_cannot_be_split_says_what_is_missing(tmp_path):
     same_prompt = [(f"s{index}", float(index), prompt(0)) for index in range(20)]
     with pytest.raises(OutriderError, match="near_identical_to_a_training_prompt 6"):
         split(table(tmp_path / "prompt", same_prompt), SplitConfig(), tmp_path)
+
+
+def test_a_split_must_leave_sessions_to_train_on():
+    with pytest.raises(
+        ValidationError, match=r"heldout_fraction = 1.1 leaves no session to train on"
+    ):
+        SplitConfig(validation_fraction=0.5, heldout_fraction=0.6)
+
+
+def test_config_imports_nothing_slow():
+    code = (
+        "import sys, outrider.data.config\n"
+        "assert not {'torch', 'datasets', 'numpy'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -278,19 +278,6 @@ def test_logged_ids_are_used_untouched(builder):
     assert (sequence.completion_start, sequence.fidelity) == (3, "exact")
 
 
-def test_round_trips_of_r1_text(builder):
-    """ids -> text -> vLLM's parser -> reconstructed ids, for regularly tokenized text."""
-    equal = 0
-    for _, reasoning, answer in screenings(200):
-        emitted = builder.tokenizer.encode(
-            f"{reasoning}\n</think>\n\n{answer}{EOS}", add_special_tokens=False
-        )
-        text = builder.tokenizer.decode(emitted, skip_special_tokens=True)
-        sequence = builder.build(exchange(**vllm_parser(text), completion_tokens=len(emitted)))
-        equal += sequence.token_ids[sequence.completion_start :] == emitted
-    assert equal == 200
-
-
 @examples(150)
 @given(
     st.lists(st.one_of(st.sampled_from(WORDS), st.characters(exclude_categories=["Cs"]))),
