@@ -49,7 +49,7 @@ def choose(
     lengths = {name: sums.acceptance_length() for name, sums in (validation or {}).items()}
     given: dict[str, Any] = {
         "sequences": len(validation["custom"].sequence_ids) if validation else 0,
-        "acceptance_length": Drafters[list[float] | None](**lengths) if lengths else None,
+        "acceptance_length": Drafters[list[float]](**lengths) if lengths else None,
         "source": "the recipe's " + ("speculator.depth" if settings.k == "auto" else "eval.k"),
     }
     if settings.k != "auto" or not lengths or len(fixed) == len(DRAFTERS):

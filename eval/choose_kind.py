@@ -9,6 +9,7 @@ held-out part, so that its intervals are those of one comparison.
 """
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
@@ -19,16 +20,17 @@ from outrider.eval.context import EvaluationContext
 from outrider.eval.evaluate import check
 from outrider.eval.replay.heldout_replay import replay_drafter
 from outrider.eval.replay.replay import ReplaySums
-from outrider.eval.results.choice import KindChoice, KindFacts, KindSpeed
+from outrider.eval.results.choice import KindChoice, KindSpeed
 from outrider.eval.stats.clusters import clustered
 
 
 def choose_kind(
-    contexts: Mapping[str, EvaluationContext], facts: Mapping[str, KindFacts]
+    contexts: Mapping[str, EvaluationContext], facts: Mapping[str, Mapping[str, Any]]
 ) -> KindChoice:
     """Times and ranks every kind.
 
-    The contexts differ in the custom speculator and its folders only.
+    The contexts differ in the custom speculator and its folders only. `facts` are `parameters` and
+    `training_minutes` by kind.
     """
     for context in contexts.values():
         check(context)
@@ -53,7 +55,7 @@ def ranked(kinds: list[KindSpeed], main: int) -> KindChoice:
 
 
 def speed_of(
-    kind: str, replay: ReplaySums, steps: Speeds, main: int, facts: KindFacts
+    kind: str, replay: ReplaySums, steps: Speeds, main: int, facts: Mapping[str, Any]
 ) -> KindSpeed:
     """One kind at its own best K at batch size `main`; `steps` are seconds of a step."""
     k = best_k(speeds_of(replay.acceptance_length(), steps)[main], least=1)
@@ -64,7 +66,7 @@ def speed_of(
         k=k,
         acceptance_length=length,
         step_ms={str(size): 1000 * row[k] for size, row in steps.items()},
-        facts=facts,
+        **facts,
     )
 
 

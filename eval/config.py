@@ -28,6 +28,14 @@ STEP_ROUNDS = 5
 STEP_TOKENS = 96
 """Longest response of these blocks: steps do not get longer with responses as with batches."""
 
+BOOTSTRAP_SAMPLES = 2000
+"""Resamples of prompts for intervals, and permutations of the token frequency test: enough for the
+gate's least p-value, 0.001."""
+
+SEED = 0
+"""Of prompt choice and resampling. Requests carry none: vLLM 0.32 cannot serve a seeded one on a
+CPU."""
+
 LEAST_ARRIVALS = 6
 """Least requests of an open-loop block; fewer have no trend that could show saturation."""
 
@@ -99,16 +107,11 @@ class GateConfig(BaseModel):
     """Largest loss of acceptance length on general traffic, as a share of base's: the interval of
     custom / base must lie above 1 minus this. Checked where the recipe has `traffic.general`."""
 
-    max_unexplained_differences: ClassVar[float] = 0.0
-    """Largest share of greedy responses that differ from those without speculation without a near
-    tie at the first difference, in an engine that shows none in other batches without speculation;
-    beyond it the verdict is `undecided`. All differences together, near ties included, are tested
-    against those in other batches: significantly more fail."""
-
     near_tie_nats: PositiveFloat = 0.125
     """A first difference is a near tie when the target's log-probabilities of the two tokens are at
     most this far apart (nats). bf16 engines that batch differently disagree about such tokens
-    without any speculation: their logits between 16 and 32 have steps of 0.125."""
+    without any speculation: their logits between 16 and 32 have steps of 0.125. Others are
+    unexplained: the verdict is `undecided` if the engine shows none without speculation."""
 
     max_tail_excess: ClassVar[float] = 0.01
     """Largest excess over no speculation of the share of sampled tokens whose probability under the
@@ -219,12 +222,6 @@ class EvalConfig(BaseModel):
     min_repeats: ClassVar[int] = 2
     """Repeats before the first look of `measure: until_decided`."""
 
-    starts: PositiveInt = 1
-    """How often the servers are started for the repeats, at most once each. The same engine started
-    twice is not equally fast. Base and custom share one, but their ratios to none compare two, and
-    include that difference unless several starts are averaged. Each start costs the engine's
-    start-up time."""
-
     max_tokens: PositiveInt = 256
     """Longest measured response in tokens; longer ones are cut, for every variant alike."""
 
@@ -269,19 +266,6 @@ class EvalConfig(BaseModel):
     them. A response whose prompt holds a question is solved where its final answer (the last
     \boxed{}, else what follows ####, else the last number) is the known one."""
 
-    bootstrap_samples: PositiveInt = 2000
-    """Resamples of the prompts, for intervals of tokens/s, and permutations of the token frequency
-    test."""
-
-    seed: int = 0
-    """Seed of prompt choice and resampling. Requests carry none: vLLM 0.32 cannot serve a seeded
-    one on a CPU."""
-
-    interpolation: list[Annotated[float, Field(gt=0, lt=1)]] = []
-    """Shares of the custom speculator in averages of its weights with base's, each replayed on the
-    validation part: what averaging gives without further training. The best share is replayed on
-    the held-out part (and the general one) too, unless custom is better. Empty: none."""
-
     cost: CostConfig | None = None
     """Prices; null: no cost section in the report."""
 
@@ -318,15 +302,6 @@ class EvalConfig(BaseModel):
         return self
 
     @model_validator(mode="after")
-    def _starts_fit(self) -> "EvalConfig":
-        if self.starts > self.repeats:
-            raise ValueError(
-                f"eval.starts = {self.starts}, but eval.repeats = {self.repeats}: servers restart "
-                f"between repeats; raise eval.repeats to {self.starts} or lower eval.starts"
-            )
-        return self
-
-    @model_validator(mode="after")
     def _rates_fit(self) -> "EvalConfig":
         if self.scenarios and not self.rates:
             raise ValueError(
@@ -349,10 +324,6 @@ class EvalConfig(BaseModel):
     def block_requests(self, concurrency: int) -> int:
         """Prompts of one block at this concurrency."""
         return max(self.requests, 2 * concurrency)
-
-    def restarts_before(self, repeat: int) -> bool:
-        """Whether the servers restart before this repeat; starts are spread evenly over repeats."""
-        return repeat * self.starts // self.repeats != (repeat - 1) * self.starts // self.repeats
 
     def rate_requests(self, rate: float) -> int:
         """Number of requests sent at this rate."""

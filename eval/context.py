@@ -55,8 +55,6 @@ Model = TypeVar("Model", bound=BaseModel)
 POST_MEASUREMENT_SETTINGS: dict[str, Any] = {
     "gate": True,
     "cost": True,
-    "interpolation": True,
-    "bootstrap_samples": True,
     "task": True,
     "answers": True,
 }

@@ -11,22 +11,22 @@ so an interrupted evaluation resumes; intervals, verdict and report are computed
 every time.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from outrider.common.child_process import in_child
 from outrider.common.errors import OutriderError
 from outrider.common.fingerprint import value_digest
+from outrider.eval.bench.closed_loop import Plan, Record, measure
 from outrider.eval.bench.counted import (
     CountedPass,
     counted_acceptance,
     counted_passes,
     verification_passes,
 )
-from outrider.eval.bench.measure import Measured, serve
 from outrider.eval.bench.metrics import Noise, noise_of, repeats_of, same_k_variant, summarise
-from outrider.eval.bench.open_loop import summarise_rates
+from outrider.eval.bench.open_loop import measure_rates, summarise_rates
+from outrider.eval.bench.outputs import Outputs, collect
 from outrider.eval.bench.prompts import (
     customers_sampling,
     evaluation_prompts,
@@ -34,6 +34,7 @@ from outrider.eval.bench.prompts import (
     unsent_text,
 )
 from outrider.eval.bench.scenarios import select
+from outrider.eval.bench.servers import Servers
 from outrider.eval.choose_k import choose, draft_plan
 from outrider.eval.context import EvaluationContext, HeldoutRequests
 from outrider.eval.lossless.task_accuracy import task_of
@@ -47,9 +48,8 @@ from outrider.eval.replay.heldout_replay import (
     replay_drafters,
     replay_everything,
     replay_figures,
-    replay_mixtures,
 )
-from outrider.eval.results.acceptance import Counted, Mixture, OnPolicy, Replay, Slice
+from outrider.eval.results.acceptance import Counted
 from outrider.eval.results.parts import Drafters
 from outrider.eval.results.report import (
     VERSION,
@@ -60,6 +60,7 @@ from outrider.eval.results.report import (
 )
 from outrider.eval.results.speed import Served
 from outrider.eval.summary import conclude
+from outrider.serving.load_generator import LoadGenerator
 from outrider.serving.vllm_hooks.version import runs_on_cpu
 from outrider.speculators.compatibility import check_speculator
 
@@ -93,17 +94,16 @@ def _measure_and_conclude(context: EvaluationContext) -> dict[str, Any]:
         choice = choose(context, servers, load, requests, validation)
         k, current_k = choice.k, context.settings.current_k
         context.say(f"k = {k.base} for base, {k.custom} for custom")
-        replayed = replay_stage(context, replays, k, heldout) if replays else Replayed()
+        replayed = replay_stage(context, replays, k, heldout)
         fixed = context.speculators["base"].fixed_k
         plan = {"none": None, **draft_plan(choice, current_k, context.by_batch_size, fixed)}
-        measured = serve(context, servers, load, k, plan, requests)
-    verification = verify(context, k, requests.verification, measured.outputs)
-    noise = noise_of(measured.blocks)
+        blocks, outputs = serve(context, servers, load, k, plan, requests)
+    verification = verify(context, k, requests.verification, outputs)
+    noise = noise_of(blocks)
     sessions = [prompt.session for prompt in requests.timed]
-    served = served_stage(context, k, measured, noise)
-    everything = verification_passes(measured.outputs, requests.verification)
-    for blocks in measured.blocks.values():
-        everything += counted_passes(blocks, sessions)
+    everything = verification_passes(outputs, requests.verification)
+    for own in blocks.values():
+        everything += counted_passes(own, sessions)
     custom, sampling = context.speculators["custom"], requests.sampling
     findings = Findings(
         version=VERSION,
@@ -124,14 +124,10 @@ def _measure_and_conclude(context: EvaluationContext) -> dict[str, Any]:
         draft_sample_method=context.serving.draft_sample_method,
         not_measured=not_measured(context),
         lost_ends=(requests.unsent,) if requests.unsent else (),
-        own_text=replayed.on_policy,
-        replay=replayed.heldout,
-        general=replayed.general,
-        interpolation=replayed.mixtures,
-        slices=replayed.slices,
+        **replayed,
         counted=counted_acceptance(everything, context.speculators, k),
-        counted_same_k=counted_at_same_k(context, k, measured, sessions),
-        served=served,
+        counted_same_k=counted_at_same_k(context, k, blocks, sessions),
+        served=served_stage(context, k, blocks, noise),
         rates={
             mode: summarise_rates(context, mode, requests.traffic, noise)
             for mode in context.settings.engine_modes
@@ -143,17 +139,6 @@ def _measure_and_conclude(context: EvaluationContext) -> dict[str, Any]:
         settings=context.settings.model_dump(mode="json"),
     )
     return conclude(context, findings)
-
-
-@dataclass(frozen=True)
-class Replayed:
-    """What exact replay contributes; by default nothing."""
-
-    heldout: Replay | None = None
-    general: Replay | None = None
-    mixtures: list[Mixture] = field(default_factory=list)
-    slices: dict[str, list[Slice]] = field(default_factory=dict)
-    on_policy: OnPolicy | None = None
 
 
 def check(context: EvaluationContext) -> None:
@@ -248,30 +233,55 @@ def heldout_requests(context: EvaluationContext, heldout: "Dataset") -> HeldoutR
 
 
 def replay_stage(
-    context: EvaluationContext, heldout: Replays, k: Drafters[int], table: "Dataset"
-) -> Replayed:
-    """Figures of exact replay; reads states, needs no server.
+    context: EvaluationContext, heldout: Replays | None, k: Drafters[int], table: "Dataset"
+) -> dict[str, Any]:
+    """The findings of exact replay; reads states, needs no server.
 
-    Each speculator at its own k; mixtures and slices compare weights, all at custom's k.
+    Each speculator at its own k; slices compare weights, both at custom's k.
     """
-    bases, general = {"heldout": heldout["base"]}, None
+    if heldout is None:
+        return {"own_text": None, "replay": None, "general": None, "slices": {}}
+    general = None
     if context.data.parts.get("general"):
-        sums = replay_drafters(context, "general")
-        bases["general"], general = sums["base"], replay_figures(sums, k)
+        general = replay_figures(replay_drafters(context, "general"), k)
     starts = dict(zip(table["sequence_id"], table["completion_start"], strict=True))
-    return Replayed(
-        heldout=replay_figures(heldout, k),
-        general=general,
-        mixtures=replay_mixtures(context, k.custom, bases),
-        slices=heldout_slices(context, heldout, k.custom, starts),
-        on_policy=on_policy(context.feature_store, table),
-    )
+    return {
+        "own_text": on_policy(context.feature_store, table),
+        "replay": replay_figures(heldout, k),
+        "general": general,
+        "slices": heldout_slices(context, heldout, k.custom, starts),
+    }
+
+
+def serve(
+    context: EvaluationContext,
+    servers: Servers,
+    load: LoadGenerator,
+    k: Drafters[int],
+    plan: Plan,
+    requests: HeldoutRequests,
+) -> tuple[dict[str, list[Record]], Outputs]:
+    """Timed blocks by engine mode, and the verification pass in the first mode, at `k`.
+
+    Each measurement is kept, also those of rates. Servers start only for what is missing.
+    """
+    settings = context.settings
+    outputs = collect(context, servers, settings.engine_modes[0], k, requests)
+    blocks: dict[str, list[Record]] = {}
+    for mode in settings.engine_modes:
+        timed = context.kept(f"speed_{mode}")
+        if not timed.done():
+            texts, sampling = requests.timed_texts, requests.sampling
+            timed.put(measure(servers, mode, plan, load, texts, sampling, settings, context.say))
+        blocks[mode] = timed.get()
+        measure_rates(context, servers, mode, plan, load, requests)
+    return blocks, outputs
 
 
 def served_stage(
     context: EvaluationContext,
     k: Drafters[int],
-    measured: Measured,
+    measured: Mapping[str, list[Record]],
     noise: Noise,
 ) -> dict[str, Served]:
     """Speed of the timed blocks, by engine mode."""
@@ -282,16 +292,19 @@ def served_stage(
             speed=summarise(blocks, settings, noise, same_k),
             repeats=repeats_of(blocks),
         )
-        for mode, blocks in measured.blocks.items()
+        for mode, blocks in measured.items()
     }
 
 
 def counted_at_same_k(
-    context: EvaluationContext, k: Drafters[int], measured: Measured, sessions: Sequence[str]
+    context: EvaluationContext,
+    k: Drafters[int],
+    measured: Mapping[str, list[Record]],
+    sessions: Sequence[str],
 ) -> Counted | None:
     """Counted acceptance, base at custom's k too; None where that is base's own."""
     passes: list[CountedPass] = []
-    for blocks in measured.blocks.values():
+    for blocks in measured.values():
         base = same_k_variant(k, context.settings.current_k)
         passes += counted_passes(blocks, sessions, base)
     if k.base == k.custom or not passes:

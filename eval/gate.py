@@ -16,8 +16,8 @@ from outrider.eval.results.parts import DRAFTERS, ClusteredEstimate
 from outrider.eval.results.report import Check, Findings, Outcome, Verdict
 from outrider.eval.results.verification import (
     Equivalence,
+    Excess,
     Greedy,
-    GreedyControl,
     Parity,
     ReplayAgainstEngine,
     SameText,
@@ -47,9 +47,9 @@ def judge(findings: Findings, gate: GateConfig, parity: ParityConfig) -> Verdict
     if findings.own_text:
         checks.append(_on_policy(findings.own_text))
     checks += [
-        _greedy(verification.greedy.custom, verification.control, gate),
+        _greedy(verification.greedy.custom, verification.control, verification.excess),
         _sampled_text(verification.sampled_text.none, verification.sampled_text.custom, gate),
-        _same_text(verification.same_text.custom, gate),
+        _same_text(verification.same_text, gate),
     ]
     if verification.task:
         checks.append(_task(verification.task.custom_minus_none, gate))
@@ -130,28 +130,26 @@ def _over_sessions(name: str, ratio: ClusteredEstimate, least: float, units: str
     )
 
 
-def _greedy(custom: Greedy, control: GreedyControl, gate: GateConfig) -> Check:
+def _greedy(custom: Greedy, alone: Greedy, added: Excess) -> Check:
     """Differences above those of no speculation in other batches, near ties included.
 
     Where the engine alone differs at near ties only, others are no noise of its own, but a few do
     not show a fault either.
     """
-    alone, added = control.greedy, control.excess.custom
-    most = gate.max_unexplained_differences
     failed = added.p_value < LEAST_GREEDY_P
-    undecided = not alone.unexplained and custom.unexplained / custom.responses > most
+    undecided = bool(custom.unexplained) and not alone.unexplained
     demand = (
         "differences must be as many as without speculation (one-sided sign test: p at least "
-        f"{LEAST_GREEDY_P:g}), and at most {most:.0%} unexplained where those have none"
+        f"{LEAST_GREEDY_P:g}), and none unexplained where those have none"
     )
     if undecided and not failed:
         demand += " (undecided: raise eval.verification_requests)"
     return Check(
         name="greedy outputs with and without speculation",
         outcome="failed" if failed else "undecided" if undecided else "passed",
-        seen=f"{custom.equal} of {custom.responses} equal, {custom.near_ties} differ from a near "
-        f"tie on, {custom.unexplained} unexplained; without speculation in other batches "
-        f"{alone.equal} of {alone.responses} equal, {alone.unexplained} unexplained; excess "
+        seen=f"{custom.equal} of {custom.responses} equal, {len(custom.near_ties)} differ from a "
+        f"near tie on, {len(custom.unexplained)} unexplained; without speculation in other batches "
+        f"{alone.equal} of {alone.responses} equal, {len(alone.unexplained)} unexplained; excess "
         f"{added.value:+.1%}, p = {added.p_value:.2g}",
         demand=demand,
     )

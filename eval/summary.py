@@ -3,14 +3,15 @@
 conclude(context, findings)["acceptance_length"]["ratio"]
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 from outrider.eval.context import EvaluationContext
 from outrider.eval.cost import money
 from outrider.eval.gate import judge
-from outrider.eval.results.parts import DRAFTERS, VARIANTS
+from outrider.eval.results.parts import DRAFTERS, VARIANTS, Estimate
 from outrider.eval.results.report import Findings, Results
-from outrider.eval.results.speed import Served
+from outrider.eval.results.speed import Block, OtherBase, Served
 
 
 def conclude(context: EvaluationContext, findings: Findings) -> dict[str, Any]:
@@ -68,24 +69,23 @@ def _same_k_speeds(served: Served) -> dict[str, dict[str, Any]]:
     """Concurrency -> tokens/s of base at custom's K, and custom / base."""
     rows: dict[str, dict[str, Any]] = {}
     for concurrency, row in served.speed.items():
-        base = row.same_k.base if row.same_k else row.base
-        ratio = row.same_k.custom_over_base if row.same_k else row.custom_over_base
-        rows[concurrency] = {
-            "base": base.tokens_per_s,
-            "custom": row.custom.tokens_per_s,
-            "custom_over_base": ratio.value,
-            "custom_over_base_ci95": [ratio.low, ratio.high],
-        }
+        other = row.same_k or OtherBase(base=row.base, custom_over_base=row.custom_over_base)
+        speeds = {"base": other.base, "custom": row.custom}
+        rows[concurrency] = _speed(speeds, other.custom_over_base)
     return rows
 
 
 def _speeds(served: Served) -> dict[str, dict[str, Any]]:
     """Concurrency -> tokens/s of every variant, and custom / base."""
-    rows: dict[str, dict[str, Any]] = {}
-    for concurrency, row in served.speed.items():
-        rows[concurrency] = {
-            **{variant: row.of(variant).tokens_per_s for variant in VARIANTS},
-            "custom_over_base": row.custom_over_base.value,
-            "custom_over_base_ci95": [row.custom_over_base.low, row.custom_over_base.high],
-        }
-    return rows
+    return {
+        concurrency: _speed({name: row.of(name) for name in VARIANTS}, row.custom_over_base)
+        for concurrency, row in served.speed.items()
+    }
+
+
+def _speed(blocks: Mapping[str, Block], ratio: Estimate) -> dict[str, Any]:
+    return {
+        **{name: block.tokens_per_s for name, block in blocks.items()},
+        "custom_over_base": ratio.value,
+        "custom_over_base_ci95": [ratio.low, ratio.high],
+    }

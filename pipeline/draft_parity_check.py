@@ -13,6 +13,7 @@ from rich.console import Console
 
 from outrider.common.errors import OutriderError
 from outrider.common.files import read_json, write_json
+from outrider.eval.config import SEED
 from outrider.pipeline.recipe.recipe import Recipe
 from outrider.pipeline.run_dir import RunDirectory
 from outrider.pipeline.stages.sources import served_base_of
@@ -73,7 +74,7 @@ def _prompts(run: RunDirectory, recipe: Recipe, sequence_ids: Sequence[str]) -> 
     parity = recipe.speculator.parity
     room = recipe.serving.engine.max_model_len - parity.max_tokens - recipe.speculator.depth - 1
     order = sorted(sequence_ids)
-    random.Random(recipe.eval.seed).shuffle(order)
+    random.Random(SEED).shuffle(order)
     prompts: list[list[int]] = []
     for row in load_sequences(run.sequences, order):
         if row["completion_start"] <= room:

@@ -68,9 +68,6 @@ def measure(
     supply = itertools.cycle(range(len(prompts)))
     blocks: list[Record] = []
     for repeat in range(evaluation.repeats):
-        if repeat and evaluation.restarts_before(repeat):
-            say("restarting the servers")
-            servers.stop()
         chosen = {
             size: list(itertools.islice(supply, evaluation.block_requests(size)))
             for size in evaluation.concurrency

@@ -144,9 +144,9 @@ def pooled(blocks: Sequence[Record]) -> Block:
     return Block(
         tokens_per_s=tokens / seconds,
         requests=sum(len(block["request_tokens"]) for block in blocks),
-        ttft_ms=_quantiles(all_of("ttft_ms")),
-        tpot_ms=_quantiles(all_of("tpot_ms")),
-        itl_ms=_quantiles(all_of("itl_ms")),
+        ttft_ms=quantiles(all_of("ttft_ms")),
+        tpot_ms=quantiles(all_of("tpot_ms")),
+        itl_ms=quantiles(all_of("itl_ms")),
     )
 
 
@@ -164,8 +164,7 @@ def ratio(
     level = level or _level(blocks, settings)
     if _alternated(blocks, concurrency, *variants):
         return alternated_ratio(np.concatenate(pairs), level)
-    samples, seed = settings.bootstrap_samples, settings.seed
-    return speed_ratio(pairs, noise[name], samples=samples, seed=seed, level=level)
+    return speed_ratio(pairs, noise[name], level=level)
 
 
 def repeats_of(blocks: Sequence[Record]) -> int:
@@ -173,8 +172,8 @@ def repeats_of(blocks: Sequence[Record]) -> int:
     return len({block["repeat"] for block in blocks})
 
 
-def _quantiles(values: NDArray[np.float64]) -> Quantiles:
-    """Zeros where there are no values."""
+def quantiles(values: NDArray[Any]) -> Quantiles:
+    """Median, 90th and 99th percentile; zeros where there are no values."""
     p50, p90, p99 = np.percentile(values, [50, 90, 99]).tolist() if len(values) else [0.0] * 3
     return Quantiles(p50=p50, p90=p90, p99=p99)
 

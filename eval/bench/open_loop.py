@@ -25,7 +25,7 @@ from outrider.eval.bench.closed_loop import Plan, Record, record_of
 from outrider.eval.bench.metrics import Noise, pooled
 from outrider.eval.bench.scenarios import Traffic
 from outrider.eval.bench.servers import Servers
-from outrider.eval.config import EvalConfig
+from outrider.eval.config import SEED, EvalConfig
 from outrider.eval.context import EvaluationContext, HeldoutRequests
 from outrider.eval.results.parts import RATIOS, VARIANTS, Variant
 from outrider.eval.results.speed import RateBlock, RateRow
@@ -121,11 +121,11 @@ def summarise_rates(
             variant: kept_block(context, mode, scenario, rate, variant).get()
             for variant in VARIANTS
         }
-        table[scenario.name][f"{rate:g}"] = rate_row(blocks, settings, noise)
+        table[scenario.name][f"{rate:g}"] = rate_row(blocks, noise)
     return table
 
 
-def rate_row(blocks: Mapping[Variant, Record], settings: EvalConfig, noise: Noise) -> RateRow:
+def rate_row(blocks: Mapping[Variant, Record], noise: Noise) -> RateRow:
     """Figures of one scenario and rate; ratios are of a request's own tokens/s, by request."""
     ratios = {}
     for name, (over, under) in RATIOS.items():
@@ -134,8 +134,7 @@ def rate_row(blocks: Mapping[Variant, Record], settings: EvalConfig, noise: Nois
             for variant in (over, under)
             for each in ("request_tokens", "request_seconds")
         ]
-        pairs_N4, samples = np.array(columns, np.float64).T, settings.bootstrap_samples
-        ratios[name] = speed_ratio([pairs_N4], noise[name], samples=samples, seed=settings.seed)
+        ratios[name] = speed_ratio([np.array(columns, np.float64).T], noise[name])
     figures = {variant: rate_figures(block) for variant, block in blocks.items()}
     return RateRow(**figures, **ratios, arrivals=blocks["none"]["source"])
 
@@ -189,7 +188,7 @@ def _timed_block(
 ) -> Record:
     """A block of the scenario's requests, in the log's order from the first, repeated as needed."""
     count = settings.rate_requests(rate)
-    arrivals_s, source = customers_arrivals(scenario.times, count, rate, settings.seed)
+    arrivals_s, source = customers_arrivals(scenario.times, count, rate, SEED)
     texts = list(itertools.islice(itertools.cycle(scenario.texts), count))
     block = load.run_timed(url, texts, arrivals_s, sampling, scenario.max_tokens)
     return {

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from outrider.common.errors import OutriderError
-from outrider.eval.config import EvalConfig
+from outrider.eval.config import SEED, EvalConfig
 from outrider.serving.client import Sampling
 from outrider.serving.config import ServingConfig, ServingSection
 
@@ -56,14 +56,14 @@ def unsent_text(unsent: int, prompts: int) -> str:
 def evaluation_prompts(
     heldout: Any, evaluation: EvalConfig, serving: ServingConfig
 ) -> tuple[list[Prompt], list[Prompt]]:
-    """Prompts of the verification pass, and of the timed blocks, in an order drawn by the seed.
+    """Prompts of the verification pass, and of the timed blocks, in a drawn order.
 
     The two do not overlap, unless there are fewer than twice `eval.verification_requests` prompts:
     then all of them are timed.
     """
     room = prompt_room(evaluation, serving)
     order = [*range(len(heldout))]
-    random.Random(evaluation.seed).shuffle(order)
+    random.Random(SEED).shuffle(order)
     prompts = [
         Prompt(
             row["sequence_id"],

@@ -9,7 +9,6 @@ that nobody reads, so acceptance and speed mean nothing. Here a request with a l
 that has a long answer in the customer's log; the target ends it when it ends.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -18,8 +17,9 @@ from numpy.typing import NDArray
 
 from outrider.common.errors import OutriderError
 from outrider.data.sequences import log_order
+from outrider.eval.bench.metrics import quantiles
 from outrider.eval.config import EvalConfig, ScenarioConfig
-from outrider.eval.results.speed import Lengths, Scenario
+from outrider.eval.results.speed import Scenario
 from outrider.serving.config import ServingConfig
 
 if TYPE_CHECKING:
@@ -47,21 +47,6 @@ class Traffic:
     described: Scenario
 
 
-@dataclass(frozen=True)
-class LoggedLengths:
-    """Tokens of each held-out request's prompt and response."""
-
-    prompt_N: NDArray[np.int64]
-    response_N: NDArray[np.int64]
-
-    @classmethod
-    def of(cls, heldout: "Dataset") -> "LoggedLengths":
-        """From the columns `token_ids` and `completion_start`."""
-        prompt_N = np.array(heldout["completion_start"])
-        total_N = np.array([len(ids) for ids in heldout["token_ids"]])
-        return cls(prompt_N, total_N - prompt_N)
-
-
 def select(heldout: "Dataset", settings: EvalConfig, serving: ServingConfig) -> list[Traffic]:
     """The requests of each of `eval.scenarios`, or one scenario of all; empty without rates.
 
@@ -69,59 +54,38 @@ def select(heldout: "Dataset", settings: EvalConfig, serving: ServingConfig) -> 
     """
     if not settings.rates:
         return []
-    lengths = LoggedLengths.of(heldout)
+    prompt_N = np.array(heldout["completion_start"])
+    response_N = np.array([len(ids) for ids in heldout["token_ids"]]) - prompt_N
     times, texts = list(heldout["time"]), heldout["prompt_text"]
-    order_N = sorted(range(len(times)), key=log_order(times).__getitem__)
+    order_N = np.array(sorted(range(len(times)), key=log_order(times).__getitem__))
     traffic = []
     for name, scenario in (settings.scenarios or {EVERYTHING: ScenarioConfig()}).items():
         max_tokens = scenario.max_tokens or settings.max_tokens
         room = serving.engine.max_model_len - max_tokens - 1
-        rows = _fitting(name, scenario, lengths, order_N, room, bool(settings.scenarios))
+        prompts = _range(scenario.prompt_tokens, scenario.prompt_quantiles, prompt_N)
+        responses = _range(scenario.response_tokens, scenario.response_quantiles, response_N)
+        inside_N = _inside(prompt_N, prompts) & _inside(response_N, responses)
+        rows = order_N[(inside_N & (prompt_N <= room))[order_N]].tolist()
+        if len(rows) < LEAST_REQUESTS and (settings.scenarios or not rows):
+            key = f"eval.scenarios.{name}" if settings.scenarios else "eval.rates"
+            longer = inside_N.sum() - len(rows)
+            raise OutriderError(
+                f"{key}: {len(rows)} of {len(texts)} held-out requests have prompts of "
+                f"{_in_words(prompts)} and responses of {_in_words(responses)} tokens"
+                f" ({longer} more exceed the {room} prompt tokens for which "
+                f"serving.engine.max_model_len leaves room); at least {LEAST_REQUESTS} are needed."
+                f" The prompts have {_spread(prompt_N)} tokens, the responses "
+                f"{_spread(response_N)}: widen the ranges, or keep more requests with "
+                "split.max_heldout_sequences or split.heldout_fraction"
+            )
         described = Scenario(
             requests=len(rows),
-            prompt_tokens=_quantiles(lengths.prompt_N[rows]),
-            response_tokens=_quantiles(lengths.response_N[rows]),
+            prompt_tokens=quantiles(prompt_N[rows]),
+            response_tokens=quantiles(response_N[rows]),
         )
         chosen_texts, chosen_times = [texts[row] for row in rows], [times[row] for row in rows]
         traffic.append(Traffic(name, chosen_texts, chosen_times, max_tokens, described))
     return traffic
-
-
-def _fitting(
-    name: str,
-    scenario: ScenarioConfig,
-    lengths: LoggedLengths,
-    order_N: Sequence[int],
-    room: int,
-    named: bool,
-) -> list[int]:
-    """Rows in the scenario's ranges whose prompts have at most `room` tokens."""
-    prompts = _range(scenario.prompt_tokens, scenario.prompt_quantiles, lengths.prompt_N)
-    responses = _range(scenario.response_tokens, scenario.response_quantiles, lengths.response_N)
-    inside = [
-        row
-        for row in order_N
-        if _inside(lengths.prompt_N[row], prompts) and _inside(lengths.response_N[row], responses)
-    ]
-    fitting = [row for row in inside if lengths.prompt_N[row] <= room]
-    if len(fitting) < LEAST_REQUESTS and (named or not fitting):
-        key = f"eval.scenarios.{name}" if named else "eval.rates"
-        longer = len(inside) - len(fitting)
-        raise OutriderError(
-            f"{key}: {len(fitting)} of {len(order_N)} held-out requests have prompts of "
-            f"{_in_words(prompts)} and responses of {_in_words(responses)} tokens"
-            + (
-                f" ({longer} more exceed the {room} prompt tokens for which "
-                "serving.engine.max_model_len leaves room)"
-                if longer
-                else ""
-            )
-            + f"; at least {LEAST_REQUESTS} are needed. The prompts have "
-            f"{_spread(lengths.prompt_N)} tokens, the responses {_spread(lengths.response_N)}: "
-            "widen the ranges, or keep more requests with split.max_heldout_sequences or "
-            "split.heldout_fraction"
-        )
-    return fitting
 
 
 def _range(
@@ -137,13 +101,9 @@ def _range(
     return float(least), float("inf") if most is None else float(most)
 
 
-def _inside(value: float, limits: Range) -> bool:
-    return limits[0] <= value <= limits[1]
-
-
-def _quantiles(values: NDArray[np.int64]) -> Lengths:
-    p10, p50, p90 = (int(np.percentile(values, rank)) for rank in (10, 50, 90))
-    return Lengths(p10=p10, p50=p50, p90=p90)
+def _inside(values_N: NDArray[np.int64], limits: Range) -> NDArray[np.bool_]:
+    inside_N: NDArray[np.bool_] = (limits[0] <= values_N) & (values_N <= limits[1])
+    return inside_N
 
 
 def _in_words(limits: Range) -> str:

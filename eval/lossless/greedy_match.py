@@ -12,13 +12,12 @@ Sampled responses cannot be compared token by token, but the log-probabilities o
 the target can: a faulty rejection sampler draws tokens that the target would not draw.
 """
 
-import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider.eval.results.verification import Difference, Excess, Greedy, SampledText
+from outrider.eval.results.verification import Excess, Greedy, SampledText
 
 TAIL_PROBABILITY = 1e-4
 
@@ -41,27 +40,17 @@ def compare_greedy(
     gap: Gap,
     near_tie_nats: float,
 ) -> Greedy:
-    """Counts equal, near-tie and unexplained responses."""
-    differences = []
+    """Which responses differ: at a near tie, or unexplained."""
+    near_ties, unexplained = [], []
     for response, (a, b) in enumerate(zip(without, with_speculation, strict=True)):
         index = first_difference(a, b)
         if index is None:
             continue
         ended = index >= min(len(a), len(b))
-        nats = None if ended else gap(response, index, a[index], b[index])
-        if nats is not None and not math.isfinite(nats):
-            nats = None
-        near = nats is not None and nats <= near_tie_nats
-        differences.append(Difference(response=response, gap_nats=nats, near_tie=near))
-    equal = len(without) - len(differences)
-    near_ties = sum(difference.near_tie for difference in differences)
-    return Greedy(
-        responses=len(without),
-        equal=equal,
-        near_ties=near_ties,
-        unexplained=len(differences) - near_ties,
-        differences=differences,
-    )
+        # Not a number is no near tie.
+        near = not ended and gap(response, index, a[index], b[index]) <= near_tie_nats
+        (near_ties if near else unexplained).append(response)
+    return Greedy(responses=len(without), near_ties=near_ties, unexplained=unexplained)
 
 
 def excess(found: Greedy, control: Greedy) -> Excess:
@@ -72,23 +61,15 @@ def excess(found: Greedy, control: Greedy) -> Excess:
     one-sided). All differences and the unexplained ones are tested; the p-value is of both together
     (Bonferroni).
     """
-    tests = []
-    for unexplained in (False, True):
-        ours = _differing(found, control.responses, unexplained)
-        alone = _differing(control, control.responses, unexplained)
-        tests.append((len(ours - alone), len(alone - ours)))
-    more, fewer = tests[0]
-    p_value = min(1.0, 2 * min(_sign_test(*counts) for counts in tests))
-    return Excess(value=(more - fewer) / control.responses, p_value=p_value)
-
-
-def _differing(found: Greedy, responses: int, unexplained: bool) -> set[int]:
-    """Which of the first responses differ; with `unexplained`, near ties are left out."""
-    return {
-        each.response
-        for each in found.differences
-        if each.response < responses and not (unexplained and each.near_tie)
-    }
+    first = range(control.responses)
+    all_found, all_alone = (
+        {*each.near_ties, *each.unexplained} & {*first} for each in (found, control)
+    )
+    unexplained_found = {*found.unexplained} & {*first}
+    tests = [(all_found, all_alone), (unexplained_found, {*control.unexplained})]
+    p_value = min(_sign_test(len(ours - alone), len(alone - ours)) for ours, alone in tests)
+    value = (len(all_found) - len(all_alone)) / control.responses
+    return Excess(value=value, p_value=min(1.0, 2 * p_value))
 
 
 def _sign_test(more: int, fewer: int) -> float:

@@ -166,11 +166,7 @@ def responses_needed(variance: float, margin: float) -> int:
 
     `variance` is what each response adds to the sum of squares.
     """
-    # Z sqrt(v n + 1) < margin (n + 2), a quadratic in n.
-    ratio = (margin / Z) ** 2
-    linear, constant = 4 * ratio - variance, 4 * ratio - 1
-    root = (-linear + math.sqrt(max(0.0, linear**2 - 4 * ratio * constant))) / (2 * ratio)
-    needed = max(1, math.floor(root))
+    needed = 1
     while Z * _error(variance * needed, needed) >= margin:
         needed += 1
     return needed

@@ -1,6 +1,6 @@
 """Permutation test: are sampled responses with and without speculation equally distributed?
 
-    same_tokens(without, with_speculation, samples=2000, seed=0).p_value
+    same_tokens(without, with_speculation).p_value
 
 If speculation is lossless, both responses to a prompt are draws from the target, so each could
 carry the other's label. The test exchanges labels within prompts and ranks the token counts'
@@ -17,35 +17,19 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import permutation_test
 
-from outrider.eval.bench.outputs import Outputs
-from outrider.eval.config import EvalConfig
-from outrider.eval.results.parts import Drafters
+from outrider.eval.config import BOOTSTRAP_SAMPLES, SEED
 from outrider.eval.results.verification import SameText
 
 RARE = 10
 """Tokens that occur fewer times in all responses together share one bin."""
 
 
-def same_text(outputs: Outputs, settings: EvalConfig) -> Drafters[SameText]:
-    """Tests base and custom against no speculation, on the sampled responses."""
-    # With fewer permutations than this no p-value could fall below the gate's.
-    samples = max(settings.bootstrap_samples, round(2 / (settings.gate.min_same_text_p or 1)))
-    sampled = outputs.sampled
-
-    def tested(token_ids: list[list[int]]) -> SameText:
-        return same_tokens(sampled.none.token_ids, token_ids, samples=samples, seed=settings.seed)
-
-    return Drafters[SameText](
-        base=tested(sampled.base.token_ids), custom=tested(sampled.custom.token_ids)
-    )
-
-
 def same_tokens(
     without: Sequence[Sequence[int]],
     with_speculation: Sequence[Sequence[int]],
     *,
-    samples: int,
-    seed: int,
+    samples: int = BOOTSTRAP_SAMPLES,
+    seed: int = SEED,
 ) -> SameText:
     """The p-value of the distance of the token counts, sum (a - b)^2 / (a + b) over bins.
 

@@ -27,15 +27,13 @@ from outrider.eval.config import EvalConfig
 from outrider.eval.context import EvaluationContext
 from outrider.eval.lossless.greedy_match import compare_greedy, excess, text_statistics
 from outrider.eval.lossless.task_accuracy import raised_at, response_text, task_accuracy, task_of
-from outrider.eval.lossless.token_frequency_test import same_text
+from outrider.eval.lossless.token_frequency_test import same_tokens
 from outrider.eval.replay.draft_parity import Recording, by_engine, draft_parity, record_each
 from outrider.eval.replay.replay import StatesByToken, replay
 from outrider.eval.results.parts import DRAFTERS, VARIANTS, Drafters, Variant, Variants
 from outrider.eval.results.verification import (
     EngineFindings,
-    Excess,
     Greedy,
-    GreedyControl,
     Parity,
     ReplayAgainstEngine,
     SampledText,
@@ -63,7 +61,7 @@ def verify(
     )
     return Verification(
         **dict(found),
-        same_text=same_text(outputs, context.settings),
+        same_text=same_tokens(outputs.sampled.none.token_ids, outputs.sampled.custom.token_ids),
         task=judge_tasks(outputs, prompts, context.target, context.settings, context.show_samples),
     )
 
@@ -168,12 +166,12 @@ def findings(
 
     greedy = {drafter: against_none(outputs.greedy.of(drafter)) for drafter in DRAFTERS}
     control = against_none(outputs.control)
-    added = {drafter: excess(own, control) for drafter, own in greedy.items()}
     sampled = {variant: sampled_text(outputs.sampled.of(variant)) for variant in VARIANTS}
     counted = {drafter: outputs.greedy.of(drafter).acceptance_length for drafter in DRAFTERS}
     return EngineFindings(
         greedy=Drafters[Greedy](**greedy),
-        control=GreedyControl(greedy=control, excess=Drafters[Excess](**added)),
+        control=control,
+        excess=excess(greedy["custom"], control),
         greedy_acceptance_length=Drafters[float | None](**counted),
         sampled_text=Variants[SampledText](**sampled),
         parity=parity,

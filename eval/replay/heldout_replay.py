@@ -8,7 +8,6 @@ A replay gives every k at once, so it needs no choice of k and no server.
 """
 
 import random
-import shutil
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -20,15 +19,14 @@ from rich.table import Table
 from outrider.common.child_process import in_child
 from outrider.data.on_policy.causes import judge
 from outrider.data.on_policy.evidence import Evidence
-from outrider.eval.config import EvalConfig
+from outrider.eval.config import SEED
 from outrider.eval.context import EvaluationContext
 from outrider.eval.replay.cluster_replay import cluster_replay
 from outrider.eval.replay.replay import ReplaySums, compare, replay
 from outrider.eval.replay.slices import by_prompt_length, sliced
 from outrider.eval.report.formatting import interval
-from outrider.eval.results.acceptance import Mixture, OnPolicy, Replay, Slice
+from outrider.eval.results.acceptance import OnPolicy, Replay, Slice
 from outrider.eval.results.parts import DRAFTERS, Drafter, Drafters
-from outrider.speculators.interpolate import interpolate
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -52,16 +50,14 @@ def replay_drafter(context: EvaluationContext, part: str, drafter: Drafter) -> R
 
 
 def replay_everything(context: EvaluationContext) -> None:
-    """Fills the cache with the replays of all parts, speculators and mixtures.
+    """Fills the cache with the replays of all parts and speculators.
 
     Before servers start: on a GPU they take nine tenths of its memory, and in a cluster they have
     their node to themselves.
     """
-    parts = [part for part in ("heldout", "validation", "general") if context.data.parts.get(part)]
-    base = {part: replay_drafters(context, part)["base"] for part in parts}
-    base.pop("validation")
-    for k in range(1, context.depth + 1):  # k decides which share is replayed on other parts
-        replay_mixtures(context, k, base)
+    for part in ("heldout", "validation", "general"):
+        if context.data.parts.get(part):
+            replay_drafters(context, part)
 
 
 def _replay_part(
@@ -104,7 +100,7 @@ def replayed_ids(context: EvaluationContext, part: str) -> list[str]:
     ids, most = context.data.parts.get(part, []), context.settings.replay_sequences
     if part == "validation" or most is None or most >= len(ids):
         return ids
-    drawn = random.Random(context.settings.seed).sample(ids, most)
+    drawn = random.Random(SEED).sample(ids, most)
     return sorted(drawn, key=ids.index)
 
 
@@ -147,71 +143,6 @@ def heldout_slices(
     """Acceptance by slice; `starts` are the completion starts of the held-out sequences."""
     slices = {**context.data.slices, "prompt length": by_prompt_length(starts)}
     return sliced(replays["base"], replays["custom"], k, slices)
-
-
-def replay_mixtures(
-    context: EvaluationContext, k: int, bases: Mapping[str, ReplaySums]
-) -> list[Mixture]:
-    """Mixtures of base and custom (eval.interpolation).
-
-    The best on validation is measured on each part of `bases` too.
-    """
-    if not context.settings.interpolation or not context.one_engine:
-        return []  # weights of two shapes have no average
-    folder = context.folders.out / "mixtures"
-    directories = context.directories
-
-    def replay_mixture(share: float, part: str) -> ReplaySums:
-        name = f"mixture {share:g}"
-
-        def mixed() -> Path:
-            if not (folder / name).is_dir():
-                interpolate(directories["base"], directories["custom"], share, folder / name)
-            return folder / name
-
-        return _replay_part(context, part, name, mixed)
-
-    try:
-        return sweep(
-            context.settings, k, replay_drafters(context, "validation"), bases, replay_mixture
-        )
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def sweep(
-    evaluation: EvalConfig,
-    k: int,
-    validation: Replays,
-    measured: Mapping[str, ReplaySums],
-    replay_mixture: Callable[[float, str], ReplaySums],
-) -> list[Mixture]:
-    """A row for each share of `eval.interpolation`, with its ratio to the base by part.
-
-    Every share is replayed on the validation part. The one with the largest acceptance length
-    there, if that is larger than custom's own, is chosen, and only that one is measured on the
-    parts of `measured`: the largest of several figures of one part is too large by chance, and
-    would no longer be a measurement of it. To ship an average, publish it with
-    `speculators.checkpoints.interpolate` and evaluate it with `evaluate-speculator --speculator`.
-    """
-    rows, lengths = [], {1.0: validation["custom"].acceptance_length()[k - 1]}
-    for share in evaluation.interpolation:
-        mixture = replay_mixture(share, "validation")
-        lengths[share] = mixture.acceptance_length()[k - 1]
-        rows.append(
-            Mixture(share=share, validation=compare(validation["base"], mixture, k)["ratio"])
-        )
-    chosen = max(lengths, key=lambda share: lengths[share])
-    return [
-        row.model_copy(
-            update={
-                part: compare(base, replay_mixture(chosen, part), k)["ratio"]
-                for part, base in measured.items()
-                if row.share == chosen
-            }
-        )
-        for row in rows
-    ]
 
 
 def on_policy(store: "FeatureStore", heldout: "Dataset") -> OnPolicy | None:

@@ -8,26 +8,15 @@ Templates call the macros of `form`, which is html.j2 or markdown.j2: `form.head
 
 import re
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from rich.console import Console
+
+from outrider.eval.results.parts import ClusteredEstimate, Estimate
 
 TEMPLATES = Path(__file__).parent / "templates"
 WIDTH = 110
 """Least width of a table in the terminal, in characters; narrower terminals wrap its lines."""
-
-
-class Interval(Protocol):
-    """A figure with an interval, perhaps of unknown ends."""
-
-    @property
-    def value(self) -> float: ...
-
-    @property
-    def low(self) -> float | None: ...
-
-    @property
-    def high(self) -> float | None: ...
 
 
 def render(template: str, form: Literal["html", "markdown"], **values: Any) -> str:
@@ -79,7 +68,7 @@ def count(value: int) -> str:
     return str(value)
 
 
-def interval(estimate: Interval, digits: int = 2) -> str:
+def interval(estimate: Estimate | ClusteredEstimate, digits: int = 2) -> str:
     """An estimate with its interval, if it has one."""
     value = f"{estimate.value:.{digits}f}"
     if estimate.low is None or estimate.high is None:

@@ -17,9 +17,9 @@ from outrider.data.ingest.traffic_facts import facts
 from outrider.data.on_policy.check import FILE as ON_POLICY
 from outrider.data.on_policy.check import groups_of, two_lines
 from outrider.eval.report import charts
-from outrider.eval.report.formatting import Interval, interval, print_markdown, render
+from outrider.eval.report.formatting import interval, print_markdown, render
 from outrider.eval.results.choice import Choice
-from outrider.eval.results.parts import DRAFTERS, k_list
+from outrider.eval.results.parts import DRAFTERS, ClusteredEstimate, Estimate, k_list
 from outrider.eval.results.report import Report, Results
 
 CAPTURED = "summary.json"
@@ -224,7 +224,7 @@ def provenance_lines(provenance: Mapping[str, Any]) -> dict[str, str]:
     return lines
 
 
-def _tile(label: str, estimate: Interval) -> Tile:
+def _tile(label: str, estimate: Estimate | ClusteredEstimate) -> Tile:
     note = "no interval: too few sessions"
     if estimate.low is not None and estimate.high is not None:
         note = f"{estimate.low:.2f} to {estimate.high:.2f}"

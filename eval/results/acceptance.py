@@ -1,4 +1,4 @@
-"""Models of acceptance: exact replay, slices, mixtures, and vLLM's counters."""
+"""Models of acceptance: exact replay, slices, and vLLM's counters."""
 
 from outrider.eval.results.parts import DOCUMENTED, ClusteredEstimate, Drafters, Part
 
@@ -30,20 +30,6 @@ class Replay(Part):
     """Acceptance length for k = 1..depth"""
     cumulative: Drafters[list[float]]
     """By position j, each at its own K: share of steps whose drafts 1..j were all accepted"""
-
-
-class Mixture(Part):
-    """An average of base's and custom's weights: its acceptance length over base's."""
-
-    share: float
-    """Weight of custom"""
-    validation: ClusteredEstimate
-    """On the validation part, where the share is chosen"""
-    heldout: ClusteredEstimate | None = None
-    """On the held-out part; null unless this share is the best on validation, and better than
-    custom"""
-    general: ClusteredEstimate | None = None
-    """On general traffic; null like `heldout`, and where the recipe has none"""
 
 
 class Slice(Part):

@@ -12,7 +12,7 @@ class Choice(Part):
     """Drafted tokens per step"""
     k_per_batch_size: Drafters[list[tuple[int, int, int]]] | None = None
     """[first batch size, last, best k]; null where not both were timed"""
-    acceptance_length: Drafters[list[float] | None] | None = None
+    acceptance_length: Drafters[list[float]] | None = None
     """On the validation part, for k = 1..depth; null where exact replay is not measured"""
     step_ms: dict[Drafter, dict[str, dict[int, float]]] = Field(default_factory=dict)
     """Whose steps -> batch size -> k -> milliseconds per step; empty where nothing was timed"""
@@ -20,15 +20,6 @@ class Choice(Part):
     """Where the times come from"""
     sequences: int
     """Number of validation responses replayed"""
-
-
-class KindFacts(Part):
-    """What a kind's training cost, and how large its speculator is."""
-
-    parameters: int
-    """Values in its weight files"""
-    training_minutes: float
-    """Time of its training, the check of its warm start included"""
 
 
 class KindSpeed(Part):
@@ -42,8 +33,10 @@ class KindSpeed(Part):
     """At k, over the sessions of the validation part"""
     step_ms: dict[str, float]
     """Concurrency -> milliseconds of a step with these drafts"""
-    facts: KindFacts
-    """Cost and size"""
+    parameters: int
+    """Values in its weight files"""
+    training_minutes: float
+    """Time of its training, the check of its warm start included"""
 
     def tokens_per_s(self, concurrency: str) -> float:
         """Concurrency x acceptance length over the time of a step."""

@@ -14,13 +14,13 @@ from pydantic import ValidationError
 
 from outrider.common.errors import OutriderError
 from outrider.common.files import read_json, write_json
-from outrider.eval.results.acceptance import Counted, Mixture, OnPolicy, Replay, Slice
+from outrider.eval.results.acceptance import Counted, OnPolicy, Replay, Slice
 from outrider.eval.results.choice import Choice, KindChoice
 from outrider.eval.results.parts import DOCUMENTED, ClusteredEstimate, Drafters, Part, k_list
 from outrider.eval.results.speed import Cost, RateRow, Scenario, Served
 from outrider.eval.results.verification import Verification
 
-VERSION = 11
+VERSION = 12
 """Version of the measurements and of results.json. Raise it when the same settings measure
 something else, or when the shape of results.json changes."""
 
@@ -132,8 +132,6 @@ class Findings(Part):
     measured"""
     general: Replay | None
     """The same on general traffic; null without traffic.general"""
-    interpolation: list[Mixture]
-    """Mixtures of base and custom (eval.interpolation)"""
     slices: dict[str, list[Slice]]
     """Dimension -> its slices"""
     counted: Counted

@@ -6,7 +6,7 @@ from outrider.eval.results.parts import DOCUMENTED, Drafters, Estimate, Part, Ra
 
 
 class Quantiles(Part):
-    """Milliseconds over requests or deliveries."""
+    """Milliseconds or tokens, over requests or deliveries."""
 
     p50: float
     """Median"""
@@ -92,25 +92,14 @@ class RateRow(Ratios, Variants[RateBlock]):
     """`log`: the customer's times, scaled; `poisson`: drawn, because the log has no times"""
 
 
-class Lengths(Part):
-    """Numbers of tokens, as logged."""
-
-    p10: int
-    """10th percentile"""
-    p50: int
-    """Median"""
-    p90: int
-    """90th percentile"""
-
-
 class Scenario(Part):
     """The requests of a scenario."""
 
     requests: int
     """Number of held-out requests in its ranges"""
-    prompt_tokens: Lengths
+    prompt_tokens: Quantiles
     """Lengths of the prompts"""
-    response_tokens: Lengths
+    response_tokens: Quantiles
     """Lengths of the logged responses"""
 
 

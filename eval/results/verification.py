@@ -36,31 +36,20 @@ class Parity(Part):
         return self.steps * len(self.per_depth)
 
 
-class Difference(Part):
-    """The first token in which two greedy responses differ."""
-
-    response: int
-    """Index of the prompt"""
-    gap_nats: float | None
-    """Distance of the two tokens' log-probabilities under the target; null where one response
-    ended"""
-    near_tie: bool
-    """Whether the distance is within gate.near_tie_nats"""
-
-
 class Greedy(Part):
-    """Greedy responses with a speculator against those without."""
+    """Greedy responses against those without speculation."""
 
     responses: int
     """Number of responses compared"""
-    equal: int
-    """Number of responses equal token for token"""
-    near_ties: int
-    """Number of responses whose first difference is a near tie"""
-    unexplained: int
-    """Number of responses whose first difference is not"""
-    differences: list[Difference]
-    """Each first difference"""
+    near_ties: list[int]
+    """Indices of responses whose first difference lies within gate.near_tie_nats"""
+    unexplained: list[int]
+    """Indices of responses whose first difference does not, or is an end"""
+
+    @property
+    def equal(self) -> int:
+        """Number of responses equal token for token."""
+        return self.responses - len(self.near_ties) - len(self.unexplained)
 
 
 class Excess(Part):
@@ -71,16 +60,6 @@ class Excess(Part):
     p_value: float
     """Probability of so many more differences than the control's, or of so many more unexplained
     ones, if speculation changed nothing"""
-
-
-class GreedyControl(Part):
-    """No speculation against itself: the same prompts in other batches."""
-
-    greedy: Greedy
-    """The repeated greedy responses against the first ones; the first prompts only where no
-    response differs"""
-    excess: Drafters[Excess]
-    """What speculation adds"""
 
 
 class SampledText(Part):
@@ -154,8 +133,10 @@ class EngineFindings(Part):
 
     greedy: Drafters[Greedy]
     """Greedy responses against those without speculation"""
-    control: GreedyControl
-    """Greedy responses without speculation against themselves"""
+    control: Greedy
+    """The first greedy responses without speculation against the same prompts in other batches"""
+    excess: Excess
+    """What custom adds to the control's differences"""
     greedy_acceptance_length: Drafters[float | None]
     """1 + accepted / drafts of the greedy responses by vLLM's counters, which an exported bundle
     must reach; null without drafts"""
@@ -170,7 +151,7 @@ class EngineFindings(Part):
 class Verification(EngineFindings):
     """The verification pass: the same prompts through all variants."""
 
-    same_text: Drafters[SameText]
-    """Token frequencies against no speculation"""
+    same_text: SameText
+    """Token frequencies of custom against no speculation"""
     task: Task | None
     """Null without eval.task or eval.answers"""

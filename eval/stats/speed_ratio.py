@@ -1,7 +1,7 @@
 """Ratios of speeds, from few timed blocks or from alternated requests, with Student's intervals.
 
     noise = block_noise([blocks_at_1, blocks_at_4, blocks_at_8])
-    speed_ratio(blocks_at_4, noise, samples=2000, seed=0)
+    speed_ratio(blocks_at_4, noise)
     alternated_ratio(pairs_at_1)
 
 All requests of a block share the machine's noise, and there are two to eight blocks of a kind.
@@ -27,6 +27,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from outrider.eval.config import BOOTSTRAP_SAMPLES, SEED
 from outrider.eval.results.parts import Estimate
 from outrider.eval.stats.intervals import LEVEL, percentile_interval
 
@@ -62,8 +63,7 @@ def speed_ratio(
     blocks: Sequence[np.ndarray],
     noise: BlockNoise | None,
     *,
-    samples: int,
-    seed: int,
+    samples: int = BOOTSTRAP_SAMPLES,
     level: float = LEVEL,
 ) -> Estimate:
     """Ratio of pooled tokens/s, from blocks.
@@ -73,7 +73,7 @@ def speed_ratio(
     look's where the measurement stops when it is decided (sequential.py).
     """
     value = float(_ratio(np.sum([block.sum(axis=0) for block in blocks], axis=0)))
-    random, drawn_SM = np.random.default_rng(seed), np.zeros((samples, 4))
+    random, drawn_SM = np.random.default_rng(SEED), np.zeros((samples, 4))
     for block in blocks:
         even = np.full(len(block), 1 / len(block))
         drawn_SM += random.multinomial(len(block), even, size=samples) @ block

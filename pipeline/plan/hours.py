@@ -180,11 +180,11 @@ def engine_starts(measured: EvalConfig, engine: EngineConfig, depth: int) -> int
     drafts needs a server of its own (`changes_drafters`), K is timed in one for each, and a repeat
     starts all variants.
     """
-    modes, restarts = len(measured.engine_modes), measured.starts - 1
+    modes = len(measured.engine_modes)
     if not engine.changes_drafters:
         variants = 4 + (measured.current_k is not None)
         timed = 2 * depth if measured.k == "auto" else 0
-        return timed + 3 + modes * variants * (measured.repeats + restarts)
+        return timed + 3 + modes * variants * measured.repeats
     if measured.side_by_side:
-        return 2 * modes + 2 * modes * restarts
-    return (measured.k == "auto") + 2 + modes * (measured.repeats + 1) + modes * restarts
+        return 2 * modes
+    return (measured.k == "auto") + 2 + modes * (measured.repeats + 1)

@@ -15,7 +15,6 @@ from outrider.pipeline.stages.sources import target_and_base_digests
 
 def _work(run: RunDirectory, recipe: Recipe, options: Options) -> dict[str, Any]:
     from outrider.eval.choose_kind import choose_kind
-    from outrider.eval.results.choice import KindFacts
     from outrider.speculators.checkpoints.safetensors_headers import tensor_headers
 
     contexts, facts = {}, {}
@@ -24,10 +23,10 @@ def _work(run: RunDirectory, recipe: Recipe, options: Options) -> dict[str, Any]
         speculator = run.of_kind(kind).speculator
         headers = tensor_headers(speculator).values()
         record = run.read_record(f"train_{kind}") or {}
-        facts[kind] = KindFacts(
-            parameters=sum(header.floats for header in headers),
-            training_minutes=record["seconds"] / 60,
-        )
+        facts[kind] = {
+            "parameters": sum(header.floats for header in headers),
+            "training_minutes": record["seconds"] / 60,
+        }
     choice = choose_kind(contexts, facts)
     write_json(run.kind_choice, choice.model_dump(mode="json"))
     main = str(recipe.eval.main)

@@ -4,7 +4,7 @@ choice = sample_choice()            # eagle3 before mtp
 """
 
 from outrider.eval.choose_kind import ranked, speed_of
-from outrider.eval.results.choice import KindChoice, KindFacts
+from outrider.eval.results.choice import KindChoice
 from tests.eval.sample_results import EVALUATION, sample_replay
 
 STEPS_MS = {
@@ -14,7 +14,7 @@ STEPS_MS = {
 }
 """Milliseconds of a step of one request, by number of drafts."""
 ACCEPTANCE = {"mtp": 0.8, "eagle3": 0.8, "p_eagle": 0.6}
-FACTS = KindFacts(parameters=1_910_000, training_minutes=4.2)
+FACTS = {"parameters": 1_910_000, "training_minutes": 4.2}
 
 
 def sample_steps() -> dict[str, dict[int, dict[int, float]]]:

@@ -32,10 +32,9 @@ from outrider.eval.results.report import (
     SpeculatorIdentity,
     Walk,
 )
-from outrider.eval.results.speed import Lengths, RateRow, Scenario, Served
+from outrider.eval.results.speed import Quantiles, RateRow, Scenario, Served
 from outrider.eval.results.verification import (
     EngineFindings,
-    GreedyControl,
     Parity,
     ReplayAgainstEngine,
     SameText,
@@ -45,7 +44,7 @@ from outrider.serving.client import Sampling, SpeculationCounters
 from outrider.serving.speculator import Speculator
 from outrider.speculators.config import ParityConfig
 
-EVALUATION = EvalConfig(bootstrap_samples=200, repeats=3)
+EVALUATION = EvalConfig(repeats=3)
 K, DEPTH = 3, 4
 BOTH_K = Drafters[int](base=2, custom=K)
 BURSTS = {"none": 1.0, "base": 2.2, "custom": 2.9}
@@ -175,7 +174,7 @@ def sample_rates(rates: tuple[float, ...] = (1.0, 4.0, 16.0)) -> dict[str, dict[
                 variant: queued_block(rate, length * 2.0 / burst**0.5, burst=burst)
                 for variant, burst in BURSTS.items()
             }
-            table[scenario][f"{rate:g}"] = rate_row(blocks, EVALUATION, QUIET)
+            table[scenario][f"{rate:g}"] = rate_row(blocks, QUIET)
     return table
 
 
@@ -231,7 +230,8 @@ def sample_engine_findings() -> EngineFindings:
     added = excess(greedy, greedy)
     return EngineFindings(
         greedy=Drafters(base=greedy, custom=greedy),
-        control=GreedyControl(greedy=greedy, excess=Drafters(base=added, custom=added)),
+        control=greedy,
+        excess=added,
         greedy_acceptance_length=Drafters(base=2.69, custom=2.69),
         sampled_text=Variants(
             **{
@@ -293,7 +293,7 @@ def sample_verification() -> Verification:
     sessions = [str(i) for i in range(48)]
     return Verification(
         **dict(sample_engine_findings()),
-        same_text=Drafters(base=same, custom=same),
+        same_text=same,
         task=task_accuracy(dict.fromkeys(VARIANTS, marks), sessions),
     )
 
@@ -322,8 +322,8 @@ def _findings(custom_speed: float) -> Findings:
     }
     scenario = Scenario(
         requests=40,
-        prompt_tokens=Lengths(p10=180, p50=205, p90=220),
-        response_tokens=Lengths(p10=170, p50=200, p90=250),
+        prompt_tokens=Quantiles(p50=180, p90=205, p99=220),
+        response_tokens=Quantiles(p50=170, p90=200, p99=250),
     )
     return Findings(
         version=VERSION,
@@ -350,7 +350,6 @@ def _findings(custom_speed: float) -> Findings:
         draft_sample_method="greedy",
         replay=replay_figures(replays, BOTH_K),
         general=None,
-        interpolation=[],
         slices=sliced(base, custom, K, SLICES),
         counted=counted_acceptance([*passes["eager"], *passes["compiled"]], SPECULATORS, BOTH_K),
         counted_same_k=counted_acceptance(same_k, SPECULATORS, Drafters[int](base=K, custom=K)),

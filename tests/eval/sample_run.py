@@ -12,13 +12,11 @@ from outrider.data.config import PrivacyConfig
 from outrider.data.privacy.guard import PrivacyTally
 from outrider.eval.config import CostConfig
 from outrider.eval.cost import money
-from outrider.eval.replay.heldout_replay import replay_figures, sweep
+from outrider.eval.replay.heldout_replay import replay_figures
 from outrider.eval.report.report import write_report
 from tests.eval.sample_kinds import sample_choice
 from tests.eval.sample_results import (
     BOTH_K,
-    EVALUATION,
-    K,
     sample_examples,
     sample_replay,
     sample_results,
@@ -87,18 +85,12 @@ def write_sample_run(run: Path, text: str = "word") -> Path:
     """Writes the inputs of a whole report, and the report; `text` begins the example response."""
     results = sample_results()
     cost = CostConfig(gpu_hour_price=2.5, gpus=8, tokens_per_s=20000, training_gpu_hours=40)
-    base, custom = sample_replay(0.6), sample_replay(0.8)
-    general = replay_figures({"base": base, "custom": sample_replay(0.59)}, BOTH_K)
-    shares = EVALUATION.model_copy(update={"interpolation": [0.5]})
-    validation = {"base": base, "custom": sample_replay(0.7)}
-    measured = {"heldout": base, "general": base}
-    mixtures = sweep(shares, K, validation, measured, lambda share, part: custom)
+    general = replay_figures({"base": sample_replay(0.6), "custom": sample_replay(0.59)}, BOTH_K)
     results = results.model_copy(
         update={
             "cost": money(results.served, cost),
             "settings": results.settings | {"cost": cost.model_dump(mode="json")},
             "general": general,
-            "interpolation": mixtures,
             "samples": sample_examples(text),
             "kinds": sample_choice(),
         }

@@ -240,7 +240,6 @@ def test_from_servers_to_verdict(case, nano_r1, tmp_path, kind):
             max_tokens=32,
             verification_requests=4,
             verification_max_tokens=32,
-            bootstrap_samples=100,
         ),
     )
     context = replace(
@@ -253,7 +252,7 @@ def test_from_servers_to_verdict(case, nano_r1, tmp_path, kind):
         assert results.counted.custom.acceptance_length < 1.1
         assert line["verdict"] == "do not ship"
     greedy = results.verification.greedy
-    assert greedy.base.unexplained == greedy.custom.unexplained == 0
+    assert greedy.base.unexplained == greedy.custom.unexplained == []
     assert (tmp_path / "out" / "report.html").is_file()
     assert not (tmp_path / "out" / "verification_states").exists()
 

@@ -2,7 +2,9 @@
 
 import contextlib
 import functools
+import itertools
 import os
+import urllib.request
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -15,7 +17,10 @@ from outrider.common.cluster.config import ClusterConfig
 from outrider.common.errors import OutriderError
 from outrider.common.files import read_json
 from outrider.data.features.feature_writer import FeatureWriter
+from outrider.eval.bench import step_times
 from outrider.eval.bench.scenarios import EVERYTHING
+from outrider.eval.bench.servers import Servers
+from outrider.eval.bench.step_times import time_steps
 from outrider.eval.config import EvalConfig, GateConfig
 from outrider.eval.context import (
     Backends,
@@ -25,10 +30,11 @@ from outrider.eval.context import (
 )
 from outrider.eval.evaluate import evaluate
 from outrider.eval.replay.replay import replay
-from outrider.eval.report.formatting import interval
-from outrider.eval.results.parts import VARIANTS
+from outrider.eval.results.parts import CURRENT, SAME_K, VARIANTS
 from outrider.eval.results.report import Report, Results
+from outrider.serving.client import Sampling, complete
 from outrider.serving.config import EngineConfig, ServingConfig, TargetConfig
+from outrider.serving.load_generator import LoadGenerator
 from outrider.serving.speculator import Speculator
 from outrider.speculators.config import ParityConfig
 from outrider.speculators.kinds.mtp.checkpoint import load_mtp, save_mtp
@@ -129,10 +135,9 @@ def _case(target, run, prompt, completion, depth):
             rates=[4],
             rate_seconds=1.5,
             verification_requests=4,
-            verification_max_tokens=32,
-            bootstrap_samples=100,
+            verification_max_tokens=24,
         ),
-        parity=ParityConfig(prompts=4, max_tokens=32),
+        parity=ParityConfig(prompts=2, max_tokens=24),
     )
     return SimpleNamespace(run=run, context=context)
 
@@ -203,24 +208,12 @@ def test_measurements_are_kept_and_results_computed_again(tmp_path, nano_r1, cap
     evaluated(max_tokens=99)
     assert digests[0] == digests[1] != digests[2]
 
-    _, swept = evaluated(interpolation=[0.5, 0.9])
-    assert digests[3] == digests[0]  # no server starts again for it
-    rows = swept.interpolation
-    assert [row.share for row in rows] == [0.5, 0.9] and not (out / "mixtures").exists()
-    assert rows[0].validation.value != rows[1].validation.value
-    # Held-out traffic is replayed for the share that validation chose, if any.
-    measured = {f"replay_heldout_mixture {row.share:g}.json" for row in rows if row.heldout}
-    assert {name for name in written_at() if "heldout_mixture" in name} == measured
-    assert len(measured) <= 1
     page = (case.run / "report.html").read_text()
-    assert f"<td>{interval(rows[0].validation)}" in page
-    assert "Mixtures of base and custom" in page
-
     assert results.samples is None and "Step by step" not in page
     (target / "tokenizer.json").symlink_to(nano_r1 / "tokenizer.json")
     _, shown = evaluated(show_samples=True)
     examples = shown.samples
-    assert digests[4] == digests[0] and len(examples) == 3
+    assert digests[3] == digests[0] and len(examples) == 3
     assert (out / "results.json").stat().st_mode & 0o077 == 0
     assert all(example.tokens == 11 for example in examples)
     assert "Step by step" in (case.run / "report.html").read_text()
@@ -252,7 +245,7 @@ def test_on_a_gpu_everything_is_replayed_before_servers_take_its_memory(tmp_path
 
     target = write_tiny_target(tmp_path / "target")
     case = _case(target, tmp_path / "run", lambda n: (f"prompt {n}", [*range(2, 8 + n)]), [3, 4], 1)
-    settings = case.context.settings.model_copy(update={"k": 1, "interpolation": [0.5]})
+    settings = case.context.settings.model_copy(update={"k": 1})
     parts = {**case.context.data.parts, "general": ["q0"]}
     context = replace(
         case.context,
@@ -268,9 +261,6 @@ def test_on_a_gpu_everything_is_replayed_before_servers_take_its_memory(tmp_path
     assert kept >= {
         f"replay_{part}_{name}" for part in parts if part != "train" for name in drafters
     }
-    # Parts other than validation are read where the share is the best there.
-    assert "replay_validation_mixture 0.5" in kept
-    assert ("replay_heldout_mixture 0.5" in kept) == ("replay_general_mixture 0.5" in kept)
 
 
 @pytest.mark.parametrize("address", ["auto", "local"])
@@ -303,7 +293,7 @@ def test_in_a_cluster_replays_are_tasks_and_servers_have_their_node_alone(
     case = _case(target, tmp_path / "run", lambda n: (f"prompt {n}", [*range(2, 8 + n)]), [3, 4], 1)
     context = replace(
         case.context,
-        settings=case.context.settings.model_copy(update={"k": 1, "interpolation": []}),
+        settings=case.context.settings.model_copy(update={"k": 1}),
         backends=Backends(servers=servers),
         cluster=ClusterConfig(address=address),
     )
@@ -315,11 +305,76 @@ def test_in_a_cluster_replays_are_tasks_and_servers_have_their_node_alone(
     assert happened == [*first, *alone, "servers"]
 
 
+DEPTH = 3
+
+
+def cached_tokens(server):
+    """Prompt tokens that two equal requests, one after the other, found in the prefix cache."""
+    counts = []
+    for _ in range(3):
+        with urllib.request.urlopen(server.url + "/metrics", timeout=30) as response:
+            lines = response.read().decode().splitlines()
+        hits = [line for line in lines if line.startswith("vllm:prefix_cache_hits_total")]
+        counts.append(sum(float(line.split()[-1]) for line in hits))
+        if len(counts) < 3:
+            prompt = [0, *range(10, 449)]
+            complete(server.url, server.model_name, [prompt], Sampling(0.0, 1.0), 4, 1)
+    return [after - before for before, after in itertools.pairwise(counts)]
+
+
+def check_server_of_both(servers, load):
+    """One server drafts what each variant does, and starts each turn with an empty cache."""
+    sampling = Sampling(0.6, 0.95)
+    times = time_steps(servers, "eager", load, {"custom": range(3)}, [3], TEXTS, sampling)
+    (row,) = times.seconds["custom"].values()
+    assert set(row) == {0, 1, 2} and min(row.values()) > 0
+    speculating = servers.server("eager", "base", 1)
+    # One number, another, none, and a schedule by batch size.
+    plan = {"base": 1, "custom": DEPTH, SAME_K: 0, CURRENT: [(1, 1, DEPTH), (2, 8, 0)]}
+    counts = {}
+    for variant, drafts in plan.items():
+        assert servers.server("eager", variant, drafts) is speculating
+        before = speculating.counters()
+        prompts = [[0, 17, 4]] * (3 if variant == CURRENT else 1)
+        complete(speculating.url, speculating.model_name, prompts, sampling, 40, len(prompts))
+        counts[variant] = speculating.counters() - before
+    for variant, k in (("base", 1), ("custom", DEPTH)):
+        assert counts[variant].drafts > 0
+        assert counts[variant].draft_tokens == k * counts[variant].drafts
+    assert counts[SAME_K].drafts == 0 and counts[SAME_K].generation_tokens > 5
+    # Three at once draft nothing, the last one alone DEPTH tokens.
+    assert counts[CURRENT].draft_tokens == DEPTH * counts[CURRENT].drafts
+    assert counts[CURRENT].drafts < counts[CURRENT].generation_tokens / 2
+    # A turn's second request finds the first one's prompt, its first one nothing of other turns.
+    turns = (("base", 1), ("custom", 3), ("custom", 3))
+    hits = [cached_tokens(servers.server("eager", *turn)) for turn in turns]
+    assert [first for first, _ in hits] == [0] * 3
+    assert min(second for _, second in hits) > 100, hits
+
+
 @pytest.mark.engine
-def test_an_evaluation_from_servers_to_report(case, monkeypatch, request):
+def test_an_evaluation_from_servers_to_report(case, monkeypatch):
     in_child(os.getpid)  # starts the server that children are forked from, which stays
     before = children()
-    line = evaluate(case.context)
+    monkeypatch.setattr(step_times, "STEP_ROUNDS", 1)
+    monkeypatch.setattr(step_times, "STEP_TOKENS", 24)
+    loads = []
+
+    @contextlib.contextmanager
+    def load(*arguments):
+        with LoadGenerator(*arguments) as generator:
+            loads.append(generator)
+            yield generator
+
+    @contextlib.contextmanager
+    def servers(target, serving, speculators, numbers, *others):
+        """Real ones that may draft any number; the evaluation's own checks end with ours."""
+        serving = serving.with_engine(prefix_caching=True)
+        with Servers(target, serving, speculators, range(DEPTH + 1), *others) as running:
+            yield running
+            check_server_of_both(running, *loads)
+
+    line = evaluate(replace(case.context, backends=Backends(servers=servers, load=load)))
     out = case.run / "evaluation"
     results = Results.read(out / "results.json")
 
@@ -349,7 +404,7 @@ def test_an_evaluation_from_servers_to_report(case, monkeypatch, request):
     assert line["acceptance_length"]["ratio"] < 0.95
     against, greedy = results.verification.replay_vs_engine, results.verification.greedy
     assert abs(against.base) < 0.03 and abs(against.custom) < 0.03
-    assert greedy.base.unexplained == greedy.custom.unexplained == 0
+    assert greedy.base.unexplained == greedy.custom.unexplained == []
     assert results.verification.greedy_acceptance_length.custom > 1
     text = results.verification.sampled_text
     assert abs(text.custom.tail_share - text.none.tail_share) < 0.02
@@ -361,6 +416,7 @@ def test_an_evaluation_from_servers_to_report(case, monkeypatch, request):
     # Measurements are kept: no server starts again, and none is left.
     logs = written(case.run)
     again = evaluate(replace(case.context))
+    assert {path.stat().st_mode & 0o777 for path in logs} == {0o600}
     assert logs and again["tokens_per_s"] == line["tokens_per_s"]
     assert written(case.run) == logs
     assert children() <= before

@@ -133,10 +133,8 @@ def greedy_of(with_speculation: list[float], alone: list[float]) -> Verdict:
     )
     findings, added = good(), excess(found, control)
     findings["verification"]["greedy"]["custom"] = found.model_dump()
-    findings["verification"]["control"] = {
-        "greedy": control.model_dump(),
-        "excess": {"base": added.model_dump(), "custom": added.model_dump()},
-    }
+    findings["verification"]["control"] = control.model_dump()
+    findings["verification"]["excess"] = added.model_dump()
     return verdict_of(findings)
 
 
@@ -177,14 +175,6 @@ def test_an_engine_that_differs_no_more_than_its_control_passes(share):
         )
         passed += excess(found, control).p_value >= LEAST_GREEDY_P
     assert passed / 300 >= 0.99
-
-
-def test_the_recipe_may_allow_some_unexplained_differences():
-    findings = good()
-    findings["verification"]["greedy"]["custom"]["unexplained"] = 3
-    assert verdict_of(findings).verdict == "undecided"
-    allowed = GateConfig().model_copy(update={"max_unexplained_differences": 0.13})
-    assert verdict_of(findings, allowed).verdict == "ship"
 
 
 @pytest.mark.parametrize(
@@ -240,13 +230,13 @@ def test_an_undecided_check_that_shipping_does_not_need_is_listed_and_ships():
             "tokens/s, custom / base, compiled",
         ),
         (
-            ("verification", "control", "excess", "custom"),
+            ("verification", "excess"),
             {"value": 0.3, "p_value": 0.005},
             "greedy outputs",
         ),
         (("verification", "sampled_text", "custom", "tail_share"), 0.089, "sampled tokens"),
         (
-            ("verification", "same_text", "custom", "p_value"),
+            ("verification", "same_text", "p_value"),
             0.0005,
             "sampled responses have the same token frequencies",
         ),

@@ -37,13 +37,12 @@ def test_tokens_per_second_are_pooled_and_ratios_paired():
 
 
 def test_claims_at_the_other_concurrencies_are_corrected_for_their_number():
-    few = EVALUATION.model_copy(update={"bootstrap_samples": 20})
 
     def better(speed):
         blocks = sample_blocks(custom_speed=speed)
         # Intervals of 8 % on either side at 95 %, of 9.4 % at 97.5 %.
         noise = dict.fromkeys(noise_of({"eager": blocks}), BlockNoise(0.003, 6))
-        rows = summarise(blocks, few, noise)
+        rows = summarise(blocks, EVALUATION, noise)
         shown = {size: row.better for size, row in rows.items()}
         return shown, {size: row.custom_over_base.low > 1 for size, row in rows.items()}
 

@@ -24,7 +24,7 @@ from outrider.eval.context import HeldoutRequests
 from outrider.eval.stats.speed_ratio import BlockNoise
 from outrider.serving.client import Sampling, SpeculationCounters
 from outrider.serving.load_generator import BlockResult, RequestResult
-from tests.eval.sample_results import EVALUATION, QUIET, queued_block
+from tests.eval.sample_results import QUIET, queued_block
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -89,13 +89,13 @@ def test_ratios_are_of_a_request_s_own_speed_and_paired_by_request():
     slow = queued_block(1.0, 2.0)
     fast = slow | {"request_seconds": [seconds / 1.5 for seconds in slow["request_seconds"]]}
     blocks = {"none": slow, "base": slow, "custom": fast}
-    row = rate_row(blocks, EVALUATION, QUIET)
+    row = rate_row(blocks, QUIET)
     ratio = row.custom_over_none
     assert (ratio.value, ratio.low, ratio.high) == pytest.approx((1.5, 1.5, 1.5))
     assert row.custom.tokens_per_s == row.none.tokens_per_s, "all together are what was sent"
     assert row.arrivals == "log"
     # A rate has the closed loop's noise.
-    noisy = rate_row(blocks, EVALUATION, {name: BlockNoise(0.04, 6) for name in QUIET})
+    noisy = rate_row(blocks, {name: BlockNoise(0.04, 6) for name in QUIET})
     assert noisy.base_over_none.high == pytest.approx(np.exp(2.446912 * 0.2))
 
 
@@ -116,7 +116,7 @@ class Load:
 
 @pytest.mark.parametrize("apart", [False, True])
 def test_variants_get_the_same_requests_and_an_interruption_keeps_whole_blocks(tmp_path, apart):
-    settings = EvalConfig(rates=[2, 5], rate_seconds=3, bootstrap_samples=50)
+    settings = EvalConfig(rates=[2, 5], rate_seconds=3)
     times = np.cumsum([0, 5, 1, 1, 30, 2, 7, 4, 4, 9]) + 1.7e9
     traffic = [Traffic("chats", [f"prompt {i}" for i in range(10)], times.tolist(), 64, {})]
     context = SimpleNamespace(

@@ -1,6 +1,6 @@
 """Which servers are up when, with which weights and numbers of drafts.
 
-Real servers run in test_step_times.py and test_evaluate.py.
+Real servers run in test_evaluate.py.
 """
 
 import json
@@ -10,7 +10,6 @@ import pytest
 
 from outrider.eval.bench import servers as module
 from outrider.eval.bench.servers import Servers, covering
-from outrider.eval.config import EvalConfig
 from outrider.eval.replay.draft_parity import by_engine
 from outrider.eval.results.parts import CURRENT, SAME_K
 from outrider.serving.config import EngineConfig, ServingConfig, TargetConfig
@@ -194,14 +193,3 @@ def test_vllm_s_schedule_has_every_number():
     for numbers, seats in (([0, 2, 5], 8), ([1, 2, 3, 4, 5], 5), ([3], 1)):
         lookup = build_dynamic_sd_schedule_lookup(covering(numbers, seats), seats, max(numbers))
         assert set(lookup[1:]) == set(numbers)
-
-
-def test_starts_are_spread_over_the_repeats():
-    def restarts(**settings):
-        evaluation = EvalConfig(**settings)
-        return [evaluation.restarts_before(repeat) for repeat in range(1, evaluation.repeats)]
-
-    assert restarts(repeats=5, starts=2) == [False, False, True, False]
-    assert restarts(repeats=3, starts=3) == [True, True] and not any(restarts(repeats=3))
-    with pytest.raises(ValueError, match=r"eval\.starts = 4, but eval\.repeats = 3"):
-        EvalConfig(repeats=3, starts=4)

@@ -95,26 +95,24 @@ def test_the_checks_read_the_states_of_the_outputs(tmp_path):
     parity = Drafters(base=sample_parity(), custom=sample_parity())
     found = findings(context, Drafters[int](base=K, custom=K), prompts, outputs, store, parity)
     assert found.greedy.base.equal == 3 and found.parity == parity
-    (difference,) = found.greedy.custom.differences
-    assert difference.response == 1
     # The control's second response has the same difference, so speculation adds none.
-    assert found.control.greedy.differences == [difference]
-    assert found.control.greedy.responses == 2
-    added = found.control.excess
-    assert added.custom.value == 0.0 and added.base.value == -0.5
+    custom, control = found.greedy.custom, found.control
+    assert [*custom.near_ties, *custom.unexplained] == [1] and control.responses == 2
+    assert control.unexplained == custom.unexplained and found.excess.value == 0.0
     assert found.greedy_acceptance_length.base == pytest.approx(
         1 + 3 / outputs.greedy.base.counters.drafts
     )
 
+    scores = verification.TargetScores(target, store, "float32")
     logits = load_target_ends(target).logits(
         store[verification.row_id(prompts[1], greedy[1])].hidden[3 + 4 - 1].float()
     )
-    assert difference.gap_nats == pytest.approx(
-        abs(float(logits[greedy[1][4]] - logits[other[1][4]]))
+    token, changed = greedy[1][4], other[1][4]
+    assert scores.gap(prompts[1], greedy[1], 4, token, changed) == pytest.approx(
+        abs(float(logits[token] - logits[changed]))
     )
     features = store[verification.row_id(prompts[2], sampled[2])]
     p = (load_target_ends(target).logits(features.hidden.float()) / 0.6).log_softmax(-1)
-    scores = verification.TargetScores(target, store, "float32")
     mine = scores.logprobs(prompts[2], sampled[2], 0.6)
     assert mine == pytest.approx(
         np.array([float(p[2 + i, token]) for i, token in enumerate(sampled[2])]), abs=1e-5
@@ -188,7 +186,7 @@ def test_tasks_leave_out_prompts_without_an_answer(monkeypatch):
         repeated=same,
     )
     target = SimpleNamespace(directory=lambda: "nowhere")
-    result = judge_tasks(outputs, prompts, target, EvalConfig(task="a:b", bootstrap_samples=20))
+    result = judge_tasks(outputs, prompts, target, EvalConfig(task="a:b"))
     assert (result.none, result.custom) == (2, 1)
     assert judge_tasks(outputs, prompts, target, EvalConfig()) is None
 
@@ -209,7 +207,7 @@ def test_a_check_that_raises_later_is_counted_and_only_a_check_that_always_does_
     )
     prompts = [Prompt("a", "s", [1], "5"), Prompt("b", "s", [1], "five")]
     target = SimpleNamespace(directory=lambda: "nowhere")
-    settings = EvalConfig(task="a:b", bootstrap_samples=20)
+    settings = EvalConfig(task="a:b")
     check = lambda prompt, text: int(prompt) == int(text)  # noqa: E731
     monkeypatch.setattr(verification, "task_of", lambda _: check)
     result = judge_tasks(outputs, prompts, target, settings)

@@ -99,7 +99,6 @@ def test_both_forms_have_every_figure_that_people_act_on(forms, report):
         f"{rate.none.ttft_ms.p50:.0f} / {rate.none.ttft_ms.p90:.0f} / {rate.none.ttft_ms.p99:.0f}",
         "180 / 205 / 220",
         interval(acme.ratio),
-        interval(report.interpolation[0].heldout),
         f"{1 - 1 / ratio.value:.1%} [{1 - 1 / ratio.low:.1%}, {1 - 1 / ratio.high:.1%}]",
         f"{cost.break_even_tokens:,.0f}",
         "eagle3 (chosen)",
@@ -121,7 +120,7 @@ def test_both_forms_have_every_figure_that_people_act_on(forms, report):
 def test_sections_without_figures_are_left_out(results, tmp_path):
     bare = results.model_copy(update={"rates": {}, "scenarios": {}, "slices": {}})
     for form in rendered(bare, tmp_path):
-        for section in ("Kinds of drafter", "Cost", "Speed by request rate", "Traffic", "Mixtures"):
+        for section in ("Kinds of drafter", "Cost", "Speed by request rate", "Traffic"):
             assert section not in form
         assert "no provenance.json" in form
 

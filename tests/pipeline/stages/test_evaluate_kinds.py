@@ -39,7 +39,6 @@ WORDS = [
     "eval.repeats=3",
     "eval.requests=4",
     "eval.task=null",
-    "eval.bootstrap_samples=100",
     "eval.max_tokens=32",
 ]
 
@@ -109,7 +108,7 @@ def test_the_faster_of_two_kinds_is_published_and_evaluated(run, monkeypatch) ->
     speeds = {each.kind: each.tokens_per_s("1") for each in choice.kinds}
     assert choice.chosen == max(speeds, key=speeds.get)
     assert directory.result_of("choose_kind") == {"chosen": choice.chosen, "tokens_per_s": speeds}
-    facts = {each.kind: each.facts for each in choice.kinds}
+    facts = {each.kind: each for each in choice.kinds}
     for kind in KINDS:
         (weights,) = directory.of_kind(kind).speculator.glob("*.safetensors")
         assert facts[kind].training_minutes == 1.5

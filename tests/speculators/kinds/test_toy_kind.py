@@ -14,7 +14,6 @@ from outrider.pipeline.preflight import check_target
 from outrider.serving.speculator import Speculator
 from outrider.speculators.base import base_of
 from outrider.speculators.config import SpeculatorConfig
-from outrider.speculators.interpolate import interpolate
 from outrider.speculators.kinds import KINDS, kind_of, trainable_kind
 from outrider.speculators.kinds.protocol import Origin, TrainableKind
 from outrider.training.config import ScratchConfig, TrainingConfig
@@ -108,24 +107,6 @@ def test_from_scratch_to_replay(
     expected = result["exported"]["acceptance_length"]
     assert found.acceptance_length() == pytest.approx(expected, rel=1e-6)
     assert found.acceptance_length()[-1] == pytest.approx(best, rel=1e-6)
-
-
-def test_mixtures_are_of_one_kind(
-    corpus: Corpus, toy: Toy, trained: tuple[Path, dict[str, Any]], tmp_path: Path
-) -> None:
-    published, _ = trained
-    scratch = toy.start(
-        Origin(corpus.target_dir, None), SpeculatorConfig(), torch.float32, "cpu", seed=3
-    )
-    first = tmp_path / "first"
-    toy.write(toy.trained(scratch, scratch.state_dict()), Origin(corpus.target_dir, None), first)
-    interpolate(first, published, 0.5, tmp_path / "half")
-    one, other, half = (
-        dict(toy.tensors(path))["mix.weight"] for path in (first, published, tmp_path / "half")
-    )
-    torch.testing.assert_close(half, (one + other) / 2)
-    with pytest.raises(OutriderError, match="two kinds cannot be averaged"):
-        interpolate(corpus.target_dir, published, 0.5, tmp_path / "mixed")
 
 
 def test_a_target_without_a_speculator_needs_a_base(corpus: Corpus, tmp_path: Path) -> None:

@@ -17,7 +17,6 @@ from outrider.speculators.compatibility import check_speculator
 from outrider.speculators.config import SpeculatorConfig
 from outrider.speculators.draft_vocabulary import chosen_ids, coverage, token_counts
 from outrider.speculators.head_config import HeadConfig
-from outrider.speculators.interpolate import interpolate
 from outrider.speculators.kinds import kind_of
 from outrider.speculators.kinds.eagle3.kind import Eagle3
 from outrider.speculators.kinds.eagle3.layer import EagleHead
@@ -120,13 +119,6 @@ def test_another_vocabulary_than_the_bases_is_refused(target: Path, tmp_path: Pa
     other = rewritten(base, shifted, tmp_path / "other")
     with pytest.raises(OutriderError, match="another draft vocabulary"):
         EAGLE3.write(EAGLE3.tensors(other), Origin(target, base), tmp_path / "out")
-    with pytest.raises(OutriderError, match="another draft vocabulary"):
-        interpolate(base, other, 0.5, tmp_path / "half")
-    interpolate(base, base, 0.5, tmp_path / "same")
-    assert torch.equal(
-        EAGLE3.load(tmp_path / "same", target, torch.float32).fc.weight,
-        EAGLE3.load(base, target, torch.float32).fc.weight,
-    )
 
 
 def test_the_layout_of_speculators_is_the_same_head(target: Path, tmp_path: Path) -> None:
