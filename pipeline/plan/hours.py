@@ -14,10 +14,13 @@ from typing import Any
 
 from outrider.data.ingest.traffic_facts import counted
 from outrider.eval.config import STEP_ROUNDS, STEP_TOKENS, EvalConfig
+from outrider.pipeline.plan.target_size import target_size
 from outrider.pipeline.plan.traffic import Volume
 from outrider.pipeline.recipe.recipe import Recipe
 from outrider.serving.config import EMBEDDED_TARGETS, EngineConfig
-from outrider.speculators.planned import warms_up
+from outrider.speculators.kinds import trainable_kind
+from outrider.speculators.planned import planned, warms_up
+from outrider.speculators.size import drafter_size
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,6 +64,9 @@ R1_ON_8_H200 = Rates(
     eight_requests_tokens_per_s=470,
 )
 
+H100_BYTES_PER_S, H100_FLOPS = 3.35e12, 9.9e14
+"""Memory bandwidth and dense bf16 peak of an H100 SXM, by its data sheet."""
+
 NANO_R1_ON_2_CORES = Rates(
     source="nano R1 on 2 cores",
     engine_start_s=25,
@@ -72,12 +78,38 @@ NANO_R1_ON_2_CORES = Rates(
 )
 
 
+def assumed_rates(recipe: Recipe, target_config: Mapping[str, Any]) -> Rates:
+    """Rates of any other target on H100s, from bytes and FLOPs; nothing here is measured.
+
+    Decoding reads the weights, prefill and training multiply by them. Shares of the peak: 0.6 of
+    the bandwidth, 0.4 of the FLOPs in prefill and 0.1 in training a head.
+    """
+    target, gpus = target_size(target_config), recipe.serving.engine.gpus
+    speculator = recipe.of_kinds(recipe.speculator.kinds[:1]).speculator
+    kind = trainable_kind(speculator.only_kind)
+    size = drafter_size(kind, planned(speculator, target_config), target_config)
+    training = 0.1 * H100_FLOPS * recipe.training.processes / size.step_flops(speculator.depth, 1)
+    read_bytes = target.weight_bytes * target.used / target.parameters
+    one_request = 0.6 * H100_BYTES_PER_S * gpus / read_bytes
+    return Rates(
+        source=f"{gpus} x H100, assumed",
+        engine_start_s=90 + target.weight_bytes / 2e9,
+        capture_tokens_per_s=0.4 * H100_FLOPS * gpus / (2 * target.used),
+        training_tokens_per_s=training,
+        replay_tokens_per_s=2 * training,
+        one_request_tokens_per_s=one_request,
+        eight_requests_tokens_per_s=6 * one_request,
+    )
+
+
 def rates_of(recipe: Recipe, target_config: Mapping[str, Any]) -> Rates | None:
     """The rates of a known target; the recipe's own rates replace two of them."""
     if recipe.target.model in EMBEDDED_TARGETS:
         known = NANO_R1_ON_2_CORES
     elif target_config.get("hidden_size") == 7168 and "kv_lora_rank" in target_config:
         known = R1_ON_8_H200
+    elif "architectures" in target_config:
+        known = assumed_rates(recipe, target_config)
     else:
         return None
     return dataclasses.replace(

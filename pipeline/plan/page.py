@@ -29,6 +29,7 @@ def print_plan(rows: Sequence[PlannedStage], found: dict[str, Any], console: Con
         _say(console, f"together {duration(seconds)} ({found['rates']['source']})")
     kinds: dict[str, dict[str, Any]] = found.get("kinds", {"": found})
     table = _table("cost", "", "")
+    table.add_row("target", _target(found["target"]))
     for name, kind in kinds.items():
         table.add_row(f"trained {name}".strip(), _parameters(kind["parameters"]))
         sizes = bytes_text(kind["checkpoint_bytes"]), bytes_text(kind["speculator_bytes"])
@@ -55,6 +56,18 @@ def _table(title: str, *columns: str) -> Table:
 
 def _say(console: Console, text: str) -> None:
     console.print(text, markup=False, highlight=False, width=80)
+
+
+def _target(target: dict[str, Any]) -> str:
+    text = (
+        f"{count(target['parameters'])} parameters, {bytes_text(target['weight_bytes'])} of"
+        f" weights, KV cache {bytes_text(target['kv_bytes_per_token'])} a token"
+    )
+    needed, given = target["smallest_tensor_parallel"], target["tensor_parallel"]
+    if target["gpu"] is None or (needed is not None and needed <= given):
+        return text
+    fix = "no number of them does" if needed is None else f"serving.engine.tensor_parallel={needed}"
+    return f"{text}; {given} x {target['gpu']} cannot serve it: {fix}"
 
 
 def _parameters(parameters: dict[str, Any]) -> str:

@@ -26,6 +26,7 @@ from outrider.common.files import read_json
 from outrider.data.config import bytes_per_token
 from outrider.pipeline.plan.cluster import cluster_schedule
 from outrider.pipeline.plan.hours import rates_of, stage_seconds
+from outrider.pipeline.plan.target_size import FP8_BYTES, target_size
 from outrider.pipeline.plan.traffic import traffic_volume
 from outrider.pipeline.plan.units import bytes_text
 from outrider.pipeline.preflight import has_weights, local_target
@@ -45,9 +46,6 @@ USABLE = 0.95
 
 MOST_PROCESSES = 64
 """Largest number of processes in the search for a layout."""
-
-FP8_BYTES = 1 + 4 / 128**2
-"""Bytes of a weight in FP8 blocks, scales included."""
 
 
 class Memory(NamedTuple):
@@ -88,6 +86,7 @@ def price(
             "model": recipe.target.model,
             "config": str(source),
             "weights_here": target is not None and has_weights(target),
+            **_of_target(recipe, config, gpu_bytes),
         },
         "traffic": volume._asdict(),
         "features": features_cost(volume.captured, recipe, config),
@@ -95,6 +94,21 @@ def price(
         "stages": stage_seconds(volume, recipe, config, checkpoints),
         "cluster": cluster_schedule(volume, recipe, config),
         **({"kinds": kinds} if len(kinds) > 1 else kinds[recipe.speculator.only_kind]),
+    }
+
+
+def _of_target(recipe: Recipe, config: dict[str, Any], gpu_bytes: int | None) -> dict[str, Any]:
+    """Size of the target, and the GPUs that its engine needs where no CPU serves it."""
+    size, memory = target_size(config), memories(gpu_bytes)[0]
+    return {
+        "parameters": size.parameters,
+        "weight_bytes": size.weight_bytes,
+        "kv_bytes_per_token": size.kv_bytes_per_token,
+        "smallest_tensor_parallel": None
+        if memory.shared
+        else size.smallest_tensor_parallel(recipe.serving.engine, memory.bytes),
+        "tensor_parallel": recipe.serving.engine.tensor_parallel,
+        "gpu": None if memory.shared else memory.source,
     }
 
 

@@ -15,7 +15,7 @@ EMBEDDED_TARGET = "target"
 def shipped_recipes() -> list[str]:
     """Names of the shipped recipes, such as `resume_screening` and `r1/resume_screening`.
 
-    Not node.yaml, which is what R1's recipes share.
+    Not node.yaml, which is what the recipes of a folder share.
     """
     paths = (path.relative_to(SHIPPED) for path in SHIPPED.glob("**/*.yaml"))
     others = ("cluster", "endpoints")

@@ -46,6 +46,19 @@ def test_r1_recipes_are_complete(workload):
     assert max(r1.eval.concurrency) <= r1.serving.engine.max_num_seqs
 
 
+@pytest.mark.parametrize(
+    "workload", ["template", "resume_screening", "document_extraction", "social_chat"]
+)
+def test_recipes_of_distilled_targets_are_complete(workload):
+    recipe = load_recipe(f"r1_distill/{workload}").recipe
+    assert recipe.target.model == "YOUR_TARGET"
+    assert (recipe.speculator.kind, recipe.speculator.base) == ("eagle3", "ngram")
+    assert (recipe.serving.engine.tensor_parallel, recipe.training.processes) == (1, 1)
+    assert recipe.training.row_tokens == recipe.serving.engine.max_model_len
+    assert max(recipe.eval.concurrency) <= recipe.serving.engine.max_num_seqs
+    assert recipe.eval.task is None
+
+
 def test_shipped_names_with_and_without_ending_give_way_to_a_local_file(
     tmp_path, monkeypatch, write
 ):

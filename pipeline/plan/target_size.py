@@ -1,0 +1,85 @@
+"""Size of a target, from config.json alone: weights, KV cache, and the GPUs that serve it.
+
+    size = target_size(config)
+    size.parameters, size.weight_bytes, size.kv_bytes_per_token     # 8.03e9, 16.1e9, 131,072
+    size.smallest_tensor_parallel(recipe.serving.engine, gpu_bytes)
+
+Parameters are those of transformers' own model on the meta device. An MTP layer is none of them.
+"""
+
+import dataclasses
+import functools
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from outrider.serving.config import EngineConfig
+
+FP8_BYTES = 1 + 4 / 128**2
+"""Bytes of a weight in FP8 blocks, scales included."""
+
+WORKSPACE = 2e9
+"""Bytes of activations, CUDA graphs and communication on each GPU; assumed."""
+
+
+@dataclasses.dataclass(frozen=True)
+class TargetSize:
+    """Counts of one target."""
+
+    parameters: int
+    used: float
+    """Parameters that a token reads: of the routed experts those that it is sent to."""
+    weight_bytes: int
+    kv_bytes_per_token: int
+    """In bf16, over all layers."""
+    kv_heads: int
+    """1 for a latent cache, which every rank holds."""
+
+    def engine_bytes(self, engine: EngineConfig, ranks: int) -> float:
+        """Least memory of each of `ranks` tensor-parallel GPUs: one request of full length."""
+        cache = engine.max_model_len * self.kv_bytes_per_token / min(ranks, self.kv_heads)
+        return (self.weight_bytes / ranks + cache) / engine.pipeline_parallel + WORKSPACE
+
+    def smallest_tensor_parallel(self, engine: EngineConfig, gpu_bytes: int) -> int | None:
+        """The smallest power of two that serves the target on GPUs of this size; None above 64."""
+        room = engine.gpu_memory_utilization * gpu_bytes
+        ranks = (2**power for power in range(7))
+        return next((each for each in ranks if self.engine_bytes(engine, each) <= room), None)
+
+
+def target_size(config: Mapping[str, Any]) -> TargetSize:
+    """The size of a target with this config.json."""
+    return _target_size(json.dumps(config, sort_keys=True))
+
+
+@functools.cache
+def _target_size(text: str) -> TargetSize:
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = json.loads(text)
+    quantization = config.pop("quantization_config", None)
+    settings = AutoConfig.for_model(**config)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(settings)
+    counts = {name: tensor.numel() for name, tensor in model.named_parameters()}
+    total = sum(counts.values())
+    experts = sum(count for name, count in counts.items() if ".experts." in name)
+    routed = config.get("n_routed_experts") or config.get("num_experts") or 1
+    used = total - experts * (1 - config.get("num_experts_per_tok", 1) / routed)
+    # Quantized checkpoints keep embedding, head, norms and routers in bf16.
+    quantized = sum(count for name, count in counts.items() if "_proj" in name)
+    each = FP8_BYTES if quantization else 2
+    heads, layers = config["num_attention_heads"], config["num_hidden_layers"]
+    kv_heads = config.get("num_key_value_heads") or heads
+    head_dim = config.get("head_dim") or config["hidden_size"] // heads
+    values = 2 * kv_heads * head_dim
+    if latent := config.get("kv_lora_rank"):
+        kv_heads, values = 1, latent + config["qk_rope_head_dim"]
+    return TargetSize(
+        parameters=total,
+        used=used,
+        weight_bytes=int(2 * (total - quantized) + each * quantized),
+        kv_bytes_per_token=2 * layers * values,
+        kv_heads=kv_heads,
+    )

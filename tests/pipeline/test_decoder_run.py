@@ -1,0 +1,49 @@
+"""A whole run on random targets without MLA: capture, training, replay, and the head in vLLM."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cli.commands import run
+from tests.tiny_decoders import write_tiny_decoder
+
+SETTINGS = (
+    "speculator.kind=eagle3",
+    "speculator.base=ngram",
+    "speculator.depth=2",
+    "split.max_train_sequences=40",
+    "split.max_validation_sequences=8",
+    "split.max_heldout_sequences=8",
+    "capture.min_on_policy=null",  # nano R1 wrote the log
+    "training.processes=1",
+    "training.scratch.epochs=1",
+    "training.wandb_project=null",
+    "eval.engine_modes=[eager]",
+    "eval.measure=full",
+    "eval.repeats=2",
+    "eval.k=2",
+    "eval.task=null",
+    "eval.verification_requests=4",
+    "eval.max_tokens=32",
+)
+
+
+@pytest.mark.slow
+@pytest.mark.engine
+@pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "Qwen3ForCausalLM"])
+def test_a_head_is_trained_and_served(architecture: str, nano_r1: Path, tmp_path: Path) -> None:
+    target = write_tiny_decoder(
+        architecture, tmp_path / "target", vocabulary=4096, tokenizer_of=nano_r1
+    )
+    words = ("--recipe", "resume_screening", f"target.model={target}", "name=tiny", *SETTINGS)
+    finished = run("train-speculator", *words, cwd=tmp_path)
+    assert finished.returncode == 0, finished.stderr
+    # The checks of capture: log-probabilities from the states, and their layers.
+    folder = tmp_path / "runs" / "tiny"
+    checks = json.loads((folder / "features" / "summary.json").read_text())
+    assert checks["self_check"]["p99_difference"] < 0.01
+    assert checks["layer_check"]["top_error"] < 0.01
+    result = json.loads(finished.stdout)
+    assert result["kind"] == "eagle3" and result["acceptance_length"]["custom"] >= 1
+    assert result["tokens_per_s"]["eager"]["1"]["custom"] > 0

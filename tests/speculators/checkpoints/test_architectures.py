@@ -1,0 +1,68 @@
+"""Targets of each architecture: their ends against transformers, and refusals from config.json."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from outrider.common.errors import OutriderError
+from outrider.common.files import read_json
+from outrider.data.features.layer_check import norm_and_layers
+from outrider.speculators.checkpoints.layout import read_layout
+from outrider.speculators.checkpoints.target_ends import load_target_ends
+from outrider.speculators.kinds import trainable_kind
+from tests.tiny_decoders import DECODERS, VOCAB, write_tiny_decoder
+
+
+@pytest.mark.parametrize("architecture", DECODERS)
+def test_the_ends_are_those_of_transformers(architecture: str, tmp_path: Path) -> None:
+    target = write_tiny_decoder(architecture, tmp_path / "target")
+    assert read_json(target / "config.json")["architectures"] == [architecture]
+    model = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32)
+    token_ids = torch.randint(VOCAB, (1, 24))
+    before = []
+    model.model.norm.register_forward_pre_hook(lambda _, inputs: before.append(inputs[0]))
+    with torch.no_grad():
+        out = model(token_ids, output_hidden_states=True)
+    ends, final = load_target_ends(target), out.hidden_states[-1]
+    torch.testing.assert_close(ends.logits(final), out.logits)
+    torch.testing.assert_close(ends.embed(token_ids), out.hidden_states[0])
+    norm, layers = norm_and_layers(target)
+    assert layers == 4
+    torch.testing.assert_close(norm(before[0]), final)
+
+
+@pytest.mark.parametrize("kind", ["eagle3", "p_eagle", "dflash"])
+@pytest.mark.parametrize("architecture", DECODERS)
+def test_heads_can_be_trained_for_every_target_and_mtp_for_none(
+    architecture: str, kind: str, tmp_path: Path
+) -> None:
+    target = write_tiny_decoder(architecture, tmp_path / "target")
+    trainable_kind(kind).check_target(target, None, config_only=False)
+    with pytest.raises(OutriderError, match=r"no MTP layer.* speculator\.kind: eagle3"):
+        trainable_kind("mtp").check_target(target, None, config_only=True)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "why"),
+    [
+        ("DeepseekV32ForCausalLM", "the indexer"),
+        ("GlmMoeDsaForCausalLM", "the indexer"),
+        ("GPT2LMHeadModel", "supported targets are DeepseekV3ForCausalLM, LlamaForCausalLM"),
+        (None, "supported targets are"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["mtp", "eagle3"])
+def test_others_are_refused_from_config_json(
+    architecture: str | None, why: str, kind: str, tmp_path: Path
+) -> None:
+    config = {"architectures": architecture and [architecture], "num_nextn_predict_layers": 1}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    expected = rf"config\.json: architectures = {architecture}: .*{re.escape(why)}"
+    with pytest.raises(OutriderError, match=expected):
+        trainable_kind(kind).check_target(tmp_path, None, config_only=True)
+    with pytest.raises(OutriderError, match=expected):
+        read_layout(tmp_path)
