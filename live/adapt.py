@@ -31,18 +31,16 @@ from outrider.common.errors import OutriderError
 from outrider.common.files import write_json
 from outrider.data.config import PrivacyConfig
 from outrider.data.ingest.log_tail import (
-    Unread,
     carried_lines,
     cut,
     end_of,
     find_unread,
     forget_rows,
-    unread_bytes,
     unread_rows,
 )
-from outrider.live.adapt_gate import acceptance, judge, replayed, write_bundle
+from outrider.live.adapt_gate import GateVerdict, acceptance, judge, replayed, write_bundle
 from outrider.live.adapt_policy import reason_to_train, surplus, within_budget
-from outrider.live.deployer import EndpointDeployer, InUse, in_use
+from outrider.live.deployer import EndpointDeployer, Serving, recipe_from
 from outrider.live.journal import Journal, lock
 from outrider.live.state import Round, State, Window
 from outrider.pipeline.recipe.load import LoadedRecipe
@@ -125,8 +123,6 @@ class Adapter:
     ) -> None:  # fmt: skip
         """Steps until `rounds` more rounds are settled, or, with `once`, nothing is left to do."""
         before = self._settled()
-        if (newest := self.state.newest) is not None:
-            self._forget_rows(newest)  # an earlier process may have been killed before it
         while rounds is None or self._settled() - before < rounds:
             if not self.step():
                 if once:
@@ -170,7 +166,10 @@ class Adapter:
     def _cut(self, state: State) -> bool:
         adapt, path = self.recipe.adapt, self.recipe.traffic.path
         if state.position is None:
-            start = {} if adapt.from_start else end_of(self._unread({}))
+            start: dict[str, int] = {}
+            if not adapt.from_start:
+                with contextlib.suppress(OutriderError):  # nothing is logged yet
+                    start = end_of(find_unread(path, {}))
             self.journal.append("start", position=start)
             return True
         unread = find_unread(path, state.position)
@@ -179,7 +178,6 @@ class Adapter:
             return False
         number = len(state.windows) + 1
         skipped = max(rows - MOST_BEHIND * adapt.window, 0)
-        left = max(rows - skipped - adapt.window, 0)
         previous = self.window_run(number - 1)
         after = cut(
             unread,
@@ -193,7 +191,6 @@ class Adapter:
             window=number,
             rows=adapt.window,
             skipped=skipped,
-            unread_bytes=round(unread_bytes(unread) * left / rows),
             position=after,
         )
         if skipped:
@@ -203,23 +200,17 @@ class Adapter:
     def _within_budget(self, state: State) -> bool:
         return within_budget(state, self.clock(), self.recipe.adapt.gpu_hours_per_day)
 
-    def _unread(self, position: dict[str, int]) -> list[Unread]:
-        try:
-            return find_unread(self.recipe.traffic.path, position)
-        except OutriderError:  # the endpoint has not logged anything yet
-            return []
-
     def _watch(self, window: Window) -> None:
         """Captures a window and replays the speculator in use on it."""
         began = time.monotonic()
-        used, run = self._in_use(), self.window_run(window.n)
-        traffic = used.recipe.traffic.model_copy(
+        (serving, followed), run = self._in_use(), self.window_run(window.n)
+        traffic = followed.traffic.model_copy(
             update={"path": [str(run.root / LOG)], "general": None}
         )
-        recipe = used.recipe.model_copy(update={"traffic": traffic, "name": run.root.name})
+        recipe = followed.model_copy(update={"traffic": traffic, "name": run.root.name})
         try:
             self._run_stage(run, recipe, ADAPT_WINDOW.name, {})
-            found = acceptance(replayed(run, used.directory, used.recipe), used.k)
+            found = acceptance(replayed(run, serving.directory, followed), serving.k)
         except OutriderError as error:
             if error.exit_code == INTERRUPTED:
                 raise
@@ -228,23 +219,21 @@ class Adapter:
                 "refused_window", window=window.n, reason=str(error), gpu_seconds=spent
             )
             self._say(f"window {window.n} refused: {error}")
-            last = [each.usable for each in self.state.windows.values() if each.settled]
-            if len(last) > MOST_REFUSED and not any(last[-MOST_REFUSED - 1 :]):
+            last = list(self.state.windows.values())[-MOST_REFUSED - 1 :]
+            if len(last) > MOST_REFUSED and not any(each.acceptance for each in last):
                 raise
             return
         self.journal.append(
             "watched",
             window=window.n,
-            sequences=found.observations,
-            release=used.name,
-            k=used.k,
+            release=serving.name,
+            k=serving.k,
             acceptance=found.model_dump(mode="json"),
             gpu_seconds=self._gpu_seconds(began),
         )
-        self._forget_rows(self.state.windows[window.n])
         self._say(
-            f"window {window.n}: {found.observations} sequences, acceptance length of {used.name}"
-            f" {found.value:.3f}"
+            f"window {window.n}: {found.observations} sequences,"
+            f" acceptance length of {serving.name} {found.value:.3f}"
         )
 
     def _begin_round(self, state: State, reason: str) -> None:
@@ -256,12 +245,12 @@ class Adapter:
 
     def _train(self, pending: Round) -> None:
         began = time.monotonic()
-        run, used = self.round_run(pending.n), self._in_use()
-        training = used.recipe.training.model_copy(update={"epochs": 1})
-        recipe = used.recipe.model_copy(update={"training": training, "name": run.root.name})
+        run, (serving, followed) = self.round_run(pending.n), self._in_use()
+        training = followed.training.model_copy(update={"epochs": 1})
+        recipe = followed.model_copy(update={"training": training, "name": run.root.name})
         plan = {
             "number": pending.n,
-            "trained_from": used.name,
+            "trained_from": serving.name,
             "newer": [str(self.window_run(number).root) for number in pending.newer],
             "older": [str(self.window_run(number).root) for number in pending.older],
         }
@@ -282,46 +271,31 @@ class Adapter:
 
     def _gate(self, pending: Round, windows: list[Window]) -> None:
         began = time.monotonic()
-        run, used = self.round_run(pending.n), self._in_use()
-        verdict = judge(
-            run,
-            [self.window_run(window.n) for window in windows],
-            used.directory,
-            used.recipe,
-            used.k,
-        )
-        facts = verdict.model_dump(mode="json")
-        write_json(run.root / "gate.json", facts)
+        run, (serving, recipe) = self.round_run(pending.n), self._in_use()
+        runs = [self.window_run(window.n) for window in windows]
+        verdict = judge(run, runs, serving.directory, recipe, serving.k)
+        write_json(run.root / "gate.json", verdict.model_dump(mode="json"))
         if verdict.ships:
-            write_bundle(run, used.recipe, verdict)
-        measured = {name: facts[name] for name in ("base", "custom", "ratio")}
-        numbers = [window.n for window in windows]
-        self._settle(
-            pending,
-            verdict.reason,
-            began,
-            verdict.ships,
-            windows=numbers,
-            acceptance=measured if verdict.ratio else None,
-        )
+            write_bundle(run, recipe, verdict)
+        self._settle(pending, verdict.reason, began, verdict, [window.n for window in windows])
 
     def _settle(
         self,
         pending: Round,
         reason: str,
         began: float,
-        ships: bool = False,
+        verdict: GateVerdict | None = None,
         windows: Sequence[int] = (),
-        acceptance: dict[str, Any] | None = None,
     ) -> None:
-        """Records the gate's verdict, also where there was nothing to judge."""
+        """Records the gate's verdict; None where the training failed."""
+        ships = verdict is not None and verdict.ships
         self.journal.append(
             "gated",
             round=pending.n,
             ships=ships,
             reason=reason,
-            windows=list(windows),
-            acceptance=acceptance,
+            windows=windows,
+            acceptance=verdict.measured if verdict is not None else None,
             gpu_seconds=self._gpu_seconds(began),
         )
         self._say(f"round {pending.n} {'ships' if ships else 'does not ship'}: {reason}")
@@ -332,29 +306,24 @@ class Adapter:
         self.journal.append("deployed", round=pending.n, outcome=outcome, release=name)
         self._say(f"round {pending.n}: {outcome}, {name} serves")
 
-    def _forget_rows(self, window: Window) -> None:
-        """Deletes the log's rows, which are sequences now."""
-        if window.usable and not window.deleted:
-            run = self.window_run(window.n)
-            forget_rows(run.root / LOG, run.traffic)
-
     def _delete(self, state: State) -> None:
         """Deletes windows by retention, age and size, and what settled rounds need no more."""
         pending = state.pending_round
         if pending is not None and not pending.trained:
             return  # it reads its windows
-        runs = {number: self.window_run(number).root for number in state.windows}
-        runs = {number: root for number, root in runs.items() if root.is_dir()}
-        sizes = {number: _bytes(runs[number]) if number in runs else 0 for number in state.windows}
+        kept = {n: self.window_run(n) for n, each in state.windows.items() if not each.deleted}
+        sizes = {number: _bytes(run.root) for number, run in kept.items()}
         keep_older = self.recipe.privacy.retention == "keep"
-        doomed = surplus(state, sizes, keep_older, self.clock(), self.recipe.adapt)
-        if doomed:
+        if doomed := surplus(state, sizes, keep_older, self.clock(), self.recipe.adapt):
             self.journal.append("deleted", windows=doomed)
-        for number, root in runs.items():
-            if state.windows[number].deleted or number in doomed:
-                shutil.rmtree(root, ignore_errors=True)
-            elif state.newest is not None and number < state.newest.n:  # nothing is carried over
-                shutil.rmtree(root / LOG, ignore_errors=True)
+        for number, window in state.windows.items():
+            run = self.window_run(number)
+            if window.deleted:
+                shutil.rmtree(run.root, ignore_errors=True)
+            elif number < len(state.windows):  # nothing is carried over
+                shutil.rmtree(run.root / LOG, ignore_errors=True)
+            elif window.acceptance is not None:  # the log's rows are sequences now
+                forget_rows(run.root / LOG, run.traffic)
         for each in state.rounds:
             if not each.settled:
                 continue
@@ -365,8 +334,10 @@ class Adapter:
             for path in paths:
                 shutil.rmtree(path, ignore_errors=True)
 
-    def _in_use(self) -> InUse:
-        return in_use(self._with_key(), self.deployer.serving())
+    def _in_use(self) -> tuple[Serving, Recipe]:
+        """The speculator in use, and the recipe of the next step, which starts from it."""
+        serving = self.deployer.serving()
+        return serving, recipe_from(self._with_key(), serving)
 
     def _with_key(self) -> Recipe:
         """The recipe; where it replaces personal data, all windows have the same key."""
@@ -405,7 +376,7 @@ def _bytes(folder: Path) -> int:
 def summary(adapter: Adapter) -> dict[str, Any]:
     """The line for scripts."""
     state = adapter.state
-    last = state.usable[-1] if state.usable else None
+    last = state.usable[-1].acceptance if state.usable else None
     return {
         "recipe": adapter.recipe.name,
         "windows": len(state.windows),
@@ -413,6 +384,6 @@ def summary(adapter: Adapter) -> dict[str, Any]:
         "shipped": sum(each.won for each in state.rounds),
         "lost": sum(each.settled and not each.won for each in state.rounds),
         "serving": adapter.deployer.serving().name,
-        "acceptance_length": last.acceptance.value if last and last.acceptance else None,
+        "acceptance_length": last.value if last else None,
         "state": str(adapter.folder),
     }

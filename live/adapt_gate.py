@@ -48,6 +48,12 @@ class GateVerdict(BaseModel):
     ratio: ClusteredEstimate | None = None
     """custom / base"""
 
+    @property
+    def measured(self) -> dict[str, Any] | None:
+        """Values of the three estimates for the journal."""
+        facts = self.model_dump(mode="json", include={"base", "custom", "ratio"})
+        return facts if self.ratio is not None else None
+
 
 def replayed(window: RunDirectory, speculator_dir: Path, recipe: Recipe) -> ReplaySums:
     """The sums of a speculator on all usable sequences of a window; computed once."""

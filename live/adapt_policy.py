@@ -13,13 +13,13 @@ wrong with probability 0.05 / (j (j + 1)), which sums to 0.05 over all looks of 
 """
 
 import math
-import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from scipy.stats import norm
 
-from outrider.live.state import Estimate, State, Window
+from outrider.eval.results.parts import ClusteredEstimate
+from outrider.live.state import State, Window
 from outrider.pipeline.recipe.recipe import AdaptConfig
 
 DAY_S = 24 * 3600.0
@@ -83,7 +83,7 @@ def newest_fall(state: State, release: str, min_drop: float) -> Fall | None:
 
 def _reference(
     state: State, watched: Sequence[Window], release: str
-) -> tuple[Estimate, Window | None] | None:
+) -> tuple[ClusteredEstimate, Window | None] | None:
     """The acceptance length at the release, and the window it was measured on, if any."""
     for each in reversed(state.rounds):
         if each.won and each.release == release and each.custom and each.custom.low is not None:
@@ -94,7 +94,7 @@ def _reference(
     return None
 
 
-def _log_error(estimate: Estimate) -> float:
+def _log_error(estimate: ClusteredEstimate) -> float:
     assert estimate.low is not None and estimate.high is not None
     return math.log(estimate.high / estimate.low) / (2 * float(norm.isf(0.025)))
 
@@ -109,25 +109,16 @@ def surplus(
 ) -> list[int]:
     """Windows to delete: refused, too old, or beyond `adapt.max_gb`. Sizes are in bytes.
 
-    Beyond it, those of earlier rounds with the smallest random numbers go first. The numbers are of
-    the windows, so a restart draws the same ones, and what is left is a sample in which all
-    are equally likely. Then the oldest since the last round go, but never the newest one.
+    Beyond it the oldest go first, and never the newest one.
     """
     alive = [window for window in state.windows.values() if window.settled and not window.deleted]
     kept = [
-        window
+        window.n
         for window in alive
-        if window.usable
+        if window.acceptance is not None
         and now - window.at <= MAX_AGE_S
         and (keep_older or window.n > state.last_trained)
     ]
-    older = [window for window in kept if window.n <= state.last_trained]
-    older.sort(key=lambda window: random.Random(f"window {window.n}").random())
-    fresh = [window for window in kept if window.n > state.last_trained]
-    used = sum(sizes[window.n] for window in kept)
-    for window in [*older, *fresh[:-1]]:
-        if used <= policy.max_gb * 1e9:
-            break
-        kept.remove(window)
-        used -= sizes[window.n]
-    return sorted({window.n for window in alive} - {window.n for window in kept})
+    while len(kept) > 1 and sum(sizes[n] for n in kept) > policy.max_gb * 1e9:
+        del kept[0]
+    return [window.n for window in alive if window.n not in kept]

@@ -9,17 +9,14 @@ the canary can be promoted. It can be rolled back in any step, by the judge, by 
 watch, by a person, or because it does not answer or ends no request.
 """
 
-import dataclasses
+import contextlib
 from collections.abc import Callable
-from typing import Any
 
 from outrider.live.endpoint_file import CanaryPolicy, Endpoint
 from outrider.live.fleet import LOOK_S, Fleet
-from outrider.live.journal import Journal
-from outrider.live.judge import Decision, decide
+from outrider.live.judge import Verdict, decide
 from outrider.live.releases import release_name
 from outrider.live.router import Router, RouterUnavailable
-from outrider.live.state import Action
 from outrider.live.traffic import Role, Traffic
 
 SILENCE_S = 5.0
@@ -30,17 +27,6 @@ STALL_S = 600.0
 
 _SAY_S = 10.0
 """Time between two reports of the figures, in seconds."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Verdict:
-    """Whether the new release is promoted or rolled back."""
-
-    action: Action
-    reason: str
-    by: str
-    """judge, watch, operator or controller."""
-    figures: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
 def fair_share(endpoint: Endpoint) -> float:
@@ -58,37 +44,32 @@ class CanaryTest:
 
     def __init__(
         self,
-        endpoint: Endpoint,
-        journal: Journal,
         fleet: Fleet,
         router: Router,
         new: str,
         old: str,
-        observed: Callable[..., None],
-        say: Callable[[str], None],
-        clock: Any,
+        on_verdict: Callable[[Verdict], None] = lambda verdict: None,
     ) -> None:
-        """`new` and `old`: names of the releases. `observed`: see `Controller.observed`."""
-        self._endpoint, self._policy = endpoint, endpoint.policy
-        self._journal, self._fleet, self._router, self._new = journal, fleet, router, new
-        self._observed, self._say, self._clock = observed, say, clock
+        """`new` and `old`: names of the releases."""
+        self._fleet, self._router, self._new = fleet, router, new
+        self._endpoint, self._policy = fleet.endpoint, fleet.endpoint.policy
+        self._journal, self._say, self._clock = fleet.journal, fleet.say, fleet.clock
+        self._on_verdict = on_verdict
         releases: dict[Role, str] = {"stable": old, "canary": new}
-        now = clock.time()
-        self._traffic = Traffic(endpoint, fleet, router, releases, began=now)
+        now = self._clock.time()
+        self._traffic = Traffic(self._endpoint, fleet, releases, began=now)
         self._silent_since: dict[str, float] = {}
-        self._seen: set[str] = set()
         self._canary_requests = 0
         self._alive_at = now  # when the canary last had no requests, or ended one
         self._said_at = self._share = 0.0
-        self._router_answers = True
 
     def run(self) -> Verdict:
         """Goes through the steps."""
-        steps = steps_of(self._policy, fair_share(self._endpoint))
-        for share in steps[:-1]:
+        *steps, fair = steps_of(self._policy, fair_share(self._endpoint))
+        for share in steps:
             if (verdict := self._step(share, is_last=False)) is not None:
                 return verdict
-        verdict = self._step(steps[-1], is_last=True)
+        verdict = self._step(fair, is_last=True)
         assert verdict is not None
         return verdict
 
@@ -99,34 +80,31 @@ class CanaryTest:
         self._keep_share()
         self._say(f"canary: {share:g} % of the requests")
         began, before = self._clock.time(), self._canary_requests
-        pause, held = LOOK_S, False
+        pause = LOOK_S
         while True:
             self._clock.sleep(pause)
             looked = self._clock.time()
-            if (verdict := self._trouble()) is not None:
+            if (trouble := self._trouble()) is not None:
+                return trouble
+            verdict = self._decide(began if is_last else None)
+            if (stalled := self._stalled()) is not None:
+                return stalled
+            if verdict.action == "roll_back":
                 return verdict
-            decision = self._decide(began if is_last else None)
-            if (verdict := self._stalled()) is not None:
-                return verdict
-            if decision.action == "roll_back":
-                return Verdict("roll_back", decision.reason, "judge", decision.figures)
             now = self._clock.time()
             pause = max(LOOK_S, 5 * (now - looked))  # many requests: fewer looks
             enough = self._canary_requests - before >= self._policy.min_requests
             if enough and now - began >= self._policy.min_seconds:
                 if not is_last:
                     return None
-                if decision.action == "promote":
-                    return Verdict("promote", decision.reason, "judge", decision.figures)
-            if now - began > self._policy.max_seconds and not held:
+                if verdict.action == "promote":
+                    return verdict
+            if now - began > self._policy.max_seconds:
                 reason = (
                     f"undecided after {self._policy.max_seconds:.0f} s and"
-                    f" {self._canary_requests} requests at {share:g} %: {decision.reason}"
+                    f" {self._canary_requests} requests at {share:g} %: {verdict.reason}"
                 )
-                if self._policy.on_undecided == "roll_back":
-                    return Verdict("roll_back", reason, "controller", decision.figures)
-                held = True
-                self._say(f"{reason}; held, until --promote or --rollback")
+                return Verdict("roll_back", reason, "controller", verdict.figures)
 
     def _trouble(self) -> Verdict | None:
         """A verdict without figures: a person's, the watch's, or of something that broke."""
@@ -134,8 +112,6 @@ class CanaryTest:
         if deployment is not None and deployment.request is not None:
             action, by = deployment.request
             return Verdict(action, "by request", by)
-        if self._journal.low_on_space:
-            return Verdict("roll_back", "no space left on the disk", "controller")
         for name in (each.name for each in self._endpoint.canary):
             status = self._fleet.status(name)
             if status is None:
@@ -155,20 +131,18 @@ class CanaryTest:
         self._keep_share()
         return None
 
-    def _decide(self, fair_since: float | None) -> Decision:
+    def _decide(self, fair_since: float | None) -> Verdict:
         stable, canary = self._traffic.collect()
-        decision = decide(stable, canary, self._policy, fair_since)
-        for role, found in (("stable", stable), ("canary", canary)):
-            self._observed(role, [each for each in found if each.id not in self._seen], decision)
-        self._seen.update(each.id for each in [*stable, *canary])
+        verdict = decide(stable, canary, self._policy, fair_since)
+        self._on_verdict(verdict)
         now = self._clock.time()
         if len(canary) > self._canary_requests:
             self._alive_at = now
         self._canary_requests = len(canary)
         if now - self._said_at >= _SAY_S:
             self._said_at = now
-            self._say(f"canary: {len(canary)} requests, stable {len(stable)}; {decision.reason}")
-        return decision
+            self._say(f"canary: {len(canary)} requests, stable {len(stable)}; {verdict.reason}")
+        return verdict
 
     def _stalled(self) -> Verdict | None:
         """A verdict if the canary has requests and has ended none for too long.
@@ -188,11 +162,6 @@ class CanaryTest:
 
     def _keep_share(self) -> None:
         """Sets the share where it is another one: after a restart, Envoy has its first one."""
-        try:
+        with contextlib.suppress(RouterUnavailable):  # it is set once the router answers
             if self._router.share() != self._share:
                 self._router.set_canary_share(self._share)
-            self._router_answers = True
-        except RouterUnavailable as error:
-            if self._router_answers:
-                self._say(f"{error}; the share is set again once it answers")
-            self._router_answers = False

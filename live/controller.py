@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from outrider.common.errors import OutriderError
-from outrider.common.files import says_disk_is_full
-from outrider.live.canary import CanaryTest, Verdict, fair_share
+from outrider.live.canary import CanaryTest, fair_share
 from outrider.live.endpoint_file import Endpoint
-from outrider.live.fleet import Fleet, Reverted
+from outrider.live.fleet import Fleet, Undone
 from outrider.live.journal import Journal, Locked, holder, lock, read_journal
+from outrider.live.judge import Verdict
 from outrider.live.releases import Release, Releases, adopt
 from outrider.live.router import Router, RouterUnavailable
 from outrider.live.state import Action, Deployment, Mode, State, fold
@@ -49,14 +49,6 @@ class BundleRefused(OutriderError):
     """A bundle that cannot be deployed to this endpoint; nothing was begun."""
 
 
-class _Stopped(Exception):
-    """A person takes a promotion back while it is under way."""
-
-    def __init__(self, by: str) -> None:
-        super().__init__(by)
-        self.by = by
-
-
 class Controller:
     """Deploys to one endpoint; the caller holds its lock (`controlled`)."""
 
@@ -68,8 +60,8 @@ class Controller:
         self.releases = Releases(endpoint.releases, clock.time)
         self.router = Router(endpoint)
         self.fleet = Fleet(endpoint, journal, self.releases, say, clock)
-        self.observed: Callable[..., None] = lambda *_: None
-        """Gets the role and the new requests of a canary's test (metrics.py)."""
+        self.on_verdict: Callable[[Verdict], None] = lambda verdict: None
+        """Gets each verdict of a canary's test, also those to wait."""
 
     @property
     def state(self) -> State:
@@ -157,12 +149,8 @@ class Controller:
 
     def _checked(self, bundle: Path, serving: str, source: str | None) -> str:
         """Name of the bundle's release, which every replica can load, and which is a new one."""
-        if self.journal.low_on_space:
-            raise OutriderError(
-                f"{self.endpoint.state_dir}: no space left on the disk; free some first"
-            )
         self.releases.verified(serving)  # to go back to
-        new = self.releases.add(bundle, parent=serving, source=source)
+        new = self.releases.add(bundle, source)
         if new.name == serving:
             raise OutriderError(f"{bundle}: release {new.name} is in use already")
         for each in self.endpoint.replicas:
@@ -202,11 +190,12 @@ class Controller:
                 self.fleet.swap(each.name, status, new, watched=True)
         except (SwapRefused, SwapFailed, ReplicaUnreachable) as error:
             return Verdict("roll_back", str(error), "controller")
-        test = CanaryTest(
-            self.endpoint, self.journal, self.fleet, self.router, new.name, old,
-            self.observed, self.say, self.clock,
-        )  # fmt: skip
-        return test.run()
+        try:
+            return CanaryTest(self.fleet, self.router, new.name, old, self.on_verdict).run()
+        except BaseException:  # Ctrl-C, a full disk: the canary gets no requests until `recover`
+            with contextlib.suppress(RouterUnavailable):
+                self.router.set_canary_share(0)
+            raise
 
     def _finish(self) -> Deployment:
         """Carries out the verdict."""
@@ -235,10 +224,8 @@ class Controller:
                 set(deployment.swapped),
                 self._look,
             )
-        except _Stopped as stopped:
-            self._decided(Verdict("roll_back", "by request", stopped.by))
-        except Reverted as error:
-            self._decided(Verdict("roll_back", str(error), "watch"))
+        except Undone as error:
+            self._decided(Verdict("roll_back", str(error), error.by))
         except OutriderError as error:  # refused, undecided, or the release is gone
             self._decided(Verdict("roll_back", str(error), "controller"))
         return None
@@ -248,16 +235,15 @@ class Controller:
         deployment = self.state.open
         request = deployment.request if deployment is not None else None
         if request is not None and request[0] == "roll_back":
-            raise _Stopped(request[1])
-        policy = self.endpoint.policy
-        if undecided_s <= policy.max_seconds:
+            raise Undone("by request", by=request[1])
+        if undecided_s <= self.endpoint.policy.max_seconds:
             return False
-        if policy.on_undecided == "roll_back":
-            raise OutriderError(
+        if request is None:
+            raise Undone(
                 f"undecided after {undecided_s:.0f} s: a replica had fewer than"
-                f" {policy.watch_requests} requests that its watch can compare"
+                f" {self.endpoint.policy.watch_requests} requests that its watch can compare"
             )
-        return request is not None
+        return True
 
     def _go_back(self, deployment: Deployment) -> list[str]:
         """Brings every replica to the release of the verdict, the canary first; those left behind.
@@ -325,22 +311,11 @@ def controlled(
         "is deploying to this endpoint; wait for it, or end its deployment with --rollback or"
         " --promote"
     )
-    try:
-        with (
-            lock(endpoint.lock, doing),
-            Journal(endpoint.journal, listener=listener) as journal,
-        ):
-            controller = Controller(endpoint, journal, say)
-            if metrics is not None:
-                controller.observed = metrics.observed
-            yield controller
-    except OSError as error:
-        if not says_disk_is_full(error):
-            raise
-        raise OutriderError(
-            f"{endpoint.state_dir}: no space left on the disk; free some and run"
-            " `deploy-speculator --recover`"
-        ) from error
+    with lock(endpoint.lock, doing), Journal(endpoint.journal, listener=listener) as journal:
+        controller = Controller(endpoint, journal, say)
+        if metrics is not None:
+            controller.on_verdict = metrics.decided
+        yield controller
 
 
 def deploy_bundle(

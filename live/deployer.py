@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from outrider.common.errors import OutriderError
-from outrider.common.files import read_json
 from outrider.live.controller import BundleRefused, controlled, read_state
 from outrider.live.endpoint_file import Endpoint
 from outrider.live.fleet import replicas_of
@@ -20,8 +18,7 @@ from outrider.live.journal import Locked
 from outrider.live.releases import Releases
 from outrider.live.state import PROMOTED
 from outrider.pipeline.recipe.recipe import Recipe
-from outrider.serving.bundle.bundle_digest import MANIFEST, bundle_digest
-from outrider.speculators.base import base_of
+from outrider.serving.bundle.bundle_digest import bundle_digest
 from outrider.speculators.kinds import kind_of
 
 if TYPE_CHECKING:
@@ -40,10 +37,10 @@ class Serving:
 
     name: str
     """Of its release, or `BASE`"""
-    directory: Path | None
-    """None: the recipe's `speculator.base`"""
-    k: int | None = None
-    """Drafts per step, where the endpoint tells it"""
+    directory: Path
+    """Its weights; the target's own directory where it serves the target's own layer"""
+    k: int
+    """Drafts per step"""
 
 
 @dataclass
@@ -87,43 +84,11 @@ class EndpointDeployer:
                 self.wait(BUSY_S)
 
 
-@dataclass(frozen=True)
-class InUse:
-    """The speculator in use, and the recipe of the next step: of its kind, trained from it."""
-
-    name: str
-    directory: Path
-    k: int
-    """Drafts per step, as served"""
-    recipe: Recipe
-
-
-def in_use(recipe: Recipe, serving: Serving) -> InUse:
-    """The recipe that follows the speculator in use.
-
-    An `OutriderError` where it has no weights to train from.
-    """
-    target_dir = recipe.target.training_directory()
-    base = recipe.speculator.base if serving.directory is None else str(serving.directory)
-    if serving.directory is not None and serving.directory.resolve() == target_dir.resolve():
-        base = None  # servers that were started with the target's own
-    found = base_of(base, target_dir)
-    if found.directory is None:
-        raise OutriderError(
-            f"speculator.base = {base}: {found.kind.in_words} has no weights to train on from;"
-            " deploy a trained speculator first (train-speculator, deploy-speculator)"
-        )
-    k = serving.k or _k(found.directory, recipe)
-    speculator = recipe.speculator.of_kinds([kind_of(found.directory).name])
-    speculator = speculator.model_copy(update={"base": base, "depth": max(speculator.depth, k)})
-    recipe = recipe.model_copy(update={"speculator": speculator})
-    return InUse(serving.name, found.directory, k, recipe)
-
-
-def _k(directory: Path, recipe: Recipe) -> int:
-    """Of the bundle; else the recipe's current or fixed K, else its depth."""
-    if (directory / MANIFEST).is_file():
-        return int(read_json(directory / MANIFEST)["num_speculative_tokens"])
-    if recipe.eval.current_k is not None:
-        return recipe.eval.current_k
-    return recipe.speculator.depth if recipe.eval.k == "auto" else recipe.eval.k
+def recipe_from(recipe: Recipe, serving: Serving) -> Recipe:
+    """The recipe that trains on from the speculator in use: of its kind, and as deep as its K."""
+    is_own = serving.directory.resolve() == recipe.target.training_directory().resolve()
+    speculator = recipe.speculator.of_kinds([kind_of(serving.directory).name])
+    base = None if is_own else str(serving.directory)
+    depth = max(speculator.depth, serving.k)
+    speculator = speculator.model_copy(update={"base": base, "depth": depth})
+    return recipe.model_copy(update={"speculator": speculator})

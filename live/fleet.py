@@ -35,12 +35,13 @@ LOOK_S = 0.5
 """Time between two looks, in seconds."""
 
 
-class Reverted(OutriderError):
-    """A replica took a swap back."""
+class Undone(OutriderError):
+    """A replica cannot keep a release, or a person takes it back."""
 
-
-class Stuck(OutriderError):
-    """A replica cannot be brought to a release."""
+    def __init__(self, reason: str, by: str = "controller") -> None:
+        """`by`: who decided so, as in `Verdict`."""
+        super().__init__(reason)
+        self.by = by
 
 
 class Fleet:
@@ -56,8 +57,8 @@ class Fleet:
     ) -> None:
         """`clock` has `time()` and `sleep(seconds)`, as the module has."""
         self.replicas = replicas_of(endpoint)
-        self._policy, self._journal, self._releases = endpoint.policy, journal, releases
-        self._say, self._clock = say, clock
+        self.endpoint, self.journal, self.say, self.clock = endpoint, journal, say, clock
+        self._releases = releases
 
     def status(self, name: str) -> ReplicaStatus | None:
         """None where the replica does not answer, or answers that its engine is gone."""
@@ -68,7 +69,7 @@ class Fleet:
 
     def served_by(self, status: ReplicaStatus) -> str | None:
         """Name of the release that a replica serves; None where it is none that is known."""
-        return served_by(status, self._journal.read(), self._releases)
+        return served_by(status, self.journal.read(), self._releases)
 
     def swap(self, name: str, seen: ReplicaStatus, release: Release, watched: bool) -> None:
         """Swaps one replica's speculator, journalled first.
@@ -77,21 +78,21 @@ class Fleet:
         one than in its status `seen`. After `SwapFailed` and `ReplicaUnreachable`, its status has
         which one serves.
         """
-        self._journal.append("swap", replica=name, release=release.name)
+        self.journal.append("swap", replica=name, release=release.name)
         try:
             done = self.replicas[name].swap(
                 release.directory,
                 release.name,
                 release.digest,
-                watch_of(release, self._policy) if watched else None,
+                watch_of(release, self.endpoint.policy) if watched else None,
                 expected=seen.digest,
             )
         except SwapRefused:
-            self._journal.append("refused_swap", replica=name)
+            self.journal.append("refused_swap", replica=name)
             raise
         times = {"read_s": done.read_s, "apply_s": done.apply_s, "stall_s": done.stall_s}
-        self._journal.append("swapped", replica=name, release=release.name, **times)
-        self._say(
+        self.journal.append("swapped", replica=name, release=release.name, **times)
+        self.say(
             f"{name}: release {release.name}, read in {done.read_s:.2f} s,"
             f" requests waited {1000 * done.stall_s:.0f} ms"
         )
@@ -106,9 +107,9 @@ class Fleet:
         for name in names:
             try:
                 answers = self._bring_one(name, release)
-            except (Stuck, SwapRefused, SwapFailed) as error:
+            except (Undone, SwapRefused, SwapFailed) as error:
                 answers = False
-                self._say(f"{error}; left behind")
+                self.say(f"{error}; left behind")
             if not answers:
                 behind.append(name)
         return behind
@@ -125,63 +126,59 @@ class Fleet:
         `look` is called before each look at a replica, with the seconds that its watch has been
         undecided for. True continues without the watch's verdict; it may raise, to stop.
 
-        Only replicas that do not answer are left behind. `Reverted` where a watch took the release
+        Only replicas that do not answer are left behind. `Undone` where a watch took the release
         back, also earlier on one of the replicas in `tried`; another `OutriderError` where a
         replica refuses it or is broken.
         """
-        return [
-            name for name in names if not self._bring_one(name, release, True, name in tried, look)
-        ]
+        return [name for name in names if not self._bring_one(name, release, name in tried, look)]
 
     def _bring_one(
         self,
         name: str,
         release: Release,
-        watched: bool = False,
-        tried: bool = False,
-        look: Callable[[float], bool] = lambda undecided_s: False,
+        tried: bool = True,
+        look: Callable[[float], bool] | None = None,
     ) -> bool:
-        """False where the replica does not answer."""
+        """False where the replica does not answer. Without `look` it is not watched."""
         failed: SwapFailed | None = None
         watch_began: float | None = None
-        deadline = self._clock.time() + PATIENCE_S
+        deadline = self.clock.time() + PATIENCE_S
         while True:
-            now = self._clock.time()
-            unwatched = look(0.0 if watch_began is None else now - watch_began)
+            now = self.clock.time()
+            unwatched = look is None or look(0.0 if watch_began is None else now - watch_began)
             status = self.status(name)
             if status is None:
                 if now > deadline:
-                    self._say(f"{name}: no answer for {PATIENCE_S:.0f} s; left behind")
+                    self.say(f"{name}: no answer for {PATIENCE_S:.0f} s; left behind")
                     return False
             elif status.broken:
-                raise Stuck(f"{name} drafts wrongly until it is started again: {status.broken}")
+                raise Undone(f"{name} drafts wrongly until it is started again: {status.broken}")
             elif self.served_by(status) == release.name:
-                if unwatched or not (watched and status.watching):
+                if unwatched or not status.watching:
                     return True
                 watch_began = now if watch_began is None else watch_began
                 deadline = now + PATIENCE_S
-            elif status.reverted == release.name and (tried or not watched):
-                raise self.reverted(name, status) if watched else Stuck(_taken_back(name, status))
+            elif status.reverted == release.name and tried:
+                raise self.reverted(name, status)
             elif failed is not None:
                 raise failed
             else:
                 tried = True
                 try:
-                    self.swap(name, status, release, watched)
-                    deadline = self._clock.time() + PATIENCE_S
+                    self.swap(name, status, release, watched=look is not None)
+                    deadline = self.clock.time() + PATIENCE_S
                     continue
                 except SwapFailed as error:  # which one serves is in its status
                     failed = error
                 except ReplicaUnreachable:
                     pass  # looked at again
-            self._clock.sleep(LOOK_S)
+            self.clock.sleep(LOOK_S)
 
-    def reverted(self, name: str, status: ReplicaStatus) -> Reverted:
+    def reverted(self, name: str, status: ReplicaStatus) -> Undone:
         """The error of a replica that took its swap back; journalled."""
-        self._journal.append(
-            "reverted", replica=name, release=status.reverted, reason=status.reverted_because
-        )
-        return Reverted(_taken_back(name, status))
+        because = status.reverted_because
+        self.journal.append("reverted", replica=name, release=status.reverted, reason=because)
+        return Undone(f"{name} took release {status.reverted} back: {because}", by="watch")
 
 
 def replicas_of(endpoint: Endpoint) -> dict[str, Replica]:
@@ -201,7 +198,3 @@ def served_by(status: ReplicaStatus, state: State, releases: Releases) -> str | 
         return release_name(status.digest)
     kept = {str(each.directory.resolve()): each.name for each in releases.all()}
     return (state.started_with | kept).get(str(Path(status.directory).resolve()))
-
-
-def _taken_back(name: str, status: ReplicaStatus) -> str:
-    return f"{name} took release {status.reverted} back: {status.reverted_because}"

@@ -7,10 +7,6 @@
 A file of JSON lines that only grows; live/state.py lists the events. `append` locks the file, reads
 what other processes have appended, writes a line and syncs it. A process that is killed leaves at
 most a torn last line: readers leave it out, and the next writer cuts it off.
-
-A full disk must not keep a bad release in service. So the journal holds a reserve of disk blocks
-in a second file, and gives them up when a line does not fit; `low_on_space` is True from then on,
-until a later start could take the reserve again.
 """
 
 import contextlib
@@ -24,9 +20,6 @@ from pathlib import Path
 from outrider.common.errors import OutriderError
 from outrider.common.files import says_disk_is_full
 from outrider.live.state import Entry, State
-
-_RESERVE_BYTES = 256 * 1024
-"""Room for the lines of a rollback many times over."""
 
 
 class Journal:
@@ -43,7 +36,6 @@ class Journal:
         The folder is created privately; an `OutriderError` where others may use an existing one.
         """
         self.path, self._clock, self._listener = Path(path), clock, listener
-        self._reserve = self.path.with_suffix(".reserve")
         folder = self.path.parent
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         if folder.stat().st_mode & 0o077:
@@ -51,16 +43,14 @@ class Journal:
                 f"{folder}: other users may read or write here, and so control the endpoint; run"
                 f" chmod 700 {folder}"
             )
-        is_new = not self.path.exists()
         self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        if is_new:
-            _sync_folder(folder)
+        directory = os.open(folder, os.O_RDONLY)
+        os.fsync(directory)  # the file's name is on the disk as well
+        os.close(directory)
         self.entries: list[Entry] = []
         """All entries that were read, the oldest first."""
         self._state, self._end = State(), 0
         self.read()
-        self.low_on_space = not self._take_reserve()
-        """True while the reserve could not be taken: nothing new should be begun."""
 
     def read(self) -> State:
         """The state after all entries, those of other processes included."""
@@ -75,23 +65,24 @@ class Journal:
     def append(self, event: str, **facts: object) -> Entry:
         """Adds an entry and returns it when it is on the disk.
 
-        An `OutriderError` where the disk is full and the reserve is used up; the journal is then
-        as it was.
+        On failure the journal is as it was; an `OutriderError` where the disk is full.
         """
         fcntl.flock(self._file, fcntl.LOCK_EX)
         try:
             self.read()
-            self._undo()  # a torn line of a process that was killed
-            values = {"n": len(self.entries) + 1, "at": self._clock(), "event": event, **facts}
+            values = {"at": self._clock(), "event": event, **facts}
             line = json.dumps(values, ensure_ascii=False, allow_nan=False).encode() + b"\n"
+            os.ftruncate(self._file, self._end)  # a torn line of a process that was killed
             try:
-                self._write_whole(line)
+                self._write(line)
             except OSError as error:
+                os.ftruncate(self._file, self._end)
                 if not says_disk_is_full(error):
                     raise
-                self._reserve.unlink(missing_ok=True)
-                self.low_on_space = True
-                self._write_last(line)
+                raise OutriderError(
+                    f"{self.path}: no space left on the disk, so nothing can be changed; free some"
+                    " and run `deploy-speculator --recover`"
+                ) from error
             self.read()
         finally:
             fcntl.flock(self._file, fcntl.LOCK_UN)
@@ -108,43 +99,11 @@ class Journal:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _write_last(self, line: bytes) -> None:
-        """Writes a line into the blocks of the reserve."""
-        try:
-            self._write_whole(line)
-        except OSError as error:
-            raise OutriderError(
-                f"{self.path}: no space left on the disk, so nothing can be changed; free some"
-                " and run `deploy-speculator --recover`"
-            ) from error
-
-    def _write_whole(self, line: bytes) -> None:
-        try:
-            self._write(line)
-        except OSError:
-            self._undo()
-            raise
-
     def _write(self, line: bytes) -> None:
         written = 0
         while written < len(line):
             written += os.pwrite(self._file, line[written:], self._end + written)
         os.fsync(self._file)
-
-    def _undo(self) -> None:
-        os.ftruncate(self._file, self._end)
-
-    def _take_reserve(self) -> bool:
-        """Whether the reserve's blocks are allocated."""
-        with self._reserve.open("ab") as file:
-            try:
-                os.posix_fallocate(file.fileno(), 0, _RESERVE_BYTES)
-            except OSError as error:
-                file.truncate(0)
-                if not says_disk_is_full(error):
-                    raise
-                return False
-        return True
 
 
 class Locked(OutriderError):
@@ -199,32 +158,19 @@ def _parse(content: bytes, known: int, path: Path) -> tuple[list[Entry], int]:
     entries: list[Entry] = []
     end = 0
     for number, line in enumerate(content.splitlines(keepends=True), known + 1):
-        entry = _entry(line) if line.endswith(b"\n") else None
-        if entry is None:
+        try:
+            values = json.loads(line) if line.endswith(b"\n") else {}
+            entries.append(Entry(number, values.pop("at"), values.pop("event"), values))
+        except (ValueError, KeyError):
             if end + len(line) < len(content):
                 raise OutriderError(
                     f"{path}: line {number} is broken, and it is not the last one: restore the file"
                     " from a backup; or move it away, and the next deployment starts from what the"
                     " replicas serve"
-                )
+                ) from None
             break
-        if entry.n != number:
-            raise OutriderError(
-                f"{path}: line {number} has the number {entry.n}: lines are missing or were added;"
-                " restore the file from a backup"
-            )
-        entries.append(entry)
         end += len(line)
     return entries, end
-
-
-def _entry(line: bytes) -> Entry | None:
-    """None for a line that was not written whole."""
-    try:
-        values = json.loads(line)
-        return Entry(values.pop("n"), values.pop("at"), values.pop("event"), values)
-    except (ValueError, KeyError, AttributeError):
-        return None
 
 
 def _written_pid(path: Path) -> int | None:
@@ -232,11 +178,3 @@ def _written_pid(path: Path) -> int | None:
         return int(path.read_text())
     except (OSError, ValueError):
         return None
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

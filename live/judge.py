@@ -1,7 +1,7 @@
 """The canary's verdict: promote, roll back, or wait, at any time and as often as one looks.
 
-    decision = decide(stable, canary, endpoint.policy, fair_since)
-    decision.action, decision.reason
+    verdict = decide(stable, canary, endpoint.policy, fair_since)
+    verdict.action, verdict.reason
 
 Speed is compared once the canary has its fair share: all replicas then have the same load, and the
 router's hash assigns sessions to them at random, so nothing else differs. It is tokens/s per user:
@@ -17,7 +17,7 @@ acceptance beyond its limit holds a promotion, so the test ends undecided.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
@@ -46,13 +46,15 @@ LEAST_TAIL_REQUESTS = 200
 
 
 @dataclass(frozen=True)
-class Decision:
-    """What to do with a canary, and the figures that say so."""
+class Verdict:
+    """What to do with a canary, why, and by whom."""
 
     action: Literal["wait", "promote", "roll_back"]
     reason: str
     """One line, without customers' text."""
-    figures: dict[str, Any]
+    by: str = "judge"
+    """judge, watch, operator or controller."""
+    figures: dict[str, Any] = field(default_factory=dict)
     """Ratios canary / stable: `speed` as [value, low, high], `acceptance`, `ttft`, `latency_p99`;
     counts: `stable_requests`, `canary_requests`, `failures`. None where there is no figure."""
 
@@ -62,7 +64,7 @@ def decide(
     canary: Sequence[Observation],
     policy: CanaryPolicy,
     fair_since: float | None,
-) -> Decision:
+) -> Verdict:
     """The verdict from all requests since the canary got its first share.
 
     `fair_since`: Unix time since which the canary has its fair share; None before.
@@ -79,30 +81,30 @@ def decide(
             f"errors: {failures} of the canary's {len(canary)} requests failed;"
             f" max_error_rate = {policy.max_error_rate:g}"
         )
-        return Decision("roll_back", reason, figures)
+        return Verdict("roll_back", reason, figures=figures)
     if fair_since is None:
-        return Decision("wait", "not yet at the fair share", figures)
+        return Verdict("wait", "not yet at the fair share", figures=figures)
     stable, canary = _compared(stable, fair_since), _compared(canary, fair_since)
     of_canary, of_stable = _sessions(canary), _sessions(stable)
     if min(len(of_canary[0]), len(of_stable[0])) < LEAST_SESSIONS:
         reason = f"speed: fewer than {LEAST_SESSIONS} sessions of canary or stable yet"
-        return Decision("wait", reason, figures)
+        return Verdict("wait", reason, figures=figures)
     speed = ratio_of_groups(*of_canary, *of_stable, alpha=ALPHA)
     limits = _limits(stable, canary, policy)
     bounds = (speed.value, speed.low, speed.high)
     figures["speed"] = [value if math.isfinite(value) else None for value in bounds]
     figures |= {name: ratio for name, ratio, _, _ in limits}
     if speed.high < 1:
-        return Decision("roll_back", f"speed: {_say(speed)}; slower", figures)
+        return Verdict("roll_back", f"speed: {_say(speed)}; slower", figures=figures)
     least = 1 - policy.margin
     if not speed.low > least:
-        return Decision("wait", f"speed: {_say(speed)}; not yet above {least:g}", figures)
+        return Verdict("wait", f"speed: {_say(speed)}; not yet above {least:g}", figures=figures)
     for name, ratio, key, holds in limits:
         if not holds:
-            return Decision("wait", f"{name}: {ratio:.3f} of stable's; {key}", figures)
+            return Verdict("wait", f"{name}: {ratio:.3f} of stable's; {key}", figures=figures)
     if failures > allowed:
-        return Decision("wait", f"errors: {failures} requests failed", figures)
-    return Decision("promote", f"speed: {_say(speed)}; above {least:g}", figures)
+        return Verdict("wait", f"errors: {failures} requests failed", figures=figures)
+    return Verdict("promote", f"speed: {_say(speed)}; above {least:g}", figures=figures)
 
 
 def _failure_rate(requests: Sequence[Observation]) -> float:

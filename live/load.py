@@ -37,16 +37,16 @@ def read_prompts(log: str, most: int = 400) -> list[dict[str, Any]]:
     The newest come first, since what a speculator was trained on is older.
     """
     shipped = SHIPPED_TRAFFIC / f"{Path(log).name}.jsonl.gz"
-    path = shipped if shipped.is_file() and not Path(log).exists() else Path(log).expanduser()
+    path = Path(log).expanduser() if Path(log).exists() else shipped
     if not path.is_file():
         raise OutriderError(f"--load {log}: no such file, and no such shipped traffic")
-    data = path.read_bytes()
     bodies = []
-    for line in (gzip.decompress(data) if path.suffix == ".gz" else data).splitlines():
-        with contextlib.suppress(ValueError, KeyError, TypeError):
-            request = json.loads(line)["request"]
-            kept = {key: request[key] for key in ("messages", "temperature", "top_p")}
-            bodies.append(kept | {"max_tokens": MAX_TOKENS, "stream": True})
+    with (gzip.open if path.suffix == ".gz" else open)(path, "rb") as lines:
+        for line in lines:
+            with contextlib.suppress(ValueError, KeyError, TypeError):
+                request = json.loads(line)["request"]
+                kept = {key: request[key] for key in ("messages", "temperature", "top_p")}
+                bodies.append(kept | {"max_tokens": MAX_TOKENS, "stream": True})
     if not bodies:
         raise OutriderError(f"--load {log}: no line has a `request` with `messages`")
     return bodies[::-1][:most]
@@ -64,9 +64,9 @@ class Load:
         """How requests failed; never text of a response."""
         self.gaps_s: list[float] = []
         self._address = Address.parse(endpoint.router.listen)
-        self._sticky_header = endpoint.router.sticky_header
-        self._bodies, self._numbers = list(bodies), itertools.count()
-        self._lock, self._ended = threading.Lock(), threading.Event()
+        self._sticky_header = endpoint.router.sticky_header or "x-session-id"
+        self._bodies, self._numbers = bodies, itertools.count()
+        self._ended, self._lock = threading.Event(), threading.Lock()
         self._threads = [threading.Thread(target=self._user, daemon=True) for _ in range(users)]
 
     def __enter__(self) -> "Load":
@@ -75,9 +75,6 @@ class Load:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.stop()
-
-    def stop(self) -> None:
         """Returns when every user has got the rest of a response."""
         self._ended.set()
         for thread in self._threads:
@@ -86,36 +83,37 @@ class Load:
     def _user(self) -> None:
         while not self._ended.is_set():
             number = next(self._numbers)
-            with contextlib.closing(self._address.connect(_TIMEOUT_S)) as connection:
-                try:
-                    failure = self._request(connection, number)
-                except (OSError, http.client.HTTPException) as error:
-                    failure = type(error).__name__
+            try:
+                failure = self._request(number)
+            except (OSError, http.client.HTTPException) as error:
+                failure = type(error).__name__
             with self._lock:
                 self.requests += 1
-                if failure is not None:
-                    self.failures.append(f"request {number}: {failure}")
+            if failure is not None:
+                self.failures.append(f"request {number}: {failure}")
 
-    def _request(self, connection: http.client.HTTPConnection, number: int) -> str | None:
+    def _request(self, number: int) -> str | None:
         """How a request failed."""
-        headers = {"Content-Type": "application/json"}
-        if self._sticky_header is not None:
-            headers[self._sticky_header] = f"user-{number // REQUESTS_PER_SESSION}"
+        headers = {
+            "Content-Type": "application/json",
+            self._sticky_header: f"user-{number // REQUESTS_PER_SESSION}",
+        }
         if (key := os.environ.get("VLLM_API_KEY")) is not None:  # the replicas have it too
             headers["Authorization"] = f"Bearer {key}"
         body = json.dumps(self._bodies[number % len(self._bodies)])
-        connection.request("POST", "/v1/chat/completions", body, headers)
-        response = connection.getresponse()
-        if response.status != http.client.OK:
-            return f"status {response.status}"
-        last, line = None, b""
-        for line in response:
-            if line.startswith(b'data: {"error"'):
-                return "an error in the stream"
-            if line.startswith(b"data: "):
-                now = time.monotonic()
-                self.gaps_s += [now - last] if last is not None else []
-                last = now
+        with contextlib.closing(self._address.connect(_TIMEOUT_S)) as connection:
+            connection.request("POST", "/v1/chat/completions", body, headers)
+            response = connection.getresponse()
+            if response.status != http.client.OK:
+                return f"status {response.status}"
+            last = None
+            for line in response:
+                if line.startswith(b'data: {"error"'):
+                    return "an error in the stream"
+                if line.startswith(b"data: "):
+                    now = time.monotonic()
+                    self.gaps_s += [now - last] if last is not None else []
+                    last = now
                 if line.startswith(b"data: [DONE]"):
                     return None
         return "broke off"

@@ -10,14 +10,10 @@ speculator, with the bundle's K. All processes end with this one, also after kil
 
 import contextlib
 import os
-import shlex
-import subprocess
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from outrider.common.errors import OutriderError
 from outrider.common.files import read_json
@@ -30,6 +26,7 @@ from outrider.live.router import Router
 from outrider.serving.admin.address import Address
 from outrider.serving.admin.live_flags import LIVE_FLAGS, live_environment
 from outrider.serving.admin.replica import Replica, ReplicaUnreachable
+from outrider.serving.bundle.bundle_digest import MANIFEST
 from outrider.serving.bundle.bundle_places import local_bundle
 from outrider.serving.config import EngineConfig, ServingConfig, TargetConfig
 from outrider.serving.serve_flags import bundle_command
@@ -45,34 +42,16 @@ _FIRST_K = 3
 Say = Callable[[str], None]
 
 
-class Children:
-    """Servers as child processes, each with a log; leaving the context ends them."""
-
-    def __init__(self) -> None:
-        self._children: dict[str, Child] = {}
-
-    @property
-    def processes(self) -> dict[str, subprocess.Popen[str]]:
-        """By name."""
-        return {name: child.process for name, child in self._children.items()}
-
-    def __enter__(self) -> "Children":
-        return self
-
-    def __exit__(self, *_: object) -> None:
+@contextlib.contextmanager
+def servers() -> Iterator[dict[str, Child]]:
+    """Servers as child processes, by name; leaving the context ends them."""
+    started: dict[str, Child] = {}
+    try:
+        yield started
+    finally:
         # All at once: vLLM takes seconds to free its shared memory after SIGTERM.
         with ThreadPoolExecutor() as pool:
-            list(pool.map(lambda child: child.stop(_STOP_S), self._children.values()))
-
-    def start(
-        self, name: str, command: Sequence[str], log: Path, environment: Mapping[str, str]
-    ) -> None:
-        """Starts a server; `log` is private, and gets its output."""
-        self._children[name] = Child(command, log, name, environment)
-
-    def wait(self, name: str, ready: Callable[[], bool]) -> None:
-        """Returns when a server is ready; an `OutriderError` with its first error otherwise."""
-        self._children[name].wait_until(ready, START_S, root_error)
+            list(pool.map(lambda child: child.stop(_STOP_S), started.values()))
 
 
 @contextlib.contextmanager
@@ -88,60 +67,49 @@ def local_endpoint(
                 " end it"
             )
     release = started_release(endpoint, bundle)
-    with Children() as children:
+    with servers() as started:
         cores = sorted(os.sched_getaffinity(0))
         for index, each in enumerate(endpoint.replicas):
-            if (path := Address.parse(each.data).path) is not None:
-                Path(path).unlink(missing_ok=True)
             command, environment = replica_command(endpoint, each, release)
             share = cores[index :: len(endpoint.replicas)] or cores
             threads = {"VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, share))}  # none on a GPU
             log = endpoint.state_dir / f"{each.name}.log"
-            children.start(each.name, command, log, environment | threads)
+            started[each.name] = Child(command, log, each.name, environment | threads)
         say(f"starting {len(replicas)} replicas with release {release.name}")
         for name, replica in replicas.items():
-            children.wait(name, partial(_answers, replica))
-        start_router(children, endpoint)
+            started[name].wait_until(partial(_answers, replica), START_S, root_error)
+        start_router(started, endpoint)
         say(f"router: requests to {endpoint.router.listen}")
         with controlled(endpoint, say) as controller:
             controller.recover()
         yield endpoint
 
 
-def start_router(children: Children, endpoint: Endpoint) -> Router:
+def start_router(started: dict[str, Child], endpoint: Endpoint) -> Router:
     """Starts Envoy, and returns when it takes requests."""
     router = Router(endpoint)
-    children.start("Envoy", router.prepare(), router.log_path, os.environ)
-    children.wait("Envoy", router.ready)
+    started["Envoy"] = Child(router.prepare(), router.log_path, "Envoy", os.environ)
+    started["Envoy"].wait_until(router.ready, START_S, root_error)
     return router
 
 
 def started_release(endpoint: Endpoint, bundle: str | Path | None) -> Release:
-    """The release in use, or else the target's own speculator as a first one."""
+    """The release in use, or else the target's own speculator as a first one, with the bundle's K.
+
+    Its target is the bundle's, or the embedded one.
+    """
     releases = Releases(endpoint.releases)
     if (serving := read_state(endpoint).serving) is not None:
         return releases.verified(serving)
-    if bundle is None:
-        return base_release(releases, TargetConfig(), _FIRST_K)
-    with local_bundle(bundle) as directory:
-        manifest = read_json(directory / "bundle.json")
-    return base_release(
-        releases,
-        TargetConfig.model_validate(manifest["target"]),
-        int(manifest["num_speculative_tokens"]),
-        manifest["draft_sample_method"],
-    )
-
-
-def base_release(
-    releases: Releases, target: TargetConfig, k: int, draft_sample_method: Any = "greedy"
-) -> Release:
-    """The target's own speculator, as a release that drafts `k` tokens per step."""
-    serving = ServingConfig(
-        engine=EngineConfig(max_model_len=2048, max_num_seqs=8, kv_cache_gb=0.5),
-        draft_sample_method=draft_sample_method,
-    )
-    return first_release(releases, target.directory(), True, target, serving, k)
+    target, k, method = TargetConfig(), _FIRST_K, "greedy"
+    if bundle is not None:
+        with local_bundle(bundle) as directory:
+            manifest = read_json(directory / MANIFEST)
+        target = TargetConfig.model_validate(manifest["target"])
+        k, method = manifest["num_speculative_tokens"], manifest["draft_sample_method"]
+    engine = EngineConfig(max_model_len=2048, max_num_seqs=8, kv_cache_gb=0.5)
+    serving_config = ServingConfig.model_validate({"engine": engine, "draft_sample_method": method})
+    return first_release(releases, target.directory(), True, target, serving_config, k)
 
 
 def replica_command(
@@ -150,16 +118,14 @@ def replica_command(
     """The command of one server, and its environment, without development mode."""
     command, variables = bundle_command(release.directory)
     address = Address.parse(replica.data)
-    if replica.command is not None:
-        command = shlex.split(replica.command)
-        variables = {"PYTHON": sys.executable, "HF_HUB_OFFLINE": "1"}  # for a serve.sh
-    elif address.path is not None:
-        command += ["--uds", address.path, *LIVE_FLAGS]
+    if address.path is not None:
+        Path(address.path).unlink(missing_ok=True)
+        command += ["--uds", address.path]
     else:
-        command += ["--host", str(address.host), "--port", str(address.port), *LIVE_FLAGS]
+        command += ["--host", str(address.host), "--port", str(address.port)]
     inherited = {k: v for k, v in os.environ.items() if k != "VLLM_SERVER_DEV_MODE"}
     live = live_environment([endpoint.releases], replica.admin, endpoint.admin_token_file)
-    return command, inherited | variables | live
+    return [*command, *LIVE_FLAGS], inherited | variables | live
 
 
 def _answers(replica: Replica) -> bool:

@@ -1,11 +1,11 @@
 """Releases of a live endpoint: immutable copies of bundles, the last few kept for rollback.
 
     releases = Releases(state_dir / "releases")
-    release = releases.add(Path("runs/march/bundle"), parent="0c5e7d91aa02")
+    release = releases.add(Path("runs/march/bundle"))
     replica.swap(release.directory, release.name, release.digest, "keep")
 
     releases/4f1d0c2a9b77/bundle/         what replicas load: the files of bundle.json, read-only
-    releases/4f1d0c2a9b77/release.json    digest, parent, address, when it was added
+    releases/4f1d0c2a9b77/release.json    digest, address, when it was added
 
 A release is named by its digest (bundle_digest.py). The bundle may be changed or deleted once it
 has been added. The copy is hashed, so what is checked is what is kept.
@@ -51,8 +51,6 @@ class Release:
     """The first 12 digits of the digest; the version that replicas report."""
     digest: str
     """`bundle_digest` of the bundle."""
-    parent: str | None
-    """The release that served when this one was added; None for the first."""
     added_at: float
     """Unix time in seconds."""
     directory: Path
@@ -77,7 +75,7 @@ class Releases:
     def __init__(self, folder: Path, clock: Callable[[], float] = time.time) -> None:
         self.folder, self._clock = Path(folder), clock
 
-    def add(self, bundle: Path, parent: str | None, source: str | None = None) -> Release:
+    def add(self, bundle: Path, source: str | None = None) -> Release:
         """Copies a bundle, checking it, and returns its release; an equal one is kept as it is.
 
         `source` is the address it came from, with the commit of a hub's repository.
@@ -98,9 +96,11 @@ class Releases:
                 if bundle_digest(copy) != digest:
                     raise OutriderError(f"{bundle}: changed while it was being copied; try again")
                 source = without_credentials(source or str(bundle))
-                facts = {"digest": digest, "parent": parent, "source": source}
-                write_json(temporary / _FACTS, facts | {"added_at": self._clock()})
-                _make_read_only(temporary)
+                facts = {"digest": digest, "source": source, "added_at": self._clock()}
+                write_json(temporary / _FACTS, facts)
+                for path in temporary.rglob("*"):
+                    if path.is_file():
+                        path.chmod(path.stat().st_mode & ~0o222)
         return self.get(name)
 
     def get(self, name: str) -> Release:
@@ -113,7 +113,6 @@ class Releases:
         return Release(
             name,
             facts["digest"],
-            facts["parent"],
             facts["added_at"],
             folder / "bundle",
             read_json(folder / "bundle" / MANIFEST),
@@ -146,7 +145,7 @@ class Releases:
             with contextlib.suppress(FileNotFoundError):
                 (self.folder / name).rename(retired)
         for left in self.folder.glob(".*"):  # and copies of a process that was killed
-            _delete(left)
+            shutil.rmtree(left, ignore_errors=True)
         return removed
 
 
@@ -165,7 +164,7 @@ def adopt(releases: Releases, directory: Path, k: int) -> Release:
             " files are"
         )
     if (directory / MANIFEST).is_file():
-        return releases.add(directory, parent=None)
+        return releases.add(directory)
     whole = trainable_kind_of(directory).native(read_json(directory / "config.json"))
     target = TargetConfig(model=str(directory))
     return first_release(releases, directory, whole, target, ServingConfig(), k)
@@ -191,25 +190,12 @@ def first_release(
         speculator = served_base(directory, directory, scratch) if whole else directory
         out = scratch / "bundle"
         export_bundle(speculator, target, serving, k, None, {}, out, other_formats=False)
-        return releases.add(out, parent=None)
+        return releases.add(out)
 
 
 def release_name(digest: str) -> str:
     """The name of the release with this digest."""
     return digest[:_NAME_LENGTH]
-
-
-def _make_read_only(folder: Path) -> None:
-    """Takes the right to write from all files and folders below; the folder stays renameable."""
-    for path in folder.rglob("*"):
-        path.chmod(path.stat().st_mode & ~0o222)
-
-
-def _delete(folder: Path) -> None:
-    for path in (folder, *folder.rglob("*")):
-        if path.is_dir():
-            path.chmod(0o700)
-    shutil.rmtree(folder, ignore_errors=True)
 
 
 def watch_of(release: Release, policy: CanaryPolicy) -> Watch | None:
@@ -228,7 +214,7 @@ def watch_of(release: Release, policy: CanaryPolicy) -> Watch | None:
         length *= min(low / ratio, 1.0)
     # Tokens per step are at least 1 whatever the drafter does.
     return Watch(
-        requests=policy.watch_requests,
+        requests=max(policy.watch_requests, 2),  # one request has no spread
         min_tokens_per_step=max(length * policy.min_acceptance_ratio, 1.0),
         level=WATCH_LEVEL,
     )

@@ -2,7 +2,6 @@
 
     router = Router(endpoint)
     router.set_canary_share(25)            # percent, from the next request on
-    finished, offset = router.requests(0)
 
     python -m outrider.live.router endpoints/resume.yaml     # Envoy alone, for a supervisor
 
@@ -20,7 +19,6 @@ from typing import Any, Literal
 
 from outrider.common.errors import OutriderError
 from outrider.common.files import publish
-from outrider.live.access_log import RoutedRequest, read_requests
 from outrider.live.endpoint_file import Endpoint, EndpointReplica, load_endpoint
 from outrider.live.templates import render
 from outrider.serving.admin.address import Address
@@ -50,7 +48,6 @@ class Router:
 
     def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
-        self._settings = endpoint.router
         self._admin = Address.parse(endpoint.envoy_admin)
         self.config_path = endpoint.state_dir / "envoy.yaml"
         self.log_path = endpoint.state_dir / "envoy.log"
@@ -76,7 +73,7 @@ class Router:
         self._endpoint.state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
         with publish(self.config_path) as temporary:
             temporary.write_text(envoy_config(self._endpoint), encoding="utf-8")
-        for address in (self._admin, Address.parse(self._settings.listen)):
+        for address in (self._admin, Address.parse(self._endpoint.router.listen)):
             if address.path is not None:
                 Path(address.path).unlink(missing_ok=True)
         # Only this user may read the log: it has the sessions' names.
@@ -87,32 +84,21 @@ class Router:
     def ready(self) -> bool:
         """Whether Envoy takes requests."""
         try:
-            return self._call("GET", "/ready", accept=(200, 503))[0] == 200
+            self._call("GET", "/ready")
         except RouterUnavailable:
             return False
+        return True
 
     def set_canary_share(self, percent: float) -> None:
         """Sends `percent` of the requests, or of the sessions, to the canary from now on."""
-        if not 0 <= percent <= 100:
-            raise ValueError(f"a share of {percent} percent")
-        if not self._endpoint.canary:
-            raise OutriderError(
-                f"endpoint {self._endpoint.name}: no replica has `role: canary`; add one, or"
-                " swap the speculator without a canary"
-            )
         canary = round(percent * WHOLE / 100)
         weights = {"canary": canary, "stable": WHOLE - canary}
         words = "&".join(f"{RUNTIME_KEY}.{role}={weight}" for role, weight in weights.items())
         self._call("POST", f"/runtime_modify?{words}")
-        if (now := self.share()) != canary * 100 / WHOLE:
-            raise RouterUnavailable(
-                f"{self._admin}: the canary's share is {now:g} %, not {percent:g} %;"
-                " another process changes it, or Envoy was started from another configuration"
-            )
 
     def share(self) -> float:
         """Percent of the requests that the canary gets now."""
-        entries = json.loads(self._call("GET", "/runtime?format=json")[1])["entries"]
+        entries = json.loads(self._call("GET", "/runtime?format=json"))["entries"]
         value = entries.get(f"{RUNTIME_KEY}.canary", {}).get("final_value") or 0
         return int(value) * 100 / WHOLE
 
@@ -124,18 +110,10 @@ class Router:
     def stats(self, pattern: str) -> dict[str, int]:
         """Envoy's statistics whose names match a regular expression; a dot is a dot."""
         escaped = urllib.parse.quote(pattern.replace(".", "\\."))
-        text = self._call("GET", f"/stats?format=json&filter={escaped}")[1]
+        text = self._call("GET", f"/stats?format=json&filter={escaped}")
         return {s["name"]: int(s["value"]) for s in json.loads(text)["stats"] if "name" in s}
 
-    def requests(self, offset: int) -> tuple[list[RoutedRequest], int]:
-        """Requests that ended since `offset` of the access log, and the next offset.
-
-        Those that the router refused have the cluster None. 0 is the log's beginning; an offset
-        past its end (the log was rotated) counts as 0.
-        """
-        return read_requests(self._endpoint, offset)
-
-    def _call(self, method: str, path: str, accept: tuple[int, ...] = (200,)) -> tuple[int, str]:
+    def _call(self, method: str, path: str) -> str:
         connection = self._admin.connect(_ADMIN_TIMEOUT_S)
         try:
             connection.request(method, path)
@@ -148,12 +126,12 @@ class Router:
             ) from error
         finally:
             connection.close()
-        if response.status not in accept:
+        if response.status != http.client.OK:
             raise RouterUnavailable(
                 f"{self._admin}: {method} {path.partition('?')[0]}: status"
                 f" {response.status}: {text[:200]}"
             )
-        return response.status, text
+        return text
 
 
 def envoy_config(endpoint: Endpoint) -> str:

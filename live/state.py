@@ -25,8 +25,8 @@ killed repeats at most one:
 | event | facts |
 |---|---|
 | `start` | position: where reading of the log begins |
-| `window` | window, rows, skipped, unread_bytes, position: a slice of the log was cut |
-| `watched` | window, sequences, release, k, acceptance, gpu_seconds: captured and replayed |
+| `window` | window, rows, skipped, position: a slice of the log was cut |
+| `watched` | window, release, k, acceptance, gpu_seconds: captured and replayed |
 | `refused_window` | window, reason, gpu_seconds |
 | `round` | round, newer, older, reason: training on these windows begins |
 | `trained` | round, sequences, gpu_seconds |
@@ -40,6 +40,8 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal
+
+from outrider.eval.results.parts import ClusteredEstimate
 
 Action = Literal["promote", "roll_back"]
 Mode = Literal["canary", "in_place", "rollback"]
@@ -101,20 +103,6 @@ class Deployment:
         )
 
 
-@dataclass(frozen=True)
-class Estimate:
-    """An acceptance length with its interval over sessions, if there are enough of them."""
-
-    value: float
-    low: float | None = None
-    high: float | None = None
-
-    @classmethod
-    def of(cls, facts: dict[str, Any]) -> "Estimate":
-        """From an entry of the journal."""
-        return cls(facts["value"], facts["low"], facts["high"])
-
-
 @dataclass
 class Window:
     """A slice of the traffic."""
@@ -123,15 +111,12 @@ class Window:
     rows: int
     at: float
     """When it was cut, Unix time in seconds."""
-    unread_bytes: int
-    """Bytes of the log after it."""
     settled: bool = False
     """Captured and measured, or refused."""
-    usable: bool = False
-    sequences: int = 0
     release: str = ""
     """The speculator in use when it was measured."""
-    acceptance: Estimate | None = None
+    acceptance: ClusteredEstimate | None = None
+    """Its acceptance length; None before it was measured, and where the window was refused."""
     deleted: bool = False
 
 
@@ -146,7 +131,7 @@ class Round:
     trained: bool = False
     ships: bool | None = None
     """The gate's verdict; None before it."""
-    custom: Estimate | None = None
+    custom: ClusteredEstimate | None = None
     """The new speculator's acceptance length on the gate's windows."""
     outcome: str | None = None
     release: str | None = None
@@ -179,14 +164,10 @@ class State:
     """The deployment in progress."""
     last: Deployment | None = None
     """The last one that ended."""
-    promoted: int = 0
-    rolled_back: int = 0
-    refused: int = 0
-    recovered: int = 0
+    counts: Counter[str] = field(default_factory=Counter)
+    """Deployments that were promoted, rolled_back or refused."""
     swaps: Counter[tuple[str, str]] = field(default_factory=Counter)
     """By replica and outcome: applied, refused, reverted."""
-    swap_s: Counter[str] = field(default_factory=Counter)
-    """Seconds of all swaps by part: read, apply, stall."""
     served: dict[str, str] = field(default_factory=dict)
     """The release that each replica got last."""
     position: dict[str, int] | None = None
@@ -215,7 +196,6 @@ class State:
             case "swapped":
                 self.swaps[facts["replica"], "applied"] += 1
                 self.served[facts["replica"]] = facts["release"]
-                self.swap_s.update({part: facts[f"{part}_s"] for part in SWAP_PARTS})
             case "refused_swap":
                 self.swaps[facts["replica"], "refused"] += 1
             case "reverted":
@@ -226,12 +206,10 @@ class State:
                 self.open.verdict, self.open.decided_at = facts["action"], entry.at
                 self.open.reason, self.open.by = facts["reason"], facts["by"]
                 self.open.figures = facts["figures"]
-            case "recover":
-                self.recovered += 1
             case "end" if self.open is not None:
                 self._ended(self.open, entry)
             case "refused":
-                self.refused += 1
+                self.counts["refused"] += 1
             case _:
                 self._adapted(entry)
 
@@ -240,8 +218,8 @@ class State:
         ended.behind = entry.facts["behind"]
         if ended.outcome == PROMOTED and ended.mode != "rollback":
             self.before[ended.new] = ended.old
-            self.promoted += 1
-        self.rolled_back += ended.went_back
+            self.counts["promoted"] += 1
+        self.counts["rolled_back"] += ended.went_back
         self.serving, self.open, self.last = entry.facts["serving"], None, ended
 
     def _adapted(self, entry: Entry) -> None:
@@ -252,13 +230,11 @@ class State:
             case "window":
                 self.position = {**(self.position or {}), **facts["position"]}
                 number = facts["window"]
-                rows, unread = facts["rows"], facts["unread_bytes"]
-                self.windows[number] = Window(number, rows, entry.at, unread)
+                self.windows[number] = Window(number, facts["rows"], entry.at)
             case "watched":
                 window = self.windows[facts["window"]]
-                window.settled = window.usable = True
-                window.release, window.sequences = facts["release"], facts["sequences"]
-                window.acceptance = Estimate.of(facts["acceptance"])
+                window.settled, window.release = True, facts["release"]
+                window.acceptance = ClusteredEstimate(**facts["acceptance"])
             case "refused_window":
                 self.windows[facts["window"]].settled = True
             case "round":
@@ -268,7 +244,8 @@ class State:
             case "gated":
                 self.rounds[-1].ships = facts["ships"]
                 if facts["acceptance"]:
-                    self.rounds[-1].custom = Estimate.of(facts["acceptance"]["custom"])
+                    custom = facts["acceptance"]["custom"]
+                    self.rounds[-1].custom = ClusteredEstimate(**custom)
             case "deployed":
                 self.rounds[-1].outcome = facts["outcome"]
                 self.rounds[-1].release = facts["release"]
@@ -300,12 +277,7 @@ class State:
     @property
     def usable(self) -> list[Window]:
         """Windows that were captured and measured."""
-        return [window for window in self.windows.values() if window.usable]
-
-    @property
-    def newest(self) -> Window | None:
-        """The window that was cut last."""
-        return self.windows[max(self.windows)] if self.windows else None
+        return [window for window in self.windows.values() if window.acceptance]
 
     @property
     def unsettled(self) -> Window | None:
@@ -345,9 +317,6 @@ class State:
     def gpu_seconds_since(self, time: float) -> float:
         """GPU-seconds of work that ended after a Unix time."""
         return sum(seconds for at, seconds in self.spent if at > time)
-
-
-SWAP_PARTS = ("read", "apply", "stall")
 
 
 def fold(entries: Iterable[Entry]) -> State:

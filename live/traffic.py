@@ -1,27 +1,35 @@
 """The requests of a canary's test, from the router's log and the replicas' counts. No text.
 
-    traffic = Traffic(fleet, router, {"stable": old, "canary": new}, began=clock.time())
+    traffic = Traffic(endpoint, fleet, {"stable": old, "canary": new}, began=clock.time())
     stable, canary = traffic.collect()      # all so far
 
 Requests that began before `began` are left out, as are those that another release drafted a part
 of. A replica that still has the speculator that it was started with reports no release: its
 requests count while that is the role's. One that was started again counts from 0, and is read from
-there.
+there. The router's log has neither bodies nor query strings; a session's name is read as its hash.
 """
 
+import contextlib
+import hashlib
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
 
 from outrider.common.errors import OutriderError
-from outrider.live.access_log import RoutedRequest
 from outrider.live.endpoint_file import Endpoint
 from outrider.live.fleet import Fleet
-from outrider.live.router import Router
 from outrider.serving.admin.replica import LiveRequest
 
 Role = Literal["stable", "canary"]
+
+_MOST_BYTES = 16 << 20
+"""Of the log, read in one call."""
+
+_FAILURES = {"UC", "UF", "UH", "UR", "LR", "UT", "SI", "UPE"}
+"""Envoy's response flags of requests that the endpoint failed. DC is a client that left."""
 
 
 @dataclass(frozen=True)
@@ -53,20 +61,16 @@ class Traffic:
     """Finished requests since a point in time."""
 
     def __init__(
-        self,
-        endpoint: Endpoint,
-        fleet: Fleet,
-        router: Router,
-        releases: Mapping[Role, str],
-        began: float,
+        self, endpoint: Endpoint, fleet: Fleet, releases: Mapping[Role, str], began: float
     ) -> None:
         """`releases`: name of the release of each role. `began`: Unix time in seconds."""
-        self._fleet, self._router, self._began = fleet, router, began
+        self._fleet, self._log, self._began = fleet, endpoint.access_log, began
         self._wanted = {each.name: releases[each.role] for each in endpoint.replicas}
+        self._roles: dict[str, Role] = {each.host: each.role for each in endpoint.replicas}
         self._after: dict[str, int] = {}
         self._offset = 0
         self._finished: list[LiveRequest] = []
-        self._routed: list[RoutedRequest] = []
+        self._routed: list[dict[str, Any]] = []
 
     def collect(self) -> tuple[list[Observation], list[Observation]]:
         """All observations so far: stable, canary."""
@@ -76,10 +80,10 @@ class Traffic:
             except OutriderError:  # the controller looks at its status
                 continue
         while True:
-            routed, offset = self._router.requests(self._offset)
-            self._routed += [each for each in routed if each.started_at >= self._began]
+            routed, offset = read_log(self._log, self._offset)
+            self._routed += [row for row in routed if float(row["started_at"]) >= self._began]
             if offset == self._offset:
-                return observations(self._routed, self._finished)
+                return observations(self._routed, self._finished, self._roles)
             self._offset = offset
 
     def _read(self, name: str) -> list[LiveRequest]:
@@ -100,35 +104,65 @@ class Traffic:
         ]
 
 
+def read_log(path: Path, offset: int) -> tuple[list[dict[str, Any]], int]:
+    """Complete lines of the router's log from byte `offset`, and the offset of the next one.
+
+    templates/envoy.yaml.j2 has the fields. An offset past the end (the log was rotated) counts
+    as 0.
+    """
+    try:
+        with path.open("rb") as log:
+            if log.seek(0, 2) < offset:
+                offset = 0
+            log.seek(offset)
+            data = log.read(_MOST_BYTES)
+    except FileNotFoundError:
+        return [], 0
+    complete = data[: data.rfind(b"\n") + 1]
+    rows = []
+    for line in complete.splitlines():
+        with contextlib.suppress(ValueError):  # torn by an Envoy that was killed
+            rows.append(json.loads(line))
+    return rows, offset + len(complete)
+
+
 def observations(
-    routed: Sequence[RoutedRequest], finished: Sequence[LiveRequest]
+    routed: Sequence[Mapping[str, Any]], finished: Sequence[LiveRequest], roles: Mapping[str, Role]
 ) -> tuple[list[Observation], list[Observation]]:
     """The requests of stable and of canary, from the router's log and all replicas' counts.
 
-    A request belongs to the role that its share selected. Requests that have not arrived in both
-    are left out until they have, except failures; so are other paths than generation, which
-    replicas do not report.
+    `roles`: a replica's address, as Envoy writes it, to its role. A request belongs to the role
+    that its share selected. Requests that have not arrived in both are left out until they have,
+    except failures; so are other paths than generation, which replicas do not report.
     """
     # A request that was repeated on another replica was aborted, or failed, on the first one.
     by_end = sorted(finished, key=lambda each: not each.aborted and not each.failed)
     by_id = {_key(each.request_id): each for each in by_end}
     arms: dict[Role, list[Observation]] = {"stable": [], "canary": []}
-    for request in routed:
-        role = request.routed_to or request.cluster
-        live = by_id.get(_key(request.request_id)) if request.request_id else None
-        moved = request.cluster is not None and request.cluster != role
-        failed = request.failed or moved or (live is not None and live.failed)
+    for row in routed:
+        served_by = roles.get(row["host"] or "")
+        role, started_at = row["cluster"] or served_by, float(row["started_at"])
+        live = by_id.get(_key(row["request_id"])) if row["request_id"] else None
+        moved = served_by is not None and served_by != role
+        failed = _failed(row) or moved or (live is not None and live.failed)
         if role is None or (live is None and not failed):
             continue
-        request_id = request.request_id or f"at {request.started_at}"
-        session, latency_s = request.session or request_id, request.duration_ms / 1000
-        measured = (request_id, session, request.started_at, latency_s, failed)
+        request_id = row["request_id"] or f"at {started_at}"
+        session = hashlib.sha256((row.get("session") or request_id).encode()).hexdigest()[:16]
+        latency_s = float(row["duration_ms"]) / 1000
+        measured = (request_id, session, started_at, latency_s, failed)
         if live is None:
             arms[role].append(Observation(*measured, counts=False))
             continue
         counted = (live.completion_tokens, live.drafts, live.accepted, live.ttft_s, live.decode_s)
         arms[role].append(Observation(*measured, *counted, counts=not (live.mixed or live.aborted)))
     return arms["stable"], arms["canary"]
+
+
+def _failed(row: Mapping[str, Any]) -> bool:
+    """Whether the endpoint failed a request: a replica's error, or a response that broke off."""
+    flags = set((row["flags"] or "").split(","))
+    return int(row["status"] or 0) >= 500 or bool(_FAILURES & flags)
 
 
 _UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")

@@ -55,8 +55,6 @@ class Unread:
     start: int
     """Bytes that were read before; 0 for a file that is read whole."""
     rows: int
-    bytes: int
-    """Of these rows, before compression; as stored for a file that is read whole"""
     whole: bool = False
 
 
@@ -73,11 +71,6 @@ def find_unread(path: str | list[str], position: Mapping[str, int]) -> list[Unre
 def unread_rows(unread: Sequence[Unread]) -> int:
     """Rows of all files together."""
     return sum(each.rows for each in unread)
-
-
-def unread_bytes(unread: Sequence[Unread]) -> int:
-    """Bytes of all files together."""
-    return sum(each.bytes for each in unread)
 
 
 def cut(
@@ -181,7 +174,7 @@ def _unread_of(file: LogFile, position: Mapping[str, int]) -> Unread | None:
             return None
         key = f"whole {value_digest(file.identity())}"
         count = 0 if key in position else sum(1 for _ in rows(file))
-        return Unread(file, key, 0, count, file.size(), whole=True) if count else None
+        return Unread(file, key, 0, count, whole=True) if count else None
     if compressed and not _settled(file):
         return None
     with _content(file, 0) as content:
@@ -191,10 +184,10 @@ def _unread_of(file: LogFile, position: Mapping[str, int]) -> Unread | None:
     key = f"lines {hashlib.sha256(first).hexdigest()}"
     start = position.get(key, 0)
     with _content(file, start) as content:
-        count = size = 0
+        count = 0
         while chunk := content.read(CHUNK):
-            count, size = count + chunk.count(b"\n"), size + len(chunk)
-    return Unread(file, key, start, count, size) if count else None
+            count += chunk.count(b"\n")
+    return Unread(file, key, start, count) if count else None
 
 
 def _name(file: LogFile) -> str:

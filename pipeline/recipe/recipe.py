@@ -51,11 +51,9 @@ class AdaptConfig(BaseModel):
     in a row that did not ship. null: never."""
 
     max_gb: PositiveFloat = 200.0
-    """Most disk space of the windows, their text and hidden states, in gigabytes. Of windows of
-    earlier rounds a random sample is kept, so that all earlier traffic is equally likely; where
-    that is not enough, the oldest ones since the last round are deleted too. Windows older than 30
-    days are deleted in any case, and with `privacy.retention` other than `keep` as soon as their
-    round has ended."""
+    """Most disk space of the windows, their text and hidden states, in gigabytes. Beyond it
+    the oldest are deleted first, and never the newest. Windows older than 30 days are deleted in
+    any case, and with `privacy.retention` other than `keep` as soon as their round has ended."""
 
     gpu_hours_per_day: PositiveFloat | None = None
     """Most GPU-hours of capture, training and replay within 24 hours, on the GPUs of

@@ -21,7 +21,7 @@ from typing import Any
 import yaml
 
 from outrider.live.endpoint_file import Endpoint, load_endpoint
-from outrider.live.local import Children, start_router
+from outrider.live.local import servers, start_router
 from outrider.live.router import POOLS, Router
 from outrider.serving.admin.address import Address
 
@@ -116,24 +116,14 @@ class Fleet:
 @contextlib.contextmanager
 def running(fleet: Fleet) -> Iterator[Router]:
     """Envoy in front of the replicas."""
-    with Children() as children:
-        yield start_router(children, fleet.endpoint)
-
-
-def counts(router: Router, role: str) -> dict[str, int]:
-    """Envoy's statistics of a role's cluster and of its pool, by their last word."""
-    clusters = (role, POOLS[role])
-    found = [router.stats(f"^cluster.{each}.[a-z0-9_]+$") for each in clusters]
-    return {
-        f"{prefix}{key.rsplit('.', 1)[1]}": value
-        for prefix, stats in zip(("", "pool_"), found, strict=True)
-        for key, value in stats.items()
-    }
+    with servers() as started:
+        yield start_router(started, fleet.endpoint)
 
 
 def healthy(router: Router, role: str) -> int:
     """Replicas of a role that get requests now."""
-    return counts(router, role)["pool_membership_healthy"]
+    (count,) = router.stats(f"^cluster.{POOLS[role]}.membership_healthy$").values()
+    return count
 
 
 class Load:

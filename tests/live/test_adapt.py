@@ -23,6 +23,7 @@ from outrider.live.deployer import BASE, Serving
 from outrider.live.journal import Journal, read_journal
 from outrider.pipeline.recipe.load import load_recipe
 from outrider.pipeline.run_stages import StageFailed
+from outrider.speculators.kinds import KINDS
 
 ROWS = 10
 
@@ -122,7 +123,8 @@ class World:
 
     def serving(self):
         kept = sorted(self.bundles.iterdir())
-        return Serving(kept[-1].name, kept[-1]) if kept else Serving(BASE, None)
+        target = self.loaded.recipe.target.training_directory()
+        return Serving(kept[-1].name, kept[-1], 5) if kept else Serving(BASE, target, 5)
 
     def deploy(self, bundle):
         self.point()
@@ -155,22 +157,8 @@ def estimate(value):
 
 @pytest.fixture(autouse=True)
 def native_kind(monkeypatch):
-    """Directories of this world are of the target's own kind, and it drafts with depth 5."""
-    monkeypatch.setattr("outrider.live.deployer.kind_of", lambda directory: Native)
-    monkeypatch.setattr(
-        "outrider.live.deployer.base_of",
-        lambda base, target: Native.at(Path(base) if base else target),
-    )
-
-
-class Native:
-    name, in_words = "mtp", "the target's own"
-
-    @classmethod
-    def at(cls, directory):
-        found = cls()
-        found.kind, found.directory = cls, directory
-        return found
+    """Directories of this world are of the target's own kind."""
+    monkeypatch.setattr("outrider.live.deployer.kind_of", lambda directory: KINDS["mtp"])
 
 
 @pytest.fixture

@@ -23,8 +23,8 @@ WINDOW = 40
 class AtOnce:
     """An endpoint where a bundle serves at once."""
 
-    def __init__(self):
-        self.now = Serving(BASE, None)
+    def __init__(self, target):
+        self.now = Serving(BASE, target, 5)
 
     def serving(self):
         return self.now
@@ -52,7 +52,7 @@ def test_new_traffic_becomes_a_release_that_the_gate_measured(tmp_path, nano_r1)
             "training.wandb_project=null",
         ],
     )
-    endpoint, console = AtOnce(), Console(file=io.StringIO())
+    endpoint, console = AtOnce(nano_r1), Console(file=io.StringIO())
     with Adapter.open(loaded, tmp_path, endpoint, console, parity=False) as adapter:
         adapter.run(rounds=1)
         state = adapter.state

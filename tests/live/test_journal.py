@@ -40,64 +40,24 @@ def test_a_line_torn_at_any_byte_is_left_out_and_written_over(tmp_path: Path) ->
         whole = path.read_bytes()
         journal.append("two", word="ä")
     second = path.read_bytes()[len(whole) :]
-    for kept in range(len(second)):
-        path.write_bytes(whole + second[:kept])
+    for torn in [second[:kept] for kept in range(len(second))] + [bytes(100)]:
+        path.write_bytes(whole + torn)
         assert [event for _, event, _ in events(path)] == ["one"]
-        assert path.read_bytes() == whole + second[:kept], "reading changes nothing"
+        assert path.read_bytes() == whole + torn, "reading changes nothing"
         with Journal(path) as journal:
             journal.append("three")
         assert [event for _, event, _ in events(path)] == ["one", "three"]
 
 
-def test_a_line_of_zeros_at_the_end_is_torn_too(tmp_path: Path) -> None:
-    path = tmp_path / "journal.jsonl"
-    with Journal(path) as journal:
-        journal.append("one")
-    path.write_bytes(path.read_bytes() + bytes(100))
-    assert [event for _, event, _ in events(path)] == ["one"]
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda lines: [lines[0][:9], *lines[1:]], "line 1 is broken, and it is not the last"),
-        (lambda lines: lines[1:], "line 1 has the number 2"),
-    ],
-)
-def test_a_changed_journal_is_refused(tmp_path: Path, change, message: str) -> None:
+def test_a_changed_journal_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
     with Journal(path) as journal:
         journal.append("one")
         journal.append("two")
     lines = path.read_bytes().splitlines()
-    path.write_bytes(b"\n".join(change(lines)) + b"\n")
-    with pytest.raises(OutriderError, match=message):
+    path.write_bytes(b"\n".join([lines[0][:9], *lines[1:]]) + b"\n")
+    with pytest.raises(OutriderError, match="line 1 is broken, and it is not the last"):
         read_journal(path)
-
-
-def test_a_full_disk_gives_the_reserve_and_then_an_error(small_disk: Path) -> None:
-    with Journal(small_disk / "state" / "journal.jsonl") as journal:
-        assert not journal.low_on_space
-        fill(small_disk / "filler")
-        count = 0
-        with pytest.raises(OutriderError, match="no space left on the disk"):
-            while True:
-                journal.append("note", text="x" * 200)
-                count += 1
-        assert journal.low_on_space and count > 500, "the reserve holds many lines"
-        assert len(read_journal(journal.path)) == count, "nothing torn"
-    with Journal(journal.path) as journal:
-        assert journal.low_on_space
-    (small_disk / "filler").unlink()
-    with Journal(journal.path) as journal:
-        assert not journal.low_on_space
-
-
-def fill(path: Path) -> None:
-    """Writes until the disk is full."""
-    with path.open("wb", buffering=0) as filler, pytest.raises(OSError, match="No space"):
-        while True:
-            filler.write(bytes(4096))
 
 
 def test_an_entry_is_synced_before_append_returns(tmp_path: Path, monkeypatch) -> None:
@@ -135,6 +95,6 @@ def test_two_processes_append_to_one_journal(tmp_path: Path) -> None:
         one.append("share", percent=5.0)
         assert other.append("share", percent=25.0).n == 2
         assert one.read().share == 25.0 and one.append("note").n == 3
-        path.write_bytes(path.read_bytes() + b'{"n": 4, "at')  # a third one was killed
+        path.write_bytes(path.read_bytes() + b'{"at')  # a third one was killed
         assert other.read().entries == 3 and other.append("note").n == 4
     assert [n for n, *_ in events(path)] == [1, 2, 3, 4]

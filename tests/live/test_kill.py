@@ -167,17 +167,3 @@ def test_killed_while_rolling_back_by_request(small: SmallEndpoint) -> None:
         one_release(small, f"killed at point {fatal}")
 
     kill_at_every_point(small, there_and_back, recovered, every=3)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("bundle", ["better", "worse"])
-def test_killed_while_deploying_and_again_while_recovering(small, bundle: str) -> None:
-    work = deploying(small.bundles[bundle])
-
-    def killed_again(fatal: int) -> None:
-        second = 0
-        while run(small, nothing, second, start=2000.0) is None:
-            second += 1
-        one_release(small, f"killed at point {fatal}, and {second} times while recovering")
-
-    kill_at_every_point(small, work, killed_again)

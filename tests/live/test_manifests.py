@@ -1,7 +1,5 @@
-"""Manifests for clusters: an Argo Rollout, whose queries Prometheus evaluates, and KServe's."""
+"""Manifests for clusters: an Argo Rollout and KServe's services."""
 
-import shutil
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +9,8 @@ import yaml
 from outrider.common.errors import OutriderError
 from outrider.live.manifests import ManifestKind, write_manifest
 from outrider.serving.bundle.bundle_digest import bundle_digest
-from tests.live.crds import needs_crds, problems
 from tests.live.manifest_endpoint import SOURCE, endpoint
 from tests.serving.exported import R1, write_exported
-
-PROMTOOL = shutil.which("promtool")
-needs_promtool = pytest.mark.skipif(
-    PROMTOOL is None, reason="promtool is missing (Debian's package prometheus)"
-)
 
 
 def written(
@@ -98,14 +90,6 @@ def test_argo_may_wait_for_the_controllers_verdict(tmp_path: Path) -> None:
     assert guards["verdict"]["failureCondition"].endswith("result[0] == -1")
 
 
-@needs_crds
-@pytest.mark.parametrize("verdict", ["limits", "controller"])
-def test_argo_takes_the_manifest(tmp_path: Path, verdict: str) -> None:
-    objects = argo(tmp_path, policy={"on_undecided": "hold"}, verdict=verdict)
-    own = [each for (kind, _), each in objects.items() if kind not in ("Service", "NetworkPolicy")]
-    assert len(own) == 4 and [problem for each in own for problem in problems(each)] == []
-
-
 def test_kserve_serves_the_bundle_next_to_the_targets_own(tmp_path: Path) -> None:
     stable, canary = kserve(tmp_path)
     routes = [each["spec"]["router"]["route"] for each in (stable, canary)]
@@ -160,110 +144,3 @@ def test_a_missing_setting_is_named(tmp_path: Path, cluster, model: str, message
     (bundle / "model.safetensors").write_bytes(b"other")
     with pytest.raises(OutriderError, match=r"model\.safetensors: changed"):
         write_manifest("kserve", bundle, endpoint(tmp_path))
-
-
-@needs_crds
-def test_kserve_takes_the_manifest(tmp_path: Path) -> None:
-    services = kserve(
-        tmp_path, stable="pvc://releases/february", model="pvc://models/r1", service_account="s3",
-        api_key_secret="endpoint-key",
-    )  # fmt: skip
-    assert [problem for each in services for problem in problems(each)] == []
-    services[1]["spec"]["router"]["wieght"] = 5
-    assert len(problems(services[1])) == 1
-
-
-# 8 measurements, 30 s apart. Canary: 2 requests per 30 s, stable: 20.
-SERIES = {
-    "canary": {
-        'vllm:request_success_total{H,finished_reason="stop"}': "0+2x8",
-        'vllm:request_success_total{H,finished_reason="error"}': "0+0.1x8",
-        "vllm:request_time_per_output_token_seconds_sum{H}": "0+0.02x8",
-        "vllm:request_time_per_output_token_seconds_count{H}": "0+2x8",
-        "vllm:time_to_first_token_seconds_sum{H}": "0+0.6x8",
-        "vllm:time_to_first_token_seconds_count{H}": "0+2x8",
-        "vllm:spec_decode_num_drafts_total{H}": "0+10x8",
-        "vllm:spec_decode_num_accepted_tokens_total{H}": "0+20x8",
-        'vllm:e2e_request_latency_seconds_bucket{H,le="1"}': "0+1x8",
-        'vllm:e2e_request_latency_seconds_bucket{H,le="2"}': "0+2x8",
-        'vllm:e2e_request_latency_seconds_bucket{H,le="+Inf"}': "0+2x8",
-    },
-    "stable": {
-        'vllm:request_success_total{H,finished_reason="stop"}': "0+20x8",
-        "vllm:request_time_per_output_token_seconds_sum{H}": "0+0.24x8",
-        "vllm:request_time_per_output_token_seconds_count{H}": "0+20x8",
-        "vllm:time_to_first_token_seconds_sum{H}": "0+4x8",
-        "vllm:time_to_first_token_seconds_count{H}": "0+20x8",
-        "vllm:spec_decode_num_drafts_total{H}": "0+100x8",
-        "vllm:spec_decode_num_accepted_tokens_total{H}": "0+150x8",
-        'vllm:e2e_request_latency_seconds_bucket{H,le="1"}': "0+10x8",
-        'vllm:e2e_request_latency_seconds_bucket{H,le="2"}': "0+20x8",
-        'vllm:e2e_request_latency_seconds_bucket{H,le="+Inf"}': "0+20x8",
-    },
-}
-
-EXPECTED = {
-    "speed": 0.012 / 0.010,
-    "error-rate": 0.1 / 2.1,
-    "latency-p99": 1.0,
-    "time-to-first-token": 0.3 / 0.2,
-    "acceptance": (1 + 2) / (1 + 1.5),
-}
-
-
-def evaluated(
-    folder: Path, queries: dict[str, str], expected: dict[str, list[float]]
-) -> subprocess.CompletedProcess[str]:
-    """promtool's unit test: each query at 240 s over SERIES has these values."""
-    series = [
-        {
-            "series": name.replace("H", f'rollouts_pod_template_hash="{group}-1"', 1)
-            if "{H" in name
-            else name,
-            "values": values,
-        }
-        for group, rows in SERIES.items()
-        for name, values in rows.items()
-    ]
-    cases = [
-        {
-            "expr": query,
-            "eval_time": "240s",
-            "exp_samples": [{"labels": "{}", "value": value} for value in expected[name]],
-        }
-        for name, query in queries.items()
-    ]
-    test = {
-        "rule_files": [],
-        "evaluation_interval": "30s",
-        "tests": [{"interval": "30s", "input_series": series, "promql_expr_test": cases}],
-    }
-    path = folder / "queries.yaml"
-    path.write_text(yaml.safe_dump(test), encoding="utf-8")
-    return subprocess.run(
-        [str(PROMTOOL), "test", "rules", str(path)], capture_output=True, text=True, check=False
-    )
-
-
-def queries(objects: dict[tuple[str, str], dict[str, Any]]) -> dict[str, str]:
-    """Name -> query with the pods' hashes, rounded: promtool compares floats exactly."""
-    found = metrics(objects, "guards") | metrics(objects, "promotion")
-    hashes = {"{{args.stable-hash}}": "stable-1", "{{args.canary-hash}}": "canary-1"}
-    asked = {}
-    for name, metric in found.items():
-        query = metric["provider"]["prometheus"]["query"]
-        for argument, value in hashes.items():
-            query = query.replace(argument, value)
-        asked[name] = f"round({query}, 0.000001)"
-    return asked
-
-
-@needs_promtool
-def test_prometheus_computes_what_the_policy_means(tmp_path: Path) -> None:
-    asked = queries(argo(tmp_path, policy={"min_requests": 10}))
-    assert asked.keys() == EXPECTED.keys()
-    expected = {name: [round(value, 6)] for name, value in EXPECTED.items()}
-    done = evaluated(tmp_path, asked, expected)
-    assert done.returncode == 0, done.stdout + done.stderr
-    wrong = expected | {"speed": [expected["speed"][0] + 0.01]}
-    assert evaluated(tmp_path, asked, wrong).returncode == 1

@@ -8,12 +8,14 @@ from collections import defaultdict
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from outrider.common.errors import OutriderError
-from outrider.live.local import Children, start_router
+from outrider.live.local import servers, start_router
 from outrider.live.router import Router, RouterUnavailable
+from outrider.live.traffic import observations, read_log
 from outrider.serving.admin.address import Address
 from tests.live.fleet import Fleet, Load, healthy, running, wait_for
 
@@ -23,6 +25,18 @@ def fleet() -> Iterator[Fleet]:
     """Replicas that no test kills."""
     with Fleet(stable=["a", "b"], canary=["c"]) as fleet:
         yield fleet
+
+
+def logged(fleet: Fleet, count: int, offset: int = 0) -> list[dict[str, Any]]:
+    """The log's requests from an offset on, as soon as there are `count`."""
+    wait_for(lambda: len(read_log(fleet.endpoint.access_log, offset)[0]) >= count)
+    return read_log(fleet.endpoint.access_log, offset)[0]
+
+
+def host(fleet: Fleet, row: dict[str, Any]) -> str:
+    """Name of the replica that answered."""
+    (name,) = (each.name for each in fleet.endpoint.replicas if each.host == row["host"])
+    return name
 
 
 @pytest.fixture
@@ -71,32 +85,18 @@ def test_a_stream_is_passed_on_event_by_event(fleet, router, tmp_path) -> None:
     connection.close()
 
 
-def test_finished_requests_are_read_from_the_log(fleet, router) -> None:
-    _, offset = router.requests(0)
+def test_the_log_has_each_request_and_no_text(fleet, router) -> None:
+    _, offset = read_log(fleet.endpoint.access_log, 0)
     router.set_canary_share(100)
     answer = fleet.ask({"seconds": 0.05, "prompt": "a secret"}, headers={"x-session-id": "Ann"})
     fleet.ask(path="/v1/models?name=hidden", method="GET")
     fleet.ask(path="/pause")
-    found = []
-
-    def read() -> bool:
-        nonlocal offset
-        new, offset = router.requests(offset)
-        found.extend(new)
-        return len(found) == 3
-
-    wait_for(read)
-    first, second, refused = found
-    assert (first.cluster, first.routed_to, first.host) == ("canary", "canary", "c")
-    assert (first.status, first.attempts, first.path) == (200, 1, "/v1/completions")
-    assert first.duration_ms >= 50
-    assert first.request_id == answer.body["headers"]["x-request-id"]
-    assert not first.failed
-    assert second.path == "/v1/models"
-    assert second.started_at >= first.started_at > 1.7e9
-    assert (refused.status, refused.cluster, refused.host, refused.attempts) == (404, None, None, 0)
-    assert not refused.failed  # by the client, not by the endpoint
-    assert first.session and "Ann" not in first.session and second.session is None
+    first, second, refused = logged(fleet, 3, offset)
+    assert (first["cluster"], host(fleet, first), first["status"]) == ("canary", "c", 200)
+    assert first["duration_ms"] >= 50 and first["session"] == "Ann" and second["session"] is None
+    assert first["request_id"] == answer.body["headers"]["x-request-id"]
+    assert float(second["started_at"]) >= float(first["started_at"]) > 1.7e9
+    assert (refused["status"], refused["cluster"], refused["host"]) == (404, None, None)
     log = fleet.endpoint.access_log
     assert not {"secret", "hidden"} & set(log.read_text().replace('"', " ").split())
     assert stat.S_IMODE(log.stat().st_mode) == 0o600
@@ -123,10 +123,8 @@ def test_a_killed_canary_costs_only_requests_that_it_had() -> None:
         # A client has one at a time, and its next may reach the process while the kernel ends it.
         assert len(lost) <= 2 * len(bodies) < len(load.answers) / 4
         assert {answer.name for answer in load.answers} >= {"a", "c"}
-        finished, _ = router.requests(0)
-        fallen_back = [each for each in finished if each.routed_to != each.cluster]
-        assert fallen_back and {each.host for each in fallen_back} == {"a"}
-        assert not any(each.failed for each in finished if each.attempts > 1)
+        finished = [row for row in logged(fleet, 90) if row["host"]]
+        assert {row["cluster"] for row in finished if host(fleet, row) == "a"} == {"canary"}
 
 
 def test_a_request_that_no_replica_has_read_goes_to_the_other_pool() -> None:
@@ -134,10 +132,8 @@ def test_a_request_that_no_replica_has_read_goes_to_the_other_pool() -> None:
         router.set_canary_share(100)
         fleet.kill("c")
         assert fleet.ask().name == "a"
-        wait_for(lambda: len(router.requests(0)[0]) == 1)
-        (request,) = router.requests(0)[0]
-        assert (request.routed_to, request.host, request.attempts) == ("canary", "a", 2)
-        assert not request.failed
+        (row,) = logged(fleet, 1)
+        assert (row["cluster"], host(fleet, row), row["attempts"]) == ("canary", "a", 2)
 
 
 def test_a_request_that_kills_its_replica_is_not_repeated_on_the_next() -> None:
@@ -148,20 +144,18 @@ def test_a_request_that_kills_its_replica_is_not_repeated_on_the_next() -> None:
             wait_for(lambda: router.active("canary") == 3)
             fleet.kill("c")
             assert [each.result().status for each in deadly] == [503] * 3
-        wait_for(lambda: len(router.requests(0)[0]) == 3)
-        assert [(each.host, each.attempts) for each in router.requests(0)[0]] == [("c", 1)] * 3
+        assert [(host(fleet, row), row["attempts"]) for row in logged(fleet, 3)] == [("c", 1)] * 3
         assert fleet.names(5) == ["a"] * 5  # what it had not read, it cannot die of
 
 
 def test_an_answer_that_is_an_error_is_not_asked_for_again(fleet, router) -> None:
-    _, offset = router.requests(0)
+    _, offset = read_log(fleet.endpoint.access_log, 0)
     for _ in range(8):  # a request that the server refuses leaves its replica to the others
         assert fleet.ask({"status": 500}).status == 500
     assert healthy(router, "stable") == 2
     for status in (502, 503, 504):  # three of these on one replica eject it
         assert fleet.ask({"status": status}).status == status
-    wait_for(lambda: len(router.requests(offset)[0]) == 11)
-    assert [each.attempts for each in router.requests(offset)[0]] == [1] * 11
+    assert [row["attempts"] for row in logged(fleet, 11, offset)] == [1] * 11
 
 
 def test_a_response_that_breaks_off_is_a_failure_of_the_replica(tmp_path) -> None:
@@ -175,13 +169,13 @@ def test_a_response_that_breaks_off_is_a_failure_of_the_replica(tmp_path) -> Non
             assert connection.getresponse().readline().endswith(b" 0\n")
             if connection is left:
                 connection.close()
-                wait_for(lambda: len(router.requests(0)[0]) == 1)
+                logged(fleet, 1)
         fleet.kill("c")
-        wait_for(lambda: len(router.requests(0)[0]) == 2)
+        rows = logged(fleet, 2)
         broken.close()
-        by_client, by_replica = router.requests(0)[0]
-        assert (by_client.flags, by_client.failed, by_client.host) == ("DC", False, "c")
-        assert (by_replica.status, by_replica.failed, by_replica.host) == (200, True, "c")
+        assert [row["status"] for row in rows] == [200, 200]
+        _, found = observations(rows, [], {})
+        assert [each.failed for each in found] == [True]  # the client that left is no failure
 
 
 def test_a_killed_stable_replica_is_replaced_by_its_peers_then_by_the_canary() -> None:
@@ -218,49 +212,36 @@ def test_an_engine_that_died_under_its_server_gets_no_requests() -> None:
 
 
 def test_envoy_is_killed_and_started_again(fleet) -> None:
-    with Children() as children:
-        router = start_router(children, fleet.endpoint)
+    with servers() as started:
+        router = start_router(started, fleet.endpoint)
         router.set_canary_share(100)
-        fleet.names(3)
-        wait_for(lambda: len(router.requests(0)[0]) >= 3)
-        before, offset = router.requests(0)
-        children.processes["Envoy"].kill()
-        children.processes["Envoy"].wait()
+        started["Envoy"].process.kill()
+        started["Envoy"].process.wait()
         assert not router.ready()
         for call in (router.share, lambda: router.set_canary_share(5)):
             with pytest.raises(RouterUnavailable, match="start the router"):
                 call()
-        start_router(children, fleet.endpoint)
-        # Shares are the controller's: it sets them again.
-        assert router.share() == 0
+        start_router(started, fleet.endpoint)
+        assert router.share() == 0  # shares are the controller's: it sets them again
         router.set_canary_share(100)
         assert set(fleet.names(3)) == {"c"}
-        wait_for(lambda: len(router.requests(offset)[0]) == 3)
-        assert router.requests(0)[0][: len(before)] == before
-
-
-def test_the_end_of_the_log_is_shown_when_envoy_does_not_start(fleet) -> None:
     taken = fleet.endpoint.model_copy(
         update={"router": fleet.endpoint.router.model_copy(update={"listen": "203.0.113.1:1"})}
     )
     with (
-        Children() as children,
+        servers() as started,
         pytest.raises(OutriderError, match=r"(?s)Envoy ended with code 1: .*203.*\(log"),
     ):
-        start_router(children, taken)
+        start_router(started, taken)
 
 
 def test_a_supervisor_starts_envoy_alone(fleet) -> None:
-    command = [sys.executable, "-m", "outrider.live.router"]
+    command = [sys.executable, "-m", "outrider.live.router", str(fleet.state / "fleet.yaml")]
     router = Router(fleet.endpoint)
-    envoy = subprocess.Popen([*command, str(fleet.state / "fleet.yaml")])
+    envoy = subprocess.Popen(command)
     try:
         wait_for(router.ready)
-        router.set_canary_share(100)
-        assert set(fleet.names(3)) == {"c"}
-        second = subprocess.run(
-            [*command, str(fleet.state / "fleet.yaml")], capture_output=True, text=True
-        )
+        second = subprocess.run(command, capture_output=True, text=True)
         assert second.returncode == 1 and "a router runs there already" in second.stderr
         assert router.ready()
     finally:

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from outrider.live.access_log import RoutedRequest
 from outrider.live.endpoint_file import CanaryPolicy
 from outrider.live.releases import WATCH_LEVEL, Release, watch_of
 from outrider.live.traffic import observations
@@ -14,21 +13,20 @@ from outrider.serving.admin.replica import LiveRequest
 IDS = [f"0000000{n}-0000-4000-8000-000000000000" for n in range(9)]
 
 
+ROLES = {"s": "stable", "c": "canary"}
+
+
 def routed(number, role="stable", **changes):
-    plain = RoutedRequest(
-        started_at=100.0 + number,
-        cluster=role,
-        host=role[0],
-        status=200,
-        flags="",
-        duration_ms=2000.0,
-        attempts=1,
-        path="/v1/chat/completions",
-        request_id=IDS[number],
-        session="hash",
-        routed_to=role,
-    )
-    return dataclasses.replace(plain, **changes)
+    return {
+        "started_at": str(100.0 + number),
+        "cluster": role,
+        "host": role[0],
+        "status": 200,
+        "flags": "-",
+        "duration_ms": 2000,
+        "request_id": IDS[number],
+        "session": "Ann",
+    } | changes
 
 
 def live(number, **changes):
@@ -50,23 +48,24 @@ def live(number, **changes):
 
 
 def test_a_request_has_the_replica_s_counts_and_the_router_s_latency():
-    stable, (found,) = observations([routed(0, "canary")], [live(0)])
+    stable, (found,) = observations([routed(0, "canary")], [live(0)], ROLES)
     assert stable == []
     assert (found.completion_tokens, found.drafts, found.accepted) == (50, 20, 30)
-    assert (found.session, found.ttft_s, found.decode_s, found.latency_s) == ("hash", 0.1, 1.5, 2.0)
+    assert (found.ttft_s, found.decode_s, found.latency_s) == (0.1, 1.5, 2.0)
+    assert found.session and "Ann" not in found.session
     assert found.counts and not found.failed
 
 
 @pytest.mark.parametrize("form", ["cmpl-{}-0", "chatcmpl-{}", "{}"])
 def test_ids_are_those_of_the_router_in_vllms_forms(form):
-    stable, _ = observations([routed(0)], [live(0, request_id=form.format(IDS[0]))])
+    stable, _ = observations([routed(0)], [live(0, request_id=form.format(IDS[0]))], ROLES)
     assert len(stable) == 1
 
 
 def test_what_has_not_arrived_in_both_waits_but_failures_do_not():
-    none = [routed(0), routed(1, path="/v1/models")]
-    assert observations(none, [live(2)]) == ([], [])
-    stable, canary = observations([routed(0, "canary", status=503, cluster=None, host=None)], [])
+    none = [routed(0), routed(1)]
+    assert observations(none, [live(2)], ROLES) == ([], [])
+    stable, canary = observations([routed(0, "canary", status=503, host=None)], [], ROLES)
     assert stable == [] and canary[0].failed and not canary[0].counts
 
 
@@ -74,25 +73,35 @@ def test_a_canary_s_request_that_stable_had_to_answer_is_the_canary_s_failure():
     tried = live(0, aborted=True, completion_tokens=3)
     answered = live(0, version="old")
     for order in ([tried, answered], [answered, tried]):
-        stable, canary = observations([routed(0, "stable", routed_to="canary")], order)
+        stable, canary = observations([routed(0, "canary", host="s")], order, ROLES)
         assert stable == [] and canary[0].failed and canary[0].completion_tokens == 50
 
 
 def test_requests_with_a_swap_inside_or_that_ended_early_count_for_nothing_else():
     for change in ({"mixed": True}, {"aborted": True}):
-        (found,), _ = observations([routed(0)], [live(0, **change)])
+        (found,), _ = observations([routed(0)], [live(0, **change)], ROLES)
         assert not found.counts and not found.failed
-    (found,), _ = observations([routed(0)], [live(0, failed=True)])
+    (found,), _ = observations([routed(0)], [live(0, failed=True)], ROLES)
     assert found.failed
 
 
 def test_requests_without_a_session_are_sessions_of_their_own():
-    stable, _ = observations([routed(n, session=None) for n in (0, 1)], [live(0), live(1)])
+    stable, _ = observations([routed(n, session=None) for n in (0, 1)], [live(0), live(1)], ROLES)
     assert len({each.session for each in stable}) == 2
 
 
+@pytest.mark.parametrize(
+    ("flags", "status", "failed"), [("DC", 200, False), ("UC", 200, True), ("-", 404, False)]
+)
+def test_a_response_that_breaks_off_is_a_failure_and_a_client_that_leaves_is_none(
+    flags, status, failed
+):
+    (found,), _ = observations([routed(0, flags=flags, status=status)], [live(0)], ROLES)
+    assert found.failed == failed
+
+
 def release(evidence):
-    return Release("4f", "4f1d", None, 0.0, Path("bundle"), {"evidence": evidence})
+    return Release("4f", "4f1d", 0.0, Path("bundle"), {"evidence": evidence})
 
 
 def test_the_watch_is_the_evidence_s_low_end_and_the_policy_s_ratio():

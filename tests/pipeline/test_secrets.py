@@ -131,7 +131,7 @@ def test_a_run_and_its_bundle_have_no_secret(
         text = write_manifest(kind, made / "bundle", endpoint(tmp_path, **cluster))
         (made / f"{kind}.yaml").write_text(text)
     with local_bundle(f"oci:{made}/image:march") as directory:
-        Releases(made / "releases").add(directory, None, "https://user:geheim@host/bundle")
+        Releases(made / "releases").add(directory, "https://user:geheim@host/bundle")
     files = assert_none(made, str(bundle_command(made / "bundle")))
     assert {"serve.sh", "bundle.json", "README.md", "argo.yaml", "release.json"} <= files
     assert "VLLM_USE_DEEP_GEMM" in (made / "argo.yaml").read_text()

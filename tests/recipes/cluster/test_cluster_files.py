@@ -8,7 +8,6 @@ import pytest
 import yaml
 
 from outrider.pipeline.recipe.load import load_recipe
-from tests.live.crds import needs_crds, problems
 
 FOLDER = Path(__file__).resolve().parents[3] / "recipes" / "cluster"
 
@@ -22,11 +21,6 @@ def documents() -> dict[str, dict[str, Any]]:
 def pods(cluster: dict[str, Any]) -> list[dict[str, Any]]:
     groups = [cluster["headGroupSpec"], *cluster["workerGroupSpecs"]]
     return [group["template"]["spec"] for group in groups]
-
-
-@needs_crds
-def test_kuberay_takes_the_job_whole() -> None:
-    assert problems(documents()["RayJob"]) == []
 
 
 def test_the_command_of_the_job_is_a_recipe_that_uses_the_nodes() -> None:
