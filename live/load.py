@@ -37,7 +37,8 @@ def read_prompts(log: str, most: int = 400) -> list[dict[str, Any]]:
     The newest come first, since what a speculator was trained on is older.
     """
     shipped = SHIPPED_TRAFFIC / f"{Path(log).name}.jsonl.gz"
-    path = Path(log).expanduser() if Path(log).exists() else shipped
+    path = Path(log).expanduser()
+    path = path if path.exists() else shipped
     if not path.is_file():
         raise OutriderError(f"--load {log}: no such file, and no such shipped traffic")
     bodies = []

@@ -145,7 +145,7 @@ def observations(
         live = by_id.get(_key(row["request_id"])) if row["request_id"] else None
         moved = served_by is not None and served_by != role
         failed = _failed(row) or moved or (live is not None and live.failed)
-        if role is None or (live is None and not failed):
+        if role not in arms or (live is None and not failed):
             continue
         request_id = row["request_id"] or f"at {started_at}"
         session = hashlib.sha256((row.get("session") or request_id).encode()).hexdigest()[:16]
