@@ -140,10 +140,10 @@ def with_other_lines(
 
     None ends a run: a line with a request that gives nothing yet.
     """
-    for kind, run in itertools.groupby(items, type):
-        if kind is Place:
-            first = next(run)
-            rows = 1 + sum(1 for _ in run)
-            yield Reject("not_a_generation", "lines that log no request", first, rows=rows)
-        elif kind is not type(None):
-            yield from run
+    for _, run in itertools.groupby(items, lambda item: isinstance(item, Place)):
+        for item in run:
+            if isinstance(item, Place):
+                rows = 1 + sum(1 for _ in run)
+                yield Reject("not_a_generation", "lines that log no request", item, rows=rows)
+            elif item is not None:
+                yield item
