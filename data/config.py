@@ -233,7 +233,7 @@ class CaptureConfig(_Section):
 
     tokens_per_s: float | None = Field(default=None, gt=0.0)
     """Speed of one engine in tokens/s that `--dry-run` assumes; changes nothing else. Null:
-    the rate of R1 or the embedded target (pipeline/plan/hours.py), and no time for any other."""
+    the rate of R1, of the embedded target, or an assumed one (pipeline/plan/hours.py)."""
 
     shard_megabytes: float = Field(default=64.0, gt=0.0)
     """Size of a feature shard in MB. An interrupted capture loses at most one."""

@@ -157,8 +157,7 @@ class TrainingConfig(BaseModel):
 
     tokens_per_s: float | None = Field(default=None, gt=0)
     """Training throughput that `--dry-run` assumes, in row tokens/s over all processes; no other
-    effect. null: that of R1 or the embedded target (pipeline/plan/hours.py), no estimate for any
-    other."""
+    effect. null: that of R1, of the embedded target, or an assumed one (pipeline/plan/hours.py)."""
 
     seed: int = 0
     """Seed of the data order; everything else is deterministic."""
