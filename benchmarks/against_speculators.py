@@ -95,7 +95,7 @@ def ours(args: argparse.Namespace) -> None:
     model = ChainUnroll(head, ends, args.depth)
     optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.95), weight_decay=0.0)
     plain = {sample.sequence_id: Sampling(temperature=1.0, top_p=1.0) for sample in samples}
-    config = TrainingConfig(loss="kl", depth_weights="decay", depth_decay=LOSS_DECAY)
+    config = TrainingConfig(loss="kl", depth_weights="decay")
     objective = Objective(config, args.depth, ends.lm_head_VH, samples, plain, False)
     features = head.shape.features()
 

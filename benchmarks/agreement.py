@@ -78,7 +78,12 @@ def _row_id(setting: str, number: int) -> str:
 def measure(run: Path, requests: int, max_tokens: int, cores: str) -> list[dict[str, Any]]:
     target = TargetConfig()
     speculators = {"base": target.directory(), "custom": run / "speculator"}
-    config = EngineConfig(max_model_len=2048, max_num_seqs=8, kv_cache_gb=1.0, cpu_cores=cores)
+    config = EngineConfig(
+        max_model_len=2048,
+        max_num_seqs=8,
+        kv_cache_gb=1.0,
+        environment={"VLLM_CPU_OMP_THREADS_BIND": cores},
+    )
     heldout = load_parts(run / "split", run / "features")["heldout"]
     room = config.max_model_len - max_tokens - DEPTH - 1
     table = [
@@ -201,7 +206,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=200)
     parser.add_argument("--max-tokens", type=int, default=400)
     parser.add_argument(
-        "--cores", default="auto", help="of the engine, as serving.engine.cpu_cores"
+        "--cores", default="auto", help="of the engine, as VLLM_CPU_OMP_THREADS_BIND"
     )
     parser.add_argument("--table", action="store_true")
     args = parser.parse_args()

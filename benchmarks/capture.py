@@ -52,7 +52,9 @@ def main() -> None:
     parser.add_argument("--disk", type=float, help="rate of the disk, times the needed one")
     parser.add_argument("--layers", type=int, nargs="*", default=[], help="auxiliary states")
     args = parser.parse_args()
-    settings = CaptureConfig(batch_tokens=args.batch_tokens, shard_megabytes=args.shard_megabytes)
+    settings = CaptureConfig(batch_tokens=args.batch_tokens).model_copy(
+        update={"shard_megabytes": args.shard_megabytes}
+    )
     table = load_sequences(args.run / "traffic" / "sequences").select(range(args.sequences))
     rows = [(row["sequence_id"], row["token_ids"], row["completion_start"]) for row in table]
     tokens = sum(len(ids) for _, ids, _ in rows)

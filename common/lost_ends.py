@@ -42,17 +42,16 @@ class LostEnds(NamedTuple):
 
 
 def lost_ends(
-    lengths: Sequence[int], starts: Sequence[int], limit: int, key: str, cut: bool = True
+    lengths: Sequence[int], starts: Sequence[int], limit: int, key: str
 ) -> tuple[LostEnds, list[int]]:
     """What happens to sequences of these lengths and response starts; the rows that are kept.
 
-    A sequence is left out where its prompt alone reaches the limit, or any excess does so: `cut` is
-    false.
+    A sequence is left out where its prompt alone reaches the limit.
     """
     kept, count, tokens = [], 0, 0
     for row, (length, start) in enumerate(zip(lengths, starts, strict=True)):
         over = max(length - limit, 0)
-        if not over or (cut and start < limit):
+        if not over or start < limit:
             kept.append(row)
             count, tokens = count + bool(over), tokens + over
     dropped = len(lengths) - len(kept)

@@ -170,7 +170,7 @@ class SplitConfig(_Section):
     """Share of the sessions for the final measurement: the latest of all. Nothing is chosen on it.
     """
 
-    session_gap_minutes: float = Field(default=30.0, gt=0.0)
+    session_gap_minutes: ClassVar[float] = 30.0
     """A session ends after a pause of this length, unless the log has conversation ids: ids of
     users last for weeks, and such sessions would reach into every part."""
 
@@ -212,7 +212,6 @@ class SplitConfig(_Section):
 
 
 StateDtype = Literal["bf16", "fp8"]
-TooLong = Literal["cut", "drop", "fail"]
 
 
 def bytes_per_token(values: int, dtype: StateDtype, streams: int = 1) -> int:
@@ -231,22 +230,13 @@ class CaptureConfig(_Section):
     one byte a value (e4m3) and one float32 scale a token, half the disk; docs/training.md has its
     effect on acceptance. They are read back as bf16."""
 
-    tokens_per_s: float | None = Field(default=None, gt=0.0)
-    """Speed of one engine in tokens/s that `--dry-run` assumes; changes nothing else. Null:
-    the rate of R1, of the embedded target, or an assumed one (pipeline/plan/hours.py)."""
-
-    shard_megabytes: float = Field(default=64.0, gt=0.0)
+    shard_megabytes: ClassVar[float] = 256.0
     """Size of a feature shard in MB. An interrupted capture loses at most one."""
 
     batch_tokens: int = Field(default=65536, ge=1)
     """Tokens that are sent to the engine at a time, in log order. Bounds the states in memory
     (tokens x hidden size x 2 bytes, for the final state and for each layer that the speculator
     reads); the engine schedules within it."""
-
-    too_long: TooLong = "cut"
-    """Sequences that reach `serving.engine.max_model_len`. `cut`: captured without the tokens at
-    their end; dropped where the prompt alone is too long. `drop`: left out. `fail`: the run stops.
-    Both are counted in the plan, in progress and in the report."""
 
     min_on_policy: float | None = Field(default=0.95, ge=0.0, le=1.0)
     """Minimum share of a completion's tokens that are likely under the target. Likely means within
@@ -257,7 +247,7 @@ class CaptureConfig(_Section):
     retokenized sequences fall below 0.95, and 95 % of completions that answer another prompt. Null:
     no quarantine."""
 
-    self_check_sequences: int = Field(default=8, ge=1)
+    self_check_sequences: ClassVar[int] = 8
     """Sequences on which lm_head over the captured states is compared with the engine's own
     log-probabilities, and the states of layers with those of every layer."""
 

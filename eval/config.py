@@ -36,13 +36,16 @@ SEED = 0
 """Of prompt choice and resampling. Requests carry none: vLLM 0.32 cannot serve a seeded one on a
 CPU."""
 
+ANSWERS = ".jsonl"
+"""End of an `eval.task` that is a file of known answers."""
+
 LEAST_ARRIVALS = 6
 """Least requests of an open-loop block; fewer have no trend that could show saturation."""
 
 
-Share = Annotated[float, Field(ge=0, le=1)]
-Tokens = tuple[NonNegativeInt, PositiveInt | None]
-Quantiles = tuple[Share, Share]
+Share = Annotated[str, Field(pattern=r"^(100|[0-9]{1,2})%$")]
+Bound = NonNegativeInt | Share
+LengthRange = tuple[Bound, Bound | None]
 
 
 class ScenarioConfig(BaseModel):
@@ -53,41 +56,28 @@ class ScenarioConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
-    prompt_tokens: Tokens | None = None
-    """Least and most tokens of the prompt as the engine sees it, both included; null:
-    no limit."""
+    prompt_tokens: LengthRange | None = None
+    """Least and most tokens of the prompt as the engine sees it, both included; null: no limit.
+    Shares such as ["50%", "100%"] are quantiles of the held-out part: here the longer half."""
 
-    prompt_quantiles: Quantiles | None = None
-    """The same as shares of the held-out part: [0.5, 1.0] is the longer half. Either this or
-    `prompt_tokens`."""
-
-    response_tokens: Tokens | None = None
-    """Least and most tokens of the logged response, both included; null: no limit."""
-
-    response_quantiles: Quantiles | None = None
-    """The same as shares of the held-out part. Either this or `response_tokens`."""
+    response_tokens: LengthRange | None = None
+    """The same of the logged response."""
 
     max_tokens: PositiveInt | None = None
     """Longest measured response in tokens; longer ones are cut, for every variant alike. Null:
     `eval.max_tokens`."""
 
-    @model_validator(mode="after")
-    def _ranges(self) -> "ScenarioConfig":
-        for length in ("prompt", "response"):
-            tokens, quantiles = (
-                getattr(self, f"{length}_tokens"),
-                getattr(self, f"{length}_quantiles"),
-            )
-            if tokens is not None and quantiles is not None:
-                raise ValueError(
-                    f"gives both {length}_tokens and {length}_quantiles; give one of them"
-                )
-            least, most = tokens or quantiles or (0, None)
-            if most is not None and least > most:
-                raise ValueError(
-                    f"the range of {length} lengths [{least}, {most}] ends before it begins"
-                )
-        return self
+    @field_validator("prompt_tokens", "response_tokens")
+    @classmethod
+    def _is_a_range(cls, value: LengthRange | None) -> LengthRange | None:
+        if value is None or value[1] is None:
+            return value
+        least, most = value
+        if isinstance(least, str) != isinstance(most, str):
+            raise ValueError(f"[{least}, {most}] mixes tokens and shares; give both in one form")
+        if float(str(least).rstrip("%")) > float(str(most).rstrip("%")):
+            raise ValueError(f"the range [{least}, {most}] ends before it begins")
+        return value
 
 
 class GateConfig(BaseModel):
@@ -107,7 +97,7 @@ class GateConfig(BaseModel):
     """Largest loss of acceptance length on general traffic, as a share of base's: the interval of
     custom / base must lie above 1 minus this. Checked where the recipe has `traffic.general`."""
 
-    near_tie_nats: PositiveFloat = 0.125
+    near_tie_nats: ClassVar[float] = 0.125
     """A first difference is a near tie when the target's log-probabilities of the two tokens are at
     most this far apart (nats). bf16 engines that batch differently disagree about such tokens
     without any speculation: their logits between 16 and 32 have steps of 0.125. Others are
@@ -129,7 +119,7 @@ class GateConfig(BaseModel):
     (see `verification_requests`): where every response is solved alike 31 for 0.05; where one in
     four changes sides by chance 68 for 0.1."""
 
-    max_replay_difference: PositiveFloat = 0.02
+    max_replay_difference: ClassVar[float] = 0.02
     """Largest relative difference between the steps that exact replay predicts and those that the
     engine counted for the same responses. Beyond it, trainer and engine do not run the same
     speculator."""
@@ -148,15 +138,9 @@ class CostConfig(BaseModel):
     gpu_hour_price: PositiveFloat
     """Price of one GPU for one hour."""
 
-    gpus: PositiveInt = 1
-    """GPUs of one endpoint, as measured."""
-
     tokens_per_s: PositiveFloat | None = None
-    """Output tokens/s that the customer's endpoints must deliver together; for GPU-hours per month
-    and the days to break even."""
-
-    training_gpu_hours: float | None = Field(None, ge=0)
-    """GPU-hours of capture, training and evaluation; for the break-even."""
+    """Output tokens/s that the customer's endpoints must deliver together, for GPU-hours per
+    month."""
 
 
 class ReportConfig(BaseModel):
@@ -178,7 +162,7 @@ class EvalConfig(BaseModel):
 
     k: PositiveInt | Literal["auto"] = "auto"
     """Drafted tokens per step. "auto" takes for base and for custom the k that gives each the most
-    tokens/s at `main_concurrency`, from the validation part and timed steps of the engine (see
+    tokens/s at the first `concurrency`, from the validation part and timed steps of the engine (see
     eval/choose_k.py), at most the trained depth. A number is for base and custom
     alike."""
 
@@ -196,11 +180,8 @@ class EvalConfig(BaseModel):
     R1's does: the servers then alternate, once per repeat."""
 
     concurrency: list[PositiveInt] = [1, 4, 8]
-    """Requests in flight at once, one measurement each."""
-
-    main_concurrency: PositiveInt | None = None
-    """Concurrency at which K is chosen and custom must be faster than base; one of `concurrency`.
-    At the others it must not be shown to be slower. null: the lowest."""
+    """Requests in flight at once, one measurement each. At the first, K is chosen and custom must
+    be faster than base; at the others it must not be shown to be slower."""
 
     requests: PositiveInt = 4
     """Held-out prompts per block; at high concurrency at least two rounds of it. At concurrency 1
@@ -209,7 +190,7 @@ class EvalConfig(BaseModel):
 
     measure: Literal["until_decided", "full"] = "full"
     """When timed blocks end. `full` measures `repeats` repeats of every engine mode.
-    `until_decided` looks at custom / base at `main_concurrency` after two repeats and
+    `until_decided` looks at custom / base at the first `concurrency` after two repeats and
     after each further one, and stops when its interval lies above or below `gate.min_speed_ratio`.
     Its intervals are wider, so that they are valid at whichever look the measurement stops (see
     eval/stats/sequential.py): by 15 % at the first look."""
@@ -251,20 +232,13 @@ class EvalConfig(BaseModel):
     replay_sequences: PositiveInt | None = None
     """Most held-out sequences that exact replay reads, drawn by seed; null: all of them."""
 
-    replay_dtype: Literal["float32", "bfloat16"] = "float32"
-    """Arithmetic of exact replay. bfloat16 halves time and memory on a GPU; on a CPU float32 is
-    faster."""
-
     task: str | None = None
-    """Import string `module:function` of a check (prompt_text, completion_text) -> bool | None:
-    whether a response solved its task; None leaves the response out (a prompt without a known
-    answer). Both texts hold special tokens as text, the completion without the end-of-sequence
-    token. Null: no task accuracy, unless `answers` is set."""
-
-    answers: str | None = None
-    r"""Path of known answers instead of `task`: JSON lines of `question` and `answer`, as GSM8K has
-    them. A response whose prompt holds a question is solved where its final answer (the last
-    \boxed{}, else what follows ####, else the last number) is the known one."""
+    r"""Check whether a response solved its task: `module:function` of (prompt_text,
+    completion_text) -> bool | None; None leaves the response out (a prompt without a known answer).
+    Both texts hold special tokens as text, the completion without the end-of-sequence token. Or the
+    path of a .jsonl file with known answers, lines of `question` and `answer` as GSM8K has them: a
+    response whose prompt holds a question is solved where its final answer (the last \boxed{}, else
+    what follows ####, else the last number) is the known one. null: no task accuracy."""
 
     cost: CostConfig | None = None
     """Prices; null: no cost section in the report."""
@@ -287,21 +261,6 @@ class EvalConfig(BaseModel):
         return value
 
     @model_validator(mode="after")
-    def _one_check(self) -> "EvalConfig":
-        if self.task is not None and self.answers is not None:
-            raise ValueError("task and answers are both set; set only one of them")
-        return self
-
-    @model_validator(mode="after")
-    def _main_is_measured(self) -> "EvalConfig":
-        if self.main not in self.concurrency:
-            raise ValueError(
-                f"eval.main_concurrency = {self.main_concurrency} is not in eval.concurrency = "
-                f"{self.concurrency}; add it there, or choose one of them"
-            )
-        return self
-
-    @model_validator(mode="after")
     def _rates_fit(self) -> "EvalConfig":
         if self.scenarios and not self.rates:
             raise ValueError(
@@ -318,8 +277,15 @@ class EvalConfig(BaseModel):
 
     @property
     def main(self) -> int:
-        """`main_concurrency`, or the lowest."""
-        return self.main_concurrency or min(self.concurrency)
+        """The first of `concurrency`: K is chosen there, and custom must be faster than base."""
+        return self.concurrency[0]
+
+    @property
+    def replay_dtype(self) -> Literal["float32", "bfloat16"]:
+        """Arithmetic of exact replay: bfloat16 halves time and memory on a GPU, not on a CPU."""
+        import torch
+
+        return "bfloat16" if torch.cuda.is_available() else "float32"
 
     def block_requests(self, concurrency: int) -> int:
         """Prompts of one block at this concurrency."""

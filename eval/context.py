@@ -56,7 +56,6 @@ POST_MEASUREMENT_SETTINGS: dict[str, Any] = {
     "gate": True,
     "cost": True,
     "task": True,
-    "answers": True,
 }
 """Settings that change what is computed from the measurements, not the measurements."""
 
@@ -148,7 +147,7 @@ class EvaluationContext:
     data: EvaluationData
     folders: EvaluationFolders
     parity: ParityConfig = field(default_factory=ParityConfig)
-    """How closely trainer and engine must agree on drafts (`speculator.parity`)."""
+    """How closely trainer and engine must agree on drafts."""
     kinds: KindChoice | None = None
     """The choice of the custom speculator's kind, in a run of several."""
     by_batch_size: bool = False

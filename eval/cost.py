@@ -1,6 +1,6 @@
-"""Cost of speed: price per million tokens, GPU-hours per month, break-even of the training.
+"""Cost of speed: price per million tokens, GPU-hours per month.
 
-    money(served, CostConfig(gpu_hour_price=2.5, gpus=8, tokens_per_s=20000, training_gpu_hours=40))
+    money(served, CostConfig(gpu_hour_price=2.5, tokens_per_s=20000), gpus=8)
 
 An endpoint that delivers s tokens/s on g GPUs costs g * price / 3600 / s per token. n tokens/s need
 n / s such endpoints.
@@ -15,32 +15,28 @@ from outrider.eval.results.speed import Cost, Served, SpeedRow
 HOURS_A_MONTH = 730
 
 
-def money(served: Mapping[str, Served], cost: CostConfig) -> dict[str, dict[str, Cost]]:
-    """Cost by engine mode and concurrency."""
+def money(served: Mapping[str, Served], cost: CostConfig, gpus: int) -> dict[str, dict[str, Cost]]:
+    """Cost by engine mode and concurrency; `gpus` of one endpoint."""
     table: dict[str, dict[str, Cost]] = {}
     for mode, measured in served.items():
         table[mode] = {
-            concurrency: cost_of(row, cost) for concurrency, row in measured.speed.items()
+            concurrency: cost_of(row, cost, gpus) for concurrency, row in measured.speed.items()
         }
     return table
 
 
-def cost_of(row: SpeedRow, cost: CostConfig) -> Cost:
+def cost_of(row: SpeedRow, cost: CostConfig, gpus: int) -> Cost:
     """Cost at the tokens/s of one concurrency."""
     speeds = {variant: row.of(variant).tokens_per_s for variant in VARIANTS}
-    price_per_s = cost.gpus * cost.gpu_hour_price / 3600
+    price_per_s = gpus * cost.gpu_hour_price / 3600
     per_token = {variant: price_per_s / speed for variant, speed in speeds.items()}
-    hours = break_even = None
+    hours = None
     if cost.tokens_per_s is not None:
-        gpu_hours = HOURS_A_MONTH * cost.gpus * cost.tokens_per_s
+        gpu_hours = HOURS_A_MONTH * gpus * cost.tokens_per_s
         hours = Variants[float](**{variant: gpu_hours / speed for variant, speed in speeds.items()})
-    saved = per_token["base"] - per_token["custom"]
-    if cost.training_gpu_hours is not None and saved > 0:
-        break_even = cost.training_gpu_hours * cost.gpu_hour_price / saved
     return Cost(
         per_million_tokens=Variants[float](
             **{variant: 1e6 * price for variant, price in per_token.items()}
         ),
         gpu_hours_a_month=hours,
-        break_even_tokens=break_even,
     )

@@ -19,9 +19,10 @@ def conclude(context: EvaluationContext, findings: Findings) -> dict[str, Any]:
     from outrider.eval.report.report import write_report
 
     settings, folders = context.settings, context.folders
+    gpus = context.serving.engine.gpus
     results = Results(
         **dict(findings),
-        cost=money(findings.served, settings.cost) if settings.cost else None,
+        cost=money(findings.served, settings.cost, gpus) if settings.cost else None,
         verdict=judge(findings, settings.gate, context.parity),
         kinds=context.kinds,
     )

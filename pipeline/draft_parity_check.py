@@ -17,6 +17,7 @@ from outrider.eval.config import SEED
 from outrider.pipeline.recipe.recipe import Recipe
 from outrider.pipeline.run_dir import RunDirectory
 from outrider.pipeline.stages.sources import served_base_of
+from outrider.speculators.config import ParityConfig
 
 FILE = "parity.json"
 
@@ -31,7 +32,7 @@ def check_warm_start(run: RunDirectory, recipe: Recipe, sequence_ids: Sequence[s
         return
     if base.kind != recipe.speculator.only_kind:
         return  # training starts from scratch: the evaluation compares what it ends with
-    path, parity = run.training / FILE, recipe.speculator.parity
+    path, parity = run.training / FILE, ParityConfig()
     asked = parity.model_dump(exclude={"min_agreement", "max_difference"})
     kept = read_json(path) if path.is_file() else {}
     if kept.get("asked") == asked:
@@ -71,7 +72,7 @@ def _prompts(run: RunDirectory, recipe: Recipe, sequence_ids: Sequence[str]) -> 
     """Prompts that leave room for an answer and its drafts, drawn by the evaluation's seed."""
     from outrider.data.sequences import load_sequences
 
-    parity = recipe.speculator.parity
+    parity = ParityConfig()
     room = recipe.serving.engine.max_model_len - parity.max_tokens - recipe.speculator.depth - 1
     order = sorted(sequence_ids)
     random.Random(SEED).shuffle(order)
@@ -84,7 +85,7 @@ def _prompts(run: RunDirectory, recipe: Recipe, sequence_ids: Sequence[str]) -> 
     if not prompts:
         raise OutriderError(
             "parity of the warm start: no prompt of the validation part leaves room for"
-            f" speculator.parity.max_tokens = {parity.max_tokens} in serving.engine.max_model_len ="
-            f" {recipe.serving.engine.max_model_len}; lower the one or raise the other"
+            f" {parity.max_tokens} tokens; raise serving.engine.max_model_len ="
+            f" {recipe.serving.engine.max_model_len}"
         )
     return prompts

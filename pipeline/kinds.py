@@ -31,8 +31,8 @@ MAX_MODEL_LEN = 32_768
 and the engine must have room for one request of this length in its KV cache."""
 
 TUNED_WIDTH = 192
-WARM_RATE, SCRATCH_RATE = 1e-3, 2e-3
-"""The learning rates that were tuned on nano R1, and its hidden size."""
+TUNED_RATE = 1e-3
+"""The learning rate that was tuned on nano R1, and its hidden size."""
 
 
 def with_kinds(recipe: Recipe, target_dir: Path | None = None) -> Recipe:
@@ -139,13 +139,13 @@ def _unserved(recipe: Recipe, name: str, target_config: Mapping[str, Any], mla: 
     )
 
 
-def learning_rate(tuned: float, hidden_size: int) -> float:
-    """A learning rate tuned on nano R1, for a layer of another width; one significant digit.
+def learning_rate(hidden_size: int) -> float:
+    """The learning rate tuned on nano R1, for a layer of another width; one significant digit.
 
     Adam's best rate for matrices falls as 1 / width (muP, Yang et al. 2022). 1e-3 becomes 3e-5 at
-    R1's width of 7168. A new head starts at 2e-3, which becomes 5e-5.
+    R1's width of 7168.
     """
-    return float(f"{tuned * TUNED_WIDTH / hidden_size:.0e}")
+    return float(f"{TUNED_RATE * TUNED_WIDTH / hidden_size:.0e}")
 
 
 def left_out(recipe: Recipe) -> bool:
@@ -166,11 +166,9 @@ def with_target_defaults(recipe: Recipe, target_config: Mapping[str, Any]) -> Re
     engine = _filled(engine, max_model_len=length)
     training = _filled(
         training,
-        learning_rate=learning_rate(WARM_RATE, width),
+        learning_rate=learning_rate(width),
         row_tokens=engine.max_model_len,
     )
-    scratch = _filled(training.scratch, learning_rate=learning_rate(SCRATCH_RATE, width))
-    training = training.model_copy(update={"scratch": scratch})
     serving = recipe.serving.model_copy(update={"engine": engine})
     return recipe.model_copy(update={"training": training, "serving": serving})
 

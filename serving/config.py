@@ -25,7 +25,6 @@ SMALL_FILES = ("*.json", "*.jinja", "*.model", "*.txt", "*.py")
 KEYS_OF_ARGUMENTS = {
     "model": "target.model",
     "revision": "target.revision",
-    "quantization": "target.quantization",
     "dtype": "serving.engine.dtype",
     "max_model_len": "serving.engine.max_model_len",
     "max_num_seqs": "serving.engine.max_num_seqs",
@@ -35,11 +34,7 @@ KEYS_OF_ARGUMENTS = {
     "tensor_parallel_size": "serving.engine.tensor_parallel",
     "pipeline_parallel_size": "serving.engine.pipeline_parallel",
     "data_parallel_size": "serving.engine.data_parallel",
-    "enable_expert_parallel": "serving.engine.expert_parallel",
-    "kv_cache_dtype": "serving.engine.kv_cache_dtype",
-    "enable_prefix_caching": "serving.engine.prefix_caching",
     "enforce_eager": "serving.engine.mode",
-    "seed": "serving.engine.seed",
 }
 """Keys of the recipe by the names of vLLM's arguments."""
 
@@ -73,9 +68,6 @@ class TargetConfig(BaseModel):
     revision: str | None = None
     """Commit, tag or branch of a hub model. With a tag or branch, a later run may get other
     weights."""
-
-    quantization: str | None = None
-    """vLLM's quantization method. null: that of the checkpoint's config.json (FP8 for R1)."""
 
     def directory(self) -> Path:
         """The checkpoint's local directory; a hub model is downloaded on first use."""
@@ -168,24 +160,8 @@ class EngineConfig(BaseModel):
     """Data-parallel engines behind one server. Capture and draft parity run one engine over as many
     GPUs, tensor-parallel."""
 
-    expert_parallel: bool = False
-    """Place whole experts on each GPU instead of a slice of every expert."""
-
-    kv_cache_dtype: str = "auto"
-    """vLLM's type of the KV cache, such as `fp8`. `auto`: the model's."""
-
-    prefix_caching: bool = False
-    """Reuse the KV cache of equal prefixes when serving. Capture computes every position. Timed
-    requests that repeat a prompt then measure little of its prefill."""
-
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = "bfloat16"
     """Type of activations and of unquantized weights."""
-
-    cpu_cores: str = "auto"
-    """Cores of the worker on a CPU: `auto` (all), or a list such as `0-3`. No effect on a GPU."""
-
-    seed: int = 0
-    """Seed of the engine's sampler; a request's own seed overrides it."""
 
     environment: dict[str, str] = Field(default_factory=dict)
     """Environment variables of the engine's processes; they override Outrider's. Those that change
@@ -193,7 +169,8 @@ class EngineConfig(BaseModel):
     command. They are exported with the bundle, so secrets are refused."""
 
     extra_arguments: dict[str, Any] = Field(default_factory=dict)
-    """Other engine arguments of vLLM, by their names in Python (`block_size: 64`). They reach
+    """Other engine arguments of vLLM, by their names in Python (`kv_cache_dtype: fp8`,
+    `enable_expert_parallel: true`, `quantization: fp8`). They reach
     capture, evaluation and serve.sh unchanged; capture leaves out those that would change its
     states, and says so. Those that name code or hold secrets are refused."""
 
@@ -218,6 +195,11 @@ class EngineConfig(BaseModel):
         return value
 
     @property
+    def prefix_caching(self) -> bool:
+        """Whether the KV cache of equal prefixes is reused; timed requests then repeat little."""
+        return bool(self.extra_arguments.get("enable_prefix_caching"))
+
+    @property
     def changes_drafters(self) -> bool:
         """Whether a running server can load another speculator, and draft other numbers of tokens.
 
@@ -234,16 +216,12 @@ class EngineConfig(BaseModel):
 
 
 class ServingSection(BaseModel):
-    """The engine, its port, and known step times."""
+    """The engine of capture, evaluation and serving."""
 
     model_config = ConfigDict(extra="forbid")
 
     engine: EngineConfig = Field(default_factory=EngineConfig)
     """The engine's settings."""
-
-    port: int | None = Field(default=None, ge=1, le=65535)
-    """Port of the first server on 127.0.0.1; further servers use the following ports. null: any
-    free port."""
 
 
 class ServingConfig(ServingSection):

@@ -64,7 +64,7 @@ def in_process(engine: EngineConfig) -> tuple[EngineConfig, list[str]]:
     update: dict[str, object] = {}
     changes = []
     if engine.prefix_caching:
-        update["prefix_caching"] = False
+        update["extra_arguments"] = engine.extra_arguments | {"enable_prefix_caching": False}
         changes.append("prefix_caching off: a cached position has no states")
     if engine.mode != "eager":
         update["mode"] = "eager"

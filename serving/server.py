@@ -54,17 +54,16 @@ class Server:
         *,
         log_path: Path,
         k_per_batch_size: Sequence[tuple[int, int, int]] | None = None,
-        port: int | None = None,
         reasoning_parser: str | None = None,
         start_timeout_s: float | None = None,
     ) -> None:
-        """`port` None picks a free one; `reasoning_parser` (R1: `deepseek_r1`) splits chats.
+        """`reasoning_parser` (R1: `deepseek_r1`) splits chats.
 
         `start_timeout_s` None follows the checkpoint's size.
         """
         self.model_name = Path(target.model).name
         self.log_path = Path(log_path)
-        self.port = _free_port(port)
+        self.port = _free_port()
         self.url = f"http://{HOST}:{self.port}"
         checkpoint = target.directory()
         self._start_timeout_s = start_timeout_s or start_limit_s(checkpoint)
@@ -189,15 +188,9 @@ def root_error(log: str) -> str:
     return "\n".join(own[: last + 1])
 
 
-def _free_port(port: int | None) -> int:
+def _free_port() -> int:
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((HOST, port or 0))
-        except OSError as error:
-            raise OutriderError(
-                f"serving.port = {port}: cannot listen on {HOST}:{port} ({error.strerror}); end "
-                "what uses it, choose another, or leave serving.port out to use a free one"
-            ) from error
+        probe.bind((HOST, 0))
         chosen: int = probe.getsockname()[1]
         return chosen

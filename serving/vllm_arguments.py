@@ -58,7 +58,7 @@ def engine_environment(engine: EngineConfig) -> dict[str, str]:
             "VLLM_MLA_DISABLE": "1",
             # Use every core; the default reserves one for the scheduler.
             "VLLM_CPU_NUM_OF_RESERVED_CPU": "0",
-            "VLLM_CPU_OMP_THREADS_BIND": engine.cpu_cores,
+            "VLLM_CPU_OMP_THREADS_BIND": "auto",
             # vLLM 0.32 cannot load what it compiled ahead of time on a CPU, so every start compiles
             # again (nano R1, one core: 75 to 104 s). torch.compile's own cache works: 18 to 25 s.
             "VLLM_USE_AOT_COMPILE": "0",
@@ -101,21 +101,16 @@ def engine_arguments(
         "max_num_seqs": engine.max_num_seqs,
         "max_num_batched_tokens": engine.max_num_batched_tokens,
         "tensor_parallel_size": engine.tensor_parallel,
-        "enable_expert_parallel": engine.expert_parallel,
-        "seed": engine.seed,
         "enforce_eager": engine.mode == "eager",
-        "enable_prefix_caching": engine.prefix_caching,
+        "enable_prefix_caching": False,
         "disable_log_stats": False,
     }
     for name, value, default in (
         ("pipeline_parallel_size", engine.pipeline_parallel, 1),
         ("data_parallel_size", engine.data_parallel, 1),
-        ("kv_cache_dtype", engine.kv_cache_dtype, "auto"),
     ):
         if value != default:
             arguments[name] = value
-    if target.quantization is not None:
-        arguments["quantization"] = target.quantization
     arguments |= engine.extra_arguments
     if on_cpu:
         custom_ops = {"custom_ops": ["all", "-rotary_embedding"]}

@@ -45,7 +45,7 @@ def _trainable(named: str | list[str]) -> str | list[str]:
 
 
 class ParityConfig(BaseModel):
-    """Draft parity: the trainer's unroll and the engine must draft the same tokens.
+    """Draft parity: the trainer's unroll and the engine must draft the same tokens. Not a section.
 
     Checked for the base speculator before training, and in the evaluation for base and custom.
     """
@@ -129,9 +129,6 @@ class SpeculatorConfig(BaseModel):
     """How drafts are chosen, in serving, in exact replay and in the training loss. `greedy`: the
     most likely token, accepted with probability p(argmax q). `probabilistic`: a sample, accepted
     with probability sum min(p, q); the engine keeps the draft's logits."""
-
-    parity: ParityConfig = ParityConfig()
-    """How closely trainer and engine must agree on drafts, before training and in evaluation."""
 
     @model_validator(mode="after")
     def _kind_reads_what_is_set(self) -> "SpeculatorConfig":

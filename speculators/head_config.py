@@ -36,21 +36,6 @@ class HeadConfig(BaseModel):
     this share of the responses of the training part. A number from 2: so many tokens, the most
     frequent ones. `all`: the target's vocabulary. A warm start keeps the tokens of its base."""
 
-    intermediate_size: PositiveInt | None = None
-    """Width of the head's MLP; null: the target's `intermediate_size`."""
-
-    fc_norm: bool = False
-    """A norm for each of the target's states before they are projected (EAGLE-3.1). vLLM reads it,
-    SGLang may not."""
-
-    norm_output: bool = False
-    """The next draft reads the head's state after its last norm instead of before (EAGLE-3.1). vLLM
-    reads it, SGLang may not."""
-
-    norm_before_residual: bool = False
-    """The residual stream starts at the normed state instead of the state. vLLM reads it, SGLang
-    does not."""
-
     def planned_vocabulary(self, vocab: int) -> int:
         """Draft tokens that memory is planned for, of a target's `vocab`."""
         if self.draft_vocabulary == "all":

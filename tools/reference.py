@@ -40,6 +40,45 @@ Relative paths are relative to the recipe that contains them, else to the curren
 
 """
 
+BASIC = (
+    "target.model",
+    "traffic.path",
+    "name",
+    "traffic.model",
+    "traffic.general",
+    "privacy.mode",
+    "privacy.retention",
+    "split.max_train_sequences",
+    "split.max_validation_sequences",
+    "split.max_heldout_sequences",
+    "speculator.kind",
+    "speculator.base",
+    "speculator.depth",
+    "speculator.train",
+    "training.epochs",
+    "training.learning_rate",
+    "training.loss",
+    "training.row_tokens",
+    "training.rows_per_step",
+    "training.zero_stage",
+    "training.processes",
+    "training.wandb_project",
+    "serving.engine.mode",
+    "serving.engine.tensor_parallel",
+    "serving.engine.max_model_len",
+    "serving.engine.max_num_seqs",
+    "eval.engine_modes",
+    "eval.concurrency",
+    "eval.measure",
+    "eval.repeats",
+    "eval.max_tokens",
+    "eval.verification_max_tokens",
+    "eval.task",
+    "eval.current_k",
+    "cluster.address",
+)
+"""Keys that most runs set, in the order in which people meet them."""
+
 ENDPOINT_HEAD = """# The file of an endpoint
 
 <!-- Written by `make reference` from the docstrings of the configuration; change those. -->
@@ -60,9 +99,13 @@ Section = type[BaseModel]
 def reference() -> str:
     """The page."""
     shipped = ", ".join(f"`{name}`" for name in shipped_recipes())
-    parts = [HEAD, f"Shipped recipes: {shipped}.\n"]
-    _write_section("", Recipe, parts)
-    return "\n".join(parts)
+    keys: list[str] = []
+    _write_section("", Recipe, keys)
+    lines = {line.split("`")[1]: line for line in keys if line.startswith("- `")}
+    basic = "\n".join(lines[key] for key in BASIC)
+    others = [line for line in keys if line not in map(lines.get, BASIC)]
+    parts = [HEAD, f"Shipped recipes: {shipped}.\n", f"## Basic keys\n\n{basic}\n"]
+    return "\n".join([*parts, "# All other keys", *others])
 
 
 def endpoint_reference() -> str:

@@ -1,6 +1,6 @@
 """Checkpoints for exact resume: published atomically, the last few kept, damaged ones skipped.
 
-    save_checkpoint(accelerator, directory, step, {"digest": ..., "best": ...}, keep=2)
+    save_checkpoint(accelerator, directory, step, {"digest": ..., "best": ...})
     state = load_checkpoint(accelerator, directory, digest)      # None: nothing to resume
 
 A checkpoint is a directory `step-0000050`:
@@ -30,13 +30,17 @@ from outrider.training.engine_state import load_state, save_state
 
 STATE = "state.json"
 
+KEPT = 2
+"""Newest checkpoints that are kept: a power cut may damage one. Each has 12 bytes per trained
+parameter and the weights."""
+
 Result = TypeVar("Result")
 
 
 def save_checkpoint(
-    accelerator: Accelerator, directory: Path, step: int, state: dict[str, Any], keep: int
+    accelerator: Accelerator, directory: Path, step: int, state: dict[str, Any]
 ) -> None:
-    """Writes and publishes a checkpoint, all ranks together; removes the oldest beyond `keep`.
+    """Writes and publishes a checkpoint, all ranks together; removes the oldest beyond `KEPT`.
 
     Raises an `OutriderError` in all ranks when one of them cannot write; `directory` is unchanged
     then.
@@ -59,7 +63,7 @@ def save_checkpoint(
         with publish(path) as temporary:
             draft.rename(temporary)
             write_json(temporary / STATE, state | {"step": step, "files": dict(files)})
-        for old in published(directory)[:-keep]:
+        for old in published(directory)[:-KEPT]:
             shutil.rmtree(old)
 
     try:

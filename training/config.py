@@ -5,9 +5,9 @@ TrainingConfig(epochs=3, learning_rate=5e-4)
 
 import math
 import shlex
-from typing import Literal
+from typing import ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 Loss = Literal["kl", "ce", "tv", "lk_alpha", "lk_hybrid"]
 DepthWeights = Literal["decay", "uniform", "visited"]
@@ -16,22 +16,11 @@ FLOOR = 0.1
 """The learning rate decays to this share of its peak."""
 
 
-class ScratchConfig(BaseModel):
-    """What a speculator that starts from scratch has in place of the section's own values."""
+DEPTH_DECAY, SCRATCH_DECAY = 0.6, 0.8
+"""Base beta of `depth_weights: decay`: of a warm start, and from scratch."""
 
-    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
-
-    epochs: int = Field(default=10, ge=1)
-    """Passes over the training part."""
-
-    learning_rate: float = Field(
-        default=2e-3, gt=0, json_schema_extra={"default": "from the target"}
-    )
-    """Peak learning rate of AdamW. A recipe that leaves it out gets 2e-3 x 192 / the target's
-    hidden size: 5e-5 for R1."""
-
-    depth_decay: float = Field(default=0.8, gt=0, le=1)
-    """Base beta of `depth_weights: decay`."""
+SCRATCH_RATE = 2.0
+"""The peak learning rate from scratch, as a multiple of `training.learning_rate`."""
 
 
 class TrainingConfig(BaseModel):
@@ -47,52 +36,42 @@ class TrainingConfig(BaseModel):
     compares them."""
 
     depth_weights: DepthWeights = "decay"
-    """Weight of each draft in the loss. `decay`: draft position s has weight depth_decay^s, because
-    it counts only if all drafts before it are accepted; `uniform`: all positions weigh the same;
-    `visited`: how often the engine would draft at this place while serving the logged response,
-    from exact replay with the current weights."""
+    """Weight of each draft in the loss. `decay`: draft position s has weight 0.6^s (0.8^s from
+    scratch), because it counts only if all drafts before it are accepted; `uniform`: all positions
+    weigh the same; `visited`: how often the engine would draft at this place while serving the
+    logged response, from exact replay with the current weights."""
 
     base_kl: float = Field(default=0.0, ge=0)
     """Weight of an additional loss KL(base||custom) over the same drafts. It keeps the custom
     speculator close to the base one, so that it forgets less of other traffic. It needs a second
     unroll, without gradients, and the base's weights in memory. 0: off."""
 
-    depth_decay: float = Field(default=0.6, gt=0, le=1)
-    """Base beta of `depth_weights: decay`; the weights are normalized to sum to 1."""
-
     features: Literal["stored", "streamed"] = "stored"
     """Where the hidden states of the training part come from. `stored`: from the feature store,
     after capture has finished; `streamed`: from capture while it runs, through the memory of a Ray
     cluster (`cluster.address`), never from a disk. Every epoch captures again."""
 
-    off_policy: Literal["drop", "mask"] | None = None
-    """What becomes of off-policy sequences of the training part (`capture.min_on_policy`). `drop`:
-    they are removed before the rows are packed; `mask`: they keep their places in the rows and
-    have no loss. A stream knows a sequence's score only when it arrives, so it always masks. null:
-    drop where the features are stored, mask where they are streamed."""
-
     epochs: int = Field(default=3, ge=1)
-    """Passes over the training part."""
+    """Passes over the training part of a warm start, from a base or the target's own layer."""
+
+    scratch_epochs: int = Field(default=10, ge=1)
+    """Passes over the training part of a head that starts from scratch."""
 
     learning_rate: float = Field(
         default=5e-4, gt=0, json_schema_extra={"default": "from the target"}
     )
     """Peak learning rate of AdamW. It warms up linearly and decays as a cosine to a tenth. A recipe
-    that leaves it out gets 1e-3 x 192 / the target's hidden size: 3e-5 for R1."""
+    that leaves it out gets 1e-3 x 192 / the target's hidden size: 3e-5 for R1. A head from scratch
+    trains at twice this rate."""
 
-    scratch: ScratchConfig = ScratchConfig()
-    """What training from scratch has in place of `epochs`, `learning_rate` and `depth_decay`: it
-    needs more of each than a warm start. A head that starts from a base, and the target's own
-    layer, ignore it."""
-
-    warmup_fraction: float = Field(default=0.05, ge=0, lt=1)
+    warmup_fraction: ClassVar[float] = 0.05
     """Length of the warm-up, as a share of all steps."""
 
-    weight_decay: float = Field(default=0.0, ge=0)
-    """Decoupled weight decay of AdamW. Off by default: the warm start generalizes, and decay pulls
+    weight_decay: ClassVar[float] = 0.0
+    """Decoupled weight decay of AdamW. Off: the warm start generalizes, and decay pulls
     away from it."""
 
-    max_grad_norm: float = Field(default=1.0, gt=0)
+    max_grad_norm: ClassVar[float] = 1.0
     """Gradients with a larger global norm are scaled down to this norm."""
 
     row_tokens: int = Field(default=4096, ge=16, json_schema_extra={"default": "from the target"})
@@ -130,34 +109,11 @@ class TrainingConfig(BaseModel):
     checkpoint_every: int = Field(default=50, ge=1)
     """Steps between two checkpoints for resuming. One more is written before the first step."""
 
-    keep_checkpoints: int = Field(default=2, ge=1)
-    """Number of newest checkpoints to keep. Each takes 12 bytes per trained parameter plus the
-    weights. With 2 or more, the run resumes from the one before if a power cut damaged the
-    newest."""
-
-    spike_factor: float | None = Field(default=5.0, gt=1)
-    """Largest accepted loss of a step, as a multiple of the median of the last 32 steps. Beyond it
-    the run goes back to the last checkpoint, leaves out that batch and reports its sequences. A
-    loss or gradient that is NaN or infinite always does so; null: only those. On nano R1's résumés
-    no step exceeded 1.15 times the median."""
-
-    max_rollbacks: int = Field(default=5, ge=0)
-    """Largest number of batches that may be left out in one run. One more is an error that names
-    them."""
-
-    patience: int | None = Field(default=None, ge=1)
-    """Stop after this many evaluations in a row without a better acceptance length. null: train to
-    the end."""
-
     parity: Literal["strict", "warn"] = "strict"
     """What to do when, before the first update, the base speculator drafts differently in the
-    trainer and in the engine, or as prepared for training and in float32 (`speculator.parity`).
+    trainer and in the engine, or as prepared for training and in float32.
     `strict`: stop the run; `warn`: print a warning and train. The evaluation's gate refuses a
     speculator that the engine drafts otherwise with in either case."""
-
-    tokens_per_s: float | None = Field(default=None, gt=0)
-    """Training throughput that `--dry-run` assumes, in row tokens/s over all processes; no other
-    effect. null: that of R1, of the embedded target, or an assumed one (pipeline/plan/hours.py)."""
 
     seed: int = 0
     """Seed of the data order; everything else is deterministic."""
@@ -171,14 +127,12 @@ class TrainingConfig(BaseModel):
         """Whether capture and training run at the same time."""
         return self.features == "streamed"
 
-    @property
-    def masks(self) -> bool:
-        """Whether off-policy sequences keep their places in the rows, without a loss."""
-        return self.off_policy == "mask" or self.streams
-
     def started(self, warm: bool) -> "TrainingConfig":
         """The section of a run that starts from a base, or from scratch."""
-        return self if warm else self.model_copy(update=dict(self.scratch))
+        if warm:
+            return self
+        rate = SCRATCH_RATE * self.learning_rate
+        return self.model_copy(update={"epochs": self.scratch_epochs, "learning_rate": rate})
 
     def learning_rate_at(self, step: int, steps: int) -> float:
         """The learning rate of step `step` (from 0) of `steps`, a function of the step alone."""
@@ -188,16 +142,6 @@ class TrainingConfig(BaseModel):
         progress = (step - warmup) / max(1, steps - warmup)
         cosine = 0.5 * (1 + math.cos(math.pi * progress))
         return self.learning_rate * (FLOOR + (1 - FLOOR) * cosine)
-
-    @model_validator(mode="after")
-    def _a_stream_masks(self) -> "TrainingConfig":
-        if self.streams and self.off_policy == "drop":
-            raise ValueError(
-                "training.off_policy=drop needs every sequence's score before the first row is"
-                " packed, which training.features=streamed does not have; take off_policy=mask, or"
-                " features=stored"
-            )
-        return self
 
     @field_validator("launcher")
     @classmethod

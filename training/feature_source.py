@@ -1,6 +1,6 @@
 """Where training reads hidden states: a store that holds all of them, or a stream.
 
-    source = source_of(store, masked)
+    source = source_of(store)
     reading = source.reading(sequence_ids)              # in every process: what it reads, in order
     states = reading.read(sequence_id)                  # the next of its sequences
     off = reading.off_policy(sequence_ids)
@@ -10,7 +10,7 @@ while training runs, in the order in which a process reads. It is the object tha
 the specification opens, if that has a method `reading`.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
@@ -41,10 +41,10 @@ class FeatureSource(Store, Protocol):
 
 
 class StoredSource:
-    """A feature store as a source. `masked`: its off-policy sequences that stay in the rows."""
+    """A feature store as a source. Its off-policy sequences were left out of the parts."""
 
-    def __init__(self, store: Store, masked: Collection[str] = ()):
-        self.store, self.masked = store, frozenset(masked)
+    def __init__(self, store: Store):
+        self.store = store
 
     @property
     def manifest(self) -> dict[str, Any]:
@@ -64,12 +64,12 @@ class StoredSource:
         return self
 
     def off_policy(self, sequence_ids: Sequence[str]) -> list[bool]:
-        return [sequence_id in self.masked for sequence_id in sequence_ids]
+        return [False] * len(sequence_ids)
 
     def close(self) -> None:
         return
 
 
-def source_of(store: Store | FeatureSource, masked: Collection[str] = ()) -> FeatureSource:
+def source_of(store: Store | FeatureSource) -> FeatureSource:
     """The store itself if it streams, else the store as a source."""
-    return store if isinstance(store, FeatureSource) else StoredSource(store, masked)
+    return store if isinstance(store, FeatureSource) else StoredSource(store)

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from outrider.speculators.heads import DraftHead
 from outrider.training.batches import Batch
-from outrider.training.config import TrainingConfig
+from outrider.training.config import DEPTH_DECAY, TrainingConfig
 from outrider.training.depth_weights import fixed_weights, visited_weights
 from outrider.training.distributed.accelerator import Drafted
 from outrider.training.distributed.spec import Sampling
@@ -47,8 +47,11 @@ class Objective:
         samples: Sequence[Sample],
         sampling: Mapping[str, Sampling],
         probabilistic: bool,
+        decay: float = DEPTH_DECAY,
     ):
+        """`decay`: base of `training.depth_weights: decay`."""
         self.config, self.depth, self.lm_head_VH = config, depth, lm_head_VH
+        self.decay = decay
         self.samples, self.sampling, self.probabilistic = samples, sampling, probabilistic
 
     def targets(self, in_step: Sequence[Sample]) -> Tensor:
@@ -63,9 +66,7 @@ class Objective:
         count_K = self.targets(in_step)
         if self.config.depth_weights == "visited":
             return (1 / count_K[:1]).expand(self.depth)
-        return (
-            fixed_weights(self.config.depth_weights, self.depth, self.config.depth_decay) / count_K
-        )
+        return fixed_weights(self.config.depth_weights, self.depth, self.decay) / count_K
 
     def of_row(
         self,

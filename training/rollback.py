@@ -1,8 +1,7 @@
 """Rollback of bad batches: a step with a NaN or a loss spike is undone and its batch left out.
 
-    guard = Guard(config)                                # in every process
-    guard.check(state, step, loss, gradient_norm, ids)   # raises BadBatch, in all processes alike
-    rollbacks = Rollbacks(out_dir / "rollbacks.json", digest, config)
+    check_step(state, step, loss, gradient_norm, ids)    # raises BadBatch, in all processes alike
+    rollbacks = Rollbacks(out_dir / "rollbacks.json", digest, learning_rate)
     rollbacks.add(bad, back_to=100, write=True)          # written before the run continues
     if step in rollbacks.steps: continue
 
@@ -18,7 +17,6 @@ from typing import Any
 
 from outrider.common.errors import OutriderError
 from outrider.common.files import read_json, write_json
-from outrider.training.config import TrainingConfig
 
 WINDOW = 32
 """Losses that a new one is compared with: enough for a steady median, few enough to follow the
@@ -26,6 +24,14 @@ descent."""
 
 FEWEST = 8
 """Losses needed before a spike is detected: the first steps descend fast."""
+
+
+SPIKE = 5.0
+"""Largest accepted loss, as a multiple of the median of the last `WINDOW` steps. On nano R1's
+résumés no step exceeded 1.15 times the median."""
+
+MOST = 5
+"""Batches that may be left out in one run."""
 
 
 class BadBatch(Exception):
@@ -36,9 +42,7 @@ class BadBatch(Exception):
         self.step, self.reason, self.sequences = step, reason, sequences
 
 
-def why_bad(
-    loss: float, gradient_norm: float, recent: list[float], spike_factor: float | None
-) -> str | None:
+def why_bad(loss: float, gradient_norm: float, recent: list[float]) -> str | None:
     """The reason why a step is bad, or None.
 
     DeepSpeed reports a gradient with NaN or infinity as the norm -1.
@@ -47,45 +51,30 @@ def why_bad(
         return f"the loss is {loss}"
     if not math.isfinite(gradient_norm) or gradient_norm < 0:
         return "the gradient is not finite"
-    if spike_factor is not None and len(recent) >= FEWEST and loss > spike_factor * median(recent):
-        return (
-            f"the loss {loss:.4f} is more than training.spike_factor={spike_factor:g} times the"
-            f" median {median(recent):.4f}"
-        )
+    if len(recent) >= FEWEST and loss > SPIKE * median(recent):
+        return f"the loss {loss:.4f} is more than {SPIKE:g} times the median {median(recent):.4f}"
     return None
 
 
-class Guard:
-    """Checks steps against recent losses, which are in the trainer's state as `recent_losses`."""
+def check_step(
+    state: dict[str, Any], step: int, loss: float, gradient_norm: float, sequences: list[str]
+) -> None:
+    """Raises `BadBatch`, or adds the loss to the trainer's `recent_losses`.
 
-    def __init__(self, config: TrainingConfig):
-        self.spike_factor = config.spike_factor
-
-    def check(
-        self,
-        state: dict[str, Any],
-        step: int,
-        loss: float,
-        gradient_norm: float,
-        sequences: list[str],
-    ) -> None:
-        """Raises `BadBatch`, or adds the loss to the recent ones.
-
-        `loss` and `gradient_norm` must be equal in all processes.
-        """
-        recent = state.setdefault("recent_losses", [])
-        reason = why_bad(loss, gradient_norm, recent, self.spike_factor)
-        if reason is not None:
-            raise BadBatch(step, reason, sequences)
-        recent.append(loss)
-        del recent[:-WINDOW]
+    `loss` and `gradient_norm` must be equal in all processes.
+    """
+    recent = state.setdefault("recent_losses", [])
+    if reason := why_bad(loss, gradient_norm, recent):
+        raise BadBatch(step, reason, sequences)
+    recent.append(loss)
+    del recent[:-WINDOW]
 
 
 class Rollbacks:
     """The steps that were undone and are left out."""
 
-    def __init__(self, path: Path, digest: str, config: TrainingConfig):
-        self.path, self.digest, self.config = path, digest, config
+    def __init__(self, path: Path, digest: str, learning_rate: float):
+        self.path, self.digest, self.learning_rate = path, digest, learning_rate
         saved = read_json(path) if path.exists() else {}
         self.list: list[dict[str, Any]] = (
             saved["rollbacks"] if saved.get("digest") == digest else []
@@ -105,7 +94,7 @@ class Rollbacks:
     def add(self, bad: BadBatch, back_to: int, write: bool) -> str:
         """Adds a rollback in every process, writes it in the first, and returns a line about it.
 
-        Raises an `OutriderError` after more than `training.max_rollbacks`.
+        Raises an `OutriderError` after more than `MOST`.
         """
         self.list.append(
             {
@@ -117,12 +106,11 @@ class Rollbacks:
         )
         if write:
             write_json(self.path, {"digest": self.digest, "rollbacks": self.list})
-        if len(self.list) > self.config.max_rollbacks:
+        if len(self.list) > MOST:
             raise OutriderError(self._too_many())
         return (
-            f"{bad}; back to step {back_to}, its batch is left out (rollback {len(self.list)} of"
-            f" training.max_rollbacks={self.config.max_rollbacks}). It held the sequences"
-            f" {', '.join(bad.sequences)}"
+            f"{bad}; back to step {back_to}, its batch is left out (rollback {len(self.list)} of at"
+            f" most {MOST}). It held the sequences {', '.join(bad.sequences)}"
         )
 
     def _too_many(self) -> str:
@@ -132,10 +120,9 @@ class Rollbacks:
             names = ", ".join(sorted(common))
             advice = f"Every one of these batches held {names}: leave it out of the traffic"
         else:
-            rate = f"{self.config.learning_rate:g}"
-            advice = f"They share no sequence: lower training.learning_rate ({rate})"
+            rate = f"training.learning_rate ({self.learning_rate:g})"
+            advice = f"They share no sequence: lower {rate}"
         return (
-            f"training: {len(self.list)} batches had to be undone, more than"
-            f" training.max_rollbacks={self.config.max_rollbacks} ({steps}). {advice}, or raise"
-            f" training.max_rollbacks. Their sequences are in {self.path}"
+            f"training: {len(self.list)} batches had to be undone, at most {MOST} may be ({steps})."
+            f" {advice}. Their sequences are in {self.path}"
         )

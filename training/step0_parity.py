@@ -9,7 +9,7 @@ at the same anchors and after the same logged tokens, so that a difference at on
 carry over to the next. Acceptance is not compared: with seven sequences, near ties of bf16 in a
 handful of drafts moved one depth's acceptance by 0.087.
 
-The limits are those of `speculator.parity`, at every depth, plus two standard errors of the number
+The limits are those of `ParityConfig`, at every depth, plus two standard errors of the number
 of drafts n (`allowed`). Measured on nano R1, bf16 against float32, by depth: at most 0.3 % of the
 drafts differ beyond a near tie, and log-probabilities by at most 0.02 nats on average; with a state
 that is fed back before its norm, 2 to 4 % and 0.07 to 0.11 nats at depth 5.
@@ -119,6 +119,5 @@ def complaint(found: Mapping[str, Any], parity: ParityConfig) -> str | None:
         f" than the base in float32: {worst}. Usual causes: weights that were not loaded, a cast"
         " that rounds what must stay float32 (the routing bias), a state fed back before its norm,"
         " positions or tokens off by one; if training.compute is bf16, see whether fp32 agrees."
-        " The limits are speculator.parity.min_agreement and speculator.parity.max_difference plus"
-        " two standard errors. To train all the same: training.parity=warn"
+        " To train all the same: training.parity=warn"
     )

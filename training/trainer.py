@@ -27,6 +27,7 @@ from outrider.common.fingerprint import value_digest
 from outrider.speculators.base import base_of, warm_start
 from outrider.speculators.checkpoints.layout import fp8_blocks
 from outrider.speculators.checkpoints.target_ends import load_target_ends
+from outrider.speculators.config import ParityConfig
 from outrider.speculators.draft_vocabulary import coverage, token_counts
 from outrider.speculators.kinds import trainable_kind
 from outrider.speculators.kinds.drafter import Drafter
@@ -35,6 +36,7 @@ from outrider.speculators.planned import planned
 from outrider.speculators.size import RowShape, drafter_size
 from outrider.training.batches import Batch, Prefetch, responses
 from outrider.training.checkpoints import load_checkpoint, save_checkpoint, states
+from outrider.training.config import DEPTH_DECAY, SCRATCH_DECAY
 from outrider.training.distributed.accelerator import (
     COMPUTE_DTYPE,
     ChainUnroll,
@@ -64,7 +66,7 @@ from outrider.training.packing import (
     samples_of_part,
     turns,
 )
-from outrider.training.rollback import BadBatch, Guard, Rollbacks
+from outrider.training.rollback import BadBatch, Rollbacks, check_step
 from outrider.training.step0_parity import StepZero, complaint
 from outrider.training.validation import Validation
 
@@ -79,7 +81,8 @@ class Trainer:
         target_config = read_json(spec.target_dir / "config.json")
         self.vocab = target_config["vocab_size"]
         self.origin = self._origin()
-        self.config = spec.training.started(self.origin.base_dir is not None)
+        warm = self.origin.base_dir is not None
+        self.config = spec.training.started(warm)
         config = planned(spec.speculator, target_config)
         self.features = self.kind.features(config, target_config)
         self.features.require(source.spec, spec.features_dir)
@@ -132,6 +135,7 @@ class Trainer:
             self.samples,
             spec.sampling,
             spec.probabilistic_drafts,
+            DEPTH_DECAY if warm else SCRATCH_DECAY,
         )
         self.base: ChainUnroll | None = None
         if self.config.base_kl:
@@ -167,7 +171,7 @@ class Trainer:
         return self.kind.load(self.origin.base_dir, self.spec.target_dir, dtype, device)
 
     def run(self) -> dict[str, Any]:
-        """Trains to the end or until patience ends, and publishes the best speculator."""
+        """Trains to the end and publishes the best speculator."""
         signal.signal(signal.SIGTERM, self._request_stop)
         began = time.perf_counter()
         state = load_checkpoint(self.accelerator, self._checkpoints, self.digest)
@@ -176,8 +180,9 @@ class Trainer:
             self._say(vocabulary_line(drafts["draft_vocabulary"]))
         if cut := self.lost_ends.describe():
             self._say(cut)
-        self.guard = Guard(self.config)
-        self.rollbacks = Rollbacks(self.spec.out_dir / "rollbacks.json", self.digest, self.config)
+        self.rollbacks = Rollbacks(
+            self.spec.out_dir / "rollbacks.json", self.digest, self.config.learning_rate
+        )
         self.metrics = Metrics(
             self.accelerator,
             self.spec.log_dir,
@@ -239,7 +244,7 @@ class Trainer:
 
     def _start(self) -> dict[str, Any]:
         """Step 0: the prepared speculator must draft what the base in float32 drafts."""
-        parity = self.spec.speculator.parity
+        parity = ParityConfig()
         check = None
         if self.origin.base_dir is not None:
             # The prepared embedding also serves the base: a second one would take 1.9 GB for R1.
@@ -262,14 +267,11 @@ class Trainer:
             "best": prepared,
             "best_step": 0,
             "evaluated_at": 0,
-            "without_gain": 0,
             "start_peak_bytes": peak_bytes(self.device),
         }
 
     def _train(self, state: dict[str, Any], first_step: int) -> BadBatch | None:
         """Trains to the end, or returns the batch that must be undone."""
-        if self._patience_ended(state):
-            return None
         rows = rows_of_process(
             self.steps,
             first_step,
@@ -297,23 +299,13 @@ class Trainer:
                 if last or done % self.config.evaluate_every == 0:
                     self._judge(state, done)
                 stop = self._some_process_stops()
-                if (
-                    stop
-                    or last
-                    or done % self.config.checkpoint_every == 0
-                    or self._patience_ended(state)
-                ):
+                if stop or last or done % self.config.checkpoint_every == 0:
                     self._save(done, state)
                 if stop and not last:
                     raise Preempted(
                         f"training was asked to stop; step {done} of {len(self.steps)} is saved,"
                         " the same command goes on"
                     )
-                if self._patience_ended(state):
-                    self._say(
-                        f"no gain in {self.config.patience} evaluations: stopped at step {done}"
-                    )
-                    return None
         return None
 
     def _roll_back(self, state: dict[str, Any], bad: BadBatch) -> int:
@@ -376,7 +368,7 @@ class Trainer:
             self.accelerator.deepspeed_engine_wrapped.get_global_grad_norm()
         )
         names = [sample.sequence_id for sample in in_step]
-        self.guard.check(state, step, self._from_first(sums[0].item()), gradient_norm, names)
+        check_step(state, step, self._from_first(sums[0].item()), gradient_norm, names)
         seconds = time.perf_counter() - began
         lengths, anchors = (
             [sample.length for sample in in_step],
@@ -405,10 +397,8 @@ class Trainer:
         profile = self._evaluate(done)
         state["evaluated_at"] = done
         if profile["acceptance_length"][-1] > state["best"]["acceptance_length"][-1]:
-            state.update(best=profile, best_step=done, without_gain=0)
+            state.update(best=profile, best_step=done)
             self._save_best(done)
-        else:
-            state["without_gain"] += 1
 
     def _evaluate(self, done: int, check: StepZero | None = None) -> dict[str, Any]:
         began = time.perf_counter()
@@ -422,9 +412,7 @@ class Trainer:
 
     def _save(self, done: int, state: dict[str, Any]) -> None:
         """Writes a checkpoint, and removes best speculators that no checkpoint refers to."""
-        save_checkpoint(
-            self.accelerator, self._checkpoints, done, state, self.config.keep_checkpoints
-        )
+        save_checkpoint(self.accelerator, self._checkpoints, done, state)
         if self.accelerator.is_main_process:
             wanted = {self._best(each["best_step"]) for each in states(self._checkpoints)}
             for path in set(self._best(0).parent.glob("step-*")) - wanted:
@@ -461,7 +449,7 @@ class Trainer:
 
     def _masked(self, rows: Sequence[Row], reading: Reading) -> frozenset[int]:
         """Samples of a step without a loss: each process judges those of the rows that it reads."""
-        if not self.config.masks:
+        if not self.config.streams:
             return frozenset()
         own = rows[self.accelerator.process_index :: self.accelerator.num_processes]
         mine = [index for row in own for index in row]
@@ -479,9 +467,6 @@ class Trainer:
     def _from_first(self, value: Any) -> float:
         """The first process's value in every process, so that all processes decide alike."""
         return broadcast(torch.tensor([float(value)], device=self.device)).item()
-
-    def _patience_ended(self, state: dict[str, Any]) -> bool:
-        return self.config.patience is not None and state["without_gain"] >= self.config.patience
 
     def _request_stop(self, *_: object) -> None:
         self.stop_requested = True

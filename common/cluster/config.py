@@ -4,6 +4,7 @@ ClusterConfig(address="local", capture_replicas=2)
 """
 
 import re
+from typing import ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
@@ -33,23 +34,19 @@ class ClusterConfig(BaseModel):
     and being read. Replicas wait when it is reached. null: half of the smallest node's object
     store."""
 
-    object_store_gb: float | None = Field(default=None, gt=0)
-    """Object store of `address: local` in GB, in shared memory. null: Ray's default, 30 % of the
-    memory."""
-
-    replica_restarts: int = Field(default=3, ge=0)
+    replica_restarts: ClassVar[int] = 3
     """How often Ray starts a replica again that ends unexpectedly, on any node with room. The
     others do its work meanwhile."""
 
-    start_timeout_s: float = Field(default=1800.0, gt=0)
+    start_timeout_s: ClassVar[float] = 1800.0
     """Longest time in seconds without any running replica: for GPUs to become free, and for the
     engine to start. Training waits as long for its processes to start."""
 
-    training_cores: int = Field(default=1, ge=1)
+    training_cores: ClassVar[int] = 1
     """CPU cores of each training process, and the number of its threads. Each has a GPU too where
     the cluster has any."""
 
-    training_restarts: int = Field(default=3, ge=0)
+    training_restarts: ClassVar[int] = 3
     """How often training resumes after it lost processes, with their node or killed. It resumes
     with the processes that the cluster has room for."""
 

@@ -113,8 +113,8 @@ class ClusterSession:
             raise OutriderError(
                 f"cluster.in_flight_gb = {config.in_flight_gb:g}: the smallest object store of the"
                 f" cluster has {store / 1e9:.2f} GB and a fifth must stay free; lower it to"
-                f" {0.8 * store / 1e9:.2f}, or give Ray a larger store (cluster.object_store_gb"
-                " for address: local, ray start --object-store-memory otherwise)"
+                f" {0.8 * store / 1e9:.2f}, or give Ray a larger store (`ray start"
+                " --object-store-memory`; more memory for address: local)"
             )
         return limit
 
@@ -168,8 +168,6 @@ def _private(config: ClusterConfig, cpus: int | None, folder: Path) -> dict[str,
         "_system_config": _SYSTEM,
         "_temp_dir": str(folder),
     }
-    if config.object_store_gb is not None:
-        options["object_store_memory"] = int(config.object_store_gb * 1e9)
     return options
 
 

@@ -84,9 +84,7 @@ def capture(
     target_config = read_json(target_dir / "config.json")
     spec = features.stored(target_config["hidden_size"])
     _check_streams(spec, target_config, engine)
-    table, lengths = fit(
-        load_sequences(sequences_dir, ids_of(parts)), engine.max_model_len, capture.too_long
-    )
+    table, lengths = fit(load_sequences(sequences_dir, ids_of(parts)), engine.max_model_len)
     source = {
         "target": sampled_digest(
             [target_dir / "config.json", *sorted(target_dir.glob("*.safetensors"))]
@@ -96,7 +94,7 @@ def capture(
         "scores": {"version": SCORES_VERSION, "positions": capture.on_policy_positions},
     }
     if lengths.cut or lengths.dropped:
-        source["too_long"] = {"capture.too_long": capture.too_long, "limit": lengths.limit}
+        source["too_long"] = {"limit": lengths.limit}
         Console(stderr=True).print(lengths.describe(), highlight=False, soft_wrap=True)
     if (out_dir / SUMMARY).exists() and _finished(out_dir, source, spec, capture.dtype):
         return read_json(out_dir / SUMMARY)

@@ -1,6 +1,6 @@
-"""Sequences that are longer than the engine prefills: cut at their end, dropped, or an error.
+"""Sequences that are longer than the engine prefills are cut at their end.
 
-    table, lengths = fit(table, EngineConfig().max_model_len, "cut")
+    table, lengths = fit(table, EngineConfig().max_model_len)
     print(lengths.describe())   # ... of 720 responses 2 lose their end (512 tokens) ...
 
 A cut keeps the beginning: the prompt and the first tokens of the completion, whose states do not
@@ -14,7 +14,6 @@ from datasets import Dataset
 
 from outrider.common.errors import OutriderError
 from outrider.common.lost_ends import LostEnds, lost_ends
-from outrider.data.config import TooLong
 
 
 def longest(max_model_len: int) -> int:
@@ -23,33 +22,26 @@ def longest(max_model_len: int) -> int:
 
 
 def lengths_of(
-    lengths: Sequence[int], starts: Sequence[int], max_model_len: int, too_long: TooLong
+    lengths: Sequence[int], starts: Sequence[int], max_model_len: int
 ) -> tuple[LostEnds, list[int]]:
     """What happens to sequences of these lengths and completion starts; the rows that are kept."""
     key = f"serving.engine.max_model_len = {max_model_len:,}"
-    return lost_ends(lengths, starts, longest(max_model_len), key, too_long == "cut")
+    return lost_ends(lengths, starts, longest(max_model_len), key)
 
 
-def fit(table: Dataset, max_model_len: int, too_long: TooLong) -> tuple[Dataset, LostEnds]:
+def fit(table: Dataset, max_model_len: int) -> tuple[Dataset, LostEnds]:
     """The table without the dropped rows, and what happened.
 
     Rows that are cut stay whole in the table: capture reads their first `LostEnds.limit` tokens.
 
     Raises:
-        OutriderError: a sequence does not fit and `too_long` is `fail`, or none is left.
+        OutriderError: none is left.
     """
     lengths = [len(token_ids) for token_ids in table["token_ids"]]
-    found, kept = lengths_of(lengths, table["completion_start"][:], max_model_len, too_long)
-    if too_long == "fail" and found.dropped:
-        row = max(range(len(lengths)), key=lengths.__getitem__)
-        raise OutriderError(
-            f"serving.engine.max_model_len = {max_model_len}: {found.dropped} of {len(lengths)}"
-            f" sequences do not fit (the longest, {table['sequence_id'][row]}, has {lengths[row]}"
-            f" tokens); set it to at least {lengths[row] + 1}, or capture.too_long to cut or drop"
-        )
+    found, kept = lengths_of(lengths, table["completion_start"][:], max_model_len)
     if not kept:
         raise OutriderError(
             f"serving.engine.max_model_len = {max_model_len}: none of {len(lengths)} sequences is"
-            f" left (capture.too_long = {too_long}); raise it, up to {max(lengths) + 1}"
+            f" left; raise it, up to {max(lengths) + 1}"
         )
     return (table.select(kept) if found.dropped else table), found

@@ -38,6 +38,9 @@ if TYPE_CHECKING:
     import numpy as np
     import torch
 
+CORES = "VLLM_CPU_OMP_THREADS_BIND"
+"""vLLM's variable for the cores of an engine on a CPU."""
+
 MEMORY_FILES = Path("/dev/shm")
 PIECES_AT_A_TIME = 2
 """Pieces that a replica has at a time: one in the engine, one being copied."""
@@ -59,7 +62,7 @@ class ReplicaSetup:
     piece_tokens: int
     """Tokens of the largest piece."""
     cores: int | None = None
-    """Cores of its engine on a CPU; None: as `engine.cpu_cores` says."""
+    """Cores of its engine on a CPU; None: vLLM's choice, or the engine's environment."""
 
 
 class StoredRow(NamedTuple):
@@ -120,8 +123,8 @@ class CaptureReplica:
     def _open(self) -> Engine:
         setup, engine = self._setup, self._setup.engine
         if setup.cores is not None:
-            cores = _cores(engine.cpu_cores, self._number, setup.cores)
-            engine = engine.model_copy(update={"cpu_cores": cores})
+            cores = _cores(engine.environment.get(CORES, "auto"), self._number, setup.cores)
+            engine = engine.model_copy(update={"environment": engine.environment | {CORES: cores}})
         if engine.gpus > 1 and "distributed_executor_backend" not in engine.extra_arguments:
             # Inside an actor vLLM might choose Ray, and start actors outside of this one.
             extra = engine.extra_arguments | {"distributed_executor_backend": "mp"}

@@ -180,7 +180,7 @@ def write_quarantine(
 ) -> None:
     """Publishes the quarantined ids with their scores, readable by their owner only.
 
-    `not_captured` were too long for the engine (capture.too_long).
+    `not_captured` were too long for the engine.
     """
     listed = {sequence_id: round(score, 4) for sequence_id, score in scores.items()}
     manifest = file_digest(Path(features_dir) / MANIFEST)
@@ -190,11 +190,8 @@ def write_quarantine(
     write_json(Path(features_dir) / QUARANTINE, content, private=True)
 
 
-def load_parts(split_dir: Path, features_dir: Path, masked: bool = False) -> dict[str, Any]:
+def load_parts(split_dir: Path, features_dir: Path) -> dict[str, Any]:
     """Reads parts.json without sequences that are quarantined or were not captured.
-
-    `masked`: the training part keeps those that are quarantined (`training.off_policy: mask`), and
-    `masked` lists them.
 
     Raises:
         OutriderError: a part becomes empty.
@@ -203,11 +200,8 @@ def load_parts(split_dir: Path, features_dir: Path, masked: bool = False) -> dic
     quarantine = read_json(Path(features_dir) / QUARANTINE)
     missing = set(quarantine.get("not_captured", ()))
     off = set(quarantine["sequences"])
-    if masked:
-        parts["masked"] = [sequence_id for sequence_id in parts["train"] if sequence_id in off]
     for name in (name for name in (*PARTS, GENERAL) if name in parts):
-        aside = missing if masked and name == "train" else missing | off
-        kept = [sequence_id for sequence_id in parts[name] if sequence_id not in aside]
+        kept = [sequence_id for sequence_id in parts[name] if sequence_id not in missing | off]
         if not kept:
             raise OutriderError(
                 f"{Path(features_dir) / QUARANTINE}: all {len(parts[name])} sequences of the {name}"

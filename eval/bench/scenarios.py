@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from outrider.common.errors import OutriderError
 from outrider.data.sequences import log_order
 from outrider.eval.bench.metrics import quantiles
-from outrider.eval.config import EvalConfig, ScenarioConfig
+from outrider.eval.config import EvalConfig, LengthRange, ScenarioConfig
 from outrider.eval.results.speed import Scenario
 from outrider.serving.config import ServingConfig
 
@@ -62,8 +62,8 @@ def select(heldout: "Dataset", settings: EvalConfig, serving: ServingConfig) -> 
     for name, scenario in (settings.scenarios or {EVERYTHING: ScenarioConfig()}).items():
         max_tokens = scenario.max_tokens or settings.max_tokens
         room = serving.engine.max_model_len - max_tokens - 1
-        prompts = _range(scenario.prompt_tokens, scenario.prompt_quantiles, prompt_N)
-        responses = _range(scenario.response_tokens, scenario.response_quantiles, response_N)
+        prompts = _range(scenario.prompt_tokens, prompt_N)
+        responses = _range(scenario.response_tokens, response_N)
         inside_N = _inside(prompt_N, prompts) & _inside(response_N, responses)
         rows = order_N[(inside_N & (prompt_N <= room))[order_N]].tolist()
         if len(rows) < LEAST_REQUESTS and (settings.scenarios or not rows):
@@ -88,17 +88,17 @@ def select(heldout: "Dataset", settings: EvalConfig, serving: ServingConfig) -> 
     return traffic
 
 
-def _range(
-    tokens: tuple[int, int | None] | None,
-    quantiles: tuple[float, float] | None,
-    values_N: NDArray[np.int64],
-) -> Range:
+def _range(limits: LengthRange | None, values_N: NDArray[np.int64]) -> Range:
     """Least and most tokens, both included."""
-    if quantiles is not None:
-        low, high = quantiles
-        return float(np.quantile(values_N, low)), float(np.quantile(values_N, high))
-    least, most = tokens or (0, None)
-    return float(least), float("inf") if most is None else float(most)
+    least, most = limits or (0, None)
+    return _tokens(least, values_N), float("inf") if most is None else _tokens(most, values_N)
+
+
+def _tokens(bound: int | str, values_N: NDArray[np.int64]) -> float:
+    """A number of tokens; a share such as `50%` is a quantile of the values."""
+    if isinstance(bound, str):
+        return float(np.quantile(values_N, int(bound.rstrip("%")) / 100))
+    return float(bound)
 
 
 def _inside(values_N: NDArray[np.int64], limits: Range) -> NDArray[np.bool_]:

@@ -150,7 +150,6 @@ class Servers:
             speculator if numbers else None,
             max(numbers, default=None),
             log_path=self._log_dir / f"server_{self._mode}_{name}.log",
-            port=serving.port and serving.port + len(self._up),
             k_per_batch_size=schedule,
         )
         running = self._up[name] = _Running(server, numbers, file, speculator.directory)

@@ -31,7 +31,7 @@ def answer_check(path: Path) -> TaskCheck:
     known = {_plain(question): answer for question, answer in _rows(Path(path))}
     if not known:
         raise OutriderError(
-            f"eval.answers = {str(path)!r}: the file is empty; each line must be an object with "
+            f"eval.task = {str(path)!r}: the file is empty; each line must be an object with "
             "question and answer"
         )
     longest_first = sorted(known, key=len, reverse=True)
@@ -78,7 +78,7 @@ def _rows(path: Path) -> Iterator[tuple[str, str]]:
         lines = path.expanduser().read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise OutriderError(
-            f"eval.answers = {str(path)!r}: cannot be read ({error}); give a file of JSON lines"
+            f"eval.task = {str(path)!r}: cannot be read ({error}); give a file of JSON lines"
         ) from error
     for number, line in enumerate(lines, 1):
         try:
@@ -87,7 +87,7 @@ def _rows(path: Path) -> Iterator[tuple[str, str]]:
         except (ValueError, KeyError, TypeError):
             raise OutriderError(
                 f"{path}, line {number}: not an object with question and answer, such as "
-                '{"question": "How many ...?", "answer": "72"}; eval.answers reads one a line'
+                '{"question": "How many ...?", "answer": "72"}; eval.task reads one a line'
             ) from None
 
 

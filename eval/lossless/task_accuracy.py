@@ -27,7 +27,7 @@ from numpy.typing import ArrayLike
 from scipy.stats import norm
 
 from outrider.common.errors import OutriderError
-from outrider.eval.config import EvalConfig
+from outrider.eval.config import ANSWERS, EvalConfig
 from outrider.eval.lossless.answers import TaskCheck, answer_check
 from outrider.eval.results.parts import Variant
 from outrider.eval.results.verification import Equivalence, Task
@@ -43,10 +43,12 @@ Z = float(norm.isf(0.05))
 
 
 def task_of(evaluation: EvalConfig) -> TaskCheck | None:
-    """The check that `eval.task` or `eval.answers` names; None where neither is set."""
-    if evaluation.answers is not None:
-        return answer_check(Path(evaluation.answers))
-    return None if evaluation.task is None else load_task(evaluation.task)
+    """The check that `eval.task` names: a function, or a file of known answers; None without."""
+    if evaluation.task is None:
+        return None
+    if evaluation.task.endswith(ANSWERS):
+        return answer_check(Path(evaluation.task))
+    return load_task(evaluation.task)
 
 
 def load_task(name: str) -> TaskCheck:
@@ -104,8 +106,7 @@ def try_task(
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(target_dir)
-    key = "eval.task" if evaluation.answers is None else "eval.answers"
-    named = f"{key} = {evaluation.task or evaluation.answers!r}"
+    named = f"eval.task = {evaluation.task!r}"
     marks: list[bool] = []
     for row in rows[:TRIED]:
         response = response_text(tokenizer, row["token_ids"][row["completion_start"] :])
@@ -115,7 +116,7 @@ def try_task(
             raise OutriderError(
                 f"{named} raised on the logged response {row['sequence_id']} (file-row of the log):"
                 f" {raised_at(error, quoting)}. Return None for a prompt that it cannot judge, or"
-                f" set {key}: null"
+                " set eval.task: null"
             ) from error
         marks += [bool(mark)] if mark is not None else []
     tried = len(rows[:TRIED])

@@ -363,6 +363,6 @@ def complaint(found: Parity, parity: ParityConfig) -> str | None:
         f" {found.steps} x {len(found.per_depth)} draft tokens ({depths};"
         f" {found.near_ties:.2%} more within {parity.near_tie_nats:g} nats), and on their"
         f" log-probabilities to {found.difference:.3f} nats on average; {most} others may be"
-        f" found at a true share of {missing.describe()} (speculator.parity.min_agreement), and the"
-        f" difference may be {difference.describe()} (speculator.parity.max_difference); {CAUSES}"
+        f" found at a true share of {missing.describe()}, and the"
+        f" difference may be {difference.describe()}; {CAUSES}"
     )

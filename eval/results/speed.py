@@ -110,6 +110,3 @@ class Cost(Part):
     """Price of a million output tokens"""
     gpu_hours_a_month: Variants[float] | None = None
     """At eval.cost.tokens_per_s; null without it"""
-    break_even_tokens: float | None = None
-    """Tokens after which training has paid off against base; null: never, or without
-    eval.cost.training_gpu_hours"""

@@ -22,7 +22,7 @@ class Parity(Part):
     agreement: float
     """Share of equal tokens"""
     near_ties: float
-    """Share of tokens that differ within speculator.parity.near_tie_nats"""
+    """Share of tokens that differ within 0.25 nats"""
     difference: float
     """Mean absolute difference of log-probabilities, nats"""
     per_depth: list[float]
@@ -154,4 +154,4 @@ class Verification(EngineFindings):
     same_text: SameText
     """Token frequencies of custom against no speculation"""
     task: Task | None
-    """Null without eval.task or eval.answers"""
+    """Null without eval.task"""

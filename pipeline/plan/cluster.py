@@ -4,8 +4,8 @@
 
 The slowest of replicas, network and store sets the pace of capture. Stored training follows it and
 reads every epoch; streamed training starts with its first piece and takes the longer of capture and
-training, and captures in every epoch. Rates are those of one replica and of all training processes
-(`capture.tokens_per_s`, `training.tokens_per_s`): take them from a small run on the same nodes.
+training, and captures in every epoch. Rates (hours.py) are those of one replica and of all training
+processes.
 """
 
 from collections.abc import Mapping

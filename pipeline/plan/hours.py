@@ -103,20 +103,12 @@ def assumed_rates(recipe: Recipe, target_config: Mapping[str, Any]) -> Rates:
 
 
 def rates_of(recipe: Recipe, target_config: Mapping[str, Any]) -> Rates | None:
-    """The rates of a known target; the recipe's own rates replace two of them."""
+    """The rates of a known target."""
     if recipe.target.model in EMBEDDED_TARGETS:
-        known = NANO_R1_ON_2_CORES
-    elif target_config.get("hidden_size") == 7168 and "kv_lora_rank" in target_config:
-        known = R1_ON_8_H200
-    elif "architectures" in target_config:
-        known = assumed_rates(recipe, target_config)
-    else:
-        return None
-    return dataclasses.replace(
-        known,
-        capture_tokens_per_s=recipe.capture.tokens_per_s or known.capture_tokens_per_s,
-        training_tokens_per_s=recipe.training.tokens_per_s or known.training_tokens_per_s,
-    )
+        return NANO_R1_ON_2_CORES
+    if target_config.get("hidden_size") == 7168 and "kv_lora_rank" in target_config:
+        return R1_ON_8_H200
+    return assumed_rates(recipe, target_config) if "architectures" in target_config else None
 
 
 def stage_seconds(
@@ -162,7 +154,7 @@ def stage_seconds(
         },
         "train": training,
         "evaluate": evaluated,
-        "export": {"engine start": rates.engine_start_s * recipe.export.verify},
+        "export": {"engine start": rates.engine_start_s * (recipe.export.tolerance is not None)},
     }
     if (starts := len(checkpoint_bytes)) > 1:
         stages["choose_kind"] = {f"{starts} engine starts": starts * rates.engine_start_s}

@@ -91,12 +91,10 @@ def lost_ends_text(stage: str, run: RunDirectory, recipe: Recipe) -> str:
         return unsent_text(sum(start > room for start in starts), len(starts))
     ids = ids_of(parts) if stage == "capture" else [*parts["train"], *parts["validation"]]
     lengths, starts = _lengths(run, ids)
-    found, kept = lengths_of(lengths, starts, engine.max_model_len, recipe.capture.too_long)
+    found, kept = lengths_of(lengths, starts, engine.max_model_len)
     if stage == "train":
         captured = [min(lengths[row], found.limit) for row in kept]
         found = cut_at_rows(captured, [starts[row] for row in kept], recipe.training.row_tokens)
-    elif recipe.capture.too_long == "fail" and found.dropped:
-        return f"{found.dropped:,} sequences exceed {found.limit:,} tokens: the run would stop"
     return found.describe()
 
 

@@ -20,6 +20,7 @@ from outrider.common.config_errors import explain
 from outrider.common.errors import OutriderError
 from outrider.common.redaction import redacted
 from outrider.common.yaml_tree import Origins, read_value, read_yaml
+from outrider.eval.config import ANSWERS
 from outrider.pipeline.recipe.recipe import Recipe
 from outrider.pipeline.recipe.shipped import (
     EMBEDDED_TRAFFIC,
@@ -234,7 +235,7 @@ def _resolve_paths(
         ("traffic", "path", _traffic_path),
         ("traffic", "general", _traffic_path),
         ("privacy", "key_file", _traffic_path),
-        ("eval", "answers", _traffic_path),
+        ("eval", "task", _task_path),
         ("target", "model", _model_directory),
         ("speculator", "base", _base_directory),
     ):
@@ -283,6 +284,10 @@ def _traffic_path(path: str, folder: Path) -> str:
     expanded = Path(path).expanduser()
     here, there = folder / expanded, Path.cwd() / expanded
     return str(here if expanded.is_absolute() or _exists(here) else there)
+
+
+def _task_path(task: str, folder: Path) -> str:
+    return _traffic_path(task, folder) if task.endswith(ANSWERS) else task
 
 
 def _exists(path: Path) -> bool:

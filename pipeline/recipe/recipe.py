@@ -8,7 +8,7 @@ of them are checked. docs/recipes.md is generated from the docstrings (`make ref
 
 import re
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from pydantic import (
     BaseModel,
@@ -42,7 +42,7 @@ class AdaptConfig(BaseModel):
     from_start: bool = False
     """Whether the first start reads what the log holds already. false: only what comes later."""
 
-    min_drop: float = Field(default=0.03, ge=0, lt=1)
+    min_drop: ClassVar[float] = 0.03
     """A round starts when the acceptance length of the speculator in use has fallen beyond chance
     since its release, and by at least this share."""
 
@@ -70,18 +70,15 @@ class AdaptConfig(BaseModel):
 
 
 class ExportConfig(BaseModel):
-    """The export bundle: how it is verified and where it is copied."""
+    """The export bundle: how it is verified and what it holds."""
 
     model_config = ConfigDict(extra="forbid")
 
-    verify: bool = True
-    """Before publishing the bundle, load it in vLLM as an endpoint would, and compare its
-    acceptance with the evaluated one."""
-
-    tolerance: float = Field(default=0.03, gt=0, lt=1)
-    """Largest relative difference between the bundle's acceptance length and the evaluated one, on
-    the same prompts with greedy decoding. Not 0, because bf16 engines that batch differently decide
-    near ties differently."""
+    tolerance: float | None = Field(default=0.03, gt=0, lt=1)
+    """Before the bundle is published, vLLM loads it as an endpoint would: the largest relative
+    difference between its acceptance length and the evaluated one, on the same prompts with greedy
+    decoding. bf16 engines that batch differently decide near ties differently. null: published
+    without this check."""
 
     k_per_batch_size: bool = False
     """Whether the exported serve.sh drafts the best number of tokens for the current batch size
@@ -92,11 +89,6 @@ class ExportConfig(BaseModel):
     """Whether the bundle also holds the speculator as other programs load it: `sglang_nextn` (an
     MTP layer for SGLang), `speculators` (a head in the format of vllm-project/speculators). They
     are copies of the weights: false halves the bundle."""
-
-    to: str | None = None
-    """Where to copy the verified bundle: a directory, an fsspec URL (`s3://...`), a repository of
-    the Hugging Face Hub (`hf://OWNER/NAME`) or an OCI image layout (`oci:FOLDER:TAG`). null: it
-    stays in the run directory. `export-speculator --to` copies it without changing the recipe."""
 
 
 class Recipe(BaseModel):

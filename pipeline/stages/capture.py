@@ -15,9 +15,6 @@ SPEED_ONLY = {
     "max_num_seqs",
     "kv_cache_gb",
     "gpu_memory_utilization",
-    "cpu_cores",
-    "seed",
-    "prefix_caching",
 }
 """Engine settings that do not change the captured states."""
 
@@ -62,7 +59,7 @@ CAPTURE = Stage(
     needs=("ingest", "split"),
     settings=lambda recipe: {
         "target": section(recipe.target),
-        "capture": section(recipe.capture, {"tokens_per_s"}),
+        "capture": section(recipe.capture),
         "speculator": _reads(recipe),
         "serving": {"engine": section(recipe.serving.engine, SPEED_ONLY)},
         **({"training": {"features": "streamed"}} if recipe.training.streams else {}),

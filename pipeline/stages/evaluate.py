@@ -94,7 +94,6 @@ def evaluation_context(
         serving=recipe.speculative_serving(),
         settings=recipe.eval,
         depth=recipe.speculator.depth,
-        parity=recipe.speculator.parity,
         speculators={"base": base, "custom": Speculator.named(speculator)},
         data=data,
         folders=EvaluationFolders(run.root, out, report, run.attempt(), run.trained),

@@ -43,7 +43,7 @@ def copy_bundle(run: RunDirectory, recipe: Recipe, to: str) -> str:
 
 
 def _work(run: RunDirectory, recipe: Recipe, options: Options) -> dict[str, Any]:
-    """Publishes the bundle once vLLM reaches the evaluated acceptance with it; then copies it."""
+    """Publishes the bundle once vLLM reaches the evaluated acceptance with it."""
     from outrider.eval.config import SHIP
     from outrider.eval.results.report import Results
 
@@ -53,11 +53,12 @@ def _work(run: RunDirectory, recipe: Recipe, options: Options) -> dict[str, Any]
         raise NotShipped(verdict.verdict, verdict.reason)
     unverified = run.root / "bundle.unverified"
     _write(run, recipe, _evidence(run, recipe, results), str(unverified))
-    verification = _verify(run, recipe, unverified, results) if recipe.export.verify else None
+    verification = None
+    if recipe.export.tolerance is not None:
+        verification = _verify(run, recipe, unverified, results, recipe.export.tolerance)
     with publish(run.bundle) as temporary:
         shutil.move(unverified, temporary)
-    copied = copy_bundle(run, recipe, recipe.export.to) if recipe.export.to else None
-    return {"bundle": str(run.bundle), "verification": verification, "copied_to": copied}
+    return {"bundle": str(run.bundle), "verification": verification}
 
 
 def _write(run: RunDirectory, recipe: Recipe, evidence: dict[str, Any], to: str) -> None:
@@ -112,7 +113,9 @@ def _evidence(run: RunDirectory, recipe: Recipe, results: "Results") -> dict[str
     }
 
 
-def _verify(run: RunDirectory, recipe: Recipe, bundle: Path, results: "Results") -> dict[str, Any]:
+def _verify(
+    run: RunDirectory, recipe: Recipe, bundle: Path, results: "Results", tolerance: float
+) -> dict[str, Any]:
     """Serves the bundle greedily to the verification prompts, in the engine mode of their pass."""
     from outrider.data.sequences import load_sequences
     from outrider.eval.bench.prompts import evaluation_prompts
@@ -126,7 +129,7 @@ def _verify(run: RunDirectory, recipe: Recipe, bundle: Path, results: "Results")
     if expected is None:
         raise OutriderError(
             f"{run.evaluation}: the evaluated speculator drafted nothing, so the bundle cannot be "
-            "compared with an acceptance length; set export.verify: false"
+            "compared with an acceptance length; set export.tolerance: null"
         )
     return verify_bundle(
         bundle,
@@ -136,7 +139,7 @@ def _verify(run: RunDirectory, recipe: Recipe, bundle: Path, results: "Results")
         Sampling(temperature=0.0, top_p=1.0),
         recipe.eval.verification_max_tokens,
         expected=expected,
-        tolerance=recipe.export.tolerance,
+        tolerance=tolerance,
         log_path=run.attempt() / "export.server.log",
         concurrency=1 if recipe.export.k_per_batch_size else serving.engine.max_num_seqs,
         # The verification pass ran at one k; a schedule may have another for a single request.

@@ -12,7 +12,6 @@ from outrider.pipeline.run_dir import RunDirectory
 from outrider.speculators.base import is_directory
 from outrider.speculators.kinds import trainable_kind
 from outrider.speculators.planned import warms_up
-from outrider.training.config import TrainingConfig
 
 if TYPE_CHECKING:
     from outrider.serving.speculator import Speculator
@@ -23,26 +22,18 @@ def section(values: BaseModel, leave_out: set[str] | None = None) -> dict[str, A
     return values.model_dump(mode="json", exclude=leave_out or set())
 
 
-def speculator_section(recipe: Recipe, leave_out: set[str] | None = None) -> dict[str, Any]:
+def speculator_section(recipe: Recipe) -> dict[str, Any]:
     """The `speculator` section, without the shape of a head where no kind has one to shape."""
     shaped = any(trainable_kind(name).head_keys for name in recipe.speculator.kinds)
-    return section(recipe.speculator, (leave_out or set()) | (set() if shaped else {"head"}))
+    return section(recipe.speculator, set() if shaped else {"head"})
 
 
 def training_section(recipe: Recipe, leave_out: set[str]) -> dict[str, Any]:
-    """The `training` section, without what a start from scratch has where the start is warm.
-
-    Keys of streamed training are left out at their defaults, so that older runs stay valid.
-    """
+    """The `training` section, without what only a start from scratch reads where it is warm."""
     config = read_json(recipe.target.training_directory() / "config.json")
     kinds = (recipe.speculator.of_kinds([name]) for name in recipe.speculator.kinds)
     warm = all(warms_up(kind, config) for kind in kinds)
-    defaults = TrainingConfig()
-    streaming = ("features", "off_policy")
-    leave_out = leave_out | {
-        key for key in streaming if getattr(recipe.training, key) == getattr(defaults, key)
-    }
-    return section(recipe.training, leave_out | ({"scratch"} if warm else set()))
+    return section(recipe.training, leave_out | ({"scratch_epochs"} if warm else set()))
 
 
 def target_digest(recipe: Recipe) -> dict[str, str]:
@@ -98,17 +89,17 @@ def served_base_of(run: RunDirectory, recipe: Recipe) -> "Speculator":
     return Speculator(base.kind.name, served_base(base.directory, target_dir, run.shared))
 
 
-def parts_in_use(run: RunDirectory, masked: bool = False) -> dict[str, Any]:
+def parts_in_use(run: RunDirectory) -> dict[str, Any]:
     """The parts of the split without the sequences that capture has quarantined.
 
-    Before a capture: the whole parts. `masked`: `on_policy.check.load_parts`.
+    Before a capture: the whole parts.
     """
     from outrider.data.on_policy.check import load_parts
 
     if not has_quarantine(run):
         parts: dict[str, Any] = read_json(run.split / "parts.json")
         return parts
-    return load_parts(run.split, run.features, masked)
+    return load_parts(run.split, run.features)
 
 
 def has_quarantine(run: RunDirectory) -> bool:

@@ -31,9 +31,7 @@ def _work(run: RunDirectory, recipe: Recipe, options: Options) -> dict[str, Any]
 
 def _settings(recipe: Recipe) -> dict[str, Any]:
     """The split's own section, and the check that is tried on its held-out part."""
-    tried = {"task": recipe.eval.task, "answers": recipe.eval.answers}
-    named = {key: value for key, value in tried.items() if value is not None}
-    return {"split": section(recipe.split), **({"eval": named} if named else {})}
+    return {"split": section(recipe.split), "eval": {"task": recipe.eval.task}}
 
 
 SPLIT = Stage(

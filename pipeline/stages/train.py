@@ -29,7 +29,7 @@ FEATURE_STORE = "outrider.data.features.feature_store:FeatureStore"
 def _work(run: RunDirectory, recipe: Recipe, options: Options) -> dict[str, Any]:
     from outrider.pipeline.draft_parity_check import check_warm_start
 
-    parts = parts_in_use(run, masked=recipe.training.masks)
+    parts = parts_in_use(run)
     check_warm_start(run, recipe, parts["validation"])
     if not recipe.training.streams:
         return train_on(run, recipe, parts)
@@ -49,7 +49,7 @@ def train_on(
 ) -> dict[str, Any]:
     """Trains on parts of the run's sequences and publishes its speculator.
 
-    `parts` may list sequences of the training part as `masked`. `source`: directory and class of
+    `source`: directory and class of
     the states; None: the run's feature store.
     """
     from outrider.data.sequences import load_sequences
@@ -72,7 +72,6 @@ def train_on(
         log_dir=run.trained,
         feature_store=feature_store,
         probabilistic_drafts=recipe.speculator.draft_sample_method == "probabilistic",
-        masked=parts.get("masked", ()),
         cluster=recipe.cluster,
     )
 
@@ -86,7 +85,7 @@ def _streamed(run: RunDirectory, recipe: Recipe, train: list[str]) -> "Streamed"
 
     config = read_json(recipe.target.training_directory() / "config.json")
     table = load_sequences(run.tables, train)
-    table, lengths = fit(table, recipe.serving.engine.max_model_len, recipe.capture.too_long)
+    table, lengths = fit(table, recipe.serving.engine.max_model_len)
     return Streamed(
         target=recipe.target,
         engine=recipe.serving.engine,
@@ -105,8 +104,8 @@ TRAIN = Stage(
     version=2,
     needs=("split", "capture"),
     settings=lambda recipe: {
-        "speculator": speculator_section(recipe, {"parity"}),
-        "training": training_section(recipe, {"parity", "tokens_per_s"}),
+        "speculator": speculator_section(recipe),
+        "training": training_section(recipe, {"parity"}),
     },
     sources=target_and_base_digests,
     work=_work,

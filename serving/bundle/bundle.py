@@ -133,7 +133,6 @@ def verify_bundle(
             most,
             log_path=log_path,
             k_per_batch_size=k_per_batch_size,
-            port=serving.port,
         ) as server:
             before = server.counters()
             complete(server.url, server.model_name, prompts, sampling, max_tokens, concurrency)

@@ -84,11 +84,11 @@ def sample_on_policy() -> dict[str, Any]:
 def write_sample_run(run: Path, text: str = "word") -> Path:
     """Writes the inputs of a whole report, and the report; `text` begins the example response."""
     results = sample_results()
-    cost = CostConfig(gpu_hour_price=2.5, gpus=8, tokens_per_s=20000, training_gpu_hours=40)
+    cost = CostConfig(gpu_hour_price=2.5, tokens_per_s=20000)
     general = replay_figures({"base": sample_replay(0.6), "custom": sample_replay(0.59)}, BOTH_K)
     results = results.model_copy(
         update={
-            "cost": money(results.served, cost),
+            "cost": money(results.served, cost, gpus=8),
             "settings": results.settings | {"cost": cost.model_dump(mode="json")},
             "general": general,
             "samples": sample_examples(text),

@@ -70,7 +70,7 @@ EVALUATION = EvalConfig(
     verification_requests=4,
     verification_max_tokens=40,
     # Four responses of 40 tokens: a near tie that bf16 breaks otherwise is a large share of them.
-    gate=GateConfig(max_replay_difference=0.1),
+    gate=GateConfig().model_copy(update={"max_replay_difference": 0.1}),
 )
 
 

@@ -36,7 +36,7 @@ def test_fp8_blocks_draft_as_the_dequantized_weights(
     tmp_path: Path,
     record_property: Callable[[str, object], None],
 ) -> None:
-    engine = engine_config(True, environment={}, kv_cache_dtype=kv_cache_dtype)
+    engine = engine_config(True, environment={}, extra_arguments={"kv_cache_dtype": kv_cache_dtype})
     compared(random_r1(tmp_path, fp8=True), engine, RANDOM_PARITY, record_property)
 
 
@@ -48,7 +48,12 @@ def test_two_gpus_draft_as_one(
     tmp_path: Path,
     record_property: Callable[[str, object], None],
 ) -> None:
-    engine = engine_config(True, environment={}, tensor_parallel=2, expert_parallel=expert_parallel)
+    engine = engine_config(
+        True,
+        environment={},
+        tensor_parallel=2,
+        extra_arguments={"enable_expert_parallel": expert_parallel},
+    )
     compared(random_r1(tmp_path, fp8=False), engine, RANDOM_PARITY, record_property)
 
 

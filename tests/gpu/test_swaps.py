@@ -67,7 +67,12 @@ def test_data_parallel_ranks_with_experts_answer_as_one(
     target, prompts = random_r1(tmp_path, fp8=False), logged_prompts(32)
     runs = []
     for ranks in (1, 2):
-        engine = engine_config(True, environment={}, data_parallel=ranks, expert_parallel=ranks > 1)
+        engine = engine_config(
+            True,
+            environment={},
+            data_parallel=ranks,
+            extra_arguments={"enable_expert_parallel": ranks > 1},
+        )
         serving, log = ServingConfig(engine=engine), tmp_path / f"server-{ranks}.log"
         with Server(target, serving, target.directory(), K, log_path=log) as server:
             runs.append(answered(server, prompts, 64, len(prompts)))

@@ -58,7 +58,7 @@ class Story:
             self.add("deployed", round=number, outcome="promoted", release=release)
 
 
-POLICY = AdaptConfig(window=100, fresh=None, min_drop=0.0)
+POLICY = AdaptConfig(window=100, fresh=None).model_copy(update={"min_drop": 0.0})
 
 
 def alarm(story, length, windows):

@@ -166,9 +166,9 @@ def test_one_kind_keeps_its_stages_paths_and_inputs(target: Path, tmp_path: Path
     for stage in (TRAIN, EVALUATE):
         speculator = stage.settings(one)["speculator"]
         assert speculator["kind"] == "mtp" and "head" not in speculator
-    assert "scratch" not in TRAIN.settings(one)["training"]
+    assert "scratch_epochs" not in TRAIN.settings(one)["training"]
     from_scratch = TRAIN.settings(recipe_of(target, "speculator.kind=eagle3"))
-    assert "scratch" in from_scratch["training"] and "head" in from_scratch["speculator"]
+    assert "scratch_epochs" in from_scratch["training"] and "head" in from_scratch["speculator"]
     reads = CAPTURE.settings(both)["speculator"]
     assert reads == {"kind": ["mtp", "toy"], "streams": ["final_norm", STREAM]}
 

@@ -51,7 +51,7 @@ COMMAND = (
 MISTAKES = (
     f"traffic.path=https://user:{SECRET}@127.0.0.1:9/log.jsonl",
     f"traffic.path=https://127.0.0.1:9/log.jsonl?X-Amz-Signature={SECRET}",
-    f"export.to=s3://key:{SECRET}@bucket/x",
+    f"speculator.base=https://key:{SECRET}@bucket/x",
     f"serving.engine.environment.HF_TOKEN={SECRET}",
     f"serving.engine.extra_arguments.hf_token={SECRET}",
     f"serving.engine.extra_arguments.tokenizer=https://user:{SECRET}@host/x",

@@ -18,10 +18,9 @@ LOG = EMBEDDED_TRAFFIC / "social_chat.jsonl.gz"
 TEMPLATES = ("template", "r1/template", "r1/trial", "r1_distill/template")
 
 
-def decided(recipe: Recipe) -> tuple[float, float, int, int]:
+def decided(recipe: Recipe) -> tuple[float, int, int]:
     training, engine = recipe.training, recipe.serving.engine
-    rates = training.learning_rate, training.scratch.learning_rate
-    return *rates, training.row_tokens, engine.max_model_len
+    return training.learning_rate, training.row_tokens, engine.max_model_len
 
 
 def template(*words: str) -> Recipe:
@@ -34,8 +33,8 @@ def test_the_target_s_width_and_positions_decide_rate_and_lengths() -> None:
         name: decided(with_target_defaults(template(), c))
         for name, c in {"nano": nano, "r1": R1_CONFIG}.items()
     }
-    assert found["nano"] == (1e-3, 2e-3, 2048, 2048)
-    assert found["r1"] == (3e-5, 5e-5, 32768, 32768)
+    assert found["nano"] == (1e-3, 2048, 2048)
+    assert found["r1"] == (3e-5, 32768, 32768)
 
 
 @pytest.mark.parametrize("name", ["resume_screening", "r1/resume_screening"])
@@ -45,13 +44,13 @@ def test_the_shipped_recipes_values_are_those_of_the_rule(name: str) -> None:
     shipped = load_recipe(name).recipe
     assert not left_out(shipped), "the rule replaces nothing that a recipe sets"
     by_rule = decided(with_target_defaults(template(), R1_CONFIG if "r1/" in name else nano))
-    assert (by_rule[0], *by_rule[2:]) == (decided(shipped)[0], *decided(shipped)[2:])
+    assert by_rule == decided(shipped)
 
 
 def test_an_explicit_value_wins_and_a_row_is_no_longer_than_the_engine_s() -> None:
     words = ("training.learning_rate=2e-4", "serving.engine.max_model_len=4096")
     found = decided(with_target_defaults(template(*words), R1_CONFIG))
-    assert found == (2e-4, 5e-5, 4096, 4096)
+    assert found == (2e-4, 4096, 4096)
 
 
 def test_a_template_run_resolves_them_before_anything_runs(tmp_path: Path) -> None:
@@ -60,7 +59,7 @@ def test_a_template_run_resolves_them_before_anything_runs(tmp_path: Path) -> No
     words = (f"traffic.path={LOG}", f"target.model={target}", "name=mine")
     loaded, run = open_run("template", words, tmp_path / "runs", dry_run=True)
     positions = config["max_position_embeddings"]
-    assert decided(loaded.recipe)[2:] == (min(positions, 32768),) * 2
+    assert decided(loaded.recipe)[1:] == (min(positions, 32768),) * 2
     assert loaded.recipe == with_kinds(loaded.recipe) and run.root.name == "mine"
 
 

@@ -37,7 +37,11 @@ EVIDENCE: dict[str, Any] = {
 
 def serving(**engine: Any) -> ServingConfig:
     """R1 on one node, unless `engine` has other settings."""
-    settings = {"tensor_parallel": 8, "prefix_caching": True, "mode": "compiled"}
+    settings = {
+        "tensor_parallel": 8,
+        "mode": "compiled",
+        "extra_arguments": {"enable_prefix_caching": True},
+    }
     return ServingConfig().with_engine(**settings | engine)
 
 

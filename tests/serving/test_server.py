@@ -1,7 +1,6 @@
 """A real `vllm serve`: counters, drafter exchange, load and bundle."""
 
 import json
-import socket
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,7 @@ from outrider.serving.bundle.bundle import export_bundle, verify_bundle
 from outrider.serving.client import Completion, Sampling, SpeculationCounters, complete
 from outrider.serving.config import EngineConfig, ServingConfig, TargetConfig
 from outrider.serving.load_generator import LoadGenerator
-from outrider.serving.server import HOST, Server
+from outrider.serving.server import Server
 from outrider.speculators.kinds.mtp.checkpoint import load_mtp, save_mtp, stored_mtp_tensors
 
 pytestmark = pytest.mark.engine
@@ -173,12 +172,3 @@ def test_a_bundle_is_served_as_it_was_evaluated(
         verify_bundle(
             out, *check, expected=expected, tolerance=0.01, log_path=tmp_path / "bundle.log"
         )
-
-
-def test_a_port_in_use_is_named(target: TargetConfig, tmp_path: Path) -> None:
-    with socket.socket() as taken:
-        taken.bind((HOST, 0))
-        taken.listen()
-        port = taken.getsockname()[1]
-        with pytest.raises(OutriderError, match=rf"serving\.port = {port}"):
-            Server(target, ServingConfig(), log_path=tmp_path / "log", port=port)

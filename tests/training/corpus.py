@@ -1,6 +1,5 @@
 """A tiny target and a real feature store with its states, in two seconds."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -37,7 +36,6 @@ class Corpus:
         feature_store: str = FEATURE_STORE,
         speculator: SpeculatorConfig | None = None,
         launch: bool = False,
-        masked: Sequence[str] = (),
         **settings: object,
     ) -> dict:
         """Trains with small defaults, in forked ranks or (`launch`) by the real launcher."""
@@ -59,7 +57,6 @@ class Corpus:
             run_dir / "speculator",
             run_dir / "logs",
             feature_store=feature_store,
-            masked=masked,
             run=None if launch or "launcher" in settings else run_forked,
         )
 

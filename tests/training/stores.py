@@ -57,6 +57,9 @@ class KilledInRank1(FeatureStore):
         return super().read(sequence_id)
 
 
+RECORDED_STREAM = "tests.training.stores:RecordedStream"
+ON_POLICY_STREAM = "tests.training.stores:OnPolicyStream"
+
 OFF_POLICY = ("s03", "s08")
 """Sequences that a recorded stream judges off-policy."""
 
@@ -88,20 +91,36 @@ def write_stream(features_dir: Path, directory: Path, limit_bytes: int = 2000) -
     return directory
 
 
-def recorded_row(store: FeatureStore, name: str) -> CapturedRow:
+def recorded_row(
+    store: FeatureStore, name: str, off_policy: tuple[str, ...] = OFF_POLICY
+) -> CapturedRow:
     """A sequence of a store as a replica captures it, with a score that decides its verdict."""
-    scores = dict.fromkeys(COLUMNS, 0.0) | {"tokens": 1.0, "unlikely": float(name in OFF_POLICY)}
+    scores = dict.fromkeys(COLUMNS, 0.0) | {"tokens": 1.0, "unlikely": float(name in off_policy)}
     return CapturedRow(name, {FINAL_NORM: store.read(name).hidden}, [[*scores.values()]] * 2)
 
 
 class RecordedStream(StreamedFeatures):
     """A stream that replays the store of its validation part, which has all sequences."""
 
+    recorded_off_policy: tuple[str, ...] = OFF_POLICY
+
     def replicas(self) -> Any:
         def stream(plan: Iterable[Piece], limit_bytes: int) -> Iterator[tuple[Piece, list[Any]]]:
             return (
-                (piece, [recorded_row(self.store, name) for name in piece.row_ids])
+                (
+                    piece,
+                    [
+                        recorded_row(self.store, name, self.recorded_off_policy)
+                        for name in piece.row_ids
+                    ],
+                )
                 for piece in plan
             )
 
         return SimpleNamespace(stream=stream)
+
+
+class OnPolicyStream(RecordedStream):
+    """The same stream of sequences that are all on-policy."""
+
+    recorded_off_policy = ()

@@ -53,15 +53,22 @@ def accelerator() -> Any:
 
 def save(accelerator: Any, engine: OneFile, directory: Path, step: int) -> None:
     engine.number = step
-    save_checkpoint(accelerator, directory, step, {"digest": "d", "best_step": 0}, keep=3)
+    save_checkpoint(accelerator, directory, step, {"digest": "d", "best_step": 0})
 
 
 def test_the_last_ones_are_kept_and_the_newest_complete_one_is_loaded(
-    accelerator: Any, engine: OneFile, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    accelerator: Any,
+    engine: OneFile,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert load_checkpoint(accelerator, tmp_path, "d") is None
-    for step in (2, 4, 6, 8):
+    for step in (2, 4, 6):
         save(accelerator, engine, tmp_path, step)
+    assert [path.name for path in published(tmp_path)] == ["step-0000004", "step-0000006"]
+    monkeypatch.setattr(checkpoints, "KEPT", 3)
+    save(accelerator, engine, tmp_path, 8)
     names = ["step-0000004", "step-0000006", "step-0000008"]
     assert [path.name for path in published(tmp_path)] == names
     (tmp_path / names[2] / "weights").write_text("9")
@@ -93,13 +100,13 @@ def test_a_run_on_a_full_disk_keeps_its_checkpoint_and_resumes(
 ) -> None:
     corpus = make_corpus(tmp_path / "corpus", train_sequences=8, validation_sequences=2)
     ballast = small_disk / "others_use_it_too"
-    ballast.write_bytes(bytes(2_500_000))
-    settings = {"epochs": 6, "checkpoint_every": 1, "evaluate_every": 100, "keep_checkpoints": 20}
+    ballast.write_bytes(bytes(4_300_000))
+    settings = {"epochs": 6, "checkpoint_every": 1, "evaluate_every": 100}
     with pytest.raises(OutriderError, match="no space left on the disk"):
         corpus.train(small_disk, **settings)
     left = published(small_disk / "training" / "checkpoints")
     assert left and all(damage(path) is None for path in left)
     newest = json.loads((left[-1] / "state.json").read_text())["step"]
     ballast.unlink()
-    result = corpus.train(small_disk, **settings | {"keep_checkpoints": 1})
+    result = corpus.train(small_disk, **settings)
     assert result["stopped_at"] == result["steps"] > newest

@@ -23,7 +23,8 @@ from tests.training.corpus import Corpus, make_corpus
 
 DEPTH = 3
 SETTINGS: dict[str, Any] = {
-    "scratch": {"epochs": 30, "learning_rate": 1e-2},
+    "scratch_epochs": 30,
+    "learning_rate": 5e-3,
     "evaluate_every": 1000,
     "checkpoint_every": 1000,
     "rows_per_step": 2,
@@ -141,7 +142,7 @@ def test_a_warm_start_begins_where_the_base_ended(
 
 
 def test_shards_over_two_processes_train_the_same(corpus: Corpus, tmp_path: Path) -> None:
-    short = SETTINGS | {"scratch": {"epochs": 2, "learning_rate": 1e-2}}
+    short = SETTINGS | {"scratch_epochs": 2}
     one = corpus.train(tmp_path / "one", speculator=config(), **short)
     three = corpus.train(
         tmp_path / "three", speculator=config(), processes=2, zero_stage=3, **short

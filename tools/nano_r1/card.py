@@ -177,7 +177,7 @@ def heads_section(target_dir: Path) -> list[str]:
             for directory in drafters.values()
         )
         lines.append(f"| {name} | {' | '.join(f'{length:.2f}' for length in found)} |")
-    exchanges, epochs = heads.ENDPOINT.exchanges, heads.SETTINGS["training.scratch.epochs"]
+    exchanges, epochs = heads.ENDPOINT.exchanges, heads.SETTINGS["training.scratch_epochs"]
     return [
         f"## Base heads (acceptance length at K = {HEADS_DEPTH}, exact replay of"
         f" {TRAFFIC_SEQUENCES} exchanges with logged ids)",

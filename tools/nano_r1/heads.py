@@ -45,7 +45,7 @@ SETTINGS = {
     "speculator.depth": 5,
     "speculator.head.layer_type": "llama",
     "speculator.head.draft_vocabulary": 2048,
-    "training.scratch.epochs": 3,
+    "training.scratch_epochs": 3,
     "training.row_tokens": 2048,
     "training.rows_per_step": 2,
     "training.evaluate_every": 200,

@@ -130,7 +130,9 @@ def answer(row: dict[str, Any], server: Server) -> dict[str, Any]:
 
 def recording_server(log: Path, cores: str = "auto") -> Server:
     """A server of nano R1 that answers `CONCURRENCY` requests at a time, not yet started."""
-    engine = EngineConfig(mode="compiled", max_num_seqs=CONCURRENCY, cpu_cores=cores)
+    engine = EngineConfig(
+        mode="compiled", max_num_seqs=CONCURRENCY, environment={"VLLM_CPU_OMP_THREADS_BIND": cores}
+    )
     serving = ServingConfig(engine=engine)
     return Server(TargetConfig(), serving, log_path=log, reasoning_parser="deepseek_r1")
 

@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -52,7 +52,6 @@ def train(
     *,
     feature_store: str = "outrider.data.features.feature_store:FeatureStore",
     probabilistic_drafts: bool = False,
-    masked: Sequence[str] = (),
     cluster: ClusterConfig | None = None,
     run: RunRanks | None = None,
 ) -> dict[str, Any]:
@@ -69,7 +68,6 @@ def train(
         feature_store=feature_store,
         train=parts["train"],
         validation=parts["validation"],
-        masked=list(masked),
         sampling={
             name: Sampling(temperature=temperature, top_p=top_p, top_k=top_k)
             for name, (temperature, top_p, top_k) in sampling.items()

@@ -44,9 +44,6 @@ class TrainingSpec(BaseModel):
     (`training.feature_source`). Training imports nothing from data."""
     train: list[str] = Field(min_length=1)
     validation: list[str] = Field(min_length=1)
-    masked: list[str] = []
-    """Off-policy sequences of `train` that stay in their rows without a loss
-    (`training.off_policy`). A stream finds out by itself."""
     sampling: dict[str, Sampling]
     """By sequence: the distribution that accepts its drafts, in the loss and in the validation."""
     speculator: SpeculatorConfig
@@ -70,12 +67,8 @@ class TrainingSpec(BaseModel):
             "processes",
             "launcher",
             "checkpoint_every",
-            "keep_checkpoints",
-            "max_rollbacks",
             "parity",
-            "tokens_per_s",
             "features",
-            "off_policy",
         }
         return self.model_dump(
             mode="json",
@@ -83,9 +76,7 @@ class TrainingSpec(BaseModel):
                 "out_dir": True,
                 "publish_dir": True,
                 "log_dir": True,
-                **({} if self.masked else {"masked": True}),
                 "attempt": True,
-                "speculator": {"parity"},
                 "training": no_effect_on_weights,
             },
         )

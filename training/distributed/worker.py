@@ -60,7 +60,7 @@ def _train(spec: TrainingSpec) -> None:
     from outrider.training.feature_source import source_of
     from outrider.training.trainer import Trainer
 
-    Trainer(spec, source_of(store, spec.masked)).run()
+    Trainer(spec, source_of(store)).run()
 
 
 def join_world(processes: int, by_slurm: bool) -> int:

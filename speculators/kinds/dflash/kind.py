@@ -57,7 +57,7 @@ class DFlash(Eagle3):
         fixed_k=True,
         one_block=True,
     )
-    head_keys: frozenset[str] = frozenset(("layers", "draft_vocabulary", "intermediate_size"))
+    head_keys: frozenset[str] = frozenset(("layers", "draft_vocabulary"))
 
     def recognizes(self, config: Mapping[str, Any]) -> bool:
         """A DFlash architecture, section or `speculators_model_type`."""

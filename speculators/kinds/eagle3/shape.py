@@ -252,9 +252,7 @@ def plain_config(target_config: Mapping[str, Any], head: HeadConfig, drafts: int
     return {
         **_attention(target_config, head),
         **one_layer_config(target_config, head, drafts),
-        "fc_norm": head.fc_norm,
-        "norm_before_residual": head.norm_before_residual,
-        "norm_output": head.norm_output,
+        "norm_before_residual": False,
         "eagle_config": {LAYER_IDS: list(chosen_layers(target_config, head))},
     }
 
@@ -268,7 +266,7 @@ def one_layer_config(
         "vocab_size": target_config["vocab_size"],
         "draft_vocab_size": drafts,
         "hidden_size": target_config["hidden_size"],
-        "intermediate_size": head.intermediate_size or target_config["intermediate_size"],
+        "intermediate_size": target_config["intermediate_size"],
         "num_hidden_layers": 1,
         "hidden_act": "silu",
         "rms_norm_eps": target_config["rms_norm_eps"],

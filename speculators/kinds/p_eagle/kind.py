@@ -55,7 +55,7 @@ class PEagle(Eagle3):
         drafts_every_step=True,
         fixed_k=True,
     )
-    head_keys: frozenset[str] = Eagle3.head_keys - {"layer_type", "norm_output"}
+    head_keys: frozenset[str] = Eagle3.head_keys - {"layer_type"}
 
     def recognizes(self, config: Mapping[str, Any]) -> bool:
         """An EAGLE-3 head with a mask token."""

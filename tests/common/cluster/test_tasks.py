@@ -41,7 +41,7 @@ def killed(folder: Path, value: int) -> int:
 
 @pytest.fixture(scope="module")
 def session():
-    with open_cluster(ClusterConfig(address="local", object_store_gb=0.1), cpus=2) as opened:
+    with open_cluster(ClusterConfig(address="local"), cpus=2) as opened:
         yield opened
 
 

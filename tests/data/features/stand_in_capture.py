@@ -44,7 +44,9 @@ def main(directory: Path, asked: Path) -> None:
     rows = [
         (f"0-{index}", list(range(index, index + 3 + index % 5)), 1) for index in range(SEQUENCES)
     ]
-    settings = CaptureConfig(shard_megabytes=1200 / 2**20, batch_tokens=BATCH_TOKENS)
+    settings = CaptureConfig(batch_tokens=BATCH_TOKENS).model_copy(
+        update={"shard_megabytes": 1200 / 2**20}
+    )
     spec = FeatureSpec((FeatureStream("layer_2", WIDTH),))
     capture_ids(StandIn(asked), rows, directory, settings, spec)
 

@@ -19,14 +19,15 @@ from tests.data.split_screenings import split_screenings
 pytest.importorskip("ray")
 pytestmark = [pytest.mark.slow, pytest.mark.engine, pytest.mark.timeout(3600)]
 
-ENGINE = EngineConfig(max_num_batched_tokens=512, cpu_cores="0")
-SMALL = CaptureConfig(shard_megabytes=0.5, batch_tokens=1500, self_check_sequences=3)
+ENGINE = EngineConfig(max_num_batched_tokens=512, environment={"VLLM_CPU_OMP_THREADS_BIND": "0"})
+SMALL = CaptureConfig(batch_tokens=1500).model_copy(
+    update={"shard_megabytes": 0.5, "self_check_sequences": 3}
+)
 FEATURES = FeatureSpec((FeatureStream("layer_2", 192),))
 CLUSTER = ClusterConfig(
     address="local",
     capture_replicas=2,
     cores_per_replica=1,
-    object_store_gb=0.1,
     in_flight_gb=0.01,
 )
 

@@ -79,7 +79,7 @@ def assert_complete(order, taken):
 def test_a_private_cluster_loses_nothing_and_leaves_nothing():
     """One of two replicas is killed; only 127.0.0.1 listens; no token is in Ray's logs."""
     asked = plan(12)
-    local = config_of("local", object_store_gb=0.1)
+    local = config_of("local")
     with open_cluster(local, cpus=2) as session, replicas_of(session, local) as replicas:
         mark, folder = os.environ[process_tree.MARK].split(":")[-1], session.folder
         assert replicas.answer([AskedRow("a", [3], 0.6, 0.95, 5)]) == [[3] * 5]
@@ -174,8 +174,9 @@ def test_a_replica_that_fails_its_check_is_left_out_and_the_last_one_is_an_error
         nodes.add(environment={"RECORDED_FAILS": "self-check: states of another model"})
         alone, greedy = (
             config_of(nodes.address, capture_replicas=1, **settings)
-            for settings in ({}, {"cores_per_replica": 8, "start_timeout_s": 2})
+            for settings in ({}, {"cores_per_replica": 8})
         )
+        greedy = greedy.model_copy(update={"start_timeout_s": 2})
         with open_cluster(alone) as session:
             with (
                 replicas_of(session, alone) as replicas,
@@ -228,7 +229,7 @@ from outrider.common import process_tree
 from outrider.common.cluster.session import open_cluster
 from tests.data.features.test_replicas import config_of, plan, replicas_of
 
-config = config_of("local", capture_replicas=1, object_store_gb=0.1)
+config = config_of("local", capture_replicas=1)
 with open_cluster(config, cpus=1) as session, replicas_of(session, config) as replicas:
     for piece, rows in replicas.stream(plan(1000), 10**6):
         if piece.index == 2:

@@ -55,8 +55,8 @@ class ReplayedReplica:
 def test_training_ends_with_the_same_bits_when_a_capture_node_dies(tmp_path: Path) -> None:
     """Pieces that wait to be read are lost with the node's object store."""
     corpus = make_corpus(tmp_path / "corpus", train_sequences=36)
-    settings = {"epochs": 3, "off_policy": "mask", "launch": True}
-    corpus.train(tmp_path / "stored", masked=("s03", "s08"), **settings)
+    settings = {"epochs": 3, "launch": True}
+    corpus.train(tmp_path / "stored", **settings)
     tables = [Path(read_json(write_stream(corpus.features_dir, tmp_path) / STREAM)["tables"][0])]
     store = FeatureStore.open(corpus.features_dir)
     with local_nodes() as nodes:

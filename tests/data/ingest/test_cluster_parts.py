@@ -12,7 +12,7 @@ from tests.data.ingest.test_ingest import BAD, SECRET, good_rows
 from tests.data.ingest.test_parts import digests
 from tests.data.logs import write_log
 
-LOCAL = ClusterConfig(address="local", object_store_gb=0.1)
+LOCAL = ClusterConfig(address="local")
 
 pytestmark = pytest.mark.slow
 

@@ -33,7 +33,7 @@ SIZES = {"genuine": 20, "logged-hot": 20}
 MIN_ON_POLICY = 0.95
 END = 1
 """Nano R1's end token."""
-SMALL_SHARDS = CaptureConfig(shard_megabytes=0.5, batch_tokens=2000)
+SMALL_SHARDS = CaptureConfig(batch_tokens=2000).model_copy(update={"shard_megabytes": 0.5})
 LAYERS = FeatureSpec(tuple(FeatureStream(f"layer_{index}", 192) for index in (13, 2, 8)))
 """What an EAGLE-3 head reads of nano R1."""
 
@@ -178,7 +178,7 @@ def test_long_sequences_are_cut_and_no_stage_reads_those_that_are_dropped(
     """The engine's limit lies between the lengths, and below one prompt."""
     table = load_sequences(sequences / "sequences").select(range(6))
     starts, limit = table["completion_start"][:], max(table["completion_start"][:])
-    fitting, lengths = fit(table, limit + 1, "cut")
+    fitting, lengths = fit(table, limit + 1)
     short, head_VH = Engine(engine.llm, limit + 1, tmp_path), load_target_ends(nano_r1).lm_head_VH
     config = SMALL_SHARDS.model_copy(update={"self_check_sequences": 1})
     summary = capture_table(short, fitting, head_VH, {}, config, tmp_path, lengths)

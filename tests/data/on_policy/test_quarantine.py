@@ -135,10 +135,7 @@ def test_parts_are_loaded_without_what_is_set_aside(tmp_path):
     assert load_parts(tmp_path, tmp_path) == {**parts, "train": ["a", "c"], "heldout": ["e"]}
     write_quarantine(tmp_path, {"b": 0.4, "f": 0.2}, not_captured=["c", "e"])
     with pytest.raises(OutriderError, match="heldout part"):
-        load_parts(tmp_path, tmp_path, masked=True)
-    write_quarantine(tmp_path, {"b": 0.4, "f": 0.2}, not_captured=["c"])
-    masked = {"train": ["a", "b"], "heldout": ["e"], "masked": ["b"]}
-    assert load_parts(tmp_path, tmp_path, masked=True) == {**parts, **masked}
+        load_parts(tmp_path, tmp_path)
     write_quarantine(tmp_path, {"d": 0.1})
     with pytest.raises(
         OutriderError, match="all 1 sequences of the validation part are quarantined"
@@ -158,8 +155,7 @@ def test_parts_that_are_streamed_are_neither_looked_for_nor_judged(own, foreign,
     assert judged["quarantined"] == 3
     report = json.loads((store.directory / "on_policy.json").read_text())
     assert set(report["parts"]) == {"validation", "heldout"}
-    loaded = load_parts(tmp_path, store.directory, masked=True)
-    assert loaded["train"] == ["never captured"] and loaded["masked"] == []
+    assert load_parts(tmp_path, store.directory)["train"] == ["never captured"]
     # By the stream, from the scores of a piece alone:
     scores = [store.scores(name) for name in ids]
     shares = Evidence.of_scores(COLUMNS, scores).own_share()

@@ -46,8 +46,8 @@ def test_ranges_in_tokens_hold_both_ends_and_take_both_lengths():
 
 def test_quantiles_are_of_the_held_out_part():
     halves = config(
-        short=ScenarioConfig(prompt_quantiles=(0.0, 0.5)),
-        long=ScenarioConfig(prompt_quantiles=(0.5, 1.0), max_tokens=9),
+        short=ScenarioConfig(prompt_tokens=("0%", "50%")),
+        long=ScenarioConfig(prompt_tokens=("50%", "100%"), max_tokens=9),
     )
     short, long = select(HELDOUT, halves, SERVING)
     assert short.texts == [f"prompt {p}" for p in reversed(PROMPTS[:20])] and short.max_tokens == 64
@@ -55,7 +55,7 @@ def test_quantiles_are_of_the_held_out_part():
 
 
 def test_too_few_requests_are_an_error_that_says_which_lengths_there_are():
-    narrow = config(tiny=ScenarioConfig(prompt_tokens=(100, 140), response_quantiles=(0.5, 1.0)))
+    narrow = config(tiny=ScenarioConfig(prompt_tokens=(100, 140), response_tokens=("50%", "100%")))
     with pytest.raises(
         OutriderError,
         match=r"eval\.scenarios\.tiny: \d of 40 held-out requests have prompts of 100 to 140",
@@ -83,11 +83,11 @@ def test_prompts_that_leave_no_room_are_left_out_and_counted_in_the_error():
     ("values", "message"),
     [
         (
-            {"prompt_tokens": (1, 2), "prompt_quantiles": (0, 1)},
-            "both prompt_tokens and prompt_quantiles",
+            {"prompt_tokens": (1, "50%")},
+            "mixes tokens and shares",
         ),
-        ({"response_tokens": (9, 3)}, r"range of response lengths \[9, 3\] ends before it begins"),
-        ({"response_quantiles": (0.5, 1.5)}, "less than or equal to 1"),
+        ({"response_tokens": (9, 3)}, r"range \[9, 3\] ends before it begins"),
+        ({"response_tokens": ("50%", "150%")}, "should match pattern"),
     ],
 )
 def test_ranges_that_cannot_be_meant_are_refused(values, message):

@@ -78,7 +78,7 @@ def test_nano_r1_s_own_arithmetic_is_read(tmp_path):
     problem = conversation("Ann has 12 pens and buys 30. How many has she?", [("12+30", "42")])
     path = tmp_path / "answers.jsonl"
     path.write_text(json.dumps({"question": problem.messages[0]["content"], "answer": "42"}))
-    check = task_of(EvalConfig(answers=str(path)))
+    check = task_of(EvalConfig(task=str(path)))
     prompt = f"<｜User｜>{problem.messages[0]['content']}<｜Assistant｜><think>\n"
     assert check(prompt, f"{problem.reasoning}\n</think>\n\n{problem.answer}") is True
     assert (
@@ -97,11 +97,5 @@ def test_what_cannot_be_read_says_which_line(tmp_path):
     path.write_text("")
     with pytest.raises(OutriderError, match="the file is empty"):
         answer_check(path)
-    with pytest.raises(OutriderError, match=r"eval\.answers = .*gone\.jsonl.*cannot be read"):
+    with pytest.raises(OutriderError, match=r"eval\.task = .*gone\.jsonl.*cannot be read"):
         answer_check(tmp_path / "gone.jsonl")
-
-
-def test_one_check_at_a_time():
-    with pytest.raises(ValueError, match="task and answers are both set"):
-        EvalConfig(task="a:b", answers="c")
-    assert task_of(EvalConfig()) is None

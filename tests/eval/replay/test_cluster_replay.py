@@ -81,7 +81,7 @@ def test_tasks_replay_as_one_process(case, tmp_path, monkeypatch):
         whole = replay(case.target, case.target, store, rows, DEPTH, by_region=True)
     finally:
         torch.set_num_threads(threads)
-    with open_cluster(ClusterConfig(address="local", object_store_gb=0.1), cpus=2):
+    with open_cluster(ClusterConfig(address="local"), cpus=2):
         sums = cluster_replay(case.target, case.target, store, rows, DEPTH, by_region=True)
         with pytest.raises(OutriderError, match="no sequence has a response of two tokens"):
             cluster_replay(case.target, case.target, store, [], DEPTH)

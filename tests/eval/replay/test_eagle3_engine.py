@@ -15,7 +15,7 @@ from outrider.serving.vllm_hooks.draft_recorder import DRAFT_EXTENSION
 from outrider.speculators.config import ParityConfig, SpeculatorConfig
 from outrider.speculators.kinds import trainable_kind
 from outrider.speculators.planned import planned
-from outrider.training.config import ScratchConfig, TrainingConfig
+from outrider.training.config import TrainingConfig
 from outrider.training.distributed.launch import train
 from tests.gpu.inputs import logged_rows
 from tests.training.forked_ranks import run_forked
@@ -47,7 +47,7 @@ def test_a_briefly_trained_head_drafts_and_is_counted_as_predicted(
         {"train": names[8:], "validation": names[:8]},
         speculator,
         TrainingConfig(
-            scratch=ScratchConfig(epochs=8),
+            scratch_epochs=8,
             row_tokens=2048,
             evaluate_every=1000,
             checkpoint_every=1000,

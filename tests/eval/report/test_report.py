@@ -84,7 +84,6 @@ def test_both_forms_have_every_figure_that_people_act_on(forms, report):
     speed = report.served["eager"].speed["1"]
     rate = report.rates["compiled"]["long_in_long_out"]["16"]
     acme, small = report.slices["tenant"]
-    cost = report.cost["compiled"]["8"]
     ratio = report.served["compiled"].speed["8"].custom_over_base
     assert rate.none.saturated and small.ratio.low is None
     wanted = [
@@ -100,7 +99,6 @@ def test_both_forms_have_every_figure_that_people_act_on(forms, report):
         "180 / 205 / 220",
         interval(acme.ratio),
         f"{1 - 1 / ratio.value:.1%} [{1 - 1 / ratio.low:.1%}, {1 - 1 / ratio.high:.1%}]",
-        f"{cost.break_even_tokens:,.0f}",
         "eagle3 (chosen)",
         "1.91 M",
         "7 = 5 exchanges + 2 rejects",

@@ -47,10 +47,13 @@ def test_limits_of_the_split_count_once_sequences_are_counted() -> None:
 
 
 def test_a_stage_is_the_sum_of_its_parts() -> None:
-    recipe = recipe_for("r1/resume_screening", "capture.tokens_per_s=1000", "eval.k=3")
+    recipe = recipe_for("r1/resume_screening", "eval.k=3")
     rates = rates_of(recipe, R1)
     stages = stage_seconds(Volume(10**6, 7 * 10**5, 10**5, 2 * 10**5, True), recipe, R1, CHECKPOINT)
-    assert stages["capture"] == {"engine start": rates.engine_start_s, "prefill": 1000}
+    assert stages["capture"] == {
+        "engine start": rates.engine_start_s,
+        "prefill": pytest.approx(1e6 / 15_000),
+    }
     train, measured = stages["train"], recipe.eval
     assert train["2 epochs"] == pytest.approx(14e5 / rates.training_tokens_per_s)
     assert train["1 checkpoint"] == pytest.approx(CHECKPOINT["mtp"] / rates.disk_bytes_per_s)
@@ -89,7 +92,7 @@ def test_a_cluster_is_as_fast_as_its_slowest_part() -> None:
     slow = cluster_schedule(
         volume,
         recipe_for(
-            "r1/resume_screening", *replicas, "speculator.kind=eagle3", "training.scratch.epochs=1"
+            "r1/resume_screening", *replicas, "speculator.kind=eagle3", "training.scratch_epochs=1"
         ),
         R1,
     )

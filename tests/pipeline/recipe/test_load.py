@@ -112,14 +112,14 @@ def test_relative_traffic_is_looked_for_beside_its_recipe_then_where_the_command
 def test_the_key_of_surrogates_and_known_answers_are_looked_for_beside_the_recipe(tmp_path, write):
     privacy, answers = (
         "privacy: {mode: surrogate, key_file: my.key}",
-        "eval: {answers: gsm8k.jsonl}",
+        "eval: {task: gsm8k.jsonl}",
     )
     path = write(f"traffic: {{path: a}}\n{privacy}\n{answers}", "recipes/mine.yaml")
     for name in ("my.key", "gsm8k.jsonl"):
         (tmp_path / "recipes" / name).touch()
     recipe = load_recipe(path).recipe
     assert recipe.privacy.key_file == str(tmp_path / "recipes" / "my.key")
-    assert recipe.eval.answers == str(tmp_path / "recipes" / "gsm8k.jsonl")
+    assert recipe.eval.task == str(tmp_path / "recipes" / "gsm8k.jsonl")
 
 
 def test_a_base_is_a_kind_a_shipped_head_or_a_directory_beside_the_recipe(
@@ -200,10 +200,6 @@ def test_overrides_in_every_spelling():
             r"training.features = streamed trains on the logged responses, and privacy.regenerate",
         ),
         (
-            "traffic: {path: a}\ntraining: {features: streamed, off_policy: drop}\n",
-            r"training.off_policy=drop needs every sequence's score",
-        ),
-        (
             "traffic: {path: a}\neval: {k: 9}\n",
             r"eval.k = 9 drafts deeper than speculator.depth = 4",
         ),
@@ -215,10 +211,6 @@ def test_overrides_in_every_spelling():
             "traffic: {path: a}\nserving:\n  draft_sample_method: greedy\n",
             r"mine.yaml:3: serving.draft_sample_method: no such key; did you mean "
             r"`speculator.draft_sample_method`\?",
-        ),
-        (
-            "traffic: {path: a}\neval: {parity: {prompts: 3}}\n",
-            r"mine.yaml:2: eval.parity: no such key; did you mean `speculator.parity`\?",
         ),
         ("traffic: {path: a\n", r"mine.yaml:2: not valid YAML"),
         ("- a\n", r"mine.yaml:1: a recipe is a mapping"),
@@ -239,11 +231,6 @@ def test_a_mistake_is_reported_with_file_line_key_and_fix(write, text, message):
             r"command line, training.epoch=3: training.epoch: no such key; did you mean "
             r"`training.epochs`",
         ),
-        (
-            ["--eval.parity.prompts", "3"],
-            r"command line, --eval.parity.prompts 3: eval.parity: no such key; did you mean "
-            r"`speculator.parity`",
-        ),
         (["--dryrun"], r"--dryrun: no such option; did you mean --dry-run\?"),
         (["training.epochs"], r"training.epochs: not an override; write section.key=value"),
         (["--training.epochs"], r"--training.epochs: needs a value"),
@@ -261,7 +248,7 @@ def test_a_mistaken_override_is_reported(words, message):
     [
         "traffic.path=https://user:s3cret@host/log.jsonl",
         "traffic.path=[a, 'https://host/log.jsonl?X-Amz-Date=1&X-Amz-Signature=s3cret']",
-        "export.to=https://s3cret@host/x",
+        "speculator.base=https://s3cret@host/x",
         "target.model=https://user:s3cret@host/x",
         "serving.engine.environment.HF_TOKEN=s3cret",
         "serving.engine.extra_arguments.hf_token=s3cret",
@@ -294,14 +281,12 @@ def test_mistakes_in_a_scenario_are_named_below_its_own_name(write):
         match=r"mine.yaml:6: eval\.scenarios\.long_in\.prompt_token: no such key; did you mean",
     ) as error:
         load_recipe(write(text))
-    assert "`eval.scenarios.long_in.prompt_tokens`" in str(
-        error.value
-    ) and "response_quantiles" in str(error.value)
+    assert "`eval.scenarios.long_in.prompt_tokens`" in str(error.value)
     backwards = text.replace("prompt_token: [9, null]", "prompt_tokens: [9, 3]")
     with pytest.raises(
         OutriderError,
-        match=r"mine.yaml:5: eval\.scenarios\.long_in: "
-        r"the range of prompt lengths \[9, 3\] ends before",
+        match=r"mine.yaml:6: eval\.scenarios\.long_in\.prompt_tokens.*"
+        r"the range \[9, 3\] ends before",
     ):
         load_recipe(write(backwards))
     recipe = load_recipe(

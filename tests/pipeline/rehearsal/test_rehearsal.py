@@ -57,7 +57,6 @@ def test_on_a_node_every_gpu_serves_and_trains(gpus: int, used: int) -> None:
     assert (training.processes, training.rows_per_step, training.zero_stage) == (used, used, 2)
     assert (engine.tensor_parallel, engine.mode, engine.kv_cache_gb) == (used, "compiled", None)
     assert recipe.eval.engine_modes == ["compiled"] and not recipe.eval.side_by_side
-    assert recipe.target.quantization is None
 
 
 def test_the_cut_on_gpus_is_r1s_layer_in_fp8() -> None:

@@ -16,7 +16,7 @@ from outrider.speculators.base import base_of
 from outrider.speculators.config import SpeculatorConfig
 from outrider.speculators.kinds import KINDS, kind_of, trainable_kind
 from outrider.speculators.kinds.protocol import Origin, TrainableKind
-from outrider.training.config import ScratchConfig, TrainingConfig
+from outrider.training.config import TrainingConfig
 from outrider.training.distributed.launch import train
 from tests.speculators.kinds.toy_kind import Toy, run_toy, toy_corpus
 from tests.training.corpus import FEATURE_STORE, Corpus
@@ -50,7 +50,8 @@ def trained(
             corpus.parts,
             SpeculatorConfig(kind="toy", depth=3),
             TrainingConfig(
-                scratch=ScratchConfig(epochs=30, learning_rate=1e-2, depth_decay=0.6),
+                scratch_epochs=30,
+                learning_rate=5e-3,
                 evaluate_every=30,
                 checkpoint_every=1000,
                 row_tokens=128,

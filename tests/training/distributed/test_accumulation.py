@@ -36,9 +36,9 @@ def measure(folder: Path) -> None:
             zero_stage=stage,
             processes=PROCESSES,
             rows_per_step=PROCESSES * ROWS_EACH,
-            max_grad_norm=1e9,
             wandb_project=None,
         )
+        config = config.model_copy(update={"max_grad_norm": 1e9})
         accelerator = make_accelerator(config, folder)
         rank, world = accelerator.process_index, accelerator.num_processes
         assert world == PROCESSES

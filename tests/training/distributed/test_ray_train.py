@@ -66,11 +66,7 @@ def run(
         run_dir / "speculator",
         run_dir / "logs",
         feature_store=store,
-        cluster=ClusterConfig(
-            address=nodes.address, training_restarts=restarts, start_timeout_s=120
-        )
-        if nodes
-        else None,
+        cluster=ClusterConfig(address=nodes.address) if nodes else None,
     )
 
 

@@ -61,7 +61,7 @@ def rewritten(directory: Path, change: Callable[[dict[str, Tensor]], None], to: 
 def test_a_head_from_scratch_is_written_and_read(
     target: Path, tmp_path: Path, layer_type: str
 ) -> None:
-    origin = scratch(target, layer_type=layer_type, draft_vocabulary=20, fc_norm=True)
+    origin = scratch(target, layer_type=layer_type, draft_vocabulary=20)
     head = start(origin).bfloat16().float()
     directory = publish(head, origin, tmp_path / "head")
     check_speculator(directory, target)
@@ -251,8 +251,10 @@ def test_the_most_frequent_tokens_reach_the_share() -> None:
 
 
 def test_a_kind_refuses_keys_that_it_does_not_read() -> None:
-    SpeculatorConfig(kind="eagle3", head=HeadConfig(fc_norm=True))
-    with pytest.raises(ValueError, match=r"speculator\.head\.fc_norm: an MTP layer has no such"):
-        SpeculatorConfig(kind="mtp", head=HeadConfig(fc_norm=True))
+    SpeculatorConfig(kind="eagle3", head=HeadConfig(draft_vocabulary=20))
+    with pytest.raises(
+        ValueError, match=r"speculator\.head\.draft_vocabulary: an MTP layer has no such"
+    ):
+        SpeculatorConfig(kind="mtp", head=HeadConfig(draft_vocabulary=20))
     with pytest.raises(ValueError, match=r"speculator\.train = lora"):
         SpeculatorConfig(kind="eagle3", train="lora")
