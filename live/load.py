@@ -42,7 +42,7 @@ def read_prompts(log: str, most: int = 400) -> list[dict[str, Any]]:
     if not path.is_file():
         raise OutriderError(f"--load {log}: no such file, and no such shipped traffic")
     bodies = []
-    with (gzip.open if path.suffix == ".gz" else open)(path, "rb") as lines:
+    with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as lines:
         for line in lines:
             with contextlib.suppress(ValueError, KeyError, TypeError):
                 request = json.loads(line)["request"]

@@ -12,6 +12,7 @@ The dashboard in live/grafana/ and the manifests in live/templates/ read these n
 import contextlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from prometheus_client import CollectorRegistry, start_http_server, write_to_textfile
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -29,8 +30,8 @@ VERDICTS = {"roll_back": -1, "wait": 0, "promote": 1}
 METRICS = "metrics.prom"
 """In `state_dir`."""
 
-Values = Mapping[tuple[str, ...], float | None]
-"""Values of the labels -> value; None where it is not known."""
+Values = Mapping[Any, float | None]
+"""Tuple of the labels' values -> value; None where it is not known."""
 
 
 class LiveMetrics:
