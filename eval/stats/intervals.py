@@ -1,6 +1,6 @@
-"""What all intervals share: the estimate, the level, percentiles, and Wilson's interval of a share.
+"""What all intervals share: the level, percentiles, and how many units would decide.
 
-share_interval(24, 24)      # (0.86, 1.0)
+units_needed(1.1, 0.98, 1.2, threshold=1.0, units=3)      # 4
 """
 
 import math
@@ -25,16 +25,3 @@ def percentile_interval(drawn_S: np.ndarray, level: float = LEVEL) -> tuple[floa
     """The central `level` of resampled values."""
     low, high = np.quantile(drawn_S, [(1 - level) / 2, (1 + level) / 2])
     return float(low), float(high)
-
-
-def share_interval(successes: int, trials: int) -> tuple[float, float]:
-    """Wilson's interval of a share.
-
-    Near 0 and 1 a bootstrap of few trials has no width; Wilson's interval has.
-    """
-    from scipy.stats import binomtest
-
-    if not trials:
-        return 0.0, 1.0
-    interval = binomtest(successes, trials).proportion_ci(LEVEL, method="wilson")
-    return float(interval.low), float(interval.high)

@@ -38,14 +38,8 @@ class Looks:
     first: int
     last: int
 
-    def __post_init__(self) -> None:
-        if not 1 <= self.first <= self.last:
-            raise ValueError(f"looks from {self.first} to {self.last} repeats: none")
-
     def level(self, repeats: int) -> float:
         """Confidence level of an interval computed after so many repeats."""
-        if not self.first <= repeats <= self.last:
-            raise ValueError(f"{repeats} repeats: looks are from {self.first} to {self.last}")
         look, planned = repeats - self.first + 1, self.last - self.first + 1
         share = 1 / planned if look == planned else 1 / (look * (look + 1))
         return 1 - (1 - LEVEL) * share

@@ -342,7 +342,7 @@ def _findings(custom_speed: float) -> Findings:
             {},
             source="steps of the eager engine",
             sequences=120,
-            acceptance_length=Drafters[list[float] | None](
+            acceptance_length=Drafters[list[float]](
                 **{name: sums.acceptance_length() for name, sums in replays.items()}
             ),
         ),

@@ -18,16 +18,6 @@ CHECKS = (HERE / "page_checks.js").read_text()
 SHOTS = HERE.parent.parent / "build" / "report"
 OFFLINE = ("file://", "data:")
 
-BROKEN = """<!doctype html>
-<meta name="viewport" content="width=device-width"><meta name="color-scheme" content="light dark">
-<body><main>
-<p style="color:#999">pale</p><div style="width:1500px">wide</div>
-<img src="http://127.0.0.1:9/tracker.png">
-<figure><figcaption>empty</figcaption>
-<svg viewBox="0 0 100 50"><g class="role-mark"><path d="M0,0" fill="red"/></g>
-<text style="font-size:2px">n</text></svg></figure>
-</main><script>console.error("broken")</script>"""
-
 
 @pytest.fixture(scope="module")
 def browser():
@@ -86,22 +76,3 @@ def test_it_prints_dark_on_light_even_from_dark_mode(browser, report):
     printed = page.pdf()
     (SHOTS / "report.pdf").write_bytes(printed)
     assert printed.startswith(b"%PDF") and 2 <= printed.count(b"/Type /Page\n") <= 15
-
-
-def test_the_checks_find_a_broken_page(browser, tmp_path):
-    (tmp_path / "broken.html").write_text(BROKEN)
-    page = Page(browser, (tmp_path / "broken.html").as_uri(), PHONE)
-    found = page.evaluate(CHECKS)
-    page.emulate("screen", dark=True)
-    assert "of rgb(0, 0, 0)" in page.evaluate(CHECKS)[3], (
-        "black labels on the black page of dark mode"
-    )
-    assert [finding.split(":")[0] for finding in found] == [
-        "overflow",
-        "chart",
-        "small",
-        "contrast",
-    ]
-    assert "2.85 of rgb(153, 153, 153)" in found[3]
-    assert any("broken" in complaint for complaint in page.complaints)
-    assert "http://127.0.0.1:9/tracker.png" in page.requests

@@ -30,10 +30,3 @@ def test_cost_and_hours():
             "custom": 1.6 * 8 * HOURS_A_MONTH,
         }
     )
-
-
-def test_what_is_not_given_is_not_reckoned():
-    cost = CostConfig(gpu_hour_price=2.0)
-    row = money(served(100.0, 100.0, 180.0), cost, gpus=1)["compiled"]["8"]
-    given = {name for name, value in row if value is not None}
-    assert given == {"per_million_tokens"}

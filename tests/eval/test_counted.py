@@ -192,12 +192,6 @@ def test_a_head_of_another_target_is_refused_before_anything_starts(case, tmp_pa
         evaluate(judged(case, Speculator.named(head)))
 
 
-def test_a_task_that_cannot_be_found_is_told_before_anything_starts(case):
-    settings = EvalConfig(task="posixpath:jion", concurrency=[1])
-    with pytest.raises(OutriderError, match="no function jion"):
-        evaluate(replace(case, settings=settings))
-
-
 @pytest.mark.slow
 @pytest.mark.engine
 @pytest.mark.parametrize("kind", ["eagle3", "ngram"])

@@ -40,7 +40,6 @@ from outrider.eval.context import (
 from outrider.eval.evaluate import evaluate
 from outrider.eval.gate import NOT_SERVED, judge
 from outrider.eval.replay.heldout_replay import on_policy
-from outrider.eval.replay.replay import compare, replay
 from outrider.eval.results.report import Results
 from outrider.serving.config import EngineConfig, ServingConfig, TargetConfig
 from outrider.serving.engine import open_engine
@@ -51,7 +50,6 @@ from outrider.serving.vllm_hooks.draft_recorder import DRAFT_EXTENSION
 from outrider.speculators.checkpoints.target_ends import load_target_ends
 from outrider.speculators.config import ParityConfig
 from outrider.speculators.kinds.mtp.checkpoint import load_mtp, save_mtp
-from outrider.speculators.unroll import unroll, valid_BT
 from tests.data.logs import write_log
 from tests.eval.slow_drafter import SLOW_DRAFTER_EXTENSION
 from tests.shipped_traffic import token_ids, with_token_ids
@@ -229,18 +227,6 @@ def test_what_gains_in_acceptance_and_loses_tokens_per_second_is_refused(
     assert results.verdict.reason.startswith("tokens/s, custom / base, eager, concurrency 1: 0.")
 
 
-@pytest.mark.slow
-@pytest.mark.engine
-def test_the_base_under_another_name_is_refused(bench, nano_r1):
-    results = bench.judged(published(nano_r1, bench.home / "renamed"))
-    ratio = results.replay.ratio
-    assert ratio.value == ratio.low == ratio.high == 1.0
-    assert results.verdict.verdict == "do not ship"
-    assert results.verdict.reason.startswith(
-        f"acceptance length, custom / base, {results.at_k}: 1.000 [1.000, 1.000]"
-    )
-
-
 def noise_in_the_head(speculator):
     weight = speculator.eh_proj.weight
     weight.copy_(torch.randn_like(weight) * weight.std())
@@ -265,56 +251,6 @@ def test_a_corrupt_head_is_refused(bench, nano_r1, corrupt):
     assert (
         results.verification.greedy.custom.unexplained == []
     )  # speculation is lossless all the same
-
-
-def trained_on(traffic, nano_r1, directory, steps=60, learning_rate=2e-3):
-    """A head trained on one tenant's traffic only: KL to the target at every depth."""
-    torch.manual_seed(0)
-    speculator, ends = load_mtp(nano_r1), load_target_ends(nano_r1)
-    optimizer = torch.optim.Adam(speculator.parameters(), lr=learning_rate)
-    ids = traffic.parts["heldout"][::2]
-    for step in range(steps):
-        features = traffic.store.read(ids[step % len(ids)])
-        tokens_BT, hidden_BTH = features.token_ids[None].long(), features.hidden[None].float()
-        sequence_BT, position_BT = (
-            torch.zeros_like(tokens_BT),
-            torch.arange(tokens_BT.shape[1])[None],
-        )
-        losses = []
-        for depth, state_BTH in enumerate(
-            unroll(speculator, ends, tokens_BT, hidden_BTH, sequence_BT, position_BT, K)
-        ):
-            here = valid_BT(sequence_BT, depth)[0].nonzero()[features.completion_start :, 0]
-            p = ends.logits(hidden_BTH[0, here + 1 + depth]).log_softmax(-1)
-            q = ends.logits(state_BTH[0, here]).log_softmax(-1)
-            losses.append(torch.nn.functional.kl_div(q, p, log_target=True, reduction="batchmean"))
-        optimizer.zero_grad()
-        sum(losses).backward()
-        optimizer.step()
-    save_mtp(speculator, nano_r1, directory)
-    return directory
-
-
-@pytest.mark.slow
-@pytest.mark.engine
-def test_a_head_trained_on_another_tenant_is_refused_though_it_gained_there(
-    bench, nano_r1, tmp_path
-):
-    other = captured(bench.engine, nano_r1, tmp_path / "other", logged("document_extraction", 24))
-    head = trained_on(other, nano_r1, bench.home / "other-tenant")
-    rows = other.table.select(range(5, 24, 2)).select_columns(
-        ["sequence_id", "session", "temperature", "top_p", "top_k"]
-    )
-    there = {
-        name: replay(directory, nano_r1, other.store, rows, K)
-        for name, directory in (("base", nano_r1), ("custom", head))
-    }
-    assert compare(there["base"], there["custom"], K)["ratio"].low > 1
-    results = bench.judged(head)
-    assert results.verdict.verdict == "do not ship"
-    assert results.verdict.reason.startswith("acceptance length, custom / base"), results.verdict[
-        "reason"
-    ]
 
 
 @pytest.mark.slow

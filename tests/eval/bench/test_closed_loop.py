@@ -9,7 +9,7 @@ import pytest
 from outrider.common.errors import OutriderError
 from outrider.eval.bench import closed_loop as blocks
 from outrider.eval.bench import servers as module
-from outrider.eval.bench.closed_loop import _check_drafts, joined, measure
+from outrider.eval.bench.closed_loop import _check_drafts, measure
 from outrider.eval.bench.counted import counted_passes
 from outrider.eval.bench.metrics import noise_of, summarise
 from outrider.eval.bench.servers import Servers
@@ -222,26 +222,3 @@ def test_speculators_in_engines_of_their_own_are_not_alternated(sent, tmp_path):
     evaluation = EvalConfig(concurrency=[1], requests=3, repeats=2)
     found = measured(tmp_path, Speculator("ngram"), ["a", "bb"], evaluation)
     assert len(sent) == len(found) == 2 * 3 and not any(block["alternated"] for block in found)
-
-
-def test_consecutive_blocks_are_joined():
-    one = {
-        "seconds": 1.5,
-        "output_tokens": 3,
-        "ttft_ms": [1.0],
-        "counters": {"drafts": 2, "accepted_per_position": [2, 1]},
-    }
-    other = {
-        "seconds": 0.5,
-        "output_tokens": 1,
-        "ttft_ms": [],
-        "counters": {"drafts": 1, "accepted_per_position": [1, 0]},
-    }
-    counters = {"drafts": 3, "accepted_per_position": [3, 1]}
-    assert joined([one, other]) == {
-        "seconds": 2.0,
-        "output_tokens": 4,
-        "ttft_ms": [1.0],
-        "counters": counters,
-    }
-    assert joined([one]) == one

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 
 from outrider.common.errors import OutriderError
-from outrider.eval.bench.counted import CountedPass, counted_acceptance, counted_passes
+from outrider.eval.bench.counted import CountedPass, counted_acceptance
 from outrider.eval.bench.metrics import noise_of, summarise
 from outrider.eval.results.parts import Drafters
 from outrider.eval.stats.speed_ratio import BlockNoise
-from tests.eval.sample_results import EVALUATION, QUIET, SESSIONS, SPECULATORS, sample_blocks
+from tests.eval.sample_results import EVALUATION, QUIET, SPECULATORS, sample_blocks
 
 BOTH = Drafters[int](base=2, custom=2)
 
@@ -134,10 +134,3 @@ def test_counters_are_pooled_before_they_are_divided():
     with pytest.raises(OutriderError, match="no draft of the base speculator"):
         nothing = dict.fromkeys(("base", "custom"), counters(0, 1))
         counted_acceptance([CountedPass(["a"], nothing)], SPECULATORS, BOTH)
-
-
-def test_blocks_of_the_same_prompts_are_one_pass():
-    blocks = sample_blocks()
-    passes = counted_passes(blocks, SESSIONS)
-    assert len(passes) == 9 and all(set(one.counters) == {"base", "custom"} for one in passes)
-    assert passes[0].sessions == [SESSIONS[index] for index in blocks[0]["prompts"]]

@@ -14,8 +14,7 @@ from outrider.eval.bench.prompts import Prompt
 from outrider.eval.config import EvalConfig
 from outrider.eval.context import HeldoutRequests
 from outrider.eval.results.parts import Drafters
-from outrider.serving import client
-from outrider.serving.client import Sampling, SpeculationCounters, request_timeout_s
+from outrider.serving.client import Sampling, SpeculationCounters
 from outrider.serving.config import EngineConfig, ServingConfig
 
 PROMPTS = [[1, number] for number in range(6)]
@@ -77,22 +76,6 @@ def endpoint():
         yield server
         server.shutdown()
         thread.join()
-
-
-def test_the_timeout_follows_the_longest_response_and_the_requests_in_flight(monkeypatch):
-    given = []
-
-    def post(url, path, body, timeout_s):
-        given.append(timeout_s)
-        choice = {"prompt_token_ids": [1], "token_ids": [2], "text": "", "finish_reason": "stop"}
-        return {"choices": [choice]}
-
-    monkeypatch.setattr(client, "post", post)
-    for max_tokens, concurrency in ((400, 8), (8192, 64)):
-        client.complete("", "", [[1]], Sampling(), max_tokens, concurrency)
-    assert given == [request_timeout_s(400, 8), request_timeout_s(8192, 64)]
-    # At 10 tokens/s of all requests together nothing is given up.
-    assert given[0] >= 400 * 8 / 10 and given[1] >= 8192 * 64 / 10
 
 
 def context_in(folder):

@@ -4,15 +4,8 @@ import pytest
 from outrider.eval.lossless.greedy_match import (
     compare_greedy,
     excess,
-    first_difference,
     text_statistics,
 )
-
-
-def test_first_difference():
-    assert first_difference([1, 2, 3], [1, 2, 3]) is None
-    assert first_difference([1, 2, 3], [1, 9, 3]) == 1
-    assert first_difference([1, 2], [1, 2, 3]) == 2
 
 
 def test_only_differences_without_a_near_tie_are_unexplained():

@@ -79,10 +79,6 @@ def test_responses_longer_than_the_verification_s_are_counted(checks: None) -> N
     assert try_task(EvalConfig(verification_max_tokens=1), ROWS, NANO_R1, False) == []
 
 
-def test_a_task_is_found_by_its_import_string():
-    assert load_task("posixpath:join")("a", "b") == "a/b"
-
-
 @pytest.mark.parametrize(
     ("name", "message"),
     [
@@ -133,17 +129,6 @@ def test_few_equal_responses_and_few_sessions_show_nothing():
     together = [i // 10 for i in range(200)]  # two sessions +1, two -1
     assert not equivalent(differences, together)
     assert equivalence(differences, together).clusters == 20
-
-
-@pytest.mark.parametrize("variance", [0.0, 0.25, 1.0])
-@pytest.mark.parametrize("margin", [0.02, 0.1, 0.3])
-def test_as_many_as_are_needed_suffice_and_one_less_does_not(variance, margin):
-    n = responses_needed(variance, margin)
-
-    def half_width(n):
-        return Z * np.sqrt(variance * n + 1) / (n + 2)
-
-    assert half_width(n) < margin and (n == 1 or half_width(n - 1) >= margin)
 
 
 def test_what_is_as_bad_as_the_margin_passes_one_time_in_twenty():

@@ -5,7 +5,6 @@ import pytest
 
 from outrider.common.jackknife import LEAST_SESSIONS, degrees_of_freedom
 from outrider.eval.stats.clusters import clustered, jackknife_margin
-from outrider.eval.stats.intervals import share_interval
 
 
 def ratio(sums):
@@ -32,16 +31,6 @@ def misses(base, custom):
     return (log_ratio > margin).mean(), (log_ratio < -margin).mean()
 
 
-def percentile_misses(random, base, custom, resamples=400):
-    """The same with percentiles of resampled sessions."""
-    sessions = base.shape[1]
-    even = np.full(sessions, 1 / sessions)
-    draws = random.multinomial(sessions, even, size=(len(base), resamples)).astype(float)
-    drawn = (draws @ base[:, :, None] / (draws @ custom[:, :, None]))[..., 0]
-    low, high = np.quantile(drawn, [0.025, 0.975], axis=1)
-    return (low > 1).mean(), (high < 1).mean()
-
-
 @pytest.mark.parametrize("spread", [0.5, 1.0])
 def test_an_interval_is_wrong_on_one_side_in_three_percent_at_most(spread):
     random = np.random.default_rng(0)
@@ -50,15 +39,6 @@ def test_an_interval_is_wrong_on_one_side_in_three_percent_at_most(spread):
         # The other way around the skew is on the other side.
         for both in (misses(base, custom), misses(custom, base)):
             assert max(both) <= 0.03, (sessions, both)
-
-
-def test_percentiles_of_few_sessions_are_wrong_more_often():
-    random = np.random.default_rng(1)
-    found = {
-        sessions: max(percentile_misses(random, *simulated(random, sessions, 1000)))
-        for sessions in (2, 5, 12, 30)
-    }
-    assert found[2] > 0.2 and found[5] > 0.07 and found[12] > 0.05 and found[30] > 0.035
 
 
 @pytest.mark.parametrize("sessions", range(1, LEAST_SESSIONS))
@@ -102,33 +82,3 @@ def test_one_session_that_holds_everything_leaves_no_interval():
     rows = np.array([[3.0, 2.0], *[[0.0, 0.0]] * 7])
     found = clustered(rows, range(8), ratio)
     assert found.value == 1.5 and found.low is None
-
-
-def test_clustered_intervals_cover_and_naive_ones_do_not():
-    random, covered, naive = np.random.default_rng(0), 0, 0
-    for _ in range(200):
-        level = np.repeat(
-            1 + 0.3 * random.standard_normal(40), 5
-        )  # five requests of a session share its level
-        tokens = random.integers(50, 150, 200).astype(float)
-        sums = np.stack([tokens * (level + 0.05 * random.standard_normal(200)), tokens], axis=1)
-        over_sessions = clustered(sums, np.arange(200) // 5, ratio)
-        independent = clustered(sums, np.arange(200), ratio)
-        covered += over_sessions.low <= 1.0 <= over_sessions.high
-        naive += independent.low <= 1.0 <= independent.high
-    assert 0.9 <= covered / 200 <= 0.99
-    assert naive / 200 < 0.75
-
-
-def test_pairing_narrows_the_interval():
-    random = np.random.default_rng(1)
-    steps = random.integers(20, 400, 100).astype(float)
-    custom = steps / 1.3 * (1 + 0.02 * random.standard_normal(100))
-    estimate = clustered(np.stack([steps, custom], axis=1), np.arange(100), ratio)
-    assert estimate.value == pytest.approx(1.3, rel=0.01) and estimate.high - estimate.low < 0.03
-    assert (estimate.observations, estimate.clusters) == (100, 100)
-
-
-def test_wilson_has_width_at_the_ends():
-    assert share_interval(24, 24) == pytest.approx((0.862, 1.0), abs=0.001)
-    assert share_interval(0, 0) == (0.0, 1.0)

@@ -75,11 +75,6 @@ def test_prompts_that_differ_more_than_blocks_do_set_the_interval():
     ) and noisy.high == pytest.approx(1 / noisy.low)
 
 
-def test_one_block_of_each_kind_has_no_noise_estimate():
-    random = np.random.default_rng(1)
-    assert block_noise([blocks_of(random, 1.5, 1, 0.1), blocks_of(random, 1.2, 1, 0.1)]) is None
-
-
 def test_blocks_noisier_than_the_others_do_not_borrow_their_noise():
     """Equal speeds, 20 % noise at one concurrency, 2 % at two others, four blocks each."""
     random, wrong, trials = np.random.default_rng(3), 0, 600
