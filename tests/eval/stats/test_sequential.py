@@ -58,6 +58,19 @@ def test_looks_spend_five_percent_in_all(first, last):
         assert looks.level(first) == pytest.approx(0.95)
 
 
+def test_the_first_look_gets_half():
+    assert Looks(2, 8).level(2) == pytest.approx(0.975)
+    assert Looks(2, 8).level(3) == pytest.approx(1 - 0.05 / 6)
+    assert Looks(2, 8).level(8) == pytest.approx(1 - 0.05 / 7)
+
+
+def test_decided_means_the_interval_excludes_the_threshold():
+    assert decided(Estimate(value=1.2, low=1.1, high=1.3), 1.0)
+    assert decided(Estimate(value=0.8, low=0.7, high=0.9), 1.0)
+    assert not decided(Estimate(value=1.1, low=1.0, high=1.3), 1.0)
+    assert not decided(Estimate(value=0.9, low=0.7, high=1.1), 1.0)
+
+
 @pytest.mark.parametrize("lasting", LASTING)
 @pytest.mark.parametrize("per_repeat, looks", PLANS)
 def test_a_speculator_that_gains_nothing_rarely_ships_whenever_one_stops(
