@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from outrider.common.errors import OutriderError
 from outrider.speculators.checkpoints.layout import read_layout
 from outrider.speculators.checkpoints.tensors import CheckpointTensors, check_tensor_shape
 from outrider.speculators.heads import TargetEnds
@@ -20,10 +21,13 @@ def load_target_ends(target_dir: Path, dtype: torch.dtype = torch.float32) -> Ta
     layout = read_layout(target_dir)
     tensors = CheckpointTensors(layout)
     shape = (layout.config["vocab_size"], layout.config["hidden_size"])
-    embedding_name, head_name = layout.ends
-    embedding = tensors.read_narrow(embedding_name, dtype)
-    head = tensors.read(head_name, dtype)
-    return TargetEnds(
-        check_tensor_shape(layout, embedding_name, embedding, shape),
-        check_tensor_shape(layout, head_name, head, shape),
-    )
+    ends = [tensors.read_narrow(name, dtype) for name in layout.ends]
+    for name, end in zip(layout.ends, ends, strict=True):
+        check_tensor_shape(layout, name, end, shape)
+        if not end.is_floating_point():
+            raise OutriderError(
+                f"{layout.directory}: {name} is {end.dtype}, and its scales are not read; use a"
+                " checkpoint whose embedding and head are not quantized"
+            )
+    embedding, head = ends
+    return TargetEnds(embedding, head.to(dtype))

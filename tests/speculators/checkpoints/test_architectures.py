@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from outrider.common.errors import OutriderError
@@ -33,6 +34,19 @@ def test_the_ends_are_those_of_transformers(architecture: str, tmp_path: Path) -
     norm, layers = norm_and_layers(target)
     assert layers == 4
     torch.testing.assert_close(norm(before[0]), final)
+
+
+def test_ends_of_a_target_in_another_quantization_are_read_unless_quantized(tmp_path: Path) -> None:
+    target = write_tiny_decoder("LlamaForCausalLM", tmp_path / "target")
+    config = read_json(target / "config.json")
+    config["quantization_config"] = {"quant_method": "compressed-tensors"}
+    (target / "config.json").write_text(json.dumps(config))
+    assert load_target_ends(target).lm_head_VH.shape == (VOCAB, 64)
+    tensors = load_file(target / "model.safetensors")
+    tensors["lm_head.weight"] = tensors["lm_head.weight"].to(torch.int8)
+    save_file(tensors, target / "model.safetensors")
+    with pytest.raises(OutriderError, match=r"lm_head\.weight is torch\.int8.*not quantized"):
+        load_target_ends(target)
 
 
 @pytest.mark.parametrize("kind", ["eagle3", "p_eagle", "dflash"])
