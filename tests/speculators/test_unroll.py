@@ -16,7 +16,7 @@ from outrider.speculators.heads import TargetEnds
 from outrider.speculators.kinds.mtp.checkpoint import load_mtp
 from outrider.speculators.kinds.mtp.layer import MTPSpeculator
 from outrider.speculators.layers.deepseek_layer import DeepseekArch
-from outrider.speculators.unroll import unroll, unroll_anchors, valid_BT
+from outrider.speculators.unroll import _last_slots, unroll, unroll_anchors, valid_BT
 from tests.tiny import HIDDEN, LAYERS, VOCAB, tiny_config, write_tiny_target
 
 DEPTH = 4
@@ -196,3 +196,8 @@ def test_recomputing_changes_no_bit_of_the_gradients(dtype: torch.dtype, experts
     kept, again = found
     for name, value in kept.items():
         assert torch.equal(again[name], value), name
+
+
+def test_a_sequence_ends_with_its_row_though_the_next_has_the_same_number() -> None:
+    sequence_BT = torch.tensor([[7, 7, -1], [-1, 7, 7], [7, 7, 7]])
+    assert _last_slots(sequence_BT).tolist() == [1, 1, 2, 3, 5, 5, 8, 8, 8]

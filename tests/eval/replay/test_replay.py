@@ -68,15 +68,19 @@ def test_replay_is_the_literal_walk(case, method, acceptance, monkeypatch):
     )  # several sequences a batch, several batches
     sums = replay(case.target, case.target, case.store, case.rows, DEPTH, method)
     assert sums.sequence_ids == [f"r{number}" for number in range(5)]
+    total = {k: np.zeros(1 + k) for k in range(1, DEPTH + 1)}
     for r, name in enumerate(sums.sequence_ids):
         features = case.store[name]
         assert sums.tokens_R[r] == len(features.token_ids) - features.completion_start - 1
         for k in range(1, DEPTH + 1):
             expected = literal(case, features, k, acceptance)
+            total[k] += expected
             assert sums.steps_RK[r, k - 1] == pytest.approx(expected[0], rel=1e-4)
             assert sums.accepted_RKK[r, k - 1, :k] == pytest.approx(
                 expected[1:], rel=1e-3, abs=1e-6
             )
+    for k, (steps, *accepted) in total.items():
+        assert sums.cumulative(k) == pytest.approx(np.array(accepted) / steps, rel=1e-3, abs=1e-6)
     if method == "greedy":
         assert sums.acceptance_length()[-1] > 1.3  # the case has accepted drafts to count
 
