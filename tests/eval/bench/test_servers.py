@@ -28,7 +28,7 @@ class Recorder:
     emptied: list[str]
     flags: dict[str, tuple[int | None, list[tuple[int, int, int]] | None]]
 
-    def __init__(self, target, serving, speculator, k, *, log_path, port, k_per_batch_size):
+    def __init__(self, target, serving, speculator, k, *, log_path, k_per_batch_size):
         self.name = log_path.stem.split("_", 2)[2]
         assert (k is None) == (speculator is None)
         self.flags[self.name] = (k, k_per_batch_size)
