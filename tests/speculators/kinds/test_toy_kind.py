@@ -50,9 +50,9 @@ def trained(
             corpus.parts,
             SpeculatorConfig(kind="toy", depth=3),
             TrainingConfig(
-                scratch_epochs=30,
+                scratch_epochs=50,
                 learning_rate=5e-3,
-                evaluate_every=30,
+                evaluate_every=50,
                 checkpoint_every=1000,
                 row_tokens=128,
                 compute="fp32",
