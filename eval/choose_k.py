@@ -36,7 +36,7 @@ def choose(
     servers: Servers,
     load: LoadGenerator,
     requests: HeldoutRequests,
-    validation: Mapping[Drafter, ReplaySums] | None,
+    validation: Mapping[str, ReplaySums] | None,
 ) -> Choice:
     """The choice of k for base and for custom.
 
@@ -45,21 +45,24 @@ def choose(
     """
     settings = context.settings
     fixed = [name for name in DRAFTERS if context.speculators[name].fixed_k]
+    timed = [name for name in DRAFTERS if context.speculators[name].speculates]
+    timed = [name for name in timed if name not in fixed]
     k = dict.fromkeys(DRAFTERS, context.depth if settings.k == "auto" else settings.k)
-    lengths = {name: sums.acceptance_length() for name, sums in (validation or {}).items()}
+    lengths: dict[Drafter, list[float]] = {}
+    if validation:
+        lengths = {name: validation[name].acceptance_length() for name in DRAFTERS}
     given: dict[str, Any] = {
         "sequences": len(validation["custom"].sequence_ids) if validation else 0,
         "acceptance_length": Drafters[list[float]](**lengths) if lengths else None,
         "source": "the recipe's " + ("speculator.depth" if settings.k == "auto" else "eval.k"),
     }
-    if settings.k != "auto" or not lengths or len(fixed) == len(DRAFTERS):
+    if settings.k != "auto" or not lengths or not timed:
         return Choice(k=Drafters[int](**k), **given)
     mode = settings.engine_modes[0]
     given["source"] = f"steps of the {mode} engine"
     if fixed:
         words = context.speculators[fixed[0]].in_words
         given["source"] += f"; {words} always drafts speculator.depth"
-    timed = [name for name in DRAFTERS if name not in fixed]
     engines = ["custom"] if context.one_engine else timed
 
     def measured() -> StepTimes:
@@ -72,6 +75,7 @@ def choose(
             settings.concurrency,
             requests.timed_texts,
             requests.sampling,
+            context.speculators,
         )
 
     seconds = context.cached("step_times", StepTimes, measured).seconds

@@ -11,17 +11,14 @@ held-out part, so that its intervals are those of one comparison.
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
 from outrider.eval.bench.prompts import customers_sampling, evaluation_prompts
 from outrider.eval.bench.step_times import StepTimes, time_steps
 from outrider.eval.choose_k import Speeds, best_k, speeds_of
 from outrider.eval.context import EvaluationContext
 from outrider.eval.evaluate import check
 from outrider.eval.replay.heldout_replay import replay_drafter
-from outrider.eval.replay.replay import ReplaySums
+from outrider.eval.replay.replay import ReplaySums, length_at
 from outrider.eval.results.choice import KindChoice, KindSpeed
-from outrider.eval.stats.clusters import clustered
 
 
 def choose_kind(
@@ -59,12 +56,10 @@ def speed_of(
 ) -> KindSpeed:
     """One kind at its own best K at batch size `main`; `steps` are seconds of a step."""
     k = best_k(speeds_of(replay.acceptance_length(), steps)[main], least=1)
-    sums_N2 = np.stack([replay.tokens_R, replay.steps_RK[:, k - 1]], axis=1)
-    length = clustered(sums_N2, replay.sessions, lambda s: s[..., 0] / s[..., 1])
     return KindSpeed(
         kind=kind,
         k=k,
-        acceptance_length=length,
+        acceptance_length=length_at(replay, k),
         step_ms={str(size): 1000 * row[k] for size, row in steps.items()},
         **facts,
     )
@@ -83,4 +78,6 @@ def _time_kinds(contexts: Mapping[str, EvaluationContext]) -> StepTimes:
     numbers = {kind: [max(wanted)] if own.fixed_k else wanted for kind, own in speculators.items()}
     first.say(f"timing steps of the {mode} engine: {', '.join(contexts)} in turn")
     with first.open_load() as load, first.open_servers(speculators, load, texts) as servers:
-        return time_steps(servers, mode, load, numbers, settings.concurrency, texts, sampling)
+        return time_steps(
+            servers, mode, load, numbers, settings.concurrency, texts, sampling, speculators
+        )

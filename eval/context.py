@@ -240,17 +240,16 @@ class EvaluationContext:
     def no_replay(self) -> tuple[str, str] | None:
         """A speculator in words, and why exact replay does not compute it; None where it does.
 
-        A kind may have no unroll, a head a shape that is only served, and the capture other states
-        than a speculator reads.
+        A kind may be only served, and so may a head's shape; a capture may lack states that a
+        speculator reads.
         """
-        speculators = self.speculators.values()
-        for each in speculators:
-            if not each.has_unroll:
-                return each.in_words, f"Outrider has no unroll of {each.in_words}"
+        for each in self.speculators.values():
+            if not each.has_replay:
+                return each.in_words, f"the drafts of {each.in_words} are only counted"
         if self.data.features is None:
             words = self.speculators["custom"].in_words
-            return words, f"Outrider has no unroll of {words} without captured states"
-        for each in speculators:
+            return words, f"no states are captured, which the drafts of {words} are computed from"
+        for each in self.speculators.values():
             try:
                 reads = each.features(self.target.directory())
                 if reads.auxiliary:

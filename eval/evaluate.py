@@ -2,9 +2,9 @@
 
     evaluate(EvaluationContext(recipe="resume_screening", speculators={...}, ...))
 
-Evaluates every kind of speculator. For one without an unroll (n-grams, none) exact replay
-and draft parity are not measured: their figures are null, `not_measured` says why, and the verdict
-rests on what vLLM counted and on the clock.
+Evaluates every kind of speculator. Where a speculator reads states that are not captured, exact
+replay and draft parity are not measured: their figures are null, `not_measured` says why, and the
+verdict rests on what vLLM counted and on the clock.
 
 Leaves results.json (for machines), the report, and the servers' logs. Each measurement is cached,
 so an interrupted evaluation resumes; intervals, verdict and report are computed from the cache
@@ -50,7 +50,7 @@ from outrider.eval.replay.heldout_replay import (
     replay_figures,
 )
 from outrider.eval.results.acceptance import Counted
-from outrider.eval.results.parts import Drafters
+from outrider.eval.results.parts import DRAFTERS, Drafters
 from outrider.eval.results.report import (
     VERSION,
     Example,
@@ -317,7 +317,7 @@ def samples_stage(
     context: EvaluationContext, replays: Replays | None, k: int
 ) -> list[Example] | None:
     """Example responses, where the recipe allows customer text in the report."""
-    if replays is None or not context.show_samples:
+    if replays is None or not context.show_samples or len(context.directories) < len(DRAFTERS):
         return None
 
     def work() -> dict[str, Any]:

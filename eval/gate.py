@@ -56,7 +56,8 @@ def judge(findings: Findings, gate: GateConfig, parity: ParityConfig) -> Verdict
     if verification.replay_vs_engine:
         checks.append(_replay(verification.replay_vs_engine, gate))
     if verification.parity:
-        checks += [_parity(name, verification.parity.of(name), parity) for name in DRAFTERS]
+        found = {name: verification.parity.of(name) for name in DRAFTERS}
+        checks += [_parity(name, own, parity) for name, own in found.items() if own]
     return conclusion(checks, findings.not_measured)
 
 

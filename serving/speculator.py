@@ -7,7 +7,7 @@ What can be measured for it depends on its kind (speculators/kinds/).
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from outrider.speculators.kinds import (
     weightless_names,
 )
 from outrider.speculators.kinds.protocol import Abilities, DrafterKind, Origin, TrainableKind
+from outrider.speculators.kinds.weightless import WeightlessKind
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,6 +32,16 @@ class Speculator:
 
     kind: str
     directory: Path | None = None
+
+    @property
+    def has_replay(self) -> bool:
+        """True where exact replay computes its drafts: from states, or from the text alone."""
+        return isinstance(self._kind, TrainableKind | WeightlessKind)
+
+    @property
+    def replayed_as(self) -> Path | str:
+        """As exact replay takes it: the directory, or the name of a kind without weights."""
+        return self.directory or self.kind
 
     @classmethod
     def named(cls, name: str | Path) -> "Speculator":
@@ -60,11 +71,6 @@ class Speculator:
         """What can be measured for it."""
         return self._kind.abilities
 
-    @property
-    def has_unroll(self) -> bool:
-        """True where Outrider computes its drafts: it can be replayed, compared and swapped."""
-        return self.abilities.exact_replay
-
     def swaps_with(self, other: "Speculator") -> bool:
         """True where one engine can serve both in turn, by exchanging the drafter's weights."""
         kind = self._kind
@@ -75,7 +81,7 @@ class Speculator:
         return kind.swappable(Path(str(self.directory)), Path(str(other.directory)))
 
     def features(self, target_dir: Path) -> FeatureSpec:
-        """The target's states that its drafts are computed from; none for a kind without unroll."""
+        """The target's states that its drafts are computed from; none without weights."""
         kind = self._kind
         if not isinstance(kind, TrainableKind) or self.directory is None:
             return FeatureSpec(())
@@ -93,6 +99,16 @@ class Speculator:
     def drafts_every_step(self) -> bool:
         """True where the engine's count of drafts is its count of steps."""
         return self.abilities.drafts_every_step
+
+    def steps(self, counters: Mapping[str, Any], responses: int) -> int:
+        """Steps of the engine, from the fields of `SpeculationCounters` over so many responses.
+
+        vLLM counts no step without a draft. It delivers one token, so the steps are the tokens
+        after each response's first without accepted drafts.
+        """
+        if self.drafts_every_step:
+            return int(counters["drafts"])
+        return int(counters["generation_tokens"] - responses - counters["accepted_tokens"])
 
     @property
     def fixed_k(self) -> bool:

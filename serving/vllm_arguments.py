@@ -121,7 +121,7 @@ def engine_arguments(
     if kv_cache_gb is not None:
         arguments["kv_cache_memory_bytes"] = round(kv_cache_gb * 2**30)
     drafter = Speculator.of(speculator)
-    if drafter.has_unroll and engine.pipeline_parallel > 1:
+    if drafter.directory is not None and engine.pipeline_parallel > 1:
         raise OutriderError(
             f"serving.engine.pipeline_parallel = {engine.pipeline_parallel}: vLLM 0.32 gives a"
             " drafter on the last pipeline stage no embedding, and a speculator's directory has"

@@ -116,8 +116,7 @@ def _by_response(one: CountedPass, drafter: Drafter, speculator: Speculator) -> 
     """[R, 2]: tokens and steps of a pass, shared out to its R responses."""
     counters, responses = one.counters[drafter], len(one.sessions)
     tokens = counters["generation_tokens"] - responses
-    every = speculator.drafts_every_step
-    steps = counters["drafts"] if every else tokens - counters["accepted_tokens"]
+    steps = speculator.steps(counters, responses)
     received_R2 = np.array(one.received.get(drafter, [(2, 1)]), np.float64)
     received_R2[:, 0] -= 1  # the first token comes from the prefill
     sums_2 = received_R2.sum(axis=0)

@@ -1,9 +1,10 @@
 """Times the engine's steps for every number of drafts, to choose K.
 
-    times = time_steps(servers, "eager", load, {"custom": [1, 2, 3]}, [1, 8], texts, sampling)
+    times = time_steps(servers, "eager", load, {"custom": [1, 2, 3]}, [1, 8], texts, sampling,
+                       speculators)
     times.seconds["custom"][8][3]       # seconds of a step of 8 requests with 3 drafts
 
-A block of B requests at once takes its counted steps (drafts / B; for no drafts, tokens / B) and
+A block of B requests at once takes its counted steps over B (for no drafts, its tokens over B) and
 its prefills, which take as long for every number. The share of the machine that front end and
 clients take is in it. In a round every number answers the same prompts in turn; the median over
 rounds leaves out those in which the machine was busy.
@@ -11,7 +12,8 @@ rounds leaves out those in which the machine was busy.
 
 import itertools
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from pydantic import BaseModel
@@ -20,6 +22,7 @@ from outrider.common.errors import OutriderError
 from outrider.eval.bench.servers import Servers
 from outrider.eval.config import STEP_ROUNDS, STEP_TOKENS
 from outrider.serving.client import Sampling
+from outrider.serving.speculator import Speculator
 
 if TYPE_CHECKING:
     from outrider.serving.load_generator import LoadGenerator
@@ -39,6 +42,7 @@ def time_steps(
     batch_sizes: Sequence[int],
     prompts: Sequence[str],
     sampling: Sampling,
+    speculators: Mapping[Any, Speculator],
 ) -> StepTimes:
     """Step times of each variant with each of its `numbers` of drafts at every batch size.
 
@@ -57,7 +61,10 @@ def time_steps(
             for variant, k in group:
                 server = servers.server(mode, variant, k)
                 block = load.run_block(server.url, texts, size, sampling, STEP_TOKENS)
-                steps = block.counters.drafts if k else block.counters.generation_tokens
+                counters = asdict(block.counters)
+                steps = counters["generation_tokens"]
+                if k:
+                    steps = speculators[variant].steps(counters, len(texts))
                 if not steps:
                     raise OutriderError(
                         f"timing the engine's steps: vLLM counted none with {k} drafts; are the"

@@ -7,12 +7,14 @@ speculation changed greedy outputs, whether sampled tokens are still the target'
 tasks are solved, and whether exact replay predicts the steps that the engine counted. For the last
 one the states of the engine's own outputs are captured, so that replay reads exactly what was
 served. The engine that captures them also drafts, and its drafts are compared with the trainer's
-(eval/replay/draft_parity.py). A speculator without an unroll has neither replay nor draft parity.
+(eval/replay/draft_parity.py). Without captured states there is neither
+replay nor draft parity, and a speculator without weights has no parity.
 """
 
 import hashlib
 import shutil
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -83,8 +85,8 @@ def examine(
 
 def ask_engine(
     context: EvaluationContext, prompts: Sequence[Prompt], outputs: Outputs, scratch: Path
-) -> tuple[StatesByToken, Drafters[Parity] | None]:
-    """The states of every response and both speculators' draft parity.
+) -> tuple[StatesByToken, Drafters[Parity | None] | None]:
+    """The states of every response and the draft parity of both speculators with weights.
 
     Both speculators draft `depth` tokens per step, all of which are compared; in one engine, if
     their weights can be exchanged there. An engine captures the states that its drafter reads, so
@@ -101,7 +103,7 @@ def ask_engine(
             capture_ids(engine, rows, scratch)
         return FeatureStore.open(scratch), None
     parity, target_dir = context.parity, context.target.directory()
-    directories: dict[str, Path] = {name: context.directories[name] for name in reversed(DRAFTERS)}
+    directories = dict(reversed(context.directories.items()))
     asked = [prompt.token_ids for prompt in prompts[: parity.prompts]]
     reads = {name: context.speculators[name].features(target_dir) for name in DRAFTERS}
     wanted = FeatureSpec.union(reads.values())
@@ -128,9 +130,10 @@ def ask_engine(
             parity,
             context.settings.replay_dtype,
         )
-        for name in DRAFTERS
+        for name in directories
     }
-    return FeatureStore.open(scratch), Drafters[Parity](**compared)
+    both: dict[str, Parity | None] = dict.fromkeys(DRAFTERS) | compared
+    return FeatureStore.open(scratch), Drafters[Parity | None](**both)
 
 
 def findings(
@@ -139,7 +142,7 @@ def findings(
     prompts: Sequence[Prompt],
     outputs: Outputs,
     store: StatesByToken,
-    parity: Drafters[Parity] | None,
+    parity: Drafters[Parity | None] | None,
 ) -> EngineFindings:
     """What follows from the states of every response."""
     target_dir = context.target.directory()
@@ -314,7 +317,7 @@ def replay_against_engine(
     """Steps predicted by exact replay against those the engine counted, for the same responses."""
 
     differences = {}
-    for drafter in DRAFTERS:
+    for drafter, speculator in context.speculators.items():
         predicted = counted = 0.0
         for regime in REGIMES:
             recorded = outputs.of(regime).of(drafter)
@@ -324,7 +327,7 @@ def replay_against_engine(
             ]
             sums = in_child(
                 replay,
-                context.directories[drafter],
+                speculator.replayed_as,
                 context.target.directory(),
                 store,
                 rows,
@@ -334,7 +337,7 @@ def replay_against_engine(
                 context.settings.replay_dtype,
             )
             predicted += float(sums.steps_RK[:, k.of(drafter) - 1].sum())
-            counted += recorded.counters.drafts
+            counted += speculator.steps(asdict(recorded.counters), len(prompts))
         differences[drafter] = predicted / counted - 1
     return ReplayAgainstEngine(**differences, control=_steps_again(outputs))
 

@@ -1,6 +1,6 @@
 """Exact replay as Ray tasks, each over some of the sequences.
 
-    sums = cluster_replay(speculator_dir, target_dir, store, rows, depth=4, ...)
+    sums = cluster_replay(speculator, target_dir, store, rows, depth=4, ...)
 
 Shards end where a batch of the single process ends, so every batch has the same responses and the
 sums are the same. A task loads the speculator and reads its states from the feature store: the run
@@ -11,7 +11,6 @@ directory, target and speculator are at the same paths on all nodes. Ray must be
 import contextlib
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -19,7 +18,6 @@ import numpy as np
 
 from outrider.common.cluster.tasks import run_tasks, slots
 from outrider.eval.replay.replay import (
-    ARRAYS,
     ReplaySums,
     StatesByToken,
     begins_a_batch,
@@ -41,7 +39,7 @@ class MeasuredStates(StatesByToken, Protocol):
 
 
 def cluster_replay(
-    speculator_dir: Path,
+    speculator: Path | str,
     target_dir: Path,
     feature_store: MeasuredStates,
     rows: Sequence[Row],
@@ -59,7 +57,7 @@ def cluster_replay(
 
     gpus = 1.0 if ray.cluster_resources().get("GPU", 0.0) >= 1 else 0.0
     shared: dict[str, Any] = {
-        "speculator_dir": speculator_dir,
+        "speculator": speculator,
         "target_dir": target_dir,
         "feature_store": feature_store,
         "depth": depth,
@@ -74,7 +72,7 @@ def cluster_replay(
         run_tasks(_replay_shard, shards, shared, "exact replay", cpus, gpus)
     ) as ended:
         sums = dict(ended)
-    return joined([sums[number] for number in range(len(shards))])
+    return ReplaySums.joined([sums[number] for number in range(len(shards))])
 
 
 def shards_of(store: MeasuredStates, rows: Sequence[Row], count: int) -> list[Sequence[Row]]:
@@ -94,17 +92,6 @@ def shards_of(store: MeasuredStates, rows: Sequence[Row], count: int) -> list[Se
         tokens += length(row)
     starts = [int(batches[0]) for batches in np.array_split(firsts, count) if len(batches)]
     return [kept[start:end] for start, end in itertools.pairwise([*starts, len(kept)])]
-
-
-def joined(shards: Sequence[ReplaySums]) -> ReplaySums:
-    """The sums of shards, in their order, as those of one replay."""
-    values: dict[str, Any] = {
-        field.name: getattr(shards[0], field.name) for field in fields(shards[0])
-    }
-    values |= {name: np.concatenate([getattr(one, name) for one in shards]) for name in ARRAYS}
-    for name in ("sequence_ids", "sessions"):
-        values[name] = [each for one in shards for each in getattr(one, name)]
-    return ReplaySums(**values)
 
 
 def _replay_shard(shared: Mapping[str, Any], rows: Sequence[Row]) -> ReplaySums:

@@ -22,31 +22,43 @@ from outrider.data.on_policy.evidence import Evidence
 from outrider.eval.config import SEED
 from outrider.eval.context import EvaluationContext
 from outrider.eval.replay.cluster_replay import cluster_replay
-from outrider.eval.replay.replay import ReplaySums, compare, replay
+from outrider.eval.replay.replay import CEILING, ReplaySums, compare, length_at, replay
 from outrider.eval.replay.slices import by_prompt_length, sliced
-from outrider.eval.report.formatting import interval
-from outrider.eval.results.acceptance import OnPolicy, Replay, Slice
+from outrider.eval.report.formatting import interval, number
+from outrider.eval.results.acceptance import Drafted, OnPolicy, Replay, Slice
 from outrider.eval.results.parts import DRAFTERS, Drafter, Drafters
+from outrider.speculators.kinds import LOOKUP, weightless_kind
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
     from outrider.data.features.feature_store import FeatureStore
 
-Replays = dict[Drafter, ReplaySums]
+Replays = Mapping[str, ReplaySums]
+"""By drafter; of held-out and general traffic also `lookup` and `ceiling`."""
+
+REFERENCES = {"lookup": LOOKUP, "ceiling": CEILING}
+"""What base and custom are compared with -> its name in `replay`."""
 
 COLUMNS = ["sequence_id", "session", "temperature", "top_p", "top_k"]
 """Columns of the table of sequences that replay reads."""
 
 
 def replay_drafters(context: EvaluationContext, part: str) -> Replays:
-    """Base and custom on one part of the traffic."""
-    return {drafter: replay_drafter(context, part, drafter) for drafter in DRAFTERS}
+    """Base and custom on one part of the traffic; with the references where it is measured."""
+    sums = {str(drafter): replay_drafter(context, part, drafter) for drafter in DRAFTERS}
+    if part == "validation":
+        return sums
+    return sums | {
+        name: _replay_part(context, part, name, lambda own=own: own)
+        for name, own in REFERENCES.items()
+    }
 
 
 def replay_drafter(context: EvaluationContext, part: str, drafter: Drafter) -> ReplaySums:
     """Base or custom on one part of the traffic."""
-    return _replay_part(context, part, drafter, lambda: context.directories[drafter])
+    speculator = context.speculators[drafter]
+    return _replay_part(context, part, drafter, lambda: speculator.replayed_as)
 
 
 def replay_everything(context: EvaluationContext) -> None:
@@ -61,16 +73,16 @@ def replay_everything(context: EvaluationContext) -> None:
 
 
 def _replay_part(
-    context: EvaluationContext, part: str, name: str, directory: Callable[[], Path]
+    context: EvaluationContext, part: str, name: str, speculator: Callable[[], Path | str]
 ) -> ReplaySums:
-    """The sums of one speculator, whose `directory` is made only where they are not cached."""
+    """The sums of one speculator, which is made only where they are not cached."""
     ids = replayed_ids(context, part)
 
     def work() -> dict[str, Any]:
         begin = time.monotonic()
         sums = _replay(
             context,
-            directory(),
+            speculator(),
             context.data.rows(ids).select_columns(COLUMNS).to_list(),
             by_region=part == "heldout",
         )
@@ -82,11 +94,13 @@ def _replay_part(
 
 
 def _replay(
-    context: EvaluationContext, speculator: Path, rows: list[dict[str, Any]], by_region: bool
+    context: EvaluationContext, speculator: Path | str, rows: list[dict[str, Any]], by_region: bool
 ) -> ReplaySums:
-    """In a child process, or as tasks on the cluster."""
+    """In a child process, or as tasks on the cluster; what needs no device in this process."""
     target, store, depth = context.target.directory(), context.feature_store, context.depth
     method, dtype = context.serving.draft_sample_method, context.settings.replay_dtype
+    if weightless_kind(str(speculator)):
+        return replay(speculator, target, store, rows, depth, by_region=by_region)
     if not context.replays_on_cluster:
         return in_child(
             replay, speculator, target, store, rows, depth, method, dtype=dtype, by_region=by_region
@@ -105,7 +119,7 @@ def replayed_ids(context: EvaluationContext, part: str) -> list[str]:
 
 
 def print_first_result(context: EvaluationContext, heldout: Replays) -> None:
-    """Prints acceptance length of base and custom for every k."""
+    """Prints acceptance length of all drafters for every k."""
     base = heldout["base"]
     table = Table(
         title=f"First result, acceptance length by exact replay: {len(base.sequence_ids):,} "
@@ -114,26 +128,26 @@ def print_first_result(context: EvaluationContext, heldout: Replays) -> None:
         box=box.SIMPLE_HEAD,
         padding=(0, 1, 0, 0),
     )
-    for column in ("k", "base", "custom", "custom / base"):
+    drafters = ("lookup", "base", "custom", "ceiling")
+    for column in ("k", *drafters, "custom / base"):
         table.add_column(column, justify="right", no_wrap=True)
     for k in range(1, context.depth + 1):
-        found = compare(base, heldout["custom"], k)
-        cells = (interval(found[name], 3) for name in ("base", "custom", "ratio"))
-        table.add_row(f"{k} (eval.k)" if k == context.settings.k else str(k), *cells)
+        ratio = compare(base, heldout["custom"], k)["ratio"]
+        cells = (number(heldout[name].acceptance_length()[k - 1]) for name in drafters)
+        label = f"{k} (eval.k)" if k == context.settings.k else str(k)
+        table.add_row(label, *cells, interval(ratio, 3))
     context.console.print(table)
 
 
 def replay_figures(replays: Replays, k: Drafters[int]) -> Replay:
-    """The report's figures of exact replay: lengths at custom's k, positions at each one's own."""
-    base, custom = replays["base"], replays["custom"]
+    """The report's figures of exact replay: lengths at custom's k, positions of base at its own."""
+    shown = ("base", "custom", *REFERENCES)
+    own_k = dict.fromkeys(shown, k.custom) | {"base": k.base}
     return Replay(
-        **compare(base, custom, k.custom),
-        by_k=Drafters[list[float]](
-            base=base.acceptance_length(), custom=custom.acceptance_length()
-        ),
-        cumulative=Drafters[list[float]](
-            base=base.cumulative(k.base), custom=custom.cumulative(k.custom)
-        ),
+        **compare(replays["base"], replays["custom"], k.custom),
+        **{name: length_at(replays[name], k.custom) for name in REFERENCES},
+        by_k=Drafted(**{name: replays[name].acceptance_length() for name in shown}),
+        cumulative=Drafted(**{name: replays[name].cumulative(own_k[name]) for name in shown}),
     )
 
 

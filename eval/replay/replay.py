@@ -7,11 +7,14 @@ only noise left is which responses were drawn.
     sums = replay(speculator_dir, target_dir, FeatureStore.open(features), rows, depth=4)
     sums.acceptance_length()          # k = 1..4, pooled over requests
     compare(base, custom, k=3)        # custom / base, interval over sessions
+    replay("ngram", ...)              # a kind without weights, by name
+    replay(CEILING, ...)              # a perfect drafter
 
 Shapes: R responses, K depth, G regions, T tokens of a batch, N anchors, H hidden, X values that
 the drafter reads of a token; the chain's in speculators/acceptance.py.
 """
 
+import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,19 +27,29 @@ from outrider.common.errors import OutriderError
 from outrider.eval.results.parts import ClusteredEstimate
 from outrider.eval.stats.clusters import clustered
 from outrider.serving.client import Sampling
-from outrider.speculators.features import SequenceStates
-from outrider.speculators.kinds import trainable_kind_of
+from outrider.speculators.features import FINAL_NORM, FeatureSpec, FeatureStream, SequenceStates
+from outrider.speculators.kinds import trainable_kind_of, weightless_kind
+from outrider.speculators.kinds.weightless import WeightlessKind
 
 if TYPE_CHECKING:
     import torch
 
-    from outrider.speculators.acceptance import ReplayChain
-    from outrider.speculators.features import FeatureSpec
     from outrider.speculators.heads import TargetEnds
     from outrider.speculators.kinds.drafter import Drafter
 
 BATCH_TOKENS = 8192
 """Tokens that are unrolled at once."""
+
+CEILING = "ceiling"
+"""Name of the perfect drafter, which knows the target's distribution after the logged tokens.
+
+Its greedy draft is the target's most likely token, which no draft is more likely to equal: no
+speculator with greedy drafts needs fewer steps in expectation. Like every replay it is given the
+logged tokens, so by chance a speculator's figure can be larger where almost nothing is left to
+win. Where drafts are sampled it draws from the target's distribution, and all are accepted."""
+
+NO_TOKEN = -2
+"""In place of the logged token past a response's end, which no draft equals."""
 
 Array = NDArray[np.float64]
 
@@ -151,7 +164,7 @@ ARRAYS = (
 
 
 def replay(
-    speculator_dir: Path,
+    speculator: Path | str,
     target_dir: Path,
     feature_store: StatesByToken,
     rows: Iterable[Mapping[str, Any]],
@@ -163,19 +176,22 @@ def replay(
 ) -> ReplaySums:
     """Replays `rows` (`heldout_replay.COLUMNS`); `sampling` overrides theirs.
 
-    Responses of one token have no speculative step and are left out. Runs on a GPU if there is one.
+    `speculator` is a directory, the name of a kind without weights, or CEILING. Responses of one
+    token have no speculative step and are left out. Runs on a GPU if there is one.
     """
     import torch
 
     from outrider.eval.replay.response_segments import NAMES, Regions
+    from outrider.speculators.acceptance import pad_anchors, replay_chain
 
-    model = load_replayed(speculator_dir, target_dir, dtype)
+    rule, spec = rule_of(speculator, target_dir, draft_sample_method == "probabilistic", dtype)
     regions = Regions.of_target(target_dir) if by_region else None
     chains, tokens_by_region, steps_by_region = [], [], []
     ids: list[str] = []
     sessions: list[str] = []
-    for batch in batches(feature_store, rows, sampling, model.spec):
-        chain = _replay_batch(model, batch, depth, draft_sample_method == "probabilistic")
+    for batch in batches(feature_store, rows, sampling, spec):
+        a_NK, anchors_R = rule(batch, depth)
+        chain = replay_chain(pad_anchors(a_NK, anchors_R), anchors_R)
         chains.append(chain)
         for response, visits_AK in zip(batch, chain.visits_RAK.cpu(), strict=True):
             if regions:
@@ -213,6 +229,12 @@ def replay(
     )
 
 
+def length_at(sums: ReplaySums, k: int) -> ClusteredEstimate:
+    """Acceptance length with k drafts; the interval is over sessions."""
+    sums_R2 = np.stack([sums.tokens_R, sums.steps_RK[:, k - 1]], axis=1)
+    return clustered(sums_R2, sums.sessions, lambda s: s[..., 0] / s[..., 1])
+
+
 def compare(base: ReplaySums, custom: ReplaySums, k: int) -> dict[str, ClusteredEstimate]:
     """Acceptance lengths of base and custom and their ratio, both at k.
 
@@ -231,33 +253,55 @@ def compare(base: ReplaySums, custom: ReplaySums, k: int) -> dict[str, Clustered
     }
 
 
+AcceptanceRule = Callable[[Sequence["Response"], int], tuple["torch.Tensor", "torch.Tensor"]]
+"""(batch, depth) -> a_NK of all anchors in order, and the anchors of each response."""
+
+
+def rule_of(
+    speculator: Path | str, target_dir: Path, probabilistic: bool, dtype: str
+) -> tuple[AcceptanceRule, FeatureSpec | None]:
+    """How the drafts of a speculator are accepted, and the states that it reads.
+
+    None: it reads the text alone.
+    """
+    if kind := weightless_kind(str(speculator)):
+        return functools.partial(text_acceptances, kind), None
+    if speculator == CEILING and probabilistic:
+        return all_accepted, None
+    model = load_replayed(speculator, target_dir, dtype)
+    return functools.partial(acceptances, model, probabilistic), model.spec
+
+
 @dataclass(frozen=True)
 class Replayed:
     """A speculator in memory, ready to draft."""
 
     drafter: "Drafter"
     ends: "TargetEnds"
-    spec: "FeatureSpec"
+    spec: FeatureSpec
     """The target's states that it reads"""
     device: str
 
 
-def load_replayed(speculator_dir: Path, target_dir: Path, dtype: str) -> Replayed:
-    """Loads a speculator of any kind with an unroll, on the GPU if there is one."""
+def load_replayed(speculator: Path | str, target_dir: Path, dtype: str) -> Replayed:
+    """Loads a speculator of any kind with weights, or CEILING, on the GPU if there is one."""
     import torch
 
     from outrider.common.files import read_json
+    from outrider.eval.replay.perfect_drafter import PerfectDrafter
     from outrider.speculators.checkpoints.target_ends import load_target_ends
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     number = getattr(torch, dtype)
-    kind = trainable_kind_of(speculator_dir)
-    drafter = kind.load(speculator_dir, target_dir, number).to(device).eval()
     ends = load_target_ends(target_dir).to(device=device, dtype=number)
-    config, target_config = (
-        read_json(Path(folder) / "config.json") for folder in (speculator_dir, target_dir)
-    )
-    spec = kind.features(config, target_config)
+    target_config = read_json(Path(target_dir) / "config.json")
+    if speculator == CEILING:
+        states = FeatureStream(FINAL_NORM, target_config["hidden_size"])
+        return Replayed(PerfectDrafter(), ends, FeatureSpec((states,)), device)
+    directory = Path(speculator)
+    kind = trainable_kind_of(directory)
+    drafter = kind.load(directory, target_dir, number).to(device).eval()
+    spec = kind.features(read_json(directory / "config.json"), target_config)
     return Replayed(drafter, ends, spec, device)
 
 
@@ -280,7 +324,7 @@ def batches(
     store: StatesByToken,
     rows: Iterable[Mapping[str, Any]],
     sampling: Sampling | None,
-    spec: "FeatureSpec",
+    spec: FeatureSpec | None,
 ) -> Iterator[list[Response]]:
     """The rows' responses of two or more tokens, about BATCH_TOKENS at a time."""
     batch: list[Response] = []
@@ -300,7 +344,7 @@ def batches(
                 row["session"],
                 features.token_ids,
                 features.hidden,
-                spec.inputs(features),
+                spec.inputs(features) if spec else features.hidden,
                 features.completion_start,
                 own,
             )
@@ -387,7 +431,7 @@ def unroll_responses(model: Replayed, batch: Sequence[Response], depth: int) -> 
 
 
 def acceptances(
-    model: Replayed, batch: list[Response], depth: int, probabilistic: bool
+    model: Replayed, probabilistic: bool, batch: Sequence[Response], depth: int
 ) -> tuple["torch.Tensor", "torch.Tensor"]:
     """a_NK of the batch's anchors at the requests' own sampling, and the anchors of each response.
 
@@ -420,10 +464,25 @@ def acceptances(
     return a_NK, drafted.anchors_R
 
 
-def _replay_batch(
-    model: Replayed, batch: list[Response], depth: int, probabilistic: bool
-) -> "ReplayChain":
-    from outrider.speculators.acceptance import pad_anchors, replay_chain
+def all_accepted(batch: Sequence[Response], depth: int) -> tuple["torch.Tensor", "torch.Tensor"]:
+    """`acceptances` of drafts that are drawn from the target's distribution."""
+    import torch
 
-    a_NK, anchors_R = acceptances(model, batch, depth, probabilistic)
-    return replay_chain(pad_anchors(a_NK, anchors_R), anchors_R)
+    anchors_R = torch.tensor([len(each.token_ids_T) - 1 - each.completion_start for each in batch])
+    return torch.ones(int(anchors_R.sum()), depth, dtype=torch.float64), anchors_R
+
+
+def text_acceptances(
+    kind: WeightlessKind, batch: Sequence[Response], depth: int
+) -> tuple["torch.Tensor", "torch.Tensor"]:
+    """`acceptances` of drafts that follow from the text: 1 where they are the logged tokens."""
+    import torch
+
+    found = []
+    for response in batch:
+        ids_T, start = response.token_ids_T.numpy(), response.completion_start
+        logged_AK = np.full((len(ids_T) - 1 - start, depth), NO_TOKEN)
+        for j in range(min(depth, len(logged_AK))):
+            logged_AK[: len(logged_AK) - j, j] = ids_T[start + 1 + j :]
+        found.append(torch.from_numpy(kind.drafts(ids_T, start, depth) == logged_AK))
+    return torch.cat(found).double(), torch.tensor([len(each) for each in found])

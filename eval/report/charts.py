@@ -19,6 +19,8 @@ from outrider.eval.results.report import Results
 from outrider.eval.results.speed import RateRow, SpeedRow
 
 ORDER = list(VARIANTS)
+COMPARED = (*DRAFTERS, "lookup", "ceiling")
+"""The lines of acceptance length: both speculators, and between what they are."""
 INK, LINE, CUSTOM = "var(--soft)", "var(--line)", "var(--custom)"
 FONT = "system-ui, sans-serif"
 
@@ -66,17 +68,17 @@ def length_figure(replay: Replay, k: Drafters[int]) -> Figure:
     """Acceptance length by the number of drafts."""
     rows = [
         {"k": drafts, "variant": drafter, "value": length}
-        for drafter in DRAFTERS
-        for drafts, length in enumerate(replay.by_k.of(drafter), start=1)
+        for drafter in COMPARED
+        for drafts, length in enumerate(getattr(replay.by_k, drafter), start=1)
     ]
     numbers = list(range(1, len(replay.by_k.base) + 1))
     x = alt.X("k:Q", title="drafted tokens k", axis=alt.Axis(values=numbers, format="d"))
     chosen = [{"k": each} for each in sorted({k.base, k.custom})]
     rules = _chart(chosen).mark_rule(color=INK, strokeDash=[3, 3]).encode(x=x)
-    chart = rules + _lines(rows, DRAFTERS).encode(x=x)
+    chart = rules + _lines(rows, COMPARED).encode(x=x)
     n = replay.ratio.observations
     note = f"Tokens per step, exact replay of {n:,} held-out responses. Dashed: each chosen K."
-    return Figure("Acceptance length by k", DRAFTERS, _svg(chart), note)
+    return Figure("Acceptance length by k", COMPARED, _svg(chart), note)
 
 
 def speed_figure(mode: str, speed: Mapping[str, SpeedRow]) -> Figure:

@@ -16,11 +16,13 @@ from outrider.common.lost_ends import LostEnds
 from outrider.data.ingest.traffic_facts import facts
 from outrider.data.on_policy.check import FILE as ON_POLICY
 from outrider.data.on_policy.check import groups_of, two_lines
+from outrider.eval.choose_k import best_k, speeds_of
 from outrider.eval.report import charts
 from outrider.eval.report.formatting import interval, print_markdown, render
 from outrider.eval.results.choice import Choice
 from outrider.eval.results.parts import DRAFTERS, ClusteredEstimate, Estimate, k_list
 from outrider.eval.results.report import Report, Results
+from outrider.speculators.kinds import LOOKUP
 
 CAPTURED = "summary.json"
 """The capture's summary in features/; its module imports torch."""
@@ -82,6 +84,7 @@ def load(run_dir: Path, results: Results, trained_dir: Path) -> Report:
 def contents(report: Report, metrics: Metrics) -> dict[str, Any]:
     """What the template shows besides the report's own figures."""
     replay, traffic, on_policy = report.replay, report.traffic, report.on_policy
+    depth = len(replay.by_k.custom) if replay else 0
     acceptance = [charts.acceptance_figure(report)]
     if replay:
         acceptance.append(charts.length_figure(replay, report.k))
@@ -107,12 +110,9 @@ def contents(report: Report, metrics: Metrics) -> dict[str, Any]:
         else "a Poisson process where the log has no times",
         "acceptance_figures": acceptance,
         "k_reasons": k_reasons(report.choice),
-        "drafts_head": [
-            f"k = {k}"
-            for k in range(
-                0 if report.by_batch_size else 1, 1 + (len(replay.by_k.custom) if replay else 0)
-            )
-        ],
+        "drafts_head": [f"k = {k}" for k in range(0 if report.by_batch_size else 1, 1 + depth)],
+        "by_k_head": [f"K = {k}" for k in range(1, 1 + depth)],
+        "left_to_win": left_to_win(report),
         "facts": facts(traffic) if traffic else [],
         "on_policy_lines": two_lines(on_policy) if on_policy else [],
         "on_policy_groups": groups_of(on_policy) if on_policy else [],
@@ -153,6 +153,28 @@ def k_reasons(choice: Choice) -> list[str]:
             ranges = (f"{first}-{last}: {k}" for first, last, k in rows)
             lines.append(f"{drafter}, K by batch size: {', '.join(ranges)}")
     return lines
+
+
+def left_to_win(results: Results) -> str:
+    """What the ceiling means for this speculator; empty without exact replay."""
+    replay, k = results.replay, results.k.custom
+    if replay is None:
+        return ""
+    lookup, custom, ceiling = (
+        each.value for each in (replay.lookup, replay.custom, replay.ceiling)
+    )
+    text = (
+        f"At K = {k} n-gram lookup, which needs no training, accepts {lookup:.2f} tokens per step,"
+        f" custom {custom:.2f}, and a perfect drafter of this sampling {ceiling:.2f}: at most"
+        f" {max(ceiling / custom - 1, 0):.0%} more than custom is left to win."
+    )
+    main = results.choice.step_ms.get("custom", {}).get(str(results.main_concurrency))
+    if main:
+        most = best_k(speeds_of(replay.by_k.ceiling, {1: main})[1], least=1)
+        text += f" At the measured step times not even that drafter gains from more than {most}."
+    if lookup > custom:
+        text += f" Lookup accepts more: measure it with evaluate-speculator --speculator {LOOKUP}."
+    return text
 
 
 def lost_ends(run_dir: Path, trained_dir: Path) -> list[str]:

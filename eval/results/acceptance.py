@@ -14,6 +14,17 @@ class OnPolicy(Part):
     """Number of sequences checked"""
 
 
+class Drafted(Drafters[list[float]]):
+    """Base and custom, and what they are compared with."""
+
+    model_config = DOCUMENTED
+
+    lookup: list[float]
+    """N-gram lookup, which any endpoint has without training"""
+    ceiling: list[float]
+    """A perfect drafter of the same sampling (docs/report.md): what is left to win"""
+
+
 class Replay(Part):
     """Exact replay of held-out responses.
 
@@ -26,10 +37,15 @@ class Replay(Part):
     """Acceptance length of custom at its K"""
     ratio: ClusteredEstimate
     """custom / base, paired by response, over sessions"""
-    by_k: Drafters[list[float]]
+    lookup: ClusteredEstimate
+    """Acceptance length of n-gram lookup at custom's K"""
+    ceiling: ClusteredEstimate
+    """Acceptance length of a perfect drafter at custom's K"""
+    by_k: Drafted
     """Acceptance length for k = 1..depth"""
-    cumulative: Drafters[list[float]]
-    """By position j, each at its own K: share of steps whose drafts 1..j were all accepted"""
+    cumulative: Drafted
+    """By position j, base at its own K, all others at custom's: share of steps whose drafts 1..j
+    were all accepted"""
 
 
 class Slice(Part):

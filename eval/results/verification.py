@@ -142,7 +142,7 @@ class EngineFindings(Part):
     must reach; null without drafts"""
     sampled_text: Variants[SampledText]
     """Sampled tokens under the target"""
-    parity: Drafters[Parity] | None
+    parity: Drafters[Parity | None] | None
     """Drafts of trainer and engine; null where exact replay is not measured"""
     replay_vs_engine: ReplayAgainstEngine | None
     """Predicted and counted steps; null where exact replay is not measured"""

@@ -18,7 +18,7 @@ from outrider.speculators.kinds.eagle3.kind import Eagle3
 from outrider.speculators.kinds.mtp.kind import MTP
 from outrider.speculators.kinds.p_eagle.kind import PEagle
 from outrider.speculators.kinds.protocol import DrafterKind, TrainableKind
-from outrider.speculators.kinds.weightless import NGramLookup, NoSpeculation
+from outrider.speculators.kinds.weightless import NGramLookup, NoSpeculation, WeightlessKind
 
 
 def _by_name(*kinds: DrafterKind) -> dict[str, DrafterKind]:
@@ -33,6 +33,9 @@ DEFAULT_KIND = "mtp"
 
 NO_SPECULATION = NoSpeculation.name
 """Name of the kind that drafts nothing."""
+
+LOOKUP = NGramLookup.name
+"""Name of the kind that every endpoint has without training."""
 
 
 def kind_named(name: str) -> DrafterKind:
@@ -54,13 +57,19 @@ def weightless_names() -> list[str]:
     return [name for name, kind in KINDS.items() if kind.directory_in_words is None]
 
 
+def weightless_kind(name: str) -> WeightlessKind | None:
+    """The kind of that name where its drafts follow from the text; None for any other name."""
+    kind = KINDS.get(name)
+    return kind if isinstance(kind, WeightlessKind) else None
+
+
 def trainable_kind(name: str) -> TrainableKind:
     """The kind of that name; an `OutriderError` where it cannot be trained and replayed."""
     kind = kind_named(name)
     if not isinstance(kind, TrainableKind):
         raise OutriderError(
-            f"speculator kind {name!r} can be served and counted, but neither trained nor"
-            f" replayed; these can: {', '.join(trainable_names())}"
+            f"speculator kind {name!r} can be served and replayed, but not trained;"
+            f" these can: {', '.join(trainable_names())}"
         )
     return kind
 

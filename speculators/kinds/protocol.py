@@ -59,8 +59,6 @@ KPerBatchSize = Sequence[tuple[int, int, int]]
 class Abilities:
     """What can be measured for a kind, and how."""
 
-    exact_replay: bool = False
-    """Outrider computes its drafts, so acceptance follows from stored states without an engine."""
     draft_parity: bool = False
     """Its drafts can be compared with those of the engine, depth by depth."""
     live_swap: bool = False

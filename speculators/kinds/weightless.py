@@ -1,22 +1,59 @@
 """Kinds without weights: n-gram lookup in the request's own text, and no speculation.
 
-They are served and counted for comparison. There is nothing to train, replay or swap.
+They are served and counted for comparison. There is nothing to train or swap. Their drafts follow
+from the text alone, so they are replayed without states.
+
+    NGramLookup().drafts(token_ids_T, first=10, k=4)    # vLLM's own proposer at every token
+
+Shapes: T tokens of a sequence, A anchors, K drafts.
 """
 
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from outrider.speculators.kinds.protocol import DrafterKind, KPerBatchSize
 
 LOOKUP = {"prompt_lookup_min": 2, "prompt_lookup_max": 4}
 """Lengths of the n-grams looked up; 4 is the longest in vLLM's documentation of the method."""
 
+NO_DRAFT = -1
+"""In place of a token where nothing is drafted."""
 
-class NGramLookup(DrafterKind):
-    """Drafts what followed the last n-gram when it occurred earlier in the request."""
+
+class WeightlessKind(DrafterKind):
+    """A kind whose drafts are a function of the request's tokens so far."""
+
+    def drafts(self, token_ids_T: NDArray[np.int32], first: int, k: int) -> NDArray[np.int32]:
+        """The drafts [A, K] after each token from index `first` to the last but one."""
+        raise NotImplementedError
+
+
+class NGramLookup(WeightlessKind):
+    """Drafts what followed the longest n-gram where it occurred first in the request."""
 
     name = "ngram"
     in_words = "n-gram lookup"
+
+    def drafts(self, token_ids_T: NDArray[np.int32], first: int, k: int) -> NDArray[np.int32]:
+        """vLLM's proposer on the tokens up to each anchor; the match does not depend on k.
+
+        A logged token is within max_model_len, and so are drafts that can be accepted.
+        """
+        from vllm.v1.spec_decode.ngram_proposer import (
+            _find_longest_matched_ngram_and_propose_tokens,
+        )
+
+        anchors = range(first, len(token_ids_T) - 1)
+        drafts_AK = np.full((len(anchors), k), NO_DRAFT, np.int32)
+        for row_K, anchor in zip(drafts_AK, anchors, strict=True):
+            found = _find_longest_matched_ngram_and_propose_tokens(
+                token_ids_T[: anchor + 1], *LOOKUP.values(), len(token_ids_T) + k, k
+            )
+            row_K[: len(found)] = found
+        return drafts_AK
 
     def vllm_settings(
         self,
@@ -25,15 +62,23 @@ class NGramLookup(DrafterKind):
         draft_sample_method: str,
         k_per_batch_size: KPerBatchSize | None,
     ) -> dict[str, Any] | None:
-        """The lookup has neither weights nor probabilities, and one number of drafts."""
-        return {"method": self.name, "num_speculative_tokens": k, **LOOKUP}
+        """The lookup has neither weights nor probabilities."""
+        settings = {"method": self.name, "num_speculative_tokens": k, **LOOKUP}
+        if k_per_batch_size:
+            schedule = [list(row) for row in k_per_batch_size]
+            settings["num_speculative_tokens_per_batch_size"] = schedule
+        return settings
 
 
-class NoSpeculation(DrafterKind):
+class NoSpeculation(WeightlessKind):
     """The target alone."""
 
     name = "none"
     in_words = "no speculation"
+
+    def drafts(self, token_ids_T: NDArray[np.int32], first: int, k: int) -> NDArray[np.int32]:
+        """None."""
+        return np.full((max(len(token_ids_T) - 1 - first, 0), k), NO_DRAFT, np.int32)
 
     def vllm_settings(
         self,

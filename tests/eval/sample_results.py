@@ -192,6 +192,11 @@ def sample_replay(acceptance: float) -> ReplaySums:
     return ReplaySums(*names, tokens, steps, reached, reached / acceptance, *regions, regions=where)
 
 
+def sample_references() -> dict[str, ReplaySums]:
+    """Sums of n-gram lookup and of a perfect drafter."""
+    return {"lookup": sample_replay(0.4), "ceiling": sample_replay(0.9)}
+
+
 def sample_examples(text: str = "word") -> list[Example]:
     """A response of seven tokens after `text`: three steps for base, two for custom."""
     base = Walk(steps=3, shown=[("", text), ("`a", " b"), (" c d", " e\n"), ("f", "g")])
@@ -306,7 +311,7 @@ def sample_findings(custom_speed: float = 1.4) -> Findings:
 @functools.cache
 def _findings(custom_speed: float) -> Findings:
     base, custom = sample_replay(0.6), sample_replay(0.8)
-    replays = {"base": base, "custom": custom}
+    replays = {"base": base, "custom": custom, **sample_references()}
     speeds = {"eager": 1.0, "compiled": 2.3}
     blocks = {mode: with_same_k(sample_blocks(custom_speed, own)) for mode, own in speeds.items()}
     passes = {mode: counted_passes(measured, SESSIONS) for mode, measured in blocks.items()}
@@ -336,14 +341,14 @@ def _findings(custom_speed: float) -> Findings:
         heldout_until=1.7601e9,
         main_concurrency=1,
         choice=choose_k(
-            {name: sums.acceptance_length() for name, sums in replays.items()},
+            {name: replays[name].acceptance_length() for name in DRAFTERS},
             dict.fromkeys(DRAFTERS, STEP_S),
             1,
             {},
             source="steps of the eager engine",
             sequences=120,
             acceptance_length=Drafters[list[float]](
-                **{name: sums.acceptance_length() for name, sums in replays.items()}
+                **{name: replays[name].acceptance_length() for name in DRAFTERS}
             ),
         ),
         sampling=RequestSampling(temperature=0.6, top_p=0.95),

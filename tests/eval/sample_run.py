@@ -18,6 +18,7 @@ from tests.eval.sample_kinds import sample_choice
 from tests.eval.sample_results import (
     BOTH_K,
     sample_examples,
+    sample_references,
     sample_replay,
     sample_results,
 )
@@ -85,7 +86,8 @@ def write_sample_run(run: Path, text: str = "word") -> Path:
     """Writes the inputs of a whole report, and the report; `text` begins the example response."""
     results = sample_results()
     cost = CostConfig(gpu_hour_price=2.5, tokens_per_s=20000)
-    general = replay_figures({"base": sample_replay(0.6), "custom": sample_replay(0.59)}, BOTH_K)
+    replays = {"base": sample_replay(0.6), "custom": sample_replay(0.59), **sample_references()}
+    general = replay_figures(replays, BOTH_K)
     results = results.model_copy(
         update={
             "cost": money(results.served, cost, gpus=8),

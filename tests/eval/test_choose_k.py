@@ -111,7 +111,7 @@ def case(tmp_path, monkeypatch):
     with FeatureWriter(tmp_path / "features", HIDDEN, {}, auxiliary=streams):
         pass
 
-    def measured(servers, mode, load, numbers, sizes, texts, sampling):
+    def measured(servers, mode, load, numbers, sizes, texts, sampling, speculators):
         timed.append((mode, dict(numbers), sizes, texts))
         row = {1: 0.012, 2: 0.03} if "base" in numbers else {1: 0.012, 2: 0.014}
         rows = {size: row if size == 1 else {1: 0.04, 2: 0.08} for size in sizes}

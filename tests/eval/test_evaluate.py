@@ -189,11 +189,13 @@ def test_measurements_are_kept_and_results_computed_again(tmp_path, nano_r1, cap
     assert set(written_at()) - set(map("{}.json".format, served_measurements(1.4, prompts=6))) == {
         "replay_heldout_base.json",
         "replay_heldout_custom.json",
+        "replay_heldout_lookup.json",
+        "replay_heldout_ceiling.json",
         "replay_validation_base.json",
         "replay_validation_custom.json",
     }
     # The first result is printed before anything that needs an engine, for every k.
-    printed = capsys.readouterr().err
+    printed = " ".join(capsys.readouterr().err.split())
     first = printed.index("First result, acceptance length by exact replay: 6 held-out responses")
     assert (
         first
@@ -219,6 +221,14 @@ def test_measurements_are_kept_and_results_computed_again(tmp_path, nano_r1, cap
     assert "Step by step" in (case.run / "report.html").read_text()
     # Every key of the report has a model, and none is missing.
     Report.model_validate(read_json(case.run / "report.json"))
+    # A base without weights is replayed from the text alone.
+    own, weightless = case.context, Speculator("ngram")
+    case.context = replace(own, speculators=own.speculators | {"base": weightless})
+    _, against_lookup = evaluated(show_samples=True)
+    assert against_lookup.replay.by_k.base == against_lookup.replay.by_k.lookup
+    assert against_lookup.replay.by_k.ceiling == results.replay.by_k.ceiling
+    assert against_lookup.samples is None and not against_lookup.not_measured
+    case.context = own
     _, hidden = evaluated()
     assert hidden.samples is None
     assert "Step by step" not in (case.run / "report.html").read_text()
@@ -300,7 +310,7 @@ def test_in_a_cluster_replays_are_tasks_and_servers_have_their_node_alone(
     with pytest.raises(Started):
         evaluate(context)
     opened = ["open_cluster begins", "tasks", "open_cluster ends"]
-    first = ["open_cluster begins", *opened * 4, "open_cluster ends"]
+    first = ["open_cluster begins", *opened * 5, "open_cluster ends"]
     alone = ["open_cluster begins", "node_alone begins"] if address == "auto" else []
     assert happened == [*first, *alone, "servers"]
 

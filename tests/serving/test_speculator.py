@@ -62,6 +62,7 @@ def test_each_kind_is_another_speculative_config_and_nothing_else(directories):
         "num_speculative_tokens": 3,
         "prompt_lookup_min": 2,
         "prompt_lookup_max": 4,
+        "num_speculative_tokens_per_batch_size": [[1, 8, 3]],
     }
     assert head == lookup == plain
     with pytest.raises(ValueError, match="needs k"):

@@ -50,7 +50,6 @@ class DFlash(Eagle3):
         "a DFlash checkpoint (config.json with dflash_config, and the weights of one layer)"
     )
     abilities = Abilities(
-        exact_replay=True,
         draft_parity=True,
         live_swap=True,
         drafts_every_step=True,

@@ -56,9 +56,7 @@ class Eagle3(TrainableKind):
         "an EAGLE-3 checkpoint (config.json with draft_vocab_size or an Eagle3 architecture, and"
         " its weights)"
     )
-    abilities = Abilities(
-        exact_replay=True, draft_parity=True, live_swap=True, drafts_every_step=True
-    )
+    abilities = Abilities(draft_parity=True, live_swap=True, drafts_every_step=True)
     head_keys: frozenset[str] = frozenset(HeadConfig.model_fields)
 
     def recognizes(self, config: Mapping[str, Any]) -> bool:

@@ -49,9 +49,7 @@ class MTP(TrainableKind):
         "an MTP directory (the target's config.json, with num_nextn_predict_layers, and the"
         " tensors of its MTP layer)"
     )
-    abilities = Abilities(
-        exact_replay=True, draft_parity=True, live_swap=True, drafts_every_step=True
-    )
+    abilities = Abilities(draft_parity=True, live_swap=True, drafts_every_step=True)
     trains: frozenset[TrainedParameters] = frozenset(("all", "non_routed", "lora"))
 
     def recognizes(self, config: Mapping[str, Any]) -> bool:

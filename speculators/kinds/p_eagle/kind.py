@@ -49,7 +49,6 @@ class PEagle(Eagle3):
         " mask_hidden)"
     )
     abilities = Abilities(
-        exact_replay=True,
         draft_parity=True,
         live_swap=True,
         drafts_every_step=True,

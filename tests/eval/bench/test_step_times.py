@@ -7,8 +7,11 @@ import pytest
 
 from outrider.common.errors import OutriderError
 from outrider.eval.bench.step_times import time_steps
+from outrider.eval.results.parts import DRAFTERS
 from outrider.serving.client import Sampling, SpeculationCounters
+from outrider.serving.speculator import Speculator
 
+MTP = dict.fromkeys(DRAFTERS, Speculator("mtp"))
 COUNTED = SpeculationCounters(0, 0, 0, (), 0)
 
 
@@ -39,7 +42,7 @@ class Simulated:
 def test_every_number_answers_the_same_prompts_and_busy_rounds_are_left_out() -> None:
     simulated = Simulated()
     times = time_steps(
-        simulated, "eager", simulated, {"custom": [0, 1, 2]}, [1, 4], ["a", "b"], Sampling()
+        simulated, "eager", simulated, {"custom": [0, 1, 2]}, [1, 4], ["a", "b"], Sampling(), MTP
     )
     for row in times.seconds["custom"].values():
         assert row == pytest.approx({0: 0.01, 1: 0.012, 2: 0.014})
@@ -50,4 +53,4 @@ def test_every_number_answers_the_same_prompts_and_busy_rounds_are_left_out() ->
 def test_responses_of_one_token_have_no_steps() -> None:
     with pytest.raises(OutriderError, match=r"counted none with 1 drafts.*eval\.k"):
         simulated = Simulated(length=0)
-        time_steps(simulated, "eager", simulated, {"custom": [1]}, [1], ["a"], Sampling())
+        time_steps(simulated, "eager", simulated, {"custom": [1]}, [1], ["a"], Sampling(), MTP)

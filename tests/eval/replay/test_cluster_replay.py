@@ -12,7 +12,7 @@ from outrider.common.errors import OutriderError
 from outrider.data.features.feature_store import FeatureStore
 from outrider.data.features.feature_writer import FeatureWriter
 from outrider.eval.replay import replay as replaying
-from outrider.eval.replay.cluster_replay import cluster_replay, joined, shards_of
+from outrider.eval.replay.cluster_replay import cluster_replay, shards_of
 from outrider.eval.replay.replay import ReplaySums, replay
 from tests.eval.replay_case import DEPTH, Store, replay_case
 from tests.tiny import HIDDEN
@@ -61,7 +61,7 @@ def test_shards_add_up_to_the_same_sums(case, batch_tokens, monkeypatch):
             replay(case.target, case.target, case.store, shard, DEPTH, by_region=True)
             for shard in shards
         ]
-        assert_equal(joined(sums), whole)
+        assert_equal(ReplaySums.joined(sums), whole)
     assert shards_of(case.store, [], 5) == []
 
 

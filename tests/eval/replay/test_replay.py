@@ -1,14 +1,16 @@
 """Batched replay against a literal walk through each response, one k at a time."""
 
+import itertools
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
-from outrider.eval.replay.replay import ReplaySums, compare, replay
+from outrider.eval.replay.replay import CEILING, ReplaySums, compare, replay
 from outrider.serving.client import Sampling
-from outrider.speculators.acceptance import target_distribution
+from outrider.speculators.acceptance import replay_chain, target_distribution
 from tests.eval.replay_case import DEPTH, TEMPERATURE, TOP_K, TOP_P, replay_case, states_of
 
 
@@ -117,3 +119,131 @@ def test_sums_survive_json_and_compare_pairs_them(case):
     assert estimates["ratio"].value == 1.0 and estimates["ratio"].low is None  # three sessions
     assert estimates["base"].value == pytest.approx(sums.acceptance_length()[1])
     assert estimates["ratio"].clusters == 3
+
+
+def lookup_drafts(text, k):
+    """The k tokens after the first occurrence of the longest suffix of 4 to 2 tokens."""
+    for n in (4, 3, 2):
+        for start in range(len(text) - n):
+            if text[start : start + n] == text[-n:]:
+                return text[start + n : start + n + k]
+    return []
+
+
+def walked(text, first, k, drafts_of):
+    """Steps and accepted drafts by position of the engine that writes this text."""
+    t, steps, reached = first, 0, [0] * k
+    while t < len(text) - 1:
+        accepted, drafts = 0, drafts_of(t)
+        while (
+            accepted < len(drafts)
+            and t + 1 + accepted < len(text)
+            and drafts[accepted] == text[t + 1 + accepted]
+        ):
+            reached[accepted] += 1
+            accepted += 1
+        t, steps = t + accepted + 1, steps + 1
+    return steps, reached
+
+
+@pytest.fixture(scope="module")
+def copying(case):
+    """Responses over few tokens, which repeat themselves and their prompts."""
+    random = np.random.default_rng(0)
+    store, rows = type(case.store)(), []
+    for number, (prompt, length) in enumerate([(40, 90), (1, 60), (3, 6), (2, 4)]):
+        tokens = random.integers(5, size=length)
+        for index in range(10, length - 8, 16):
+            tokens[index : index + 8] = tokens[index - 9 : index - 1]
+        hidden = torch.randn(
+            length, case.ends.lm_head_VH.shape[1], generator=torch.Generator().manual_seed(number)
+        )
+        store[f"r{number}"] = SimpleNamespace(
+            token_ids=torch.tensor(tokens, dtype=torch.int32),
+            hidden=hidden.bfloat16(),
+            completion_start=prompt,
+        )
+        rows.append(case.rows[0] | {"sequence_id": f"r{number}"})
+    return store, rows
+
+
+@pytest.mark.parametrize("method", ["greedy", "probabilistic"])
+def test_lookup_is_the_literal_walk(case, copying, method):
+    """Its drafts are one-hot whatever the sampling of drafts."""
+    store, rows = copying
+    sums = replay("ngram", case.target, store, rows, 6, method, by_region=True)
+    assert np.allclose(sums.region_steps_RGK[:, :2].sum(axis=1), sums.steps_RK)
+    for (r, features), k in itertools.product(enumerate(store.values()), range(1, 7)):
+        text = features.token_ids.tolist()
+        steps, reached = walked(
+            text, features.completion_start, k, lambda t, x=text, k=k: lookup_drafts(x[: t + 1], k)
+        )
+        assert sums.steps_RK[r, k - 1] == steps
+        assert sums.accepted_RKK[r, k - 1, :k].tolist() == reached
+    assert sums.acceptance_length()[-1] > 1.5  # the case has accepted drafts to count
+
+
+def test_no_speculation_makes_a_step_a_token(case, copying):
+    sums = replay("none", case.target, *copying, DEPTH)
+    assert sums.acceptance_length() == [1.0] * DEPTH and sums.accepted_RKK.sum() == 0
+
+
+def test_the_ceiling_is_the_literal_walk_of_the_target_s_most_likely_tokens(case):
+    store, rows = {}, case.rows[:5]
+    for row in rows:  # three in four tokens are the most likely one
+        features = case.store[row["sequence_id"]]
+        best = case.ends.logits(features.hidden.float()).argmax(-1).tolist()
+        text, start = features.token_ids.tolist(), features.completion_start
+        for index in range(start, len(text)):
+            if index % 4:
+                text[index] = best[index - 1]
+        store[row["sequence_id"]] = SimpleNamespace(
+            token_ids=torch.tensor(text, dtype=torch.int32),
+            hidden=features.hidden,
+            completion_start=start,
+            best=best,
+        )
+    sums = replay(CEILING, case.target, type(case.store)(store), rows, DEPTH)
+    for (r, features), k in itertools.product(enumerate(store.values()), range(1, DEPTH + 1)):
+        text, best = features.token_ids.tolist(), features.best
+        steps, reached = walked(
+            text, features.completion_start, k, lambda t, b=best, k=k: b[t : t + k]
+        )
+        assert sums.steps_RK[r, k - 1] == steps
+        assert sums.accepted_RKK[r, k - 1, :k].tolist() == reached
+    assert sums.acceptance_length()[-1] > 2
+    drawn = replay(CEILING, case.target, type(case.store)(store), rows, DEPTH, "probabilistic")
+    assert (drawn.steps_RK == np.ceil(drawn.tokens_R[:, None] / np.arange(2, DEPTH + 2))).all()
+
+
+def test_no_drafter_needs_fewer_steps_than_the_ceiling():
+    """All texts of a random target, each with its probability, against random drafters."""
+    random, vocabulary, length, k = np.random.default_rng(0), 3, 5, 3
+    texts = list(itertools.product(range(vocabulary), repeat=length))
+    p = {
+        prefix: random.dirichlet(np.ones(vocabulary))
+        for n in range(length)
+        for prefix in itertools.product(range(vocabulary), repeat=n)
+    }
+    weight_R = [np.prod([p[text[:n]][text[n]] for n in range(length)]) for text in texts]
+    assert sum(weight_R) == pytest.approx(1)
+
+    def expected_steps(draft):
+        """`draft(t, prefix)` is what a chain that started at anchor t drafts after a prefix."""
+        a_RAK = torch.zeros(len(texts), length - 1, k)
+        for r, text in enumerate(texts):
+            for t, j in itertools.product(range(length - 1), range(1, k + 1)):
+                if t + j < length:
+                    a_RAK[r, t, j - 1] = draft(t, text[: t + j]) == text[t + j]
+        steps_RK = replay_chain(a_RAK, torch.full((len(texts),), length - 1)).steps_RK
+        return np.array(weight_R) @ steps_RK.numpy()
+
+    ceiling_K = expected_steps(lambda t, prefix: int(p[prefix].argmax()))
+    for good in np.linspace(0, 0.98, 25):  # share of the anchors and prefixes with the best draft
+        choice = {}
+
+        def draft(t, prefix, choice=choice, good=good):
+            best, other = int(p[prefix].argmax()), int(random.integers(vocabulary))
+            return choice.setdefault((t, prefix), best if random.random() < good else other)
+
+        assert (expected_steps(draft) >= ceiling_K - 1e-9).all()

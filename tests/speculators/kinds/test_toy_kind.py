@@ -70,7 +70,7 @@ def trained(
 def test_the_protocol_is_met(toy: Toy) -> None:
     assert isinstance(toy, TrainableKind)
     assert trainable_kind("toy") is toy
-    with pytest.raises(OutriderError, match="'ngram' can be served and counted"):
+    with pytest.raises(OutriderError, match="'ngram' can be served and replayed"):
         trainable_kind("ngram")
     with pytest.raises(OutriderError, match="'medusa' is not known; the kinds are"):
         trainable_kind("medusa")

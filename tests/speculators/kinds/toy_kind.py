@@ -82,7 +82,7 @@ class Toy(TrainableKind):
     name = "toy"
     in_words = "a toy drafter"
     directory_in_words: str | None = "a toy directory (config.json with toy_drafter)"
-    abilities = Abilities(exact_replay=True, drafts_every_step=True)
+    abilities = Abilities(drafts_every_step=True)
 
     def recognizes(self, config: Mapping[str, Any]) -> bool:
         return "toy_drafter" in config
