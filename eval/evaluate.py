@@ -95,7 +95,8 @@ def _measure_and_conclude(context: EvaluationContext) -> dict[str, Any]:
         k, current_k = choice.k, context.settings.current_k
         context.say(f"k = {k.base} for base, {k.custom} for custom")
         replayed = replay_stage(context, replays, k, heldout)
-        fixed = context.speculators["base"].fixed_k
+        base = context.speculators["base"]
+        fixed = base.fixed_k or not base.speculates
         plan = {"none": None, **draft_plan(choice, current_k, context.by_batch_size, fixed)}
         blocks, outputs = serve(context, servers, load, k, plan, requests)
     verification = verify(context, k, requests.verification, outputs)
