@@ -105,7 +105,9 @@ def ask_engine(
     parity, target_dir = context.parity, context.target.directory()
     directories = dict(reversed(context.directories.items()))
     asked = [prompt.token_ids for prompt in prompts[: parity.prompts]]
-    reads = {name: context.speculators[name].features(target_dir) for name in DRAFTERS}
+    reads: dict[str, FeatureSpec] = {
+        name: context.speculators[name].features(target_dir) for name in DRAFTERS
+    }
     wanted = FeatureSpec.union(reads.values())
     captured, recordings = False, dict[str, Recording]()
     for group in by_engine(directories):
@@ -132,7 +134,7 @@ def ask_engine(
         )
         for name in directories
     }
-    both: dict[str, Parity | None] = dict.fromkeys(DRAFTERS) | compared
+    both: dict[str, Parity | None] = {name: compared.get(name) for name in DRAFTERS}
     return FeatureStore.open(scratch), Drafters[Parity | None](**both)
 
 

@@ -7,6 +7,7 @@
 A replay gives every k at once, so it needs no choice of k and no server.
 """
 
+import functools
 import random
 import time
 from collections.abc import Callable, Mapping
@@ -50,7 +51,7 @@ def replay_drafters(context: EvaluationContext, part: str) -> Replays:
     if part == "validation":
         return sums
     return sums | {
-        name: _replay_part(context, part, name, lambda own=own: own)
+        name: _replay_part(context, part, name, functools.partial(str, own))
         for name, own in REFERENCES.items()
     }
 
