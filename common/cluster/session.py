@@ -219,7 +219,17 @@ def node_versions() -> str:
     """What must be equal on all nodes: outrider, with a digest of its source files, and Python."""
     rooms = Path(__file__).resolve().parents[2]
     digest = hashlib.sha256()
-    for room in ("common", "speculators", "serving", "data", "training", "eval", "recipes"):
+    for room in (
+        "common",
+        "speculators",
+        "serving",
+        "data",
+        "training",
+        "eval",
+        "pipeline",
+        "live",
+        "recipes",
+    ):
         for path in sorted((rooms / room).rglob("*.py")):
             digest.update(f"{path.relative_to(rooms)}\n".encode() + path.read_bytes())
     version, digits = metadata.version("outrider"), digest.hexdigest()[:8]

@@ -41,7 +41,8 @@ def compare_greedy(
     near_tie_nats: float,
 ) -> Greedy:
     """Which responses differ: at a near tie, or unexplained."""
-    near_ties, unexplained = [], []
+    near_ties: list[int] = []
+    unexplained: list[int] = []
     for response, (a, b) in enumerate(zip(without, with_speculation, strict=True)):
         index = first_difference(a, b)
         if index is None:

@@ -1,7 +1,7 @@
 """Target architectures: what Outrider reads of each, and why it refuses others. No torch.
 
     architecture = architecture_of(config, path)     # an OutriderError for other targets
-    architecture.mtp                                 # whether its MTP layer can be trained
+    architecture.own_speculator                      # whether its MTP layer can be trained
 
 Supported are decoders that vLLM 0.32 serves with EAGLE-3 (`SupportsEagle3`) and whose embedding,
 final RMSNorm and head are stored under the names below. Biases, norms of queries and keys, grouped
@@ -22,7 +22,7 @@ EMBEDDING, FINAL_NORM, HEAD = "model.embed_tokens.weight", "model.norm.weight", 
 class Architecture:
     """One architecture of config.json."""
 
-    mtp: bool = False
+    own_speculator: bool = False
     """Its checkpoints can have an MTP layer that Outrider trains."""
     refused: str | None = None
     """Why such a target cannot be used; None where it can."""
@@ -34,7 +34,7 @@ SPARSE = (
 )
 
 ARCHITECTURES = {
-    "DeepseekV3ForCausalLM": Architecture(mtp=True),
+    "DeepseekV3ForCausalLM": Architecture(own_speculator=True),
     "LlamaForCausalLM": Architecture(),
     "MistralForCausalLM": Architecture(),
     "Qwen2ForCausalLM": Architecture(),

@@ -72,7 +72,7 @@ def read_layout(directory: Path) -> CheckpointLayout:
     architecture = architecture_of(config, directory / "config.json")
     quantization = config.get("quantization_config") or {}
     # Of a target without an MTP layer only the ends are read, which other formats leave in bf16.
-    read = architecture.mtp or "weight_block_size" in quantization
+    read = architecture.own_speculator or "weight_block_size" in quantization
     blocks = fp8_blocks(config, directory / "config.json") if read else None
     return CheckpointLayout(directory, config, weight_map(directory), blocks)
 

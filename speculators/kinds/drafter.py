@@ -54,6 +54,10 @@ class Drafter(nn.Module):
         """The head that the states are read by: the target's, or the drafter's own."""
         raise NotImplementedError
 
+    def input_values(self) -> int:
+        """Values of one anchor from which a depth is computed again, where `recomputes`."""
+        raise NotImplementedError
+
 
 class ChainDrafter(Drafter):
     """A drafter that implements `Chain`: one attention over the prefix and its own drafts."""
@@ -61,7 +65,7 @@ class ChainDrafter(Drafter):
     recomputes = True
 
     def input_values(self) -> int:
-        """Values of one anchor from which a depth is computed again: state, x, q, key, value."""
+        """A state, x, query, key and value."""
         chain = cast(Chain, self)
         weight = next(self.parameters())
         state = torch.empty(1, chain.width, dtype=weight.dtype, device=weight.device)

@@ -254,6 +254,9 @@ class Experts(nn.Module):
     them, and ZeRO does not shard them.
     """
 
+    gate_up_proj: Tensor
+    down_proj: Tensor
+
     def __init__(self, arch: DeepseekArch, frozen: bool = False):
         super().__init__()
         self.count = arch.experts

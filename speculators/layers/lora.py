@@ -28,6 +28,11 @@ class AdaptedExperts(Experts):
     The same seed gives the same A's in every process.
     """
 
+    gate_up_a: Tensor
+    gate_up_b: Tensor
+    down_a: Tensor
+    down_b: Tensor
+
     def __init__(self, frozen: Experts, rank: int, alpha: float, seed: int):
         nn.Module.__init__(self)
         self.count, self.scale = frozen.count, alpha / rank

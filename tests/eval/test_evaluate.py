@@ -379,7 +379,7 @@ def test_an_evaluation_from_servers_to_report(case, monkeypatch):
     @contextlib.contextmanager
     def servers(target, serving, speculators, numbers, *others):
         """Real ones that may draft any number; the evaluation's own checks end with ours."""
-        serving = serving.with_engine(prefix_caching=True)
+        serving = serving.with_engine(extra_arguments={"enable_prefix_caching": True})
         with Servers(target, serving, speculators, range(DEPTH + 1), *others) as running:
             yield running
             check_server_of_both(running, *loads)

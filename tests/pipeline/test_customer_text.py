@@ -245,7 +245,7 @@ def test_what_the_machine_says_is_kept():
 def test_logs_of_attempts_are_their_owners_alone(workplace):
     previous = os.umask(0o022)
     try:
-        finished = run(workplace, "--stages", "ingest", "--name", "modes", "--split.max_copies=1")
+        finished = run(workplace, "--stages", "ingest", "--name", "modes")
     finally:
         os.umask(previous)
     assert finished.returncode == 0, finished.stderr

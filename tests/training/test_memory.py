@@ -26,7 +26,7 @@ LONG = SMALL | {"num_attention_heads": 16}
 SPARSE = SMALL | {"hidden_size": 512, "n_routed_experts": 16, "num_experts_per_tok": 8}
 HEADS = {
     "llama": ("eagle3", {}),
-    "mla": ("eagle3", {"layer_type": "mla", "fc_norm": True}),
+    "mla": ("eagle3", {"layer_type": "mla"}),
     "parallel": ("p_eagle", {}),
     "block": ("dflash", {}),
 }

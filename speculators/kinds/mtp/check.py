@@ -131,7 +131,7 @@ def check_mtp_target(directory: Path, config_only: bool) -> None:
     """
     config_path = directory / "config.json"
     config = read_json(config_path)
-    if not architecture_of(config, config_path).mtp:
+    if not architecture_of(config, config_path).own_speculator:
         raise OutriderError(
             f"{config_path}: architectures = {config['architectures']} has no MTP layer that"
             " Outrider trains (DeepSeek-V3, V3.1 and R1 have one); train a head instead, such as"

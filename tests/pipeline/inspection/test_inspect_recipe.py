@@ -255,14 +255,13 @@ def test_of_a_target_on_the_hub_only_the_tokenizer_is_fetched(
     recipe = load_overrides(
         [f"traffic.path={EMBEDDED_TRAFFIC}/social_chat.jsonl.gz", "target.model=a/b"]
     ).recipe
-    found, _ = inspect_recipe(recipe, RunDirectory.of(recipe, tmp_path), 5, 0)
+    inspect_recipe(recipe, RunDirectory.of(recipe, tmp_path), 5, 0)
     ((model, patterns),) = asked
     assert (
         model == "a/b"
         and "config.json" in patterns
         and not [p for p in patterns if "safetensors" in p]
     )
-    assert "tokens/s" not in found["predicted"]["text"], "no rate of this target is known"
 
 
 def test_help_needs_no_torch(tmp_path):
