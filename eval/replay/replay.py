@@ -73,7 +73,6 @@ class ReplaySums:
     tokens_R: Array
     steps_RK: Array
     accepted_RKK: Array
-    offered_RKK: Array
     region_tokens_RG: Array
     region_steps_RGK: Array
     regions: Sequence[tuple[str, str]] = ()
@@ -95,16 +94,6 @@ class ReplaySums:
         """
         accepted_K = self.accepted_RKK[:, k - 1, :k].sum(axis=0)
         return [float(share) for share in accepted_K / self.steps_RK[:, k - 1].sum()]
-
-    def conditional(self, k: int) -> list[float]:
-        """Acceptance of draft j among steps that accepted all drafts before it, j = 1..k.
-
-        0 where no such step exists.
-        """
-        accepted_K = self.accepted_RKK[:, k - 1, :k].sum(axis=0)
-        offered_K = self.offered_RKK[:, k - 1, :k].sum(axis=0)
-        shares_K = np.divide(accepted_K, offered_K, out=np.zeros(k), where=offered_K > 0)
-        return [float(share) for share in shares_K]
 
     @classmethod
     def joined(cls, parts: Sequence["ReplaySums"]) -> "ReplaySums":
@@ -157,7 +146,6 @@ ARRAYS = (
     "tokens_R",
     "steps_RK",
     "accepted_RKK",
-    "offered_RKK",
     "region_tokens_RG",
     "region_steps_RGK",
 )
@@ -222,7 +210,6 @@ def replay(
         tokens_R=stack("tokens_R"),
         steps_RK=stack("steps_RK"),
         accepted_RKK=stack("accepted_RKK"),
-        offered_RKK=stack("offered_RKK"),
         region_tokens_RG=tokens_RG,
         region_steps_RGK=steps_RGK,
         regions=NAMES if regions else (),

@@ -19,7 +19,7 @@ _KEPT_SWAPS = 64
 
 
 class _Swap(NamedTuple):
-    """An exchange of the speculator, in the monotonic clock, which nobody sets back."""
+    """A swap of the speculator, in the monotonic clock, which nobody sets back."""
 
     began: float
     ended: float
@@ -41,8 +41,8 @@ class RequestLog:
         processor._update_stats_from_finished = self._record_end
         processor.abort_requests = self._record_aborts
 
-    def swap_tensors(self, began: float, version: str | None) -> None:
-        """Notes that the speculator was exchanged, from `began` (monotonic) until now."""
+    def note_swap(self, began: float, version: str | None) -> None:
+        """Notes that the speculator was swapped, from `began` (monotonic) until now."""
         self._swaps.append(_Swap(began, time.monotonic(), version))
 
     def after(self, index: int) -> tuple[list[LiveRequest], int]:

@@ -1,7 +1,7 @@
 """The speculator of a live engine: swapped on request, watched, and taken back.
 
 Runs in the API server's process and reaches the workers through vLLM's engine client. The steps of
-an exchange are in swap.py, what the workers do in weight_transfer.py.
+a swap are in swap.py, what the workers do in weight_transfer.py.
 """
 
 import asyncio
@@ -32,8 +32,8 @@ class Limits:
 
     read: float = 400.0
     """To read and check the files, while the engine answers requests."""
-    exchange: float = 120.0
-    """For the pause and the exchange itself."""
+    swap: float = 120.0
+    """For the pause and the swap itself."""
     answer: float = 30.0
     """For the engine to resume, or to answer what it drafts with."""
 
@@ -47,7 +47,7 @@ class _Watching:
 
     watch: Watch
     version: str
-    exchange: str
+    swap_id: str
     before: str | None
     """The version before the swap."""
     tokens: list[int] = dataclasses.field(default_factory=list)
@@ -91,7 +91,7 @@ class LiveSpeculator:
         self._reverted: str | None = None
         self._because: str | None = None
         self._broken: str | None = None
-        """Why the drafts may be wrong, until an exchange succeeds on all workers."""
+        """Why the drafts may be wrong, until a swap succeeds on all workers."""
         requests.listener = self._finished
 
     async def status(self) -> ReplicaStatus:
@@ -122,7 +122,7 @@ class LiveSpeculator:
         reasons = [self._broken, *(report["broken"] for report in reports)]
         if any(report["digest"] != first["digest"] for report in reports):
             if self._lock.locked():
-                raise OutriderError("an exchange is in progress; ask again")
+                raise OutriderError("a swap is in progress; ask again")
             reasons.append("the workers draft with different speculators; start the replica again")
         broken = next((reason for reason in reasons if reason is not None), None)
         return dataclasses.replace(
@@ -162,17 +162,17 @@ class LiveSpeculator:
         async with self._lock:
             await self._check_expected(order)
             await self._stage(source)
-            exchange = uuid.uuid4().hex
+            swap_id = uuid.uuid4().hex
             began = time.monotonic()
-            reports = await self._still(f"load {order.version}", self._exchange(source, exchange))
+            reports = await self._still(f"load {order.version}", self._swap_weights(source, swap_id))
             stall_s = time.monotonic() - began
             before, self._version = self._version, order.version
             self._swaps += 1
-            self._requests.swap_tensors(began, order.version)
+            self._requests.note_swap(began, order.version)
             self._reverted = self._because = self._broken = None
             self._watching = None
             if order.watch is not None:
-                self._watching = _Watching(order.watch, order.version, exchange, before)
+                self._watching = _Watching(order.watch, order.version, swap_id, before)
             logger.info("speculator %s in use after %.3f s", order.version, stall_s)
         return SwapResult(
             version=order.version,
@@ -223,8 +223,8 @@ class LiveSpeculator:
                 " before it stays in use; look at its file system"
             ) from None
 
-    async def _exchange(self, source: dict[str, str], exchange: str) -> list[Report]:
-        steps = swap_steps(source, exchange)
+    async def _swap_weights(self, source: dict[str, str], swap_id: str) -> list[Report]:
+        steps = swap_steps(source, swap_id)
         answer: Any = None
         try:
             while True:
@@ -243,7 +243,7 @@ class LiveSpeculator:
         """
         try:
             try:
-                async with asyncio.timeout(self._limits.exchange):
+                async with asyncio.timeout(self._limits.swap):
                     if self._caches:
                         await self._client.pause_generation(mode="keep", clear_cache=True)
                     reports: list[Report] = await work
@@ -267,7 +267,7 @@ class LiveSpeculator:
 
     def _break(self, reason: str) -> None:
         self._broken, self._watching = reason, None
-        self._requests.swap_tensors(0.0, None)
+        self._requests.note_swap(0.0, None)
         logger.error("speculator broken: %s", reason)
 
     def _finished(self, request: LiveRequest) -> None:
@@ -287,7 +287,7 @@ class LiveSpeculator:
             if self._watching is not watching:  # another swap since
                 return
             began = time.monotonic()
-            undo = self._rpc("speculator_take_back", {"swap_id": watching.exchange})
+            undo = self._rpc("speculator_take_back", {"swap_id": watching.swap_id})
             try:
                 await self._still(f"take back, because {finding}", undo)
             except SpeculatorBroken:  # `status` has it
@@ -296,7 +296,7 @@ class LiveSpeculator:
             self._watching = None  # not before: no verdict yet would read as a pass
             self._reverted, self._because = watching.version, finding
             self._version = watching.before
-            self._requests.swap_tensors(began, watching.before)
+            self._requests.note_swap(began, watching.before)
             logger.warning("speculator %s taken back: %s", self._reverted, finding)
 
     async def _rpc(self, method: str, arguments: dict[str, Any]) -> list[Any]:

@@ -18,7 +18,7 @@ from outrider.serving.vllm_hooks.live_requests import RequestLog
 from outrider.serving.vllm_hooks.live_speculator import Limits, LiveSpeculator
 from outrider.serving.vllm_hooks.swap import SpeculatorBroken
 
-LIMITS = Limits(read=0.2, exchange=0.2, answer=0.2)
+LIMITS = Limits(read=0.2, swap=0.2, answer=0.2)
 NEW = SwapOrder(directory="/releases/new", version="new", digest="1" * 64)
 WATCHED = NEW.model_copy(update={"watch": Watch(requests=200, min_tokens_per_step=2.0)})
 
