@@ -26,7 +26,7 @@ from outrider.eval.replay.cluster_replay import cluster_replay
 from outrider.eval.replay.replay import CEILING, ReplaySums, compare, length_at, replay
 from outrider.eval.replay.slices import by_prompt_length, sliced
 from outrider.eval.report.formatting import interval, number
-from outrider.eval.results.acceptance import Drafted, OnPolicy, Replay, Slice
+from outrider.eval.results.acceptance import OnPolicy, Replay, Slice
 from outrider.eval.results.parts import DRAFTERS, Drafter, Drafters
 from outrider.speculators.kinds import LOOKUP, weightless_kind
 
@@ -147,8 +147,8 @@ def replay_figures(replays: Replays, k: Drafters[int]) -> Replay:
     return Replay(
         **compare(replays["base"], replays["custom"], k.custom),
         **{name: length_at(replays[name], k.custom) for name in REFERENCES},
-        by_k=Drafted(**{name: replays[name].acceptance_length() for name in shown}),
-        cumulative=Drafted(**{name: replays[name].cumulative(own_k[name]) for name in shown}),
+        by_k={name: replays[name].acceptance_length() for name in shown},
+        cumulative={name: replays[name].cumulative(own_k[name]) for name in shown},
     )
 
 

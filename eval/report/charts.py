@@ -42,7 +42,7 @@ def acceptance_figure(results: Results) -> Figure:
     rows = []
     for drafter in DRAFTERS:
         engine = results.counted.of(drafter).cumulative
-        replay = replayed.cumulative.of(drafter) if replayed else []
+        replay = replayed.cumulative[drafter] if replayed else []
         for position, (counted, exact) in enumerate(itertools.zip_longest(engine, replay), start=1):
             rows.append(
                 {"position": str(position), "variant": drafter, "engine": counted, "replay": exact}
@@ -69,9 +69,9 @@ def length_figure(replay: Replay, k: Drafters[int]) -> Figure:
     rows = [
         {"k": drafts, "variant": drafter, "value": length}
         for drafter in COMPARED
-        for drafts, length in enumerate(getattr(replay.by_k, drafter), start=1)
+        for drafts, length in enumerate(replay.by_k[drafter], start=1)
     ]
-    numbers = list(range(1, len(replay.by_k.base) + 1))
+    numbers = list(range(1, len(replay.by_k["base"]) + 1))
     x = alt.X("k:Q", title="drafted tokens k", axis=alt.Axis(values=numbers, format="d"))
     chosen = [{"k": each} for each in sorted({k.base, k.custom})]
     rules = _chart(chosen).mark_rule(color=INK, strokeDash=[3, 3]).encode(x=x)

@@ -84,7 +84,7 @@ def load(run_dir: Path, results: Results, trained_dir: Path) -> Report:
 def contents(report: Report, metrics: Metrics) -> dict[str, Any]:
     """What the template shows besides the report's own figures."""
     replay, traffic, on_policy = report.replay, report.traffic, report.on_policy
-    depth = len(replay.by_k.custom) if replay else 0
+    depth = len(replay.by_k["custom"]) if replay else 0
     acceptance = [charts.acceptance_figure(report)]
     if replay:
         acceptance.append(charts.length_figure(replay, report.k))
@@ -170,7 +170,7 @@ def left_to_win(results: Results) -> str:
     )
     main = results.choice.step_ms.get("custom", {}).get(str(results.main_concurrency))
     if main:
-        most = best_k(speeds_of(replay.by_k.ceiling, {1: main})[1], least=1)
+        most = best_k(speeds_of(replay.by_k["ceiling"], {1: main})[1], least=1)
         text += f" At the measured step times not even that drafter gains from more than {most}."
     if lookup > custom:
         text += f" Lookup accepts more: measure it with evaluate-speculator --speculator {LOOKUP}."

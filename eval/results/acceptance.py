@@ -1,5 +1,7 @@
 """Models of acceptance: exact replay, slices, and vLLM's counters."""
 
+from typing import Literal
+
 from outrider.eval.results.parts import DOCUMENTED, ClusteredEstimate, Drafters, Part
 
 
@@ -14,15 +16,7 @@ class OnPolicy(Part):
     """Number of sequences checked"""
 
 
-class Drafted(Drafters[list[float]]):
-    """Base and custom, and what they are compared with."""
-
-    model_config = DOCUMENTED
-
-    lookup: list[float]
-    """N-gram lookup, which any endpoint has without training"""
-    ceiling: list[float]
-    """A perfect drafter of the same sampling (docs/report.md): what is left to win"""
+Series = dict[Literal["base", "custom", "lookup", "ceiling"], list[float]]
 
 
 class Replay(Part):
@@ -41,9 +35,9 @@ class Replay(Part):
     """Acceptance length of n-gram lookup at custom's K"""
     ceiling: ClusteredEstimate
     """Acceptance length of a perfect drafter at custom's K"""
-    by_k: Drafted
+    by_k: Series
     """Acceptance length for k = 1..depth"""
-    cumulative: Drafted
+    cumulative: Series
     """By position j, base at its own K, all others at custom's: share of steps whose drafts 1..j
     were all accepted"""
 

@@ -164,7 +164,9 @@ class LiveSpeculator:
             await self._stage(source)
             swap_id = uuid.uuid4().hex
             began = time.monotonic()
-            reports = await self._still(f"load {order.version}", self._swap_weights(source, swap_id))
+            reports = await self._still(
+                f"load {order.version}", self._swap_weights(source, swap_id)
+            )
             stall_s = time.monotonic() - began
             before, self._version = self._version, order.version
             self._swaps += 1

@@ -189,7 +189,7 @@ def sample_replay(acceptance: float) -> ReplaySums:
     shares_G = np.array([0.8, 0.2])
     regions = tokens[:, None] * shares_G, steps[:, None] * shares_G[:, None]
     where = [("part of response", "reasoning"), ("part of response", "answer")]
-    return ReplaySums(*names, tokens, steps, reached, reached / acceptance, *regions, regions=where)
+    return ReplaySums(*names, tokens, steps, reached, *regions, regions=where)
 
 
 def sample_references() -> dict[str, ReplaySums]:

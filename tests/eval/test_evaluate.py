@@ -185,7 +185,7 @@ def test_measurements_are_kept_and_results_computed_again(tmp_path, nano_r1, cap
     assert line["k"] == {"base": 3, "custom": 3} and results.counted.ratio.value > 1.2
     assert line["acceptance_length"]["ratio"] == results.replay.ratio.value
     assert results.replay.ratio.observations == 6 and results.replay.ratio.clusters == 6
-    assert results.choice.sequences == 3 and len(results.replay.by_k.custom) == 4
+    assert results.choice.sequences == 3 and len(results.replay.by_k["custom"]) == 4
     assert set(written_at()) - set(map("{}.json".format, served_measurements(1.4, prompts=6))) == {
         "replay_heldout_base.json",
         "replay_heldout_custom.json",
@@ -225,8 +225,8 @@ def test_measurements_are_kept_and_results_computed_again(tmp_path, nano_r1, cap
     own, weightless = case.context, Speculator("ngram")
     case.context = replace(own, speculators=own.speculators | {"base": weightless})
     _, against_lookup = evaluated(show_samples=True)
-    assert against_lookup.replay.by_k.base == against_lookup.replay.by_k.lookup
-    assert against_lookup.replay.by_k.ceiling == results.replay.by_k.ceiling
+    assert against_lookup.replay.by_k["base"] == against_lookup.replay.by_k["lookup"]
+    assert against_lookup.replay.by_k["ceiling"] == results.replay.by_k["ceiling"]
     assert against_lookup.samples is None and not against_lookup.not_measured
     case.context = own
     _, hidden = evaluated()

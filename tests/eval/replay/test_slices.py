@@ -23,7 +23,6 @@ def sums(steps_RK, sessions, region_tokens_RG=None, region_steps_RGK=None, regio
             np.arange(10.0, 10 + count),
             steps_RK,
             nothing,
-            nothing,
         ),
         *(np.array(region_tokens_RG, float), np.array(region_steps_RGK, float)),
         regions=regions,
