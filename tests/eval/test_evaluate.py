@@ -332,10 +332,12 @@ def cached_tokens(server):
     return [after - before for before, after in itertools.pairwise(counts)]
 
 
-def check_server_of_both(servers, load):
+def check_server_of_both(servers, load, speculators):
     """One server drafts what each variant does, and starts each turn with an empty cache."""
     sampling = Sampling(0.6, 0.95)
-    times = time_steps(servers, "eager", load, {"custom": range(3)}, [3], TEXTS, sampling)
+    times = time_steps(
+        servers, "eager", load, {"custom": range(3)}, [3], TEXTS, sampling, speculators
+    )
     (row,) = times.seconds["custom"].values()
     assert set(row) == {0, 1, 2} and min(row.values()) > 0
     speculating = servers.server("eager", "base", 1)
@@ -382,7 +384,7 @@ def test_an_evaluation_from_servers_to_report(case, monkeypatch):
         serving = serving.with_engine(extra_arguments={"enable_prefix_caching": True})
         with Servers(target, serving, speculators, range(DEPTH + 1), *others) as running:
             yield running
-            check_server_of_both(running, *loads)
+            check_server_of_both(running, *loads, speculators)
 
     line = evaluate(replace(case.context, backends=Backends(servers=servers, load=load)))
     out = case.run / "evaluation"
