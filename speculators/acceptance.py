@@ -177,12 +177,15 @@ class ReplayChain:
     accepted_RKK   [r, k-1, j-1] expected steps whose drafts 1..j were all accepted
                    (`num_accepted_tokens_per_pos`), up to the end of the response: the engine also
                    counts drafts accepted past it
+    offered_RKK    [r, k-1, j-1] expected steps whose drafts 1..j-1 were all accepted and whose
+                   draft j is inside the response
     visits_RAK     v: probability that a step starts at each anchor
     """
 
     tokens_R: Tensor
     steps_RK: Tensor
     accepted_RKK: Tensor
+    offered_RKK: Tensor
     visits_RAK: Tensor
 
     def acceptance_length(self) -> Tensor:
@@ -233,6 +236,7 @@ def replay_chain(a_RAK: Tensor, anchors_R: Tensor) -> ReplayChain:
         tokens_R=anchors_R.double(),
         steps_RK=visits_RAK.sum(dim=1),
         accepted_RKK=torch.einsum("rak,raj->rkj", visits_RAK, reach_RAK) * drafted_KK,
+        offered_RKK=torch.einsum("rak,raj->rkj", visits_RAK, before_RAK * inside_RAK) * drafted_KK,
         visits_RAK=visits_RAK,
     )
 
