@@ -31,7 +31,7 @@ from torch import Tensor
 
 from outrider.common.errors import OutriderError
 from outrider.data.features.self_check import Row
-from outrider.speculators.checkpoints.architectures import FINAL_NORM as FINAL_NORM_WEIGHT
+from outrider.speculators.checkpoints.architectures import FINAL_NORM_WEIGHT
 from outrider.speculators.checkpoints.layout import read_layout
 from outrider.speculators.checkpoints.tensors import CheckpointTensors
 from outrider.speculators.features import FINAL_NORM, FeatureSpec, layer_index, layer_name

@@ -14,7 +14,11 @@ from typing import Any
 
 from outrider.common.errors import OutriderError
 
-EMBEDDING, FINAL_NORM, HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
+EMBEDDING, FINAL_NORM_WEIGHT, HEAD = (
+    "model.embed_tokens.weight",
+    "model.norm.weight",
+    "lm_head.weight",
+)
 """The target's ends. Tied targets have no head."""
 
 

@@ -68,7 +68,7 @@ def train_on_ray(
 
     Returns the last group's spec, which has its number of ranks and its error records, its exit
     code, and whether a signal asked to stop. Raises an `OutriderError` if there is no room for one
-    rank, or if ranks are lost more than `cluster.training_restarts` times.
+    rank, or if ranks are lost more than a run resumes.
     """
     # A private cluster has a core for each process, as torchrun has them share the machine's.
     wanted = spec.training.processes * cluster.training_cores
@@ -81,9 +81,9 @@ def train_on_ray(
             if stop.is_set():
                 return spec, Preempted.exit_code, True
             raise OutriderError(
-                f"training: no process started in cluster.start_timeout_s ="
-                f" {cluster.start_timeout_s:g}; compare `ray status` with the cores"
-                " (cluster.training_cores) and GPUs of training.processes"
+                f"training: no process started in {cluster.start_timeout_s:g} s; compare"
+                " `ray status` with a core, and a GPU where the cluster has any, for each of"
+                " training.processes"
             ) from failure
         group = _spec_of(groups(spec.out_dir)[-1])
         if failure is not None and not stop.is_set():
@@ -91,8 +91,8 @@ def train_on_ray(
                 if isinstance(error, OutriderError):
                     raise error
             raise OutriderError(
-                f"training lost {_lost(group)} on its cluster, more often than"
-                f" cluster.training_restarts = {cluster.training_restarts}; see {log_path}"
+                f"training lost {_lost(group)} on its cluster, more often than the"
+                f" {cluster.training_restarts} times that it resumes; see {log_path}"
                 " (out of memory?)"
             ) from failure
         code = max(ended_ranks(group.errors_dir).values(), default=Preempted.exit_code)
@@ -192,8 +192,8 @@ def _resources_each(session: ClusterSession, cluster: ClusterConfig) -> dict[str
     most = max(node.cpus for node in nodes)
     if cluster.training_cores > most:
         raise OutriderError(
-            f"cluster.training_cores = {cluster.training_cores}: the cluster has no room for one"
-            f" training process, its largest node has {most:g} cores; add nodes, or lower it"
+            f"cluster: no room for one training process, which takes {cluster.training_cores} core;"
+            f" the largest node has {most:g}; add nodes"
         )
     gpus = any(node.gpus for node in nodes)
     return {"CPU": float(cluster.training_cores)} | ({"GPU": 1.0} if gpus else {})

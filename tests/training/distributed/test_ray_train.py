@@ -50,7 +50,6 @@ def run(
     run_dir: Path,
     nodes: LocalNodes | None,
     store: str = FEATURE_STORE,
-    restarts: int = 3,
     **settings: object,
 ) -> dict:
     """Trains two processes, on the cluster or under torchrun."""
@@ -182,7 +181,6 @@ def test_ranks_that_always_die_end_training(
             tmp_path,
             nodes,
             store="tests.training.stores:KilledInRank1",
-            restarts=1,
             **LONG | {"checkpoint_every": 60},
         )
 
