@@ -108,7 +108,7 @@ def test_the_children_of_a_request_are_entries_once(processor: Any) -> None:
 def test_a_request_has_a_version_only_if_one_speculator_drafted_all_of_it(processor: Any) -> None:
     log, now = RequestLog(processor), time.monotonic()
     assert log.version(now - 9, now) == (None, False)
-    log.swap_tensors(now - 6, "a")
+    log.note_swap(now - 6, "a")
     (swap,) = log._swaps
     assert log.version(now - 9, now - 7) == (None, False)
     assert log.version(now - 9, now - 5) == (None, True)
@@ -116,7 +116,7 @@ def test_a_request_has_a_version_only_if_one_speculator_drafted_all_of_it(proces
     assert log.version(swap.ended + 1, swap.ended + 2) == ("a", False)
     time.sleep(0.01)
     arrives(processor, "r", arrival=time.time())
-    log.swap_tensors(time.monotonic(), "b")
+    log.note_swap(time.monotonic(), "b")
     produces(processor, "r", 1, at=1.0, **ended([0, 1]))
     time.sleep(0.01)
     arrives(processor, "s")
