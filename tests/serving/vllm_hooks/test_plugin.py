@@ -49,6 +49,17 @@ import outrider.serving.vllm_hooks.plugin
 import outrider.serving.vllm_hooks.weight_transfer
 """
 
+KERNELS = """
+from outrider.serving.vllm_hooks import plugin
+
+plugin.register()
+from vllm.platforms.cpu import CpuPlatform
+from vllm.v1.sample import rejection_sampler
+
+CpuPlatform.register_triton_kernel_overrides()
+assert rejection_sampler.expand_kernel.func is plugin.expand
+"""
+
 EVERYTHING = """
 import importlib
 import logging
@@ -132,13 +143,6 @@ def test_each_request_s_value_is_repeated_for_each_of_its_drafts(dtype: torch.dt
 
 
 @pytest.mark.skipif(not runs_on_cpu(), reason="the fault is the CPU build's")
-def test_the_worker_registers_its_kernels_after_the_plugins_and_still_gets_ours(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    from vllm.platforms.cpu import CpuPlatform
-    from vllm.v1.sample import rejection_sampler
-
-    monkeypatch.setenv(HOOKS, "1")
-    plugin.register()
-    CpuPlatform.register_triton_kernel_overrides()
-    assert rejection_sampler.expand_kernel.func is expand
+def test_the_worker_registers_its_kernels_after_the_plugins_and_still_gets_ours() -> None:
+    # A process of its own: vLLM looks through all modules, and some that other tests load break it.
+    subprocess.run([sys.executable, "-c", KERNELS], check=True, env=os.environ | {HOOKS: "1"})
