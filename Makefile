@@ -43,7 +43,7 @@ format: setup
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-# docs/recipes.md, docs/endpoint.md and docs/report.schema.json, from docstrings
+# The generated pages of docs/reference, from docstrings
 reference: setup
 	$(BIN)/python -m tools.reference
 

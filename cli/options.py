@@ -19,7 +19,7 @@ Overrides = Annotated[
     Parameter(
         allow_leading_hyphen=True,
         help="section.key=value or --section.key value, such as training.epochs=3; the keys are in "
-        "docs/recipes.md.",
+        "docs/reference.",
     ),
 ]
 FromServeCommand = Annotated[

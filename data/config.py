@@ -21,8 +21,8 @@ class TrafficConfig(_Section):
     .pkl files, plain, .gz or .zst."""
 
     format: str = "auto"
-    """Name of a log format (see docs/traffic.md), or `auto`: the first format that recognizes the
-    beginning of a file."""
+    """Name of a log format (docs/how-to/log-formats.md), or `auto`: the first format that
+    recognizes the beginning of a file."""
 
     max_reject_fraction: float = Field(default=0.05, ge=0.0, lt=1.0)
     """Maximum share of rows that may be rejected. The run stops above it: a log that is mostly
@@ -37,7 +37,7 @@ class TrafficConfig(_Section):
     general: str | list[str] | None = None
     """Logs of other traffic than the customer's, in the form of `path`; for example all traffic of
     an endpoint. Part of it is trained on, so that the speculator does not forget; part is held out
-    to measure that (docs/evaluation.md). Default: none."""
+    to measure that. Default: none."""
 
 
 PersonalKind = Literal[
@@ -69,8 +69,8 @@ PersonalKind = Literal[
     "US_ITIN",
     "ZA_ID_NUMBER",
 ]
-"""Presidio's names of the kinds that a pattern or a checksum can find; docs/traffic.md describes
-them."""
+"""Presidio's names of the kinds that a pattern or a checksum can find;
+docs/how-to/privacy.md describes them."""
 
 
 class PrivacyConfig(_Section):
@@ -227,8 +227,8 @@ class CaptureConfig(_Section):
 
     dtype: StateDtype = "bf16"
     """Storage type of the states. `bf16`: two bytes a value, as the engine computed them. `fp8`:
-    one byte a value (e4m3) and one float32 scale a token, half the disk; docs/training.md has its
-    effect on acceptance. They are read back as bf16."""
+    one byte a value (e4m3) and one float32 scale a token, half the disk;
+    docs/explanation/training.md has its effect on acceptance. They are read back as bf16."""
 
     shard_megabytes: ClassVar[float] = 256.0
     """Size of a feature shard in MB. An interrupted capture loses at most one."""

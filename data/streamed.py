@@ -262,6 +262,6 @@ class StreamReading:
         if judged >= FEWEST_JUDGED and count > MOST_OFF * judged:
             raise OutriderError(
                 f"{count:,} of the first {judged:,} sequences of the training part are off-policy"
-                " (capture.min_on_policy); docs/traffic.md describes the causes. To train on them"
-                " anyway, lower capture.min_on_policy (null: keep everything)"
+                " (capture.min_on_policy); docs/explanation/traffic.md describes the causes. To"
+                " train on them anyway, lower capture.min_on_policy (null: keep everything)"
             )

@@ -99,7 +99,7 @@ def _on_policy(found: OnPolicy) -> Check:
         outcome=_outcome(found.cause not in NOT_SERVED),
         seen=f"{found.sequences} sequences: {found.text}",
         demand="prompts and responses must be those that the endpoint reads and writes "
-        "(docs/traffic.md)",
+        "(docs/explanation/traffic.md)",
     )
 
 

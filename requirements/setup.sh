@@ -27,7 +27,7 @@ NEEDED_DRIVER=580
 if [ "$kind" = gpu ]; then
     driver=$(nvidia-smi --query-gpu=driver_version --format=csv,noheader | head -n 1)
     [ "${driver%%.*}" -ge "$NEEDED_DRIVER" ] 2>/dev/null \
-        || fail "NVIDIA driver ${driver:-of unknown version}, but torch in requirements/gpu.txt needs $NEEDED_DRIVER or newer; update the driver, or install into a vLLM container that runs on it (docs/r1.md, \"An existing vLLM container\")"
+        || fail "NVIDIA driver ${driver:-of unknown version}, but torch in requirements/gpu.txt needs $NEEDED_DRIVER or newer; update the driver, or install into a vLLM container that runs on it (docs/how-to/containers.md)"
 fi
 
 # The stamp records what was installed. A changed pin, package metadata or Python runs the set-up again.

@@ -94,7 +94,7 @@ class SpeculatorConfig(BaseModel):
     behind its last layer. `eagle3`: a one-layer head over three states of the target, with a
     vocabulary of its own, trained from scratch or from such a head. `p_eagle`: such a head that
     drafts all tokens in one pass. `dflash`: a head that does so over a block of slots which attend
-    to each other. docs/training.md compares them. A list, such as `[mtp, eagle3]`:
+    to each other. docs/explanation/kinds.md compares them. A list, such as `[mtp, eagle3]`:
     each is trained on the same captured states, and the one that serves this traffic fastest is
     shipped. `auto`: the list of all kinds that the target supports."""
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("benchmarks/**/*.md")]
-GENERATED = ("recipes.md",)
+PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("benchmarks/**/*.md")]
+GENERATED = ("basic-keys.md", "all-keys.md", "endpoint.md")
 
 
 def page_id(page: Path) -> str:
@@ -43,7 +43,7 @@ def code_spans(text: str) -> Iterator[str]:
 @pytest.fixture(scope="module")
 def keys() -> set[str]:
     """Every key of a recipe or an endpoint, and its shorter forms: `gate.x` for `eval.gate.x`."""
-    pages = (ROOT / "docs" / name for name in ("recipes.md", "endpoint.md"))
+    pages = (ROOT / "docs" / "reference" / name for name in GENERATED)
     text = "\n".join(page.read_text(encoding="utf-8") for page in pages)
     found = set(re.findall(r"^- `([\w.]+)`", text, flags=re.MULTILINE))
     return found | {key.partition(".")[2] for key in found}

@@ -212,7 +212,7 @@ def test_a_driver_that_torch_cannot_use_is_refused(
 
 def test_a_container_keeps_its_vllm_and_torch(checkout: Checkout) -> None:
     """The documented commands, where the index has newer ones and a dependency asks for torch."""
-    text = (ROOT / "docs" / "r1.md").read_text()
+    text = (ROOT / "docs" / "how-to" / "containers.md").read_text()
     section = text.split("## An existing vLLM container", 1)[1].split("\n## ", 1)[0]
     commands = [line.strip() for line in section.splitlines() if line.startswith("    ")]
     assert len(commands) == 4

@@ -1,6 +1,6 @@
-"""Writes docs/recipes.md, docs/endpoint.md and docs/report.schema.json from docstrings.
+"""Writes the generated pages of docs/reference from docstrings.
 
-Every key of recipes and endpoints, and of report.json as JSON Schema.
+The keys of recipes and endpoints, and report.json as JSON Schema.
 
 python -m tools.reference      # `make reference`; a test fails if they are out of date
 """
@@ -24,9 +24,9 @@ from outrider.live.endpoint_file import SHIPPED_ENDPOINTS, Endpoint
 from outrider.pipeline.recipe.recipe import Recipe
 from outrider.pipeline.recipe.shipped import shipped_recipes
 
-DOCS = Path(__file__).resolve().parents[1] / "docs"
+DOCS = Path(__file__).resolve().parents[1] / "docs" / "reference"
 
-HEAD = """# Recipes
+HEAD = """# Basic keys of a recipe
 
 <!-- Written by `make reference` from the docstrings of the configuration; change those. -->
 
@@ -38,6 +38,19 @@ with every key filled in to `runs/NAME/recipe.resolved.yaml`.
 
 Relative paths are relative to the recipe that contains them, else to the current directory.
 
+Shipped recipes: {shipped}.
+
+Most runs set only these, in the order in which people meet them. [All other keys](all-keys.md) have
+defaults that suit most endpoints.
+
+{keys}
+"""
+
+OTHERS_HEAD = """# All other keys of a recipe
+
+<!-- Written by `make reference` from the docstrings of the configuration; change those. -->
+
+After the [basic keys](basic-keys.md). These have defaults that suit most endpoints.
 """
 
 BASIC = (
@@ -96,16 +109,25 @@ above comes with the package: `--to nano_r1`.
 Section = type[BaseModel]
 
 
-def reference() -> str:
-    """The page."""
+def basic_keys() -> str:
+    """The page of the keys in `BASIC`."""
     shipped = ", ".join(f"`{name}`" for name in shipped_recipes())
-    keys: list[str] = []
-    _write_section("", Recipe, keys)
-    lines = {line.split("`")[1]: line for line in keys if line.startswith("- `")}
-    basic = "\n".join(lines[key] for key in BASIC)
-    others = [line for line in keys if line not in map(lines.get, BASIC)]
-    parts = [HEAD, f"Shipped recipes: {shipped}.\n", f"## Basic keys\n\n{basic}\n"]
-    return "\n".join([*parts, "# All other keys", *others])
+    lines = {line.split("`")[1]: line for line in _recipe_keys() if line.startswith("- `")}
+    return HEAD.format(shipped=shipped, keys="\n".join(lines[key] for key in BASIC))
+
+
+def other_keys() -> str:
+    """The page of all other keys, by section."""
+    prefixes = tuple(f"- `{key}` " for key in BASIC)
+    return "\n".join(
+        [OTHERS_HEAD, *(line for line in _recipe_keys() if not line.startswith(prefixes))]
+    )
+
+
+def _recipe_keys() -> list[str]:
+    lines: list[str] = []
+    _write_section("", Recipe, lines)
+    return lines
 
 
 def endpoint_reference() -> str:
@@ -124,11 +146,12 @@ def report_schema() -> str:
 
 
 PAGES = {
-    "recipes.md": reference,
+    "basic-keys.md": basic_keys,
+    "all-keys.md": other_keys,
     "endpoint.md": endpoint_reference,
     "report.schema.json": report_schema,
 }
-"""Files in docs/ and what writes them."""
+"""Files in docs/reference and what writes them."""
 
 
 def _write_section(prefix: str, section: Section, parts: list[str]) -> None:

@@ -32,8 +32,8 @@ class TrainingConfig(BaseModel):
     """Loss between a draft's distribution q and the target's distribution p, both as served (with
     the request's temperature, top_k and top_p). `kl`: KL(p||q); `ce`: cross-entropy against p's
     most likely token; with alpha the probability that the draft is accepted, `tv`: 1 - alpha,
-    `lk_alpha`: -log alpha, `lk_hybrid`: moves from kl to tv as alpha grows. docs/training.md
-    compares them."""
+    `lk_alpha`: -log alpha, `lk_hybrid`: moves from kl to tv as alpha grows.
+    docs/explanation/training.md compares them."""
 
     depth_weights: DepthWeights = "decay"
     """Weight of each draft in the loss. `decay`: draft position s has weight 0.6^s (0.8^s from
@@ -95,9 +95,9 @@ class TrainingConfig(BaseModel):
     launcher: str | None = None
     """Command that starts all `processes`, on one machine or several, such as `srun --ntasks=16
     python -m outrider.training.distributed.worker`; the path of the run's spec.json is appended.
-    docs/scaling.md has commands for torchrun, deepspeed and srun. The run directory must be on a
-    disk that all machines share. It goes before `cluster.address`: Ray Train starts the processes
-    only if this is null."""
+    docs/how-to/scale-out.md has commands for torchrun, deepspeed and srun. The run directory must
+    be on a disk that all machines share. It goes before `cluster.address`: Ray Train starts the
+    processes only if this is null."""
 
     compute: Literal["bf16", "fp32"] = "bf16"
     """Precision. `bf16`: forward and backward in bfloat16 with float32 master weights; `fp32`:

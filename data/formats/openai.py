@@ -8,7 +8,7 @@ their order, `n` for each.
     exchanges(request, response, place, session="s-17", time=1719830400.0)
 
 Values of the wrapping log (session, user, tenant, route, time, weight) are passed by name; they
-apply where request and response have none. docs/traffic.md lists the fields.
+apply where request and response have none. docs/how-to/log-formats.md lists the fields.
 """
 
 from typing import Any

@@ -135,7 +135,7 @@ def _split_advice(summary: Mapping[str, Any], split: SplitConfig) -> list[str]:
     fixes = {
         (BEGAN_EARLIER,): "sessions without a conversation id end after split.session_gap_minutes ="
         f" {split.session_gap_minutes:g}: lower it, give the rows times, or log ids of"
-        " conversations and no lasting ids as session_id (docs/traffic.md)",
+        " conversations and no lasting ids as session_id (docs/explanation/traffic.md)",
         tuple(SEEN.values()): "if these prompts are different work under one template, raise"
         f" split.near_duplicate_similarity = {split.near_duplicate_similarity:g}",
     }
@@ -200,7 +200,7 @@ def _sampling_advice(summary: Mapping[str, Any]) -> list[str]:
     text = (
         f"{total:,} of {total + summary['exchanges']:,} exchanges are set aside for how they were"
         f" sampled ({named}): they are neither trained on nor measured, and every figure of the"
-        " report is for the others (docs/traffic.md)"
+        " report is for the others (docs/how-to/log-formats.md)"
     )
     if counts.keys() & {"min_p", "other_sampling"}:
         text += ". vLLM refuses requests with min_p or logit_bias while it speculates"

@@ -120,8 +120,8 @@ def require(report: Mapping[str, Any]) -> None:
         f"{everything['quarantined']:,} of {everything['sequences']:,} captured sequences are "
         f"off-policy (fewer than {report['min_on_policy']:g} of their tokens are likely under the "
         f"target, capture.min_on_policy): {everything['verdict']['text']}. Check target.model, "
-        "target.revision and the log; docs/traffic.md describes the causes. To train on it anyway, "
-        "lower capture.min_on_policy (null: keep everything)"
+        "target.revision and the log; docs/explanation/traffic.md describes the causes. To train "
+        "on it anyway, lower capture.min_on_policy (null: keep everything)"
     )
 
 

@@ -6,7 +6,7 @@ from outrider.eval.results.parts import DOCUMENTED, ClusteredEstimate, Drafters,
 
 
 class OnPolicy(Part):
-    """Whether the held-out sequences are on-policy (docs/traffic.md)."""
+    """Whether the held-out sequences are on-policy (docs/explanation/traffic.md)."""
 
     cause: str
     """`own` where the target wrote the text, else the likely cause"""

@@ -2,9 +2,9 @@
 
     Results.read(Path("runs/resume_screening/evaluation/results.json")).verdict.verdict
 
-docs/report.schema.json is generated from `Report` (`make reference`); docs/report.md says what to
-do with the figures. What the data room counts (`traffic`, `privacy`, `on_policy`) and the settings
-have their own pages and are not described again.
+docs/reference/report.schema.json is generated from `Report` (`make reference`);
+docs/how-to/read-a-report.md says what to do with the figures. The data room's counts (`traffic`,
+`privacy`, `on_policy`) and the settings have their own pages and are not described again.
 """
 
 from pathlib import Path
@@ -150,7 +150,7 @@ class Findings(Part):
     samples: list[Example] | None
     """Null without report.samples"""
     settings: dict[str, Any]
-    """The recipe's `eval` section (docs/recipes.md)"""
+    """The recipe's `eval` section (docs/reference)"""
 
     @property
     def k(self) -> Drafters[int]:
@@ -220,10 +220,10 @@ class Report(Results):
     """report.json: the results, and the run that they belong to."""
 
     traffic: dict[str, Any] | None
-    """The ingest's counts (docs/traffic.md); null where the run has none"""
+    """The ingest's counts (docs/how-to/log-formats.md); null where the run has none"""
     privacy: dict[str, Any] | None
-    """Counts of personal data (docs/traffic.md); null with privacy.mode off"""
+    """Counts of personal data (docs/how-to/privacy.md); null with privacy.mode off"""
     on_policy: dict[str, Any] | None
-    """The capture's on-policy check (docs/traffic.md); null where nothing was captured"""
+    """The capture's on-policy check (docs/explanation/traffic.md); null without a capture"""
     provenance: dict[str, Any]
     """Command line, versions, commit, hardware, digests of the recipe files; empty outside a run"""

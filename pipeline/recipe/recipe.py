@@ -3,7 +3,7 @@
     Recipe(name="mine", traffic=TrafficConfig(path="logs/"))
 
 Each section is defined in the room that reads it. Here they are combined, and rules that span two
-of them are checked. docs/recipes.md is generated from the docstrings (`make reference`).
+of them are checked. docs/reference is generated from the docstrings (`make reference`).
 """
 
 import re
