@@ -1,4 +1,5 @@
 # Everything starts with `sh requirements/setup.sh`, which does nothing when .venv is up to date.
+#   make doctor   what this machine can run, and the commands that mend the rest
 #   make demo     the whole way on the embedded target: traffic -> speculator -> measured -> exported
 #   make live     a live endpoint on this machine: a good release promoted, a bad one rolled back
 #   make test       the tests, in four processes, in minutes; PYTEST_ARGUMENTS adds to the command:
@@ -7,7 +8,7 @@
 #                   test with a hundred times as many random examples: an hour
 #   make gpu-check  tests/gpu: what only a GPU can show; figures in build/gpu_check.xml; without a
 #                   GPU its parts that run on a CPU
-.PHONY: setup demo live test test-long gpu-check lint format reference lock
+.PHONY: setup doctor demo live test test-long gpu-check lint format reference lock
 
 BIN := .venv/bin
 # One thread a process: the tests start engines and workers that would otherwise fight for the cores.
@@ -18,8 +19,11 @@ TEST_PROCESSES := -n 4 --dist loadfile --max-worker-restart 1
 setup:
 	@sh requirements/setup.sh
 
+doctor: setup
+	@$(BIN)/outrider doctor
+
 demo: setup
-	$(BIN)/train-speculator --recipe resume_screening.yaml
+	$(BIN)/outrider train resume_screening
 
 live: setup
 	$(BIN)/python -m outrider.live.demo

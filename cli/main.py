@@ -1,15 +1,21 @@
-"""Console scripts of the commands.
+"""The command `outrider` and its verbs; the six console scripts are other names of verbs.
 
-Each parses its arguments and prints one clear message when that fails; torch is not imported here.
-Messages for people go to stderr. The last line of stdout is one JSON object; `inspect-traffic`
-prints its findings on stdout, and the object only with --json.
+    outrider train resume_screening          # train-speculator --recipe resume_screening
 
-Exit status: 0: the custom speculator ships; 1: a mistake or a failure; 2: it was measured and does
-not ship, or was rolled back; 75: stopped by a signal, rerun to resume; 130: stopped by Ctrl-C.
+Each verb parses its arguments and prints one clear message when that fails; torch is not imported
+here. Messages for people go to stderr. The last line of stdout is one JSON object; `inspect` and
+`doctor` print their findings on stdout and the object only with --json, `init` what it found.
+
+Exit status: 0: the custom speculator ships, or the command did its work; 1: an error; 2: a wrong
+command line; 3: measured and not to be shipped, or rolled back; 4: undecided; 75: stopped by a
+signal, rerun to resume; 130: stopped by Ctrl-C.
 """
 
-import importlib
+import contextlib
+import functools
+import os
 import sys
+from pathlib import Path
 
 try:
     from cyclopts import App, CycloptsError
@@ -20,39 +26,72 @@ except ModuleNotFoundError as error:  # a server's installation
         " checkout"
     )
 
-from outrider.common.errors import OutriderError
+from outrider.common.errors import OutriderError, UsageError
 from outrider.common.supervision import Interrupted
 from outrider.pipeline.recipe.shipped import shipped_recipes
 
+VERBS = {
+    "doctor": "doctor:doctor",
+    "init": "init:init",
+    "inspect": "inspect:inspect_traffic",
+    "train": "train:train_speculator",
+    "eval": "evaluate:evaluate_speculator",
+    "export": "export:export_speculator",
+    "deploy": "deploy:deploy_speculator",
+    "adapt": "adapt:adapt_speculator",
+}
+"""Verb -> module of this package and its function, in the order in which people need them."""
 
-def inspect_traffic() -> None:
-    """Console script."""
-    _run_command("inspect-traffic")
+HELP = """Turn an endpoint's traffic into a speculator of its own, and ship it only if it is faster.
 
-
-def train_speculator() -> None:
-    """Console script."""
-    _run_command("train-speculator")
-
-
-def evaluate_speculator() -> None:
-    """Console script."""
-    _run_command("evaluate-speculator")
-
-
-def export_speculator() -> None:
-    """Console script."""
-    _run_command("export-speculator")
+First run: `outrider init LOGS --target MODEL`, then `outrider train RECIPE --dry-run`. Every verb
+takes --help, and --quiet: nothing on stderr but errors."""
 
 
-def deploy_speculator() -> None:
-    """Console script."""
-    _run_command("deploy-speculator")
+def _run(name: str, *verb: str) -> None:
+    """Runs a verb, or the one that the command line names, and exits with its status."""
+    words = [*verb, *(word for word in sys.argv[1:] if word != "--quiet")]
+    if not verb and words and words[0] in VERBS:
+        name = f"{name} {words[0]}"
+    status, message = 0, ""
+    try:
+        with contextlib.ExitStack() as stack:
+            if "--quiet" in sys.argv[1:]:
+                nowhere = stack.enter_context(Path(os.devnull).open("w", encoding="utf-8"))
+                stack.enter_context(contextlib.redirect_stderr(nowhere))
+            status = _app()(words, exit_on_error=False, print_error=False)
+    except (CycloptsError, OutriderError) as error:
+        message = str(error)
+        if "--recipe requires" in message:
+            message = (
+                "no recipe: give the path of a YAML file, a run directory, or one of"
+                f" {', '.join(shipped_recipes())}; `outrider init LOGS --target MODEL` writes one"
+            )
+        status = error.exit_code if isinstance(error, OutriderError) else UsageError.exit_code
+        if status == UsageError.exit_code:
+            message += f"\n{name} --help lists the options"
+    except Interrupted as signal:
+        message, status = f"stopped by {signal}; rerun the command to resume", signal.exit_code
+    except KeyboardInterrupt:
+        status = 130
+    if message:
+        console = Console(stderr=True, markup=False, highlight=False, soft_wrap=True)
+        console.print(f"{name}: {message}")
+    sys.exit(status)
 
 
-def adapt_speculator() -> None:
-    """Console script."""
-    _run_command("adapt-speculator")
+def _app() -> App:
+    app = App(
+        name="outrider",
+        version=_versions,
+        help=HELP,
+        help_format="plaintext",
+        result_action="return_value",
+    )
+    for place, (verb, function) in enumerate(VERBS.items()):
+        app.command(f"outrider.cli.{function}", name=verb, sort_key=place)
+    app.register_install_completion_command()
+    return app
 
 
 def _versions() -> str:
@@ -62,32 +101,10 @@ def _versions() -> str:
     return "\n".join(f"{package} {version}" for package, version in versions().items())
 
 
-def _run_command(name: str) -> None:
-    function = name.replace("-", "_")
-    command = getattr(importlib.import_module(f"outrider.cli.{function}"), function)
-    app = App(
-        name=name,
-        version=_versions,
-        help=command.__doc__,
-        help_format="plaintext",
-        result_action="return_value",
-    )
-    app.default(command)
-    console = Console(stderr=True, markup=False, highlight=False, soft_wrap=True)
-    try:
-        status = app(exit_on_error=False, print_error=False)
-    except CycloptsError as error:
-        text = str(error)
-        if "--recipe requires" in text:
-            text += f" Give the path of a YAML file, or one of {', '.join(shipped_recipes())}"
-        console.print(f"{name}: {text}\n{name} --help lists the options")
-        status = 1
-    except OutriderError as error:
-        console.print(f"{name}: {error}")
-        status = error.exit_code
-    except Interrupted as signal:
-        console.print(f"{name}: stopped by {signal}; rerun the command to resume")
-        status = signal.exit_code
-    except KeyboardInterrupt:
-        status = 130
-    sys.exit(status)
+main = functools.partial(_run, "outrider")
+inspect_traffic = functools.partial(_run, "inspect-traffic", "inspect")
+train_speculator = functools.partial(_run, "train-speculator", "train")
+evaluate_speculator = functools.partial(_run, "evaluate-speculator", "eval")
+export_speculator = functools.partial(_run, "export-speculator", "export")
+deploy_speculator = functools.partial(_run, "deploy-speculator", "deploy")
+adapt_speculator = functools.partial(_run, "adapt-speculator", "adapt")

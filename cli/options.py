@@ -10,8 +10,12 @@ from outrider.pipeline.recipe.shipped import shipped_recipes
 RecipeName = Annotated[
     str,
     Parameter(
-        help="Path of a recipe, or the name of a shipped one: " + ", ".join(shipped_recipes())
+        help="Path of a recipe, a run directory, or the name of a shipped recipe: "
+        + ", ".join(shipped_recipes())
     ),
+]
+EndpointName = Annotated[
+    str, Parameter(help="File of the endpoint (YAML), or the name of a shipped one: nano_r1.")
 ]
 Runs = Annotated[Path, Parameter(help="Parent of the run directories; this run's is RUNS/NAME.")]
 Overrides = Annotated[
@@ -30,4 +34,5 @@ FromServeCommand = Annotated[
         "target.*, serving.engine.* and eval.current_k. Overrides take precedence.",
     ),
 ]
+AsJson = Annotated[bool, Parameter(name="--json", negative="")]
 Flag = Parameter(negative="")

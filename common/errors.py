@@ -14,3 +14,9 @@ class OutriderError(Exception):
 
     def __init__(self, *message: object) -> None:
         super().__init__(*map(without_credentials, map(str, message)))
+
+
+class UsageError(OutriderError):
+    """A wrong command line."""
+
+    exit_code = 2

@@ -19,8 +19,8 @@ from pydantic import (
 SHIP: Literal["ship"] = "ship"
 DO_NOT_SHIP: Literal["do not ship"] = "do not ship"
 UNDECIDED: Literal["undecided"] = "undecided"
-EXIT_CODES = {SHIP: 0, DO_NOT_SHIP: 2, UNDECIDED: 2}
-"""Verdict -> exit status of the commands; 1 is an error."""
+EXIT_CODES = {SHIP: 0, DO_NOT_SHIP: 3, UNDECIDED: 4}
+"""Verdict -> exit status of the commands; 1 is an error, 2 a wrong command line."""
 
 STEP_ROUNDS = 5
 """Blocks of every number of drafts at every batch size, in which steps are timed."""

@@ -1,4 +1,4 @@
-"""`deploy-speculator BUNDLE --manifest kserve|argo`: a canary for a cluster, as YAML.
+"""`outrider deploy BUNDLE --manifest kserve|argo`: a canary for a cluster, as YAML.
 
     print(write_manifest("kserve", Path("runs/march/bundle"), load_endpoint("endpoints/r1.yaml")))
 
@@ -28,7 +28,7 @@ ManifestKind = Literal["kserve", "argo"]
 def write_manifest(kind: ManifestKind, bundle: str | Path, endpoint: Endpoint) -> str:
     """The manifest's YAML: comments, then one document per object.
 
-    `bundle`: a folder or an address that `export-speculator --to` wrote; its files are checked
+    `bundle`: a folder or an address that `outrider export RUN --to` wrote; its files are checked
     against bundle.json. A missing setting is an `OutriderError` that names its key.
     """
     place = pinned(bundle)
@@ -40,7 +40,7 @@ def write_manifest(kind: ManifestKind, bundle: str | Path, endpoint: Endpoint) -
     if speculator is None:
         raise OutriderError(
             f"cluster.speculator: missing; pods cannot read {bundle}. Copy the bundle with"
-            " `export-speculator --to` and set the address (hf://, s3://, gs://, oci:// or"
+            " `outrider export RUN --to` and set the address (hf://, s3://, gs://, oci:// or"
             " pvc://CLAIM/PATH)"
         )
     name = hub_id(target["model"])

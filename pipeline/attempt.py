@@ -42,7 +42,10 @@ def open_run(
     dry_run: bool = False,
     serve_command: str | None = None,
 ) -> tuple["LoadedRecipe", "RunDirectory"]:
-    """The checked recipe and its run directory; `serve_command` fills the recipe's engine."""
+    """The checked recipe and its run directory; `serve_command` fills the recipe's engine.
+
+    `recipe` is a file, a shipped name, or a run directory, whose own recipe is read.
+    """
     from rich.console import Console
 
     from outrider.pipeline.kinds import with_kinds
@@ -65,6 +68,8 @@ def open_run(
             )
     loaded = dataclasses.replace(loaded, recipe=with_kinds(loaded.recipe))
     check(loaded.recipe, dry_run)
+    if (root := Path(recipe).expanduser()) == loaded.files[0].parent:
+        return loaded, RunDirectory(root.resolve())
     return loaded, RunDirectory.of(loaded.recipe, runs)
 
 

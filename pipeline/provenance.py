@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import psutil
 
@@ -71,22 +71,33 @@ def versions() -> dict[str, str]:
     return found
 
 
+class Gpu(NamedTuple):
+    """A GPU of this machine, as nvidia-smi describes it."""
+
+    name: str
+    mebibytes: int
+    driver: str
+
+
+def gpus() -> list[Gpu]:
+    """The GPUs of this machine; none where nvidia-smi is missing or fails."""
+    if not shutil.which("nvidia-smi"):
+        return []
+    columns = "--query-gpu=name,memory.total,driver_version"
+    query = ["nvidia-smi", columns, "--format=csv,noheader,nounits"]
+    answer = subprocess.run(query, capture_output=True, text=True, check=False, timeout=60)
+    lines = answer.stdout.strip().splitlines() if answer.returncode == 0 else []
+    rows = (line.rsplit(", ", 2) for line in lines)
+    return [Gpu(name, int(mebibytes), driver) for name, mebibytes, driver in rows]
+
+
 def hardware() -> dict[str, Any]:
     """Processor, usable cores, memory, GPUs."""
-    gpus = []
-    if shutil.which("nvidia-smi"):
-        query = [
-            "nvidia-smi",
-            "--query-gpu=name,memory.total,driver_version",
-            "--format=csv,noheader",
-        ]
-        answer = subprocess.run(query, capture_output=True, text=True, check=False, timeout=60)
-        gpus = answer.stdout.strip().splitlines() if answer.returncode == 0 else []
     return {
         "processor": _processor(),
         "cores": len(os.sched_getaffinity(0)),
         "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
-        "gpus": gpus,
+        "gpus": [f"{gpu.name}, {gpu.mebibytes} MiB, {gpu.driver}" for gpu in gpus()],
         "system": platform.platform(),
     }
 

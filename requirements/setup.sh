@@ -22,14 +22,6 @@ if nvidia-smi >/dev/null 2>&1; then kind=gpu; else kind=cpu; fi
 set -- --requirement "requirements/$kind.txt"
 [ "$kind" = gpu ] || set -- "$@" --override requirements/overrides-cpu.txt
 
-# torch's build for CUDA 13 sees no GPU with an older driver, whatever nvidia-smi says.
-NEEDED_DRIVER=580
-if [ "$kind" = gpu ]; then
-    driver=$(nvidia-smi --query-gpu=driver_version --format=csv,noheader | head -n 1)
-    [ "${driver%%.*}" -ge "$NEEDED_DRIVER" ] 2>/dev/null \
-        || fail "NVIDIA driver ${driver:-of unknown version}, but torch in requirements/gpu.txt needs $NEEDED_DRIVER or newer; update the driver, or install into a vLLM container that runs on it (docs/how-to/containers.md)"
-fi
-
 # The stamp records what was installed. A changed pin, package metadata or Python runs the set-up again.
 wanted="$kind $("$PYTHON" --version 2>&1) $(cat "requirements/$kind.txt" requirements/overrides-cpu.txt \
     requirements/setup.sh pyproject.toml | sha256sum)"
@@ -80,3 +72,4 @@ fi
 "$VENV/bin/uv" pip install --quiet --no-deps --no-build-isolation --editable . \
     || fail "uv could not install this checkout into $VENV"
 printf '%s\n' "$wanted" >"$stamp"
+echo "set-up: done; $VENV/bin/outrider doctor shows what this machine can run"

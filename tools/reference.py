@@ -21,7 +21,7 @@ from pydantic_core import PydanticUndefined
 
 from outrider.eval.results.report import Report
 from outrider.live.endpoint_file import SHIPPED_ENDPOINTS, Endpoint
-from outrider.pipeline.recipe.recipe import Recipe
+from outrider.pipeline.recipe.recipe import EFFORTS, Recipe
 from outrider.pipeline.recipe.shipped import shipped_recipes
 
 DOCS = Path(__file__).resolve().parents[1] / "docs" / "reference"
@@ -57,37 +57,37 @@ BASIC = (
     "target.model",
     "traffic.path",
     "name",
+    "effort",
     "traffic.model",
     "traffic.general",
     "privacy.mode",
     "privacy.retention",
-    "split.max_train_sequences",
-    "split.max_validation_sequences",
-    "split.max_heldout_sequences",
     "speculator.kind",
     "speculator.base",
     "speculator.depth",
     "speculator.train",
-    "training.epochs",
-    "training.learning_rate",
-    "training.loss",
-    "training.row_tokens",
-    "training.rows_per_step",
-    "training.zero_stage",
-    "training.processes",
-    "training.wandb_project",
-    "serving.engine.mode",
     "serving.engine.tensor_parallel",
     "serving.engine.max_model_len",
     "serving.engine.max_num_seqs",
+    "serving.engine.mode",
+    "training.processes",
+    "training.zero_stage",
+    "training.row_tokens",
+    "training.rows_per_step",
+    "training.learning_rate",
+    "training.epochs",
+    "training.wandb_project",
+    "split.max_train_sequences",
+    "split.max_validation_sequences",
+    "split.max_heldout_sequences",
+    "eval.current_k",
     "eval.engine_modes",
     "eval.concurrency",
-    "eval.measure",
-    "eval.repeats",
     "eval.max_tokens",
     "eval.verification_max_tokens",
     "eval.task",
-    "eval.current_k",
+    "eval.measure",
+    "eval.repeats",
     "cluster.address",
 )
 """Keys that most runs set, in the order in which people meet them."""
@@ -96,14 +96,14 @@ ENDPOINT_HEAD = """# The file of an endpoint
 
 <!-- Written by `make reference` from the docstrings of the configuration; change those. -->
 
-`deploy-speculator --to FILE` reads a YAML file like this one:
+`outrider deploy --endpoint FILE` reads a YAML file like this one:
 
 ```yaml
 EXAMPLE```
 
 Keys that it leaves out have the defaults below; an unknown key is an error. Relative paths are
 relative to the file's folder, those of sockets to `state_dir`. The file
-above comes with the package: `--to nano_r1`.
+above comes with the package: `--endpoint nano_r1`.
 """
 
 Section = type[BaseModel]
@@ -171,7 +171,8 @@ def _write_section(prefix: str, section: Section, parts: list[str]) -> None:
     for name in plain:
         key = f"{prefix}.{name}" if prefix else name
         text = " ".join(docs[name].split())
-        parts.append(f"- `{key}` ({_type(fields[name])}, {_default(fields[name])}): {text}")
+        default = _by_effort(key) or _default(fields[name])
+        parts.append(f"- `{key}` ({_type(fields[name])}, {default}): {text}")
     if plain:
         parts.append("")
     for name, child in inner.items():
@@ -254,6 +255,13 @@ def _type_name(annotation: typing.Any) -> str:
         return f"{origin.__name__} of {' to '.join(_type_name(a) for a in arguments)}"
     names = {"NoneType": "null", "str": "text", "bool": "`true` or `false`", "Path": "path"}
     return names.get(annotation.__name__, annotation.__name__)
+
+
+def _by_effort(key: str) -> str | None:
+    """The key's values at every `effort`, if it sets the key."""
+    section, _, name = key.partition(".")
+    values = [effort.get(section, {}).get(name) for effort in EFFORTS.values()]
+    return f"by `effort`: `{'`, `'.join(map(str, values))}`" if values[0] is not None else None
 
 
 def _default(field: FieldInfo) -> str:

@@ -151,6 +151,6 @@ def _model(url: str) -> str:
             return str(json.load(response)["data"][0]["id"])
     except (OSError, ValueError, KeyError, IndexError) as error:
         raise OutriderError(
-            f"--endpoint {url}: {url}/v1/models does not name a model ({error}); give the address "
+            f"--server {url}: {url}/v1/models does not name a model ({error}); give the address "
             "of a vLLM server, such as http://127.0.0.1:8000"
         ) from None

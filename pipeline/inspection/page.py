@@ -34,7 +34,7 @@ def print_inspection(found: Mapping[str, Any], console: Console) -> None:
             Text(f"as ingested in {found['ingested_in']}; nothing has changed since", "dim"),
             soft_wrap=True,
         )
-    console.print(_facts(found))
+    print_facts(found, console)
     if found["rejects"]:
         console.print(_rejects(found))
     if found["split"]:
@@ -43,6 +43,16 @@ def print_inspection(found: Mapping[str, Any], console: Console) -> None:
         _histogram(name, lengths) for name, lengths in found["lengths"].items() if lengths["n"]
     ]
     console.print(Columns(histograms, padding=(0, 4)))
+    print_advice(found, console)
+
+
+def print_facts(found: Mapping[str, Any], console: Console) -> None:
+    """Prints a line for each fact of the log."""
+    console.print(_facts(found))
+
+
+def print_advice(found: Mapping[str, Any], console: Console) -> None:
+    """Prints what would make more of the log usable."""
     for text in found["advice"]:
         console.print(Text.assemble(("advice: ", "bold yellow"), text))
 

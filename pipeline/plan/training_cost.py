@@ -12,8 +12,6 @@ with this machine's memory, and if that is too small, with GPUs of an assumed si
 
 import dataclasses
 import os
-import shutil
-import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -30,6 +28,7 @@ from outrider.pipeline.plan.target_size import FP8_BYTES, target_size
 from outrider.pipeline.plan.traffic import traffic_volume
 from outrider.pipeline.plan.units import bytes_text
 from outrider.pipeline.preflight import has_weights, local_target
+from outrider.pipeline.provenance import gpus
 from outrider.pipeline.recipe.recipe import Recipe
 from outrider.pipeline.run_dir import RunDirectory
 from outrider.speculators.kinds import trainable_kind
@@ -69,7 +68,7 @@ def price(
     `gpu_bytes` is a GPU's memory from the command line; `row` replaces the largest possible row.
     """
     target = local_target(recipe)
-    config, source = _config(recipe, target)
+    config, source = target_config(recipe, target)
     if config is None:
         return {
             "target": {"model": recipe.target.model, "config": None, "weights_here": False},
@@ -167,7 +166,7 @@ def memory_plan(
     )
 
 
-def _config(recipe: Recipe, target: Path | None) -> tuple[dict[str, Any] | None, object]:
+def target_config(recipe: Recipe, target: Path | None) -> tuple[dict[str, Any] | None, object]:
     """The target's config.json and its place; None and the reason where it is unreachable.
 
     Of a hub model that is not on this machine, only config.json is downloaded.
@@ -232,12 +231,5 @@ def memories(gpu_bytes: int | None = None) -> list[Memory]:
 
 
 def _smallest_gpu() -> Memory | None:
-    if not shutil.which("nvidia-smi"):
-        return None
-    query = ["nvidia-smi", "--query-gpu=memory.total,name", "--format=csv,noheader,nounits"]
-    answer = subprocess.run(query, capture_output=True, text=True, check=False, timeout=60)
-    if answer.returncode != 0 or not answer.stdout.strip():
-        return None
-    found = [line.split(", ", 1) for line in answer.stdout.strip().splitlines()]
-    mebibytes, name = min(found, key=lambda gpu: int(gpu[0]))
-    return Memory(int(mebibytes) * 2**20, f"{name}, found here")
+    smallest = min(gpus(), key=lambda gpu: gpu.mebibytes, default=None)
+    return smallest and Memory(smallest.mebibytes * 2**20, f"{smallest.name}, found here")

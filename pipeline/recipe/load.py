@@ -17,11 +17,11 @@ import yaml
 from pydantic import ValidationError
 
 from outrider.common.config_errors import explain
-from outrider.common.errors import OutriderError
+from outrider.common.errors import OutriderError, UsageError
 from outrider.common.redaction import redacted
 from outrider.common.yaml_tree import Origins, read_value, read_yaml
 from outrider.eval.config import ANSWERS
-from outrider.pipeline.recipe.recipe import Recipe
+from outrider.pipeline.recipe.recipe import EFFORTS, STANDARD, Recipe
 from outrider.pipeline.recipe.shipped import (
     EMBEDDED_TRAFFIC,
     SHIPPED,
@@ -31,8 +31,14 @@ from outrider.pipeline.recipe.shipped import (
 from outrider.serving.serve_command import ServeCommand
 from outrider.speculators.base import is_directory
 
+RESOLVED = "recipe.resolved.yaml"
+"""In a run directory: the recipe with every key filled in."""
+
 OPTIONS = (
     "--recipe",
+    "--endpoint",
+    "--server",
+    "--quiet",
     "--dry-run",
     "--stages",
     "--runs",
@@ -88,6 +94,7 @@ def _checked(
     for keys, value, text in parse_overrides(overrides):
         _set(values, origins, keys, value, f"command line, {redacted(text)}")
         _resolve_paths(values, Path.cwd(), only=keys)
+    values = _merge(EFFORTS.get(str(values.get("effort", STANDARD)), {}), values)
     try:
         return LoadedRecipe(Recipe.model_validate(values), files)
     except ValidationError as error:
@@ -95,8 +102,10 @@ def _checked(
 
 
 def find_recipe(name: str, folder: Path | None = None) -> Path:
-    """The file of a recipe: a path, relative to `folder` first, or a shipped name."""
+    """The file of a recipe: a path, relative to `folder` first, a run, or a shipped name."""
     given = Path(name).expanduser()
+    if (given / RESOLVED).is_file():
+        return given / RESOLVED
     for parent in [folder, Path.cwd()] if folder else [Path.cwd()]:
         if (parent / given).is_file():
             return parent / given if folder else given
@@ -104,7 +113,9 @@ def find_recipe(name: str, folder: Path | None = None) -> Path:
     if shipped in shipped_recipes():
         return SHIPPED / f"{shipped}.yaml"
     if given.is_dir():
-        raise OutriderError(f"{name}: a directory, not a recipe; name a YAML file in it")
+        raise OutriderError(
+            f"{name}: a directory, and no run of Outrider; name a recipe (YAML) in it"
+        )
     near = difflib.get_close_matches(shipped, shipped_recipes(), n=1)
     hint = f"did you mean `{near[0]}`? Give" if near else "give"
     raise OutriderError(
@@ -125,18 +136,18 @@ def parse_overrides(words: list[str]) -> list[tuple[tuple[str, ...], Any, str]]:
         written = word
         keys = tuple(key.split("."))
         if option and len(keys) == 1 and key not in Recipe.model_fields:
-            raise OutriderError(_no_such_option(redacted(word)))
+            raise UsageError(_no_such_option(redacted(word)))
         if not equals:
             if not option:
-                raise OutriderError(
+                raise UsageError(
                     f"{word}: not an override; write section.key=value, such as training.epochs=3"
                 )
             if not remaining or (remaining[0].startswith("--") and "." in remaining[0]):
-                raise OutriderError(f"{word}: needs a value, such as {word} 3")
+                raise UsageError(f"{word}: needs a value, such as {word} 3")
             text = remaining.pop(0)
             written = f"{word} {text}"
         if not all(keys):
-            raise OutriderError(
+            raise UsageError(
                 f"{word}: not a key; write section.key=value, such as training.epochs=3"
             )
         parsed.append((keys, _override_value(text, written), written))
@@ -202,7 +213,7 @@ def _override_value(text: str, written: str) -> Any:
     try:
         return read_value(text)
     except yaml.YAMLError as error:
-        raise OutriderError(
+        raise UsageError(
             f"{redacted(written)}: not a YAML value; quote it for the shell"
             f" ({getattr(error, 'problem', None)})"
         ) from None

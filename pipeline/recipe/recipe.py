@@ -8,7 +8,7 @@ of them are checked. docs/reference is generated from the docstrings (`make refe
 
 import re
 from collections.abc import Iterator, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from pydantic import (
     BaseModel,
@@ -27,6 +27,49 @@ from outrider.eval.config import EvalConfig, ReportConfig
 from outrider.serving.config import ServingConfig, ServingSection, TargetConfig
 from outrider.speculators.config import SpeculatorConfig
 from outrider.training.config import TrainingConfig
+
+STANDARD = "standard"
+
+EFFORTS: dict[str, dict[str, dict[str, Any]]] = {
+    "trial": {
+        "split": {
+            "max_train_sequences": 3500,
+            "max_validation_sequences": 150,
+            "max_heldout_sequences": 300,
+        },
+        "training": {"epochs": 1, "scratch_epochs": 5},
+        "eval": {
+            "measure": "until_decided",
+            "repeats": 3,
+            "requests": 8,
+            "verification_requests": 48,
+        },
+    },
+    STANDARD: {
+        "split": {
+            "max_train_sequences": 5000,
+            "max_validation_sequences": 300,
+            "max_heldout_sequences": 600,
+        },
+        "training": {"epochs": 2, "scratch_epochs": 10},
+        "eval": {
+            "measure": "until_decided",
+            "repeats": 8,
+            "requests": 8,
+            "verification_requests": 100,
+        },
+    },
+    "thorough": {
+        "split": {
+            "max_train_sequences": 40_000,
+            "max_validation_sequences": 1000,
+            "max_heldout_sequences": 2000,
+        },
+        "training": {"epochs": 2, "scratch_epochs": 10},
+        "eval": {"measure": "full", "repeats": 5, "requests": 16, "verification_requests": 200},
+    },
+}
+"""Values of keys that a recipe does not set, by its `effort`."""
 
 
 class AdaptConfig(BaseModel):
@@ -99,6 +142,12 @@ class Recipe(BaseModel):
     name: str
     """Name of the run; its directory is runs/NAME. Default: the recipe's file name without
     suffix."""
+
+    effort: Literal["trial", "standard", "thorough"] = "standard"
+    """Size of the parts, epochs and measurement together. `trial`: a first verdict; `standard`:
+    enough to decide; `thorough`: for a release. It sets `split.max_train_sequences` and the other
+    two limits, `training.epochs`, `training.scratch_epochs`, `eval.measure`, `eval.repeats`,
+    `eval.requests` and `eval.verification_requests`; each that the recipe sets wins."""
 
     target: TargetConfig = Field(default_factory=TargetConfig)
     """The model whose decoding is sped up."""

@@ -39,7 +39,7 @@ def start(command: str, *words: str, cwd: Path, **environment: str) -> Finished:
 
 def run(command: str, *words: str, cwd: Path, **environment: str) -> Finished:
     """The function behind the command, in this process."""
-    function = getattr(main, command.replace("-", "_"))
+    function = main.main if command == "outrider" else getattr(main, command.replace("-", "_"))
     argv = [str(COMMANDS / command), *words]
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(cwd)

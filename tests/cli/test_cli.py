@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from outrider.cli import doctor, main
+from outrider.pipeline.provenance import Gpu
 from outrider.pipeline.stages.registry import STAGES
 from tests.cli.commands import COMMANDS, assert_one_message, run, start
 from tests.data.logs import pair, screenings, write_log
@@ -41,7 +43,6 @@ def workplace(tmp_path_factory, nano_r1) -> Path:
     ("words", "parts"),
     [
         (["--recipe", "nowhere.yaml"], ["nowhere.yaml: no such recipe", "resume_screening"]),
-        (["--dry-run"], ["--recipe requires an argument", "path of a YAML file", "template"]),
         (
             ["--recipe", "mine.yaml", "training.epoch=3"],
             ["command line, training.epoch=3", "did you mean `training.epochs`?"],
@@ -74,10 +75,6 @@ def workplace(tmp_path_factory, nano_r1) -> Path:
             ["eval.task = 'posixpath:jion'", "no function jion"],
         ),
         (
-            ["--recipe", "mine.yaml", "--dryrun"],
-            ["--dryrun: no such option; did you mean --dry-run?"],
-        ),
-        (
             ["--recipe", "mine.yaml", "--stages", "learn"],
             ["no stage `learn`", "ingest, split, capture, train, evaluate, export"],
         ),
@@ -89,7 +86,6 @@ def workplace(tmp_path_factory, nano_r1) -> Path:
             ["--recipe", "mine.yaml", "--runs", "/proc/runs"],
             ["/proc/runs/mine: cannot write here", "--runs DIR"],
         ),
-        ([], ["--recipe"]),
     ],
 )
 def test_a_mistake_is_one_message_and_status_1(workplace, words, parts):
@@ -97,13 +93,33 @@ def test_a_mistake_is_one_message_and_status_1(workplace, words, parts):
 
 
 @pytest.mark.parametrize(
-    "command",
-    ["train-speculator", "evaluate-speculator", "export-speculator", "adapt-speculator"],
+    ("words", "parts"),
+    [
+        (["train"], ["outrider train: no recipe: give the path", "template", "outrider init"]),
+        (["train", "mine.yaml", "--dryrun"], ["--dryrun: no such option; did you mean --dry-run?"]),
+        (["train", "mine.yaml", "--json"], ["--json needs --dry-run", "train --help"]),
+        (["trian", "mine.yaml"], ['Unknown command "trian". Did you mean "train"?']),
+        (["export", "mine.yaml"], ["--to requires an argument"]),
+        (["eval"], ["nothing to evaluate: give a recipe, or --compare"]),
+        (["eval", "--html", "page.html"], ["--html page.html needs --compare RUN_A RUN_B"]),
+    ],
 )
-def test_a_mistake_ends_a_process_with_status_1(tmp_path, command):
-    needs_place = command in ("export-speculator", "adapt-speculator")
-    words = ["--recipe", "nowhere.yaml", *(["--to", "x"] if needs_place else [])]
-    assert_one_message(start(command, *words, cwd=tmp_path), "nowhere.yaml: no such recipe")
+def test_a_wrong_command_line_is_one_message_and_status_2(workplace, words, parts):
+    assert_one_message(run("outrider", *words, cwd=workplace), *parts, status=2)
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ("train-speculator", ()),
+        ("evaluate-speculator", ()),
+        ("export-speculator", ("--to", "x")),
+        ("adapt-speculator", ("--endpoint", "x")),
+    ],
+)
+def test_another_name_of_a_verb_ends_a_process_with_status_1(tmp_path, command, words):
+    finished = start(command, "--recipe", "nowhere.yaml", *words, cwd=tmp_path)
+    assert_one_message(finished, f"{command}: nowhere.yaml: no such recipe")
 
 
 def test_a_target_without_mtp_weights_is_known_before_the_first_stage(workplace, tmp_path, nano_r1):
@@ -164,15 +180,75 @@ def test_help_and_recipes_do_not_import_torch():
     assert finished.stdout == "[]\n"
 
 
-@pytest.mark.parametrize(
-    "command",
-    ["train-speculator", "evaluate-speculator", "export-speculator", "adapt-speculator"],
-)
-def test_help(tmp_path, command):
-    finished = run(command, "--help", cwd=tmp_path)
+def test_help_lists_every_verb_in_the_order_of_use(tmp_path):
+    finished = run("outrider", "--help", cwd=tmp_path)
     assert finished.returncode == 0
-    assert "--recipe" in finished.stdout
-    assert "section.key=value" in finished.stdout
+    places = [finished.stdout.index(f"│ {verb} ") for verb in main.VERBS]
+    assert places == sorted(places)
+    for verb in ("train", "eval", "export", "adapt"):
+        finished = run("outrider", verb, "--help", cwd=tmp_path)
+        assert finished.returncode == 0
+        assert "RECIPE" in finished.stdout and "section.key=value" in finished.stdout
+
+
+def test_quiet_leaves_the_json_line(workplace):
+    words = ["train", "mine.yaml", "--stages", "ingest", "name=quiet"]
+    told = run("outrider", *words, "--quiet", cwd=workplace)
+    assert (told.returncode, told.stderr) == (0, "")
+    assert json.loads(told.stdout)["stages"] == ["ingest"]
+    # A run directory names its own recipe.
+    again = run("outrider", "train", "runs/quiet", "--stages", "ingest", cwd=workplace)
+    assert again.returncode == 0 and "ingest    nothing changed" in again.stderr
+    broken = run("outrider", "train", "mine.yaml", "--stages", "x", "--quiet", cwd=workplace)
+    assert_one_message(broken, "no stage `x`")
+
+
+def test_a_new_recipe_trains(workplace, nano_r1):
+    words = ["init", "log.jsonl", "--target", str(nano_r1)]
+    told = run("outrider", *words, cwd=workplace)
+    assert told.returncode == 0, told.stderr
+    assert "outrider train log.yaml --dry-run" in told.stdout and "40 exchanges" in told.stdout
+    recipe = yaml.safe_load((workplace / "log.yaml").read_text())
+    assert recipe["effort"] == "standard" and recipe["speculator"]["kind"] == "mtp"
+    dry = run("outrider", "train", "log.yaml", "--dry-run", "--quiet", cwd=workplace)
+    assert dry.returncode == 0 and json.loads(dry.stdout)["recipe"] == "log"
+    assert_one_message(run("outrider", *words, cwd=workplace), "log.yaml: exists already")
+
+
+@pytest.mark.parametrize(
+    ("logs", "target", "parts"),
+    [
+        ("empty", None, ["empty'", "holds no file that ends in .jsonl"]),
+        ("gone", None, ["gone'", "no such file or folder"]),
+        ("bad.jsonl", None, ["no usable row", "bad.jsonl:1", "docs/how-to/log-formats.md"]),
+        ("log.jsonl", "gone", ["target.model = 'gone': no such directory"]),
+        ("log.jsonl", "gpt2", ["GPT2LMHeadModel: not a target of Outrider; supported"]),
+    ],
+)
+def test_what_cannot_be_trained_on_is_known_at_once(workplace, nano_r1, logs, target, parts):
+    (workplace / "empty").mkdir(exist_ok=True)
+    (workplace / "bad.jsonl").write_text("not json\n")
+    (workplace / "gpt2").mkdir(exist_ok=True)
+    (workplace / "gpt2" / "config.json").write_text('{"architectures": ["GPT2LMHeadModel"]}')
+    words = ["init", logs, "--target", target or str(nano_r1), "--to", "new.yaml"]
+    assert_one_message(run("outrider", *words, cwd=workplace), *parts)
+    assert not (workplace / "new.yaml").exists()
+
+
+@pytest.mark.parametrize(
+    ("driver", "missing"), [("550.163.01", True), ("580.65.06", False), ("", True)]
+)
+def test_the_doctor_names_what_mends_an_old_driver(tmp_path, monkeypatch, driver, missing):
+    monkeypatch.setattr(doctor, "gpus", lambda: [Gpu("NVIDIA H200", 143_771, driver)])
+    monkeypatch.setattr(doctor, "runs_on_cpu", lambda: False)
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    told = run("outrider", "doctor", "--json", cwd=tmp_path)
+    findings = {found["what"]: found for found in json.loads(told.stdout)["findings"]}
+    assert told.returncode == int(any(found["state"] == "missing" for found in findings.values()))
+    assert (findings["driver"]["state"] == "missing") == missing
+    assert ("580 or newer" in findings["driver"]["fix"]) == missing
+    assert findings["vLLM"]["state"] == "ok" and findings["GPU"]["found"].startswith("1 x NVIDIA")
+    assert findings["Hugging Face"]["state"] == "ok" and "hf_secret" not in told.stdout
 
 
 def test_a_dry_run_writes_the_resolved_recipe_and_says_what_each_stage_would_do_and_cost(workplace):
@@ -254,8 +330,6 @@ def test_runs_are_compared_without_measuring_anything(tmp_path):
         "drifts away" in (tmp_path / "pages" / "drift.html").read_text()
         and "pages/drift.html" in finished.stderr
     )
-    mistaken = run("evaluate-speculator", "--html", "page.html", cwd=tmp_path)
-    assert_one_message(mistaken, "--html page.html needs --compare RUN_A RUN_B")
 
 
 def test_the_version_names_what_computes(tmp_path) -> None:

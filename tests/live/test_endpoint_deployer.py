@@ -80,11 +80,17 @@ def test_another_deployment_is_waited_for(small):
 
 def test_the_command_without_new_traffic(small, tmp_path):
     (tmp_path / "log.jsonl").write_text("{}\n")
-    words = ["--recipe", "resume_screening", "traffic.path=log.jsonl", "--to", str(small.file())]
+    words = [
+        "--recipe",
+        "resume_screening",
+        "traffic.path=log.jsonl",
+        "--endpoint",
+        str(small.file()),
+    ]
     done = run("adapt-speculator", *words, "--once", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
     assert (found["windows"], found["rounds"], found["serving"]) == (0, 0, BASE)
     assert (small.endpoint.state_dir / "journal.jsonl").is_file()
     wrong = run("adapt-speculator", *words, "--rounds", "0", cwd=tmp_path)
-    assert_one_message(wrong, "--rounds 0: give 1 or more")
+    assert_one_message(wrong, "--rounds 0: give 1 or more", status=2)

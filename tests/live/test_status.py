@@ -71,7 +71,7 @@ def test_a_broken_replica_is_a_problem_with_its_fix(small: SmallEndpoint) -> Non
 def test_the_commands_on_an_endpoint(small: SmallEndpoint, tmp_path) -> None:
     with Rig(small) as control:
         control.deploy(small.bundles["better"])
-    to = ("--to", str(small.file()))
+    to = ("--endpoint", str(small.file()))
     told = run("deploy-speculator", "--status", *to, cwd=tmp_path)
     assert told.returncode == 0 and told.stdout.startswith("small: release ")
     told = run("deploy-speculator", "--status", "--json", *to, cwd=tmp_path)
@@ -89,7 +89,7 @@ def test_the_commands_on_an_endpoint(small: SmallEndpoint, tmp_path) -> None:
 
 
 def test_an_interrupted_deployment_is_promoted_or_taken_back(small: SmallEndpoint, tmp_path):
-    to = ("--to", str(small.file()))
+    to = ("--endpoint", str(small.file()))
     for word, reached in (("--promote", "better"), ("--rollback", "first")):
         small.restart()
         with Rig(small) as control:
@@ -105,19 +105,21 @@ def test_an_interrupted_deployment_is_promoted_or_taken_back(small: SmallEndpoin
 
 
 @pytest.mark.parametrize(
-    ("words", "part"),
+    ("words", "part", "status"),
     [
-        ([], "no bundle: give the folder"),
-        (["--status", "--rollback"], "--status and --rollback: give one of them"),
-        (["bundle", "--rollback"], "--rollback takes no bundle"),
-        (["bundle", "--load", "x"], "--load needs --local"),
-        (["nowhere"], "nowhere: no such folder"),
+        ([], "no bundle: give a run directory", 2),
+        (["--status", "--rollback"], "--status and --rollback: give one of them", 2),
+        (["bundle", "--rollback"], "--rollback takes no bundle", 2),
+        (["bundle", "--load", "x"], "--load needs --local", 2),
+        (["nowhere"], "nowhere: no such folder", 1),
+        (["run"], "run: this run has no bundle; `outrider export run --to DIR`", 1),
     ],
 )
-def test_a_mistake_is_one_message(small: SmallEndpoint, tmp_path, words, part) -> None:
-    assert_one_message(
-        run("deploy-speculator", *words, "--to", str(small.file()), cwd=tmp_path), part
-    )
+def test_a_mistake_is_one_message(small: SmallEndpoint, tmp_path, words, part, status) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "recipe.resolved.yaml").touch()
+    words = [*words, "--endpoint", str(small.file())]
+    assert_one_message(run("deploy-speculator", *words, cwd=tmp_path), part, status=status)
 
 
 def test_one_controller_at_a_time_and_a_request_reaches_it(small: SmallEndpoint, tmp_path) -> None:
@@ -143,7 +145,7 @@ def test_one_controller_at_a_time_and_a_request_reaches_it(small: SmallEndpoint,
             lock(path, "is deploying"),
         ):
             pass
-        to = ("--to", str(small.file()))
+        to = ("--endpoint", str(small.file()))
         told = run("deploy-speculator", str(small.bundles["worse"]), *to, cwd=tmp_path)
         assert_one_message(told, f"process {child} is deploying to this endpoint")
         told = run("deploy-speculator", "--rollback", *to, cwd=tmp_path)

@@ -15,7 +15,7 @@ from tests.r1_config import R1 as R1_CONFIG
 from tests.tiny import write_tiny_target
 
 LOG = EMBEDDED_TRAFFIC / "social_chat.jsonl.gz"
-TEMPLATES = ("template", "r1/template", "r1/trial", "r1_distill/template")
+TEMPLATES = ("template", "r1/template", "r1_distill/template")
 
 
 def decided(recipe: Recipe) -> tuple[float, int, int]:

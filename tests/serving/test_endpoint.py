@@ -80,7 +80,7 @@ def test_other_users_of_the_endpoint_are_reported(
 def test_an_address_without_a_server_is_named(target: TargetConfig, tmp_path) -> None:
     with pytest.raises(
         OutriderError,
-        match=r"--endpoint http://127\.0\.0\.1:9: .*give the address of a vLLM server",
+        match=r"--server http://127\.0\.0\.1:9: .*give the address of a vLLM server",
     ):
         measure_endpoint(
             "http://127.0.0.1:9", target, ["x"], Sampling(), EVALUATION, tmp_path, lambda _: None

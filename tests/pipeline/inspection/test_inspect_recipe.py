@@ -17,7 +17,7 @@ from outrider.pipeline.recipe.load import load_overrides, load_recipe
 from outrider.pipeline.recipe.shipped import EMBEDDED_TRAFFIC
 from outrider.pipeline.run_dir import RunDirectory
 from outrider.pipeline.stages.registry import STAGES
-from tests.cli.commands import assert_one_message, run, start
+from tests.cli.commands import assert_one_message, run
 from tests.data.logs import pair, screenings, write_log
 
 KEYS = {
@@ -177,7 +177,6 @@ def test_a_log_of_two_models_is_described_then_refused(workplace, tmp_path):
 @pytest.mark.parametrize(
     ("words", "parts"),
     [
-        ([], ["give --recipe R, or --traffic.path LOGS"]),
         (["--traffic.path", "gone.jsonl"], ["gone.jsonl", "no such file or folder"]),
         (
             ["--traffic.path", "log.jsonl", "--target.model", "gone"],
@@ -191,21 +190,23 @@ def test_a_log_of_two_models_is_described_then_refused(workplace, tmp_path):
             ["--traffic.path", "log.jsonl", "traffic.formt=x"],
             ["command line", "did you mean `traffic.format`?"],
         ),
-        (["--recipe", "mine.yaml", "--first", "0"], ["--first 0: give a number from 1"]),
-        (["--recipe", "mine.yaml", "--samples", "2", "--json"], ["which --json never contains"]),
-        (
-            ["--recipe", "mine.yaml", "--frist", "3"],
-            ["--frist: no such option; did you mean --first?"],
-        ),
     ],
 )
 def test_a_mistake_is_one_message_and_status_1(workplace, words, parts):
     assert_one_message(run("inspect-traffic", *words, cwd=workplace), *parts)
 
 
-def test_a_mistake_ends_a_process_with_status_1(workplace):
-    finished = start("inspect-traffic", "--traffic.path", "gone.jsonl", cwd=workplace)
-    assert_one_message(finished, "gone.jsonl", "no such file or folder")
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        ([], "nothing to inspect: give a recipe, or traffic.path=LOGS"),
+        (["mine.yaml", "--first", "0"], "--first 0: give a number from 1"),
+        (["mine.yaml", "--samples", "2", "--json"], "which --json never contains"),
+        (["mine.yaml", "--frist", "3"], "--frist: no such option; did you mean --first?"),
+    ],
+)
+def test_a_wrong_command_line_is_one_message_and_status_2(workplace, words, part):
+    assert_one_message(run("outrider", "inspect", *words, cwd=workplace), part, status=2)
 
 
 def test_what_the_run_has_ingested_is_not_read_again(workplace, monkeypatch):
@@ -269,7 +270,7 @@ def test_help_needs_no_torch(tmp_path):
     assert (
         finished.returncode == 0
         and "--first" in finished.stdout
-        and "--traffic.path" in finished.stdout
+        and "traffic.path=LOGS" in finished.stdout
     )
     script = (
         "import sys\nfrom outrider.cli.main import inspect_traffic\n"

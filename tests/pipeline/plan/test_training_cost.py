@@ -84,10 +84,12 @@ def test_the_table_is_80_columns_on_stderr_and_says_what_does_not_fit(r1_target,
 def test_options_that_go_with_a_dry_run_only(r1_target, tmp_path):
     without = [word for word in words(r1_target) if word != "--dry-run"]
     assert_one_message(
-        run("train-speculator", *without, "--json", cwd=tmp_path), "--json needs --dry-run"
+        run("train-speculator", *without, "--json", cwd=tmp_path),
+        "--json needs --dry-run",
+        status=2,
     )
     refused = run("train-speculator", *words(r1_target, "--gpu-memory", "0"), cwd=tmp_path)
-    assert_one_message(refused, "--gpu-memory 0: give one GPU's memory in GB")
+    assert_one_message(refused, "--gpu-memory 0: give one GPU's memory in GB", status=2)
 
 
 def recipe_for(target: Path, *overrides: str):
@@ -170,7 +172,7 @@ def test_the_cheapest_layout_is_the_first_that_fits_and_all_before_it_do_not():
 
 
 def test_without_a_gpu_this_machine_is_judged_and_then_an_assumed_one(monkeypatch):
-    monkeypatch.setattr(pricing.shutil, "which", lambda name: None)
+    monkeypatch.setattr(pricing, "gpus", list)
     host, assumed = memories()
     assert host.shared and host.source.startswith("this machine's memory")
     assert (assumed.bytes, assumed.shared) == (H200, False) and "assumed" in assumed.source
@@ -180,7 +182,9 @@ def test_without_a_gpu_this_machine_is_judged_and_then_an_assumed_one(monkeypatc
 
 def test_the_smallest_gpu_here_is_what_counts(monkeypatch, tmp_path):
     tool = tmp_path / "nvidia-smi"
-    tool.write_text("#!/bin/sh\necho '143771, NVIDIA H200'\necho '81559, NVIDIA H100 80GB HBM3'\n")
+    tool.write_text(
+        "#!/bin/sh\necho 'NVIDIA H200, 143771, 580'\necho 'NVIDIA H100 80GB HBM3, 81559, 580'\n"
+    )
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     [found] = memories()

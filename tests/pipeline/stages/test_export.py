@@ -98,5 +98,5 @@ def test_only_ship_is_exported(tmp_path, verdict):
     recipe = load_recipe("resume_screening.yaml", []).recipe
     with pytest.raises(NotShipped, match=f"verdict is `{verdict}`: too few sessions") as refused:
         _work(run, recipe, {"force": False})
-    assert refused.value.exit_code == 2
+    assert refused.value.exit_code == 3
     assert not _may_ship(run)

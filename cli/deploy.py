@@ -1,33 +1,32 @@
-"""`deploy-speculator`: a bundle onto a live endpoint, by a canary that is promoted or rolled back.
+"""`outrider deploy`: a bundle onto a live endpoint, by a canary that is promoted or rolled back.
 
-deploy-speculator runs/march/bundle --to endpoints/resume.yaml
-deploy-speculator --status --to endpoints/resume.yaml
-deploy-speculator --rollback --to endpoints/resume.yaml
+outrider deploy runs/march --endpoint endpoints/resume.yaml
+outrider deploy --status --endpoint endpoints/resume.yaml
+outrider deploy --rollback --endpoint endpoints/resume.yaml
 """
 
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from cyclopts import Parameter
-
-from outrider.cli.options import Flag
-from outrider.common.errors import OutriderError
+from outrider.cli.options import AsJson, EndpointName, Flag
+from outrider.common.errors import OutriderError, UsageError
 from outrider.pipeline.attempt import print_json
 
 if TYPE_CHECKING:
     from outrider.live.endpoint_file import Endpoint
     from outrider.live.state import Deployment
 
-UNDONE = 2
+UNDONE = 3
 """Exit status where the release was tested and rolled back."""
 
 
 def deploy_speculator(
     bundle: str | None = None,
     *,
-    to: Annotated[str, Parameter(help="File of the endpoint, or the name of a shipped one.")],
+    endpoint: EndpointName,
     status: Annotated[bool, Flag] = False,
-    as_json: Annotated[bool, Parameter(name="--json", negative="")] = False,
+    as_json: AsJson = False,
     rollback: Annotated[bool, Flag] = False,
     promote: Annotated[bool, Flag] = False,
     recover: Annotated[bool, Flag] = False,
@@ -42,7 +41,8 @@ def deploy_speculator(
     Parameters
     ----------
     bundle
-        What export-speculator wrote: a folder, or an address such as hf://, s3:// or oci:.
+        A run directory, or what `outrider export` wrote: a folder, or an address such as hf://,
+        s3:// or oci:.
     status
         Print what the endpoint serves and what is being deployed; with --json as one JSON object.
     rollback
@@ -70,38 +70,53 @@ def deploy_speculator(
     actions |= {"--recover": recover, "--manifest": manifest is not None, "--local": local}
     chosen = [name for name, given in actions.items() if given]
     if len(chosen) > 1:
-        raise OutriderError(f"{' and '.join(chosen)}: give one of them")
+        raise UsageError(f"{' and '.join(chosen)}: give one of them")
     if bundle is None and (not chosen or manifest is not None):
-        raise OutriderError(
-            "no bundle: give the folder that export-speculator wrote, or one of --status,"
+        raise UsageError(
+            "no bundle: give a run directory or what `outrider export` wrote, or one of --status,"
             " --rollback, --promote, --recover"
         )
     if bundle is not None and chosen not in ([], ["--manifest"], ["--local"]):
-        raise OutriderError(f"{chosen[0]} takes no bundle")
+        raise UsageError(f"{chosen[0]} takes no bundle")
     if load is not None and not local:
-        raise OutriderError("--load needs --local; a live endpoint has requests of its own")
-    endpoint = load_endpoint(to)
+        raise UsageError("--load needs --local; a live endpoint has requests of its own")
+    live = load_endpoint(endpoint)
     if status:
-        return _status(endpoint, as_json)
+        return _status(live, as_json)
+    if bundle is not None:
+        bundle = _bundle_of(bundle)
     if manifest is not None:
         from outrider.live.manifests import write_manifest
 
-        print(write_manifest(manifest, bundle or "", endpoint), end="")
+        print(write_manifest(manifest, bundle or "", live), end="")
         return 0
     if recover:
         from outrider.live.controller import controlled
 
-        with controlled(endpoint, _say) as controller:
+        with controlled(live, _say) as controller:
             controller.recover()
-        return _status(endpoint, as_json=True)
+        return _status(live, as_json=True)
     if rollback or promote:
         from outrider.live.controller import end_deployment
 
-        ended = end_deployment(endpoint, "promote" if promote else "roll_back", say=_say)
-        return _ended(endpoint, ended, wanted="promote" if promote else "roll_back")
+        ended = end_deployment(live, "promote" if promote else "roll_back", say=_say)
+        return _ended(live, ended, wanted="promote" if promote else "roll_back")
     if local:
-        return _local(endpoint, bundle, in_place, load, metrics_port)
-    return _deploy(endpoint, bundle or "", in_place, metrics_port)
+        return _local(live, bundle, in_place, load, metrics_port)
+    return _deploy(live, bundle or "", in_place, metrics_port)
+
+
+def _bundle_of(place: str) -> str:
+    """The bundle of a run directory; any other folder or address is a bundle itself."""
+    root = Path(place).expanduser()
+    if not (root / "recipe.resolved.yaml").is_file():
+        return place
+    if not (root / "bundle" / "bundle.json").is_file():
+        raise OutriderError(
+            f"{place}: this run has no bundle; `outrider export {place} --to DIR` writes it if the"
+            " verdict is `ship`"
+        )
+    return str(root / "bundle")
 
 
 def _deploy(endpoint: "Endpoint", bundle: str, in_place: bool, metrics_port: int | None) -> int:

@@ -1,8 +1,8 @@
-"""`evaluate-speculator`: a speculator, a running server, or runs that have been evaluated.
+"""`outrider eval`: a speculator, a running server, or runs that have been evaluated.
 
-evaluate-speculator --recipe resume_screening.yaml --speculator DIR|ngram|none
-evaluate-speculator --recipe resume_screening.yaml --endpoint http://HOST:PORT
-evaluate-speculator --compare RUN_A RUN_B --html page.html
+outrider eval resume_screening --speculator DIR|ngram|none
+outrider eval resume_screening --server http://HOST:PORT
+outrider eval --compare RUN_A RUN_B --html page.html
 """
 
 from pathlib import Path
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from outrider.cli.options import FromServeCommand, Overrides, RecipeName, Runs
-from outrider.common.errors import OutriderError
+from outrider.common.errors import UsageError
 from outrider.pipeline.attempt import attempt, open_run, print_json, print_summary
 
 if TYPE_CHECKING:
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
 
 def evaluate_speculator(
-    *overrides: Overrides,
     recipe: RecipeName | None = None,
+    *overrides: Overrides,
     speculator: str | None = None,
-    endpoint: str | None = None,
+    server: str | None = None,
     compare: Annotated[tuple[Path, ...], Parameter(consume_multiple=True, negative="")] = (),
     html: Path | None = None,
     runs: Runs = Path("runs"),
@@ -40,7 +40,7 @@ def evaluate_speculator(
     speculator
         A speculator's directory (an MTP layer or an EAGLE-3 head: config.json, model.safetensors),
         `ngram` for vLLM's n-gram lookup, or `none`. Default: the one that this recipe trained.
-    endpoint
+    server
         Address of a running vLLM server, http://HOST:PORT. Measures its acceptance (from /metrics)
         and speed on the held-out traffic; gives no verdict.
     compare
@@ -52,17 +52,17 @@ def evaluate_speculator(
     if compare:
         return _compare(compare, html)
     if html is not None:
-        raise OutriderError(
+        raise UsageError(
             f"--html {html} needs --compare RUN_A RUN_B; an evaluation writes its page to the run "
             "directory"
         )
     if recipe is None:
-        raise OutriderError(
-            "nothing to evaluate: give --recipe R, or --compare RUN_A RUN_B for evaluated runs"
+        raise UsageError(
+            "nothing to evaluate: give a recipe, or --compare RUN_A RUN_B for evaluated runs"
         )
     loaded, run = open_run(recipe, overrides, runs, serve_command=from_serve_command)
-    if endpoint is not None:
-        return _endpoint(loaded, run, endpoint)
+    if server is not None:
+        return _server(loaded, run, server)
     if speculator is None:
         from outrider.pipeline.stages.registry import stages_of
 
@@ -93,7 +93,7 @@ def _named_speculator(name: str, recipe: "Recipe") -> "Options":
     return {"speculator": str(directory.resolve()), "weights": path_digest(directory)}
 
 
-def _endpoint(loaded: "LoadedRecipe", run: "RunDirectory", url: str) -> int:
+def _server(loaded: "LoadedRecipe", run: "RunDirectory", url: str) -> int:
     from rich.console import Console
 
     from outrider.common.supervision import stopped_by_signal
@@ -108,7 +108,7 @@ def _endpoint(loaded: "LoadedRecipe", run: "RunDirectory", url: str) -> int:
         if not has_quarantine(run):
             console.print(
                 f"[yellow]warning[/] {run.features}: nothing is captured yet, so off-policy "
-                "held-out sequences are measured too; run `train-speculator --stages capture` "
+                "held-out sequences are measured too; run `outrider train --stages capture` "
                 "first to leave them out",
                 soft_wrap=True,
             )

@@ -1,6 +1,6 @@
-"""`export-speculator`: the verified bundle of an evaluated speculator.
+"""`outrider export`: the verified bundle of an evaluated speculator.
 
-export-speculator --recipe resume_screening.yaml --to DIR
+outrider export runs/resume_screening --to DIR
 """
 
 import sys
@@ -12,8 +12,8 @@ from outrider.pipeline.attempt import attempt, open_run, print_summary
 
 
 def export_speculator(
-    *overrides: Overrides,
     recipe: RecipeName,
+    *overrides: Overrides,
     to: str,
     runs: Runs = Path("runs"),
     force: Annotated[bool, Flag] = False,

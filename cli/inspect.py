@@ -1,6 +1,6 @@
-"""`inspect-traffic`: what a log contains, how much of it can be trained on, and what that costs.
+"""`outrider inspect`: what a log contains, how much of it can be trained on, and what that costs.
 
-inspect-traffic --recipe resume_screening.yaml
+outrider inspect resume_screening
 """
 
 import sys
@@ -9,8 +9,8 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from outrider.cli.options import Overrides, RecipeName, Runs
-from outrider.common.errors import OutriderError
+from outrider.cli.options import AsJson, Overrides, RecipeName, Runs
+from outrider.common.errors import OutriderError, UsageError
 from outrider.pipeline.attempt import print_json
 
 SAMPLES = 2
@@ -18,16 +18,16 @@ SAMPLES = 2
 
 
 def inspect_traffic(
+    recipe: Annotated[RecipeName | None, Parameter(allow_leading_hyphen=True)] = None,
     *overrides: Overrides,
-    recipe: RecipeName | None = None,
     first: int | None = None,
     samples: int | None = None,
-    as_json: Annotated[bool, Parameter(name="--json", negative="")] = False,
+    as_json: AsJson = False,
     runs: Runs = Path("runs"),
 ) -> int:
     """Report what a log contains, how much of it can be trained on, and what that costs.
 
-    Writes nothing. Inspects a recipe's log, or bare logs: --traffic.path LOGS [--target.model DIR].
+    Writes nothing. Inspects a recipe's log, or bare logs: traffic.path=LOGS [target.model=DIR].
 
     Parameters
     ----------
@@ -41,14 +41,16 @@ def inspect_traffic(
     """
     for option, value, least in (("--first", first, 1), ("--samples", samples, 0)):
         if value is not None and value < least:
-            raise OutriderError(f"{option} {value}: give a number from {least}")
+            raise UsageError(f"{option} {value}: give a number from {least}")
     if as_json and samples:
-        raise OutriderError(
+        raise UsageError(
             "--samples prints customer text, which --json never contains; give one of them"
         )
+    if recipe is not None and (recipe.startswith("--") or "=" in recipe):
+        recipe, overrides = None, (recipe, *overrides)
     if recipe is None and not any("traffic.path" in word for word in overrides):
-        raise OutriderError(
-            "nothing to inspect: give --recipe R, or --traffic.path LOGS for logs without a recipe"
+        raise UsageError(
+            "nothing to inspect: give a recipe, or traffic.path=LOGS for logs without a recipe"
         )
 
     from rich.console import Console

@@ -1,6 +1,6 @@
-"""`adapt-speculator`: keeps the speculator of a live endpoint fitted to its traffic.
+"""`outrider adapt`: keeps the speculator of a live endpoint fitted to its traffic.
 
-adapt-speculator --recipe resume_screening.yaml --to endpoints/resume.yaml
+outrider adapt resume_screening.yaml --endpoint endpoints/resume.yaml
 """
 
 import contextlib
@@ -8,15 +8,15 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
-from outrider.cli.options import Flag, Overrides, RecipeName
-from outrider.common.errors import OutriderError
+from outrider.cli.options import EndpointName, Flag, Overrides, RecipeName
+from outrider.common.errors import UsageError
 from outrider.pipeline.attempt import open_run, print_json
 
 
 def adapt_speculator(
-    *overrides: Overrides,
     recipe: RecipeName,
-    to: str,
+    *overrides: Overrides,
+    endpoint: EndpointName,
     rounds: int | None = None,
     once: Annotated[bool, Flag] = False,
     metrics_port: int | None = None,
@@ -28,8 +28,6 @@ def adapt_speculator(
 
     Parameters
     ----------
-    to
-        File of the endpoint, as for deploy-speculator.
     rounds
         Stop after this many training rounds, whether they shipped or not.
     once
@@ -41,9 +39,9 @@ def adapt_speculator(
     from outrider.live.endpoint_file import load_endpoint
 
     if rounds is not None and rounds < 1:
-        raise OutriderError(f"--rounds {rounds}: give 1 or more, or leave it out")
+        raise UsageError(f"--rounds {rounds}: give 1 or more, or leave it out")
     loaded, _ = open_run(recipe, overrides, Path("runs"))
-    endpoint = load_endpoint(to)
+    live = load_endpoint(endpoint)
     # torch, so after the mistakes that are known without it.
     from outrider.live.adapt import Adapter, summary
     from outrider.live.deployer import EndpointDeployer
@@ -51,10 +49,10 @@ def adapt_speculator(
 
     with contextlib.ExitStack() as stack:
         stack.enter_context(stopped_by_signal())
-        metrics = stack.enter_context(reporting(endpoint, metrics_port))
-        deployer = EndpointDeployer(endpoint, _say, metrics=metrics)
+        metrics = stack.enter_context(reporting(live, metrics_port))
+        deployer = EndpointDeployer(live, _say, metrics=metrics)
         adapter = stack.enter_context(
-            Adapter.open(loaded, endpoint.state_dir, deployer, listener=metrics.publish)
+            Adapter.open(loaded, live.state_dir, deployer, listener=metrics.publish)
         )
         adapter.run(rounds, once)
         print_json(summary(adapter))

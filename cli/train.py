@@ -1,15 +1,13 @@
-"""`train-speculator`: from traffic to an evaluated and exported speculator.
+"""`outrider train`: from traffic to an evaluated and exported speculator.
 
-train-speculator --recipe resume_screening.yaml
+outrider train resume_screening
 """
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from cyclopts import Parameter
-
-from outrider.cli.options import Flag, FromServeCommand, Overrides, RecipeName, Runs
-from outrider.common.errors import OutriderError
+from outrider.cli.options import AsJson, Flag, FromServeCommand, Overrides, RecipeName, Runs
+from outrider.common.errors import UsageError
 from outrider.pipeline.attempt import attempt, open_run, print_json, print_summary
 
 if TYPE_CHECKING:
@@ -19,10 +17,10 @@ if TYPE_CHECKING:
 
 
 def train_speculator(
-    *overrides: Overrides,
     recipe: RecipeName,
+    *overrides: Overrides,
     dry_run: Annotated[bool, Flag] = False,
-    as_json: Annotated[bool, Parameter(name="--json", negative="")] = False,
+    as_json: AsJson = False,
     gpu_memory: float | None = None,
     stages: str | None = None,
     runs: Runs = Path("runs"),
@@ -57,11 +55,11 @@ def train_speculator(
 
     for option, given in (("--json", as_json), ("--gpu-memory", gpu_memory is not None)):
         if given and not dry_run:
-            raise OutriderError(
+            raise UsageError(
                 f"{option} needs --dry-run; a run's last line on stdout is JSON anyway"
             )
     if gpu_memory is not None and gpu_memory <= 0:
-        raise OutriderError(f"--gpu-memory {gpu_memory:g}: give one GPU's memory in GB, such as 80")
+        raise UsageError(f"--gpu-memory {gpu_memory:g}: give one GPU's memory in GB, such as 80")
     if rehearse:
         return _rehearse(recipe, overrides, runs, dry_run, stages)
     loaded, run = open_run(recipe, overrides, runs, dry_run, from_serve_command)
@@ -86,7 +84,7 @@ def _rehearse(
     from outrider.pipeline.stages.registry import STAGES
 
     if dry_run or stages is not None:
-        raise OutriderError("--rehearse runs every stage; leave out --dry-run and --stages")
+        raise UsageError("--rehearse runs every stage; leave out --dry-run and --stages")
     console = Console(stderr=True)
     loaded = rehearsal(recipe, overrides, console)
     found = rehearse(loaded, RunDirectory.of(loaded.recipe, runs), list(STAGES), console)

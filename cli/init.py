@@ -1,0 +1,252 @@
+"""`outrider init`: a commented recipe for own logs and an own target.
+
+outrider init logs/ --target deepseek-ai/DeepSeek-R1
+"""
+
+import json
+import re
+import textwrap
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+
+from cyclopts import Parameter
+
+from outrider.common.errors import OutriderError
+
+if TYPE_CHECKING:
+    from outrider.pipeline.recipe.recipe import Recipe
+
+FIRST = 5000
+"""Rows that are read of each file: enough for formats, sampling and lengths."""
+
+R1_WIDTH = 7168
+"""Hidden size of DeepSeek-V3 and R1."""
+
+RECIPE = """\
+# Written by `outrider init {logs} --target {target}`.
+# The first {first:,} rows of each file have {seen}.
+#
+#   outrider train {file} --dry-run    # what it costs: memory, disk, hours
+#   outrider train {file}
+#
+# `{template}` has the settings for such targets. Keys that are not set here have its values, or
+# their defaults: docs/reference/basic-keys.md.
+
+extends: {template}
+
+target:
+  model: {model}  # {architecture}
+
+traffic:
+  path: {path}  # {formats}{chosen}
+
+effort: {effort}  # trial: a first verdict; standard; thorough: for a release
+
+speculator:
+  kind: {kind}  # this target can be served with {kinds}
+  depth: {depth}  # longest draft, in tokens
+
+training:
+  processes: {processes}  # GPUs that train
+
+serving:
+  engine:
+    tensor_parallel: {tensor_parallel}  # GPUs that hold the target together
+
+eval:
+  concurrency: {concurrency}  # requests at once that the endpoint usually has; the first decides
+  max_tokens: {max_tokens}  # timed responses are cut here; nine in ten of the log are shorter
+  verification_max_tokens: {verified}  # longest checked response; 99 of 100 of the log are shorter
+  task: null  # your check of a response: `module:function`
+"""
+
+
+class Start(NamedTuple):
+    """A new recipe, and what was found out for it."""
+
+    path: Path
+    found: dict[str, Any]
+    """The findings of `outrider inspect` on the log's first rows"""
+    kinds: tuple[str, ...]
+    """Kinds of drafter that the target can be served with"""
+
+
+def init(
+    logs: str,
+    *,
+    target: Annotated[str, Parameter(help="A checkpoint's directory, a hub id, or nano_r1.")],
+    to: Path | None = None,
+    effort: Literal["trial", "standard", "thorough"] | None = None,
+) -> int:
+    """Look at logs and target, and write a commented recipe with safe defaults.
+
+    Downloads no weights: of a hub model only its config.json and its tokenizer.
+
+    Parameters
+    ----------
+    logs
+        A file, folder, glob or URL of request logs, or the name of shipped traffic.
+    to
+        File to write. Default: the log's name in the current directory.
+    effort
+        Size of the parts, epochs and measurement. Default: what suits the target.
+    """
+    from rich.console import Console
+
+    from outrider.common.supervision import stopped_by_signal
+    from outrider.pipeline.inspection.page import print_advice, print_facts
+
+    with stopped_by_signal():
+        start = write_recipe(logs, target, to, effort)
+    console = Console(highlight=False, soft_wrap=True)
+    print_facts(start.found, console)
+    print_advice(start.found, console)
+    console.print(f"wrote {start.path}\nnext: outrider train {start.path} --dry-run", markup=False)
+    return 0
+
+
+def write_recipe(
+    logs: str, target: str, to: Path | None = None, effort: str | None = None
+) -> Start:
+    """Writes the recipe; an `OutriderError` for logs or a target that cannot be trained on."""
+    from outrider.pipeline.recipe.load import load_recipe
+
+    path = to or Path(f"{_name(logs)}.yaml")
+    if path.exists():
+        raise OutriderError(f"{path}: exists already; name another file with --to")
+    recipe, config = _examined(logs, target)
+    found = _found(recipe)
+    template = _template(config)
+    shipped = load_recipe(template).recipe
+    values = _values(recipe, config, found, shipped)
+    near = path.resolve().parent == Path.cwd()
+    text = RECIPE.format(
+        file=path,
+        first=FIRST,
+        logs=logs,
+        target=target,
+        template=template,
+        effort=effort or shipped.effort,
+        model=_yaml(target if near else recipe.target.model),
+        path=_yaml(logs if near else recipe.traffic.path),
+        **values,
+    )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(_aligned(text), encoding="utf-8")
+    load_recipe(str(path))
+    return Start(path, found, recipe.speculator.kinds)
+
+
+def _examined(logs: str, target: str) -> tuple["Recipe", Mapping[str, Any]]:
+    """A recipe of the bare log with all kinds of its target, and the target's config.json."""
+    from outrider.pipeline.kinds import with_kinds
+    from outrider.pipeline.plan.training_cost import target_config
+    from outrider.pipeline.preflight import check_traffic, local_target
+    from outrider.pipeline.recipe.load import load_overrides
+
+    words = [f"traffic.path={json.dumps(logs)}", f"target.model={json.dumps(target)}"]
+    recipe = load_overrides([*words, "speculator.kind=auto"]).recipe
+    check_traffic(recipe)
+    config, source = target_config(recipe, local_target(recipe))
+    if config is None:
+        raise OutriderError(str(source))
+    return with_kinds(recipe), config
+
+
+def _found(recipe: "Recipe") -> dict[str, Any]:
+    """What the log's first rows contain, of its most frequent model where it has several."""
+    from outrider.pipeline.inspection.inspect_recipe import inspect_recipe
+    from outrider.pipeline.run_dir import RunDirectory
+
+    run = RunDirectory.of(recipe, Path("runs"))
+    found, _ = inspect_recipe(recipe, run, FIRST, 0)
+    if len(found["models"]) > 1:
+        most = next(iter(found["models"]))
+        traffic = recipe.traffic.model_copy(update={"model": most})
+        one, _ = inspect_recipe(recipe.model_copy(update={"traffic": traffic}), run, FIRST, 0)
+        found = {**one, "models": found["models"]}
+    if found["problems"]:
+        examples = found["reject_examples"].items()
+        seen = [f"{reason}, {each['place']}: {each['detail']}" for reason, each in examples]
+        formats = "Formats that are read: docs/how-to/log-formats.md"
+        raise OutriderError("\n".join([*found["problems"], *seen, formats]))
+    if found["split"] is None:
+        found["advice"].append(
+            "too few sessions for training, validation and held-out parts: collect more traffic"
+        )
+    return found
+
+
+def _template(config: Mapping[str, Any]) -> str:
+    """The shipped template for targets of this architecture and size."""
+    from outrider.speculators.checkpoints.architectures import architecture_of
+
+    if not architecture_of(config, "config.json").own_speculator:
+        return "r1_distill/template"
+    return "r1/template" if config["hidden_size"] == R1_WIDTH else "template"
+
+
+def _values(
+    recipe: "Recipe", config: Mapping[str, Any], found: Mapping[str, Any], template: "Recipe"
+) -> dict[str, Any]:
+    """What the file says beyond its names."""
+    from outrider.data.ingest.traffic_facts import counted
+    from outrider.pipeline.plan.target_size import target_size
+    from outrider.pipeline.plan.training_cost import memories
+
+    kinds, models = recipe.speculator.kinds, list(found["models"])
+    memory, engine = memories()[0], template.serving.engine
+    ranks = engine.tensor_parallel
+    if not memory.shared:
+        ranks = target_size(config).smallest_tensor_parallel(engine, memory.bytes) or ranks
+    responses = found["lengths"]["completion"]
+    sessions, users = found["sessions"]["distinct"], len(found["tenants"])
+    longest = recipe.serving.engine.max_model_len // 2
+    chosen = ""
+    if len(models) > 1:
+        chosen = f"\n  model: {_yaml(models[0])}  # the log also has {', '.join(models[1:])}"
+    return {
+        "seen": f"{counted(found['exchanges'], 'exchange')} of {counted(sessions, 'session')} and"
+        f" {counted(users, 'tenant')}",
+        "architecture": next(iter(config["architectures"])),
+        "formats": ", ".join(f"{name} {count:,}" for name, count in found["formats"].items()),
+        "chosen": chosen,
+        "kind": template.speculator.kind if template.speculator.kind in kinds else kinds[0],
+        "kinds": ", ".join(kinds),
+        "depth": template.speculator.depth,
+        "processes": template.training.processes,
+        "tensor_parallel": ranks,
+        "concurrency": template.eval.concurrency,
+        "max_tokens": min(_rounded(responses["p90"]), 2048, longest),
+        "verified": min(_rounded(responses["p99"]), 8192, longest),
+    }
+
+
+def _rounded(tokens: int) -> int:
+    """The next multiple of 64."""
+    return 64 * (tokens // 64 + 1)
+
+
+def _name(logs: str) -> str:
+    """A run's name from that of its logs: `logs/march.jsonl.gz` is `march`."""
+    stem = re.split(r"[/\\]", logs.rstrip("/\\"))[-1].partition(".")[0]
+    name = re.sub(r"[^A-Za-z0-9_-]+", "_", stem).strip("_-")
+    return name or "mine"
+
+
+def _yaml(value: Any) -> str:
+    """A value as YAML; names and paths stay bare."""
+    bare = isinstance(value, str) and re.fullmatch(r"[A-Za-z~./][\w./~+-]*", value)
+    return str(value) if bare else json.dumps(value, ensure_ascii=False)
+
+
+def _aligned(text: str) -> str:
+    """Comments after values in one column, as far as values are short."""
+    rows = [re.match(r"(\s*[\w: ]+\S*)  # (.*)", line) for line in text.splitlines()]
+    width = max(len(row[1]) for row in rows if row and len(row[1]) < 40)
+    lines = (
+        f"{row[1]:<{width}}  # {row[2]}" if row else line
+        for row, line in zip(rows, text.splitlines(), strict=True)
+    )
+    return textwrap.dedent("\n".join(lines)) + "\n"
