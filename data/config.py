@@ -120,8 +120,9 @@ class PrivacyConfig(_Section):
     that begin with + need no country."""
 
     key_file: str | None = None
-    """A file with at least 16 secret bytes. Runs with the same key give the same surrogates.
-    Default: a key per run, created on first use in traffic/privacy.key."""
+    """A file with at least 16 secret bytes. Runs with the same key give the same surrogates,
+    and the same digests of users' ids, which are stored in any mode. Default: a key per run, in
+    traffic/privacy.key."""
 
     regenerate: bool = False
     """With `mode: surrogate`: the target generates a new response to the prompt with surrogates

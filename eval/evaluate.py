@@ -28,6 +28,7 @@ from outrider.eval.bench.metrics import Noise, noise_of, repeats_of, same_k_vari
 from outrider.eval.bench.open_loop import measure_rates, summarise_rates
 from outrider.eval.bench.outputs import Outputs, collect
 from outrider.eval.bench.prompts import (
+    Prompt,
     customers_sampling,
     evaluation_prompts,
     prompt_room,
@@ -101,10 +102,9 @@ def _measure_and_conclude(context: EvaluationContext) -> dict[str, Any]:
         blocks, outputs = serve(context, servers, load, k, plan, requests)
     verification = verify(context, k, requests.verification, outputs)
     noise = noise_of(blocks)
-    sessions = [prompt.session for prompt in requests.timed]
     everything = verification_passes(outputs, requests.verification)
     for own in blocks.values():
-        everything += counted_passes(own, sessions)
+        everything += counted_passes(own, requests.timed)
     custom, sampling = context.speculators["custom"], requests.sampling
     findings = Findings(
         version=VERSION,
@@ -127,7 +127,7 @@ def _measure_and_conclude(context: EvaluationContext) -> dict[str, Any]:
         lost_ends=(requests.unsent,) if requests.unsent else (),
         **replayed,
         counted=counted_acceptance(everything, context.speculators, k),
-        counted_same_k=counted_at_same_k(context, k, blocks, sessions),
+        counted_same_k=counted_at_same_k(context, k, blocks, requests.timed),
         served=served_stage(context, k, blocks, noise),
         rates={
             mode: summarise_rates(context, mode, requests.traffic, noise)
@@ -301,13 +301,13 @@ def counted_at_same_k(
     context: EvaluationContext,
     k: Drafters[int],
     measured: Mapping[str, list[Record]],
-    sessions: Sequence[str],
+    prompts: Sequence[Prompt],
 ) -> Counted | None:
     """Counted acceptance, base at custom's k too; None where that is base's own."""
     passes: list[CountedPass] = []
     for blocks in measured.values():
         base = same_k_variant(k, context.settings.current_k)
-        passes += counted_passes(blocks, sessions, base)
+        passes += counted_passes(blocks, prompts, base)
     if k.base == k.custom or not passes:
         return None
     alike = Drafters[int](base=k.custom, custom=k.custom)

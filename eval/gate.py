@@ -89,8 +89,8 @@ def _outcome(passed: bool) -> Outcome:
 def _acceptance(findings: Findings, gate: GateConfig) -> Check:
     """Both at custom's K, by exact replay; else by the engine's counters."""
     name = f"acceptance length, custom / base, {findings.at_k}"
-    over = "held-out sessions" if findings.replay else "sessions, counted by the engine"
-    return _over_sessions(name, findings.acceptance_ratio, gate.min_acceptance_ratio, over)
+    how = "" if findings.replay else ", counted by the engine"
+    return _over_sessions(name, findings.acceptance_ratio, gate.min_acceptance_ratio, how)
 
 
 def _on_policy(found: OnPolicy) -> Check:
@@ -106,13 +106,13 @@ def _on_policy(found: OnPolicy) -> Check:
 def _general(general: Replay, gate: GateConfig) -> Check:
     least = 1 - gate.max_general_loss
     name = "acceptance length on general traffic, custom / base"
-    return _over_sessions(name, general.ratio, least, "sessions")
+    return _over_sessions(name, general.ratio, least)
 
 
-def _over_sessions(name: str, ratio: ClusteredEstimate, least: float, units: str) -> Check:
+def _over_sessions(name: str, ratio: ClusteredEstimate, least: float, how: str = "") -> Check:
     """Whether the interval of a ratio over clusters lies above `least`."""
     demand = f"the interval must lie above {least:g}"
-    few = ratio.undecided(units)
+    few = ratio.undecided()
     if few is not None or ratio.low is None or ratio.high is None:
         return Check(
             name=name, outcome="undecided", seen=f"{ratio.value:.3f}, {few}", demand=demand
@@ -126,7 +126,7 @@ def _over_sessions(name: str, ratio: ClusteredEstimate, least: float, units: str
     return Check(
         name=name,
         outcome=outcome,
-        seen=f"{ratio.value:.3f} [{ratio.low:.3f}, {ratio.high:.3f}] over {ratio.clusters} {units}",
+        seen=f"{ratio.value:.3f} [{ratio.low:.3f}, {ratio.high:.3f}] over {ratio.over}{how}",
         demand=demand,
     )
 

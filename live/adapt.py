@@ -340,14 +340,14 @@ class Adapter:
         return serving, recipe_from(self._with_key(), serving)
 
     def _with_key(self) -> Recipe:
-        """The recipe; where it replaces personal data, all windows have the same key."""
-        from outrider.data.privacy.guard import surrogate_key
+        """The recipe with one key for all windows: of surrogates, and of users' digests."""
+        from outrider.data.privacy.guard import privacy_key
 
         privacy = self.recipe.privacy
-        if privacy.mode != "surrogate" or privacy.key_file is not None:
+        if privacy.key_file is not None:
             return self.recipe
         path = self.folder / "privacy.key"
-        surrogate_key(privacy, path)
+        privacy_key(privacy, path)
         shared = PrivacyConfig.model_validate({**dict(privacy), "key_file": str(path)})
         return self.recipe.model_copy(update={"privacy": shared})
 

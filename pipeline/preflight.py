@@ -91,7 +91,7 @@ def _check_privacy(recipe: Recipe) -> None:
     privacy = recipe.privacy
     if privacy.mode != "off" and importlib.util.find_spec("presidio_analyzer") is None:
         raise OutriderError(NOT_INSTALLED)
-    if privacy.mode != "surrogate" or privacy.key_file is None:
+    if privacy.key_file is None:
         return
     if not Path(privacy.key_file).expanduser().is_file():
         raise OutriderError(

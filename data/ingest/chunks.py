@@ -11,6 +11,7 @@ target, not the log.
 """
 
 import contextlib
+import hmac
 import multiprocessing
 import os
 import signal
@@ -58,6 +59,7 @@ SCHEMA = pa.schema(
         "sequence_id": pa.string(),
         "session": pa.string(),
         "session_kind": pa.string(),
+        "user": pa.string(),
         "tenant": pa.string(),
         "route": pa.string(),
         "model": pa.string(),
@@ -75,8 +77,9 @@ SCHEMA = pa.schema(
 )
 """Columns of the table of sequences.
 
-`session_kind` is what `session` identifies (`SESSION_KINDS`). `time` is in Unix seconds, null where
-it was not logged. Other values that were not logged are empty text."""
+`session_kind` is what `session` identifies (`SESSION_KINDS`). `user` is a keyed digest of the id of
+the user, else of the tenant; so is the session of a user. `time` is in Unix seconds, null where it
+was not logged. Other values that were not logged are empty text."""
 
 
 @dataclass
@@ -162,8 +165,8 @@ class Work:
     target_dir: Path
     models: list[str] | None
     privacy: PrivacyConfig
-    key: bytes | None
-    """Of the surrogates (`guard.surrogate_key`)."""
+    key: bytes
+    """Of surrogates and digests of users (`guard.privacy_key`)."""
 
 
 @dataclass(frozen=True)
@@ -224,6 +227,7 @@ class ChunkWork:
 
     def __init__(self, work: Work):
         self.builder = SequenceBuilder(work.target_dir)
+        self.key = work.key
         self.guard = None
         if work.privacy.mode != "off":
             self.guard = PrivacyGuard(work.privacy, work.key, decode=self.builder.decode)
@@ -260,7 +264,7 @@ class ChunkWork:
                     rejects.append(reject)
                     continue
                 tally.add(outcome, sequence)
-                rows.append(_table_row(outcome, sequence, chunk.file_numbers))
+                rows.append(_table_row(outcome, sequence, chunk.file_numbers, self.key))
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, SCHEMA) as table:
             table.write_batch(pa.RecordBatch.from_pylist(rows, SCHEMA))
@@ -271,14 +275,17 @@ class ChunkWork:
 
 
 def _table_row(
-    exchange: Exchange, sequence: TokenSequence, file_numbers: dict[str, str]
+    exchange: Exchange, sequence: TokenSequence, file_numbers: dict[str, str], key: bytes
 ) -> dict[str, Any]:
     place, choice = exchange.place, f"-{exchange.choice}" if exchange.choice else ""
-    session, session_kind = _session(exchange, sequence.prompt_text)
+    user = exchange.user or exchange.tenant or ""
+    digest = user and "user-" + hmac.digest(key, user.encode(), "sha256").hex()[:16]
+    session, session_kind = _session(exchange, sequence.prompt_text, digest)
     return {
         "sequence_id": f"{file_numbers[place.file]}-{place.line}{choice}",
         "session": session,
         "session_kind": session_kind,
+        "user": digest,
         "tenant": exchange.tenant or "",
         "route": exchange.route or "",
         "model": exchange.model or "",
@@ -300,12 +307,12 @@ def model_label(name: str | None) -> str:
     return (name or "").rstrip("/").rpartition("/")[2].lower()
 
 
-def _session(exchange: Exchange, prompt_text: str) -> tuple[str, str]:
-    """Name and kind of the session."""
+def _session(exchange: Exchange, prompt_text: str, user: str) -> tuple[str, str]:
+    """Name and kind of the session; `user` is the user's digest."""
     if exchange.session:
         return exchange.session, CONVERSATION
     if exchange.user:
-        return exchange.user, USER
+        return user, USER
     return _conversation(exchange, prompt_text), FIRST_QUESTION
 
 

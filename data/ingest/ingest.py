@@ -52,14 +52,14 @@ from outrider.data.privacy.guard import (
     LEFT_OUT,
     PRIVACY_FILE,
     PrivacyTally,
-    surrogate_key,
+    privacy_key,
 )
 
 PARTS = ".parts"
 PARTS_INPUTS = ".parts.json"
 """Folder of the parts, and the digest of everything that they depend on."""
 
-PARTS_VERSION = 3
+PARTS_VERSION = 4
 """Version of the parts. Raise it when the same log gives other parts: when a format accepts other
 rows, or when sequences, rejects, surrogates or `chunks.SCHEMA` change. Parts of an interrupted
 ingest are then made again. Raise the version of the ingest stage as well
@@ -112,7 +112,7 @@ def ingest(
     out_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
     models = [traffic.model] if isinstance(traffic.model, str) else traffic.model
     privacy = privacy or PrivacyConfig()
-    key = surrogate_key(privacy, out_dir / KEY_FILE)
+    key = privacy_key(privacy, out_dir / KEY_FILE)
     parts_dir = _parts_dir(out_dir, files, traffic, privacy, key, target_dir)
     file_numbers = {file.name: f"{prefix}{number}" for number, file in enumerate(files)}
     work = Work(target_dir, models, privacy, key)
@@ -228,7 +228,7 @@ def _parts_dir(
     files: list[LogFile],
     traffic: TrafficConfig,
     privacy: PrivacyConfig,
-    privacy_key: bytes | None,
+    key: bytes,
     target_dir: Path,
 ) -> Path:
     """The folder of the parts, with those of an interrupted ingest of the same inputs."""
@@ -239,7 +239,7 @@ def _parts_dir(
         "files": [file.identity() for file in files],
         "traffic": [traffic.format, traffic.model],
         "privacy": privacy.model_dump(mode="json"),
-        "privacy key": hashlib.sha256(privacy_key or b"").hexdigest(),
+        "privacy key": hashlib.sha256(key).hexdigest(),
         "target": {path.name: path_digest(path) for path in tokenizer},
         "version": PARTS_VERSION,
     }

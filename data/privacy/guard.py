@@ -106,7 +106,7 @@ class PrivacyTally(Sums):
 class PrivacyGuard:
     """Applies the recipe's `privacy` section to one exchange at a time.
 
-    `key` is required for surrogates (`surrogate_key`). `decode` turns token ids into text.
+    `key` is required for surrogates (`privacy_key`). `decode` turns token ids into text.
     """
 
     def __init__(
@@ -238,10 +238,8 @@ class PrivacyGuard:
         return ((one.kind, text[one.start : one.end]) for one in found)
 
 
-def surrogate_key(config: PrivacyConfig, own: Path) -> bytes | None:
-    """Reads the key of surrogates, or creates the run's own at `own`; None if not needed."""
-    if config.mode != "surrogate":
-        return None
+def privacy_key(config: PrivacyConfig, own: Path) -> bytes:
+    """Reads the key of surrogates and of users' digests, or creates the run's own at `own`."""
     path = own if config.key_file is None else Path(config.key_file).expanduser()
     if config.key_file is None and not own.exists():
         with publish(own) as temporary:

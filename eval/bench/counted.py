@@ -1,17 +1,17 @@
 """Acceptance from vLLM's counters, for every kind of speculator.
 
-    counted_acceptance(counted_passes(blocks, sessions), speculators, k).ratio
+    counted_acceptance(counted_passes(blocks, prompts), speculators, k).ratio
 
 A pass is base and custom answering the same prompts: a timed block, or one prompt of the
 verification pass. The acceptance length is tokens after each response's first over steps. n-gram
 lookup makes steps without a draft, which vLLM does not count and which deliver one token each, so
 its steps are tokens minus accepted drafts.
 
-The interval's clusters are sessions. Blocks use the prompts again and again, and responses to one
-prompt are alike: with turns as clusters, an equal custom was shown to accept more in 22 % of
-simulations with 5 sessions, now in 2.5 % (benchmarks/results/judge.md). vLLM counts a block as a
-whole. A step delivers once, so a response's share of the block's steps is its share of the
-deliveries.
+The interval's clusters are sessions, or users where that is wider. Blocks use the prompts again and
+again, and responses to one prompt are alike: with turns as clusters, an equal custom was shown to
+accept more in 22 % of simulations with 5 sessions, now in 2.5 % (benchmarks/results/judge.md). vLLM
+counts a block as a whole. A step delivers once, so a response's share of the block's steps is its
+share of the deliveries.
 """
 
 from collections.abc import Mapping, Sequence
@@ -37,7 +37,7 @@ Counters = Mapping[str, Any]
 class CountedPass:
     """What vLLM counted while base and custom answered the same prompts."""
 
-    sessions: Sequence[str]
+    prompts: Sequence[Prompt]
     """Of each response."""
     counters: Mapping[Drafter, Counters]
     """Of all responses together."""
@@ -46,11 +46,11 @@ class CountedPass:
 
 
 def counted_passes(
-    blocks: Sequence[Mapping[str, Any]], sessions: Sequence[str], base: str = "base"
+    blocks: Sequence[Mapping[str, Any]], prompts: Sequence[Prompt], base: str = "base"
 ) -> list[CountedPass]:
     """The timed blocks as passes, one per repeat and concurrency.
 
-    `sessions` are those of the timed prompts. `base` names base's blocks, which may be those at
+    `prompts` are the timed ones. `base` names base's blocks, which may be those at
     another number of drafts. Those are measured in every other repeat.
     """
     names: dict[str, Drafter] = {base: "base", "custom": "custom"}
@@ -61,7 +61,7 @@ def counted_passes(
             found.setdefault(place, {})[names[block["variant"]]] = block
     return [
         CountedPass(
-            [sessions[prompt] for prompt in both["base"]["prompts"]],
+            [prompts[index] for index in both["base"]["prompts"]],
             {drafter: block["counters"] for drafter, block in both.items()},
             {
                 drafter: list(
@@ -80,7 +80,7 @@ def verification_passes(outputs: Outputs, prompts: Sequence[Prompt]) -> list[Cou
     sampled = outputs.sampled
     return [
         CountedPass(
-            [prompt.session],
+            [prompt],
             {drafter: asdict(sampled.of(drafter).counted[index]) for drafter in DRAFTERS},
         )
         for index, prompt in enumerate(prompts)
@@ -90,10 +90,8 @@ def verification_passes(outputs: Outputs, prompts: Sequence[Prompt]) -> list[Cou
 def counted_acceptance(
     passes: Sequence[CountedPass], speculators: Mapping[Drafter, Speculator], k: Drafters[int]
 ) -> Counted:
-    """Base, custom and their ratio, pooled over passes, each at its own k.
-
-    The ratio's clusters are sessions.
-    """
+    """Base, custom and their ratio, pooled over passes, each at its own k."""
+    prompts = [prompt for one in passes for prompt in one.prompts]
     sums_R4 = np.concatenate(
         [
             np.hstack([_by_response(one, name, speculators[name]) for name in DRAFTERS])
@@ -106,15 +104,16 @@ def counted_acceptance(
         custom=_pooled(passes, "custom", custom_tokens, custom_steps, k.custom),
         ratio=clustered(
             sums_R4,
-            [session for one in passes for session in one.sessions],
+            [prompt.session for prompt in prompts],
             lambda s: (s[..., 2] / s[..., 3]) / (s[..., 0] / s[..., 1]),
+            users=[prompt.user for prompt in prompts],
         ),
     )
 
 
 def _by_response(one: CountedPass, drafter: Drafter, speculator: Speculator) -> NDArray[np.float64]:
     """[R, 2]: tokens and steps of a pass, shared out to its R responses."""
-    counters, responses = one.counters[drafter], len(one.sessions)
+    counters, responses = one.counters[drafter], len(one.prompts)
     tokens = counters["generation_tokens"] - responses
     steps = speculator.steps(counters, responses)
     received_R2 = np.array(one.received.get(drafter, [(2, 1)]), np.float64)

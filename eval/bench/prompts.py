@@ -21,6 +21,7 @@ class Prompt:
 
     sequence_id: str
     session: str
+    user: str
     token_ids: list[int]
     text: str
 
@@ -68,6 +69,7 @@ def evaluation_prompts(
         Prompt(
             row["sequence_id"],
             row["session"],
+            row["user"],
             list(row["token_ids"][: row["completion_start"]]),
             row["prompt_text"],
         )

@@ -41,7 +41,7 @@ Replays = Mapping[str, ReplaySums]
 REFERENCES = {"lookup": LOOKUP, "ceiling": CEILING}
 """What base and custom are compared with -> its name in `replay`."""
 
-COLUMNS = ["sequence_id", "session", "temperature", "top_p", "top_k"]
+COLUMNS = ["sequence_id", "session", "user", "temperature", "top_p", "top_k"]
 """Columns of the table of sequences that replay reads."""
 
 

@@ -70,6 +70,7 @@ class ReplaySums:
 
     sequence_ids: list[str]
     sessions: list[str]
+    users: list[str]
     tokens_R: Array
     steps_RK: Array
     accepted_RKK: Array
@@ -101,6 +102,7 @@ class ReplaySums:
         return cls(
             sequence_ids=[name for part in parts for name in part.sequence_ids],
             sessions=[name for part in parts for name in part.sessions],
+            users=[name for part in parts for name in part.users],
             **{name: np.concatenate([getattr(part, name) for part in parts]) for name in ARRAYS},
             regions=parts[0].regions,
         )
@@ -118,6 +120,7 @@ class ReplaySums:
         return ReplaySums(
             sequence_ids=kept,
             sessions=[(sessions or {}).get(name, self.sessions[place[name]]) for name in kept],
+            users=[self.users[row] for row in rows],
             **{name: getattr(self, name)[rows] for name in ARRAYS},
             regions=self.regions,
         )
@@ -129,6 +132,7 @@ class ReplaySums:
         return {
             "sequence_ids": self.sequence_ids,
             "sessions": self.sessions,
+            "users": self.users,
             **arrays,
             "regions": names,
         }
@@ -138,8 +142,8 @@ class ReplaySums:
         """The inverse of `as_dict`."""
         arrays = {name: np.array(value[name]) for name in ARRAYS}
         regions = [(dimension, name) for dimension, name in value["regions"]]
-        ids, sessions = value["sequence_ids"], value["sessions"]
-        return cls(sequence_ids=ids, sessions=sessions, regions=regions, **arrays)
+        ids, sessions, users = value["sequence_ids"], value["sessions"], value["users"]
+        return cls(ids, sessions, users, regions=regions, **arrays)
 
 
 ARRAYS = (
@@ -162,7 +166,7 @@ def replay(
     dtype: str = "float32",
     by_region: bool = False,
 ) -> ReplaySums:
-    """Replays `rows` (`heldout_replay.COLUMNS`); `sampling` overrides theirs.
+    """Replays `rows` (`heldout_replay.COLUMNS`, `user` may lack); `sampling` overrides theirs.
 
     `speculator` is a directory, the name of a kind without weights, or CEILING. Responses of one
     token have no speculative step and are left out. Runs on a GPU if there is one.
@@ -177,6 +181,7 @@ def replay(
     chains, tokens_by_region, steps_by_region = [], [], []
     ids: list[str] = []
     sessions: list[str] = []
+    users: list[str] = []
     for batch in batches(feature_store, rows, sampling, spec):
         a_NK, anchors_R = rule(batch, depth)
         chain = replay_chain(pad_anchors(a_NK, anchors_R), anchors_R)
@@ -190,6 +195,7 @@ def replay(
                 steps_by_region.append(member_AG.T @ visits_AK[: len(member_AG)])
         ids += [response.sequence_id for response in batch]
         sessions += [response.session for response in batch]
+        users += [response.user for response in batch]
     if not chains:
         raise OutriderError(
             "exact replay: no sequence has a response of two tokens or more; is the held-out part"
@@ -207,6 +213,7 @@ def replay(
     return ReplaySums(
         sequence_ids=ids,
         sessions=sessions,
+        users=users,
         tokens_R=stack("tokens_R"),
         steps_RK=stack("steps_RK"),
         accepted_RKK=stack("accepted_RKK"),
@@ -217,15 +224,15 @@ def replay(
 
 
 def length_at(sums: ReplaySums, k: int) -> ClusteredEstimate:
-    """Acceptance length with k drafts; the interval is over sessions."""
+    """Acceptance length with k drafts."""
     sums_R2 = np.stack([sums.tokens_R, sums.steps_RK[:, k - 1]], axis=1)
-    return clustered(sums_R2, sums.sessions, lambda s: s[..., 0] / s[..., 1])
+    return clustered(sums_R2, sums.sessions, lambda s: s[..., 0] / s[..., 1], users=sums.users)
 
 
 def compare(base: ReplaySums, custom: ReplaySums, k: int) -> dict[str, ClusteredEstimate]:
     """Acceptance lengths of base and custom and their ratio, both at k.
 
-    Intervals are over sessions, paired by response.
+    Intervals are over sessions or users, paired by response.
     """
     if base.sequence_ids != custom.sequence_ids:
         raise ValueError("base and custom were replayed on different sequences")
@@ -236,7 +243,8 @@ def compare(base: ReplaySums, custom: ReplaySums, k: int) -> dict[str, Clustered
         "ratio": lambda s: s[..., 1] / s[..., 2],  # the tokens are the same
     }
     return {
-        name: clustered(sums_RM, base.sessions, statistic) for name, statistic in statistics.items()
+        name: clustered(sums_RM, base.sessions, statistic, users=base.users)
+        for name, statistic in statistics.items()
     }
 
 
@@ -298,6 +306,7 @@ class Response:
 
     sequence_id: str
     session: str
+    user: str
     token_ids_T: "torch.Tensor"
     hidden_TH: "torch.Tensor"
     """The target's states after the final norm"""
@@ -329,6 +338,7 @@ def batches(
             Response(
                 row["sequence_id"],
                 row["session"],
+                row.get("user", ""),
                 features.token_ids,
                 features.hidden,
                 spec.inputs(features) if spec else features.hidden,

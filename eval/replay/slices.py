@@ -5,7 +5,7 @@
 Slices of responses are those that the split named (tenant, route, template, ...) and the length of
 the prompt. Slices within responses are reasoning and answer, and the position
 (response_segments.py). Every figure is a ratio of sums over a slice's responses; its interval is
-over the slice's sessions, and is null where they are few (eval/stats/clusters.py).
+over the slice's sessions or users, and is null where they are few (eval/stats/clusters.py).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -53,8 +53,8 @@ def sliced(base: ReplaySums, custom: ReplaySums, k: int, slices: Slices) -> dict
     ):
         # A region may be so small that no step is expected to start in it.
         if sums_NM.sum(axis=0).all():
-            sessions = [base.sessions[row] for row in rows_N]
-            table.setdefault(dimension, []).append(_slice(name, sums_NM, sessions))
+            whose = [(base.sessions[row], base.users[row]) for row in rows_N]
+            table.setdefault(dimension, []).append(_slice(name, sums_NM, whose))
     return {dimension: rows for dimension, rows in table.items() if len(rows) > 1}
 
 
@@ -80,9 +80,11 @@ def _of_regions(base: ReplaySums, custom: ReplaySums, k: int) -> Iterator[SliceS
         yield dimension, name, rows_N, np.stack([tokens_R[rows_N], *steps], axis=1)
 
 
-def _slice(name: str, sums_NM: NDArray[Any], sessions: Sequence[str]) -> Slice:
+def _slice(name: str, sums_NM: NDArray[Any], whose: Sequence[tuple[str, str]]) -> Slice:
+    sessions, users = zip(*whose, strict=True)
+
     def estimate(statistic: Statistic) -> ClusteredEstimate:
-        return clustered(sums_NM, sessions, statistic)
+        return clustered(sums_NM, sessions, statistic, users=users)
 
     return Slice(
         name=name,

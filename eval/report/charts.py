@@ -134,7 +134,7 @@ def slice_figure(slices: Mapping[str, Sequence[Slice]]) -> Figure:
         + points.encode(x=alt.X("value:Q", title=title))
         + names.encode(x=alt.value(5), text="slice:N")
     )
-    note = "Exact replay at custom's K. Lines are 95 % intervals over sessions. Dashed: no gain."
+    note = "Exact replay at custom's K. Lines are 95 % intervals. Dashed: no gain."
     return Figure("Acceptance length by slice", [], _svg(chart, 36 * len(rows)), note)
 
 
@@ -150,7 +150,7 @@ def history_figure(runs: Mapping[str, Replay]) -> Figure:
     lines = _lines(rows, DRAFTERS).encode(x=x)
     spans = _chart(rows).mark_rule(strokeWidth=2)
     spans = spans.encode(x=x, y="low:Q", y2="high:Q", color=_colour(DRAFTERS))
-    note = "Exact replay of each run's held-out responses. Lines are 95 % intervals over sessions."
+    note = "Exact replay of each run's held-out responses. Lines are 95 % intervals."
     return Figure("Acceptance length over the runs", DRAFTERS, _svg(lines + spans), note)
 
 

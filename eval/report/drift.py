@@ -127,7 +127,7 @@ def _obstacle(first: Report, run: Report) -> str | None:
             return f"another {name}"
     for each in (first, run):
         if each.replay and each.replay.ratio.low is None:
-            return f"{each.replay.ratio.clusters} sessions are too few for an interval"
+            return f"{each.replay.ratio.over}: too few for an interval"
     return None
 
 

@@ -30,7 +30,7 @@ class Replay(Part):
     custom: ClusteredEstimate
     """Acceptance length of custom at its K"""
     ratio: ClusteredEstimate
-    """custom / base, paired by response, over sessions"""
+    """custom / base, paired by response"""
     lookup: ClusteredEstimate
     """Acceptance length of n-gram lookup at custom's K"""
     ceiling: ClusteredEstimate
@@ -72,4 +72,4 @@ class Counted(Drafters[CountedDrafter]):
     model_config = DOCUMENTED
 
     ratio: ClusteredEstimate
-    """custom / base, over sessions"""
+    """custom / base"""

@@ -51,7 +51,7 @@ class Estimate(Part):
 
 
 class ClusteredEstimate(Part):
-    """A figure over sessions; its interval is null where they are few."""
+    """A figure over sessions and users; its interval is null where sessions are few."""
 
     value: float
     """Ratio of the pooled sums"""
@@ -62,15 +62,17 @@ class ClusteredEstimate(Part):
     observations: int
     """Number of responses"""
     clusters: int
-    """Number of sessions"""
+    """Number of sessions, or of users where their interval is the wider one"""
+    over: str
+    """The same in words, with what the interval does not speak for"""
 
-    def undecided(self, units: str) -> str | None:
-        """Why there is no interval, where there is none; `units` names the clusters."""
+    def undecided(self) -> str | None:
+        """Why there is no interval, where there is none."""
         if self.low is not None:
             return None
         if self.clusters < LEAST_SESSIONS:
-            return f"undecided: {self.clusters} {units}, at least {LEAST_SESSIONS} needed"
-        return f"undecided: one of {self.clusters} {units} holds all tokens"
+            return f"undecided: {self.over}, at least {LEAST_SESSIONS} needed"
+        return f"undecided: one of {self.over} holds all tokens"
 
 
 BASE = Field(description="The speculator in use")

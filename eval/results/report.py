@@ -20,7 +20,7 @@ from outrider.eval.results.parts import DOCUMENTED, ClusteredEstimate, Drafters,
 from outrider.eval.results.speed import Cost, RateRow, Scenario, Served
 from outrider.eval.results.verification import Verification
 
-VERSION = 12
+VERSION = 13
 """Version of the measurements and of results.json. Raise it when the same settings measure
 something else, or when the shape of results.json changes."""
 

@@ -1,6 +1,6 @@
-"""Intervals of ratios of sums over sessions: Student's t on the jackknifed log ratio.
+"""Intervals of ratios of sums over sessions or users: Student's t on the jackknifed log ratio.
 
-    clustered(sums_NM, sessions, ratio_of_ratios)
+    clustered(sums_NM, sessions, ratio_of_ratios, users=users)
 
     def ratio_of_ratios(sums):
         return (sums[..., 0] / sums[..., 1]) / (sums[..., 2] / sums[..., 3])
@@ -18,6 +18,13 @@ McCaffrey, Survey Methodology 28, 2002): G - 1 for equal sessions, few where a f
 most tokens. The low end is then above the truth in at most 3 % of cases from LEAST_SESSIONS
 sessions on (tests/eval/stats/test_clusters.py). With fewer, no interval is given.
 
+Sessions of one user are alike as well. Where users differ by 10 % and sessions by 5 %, intervals
+over sessions are wholly above the truth in 8 to 38 % of cases. So the interval is also computed
+over users, and the wider one is given: wrong in 1 to 3.5 % with 5 to 30 users. With 2 to 4 users
+an interval over them would decide almost nothing (a gain of 10 % is shown in 7 to 17 % of cases, of
+30 % in 20 to 70 %). The interval over sessions then holds for the traffic of these users only, and
+`over` says so. An id that all requests share is no user.
+
 Shapes: N observations, M sums carried together, G clusters.
 """
 
@@ -29,6 +36,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider.common.jackknife import LEAST_SESSIONS, degrees_of_freedom
+from outrider.data.ingest.traffic_facts import counted
 from outrider.eval.results.parts import ClusteredEstimate
 from outrider.eval.stats.intervals import LEVEL
 
@@ -39,26 +47,52 @@ Statistic = Callable[[Array], Any]
 
 
 def clustered(
-    sums_NM: Array, clusters: Sequence[Hashable], statistic: Statistic, level: float = LEVEL
+    sums_NM: Array,
+    sessions: Sequence[Hashable],
+    statistic: Statistic,
+    level: float = LEVEL,
+    users: Sequence[str] = (),
 ) -> ClusteredEstimate:
-    """`statistic` of the pooled sums, with Student's interval over clusters."""
+    """`statistic` of the pooled sums, with the wider interval, over sessions or users.
+
+    `users` are by observation, "" where unknown: its session then counts as a user.
+    """
     sums_NM = np.asarray(sums_NM, dtype=np.float64)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        value = float(statistic(sums_NM.sum(axis=0)))
+        margin, clusters = _margin(sums_NM, sessions, statistic, level)
+        over, known = counted(clusters, "session"), len({*users} - {""})
+        names = [user or session for user, session in zip(users, sessions, strict=bool(users))]
+        if known and len({*names}) > 1:
+            over += f" of {counted(known, 'user')}"
+            of_users, count = _margin(sums_NM, names, statistic, level)
+            if count < LEAST_SESSIONS:
+                over += ", too few to speak for others"
+            elif margin is not None and (of_users is None or of_users > margin):
+                margin, clusters = of_users, count
+                over += ", the wider interval by user"
+    low, high = None, None
+    if margin is not None:
+        low, high = value * math.exp(-margin), value * math.exp(margin)
+    return ClusteredEstimate(
+        value=value, low=low, high=high, observations=len(sums_NM), clusters=clusters, over=over
+    )
+
+
+def _margin(
+    sums_NM: Array, clusters: Sequence[Hashable], statistic: Statistic, level: float
+) -> tuple[float | None, int]:
+    """Half the width of the log statistic's interval, None without one, and the clusters."""
     _, cluster_N = np.unique(np.asarray(clusters), return_inverse=True)
     count = int(cluster_N.max()) + 1
     sums_GM = np.zeros((count, sums_NM.shape[1]))
     np.add.at(sums_GM, cluster_N, sums_NM)
-    low, high = None, None
-    with np.errstate(divide="ignore", invalid="ignore"):
-        value = float(statistic(sums_GM.sum(axis=0)))
-        if count >= LEAST_SESSIONS:
-            without_G = np.log(statistic(sums_GM.sum(axis=0) - sums_GM))
-            if np.isfinite(without_G).all() and value > 0:
-                share_G = (sums_GM / sums_GM.sum(axis=0)).mean(axis=1)
-                margin = float(jackknife_margin(without_G[None], share_G[None], level)[0])
-                low, high = value * math.exp(-margin), value * math.exp(margin)
-    return ClusteredEstimate(
-        value=value, low=low, high=high, observations=len(sums_NM), clusters=count
-    )
+    total_M = sums_GM.sum(axis=0)
+    without_G = np.log(statistic(total_M - sums_GM))
+    if count < LEAST_SESSIONS or not np.isfinite([*without_G, np.log(statistic(total_M))]).all():
+        return None, count
+    share_G = (sums_GM / total_M).mean(axis=1)
+    return float(jackknife_margin(without_G[None], share_G[None], level)[0]), count
 
 
 def jackknife_margin(without_RG: Array, share_RG: Array, level: float = LEVEL) -> Array:

@@ -102,7 +102,7 @@ def _windows(directories: Sequence[str]) -> list[RunDirectory]:
 
 ADAPT_WINDOW = Stage(
     name="adapt_window",
-    version=1,
+    version=2,
     needs=(),
     settings=lambda recipe: INGEST.settings(recipe) | CAPTURE.settings(recipe),
     sources=lambda recipe: target_and_base_digests(recipe) | traffic_digests(recipe),

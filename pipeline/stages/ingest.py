@@ -55,14 +55,14 @@ def _settings(recipe: Recipe) -> dict[str, Any]:
 def _sources(recipe: Recipe) -> dict[str, str]:
     digests = target_digest(recipe) | traffic_digests(recipe) | general_digests(recipe)
     key_file = recipe.privacy.key_file
-    if recipe.privacy.mode == "surrogate" and key_file:
+    if key_file:
         digests["privacy.key_file"] = path_digest(Path(key_file).expanduser())
     return digests
 
 
 INGEST = Stage(
     name="ingest",
-    version=6,
+    version=7,
     needs=(),
     settings=_settings,
     sources=_sources,

@@ -1,9 +1,11 @@
 """Timed blocks that use a few sessions' prompts again and again."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+
+from outrider.eval.bench.prompts import Prompt
 
 STEPS = 60
 """Steps of a response."""
@@ -15,20 +17,27 @@ def recycled_blocks(
     spread: float,
     repeats: int = 8,
     concurrency: Sequence[int] = (1, 4),
-) -> tuple[list[dict[str, Any]], list[str]]:
-    """Blocks of base and custom that accept alike on average, and the sessions of their prompts.
+    user: Callable[[int], int] | None = None,
+) -> tuple[list[dict[str, Any]], list[Prompt]]:
+    """Blocks of base and custom that accept alike on average, and their prompts.
 
     Custom's acceptance length differs from base's by a factor of each session (log-normal with that
-    standard deviation and mean 1), and every response by 5 %.
+    standard deviation and mean 1), and every response by 5 %. With `user` (of a session) it
+    is each user's.
     """
-    names = [f"s{number // 2}" for number in range(2 * sessions)]
-    factor_P = np.exp(spread * random.standard_normal(sessions) - spread**2 / 2).repeat(2)
+    whose = [number if user is None else user(number) for number in range(sessions)]
+    prompts_P = [
+        Prompt(f"q{number}", f"s{number // 2}", f"u{whose[number // 2]}" if user else "", [], "")
+        for number in range(2 * sessions)
+    ]
+    factor_G = np.exp(spread * random.standard_normal(sessions) - spread**2 / 2)
+    factor_P = factor_G[whose].repeat(2)
     blocks: list[dict[str, Any]] = []
     supply = 0
     for repeat in range(repeats):
         for size in concurrency:
             count = max(5, 2 * size)
-            prompts = [(supply + place) % len(names) for place in range(count)]
+            prompts = [(supply + place) % len(prompts_P) for place in range(count)]
             supply += count
             for variant in ("base", "custom"):
                 length_R = 2.5 * np.exp(0.05 * random.standard_normal(count))
@@ -54,4 +63,4 @@ def recycled_blocks(
                         "counters": counters,
                     }
                 )
-    return blocks, names
+    return blocks, prompts_P

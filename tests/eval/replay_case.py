@@ -61,6 +61,7 @@ def replay_case(folder):
             {
                 "sequence_id": name,
                 "session": f"s{number // 2}",
+                "user": f"u{number // 4}",
                 "temperature": TEMPERATURE,
                 "top_p": TOP_P,
                 "top_k": TOP_K,

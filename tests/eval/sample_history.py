@@ -20,6 +20,7 @@ def estimate(value: float, spread: float = SPREAD) -> ClusteredEstimate:
         high=value * (1 + spread),
         observations=120,
         clusters=60,
+        over="60 sessions",
     )
 
 

@@ -13,6 +13,7 @@ from outrider.eval.bench.counted import counted_acceptance, counted_passes
 from outrider.eval.bench.metrics import noise_of, summarise
 from outrider.eval.bench.open_loop import rate_row
 from outrider.eval.bench.outputs import REGIMES, Outputs, Recorded
+from outrider.eval.bench.prompts import Prompt
 from outrider.eval.choose_k import choose_k
 from outrider.eval.config import EvalConfig
 from outrider.eval.gate import judge
@@ -50,8 +51,8 @@ BOTH_K = Drafters[int](base=2, custom=K)
 BURSTS = {"none": 1.0, "base": 2.2, "custom": 2.9}
 """Tokens that a delivery brings."""
 SPECULATORS = {drafter: Speculator("mtp") for drafter in DRAFTERS}
-SESSIONS = [f"s{number}" for number in range(6)]
-"""Of the timed prompts."""
+TIMED = [Prompt(f"q{number}", f"s{number}", "", [], "") for number in range(6)]
+"""The timed prompts."""
 QUIET = {"custom_over_base": None, "custom_over_none": None, "base_over_none": None}
 """A machine without noise of its own."""
 STEP_S = {
@@ -84,7 +85,7 @@ def sample_blocks(custom_speed: float = 1.4, mode_speed: float = 1.0) -> list[di
                     "repeat": repeat,
                     "concurrency": concurrency,
                     "variant": variant,
-                    "prompts": [(repeat + place) % len(SESSIONS) for place in range(n)],
+                    "prompts": [(repeat + place) % len(TIMED) for place in range(n)],
                     "alternated": False,
                     "seconds": float(latency.sum() / concurrency),
                     "output_tokens": int(tokens.sum()),
@@ -185,7 +186,7 @@ def sample_replay(acceptance: float) -> ReplaySums:
     length = (1 - acceptance ** (k + 1)) / (1 - acceptance)
     steps = tokens[:, None] / length * random.normal(1, 0.05, (120, 1))
     reached = steps[:, :, None] * acceptance ** k[None, None] * (k[None, :] <= k[:, None])
-    names = [str(i) for i in range(120)], [str(i // 2) for i in range(120)]
+    names = [str(i) for i in range(120)], [str(i // 2) for i in range(120)], [""] * 120
     shares_G = np.array([0.8, 0.2])
     regions = tokens[:, None] * shares_G, steps[:, None] * shares_G[:, None]
     where = [("part of response", "reasoning"), ("part of response", "answer")]
@@ -314,9 +315,9 @@ def _findings(custom_speed: float) -> Findings:
     replays = {"base": base, "custom": custom, **sample_references()}
     speeds = {"eager": 1.0, "compiled": 2.3}
     blocks = {mode: with_same_k(sample_blocks(custom_speed, own)) for mode, own in speeds.items()}
-    passes = {mode: counted_passes(measured, SESSIONS) for mode, measured in blocks.items()}
+    passes = {mode: counted_passes(measured, TIMED) for mode, measured in blocks.items()}
     same_k = [
-        one for measured in blocks.values() for one in counted_passes(measured, SESSIONS, SAME_K)
+        one for measured in blocks.values() for one in counted_passes(measured, TIMED, SAME_K)
     ]
     served = {
         mode: Served(

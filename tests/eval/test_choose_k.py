@@ -138,7 +138,7 @@ def case(tmp_path, monkeypatch):
 
 def chosen_for(context, replayed=True, **settings):
     context = dataclasses.replace(context, settings=context.settings.model_copy(update=settings))
-    requests = HeldoutRequests(Sampling(), [], [Prompt("q", "s", [1], "a")])
+    requests = HeldoutRequests(Sampling(), [], [Prompt("q", "s", "", [1], "a")])
     validation = {"base": SUMS, "custom": SUMS} if replayed else None
     return choose(context, "servers", "load", requests, validation)
 

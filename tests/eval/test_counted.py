@@ -14,6 +14,7 @@ from outrider.eval.bench.counted import (
     counted_acceptance,
     counted_passes,
 )
+from outrider.eval.bench.prompts import Prompt
 from outrider.eval.config import EvalConfig
 from outrider.eval.context import (
     Backends,
@@ -42,6 +43,10 @@ def counters(tokens, drafts=0, accepted=(0, 0)):
     }
 
 
+def prompts(*sessions):
+    return [Prompt(session, session, "", [], "") for session in sessions]
+
+
 def simulated(script):
     """Counters of steps, given by accepted drafts; None is a step without a draft."""
     drafted = [accepted for accepted in script if accepted is not None]
@@ -53,7 +58,7 @@ def simulated(script):
 def test_steps_without_a_draft_are_steps():
     def counted(kind, custom):
         passes = [
-            CountedPass([f"{n}"], {"base": simulated([1, 0, 2]), "custom": custom})
+            CountedPass(prompts(f"{n}"), {"base": simulated([1, 0, 2]), "custom": custom})
             for n in range(2)
         ]
         speculators = {"base": Speculator("mtp"), "custom": Speculator(kind)}
@@ -83,20 +88,38 @@ def test_prompts_that_are_used_again_are_no_further_evidence(custom):
     assert wrong / trials < 0.06  # 2.5 % are expected; 22 % with turns as clusters
     few, sessions = recycled_blocks(random, 4, 0.1)
     found = counted_acceptance(counted_passes(few, sessions), speculators, k).ratio
-    assert found.low is None and "4 sessions, at least 5" in found.undecided("sessions")
+    assert found.low is None and "4 sessions, at least 5" in found.undecided()
+
+
+def test_the_interval_is_over_users_where_that_is_wider():
+    """Forty sessions of eight users, whose acceptance differs by 10 %."""
+    random, k = np.random.default_rng(0), Drafters[int](base=4, custom=4)
+    wrong, trials = np.zeros(2), 150
+    for _ in range(trials):
+        blocks, asked = recycled_blocks(random, 40, 0.1, repeats=12, user=lambda s: s % 8)
+        for place, own in enumerate((asked, [replace(each, user="") for each in asked])):
+            passes = counted_passes(blocks, own)
+            found = counted_acceptance(passes, {d: Speculator("mtp") for d in DRAFTERS}, k).ratio
+            wrong[place] += found.low > 1
+            assert ("40 sessions of 8 users" if own is asked else "40 sessions") in found.over
+    assert wrong[0] / trials < 0.06 and wrong[1] / trials > 0.1
 
 
 def test_a_response_s_share_of_a_block_is_its_share_of_the_deliveries():
     """The session with the longer acceptance length is told from the other in one block."""
     block = counters(32 + 2, drafts=16, accepted=(10, 6))
     one = CountedPass(
-        ["a", "b"], dict.fromkeys(DRAFTERS, block), {name: [(25, 8), (9, 8)] for name in DRAFTERS}
+        prompts("a", "b"),
+        dict.fromkeys(DRAFTERS, block),
+        {name: [(25, 8), (9, 8)] for name in DRAFTERS},
     )
     found = _by_response(one, "custom", Speculator("mtp"))
     assert found.tolist() == [[24, 8], [8, 8]]
     # Where nothing was streamed, the responses share alike.
     one = CountedPass(
-        ["a", "b"], dict.fromkeys(DRAFTERS, block), {name: [(1, 0), (1, 0)] for name in DRAFTERS}
+        prompts("a", "b"),
+        dict.fromkeys(DRAFTERS, block),
+        {name: [(1, 0), (1, 0)] for name in DRAFTERS},
     )
     assert _by_response(one, "custom", Speculator("mtp")).tolist() == [[16, 8], [16, 8]]
 
@@ -111,6 +134,7 @@ def case(tmp_path):
         {
             "sequence_id": f"q{n}",
             "session": f"s{n}",
+            "user": "",
             "token_ids": [*range(2, 8 + n), 9, 9],
             "completion_start": 6 + n,
             "temperature": 0.6,
@@ -210,6 +234,7 @@ def test_from_servers_to_verdict(case, nano_r1, tmp_path, kind):
             {
                 "sequence_id": f"q{n}",
                 "session": f"s{n}",
+                "user": "",
                 "temperature": 0.6,
                 "top_p": 0.95,
                 "top_k": 0,

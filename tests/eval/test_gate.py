@@ -45,6 +45,9 @@ def good() -> dict[str, Any]:
 
 
 def verdict_of(findings: dict[str, Any], gate: GateConfig | None = None) -> Verdict:
+    for name in ("replay", "general"):
+        if findings[name]:
+            findings[name]["ratio"] = {"over": "200 sessions"} | findings[name]["ratio"]
     return judge(Findings.model_validate(findings), gate or GateConfig(), ParityConfig())
 
 
@@ -78,13 +81,13 @@ def test_a_speed_that_is_not_decided_says_what_would(ratio, outcome, verdict):
     ("ratio", "seen", "demand"),
     [
         (
-            BETTER | {"low": None, "high": None, "clusters": 3},
-            "1.400, undecided: 3 held-out sessions, at least 5 needed",
+            BETTER | {"low": None, "high": None, "clusters": 3, "over": "3 sessions"},
+            "1.400, undecided: 3 sessions, at least 5 needed",
             "must lie above 1",
         ),
         # log(1.2 / 0.98) / 2 = 0.101, log 1.1 = 0.095: (0.101 / 0.095)^2 x 200 = 226.
-        (UNSURE, "over 200 held-out sessions", "(undecided: about 226 would be needed)"),
-        (UNSURE | {"value": 0.99}, "over 200 held-out sessions", "must lie above 1 (undecided)"),
+        (UNSURE, "over 200 sessions", "(undecided: about 226 would be needed)"),
+        (UNSURE | {"value": 0.99}, "over 200 sessions", "must lie above 1 (undecided)"),
     ],
 )
 def test_too_few_sessions_give_no_verdict(ratio, seen, demand):

@@ -152,7 +152,8 @@ class Run:
 def estimate(value):
     half = math.exp(0.02)
     low, high = value / half, value * half
-    return ClusteredEstimate(value=value, low=low, high=high, observations=ROWS, clusters=ROWS)
+    counts = {"observations": ROWS, "clusters": ROWS, "over": f"{ROWS} sessions"}
+    return ClusteredEstimate(value=value, low=low, high=high, **counts)
 
 
 @pytest.fixture(autouse=True)

@@ -24,6 +24,7 @@ def run(tmp_path) -> RunDirectory:
         {
             "sequence_id": f"q{number}",
             "session": f"s{number}",
+            "user": "",
             "token_ids": [*range(2, 8 + number), 9, 9],
             "completion_start": 6 + number,
             # Most of those that are put aside are sampled in another way.

@@ -203,6 +203,7 @@ def run(captured: Corpus, tmp_path: Path) -> RunDirectory:
         {
             "sequence_id": name,
             "session": name,
+            "user": "",
             "time": None,
             "token_ids": store.read(name).token_ids.tolist(),
             "completion_start": store.read(name).completion_start,

@@ -1,3 +1,4 @@
+import hmac
 import json
 import stat
 
@@ -77,11 +78,12 @@ def test_good_rows_become_sequences(text_target, tmp_path):
     summary = run(text_target, tmp_path, good_rows())
     assert (summary["rows"], summary["exchanges"], summary["rejects"]) == (20, 20, {})
     table = load_sequences(tmp_path / "out" / "sequences")
-    row = table[3]
+    row, key = table[3], (tmp_path / "out" / "privacy.key").read_bytes()
     assert (
         row["sequence_id"] == "0-4"
         and row["session"] == "s1"
         and row["tenant"] == "acme"
+        and row["user"] == "user-" + hmac.digest(key, b"acme", "sha256").hex()[:16]
         and row["time"] == 1003.0
     )
     assert row["temperature"] == pytest.approx(0.7) and row["top_p"] == pytest.approx(0.95)
@@ -159,7 +161,8 @@ def test_missing_times_are_null_and_missing_sessions_are_conversations(text_targ
     table = load_sequences(tmp_path / "out" / "sequences")
     assert table["time"][:] == [1714564800, None, None, 1714564900, None, None]
     sessions = table["session"][:]
-    assert (sessions[0], sessions[2], sessions[3]) == ("s-1", "u7", "row")
+    assert (sessions[0], sessions[2], sessions[3]) == ("s-1", table["user"][2], "row")
+    assert sessions[2].startswith("user-") and "u7" not in sessions[2]
     assert sessions[1] == sessions[5] != sessions[4]  # the turns of one conversation
     assert summary["without_time"] == 4
 
@@ -214,7 +217,9 @@ def test_only_the_owner_can_read_what_is_written(text_target, tmp_path):
     )
     assert {stat.S_IMODE(path.stat().st_mode) for path in (out / "sequences").iterdir()} == {0o600}
     assert stat.S_IMODE((out / "rejects.jsonl").stat().st_mode) == 0o600
+    assert stat.S_IMODE((out / "privacy.key").stat().st_mode) == 0o600
     assert sorted(path.name for path in out.iterdir()) == [
+        "privacy.key",
         "rejects.jsonl",
         "sequences",
         "summary.json",

@@ -5,7 +5,7 @@ import hashlib
 import pytest
 
 from outrider.common.errors import OutriderError
-from outrider.data.config import TrafficConfig
+from outrider.data.config import PrivacyConfig, TrafficConfig
 from outrider.data.ingest import chunks, ingest
 from outrider.data.ingest.chunks import ChunkWork, Part
 from outrider.data.sequences import load_sequences
@@ -28,10 +28,15 @@ def log(tmp_path):
 
 
 def run(target, log, out, workers=0, **config):
-    ingest.ingest(
-        target, TrafficConfig(path=str(log), max_reject_fraction=0.9, **config), out, workers
-    )
+    traffic = TrafficConfig(path=str(log), max_reject_fraction=0.9, **config)
+    ingest.ingest(target, traffic, out, workers, with_key(log))
     return digests(out)
+
+
+def with_key(log):
+    """Digests of users have the same key in every folder."""
+    (log.parent / "key").write_bytes(bytes(32))
+    return PrivacyConfig(key_file=str(log.parent / "key"))
 
 
 def digests(out):
@@ -117,7 +122,7 @@ def test_parts_of_other_inputs_are_not_used(
 def test_a_refused_log_keeps_its_parts(text_target, log, tmp_path, small_chunks, monkeypatch):
     traffic = TrafficConfig(path=str(log), max_reject_fraction=0.01)
     with pytest.raises(OutriderError, match="max_reject_fraction"):
-        ingest.ingest(text_target, traffic, tmp_path / "out", 0)
+        ingest.ingest(text_target, traffic, tmp_path / "out", 0, with_key(log))
     monkeypatch.setattr(ChunkWork, "make", lambda self, chunk: pytest.fail("made again"))
     assert "summary.json" in run(text_target, log, tmp_path / "out")
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [

@@ -22,7 +22,7 @@ from outrider.data.privacy.guard import (
     UNREADABLE,
     PrivacyGuard,
     PrivacyTally,
-    surrogate_key,
+    privacy_key,
 )
 from outrider.data.tokenize.tokens import SequenceBuilder
 from tests.data.personal import EXAMPLES
@@ -321,20 +321,19 @@ def test_no_value_that_is_found_is_left_and_no_completion_is_changed(prompts, co
 
 def test_a_key_of_the_runs_own_is_made_once_and_private(tmp_path):
     own = tmp_path / "traffic" / "privacy.key"
-    assert surrogate_key(REPORT, own) is None and not own.exists()
-    key = surrogate_key(SURROGATE, own)
-    assert len(key) == 32 and key == surrogate_key(SURROGATE, own)
+    key = privacy_key(REPORT, own)
+    assert len(key) == 32 and key == privacy_key(SURROGATE, own)
     assert stat.S_IMODE(own.stat().st_mode) == 0o600
     (tmp_path / "mine").write_bytes(b"sixteen bytes of key")
     named = PrivacyConfig(mode="surrogate", key_file=str(tmp_path / "mine"))
-    assert surrogate_key(named, own) == b"sixteen bytes of key"
+    assert privacy_key(named, own) == b"sixteen bytes of key"
     (tmp_path / "mine").write_bytes(b"short")
     with pytest.raises(OutriderError, match=r"mine: 5 bytes are too short for a key"):
-        surrogate_key(named, own)
+        privacy_key(named, own)
     with pytest.raises(
         OutriderError, match=r"privacy.key_file = '.*gone': cannot be read \(No such file"
     ):
-        surrogate_key(PrivacyConfig(mode="surrogate", key_file=str(tmp_path / "gone")), own)
+        privacy_key(PrivacyConfig(mode="surrogate", key_file=str(tmp_path / "gone")), own)
 
 
 @pytest.mark.parametrize(

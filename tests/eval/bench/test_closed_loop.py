@@ -12,6 +12,7 @@ from outrider.eval.bench import servers as module
 from outrider.eval.bench.closed_loop import _check_drafts, measure
 from outrider.eval.bench.counted import counted_passes
 from outrider.eval.bench.metrics import noise_of, summarise
+from outrider.eval.bench.prompts import Prompt
 from outrider.eval.bench.servers import Servers
 from outrider.eval.config import EvalConfig
 from outrider.eval.results.parts import CURRENT, SAME_K
@@ -142,9 +143,10 @@ def test_alone_the_variants_of_servers_that_are_up_alternate_by_request(
     assert base["counters"]["accepted_per_position"] == [3]
     assert [prompts[index] for index in base["prompts"]] == ["a", "bb", "ccc"]
     # Each session has its own responses, however the variants took turns.
-    passes = counted_passes(found, [f"s{number}" for number in range(6)])
-    assert [len(one.sessions) for one in passes] == [3, 4, 3, 4]
-    assert {session for one in passes for session in one.sessions} == {f"s{n}" for n in range(6)}
+    asked = [Prompt(f"q{number}", f"s{number}", "", [], "") for number in range(6)]
+    passes = counted_passes(found, asked)
+    assert [len(one.prompts) for one in passes] == [3, 4, 3, 4]
+    assert {each.session for one in passes for each in one.prompts} == {f"s{n}" for n in range(6)}
 
 
 def test_where_weights_load_slowly_the_variants_alternate_by_several_requests(

@@ -6,6 +6,7 @@ import pytest
 from outrider.common.errors import OutriderError
 from outrider.eval.bench.counted import CountedPass, counted_acceptance
 from outrider.eval.bench.metrics import noise_of, summarise
+from outrider.eval.bench.prompts import Prompt
 from outrider.eval.results.parts import Drafters
 from outrider.eval.stats.speed_ratio import BlockNoise
 from tests.eval.sample_results import EVALUATION, QUIET, SPECULATORS, sample_blocks
@@ -117,12 +118,16 @@ def test_counters_are_pooled_before_they_are_divided():
             "generation_tokens": tokens,
         }
 
+    def prompts(session):
+        return [Prompt(session, session, "", [], "")]
+
     passes = [
         CountedPass(
-            ["a"], {"base": counters(100, 161, 50, 10), "custom": counters(80, 181, 60, 40)}
+            prompts("a"), {"base": counters(100, 161, 50, 10), "custom": counters(80, 181, 60, 40)}
         ),
         CountedPass(
-            ["b"], {"base": counters(300, 661, 240, 120), "custom": counters(200, 471, 180, 90)}
+            prompts("b"),
+            {"base": counters(300, 661, 240, 120), "custom": counters(200, 471, 180, 90)},
         ),
     ]
     counted = counted_acceptance(passes, SPECULATORS, BOTH)
@@ -130,7 +135,7 @@ def test_counters_are_pooled_before_they_are_divided():
     assert counted.base.cumulative == pytest.approx([290 / 400, 130 / 400])
     assert counted.ratio.value == pytest.approx((650 / 280) / (820 / 400))
     assert counted.ratio.clusters == 2 and counted.ratio.low is None
-    assert counted.ratio.undecided("sessions") == "undecided: 2 sessions, at least 5 needed"
+    assert counted.ratio.undecided() == "undecided: 2 sessions, at least 5 needed"
     with pytest.raises(OutriderError, match="no draft of the base speculator"):
         nothing = dict.fromkeys(("base", "custom"), counters(0, 1))
-        counted_acceptance([CountedPass(["a"], nothing)], SPECULATORS, BOTH)
+        counted_acceptance([CountedPass(prompts("a"), nothing)], SPECULATORS, BOTH)

@@ -104,7 +104,9 @@ class Asked:
         return self.endpoint
 
 
-REQUESTS = HeldoutRequests(Sampling(), [Prompt(str(ids[-1]), "s", ids, "") for ids in PROMPTS], [])
+REQUESTS = HeldoutRequests(
+    Sampling(), [Prompt(str(ids[-1]), "s", "", ids, "") for ids in PROMPTS], []
+)
 K = Drafters[int](base=2, custom=3)
 
 

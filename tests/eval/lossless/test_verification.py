@@ -39,7 +39,7 @@ class Store(dict):
 def test_the_checks_read_the_states_of_the_outputs(tmp_path):
     target = write_tiny_target(tmp_path / "target")
     torch.manual_seed(0)
-    prompts = [Prompt(f"q{n}", f"s{n}", [1, 2, 3 + n], "text") for n in range(3)]
+    prompts = [Prompt(f"q{n}", f"s{n}", "", [1, 2, 3 + n], "text") for n in range(3)]
     greedy = [torch.randint(VOCAB, (9,)).tolist() for _ in prompts]
     other = [greedy[0], [*greedy[1][:4], (greedy[1][4] + 1) % VOCAB, 7], greedy[2]]
     sampled = [torch.randint(VOCAB, (12,)).tolist() for _ in prompts]
@@ -146,7 +146,7 @@ def test_scores_of_a_long_response_never_hold_all_its_logits(tmp_path, dtype):
     target = write_tiny_target(tmp_path / "target")
     torch.manual_seed(0)
     length = 5 * verification.POSITIONS_AT_A_TIME + 7
-    prompt, ids = Prompt("q", "s", [1, 2, 3], "text"), torch.randint(VOCAB, (length,)).tolist()
+    prompt, ids = Prompt("q", "s", "", [1, 2, 3], "text"), torch.randint(VOCAB, (length,)).tolist()
     tokens = torch.tensor([*prompt.token_ids, *ids]).int()
     states = SimpleNamespace(
         token_ids=tokens, hidden=torch.randn(len(tokens), HIDDEN).bfloat16(), completion_start=3
@@ -172,7 +172,7 @@ def test_tasks_leave_out_prompts_without_an_answer(monkeypatch):
         "task_of",
         lambda at: at.task and (lambda prompt, text: None if prompt == "no" else text == "5"),
     )
-    prompts = [Prompt("a", "s", [1], "yes"), Prompt("b", "s", [1], "no")]
+    prompts = [Prompt("a", "s", "", [1], "yes"), Prompt("b", "s", "", [1], "no")]
 
     def recorded(*token_ids):
         return Recorded(token_ids=list(token_ids), counted=[NOTHING] * len(token_ids))
@@ -205,7 +205,7 @@ def test_a_check_that_raises_later_is_counted_and_only_a_check_that_always_does_
         control=same,
         repeated=same,
     )
-    prompts = [Prompt("a", "s", [1], "5"), Prompt("b", "s", [1], "five")]
+    prompts = [Prompt("a", "s", "", [1], "5"), Prompt("b", "s", "", [1], "five")]
     target = SimpleNamespace(directory=lambda: "nowhere")
     settings = EvalConfig(task="a:b")
     check = lambda prompt, text: int(prompt) == int(text)  # noqa: E731

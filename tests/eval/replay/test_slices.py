@@ -20,6 +20,7 @@ def sums(steps_RK, sessions, region_tokens_RG=None, region_steps_RGK=None, regio
         *(
             [f"q{i}" for i in range(count)],
             sessions,
+            [""] * count,
             np.arange(10.0, 10 + count),
             steps_RK,
             nothing,

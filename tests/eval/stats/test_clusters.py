@@ -82,3 +82,39 @@ def test_one_session_that_holds_everything_leaves_no_interval():
     rows = np.array([[3.0, 2.0], *[[0.0, 0.0]] * 7])
     found = clustered(rows, range(8), ratio)
     assert found.value == 1.5 and found.low is None
+
+
+@pytest.mark.parametrize("users", [5, 8, 20])
+def test_users_that_differ_make_the_interval_theirs(users):
+    """Users differ by 10 %, their sessions by 5 %: over sessions 15 % and more would be wrong."""
+    random, wrong, trials = np.random.default_rng(1), np.zeros(2), 600
+    for _ in range(trials):
+        user_S = np.arange(60) % users
+        size = np.exp(0.5 * random.standard_normal(60))
+        factor_S = np.exp(0.1 * random.standard_normal(users))[user_S]
+        rows = np.stack([size * factor_S * np.exp(0.05 * random.standard_normal(60)), size], axis=1)
+        named = clustered(rows, range(60), ratio, users=[f"u{user}" for user in user_S])
+        wrong += named.low > 1, clustered(rows, range(60), ratio).low > 1
+    assert f"60 sessions of {users} users" in named.over
+    assert wrong[0] / trials < 0.045 and wrong[1] / trials > 0.12
+
+
+def test_what_an_interval_speaks_for():
+    base, custom = simulated(np.random.default_rng(3), 12, 1, noise=0.01)
+    rows = np.stack([base[0], custom[0]], axis=1)
+    plain = clustered(rows, range(12), ratio)
+
+    def over(*users):
+        found = clustered(rows, range(12), ratio, users=users)
+        return found.over, found.low == plain.low
+
+    assert over(*["one"] * 12) == ("12 sessions", True)  # an id that all share is no user
+    few = "12 sessions of 3 users, too few to speak for others"
+    assert over(*["a", "b", "c"] * 4) == (few, True)
+    gain = np.repeat([1, 1.1, 0.9, 1.2, 0.8, 1], 2) + 0.01 * base[0]
+    rows = np.stack([gain, np.ones(12)], axis=1)
+    plain = clustered(rows, range(12), ratio)
+    wider = "12 sessions of 6 users, the wider interval by user"
+    assert over(*np.repeat([*"abcdef"], 2)) == (wider, False)
+    # A session of an unknown user counts as one.
+    assert over(*["a", "a", *[""] * 10])[0].startswith("12 sessions of 1 user")

@@ -58,6 +58,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunDirectory, Recipe]
             {
                 "sequence_id": name,
                 "session": name,
+                "user": "",
                 "time": 1.7e9 + 60 * number,
                 "token_ids": prompt + list(range(10, 22)),
                 "completion_start": len(prompt),
