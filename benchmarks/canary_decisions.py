@@ -1,11 +1,11 @@
-"""How often a canary's decision is wrong, and how many requests it takes.
+"""How often decisions about a live endpoint are wrong, and how many requests they take.
 
     python -m benchmarks.canary_decisions --trials 200
 
 Simulated traffic (tests/live/simulated_traffic.py): sessions of about four requests, log-normal
 lengths, a load that rises and falls 2.7-fold within the run and slows both, half of the sessions on
-the canary. The decision is looked at 16 times from 100 requests on, and the first
-verdict counts.
+the canary, whose replica is slower or faster than stable's by 6 %. The baseline has
+`baseline_requests` of the canary. The decision is looked at 16 times, and the first verdict counts.
 """
 
 import argparse
@@ -13,17 +13,54 @@ import argparse
 import numpy as np
 
 from outrider.live.endpoint_file import CanaryPolicy
-from tests.live.simulated_traffic import Traffic, first_verdict
+from tests.live.simulated_traffic import Traffic, baseline_of, first_verdict
 
+POLICY = CanaryPolicy()
+REPLICAS = (0.94, 1.06)
 CASES = {
     "3 % slower": Traffic(speed=0.97),
     "equal": Traffic(),
+    "5 % faster": Traffic(speed=1.05),
     "10 % faster": Traffic(speed=1.1),
     "25 % faster": Traffic(speed=1.25),
-    "50 % faster": Traffic(speed=1.5),
-    "25 % slower": Traffic(speed=0.75),
+    "20 % slower": Traffic(speed=0.8),
     "30 % of its requests fail": Traffic(failures=(0.001, 0.3)),
 }
+
+
+def verdicts(
+    random: np.random.Generator, traffic: Traffic, trials: int, requests: int, looks: int = 16
+) -> list[tuple[str, int, int]]:
+    """Action, and requests until it, all and the canary's, of each trial."""
+    return [
+        first_verdict(
+            traffic.draw(random, requests),
+            baseline_of(traffic, random, 2 * POLICY.baseline_requests),
+            POLICY,
+            looks,
+        )
+        for _ in range(trials)
+    ]
+
+
+def share_of(found: list[tuple[str, int, int]], action: str) -> float:
+    """Share of the trials that ended in an action."""
+    return sum(each[0] == action for each in found) / len(found)
+
+
+def shares(random: np.random.Generator, trials: int) -> dict[str, float]:
+    """Shares of wrong decisions, each in the worst setting."""
+
+    def worst(speed: float, action: str) -> float:
+        return max(
+            share_of(verdicts(random, Traffic(speed, replica), trials, 2400, looks=8), action)
+            for replica in REPLICAS
+        )
+
+    return {
+        "canary_slow_promoted": worst(0.97, "promote"),
+        "canary_equal_rolled_back": worst(1.0, "roll_back"),
+    }
 
 
 def main() -> None:
@@ -32,25 +69,21 @@ def main() -> None:
     parser.add_argument("--trials", type=int, default=200)
     parser.add_argument("--requests", type=int, default=2400)
     options = parser.parse_args()
-    policy = CanaryPolicy()
-    print("| canary | promoted | rolled back | undecided | requests | of the canary |")
-    print("|---|---|---|---|---|---|")
+    print("| release | replica | promoted | rolled back | undecided | requests | of the canary |")
+    print("|---|---|---|---|---|---|---|")
     for name, traffic in CASES.items():
-        found = [
-            first_verdict(traffic.draw(np.random.default_rng([7, t]), options.requests), policy, 16)
-            for t in range(options.trials)
-        ]
-        share = {
-            action: sum(each[0] == action for each in found) / len(found)
-            for action in ("promote", "roll_back", "wait")
-        }
-        decided = [each for each in found if each[0] != "wait"]
-        middle = np.median([each[1:] for each in decided], axis=0) if decided else [np.nan] * 2
-        print(
-            f"| {name} | " + " | ".join(f"{each:.1%}" for each in share.values()),
-            f"| {middle[0]:.0f} | {middle[1]:.0f} |",
-            flush=True,
-        )
+        for replica in REPLICAS:
+            case = Traffic(traffic.speed, replica, traffic.failures)
+            random = np.random.default_rng(7)
+            found = verdicts(random, case, options.trials, options.requests)
+            parts = (share_of(found, action) for action in ("promote", "roll_back", "wait"))
+            decided = [each[1:] for each in found if each[0] != "wait"]
+            middle = np.median(decided, axis=0) if decided else [np.nan] * 2
+            print(
+                f"| {name} | {replica:g} | " + " | ".join(f"{each:.1%}" for each in parts),
+                f"| {middle[0]:.0f} | {middle[1]:.0f} |",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

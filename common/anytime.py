@@ -31,6 +31,7 @@ Shapes: R rows, G clusters.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -124,28 +125,37 @@ def _jackknife(numerator_RG: Array, denominator_RG: Array) -> tuple[Array, Array
         return variance_R, degrees_of_freedom(share_RG)
 
 
-def ratio_of_groups(
-    above_A: ArrayLike, below_A: ArrayLike, above_B: ArrayLike, below_B: ArrayLike, alpha: float
-) -> Bounds:
-    """(sum above / sum below) of group A over that of group B, with bounds, from clusters.
+Group = tuple[ArrayLike, ArrayLike]
+"""Numerator and denominator of each cluster."""
 
-    The groups are independent: the log ratio's variance is the sum of their jackknife variances,
-    and its degrees of freedom are Welch's and Satterthwaite's. Clusters: those of A.
+
+def ratio_of_groups(above: Sequence[Group], below: Sequence[Group], alpha: float) -> Bounds:
+    """Product of the ratios of the groups `above` over that of `below`, with bounds.
+
+    A group's ratio is sum(numerator) / sum(denominator) of its clusters. The groups are
+    independent: the variance of the log is the sum of their jackknife variances, and its degrees
+    of freedom are Welch's and Satterthwaite's. Clusters: those of the first group.
+
+    Some groups may be complete at the first look and others grow, as where an offset that was
+    measured before is subtracted. The bounds hold at all looks then too: with a fixed variance v
+    and growing information I, the errors have the covariances of a mean of growing size whose
+    information is 1 / (v + 1 / I).
     """
     groups = [
-        (np.asarray(above, dtype=np.float64), np.asarray(below, dtype=np.float64))
-        for above, below in ((above_A, below_A), (above_B, below_B))
+        (sign, np.asarray(numerator, dtype=np.float64), np.asarray(denominator, dtype=np.float64))
+        for sign, side in ((1, above), (-1, below))
+        for numerator, denominator in side
     ]
-    clusters = len(groups[0][0])
-    if not all(len(above) and above.sum() > 0 and below.sum() > 0 for above, below in groups):
+    clusters = len(groups[0][1])
+    if not all(len(over) and over.sum() > 0 and under.sum() > 0 for _, over, under in groups):
         return Bounds(math.nan, 0.0, math.inf, clusters)
-    logs = [math.log(above.sum() / below.sum()) for above, below in groups]
-    parts = [_jackknife(above[None], below[None]) for above, below in groups]
+    log = sum(sign * math.log(over.sum() / under.sum()) for sign, over, under in groups)
+    parts = [_jackknife(over[None], under[None]) for _, over, under in groups]
     variances = [float(variance_R[0]) for variance_R, _ in parts]
     shares = sum(
         v**2 / float(degrees_R[0]) for v, (_, degrees_R) in zip(variances, parts, strict=True)
     )
-    value, margin = math.exp(logs[0] - logs[1]), math.inf
+    value, margin = math.exp(log), math.inf
     if shares > 0:
         margin = math.sqrt(sum(variances)) * float(critical_t(sum(variances) ** 2 / shares, alpha))
     if not math.isfinite(margin):

@@ -1,6 +1,12 @@
 """The canary's test: shares of the traffic, step by step, until there is a verdict.
 
-    verdict = CanaryTest(...).run()      # promote or roll back, why, and by whom
+    test = CanaryTest(fleet, router, new, old)
+    verdict = test.measure_baseline()    # before the swap; None: go on
+    verdict = test.run()                 # promote or roll back, why, and by whom
+
+Replicas differ in speed, and the router keeps a user at one of them. So the canary's replicas are
+compared with the others first, all with the old release and at the fair share: with the requests
+that they have kept, and with new ones where those are too few.
 
 A step ends after `min_requests` requests of the canary and `min_seconds`. A canary never gets more
 than its fair share, that of a replica like the others: above it, it would be slower for its load.
@@ -12,12 +18,11 @@ watch, by a person, or because it does not answer or ends no request.
 import contextlib
 from collections.abc import Callable
 
-from outrider.live.endpoint_file import CanaryPolicy, Endpoint
+from outrider.live.endpoint_file import Endpoint
 from outrider.live.fleet import LOOK_S, Fleet
-from outrider.live.judge import Verdict, decide
-from outrider.live.releases import release_name
+from outrider.live.judge import Arms, Verdict, decide
 from outrider.live.router import Router, RouterUnavailable
-from outrider.live.traffic import Role, Traffic
+from outrider.live.traffic import Traffic
 
 SILENCE_S = 5.0
 """How long a canary may give no answer before it is rolled back, in seconds."""
@@ -34,13 +39,8 @@ def fair_share(endpoint: Endpoint) -> float:
     return round(100 * len(endpoint.canary) / len(endpoint.replicas), 2)  # as fine as Envoy has it
 
 
-def steps_of(policy: CanaryPolicy, fair: float) -> list[float]:
-    """The canary's shares in percent: those of the policy below the fair one, and the fair one."""
-    return [*(share for share in policy.shares if share < fair), fair]
-
-
 class CanaryTest:
-    """The test of a release that the canary replicas serve already."""
+    """The test of a release against the one that all replicas serve."""
 
     def __init__(
         self,
@@ -51,22 +51,44 @@ class CanaryTest:
         on_verdict: Callable[[Verdict], None] = lambda verdict: None,
     ) -> None:
         """`new` and `old`: names of the releases."""
-        self._fleet, self._router, self._new = fleet, router, new
+        self._fleet, self._router, self._new, self._old = fleet, router, new, old
         self._endpoint, self._policy = fleet.endpoint, fleet.endpoint.policy
         self._journal, self._say, self._clock = fleet.journal, fleet.say, fleet.clock
         self._on_verdict = on_verdict
-        releases: dict[Role, str] = {"stable": old, "canary": new}
-        now = self._clock.time()
-        self._traffic = Traffic(self._endpoint, fleet, releases, began=now)
+        self._traffic = Traffic(self._endpoint, fleet, old, self._journal.read().steady_since)
+        self._baseline: Arms = [], []
         self._silent_since: dict[str, float] = {}
         self._canary_requests = 0
-        self._alive_at = now  # when the canary last had no requests, or ended one
-        self._said_at = self._share = 0.0
+        self._alive_at = self._clock.time()  # when the canary last had no requests, or ended one
+        self._said_at = 0.0
+        self._share = fair_share(self._endpoint)
+
+    def measure_baseline(self) -> Verdict | None:
+        """Waits for `baseline_requests`, at the fair share; a verdict where something intervenes.
+
+        The canary's replicas serve the old release still.
+        """
+        ends = self._clock.time() + self._policy.max_seconds
+        while True:
+            if (trouble := self._trouble(self._old)) is not None:
+                return trouble
+            self._baseline = self._traffic.collect()
+            count, wanted = len(self._baseline[1]), self._policy.baseline_requests
+            now = self._clock.time()
+            if (stalled := self._stalled(count)) is not None:
+                return stalled
+            if count >= wanted or now > ends:
+                self._say(f"baseline: {count} of {wanted} requests of the canary's replicas")
+                return None
+            self._report(f"baseline: {count} of {wanted} requests, with release {self._old}")
+            self._clock.sleep(LOOK_S)
 
     def run(self) -> Verdict:
-        """Goes through the steps."""
-        *steps, fair = steps_of(self._policy, fair_share(self._endpoint))
-        for share in steps:
+        """Goes through the steps; the canary's replicas have been swapped."""
+        self._traffic.start_test(self._new, self._clock.time())
+        self._canary_requests = 0
+        fair = fair_share(self._endpoint)
+        for share in (share for share in self._policy.shares if share < fair):
             if (verdict := self._step(share, is_last=False)) is not None:
                 return verdict
         verdict = self._step(fair, is_last=True)
@@ -84,11 +106,16 @@ class CanaryTest:
         while True:
             self._clock.sleep(pause)
             looked = self._clock.time()
-            if (trouble := self._trouble()) is not None:
+            if (trouble := self._trouble(self._new)) is not None:
                 return trouble
-            verdict = self._decide(began if is_last else None)
-            if (stalled := self._stalled()) is not None:
+            stable, canary = self._traffic.collect()
+            if (stalled := self._stalled(len(canary))) is not None:
                 return stalled
+            verdict = decide(
+                (stable, canary), self._baseline, self._policy, began if is_last else None
+            )
+            self._on_verdict(verdict)
+            self._report(f"canary: {len(canary)} requests, stable {len(stable)}; {verdict.reason}")
             if verdict.action == "roll_back":
                 return verdict
             now = self._clock.time()
@@ -106,8 +133,11 @@ class CanaryTest:
                 )
                 return Verdict("roll_back", reason, "controller", verdict.figures)
 
-    def _trouble(self) -> Verdict | None:
-        """A verdict without figures: a person's, the watch's, or of something that broke."""
+    def _trouble(self, serving: str) -> Verdict | None:
+        """A verdict without figures: a person's, the watch's, or of something that broke.
+
+        `serving`: the release that the canary's replicas have to serve.
+        """
         deployment = self._journal.read().open
         if deployment is not None and deployment.request is not None:
             action, by = deployment.request
@@ -123,38 +153,32 @@ class CanaryTest:
             if status.broken:
                 reason = f"{name} drafts wrongly until it is started again: {status.broken}"
                 return Verdict("roll_back", reason, "controller")
-            if status.reverted == self._new:
+            if status.reverted == serving:
                 return Verdict("roll_back", str(self._fleet.reverted(name, status)), "watch")
-            if release_name(status.digest) != self._new:
+            if self._fleet.served_by(status) != serving:
                 reason = f"{name} was started again, or swapped by another controller"
                 return Verdict("roll_back", reason, "controller")
         self._keep_share()
         return None
 
-    def _decide(self, fair_since: float | None) -> Verdict:
-        stable, canary = self._traffic.collect()
-        verdict = decide(stable, canary, self._policy, fair_since)
-        self._on_verdict(verdict)
-        now = self._clock.time()
-        if len(canary) > self._canary_requests:
-            self._alive_at = now
-        self._canary_requests = len(canary)
-        if now - self._said_at >= _SAY_S:
-            self._said_at = now
-            self._say(f"canary: {len(canary)} requests, stable {len(stable)}; {verdict.reason}")
-        return verdict
+    def _report(self, line: str) -> None:
+        if self._clock.time() - self._said_at >= _SAY_S:
+            self._said_at = self._clock.time()
+            self._say(line)
 
-    def _stalled(self) -> Verdict | None:
+    def _stalled(self, ended: int) -> Verdict | None:
         """A verdict if the canary has requests and has ended none for too long.
 
-        A replica whose engine hangs still reports its status.
+        `ended`: requests of the canary so far. A replica whose engine hangs still reports its
+        status.
         """
         try:
             idle = not self._router.active("canary")
         except RouterUnavailable:
             idle = True
-        if idle:
+        if idle or ended > self._canary_requests:
             self._alive_at = self._clock.time()
+        self._canary_requests = ended
         if self._clock.time() - self._alive_at <= STALL_S:
             return None
         reason = f"the canary has requests and ended none of them in {STALL_S:g} s"

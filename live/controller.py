@@ -183,6 +183,10 @@ class Controller:
 
     def _canary(self, new: Release, old: str) -> Verdict:
         """The test of the new release on the canary replicas."""
+        self._share(fair_share(self.endpoint))
+        test = CanaryTest(self.fleet, self.router, new.name, old, self.on_verdict)
+        if (ended := test.measure_baseline()) is not None:
+            return ended
         try:
             self._share(0)
             for each in self.endpoint.canary:
@@ -191,7 +195,7 @@ class Controller:
         except (SwapRefused, SwapFailed, ReplicaUnreachable) as error:
             return Verdict("roll_back", str(error), "controller")
         try:
-            return CanaryTest(self.fleet, self.router, new.name, old, self.on_verdict).run()
+            return test.run()
         except BaseException:  # Ctrl-C, a full disk: the canary gets no requests until `recover`
             with contextlib.suppress(RouterUnavailable):
                 self.router.set_canary_share(0)
@@ -283,13 +287,16 @@ class Controller:
         """Sets the canary's share; a router that is down gets it at the next start."""
         if not self.endpoint.canary:
             return
-        if self.state.share != percent:
-            self.journal.append("share", percent=percent)
+        differs = False
         try:
-            if self.router.share() != percent:
-                self.router.set_canary_share(percent)
+            differs = self.router.share() != percent
         except RouterUnavailable as error:
             self.say(str(error))
+        if differs or self.state.share != percent:
+            self.journal.append("share", percent=percent)
+        if differs:
+            with contextlib.suppress(RouterUnavailable):
+                self.router.set_canary_share(percent)
 
     def _serves(self, name: str) -> str | None:
         status = self.fleet.status(name)

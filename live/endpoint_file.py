@@ -107,6 +107,11 @@ class CanaryPolicy(Section):
     """Percent of the requests that the canary gets, step by step. The last one is 100: the stable
     replicas are then swapped one after another."""
 
+    baseline_requests: int = Field(default=1000, ge=1)
+    """Requests of the canary, at its fair share and with the old release, before a swap. They show
+    how much faster or slower its replicas and users are, which the decision subtracts. Requests
+    that the replicas have kept count; others are waited for, for at most max_seconds."""
+
     min_requests: int = Field(default=50, ge=1)
     """Requests of the canary per step before a decision."""
 

@@ -1,12 +1,14 @@
 """The canary's verdict: promote, roll back, or wait, at any time and as often as one looks.
 
-    verdict = decide(stable, canary, endpoint.policy, fair_since)
+    verdict = decide(test, baseline, endpoint.policy, fair_since)
     verdict.action, verdict.reason
 
-Speed is compared once the canary has its fair share: all replicas then have the same load, and the
-router's hash assigns sessions to them at random, so nothing else differs. It is tokens/s per user:
-tokens after the first over the time from the first to the last. The bounds of the canary's speed
-over stable's, from sessions, hold at all looks together (common/anytime.py):
+Speed is compared once the canary has its fair share: all replicas then have the same load. It is
+tokens/s per user: tokens after the first over the time from the first to the last. Replicas differ,
+and so do the users whom the router's hash keeps at one of them. So the canary's speed over stable's
+is divided by the same ratio of the baseline, when all replicas served the old release at the fair
+share. The bounds of this quotient, from sessions of both periods, hold at all looks together
+(common/anytime.py):
 
 - a speculator that is slower by the margin is ever promoted with probability ALPHA at most;
 - one that is equal is ever rolled back for its speed with probability ALPHA at most.
@@ -45,6 +47,10 @@ LEAST_TAIL_REQUESTS = 200
 """Requests of each role from which a 99th percentile is compared."""
 
 
+Arms = tuple[Sequence[Observation], Sequence[Observation]]
+"""Requests of stable and of the canary's replicas."""
+
+
 @dataclass(frozen=True)
 class Verdict:
     """What to do with a canary, why, and by whom."""
@@ -55,20 +61,18 @@ class Verdict:
     by: str = "judge"
     """judge, watch, operator or controller."""
     figures: dict[str, Any] = field(default_factory=dict)
-    """Ratios canary / stable: `speed` as [value, low, high], `acceptance`, `ttft`, `latency_p99`;
-    counts: `stable_requests`, `canary_requests`, `failures`. None where there is no figure."""
+    """Ratios canary / stable, over those of the baseline: `speed` as [value, low, high],
+    `acceptance`, `ttft`, `latency_p99`; `replica`: the baseline's speed, canary / stable; counts:
+    `stable_requests`, `canary_requests`, `failures`. None where there is no figure."""
 
 
-def decide(
-    stable: Sequence[Observation],
-    canary: Sequence[Observation],
-    policy: CanaryPolicy,
-    fair_since: float | None,
-) -> Verdict:
+def decide(test: Arms, baseline: Arms, policy: CanaryPolicy, fair_since: float | None) -> Verdict:
     """The verdict from all requests since the canary got its first share.
 
+    `baseline`: requests of the same replicas at the fair share, all with the old release.
     `fair_since`: Unix time since which the canary has its fair share; None before.
     """
+    stable, canary = test
     failures = sum(each.failed for each in canary)
     allowed = max(policy.max_error_rate, OF_STABLE * _failure_rate(stable)) * len(canary)
     figures: dict[str, Any] = {
@@ -84,13 +88,20 @@ def decide(
         return Verdict("roll_back", reason, figures=figures)
     if fair_since is None:
         return Verdict("wait", "not yet at the fair share", figures=figures)
-    stable, canary = _compared(stable, fair_since), _compared(canary, fair_since)
-    of_canary, of_stable = _sessions(canary), _sessions(stable)
-    if min(len(of_canary[0]), len(of_stable[0])) < LEAST_SESSIONS:
-        reason = f"speed: fewer than {LEAST_SESSIONS} sessions of canary or stable yet"
-        return Verdict("wait", reason, figures=figures)
-    speed = ratio_of_groups(*of_canary, *of_stable, alpha=ALPHA)
-    limits = _limits(stable, canary, policy)
+    test = _compared(stable, fair_since), _compared(canary, fair_since)
+    baseline = _compared(baseline[0], 0.0), _compared(baseline[1], 0.0)
+    stable_now, canary_now = map(_sessions, test)
+    stable_before, canary_before = map(_sessions, baseline)
+    for when, groups in (
+        ("", (stable_now, canary_now)),
+        (" before the swap", (stable_before, canary_before)),
+    ):
+        if min(len(tokens) for tokens, _ in groups) < LEAST_SESSIONS:
+            reason = f"speed: fewer than {LEAST_SESSIONS} sessions of canary or stable{when}"
+            return Verdict("wait", reason, figures=figures)
+    speed = ratio_of_groups([canary_now, stable_before], [stable_now, canary_before], alpha=ALPHA)
+    figures["replica"] = ratio_of_groups([canary_before], [stable_before], alpha=ALPHA).value
+    limits = _limits(test, baseline, policy)
     bounds = (speed.value, speed.low, speed.high)
     figures["speed"] = [value if math.isfinite(value) else None for value in bounds]
     figures |= {name: ratio for name, ratio, _, _ in limits}
@@ -127,14 +138,13 @@ def _sessions(requests: Sequence[Observation]) -> tuple[list[float], list[float]
 
 
 def _limits(
-    stable: Sequence[Observation], canary: Sequence[Observation], policy: CanaryPolicy
+    test: Arms, baseline: Arms, policy: CanaryPolicy
 ) -> list[tuple[str, float | None, str, bool]]:
-    """Name, ratio canary / stable, the policy's limit in words, and whether it holds."""
-    acceptance = _ratio(_acceptance(canary), _acceptance(stable))
-    ttft = _ratio(_quantile(canary, "ttft_s", 0.5), _quantile(stable, "ttft_s", 0.5))
-    tail = None
-    if min(len(stable), len(canary)) >= LEAST_TAIL_REQUESTS:
-        tail = _ratio(_quantile(canary, "latency_s", 0.99), _quantile(stable, "latency_s", 0.99))
+    """Name, canary / stable over the baseline's, the policy's limit in words, and if it holds."""
+    acceptance, ttft, tail = (
+        _ratio(now, before) if before is not None else now
+        for now, before in zip(_ratios(*test), _ratios(*baseline), strict=True)
+    )
     least, most_ttft = policy.min_acceptance_ratio, policy.max_ttft_ratio
     most_tail = policy.max_p99_latency_ratio
     return [
@@ -142,6 +152,20 @@ def _limits(
         ("ttft", ttft, f"max_ttft_ratio = {most_ttft:g}", (ttft or 0) <= most_ttft),
         ("latency_p99", tail, f"max_p99_latency_ratio = {most_tail:g}", (tail or 0) <= most_tail),
     ]
+
+
+def _ratios(
+    stable: Sequence[Observation], canary: Sequence[Observation]
+) -> tuple[float | None, float | None, float | None]:
+    """Acceptance, median time to the first token and 99th percentile of the latency."""
+    tail = None
+    if min(len(stable), len(canary)) >= LEAST_TAIL_REQUESTS:
+        tail = _ratio(_quantile(canary, "latency_s", 0.99), _quantile(stable, "latency_s", 0.99))
+    return (
+        _ratio(_acceptance(canary), _acceptance(stable)),
+        _ratio(_quantile(canary, "ttft_s", 0.5), _quantile(stable, "ttft_s", 0.5)),
+        tail,
+    )
 
 
 def _acceptance(requests: Sequence[Observation]) -> float | None:

@@ -66,7 +66,7 @@ class LiveMetrics:
         yield self._gauge("canary_verdict", text, {(): VERDICTS[verdict.action]})
         bounds = zip(("value", "lower", "upper"), verdict.figures.get("speed", ()), strict=False)
         ratios = {("speed", bound): value for bound, value in bounds}
-        for measure in ("acceptance", "ttft", "latency_p99"):
+        for measure in ("acceptance", "ttft", "latency_p99", "replica"):
             ratios[measure, "value"] = verdict.figures.get(measure)
         yield self._gauge("canary_ratio", "Canary / stable", ratios, "measure", "bound")
         counts = {

@@ -160,6 +160,8 @@ class State:
     """Directories that servers were started with, and the releases with the same speculator."""
     share: float | None = None
     """The canary's share that was set last, in percent."""
+    steady_since: float = 0.0
+    """Unix time in seconds since which neither a share nor a speculator was changed."""
     open: Deployment | None = None
     """The deployment in progress."""
     last: Deployment | None = None
@@ -183,6 +185,8 @@ class State:
         self.entries = entry.n
         if gpu_seconds := facts.get("gpu_seconds"):
             self.spent.append((entry.at, gpu_seconds))
+        if entry.event in ("share", "swap", "swapped", "reverted"):
+            self.steady_since = entry.at
         match entry.event:
             case "adopt":
                 self.started_with[facts["directory"]] = facts["release"]

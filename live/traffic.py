@@ -1,12 +1,15 @@
 """The requests of a canary's test, from the router's log and the replicas' counts. No text.
 
-    traffic = Traffic(endpoint, fleet, {"stable": old, "canary": new}, began=clock.time())
-    stable, canary = traffic.collect()      # all so far
+    traffic = Traffic(endpoint, fleet, old, began)
+    baseline = traffic.collect()            # all so far: stable, canary
+    traffic.start_test(new, clock.time())
+    stable, canary = traffic.collect()      # those of the test
 
-Requests that began before `began` are left out, as are those that another release drafted a part
-of. A replica that still has the speculator that it was started with reports no release: its
-requests count while that is the role's. One that was started again counts from 0, and is read from
-there. The router's log has neither bodies nor query strings; a session's name is read as its hash.
+Requests that began before `began` are left out, as are those that another release than the role's
+drafted a part of. A replica that still has the speculator that it was started with reports no
+release: its requests count while that is the role's. Starts of a server differ in speed: where a
+replica is started again, the baseline begins again, and in the test it counts no more. The router's
+log has neither bodies nor query strings; a session's name is read as its hash.
 """
 
 import contextlib
@@ -58,17 +61,19 @@ class Observation:
 
 
 class Traffic:
-    """Finished requests since a point in time."""
+    """Finished requests: those of the baseline, and then those of the test."""
 
-    def __init__(
-        self, endpoint: Endpoint, fleet: Fleet, releases: Mapping[Role, str], began: float
-    ) -> None:
-        """`releases`: name of the release of each role. `began`: Unix time in seconds."""
-        self._fleet, self._log, self._began = fleet, endpoint.access_log, began
-        self._wanted = {each.name: releases[each.role] for each in endpoint.replicas}
+    def __init__(self, endpoint: Endpoint, fleet: Fleet, old: str, began: float) -> None:
+        """`old`: the release that all serve. `began`: Unix time in seconds; it may be long ago."""
+        self._endpoint, self._fleet, self._began = endpoint, fleet, began
+        self._wanted = {each.name: old for each in endpoint.replicas}
         self._roles: dict[str, Role] = {each.host: each.role for each in endpoint.replicas}
         self._after: dict[str, int] = {}
         self._offset = 0
+        with contextlib.suppress(FileNotFoundError):
+            self._offset = max(0, endpoint.access_log.stat().st_size - _MOST_BYTES)
+        self._testing = False
+        self._lost: set[str] = set()  # replicas that were started again in the test
         self._finished: list[LiveRequest] = []
         self._routed: list[dict[str, Any]] = []
 
@@ -80,17 +85,30 @@ class Traffic:
             except OutriderError:  # the controller looks at its status
                 continue
         while True:
-            routed, offset = read_log(self._log, self._offset)
-            self._routed += [row for row in routed if float(row["started_at"]) >= self._began]
+            routed, offset = read_log(self._endpoint.access_log, self._offset)
+            self._routed += routed
             if offset == self._offset:
-                return observations(self._routed, self._finished, self._roles)
+                break
             self._offset = offset
+        self._routed = [row for row in self._routed if float(row["started_at"]) >= self._began]
+        return observations(self._routed, self._finished, self._roles)
+
+    def start_test(self, new: str, began: float) -> None:
+        """From now on: requests since `began`, those of the canary's replicas with `new`."""
+        self._began, self._finished, self._routed, self._testing = began, [], [], True
+        self._wanted |= {each.name: new for each in self._endpoint.canary}
 
     def _read(self, name: str) -> list[LiveRequest]:
         replica, seen = self._fleet.replicas[name], self._after.get(name, 0)
         finished, after = replica.requests(seen)
         if after < seen:  # started again
+            if self._testing:
+                self._lost.add(name)
             finished, after = replica.requests(0)
+            seen = 0
+        if seen == 0 and finished and not self._testing:
+            # Replicas keep their last requests: what only some have kept was under other load.
+            self._began = max(self._began, finished[0].finished_at - finished[0].e2e_s)
         status = replica.status()
         self._after[name] = after
         # Requests without a release had the speculator that the server was started with.
@@ -98,7 +116,8 @@ class Traffic:
         return [
             each
             for each in finished
-            if each.finished_at - each.e2e_s >= self._began
+            if name not in self._lost
+            and each.finished_at - each.e2e_s >= self._began
             and not each.mixed
             and (each.version or started_with) == self._wanted[name]
         ]

@@ -138,12 +138,13 @@ def test_the_ratio_of_two_groups_has_the_jackknifes_error_and_welchs_degrees():
         degrees.append(degrees_of_freedom(shares[None])[0])
     welch = sum(variances) ** 2 / sum(v**2 / d for v, d in zip(variances, degrees, strict=True))
     margin = critical_t(welch, 0.05) * np.sqrt(sum(variances))
-    found = ratio_of_groups(*groups[0], *groups[1], alpha=0.05)
+    found = ratio_of_groups(groups[:1], groups[1:], alpha=0.05)
     expected = np.divide(*[above.sum() / below.sum() for above, below in groups])
     assert found.value == pytest.approx(expected) and found.clusters == 9
     assert [found.low, found.high] == pytest.approx(
         [expected * np.exp(-margin), expected * np.exp(margin)]
     )
     for few in (0, 1):
-        found = ratio_of_groups(*(each[:few] for each in groups[0]), *groups[1], alpha=0.05)
+        some = tuple(each[:few] for each in groups[0])
+        found = ratio_of_groups([some], groups[1:], alpha=0.05)
         assert (found.low, found.high) == (0.0, np.inf)

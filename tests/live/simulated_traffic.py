@@ -16,7 +16,9 @@ class Traffic:
     """What differs between canary and stable, and what is common to them."""
 
     speed: float = 1.0
-    """Of the canary, relative to stable."""
+    """Of the canary's release, relative to stable's."""
+    replica: float = 1.0
+    """Speed of the canary's replica, relative to stable's, with the same release."""
     failures: tuple[float, float] = (0.001, 0.001)
     """Probability that a request fails: stable, canary."""
     share: float = 0.5
@@ -41,6 +43,7 @@ class Traffic:
         )
         steps = np.maximum(np.round(tokens / (2.5 * rate).clip(1.05, 5)), 1).astype(int)
         step_s = 0.03 * (1 + 0.03 * load) * np.exp(0.05 * random.standard_normal(count))
+        step_s /= np.where(canary, self.replica, 1.0)
         decode = (tokens - 1) / (2.5 * rate) * step_s
         ttft = 0.1 * np.exp(0.5 * random.standard_normal(count)) * (1 + 0.02 * load)
         ttft += (random.random(count) < 0.02) * random.exponential(10, count)
@@ -70,12 +73,17 @@ def ended_at(request):
     return request.started_at + request.latency_s
 
 
-def first_verdict(arms, policy, looks):
+def baseline_of(traffic, random, requests):
+    """Observations of the same replicas with the old release."""
+    return dataclasses.replace(traffic, speed=1.0).draw(random, requests)
+
+
+def first_verdict(arms, baseline, policy, looks):
     """The first verdict that is not to wait, and the requests until then: all, the canary's."""
     times = np.sort([ended_at(each) for arm in arms for each in arm])
     for count in np.unique(np.geomspace(60, len(times), looks).astype(int)):
         until = [[each for each in arm if ended_at(each) <= times[count - 1]] for arm in arms]
-        decision = decide(*until, policy, BEGAN)
+        decision = decide(until, baseline, policy, BEGAN)
         if decision.action != "wait":
             break
     return decision.action, int(count), decision.figures["canary_requests"]

@@ -312,7 +312,13 @@ class SmallEndpoint:
                     }
                     for name, role in names
                 ],
-                "policy": {"shares": [100], "min_requests": 4, "min_seconds": 1} | policy,
+                "policy": {
+                    "shares": [100],
+                    "baseline_requests": 6,
+                    "min_requests": 4,
+                    "min_seconds": 1,
+                }
+                | policy,
             }
         )
         self.endpoint.state_dir.mkdir(mode=0o700, exist_ok=True)

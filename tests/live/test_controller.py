@@ -58,7 +58,7 @@ def test_the_canary_gets_the_shares_of_the_policy_and_no_more_than_its_own() -> 
         with rig as controller:
             controller.deploy(small.bundles["better"])
     shares = [e.facts["percent"] for e in rig.journal.entries if e.event == "share"]
-    assert shares == [0, 5, 25, 50]
+    assert shares == [50, 0, 5, 25, 50], "the baseline, then the test"
 
 
 @pytest.mark.parametrize(("k", "method", "what"), [(5, "mtp", "K is 5"), (3, "eagle3", "kind is")])
@@ -185,10 +185,12 @@ def test_a_replica_that_refuses_to_go_back_does_not_keep_the_others(small: Small
 def test_requests_of_a_stable_replica_with_another_speculator_are_no_baseline() -> None:
     with SmallEndpoint(stable=1, max_seconds=20) as small:
         equal = write_bundle(small.folder / "equal" / "bundle", b"2.00")
-        worse = str(small.bundles["worse"])
+        small.bundles["equal"] = equal
+        worse, restarts = str(small.bundles["worse"]), []
 
         def restart(now: float) -> None:
-            if now == 1001:
+            if small.served()["canary"] == "equal" and not restarts:
+                restarts.append(now)
                 small.test("/test/start", replica="stable0", directory=worse)
 
         rig = Rig(small)
@@ -196,6 +198,23 @@ def test_requests_of_a_stable_replica_with_another_speculator_are_no_baseline() 
         with rig as controller:
             done = controller.deploy(equal)
         assert done.outcome == "rolled_back" and "undecided" in done.reason
+
+
+def test_a_baseline_begins_again_with_a_replica_that_is_started_again() -> None:
+    with SmallEndpoint(stable=1) as small:
+        rig = Rig(small)
+
+        def restart(now: float) -> None:
+            if now == 1002:
+                small.test("/test/start", replica="stable0")
+
+        rig.clock.then, rig.clock.requests = restart, 4
+        with rig as controller:
+            done = controller.deploy(small.bundles["better"])
+        assert (done.outcome, done.by) == ("promoted", "judge")
+        # 2 requests a second at the canary: 6 of them after 3 s, or 2 s after the start.
+        swapped = next(e.at for e in rig.journal.entries if e.event == "swap")
+        assert swapped >= 1005
 
 
 @pytest.mark.parametrize("fault", ["die_before", "die_after"])
@@ -281,7 +300,9 @@ def test_a_canary_that_fails_is_rolled_back_and_recovered(
     rig = Rig(small)
     rig.clock.requests = 1
     rig.clock.then = lambda now: (
-        small.test(f"/test/{event}", replica="canary") if now > 1002 else None
+        small.test(f"/test/{event}", replica="canary")
+        if small.served().get("canary") == "better"
+        else None
     )
     with rig as controller:
         done = controller.deploy(small.bundles["better"])
@@ -316,6 +337,8 @@ def test_a_canary_gets_no_requests_once_the_disk_is_full(small_disk) -> None:
         rig, filler = Rig(small), small_disk / "filler"
 
         def fill(now: float) -> None:
+            if small.served()["canary"] == "first":
+                return
             with filler.open("wb", buffering=0) as file, contextlib.suppress(OSError):
                 while True:
                     file.write(bytes(4096))

@@ -7,33 +7,37 @@ import pytest
 
 from outrider.live.endpoint_file import CanaryPolicy
 from outrider.live.judge import decide
-from tests.live.simulated_traffic import BEGAN, Traffic, first_verdict
+from tests.live.simulated_traffic import BEGAN, Traffic, baseline_of, first_verdict
 
 POLICY = CanaryPolicy()
 
 
+BASELINE = Traffic().draw(np.random.default_rng(9), 1000)
+
+
 def shares(traffic, trials, requests=1200, looks=6):
     """Share of trials that end, at some look, in each verdict."""
-    found = [
-        first_verdict(traffic.draw(np.random.default_rng([0, trial]), requests), POLICY, looks)[0]
-        for trial in range(trials)
-    ]
+    found = []
+    for trial in range(trials):
+        random = np.random.default_rng([0, trial])
+        arms, baseline = traffic.draw(random, requests), baseline_of(traffic, random, requests)
+        found.append(first_verdict(arms, baseline, POLICY, looks)[0])
     return {action: found.count(action) / trials for action in ("wait", "promote", "roll_back")}
 
 
-def test_a_speculator_that_is_three_percent_slower_is_seldom_promoted_at_any_look():
-    assert shares(Traffic(speed=0.97), 60)["promote"] <= 0.05
+def test_a_slower_release_on_a_faster_replica_is_seldom_promoted_at_any_look():
+    assert shares(Traffic(speed=0.97, replica=1.06), 60)["promote"] <= 0.05
 
 
-def test_an_equal_one_is_seldom_rolled_back_at_any_look():
-    assert shares(Traffic(), 60)["roll_back"] <= 0.05
+def test_an_equal_release_on_a_slower_replica_is_seldom_rolled_back_at_any_look():
+    assert shares(Traffic(replica=0.94), 60)["roll_back"] <= 0.05
 
 
 @pytest.mark.parametrize(
     ("traffic", "action", "least"),
     [
-        (Traffic(speed=1.25), "promote", 0.9),
-        (Traffic(speed=0.75), "roll_back", 0.9),
+        (Traffic(speed=1.25, replica=0.9), "promote", 0.9),
+        (Traffic(speed=0.75, replica=1.1), "roll_back", 0.9),
         (Traffic(speed=1.25, failures=(0.001, 0.1)), "roll_back", 0.9),
     ],
 )
@@ -43,6 +47,10 @@ def test_a_clear_case_is_decided(traffic, action, least):
 
 def drawn(**kwargs):
     return Traffic(**kwargs).draw(np.random.default_rng(1), 2000)
+
+
+def decided(stable, canary, fair_since=BEGAN, baseline=BASELINE):
+    return decide((stable, canary), baseline, POLICY, fair_since)
 
 
 def changed(arm, **factors):
@@ -55,23 +63,23 @@ def changed(arm, **factors):
 
 def test_speed_is_compared_at_the_fair_share_only():
     stable, canary = drawn(speed=0.7)
-    assert decide(stable, canary, POLICY, None).action == "wait"
+    assert decided(stable, canary, None).action == "wait"
     middle = np.median([each.started_at for each in stable])
     late = [[each for each in arm if each.started_at >= middle] for arm in (stable, canary)]
-    found = decide(stable, canary, POLICY, middle)
+    found = decided(stable, canary, middle)
     assert found.action == "roll_back" and found.reason.startswith("speed")
-    assert found.figures["speed"] == decide(*late, POLICY, 0.0).figures["speed"]
+    assert found.figures["speed"] == decided(*late).figures["speed"]
 
 
 def test_errors_roll_back_at_any_share_unless_stable_fails_too():
     for fair_since in (None, BEGAN):
-        found = decide(*drawn(speed=1.25, failures=(0.001, 0.1)), POLICY, fair_since)
+        found = decided(*drawn(speed=1.25, failures=(0.001, 0.1)), fair_since)
         assert found.action == "roll_back" and found.reason.startswith("errors")
-    assert decide(*drawn(speed=1.25, failures=(0.1, 0.1)), POLICY, BEGAN).action == "promote"
+    assert decided(*drawn(speed=1.25, failures=(0.1, 0.1))).action == "promote"
     stable, canary = drawn()
     three = [dataclasses.replace(each, failed=True) for each in canary[:3]]
-    assert decide(stable, three[:2], POLICY, None).action == "wait"
-    assert decide(stable, three, POLICY, None).action == "roll_back", "before min_requests"
+    assert decided(stable, three[:2], None).action == "wait"
+    assert decided(stable, three, None).action == "roll_back", "before min_requests"
 
 
 @pytest.mark.parametrize(
@@ -84,15 +92,15 @@ def test_errors_roll_back_at_any_share_unless_stable_fails_too():
 )
 def test_a_limit_that_is_exceeded_holds_a_promotion(factors, name):
     stable, canary = drawn(speed=1.25)
-    assert decide(stable, canary, POLICY, BEGAN).action == "promote"
-    found = decide(stable, changed(canary, **factors), POLICY, BEGAN)
+    assert decided(stable, canary).action == "promote"
+    found = decided(stable, changed(canary, **factors))
     assert found.action == "wait" and found.reason.startswith(name)
 
 
 @pytest.mark.parametrize("arms", [(0, 0), (None, 0), (0, None), (3, 3)])
 def test_too_little_is_waited_for(arms):
     stable, canary = drawn()
-    assert decide(stable[: arms[0]], canary[: arms[1]], POLICY, BEGAN).action == "wait"
+    assert decided(stable[: arms[0]], canary[: arms[1]]).action == "wait"
 
 
 def test_requests_that_count_for_nothing_change_no_speed():
@@ -101,5 +109,17 @@ def test_requests_that_count_for_nothing_change_no_speed():
         dataclasses.replace(each, id=f"x{i}", decode_s=9e9, counts=False)
         for i, each in enumerate(canary[:50])
     ]
-    one, other = (decide(stable, [*canary, *more], POLICY, BEGAN) for more in ((), slow))
+    one, other = (decided(stable, [*canary, *more]) for more in ((), slow))
     assert one.figures["speed"] == other.figures["speed"]
+
+
+def test_a_baseline_of_few_sessions_is_waited_for_and_its_ratios_are_divided_out():
+    arms = drawn(speed=1.25)
+    few = decided(*arms, baseline=(BASELINE[0], BASELINE[1][:3]))
+    assert few.action == "wait" and few.reason.endswith("before the swap")
+    slow_start = {"ttft_s": 1.7, "latency_s": 1.5, "accepted": 0.4}
+    before = (BASELINE[0], changed(BASELINE[1], **slow_start))
+    found = decided(arms[0], changed(arms[1], **slow_start), baseline=before)
+    plain = decided(*arms)
+    assert found.action == plain.action == "promote"
+    assert found.figures["ttft"] == pytest.approx(plain.figures["ttft"])
