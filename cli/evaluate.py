@@ -12,14 +12,13 @@ from cyclopts import Parameter
 
 from outrider.cli.options import FromServeCommand, Overrides, RecipeName, Runs
 from outrider.common.errors import UsageError
-from outrider.pipeline.attempt import attempt, open_run, print_json, print_summary
+from outrider.pipeline.attempt import attempt, evaluate_run, open_run, print_json, print_summary
 
 if TYPE_CHECKING:
     from outrider.eval.bench.prompts import Prompt
     from outrider.pipeline.recipe.load import LoadedRecipe
     from outrider.pipeline.recipe.recipe import Recipe
     from outrider.pipeline.run_dir import RunDirectory
-    from outrider.pipeline.stage import Options
     from outrider.serving.client import Sampling
 
 
@@ -63,34 +62,10 @@ def evaluate_speculator(
     loaded, run = open_run(recipe, overrides, runs, serve_command=from_serve_command)
     if server is not None:
         return _server(loaded, run, server)
-    if speculator is None:
-        from outrider.pipeline.stages.registry import stages_of
-
-        measured = [
-            name for name in stages_of(loaded.recipe) if name in ("choose_kind", "evaluate")
-        ]
-        with attempt(loaded, run) as go:
-            return print_summary(loaded, run, go(measured, {}))
-    options = _named_speculator(speculator, loaded.recipe)
-    with attempt(loaded, run) as go:
-        results = go(["ingest", "split", "capture", "evaluate_other"], options)
-    return print_summary(loaded, run, results, "evaluate_other")
-
-
-def _named_speculator(name: str, recipe: "Recipe") -> "Options":
-    """The speculator that `--speculator` names, checked against the target before anything runs."""
-    from outrider.common.fingerprint import path_digest
-    from outrider.serving.bundle.bundle_digest import MANIFEST, bundle_digest
-    from outrider.serving.speculator import Speculator
-    from outrider.speculators.compatibility import check_speculator
-
-    directory = Speculator.named(name).directory
-    if directory is None:
-        return {"speculator": name, "weights": None}
-    if (directory / MANIFEST).exists():
-        bundle_digest(directory)  # its files are those that it lists
-    check_speculator(directory, recipe.target.training_directory())
-    return {"speculator": str(directory.resolve()), "weights": path_digest(directory)}
+    results = evaluate_run(loaded, run, speculator)
+    return print_summary(
+        loaded, run, results, "evaluate" if speculator is None else "evaluate_other"
+    )
 
 
 def _server(loaded: "LoadedRecipe", run: "RunDirectory", url: str) -> int:

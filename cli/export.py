@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated
 
 from outrider.cli.options import Flag, Overrides, RecipeName, Runs
-from outrider.pipeline.attempt import attempt, open_run, print_summary
+from outrider.pipeline.attempt import export_run, open_run, print_summary
 
 
 def export_speculator(
@@ -28,11 +28,7 @@ def export_speculator(
     force
         Export even a speculator that is not better than the base.
     """
-    from outrider.pipeline.stages.export import copy_bundle
-
     loaded, run = open_run(recipe, overrides, runs)
-    with attempt(loaded, run) as go:
-        results = go(["export"], {"force": force})
-    place = copy_bundle(run, loaded.recipe, to)
+    results, place = export_run(loaded, run, to, force)
     print(f"bundle copied to {place}", file=sys.stderr)
     return print_summary(loaded, run, results, bundle=place)

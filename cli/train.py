@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from outrider.cli.options import AsJson, Flag, FromServeCommand, Overrides, RecipeName, Runs
 from outrider.common.errors import UsageError
-from outrider.pipeline.attempt import attempt, open_run, print_json, print_summary
+from outrider.pipeline.attempt import open_run, print_json, print_summary, train_run
 
 if TYPE_CHECKING:
     from outrider.pipeline.recipe.load import LoadedRecipe
@@ -67,10 +67,7 @@ def train_speculator(
     if dry_run:
         gpu_bytes = None if gpu_memory is None else int(gpu_memory * 1e9)
         return _plan(loaded, run, wanted, options, gpu_bytes, as_json)
-    with attempt(loaded, run) as go:
-        results = go([name for name in wanted if name != "export"], options)
-        if "export" in wanted and (force or _may_ship(run)):
-            results |= go(["export"], options)
+    results = train_run(loaded, run, wanted, force)
     return print_summary(loaded, run, results)
 
 
@@ -90,12 +87,6 @@ def _rehearse(
     found = rehearse(loaded, RunDirectory.of(loaded.recipe, runs), list(STAGES), console)
     print_json(found)
     return 0 if found["holds"] else 1
-
-
-def _may_ship(run: "RunDirectory") -> bool:
-    from outrider.eval.config import SHIP
-
-    return run.result_of("evaluate").get("verdict", SHIP) == SHIP
 
 
 def _plan(

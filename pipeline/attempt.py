@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from outrider.pipeline.recipe.load import LoadedRecipe
+    from outrider.pipeline.recipe.recipe import Recipe
     from outrider.pipeline.run_dir import RunDirectory
     from outrider.pipeline.stage import Options
 
@@ -88,6 +89,63 @@ def attempt(
     with run.locked():
         run.begin_attempt(loaded.recipe, loaded.files, sys.argv)
         yield go
+
+
+def train_run(
+    loaded: "LoadedRecipe", run: "RunDirectory", wanted: list[str], force: bool
+) -> Results:
+    """Runs the wanted stages; exports what may ship, or with `force` anything."""
+    from outrider.eval.config import SHIP
+
+    options = {"force": force}
+    with attempt(loaded, run) as go:
+        results = go([name for name in wanted if name != "export"], options)
+        may_ship = force or run.result_of("evaluate").get("verdict", SHIP) == SHIP
+        if "export" in wanted and may_ship:
+            results |= go(["export"], options)
+    return results
+
+
+def evaluate_run(
+    loaded: "LoadedRecipe", run: "RunDirectory", speculator: str | None = None
+) -> Results:
+    """Measures the speculator that the run trained, or another: a directory, `ngram` or `none`."""
+    from outrider.pipeline.stages.registry import stages_of
+
+    stages, options = ["ingest", "split", "capture", "evaluate_other"], {}
+    if speculator is None:
+        stages = [name for name in stages_of(loaded.recipe) if name in ("choose_kind", "evaluate")]
+    else:
+        options = _named_speculator(speculator, loaded.recipe)
+    with attempt(loaded, run) as go:
+        return go(stages, options)
+
+
+def export_run(
+    loaded: "LoadedRecipe", run: "RunDirectory", to: str, force: bool
+) -> tuple[Results, str]:
+    """Brings the bundle up to date and copies it; the results, and where the copy is."""
+    from outrider.pipeline.stages.export import copy_bundle
+
+    with attempt(loaded, run) as go:
+        results = go(["export"], {"force": force})
+    return results, copy_bundle(run, loaded.recipe, to)
+
+
+def _named_speculator(name: str, recipe: "Recipe") -> "Options":
+    """The speculator that `--speculator` names, checked against the target before anything runs."""
+    from outrider.common.fingerprint import path_digest
+    from outrider.serving.bundle.bundle_digest import MANIFEST, bundle_digest
+    from outrider.serving.speculator import Speculator
+    from outrider.speculators.compatibility import check_speculator
+
+    directory = Speculator.named(name).directory
+    if directory is None:
+        return {"speculator": name, "weights": None}
+    if (directory / MANIFEST).exists():
+        bundle_digest(directory)  # its files are those that it lists
+    check_speculator(directory, recipe.target.training_directory())
+    return {"speculator": str(directory.resolve()), "weights": path_digest(directory)}
 
 
 def print_json(value: dict[str, Any]) -> None:

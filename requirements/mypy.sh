@@ -5,7 +5,8 @@ set -eu
 cd "$(dirname "$0")/.."
 links=.mypy_cache/packages
 mkdir -p "$links/outrider"
-set --
+ln -sfn "$PWD/outrider/__init__.py" "$links/outrider/__init__.py"
+set -- -p outrider
 for room in common recipes speculators serving training data eval pipeline live cli; do
     ln -sfn "$PWD/$room" "$links/outrider/$room"
     set -- "$@" -p "outrider.$room"

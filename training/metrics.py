@@ -3,7 +3,7 @@
     metrics = Metrics(accelerator, log_dir, project="outrider", config={...}, resumed_step=0)
     values = step_values(sums, count_K, rate, gradient_norm, tokens, slots, seconds, waited)
     metrics.write(step, values)
-    print(step_line(step, steps, values))
+    print(step_line(step, steps, values, seconds))
 
 metrics.jsonl has one line per step. Weights & Biases gets the same values, offline unless a key is
 set.
@@ -116,8 +116,8 @@ def step_values(
     }
 
 
-def step_line(done: int, steps: int, values: dict[str, Any]) -> str:
-    """One line for people about step `done` of `steps`."""
+def step_line(done: int, steps: int, values: dict[str, Any], seconds: float) -> str:
+    """One line for people about step `done` of `steps`, which took so many seconds."""
     acceptance = " ".join(f"{share:.3f}" for share in values["expected_acceptance"])
     line = (
         f"step {done}/{steps}  loss {values['loss']:.4f}  expected acceptance {acceptance}"
@@ -126,7 +126,7 @@ def step_line(done: int, steps: int, values: dict[str, Any]) -> str:
     )
     if "mfu" in values:
         line += f"  MFU {values['mfu']:.0%}"
-    return line
+    return f"{line}  about {(steps - done) * seconds / 60:.0f} min left"
 
 
 def validation_line(done: int, steps: int, profile: dict[str, Any], seconds: float) -> str:

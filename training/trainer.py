@@ -390,7 +390,7 @@ class Trainer:
             values["mfu"] = mfu
         self.metrics.write(step + 1, values)
         if (step + 1) % 10 == 0 or step == 0:
-            self._say(step_line(step + 1, len(self.steps), values))
+            self._say(step_line(step + 1, len(self.steps), values, seconds))
 
     def _judge(self, state: dict[str, Any], done: int) -> None:
         """Evaluates, and keeps the speculator if its acceptance length at K is the best so far."""

@@ -16,6 +16,7 @@ Repeats end when the verdict on speed is decided, or with the plan: `eval.measur
 
 import itertools
 import math
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
@@ -67,6 +68,7 @@ def measure(
     sampling = replace(sampling, seed=None)
     supply = itertools.cycle(range(len(prompts)))
     blocks: list[Record] = []
+    began, most = time.monotonic(), "at most " if evaluation.measure == "until_decided" else ""
     for repeat in range(evaluation.repeats):
         chosen = {
             size: list(itertools.islice(supply, evaluation.block_requests(size)))
@@ -74,7 +76,9 @@ def measure(
         }
         for size, turns in turns_of(servers, plan, repeat, evaluation.concurrency):
             names = ", ".join(variant for variant, _ in turns)
-            say(f"repeat {repeat + 1}/{evaluation.repeats}, concurrency {size}, {names}")
+            each = (time.monotonic() - began) / 60 / max(repeat, 1)
+            left = f", {most}{each * (evaluation.repeats - repeat):.0f} min left" if repeat else ""
+            say(f"repeat {repeat + 1}/{evaluation.repeats}, concurrency {size}, {names}{left}")
             texts = [prompts[index] for index in chosen[size]]
             place = {"repeat": repeat, "concurrency": size, "prompts": chosen[size]}
             for timed in _blocks(

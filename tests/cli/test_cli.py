@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+import outrider
 from outrider.cli import doctor, main
+from outrider.common.errors import OutriderError
 from outrider.pipeline.provenance import Gpu
 from outrider.pipeline.stages.registry import STAGES
 from tests.cli.commands import COMMANDS, assert_one_message, run, start
@@ -213,6 +215,17 @@ def test_a_new_recipe_trains(workplace, nano_r1):
     dry = run("outrider", "train", "log.yaml", "--dry-run", "--quiet", cwd=workplace)
     assert dry.returncode == 0 and json.loads(dry.stdout)["recipe"] == "log"
     assert_one_message(run("outrider", *words, cwd=workplace), "log.yaml: exists already")
+
+
+def test_the_same_from_python(workplace, nano_r1, monkeypatch):
+    monkeypatch.chdir(workplace)
+    recipe = outrider.init("log.jsonl", nano_r1, to=Path("python.yaml"), effort="trial")
+    assert outrider.inspect(recipe, first=30)["exchanges"] == 30
+    assert outrider.plan(recipe)["parameters"]["trained"] > 0
+    run = outrider.train(recipe, "split.heldout_fraction=0.3", stages="ingest,split")
+    assert run.result_of("split")["heldout"]["sequences"] > 0
+    with pytest.raises(OutriderError, match="train needs the output of capture"):
+        outrider.train(run.root, stages="train")
 
 
 @pytest.mark.parametrize(

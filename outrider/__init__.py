@@ -1,0 +1,103 @@
+"""Outrider from Python: from logs to a verdict in six calls.
+
+    import outrider
+
+    recipe = outrider.init("logs/", target="/models/r1")        # a recipe file with safe defaults
+    outrider.inspect(recipe)["lengths"]["completion"]["p90"]    # what the log contains
+    outrider.plan(recipe)["memory"]                             # what training will cost
+    run = outrider.train(recipe, stages="ingest,split,capture,train")
+    report = outrider.evaluate(recipe)                          # report.verdict.verdict, .reason
+    outrider.export(run, to="bundles/march")
+
+Each does what the command of its name does, in the same run directory, and raises `OutriderError`
+with the same message. A recipe is a path, a shipped name or a run directory; overrides are words
+such as "training.epochs=3". Stages that are done and unchanged are skipped.
+
+This package holds these functions only; the folders of the repository are its subpackages.
+"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from outrider.eval.results.report import Report
+    from outrider.pipeline.run_dir import RunDirectory
+
+__all__ = ["evaluate", "export", "init", "inspect", "plan", "train"]
+
+RUNS = Path("runs")
+"""Parent of the run directories."""
+
+Name = str | Path
+
+
+def init(logs: Name, target: Name, to: Path | None = None, effort: str | None = None) -> Path:
+    """Writes a recipe for own logs and target; returns its path."""
+    from outrider.cli.init import write_recipe
+
+    return write_recipe(str(logs), str(target), to, effort).path
+
+
+def inspect(recipe: Name, *overrides: str, first: int | None = None) -> dict[str, Any]:
+    """What the recipe's log contains, as counts; `first` limits the rows of each file."""
+    from outrider.pipeline.inspection.inspect_recipe import inspect_recipe
+    from outrider.pipeline.recipe.load import load_recipe
+    from outrider.pipeline.run_dir import RunDirectory
+
+    loaded = load_recipe(str(recipe), list(overrides))
+    found, _ = inspect_recipe(loaded.recipe, RunDirectory.of(loaded.recipe, RUNS), first, 0)
+    return found
+
+
+def plan(recipe: Name, *overrides: str, runs: Path = RUNS) -> dict[str, Any]:
+    """Parameters, memory (bytes), disk (bytes) and seconds by stage, from config.json alone."""
+    from outrider.pipeline.attempt import open_run
+    from outrider.pipeline.plan.training_cost import price
+
+    loaded, run = open_run(str(recipe), overrides, runs, dry_run=True)
+    return price(run, loaded.recipe)
+
+
+def train(
+    recipe: Name,
+    *overrides: str,
+    runs: Path = RUNS,
+    stages: str | None = None,
+    force: bool = False,
+) -> "RunDirectory":
+    """Runs the stages, by default all of them; returns the run with the paths of its artifacts.
+
+    `stages` are names with commas between them. `force` exports also what is not better than base.
+    """
+    from outrider.pipeline.attempt import open_run, train_run
+    from outrider.pipeline.stages.registry import stage_names
+
+    loaded, run = open_run(str(recipe), overrides, runs)
+    train_run(loaded, run, stage_names(stages, loaded.recipe), force)
+    return run
+
+
+def evaluate(
+    recipe: Name, *overrides: str, runs: Path = RUNS, speculator: Name | None = None
+) -> "Report":
+    """Measures the trained speculator, or another one, against base and none; returns the report.
+
+    `speculator` is a directory, "ngram" or "none".
+    """
+    from outrider.eval.results.report import Report
+    from outrider.pipeline.attempt import evaluate_run, open_run
+
+    loaded, run = open_run(str(recipe), overrides, runs)
+    evaluate_run(loaded, run, None if speculator is None else str(speculator))
+    folder = run.root if speculator is None else run.other_evaluation
+    return Report.read(folder / "report.json")
+
+
+def export(
+    recipe: "Name | RunDirectory", to: Name, *overrides: str, runs: Path = RUNS, force: bool = False
+) -> str:
+    """Writes the verified bundle to a directory or an address; returns where."""
+    from outrider.pipeline.attempt import export_run, open_run
+
+    loaded, run = open_run(str(getattr(recipe, "root", recipe)), overrides, runs)
+    return export_run(loaded, run, str(to), force)[1]
