@@ -8,7 +8,7 @@
 #                   test with a hundred times as many random examples: an hour
 #   make gpu-check  tests/gpu: what only a GPU can show; figures in build/gpu_check.xml; without a
 #                   GPU its parts that run on a CPU
-.PHONY: setup doctor demo live test test-long gpu-check lint format reference lock
+.PHONY: setup doctor demo live test test-long gpu-check lint format reference docs lock
 
 BIN := .venv/bin
 # One thread a process: the tests start engines and workers that would otherwise fight for the cores.
@@ -51,8 +51,15 @@ format: setup
 reference: setup
 	$(BIN)/python -m tools.reference
 
+# build/site: the pages of docs/ for a browser; a broken link is an error
+docs: setup
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --requirement requirements/docs.txt
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	@echo "build/site/index.html"
+
 # Resolves the pins again. The GPU's are resolved without local wheel folders, which may hold CPU builds.
 COMPILE := pip compile --quiet --universal --python-version 3.11 --no-annotate --no-header --no-emit-find-links --no-emit-index-url
 lock: setup
 	UV_FIND_LINKS="$${UV_FIND_LINKS:-$$PIP_FIND_LINKS}" $(BIN)/uv $(COMPILE) --override requirements/overrides-cpu.txt requirements/cpu.in -o requirements/cpu.txt
 	env -u UV_FIND_LINKS $(BIN)/uv $(COMPILE) requirements/gpu.in -o requirements/gpu.txt
+	UV_FIND_LINKS="$${UV_FIND_LINKS:-$$PIP_FIND_LINKS}" $(BIN)/uv $(COMPILE) requirements/docs.in -o requirements/docs.txt

@@ -130,6 +130,28 @@ class Reject(Exception):
 
     `reason` is a stable code that summaries count. `detail` describes one row and never repeats the
     customer's text.
+
+    - not a valid row of a known format: `not_json`, `not_utf8`, `not_an_object`, `unknown_format`,
+      `wrong_type`, `duplicate_key`, `line_too_long` (above 64 MB), `nested_too_deeply` (above 100)
+    - no exchange to learn from: `incomplete_pair`, `error_response`, `no_choices`, `no_messages`,
+      `no_response`, `empty_prompt`, `empty_response`
+    - a half that cannot be joined: `no_id`, `unmatched_request`, `unmatched_response`,
+      `ambiguous_id`
+    - the end of the response is missing: `stream_cut`, `not_finished`, `partial_response`,
+      `end_not_logged`, `stream_not_kept`
+    - text is missing: `content_not_logged`, `text_not_logged`, `prompt_not_logged`, `prompts_only`,
+      `redacted`, `reasoning_missing`
+    - the log was cut, and the detail names the option that logs all: `truncated`, `truncated_log`,
+      `incomplete_line`, `text_log`
+    - the engine's input cannot be rebuilt: `tool_calls_without_ids`, `not_text`,
+      `own_chat_template`, `prompt_not_messages`, `template_refuses`
+    - does not fit the target: `token_out_of_vocabulary`, `longer_than_target`,
+      `sampling_out_of_range`
+    - not a dump of SGLang: `unsafe_pickle`, `damaged_pickle`, `pickle_too_large`, `not_a_dump`
+    - set aside, without counting against `traffic.max_reject_fraction`: sampled otherwise
+      (`grammar`, `min_p`, `penalties`, `other_sampling`), personal data that cannot be replaced
+      (`privacy_regenerate`, `privacy_ids_only`, `privacy_unreadable`), and what is not part of the
+      traffic (`not_a_generation`, `cache_hit`, `weighted_out`, `other_model`, `beyond_first`)
     """
 
     def __init__(self, reason: str, detail: str = "", place: Place | None = None, rows: int = 1):

@@ -1,16 +1,18 @@
 """Documentation names only links, commands and keys that exist; benchmarks can be imported."""
 
 import importlib
+import json
 import re
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[1]
 PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("benchmarks/**/*.md")]
-GENERATED = ("basic-keys.md", "all-keys.md", "endpoint.md")
+KEYS = ("basic-keys.md", "all-keys.md", "endpoint.md")
+REFERENCE = ROOT / "docs" / "reference"
 
 
 def page_id(page: Path) -> str:
@@ -43,13 +45,13 @@ def code_spans(text: str) -> Iterator[str]:
 @pytest.fixture(scope="module")
 def keys() -> set[str]:
     """Every key of a recipe or an endpoint, and its shorter forms: `gate.x` for `eval.gate.x`."""
-    pages = (ROOT / "docs" / "reference" / name for name in GENERATED)
+    pages = (REFERENCE / name for name in KEYS)
     text = "\n".join(page.read_text(encoding="utf-8") for page in pages)
     found = set(re.findall(r"^- `([\w.]+)`", text, flags=re.MULTILINE))
     return found | {key.partition(".")[2] for key in found}
 
 
-@pytest.mark.parametrize("page", [p for p in PAGES if p.name not in GENERATED], ids=page_id)
+@pytest.mark.parametrize("page", [p for p in PAGES if p.parent != REFERENCE], ids=page_id)
 def test_commands_and_keys_exist(page: Path, keys: set[str]) -> None:
     text = page.read_text(encoding="utf-8")
     with (ROOT / "pyproject.toml").open("rb") as file:
@@ -71,5 +73,39 @@ def test_benchmarks_import_what_exists(script: Path) -> None:
     importlib.import_module(f"benchmarks.{script.stem}")
 
 
-def test_the_readme_is_short() -> None:
-    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) < 150
+def test_the_readme_has_the_measured_numbers() -> None:
+    """Its table is `headline.json`'s, which has every other number too; the results have both."""
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    results = ROOT / "benchmarks" / "results"
+    headline = json.loads((results / "headline.json").read_text(encoding="utf-8"))
+    source = (ROOT / headline["source"]).read_text(encoding="utf-8")
+    traffic = None
+    for row in headline["rows"]:
+        ratios = [row["over_none"], row.get("over_base")]
+        texts = [f"{r[0]:.2f} [{r[1]:.2f}, {r[2]:.2f}]" if r else "" for r in ratios]
+        cells = [
+            row["traffic"],
+            row["speculator"],
+            row["k"],
+            f"{row['tokens_per_step']:.2f}",
+            *texts,
+        ]
+        cells[0] = "" if row["traffic"] == traffic else row["traffic"]
+        traffic = row["traffic"]
+        assert re.sub(" +", " ", f"| {' | '.join(map(str, cells))} |") in readme
+        assert all(text in source for text in texts)
+    prose = "\n".join(line for line in readme.splitlines() if "[" not in line or "](" in line)
+    no_prose = r"^ {4}.*|`[^`]*`|\]\([^)]*\)|[A-Za-z][\w-]*\d[\w.]*"
+    prose = re.sub(no_prose, "", prose, flags=re.MULTILINE)
+    number = r"\d+(?:\.\d+)*"
+    known = set(re.findall(number, json.dumps(headline["text"])))
+    assert set(re.findall(number, prose)) <= known
+
+
+def words(pages: Iterable[Path]) -> int:
+    return sum(len(page.read_text(encoding="utf-8").split()) for page in pages)
+
+
+def test_people_can_read_all_of_it() -> None:
+    assert words([ROOT / "README.md"]) <= 900
+    assert words(page for page in ROOT.glob("docs/**/*.md") if page.parent != REFERENCE) <= 12_000

@@ -195,8 +195,7 @@ def test_another_missing_package_does_not_turn_to_pytorch(checkout: Checkout) ->
 def test_a_container_keeps_its_vllm_and_torch(checkout: Checkout) -> None:
     """The documented commands, where the index has newer ones and a dependency asks for torch."""
     text = (ROOT / "docs" / "how-to" / "containers.md").read_text()
-    section = text.split("## An existing vLLM container", 1)[1].split("\n## ", 1)[0]
-    commands = [line.strip() for line in section.splitlines() if line.startswith("    ")]
+    commands = [line.strip() for line in text.splitlines() if line.startswith("    ")]
     assert len(commands) == 4
     wheels = checkout.folder / "container"
     wheels.mkdir()

@@ -1,6 +1,6 @@
 """Writes the generated pages of docs/reference from docstrings.
 
-The keys of recipes and endpoints, and report.json as JSON Schema.
+The keys of recipes, endpoints and reports, log formats, metrics, and report.json as JSON Schema.
 
 python -m tools.reference      # `make reference`; a test fails if they are out of date
 """
@@ -9,6 +9,7 @@ import ast
 import inspect
 import itertools
 import json
+import re
 import textwrap
 import types
 import typing
@@ -19,8 +20,11 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
+from outrider.data.exchange import Reject
+from outrider.data.formats import FORMATS, openai, sampling
 from outrider.eval.results.report import Report
 from outrider.live.endpoint_file import SHIPPED_ENDPOINTS, Endpoint
+from outrider.live.metrics import LiveMetrics
 from outrider.pipeline.recipe.recipe import EFFORTS, Recipe
 from outrider.pipeline.recipe.shipped import shipped_recipes
 
@@ -106,6 +110,35 @@ relative to the file's folder, those of sockets to `state_dir`. The file
 above comes with the package: `--endpoint nano_r1`.
 """
 
+REPORT_HEAD = """# Keys of report.json
+
+<!-- Written by `make reference` from the docstrings of eval/results; change those. -->
+
+JSON Schema: [report.schema.json](report.schema.json). An estimate has `value`, `low` and `high`
+(95 %), `observations` and `clusters`.
+"""
+
+FORMATS_HEAD = """# Log formats and rejects
+
+<!-- Written by `make reference` from the docstrings of data/formats; change those. -->
+
+Names of `traffic.format`, in the order in which a file is tried. Most wrap the OpenAI fields, which
+the last section lists.
+"""
+
+METRICS_HEAD = """# Metrics
+
+<!-- Written by `make reference` from live/metrics.py; change that. -->
+
+The controller and `adapt` write `state_dir/metrics.prom` for node_exporter's textfile collector,
+and serve the same on 127.0.0.1 with `--metrics-port`. Most are counts of the endpoint's journal;
+vLLM has the metrics of requests. `live/grafana/live_endpoint.json` is a dashboard. Every metric
+also has the label `endpoint`.
+
+| metric | labels | meaning |
+|---|---|---|
+"""
+
 Section = type[BaseModel]
 
 
@@ -145,10 +178,53 @@ def report_schema() -> str:
     return json.dumps({"$schema": draft, **schema}, indent=2) + "\n"
 
 
+def report_keys() -> str:
+    """The page of report.json's keys, a section for each model."""
+    schema = Report.model_json_schema(mode="serialization")
+    lines = [REPORT_HEAD]
+    for name, model in {"Report": schema, **schema["$defs"]}.items():
+        if "properties" not in model:
+            continue
+        lines.append(f"## {name}\n\n{model.get('description', '')}\n")
+        for key, value in model["properties"].items():
+            parts = dict.fromkeys(re.findall(r"#/\$defs/(\w+)", json.dumps(value)))
+            links = ", ".join(f"[{part}](#{part.lower()})" for part in parts)
+            text = " ".join(value.get("description", "").split())
+            lines.append(f"- `{key}`" + f" ({links})" * bool(links) + f": {text}" * bool(text))
+        lines.append("")
+    return "\n".join(lines)
+
+
+def log_formats() -> str:
+    """The page of log formats and reasons of rejects."""
+    sections = {f"`{name}`": inspect.getdoc(module) for name, module in FORMATS.items()}
+    others = {"OpenAI fields": openai, "Sampling": sampling, "Rejects": Reject}
+    sections |= {name: inspect.getdoc(source) for name, source in others.items()}
+    return "\n".join([FORMATS_HEAD, *(f"## {name}\n\n{text}\n" for name, text in sections.items())])
+
+
+def metrics() -> str:
+    """The page of the live endpoint's metrics, from the calls that make them."""
+    rows, text = [], ""
+    call = r'_(gauge|count)\(\s*"(\w+)", (?:"([^"]+)"|text), .*?((?:, "\w+")*)\)\n'
+    for found in re.finditer(
+        rf'text = "([^"]+)"|{call}', inspect.getsource(LiveMetrics), re.DOTALL
+    ):
+        assigned, kind, name, literal, labels = found.groups()
+        text = assigned or literal or text
+        if name:
+            name += "_total" * (kind == "count")
+            rows.append(f"| `outrider_{name}` | {labels[2:].replace(chr(34), chr(96))} | {text} |")
+    return METRICS_HEAD + "\n".join(rows) + "\n"
+
+
 PAGES = {
     "basic-keys.md": basic_keys,
     "all-keys.md": other_keys,
     "endpoint.md": endpoint_reference,
+    "report.md": report_keys,
+    "log-formats.md": log_formats,
+    "metrics.md": metrics,
     "report.schema.json": report_schema,
 }
 """Files in docs/reference and what writes them."""

@@ -9,6 +9,10 @@ Together and Fireworks fine-tune on such rows, and the Hugging Face Hub holds ma
 The last message, an assistant's, is the completion. Sampling settings are known only if the row
 has them (`temperature`, `top_p`, `response_format`, `finish_reason`, ...). A weight of 0 or less,
 of the row or the last message, excludes it from training.
+
+`hf://datasets/OWNER/NAME[@REVISION][/data/train-*.parquet]` reads the Hub (private sets need
+`HF_TOKEN`); folders of `save_to_disk` are read as they are. Often sampling, finish reason and time
+are lost, and only the on-policy check can show whether the target wrote the text.
 """
 
 from typing import Any

@@ -7,6 +7,10 @@
 For a streamed response Helicone keeps the chunks as `streamed_data` and a body that it built from
 them. That body lacks the finish reason and all but the first chunk of the reasoning, so a row
 without the chunks is rejected.
+
+To get it: `npx @helicone/export --start-date D --include-body`. The CSV export has no responses.
+The session is `Helicone-Session-Id`, else `request_user_id`; tenant and route are the properties of
+these names. A streamed response without its chunks is the reject `stream_not_kept`.
 """
 
 from typing import Any

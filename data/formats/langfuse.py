@@ -7,6 +7,11 @@
 The export is JSON lines or Parquet. Input, output and parameters are texts that hold JSON; an empty
 text means unset. An observation has no finish reason: it counts as cut if it used all of its
 `max_tokens`, and as finished without such a limit.
+
+To get it: the blob-storage integration (name the folder `observations_v2/`) or a JSON export, with
+the field groups that have input, output, model and usage. Only observations of type `GENERATION`
+are read. Langfuse's OpenAI wrapper drops the reasoning (`reasoning_missing`) and writes temperature
+1 where a request had none.
 """
 
 from typing import Any

@@ -7,6 +7,11 @@ Its S3, GCS and Azure loggers write one file per call in folders by date.
      "response": {"choices": [{"message": {"content": "...", "reasoning_content": "..."}, ...}]},
      "model_parameters": {"temperature": 0.6},
      "metadata": {"user_api_key_team_alias": "acme", "requester_metadata": {...}}, ...}
+
+To get it: a logging callback to files or a bucket. Token ids are lost. Sampling is read from
+`model_parameters`, the session from `session_id` in the client's metadata or `user`, the tenant
+from the key's team, organization or alias. Failures, cache hits, redacted messages and calls
+without a response are set aside.
 """
 
 from typing import Any

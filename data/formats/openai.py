@@ -8,7 +8,25 @@ their order, `n` for each.
     exchanges(request, response, place, session="s-17", time=1719830400.0)
 
 Values of the wrapping log (session, user, tenant, route, time, weight) are passed by name; they
-apply where request and response have none. docs/how-to/log-formats.md lists the fields.
+apply where request and response have none. Fields, in order of precedence:
+
+- prompt ids: `response.prompt_token_ids`, `choices[0].prompt_token_ids`; else the target's chat
+  template renders the messages
+- completion ids: `choices[0].token_ids`; else the text is tokenized
+- reasoning: `message.reasoning`, `message.reasoning_content`, `message.content` up to `</think>`;
+  else the reject `reasoning_missing` if the template opens `<think>`
+- end: `finish_reason`, `stop_reason`; else the reject `not_finished` (of a stream, `stream_cut`)
+- token count: `response.usage`, for one choice; without it the count is not checked
+- time: `timestamp` (Unix seconds or milliseconds, ISO 8601), `response.created`; else the order of
+  the log
+- session: `request.metadata.session_id`, `session_id`, `request.user`; else the first question
+- tenant, route: `request.metadata`, the row
+- sampling: `request.temperature`, `top_p`, `top_k`, `min_p`, penalties, grammars; else the target's
+  `generation_config.json`, as in vLLM
+- template arguments: `request.tools`, `documents`, `chat_template_kwargs`, `reasoning_effort`,
+  `add_generation_prompt`, `continue_final_message`; else vLLM's defaults
+
+Several prompts, `n`, `echo` and token-id prompts are read; `suffix` is not (`not_text`).
 """
 
 from typing import Any

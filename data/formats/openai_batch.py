@@ -7,6 +7,8 @@
 
 `traffic.path` names both files (and the file of errors) in any order. vLLM's `run-batch` writes the
 same.
+
+The times of requests are lost.
 """
 
 from collections.abc import Iterator, Sequence

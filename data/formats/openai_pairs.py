@@ -4,6 +4,9 @@
      "timestamp": 1719830400}
 
 A streamed response is the text of its event stream, or the list of its chunks (also as `chunks`).
+
+A gateway that logs both bodies writes it. With `return_token_ids` in the requests nothing is lost;
+without it the token ids are.
 """
 
 from outrider.data.exchange import Exchange, Record, Reject

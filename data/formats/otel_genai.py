@@ -9,6 +9,12 @@ The conventions also allow the attributes on an event (`gen_ai.client.inference.
 as a log record or within its span; both are read, and so are the events before 1.37
 (otel_events.py). A row of many spans is one record. Each span, or the log records of one call, is
 an outcome of it, numbered by `choice`.
+
+To get it: the collector's file exporter, with `OTEL_SEMCONV_STABILITY_OPT_IN` set to
+`gen_ai_latest_experimental`, `OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT=SPAN_ONLY`, no
+`OTEL_ATTRIBUTE_VALUE_LENGTH_LIMIT` (`truncated`) and batches below 64 MB. Token ids are lost.
+ClickHouse rows are read too; log records are joined within one OTLP row. vLLM's own spans have no
+messages.
 """
 
 import dataclasses

@@ -2,8 +2,15 @@
 
     Exchange(place, **sampling_of(request, "request"))
 
-`constraint` is what else decided the tokens: `grammar` where one masked them, `other_sampling` for
-the parameters of `OTHER`.
+`constraint` is what else decided the tokens; such responses are set aside:
+
+- `grammar`: `response_format` other than `text`, `structured_outputs`, `guided_*`, `json_schema`,
+  `regex`, `ebnf`, `structural_tag`; `tools` with a required or named `tool_choice`, `strict: true`
+  or `parallel_tool_calls: false`
+- `min_p`: `min_p` above 0, which vLLM refuses under speculation
+- `penalties`: `presence_penalty`, `frequency_penalty`, `repetition_penalty`
+- `other_sampling`: `logit_bias` (also refused), `bad_words`, `allowed_token_ids`, `min_tokens`,
+  `thinking_token_budget`, logits processors, beam search
 """
 
 from typing import Any

@@ -10,6 +10,9 @@ Flags: `--log-requests --log-requests-level 3 --log-requests-format json`.
 
 The finished row repeats the request, so only it is read. Level 2 cuts the middle out of long texts
 and lists; levels 0 and 1 omit them. Dumps of the same objects are pickles: sglang_dump.py.
+
+The model's name and the messages are lost, often tenant and session. Level 2 gives the reject
+`truncated_log`, lower levels `text_not_logged`, the text format `text_log`. Times are read as UTC.
 """
 
 import re

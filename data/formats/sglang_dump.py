@@ -7,6 +7,9 @@ Flags: `dump_requests_folder`, `--crash-dump-folder`.
 
 unpickle.py reads them in a process with limits. It builds only containers and inert records; a
 pickle that names anything else is one reject.
+
+To get them: `dump_requests_folder` of `/configure_logging`. The process is limited to 4 GB of
+memory and 120 s. For the reject `pickle_too_large` lower the number of requests per file.
 """
 
 import contextlib

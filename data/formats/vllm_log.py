@@ -11,6 +11,20 @@ Flags: `--enable-log-requests --enable-log-outputs`; VLLM_LOGGING_LEVEL=DEBUG ad
 
 Older releases write prompt and ids into the line `Received request`, and `output_token_ids` into
 `Generated response`. Texts are Python literals (`%r`), so every event is one line.
+
+To get it: `VLLM_LOGGING_LEVEL=DEBUG vllm serve MODEL --enable-log-requests --enable-log-outputs`,
+without `--max-log-len`. What it holds depends on the release:
+
+- 0.32 (tested) at DEBUG: prompt ids, response ids and the request; exact.
+- 0.32 at DEBUG, streamed: no response ids, and the end only with `--enable-log-deltas`; text, or
+  the reject `end_not_logged`.
+- 0.11.2 and later at INFO: sampling and response; `prompt_not_logged`.
+- 0.10 to 0.11.1 at INFO: the rendered prompt, and response ids unless streamed; the prompt is
+  tokenized again, the response is exact.
+- before 0.10: no responses; `unmatched_request`.
+
+It has no year (times need `docker logs -t` or `kubectl logs --timestamps`), no stop string, and no
+reasoning where a reasoning parser removed it from a response without ids.
 """
 
 import ast
