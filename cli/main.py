@@ -59,7 +59,7 @@ def _run(name: str, *verb: str) -> None:
             if "--quiet" in sys.argv[1:]:
                 nowhere = stack.enter_context(Path(os.devnull).open("w", encoding="utf-8"))
                 stack.enter_context(contextlib.redirect_stderr(nowhere))
-            status = _app()(words, exit_on_error=False, print_error=False)
+            status = command_app()(words, exit_on_error=False, print_error=False)
     except (CycloptsError, OutriderError) as error:
         message = str(error)
         if "--recipe requires" in message:
@@ -80,7 +80,8 @@ def _run(name: str, *verb: str) -> None:
     sys.exit(status)
 
 
-def _app() -> App:
+def command_app() -> App:
+    """The parser of all verbs, whose modules are imported when they run."""
     app = App(
         name="outrider",
         version=_versions,

@@ -20,6 +20,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
+from outrider.cli.main import command_app
 from outrider.data.exchange import Reject
 from outrider.data.formats import FORMATS, openai, sampling
 from outrider.eval.results.report import Report
@@ -110,6 +111,30 @@ relative to the file's folder, those of sockets to `state_dir`. The file
 above comes with the package: `--endpoint nano_r1`.
 """
 
+COMMANDS_HEAD = """# Commands
+
+<!-- Written by `make reference` from the docstrings of cli/; change those. -->
+
+RECIPE is a YAML file, the name of a shipped recipe, or a run directory: the recipe as that run
+resolved it. Every verb takes `--help` and `--quiet` (only errors on stderr);
+`outrider --install-completion` adds completion to the shell. The verbs also have the names
+`train-speculator`, `evaluate-speculator`, `export-speculator`, `deploy-speculator`,
+`adapt-speculator` and `inspect-traffic`. Messages for people go to stderr; the last line of stdout
+is one JSON object.
+
+## Exit status
+
+| status | meaning |
+|---|---|
+| 0 | ships, promoted, or done |
+| 1 | error; one message has what failed, the value and the fix |
+| 2 | wrong command line |
+| 3 | `do not ship`: measured, not exported (`--force` exports it); or rolled back |
+| 4 | `undecided`: measured, not exported |
+| 75, 130 | stopped by a signal, by Ctrl-C; rerun the command to resume |
+
+"""
+
 REPORT_HEAD = """# Keys of report.json
 
 <!-- Written by `make reference` from the docstrings of eval/results; change those. -->
@@ -178,29 +203,36 @@ def report_schema() -> str:
     return json.dumps({"$schema": draft, **schema}, indent=2) + "\n"
 
 
+def commands() -> str:
+    """The page of the command line."""
+    pages = command_app().generate_docs(output_format="markdown")
+    return COMMANDS_HEAD + pages[pages.index("## outrider doctor") : pages.index("## outrider --")]
+
+
 def report_keys() -> str:
     """The page of report.json's keys, a section for each model."""
     schema = Report.model_json_schema(mode="serialization")
     lines = [REPORT_HEAD]
     for name, model in {"Report": schema, **schema["$defs"]}.items():
-        if "properties" not in model:
-            continue
-        lines.append(f"## {name}\n\n{model.get('description', '')}\n")
-        for key, value in model["properties"].items():
-            parts = dict.fromkeys(re.findall(r"#/\$defs/(\w+)", json.dumps(value)))
-            links = ", ".join(f"[{part}](#{part.lower()})" for part in parts)
-            text = " ".join(value.get("description", "").split())
-            lines.append(f"- `{key}`" + f" ({links})" * bool(links) + f": {text}" * bool(text))
-        lines.append("")
+        if "properties" in model:
+            lines.append(f"## {name}\n\n{model.get('description', '')}\n")
+            lines += [_report_key(*item) for item in model["properties"].items()]
+            lines.append("")
     return "\n".join(lines)
+
+
+def _report_key(name: str, value: typing.Any) -> str:
+    parts = dict.fromkeys(re.findall(r"#/\$defs/(\w+)", json.dumps(value)))
+    links = ", ".join(f"[{part}](#{part.lower()})" for part in parts)
+    return f"- `{name}`" + f" ({links})" * bool(links) + ": " + value.get("description", name)
 
 
 def log_formats() -> str:
     """The page of log formats and reasons of rejects."""
-    sections = {f"`{name}`": inspect.getdoc(module) for name, module in FORMATS.items()}
     others = {"OpenAI fields": openai, "Sampling": sampling, "Rejects": Reject}
-    sections |= {name: inspect.getdoc(source) for name, source in others.items()}
-    return "\n".join([FORMATS_HEAD, *(f"## {name}\n\n{text}\n" for name, text in sections.items())])
+    sections = {**{f"`{name}`": module for name, module in FORMATS.items()}, **others}
+    pages = (f"## {name}\n\n{inspect.getdoc(source)}\n" for name, source in sections.items())
+    return "\n".join([FORMATS_HEAD, *pages])
 
 
 def metrics() -> str:
@@ -219,6 +251,7 @@ def metrics() -> str:
 
 
 PAGES = {
+    "commands.md": commands,
     "basic-keys.md": basic_keys,
     "all-keys.md": other_keys,
     "endpoint.md": endpoint_reference,
@@ -237,8 +270,8 @@ def _write_section(prefix: str, section: Section, parts: list[str]) -> None:
     docs = field_docs(section)
     fields = section.model_fields
     inner = {name: _section_of(field.annotation) for name, field in fields.items()}
-    named = {name: _named_section(field.annotation) for name, field in fields.items()}
-    listed = {name: _listed_section(field.annotation) for name, field in fields.items()}
+    named = {name: _section_in(field.annotation, dict, 1) for name, field in fields.items()}
+    listed = {name: _section_in(field.annotation, list, 0) for name, field in fields.items()}
     plain = [
         name
         for name, field in fields.items()
@@ -286,18 +319,11 @@ def _section_of(annotation: typing.Any) -> Section | None:
     return annotation if is_section else None
 
 
-def _named_section(annotation: typing.Any) -> Section | None:
-    """The section type of a field whose section names the recipe chooses, as in eval.scenarios."""
-    if typing.get_origin(annotation) is not dict:
+def _section_in(annotation: typing.Any, container: type, argument: int) -> Section | None:
+    """The section type of a dict's values (eval.scenarios) or a list's items (replicas)."""
+    if typing.get_origin(annotation) is not container:
         return None
-    return _section_of(typing.get_args(annotation)[1])
-
-
-def _listed_section(annotation: typing.Any) -> Section | None:
-    """The section type of a list of sections, as in an endpoint's replicas."""
-    if typing.get_origin(annotation) is not list:
-        return None
-    return _section_of(typing.get_args(annotation)[0])
+    return _section_of(typing.get_args(annotation)[argument])
 
 
 def _type(field: FieldInfo) -> str:
