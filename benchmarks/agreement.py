@@ -28,6 +28,7 @@ from outrider.eval.stats.clusters import clustered
 from outrider.serving.client import Sampling
 from outrider.serving.config import EngineConfig, TargetConfig
 from outrider.serving.engine import Engine, open_engine
+from outrider.serving.speculator import Drafting, Speculator
 from outrider.serving.vllm_hooks.draft_recorder import DRAFT_EXTENSION
 
 DEPTH = 5
@@ -98,14 +99,12 @@ def measure(run: Path, requests: int, max_tokens: int, cores: str) -> list[dict[
     served: dict[tuple[str, str, int], dict[str, Any]] = {}
     # The scheduler must run in this process: `serve` changes its schedule.
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-    with open_engine(
-        target,
-        config,
-        run / "speculator",
+    drafting = Drafting(
+        Speculator.named(run / "speculator"),
         DEPTH,
-        extension=DRAFT_EXTENSION,
         k_per_batch_size=[(1, config.max_num_seqs, DEPTH)],
-    ) as engine:
+    )
+    with open_engine(target, config, drafting, extension=DRAFT_EXTENSION) as engine:
         for variant, directory in speculators.items():
             engine.swap(directory)
             serve(engine, prompts[:8], DEPTH, REGIMES["greedy"], 32)

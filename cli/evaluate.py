@@ -111,7 +111,7 @@ def endpoint_requests(recipe: "Recipe", run: "RunDirectory") -> "tuple[list[Prom
 
     parts = parts_in_use(run)
     heldout = load_sequences(run.sequences, parts["heldout"])
-    _, prompts = evaluation_prompts(heldout, recipe.eval, recipe.speculative_serving())
+    _, prompts = evaluation_prompts(heldout, recipe.eval, recipe.serving)
     return prompts, customers_sampling(heldout)
 
 

@@ -44,7 +44,7 @@ def choose(
     then k is the recipe's or the trained depth. A speculator that drafts one number keeps it.
     """
     settings = context.settings
-    fixed = [name for name in DRAFTERS if context.speculators[name].fixed_k]
+    fixed = [name for name in DRAFTERS if context.speculators[name].abilities.fixed_k]
     timed = [name for name in DRAFTERS if context.speculators[name].speculates]
     timed = [name for name in timed if name not in fixed]
     k = dict.fromkeys(DRAFTERS, context.depth if settings.k == "auto" else settings.k)

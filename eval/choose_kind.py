@@ -75,7 +75,10 @@ def _time_kinds(contexts: Mapping[str, EvaluationContext]) -> StepTimes:
     texts = [prompt.text for prompt in prompts]
     speculators = {kind: context.speculators["custom"] for kind, context in contexts.items()}
     wanted = range(1, first.depth + 1) if settings.k == "auto" else [settings.k]
-    numbers = {kind: [max(wanted)] if own.fixed_k else wanted for kind, own in speculators.items()}
+    numbers = {
+        kind: [max(wanted)] if own.abilities.fixed_k else wanted
+        for kind, own in speculators.items()
+    }
     first.say(f"timing steps of the {mode} engine: {', '.join(contexts)} in turn")
     with first.open_load() as load, first.open_servers(speculators, load, texts) as servers:
         return time_steps(

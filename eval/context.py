@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from pydantic import BaseModel
 from rich.console import Console
@@ -150,6 +150,8 @@ class EvaluationContext:
     """How closely trainer and engine must agree on drafts."""
     kinds: KindChoice | None = None
     """The choice of the custom speculator's kind, in a run of several."""
+    draft_sample_method: Literal["greedy", "probabilistic"] = "greedy"
+    """`speculator.draft_sample_method`."""
     by_batch_size: bool = False
     """Whether speculators draft as their best k by batch size (`export.k_per_batch_size`), as the
     bundle will, instead of one k."""
@@ -192,6 +194,7 @@ class EvaluationContext:
             self.folders.logs,
             self.settings.side_by_side,
             warm_up,
+            self.draft_sample_method,
         )
 
     def open_load(self) -> AbstractContextManager[LoadGenerator]:
@@ -320,6 +323,7 @@ class EvaluationContext:
             "parts": {name: self.data.parts.get(name) for name in parts},
             "depth": self.depth,
             "serving": self.serving.model_dump(mode="json"),
+            "draft_sample_method": self.draft_sample_method,
             "evaluation": self.settings.model_dump(mode="json", exclude=POST_MEASUREMENT_SETTINGS),
             "near_tie_nats": self.settings.gate.near_tie_nats,
             "parity": self.parity.model_dump(exclude={"min_agreement", "max_difference"}),

@@ -97,7 +97,7 @@ def _measure_and_conclude(context: EvaluationContext) -> dict[str, Any]:
         context.say(f"k = {k.base} for base, {k.custom} for custom")
         replayed = replay_stage(context, replays, k, heldout)
         base = context.speculators["base"]
-        fixed = base.fixed_k or not base.speculates
+        fixed = base.abilities.fixed_k or not base.speculates
         plan = {"none": None, **draft_plan(choice, current_k, context.by_batch_size, fixed)}
         blocks, outputs = serve(context, servers, load, k, plan, requests)
     verification = verify(context, k, requests.verification, outputs)
@@ -122,7 +122,7 @@ def _measure_and_conclude(context: EvaluationContext) -> dict[str, Any]:
         sampling=RequestSampling(
             temperature=sampling.temperature, top_p=sampling.top_p, top_k=sampling.top_k
         ),
-        draft_sample_method=context.serving.draft_sample_method,
+        draft_sample_method=context.draft_sample_method,
         not_measured=not_measured(context),
         lost_ends=(requests.unsent,) if requests.unsent else (),
         **replayed,
@@ -163,7 +163,7 @@ def check(context: EvaluationContext) -> None:
             f"eval.current_k = {settings.current_k}, but the speculator was trained to "
             f"speculator.depth = {depth}; raise speculator.depth or leave eval.current_k out"
         )
-    fixed = [each.in_words for each in context.speculators.values() if each.fixed_k]
+    fixed = [each.in_words for each in context.speculators.values() if each.abilities.fixed_k]
     if fixed and context.by_batch_size:
         raise OutriderError(
             f"export.k_per_batch_size: true, but {fixed[0]} drafts the same number of tokens at"
@@ -182,7 +182,7 @@ def check(context: EvaluationContext) -> None:
             " or train at that depth"
         )
     base, base_k = context.speculators["base"], depth if settings.k == "auto" else settings.k
-    if base.fixed_k and settings.current_k not in (None, base_k):
+    if base.abilities.fixed_k and settings.current_k not in (None, base_k):
         raise OutriderError(
             f"eval.current_k = {settings.current_k}: {base.in_words} drafts as many tokens as its"
             f" engine was started for, here {base_k}; set eval.k and eval.current_k to the same"
@@ -224,7 +224,7 @@ def heldout_requests(context: EvaluationContext, heldout: "Dataset") -> HeldoutR
     verification, timed = evaluation_prompts(heldout, settings, serving)
     # By rate, acceptance is accepted drafts over drafts, so it needs drafts in every step.
     custom = context.speculators["custom"]
-    comparable = custom.drafts_every_step or not custom.speculates
+    comparable = custom.abilities.drafts_every_step or not custom.speculates
     traffic = select(heldout, settings, serving) if comparable else []
     room, starts = prompt_room(settings, serving), heldout["completion_start"]
     unsent = unsent_text(sum(start > room for start in starts), len(starts))

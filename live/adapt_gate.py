@@ -173,14 +173,8 @@ def write_bundle(run: RunDirectory, recipe: Recipe, verdict: GateVerdict) -> Pat
 
 def _export(run: RunDirectory, recipe: Recipe, k: int, evidence: dict[str, Any]) -> None:
     from outrider.serving.bundle.bundle import export_bundle
+    from outrider.serving.speculator import Drafting, Speculator
 
-    export_bundle(
-        speculator_dir=run.speculator,
-        target=recipe.target,
-        serving=recipe.speculative_serving(),
-        k=k,
-        k_per_batch_size=None,
-        evidence=evidence,
-        out_dir=run.bundle,
-        other_formats=False,
-    )
+    own = Speculator.named(run.speculator)
+    drafting = Drafting(own, k, recipe.speculator.draft_sample_method)
+    export_bundle(drafting, recipe.target, recipe.serving.engine, evidence, run.bundle, False)

@@ -113,6 +113,7 @@ def _facts(deployment: "Deployment") -> dict[str, Any]:
 def demo_bundles() -> tuple[Path, Path, Path]:
     """Trains, if that was not done before, and writes the bundles: good, changed and bad."""
     from outrider.serving.bundle.bundle import export_bundle
+    from outrider.serving.speculator import Drafting, Speculator
 
     loaded, run = open_run("resume_screening", RECIPE, Path("runs"))
     recipe = loaded.recipe
@@ -121,10 +122,12 @@ def demo_bundles() -> tuple[Path, Path, Path]:
     folder = run.root / "live"
     shutil.rmtree(folder, ignore_errors=True)
     good, changed, bad = (folder / name for name in ("good", "changed", "bad"))
-    serving = recipe.speculative_serving()
-    export_bundle(run.speculator, recipe.target, serving, K, None, PROMISED, good, False)
+    engine, method = recipe.serving.engine, recipe.speculator.draft_sample_method
+    drafting = Drafting(Speculator.named(run.speculator), K, method)
+    export_bundle(drafting, recipe.target, engine, PROMISED, good, False)
     in_child(write_noise, run.speculator, recipe.target.directory(), folder / "noise", NOISE)
-    export_bundle(folder / "noise", recipe.target, serving, K, None, {}, bad, False)
+    noise = Drafting(Speculator.named(folder / "noise"), K, method)
+    export_bundle(noise, recipe.target, engine, {}, bad, False)
     shutil.copytree(good, changed)
     weights = changed / "model.safetensors"
     content = bytearray(weights.read_bytes())

@@ -28,7 +28,7 @@ from outrider.serving.admin.live_flags import LIVE_FLAGS, live_environment
 from outrider.serving.admin.replica import Replica, ReplicaUnreachable
 from outrider.serving.bundle.bundle_digest import MANIFEST
 from outrider.serving.bundle.bundle_places import local_bundle
-from outrider.serving.config import EngineConfig, ServingConfig, TargetConfig
+from outrider.serving.config import EngineConfig, TargetConfig
 from outrider.serving.serve_flags import bundle_command
 from outrider.serving.server import root_error
 
@@ -108,8 +108,7 @@ def started_release(endpoint: Endpoint, bundle: str | Path | None) -> Release:
         target = TargetConfig.model_validate(manifest["target"])
         k, method = manifest["num_speculative_tokens"], manifest["draft_sample_method"]
     engine = EngineConfig(max_model_len=2048, max_num_seqs=8, kv_cache_gb=0.5)
-    serving_config = ServingConfig.model_validate({"engine": engine, "draft_sample_method": method})
-    return first_release(releases, target.directory(), True, target, serving_config, k)
+    return first_release(releases, target.directory(), True, target, engine, k, method)
 
 
 def replica_command(

@@ -17,7 +17,7 @@ from outrider.serving.bundle.bundle_digest import MANIFEST, bundle_digest
 from outrider.serving.bundle.bundle_places import local_bundle, pinned
 from outrider.serving.bundle.model_card import hub_id
 from outrider.serving.serve_flags import ServeFlags, read_serve_flags, without_quotes
-from outrider.serving.speculator import Speculator
+from outrider.serving.speculator import Drafting, Speculator
 
 SPECULATOR, MODEL = "/mnt/speculator", "/mnt/models"
 """Folders of the bundle and of the target in the container; KServe mounts the target there."""
@@ -113,8 +113,8 @@ def _stable(
             "cluster.stable: own, but the bundle's evidence has no k of the target's own drafter;"
             " set cluster.stable: none, or the address of a bundle"
         )
-    own = Speculator(manifest["method"], Path(MODEL))
-    return None, flags.replacing(own.settings(k, manifest["draft_sample_method"]))
+    own = Drafting(Speculator(manifest["method"], Path(MODEL)), k, manifest["draft_sample_method"])
+    return None, flags.replacing(own.settings())
 
 
 def _hub_source(target: dict[str, Any], name: str | None) -> str:

@@ -33,7 +33,7 @@ from outrider.serving.bundle.bundle_digest import (
 )
 
 if TYPE_CHECKING:
-    from outrider.serving.config import ServingConfig, TargetConfig
+    from outrider.serving.config import EngineConfig, TargetConfig
 
 _FACTS = "release.json"
 _NAME_LENGTH = 12
@@ -155,7 +155,7 @@ def adopt(releases: Releases, directory: Path, k: int) -> Release:
     A bundle as it is; of a plain directory, or of the target's own layer, one is made that drafts
     `k` tokens per step.
     """
-    from outrider.serving.config import ServingConfig, TargetConfig
+    from outrider.serving.config import EngineConfig, TargetConfig
     from outrider.speculators.kinds import trainable_kind_of
 
     if not directory.is_dir():
@@ -167,7 +167,7 @@ def adopt(releases: Releases, directory: Path, k: int) -> Release:
         return releases.add(directory)
     whole = trainable_kind_of(directory).native(read_json(directory / "config.json"))
     target = TargetConfig(model=str(directory))
-    return first_release(releases, directory, whole, target, ServingConfig(), k)
+    return first_release(releases, directory, whole, target, EngineConfig(), k)
 
 
 def first_release(
@@ -175,21 +175,23 @@ def first_release(
     directory: Path,
     whole: bool,
     target: "TargetConfig",
-    serving: "ServingConfig",
+    engine: "EngineConfig",
     k: int,
+    sample_method: str = "greedy",
 ) -> Release:
     """A release, without evidence, of the speculator in `directory`.
 
     `whole`: the directory may be the whole target's checkpoint, of which only the layer is kept.
     """
     from outrider.serving.bundle.bundle import export_bundle
-    from outrider.serving.speculator import served_base
+    from outrider.serving.speculator import Drafting, Speculator, served_base
 
     with tempfile.TemporaryDirectory(prefix="outrider-") as folder:
         scratch = Path(folder)
         speculator = served_base(directory, directory, scratch) if whole else directory
         out = scratch / "bundle"
-        export_bundle(speculator, target, serving, k, None, {}, out, other_formats=False)
+        drafting = Drafting(Speculator.named(speculator), k, sample_method)
+        export_bundle(drafting, target, engine, {}, out, other_formats=False)
         return releases.add(out)
 
 

@@ -182,17 +182,23 @@ def post(url: str, path: str, body: dict[str, Any], timeout_s: float = 600) -> d
     request = urllib.request.Request(
         url + path, json.dumps(body).encode(), {"Content-Type": "application/json"}
     )
+    answer: dict[str, Any] = json.loads(_answer(request, timeout_s))
+    return answer
+
+
+def _answer(request: urllib.request.Request, timeout_s: float) -> str:
     try:
         with urllib.request.urlopen(request, timeout=timeout_s) as response:
-            answer: dict[str, Any] = json.load(response)
-            return answer
+            text: str = response.read().decode()
+            return text
     except urllib.error.HTTPError as error:
         raise OutriderError(
-            f"{url}{path}: {error.code} {error.read().decode(errors='replace')[:2000]}"
+            f"{request.full_url}: {error.code} {error.read().decode(errors='replace')[:2000]}"
         ) from error
     except (urllib.error.URLError, ConnectionError, TimeoutError) as error:
         raise OutriderError(
-            f"{url}{path}: no answer ({error}); if the server has ended, its log has the reason"
+            f"{request.full_url}: no answer ({error}); if the server has ended, its log has the"
+            " reason"
         ) from error
 
 
@@ -200,13 +206,7 @@ def read_counters(url: str) -> SpeculationCounters:
     """Counters of the server at `url`, summed over its engines."""
     from prometheus_client.parser import text_string_to_metric_families
 
-    try:
-        with urllib.request.urlopen(url + "/metrics", timeout=30) as response:
-            text = response.read().decode()
-    except (urllib.error.URLError, ConnectionError, TimeoutError) as error:
-        raise OutriderError(
-            f"{url}/metrics: no answer ({error}); if the server has ended, its log has the reason"
-        ) from error
+    text = _answer(urllib.request.Request(url + "/metrics"), 30)
     sums: dict[str, int] = {}
     positions: dict[int, int] = {}
     for family in text_string_to_metric_families(text):

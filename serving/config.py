@@ -215,20 +215,13 @@ class EngineConfig(BaseModel):
         return self.tensor_parallel * self.pipeline_parallel * self.data_parallel
 
 
-class ServingSection(BaseModel):
+class ServingConfig(BaseModel):
     """The engine of capture, evaluation and serving."""
 
     model_config = ConfigDict(extra="forbid")
 
     engine: EngineConfig = Field(default_factory=EngineConfig)
     """The engine's settings."""
-
-
-class ServingConfig(ServingSection):
-    """How a speculator is served: the recipe's `serving` section, and how drafts are chosen."""
-
-    draft_sample_method: Literal["greedy", "probabilistic"] = "greedy"
-    """`speculator.draft_sample_method`."""
 
     def with_engine(self, **settings: Any) -> "ServingConfig":
         """A copy with other engine settings."""

@@ -1,8 +1,8 @@
 """An in-process engine of vLLM for capture and checks.
 
     with open_engine(TargetConfig(), EngineConfig()) as engine:
-        for row_id, hidden_TH in engine.prefill([("a", [0, 17, 4])]):
-            ...
+        for row_id, states, _ in engine.prefill([("a", [0, 17, 4])]):
+            states["final_norm"]        # [T, H]
 
 It reads hidden states, so it cannot have every setting of a server (`in_process`).
 """
@@ -13,14 +13,14 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from outrider.common.errors import OutriderError
 from outrider.common.process_tree import ProcessTree
 from outrider.common.threads import in_daemon_thread
 from outrider.serving.config import EngineConfig, TargetConfig
 from outrider.serving.hooked import BACKEND
-from outrider.serving.speculator import Speculator
+from outrider.serving.speculator import Drafting
 from outrider.serving.vllm_arguments import engine_arguments, engine_environment, start_environment
 from outrider.serving.vllm_hooks.plugin import register
 from outrider.serving.vllm_hooks.swap import swap_speculator
@@ -34,8 +34,9 @@ if TYPE_CHECKING:
 
 Row = tuple[Any, ...]
 """(id, token ids, more fields of the caller)"""
+SomeRow = TypeVar("SomeRow", bound=Row)
 State = tuple[str, "dict[str, torch.Tensor]", list[list[float]] | None]
-"""(id, states [T, H] of each stream, scores)"""
+"""(id, states [T, H] of each stream, scores [2, C])"""
 CONTRADICTS = {
     "prefill_context_parallel_size": "it divides a prompt's states over ranks",
     "kv_transfer_config": "positions from another engine are not computed",
@@ -135,89 +136,59 @@ class Engine:
         )
 
     def prefill(
-        self, rows: Iterable[tuple[str, Sequence[int]]], batch_tokens: int = 65536
-    ) -> Iterator[tuple[str, "torch.Tensor"]]:
-        """Yields (id, hidden [T, H]): the target's states after the final norm, row by row.
+        self,
+        rows: Iterable[Row],
+        streams: Sequence[str] = (FINAL_NORM,),
+        batch_tokens: int = 65536,
+        positions: int | None = None,
+    ) -> Iterator[State]:
+        """Yields (id, {stream: states [T, H]}, scores) of rows of (id, token ids), in order.
+
+        Other streams than `final_norm` need an engine without a drafter, or one whose drafter
+        reads them (vllm_hooks/auxiliary_states.py). With `positions`, rows are `LoggedRow`s and
+        `scores` are the sums [2, C] over about so many tokens of the completion (logged_text.py).
 
         Rows are prefilled in batches of at most `batch_tokens` tokens, the next one while the
         caller has the states of the one before. Larger batches use the engine better and hold more
         states in memory.
         """
-        return (
-            (row_id, states[FINAL_NORM])
-            for row_id, states in self.prefill_streams(rows, (FINAL_NORM,), batch_tokens)
-        )
-
-    def prefill_streams(
-        self,
-        rows: Iterable[tuple[str, Sequence[int]]],
-        streams: Sequence[str],
-        batch_tokens: int = 65536,
-    ) -> Iterator[tuple[str, dict[str, "torch.Tensor"]]]:
-        """As `prefill`, with the states [T, H] of each of `streams` by name.
-
-        Other streams than `final_norm` need an engine without a drafter, or one whose drafter
-        reads them (vllm_hooks/auxiliary_states.py).
-        """
-        unclaimed = ((row_id, token_ids, None) for row_id, token_ids in rows)
-        return (
-            (row_id, states) for row_id, states, _ in self._states(unclaimed, streams, batch_tokens)
-        )
-
-    def prefill_logged(
-        self,
-        rows: Iterable[LoggedRow],
-        streams: Sequence[str],
-        positions: int,
-        batch_tokens: int = 65536,
-    ) -> Iterator[State]:
-        """As `prefill_streams`, with the summed scores [2, C] of each row's completion.
-
-        At most about `positions` tokens of a completion are scored (logged_text.py).
-        """
-        return self._states(_claimed(rows, positions), streams, batch_tokens)
-
-    def _states(
-        self,
-        rows: Iterable[tuple[str, Sequence[int], dict[str, Any] | None]],
-        streams: Sequence[str],
-        batch_tokens: int,
-    ) -> Iterator[State]:
-        def prefill(batch: list[Row]) -> Callable[[], Iterator[State]]:
-            return self._prefill(batch, streams)
-
         self._settle()
         groups = batches(rows, batch_tokens)
-        batch = next(groups, None)
-        self._ahead = in_daemon_thread(prefill, batch) if batch else None
+
+        def begin() -> Future[Callable[[], Iterator[State]]] | None:
+            batch = next(groups, None)
+            return (
+                in_daemon_thread(self.prefill_batch, batch, streams, positions) if batch else None
+            )
+
+        self._ahead = begin()
         while self._ahead is not None:
             read = self._ahead.result()
-            following = next(groups, None)
-            self._ahead = in_daemon_thread(prefill, following) if following else None
+            self._ahead = begin()
             yield from read()
 
     def prefill_batch(
-        self, rows: Sequence[LoggedRow], streams: Sequence[str], positions: int
+        self, rows: Sequence[Row], streams: Sequence[str], positions: int | None = None
     ) -> Callable[[], Iterator[State]]:
-        """As `prefill_logged` for one batch. The function that it returns reads the states.
+        """Prefills one batch, as `prefill`; returns the function that reads its states.
 
         One thread at a time may call this method; another one may read the states before.
         """
-        return self._prefill(list(_claimed(rows, positions)), streams)
-
-    def _prefill(
-        self, batch: Sequence[Row], streams: Sequence[str]
-    ) -> Callable[[], Iterator[State]]:
-        """Prefills the batch of (id, token ids, claim) and returns what reads its states."""
+        from outrider.serving.logged_text import Claim
         from outrider.serving.vllm_hooks.capture_extension import read_states
 
         layers = sorted({layer_index(name) for name in streams if name != FINAL_NORM})
         captured = [FINAL_NORM, *map(layer_name, layers)]
-        self._check_lengths(batch)
+        self._check_lengths(rows)
+        claims: list[dict[str, Any] | None] = [None] * len(rows)
+        if positions is not None:
+            claims = [
+                Claim(start, temperature, top_p, positions, top_k).as_request_argument()
+                for _, _, start, temperature, top_p, top_k in rows
+            ]
         self.llm.collective_rpc("capture_start", args=(layers,))
-        outputs = self._together(batch, [_prefill_only(extra_args=claim) for _, _, claim in batch])
-        self.llm.collective_rpc("capture_stop")
-        index = self.llm.collective_rpc("capture_write", args=(str(self._scratch),))
+        outputs = self._together(rows, [_prefill_only(extra_args=claim) for claim in claims])
+        index = self.llm.collective_rpc("capture_stop", args=(str(self._scratch),))
 
         def check() -> None:
             if self._ahead is not None and self._ahead.done():
@@ -227,7 +198,7 @@ class Engine:
 
         def read() -> Iterator[State]:
             states = read_states(index, check)
-            for (row_id, token_ids, _), output in zip(batch, outputs, strict=True):
+            for (row_id, token_ids, *_), output in zip(rows, outputs, strict=True):
                 states_STH, sums = states.take(output.request_id, token_ids)
                 by_name = dict(zip(captured, states_STH, strict=True))
                 yield row_id, {name: by_name[name] for name in streams}, sums
@@ -316,12 +287,9 @@ class Engine:
 def open_engine(
     target: TargetConfig,
     engine: EngineConfig,
-    speculator: Speculator | Path | None = None,
-    k: int | None = None,
-    draft_sample_method: str = "greedy",
+    drafting: Drafting | None = None,
     scratch: Path | None = None,
     extension: str = CAPTURE_EXTENSION,
-    k_per_batch_size: Sequence[tuple[int, int, int]] | None = None,
 ) -> Iterator[Engine]:
     """Starts vLLM in this process with the capture extension or one derived from it; stops it.
 
@@ -329,10 +297,8 @@ def open_engine(
     reveal customer text, so the files are private and removed as they are read.
     """
     engine, _ = in_process(engine)
-    arguments = engine_arguments(
-        target, engine, speculator, k, draft_sample_method, k_per_batch_size
-    )
-    if Speculator.of(speculator).abilities.live_swap:
+    arguments = engine_arguments(target, engine, drafting)
+    if drafting is not None and drafting.speculator.abilities.live_swap:
         arguments["weight_transfer_config"] = {"backend": BACKEND}
     with (
         ProcessTree() as tree,
@@ -365,23 +331,6 @@ def _prompts(rows: Sequence[Row]) -> list[Any]:
     return [TokensPrompt(prompt_token_ids=list(token_ids)) for _, token_ids, *_ in rows]
 
 
-def _claimed(
-    rows: Iterable[LoggedRow], positions: int
-) -> Iterator[tuple[str, Sequence[int], dict[str, Any]]]:
-    from outrider.serving.logged_text import Claim
-
-    return (
-        (
-            row.row_id,
-            row.token_ids,
-            Claim(
-                row.completion_start, row.temperature, row.top_p, positions, row.top_k
-            ).as_request_argument(),
-        )
-        for row in rows
-    )
-
-
 def _prefill_only(
     prompt_logprobs: int | None = None, extra_args: dict[str, Any] | None = None
 ) -> "SamplingParams":
@@ -396,9 +345,9 @@ def _prefill_only(
     )
 
 
-def batches(rows: Iterable[Row], batch_tokens: int) -> Iterator[list[Row]]:
+def batches(rows: Iterable[SomeRow], batch_tokens: int) -> Iterator[list[SomeRow]]:
     """Rows of at most `batch_tokens` tokens together, or one longer row."""
-    batch: list[Row] = []
+    batch: list[SomeRow] = []
     tokens = 0
     for row in rows:
         if batch and tokens + len(row[1]) > batch_tokens:

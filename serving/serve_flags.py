@@ -19,14 +19,9 @@ from typing import Any, NamedTuple
 from outrider.common.errors import OutriderError
 from outrider.common.files import read_json
 from outrider.serving.allowed import why_not_argument, why_not_value, why_not_variable
-from outrider.serving.config import (
-    KEYS_OF_ARGUMENTS,
-    EngineConfig,
-    ServingConfig,
-    TargetConfig,
-)
+from outrider.serving.config import KEYS_OF_ARGUMENTS, EngineConfig, TargetConfig
 from outrider.serving.hooked import HOOKED
-from outrider.serving.speculator import Speculator
+from outrider.serving.speculator import Drafting
 from outrider.serving.vllm_arguments import engine_arguments, engine_environment, flags_of
 from outrider.speculators.checkpoints.target_fingerprint import check_target
 
@@ -68,20 +63,14 @@ class ServeFlags(NamedTuple):
             arguments["speculative_config"] = speculative
         return ServeFlags(arguments, self.environment)
 
-    @property
-    def speculative(self) -> dict[str, Any]:
-        """The value of --speculative-config."""
-        found: dict[str, Any] = self.arguments.get("speculative_config") or {}
-        return found
 
-
-def serving_of(target: TargetConfig, serving: ServingConfig) -> dict[str, Any]:
+def serving_of(target: TargetConfig, engine: EngineConfig) -> dict[str, Any]:
     """The entry `serve` of bundle.json: the evaluated engine, without its speculation."""
-    arguments = engine_arguments(target, serving.engine)
+    arguments = engine_arguments(target, engine)
     left_out = ("model", "disable_log_stats")
     return {
         "arguments": {name: value for name, value in arguments.items() if name not in left_out},
-        "environment": exported_environment(serving.engine),
+        "environment": exported_environment(engine),
     }
 
 
@@ -101,12 +90,7 @@ def read_serve_flags(bundle: Path, speculator: str) -> ServeFlags:
     serve = manifest.get("serve")
     try:
         arguments, environment = dict(serve["arguments"]), dict(serve["environment"])
-        drafting = (
-            int(manifest["num_speculative_tokens"]),
-            str(manifest["draft_sample_method"]),
-            manifest["num_speculative_tokens_per_batch_size"],
-        )
-        method = str(manifest["method"])
+        drafting = Drafting.of_manifest(manifest, Path(speculator))
     except (KeyError, TypeError, ValueError):
         raise OutriderError(
             f"{path}: serve: expected the arguments and the environment of vLLM; export again"
@@ -118,8 +102,7 @@ def read_serve_flags(bundle: Path, speculator: str) -> ServeFlags:
     for name, value in environment.items():
         if reason := why_not_variable(name, value):
             raise OutriderError(f"{path}: serve.environment: {reason}; refused")
-    flags = ServeFlags(arguments, environment)
-    return flags.replacing(Speculator(method, Path(speculator)).settings(*drafting))
+    return ServeFlags(arguments, environment).replacing(drafting.settings())
 
 
 def bundle_command(bundle: Path) -> tuple[list[str], dict[str, str]]:

@@ -1,7 +1,8 @@
 """A `vllm serve` process on this machine: start, health check, counters, stop.
 
     log = Path("server.log")
-    with Server(TargetConfig(), ServingConfig(), speculator_dir, k=3, log_path=log) as server:
+    drafting = Drafting(Speculator.named(directory), k=3)
+    with Server(TargetConfig(), EngineConfig(), drafting, log_path=log) as server:
         complete(server.url, ...)
         print(server.counters().acceptance_length)
 
@@ -17,16 +18,15 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from outrider.common.errors import OutriderError
 from outrider.common.process_tree import Child
 from outrider.serving.client import SpeculationCounters, post, read_counters
-from outrider.serving.config import ServingConfig, TargetConfig
+from outrider.serving.config import EngineConfig, TargetConfig
 from outrider.serving.hooked import BACKEND
-from outrider.serving.speculator import Speculator
+from outrider.serving.speculator import Drafting
 from outrider.serving.vllm_arguments import (
     engine_environment,
     serve_arguments,
@@ -48,12 +48,10 @@ class Server:
     def __init__(
         self,
         target: TargetConfig,
-        serving: ServingConfig,
-        speculator: Speculator | Path | None = None,
-        k: int | None = None,
+        engine: EngineConfig,
+        drafting: Drafting | None = None,
         *,
         log_path: Path,
-        k_per_batch_size: Sequence[tuple[int, int, int]] | None = None,
         reasoning_parser: str | None = None,
         start_timeout_s: float | None = None,
     ) -> None:
@@ -69,15 +67,13 @@ class Server:
         self._start_timeout_s = start_timeout_s or start_limit_s(checkpoint)
         self.swap_seconds: float | None = None
         """Time of the last `swap`."""
-        self._prefix_caching = serving.engine.prefix_caching
-        words = serve_arguments(
-            target, serving.engine, speculator, k, serving.draft_sample_method, k_per_batch_size
-        )
+        self._prefix_caching = engine.prefix_caching
+        words = serve_arguments(target, engine, drafting)
         words += ["--host", HOST, "--port", str(self.port), "--served-model-name", self.model_name]
-        if Speculator.of(speculator).speculates:
+        if drafting is not None and drafting.speculator.speculates:
             # Each response reports its own counts, so that a pass that was interrupted keeps them.
             words += ["--per-request-spec-decode-metrics", "summary"]
-        if Speculator.of(speculator).abilities.live_swap:
+        if drafting is not None and drafting.speculator.abilities.live_swap:
             words += ["--weight-transfer-config", json.dumps({"backend": BACKEND})]
         if reasoning_parser is not None:
             words += ["--reasoning-parser", reasoning_parser]
@@ -86,14 +82,9 @@ class Server:
         # swapped. The server listens on this machine only.
         self._environment = (
             start_environment(checkpoint)
-            | engine_environment(serving.engine)
+            | engine_environment(engine)
             | {"VLLM_SERVER_DEV_MODE": "1"}
         )
-
-    @property
-    def mark(self) -> str:
-        """Mark in the environment of the server's processes (`process_tree.members`)."""
-        return self._child.mark
 
     def start(self) -> None:
         """Starts the processes and returns.

@@ -1,13 +1,13 @@
 """The speculator of an engine: a kind of drafter and, where it has weights, their directory.
 
     Speculator.named("runs/NAME/speculator")     # a directory, or a kind without weights by name
-    Speculator.named("none").settings(k=4)       # vLLM's speculative_config
+    Drafting(Speculator("ngram"), k=4).settings()       # vLLM's speculative_config
 
 What can be measured for it depends on its kind (speculators/kinds/).
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,13 @@ from outrider.speculators.kinds import (
     trainable_kind_of,
     weightless_names,
 )
-from outrider.speculators.kinds.protocol import Abilities, DrafterKind, Origin, TrainableKind
+from outrider.speculators.kinds.protocol import (
+    Abilities,
+    DrafterKind,
+    KPerBatchSize,
+    Origin,
+    TrainableKind,
+)
 from outrider.speculators.kinds.weightless import WeightlessKind
 
 
@@ -49,13 +55,6 @@ class Speculator:
         if str(name) in weightless_names():
             return cls(str(name))
         return cls(kind_of(Path(name)).name, Path(name))
-
-    @classmethod
-    def of(cls, speculator: "Speculator | Path | None") -> "Speculator":
-        """The speculator that an engine is opened with; None: no speculation."""
-        if isinstance(speculator, Speculator):
-            return speculator
-        return cls(NO_SPECULATION) if speculator is None else cls.named(speculator)
 
     def weights(self) -> dict[str, str]:
         """SHA-256 of each weight file by name; empty for a kind without weights."""
@@ -95,46 +94,62 @@ class Speculator:
         """False for no speculation."""
         return self.kind != NO_SPECULATION
 
-    @property
-    def drafts_every_step(self) -> bool:
-        """True where the engine's count of drafts is its count of steps."""
-        return self.abilities.drafts_every_step
-
     def steps(self, counters: Mapping[str, Any], responses: int) -> int:
         """Steps of the engine, from the fields of `SpeculationCounters` over so many responses.
 
         vLLM counts no step without a draft. It delivers one token, so the steps are the tokens
         after each response's first without accepted drafts.
         """
-        if self.drafts_every_step:
+        if self.abilities.drafts_every_step:
             return int(counters["drafts"])
         return int(counters["generation_tokens"] - responses - counters["accepted_tokens"])
-
-    @property
-    def fixed_k(self) -> bool:
-        """True where every step drafts as many tokens as the engine was started for."""
-        return self.abilities.fixed_k
 
     @property
     def in_words(self) -> str:
         """The kind in words, such as `no speculation`."""
         return self._kind.in_words
 
-    def settings(
-        self,
-        k: int | None,
-        draft_sample_method: str = "greedy",
-        k_per_batch_size: Sequence[tuple[int, int, int]] | None = None,
-    ) -> dict[str, Any] | None:
-        """vLLM's `speculative_config` for `k` drafts a step; None without speculation.
 
-        `k_per_batch_size` lists (first batch size, last, k).
-        """
-        if not self.speculates:
+@dataclasses.dataclass(frozen=True)
+class Drafting:
+    """How an engine drafts: its speculator, and how many tokens a step."""
+
+    speculator: Speculator
+    k: int
+    """Tokens drafted a step, at most."""
+    sample_method: str = "greedy"
+    """`speculator.draft_sample_method`."""
+    k_per_batch_size: KPerBatchSize | None = None
+    """Rows of (first batch size, last, k)."""
+
+    def settings(self) -> dict[str, Any] | None:
+        """vLLM's `speculative_config`; None without speculation."""
+        own = self.speculator
+        if not own.speculates:
             return None
-        if k is None:
-            raise ValueError("a speculator needs k, the number of tokens to draft")
-        return self._kind.vllm_settings(self.directory, k, draft_sample_method, k_per_batch_size)
+        return kind_named(own.kind).vllm_settings(
+            own.directory, self.k, self.sample_method, self.k_per_batch_size
+        )
+
+    def as_manifest(self) -> dict[str, Any]:
+        """Entries of bundle.json."""
+        return {
+            "method": self.speculator.kind,
+            "num_speculative_tokens": self.k,
+            "num_speculative_tokens_per_batch_size": [*map(list, self.k_per_batch_size or [])]
+            or None,
+            "draft_sample_method": self.sample_method,
+        }
+
+    @classmethod
+    def of_manifest(cls, manifest: Mapping[str, Any], directory: Path) -> "Drafting":
+        """From bundle.json, with the bundle at `directory` where the engine runs."""
+        return cls(
+            Speculator(str(manifest["method"]), directory),
+            int(manifest["num_speculative_tokens"]),
+            str(manifest["draft_sample_method"]),
+            manifest["num_speculative_tokens_per_batch_size"],
+        )
 
 
 def served_base(base_dir: Path, target_dir: Path, cache: Path) -> Path:

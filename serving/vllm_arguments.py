@@ -13,14 +13,14 @@ drafts at once faster than the CPU's MLA kernel.
 import json
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from outrider.common.errors import OutriderError
 from outrider.serving.config import EngineConfig, TargetConfig
 from outrider.serving.hooked import HOOKED
-from outrider.serving.speculator import Speculator
+from outrider.serving.speculator import Drafting
 from outrider.serving.vllm_hooks.version import runs_on_cpu
 
 FIXED_S = 900.0
@@ -83,16 +83,9 @@ def openmp_library() -> Path | None:
 def engine_arguments(
     target: TargetConfig,
     engine: EngineConfig,
-    speculator: Speculator | Path | None = None,
-    k: int | None = None,
-    draft_sample_method: str = "greedy",
-    k_per_batch_size: Sequence[tuple[int, int, int]] | None = None,
+    drafting: Drafting | None = None,
 ) -> dict[str, Any]:
-    """Keyword arguments for `vllm.LLM`.
-
-    `speculator`: a speculator's directory (the target's own directory for its own speculator); None
-    serves without speculation. `k_per_batch_size` lists (first batch size, last, k).
-    """
+    """Keyword arguments for `vllm.LLM`; without `drafting` it does not speculate."""
     on_cpu = runs_on_cpu()
     arguments: dict[str, Any] = {
         "model": str(target.directory()),
@@ -120,14 +113,15 @@ def engine_arguments(
     kv_cache_gb = engine.kv_cache_gb if engine.kv_cache_gb is not None or not on_cpu else 0.5
     if kv_cache_gb is not None:
         arguments["kv_cache_memory_bytes"] = round(kv_cache_gb * 2**30)
-    drafter = Speculator.of(speculator)
-    if drafter.directory is not None and engine.pipeline_parallel > 1:
+    if drafting is None:
+        return arguments
+    if drafting.speculator.directory is not None and engine.pipeline_parallel > 1:
         raise OutriderError(
             f"serving.engine.pipeline_parallel = {engine.pipeline_parallel}: vLLM 0.32 gives a"
             " drafter on the last pipeline stage no embedding, and a speculator's directory has"
             " none; serve with tensor_parallel or data_parallel"
         )
-    if settings := drafter.settings(k, draft_sample_method, k_per_batch_size):
+    if settings := drafting.settings():
         arguments["speculative_config"] = settings
     return arguments
 
@@ -135,15 +129,10 @@ def engine_arguments(
 def serve_arguments(
     target: TargetConfig,
     engine: EngineConfig,
-    speculator: Speculator | Path | None = None,
-    k: int | None = None,
-    draft_sample_method: str = "greedy",
-    k_per_batch_size: Sequence[tuple[int, int, int]] | None = None,
+    drafting: Drafting | None = None,
 ) -> list[str]:
     """`engine_arguments` as command-line arguments of `vllm serve`."""
-    arguments = engine_arguments(
-        target, engine, speculator, k, draft_sample_method, k_per_batch_size
-    )
+    arguments = engine_arguments(target, engine, drafting)
     return [arguments.pop("model"), *(word for flag in flags_of(arguments) for word in flag)]
 
 

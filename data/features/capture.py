@@ -133,8 +133,8 @@ def capture_table(
 
     def states(plan: Iterator[Piece]) -> Iterator[Captured]:
         rows, sent = itertools.tee(row for piece in plan for row in piece.rows)
-        captured = engine.prefill_logged(
-            sent, spec.names, capture.on_policy_positions, capture.batch_tokens
+        captured = engine.prefill(
+            sent, spec.names, capture.batch_tokens, capture.on_policy_positions
         )
         return zip(rows, captured, strict=True)
 
@@ -217,11 +217,7 @@ def capture_ids(
 
     def states(plan: Iterator[Piece]) -> Iterator[Captured]:
         rows, sent = itertools.tee(row for piece in plan for row in piece.rows)
-        prompts = ((row.row_id, row.token_ids) for row in sent)
-        for row, (row_id, by_name) in zip(
-            rows, engine.prefill_streams(prompts, spec.names, capture.batch_tokens), strict=True
-        ):
-            yield row, (row_id, by_name, None)
+        return zip(rows, engine.prefill(sent, spec.names, capture.batch_tokens), strict=True)
 
     if not _finished(out_dir, source, spec, capture.dtype):
         unsampled = [LoggedRow(*row, temperature=1.0, top_p=1.0) for row in rows]

@@ -47,7 +47,7 @@ class Piece:
 def pieces(rows: Iterable[LoggedRow], batch_tokens: int) -> Iterator[Piece]:
     """The plan: consecutive rows of at most `batch_tokens` tokens, or one longer row."""
     for index, batch in enumerate(batches(rows, batch_tokens)):
-        yield Piece(index, tuple(LoggedRow(*row) for row in batch))
+        yield Piece(index, tuple(batch))
 
 
 def unfinished(plan: Iterable[Piece], done: frozenset[str]) -> Iterator[Piece]:

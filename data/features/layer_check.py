@@ -119,11 +119,11 @@ def layer_check(
     prompts = [(row_id, token_ids) for row_id, token_ids, _ in rows]
     beginnings = [(row_id, token_ids[:each]) for row_id, token_ids in prompts]
     names = [stream.name for stream in spec.auxiliary]
-    captured = dict(engine.prefill_streams(prompts, names))
+    captured = {row_id: states for row_id, states, _ in engine.prefill(prompts, names)}
     rungs = [layer_name(index) for index in range(1, layers + 1)]
     finals, ladders, taken = [], [], []
     # A limit of one token: every row is a batch of its own.
-    for row_id, ladder in engine.prefill_streams(beginnings, [FINAL_NORM, *rungs], 1):
+    for row_id, ladder, _ in engine.prefill(beginnings, [FINAL_NORM, *rungs], 1):
         finals.append(ladder.pop(FINAL_NORM).float())
         ladders.append(torch.stack([ladder[name] for name in rungs]))
         taken.append({name: state_TH[:each] for name, state_TH in captured[row_id].items()})

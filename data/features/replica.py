@@ -35,7 +35,6 @@ from outrider.speculators.checkpoints.target_ends import load_target_ends
 from outrider.speculators.features import FeatureSpec
 
 if TYPE_CHECKING:
-    import numpy as np
     import torch
 
 CORES = "VLLM_CPU_OMP_THREADS_BIND"
@@ -65,21 +64,13 @@ class ReplicaSetup:
     """Cores of its engine on a CPU; None: vLLM's choice, or the engine's environment."""
 
 
-class StoredRow(NamedTuple):
-    """One sequence's states as they travel: bfloat16 bits, without a copy."""
-
-    row_id: str
-    states: "dict[str, np.ndarray]"
-    """int16 [T, H] of each stream"""
-    scores: list[list[float]] | None
-
-
 class CapturedRow(NamedTuple):
     """One captured sequence."""
 
     row_id: str
-    states: "dict[str, torch.Tensor]"
-    """bfloat16 [T, H] of each stream, in memory of this process"""
+    states: dict[str, Any]
+    """[T, H] of each stream: bfloat16 in the memory of its reader, int16 of the same bits in the
+    object store, where numpy's arrays travel without a copy."""
     scores: list[list[float]] | None
 
 
@@ -134,7 +125,7 @@ class CaptureReplica:
         os.environ.update(tree.environment)
         return self._opened.enter_context(open_engine(setup.target, engine, scratch=folder))
 
-    def capture(self, piece: Piece) -> tuple[None, list[StoredRow]]:
+    def capture(self, piece: Piece) -> tuple[None, list[CapturedRow]]:
         """Prefills a piece; returns the states of its rows in order, behind a small first value."""
         import torch
 
@@ -144,7 +135,7 @@ class CaptureReplica:
                 piece.rows, self._setup.spec.names, self._setup.capture.on_policy_positions
             )
         rows = [
-            StoredRow(
+            CapturedRow(
                 row_id,
                 {name: state_TH.view(torch.int16).numpy() for name, state_TH in states.items()},
                 scores,
@@ -183,19 +174,17 @@ def check_engine(
     return checks
 
 
-def load_states(rows: Sequence[StoredRow]) -> list[CapturedRow]:
+def load_states(rows: Sequence[CapturedRow]) -> list[CapturedRow]:
     """Copies rows out of the object store, which can then free them."""
     import numpy as np
     import torch
 
     return [
-        CapturedRow(
-            row.row_id,
-            {
+        row._replace(
+            states={
                 name: torch.from_numpy(np.array(states)).view(torch.bfloat16)
                 for name, states in row.states.items()
-            },
-            row.scores,
+            }
         )
         for row in rows
     ]

@@ -18,6 +18,7 @@ import torch
 
 from outrider.common.errors import OutriderError
 from outrider.common.tolerance import Tolerance
+from outrider.speculators.features import FINAL_NORM
 
 if TYPE_CHECKING:
     from outrider.serving.engine import Engine, PromptLogprobs
@@ -66,7 +67,7 @@ class SelfCheck:
 def self_check(engine: "Engine", rows: Sequence[Row], lm_head_VH: torch.Tensor) -> SelfCheck:
     """Runs `rows` through the engine for states and for log-probabilities, and compares them."""
     prompts = [(row_id, token_ids) for row_id, token_ids, _ in rows]
-    hidden = dict(engine.prefill(prompts))
+    hidden = {row_id: states[FINAL_NORM] for row_id, states, _ in engine.prefill(prompts)}
     differences, agreements, control_differences, control_agreements = [], [], [], []
     head = lm_head_VH.float()
     for (row_id, token_ids), logged, again in zip(

@@ -78,8 +78,7 @@ def regenerate(
     if not answers:
         _begin(path, source)
     with path.open("a", encoding="utf-8") as file:
-        for some in batches(missing, batch_tokens):
-            batch = [AskedRow(*row) for row in some]
+        for batch in batches(missing, batch_tokens):
             for row, token_ids in zip(batch, engine.answer(batch), strict=True):
                 answers[row.row_id] = np.asarray(token_ids, np.int32)
                 file.write(json.dumps({"id": row.row_id, "token_ids": token_ids}) + "\n")

@@ -91,17 +91,16 @@ class Surrogates:
 
     def value(self, kind: str, text: str) -> Value:
         """The value found as `text`, for replacing all of its spellings."""
-        match kind:
-            case "EMAIL_ADDRESS":
-                return Value(f"(?i:{BEFORE}{re.escape(text)}{AFTER})", self._email)
-            case "URL":
-                return Value(f"(?i:{BEFORE}{re.escape(text)}{AFTER})", self._url)
-            case "IP_ADDRESS":
-                return Value(BEFORE + re.escape(text) + AFTER, self._ip)
-            case "CRYPTO":
-                return Value(BEFORE + re.escape(text) + AFTER, self._coin)
-            case "PHONE_NUMBER":
-                return self._phone(text)
+        if kind == "PHONE_NUMBER":
+            return self._phone(text)
+        of_one_spelling = {
+            "EMAIL_ADDRESS": self._email,
+            "URL": self._url,
+            "IP_ADDRESS": self._ip,
+            "CRYPTO": self._coin,
+        }
+        if kind in of_one_spelling:
+            return Value(f"(?i:{BEFORE}{re.escape(text)}{AFTER})", of_one_spelling[kind])
         core = "".join(filter(str.isalnum, text)).upper()
         before, after = (BEFORE_DIGITS, AFTER_DIGITS) if core.isdigit() else (BEFORE, AFTER)
         separator = MAC_SEPARATOR if kind == "MAC_ADDRESS" else SEPARATOR

@@ -12,7 +12,7 @@ from typing import Any
 from outrider.common.errors import OutriderError
 from outrider.eval.config import SEED, EvalConfig
 from outrider.serving.client import Sampling
-from outrider.serving.config import ServingConfig, ServingSection
+from outrider.serving.config import ServingConfig
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ def customers_sampling(heldout: Any) -> Sampling:
     return counts.most_common(1)[0][0]
 
 
-def prompt_room(evaluation: EvalConfig, serving: ServingSection) -> int:
+def prompt_room(evaluation: EvalConfig, serving: ServingConfig) -> int:
     """Tokens of the longest prompt that is sent: the longest response must fit behind it."""
     longest = max(evaluation.verification_max_tokens, evaluation.max_tokens)
     return serving.engine.max_model_len - longest - 1

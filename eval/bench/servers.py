@@ -27,7 +27,7 @@ from typing import TypeVar
 
 from outrider.serving.config import ServingConfig, TargetConfig
 from outrider.serving.server import Server
-from outrider.serving.speculator import Speculator
+from outrider.serving.speculator import Drafting, Speculator
 from outrider.serving.vllm_hooks.drafts_file import Drafts, DraftsFile
 
 PLAIN, SHARED = "none", "speculating"
@@ -60,6 +60,7 @@ class Servers:
         log_dir: Path,
         side_by_side: bool = True,
         warm_up: Callable[[Server], None] = lambda server: None,
+        sample_method: str = "greedy",
     ) -> None:
         """`numbers` are the drafts per step that may be asked for.
 
@@ -71,6 +72,7 @@ class Servers:
         self._sharing = set() if self._apart else _sharing(self._speculators)
         self._target, self._serving, self._numbers = target, serving, tuple(sorted(numbers))
         self._log_dir, self._side_by_side, self._warm_up = Path(log_dir), side_by_side, warm_up
+        self._sample_method = sample_method
         self._mode: str | None = None
         self._up: dict[str, _Running] = {}
 
@@ -137,21 +139,18 @@ class Servers:
 
     def _start(self, name: str, variant: str, numbers: tuple[int, ...]) -> _Running:
         assert self._mode is not None
-        serving = self._serving.with_engine(mode=self._mode)
+        engine = self._serving.engine.model_copy(update={"mode": self._mode})
         speculator = self._speculator(variant)
         file = DraftsFile(self._log_dir / f"drafts_{self._mode}_{name}.json")
         schedule = None
         if len(numbers) > 1:
-            schedule = covering(numbers, serving.engine.max_num_seqs)
-            serving = file.followed(serving)
-        server = Server(
-            self._target,
-            serving,
-            speculator if numbers else None,
-            max(numbers, default=None),
-            log_path=self._log_dir / f"server_{self._mode}_{name}.log",
-            k_per_batch_size=schedule,
-        )
+            schedule = covering(numbers, engine.max_num_seqs)
+            engine = file.followed(engine)
+        drafting = None
+        if numbers:
+            drafting = Drafting(speculator, max(numbers), self._sample_method, schedule)
+        log = self._log_dir / f"server_{self._mode}_{name}.log"
+        server = Server(self._target, engine, drafting, log_path=log)
         running = self._up[name] = _Running(server, numbers, file, speculator.directory)
         server.start()
         server.wait()
@@ -165,7 +164,7 @@ class Servers:
             return ()
         return (
             (drafts,)
-            if isinstance(drafts, int) and (self._apart or speculator.fixed_k)
+            if isinstance(drafts, int) and (self._apart or speculator.abilities.fixed_k)
             else self._numbers
         )
 

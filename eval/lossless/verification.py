@@ -334,7 +334,7 @@ def replay_against_engine(
                 store,
                 rows,
                 k.of(drafter),
-                context.serving.draft_sample_method,
+                context.draft_sample_method,
                 outputs.samplings[regime],
                 context.settings.replay_dtype,
             )

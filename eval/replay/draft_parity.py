@@ -29,7 +29,7 @@ from outrider.common.tolerance import Tolerance
 from outrider.eval.replay.replay import Replayed, load_replayed
 from outrider.eval.results.verification import Parity, ParityControl
 from outrider.serving.config import EngineConfig, TargetConfig
-from outrider.serving.speculator import Speculator
+from outrider.serving.speculator import Drafting, Speculator
 from outrider.speculators.config import ParityConfig
 from outrider.speculators.features import FeatureSpec
 
@@ -101,7 +101,8 @@ def engine_parity(
     recordings: dict[str, Recording] = {}
     for group in by_engine(speculators):
         first = next(iter(group.values()))
-        with open_engine(target, eager, first, k, extension=DRAFT_EXTENSION) as engine:
+        drafting = Drafting(Speculator.named(first), k)
+        with open_engine(target, eager, drafting, extension=DRAFT_EXTENSION) as engine:
             recordings |= record_each(engine, group, target.directory(), prompts, parity)
     return {
         name: in_child(
@@ -154,7 +155,7 @@ def record(
     named = [(str(index), row) for index, row in enumerate(rows)]
     inputs = [
         torch.cat([states[name] for name in spec.names], dim=-1)
-        for _, states in engine.prefill_streams(named, spec.names)
+        for _, states, _ in engine.prefill(named, spec.names)
     ]
     _, again = _answers(engine, prompts, max_tokens, at_once=1)
     return Recording(steps, inputs, again)

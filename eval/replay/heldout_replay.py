@@ -99,7 +99,7 @@ def _replay(
 ) -> ReplaySums:
     """In a child process, or as tasks on the cluster; what needs no device in this process."""
     target, store, depth = context.target.directory(), context.feature_store, context.depth
-    method, dtype = context.serving.draft_sample_method, context.settings.replay_dtype
+    method, dtype = context.draft_sample_method, context.settings.replay_dtype
     if weightless_kind(str(speculator)):
         return replay(speculator, target, store, rows, depth, by_region=by_region)
     if not context.replays_on_cluster:

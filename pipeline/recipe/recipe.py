@@ -24,7 +24,7 @@ from outrider.common.cluster.config import ClusterConfig
 from outrider.common.redaction import has_credentials
 from outrider.data.config import CaptureConfig, PrivacyConfig, SplitConfig, TrafficConfig
 from outrider.eval.config import EvalConfig, ReportConfig
-from outrider.serving.config import ServingConfig, ServingSection, TargetConfig
+from outrider.serving.config import ServingConfig, TargetConfig
 from outrider.speculators.config import SpeculatorConfig
 from outrider.training.config import TrainingConfig
 
@@ -170,7 +170,7 @@ class Recipe(BaseModel):
     training: TrainingConfig = Field(default_factory=TrainingConfig)
     """Loss, optimizer, batches, processes and checkpoints."""
 
-    serving: ServingSection = Field(default_factory=ServingSection)
+    serving: ServingConfig = Field(default_factory=ServingConfig)
     """The engine of capture, evaluation and serving."""
 
     eval: EvalConfig = Field(default_factory=EvalConfig)
@@ -187,11 +187,6 @@ class Recipe(BaseModel):
 
     adapt: AdaptConfig = Field(default_factory=AdaptConfig)
     """`adapt-speculator`, which keeps up with a live endpoint's traffic."""
-
-    def speculative_serving(self) -> ServingConfig:
-        """`serving`, and how the speculator drafts."""
-        method = self.speculator.draft_sample_method
-        return ServingConfig(**dict(self.serving), draft_sample_method=method)
 
     def of_kinds(self, names: Sequence[str]) -> "Recipe":
         """The recipe for these kinds of drafter alone."""

@@ -91,7 +91,8 @@ def evaluation_context(
     return EvaluationContext(
         recipe=recipe.name,
         target=recipe.target,
-        serving=recipe.speculative_serving(),
+        serving=recipe.serving,
+        draft_sample_method=recipe.speculator.draft_sample_method,
         settings=recipe.eval,
         depth=recipe.speculator.depth,
         speculators={"base": base, "custom": Speculator.named(speculator)},

@@ -18,7 +18,7 @@ from outrider.pipeline.stages.sources import parts_in_use, section, target_diges
 
 if TYPE_CHECKING:
     from outrider.eval.results.report import Results
-    from outrider.serving.config import ServingConfig
+    from outrider.serving.config import EngineConfig
 
 
 class NotShipped(OutriderError):
@@ -63,26 +63,23 @@ def _work(run: RunDirectory, recipe: Recipe, options: Options) -> dict[str, Any]
 
 def _write(run: RunDirectory, recipe: Recipe, evidence: dict[str, Any], to: str) -> None:
     from outrider.serving.bundle.bundle import export_bundle
+    from outrider.serving.speculator import Drafting, Speculator
 
     k, schedule = evidence["k"]["custom"], _schedule(recipe, evidence)
-    export_bundle(
-        speculator_dir=run.speculator,
-        target=recipe.target,
-        serving=serving_as_measured(recipe),
-        k=max([k, *(best for _, _, best in schedule or [])]),
-        k_per_batch_size=schedule,
-        evidence=evidence,
-        out_dir=to,
-        other_formats=recipe.export.other_formats,
+    drafting = Drafting(
+        Speculator.named(run.speculator),
+        max([k, *(best for _, _, best in schedule or [])]),
+        recipe.speculator.draft_sample_method,
+        schedule,
     )
+    engine = engine_as_measured(recipe)
+    export_bundle(drafting, recipe.target, engine, evidence, to, recipe.export.other_formats)
 
 
-def serving_as_measured(recipe: Recipe) -> "ServingConfig":
-    """The recipe's serving settings in an engine mode that was measured, else in the first one."""
-    serving, modes = recipe.speculative_serving(), recipe.eval.engine_modes
-    if serving.engine.mode in modes:
-        return serving
-    return serving.with_engine(mode=modes[0])
+def engine_as_measured(recipe: Recipe) -> "EngineConfig":
+    """The recipe's engine in a mode that was measured, else in the first one."""
+    engine, modes = recipe.serving.engine, recipe.eval.engine_modes
+    return engine if engine.mode in modes else engine.model_copy(update={"mode": modes[0]})
 
 
 def _schedule(recipe: Recipe, evidence: dict[str, Any]) -> list[tuple[int, int, int]] | None:
@@ -122,7 +119,7 @@ def _verify(
     from outrider.serving.bundle.bundle import verify_bundle
     from outrider.serving.client import Sampling
 
-    serving = recipe.speculative_serving().with_engine(mode=recipe.eval.engine_modes[0])
+    serving = recipe.serving.with_engine(mode=recipe.eval.engine_modes[0])
     heldout = load_sequences(run.sequences, parts_in_use(run)["heldout"])
     prompts, _ = evaluation_prompts(heldout, recipe.eval, serving)
     expected = results.verification.greedy_acceptance_length.custom
@@ -134,7 +131,7 @@ def _verify(
     return verify_bundle(
         bundle,
         recipe.target,
-        serving,
+        serving.engine,
         [prompt.token_ids for prompt in prompts],
         Sampling(temperature=0.0, top_p=1.0),
         recipe.eval.verification_max_tokens,

@@ -73,8 +73,6 @@ class ReplicaStatus:
     """The version that the last swap was given; None with the one that it was started with."""
     digest: str
     """`bundle_digest` of the release; empty with the one that it was started with."""
-    draft_digest: str
-    """SHA-256 of the drafter's weights in the engine's memory, over all ranks."""
     k: int
     """Drafts per step that the engine was started for."""
     kind: str

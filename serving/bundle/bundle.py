@@ -1,8 +1,8 @@
 """The export bundle: a directory that vLLM loads as a speculator, with its command and evidence.
 
-    export_bundle(speculator_dir, target, serving, k=3, k_per_batch_size=None, evidence={...},
-                  out_dir="runs/NAME/bundle")
-    verify_bundle("runs/NAME/bundle", target, serving, prompts, Sampling(), max_tokens=256, ...)
+    drafting = Drafting(Speculator.named(directory), k=3)
+    export_bundle(drafting, target, engine, evidence={...}, out_dir="runs/NAME/bundle")
+    verify_bundle("runs/NAME/bundle", target, engine, prompts, Sampling(), max_tokens=256, ...)
 
 `config.json` and the speculator's safetensors are what `--speculative-config` reads. Subfolders
 hold the speculator in other formats, where its kind has some.
@@ -10,6 +10,7 @@ hold the speculator in other formats, where its kind has some.
 SHA-256 of every file, and the evidence.
 """
 
+import dataclasses
 import shlex
 import shutil
 import tempfile
@@ -22,11 +23,11 @@ from outrider.common.files import write_json
 from outrider.serving.bundle.bundle_digest import MANIFEST, bundle_digest, listing, read_manifest
 from outrider.serving.bundle.bundle_places import local_bundle, put_bundle
 from outrider.serving.client import Sampling, complete
-from outrider.serving.config import EMBEDDED_TARGETS, ServingConfig, TargetConfig
+from outrider.serving.config import EMBEDDED_TARGETS, EngineConfig, TargetConfig
 from outrider.serving.hooked import HOOKED
 from outrider.serving.serve_flags import exported_environment, serving_of
 from outrider.serving.server import Server
-from outrider.serving.speculator import Speculator
+from outrider.serving.speculator import Drafting, Speculator
 from outrider.serving.vllm_arguments import engine_environment, serve_arguments
 from outrider.serving.vllm_hooks.version import runs_on_cpu, vllm_version
 from outrider.speculators.checkpoints.target_fingerprint import (
@@ -34,7 +35,7 @@ from outrider.speculators.checkpoints.target_fingerprint import (
     check_target,
     target_fingerprint,
 )
-from outrider.speculators.kinds import KINDS, kind_of
+from outrider.speculators.kinds import KINDS
 from outrider.speculators.kinds.protocol import TrainableKind
 
 _HERE = Path("@HERE@")
@@ -42,11 +43,9 @@ _HERE = Path("@HERE@")
 
 
 def export_bundle(
-    speculator_dir: Path,
+    drafting: Drafting,
     target: TargetConfig,
-    serving: ServingConfig,
-    k: int,
-    k_per_batch_size: Sequence[tuple[int, int, int]] | None,
+    engine: EngineConfig,
     evidence: dict[str, Any],
     out_dir: str | Path,
     other_formats: bool = True,
@@ -56,8 +55,7 @@ def export_bundle(
     A local bundle is published atomically. At an fsspec URL a bundle with bundle.json is complete.
     `evidence` (the recipe's digest, the report's figures) is stored unchanged.
     """
-    speculator_dir = Path(speculator_dir)
-    kind = kind_of(speculator_dir).name
+    speculator_dir = Path(drafting.speculator.directory or "")
     weights = sorted(speculator_dir.glob("*.safetensors")) + sorted(
         speculator_dir.glob("*.safetensors.index.json")
     )
@@ -70,26 +68,22 @@ def export_bundle(
         stage.mkdir()
         for file in [speculator_dir / "config.json", *weights]:
             shutil.copyfile(file, stage / file.name)
-        (stage / "serve.sh").write_text(
-            serve_script(target, serving, kind, k, k_per_batch_size), encoding="utf-8"
-        )
+        (stage / "serve.sh").write_text(serve_script(target, engine, drafting), encoding="utf-8")
         (stage / "serve.sh").chmod(0o755)
-        trainable = KINDS[kind]
+        trainable = KINDS[drafting.speculator.kind]
         if other_formats and isinstance(trainable, TrainableKind):
             # A format may name its target: by a path where no other reader knows the name.
             name = target.directory() if target.model in EMBEDDED_TARGETS else target.model
-            trainable.write_other_formats(speculator_dir, target.directory(), str(name), k, stage)
-        schedule = [list(row) for row in k_per_batch_size or []]
+            trainable.write_other_formats(
+                speculator_dir, target.directory(), str(name), drafting.k, stage
+            )
         manifest = {
             **listing(stage),
-            "method": kind,
+            **drafting.as_manifest(),
             "target": target.model_dump(),
             KEY: target_fingerprint(target.directory()),
-            "num_speculative_tokens": k,
-            "num_speculative_tokens_per_batch_size": schedule or None,
-            "draft_sample_method": serving.draft_sample_method,
             "vllm": vllm_version(),
-            "serve": serving_of(target, serving),
+            "serve": serving_of(target, engine),
             "evidence": evidence,
         }
         write_json(stage / MANIFEST, manifest)
@@ -100,7 +94,7 @@ def export_bundle(
 def verify_bundle(
     location: str | Path,
     target: TargetConfig,
-    serving: ServingConfig,
+    engine: EngineConfig,
     prompts: Sequence[Sequence[int]],
     sampling: Sampling,
     max_tokens: int,
@@ -120,20 +114,10 @@ def verify_bundle(
         bundle_digest(directory)
         manifest = read_manifest(directory)
         check_target(manifest, location, target.directory())
-        most, k_per_batch_size = (
-            manifest["num_speculative_tokens"],
-            manifest["num_speculative_tokens_per_batch_size"],
-        )
-        if k is not None and k_per_batch_size and k_per_batch_size[0][2] != k:
-            most, k_per_batch_size = k, None
-        with Server(
-            target,
-            serving,
-            directory,
-            most,
-            log_path=log_path,
-            k_per_batch_size=k_per_batch_size,
-        ) as server:
+        drafting = Drafting.of_manifest(manifest, directory)
+        if k is not None and drafting.k_per_batch_size and drafting.k_per_batch_size[0][2] != k:
+            drafting = dataclasses.replace(drafting, k=k, k_per_batch_size=None)
+        with Server(target, engine, drafting, log_path=log_path) as server:
             before = server.counters()
             complete(server.url, server.model_name, prompts, sampling, max_tokens, concurrency)
             counters = server.counters() - before
@@ -155,26 +139,18 @@ def verify_bundle(
     }
 
 
-def serve_script(
-    target: TargetConfig,
-    serving: ServingConfig,
-    kind: str,
-    k: int,
-    k_per_batch_size: Sequence[tuple[int, int, int]] | None,
-) -> str:
+def serve_script(target: TargetConfig, engine: EngineConfig, drafting: Drafting) -> str:
     """serve.sh: the evaluated flags and environment. It finds its own paths when it runs."""
-    speculator = Speculator(kind, _HERE)
-    _, *flags = serve_arguments(
-        target, serving.engine, speculator, k, serving.draft_sample_method, k_per_batch_size
-    )
+    here = Speculator(drafting.speculator.kind, _HERE)
+    _, *flags = serve_arguments(target, engine, dataclasses.replace(drafting, speculator=here))
     is_hub_id = (
         target.model not in EMBEDDED_TARGETS and not Path(target.model).expanduser().is_dir()
     )
     if is_hub_id and target.revision is not None:
         flags += ["--revision", target.revision]
     flags += ["--served-model-name", Path(target.model).name]
-    environment = exported_environment(serving.engine) | HOOKED
-    preloads = "LD_PRELOAD" in engine_environment(serving.engine)
+    environment = exported_environment(engine) | HOOKED
+    preloads = "LD_PRELOAD" in engine_environment(engine)
     lines = [
         "#!/usr/bin/env bash",
         "# Serves the target with this speculator and the evaluated flags. Arguments are appended",

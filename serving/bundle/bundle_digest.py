@@ -35,10 +35,14 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 _PART = re.compile(r"[A-Za-z0-9_.+-]{1,200}")
 
 
+def files_of(directory: Path) -> list[Path]:
+    """Every file below a directory, in order."""
+    return sorted(path for path in directory.rglob("*") if path.is_file())
+
+
 def listing(directory: Path) -> dict[str, Any]:
     """The entries of bundle.json for the files that are in the directory now."""
-    paths = sorted(path for path in Path(directory).rglob("*") if path.is_file())
-    names = {path.relative_to(directory).as_posix(): path for path in paths}
+    names = {path.relative_to(directory).as_posix(): path for path in files_of(directory)}
     names.pop(MANIFEST, None)
     return {
         "version": VERSION,

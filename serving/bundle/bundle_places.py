@@ -12,7 +12,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from outrider.common.errors import OutriderError
 from outrider.common.files import publish
@@ -21,13 +21,16 @@ from outrider.serving.bundle.bundle_digest import (
     MANIFEST,
     MANIFEST_LIMIT,
     check_files,
+    files_of,
     read_manifest,
 )
 from outrider.serving.bundle.model_card import model_card
-from outrider.serving.bundle.oci_layout import is_oci_address, read_oci_layout, write_oci_layout
+from outrider.serving.bundle.oci_layout import read_oci_layout, write_oci_layout
 
 if TYPE_CHECKING:
     from huggingface_hub.hf_api import ModelInfo
+
+HUB, OCI = "hf://", "oci:"
 
 _PIECE = 2**22
 
@@ -42,9 +45,9 @@ def put_bundle(stage: Path, to: str | Path) -> None:
     bundle.json is removed first and written last.
     """
     place = str(to)
-    if _on_hub(place):
+    if place.startswith(HUB):
         _upload_to_hub(stage, place)
-    elif is_oci_address(place):
+    elif place.startswith(OCI):
         write_oci_layout(stage, place)
     elif "://" in place:
         _upload(stage, place)
@@ -56,9 +59,9 @@ def put_bundle(stage: Path, to: str | Path) -> None:
 def pinned(location: str | Path) -> str:
     """The location; an address of the hub with the commit that its branch or tag has now."""
     place = str(location)
-    if not _on_hub(place):
+    if not place.startswith(HUB):
         return place
-    repository, revision = HubAddress.parse(place)
+    repository, revision = _repository(place)
     if revision is not None and _COMMIT.fullmatch(revision):
         return place
     return f"hf://{repository}@{_info(place).sha}"
@@ -75,26 +78,21 @@ def local_bundle(location: str | Path) -> Iterator[Path]:
     place = str(location)
     if place.startswith(("file://", "local://")):
         place = place.partition("://")[2]
-    if "://" not in place and not is_oci_address(place):
+    if "://" not in place and not place.startswith(OCI):
         directory = Path(place).resolve()
         check_files(directory)
         yield directory
         return
     with tempfile.TemporaryDirectory(prefix="outrider-") as folder:
         directory = Path(folder)
-        if _on_hub(place):
+        if place.startswith(HUB):
             _download_from_hub(place, directory)
-        elif is_oci_address(place):
+        elif place.startswith(OCI):
             read_oci_layout(place, directory)
         else:
             _download(place, directory)
         check_files(directory)
         yield directory
-
-
-def files_of(directory: Path) -> list[Path]:
-    """Every file below a directory, in order."""
-    return sorted(path for path in directory.rglob("*") if path.is_file())
 
 
 def _upload(stage: Path, url: str) -> None:
@@ -143,31 +141,19 @@ def _download(url: str, directory: Path) -> None:
         ) from None
 
 
-class HubAddress(NamedTuple):
-    """A repository and, after `@`, its branch, tag or commit."""
-
-    repository: str
-    revision: str | None
-
-    @classmethod
-    def parse(cls, address: str) -> "HubAddress":
-        """From `hf://OWNER/NAME[@REVISION]`."""
-        found = _ADDRESS.fullmatch(address)
-        if not found:
-            raise OutriderError(f"{address}: write hf://OWNER/NAME or hf://OWNER/NAME@REVISION")
-        return cls(*found.groups())
-
-
-def _on_hub(place: str) -> bool:
-    """Whether a place is a repository of the hub."""
-    return place.startswith("hf://")
+def _repository(address: str) -> tuple[str, str | None]:
+    """From `hf://OWNER/NAME[@REVISION]`: the repository, and its branch, tag or commit."""
+    found = _ADDRESS.fullmatch(address)
+    if not found:
+        raise OutriderError(f"{address}: write hf://OWNER/NAME or hf://OWNER/NAME@REVISION")
+    return found[1], found[2]
 
 
 def _upload_to_hub(stage: Path, address: str) -> None:
     """Replaces the repository's files in one commit. A new repository is private."""
     from huggingface_hub import HfApi
 
-    repository, revision = HubAddress.parse(address)
+    repository, revision = _repository(address)
     api = HfApi()
     with tempfile.TemporaryDirectory(prefix="outrider-") as folder:
         shutil.copytree(stage, folder, dirs_exist_ok=True)
@@ -190,7 +176,7 @@ def _download_from_hub(address: str, directory: Path) -> None:
     from huggingface_hub import hf_hub_download, snapshot_download
 
     info = _info(address)
-    repository, commit = HubAddress.parse(address).repository, str(info.sha)
+    repository, commit = _repository(address)[0], str(info.sha)
     sizes = {each.rfilename: each.size for each in info.siblings or ()}
     if MANIFEST not in sizes:
         raise OutriderError(f"{address}: has no bundle.json; it is no bundle of Outrider")
@@ -214,7 +200,7 @@ def _download_from_hub(address: str, directory: Path) -> None:
 def _info(address: str) -> "ModelInfo":
     from huggingface_hub import HfApi
 
-    repository, revision = HubAddress.parse(address)
+    repository, revision = _repository(address)
     with _answering(address):
         return HfApi().model_info(repository, revision=revision, files_metadata=True)
 

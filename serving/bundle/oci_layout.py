@@ -19,7 +19,7 @@ import shutil
 import tarfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
-from typing import IO, Any, NamedTuple
+from typing import IO, Any
 
 from outrider.common.errors import OutriderError
 from outrider.common.files import read_json, write_json
@@ -28,6 +28,7 @@ from outrider.serving.bundle.bundle_digest import (
     FILES_LIMIT,
     MANIFEST,
     MANIFEST_LIMIT,
+    files_of,
     read_manifest,
 )
 
@@ -47,27 +48,15 @@ ARCHITECTURES = ("amd64", "arm64")
 _ADDRESS = re.compile(r"oci:(?!//)([^:]+)(?::([\w.-]+))?")
 
 
-class OciAddress(NamedTuple):
-    """A layout's folder and the tag of one image in it."""
-
-    folder: Path
-    tag: str
-
-    @classmethod
-    def parse(cls, address: str) -> "OciAddress":
-        """From `oci:FOLDER[:TAG]`, as skopeo writes it; the tag is `latest` unless given."""
-        found = _ADDRESS.fullmatch(address)
-        if not found:
-            raise OutriderError(
-                f"{address}: write oci:FOLDER:TAG, a layout on this machine; copy it to a registry"
-                " with `skopeo copy --all --preserve-digests oci:FOLDER:TAG docker://REGISTRY/NAME:TAG`"
-            )
-        return cls(Path(found[1]), found[2] or "latest")
-
-
-def is_oci_address(place: str) -> bool:
-    """Whether a place is an OCI layout."""
-    return place.startswith("oci:")
+def _folder_and_tag(address: str) -> tuple[Path, str]:
+    """From `oci:FOLDER[:TAG]`, as skopeo writes it; the tag is `latest` unless given."""
+    found = _ADDRESS.fullmatch(address)
+    if not found:
+        raise OutriderError(
+            f"{address}: write oci:FOLDER:TAG, a layout on this machine; copy it to a registry"
+            " with `skopeo copy --all --preserve-digests oci:FOLDER:TAG docker://REGISTRY/NAME:TAG`"
+        )
+    return Path(found[1]), found[2] or "latest"
 
 
 def write_oci_layout(stage: Path, address: str) -> str:
@@ -76,13 +65,13 @@ def write_oci_layout(stage: Path, address: str) -> str:
     Returns the image's digest. Blobs are written first and index.json last, atomically: a reader
     sees the old image or the new one. Blobs of a replaced image stay.
     """
-    folder, tag = OciAddress.parse(address)
+    folder, tag = _folder_and_tag(address)
     mark, index = folder / "oci-layout", folder / "index.json"
     if folder.exists() and not mark.is_file() and any(folder.iterdir()):
         raise OutriderError(f"{address}: {folder} is not empty and no OCI image layout")
     (folder / "blobs" / "sha256").mkdir(parents=True, exist_ok=True)
     mark.write_text('{"imageLayoutVersion":"1.0.0"}', encoding="utf-8")
-    files = sorted(path for path in stage.rglob("*") if path.is_file())
+    files = files_of(stage)
     weights = [[path] for path in files if path.suffix == ".safetensors"]
     others = [path for path in files if path.suffix != ".safetensors"]
     layers = [_write_layer(folder, stage, group) for group in (others, *weights)]
@@ -103,7 +92,7 @@ def read_oci_layout(address: str, directory: Path) -> None:
     An `OutriderError` for members other than plain files below /models, and for files that
     bundle.json does not list with their size; then nothing but bundle.json is written.
     """
-    folder, tag = OciAddress.parse(address)
+    folder, tag = _folder_and_tag(address)
     if not (folder / "index.json").is_file():
         raise OutriderError(f"{address}: {folder} is no OCI image layout (no index.json)")
     entries = read_json(folder / "index.json").get("manifests", [])

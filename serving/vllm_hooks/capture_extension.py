@@ -15,8 +15,8 @@ vLLM mixes `CaptureExtension` into its worker (`worker_extension_cls`); `Engine.
 `collective_rpc`:
 
     llm.collective_rpc("capture_start", args=([2, 8, 13],))
-    llm.generate(...); llm.collective_rpc("capture_stop")
-    states = read_states(llm.collective_rpc("capture_write", args=(folder,)))
+    llm.generate(...)
+    states = read_states(llm.collective_rpc("capture_stop", args=(folder,)))
     states_STH, sums_PC = states.take(request_id, token_ids)
 
 Shapes: S streams, the final norm's first and then by layer, T tokens of a prompt, N of a step, H
@@ -156,17 +156,14 @@ class CaptureExtension:
         self._capture_wrapped = runner.execute_model
         runner.execute_model = self._capture_execute_model
 
-    def capture_stop(self) -> None:
-        """Ends the capture; the states stay until `capture_write`."""
-        self.model_runner.execute_model = self._capture_wrapped
-        self._capture_auxiliary.switch_off()
-        self._capture_copies.finish()
-
-    def capture_write(self, folder: str) -> dict[str, Any] | None:
-        """Begins to move the states to a new file in `folder`, and returns what it will hold.
+    def capture_stop(self, folder: str) -> dict[str, Any] | None:
+        """Ends the capture, moves the states to a new file in `folder`; returns its content.
 
         A thread writes it, so that the next prompts are prefilled meanwhile.
         """
+        self.model_runner.execute_model = self._capture_wrapped
+        self._capture_auxiliary.switch_off()
+        self._capture_copies.finish()
         prompts, self._capture_prompts = self._capture_prompts, {}
         texts, self._capture_texts = self._capture_texts, {}
         if not prompts:  # another rank keeps the states
@@ -286,7 +283,7 @@ class States:
 def read_states(
     results: Sequence[dict[str, Any] | None], check: Callable[[], object] = lambda: None
 ) -> States:
-    """Maps and removes the file of `capture_write`, once the worker has written it.
+    """Maps and removes the file of `capture_stop`, once the worker has written it.
 
     `results` are those of all ranks. `check` is called while waiting; it raises if the engine has
     ended.

@@ -47,9 +47,12 @@ def recorded(results: Sequence[list[dict[str, Any]] | None]) -> list[dict[str, A
 
 
 class Recorder:
-    """Wraps the two methods of a drafter that propose and that sample one depth, or all."""
+    """Wraps the two methods of a drafter that propose and that sample one depth, or all.
 
-    sampling: str
+    This is the `drafter` of model runner V1.
+    """
+
+    sampling = "_sample_draft_tokens"
     """Name of the method that samples the drafts."""
 
     def __init__(self, runner: Any, drafter: Any) -> None:
@@ -122,24 +125,6 @@ class Recorder:
 
     def batch(self, given: dict[str, Any]) -> tuple[list[str], torch.Tensor, torch.Tensor]:
         """Request ids, anchors [B] and the tokens after them [B] of a call of `propose`."""
-        raise NotImplementedError
-
-    def depths(self, given: dict[str, Any], drafts_BK: torch.Tensor) -> int:
-        """Depths that the call drafts."""
-        raise NotImplementedError
-
-    def logits(self, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """The drafter's logits [B, V]."""
-        raise NotImplementedError
-
-
-class V1Recorder(Recorder):
-    """Records the `drafter` of model runner V1."""
-
-    sampling = "_sample_draft_tokens"
-
-    def batch(self, given: dict[str, Any]) -> tuple[list[str], torch.Tensor, torch.Tensor]:
-        """From the call's arguments; the runner has one batch."""
         rows_B = given.get("token_indices_to_sample")
         if rows_B is None:
             rows_B = given["common_attn_metadata"].query_start_loc[1:] - 1
@@ -147,11 +132,11 @@ class V1Recorder(Recorder):
         return self.runner.input_batch.req_ids, anchors_B, given["next_token_ids"].clone()
 
     def depths(self, given: dict[str, Any], drafts_BK: torch.Tensor) -> int:
-        """All columns: the drafter returns as many as it was asked for."""
+        """Depths that the call drafts: all columns."""
         return drafts_BK.shape[-1]
 
     def logits(self, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """From the drafter's model."""
+        """The drafter's logits [B, V]."""
         logits_BV: torch.Tensor = self.drafter.model.compute_logits(hidden_states)
         return logits_BV
 
@@ -196,4 +181,4 @@ def recorder_of(runner: Any) -> Recorder | None:
     """The recorder for a model runner; None on a rank without a drafter."""
     if hasattr(runner, "speculator"):  # V2; None on the other stages of a pipeline
         return None if runner.speculator is None else V2Recorder(runner, runner.speculator)
-    return V1Recorder(runner, runner.drafter) if hasattr(runner, "drafter") else None
+    return Recorder(runner, runner.drafter) if hasattr(runner, "drafter") else None

@@ -1,21 +1,16 @@
-"""Loads another speculator's weights over those of a live engine's drafter; their digest.
+"""Loads another speculator's weights over those of a live engine's drafter.
 
 The rest of the engine stays as it is: compiled code, CUDA graphs (the weights change in place) and
 caches. vllm_hooks/weight_transfer.py decides what is loaded, and loads the old weights again where
 this fails. Written against vLLM 0.32, both model runners.
 """
 
-import hashlib
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from outrider.speculators.kinds.protocol import TrainableKind
-
-_PIECE = 2**24
-"""Values of a tensor on an accelerator that are summed at once."""
 
 MASK = "mask_hidden"
 """Name of the states that a parallel drafter reads where no token is known."""
@@ -141,67 +136,3 @@ def required(drafter: torch.nn.Module, kind: TrainableKind) -> set[str]:
     """The parameters that a speculator's directory must have, under vLLM's names."""
     names = {name for name, _ in drafter.named_parameters()}
     return {name for name in names if not kind.stays_with_target(name)}
-
-
-@torch.no_grad()
-def drafter_digest(drafter: torch.nn.Module, kind: TrainableKind, proposer: Any) -> str:
-    """SHA-256 over the drafter's own weights in memory, without the target's embedding and head.
-
-    vLLM's /weight_checker covers the target only. Two engines with the same flags on the same kind
-    of machine have the same digest for the same speculator, however it was loaded.
-    Tensors on an accelerator count by two sums over their bytes, so the digest of 12 GB costs two
-    passes over the memory. It shows a mistake, not an attack; the files have SHA-256.
-    """
-    digest = hashlib.sha256()
-    for name, tensor in own_tensors(drafter, kind, proposer):
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-        digest.update(_bytes_of(tensor))
-    return digest.hexdigest()
-
-
-def own_tensors(
-    drafter: torch.nn.Module, kind: TrainableKind, proposer: Any
-) -> list[tuple[str, Tensor]]:
-    """(name, tensor) of parameters, mask states, and linear layers whose weights are packed."""
-    found = [*drafter.named_parameters(), *drafter.named_buffers()]
-    named = {name: tensor.detach() for name, tensor in found if "rotary" not in name}
-    for name, module in drafter.named_modules():
-        weight = getattr(module, "weight", None)
-        packed = getattr(module, "cpu_linear", None)
-        if packed is None or weight is None or weight.numel():
-            continue
-        # A CPU's kernel has packed the weight and dropped the parameter. Its product with the
-        # identity is the transposed weight, exactly.
-        width = next(
-            getattr(module, key)
-            for key in ("input_size_per_partition", "input_size")
-            if hasattr(module, key)
-        )
-        named[f"{name}.weight"] = packed(torch.eye(width, dtype=weight.dtype), weight, None)
-    projected = getattr(proposer, "parallel_drafting_hidden_state_tensor", None)
-    if projected is not None:
-        named["parallel_drafting_hidden_state_tensor"] = projected
-    return sorted((n, t) for n, t in named.items() if not kind.stays_with_target(n) and t.numel())
-
-
-def _bytes_of(tensor: Tensor) -> bytes:
-    flat = tensor.contiguous().view(-1).view(torch.uint8)
-    if flat.device.type == "cpu":
-        return flat.numpy().tobytes()
-    return byte_sums(flat).cpu().numpy().tobytes()
-
-
-def byte_sums(flat: Tensor) -> Tensor:
-    """Two int64 sums, modulo 2**64, over a tensor of bytes: of its words, and of words by place.
-
-    Words have 8 bytes, or one where the length is no multiple of that.
-    """
-    words = flat.view(torch.int64) if len(flat) % 8 == 0 else flat
-    sums = torch.zeros(2, dtype=torch.int64, device=flat.device)
-    for start in range(0, len(words), _PIECE):
-        piece = words[start : start + _PIECE].to(torch.int64)
-        place = torch.arange(start, start + len(piece), device=flat.device)
-        # The place is mixed by a multiplier (Knuth's, 2**32 over the golden ratio) and made odd, so
-        # that words that trade places change the sum, and every bit of a word counts.
-        sums += torch.stack([piece.sum(), (piece * ((place * 2654435761) | 1)).sum()])
-    return sums

@@ -1,7 +1,7 @@
 """Changes the number of drafts of an engine while it serves.
 
     file = DraftsFile(logs / "drafts.json")
-    with Server(target, file.followed(serving), speculator, 3, k_per_batch_size=rows, ...):
+    with Server(target, file.followed(engine), Drafting(speculator, 3, k_per_batch_size=rows), ...):
         file.draft(2)                   # from the next step on
 
 vLLM's scheduler looks the number of drafts up by batch size in every step (`dynamic_sd_lookup`), in
@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from outrider.serving.config import ServingConfig
+from outrider.serving.config import EngineConfig
 
 DRAFTS = "OUTRIDER_DRAFTS"
 """Environment variable that holds the file's path."""
@@ -37,12 +37,13 @@ class DraftsFile:
         self._path = Path(path).resolve()
         self._path.unlink(missing_ok=True)
 
-    def followed(self, serving: ServingConfig) -> ServingConfig:
-        """`serving` for a server that follows this file."""
-        engine = serving.engine
-        return serving.with_engine(
-            environment=engine.environment | {DRAFTS: str(self._path)},
-            extra_arguments=engine.extra_arguments | {"scheduler_cls": SCHEDULER},
+    def followed(self, engine: EngineConfig) -> EngineConfig:
+        """`engine` for a server that follows this file."""
+        return engine.model_copy(
+            update={
+                "environment": engine.environment | {DRAFTS: str(self._path)},
+                "extra_arguments": engine.extra_arguments | {"scheduler_cls": SCHEDULER},
+            }
         )
 
     def draft(self, drafts: Drafts) -> None:

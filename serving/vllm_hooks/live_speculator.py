@@ -6,7 +6,6 @@ a swap are in swap.py, what the workers do in weight_transfer.py.
 
 import asyncio
 import dataclasses
-import hashlib
 import logging
 import time
 import uuid
@@ -18,7 +17,7 @@ from outrider.common.anytime import ratio_of_sums
 from outrider.common.errors import OutriderError
 from outrider.serving.admin.replica import LiveRequest, ReplicaStatus, SwapOrder, SwapResult, Watch
 from outrider.serving.vllm_hooks.live_requests import RequestLog
-from outrider.serving.vllm_hooks.swap import Report, SpeculatorBroken, swap_steps
+from outrider.serving.vllm_hooks.swap import Report, SpeculatorBroken, swap
 
 logger = logging.getLogger("outrider.live")
 
@@ -99,7 +98,6 @@ class LiveSpeculator:
         known = ReplicaStatus(
             version=self._version,
             digest="",
-            draft_digest="",
             k=self._k,
             kind="",
             directory="",
@@ -111,7 +109,7 @@ class LiveSpeculator:
         )
         try:
             async with asyncio.timeout(self._limits.answer):
-                reports = await self._rpc("speculator_report", {"digest": True})
+                reports = await self._rpc("speculator_report", {})
         except Exception as error:
             if self._broken is not None:
                 return known
@@ -128,7 +126,6 @@ class LiveSpeculator:
         return dataclasses.replace(
             known,
             digest=first["digest"],
-            draft_digest=_together([report["draft_digest"] for report in reports]),
             kind=first["kind"],
             directory=first["directory"],
             watching=known.watching and broken is None,
@@ -164,9 +161,7 @@ class LiveSpeculator:
             await self._stage(source)
             swap_id = uuid.uuid4().hex
             began = time.monotonic()
-            reports = await self._still(
-                f"load {order.version}", self._swap_weights(source, swap_id)
-            )
+            reports = await self._still(f"load {order.version}", swap(self._rpc, source, swap_id))
             stall_s = time.monotonic() - began
             before, self._version = self._version, order.version
             self._swaps += 1
@@ -224,16 +219,6 @@ class LiveSpeculator:
                 f"{source['directory']}: not read within {self._limits.read:g} s, so the speculator"
                 " before it stays in use; look at its file system"
             ) from None
-
-    async def _swap_weights(self, source: dict[str, str], swap_id: str) -> list[Report]:
-        steps = swap_steps(source, swap_id)
-        answer: Any = None
-        try:
-            while True:
-                answer = await self._rpc(*steps.send(answer))
-        except StopIteration as end:
-            reports: list[Report] = end.value
-            return reports
 
     async def _still(self, what: str, work: Any) -> list[Report]:
         """The reports of `work`, with the scheduler paused and its prefix cache cleared.
@@ -307,10 +292,3 @@ class LiveSpeculator:
             "collective_rpc", method, None, (), arguments
         )
         return [answer for engine in answers for answer in engine]
-
-
-def _together(digests: Sequence[str]) -> str:
-    """One digest for all ranks: that of the only one, or of their list."""
-    if len(digests) == 1:
-        return digests[0]
-    return hashlib.sha256("\n".join(digests).encode()).hexdigest()

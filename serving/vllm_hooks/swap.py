@@ -1,21 +1,18 @@
 """The calls that swap the speculator of an engine, for every way of calling its workers.
 
-    reports = swap_speculator(rpc, directory)     # rpc(method, arguments): each worker's answer
+    await swap(rpc, {"directory": directory}, swap_id)     # a live server (live_speculator.py)
+    swap_speculator(rpc, directory)     # a server in development mode, an engine in this process
 
-`swap_steps` is a generator of calls, so that the synchronous callers here (a server's
-development route, an engine in this process) and the asynchronous one (admin_route.py) share the
-order. weight_transfer.py answers in the workers.
+`rpc(method, arguments)` returns each worker's answer; weight_transfer.py answers in the workers.
 """
 
+import asyncio
 import uuid
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypedDict
 
 from outrider.common.errors import OutriderError
-
-Call = tuple[str, dict[str, Any]]
-"""Name of a worker's method, and its arguments."""
 
 
 class Report(TypedDict):
@@ -25,8 +22,6 @@ class Report(TypedDict):
     kind: str
     digest: str
     """`bundle_digest` of the release; empty for a directory that was not checked against one."""
-    draft_digest: str
-    """Of the weights in memory; empty if it was not asked for."""
     read_s: float
     apply_s: float
     staged: bool
@@ -42,23 +37,25 @@ class SpeculatorBroken(OutriderError):
     """The workers may draft with wrong weights until a swap succeeds on all of them."""
 
 
-def swap_steps(
-    source: Mapping[str, Any], swap_id: str
-) -> Generator[Call, Sequence[Any], list[Report]]:
-    """Yields calls, is sent the workers' answers, and returns the reports after a swap.
+async def swap(
+    rpc: Callable[[str, dict[str, Any]], Awaitable[Sequence[Any]]],
+    source: Mapping[str, Any],
+    swap_id: str,
+) -> list[Report]:
+    """Swaps the speculator on all workers; returns their reports.
 
     `swap_id` identifies it, for `speculator_take_back`. All workers have the new speculator, or
     all have the old one; then an `OutriderError` has the first worker's reason. A worker that could
     not go back to the old one is a `SpeculatorBroken`.
     """
     update = dict(source) | {"swap_id": swap_id, "quiet": True}
-    yield "start_draft_weight_update", {}
-    yield "update_weights", {"update_info": update}
-    yield "finish_weight_update", {}
-    reports = list((yield "speculator_report", {}))
+    await rpc("start_draft_weight_update", {})
+    await rpc("update_weights", {"update_info": update})
+    await rpc("finish_weight_update", {})
+    reports: list[Report] = list(await rpc("speculator_report", {}))
     errors = [report["error"] for report in reports if report["error"] is not None]
     if errors and len(errors) < len(reports):  # the others have the new one
-        reports = list((yield "speculator_take_back", {"swap_id": swap_id}))
+        reports = list(await rpc("speculator_take_back", {"swap_id": swap_id}))
     if broken := [report["broken"] for report in reports if report["broken"] is not None]:
         raise SpeculatorBroken(f"{source['directory']}: not loaded: {broken[0]}")
     if errors:
@@ -68,18 +65,14 @@ def swap_steps(
     return reports
 
 
-def swap_speculator(
-    rpc: Callable[[str, dict[str, Any]], Sequence[Any]], directory: Path
-) -> list[Report]:
-    """Loads the speculator of a trusted directory; `rpc` calls a method of every worker.
+def swap_speculator(rpc: Callable[[str, dict[str, Any]], Sequence[Any]], directory: Path) -> None:
+    """Loads the speculator of a trusted directory.
 
     An `OutriderError` says why not; then the speculator before it is still in use.
     """
-    steps = swap_steps({"directory": str(Path(directory).resolve())}, uuid.uuid4().hex)
-    answer: Any = None
-    try:
-        while True:
-            answer = rpc(*steps.send(answer))
-    except StopIteration as end:
-        reports: list[Report] = end.value
-        return reports
+
+    async def call(method: str, arguments: dict[str, Any]) -> Sequence[Any]:
+        return rpc(method, arguments)
+
+    source = {"directory": str(Path(directory).resolve())}
+    asyncio.run(swap(call, source, uuid.uuid4().hex))

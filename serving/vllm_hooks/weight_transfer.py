@@ -12,7 +12,7 @@ A failure while loading leaves layers half new, and no copy of the parameters br
 back: a CPU's packed weights are no parameters. So the last good files are loaded again. Where that
 fails too, also because they have changed since, the report has `broken` until a load succeeds.
 
-Whoever uses the interface calls `swap_steps` (swap.py), which also asks each worker for its
+Whoever uses the interface calls `swap` (swap.py), which also asks each worker for its
 report: with several workers, vLLM 0.32 leaves the answers of the others unread where one raises.
 """
 
@@ -39,12 +39,7 @@ from outrider.serving.admin.candidate import (
     in_service,
     release_files,
 )
-from outrider.serving.vllm_hooks.drafter_swap import (
-    context_copies,
-    drafter_digest,
-    proposer_of,
-    replace_weights,
-)
+from outrider.serving.vllm_hooks.drafter_swap import context_copies, replace_weights
 from outrider.serving.vllm_hooks.swap import Report
 
 
@@ -87,7 +82,6 @@ class SafetensorsTransfer(WeightTransferEngine[Source, Swap]):
         self.error: str | None = None
         self.broken: str | None = None
         self.read_s = self.apply_s = 0.0
-        self._digest: str | None = None
         self._staged: tuple[tuple[str, str | None, str], Future[Candidate]] | None = None
         self._copies: dict[str, torch.Tensor] | None = None
         speculative: Any = self.vllm_config.speculative_config
@@ -151,24 +145,15 @@ class SafetensorsTransfer(WeightTransferEngine[Source, Swap]):
             return
         self.current, self.previous, self.swap_id, self.broken = self.previous, None, "", None
 
-    def report(self, digest: bool) -> Report:
-        """What this worker drafts with, and how the last swap went.
-
-        The digest of the weights is computed if it is asked for, once after each swap.
-        """
+    def report(self) -> Report:
+        """What this worker drafts with, and how the last swap went."""
         current = self.current
         reading = self._staged[1] if self._staged is not None else None
         failed = reading.exception() if reading is not None and reading.done() else None
-        if digest and self._digest is None and current is not None:
-            runner = self.worker.model_runner
-            self._digest = drafter_digest(
-                runner.get_draft_model(), current.kind, proposer_of(runner)
-            )
         return {
             "directory": str(current.directory) if current is not None else "",
             "kind": current.kind.name if current is not None else "",
             "digest": current.digest if current is not None else "",
-            "draft_digest": self._digest or "",
             "read_s": self.read_s,
             "apply_s": self.apply_s,
             "staged": reading is None or reading.done(),
@@ -224,7 +209,6 @@ class SafetensorsTransfer(WeightTransferEngine[Source, Swap]):
     def _load(self, candidate: Candidate) -> None:
         runner = self.worker.model_runner
         drafter = runner.get_draft_model()
-        self._digest = None
         if self._copies is None:
             self._copies = context_copies(drafter.model)
         replace_weights(
@@ -232,9 +216,9 @@ class SafetensorsTransfer(WeightTransferEngine[Source, Swap]):
         )
 
 
-def speculator_report(worker: Any, digest: bool = False) -> Report:
+def speculator_report(worker: Any) -> Report:
     """Worker method: the speculator in use and the last swap."""
-    return _engine(worker).report(digest)
+    return _engine(worker).report()
 
 
 def speculator_take_back(worker: Any, swap_id: str) -> Report:
@@ -242,7 +226,7 @@ def speculator_take_back(worker: Any, swap_id: str) -> Report:
     engine = _engine(worker)
     with set_current_vllm_config(worker.vllm_config):
         engine.take_back(swap_id)
-    return engine.report(digest=False)
+    return engine.report()
 
 
 def _engine(worker: Any) -> SafetensorsTransfer:

@@ -44,7 +44,7 @@ from outrider.eval.results.report import Results
 from outrider.serving.config import EngineConfig, ServingConfig, TargetConfig
 from outrider.serving.engine import open_engine
 from outrider.serving.load_generator import LoadGenerator
-from outrider.serving.speculator import Speculator
+from outrider.serving.speculator import Drafting, Speculator
 from outrider.serving.vllm_arguments import serve_arguments
 from outrider.serving.vllm_hooks.draft_recorder import DRAFT_EXTENSION
 from outrider.speculators.checkpoints.target_ends import load_target_ends
@@ -154,7 +154,9 @@ def bench(nano_r1, tmp_path_factory):
         speculators = {name: Speculator("mtp", nano_r1) for name in ("base", "custom")}
         running = stack.enter_context(Servers(target, SERVING, speculators, [K], home))
         engine = stack.enter_context(
-            open_engine(target, SERVING.engine, nano_r1, K, extension=DRAFT_EXTENSION)
+            open_engine(
+                target, SERVING.engine, Drafting(speculators["base"], K), extension=DRAFT_EXTENSION
+            )
         )
         load = stack.enter_context(LoadGenerator(target, home / "load.log"))
 

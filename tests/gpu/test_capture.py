@@ -11,6 +11,7 @@ from outrider.data.features.self_check import require, self_check
 from outrider.serving.config import EngineConfig, TargetConfig
 from outrider.serving.engine import open_engine
 from outrider.speculators.checkpoints.target_ends import load_target_ends
+from outrider.speculators.features import FINAL_NORM
 from tests.gpu.inputs import NANO, engine_config, logged_rows, random_r1
 
 pytestmark = pytest.mark.engine
@@ -51,7 +52,7 @@ def checked(
         head = load_target_ends(target.directory()).lm_head_VH
         found = self_check(engine, logged[: max(4, count // 8)], head)
         began = time.monotonic()
-        tokens = sum(len(hidden_TH) for _, hidden_TH in engine.prefill([row[:2] for row in logged]))
+        tokens = sum(len(states[FINAL_NORM]) for _, states, _ in engine.prefill(logged))
         seconds = time.monotonic() - began
     record_property("capture_tokens_per_s", tokens / seconds)
     for name, value in asdict(found).items():

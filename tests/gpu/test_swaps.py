@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from outrider.serving.client import Sampling, complete
-from outrider.serving.config import EngineConfig, ServingConfig, TargetConfig
+from outrider.serving.config import EngineConfig, TargetConfig
 from outrider.serving.server import Server
+from outrider.serving.speculator import Drafting, Speculator
 from tests.gpu.inputs import (
     NANO,
     K,
@@ -51,8 +52,8 @@ def test_fp8_under_cuda_graphs(
     engine = engine_config(on_gpu, environment={})
     count, tokens = (16, 128) if on_gpu else (3, 48)
     (base, custom, again), _ = swapped(target, engine, tmp_path, count, tokens, False)
-    directory, log = tmp_path / "custom", tmp_path / "started.log"
-    with Server(target, ServingConfig(engine=engine), directory, K, log_path=log) as server:
+    drafting = Drafting(Speculator.named(tmp_path / "custom"), K)
+    with Server(target, engine, drafting, log_path=tmp_path / "started.log") as server:
         started = answered(server, logged_prompts(count), tokens, 1)
     for name, (_, length) in (("base", base), ("custom", custom), ("started", started)):
         record_property(f"acceptance_length_{name}", length)
@@ -73,8 +74,9 @@ def test_data_parallel_ranks_with_experts_answer_as_one(
             data_parallel=ranks,
             extra_arguments={"enable_expert_parallel": ranks > 1},
         )
-        serving, log = ServingConfig(engine=engine), tmp_path / f"server-{ranks}.log"
-        with Server(target, serving, target.directory(), K, log_path=log) as server:
+        drafting = Drafting(Speculator.named(target.directory()), K)
+        log = tmp_path / f"server-{ranks}.log"
+        with Server(target, engine, drafting, log_path=log) as server:
             runs.append(answered(server, prompts, 64, len(prompts)))
     record_property("acceptance_length_one", runs[0][1])
     record_property("acceptance_length_two", runs[1][1])
@@ -94,8 +96,8 @@ def swapped(
     custom = weakened_speculator(target, folder / "custom")
     base, prompts = target.directory(), logged_prompts(count)
     runs, swap_s = [], []
-    serving, log = ServingConfig(engine=engine), folder / "server.log"
-    with Server(target, serving, base, K, log_path=log) as server:
+    drafting = Drafting(Speculator.named(base), K)
+    with Server(target, engine, drafting, log_path=folder / "server.log") as server:
         for directory in (base, custom, base):
             server.swap(directory)
             swap_s.append(server.swap_seconds or 0.0)

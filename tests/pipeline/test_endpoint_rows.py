@@ -52,7 +52,7 @@ def test_the_endpoint_s_rows_are_the_pipeline_s(run, nano_r1):
     context = EvaluationContext(
         recipe=recipe.name,
         target=recipe.target,
-        serving=recipe.speculative_serving(),
+        serving=recipe.serving,
         settings=recipe.eval,
         depth=recipe.speculator.depth,
         speculators=dict.fromkeys(("base", "custom"), Speculator.named(nano_r1)),

@@ -10,10 +10,11 @@ import pytest
 from transformers import AutoTokenizer
 
 from outrider.serving.admin.live_flags import live_environment
-from outrider.serving.config import EngineConfig, ServingConfig, TargetConfig
+from outrider.serving.config import EngineConfig, TargetConfig
 from outrider.serving.engine import Engine, open_engine
 from outrider.serving.load_generator import LoadGenerator
 from outrider.serving.server import Server
+from outrider.serving.speculator import Drafting, Speculator
 from tests.live.faults import FAULT_EXTENSION
 
 QUESTIONS = [
@@ -78,8 +79,9 @@ def server(
 ) -> Iterator[Server]:
     """In development mode, with the admin route, and with faults for the tests of it."""
     folder = tmp_path_factory.mktemp("server")
-    serving = ServingConfig(engine=EngineConfig(kv_cache_gb=0.25))
-    server = Server(target, serving, target.directory(), k, log_path=folder / "server.log")
+    drafting = Drafting(Speculator.named(target.directory()), k)
+    engine = EngineConfig(kv_cache_gb=0.25)
+    server = Server(target, engine, drafting, log_path=folder / "server.log")
     server._environment |= live_environment(
         [release_root], f"unix:{folder}/admin.sock", folder / "admin.token"
     )

@@ -6,8 +6,9 @@ from typing import Any
 from outrider.common.files import write_json
 from outrider.serving.bundle.bundle import serve_script
 from outrider.serving.bundle.bundle_digest import listing
-from outrider.serving.config import ServingConfig, TargetConfig
+from outrider.serving.config import EngineConfig, TargetConfig
 from outrider.serving.serve_flags import serving_of
+from outrider.serving.speculator import Drafting, Speculator
 
 R1 = "deepseek-ai/DeepSeek-R1"
 
@@ -35,14 +36,14 @@ EVIDENCE: dict[str, Any] = {
 }  # fmt: skip
 
 
-def serving(**engine: Any) -> ServingConfig:
-    """R1 on one node, unless `engine` has other settings."""
+def engine(**changed: Any) -> EngineConfig:
+    """R1 on one node, unless `changed` has other settings."""
     settings = {
         "tensor_parallel": 8,
         "mode": "compiled",
         "extra_arguments": {"enable_prefix_caching": True},
     }
-    return ServingConfig().with_engine(**settings | engine)
+    return EngineConfig(**settings | changed)
 
 
 def write_exported(
@@ -52,28 +53,26 @@ def write_exported(
     k: int = 3,
     schedule: list[tuple[int, int, int]] | None = None,
     evidence: dict[str, Any] = EVIDENCE,
-    settings: ServingConfig | None = None,
+    settings: EngineConfig | None = None,
     weights: bytes = b"weights",
     vllm: str = "0.32.0",
 ) -> Path:
     """A bundle as export_bundle writes it; the target's files are never read."""
     target = TargetConfig(model=model, revision=revision)
-    used = settings or serving()
+    used = settings or engine()
+    drafting = Drafting(Speculator("mtp"), k, k_per_batch_size=schedule)
     (folder / "sglang_nextn").mkdir(parents=True)
     (folder / "config.json").write_text("{}")
     (folder / "model.safetensors").write_bytes(weights)
     (folder / "sglang_nextn" / "model.safetensors").write_bytes(weights[::-1])
     # A hub id's directory would be downloaded: an embedded target stands in for it.
-    script = serve_script(TargetConfig(), used, "mtp", k, schedule)
+    script = serve_script(TargetConfig(), used, drafting)
     (folder / "serve.sh").write_text(script)
     (folder / "serve.sh").chmod(0o755)
     manifest = {
         **listing(folder),
-        "method": "mtp",
+        **drafting.as_manifest(),
         "target": target.model_dump(),
-        "num_speculative_tokens": k,
-        "num_speculative_tokens_per_batch_size": schedule,
-        "draft_sample_method": used.draft_sample_method,
         "vllm": vllm,
         "serve": serving_of(TargetConfig(), used),
         "evidence": evidence,

@@ -10,6 +10,7 @@ from pathlib import Path
 from safetensors.torch import save_file
 
 from outrider.serving.config import EngineConfig, TargetConfig
+from outrider.serving.speculator import Drafting, Speculator
 from outrider.serving.vllm_arguments import engine_arguments, engine_environment
 from outrider.serving.vllm_hooks.drafter_swap import required
 from outrider.speculators.kinds import trainable_kind_of
@@ -20,7 +21,9 @@ def load_drafter(target: Path, speculator: Path, out: Path) -> None:
     # Latent attention as a GPU runs it, with its fused projection.
     os.environ.update(engine_environment(EngineConfig()) | {"VLLM_MLA_DISABLE": "0"})
     arguments = engine_arguments(
-        TargetConfig(model=str(target)), EngineConfig(max_model_len=256), speculator, 2
+        TargetConfig(model=str(target)),
+        EngineConfig(max_model_len=256),
+        Drafting(Speculator.named(speculator), 2),
     )
 
     import torch

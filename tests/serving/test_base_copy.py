@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 
 from outrider.common.errors import OutriderError
 from outrider.serving.config import EngineConfig, TargetConfig
-from outrider.serving.speculator import Speculator, served_base
+from outrider.serving.speculator import Drafting, Speculator, served_base
 from outrider.serving.vllm_arguments import engine_arguments, start_environment, start_limit_s
 from outrider.speculators.checkpoints.layout import read_layout
 from outrider.speculators.checkpoints.tensors import CheckpointTensors
@@ -58,4 +58,4 @@ def test_a_drafter_without_an_embedding_is_not_served_over_pipeline_stages(targe
     config, stages = TargetConfig(model=str(target)), EngineConfig(pipeline_parallel=2)
     assert engine_arguments(config, stages)["pipeline_parallel_size"] == 2
     with pytest.raises(OutriderError, match=r"pipeline_parallel = 2: .*tensor_parallel or data_"):
-        engine_arguments(config, stages, target, 1)
+        engine_arguments(config, stages, Drafting(Speculator.named(target), 1))

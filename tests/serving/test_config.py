@@ -80,9 +80,3 @@ def test_of_a_hub_model_training_fetches_the_shards_that_it_reads(hub: Path) -> 
     assert load_target_ends(hub).lm_head_VH.isfinite().all()
     assert target.directory() == hub
     assert (hub / "model-00000-of-00002.safetensors").exists()
-
-
-def test_a_local_checkpoint_is_fetched_from_nowhere(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text("{}")
-    target = TargetConfig(model=str(tmp_path))
-    assert target.training_directory() == tmp_path and not target.on_hub

@@ -6,28 +6,14 @@ import pytest
 
 from outrider.serving.config import EngineConfig, TargetConfig
 from outrider.serving.engine import end_timeout_s
-from outrider.serving.speculator import Speculator
+from outrider.serving.speculator import Drafting, Speculator
 from outrider.serving.vllm_arguments import engine_arguments, engine_environment, serve_arguments
-
-CUSTOM = Speculator("mtp", Path("custom"))
 
 
 @pytest.fixture
 def checkpoint(tmp_path: Path) -> TargetConfig:
     (tmp_path / "config.json").write_text("{}")
     return TargetConfig(model=str(tmp_path))
-
-
-def test_only_the_speculator_differs_between_variants(checkpoint: TargetConfig) -> None:
-    plain = engine_arguments(checkpoint, EngineConfig())
-    custom = engine_arguments(checkpoint, EngineConfig(), CUSTOM, 3)
-    assert custom.pop("speculative_config") == {
-        "method": "mtp",
-        "model": "custom",
-        "num_speculative_tokens": 3,
-        "draft_sample_method": "greedy",
-    }
-    assert custom == plain
 
 
 def test_engines_on_gpus_are_spawned_and_have_time_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -43,15 +29,9 @@ def test_vllm_parses_the_server_s_flags_to_the_engine_s_arguments(checkpoint: Ta
     from vllm.engine.arg_utils import EngineArgs
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-    k_per_batch_size = [(1, 4, 3), (5, 8, 1)]
-    settings = (
-        checkpoint,
-        EngineConfig(max_num_seqs=5),
-        CUSTOM,
-        3,
-        "probabilistic",
-        k_per_batch_size,
-    )
+    custom = Speculator("mtp", Path("custom"))
+    drafting = Drafting(custom, 3, "probabilistic", [(1, 4, 3), (5, 8, 1)])
+    settings = (checkpoint, EngineConfig(max_num_seqs=5), drafting)
     model, *words = serve_arguments(*settings)
     parsed = EngineArgs.from_cli_args(
         EngineArgs.add_cli_args(FlexibleArgumentParser()).parse_args(words)

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from outrider.common.errors import OutriderError
 from outrider.serving.admin.address import address_of
 from outrider.serving.admin.live_flags import admin_token
 from outrider.serving.admin.replica import (
@@ -93,7 +92,6 @@ def test_an_exchange_and_one_back_leave_the_counts_and_the_weights_of_a_fresh_se
     assert (result.version, during.version, after.version) == ("noise", "noise", "base")
     assert 0 < result.apply_s <= result.stall_s
     assert during.digest == bundle_digest(releases["noise"]) and before.digest == ""
-    assert during.draft_digest != before.draft_digest == after.draft_digest
     assert (during.k, during.kind, after.swaps) == (k, "mtp", before.swaps + 2)
     assert during.directory == str(releases["noise"])
 
@@ -210,7 +208,7 @@ def test_a_swap_that_does_not_hold_is_taken_back_by_itself(
         assert sent < 60, "the watch never takes the speculator back"
     assert status.reverted == "noise" and not status.watching
     assert "the evidence predicts at least" in (status.reverted_because or "")
-    assert (status.version, status.draft_digest) == ("base", before.draft_digest)
+    assert status.version == "base"
     assert status.digest == before.digest and status.swaps == before.swaps + 2
     assert answered(server, prompts[:2]) == (texts, base)
 
@@ -289,7 +287,7 @@ def test_a_refused_exchange_leaves_the_watch_its_take_back(
     prompts: list[list[int]],
 ) -> None:
     swap(releases["base"])
-    before, (_, base) = replica.status(), answered(server, prompts[:1])
+    _, base = answered(server, prompts[:1])
     swap(
         releases["noise"],
         Watch(requests=200, min_tokens_per_step=1 + 0.8 * base.accepted_tokens / base.drafts),
@@ -300,24 +298,7 @@ def test_a_refused_exchange_leaves_the_watch_its_take_back(
     while (status := replica.status()).watching:
         answered(server, prompts[:1], 16)
     assert (status.reverted, status.version) == ("noise", "base")
-    assert status.draft_digest == before.draft_digest
-
-
-def test_an_exchange_of_another_speculator_than_the_expected_one_is_refused(
-    replica: Replica, releases: dict[str, Path], swap: Callable[..., SwapResult]
-) -> None:
-    swap(releases["base"])
-    digests = {name: bundle_digest(folder) for name, folder in releases.items()}
-    before = replica.status()
-
-    def to_noise(expected: str) -> SwapResult:
-        return replica.swap(releases["noise"], "noise", digests["noise"], expected=expected)
-
-    for other in (digests["noise"], ""):
-        with pytest.raises(SwapRefused, match="another controller swapped it"):
-            to_noise(other)
-    assert replica.status() == before
-    assert to_noise(digests["base"]).version == "noise"
+    assert answered(server, prompts[:1])[1] == base
 
 
 def test_only_the_token_opens_the_route_which_customers_do_not_reach(
@@ -331,9 +312,3 @@ def test_only_the_token_opens_the_route_which_customers_do_not_reach(
     customers = address_of(server.url)
     for method, route in (("GET", ROUTE), ("POST", ROUTE), ("GET", REQUESTS)):
         assert customers.call(method, route, {}, replica._token)[0] == 404
-
-
-def test_paths_and_methods_that_are_not_there(replica: Replica) -> None:
-    assert replica.admin.call("DELETE", ROUTE, None, replica._token)[0] == 405
-    with pytest.raises(OutriderError, match=r"400|422"):
-        replica.requests(-1)

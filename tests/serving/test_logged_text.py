@@ -1,7 +1,6 @@
 """Sums over a completion are the same for any division of its prefill into steps."""
 
 import numpy as np
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -89,16 +88,3 @@ def test_a_long_completion_is_checked_at_its_head_and_evenly():
         1,
         2,
     ]  # nothing precedes the first token
-
-
-def test_a_claim_travels_with_a_request():
-    assert Claim.from_request_argument({**CLAIMS[0].as_request_argument(), "other": 1}) == CLAIMS[0]
-    assert Claim.from_request_argument(None) is None
-
-
-@pytest.mark.parametrize("limit", [1, 3, 59])
-def test_no_limit_loses_the_sums_of_what_it_checks(limit):
-    claim = CLAIMS[0]._replace(positions=limit)
-    text = LoggedText(TOKENS[0], claim)
-    score_step([Step(text, 0, 0, LENGTH)], STATES[0], head, VOCAB, keep=True)
-    assert text.sums_PC[:, 0].sum() == len(checked_positions(claim.completion_start, LENGTH, limit))

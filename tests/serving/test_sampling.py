@@ -16,6 +16,7 @@ from outrider.serving.client import Sampling, complete
 from outrider.serving.engine import Engine
 from outrider.serving.server import Server
 from outrider.speculators.checkpoints.target_ends import load_target_ends
+from outrider.speculators.features import FINAL_NORM
 
 pytestmark = pytest.mark.engine
 
@@ -53,8 +54,8 @@ def test_sampled_tokens_are_as_likely_as_the_target_says(
     head_VH = load_target_ends(short_r1).lm_head_VH
     rows = [(str(i), prompt + answer) for i, (prompt, answer) in enumerate(completions)]
     surprises, variances, tails, expected_tails = [], [], [], []
-    for (prompt, answer), (_, hidden_TH) in zip(completions, engine.prefill(rows), strict=True):
-        logits_TV = hidden_TH[len(prompt) - 1 : -1].float() @ head_VH.T
+    for (prompt, answer), (_, states, _) in zip(completions, engine.prefill(rows), strict=True):
+        logits_TV = states[FINAL_NORM][len(prompt) - 1 : -1].float() @ head_VH.T
         log_p_TV = torch.log_softmax(logits_TV / TEMPERATURE, -1)
         p_TV = log_p_TV.exp()
         log_p_T = log_p_TV.gather(1, torch.tensor(answer)[:, None])[:, 0]

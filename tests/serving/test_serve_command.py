@@ -13,7 +13,7 @@ from outrider.serving.allowed import ARGUMENTS
 from outrider.serving.config import KEYS_OF_ARGUMENTS, UNSERVABLE, EngineConfig, TargetConfig
 from outrider.serving.engine import CONTRADICTS, in_process
 from outrider.serving.serve_command import read_serve_command
-from outrider.serving.vllm_arguments import engine_arguments, serve_arguments
+from outrider.serving.vllm_arguments import engine_arguments
 
 PUBLISHED = [
     # DeepSeek-R1 on one node of 8 H200, with its MTP layer (vLLM's recipes).
@@ -85,18 +85,6 @@ def test_the_engine_gets_what_vllm_s_own_parser_reads(command: str) -> None:
             assert ours.get(name) == theirs or (name, theirs) == ("enable_prefix_caching", None)
 
 
-@pytest.mark.parametrize("command", PUBLISHED)
-def test_a_recipe_s_flags_read_back_give_the_same_recipe(command: str) -> None:
-    first = read_serve_command(command).values
-    target = TargetConfig(**first["target"])
-    engine = EngineConfig(**first["serving"]["engine"])
-    again = read_serve_command(
-        shlex.join(["vllm", "serve", *serve_arguments(target, engine)])
-    ).values
-    assert TargetConfig(**again["target"]) == target
-    assert EngineConfig(**again["serving"]["engine"], environment=engine.environment) == engine
-
-
 def test_what_the_published_commands_become() -> None:
     alone, data_parallel, pipeline = (read_serve_command(command) for command in PUBLISHED)
     assert alone.values["target"] == {"model": "deepseek-ai/DeepSeek-R1"}
@@ -131,17 +119,6 @@ def test_capture_names_each_setting_that_it_cannot_have() -> None:
     cached, changes = in_process(EngineConfig(extra_arguments={"enable_prefix_caching": True}))
     assert not cached.prefix_caching and "prefix_caching off" in changes[0]
     assert in_process(EngineConfig()) == (EngineConfig(), [])
-
-
-def test_a_file_with_comments_and_continued_lines(tmp_path: Path) -> None:
-    file = tmp_path / "serve.sh"
-    file.write_text(
-        "#!/bin/bash\nexport X=1\n# the endpoint\nexec vllm serve org/model \\\n  -tp 2 \\\n"
-        '  --max-num-seqs 4 "$@"\n'
-    )
-    values = read_serve_command(str(file)).values
-    assert values["target"] == {"model": "org/model"}
-    assert values["serving"]["engine"]["tensor_parallel"] == 2
 
 
 @pytest.mark.parametrize(

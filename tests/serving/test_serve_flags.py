@@ -10,9 +10,9 @@ import pytest
 from outrider.common.errors import OutriderError
 from outrider.serving.config import TargetConfig
 from outrider.serving.serve_flags import bundle_command, read_serve_flags, without_quotes
-from outrider.serving.speculator import Speculator
+from outrider.serving.speculator import Drafting, Speculator
 from outrider.serving.vllm_arguments import serve_arguments
-from tests.serving.exported import serving, write_exported
+from tests.serving.exported import engine, write_exported
 
 HERE = "/mnt/speculator"
 SCHEDULE = [(1, 4, 3), (5, 64, 1)]
@@ -20,22 +20,15 @@ SCHEDULE = [(1, 4, 3), (5, 64, 1)]
 
 @pytest.mark.parametrize("schedule", [None, SCHEDULE], ids=["one-k", "schedule"])
 def test_flags_are_those_that_the_engine_was_evaluated_with(tmp_path, schedule) -> None:
-    settings = serving(extra_arguments={"attention_config": {"backend": "FLASHMLA", "x": [1, 2]}})
+    settings = engine(extra_arguments={"attention_config": {"backend": "FLASHMLA", "x": [1, 2]}})
     bundle = write_exported(tmp_path / "bundle", schedule=schedule, settings=settings)
     flags = read_serve_flags(bundle, HERE)
-    speculator = Speculator("mtp", Path(HERE))
-    _, *words = serve_arguments(TargetConfig(), settings.engine, speculator, 3, "greedy", schedule)
+    drafting = Drafting(Speculator("mtp", Path(HERE)), 3, k_per_batch_size=schedule)
+    _, *words = serve_arguments(TargetConfig(), settings, drafting)
     assert flags.words == words
-    assert flags.speculative["model"] == HERE
+    assert flags.arguments["speculative_config"]["model"] == HERE
     assert flags.gpus == 8
     assert "VLLM_LOGGING_STREAM" not in flags.environment
-
-
-def test_another_speculation_replaces_the_bundles(tmp_path) -> None:
-    flags = read_serve_flags(write_exported(tmp_path / "bundle"), HERE)
-    assert "--speculative-config" not in flags.replacing(None).words
-    other = {"method": "suffix", "num_speculative_tokens": 7}
-    assert flags.replacing(other).speculative == other
 
 
 def test_a_shell_keeps_the_words_with_eval_and_without(tmp_path) -> None:
@@ -51,7 +44,7 @@ def test_a_shell_keeps_the_words_with_eval_and_without(tmp_path) -> None:
 def test_vllm_reads_the_same_from_flags_without_quotes(tmp_path) -> None:
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-    settings = serving(
+    settings = engine(
         extra_arguments={"compilation_config": {"custom_ops": ["all", "-rotary_embedding"]}}
     )
     bundle = write_exported(tmp_path / "bundle", schedule=SCHEDULE, settings=settings)

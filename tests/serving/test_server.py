@@ -10,14 +10,15 @@ from safetensors.torch import save_file
 from outrider.common.errors import OutriderError
 from outrider.serving.bundle.bundle import export_bundle, verify_bundle
 from outrider.serving.client import Completion, Sampling, SpeculationCounters, complete
-from outrider.serving.config import EngineConfig, ServingConfig, TargetConfig
+from outrider.serving.config import EngineConfig, TargetConfig
 from outrider.serving.load_generator import LoadGenerator
 from outrider.serving.server import Server
+from outrider.serving.speculator import Drafting, Speculator
 from outrider.speculators.kinds.mtp.checkpoint import load_mtp, save_mtp, stored_mtp_tensors
 
 pytestmark = pytest.mark.engine
 
-SERVING = ServingConfig(engine=EngineConfig(kv_cache_gb=0.25))
+ENGINE = EngineConfig(kv_cache_gb=0.25)
 """Two servers are up at a time, and four such tests may run on one machine."""
 
 TOKENS = 32
@@ -77,19 +78,6 @@ def test_the_drafter_s_weights_are_exchanged_in_the_live_engine(
     assert [done.token_ids for done in first] == [done.token_ids for done in drafted_badly], (
         "a draft changed the text"
     )
-
-
-def test_a_speculator_that_lacks_weights_is_refused_by_name(
-    server: Server, short_r1: Path, tmp_path: Path
-) -> None:
-    tensors = {
-        name: tensor for name, tensor in stored_mtp_tensors(short_r1) if "eh_proj" not in name
-    }
-    (tmp_path / "config.json").write_text((short_r1 / "config.json").read_text())
-    save_file(tensors, tmp_path / "model.safetensors")
-    with pytest.raises(OutriderError, match="eh_proj"):
-        server.swap(tmp_path)
-    server.swap(short_r1)
 
 
 def test_a_block_of_load_is_counted_request_by_request(
@@ -153,14 +141,13 @@ def test_a_bundle_is_served_as_it_was_evaluated(
     save_mtp(load_mtp(short_r1, torch.bfloat16), short_r1, tmp_path / "speculator")
     server.swap(tmp_path / "speculator")
     _, counters = greedy(server, few_prompts)
-    serving = SERVING
     out = tmp_path / "bundle"
     alone_k_else_one = [(1, 1, k), (2, 8, 1)]
-    manifest = export_bundle(
-        tmp_path / "speculator", target, serving, k, alone_k_else_one, {"recipe": "digest"}, out
-    )
+    own = Speculator.named(tmp_path / "speculator")
+    drafting = Drafting(own, k, k_per_batch_size=alone_k_else_one)
+    manifest = export_bundle(drafting, target, ENGINE, {"recipe": "digest"}, out)
     assert json.loads((out / "bundle.json").read_text()) == manifest
-    check = (target, serving, few_prompts, Sampling(temperature=0), TOKENS)
+    check = (target, ENGINE, few_prompts, Sampling(temperature=0), TOKENS)
     expected = counters.acceptance_length
     result = verify_bundle(
         out, *check, expected=expected, tolerance=0.01, log_path=tmp_path / "bundle.log"

@@ -16,11 +16,11 @@ pytestmark = [pytest.mark.engine, pytest.mark.slow]
 STARTER = """
 import sys, time
 from pathlib import Path
-from outrider.serving.config import ServingConfig, TargetConfig
+from outrider.serving.config import EngineConfig, TargetConfig
 from outrider.serving.server import Server
-server = Server(TargetConfig(model=sys.argv[1]), ServingConfig(), log_path=Path(sys.argv[2]))
+server = Server(TargetConfig(model=sys.argv[1]), EngineConfig(), log_path=Path(sys.argv[2]))
 server.start()
-print(server.mark, flush=True)
+print(server._child.mark, flush=True)
 time.sleep(600)
 """
 

@@ -6,7 +6,7 @@ import pytest
 
 from outrider.common.errors import OutriderError
 from outrider.serving.config import EngineConfig, TargetConfig
-from outrider.serving.speculator import Speculator
+from outrider.serving.speculator import Drafting, Speculator
 from outrider.serving.vllm_arguments import engine_arguments
 
 
@@ -43,10 +43,11 @@ def test_a_name_or_a_directory_identifies_the_kind(directories):
 def test_each_kind_is_another_speculative_config_and_nothing_else(directories):
     target = TargetConfig(model=str(directories / "mtp"))
 
-    def arguments(speculator, k=3):
-        return engine_arguments(target, EngineConfig(), speculator, k, "probabilistic", [(1, 8, 3)])
+    def arguments(speculator):
+        drafting = Drafting(speculator, 3, "probabilistic", [(1, 8, 3)])
+        return engine_arguments(target, EngineConfig(), drafting)
 
-    plain = arguments(None)
+    plain = engine_arguments(target, EngineConfig())
     assert "speculative_config" not in plain and arguments(Speculator("none")) == plain
     head = arguments(Speculator("eagle3", directories / "eagle3"))
     assert head.pop("speculative_config") == {
@@ -65,5 +66,3 @@ def test_each_kind_is_another_speculative_config_and_nothing_else(directories):
         "num_speculative_tokens_per_batch_size": [[1, 8, 3]],
     }
     assert head == lookup == plain
-    with pytest.raises(ValueError, match="needs k"):
-        arguments(Speculator("ngram"), k=None)

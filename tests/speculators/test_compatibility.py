@@ -2,8 +2,6 @@
 
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -21,11 +19,6 @@ from tests.tiny import LAYERS, VOCAB, write_tiny_target
 MTP = f"model.layers.{LAYERS}."
 DRAFTS = VOCAB // 4
 """Tokens of the EAGLE-3 heads' own vocabulary."""
-
-
-@pytest.fixture(scope="module")
-def target(tmp_path_factory):
-    return write_tiny_target(tmp_path_factory.mktemp("tiny") / "target")
 
 
 @pytest.fixture
@@ -241,9 +234,3 @@ def test_what_is_neither_says_what_is_known(target, tmp_path):
         match=r"architectures = \['MedusaModel'\].* without a directory are named: ngram, none",
     ):
         check_speculator(tmp_path / "other", target)
-
-
-def test_it_needs_no_torch():
-    module = "outrider.speculators.compatibility"
-    code = f"import sys, {module}; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

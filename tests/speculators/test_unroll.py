@@ -17,15 +17,10 @@ from outrider.speculators.kinds.mtp.checkpoint import load_mtp
 from outrider.speculators.kinds.mtp.layer import MTPSpeculator
 from outrider.speculators.layers.deepseek_layer import DeepseekArch
 from outrider.speculators.unroll import _last_slots, unroll, unroll_anchors, valid_BT
-from tests.tiny import HIDDEN, LAYERS, VOCAB, tiny_config, write_tiny_target
+from tests.tiny import HIDDEN, LAYERS, VOCAB, tiny_config
 
 DEPTH = 4
 LENGTHS = (9, 14, 3)
-
-
-@pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_target(tmp_path_factory.mktemp("tiny") / "target")
 
 
 class LiteralEngine:
@@ -123,14 +118,6 @@ def test_unroll_is_what_the_engine_decodes(target: Path) -> None:
     assert compared == sum(int(valid_BT(sequence_BT, s)[0].sum()) for s in range(DEPTH))
     for s in range(DEPTH):
         assert not states[s][~valid_BT(sequence_BT, s)].any()
-
-
-def test_packed_equals_alone(target: Path) -> None:
-    speculator, ends = load_mtp(target), load_target_ends(target)
-    states = unroll(speculator, ends, *packed_row(), DEPTH)
-    packed = slice(LENGTHS[0], LENGTHS[0] + LENGTHS[1])
-    for u_BTH in states:
-        torch.testing.assert_close(u_BTH[0, packed], u_BTH[1, : LENGTHS[1]], atol=1e-5, rtol=1e-5)
 
 
 def test_anchors_alone_give_the_same_states(target: Path) -> None:

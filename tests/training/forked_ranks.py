@@ -10,16 +10,13 @@ tested with real launchers, once each.
 
 import multiprocessing
 import os
-import signal
 import socket
 import sys
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
 
-from outrider.training.distributed.spec import TrainingSpec
+from outrider.training.distributed.spec import TrainingSpec, signals_stop
 
 PRELOADED = [
     "deepspeed.runtime.zero.muon.original_muon",  # imports torch._inductor, 1.5 s
@@ -45,7 +42,7 @@ def run_forked(command: list[str], spec: TrainingSpec, log_path: Path) -> tuple[
     ]
     for rank in RUNNING:
         rank.start()
-    with _signals_stop(spec) as stopped:
+    with signals_stop(spec.stop_file) as stopped:
         for rank in RUNNING:
             rank.join()
     with log_path.open(encoding="utf-8", errors="replace") as log:
@@ -116,22 +113,6 @@ def _become(rank: int, processes: int, port: str, environment: dict[str, str]) -
         os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
         os.environ |= {"WORLD_SIZE": str(processes), "LOCAL_WORLD_SIZE": str(processes)}
         os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-
-
-@contextmanager
-def _signals_stop(spec: TrainingSpec) -> Iterator[threading.Event]:
-    """SIGTERM asks the ranks to stop after their step, by the file that reaches other machines."""
-    stopped = threading.Event()
-
-    def ask(*_: object) -> None:
-        stopped.set()
-        spec.stop_file.touch()
-
-    previous = signal.signal(signal.SIGTERM, ask)
-    try:
-        yield stopped
-    finally:
-        signal.signal(signal.SIGTERM, previous)
 
 
 def _free_port() -> str:

@@ -105,52 +105,13 @@ def tokens_shifted(target: Path) -> Prepared:
     )
 
 
-def states_shifted(target: Path) -> Prepared:
-    unroll, _ = healthy(target)
-    return unroll, lambda batch: dataclasses.replace(batch, inputs_BTX=batch.inputs_BTX.roll(1, 1))
-
-
-def halves_exchanged(target: Path) -> Prepared:
-    """[hidden ; embedding] for [embedding ; hidden]."""
-    unroll, given = healthy(target)
-    weight = unroll.speculator.eh_proj.weight
-    width = weight.shape[0]
-    weight.data = torch.cat([weight[:, width:], weight[:, :width]], dim=1)
-    return unroll, given
-
-
-def norm_not_loaded(target: Path) -> Prepared:
-    unroll, given = healthy(target)
-    unroll.speculator.norm.weight.data.fill_(1.0)
-    return unroll, given
-
-
-def other_weights(target: Path) -> Prepared:
-    """A checkpoint of a little later: every matrix moved by 5 % of its standard deviation."""
-    unroll, given = healthy(target)
-    torch.manual_seed(0)
-    for weight in unroll.speculator.parameters():
-        if weight.ndim > 1:
-            weight.data += torch.randn_like(weight) * weight.std() * 0.05
-    return unroll, given
-
-
 def not_loaded(target: Path) -> Prepared:
     unroll, given = healthy(target)
     unroll.speculator.eh_proj.weight.data.fill_(float("nan"))
     return unroll, given
 
 
-FAULTS = (
-    pre_norm,
-    positions_stay,
-    tokens_shifted,
-    states_shifted,
-    halves_exchanged,
-    norm_not_loaded,
-    other_weights,
-    not_loaded,
-)
+FAULTS = (pre_norm, positions_stay, tokens_shifted, not_loaded)
 
 
 @torch.no_grad()

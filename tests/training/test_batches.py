@@ -1,6 +1,5 @@
 """Rows for the model, and the alignment of chains with the tokens they predict."""
 
-import threading
 from types import SimpleNamespace
 
 import pytest
@@ -87,9 +86,3 @@ def test_prefetch_keeps_the_order_and_raises_what_the_thread_met() -> None:
         pytest.raises(KeyError, match="z"),
     ):
         next(iter(batches))
-
-
-def test_prefetch_can_be_left_early() -> None:
-    with Prefetch(MemoryStore(), SAMPLES, [(0,)] * 100, 14, SPEC) as batches:
-        next(iter(batches))
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("prefetch")]

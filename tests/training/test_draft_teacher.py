@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from outrider.speculators.acceptance import GREEDY_BELOW, accept_matrix
+from outrider.speculators.acceptance import GREEDY_BELOW
 from outrider.speculators.heads import DraftHead
 from outrider.training import losses
 from outrider.training.losses import ETA, distillation_loss
@@ -68,13 +68,6 @@ def test_loss_and_gradients_equal_the_literal_ones(kind: str, probabilistic: boo
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-7)
 
 
-def test_some_targets_have_no_mass_in_the_vocabulary() -> None:
-    """The problem covers the rule: a greedy target whose token cannot be drafted."""
-    _, teacher_NH, _, _, lm_head_VH, served = problem(False)
-    mass_N = literal_p(F.linear(teacher_NH, lm_head_VH), served)[:, IDS].sum(-1)
-    assert (mass_N == 0).any() and (mass_N > 0).any()
-
-
 @pytest.mark.parametrize("probabilistic", [False, True])
 def test_acceptance_is_against_the_whole_distribution(probabilistic: bool) -> None:
     given, head = problem(probabilistic), own_head()
@@ -95,26 +88,3 @@ def test_acceptance_is_against_the_whole_distribution(probabilistic: bool) -> No
     if not probabilistic:
         hit_KN = (drafted_KN == token_N) & valid_KN
         assert torch.equal(judged.accepted_KN, hit_KN.double())
-
-
-def test_replay_accepts_drafts_by_their_target_token() -> None:
-    """A response of even and odd tokens under a head that drafts token + 1 where it can."""
-    ids = torch.tensor([1, 2, 4])
-    head = DraftHead(torch.eye(6)[ids - 1], ids)
-    token_BT = torch.tensor([[0, 1, 2, 3, 4, 5]])
-    anchors = torch.arange(1, 5)
-    states = [torch.eye(6)[token_BT[0, anchors]]]
-    a_NK = accept_matrix(
-        states,
-        head,
-        torch.eye(6),
-        token_BT,
-        torch.zeros(1, 6, 6),
-        torch.zeros_like(anchors),
-        anchors,
-        torch.full_like(anchors, 5),
-        torch.zeros(4),
-        torch.ones(4),
-    )
-    # Drafts after tokens 1 and 3 are 2 and 4; 3 and 5 are outside the vocabulary.
-    assert a_NK[:, 0].tolist() == [1.0, 0.0, 1.0, 0.0]

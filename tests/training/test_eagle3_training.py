@@ -9,7 +9,6 @@ import torch
 import transformers
 from transformers import DeepseekV3ForCausalLM
 
-from outrider.common.files import read_json
 from outrider.data.features.feature_store import FeatureStore
 from outrider.data.features.feature_writer import FeatureWriter
 from outrider.eval.replay.replay import replay
@@ -122,23 +121,6 @@ def test_the_draft_vocabulary_covers_the_training_responses(
         share = sum(token in ids for token in tokens) / len(tokens)
         assert found["coverage"][part] == pytest.approx(share)
     assert 0.9 <= found["coverage"]["train"] < 1
-
-
-def test_a_warm_start_begins_where_the_base_ended(
-    corpus: Corpus, trained: tuple[Path, dict[str, Any]], tmp_path: Path
-) -> None:
-    """Step-0 parity holds, the vocabulary stays, and epochs are the section's own."""
-    run_dir, result = trained
-    base = run_dir / "speculator"
-    again = corpus.train(
-        tmp_path, speculator=config(base=str(base), head={"draft_vocabulary": 5}), **SETTINGS
-    )
-    assert again["base"]["acceptance_length"] == pytest.approx(
-        result["exported"]["acceptance_length"], rel=1e-5
-    )
-    assert again["draft_vocabulary"] == result["draft_vocabulary"]
-    assert again["steps"] < result["steps"]
-    assert read_json(tmp_path / "speculator" / "config.json") == read_json(base / "config.json")
 
 
 def test_shards_over_two_processes_train_the_same(corpus: Corpus, tmp_path: Path) -> None:

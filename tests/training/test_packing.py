@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.training.packing import (
-    _best_filling,
     cut_at_rows,
     make_samples,
     pack,
@@ -69,19 +68,6 @@ def test_the_plan_is_a_function_of_seed_and_epoch() -> None:
     rows = itertools.chain.from_iterable(plan(0, 3))
     assert sorted(itertools.chain.from_iterable(rows)) == list(range(2000))
     assert padding_share(plan(0, 0), samples, 1024) < 0.03
-
-
-@given(st.lists(st.integers(1, 30), max_size=9), st.integers(0, 60))
-@examples(50)
-def test_a_row_is_filled_as_well_as_any_choice_would(lengths: list[int], room: int) -> None:
-    taken = _best_filling(lengths, room)
-    best = 0
-    for count in range(len(lengths) + 1):
-        for choice in itertools.combinations(lengths, count):
-            if sum(choice) <= room:
-                best = max(best, sum(choice))
-    assert len(set(taken)) == len(taken)
-    assert sum(lengths[place] for place in taken) == best
 
 
 @pytest.mark.parametrize("world", [1, 2, 3, 4])

@@ -70,18 +70,6 @@ def test_rollbacks_are_written_at_once_and_belong_to_their_run(
         again.add(BadBatch(9, "the loss is nan", ["a", "c"]), back_to=4, write=True)
 
 
-def test_batches_that_share_no_sequence_point_at_the_learning_rate(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(rollback, "MOST", 1)
-    rollbacks = Rollbacks(tmp_path / "r.json", "digest", 0.25)
-    rollbacks.add(BadBatch(1, "the loss is nan", ["a"]), back_to=0, write=True)
-    with pytest.raises(
-        OutriderError, match=r"share no sequence: lower training.learning_rate \(0.25\)"
-    ):
-        rollbacks.add(BadBatch(2, "the loss is nan", ["b"]), back_to=0, write=True)
-
-
 @pytest.fixture(scope="module")
 def broken(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
     """One training sequence has NaN states, which spoils one step of each epoch."""

@@ -25,7 +25,7 @@ from typing import Any
 from outrider.common.files import publish
 from outrider.pipeline.recipe.shipped import SHIPPED
 from outrider.serving.client import post
-from outrider.serving.config import EngineConfig, ServingConfig, TargetConfig
+from outrider.serving.config import EngineConfig, TargetConfig
 from outrider.serving.server import Server
 from tools.nano_r1.conversations import Conversation, Part, Work
 from tools.nano_r1.texts import WORKS, mixture
@@ -133,8 +133,7 @@ def recording_server(log: Path, cores: str = "auto") -> Server:
     engine = EngineConfig(
         mode="compiled", max_num_seqs=CONCURRENCY, environment={"VLLM_CPU_OMP_THREADS_BIND": cores}
     )
-    serving = ServingConfig(engine=engine)
-    return Server(TargetConfig(), serving, log_path=log, reasoning_parser="deepseek_r1")
+    return Server(TargetConfig(), engine, log_path=log, reasoning_parser="deepseek_r1")
 
 
 def _chunks(rows: Iterator[dict[str, Any]], size: int) -> Iterator[list[dict[str, Any]]]:

@@ -13,9 +13,7 @@ import shlex
 import signal
 import subprocess
 import sys
-import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +21,6 @@ from outrider.common.cluster.config import ClusterConfig
 from outrider.common.errors import OutriderError
 from outrider.common.files import read_json, write_json
 from outrider.common.process_tree import ProcessTree
-from outrider.common.supervision import signal_handlers
 from outrider.speculators.config import SpeculatorConfig
 from outrider.training.config import TrainingConfig
 from outrider.training.distributed.fail_fast import describe, error_files, read_errors
@@ -33,6 +30,7 @@ from outrider.training.distributed.spec import (
     Preempted,
     Sampling,
     TrainingSpec,
+    signals_stop,
 )
 
 RunRanks = Callable[[list[str], TrainingSpec, Path], tuple[int, bool]]
@@ -156,7 +154,7 @@ def _run(command: list[str], spec: TrainingSpec, log_path: Path) -> tuple[int, b
             ) from None
         assert process.stdout is not None
         with (
-            _signals_stop(spec.stop_file) as stopped,
+            signals_stop(spec.stop_file) as stopped,
             log_path.open("a", encoding="utf-8") as log,
         ):
             for line in process.stdout:
@@ -167,25 +165,6 @@ def _run(command: list[str], spec: TrainingSpec, log_path: Path) -> tuple[int, b
                 log.write(line)
                 log.flush()
             return process.wait(), stopped.is_set()
-
-
-@contextmanager
-def _signals_stop(stop_file: Path) -> Iterator[threading.Event]:
-    """Inside, a signal makes the workers stop after their step, by the file that they look for.
-
-    Passed on as it is, a launcher would kill them before their checkpoint.
-    """
-    stopped = threading.Event()
-
-    def stop(*_: object) -> None:
-        stopped.set()
-        stop_file.touch()
-
-    if threading.current_thread() is not threading.main_thread():
-        yield stopped
-        return
-    with signal_handlers(stop, (signal.SIGTERM, signal.SIGINT)):
-        yield stopped
 
 
 def _raise_failure(spec: TrainingSpec, code: int, stopped: bool) -> None:

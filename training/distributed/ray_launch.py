@@ -16,10 +16,7 @@ This module is imported only where a run uses Ray.
 import math
 import os
 import shutil
-import signal
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -31,7 +28,6 @@ from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 from outrider.common.cluster.config import ClusterConfig
 from outrider.common.cluster.session import ClusterSession, open_cluster
 from outrider.common.errors import OutriderError
-from outrider.common.supervision import signal_handlers
 from outrider.training.distributed.fail_fast import error_files
 from outrider.training.distributed.rank_output import RankOutput
 from outrider.training.distributed.ray_rank import (
@@ -42,7 +38,7 @@ from outrider.training.distributed.ray_rank import (
     groups,
     run_rank,
 )
-from outrider.training.distributed.spec import Preempted, TrainingSpec
+from outrider.training.distributed.spec import Preempted, TrainingSpec, signals_stop
 
 _LOOK_S = 0.5
 """Time between two looks at the ranks' output, in seconds."""
@@ -73,7 +69,7 @@ def train_on_ray(
     # A private cluster has a core for each process, as torchrun has them share the machine's.
     wanted = spec.training.processes * cluster.training_cores
     cores = max(wanted, len(os.sched_getaffinity(0)))
-    with open_cluster(cluster, cores) as session, _asked_to_stop(spec.stop_file) as stop:
+    with open_cluster(cluster, cores) as session, signals_stop(spec.stop_file) as stop:
         trainer = _trainer(spec, cluster, _resources_each(session, cluster))
         before = len(groups(spec.out_dir))
         failure = _fit(trainer, spec, log_path, stop)
@@ -168,22 +164,6 @@ def _trainer(spec: TrainingSpec, cluster: ClusterConfig, each: dict[str, float])
         ),
         run_config=run_config,
     )
-
-
-@contextmanager
-def _asked_to_stop(stop_file: Path) -> Iterator[threading.Event]:
-    """Passes signals on to the ranks, by the file that they look for after every step."""
-    stop = threading.Event()
-
-    def ask(*_: object) -> None:
-        stop.set()
-        stop_file.touch()
-
-    if threading.current_thread() is not threading.main_thread():
-        yield stop
-        return
-    with signal_handlers(ask, (signal.SIGTERM, signal.SIGINT)):
-        yield stop
 
 
 def _resources_each(session: ClusterSession, cluster: ClusterConfig) -> dict[str, float]:

@@ -5,12 +5,17 @@ It imports no torch.
 TrainingSpec.model_validate_json(Path("spec.json").read_text())
 """
 
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from outrider.common.errors import OutriderError
+from outrider.common.supervision import signal_handlers
 from outrider.speculators.config import SpeculatorConfig
 from outrider.training.config import TrainingConfig
 
@@ -97,3 +102,22 @@ class Preempted(OutriderError):
 
     exit_code = 75
     """EX_TEMPFAIL"""
+
+
+@contextmanager
+def signals_stop(stop_file: Path) -> Iterator[threading.Event]:
+    """Inside, a signal makes the workers stop after their step, by the file that they look for.
+
+    Passed on as it is, a launcher would kill them before their checkpoint.
+    """
+    stopped = threading.Event()
+
+    def stop(*_: object) -> None:
+        stopped.set()
+        stop_file.touch()
+
+    if threading.current_thread() is not threading.main_thread():
+        yield stopped
+        return
+    with signal_handlers(stop, (signal.SIGTERM, signal.SIGINT)):
+        yield stopped

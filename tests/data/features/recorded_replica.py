@@ -10,7 +10,7 @@ import numpy as np
 from outrider.common.errors import OutriderError
 from outrider.data.config import CaptureConfig
 from outrider.data.features.capture_plan import Piece, pieces, state_bytes
-from outrider.data.features.replica import ReplicaSetup, StoredRow
+from outrider.data.features.replica import CapturedRow, ReplicaSetup
 from outrider.serving.config import EngineConfig, TargetConfig
 from outrider.serving.engine import LoggedRow
 from outrider.speculators.features import FINAL_NORM, FeatureSpec, FeatureStream
@@ -55,11 +55,11 @@ class RecordedReplica:
             raise OutriderError(why)
         return {"host": "here", "start_s": 0.0, "pid": os.getpid()}
 
-    def capture(self, piece: Piece) -> tuple[None, list[StoredRow]]:
+    def capture(self, piece: Piece) -> tuple[None, list[CapturedRow]]:
         """The states of a piece; a byte for each is appended to RECORDED_CAPTURED."""
         time.sleep(0.02)
         rows = [
-            StoredRow(row.row_id, {FINAL_NORM: states_of(row.token_ids)}, [[1.0], [2.0]])
+            CapturedRow(row.row_id, {FINAL_NORM: states_of(row.token_ids)}, [[1.0], [2.0]])
             for row in piece.rows
         ]
         with self.captured.open("ab") as file:

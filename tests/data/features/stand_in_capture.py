@@ -5,7 +5,7 @@ python -m tests.data.features.stand_in_capture STORE REQUESTS
 
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,6 +13,7 @@ import torch
 
 from outrider.data.config import CaptureConfig
 from outrider.data.features.capture import capture_ids
+from outrider.serving.engine import LoggedRow, State
 from outrider.speculators.features import FeatureSpec, FeatureStream
 
 SEQUENCES = 400
@@ -29,15 +30,15 @@ class StandIn:
     def __init__(self, asked: Path) -> None:
         self.asked = asked
 
-    def prefill_streams(
-        self, batch: Sequence[tuple[str, list[int]]], streams: Sequence[str], batch_tokens: int
-    ) -> Iterator[tuple[str, dict[str, torch.Tensor]]]:
-        for row_id, token_ids in batch:
+    def prefill(
+        self, rows: Iterable[LoggedRow], streams: Sequence[str], batch_tokens: int
+    ) -> Iterator[State]:
+        for row_id, token_ids, *_ in rows:
             with self.asked.open("a") as log:
                 log.write(row_id + "\n")
             time.sleep(0.002)
             state = torch.tensor(token_ids).float()[:, None].expand(-1, WIDTH).bfloat16()
-            yield row_id, {name: state + index for index, name in enumerate(streams)}
+            yield row_id, {name: state + index for index, name in enumerate(streams)}, None
 
 
 def main(directory: Path, asked: Path) -> None:

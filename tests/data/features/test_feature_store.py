@@ -1,8 +1,5 @@
 import json
-import multiprocessing
-import pickle
 import stat
-import threading
 
 import pytest
 import torch
@@ -122,36 +119,6 @@ def test_a_damaged_shard_is_made_again_on_resume(tmp_path):
     assert_whole(store, range(10))
 
 
-def test_an_error_of_the_thread_reaches_the_caller(tmp_path):
-    with (
-        pytest.raises(OSError),
-        FeatureWriter(tmp_path / "features", HIDDEN, SOURCE, 100 / 2**20) as writer,
-    ):
-        (tmp_path / "features" / JOURNAL).unlink()
-        (tmp_path / "features").rmdir()
-        (tmp_path / "features").write_text("a file where the folder was")
-        for index in range(1000):
-            writer.write(f"0-{index}", *sequence(index))
-
-
-def test_a_slow_disk_holds_back_the_writer(tmp_path, monkeypatch):
-    """In memory are at most the shard that is written and the next one."""
-    resumes, write_shard = threading.Event(), FeatureWriter._write_shard
-
-    def waiting(writer, pending):
-        assert resumes.wait(30)
-        write_shard(writer, pending)
-
-    monkeypatch.setattr(FeatureWriter, "_write_shard", waiting)
-    filling = threading.Thread(target=fill, args=(tmp_path / "slow", range(40)))
-    filling.start()
-    filling.join(1)
-    assert filling.is_alive()
-    resumes.set()
-    filling.join(30)
-    assert_whole(FeatureStore.open(tmp_path / "slow"), range(40))
-
-
 def test_damage_and_versions_are_told_apart(tmp_path):
     fill(tmp_path / "features", range(5))
     shard = tmp_path / "features" / "shard-00000.safetensors"
@@ -168,23 +135,6 @@ def test_damage_and_versions_are_told_apart(tmp_path):
         FeatureStore.open(tmp_path / "features")
     with pytest.raises(OutriderError, match="no feature store"):
         FeatureStore.open(tmp_path / "elsewhere")
-
-
-def _sum(store, sequence_id):
-    return store.read(sequence_id).hidden.float().sum().item()
-
-
-def test_several_processes_read_it(tmp_path):
-    fill(tmp_path / "features", range(8))
-    store = FeatureStore.open(tmp_path / "features")
-    expected = [_sum(store, sequence_id) for sequence_id in store.sequence_ids]
-    store = pickle.loads(pickle.dumps(store))
-    assert [_sum(store, sequence_id) for sequence_id in store.sequence_ids] == expected
-    with multiprocessing.get_context("fork").Pool(2) as pool:
-        assert (
-            pool.starmap(_sum, [(store, sequence_id) for sequence_id in store.sequence_ids])
-            == expected
-        )
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp8"])
@@ -269,11 +219,3 @@ def test_stores_of_another_form_and_missing_sequences_are_refused(tmp_path):
     with pytest.raises(OutriderError, match=r"no states of 1 sequences \(first a-9\)"):
         join_stores([tmp_path / "a"], ["a-0", "a-9"], tmp_path / "joined")
     assert not (tmp_path / "joined").exists()
-
-
-def test_scores_stay_with_their_sequences(tmp_path):
-    fill_with_scores(tmp_path / "a", range(20))
-    join_stores([tmp_path / "a"], ["0-18", "0-3"], tmp_path / "joined")
-    whole, joined = FeatureStore.open(tmp_path / "a"), FeatureStore.open(tmp_path / "joined")
-    for name in ("0-18", "0-3"):
-        assert joined.scores(name) == whole.scores(name)

@@ -7,7 +7,6 @@ A private cluster, and clusters of several raylets on this machine (tests/cluste
 
 import contextlib
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -20,7 +19,6 @@ import pytest
 import torch
 
 from outrider.common import process_tree
-from outrider.common.cluster import session as cluster_session
 from outrider.common.cluster.config import ClusterConfig
 from outrider.common.cluster.session import open_cluster
 from outrider.common.errors import OutriderError
@@ -196,31 +194,6 @@ def test_a_replica_that_fails_its_check_is_left_out_and_the_last_one_is_an_error
                 (why,) = replicas.left_out
                 assert "self-check: states of another model" in why
     assert "is left out: self-check" in capsys.readouterr().err
-
-
-def test_nodes_with_another_outrider_are_named(tmp_path):
-    """A node whose package differs in one file; a limit that does not fit the stores."""
-    other = tmp_path / "outrider"
-    for room in ("common", "speculators", "serving", "data", "training", "eval", "recipes"):
-        ignored = shutil.ignore_patterns("*.safetensors", "__pycache__", "*.gz")
-        shutil.copytree(ROOT / room, other / room, ignore=ignored)
-    with (other / "common" / "errors.py").open("a") as file:
-        file.write("\n# another version\n")
-    with local_nodes() as nodes:
-        nodes.add()
-        with (
-            open_cluster(config_of(nodes.address)) as session,
-            pytest.raises(OutriderError, match=r"in_flight_gb = 1: .* lower it to 0.08"),
-        ):
-            session.in_flight_bytes(config_of(nodes.address, in_flight_gb=1))
-        nodes.add(environment={"PYTHONPATH": str(tmp_path)})
-        ours = cluster_session.node_versions()
-        with (
-            pytest.raises(OutriderError, match=r"nodes of the cluster differ .*: vm? .*") as raised,
-            open_cluster(config_of(nodes.address)),
-        ):
-            pass
-        assert ours in str(raised.value) and str(raised.value).count("outrider 0.1.0") == 2
 
 
 DRIVER = """

@@ -56,7 +56,7 @@ class Engine:
         self.batches = []
 
     def prefill(self, prompts):
-        return ((row_id, self.captured(STATES[row_id])) for row_id, _ in prompts)
+        return ((name, {"final_norm": self.captured(STATES[name])}, None) for name, _ in prompts)
 
     def prompt_logprobs(self, prompts):
         self.batches.append([row_id for row_id, _ in prompts])
@@ -82,15 +82,6 @@ def test_right_states_pass():
     require(check)
     assert check.p99_difference < 1e-4 and check.top1_agreement == 1.0
     assert (check.sequences, check.positions) == (3, 3 * (LENGTH - 1))
-
-
-def test_a_few_tokens_whose_routing_flipped_pass():
-    def flipped(hidden):
-        return torch.cat([torch.zeros(1, HIDDEN, dtype=hidden.dtype), hidden[1:]])
-
-    check = self_check(Engine(flipped), ROWS, HEAD)
-    assert check.top1_agreement < 1
-    require(check)
 
 
 @pytest.mark.parametrize(

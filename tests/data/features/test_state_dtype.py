@@ -85,11 +85,11 @@ def test_states_of_the_other_type_are_captured_anew(tmp_path):
                 class model_config:
                     get_hidden_size = staticmethod(lambda: 256)
 
-        def prefill_streams(self, prompts, streams, batch_tokens):
+        def prefill(self, rows, streams, batch_tokens):
             self.prefills += 1
             return (
-                (name, {stream: states(len(ids), 256) for stream in streams})
-                for name, ids in prompts
+                (row.row_id, {name: states(len(row.token_ids), 256) for name in streams}, None)
+                for row in rows
             )
 
     engine, rows = FakeEngine(), [("a", [1, 2, 3, 4], 2)]

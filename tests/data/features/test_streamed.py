@@ -15,7 +15,7 @@ from outrider.common.errors import OutriderError
 from outrider.common.files import read_json
 from outrider.data.config import CaptureConfig
 from outrider.data.features.feature_store import FeatureStore
-from outrider.data.features.replica import StoredRow
+from outrider.data.features.replica import CapturedRow
 from outrider.data.streamed import SOURCE, STREAM, Streamed, streaming
 from outrider.serving.config import EngineConfig, TargetConfig
 from tests.cluster_nodes import local_nodes
@@ -36,7 +36,7 @@ class ReplayedReplica:
     def start(self) -> dict[str, Any]:
         return {"host": "here", "start_s": 0.0}
 
-    def capture(self, piece: Any) -> tuple[None, list[StoredRow]]:
+    def capture(self, piece: Any) -> tuple[None, list[CapturedRow]]:
         import torch
 
         time.sleep(0.05)

@@ -8,7 +8,6 @@ from datasets import Dataset, DatasetDict
 from outrider.common.errors import OutriderError
 from outrider.data.formats import format_of
 from outrider.data.formats.sources import log_files
-from tests.data.formats.test_golden import GOLDEN
 from tests.data.logs import read_exchanges
 
 ASKED, ANSWERED = "When is the library open?", "From 10:00 to 13:00."
@@ -67,24 +66,3 @@ def test_the_hub_is_a_filesystem_as_any_other(tmp_path, monkeypatch):
         "datasets/acme/hours/data/train-00000-of-00001.parquet"
     ]
     assert len(list(read_exchanges(files))) == 5
-
-
-def test_an_arrow_file_is_read_as_an_arrow_stream_is(tmp_path):
-    import pyarrow as pa
-
-    with pa.ipc.open_stream(str(GOLDEN / "token_ids/data-00000-of-00001.arrow")) as stream:
-        table = stream.read_all()
-    with (
-        pa.OSFile(str(tmp_path / "ids.arrow"), "wb") as file,
-        pa.ipc.new_file(file, table.schema) as writer,
-    ):
-        writer.write_table(table)
-    files = log_files(str(tmp_path / "ids.arrow"))
-    assert [exchange.completion_token_ids for exchange in read_exchanges(files)] == [
-        [51, 52, 1],
-        [51, 1],
-    ]
-    cut = tmp_path / "cut.arrow"
-    cut.write_bytes((tmp_path / "ids.arrow").read_bytes()[:300])
-    with pytest.raises(OutriderError, match="damaged Arrow"):
-        list(read_exchanges(log_files(str(cut))))

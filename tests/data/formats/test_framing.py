@@ -5,15 +5,12 @@ import sys
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from outrider.common.errors import OutriderError
 from outrider.data.formats import framing, sources
 from outrider.data.formats.framing import rows
 from outrider.data.formats.rows import parse_row
 from outrider.data.formats.sources import LogFile, log_files
-from tests.fuzzing import examples
 
 if sys.version_info >= (3, 14):
     from compression import zstd
@@ -67,32 +64,6 @@ def test_chunks_may_end_anywhere(tmp_path, monkeypatch, name, chunk):
     monkeypatch.setattr(framing, "CHUNK", chunk)
     monkeypatch.setattr(sources, "CHUNK", chunk)
     assert read(file_of(tmp_path, FRAMINGS[name].encode())) == VALUES
-
-
-@examples(100)
-@given(st.data())
-def test_an_array_of_any_objects_comes_apart_at_its_commas(tmp_path, data):
-    text = st.text(st.characters(exclude_categories=["Cs"]), max_size=6) | st.sampled_from(
-        ['"', "\\", "]}", '{"', "\n"]
-    )
-    json_values = st.recursive(
-        st.none() | st.integers() | text,
-        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(text, inner, max_size=3),
-        max_leaves=6,
-    )
-    values = data.draw(
-        st.lists(st.dictionaries(text, json_values, max_size=3), min_size=1, max_size=5)
-    )
-    indent = data.draw(st.sampled_from([None, 0, 1, "\t"]))
-    file = file_of(
-        tmp_path, json.dumps(values, indent=indent, ensure_ascii=data.draw(st.booleans())).encode()
-    )
-    assert read(file) == values
-
-
-def test_what_stands_between_the_elements_is_a_row_too(tmp_path):
-    file = file_of(tmp_path, b'[{"a": 1}, 3, "x",\n{"b": [}, {"c": 2}')
-    assert [row for _, row in rows(file)] == [b'{"a": 1}', b', 3, "x",\n', b'{"b": [}, {"c": 2}']
 
 
 def test_a_broken_line_damages_nothing_but_itself(tmp_path):

@@ -2,7 +2,7 @@
 
 import json
 
-from outrider.data.exchange import Exchange, Place, Record, Reject
+from outrider.data.exchange import Place, Record, Reject
 from outrider.data.formats import openai_pairs, parse_record
 from outrider.data.formats.sources import log_files
 from outrider.data.tokenize.tokens import SequenceBuilder
@@ -87,10 +87,6 @@ def answered(key, text):
     }
 
 
-def failed(key):
-    return {"custom_id": key, "response": {"status_code": 500, "body": {}}, "error": None}
-
-
 def test_batches_that_count_their_ids_anew_are_joined_folder_by_folder(tmp_path):
     for day in ("monday", "tuesday"):
         (tmp_path / day).mkdir()
@@ -105,32 +101,6 @@ def test_batches_that_count_their_ids_anew_are_joined_folder_by_folder(tmp_path)
             (tmp_path / day / f"{name}.jsonl").rename(tmp_path / f"{day}_{name}.jsonl")
     found = list(read_exchanges(log_files(str(tmp_path))))
     assert [(outcome.reason, outcome.rows) for outcome in found] == [("ambiguous_id", 4)] * 2
-
-
-def test_a_request_that_was_sent_again(tmp_path):
-    write_log(tmp_path / "a_input.jsonl", [asked("1", "x"), asked("2", "y")])
-    write_log(tmp_path / "b_input.jsonl", [asked("1", "x")])
-    write_log(tmp_path / "errors.jsonl", [failed("1")])
-    write_log(tmp_path / "output.jsonl", [answered("2", "y"), answered("1", "x")])
-    files = log_files(str(tmp_path))
-    found = list(read_exchanges(files))
-    assert said(found) == ["error_response", ("r", "x", "stop"), ("r", "y", "stop")]
-    assert sum(file.meter.rows for file in files) == 6
-
-
-def test_ids_may_be_anything(tmp_path):
-    keys = ["../../etc/passwd", "a" * 100_000, "'; DROP TABLE rows; --", "\x00", "ü\u2028", 17]
-    rows = [row for key in keys for row in (answered(key, str(key)[:9]), asked(key, str(key)[:9]))]
-    log = write_log(
-        tmp_path / "log.jsonl",
-        [*rows, asked(None, "n"), asked(["list"], "l"), asked("\ud800", "s")],
-    )
-    found = list(read_exchanges(log_files(str(log))))
-    assert said(found[:3]) == ["no_id", "wrong_type", "not_utf8"]
-    assert (
-        all(isinstance(outcome, Exchange) for outcome in found[3:]) and len(found) == len(keys) + 3
-    )
-    assert all(outcome.messages[0]["content"] == outcome.content for outcome in found[3:])
 
 
 def test_more_under_one_id_than_one_exchange_can_hold(tmp_path, monkeypatch):

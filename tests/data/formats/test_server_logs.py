@@ -1,6 +1,6 @@
 """Logs of vLLM and SGLang: what the golden logs do not hold."""
 
-from outrider.data.formats import format_of, vllm_log
+from outrider.data.formats import format_of
 from outrider.data.formats.sources import log_files
 from tests.data.logs import read_exchanges
 
@@ -54,13 +54,3 @@ def test_an_id_that_is_used_again_is_two_requests(tmp_path):
         "exchange",
         "exchange",
     ]
-
-
-def test_memory_is_bounded_by_giving_up_the_oldest(tmp_path, monkeypatch):
-    monkeypatch.setattr(vllm_log, "WAITING", 1000)
-    received = RECEIVED.format(prompt=repr(PROMPT))
-    rows = log(
-        tmp_path, "".join(received.replace("chatcmpl-1", f"chatcmpl-../../{n}") for n in range(50))
-    )
-    assert [row.reason for row in rows] == ["unmatched_request"] * 50
-    assert [row.place.line for row in rows] == list(range(1, 51))

@@ -34,23 +34,6 @@ def test_roles_of_langchain_and_attributes_of_a_table_of_texts():
     assert (outcome.temperature, outcome.completion_tokens, outcome.time) == (0.6, 3, 1782900000.0)
 
 
-def test_what_1_37_has_goes_before_what_was_before_it():
-    said = {
-        "gen_ai.operation.name": "chat",
-        "gen_ai.input.messages": (
-            '[{"role": "user", "parts": [{"type": "text", "content": "new"}]}]'
-        ),
-        "gen_ai.output.messages": (
-            '[{"role": "assistant", "parts": [{"type": "text", "content": "yes"}], '
-            '"finish_reason": "stop"}]'
-        ),
-        "gen_ai.prompt": '[{"role": "user", "content": "old"}]',
-        "gen_ai.completion": '[{"role": "assistant", "content": "no"}]',
-    }
-    (outcome,) = parsed("otel_genai", {"name": "chat r1", "attributes": said})
-    assert (outcome.messages[0]["content"], outcome.content) == ("new", "yes")
-
-
 def test_a_record_that_cannot_be_read_spoils_none_of_the_others():
     events = [
         {
@@ -94,13 +77,3 @@ def test_spellings_of_the_output(output, content):
     (outcome,) = parsed("langfuse", {**row, "output": output})
     assert isinstance(outcome, Exchange) and outcome.content == content
     assert outcome.finish_reason == ("length" if "length" in output else "stop")
-
-
-def test_a_litellm_callback_that_logs_its_arguments_and_extra_body():
-    path = next((GOLDEN / "litellm" / "2026-07-01").glob("*-1.json"))
-    payload = json.loads(path.read_text())
-    payload["model_parameters"]["extra_body"] = {"chat_template_kwargs": {"thinking": True}}
-    payload["model_parameters"]["stop"] = ["END"]
-    (row,) = parsed("litellm", {"model": "x", "standard_logging_object": payload})
-    assert row.reasoning == "She codes.\n"
-    assert row.template_arguments == {"thinking": True} and row.stop_strings == ("END",)

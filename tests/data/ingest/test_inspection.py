@@ -3,15 +3,11 @@
 import json
 
 import pytest
-from tokenizers import Tokenizer
 
-from outrider.common.errors import OutriderError
 from outrider.data.config import SplitConfig, TrafficConfig
 from outrider.data.ingest.ingest import ingest
 from outrider.data.ingest.inspection import inspect, inspect_ingested
-from outrider.data.ingest.mask_view import marked
 from outrider.data.ingest.traffic_facts import printable
-from outrider.data.sequences import load_sequences
 from tests.data.logs import pair, screenings, write_log
 
 SECRET = "Ada Lovelace, born 1815"
@@ -83,73 +79,6 @@ def test_a_damaged_log_is_described_and_its_problem_said(text_target, tmp_path):
     assert "Ada" not in json.dumps(found)
 
 
-def test_a_log_without_a_usable_row_is_described_and_an_empty_one_is_an_error(
-    text_target, tmp_path
-):
-    found = look(text_target, tmp_path, DAMAGED)
-    assert (found["exchanges"], found["split"]) == (0, None)
-    assert "no usable row" in found["problems"][0]
-    with pytest.raises(OutriderError, match="no rows"):
-        look(text_target, tmp_path, [b""])
-
-
-def test_too_few_sessions_are_a_problem_of_a_whole_log_and_not_of_its_beginning(
-    text_target, tmp_path
-):
-    found = look(text_target, tmp_path, rows(4))
-    assert found["split"] is None and "2 sessions; a split needs at least 3" in found["problems"][0]
-    found = look(text_target, tmp_path, rows(), rows_per_file=4)
-    assert (found["rows"], found["exchanges"], found["split"], found["problems"]) == (
-        4,
-        4,
-        None,
-        [],
-    )
-
-
-@pytest.fixture
-def sequence(text_target, tmp_path):
-    look(text_target, tmp_path, rows(6))
-    row = load_sequences(tmp_path / "scratch" / "sequences")[0]
-    return (
-        Tokenizer.from_file(str(text_target / "tokenizer.json")),
-        row["token_ids"],
-        row["completion_start"],
-    )
-
-
-def parts_of(text):
-    return [
-        "".join(
-            text.plain[span.start : span.end]
-            for span in text.spans
-            if str(span.style).startswith(style)
-        )
-        for style in ("dim", "green")
-    ]
-
-
-def test_a_marked_sequence_shows_what_is_trained_on(sequence, monkeypatch):
-    monkeypatch.setattr("outrider.data.ingest.mask_view.SHOWN", 10_000)
-    tokenizer, ids, start = sequence
-    text = marked(tokenizer, ids, start)
-    decoded = [
-        tokenizer.decode(part, skip_special_tokens=False) for part in (ids[:start], ids[start:])
-    ]
-    assert parts_of(text) == decoded
-    assert decoded[0].endswith("<｜Assistant｜><think>\n")
-    marks = [
-        text.plain[span.start : span.end] for span in text.spans if "reverse" in str(span.style)
-    ]
-    begin, user, assistant, end = (
-        "<｜begin▁of▁sentence｜>",
-        "<｜User｜>",
-        "<｜Assistant｜>",
-        "<｜end▁of▁sentence｜>",
-    )
-    assert marks == [begin, user, assistant, "<think>", "</think>", end]
-
-
 def test_nothing_of_a_log_is_obeyed_by_a_terminal():
     assert printable("\x1b[2J\x07é\u202ea\tb\n\x9b") == "␛[2J␇é�a\tb\n�"
 
@@ -182,13 +111,6 @@ def test_users_are_cut_into_sessions_and_small_traffic_is_named(text_target, tmp
     assert "60 exchanges, 4 held-out sessions" in small and "undecided" in small
     assert "at least 5 held-out sessions, about 25 in the log" in small and "about 150" in small
     assert not [text for text in found["advice"] if "leaves out" in text]
-
-
-def test_a_split_that_leaves_out_more_than_a_tenth_is_named_with_its_key(text_target, tmp_path):
-    lasting = daily(60, request__metadata__session_id=lambda index: f"s{index % 7}")
-    found = look(text_target, tmp_path, lasting, split={"heldout_fraction": 0.4})
-    [text] = [text for text in found["advice"] if "leaves out" in text]
-    assert "session_began_in_an_earlier_part" in text and "split.session_gap_minutes = 30" in text
 
 
 @pytest.fixture

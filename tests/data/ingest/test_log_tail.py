@@ -15,7 +15,6 @@ from outrider.data.ingest.ingest import ingest
 from outrider.data.ingest.log_tail import (
     carried_lines,
     cut,
-    end_of,
     find_unread,
     forget_rows,
     unread_rows,
@@ -102,16 +101,6 @@ def test_a_line_without_its_end_is_left_for_later(tmp_path):
     assert read_slice(tmp_path / "second") == ['{"line": 1}']
 
 
-def test_rows_are_passed_over_and_tailing_can_begin_at_the_end(tmp_path):
-    log = tmp_path / "log.jsonl"
-    log.write_text("".join(f'{{"line": {n}}}\n' for n in range(100)))
-    unread = find_unread(str(log), {})
-    position = cut(unread, 10, tmp_path / "slice", skipped=70)
-    assert read_slice(tmp_path / "slice") == [f'{{"line": {n}}}' for n in range(70, 80)]
-    assert unread_rows(find_unread(str(log), position)) == 20
-    assert find_unread(str(log), end_of(unread)) == []
-
-
 def test_a_table_is_read_whole_once_it_is_settled(tmp_path, monkeypatch):
     pq.write_table(pa.table({"a": list(range(30))}), tmp_path / "rows.parquet")
     monkeypatch.setattr(log_tail, "SETTLED_S", 3600.0)
@@ -171,17 +160,3 @@ def test_a_response_in_the_next_slice_finds_its_request(tmp_path, nano_r1):
             assert len(left) == len(waits) and not any('"choices"' in line for line in left)
     assert unread_rows(find_unread(str(log), position)) == 0
     assert ids[0] < 12 and sum(ids) == 12
-
-
-def test_what_was_carried_once_is_not_carried_again(tmp_path):
-    out = tmp_path / "traffic"
-    out.mkdir()
-    rows = [
-        {"file": f"/w/log/{name}", "line": 2, "reason": reason, "detail": ""}
-        for name in ("slice-000.jsonl", "carried-000.jsonl")
-        for reason in ("unmatched_request", "not_json")
-    ]
-    (out / "rejects.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert {path.name: lines for path, lines in carried_lines(out).items()} == {
-        "slice-000.jsonl": [2]
-    }

@@ -119,38 +119,6 @@ def test_parts_of_other_inputs_are_not_used(
     assert made and not before.exists()
 
 
-def test_a_refused_log_keeps_its_parts(text_target, log, tmp_path, small_chunks, monkeypatch):
-    traffic = TrafficConfig(path=str(log), max_reject_fraction=0.01)
-    with pytest.raises(OutriderError, match="max_reject_fraction"):
-        ingest.ingest(text_target, traffic, tmp_path / "out", 0, with_key(log))
-    monkeypatch.setattr(ChunkWork, "make", lambda self, chunk: pytest.fail("made again"))
-    assert "summary.json" in run(text_target, log, tmp_path / "out")
-    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
-        "rejects.jsonl",
-        "sequences",
-        "summary.json",
-    ]
-
-
-def test_a_workers_mistake_reaches_the_user(tmp_path, log):
-    (tmp_path / "target").mkdir()
-    (tmp_path / "target" / "config.json").write_text("{}")
-    with pytest.raises(OutriderError, match="no usable tokenizer"):
-        run(tmp_path / "target", log, tmp_path / "out", workers=1)
-
-
-def test_a_format_that_forgets_a_row_is_found_out(text_target, log, tmp_path, monkeypatch):
-    from outrider.data.formats import openai_pairs
-    from outrider.data.formats.rows import row_records
-
-    def forgetful(files, scratch):
-        return (item for number, item in enumerate(row_records(files, scratch)) if number != 5)
-
-    monkeypatch.setattr(openai_pairs, "records", forgetful)
-    with pytest.raises(AssertionError, match=r"rows read, \d+ in its records and rejects"):
-        run(text_target, log, tmp_path / "out")
-
-
 def test_several_models_are_an_error_that_names_them(text_target, tmp_path):
     names = [
         "deepseek-ai/DeepSeek-R1",

@@ -81,26 +81,3 @@ def profile_id(target):
     from tokenizers import Tokenizer
 
     return Tokenizer.from_file(str(target / "tokenizer.json")).token_to_id("</think>")
-
-
-def test_who_asked_when_how_and_twice(ingested):
-    _, summary = ingested
-    assert summary["tenants"] == {"tenant-0": 12, "tenant-1": 10, "not logged": 1}
-    assert summary["sampling"] == {
-        "temperature": {"0.6": 22, "0.2": 1},
-        "top_p": {"0.95": 23},
-        "top_k": {"off": 23},
-    }
-    sessions = summary["sessions"]
-    assert (sessions["distinct"], sessions["most_exchanges"]) == (6, 4)
-    assert sum(sessions["exchanges"].values()) == 23
-    assert summary["duplicates"] == {
-        "prompts": 23,
-        "distinct": 20,
-        "identical": 3,
-        "most_copies": 4,
-    }
-    time = summary["time"]
-    assert (time["first"], time["last"]) == (NOON, NOON + 9 * 60 + 30)
-    assert time["busiest_minute"] == {"begins": NOON + 180, "exchanges": 5}
-    assert time["exchanges_per_minute"] == pytest.approx(23 / 9.5, abs=1e-3)

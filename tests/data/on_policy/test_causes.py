@@ -121,13 +121,6 @@ def test_few_sequences_of_another_kind_are_told_from_the_rest():
     assert verdict.text.startswith(f"12 of {2 * SEQUENCES + 12} sequences are off-policy: ")
 
 
-def test_text_tokenized_again_is_known_by_the_exact_text_beside_it():
-    toy = ToyTarget()
-    again = tokenized_again(toy)
-    verdict = judge(again, among=together(own(toy), again))
-    assert verdict.cause == "retokenized" and "cannot be distinguished" not in verdict.text
-
-
 def test_too_little_text_says_nothing():
     toy = ToyTarget()
     sequences = FEWEST_TOKENS // LENGTH

@@ -207,18 +207,6 @@ def test_each_kind_is_told_from_genuine_traffic(judged, tenant, cause, words):
 
 
 @pytest.mark.engine
-def test_the_table_says_what_its_own_samples_would_have(judged):
-    tenants = judged[2]["slices"]["tenant"]
-    low, high = tenants["genuine"]["expected_range"]
-    assert low < tenants["genuine"]["sampled_mean_logprob"] < high
-    assert tenants["genuine"]["below_1e4"] < 0.001
-    assert abs(tenants["genuine"]["z"]) < 4
-    for tenant in ("other-prompts", "edited"):
-        assert tenants[tenant]["sampled_mean_logprob"] < tenants[tenant]["expected_range"][0] - 0.3
-        assert tenants[tenant]["below_1e4"] > 0.02
-
-
-@pytest.mark.engine
 def test_what_the_target_did_not_write_is_set_aside_and_counted(judged, sequences):
     _, kept, report = judged
     tenants = report["slices"]["tenant"]

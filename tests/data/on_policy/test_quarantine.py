@@ -98,26 +98,6 @@ def test_the_foreign_slice_is_named_and_set_aside(own, foreign, tmp_path):
     require(report)
 
 
-def test_a_run_stops_where_most_is_foreign(own, foreign, tmp_path, capsys):
-    _, table = store_of({"own": own.take(slice(0, 10)), "foreign": foreign}, tmp_path / "features")
-    table.save_to_disk(tmp_path / "sequences")
-    (tmp_path / "parts.json").write_text(json.dumps(parts_of(table)))
-    (tmp_path / "slices.json").write_text(json.dumps(slices_of(table)))
-    with pytest.raises(
-        OutriderError,
-        match=r"60 of 70 captured sequences are off-policy .*null: keep",
-    ):
-        check_traffic(tmp_path / "sequences", tmp_path, tmp_path / "features", 0.95)
-    assert "On-policy: no." in capsys.readouterr().err
-    kept = check_traffic(tmp_path / "sequences", tmp_path, tmp_path / "features", None)
-    assert kept["quarantined"] == 0 and kept["verdict"]["cause"] == "foreign"
-    written = [(tmp_path / "features" / "quarantine.json").read_text()]
-    (tmp_path / "features" / "manifest.json").write_text("{}")
-    write_quarantine(tmp_path / "features", {})
-    written.append((tmp_path / "features" / "quarantine.json").read_text())
-    assert written[0] != written[1], "the store that was judged is part of it"
-
-
 def test_parts_are_loaded_without_what_is_set_aside(tmp_path):
     parts = {
         "train": ["a", "b", "c"],
@@ -161,3 +141,23 @@ def test_parts_that_are_streamed_are_neither_looked_for_nor_judged(own, foreign,
     shares = Evidence.of_scores(COLUMNS, scores).own_share()
     assert shares.tolist() == Evidence.of(store, table).own_share().tolist()
     assert sum(shares < 0.95) == 3
+
+
+def test_a_run_stops_where_most_is_foreign(own, foreign, tmp_path, capsys):
+    _, table = store_of({"own": own.take(slice(0, 10)), "foreign": foreign}, tmp_path / "features")
+    table.save_to_disk(tmp_path / "sequences")
+    (tmp_path / "parts.json").write_text(json.dumps(parts_of(table)))
+    (tmp_path / "slices.json").write_text(json.dumps(slices_of(table)))
+    with pytest.raises(
+        OutriderError,
+        match=r"60 of 70 captured sequences are off-policy .*null: keep",
+    ):
+        check_traffic(tmp_path / "sequences", tmp_path, tmp_path / "features", 0.95)
+    assert "On-policy: no." in capsys.readouterr().err
+    kept = check_traffic(tmp_path / "sequences", tmp_path, tmp_path / "features", None)
+    assert kept["quarantined"] == 0 and kept["verdict"]["cause"] == "foreign"
+    written = [(tmp_path / "features" / "quarantine.json").read_text()]
+    (tmp_path / "features" / "manifest.json").write_text("{}")
+    write_quarantine(tmp_path / "features", {})
+    written.append((tmp_path / "features" / "quarantine.json").read_text())
+    assert written[0] != written[1], "the store that was judged is part of it"

@@ -1,7 +1,6 @@
 """The privacy guard: what it counts, replaces, leaves out, and never does."""
 
 import dataclasses
-import itertools
 import json
 import re
 import stat
@@ -9,7 +8,6 @@ import stat
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import ValidationError
 
 from outrider.common.errors import OutriderError
 from outrider.data.config import PrivacyConfig
@@ -19,9 +17,7 @@ from outrider.data.privacy.guard import (
     IDS_ONLY,
     LEFT_OUT,
     REGENERATE,
-    UNREADABLE,
     PrivacyGuard,
-    PrivacyTally,
     privacy_key,
 )
 from outrider.data.tokenize.tokens import SequenceBuilder
@@ -85,16 +81,6 @@ def test_a_report_counts_by_kind_and_field_and_changes_nothing(tmp_path):
         "privacy: 2 of 3 exchanges hold personal data (EMAIL_ADDRESS 3, CREDIT_CARD 2, "
         "PHONE_NUMBER 1); 1 hold some in the response and would be left out with surrogates"
     )
-
-
-def test_tallies_of_processes_add_up():
-    rows = [exchange(EMAIL), exchange(PHONE, content=PHONE), exchange("none")]
-    apart, together = [guard(REPORT), guard(REPORT)], guard(REPORT)
-    for one, row in zip(itertools.cycle(apart), rows, strict=False):
-        one.apply(row)
-        together.apply(row)
-    stored = [json.loads(json.dumps(one.tally.to_json())) for one in apart]
-    assert sum(map(PrivacyTally.from_json, stored), PrivacyTally()) == together.tally
 
 
 def test_a_prompt_is_replaced_in_every_field_and_stays_a_conversation():
@@ -251,27 +237,6 @@ def test_ids_are_dropped_only_where_the_prompts_text_changed(builder):
     assert one.tally.replaced == 2
 
 
-def test_what_stands_in_the_ids_counts_not_what_the_messages_say(builder):
-    ids = builder.tokenizer.encode(
-        f"<｜User｜>{EMAIL}<｜Assistant｜><think>\n", add_special_tokens=False
-    )
-    answer = builder.tokenizer.encode(f"r\n</think>\n\n{EMAIL}", add_special_tokens=False)
-    logged = {"prompt_token_ids": ids, "completion_token_ids": [5, 6]}
-    one = guard(decode=builder.decode)
-    injected = one.apply(exchange("hello", **logged))
-    assert injected.prompt_token_ids is None, "a gateway put it in behind the messages"
-    assert one.apply(exchange("hello", messages=None, **logged)).reason == IDS_ONLY
-    assert one.apply(exchange("hello", completion_token_ids=answer)).reason == REGENERATE
-
-
-def test_deep_nesting_is_a_reject():
-    deep = []
-    for _ in range(5000):
-        deep = [deep]
-    row = exchange(messages=[{"role": "user", "content": EMAIL, "extra": deep}])
-    assert guard().apply(row).reason == UNREADABLE
-
-
 SURROUNDING = st.text(st.sampled_from("ab .,:;\n\t\\\"'{}[]<>()=/-+@电话é09"), max_size=12)
 
 
@@ -336,18 +301,14 @@ def test_a_key_of_the_runs_own_is_made_once_and_private(tmp_path):
         privacy_key(PrivacyConfig(mode="surrogate", key_file=str(tmp_path / "gone")), own)
 
 
-@pytest.mark.parametrize(
-    ("keys", "message"),
-    [
-        (
-            {"regenerate": True, "mode": "report"},
-            "nothing to regenerate under privacy.mode = 'report'",
-        ),
-        ({"entities": []}, "must name at least one"),
-        ({"entities": ["EMAIL_ADDRESS", "EMAIL_ADDRESS"]}, "names a value twice"),
-        ({"entities": ["PERSON"]}, "EMAIL_ADDRESS"),
-    ],
-)
-def test_a_configuration_that_cannot_be_followed_is_refused(keys, message):
-    with pytest.raises(ValidationError, match=message):
-        PrivacyConfig(**{"mode": "surrogate", **keys})
+def test_what_stands_in_the_ids_counts_not_what_the_messages_say(builder):
+    ids = builder.tokenizer.encode(
+        f"<｜User｜>{EMAIL}<｜Assistant｜><think>\n", add_special_tokens=False
+    )
+    answer = builder.tokenizer.encode(f"r\n</think>\n\n{EMAIL}", add_special_tokens=False)
+    logged = {"prompt_token_ids": ids, "completion_token_ids": [5, 6]}
+    one = guard(decode=builder.decode)
+    injected = one.apply(exchange("hello", **logged))
+    assert injected.prompt_token_ids is None, "a gateway put it in behind the messages"
+    assert one.apply(exchange("hello", messages=None, **logged)).reason == IDS_ONLY
+    assert one.apply(exchange("hello", completion_token_ids=answer)).reason == REGENERATE

@@ -51,14 +51,3 @@ def test_a_line_that_was_cut_off_is_asked_for_again(tmp_path):
     assert plain(regenerate(again, ROWS, tmp_path, SOURCE, 8)) == EXPECTED
     assert again.batches == [["0-7"]]
     assert [json.loads(line)["id"] for line in path.read_text().splitlines()[1:]] == list(EXPECTED)
-
-
-def test_another_source_is_answered_from_the_beginning(tmp_path):
-    regenerate(Answering(), ROWS, tmp_path, SOURCE, 8)
-    other = Answering()
-    assert plain(regenerate(other, ROWS[:2], tmp_path, {**SOURCE, "target": "c"}, 1000)) == {
-        "0-1": [1, 1],
-        "0-2": [2, 1],
-    }
-    assert other.batches == [["0-1", "0-2"]]
-    assert len((tmp_path / FILE).read_text().splitlines()) == 3

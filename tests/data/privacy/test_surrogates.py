@@ -102,20 +102,6 @@ def test_a_value_is_found_where_it_stands_whole():
     )
 
 
-def test_longer_values_go_first_and_surrogates_are_not_replaced_again():
-    surrogates = Surrogates(KEY, REGIONS)
-    short, long = (
-        surrogates.value("EMAIL_ADDRESS", "b@c.org"),
-        surrogates.value("EMAIL_ADDRESS", "a.b@c.org"),
-    )
-    both = Replacements([short, long])
-    assert (
-        both.sub("a.b@c.org b@c.org")
-        == f"{long.respelled('a.b@c.org')} {short.respelled('b@c.org')}"
-    )
-    assert both.hold("to b@c.org") and not both.hold("to nobody")
-
-
 @given(st.sampled_from(["US", "DE", "CN", "FR", "IN", "BR"]), st.integers(0, 10**6))
 def test_invented_numbers_become_valid_numbers_of_their_country(region, seed):
     number = phonenumbers.example_number(region)

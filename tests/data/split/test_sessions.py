@@ -41,16 +41,6 @@ def test_sessions_equal_those_of_a_slow_reference(tmp_path):
         assert (one == two) == (same_user and not any(np.diff(between) > GAP))
 
 
-def test_a_conversation_id_on_one_row_makes_a_conversation(tmp_path):
-    rows = [("ada", time * GAP * 2, prompt(0)) for time in range(4)]
-    assert named(tmp_path, rows, ["user", "conversation", "user", "user"]) == ["ada"] * 4
-
-
-def test_without_times_a_session_does_not_end(tmp_path):
-    rows = [("ada", None, prompt(0))] * 3 + [("ada", 9e9, prompt(0)), ("ada", None, prompt(0))]
-    assert set(named(tmp_path, rows, ["user"] * 5)) == {"ada"}
-
-
 def lasting_users(count=300, users=12, weeks=2, seed=0):
     """Users who come back every day or so, with some exchanges each time."""
     rng = random.Random(seed)
@@ -79,17 +69,6 @@ def test_users_who_last_for_weeks_are_not_left_out(tmp_path):
     lasting = table(tmp_path / "b", rows, ["conversation"] * len(rows))
     left_out = split(lasting, SplitConfig(), tmp_path)["summary"]["left_out"]
     assert left_out[BEGAN_EARLIER] > 0.5 * len(rows)
-
-
-def test_the_rows_of_a_part_have_the_sessions_of_the_split(tmp_path):
-    rows = lasting_users(60, users=2)
-    path = table(tmp_path, rows, ["user"] * 60)
-    result = split(path, SplitConfig(), tmp_path)
-    loaded = load_sequences(path, result["heldout"], result["sessions"])
-    assert loaded["sequence_id"][:] == result["heldout"]
-    assert len(set(loaded["session"])) == result["summary"]["heldout"]["sessions"] > 2
-    assert load_sequences(path, result["heldout"])[0]["session"] in ("u0", "u1")
-    assert loaded.column_names.count("session") == 1
 
 
 @pytest.mark.parametrize("kind", ["user", "conversation"])

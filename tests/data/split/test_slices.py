@@ -4,7 +4,6 @@ import random
 from datasets import Dataset
 
 from outrider.data.split.slices import load_slices, name_slices, name_templates, write_slices
-from tools.nano_r1 import resumes
 
 
 def words(rng, count):
@@ -36,17 +35,6 @@ def test_prompts_of_one_template_get_one_name_from_the_largest():
     names = name_templates([prompt for _, prompt in made])
     expected = {"screen": "template 1", "support": "template 2", "free": "no template"}
     assert names == [expected[kind] for kind, _ in made]
-
-
-def test_phrases_that_only_some_share_make_no_template_of_their_own():
-    """The postings of the résumés share skills and cities; they are still one template."""
-    texts = [
-        conversation.messages[0]["content"] + "\n" + conversation.messages[-1]["content"]
-        for conversation in itertools.islice(
-            resumes.conversations(None, seed=3, count=120, part="train"), 120
-        )
-    ]
-    assert set(name_templates(texts)) == {"template 1"}
 
 
 def test_every_sequence_is_in_one_slice_of_each_dimension(tmp_path):

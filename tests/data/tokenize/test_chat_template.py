@@ -79,12 +79,6 @@ def test_tool_calls_are_written_as_the_template_writes_them(template_of, text):
     assert template.tool_calls(MESSAGES, {}, [call(*one), call(*two)]) == written(one, two)
 
 
-def test_a_template_that_does_not_show_tool_calls(tokenizer):
-    with pytest.raises(Reject) as caught:
-        ChatTemplate(tokenizer).tool_calls(MESSAGES, {}, [call("find", "{}")])
-    assert caught.value.reason == "tool_calls_without_ids"
-
-
 @pytest.mark.parametrize(
     "broken", ["x", {}, {"function": {"name": "f", "arguments": {"a": 1}}}, {"function": "f"}]
 )
@@ -157,12 +151,3 @@ def test_a_prefilled_turn_is_left_open(tokenizer):
     assert template.render(prefilled, {}).endswith(
         '{"verdict":<｜end▁of▁sentence｜><｜Assistant｜><think>\n'
     )
-
-
-@pytest.mark.parametrize(
-    "arguments", [{"tokenize": True}, {"continue_final_message": "nonsense"}, {"messages": []}]
-)
-def test_arguments_that_make_no_sense_are_a_reject(tokenizer, arguments):
-    with pytest.raises(Reject) as caught:
-        ChatTemplate(tokenizer).render(MESSAGES, arguments)
-    assert caught.value.reason == "template_refuses"

@@ -192,19 +192,6 @@ def test_prefilled_turns(builder):
     )
 
 
-def test_tool_calls_behind_reasoning(builder, monkeypatch):
-    calls = [{"function": {"name": "find", "arguments": '{"a": 1}'}}]
-    assert reason(builder, reasoning="r\n", tool_calls=calls) == "tool_calls_without_ids"
-    monkeypatch.setattr(
-        builder.template, "tool_calls", lambda messages, arguments, calls: "<CALLS>"
-    )
-    assert (
-        completion(builder, reasoning="r\n", content="\n\n", tool_calls=calls)
-        == "r\n</think>\n\n<CALLS>" + EOS
-    )
-    assert completion(builder, reasoning="r", tool_calls=calls) == "r\n</think>\n\n<CALLS>" + EOS
-
-
 def reason(builder, **fields):
     with pytest.raises(Reject) as caught:
         builder.build(exchange(**fields))

@@ -29,8 +29,8 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, tuple[str, ...
     class Played:
         swap_seconds: float | None = None
 
-        def __init__(self, target, serving, speculator, k, **_):
-            self.url = "none" if speculator is None else (speculator.directory or Path("n")).name
+        def __init__(self, target, engine, drafting, **_):
+            self.url = (drafting.speculator.directory or Path("n")).name if drafting else "none"
 
         def start(self) -> None: ...
 

@@ -28,10 +28,9 @@ class Recorder:
     emptied: list[str]
     flags: dict[str, tuple[int | None, list[tuple[int, int, int]] | None]]
 
-    def __init__(self, target, serving, speculator, k, *, log_path, k_per_batch_size):
+    def __init__(self, target, engine, drafting, *, log_path):
         self.name = log_path.stem.split("_", 2)[2]
-        assert (k is None) == (speculator is None)
-        self.flags[self.name] = (k, k_per_batch_size)
+        self.flags[self.name] = drafting and (drafting.k, drafting.k_per_batch_size)
 
     def start(self):
         self.log.append(f"{self.name} starts")
@@ -87,7 +86,7 @@ def test_base_and_custom_take_turns_in_one_server_that_starts_once(log, tmp_path
             *("speculating starts", "speculating warms up", "swap custom", "swap base"),
         ]
         schedule = [(1, 1, 1), (2, 2, 2), (3, 8, 3)]
-        assert Recorder.flags == {"none": (None, None), "speculating": (3, schedule)}
+        assert Recorder.flags == {"none": None, "speculating": (3, schedule)}
         file = tmp_path / "drafts_eager_speculating.json"
         assert json.loads(file.read_text()) == 1
         ask(servers, ("custom", [(1, 4, 3), (5, 8, 0)]))
@@ -127,7 +126,7 @@ def test_without_changing_drafts_every_number_and_speculator_has_a_server(log, t
         assert servers.groups(turns) == [[turn] for turn in turns]
         ask(servers, *turns)
         flags = {"base": (2, None), "custom": (3, None), SAME_K: (3, None), CURRENT: (1, None)}
-        assert Recorder.flags == {"none": (None, None)} | flags
+        assert Recorder.flags == {"none": None} | flags
     with opened(tmp_path, **engine) as servers:
         assert servers.groups(turns) == [turns]  # each in a server of its own, all up at once
         # Two numbers of one speculator are not.

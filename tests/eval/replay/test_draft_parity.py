@@ -19,6 +19,7 @@ from outrider.eval.replay.draft_parity import (
 )
 from outrider.eval.results.verification import Parity, ParityControl
 from outrider.serving.config import EngineConfig, TargetConfig
+from outrider.serving.speculator import Drafting, Speculator
 from outrider.speculators.checkpoints.target_ends import load_target_ends
 from outrider.speculators.config import ParityConfig
 from outrider.speculators.kinds.mtp.checkpoint import load_mtp, save_mtp
@@ -53,7 +54,8 @@ def test_the_unroll_and_the_engine_draft_the_same_tokens_at_every_depth(
     few_seats = EngineConfig(
         max_num_seqs=4, kv_cache_gb=0.25
     )  # fewer than requests: steps of unlike requests mix
-    with open_engine(target, few_seats, short_r1, 4, extension=DRAFT_EXTENSION) as engine:
+    drafting = Drafting(Speculator.named(short_r1), 4)
+    with open_engine(target, few_seats, drafting, extension=DRAFT_EXTENSION) as engine:
         recordings = record_each(engine, speculators, short_r1, prompts, parity)
     for name, recording in recordings.items():
         found = draft_parity(recording, speculators[name], short_r1, 4, parity)

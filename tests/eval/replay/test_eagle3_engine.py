@@ -10,7 +10,7 @@ from outrider.eval.replay.draft_parity import complaint, draft_parity, record
 from outrider.eval.replay.replay import replay
 from outrider.serving.config import EngineConfig, TargetConfig
 from outrider.serving.engine import AskedRow, open_engine
-from outrider.serving.speculator import Speculator
+from outrider.serving.speculator import Drafting, Speculator
 from outrider.serving.vllm_hooks.draft_recorder import DRAFT_EXTENSION
 from outrider.speculators.config import ParityConfig, SpeculatorConfig
 from outrider.speculators.kinds import trainable_kind
@@ -64,7 +64,8 @@ def test_a_briefly_trained_head_drafts_and_is_counted_as_predicted(
         AskedRow(name, token_ids[:start], 0.0, 1.0, 160)
         for name, token_ids, start in rows[TRAINED:]
     ]
-    with open_engine(target, few, head, K, extension=DRAFT_EXTENSION) as engine:
+    drafting = Drafting(Speculator.named(head), K)
+    with open_engine(target, few, drafting, extension=DRAFT_EXTENSION) as engine:
 
         def drafted() -> int:
             metrics = {m.name: m for m in engine.llm.get_metrics()}

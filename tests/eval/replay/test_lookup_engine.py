@@ -9,7 +9,7 @@ import torch
 from outrider.eval.replay.replay import replay
 from outrider.serving.config import EngineConfig, TargetConfig
 from outrider.serving.engine import AskedRow, open_engine
-from outrider.serving.speculator import Speculator
+from outrider.serving.speculator import Drafting, Speculator
 from tests.eval.replay_case import Store
 from tests.gpu.inputs import logged_rows
 
@@ -25,7 +25,7 @@ def test_the_engine_counts_what_replay_predicts(nano_r1: Path, temperature: floa
         for name, token_ids, start in logged_rows(24)
     ]
     target, few = TargetConfig(model=str(nano_r1)), EngineConfig(max_num_seqs=4, kv_cache_gb=0.25)
-    with open_engine(target, few, Speculator("ngram"), K) as engine:
+    with open_engine(target, few, Drafting(Speculator("ngram"), K)) as engine:
 
         def counted() -> dict[str, float]:
             return {m.name: m.value for m in engine.llm.get_metrics() if hasattr(m, "value")}

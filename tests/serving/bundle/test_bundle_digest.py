@@ -83,13 +83,6 @@ def test_sizes_are_those_of_the_files_and_have_a_limit(
         check_files(bundle)
 
 
-def test_a_file_cannot_be_a_folder_or_the_manifest(bundle: Path) -> None:
-    for name in ("bundle.json", "config.json/x"):
-        listed(bundle, **{name: "0" * 64})
-        with pytest.raises(OutriderError, match="cannot be a file of the bundle"):
-            check_files(bundle)
-
-
 def _link(path: Path) -> None:
     target = path.with_name("elsewhere")
     path.rename(target)

@@ -34,15 +34,6 @@ def files(folder: Path) -> dict[str, bytes]:
     return {p.relative_to(folder).as_posix(): p.read_bytes() for p in found if p.is_file()}
 
 
-def test_the_cards_metadata_is_the_hubs(tmp_path: Path) -> None:
-    found = card(write_exported(tmp_path / "bundle"))
-    assert found.data.base_model == R1
-    assert found.data.library_name == "vllm"
-    assert found.data.pipeline_tag == "text-generation"
-    assert {"speculative-decoding", "outrider"} < set(found.data.tags)
-    assert found.text.strip().startswith("# resume-speculator")
-
-
 def test_the_card_has_the_measured_table_in_order(tmp_path: Path) -> None:
     text = card(write_exported(tmp_path / "bundle")).text
     rows = [line for line in text.splitlines() if line.startswith("| T")]
@@ -67,15 +58,6 @@ def test_the_cards_command_is_a_shells(tmp_path: Path) -> None:
     speculative = json.loads(words[words.index("--speculative-config") + 1])
     assert speculative["model"] == REPOSITORY
     assert speculative["num_speculative_tokens_per_batch_size"] == [[1, 4, 3], [5, 64, 1]]
-
-
-@pytest.mark.parametrize("evidence", [{"k": {"base": None, "custom": 3}, "verdict": "ship"}])
-def test_a_base_that_drafts_nothing(tmp_path: Path, evidence: dict[str, object]) -> None:
-    lengths = {"base": None, "custom": 2.5, "ratio": None, "ratio_ci95": None}
-    evidence |= {"acceptance_length": lengths}
-    text = card(write_exported(tmp_path / "bundle", evidence=evidence)).text
-    assert "| Tokens per step |  | 2.500 |  |" in text
-    assert "base none, this speculator 3" in text
 
 
 class Hub:
@@ -181,15 +163,6 @@ def test_of_a_repository_only_listed_files_are_downloaded(
     downloaded = [given["files"] for name, given in server.calls if name == "download"]
     assert downloaded[0] == ["bundle.json"]
     assert len(downloaded) == (2 if change == "unlisted" else 1)
-
-
-def test_a_repository_without_a_bundle_is_named(server: Hub) -> None:
-    server.folder.mkdir()
-    with (
-        pytest.raises(OutriderError, match=r"has no bundle\.json"),
-        local_bundle(f"hf://{REPOSITORY}"),
-    ):
-        pass
 
 
 def test_the_card_quotes_no_text_of_requests(tmp_path: Path) -> None:

@@ -16,10 +16,8 @@ from outrider.serving.admin.live_flags import ADMIN, TOKEN_FILE, admin_token, li
 from outrider.serving.admin.replica import REQUESTS, ROUTE
 from outrider.serving.vllm_hooks import admin_route
 from outrider.serving.vllm_hooks.admin_route import AdminRoute, bound
-from outrider.serving.vllm_hooks.version import vllm_version
 
 TRANSFER = SimpleNamespace(backend="safetensors")
-TOKEN = "0123456789abcdef"
 
 
 def client(**config: Any) -> Any:
@@ -119,18 +117,3 @@ def test_a_socket_that_somebody_answers_at_is_not_taken(tmp_path: Path) -> None:
         with pytest.raises(OutriderError, match="another server listens there"):
             bound(address)
     bound(address).close()  # its server is gone
-
-
-def test_vllm_loads_the_route_without_naming_plugins(
-    environment: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from vllm import plugins
-
-    from outrider.serving.vllm_hooks.plugin import register
-
-    monkeypatch.delenv("VLLM_PLUGINS", raising=False)
-    monkeypatch.setattr(plugins, "load_endpoint_plugins", plugins.load_endpoint_plugins)
-    register()
-    register()
-    loaded = plugins.load_endpoint_plugins(("generate",))
-    assert [type(each) for each in loaded] == [AdminRoute] and vllm_version()

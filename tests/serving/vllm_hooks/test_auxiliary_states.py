@@ -74,16 +74,6 @@ def before(layer: int) -> float:
     return float(sum(range(1, layer + 1)))
 
 
-def test_an_engine_without_a_drafter_is_switched_on_and_off() -> None:
-    engine = runner()
-    auxiliary = AuxiliaryStates(engine, [1, 3, LAYERS])
-    auxiliary.switch_on()
-    found = auxiliary.of(step(engine))
-    assert [state_NH[0, 0].item() for state_NH in found] == [before(1), before(3), before(LAYERS)]
-    auxiliary.switch_off()
-    assert step(engine).aux_hidden_states is None
-
-
 def test_the_layers_of_a_served_drafter_are_read_and_stay() -> None:
     """Its config.json may list them in any order; the model returns them in its own."""
     engine = runner(served=(5, 1, 2), eager=False)

@@ -98,15 +98,6 @@ def test_each_request_has_its_anchor_next_token_drafts_and_logprobs(batch: Input
             assert record["logprobs"][depth] == pytest.approx(expected, abs=1e-5)
 
 
-def test_only_the_requested_depths_are_recorded(batch: InputBatch) -> None:
-    speculator = DrawnSpeculator()
-    recorder = recorder_of(SimpleNamespace(speculator=speculator))
-    assert recorder is not None
-    recorder.start()
-    propose(speculator, batch, num_speculative_tokens=2)
-    assert [len(record["drafts"]) for record in recorder.stop()] == [2, 2, 2]
-
-
 class ParallelDrafter:
     """V1's proposer with parallel drafting: all depths in one call, request after request."""
 
@@ -146,16 +137,6 @@ def test_drafts_that_are_sampled_at_once_belong_to_their_request_and_depth() -> 
         best_K = logprobs_BKV[request].max(-1)
         assert record["drafts"] == best_K.indices.tolist()
         assert record["logprobs"] == pytest.approx(best_K.values.tolist(), abs=1e-5)
-
-
-def test_dummy_runs_of_data_parallel_ranks_are_not_recorded(batch: InputBatch) -> None:
-    speculator = DrawnSpeculator()
-    recorder = recorder_of(SimpleNamespace(speculator=speculator))
-    assert recorder is not None
-    recorder.start()
-    propose(speculator, batch, dummy_run=True)
-    assert recorder.stop() == []
-    assert "propose" not in vars(speculator) and "sample_draft" not in vars(speculator)
 
 
 def test_drafts_of_a_cuda_graph_are_an_error(batch: InputBatch) -> None:

@@ -2,7 +2,7 @@
 
 from types import SimpleNamespace
 
-from outrider.serving.config import ServingConfig
+from outrider.serving.config import EngineConfig
 from outrider.serving.vllm_hooks.drafts_file import DRAFTS, SCHEDULER, DraftsFile, following
 
 
@@ -10,7 +10,7 @@ def test_the_number_of_drafts_changes_with_the_next_step(tmp_path):
     path = tmp_path / "drafts.json"
     path.write_text("1")  # of an earlier server
     file = DraftsFile(path)
-    engine = file.followed(ServingConfig()).engine
+    engine = file.followed(EngineConfig())
     assert engine.environment == {DRAFTS: str(path)}
     assert engine.extra_arguments == {"scheduler_cls": SCHEDULER}
     scheduler = SimpleNamespace(num_spec_tokens=3, dynamic_sd_lookup=[3, 3, 3, 3, 3])

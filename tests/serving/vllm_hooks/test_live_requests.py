@@ -77,34 +77,6 @@ def test_every_end_of_a_request_is_one_entry(processor: Any) -> None:
     assert log.after(2) == ([hung_up], 3) and log.after(3) == ([], 3)
 
 
-def test_the_children_of_a_request_are_entries_once(processor: Any) -> None:
-    from vllm import SamplingParams
-    from vllm.v1.engine import EngineCoreRequest
-    from vllm.v1.engine.parallel_sampling import ParentRequest
-
-    log = RequestLog(processor)
-    request = EngineCoreRequest(
-        request_id="p-0a1b2c3d",
-        prompt_token_ids=[1, 2],
-        mm_features=None,
-        sampling_params=SamplingParams(n=2, detokenize=False),
-        pooling_params=None,
-        arrival_time=time.time(),
-        lora_request=None,
-        cache_salt=None,
-        data_parallel_rank=None,
-        external_req_id="p",
-    )
-    parent = ParentRequest(request)
-    for index in range(2):
-        name, params = parent.get_child_info(index)
-        child = EngineCoreRequest(**{f: getattr(request, f) for f in request.__struct_fields__})
-        child.request_id, child.sampling_params = name, params
-        processor.add_request(child, None, parent, index)
-    processor.abort_requests(["p"], internal=False)
-    assert [(each.request_id, each.aborted) for each in log.after(0)[0]] == [("p", True)] * 2
-
-
 def test_a_request_has_a_version_only_if_one_speculator_drafted_all_of_it(processor: Any) -> None:
     log, now = RequestLog(processor), time.monotonic()
     assert log.version(now - 9, now) == (None, False)

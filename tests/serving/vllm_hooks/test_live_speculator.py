@@ -56,7 +56,7 @@ class Engine:
             self.digest = more[-1]["update_info"]["digest"]
         if method not in ("speculator_report", "speculator_take_back"):
             return [[None]]
-        report = {"digest": self.digest, "draft_digest": "d", "kind": "mtp", "directory": "/r"}
+        report = {"digest": self.digest, "kind": "mtp", "directory": "/r"}
         times = {"read_s": 0.0, "apply_s": 0.0, "staged": True, "staging_error": None}
         return [[report | times | {"error": None, "broken": self.broken}]]
 
@@ -142,32 +142,6 @@ def test_a_take_back_that_fails_is_broken(fault: str) -> None:
         status = await speculator.status()
         assert status.broken is not None and "take back" in status.broken
         assert (status.watching, status.reverted, engine.paused) == (False, None, False)
-
-    asyncio.run(tried())
-
-
-def test_a_watch_lasts_until_its_speculator_is_taken_back() -> None:
-    engine = Engine()
-
-    async def tried() -> None:
-        speculator = live(engine)
-        await speculator.swap(WATCHED)
-        goes_on, answer = asyncio.Event(), engine.call
-
-        async def call(name: str) -> None:
-            await answer(name)
-            if name == "speculator_take_back":
-                await goes_on.wait()
-
-        engine.call = call  # type: ignore[method-assign]
-        requests(speculator, 100)
-        await ended(lambda: "speculator_take_back" in engine.called)
-        status = await speculator.status()
-        assert (status.watching, status.reverted) == (True, None)
-        goes_on.set()
-        await ended(lambda: not speculator._tasks)
-        status = await speculator.status()
-        assert (status.watching, status.reverted, status.swaps) == (False, "new", 2)
 
     asyncio.run(tried())
 

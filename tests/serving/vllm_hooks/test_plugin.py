@@ -11,7 +11,6 @@ import torch
 
 from outrider.serving.admin.live_flags import ADMIN
 from outrider.serving.hooked import HOOKS
-from outrider.serving.vllm_hooks import plugin
 from outrider.serving.vllm_hooks.plugin import expand
 from outrider.serving.vllm_hooks.version import runs_on_cpu
 
@@ -104,28 +103,6 @@ def test_in_a_server_of_somebody_else_nothing_is_imported_or_changed() -> None:
         check=True,
     )
     assert done.stdout == "[]\n"
-
-
-@pytest.mark.parametrize("variable", [HOOKS, ADMIN])
-def test_a_hook_that_fails_is_named_and_the_others_are_installed(
-    variable: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def moved() -> None:
-        raise ImportError("vllm.distributed.weight_transfer has moved")
-
-    installed: list[str] = []
-    lines: list[str] = []
-    # Not caplog: what other tests of a process import may disable loggers.
-    monkeypatch.setattr(plugin.logger, "warning", lambda text, *parts: lines.append(text % parts))
-    monkeypatch.delenv(HOOKS, raising=False)
-    monkeypatch.setenv(variable, "1")
-    monkeypatch.setattr(plugin, "register_weight_transfer", moved)
-    monkeypatch.setattr(plugin, "_correct_cpu_sampler", lambda: installed.append("cpu"))
-    monkeypatch.setattr(plugin, "_admin_route", lambda: installed.append("admin"))
-    plugin.register()
-    assert installed == ["admin", "cpu"]
-    (line,) = lines
-    assert "has moved" in line and "install the vLLM that" in line
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int64])

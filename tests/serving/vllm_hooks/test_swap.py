@@ -1,11 +1,12 @@
 """The order of calls of a swap, and what is done where workers disagree."""
 
+import asyncio
 from typing import Any
 
 import pytest
 
 from outrider.common.errors import OutriderError
-from outrider.serving.vllm_hooks.swap import SpeculatorBroken, swap_steps
+from outrider.serving.vllm_hooks.swap import SpeculatorBroken, swap
 
 SOURCE = {"directory": "/releases/new"}
 
@@ -15,32 +16,28 @@ def run(errors: list[str | None], stuck: int | None = None) -> tuple[list[str], 
 
     `stuck` is the worker that cannot take it back.
     """
-    steps, called, answer = swap_steps(SOURCE, "one"), [], None
+    called: list[str] = []
+
+    async def rpc(method: str, arguments: dict[str, Any]) -> list[Any]:
+        called.append(method)
+        if method == "update_weights":
+            assert arguments["update_info"] == SOURCE | {"swap_id": "one", "quiet": True}
+        if method not in ("speculator_report", "speculator_take_back"):
+            return [None] * len(errors)
+        reports: list[Any] = [{"error": error, "broken": None} for error in errors]
+        if method == "speculator_take_back":
+            assert arguments == {"swap_id": "one"}
+            if stuck is not None:
+                reports[stuck]["broken"] = "not taken back"
+        return reports
+
     try:
-        while True:
-            method, arguments = steps.send(answer)
-            called.append(method)
-            answer = [None] * len(errors)
-            if method in ("speculator_report", "speculator_take_back"):
-                answer = [{"error": error, "broken": None} for error in errors]
-            if method == "speculator_take_back" and stuck is not None:
-                answer[stuck]["broken"] = "not taken back"
-            if method == "update_weights":
-                assert arguments["update_info"] == SOURCE | {"swap_id": "one", "quiet": True}
-            if method == "speculator_take_back":
-                assert arguments == {"swap_id": "one"}
-    except StopIteration as end:
-        return called, end.value
+        return called, asyncio.run(swap(rpc, SOURCE, "one"))
     except OutriderError as error:
         return called, error
 
 
 SESSION = ["start_draft_weight_update", "update_weights", "finish_weight_update"]
-
-
-def test_all_workers_load_it() -> None:
-    report = {"error": None, "broken": None}
-    assert run([None, None]) == ([*SESSION, "speculator_report"], [report] * 2)
 
 
 @pytest.mark.parametrize("errors", [["full"], ["full", "full"]])

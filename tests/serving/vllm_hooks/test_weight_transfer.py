@@ -36,9 +36,3 @@ def test_several_ranks_and_moved_experts_refuse_an_exchange(
     assert engine.current is None
     with pytest.raises(ValueError, match=r"data parallelism.*EPLB.*start the server with"):
         engine.check(str(nano_r1), None, "")
-
-
-def test_one_rank_reads_the_speculator_in_use(
-    nano_r1: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert transfer(nano_r1, monkeypatch).current is not None

@@ -11,6 +11,7 @@ from pathlib import Path
 from outrider.eval.replay.draft_parity import draft_parity, record_each
 from outrider.serving.config import EngineConfig, TargetConfig
 from outrider.serving.engine import open_engine
+from outrider.serving.speculator import Drafting, Speculator
 from outrider.serving.vllm_hooks.draft_recorder import DRAFT_EXTENSION
 from outrider.speculators.config import ParityConfig
 
@@ -24,7 +25,8 @@ def main() -> None:
     base = {"base": target.directory()}
     parity = ParityConfig(max_tokens=24)
     small = EngineConfig(max_num_batched_tokens=32, max_num_seqs=4)
-    with open_engine(target, small, base["base"], K, extension=DRAFT_EXTENSION) as engine:
+    drafting = Drafting(Speculator.named(base["base"]), K)
+    with open_engine(target, small, drafting, extension=DRAFT_EXTENSION) as engine:
         recordings = record_each(engine, base, target.directory(), prompts, parity)
         runner = engine.llm.llm_engine.vllm_config.use_v2_model_runner
     directory = target.directory()

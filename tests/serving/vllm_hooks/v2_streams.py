@@ -24,7 +24,7 @@ def main() -> None:
     rows = [(str(index), prompt) for index, prompt in enumerate(prompts)]
     with open_engine(target, small) as engine:
         runner = engine.llm.llm_engine.vllm_config.use_v2_model_runner
-        states = dict(engine.prefill_streams(rows, STREAMS))
+        states = {row_id: found for row_id, found, _ in engine.prefill(rows, STREAMS)}
     save_file({f"{row}/{name}": states[row][name] for row in states for name in STREAMS}, out)
     print(json.dumps({"v2": runner}))
 

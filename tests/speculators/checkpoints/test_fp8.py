@@ -73,13 +73,6 @@ def test_dequantizing_is_the_literal_rule(weight: Tensor) -> None:
                 assert found[i, j] == expected.to(dtype)
 
 
-def test_what_is_quantized_again_is_the_same(weight: Tensor) -> None:
-    value, scale = quantize(weight, BLOCKS)
-    again = quantize(dequantize(value, scale, BLOCKS), BLOCKS)
-    assert torch.equal(again[0].view(torch.uint8), value.view(torch.uint8))
-    torch.testing.assert_close(again[1], scale, rtol=1e-6, atol=0)
-
-
 @pytest.mark.parametrize(
     "other",
     [

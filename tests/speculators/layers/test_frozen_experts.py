@@ -63,23 +63,6 @@ def test_frozen_experts_compute_what_plain_ones_do(target: Path, x_NH: Tensor) -
         torch.testing.assert_close(grad, expected[name], rtol=1e-4, atol=1e-4)
 
 
-def test_frozen_experts_are_seen_by_no_optimizer_and_no_checkpoint(target: Path) -> None:
-    frozen = load_mtp(target, frozen_experts=True)
-    assert not list(frozen.block.mlp.experts.parameters())
-    assert not [name for name in frozen.state_dict() if ".mlp.experts." in name]
-
-
-def test_new_adapters_change_nothing(target: Path, x_NH: Tensor) -> None:
-    frozen = load_mtp(target, frozen_experts=True)
-    assert torch.equal(adapted(target, moved=False).block.mlp(x_NH), frozen.block.mlp(x_NH))
-    draws = [
-        getattr(adapted(target, moved=False).block.mlp.experts, name)
-        for name in ("gate_up_a", "down_a") * 2
-    ]
-    assert torch.equal(draws[0], draws[2]) and torch.equal(draws[1], draws[3])
-    assert 0.9 / 8 < draws[0].abs().max() <= 1 / 8
-
-
 def test_adapted_experts_are_the_literal_sum(target: Path, x_NH: Tensor) -> None:
     """Token by token, expert by expert: W x + (alpha / rank) B (A x) in each projection."""
     speculator = adapted(target, moved=True)

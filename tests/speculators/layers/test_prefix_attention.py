@@ -69,12 +69,3 @@ def test_blocks_leave_no_allowed_pair_out_and_claim_none_that_is_not(
         some_QK[q, k], all_QK[q, k] = pairs.any(), pairs.all() and pairs.shape[1] == BLOCK
     assert not (some_QK & ~(partial_QK | full_QK)).any()
     assert torch.equal(full_QK, all_QK)
-
-
-def test_long_rows_of_short_sequences_skip_most_blocks() -> None:
-    place_N, spans, tokens = row((512,) * 16, 1)
-    start_N = torch.cat(
-        [torch.full((s.anchor_end - s.anchor_start,), s.token_start) for s in spans]
-    )
-    partial_QK, full_QK = _blocks(start_N, place_N, tokens)
-    assert (partial_QK | full_QK).float().mean() < 0.12

@@ -5,7 +5,6 @@ vLLM's qwen3_dflash.py.
 """
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -27,15 +26,9 @@ from outrider.speculators.kinds.dflash.layer import DFlashHead
 from outrider.speculators.unroll import valid_BT
 from tests.dflash_head import write_dflash_head
 from tests.speculators.kinds.eagle3.test_eagle3_unroll import DEPTH, LAYERS, packed_row
-from tests.tiny import HIDDEN, VOCAB, write_tiny_target
 
 MASK = 2
 KIND = DFlash()
-
-
-@pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_target(tmp_path_factory.mktemp("tiny") / "target")
 
 
 class LiteralEngine:
@@ -142,111 +135,6 @@ def test_unroll_is_what_the_engine_computes(
     assert differences(head, engine).max() < 2e-4
 
 
-def causal_block(head: DFlashHead, patch: pytest.MonkeyPatch) -> None:
-    """Slot s reads the slots up to its own."""
-    from outrider.speculators.kinds.dflash import layer
-
-    plain, seen = layer.merge, [0]
-
-    def causal(*args: object) -> Tensor:
-        seen[0] += 1
-        *first, keys, values, scale = args
-        return plain(*first, keys[: seen[0] + 1], values[: seen[0] + 1], scale)
-
-    patch.setattr(layer, "merge", causal)
-
-
-def one_slot_less(head: DFlashHead, patch: pytest.MonkeyPatch) -> None:
-    from outrider.speculators.kinds.dflash import layer
-
-    plain = layer.merge
-    patch.setattr(
-        layer, "merge", lambda p, z, q, keys, values, c: plain(p, z, q, keys[:-1], values[:-1], c)
-    )
-
-
-def no_bonus_slot(head: DFlashHead, patch: pytest.MonkeyPatch) -> None:
-    from outrider.speculators.kinds.dflash import layer
-
-    plain = layer.merge
-    patch.setattr(
-        layer, "merge", lambda p, z, q, keys, values, c: plain(p, z, q, keys[1:], values[1:], c)
-    )
-
-
-def block_at_the_anchor(head: DFlashHead, patch: pytest.MonkeyPatch) -> None:
-    """A shift of all positions turns queries and keys alike; one of the block alone does not."""
-    attention, calls = head.layers[0].self_attn, [0]
-    plain = attention.tables
-
-    def shifted(position_N: Tensor) -> tuple[Tensor, Tensor]:
-        calls[0] += 1
-        return plain(position_N - int(calls[0] > 1))
-
-    attention.tables = shifted
-
-
-def context_by_the_layers_norm(head: DFlashHead, patch: pytest.MonkeyPatch) -> None:
-    head.hidden_norm = head.layers[0].input_layernorm
-
-
-def no_norm_of_keys(head: DFlashHead, patch: pytest.MonkeyPatch) -> None:
-    head.layers[0].self_attn.k_norm = torch.nn.Identity()
-
-
-def swapped_layers(head: DFlashHead, patch: pytest.MonkeyPatch) -> None:
-    plain = head.fc.forward
-    head.fc.forward = lambda x: plain(x.roll(HIDDEN, -1))  # type: ignore[method-assign]
-
-
-def another_mask(head: DFlashHead, patch: pytest.MonkeyPatch) -> None:
-    import dataclasses
-
-    head.shape = dataclasses.replace(head.shape, mask_token=MASK + 1)
-
-
-MISTAKES = [
-    causal_block,
-    one_slot_less,
-    no_bonus_slot,
-    block_at_the_anchor,
-    context_by_the_layers_norm,
-    no_norm_of_keys,
-    swapped_layers,
-    another_mask,
-]
-
-
-@pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_silent_mistake_is_seen(
-    target: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    mistake: Callable[[DFlashHead, pytest.MonkeyPatch], None],
-) -> None:
-    head, engine = both(target, tmp_path / "head")
-    mistake(head, monkeypatch)
-    assert differences(head, engine).max() > 5e-3
-
-
-def test_drafts_depend_on_the_anchor_and_the_number_of_slots(target: Path, tmp_path: Path) -> None:
-    """Other tokens after the anchor's own next one change no slot; another slot changes all."""
-    head, engine = both(target, tmp_path / "head")
-    token_BT, aux_BTX, sequence_BT, position_BT = packed_row()
-    anchor_BT = torch.zeros_like(sequence_BT, dtype=torch.bool)
-    anchor_BT[0, 3] = True
-    others_BT = torch.cat([token_BT[:, :5], (token_BT[:, 5:] + 1) % VOCAB], dim=1)
-
-    def drafted(token_BT: Tensor, depth: int) -> list[Tensor]:
-        row = (token_BT, aux_BTX, sequence_BT, position_BT, anchor_BT)
-        with torch.no_grad():
-            return head.unroll(engine.ends, *row, depth)[1]
-
-    first, second, fewer = drafted(token_BT, 4), drafted(others_BT, 4), drafted(token_BT, 3)
-    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
-    assert all((a - b).abs().max() > 1e-3 for a, b in zip(first[:3], fewer, strict=True))
-
-
 def test_gradients_reach_every_parameter(target: Path, tmp_path: Path) -> None:
     head, engine = both(target, tmp_path / "head")
     row = packed_row()
@@ -254,12 +142,3 @@ def test_gradients_reach_every_parameter(target: Path, tmp_path: Path) -> None:
     sum(head.head(engine.ends).logits(u).square().sum() for u in states).backward()
     for name, parameter in head.named_parameters():
         assert parameter.grad is not None and parameter.grad.abs().sum() > 0, name
-
-
-def test_no_anchors_draft_nothing(target: Path, tmp_path: Path) -> None:
-    head, engine = both(target, tmp_path / "head")
-    row = packed_row()
-    anchors_N, states = head.unroll(
-        engine.ends, *row, torch.zeros_like(row[2], dtype=torch.bool), DEPTH
-    )
-    assert len(anchors_N) == 0 and [u.shape for u in states] == [(0, HIDDEN)] * DEPTH

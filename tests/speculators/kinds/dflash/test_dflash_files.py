@@ -15,14 +15,9 @@ from outrider.speculators.kinds.dflash.kind import DFlash
 from outrider.speculators.kinds.protocol import Origin
 from tests.dflash_head import write_dflash_head
 from tests.eagle3_head import write_eagle3_head
-from tests.tiny import VOCAB, write_tiny_target
+from tests.tiny import VOCAB
 
 KIND = DFlash()
-
-
-@pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_target(tmp_path_factory.mktemp("tiny") / "target")
 
 
 def test_a_head_is_recognized_written_and_read_again(target: Path, tmp_path: Path) -> None:

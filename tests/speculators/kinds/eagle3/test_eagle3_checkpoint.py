@@ -23,16 +23,11 @@ from outrider.speculators.kinds.eagle3.layer import EagleHead
 from outrider.speculators.kinds.protocol import Origin
 from outrider.speculators.size import drafter_size
 from tests.eagle3_head import write_eagle3_head
-from tests.tiny import HIDDEN, VOCAB, write_tiny_target
+from tests.tiny import HIDDEN, VOCAB
 
 EAGLE3 = Eagle3()
 COUNTS_V = torch.arange(VOCAB) % 7 * 10
 """The most frequent tokens are 6, 13, 20, ...; every seventh never occurs."""
-
-
-@pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_target(tmp_path_factory.mktemp("tiny") / "target")
 
 
 def start(origin: Origin, seed: int = 0) -> EagleHead:
@@ -79,18 +74,6 @@ def test_a_head_from_scratch_is_written_and_read(
     assert drafter_size(EAGLE3, config, target_config).total == sum(
         p.numel() for p in head.parameters()
     )
-
-
-def test_the_file_holds_the_vocabulary_and_no_embedding(target: Path, tmp_path: Path) -> None:
-    origin = scratch(target, draft_vocabulary=20)
-    directory = publish(start(origin), origin, tmp_path / "head")
-    tensors = load_file(directory / "model.safetensors")
-    assert not [name for name in tensors if "embed" in name]
-    ids = tensors["d2t"] + torch.arange(20)
-    assert ids.tolist() == sorted(ids.tolist())
-    assert tensors["t2d"].nonzero().flatten().tolist() == ids.tolist()
-    assert {int(token) % 7 for token in ids} == {5, 6}
-    assert dict(EAGLE3.swap_tensors(directory)).keys() == tensors.keys() - {"t2d"}
 
 
 def test_a_warm_start_keeps_the_bytes_and_the_vocabulary(target: Path, tmp_path: Path) -> None:
@@ -219,12 +202,6 @@ def test_layers_are_those_of_the_target(target: Path, tmp_path: Path, layers: li
             EAGLE3.config(read_json(target / "config.json"), HeadConfig(layers=layers), None)
 
 
-def test_an_unsupported_head_is_served_but_not_replayed(target: Path, tmp_path: Path) -> None:
-    base = write_eagle3_head(target, tmp_path / "base", layers=[1, 2], attention_bias=True)
-    with pytest.raises(OutriderError, match="attention_bias = True: vLLM serves such a head"):
-        EAGLE3.load(base, target, torch.float32)
-
-
 def test_the_most_frequent_tokens_reach_the_share() -> None:
     counts_V = token_counts([torch.tensor([3, 3, 3, 1]), torch.tensor([1, 5, 5, 5, 5, 0])], 8)
     assert counts_V.tolist() == [1, 2, 0, 3, 0, 4, 0, 0]
@@ -248,13 +225,3 @@ def test_the_most_frequent_tokens_reach_the_share() -> None:
         chosen_ids(counts_V, 9)
     with pytest.raises(OutriderError, match="no response token"):
         chosen_ids(torch.zeros(8, dtype=torch.long), 0.9)
-
-
-def test_a_kind_refuses_keys_that_it_does_not_read() -> None:
-    SpeculatorConfig(kind="eagle3", head=HeadConfig(draft_vocabulary=20))
-    with pytest.raises(
-        ValueError, match=r"speculator\.head\.draft_vocabulary: an MTP layer has no such"
-    ):
-        SpeculatorConfig(kind="mtp", head=HeadConfig(draft_vocabulary=20))
-    with pytest.raises(ValueError, match=r"speculator\.train = lora"):
-        SpeculatorConfig(kind="eagle3", train="lora")

@@ -11,14 +11,9 @@ from safetensors.torch import load_file, save_file
 
 from outrider.common.errors import OutriderError
 from outrider.speculators.kinds.mtp.checkpoint import load_mtp, save_mtp
-from tests.tiny import LAYERS, write_tiny_target
+from tests.tiny import LAYERS
 
 MTP = f"model.layers.{LAYERS}."
-
-
-@pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_target(tmp_path_factory.mktemp("tiny") / "target")
 
 
 @pytest.fixture
@@ -87,19 +82,4 @@ def test_a_target_without_mtp_layer(broken: Path) -> None:
     config = json.loads((broken / "config.json").read_text())
     (broken / "config.json").write_text(json.dumps(config | {"num_nextn_predict_layers": 0}))
     with pytest.raises(OutriderError, match="num_nextn_predict_layers is 0"):
-        load_mtp(broken)
-
-
-def test_a_quantized_target_is_refused(broken: Path) -> None:
-    config = json.loads((broken / "config.json").read_text())
-    (broken / "config.json").write_text(
-        json.dumps(config | {"quantization_config": {"quant_method": "fp8"}})
-    )
-    with pytest.raises(OutriderError, match="quantization_config"):
-        load_mtp(broken)
-
-
-def test_weights_of_another_shape_are_refused(broken: Path) -> None:
-    edit(broken, lambda tensors: tensors.update({MTP + "eh_proj.weight": torch.zeros(3, 3)}))
-    with pytest.raises(OutriderError, match=r"eh_proj\.weight has shape \(3, 3\)"):
         load_mtp(broken)

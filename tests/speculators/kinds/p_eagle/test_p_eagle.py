@@ -27,15 +27,10 @@ from tests.speculators.kinds.eagle3.test_eagle3_unroll import (
     LiteralEngine,
     packed_row,
 )
-from tests.tiny import VOCAB, write_tiny_target
+from tests.tiny import VOCAB
 
 MASK = 2
 KIND = PEagle()
-
-
-@pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_target(tmp_path_factory.mktemp("tiny") / "target")
 
 
 def written(target: Path, directory: Path, **options: object) -> Path:
@@ -107,22 +102,6 @@ def test_unroll_is_what_the_engine_computes(
             wrong.mask_hidden.data.mul_(-1)
         found_K = differences(wrong, target, directory)
         assert found_K[0] < 2e-4 and found_K[1:].min() > 5e-3
-
-
-def test_drafts_depend_on_the_anchor_alone(target: Path, tmp_path: Path) -> None:
-    """Other tokens after the anchor's own next one change no slot."""
-    head = KIND.load(written(target, tmp_path / "head"), target, torch.float32)
-    ends = load_target_ends(target)
-    token_BT, aux_BTX, sequence_BT, position_BT = packed_row()
-    anchor_BT = torch.zeros_like(sequence_BT, dtype=torch.bool)
-    anchor_BT[0, 3] = True
-    others_BT = torch.cat([token_BT[:, :5], (token_BT[:, 5:] + 1) % VOCAB], dim=1)
-    with torch.no_grad():
-        first, second = (
-            head.unroll(ends, ids, aux_BTX, sequence_BT, position_BT, anchor_BT, DEPTH)[1]
-            for ids in (token_BT, others_BT)
-        )
-    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
 
 def test_gradients_reach_every_parameter(target: Path, tmp_path: Path) -> None:
