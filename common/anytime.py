@@ -61,7 +61,7 @@ class Bounds:
 
 
 def critical_t(degrees: ArrayLike, alpha: float, best_at: float = BEST_AT) -> Array:
-    """What a t statistic ever exceeds with probability `alpha` at most; infinite for few degrees.
+    """Bound that a t statistic exceeds at any look with probability at most `alpha`.
 
     The anytime-valid replacement of Student's one-sided quantile. Any shape.
     """

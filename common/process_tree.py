@@ -7,7 +7,7 @@
     with ProcessTree() as tree:         # what several processes start
         subprocess.Popen(command, env=os.environ | tree.environment)
 
-Engines, servers, launchers and workers start further processes, some in sessions of their own.
+Engines, servers, launchers and workers start further processes, some in separate sessions.
 vLLM's grandchildren notice neither the end of the server nor that of the command. So each tree
 has a mark in its environment, which every descendant inherits, and a guard process that holds a
 pipe from the starter. When the pipe closes, on leaving the context or on `kill -9`, the guard ends
@@ -94,7 +94,7 @@ class ProcessTree:
 
 
 class Child:
-    """A process that serves this one, with its log and a process tree of its own."""
+    """A helper process of this one, with its log and its process tree."""
 
     def __init__(
         self,
@@ -151,7 +151,7 @@ class Child:
             time.sleep(0.05)
 
     def failure(self, what: str, reason: Callable[[str], str] | None = None) -> OutriderError:
-        """The error that tells what happened, and why as far as its log has it."""
+        """The error with what happened, and with the cause if its log has one."""
         text = self.log.read_bytes()[self._log_start :].decode(errors="replace")
         why = reason(text) if reason else "\n".join(text.splitlines()[-25:])
         return OutriderError(f"{self._name} {what}: {why}\n(log: {self.log})")

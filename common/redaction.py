@@ -17,7 +17,8 @@ _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 _ALWAYS = {"secret", "secrets", "password", "passwords", "passwd", "passphrase", "apikey"}
 _ALWAYS |= {"credential", "credentials", "authorization", "bearer"}
 _LAST = {"token", "key", "keys", "sig", "signature"}
-"""Secret as a name's last word. `token_ids`, `draft_tokens` and `key_value_heads` are none."""
+"""Secret as a name's last word. `token_ids`, `draft_tokens` and `key_value_heads` are not
+secrets."""
 _KEY_ID = re.compile(r"(access|secret|api|private|signing|session).?(key|token)", re.IGNORECASE)
 _PLAIN = {"key", "keys", "stop token", "bos token", "eos token", "pad token"}
 _POINTERS = {"file", "path", "dir", "env", "name"}

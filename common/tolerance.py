@@ -4,8 +4,8 @@
     tolerance.allowed          # 0.25
 
 Kernels whose result depends on the batch, FP8 above all, do not reproduce themselves. What an
-engine shows against itself in the same run, in other batches, is no fault of what is checked. So a
-check allows that and a margin, where this is more than the recipe's limit. An engine that
+engine shows against itself in the same run, in other batches, is not a fault of what is checked. So
+a check allows that and a margin, where this is more than the recipe's limit. An engine that
 reproduces itself is judged by the recipe's limit. One that differs from itself by more than
 `MOST_LIMITS` times the limit cannot be checked: its noise would hide any fault.
 """
@@ -13,7 +13,7 @@ reproduces itself is judged by the recipe's limit. One that differs from itself 
 from dataclasses import dataclass
 
 MOST_LIMITS = 3.0
-"""The control may raise what is allowed to so many times the recipe's limit."""
+"""Cap on the allowed difference, as a multiple of the recipe's limit."""
 
 
 @dataclass(frozen=True)

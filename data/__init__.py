@@ -1,1 +1,1 @@
-"""What it learns from: log formats to exchanges, to token sequences, to hidden states."""
+"""Data: from log formats to exchanges, token sequences and hidden states."""

@@ -1,1 +1,1 @@
-"""Where it runs: vLLM engines and servers, the capture extension, bundles."""
+"""Serving: vLLM engines and servers, the capture extension, bundles."""

@@ -18,7 +18,7 @@ from typing import Any
 from outrider.common.errors import OutriderError
 
 LEAST_TOKENS_PER_S = 10.0
-"""A server whose requests together deliver fewer tokens/s than this is given up."""
+"""Requests time out where the server delivers fewer tokens/s in total."""
 
 
 @dataclass(frozen=True)

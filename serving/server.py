@@ -162,8 +162,9 @@ class Server:
 def root_error(log: str) -> str:
     """The root cause in a log of vLLM: the first traceback of an engine process.
 
-    A worker's error ends the engine core, and that one the server; each logs a traceback, and the
-    last one has only that the engine core failed. Without any: the server's last one, or the end.
+    A worker's error ends the engine core, which ends the server. Each logs a traceback; the last
+    one only reports that the engine core failed. Without one of an engine: the server's last one,
+    or the end of the log.
     """
     lines = log.splitlines()
     starts = [n for n, line in enumerate(lines) if "Traceback (most recent call last):" in line]

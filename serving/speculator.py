@@ -71,7 +71,7 @@ class Speculator:
         return self._kind.abilities
 
     def swaps_with(self, other: "Speculator") -> bool:
-        """True where one engine can serve both in turn, by exchanging the drafter's weights."""
+        """True where one engine can serve both in turn, by swapping the drafter's weights."""
         kind = self._kind
         if other.kind != self.kind or not self.abilities.live_swap:
             return False

@@ -65,7 +65,7 @@ COLUMNS = (
     "unlikely",  # 1 where x is outside the likely tokens, see LIKELY_MASS
     "unlikely_expected",  # its expectation for on-policy text
     "sure",  # 1 where the target is SURE
-    "sure_missed",  # 1 where it is and x is another token
+    "sure_missed",  # 1 where the target is SURE of another token than x
     "sure_missed_expected",  # its expectation for on-policy text
     "fitted",  # 1 where the position counts in the fit of a temperature
     "logged_fit",  # log-likelihood of those at the request's temperature

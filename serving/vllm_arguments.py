@@ -163,5 +163,5 @@ def start_limit_s(directory: Path) -> float:
 
 
 def start_environment(directory: Path) -> dict[str, str]:
-    """vLLM's own limit, as long; its default of 600 s is too short for R1 on most disks."""
+    """vLLM's own limit, set to the same; its default of 600 s is too short for R1 on most disks."""
     return {"VLLM_ENGINE_READY_TIMEOUT_S": str(round(start_limit_s(directory)))}

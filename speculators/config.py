@@ -91,12 +91,12 @@ class SpeculatorConfig(BaseModel):
 
     kind: Annotated[str | list[str], AfterValidator(_trainable)] = DEFAULT_KIND
     """Architecture. `mtp`: the multi-token prediction layer that a DeepSeek-V3/R1 target ships
-    behind its last layer. `eagle3`: a one-layer head over three states of the target, with a
-    vocabulary of its own, trained from scratch or from such a head. `p_eagle`: such a head that
-    drafts all tokens in one pass. `dflash`: a head that does so over a block of slots which attend
-    to each other. docs/explanation/kinds.md compares them. A list, such as `[mtp, eagle3]`:
-    each is trained on the same captured states, and the one that serves this traffic fastest is
-    shipped. `auto`: the list of all kinds that the target supports."""
+    behind its last layer. `eagle3`: a one-layer head over three states of the target, with its own
+    vocabulary, trained from scratch or from such a head. `p_eagle`: such a head that drafts all
+    tokens in one pass. `dflash`: a head that does so over a block of slots which attend to each
+    other. docs/explanation/kinds.md compares them. A list, such as `[mtp, eagle3]`: each is trained
+    on the same captured states, and the one that serves this traffic fastest is shipped. `auto`:
+    the list of all kinds that the target supports."""
 
     base: str | None = None
     """The speculator in use today, with which the evaluation compares: a directory, or `mtp` (the

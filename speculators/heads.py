@@ -21,9 +21,9 @@ from torch import Tensor
 class TargetEnds:
     """The target's embedding E and language-model head W, both frozen.
 
-    This is no module, so no optimizer and no checkpoint holds the tensors. The head's dtype is the
-    one that is computed in. The embedding may be narrower, as stored: each row is converted when it
-    is looked up, which is exact, and R1's in float32 would take 1.9 GB more.
+    This is not a module, so that no optimizer or checkpoint holds the tensors. The head's dtype is
+    the one that is computed in. The embedding may be narrower, as stored: each row is converted
+    when it is looked up, which is exact, and R1's in float32 would take 1.9 GB more.
     """
 
     embedding_VH: Tensor

@@ -1,1 +1,1 @@
-"""How it learns: batches, losses and the DeepSpeed trainer."""
+"""Training: batches, losses and the DeepSpeed trainer."""

@@ -1,4 +1,4 @@
-"""How the speculator learns: the `training` section of a recipe.
+"""The `training` section of a recipe: how the speculator is trained.
 
 TrainingConfig(epochs=3, learning_rate=5e-4)
 """
@@ -80,8 +80,8 @@ class TrainingConfig(BaseModel):
     leaves it out gets `serving.engine.max_model_len`."""
 
     rows_per_step: int = Field(default=2, ge=1)
-    """Rows of one optimizer step, over all processes together. Processes compute rows that do not
-    count where it is not a multiple of their number."""
+    """Rows of one optimizer step, over all processes together. Where it is not a multiple of their
+    number, some rows are computed but do not count."""
 
     zero_stage: Literal[1, 2, 3] = 1
     """DeepSpeed ZeRO stage: shards optimizer states (1), also gradients (2), also weights (3) over

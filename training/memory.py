@@ -30,7 +30,7 @@ CHUNK_ROWS = 256
 """Least rows of a chunk of the loss."""
 
 CHUNK_COPIES = 5
-"""[chunk, vocabulary] tensors in float32 at the loss's widest moment."""
+"""[chunk, vocabulary] tensors in float32 at the loss's peak."""
 
 BUCKET = 100_000_000
 """Gradients that DeepSpeed reduces together. 200 MB and their float32 copy keep NVLink busy; its
@@ -167,7 +167,7 @@ class MemoryPlan:
         }
 
     def _steps(self) -> dict[str, float]:
-        """Backward's two widest moments: before any gradient exists, and when all but one do."""
+        """Peak memory of backward: before any gradient exists, and when all but one do."""
         size, b, row = self.size, self._b, self.row
         # A trained head's rows are handed over as a copy.
         states = b * (3 * self.depth * row.anchors * size.hidden + size.parts.get("lm_head", 0))

@@ -1,4 +1,4 @@
-"""This node for itself: no task or actor of Ray is scheduled here meanwhile.
+"""Reserves this node: Ray schedules no other task or actor here meanwhile.
 
     with node_alone():
         ...                     # start servers and measure them

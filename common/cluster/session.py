@@ -207,7 +207,7 @@ def connect(options: dict[str, Any]) -> str:
 
 @contextlib.contextmanager
 def _private_folder() -> Iterator[Path]:
-    """A folder that ends with this process, as all processes do that it starts meanwhile."""
+    """A folder that is removed when this process ends; processes started meanwhile end too."""
     in_memory = MEMORY_FILES if os.access(MEMORY_FILES, os.W_OK) else None
     # Short: the path of a Unix socket below it has at most 107 bytes.
     folder = Path(tempfile.mkdtemp(prefix="outrider-", dir=in_memory))

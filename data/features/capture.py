@@ -58,7 +58,7 @@ SUMMARY = "summary.json"
 SCORES_VERSION = 1
 """Raise it when the same tokens give different scores (serving/token_scores.py, logged_text.py)."""
 ONLY_FINAL = FeatureSpec(())
-"""No stream besides the teacher's."""
+"""Only the teacher's stream."""
 
 Captured = tuple[LoggedRow, State]
 """A row, and its states and scores."""
@@ -305,7 +305,7 @@ def _write_store(
 
 
 def _finished(out_dir: Path, source: dict[str, Any], spec: FeatureSpec, dtype: StateDtype) -> bool:
-    """Whether a whole store of the same source is there, with these streams or more."""
+    """Whether a complete store of the same source exists, with at least these streams."""
     if not (Path(out_dir) / MANIFEST).exists():
         return False
     store = FeatureStore.open(out_dir)

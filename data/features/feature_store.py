@@ -188,7 +188,7 @@ def rounded(scores: Sequence[Sequence[float]]) -> list[list[float]]:
 
 
 def encode(hidden_TH: torch.Tensor, dtype: StateDtype) -> dict[str, torch.Tensor]:
-    """The tensors of a shard. A state that is not finite stays so, by its scale.
+    """The tensors of a shard. A non-finite state stays non-finite through its scale.
 
     A state after the final norm has entries of similar size, except a few outliers. FP8 (e4m3) has
     one float32 scale for each token, which maps the largest entry to e4m3's largest number; entries
@@ -204,7 +204,7 @@ def encode(hidden_TH: torch.Tensor, dtype: StateDtype) -> dict[str, torch.Tensor
 
 
 def decode(stored: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """The states that `encode` took, in bfloat16 [T, H]."""
+    """Decodes states to bfloat16 [T, H]; the inverse of `encode`."""
     if "scale" not in stored:
         return stored["hidden"]
     return (stored["hidden"].float() * stored["scale"][:, None]).to(torch.bfloat16)

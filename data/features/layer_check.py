@@ -122,7 +122,7 @@ def layer_check(
     captured = {row_id: states for row_id, states, _ in engine.prefill(prompts, names)}
     rungs = [layer_name(index) for index in range(1, layers + 1)]
     finals, ladders, taken = [], [], []
-    # A limit of one token: every row is a batch of its own.
+    # A limit of one token makes every row a separate batch.
     for row_id, ladder, _ in engine.prefill(beginnings, [FINAL_NORM, *rungs], 1):
         finals.append(ladder.pop(FINAL_NORM).float())
         ladders.append(torch.stack([ladder[name] for name in rungs]))

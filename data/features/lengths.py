@@ -24,7 +24,7 @@ def longest(max_model_len: int) -> int:
 def lengths_of(
     lengths: Sequence[int], starts: Sequence[int], max_model_len: int
 ) -> tuple[LostEnds, list[int]]:
-    """What happens to sequences of these lengths and completion starts; the rows that are kept."""
+    """Counts what the limit cuts, and finds the rows that are kept."""
     key = f"serving.engine.max_model_len = {max_model_len:,}"
     return lost_ends(lengths, starts, longest(max_model_len), key)
 

@@ -75,7 +75,7 @@ class CapturedRow(NamedTuple):
 
 
 class CaptureReplica:
-    """The actor; `ray.remote` makes it one (replicas.py)."""
+    """A capture replica; `ray.remote` makes it an actor (replicas.py)."""
 
     def __init__(self, setup: ReplicaSetup, number: int) -> None:
         """`number` of this replica decides which cores its engine uses on a CPU."""

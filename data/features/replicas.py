@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 POLL_S = 0.5
 """Longest wait for the next event, in seconds."""
 TRIES = 10
-"""How often a piece is captured whose replica or object is lost."""
+"""Attempts to capture a piece whose replica or object is lost."""
 
 
 @contextlib.contextmanager
@@ -89,7 +89,7 @@ class _Task:
     piece: Piece
     tries: int = 0
     replica: str | None = None
-    """Which replica has it; None: none yet, or its replica was lost."""
+    """The replica that captures it; None before that, or after the replica was lost."""
     done: "ObjectRef | None" = None
     states: "ObjectRef | None" = None
     is_done: bool = False
@@ -245,7 +245,7 @@ class Replicas:
                 raise cause from None
             if isinstance(cause, ray.exceptions.ObjectStoreFullError):
                 time.sleep(1.0)  # other work of the cluster uses it
-            else:  # its engine may have ended, which only a new actor mends
+            else:  # its engine may have ended; only a new actor fixes that
                 ray.kill(self._actors[task.replica], no_restart=False)
                 self._lose(task.replica, error)
         else:
@@ -300,7 +300,7 @@ def resources_of(
 
 
 def _cause(error: Exception) -> str:
-    """Why an actor or its task failed, in one line: the last of Ray's, or our own message."""
+    """One line on why an actor or its task failed: Ray's last line, or our own message."""
     cause = getattr(error, "cause", None) or error
     lines = [line.strip() for line in str(cause).splitlines() if line.strip()] or [""]
     if isinstance(cause, OutriderError):

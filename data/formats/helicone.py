@@ -33,7 +33,7 @@ from outrider.data.formats.rows import Sample, parse_row, row_records
 NAME = "helicone"
 
 NAMES = {"session": ("helicone-session-id",), "tenant": ("tenant",), "route": ("route",)}
-"""Properties, in lower case, of each value of an exchange."""
+"""Names of properties, in lower case, for each field of an exchange."""
 
 NOT_CACHED = "00000000-0000-0000-0000-000000000000"
 

@@ -84,7 +84,7 @@ def row_bytes(row: Row | None) -> bytes:
 def _groups(
     database: sqlite3.Connection, names: list[str]
 ) -> Iterator[list[Member] | tuple[Reject]]:
-    """The members of each id, or the reject of an id with more than one exchange can hold."""
+    """The members of each id, or a reject where they are more than one exchange can hold."""
     database.execute("CREATE INDEX by_key ON rows (key)")
     database.execute(
         "CREATE TABLE keys AS SELECT key, MIN(rowid) AS first, COUNT(*) AS members,"

@@ -55,7 +55,7 @@ NAMES = {
     "tenant": ("tenant", "tenant.id"),
     "route": ("route", "gen_ai.agent.name"),
 }
-"""Attributes of each value of an exchange, by preference."""
+"""Names of attributes for each field of an exchange, by preference."""
 
 CHAT = ("chat", "generate_content", None)
 """Operations that are LLM calls; some instrumentations omit the operation."""

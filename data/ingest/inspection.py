@@ -115,7 +115,7 @@ def advise(
 
 
 def _sessions_advice(summary: Mapping[str, Any]) -> list[str]:
-    """Sessions that no pause can end, for want of times."""
+    """Advice on sessions that no pause can end because times are missing."""
     kinds = summary["sessions"].get("exchanges", {})
     lasting = sum(count for kind, count in kinds.items() if kind != CONVERSATION)
     if not lasting or summary["without_time"] < summary["exchanges"]:

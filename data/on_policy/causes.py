@@ -99,7 +99,7 @@ def judge(evidence: Evidence, among: Evidence | None = None) -> Verdict:
 
 
 def is_own(evidence: Evidence) -> bool:
-    """Whether no evidence is against on-policy text."""
+    """Whether all evidence agrees with on-policy text."""
     difference, z_S = abs(evidence.difference()), evidence.z()
     spread = z_S.std(ddof=1) if len(evidence) > 1 else 0.0
     return bool(

@@ -29,7 +29,7 @@ def add_general(
     general: Dataset,
     split: SplitConfig,
 ) -> None:
-    """Adds general sequences to the training part and a part of their own.
+    """Adds general sequences to the training part and to a separate part.
 
     They become `split.general_share` of the training part. The latest are held out as `general`;
     their sessions and near-identical prompts are not trained on. Counts are added to the summary.

@@ -25,8 +25,8 @@ def choose_sequences(
 ) -> list[str]:
     """At most `most` ids: the latest of `newer`, and a seeded sample of `older` before them.
 
-    Both are in order of time. `older_share` of the result is older, as far as there is any. What
-    too few older ones leave goes to the newer ones.
+    Both are in order of time. `older_share` of the result is older, as far as there is any. If
+    there are too few older ones, newer ones fill the rest.
     """
     count = min(most, round(len(newer) / (1 - older_share)))
     sample = min(round(older_share * count), len(older))

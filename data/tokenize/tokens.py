@@ -19,7 +19,7 @@ from outrider.data.tokenize.chat_template import ChatTemplate
 from outrider.data.tokenize.emitted_text import END_THINK, THINK, endings, opening_of, readings
 
 OPENED = f"{THINK}\n"
-"""What R1's template ends with, so that the response begins with reasoning."""
+"""End of R1's template, after which the response begins with reasoning."""
 
 NEUTRAL = {
     "temperature": 1.0,
@@ -218,8 +218,8 @@ class SequenceBuilder:
                 "reasoning_missing",
                 "the template opens <think>, the response has neither reasoning nor </think>",
             )
-        # No reading has the count: the target emitted other tokens of one of the texts. The
-        # reading with the nearest count is the wrong one more often.
+        # No reading has the count: the target emitted other tokens of one of the texts. The reading
+        # with the nearest count is more often wrong than right.
         return likeliest or []
 
     def _encode(self, text: str, add_special_tokens: bool = False) -> list[int]:

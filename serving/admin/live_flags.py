@@ -51,7 +51,7 @@ def release_roots() -> list[Path]:
 
 
 def admin_token(path: Path) -> str:
-    """The token in a private file, which whoever comes first writes: a server or a controller."""
+    """The token in a private file. The first process that needs it writes it."""
     try:
         if not path.exists():
             with tempfile.NamedTemporaryFile("w", dir=path.parent) as new:  # mode 0600

@@ -31,7 +31,7 @@ class SwapRefused(OutriderError):
 
 
 class SwapFailed(OutriderError):
-    """A swap failed; `status` has which speculator serves, which may be neither."""
+    """A swap failed; `status` names the speculator in use, which may be neither of the two."""
 
 
 class ReplicaUnreachable(OutriderError):
@@ -39,7 +39,7 @@ class ReplicaUnreachable(OutriderError):
 
 
 class Watch(BaseModel):
-    """What the acceptance after a swap must hold, or the swap is taken back."""
+    """Acceptance that a swap must keep; otherwise it is taken back."""
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False, frozen=True)
 
@@ -48,7 +48,7 @@ class Watch(BaseModel):
     min_tokens_per_step: Annotated[float, Field(ge=1)]
     """Tokens per engine step, 1 + accepted / drafts, that the evidence predicts at least."""
     level: Annotated[float, Field(gt=0, lt=0.5)] = 0.05
-    """Largest probability of taking back a speculator that holds it, at any stopping time."""
+    """Largest probability of taking back a speculator that keeps it, at any stopping time."""
 
 
 class SwapOrder(BaseModel):
@@ -70,9 +70,9 @@ class ReplicaStatus:
     """Which speculator a replica drafts with."""
 
     version: str | None
-    """The version that the last swap was given; None with the one that it was started with."""
+    """The version given to the last swap; None before the first one."""
     digest: str
-    """`bundle_digest` of the release; empty with the one that it was started with."""
+    """`bundle_digest` of the release; empty before the first swap."""
     k: int
     """Drafts per step that the engine was started for."""
     kind: str
@@ -99,10 +99,10 @@ class SwapResult:
     read_s: float
     """Seconds to read and check the files; the engine may have been answering meanwhile."""
     apply_s: float
-    """Seconds to load the weights, while the engine stood still."""
+    """Seconds to load the weights, while the engine was paused."""
     stall_s: float
-    """Seconds of the swap itself, with the pause and the clearing of caches where that is the
-    policy: at most so long no request got a token."""
+    """Seconds of the swap, with the pause and any clearing of caches: the longest time in which no
+    request got a token."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,7 +110,7 @@ class LiveRequest:
     """A finished request, without its text."""
 
     index: int
-    """Place in the order of ends, from 0 since the start of the server."""
+    """Index in the order of completion, from 0 at the start of the server."""
     request_id: str
     """The id of the response, or the client's `X-Request-Id` with the API's prefix."""
     version: str | None
@@ -130,7 +130,7 @@ class LiveRequest:
     e2e_s: float
     """Seconds from arrival to the end."""
     failed: bool
-    """Ended by an error of the engine. A client that hangs up is no failure."""
+    """Ended by an error of the engine. A client that disconnects is not a failure."""
     aborted: bool = False
     """Ended before its last token: the client hung up, or the server aborted it."""
     mixed: bool = False

@@ -1,1 +1,1 @@
-"""Bundles: what `vllm serve` loads, its list of files, and where it is sent."""
+"""Bundles: what `vllm serve` loads, its list of files, and its destinations."""

@@ -72,7 +72,7 @@ def export_bundle(
         (stage / "serve.sh").chmod(0o755)
         trainable = KINDS[drafting.speculator.kind]
         if other_formats and isinstance(trainable, TrainableKind):
-            # A format may name its target: by a path where no other reader knows the name.
+            # A format may name its target: by its path if it has no public name.
             name = target.directory() if target.model in EMBEDDED_TARGETS else target.model
             trainable.write_other_formats(
                 speculator_dir, target.directory(), str(name), drafting.k, stage

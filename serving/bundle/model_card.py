@@ -125,6 +125,6 @@ def _row(name: str, values: dict[str, Any] | None, digits: int) -> str:
 
 
 def hub_id(model: str) -> str | None:
-    """The target's name where it is one of the hub."""
+    """The target's name if it is on the hub."""
     is_name = model.count("/") == 1 and not model.startswith((".", "/", "~"))
     return model if is_name and not Path(model).is_dir() else None

@@ -5,10 +5,10 @@
     # skopeo copy --all --preserve-digests oci:images/resume:march docker://registry.example/resume:march
 
 The image has the bundle's files below /models, as KServe's modelcars and image volumes of
-Kubernetes have models. Each weight file is an uncompressed layer of its own (weights do not
-compress), the other files are one more. Times and owners are zero: the same bundle has the same
-digests everywhere. Sources: OCI Image Format Specification 1.1, image-layout.md, manifest.md,
-config.md, layer.md.
+Kubernetes have models. Each weight file is a separate uncompressed layer (weights do not compress);
+the other files share one. Times and owners are zero: the same bundle has the same digests
+everywhere. Sources: OCI Image Format Specification 1.1, image-layout.md, manifest.md, config.md,
+layer.md.
 """
 
 import contextlib

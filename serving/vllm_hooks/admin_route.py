@@ -120,7 +120,7 @@ class AdminRoute:
             return self._refused()
         try:
             status = await self._live.status()
-        except Exception as error:  # the engine's have no class of their own
+        except Exception as error:  # the engine's errors share no base class
             return _error(HTTPStatus.SERVICE_UNAVAILABLE, error)
         broken = status.broken is not None
         code = HTTPStatus.SERVICE_UNAVAILABLE if broken else HTTPStatus.OK
@@ -158,7 +158,7 @@ def bound(address: Address) -> socket.socket:
         family = socket.AF_INET6 if ":" in (address.host or "") else socket.AF_INET
         return socket.create_server((address.host or "", address.port or 0), family=family)
     path = Path(address.path)
-    if path.is_socket():  # of a server that was killed, unless somebody answers
+    if path.is_socket():  # left by a server that was killed, unless something answers
         with contextlib.closing(socket.socket(socket.AF_UNIX)) as probe:
             if probe.connect_ex(address.path) == 0:
                 raise OutriderError(f"{ADMIN}={address}: another server listens there; end it")

@@ -38,7 +38,7 @@ class AuxiliaryStates:
         self._runner.use_aux_hidden_state_outputs = self._switched = True
 
     def switch_off(self) -> None:
-        """The model returns what it did before."""
+        """Restores what the model returned before."""
         if self._switched:
             self._runner.get_model().set_aux_hidden_state_layers(())
             self._runner.use_aux_hidden_state_outputs = self._switched = False

@@ -75,8 +75,8 @@ def proposer_of(runner: Any) -> Any:
 def load_mask(proposer: Any, mask: torch.Tensor) -> None:
     """Loads a parallel drafter's mask states and projects them.
 
-    vLLM 0.32 projects them once, after its start. They are a buffer without a loader of its own,
-    which is on the meta device while weights are loaded again and has no values afterwards.
+    vLLM 0.32 projects them once, after its start. They are a buffer without a weight loader, which
+    is on the meta device while weights are loaded again and has no values afterwards.
     """
     proposer.model.mask_hidden.copy_(mask.view(1, -1))
     projected_H = proposer.model.combine_hidden_states(proposer.model.mask_hidden.view(-1))

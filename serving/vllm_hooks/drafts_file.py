@@ -47,7 +47,7 @@ class DraftsFile:
         )
 
     def draft(self, drafts: Drafts) -> None:
-        """Makes so many drafts from the next step on."""
+        """Sets the number of drafts from the next step on."""
         temporary = self._path.with_suffix(".changing")
         temporary.parent.mkdir(parents=True, exist_ok=True)
         temporary.write_text(json.dumps(drafts), encoding="utf-8")

@@ -19,7 +19,7 @@ _KEPT_SWAPS = 64
 
 
 class _Swap(NamedTuple):
-    """A swap of the speculator, in the monotonic clock, which nobody sets back."""
+    """A swap of the speculator, in the monotonic clock, which never goes back."""
 
     began: float
     ended: float

@@ -55,7 +55,7 @@ class _Watching:
     """True while the speculator is being taken back."""
 
     def finding(self, request: LiveRequest) -> str | None:
-        """Why the swap does not hold, at this request; None if nothing shows that."""
+        """Why the swap must be taken back, as of this request; None if nothing shows that."""
         if request.version != self.version or not request.drafts:
             return None
         self.tokens.append(request.drafts + request.accepted)
@@ -202,7 +202,7 @@ class LiveSpeculator:
             )
 
     async def _stage(self, source: dict[str, str]) -> None:
-        """Has every worker read and check the files while the engine goes on answering."""
+        """Makes every worker read and check the files while the engine keeps answering."""
         try:
             async with asyncio.timeout(self._limits.read):
                 await self._rpc("init_weight_transfer_engine", {"init_info": source})
@@ -247,7 +247,7 @@ class LiveSpeculator:
             raise
         except OutriderError:  # all workers draft as before
             raise
-        except Exception as error:  # of the engine, which may have done half of it
+        except Exception as error:  # an error of the engine, which may have done half of the work
             reason = str(error) or f"no answer in time ({type(error).__name__})"
             self._break(f"{what}: {reason}; start the replica again")
             raise SpeculatorBroken(self._broken) from error
@@ -280,7 +280,7 @@ class LiveSpeculator:
             except SpeculatorBroken:  # `status` has it
                 return
             self._swaps += 1
-            self._watching = None  # not before: no verdict yet would read as a pass
+            self._watching = None  # not earlier: an unset verdict would read as a pass
             self._reverted, self._because = watching.version, finding
             self._version = watching.before
             self._requests.note_swap(began, watching.before)

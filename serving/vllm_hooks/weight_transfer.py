@@ -9,7 +9,7 @@ files are opened, hashed and checked first (serving/admin/candidate.py), in the 
 device in between end the engine with the next request.
 
 A failure while loading leaves layers half new, and no copy of the parameters brings the old ones
-back: a CPU's packed weights are no parameters. So the last good files are loaded again. Where that
+back: a CPU's packed weights are not parameters. So the last good files are loaded again. Where that
 fails too, also because they have changed since, the report has `broken` until a load succeeds.
 
 Whoever uses the interface calls `swap` (swap.py), which also asks each worker for its
@@ -98,7 +98,7 @@ class SafetensorsTransfer(WeightTransferEngine[Source, Swap]):
             return
         try:
             self.current = in_service(Path(speculative.model if speculative else ""))
-        except Exception as error:  # the engine serves all the same
+        except Exception as error:  # the engine serves in any case
             self._unknown = f"the speculator in use cannot be read, so not swapped: {error}"
         _add_worker_methods()
 
@@ -110,7 +110,7 @@ class SafetensorsTransfer(WeightTransferEngine[Source, Swap]):
             self._staged = key, in_daemon_thread(self.check, *key)
 
     def start_weight_update(self) -> None:
-        """Nothing: layers stay as they are until the weights are there."""
+        """Does nothing: layers stay unchanged until the weights have arrived."""
 
     def receive_weights(self, update_info: Swap) -> None:
         """Replaces the speculator, or raises (or reports) and leaves the one in use."""
@@ -129,10 +129,10 @@ class SafetensorsTransfer(WeightTransferEngine[Source, Swap]):
                 raise
 
     def finish_weight_update(self) -> None:
-        """Nothing: the weights are in place."""
+        """Does nothing: the weights are in place."""
 
     def shutdown(self) -> None:
-        """Nothing: no file is held open."""
+        """Does nothing: no file is held open."""
 
     def take_back(self, swap_id: str) -> None:
         """Loads the speculator from before a swap again, if that one took place."""
@@ -194,7 +194,8 @@ class SafetensorsTransfer(WeightTransferEngine[Source, Swap]):
         self.apply_s = time.perf_counter() - began
 
     def _restored(self, error: BaseException) -> str:
-        """Loads the speculator in use again; the message of the error that made it necessary."""
+        """Reloads the speculator in use; returns the message of the error that made this
+        necessary."""
         try:
             assert self.current is not None
             self._load(self.current)

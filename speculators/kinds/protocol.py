@@ -66,10 +66,10 @@ class Abilities:
     drafts_every_step: bool = False
     """The engine's count of drafts is its count of steps."""
     fixed_k: bool = False
-    """Every step drafts as many tokens as the engine was started for. A schedule of drafts by batch
-    size, or any other number in a step, is not to be had of the engine."""
+    """Every step drafts as many tokens as the engine was started for. The engine cannot draft
+    another number in a step, so it has no schedule by batch size."""
     one_block: bool = False
-    """Drafts of a step attend to each other, so with fewer of them they are other ones. Replay is
+    """Drafts of a step attend to each other, so fewer of them are different drafts. Replay is
     exact for the number that was unrolled, `speculator.depth`, and for no smaller one."""
 
 

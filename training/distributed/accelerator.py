@@ -49,7 +49,7 @@ class Drafted(NamedTuple):
 class ChainUnroll(nn.Module):
     """The unroll of a drafter as one module's forward pass, as DeepSpeed needs it.
 
-    E and W are no part of the module: frozen and never sharded.
+    E and W are not part of the module: frozen and never sharded.
     """
 
     def __init__(self, speculator: Drafter, ends: TargetEnds, depth: int):

@@ -158,8 +158,8 @@ def _run(command: list[str], spec: TrainingSpec, log_path: Path) -> tuple[int, b
             log_path.open("a", encoding="utf-8") as log,
         ):
             for line in process.stdout:
-                # After a rank's error only launchers write: torchrun 40 lines of its own stack. The
-                # error is raised here, once.
+                # After a rank's error only launchers write, such as torchrun's 40-line stack trace.
+                # The error is raised here, once.
                 if not error_files(spec.out_dir):
                     print(line, end="", flush=True)
                 log.write(line)

@@ -3,7 +3,7 @@
     with RankOutput(log_dir, processes=2, log_path=log_dir / "train.log") as output:
         output.relay(to_terminal=True)      # now and then
 
-Each rank writes a file of its own on the shared disk; appends from several machines to one file can
+Each rank writes its own file on the shared disk; appends from several machines to one file can
 be lost there. The files are removed at the end, when all is in the log.
 """
 

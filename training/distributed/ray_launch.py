@@ -66,7 +66,7 @@ def train_on_ray(
     code, and whether a signal asked to stop. Raises an `OutriderError` if there is no room for one
     rank, or if ranks are lost more than a run resumes.
     """
-    # A private cluster has a core for each process, as torchrun has them share the machine's.
+    # A private cluster has one core per process, as under torchrun.
     wanted = spec.training.processes * cluster.training_cores
     cores = max(wanted, len(os.sched_getaffinity(0)))
     with open_cluster(cluster, cores) as session, signals_stop(spec.stop_file) as stop:

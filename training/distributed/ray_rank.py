@@ -32,7 +32,7 @@ SPEC = "spec.json"
 
 @dataclass(frozen=True)
 class RankSettings:
-    """What the launcher tells every rank of all groups."""
+    """Settings that the launcher passes to every rank of all groups."""
 
     spec: dict[str, Any]
     environment: dict[str, str]

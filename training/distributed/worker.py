@@ -68,7 +68,7 @@ def join_world(processes: int, by_slurm: bool) -> int:
 
     Processes that a launcher did not reach would each train as rank 0 of 1.
 
-    `by_slurm`: use srun's variables. A shell in a Slurm job has them too and is no worker.
+    `by_slurm`: use srun's variables. A shell in a Slurm job has them too, but is not a worker.
     """
     if by_slurm and "RANK" not in os.environ and "SLURM_PROCID" in os.environ:
         os.environ.update(slurm_world(os.environ))

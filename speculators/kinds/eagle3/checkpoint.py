@@ -247,7 +247,8 @@ def _over_base(
         if new is None:
             written[of_base] = value
         elif name in MAPS:
-            # As numbers: an average of two maps is no map, even where rounding would make it one.
+            # Read as numbers: an average of two maps is not a map, even where rounding makes it
+            # one.
             if not torch.equal(new.cpu().double(), value.double()):
                 raise OutriderError(
                     f"{base_dir}: another draft vocabulary ({name}); the draft vocabulary stays"

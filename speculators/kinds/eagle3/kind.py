@@ -1,4 +1,4 @@
-"""EAGLE-3 heads: one layer over auxiliary states of the target, with rows of its own.
+"""EAGLE-3 heads: one layer over auxiliary states of the target, with its own head rows.
 
     kind = Eagle3()
     kind.features(config, target_config).names       # layer_2, layer_8, layer_13

@@ -8,7 +8,7 @@
 
 The next depth reads g_i, the state before the last norm (u_i with norm_output), token t_{i+2} and
 position i + 1. With `fc_norm` every auxiliary state is normed on its own before fc, with
-`norm_before_fc` all together. E is the target's embedding; the head has rows of its own.
+`norm_before_fc` all together. E is the target's embedding; the head has its own rows.
 
 Names of parameters are those of the plain checkpoint layout.
 
@@ -36,7 +36,7 @@ from outrider.speculators.layers.llama_attention import LlamaAttention
 
 
 class StoredHead(Drafter):
-    """A drafter with a layer and rows of its own, over a draft vocabulary."""
+    """A drafter with its own layer and head rows, over a draft vocabulary."""
 
     shape: EagleShape
     target_ids_D: Tensor | None

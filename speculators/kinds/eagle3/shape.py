@@ -4,7 +4,7 @@
     plain_config(target_config, HeadConfig(), drafts=256)    # of a head from scratch
 
 Two layouts are published: the plain one of vLLM and SGLang, and that of vllm-project/speculators,
-whose layer has a configuration of its own (`transformer_layer_config`). The defaults of missing
+whose layer has its own configuration (`transformer_layer_config`). The defaults of missing
 keys are those of vLLM 0.32 (llama_eagle3.py, deepseek_eagle3.py, configs/speculators/algos.py).
 """
 
@@ -38,7 +38,7 @@ PARALLEL_OF_SPECULATORS = "peagle"
 """`speculators_model_type` of a parallel drafter."""
 
 MASK_TOKENS = ("mask_token_id", "pard_token", "ptd_token_id")
-"""Names of the token that stands in for drafts not yet known."""
+"""Names of the placeholder token for drafts that are not yet known."""
 
 OF_LATENT_ATTENTION = (
     "num_attention_heads",

@@ -52,7 +52,7 @@ def load_mtp(
 ) -> MTPSpeculator:
     """The MTP layer of a target's or a speculator's directory, FP8 dequantized to `dtype`.
 
-    With `frozen_experts` the routed experts are no parameters (`Experts`). Every weight starts as
+    With `frozen_experts` the routed experts are not parameters (`Experts`). Every weight starts as
     NaN, and none may be left NaN.
     """
     layout = read_layout(directory)

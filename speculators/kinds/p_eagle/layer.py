@@ -19,7 +19,7 @@ from outrider.speculators.kinds.eagle3.shape import EagleShape
 
 
 class ParallelHead(EagleHead):
-    """An EAGLE-3 head with a state of its own for the slots whose token is not known."""
+    """An EAGLE-3 head with a learned state for the slots whose token is not known."""
 
     def __init__(self, shape: EagleShape, target_ids_D: Tensor | None):
         super().__init__(shape, target_ids_D)
