@@ -262,7 +262,8 @@ def one_layer_config(
 ) -> dict[str, Any]:
     """What config.json of every head of one layer has, besides its attention's widths."""
     return {
-        "torch_dtype": target_config.get("torch_dtype", "bfloat16"),
+        # transformers 5 writes `dtype`.
+        "torch_dtype": target_config.get("dtype", target_config.get("torch_dtype", "bfloat16")),
         "vocab_size": target_config["vocab_size"],
         "draft_vocab_size": drafts,
         "hidden_size": target_config["hidden_size"],

@@ -76,6 +76,18 @@ def test_a_head_from_scratch_is_written_and_read(
     )
 
 
+def test_a_head_from_scratch_has_the_type_of_its_target(target: Path, tmp_path: Path) -> None:
+    """Also of a target that transformers 5 wrote, with `dtype`."""
+    other = shutil.copytree(target, tmp_path / "target")
+    config = read_json(target / "config.json")
+    config.pop("torch_dtype", None)
+    (other / "config.json").write_text(json.dumps(config | {"dtype": "float32"}))
+    origin = scratch(other, draft_vocabulary=20)
+    directory = publish(start(origin), origin, tmp_path / "head")
+    stored = load_file(directory / "model.safetensors")
+    assert {stored[name].dtype for name in ("fc.weight", "lm_head.weight")} == {torch.float32}
+
+
 def test_a_warm_start_keeps_the_bytes_and_the_vocabulary(target: Path, tmp_path: Path) -> None:
     base = write_eagle3_head(target, tmp_path / "base", layers=[1, 2])
     origin = Origin(target, base, HeadConfig(draft_vocabulary=50), lambda: COUNTS_V)

