@@ -54,8 +54,8 @@ def build(out: Path) -> None:
         dtype=torch.bfloat16,
         quantization_config=GgufConfig(dequantize=True),
     ).float()
-    # vLLM would look for the GGUF file.
-    del model.config.quantization_config
+    # Left by some versions of transformers; vLLM would look for the GGUF file.
+    vars(model.config).pop("quantization_config", None)
     model.config.dtype = torch.float32
     with publish(out) as temporary:
         model.save_pretrained(temporary)
