@@ -20,9 +20,10 @@ from outrider.eval.bench.step_times import StepTimes, time_steps
 from outrider.eval.context import EvaluationContext, HeldoutRequests
 from outrider.eval.replay.replay import ReplaySums
 from outrider.eval.results.choice import Choice
-from outrider.eval.results.parts import CURRENT, DRAFTERS, SAME_K, Drafter, Drafters
+from outrider.eval.results.parts import CURRENT, DRAFTERS, LOOKUP, SAME_K, Drafter, Drafters
 from outrider.serving.load_generator import LoadGenerator
 from outrider.serving.vllm_hooks.drafts_file import Drafts
+from outrider.speculators.kinds import LOOKUP as LOOKUP_KIND
 
 MIN_GAIN = 0.01
 """Least gain in tokens/s of a larger k; less is not worth its longer steps at higher load."""
@@ -41,28 +42,27 @@ def choose(
     """The choice of k for base and for custom.
 
     `validation` is the replay of the validation part; None where exact replay is not measured, and
-    then k is the recipe's or the trained depth. A speculator that drafts one number keeps it.
+    then k is the recipe's or the trained depth. A speculator that drafts one number keeps it, but
+    base's engine is started for several where custom has another one (`base_has_own_k`).
     """
     settings = context.settings
     fixed = [name for name in DRAFTERS if context.speculators[name].abilities.fixed_k]
+    if context.base_has_own_k and settings.current_k is None:
+        fixed.remove("base")
     timed = [name for name in DRAFTERS if context.speculators[name].speculates]
     timed = [name for name in timed if name not in fixed]
     k = dict.fromkeys(DRAFTERS, context.depth if settings.k == "auto" else settings.k)
+    if context.base_has_own_k and settings.k == "auto":
+        k["base"] = settings.current_k or k["base"]
     lengths: dict[Drafter, list[float]] = {}
     if validation:
         lengths = {name: validation[name].acceptance_length() for name in DRAFTERS}
     given: dict[str, Any] = {
-        "sequences": len(validation["custom"].sequence_ids) if validation else 0,
         "acceptance_length": Drafters[list[float]](**lengths) if lengths else None,
-        "source": "the recipe's " + ("speculator.depth" if settings.k == "auto" else "eval.k"),
     }
     if settings.k != "auto" or not lengths or not timed:
-        return Choice(k=Drafters[int](**k), **given)
+        return Choice(k=Drafters[int](**k), lookup_k=lookup_k(context, validation), **given)
     mode = settings.engine_modes[0]
-    given["source"] = f"steps of the {mode} engine"
-    if fixed:
-        words = context.speculators[fixed[0]].in_words
-        given["source"] += f"; {words} always drafts speculator.depth"
     engines = ["custom"] if context.one_engine else timed
 
     def measured() -> StepTimes:
@@ -80,7 +80,31 @@ def choose(
 
     seconds = context.cached("step_times", StepTimes, measured).seconds
     steps = {name: seconds["custom" if context.one_engine else name] for name in timed}
+    given["lookup_k"] = lookup_k(context, validation, steps[timed[-1]][settings.main])
     return choose_k(lengths, steps, settings.main, k, **given)
+
+
+def lookup_k(
+    context: EvaluationContext,
+    validation: Mapping[str, ReplaySums] | None,
+    steps: Mapping[int, float] | None = None,
+) -> int | None:
+    """Drafts per step with which n-gram lookup is served as a reference; None: it is not served.
+
+    That of `choose_kind`, where it was timed. Else by replay over the `steps` (seconds) of custom's
+    engine, which takes no further server: they include a drafter's passes, so K may be one too
+    small.
+    """
+    if not context.serves_lookup:
+        return None
+    for each in context.kinds:
+        if each.kind == LOOKUP_KIND:
+            return each.k
+    if context.settings.k != "auto" or validation is None:
+        return context.depth if context.settings.k == "auto" else context.settings.k
+    lengths = validation[LOOKUP].acceptance_length()
+    steps = steps or dict.fromkeys(range(1, context.depth + 1), 1.0)
+    return best_k(speeds_of(lengths, {1: steps})[1], least=1)
 
 
 def choose_k(
@@ -161,7 +185,7 @@ def batch_ranges(best: Mapping[int, int]) -> list[tuple[int, int, int]]:
 def draft_plan(
     choice: Choice, current_k: int | None, by_batch_size: bool, fixed: bool = False
 ) -> dict[str, Drafts]:
-    """The drafts of every speculating variant.
+    """The drafts of every speculating variant, n-gram lookup among them where it is served.
 
     With `by_batch_size` each speculator drafts as its own best schedule. Base at custom's K and at
     `current_k` are left out where they equal another variant of base, and where base is `fixed`:
@@ -170,6 +194,8 @@ def draft_plan(
     plan: dict[str, Drafts] = {name: choice.k.of(name) for name in DRAFTERS}
     if by_batch_size and choice.k_per_batch_size is not None:
         plan = {name: choice.k_per_batch_size.of(name) for name in DRAFTERS}
+    if choice.lookup_k is not None:
+        plan[LOOKUP] = choice.lookup_k
     if fixed:
         return plan
     if current_k is not None and current_k != plan["base"]:

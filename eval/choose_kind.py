@@ -1,33 +1,43 @@
-"""Which of several trained kinds is evaluated: the fastest on the validation part.
+"""Which of several kinds is evaluated: the fastest on the validation part, or n-gram lookup.
 
-    choice = choose_kind({"mtp": context, "eagle3": other}, facts)
-    choice.chosen
+    kinds = choose_kind({"mtp": context, "eagle3": other, "ngram": lookup}, facts)
+    kinds[0].kind
 
-Kinds are compared as numbers of drafts are (choose_k.py): acceptance by exact replay over the time
-of a step, each at its own K. The servers of all kinds are timed in turn. Nothing is chosen on the
-held-out part, so that its intervals are those of one comparison.
+Kinds are compared as numbers of drafts are (choose_k.py): steps by exact replay times the seconds
+of a step, each at its own K, at the main concurrency. The servers of all kinds are timed in turn.
+Lookup costs nothing, so a trained kind must be shown to be faster than it, and otherwise lookup is
+evaluated. Nothing is chosen on the held-out part, so that its intervals are those of one
+comparison.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+import numpy as np
 
 from outrider.eval.bench.prompts import customers_sampling, evaluation_prompts
 from outrider.eval.bench.step_times import StepTimes, time_steps
-from outrider.eval.choose_k import Speeds, best_k, speeds_of
+from outrider.eval.choose_k import MIN_GAIN, best_k, speeds_of
 from outrider.eval.context import EvaluationContext
 from outrider.eval.evaluate import check
 from outrider.eval.replay.heldout_replay import replay_drafter
 from outrider.eval.replay.replay import ReplaySums, length_at
-from outrider.eval.results.choice import KindChoice, KindSpeed
+from outrider.eval.results.choice import KindSpeed
+from outrider.eval.results.parts import ClusteredEstimate
+from outrider.eval.stats.clusters import clustered
+from outrider.speculators.kinds import LOOKUP
+
+Steps = Mapping[str, Mapping[int, float]]
+"""Seconds of a step at the main concurrency, by kind and number of drafts."""
 
 
 def choose_kind(
     contexts: Mapping[str, EvaluationContext], facts: Mapping[str, Mapping[str, Any]]
-) -> KindChoice:
-    """Times and ranks every kind.
+) -> list[KindSpeed]:
+    """Times and ranks every kind; the first one is chosen.
 
     The contexts differ in the custom speculator and its folders only. `facts` are `parameters` and
-    `training_minutes` by kind.
+    `training_minutes` of the trained kinds.
     """
     for context in contexts.values():
         check(context)
@@ -39,34 +49,57 @@ def choose_kind(
         }
     with first.alone_on_node():
         times = first.cached("step_times_of_kinds", StepTimes, lambda: _time_kinds(contexts))
+    main = first.settings.main
+    steps = {kind: row[main] for kind, row in times.seconds.items()}
+    return ranked(replays, steps, main, facts)
+
+
+def ranked(
+    replays: Mapping[str, ReplaySums], steps: Steps, main: int, facts: Mapping[str, Any]
+) -> list[KindSpeed]:
+    """The chosen kind, then the others, the fastest first."""
+    best = {
+        kind: best_k(speeds_of(own.acceptance_length(), {main: steps[kind]})[main], least=1)
+        for kind, own in replays.items()
+    }
+    seconds_R = {
+        kind: own.steps_RK[:, best[kind] - 1] * steps[kind][best[kind]]
+        for kind, own in replays.items()
+    }
+
+    def over_lookup(kind: str) -> ClusteredEstimate | None:
+        if LOOKUP not in replays or kind == LOOKUP:
+            return None
+        sums_R2 = np.stack([seconds_R[LOOKUP], seconds_R[kind]], axis=1)
+        own = replays[kind]
+        return clustered(sums_R2, own.sessions, lambda s: s[..., 0] / s[..., 1], users=own.users)
+
     kinds = [
-        speed_of(kind, replays[kind], times.seconds[kind], first.settings.main, facts[kind])
-        for kind in contexts
+        KindSpeed(
+            kind=kind,
+            k=best[kind],
+            acceptance_length=length_at(own, best[kind]),
+            step_ms=1000 * steps[kind][best[kind]],
+            over_lookup=over_lookup(kind),
+            **facts.get(kind, {}),
+        )
+        for kind, own in replays.items()
     ]
-    return ranked(kinds, first.settings.main)
+    kinds.sort(key=lambda each: -each.tokens_per_s(main))
+    chosen = next(each for each in kinds if each.kind != LOOKUP)
+    if LOOKUP in replays and not _faster(chosen.over_lookup):
+        chosen = next(each for each in kinds if each.kind == LOOKUP)
+    return [chosen, *(each for each in kinds if each is not chosen)]
 
 
-def ranked(kinds: list[KindSpeed], main: int) -> KindChoice:
-    """The choice of the fastest at the main concurrency."""
-    return KindChoice(kinds=sorted(kinds, key=lambda each: -each.tokens_per_s(str(main))))
-
-
-def speed_of(
-    kind: str, replay: ReplaySums, steps: Speeds, main: int, facts: Mapping[str, Any]
-) -> KindSpeed:
-    """One kind at its own best K at batch size `main`; `steps` are seconds of a step."""
-    k = best_k(speeds_of(replay.acceptance_length(), steps)[main], least=1)
-    return KindSpeed(
-        kind=kind,
-        k=k,
-        acceptance_length=length_at(replay, k),
-        step_ms={str(size): 1000 * row[k] for size, row in steps.items()},
-        **facts,
-    )
+def _faster(ratio: ClusteredEstimate | None) -> bool:
+    """Whether a kind is shown to be faster; with too few sessions by more than MIN_GAIN."""
+    assert ratio is not None
+    return ratio.value > 1 + MIN_GAIN if ratio.low is None else ratio.low > 1
 
 
 def _time_kinds(contexts: Mapping[str, EvaluationContext]) -> StepTimes:
-    """Step times of all kinds, in servers that take turns."""
+    """Step times of all kinds at the main concurrency, in servers that take turns."""
     first = next(iter(contexts.values()))
     settings, mode = first.settings, first.settings.engine_modes[0]
     validation = first.data.rows(first.data.parts["validation"])
@@ -75,12 +108,12 @@ def _time_kinds(contexts: Mapping[str, EvaluationContext]) -> StepTimes:
     texts = [prompt.text for prompt in prompts]
     speculators = {kind: context.speculators["custom"] for kind, context in contexts.items()}
     wanted = range(1, first.depth + 1) if settings.k == "auto" else [settings.k]
-    numbers = {
+    numbers: dict[str, Sequence[int]] = {
         kind: [max(wanted)] if own.abilities.fixed_k else wanted
         for kind, own in speculators.items()
     }
     first.say(f"timing steps of the {mode} engine: {', '.join(contexts)} in turn")
     with first.open_load() as load, first.open_servers(speculators, load, texts) as servers:
         return time_steps(
-            servers, mode, load, numbers, settings.concurrency, texts, sampling, speculators
+            servers, mode, load, numbers, [settings.main], texts, sampling, speculators
         )

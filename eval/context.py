@@ -34,7 +34,8 @@ from outrider.eval.bench.scenarios import Traffic
 from outrider.eval.bench.servers import Servers
 from outrider.eval.config import EvalConfig
 from outrider.eval.replay.slices import Slices
-from outrider.eval.results.choice import KindChoice
+from outrider.eval.results.choice import KindSpeed
+from outrider.eval.results.parts import LOOKUP as LOOKUP_VARIANT
 from outrider.eval.results.parts import Drafter
 from outrider.eval.results.report import VERSION
 from outrider.serving.client import Sampling
@@ -44,6 +45,7 @@ from outrider.serving.load_generator import WARM_UP_TOKENS, LoadGenerator
 from outrider.serving.server import Server
 from outrider.serving.speculator import Speculator
 from outrider.speculators.config import ParityConfig
+from outrider.speculators.kinds import LOOKUP
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -148,8 +150,8 @@ class EvaluationContext:
     folders: EvaluationFolders
     parity: ParityConfig = field(default_factory=ParityConfig)
     """How closely trainer and engine must agree on drafts."""
-    kinds: KindChoice | None = None
-    """The choice of the custom speculator's kind, in a run of several."""
+    kinds: Sequence[KindSpeed] = ()
+    """The kinds that were compared on validation, in a run of several, the chosen one first."""
     draft_sample_method: Literal["greedy", "probabilistic"] = "greedy"
     """`speculator.draft_sample_method`."""
     by_batch_size: bool = False
@@ -171,7 +173,7 @@ class EvaluationContext:
 
     def open_servers(
         self,
-        speculators: Mapping[str, Speculator] | Mapping[Drafter, Speculator],
+        speculators: Mapping[str, Speculator],
         load: LoadGenerator,
         texts: Sequence[str],
     ) -> AbstractContextManager[Servers]:
@@ -189,7 +191,7 @@ class EvaluationContext:
         return self.backends.servers(
             self.target,
             self.serving,
-            {str(name): each for name, each in speculators.items()},
+            speculators,
             self.draft_numbers,
             self.folders.logs,
             self.settings.side_by_side,
@@ -268,6 +270,28 @@ class EvaluationContext:
         return able and self.speculators["custom"].swaps_with(self.speculators["base"])
 
     @property
+    def serves_lookup(self) -> bool:
+        """Whether n-gram lookup is measured too: where custom has weights and base is not it."""
+        trained = self.speculators["custom"].directory is not None
+        return trained and self.speculators["base"].kind != LOOKUP
+
+    @property
+    def served(self) -> dict[str, Speculator]:
+        """The speculators that are served, by variant."""
+        reference = {LOOKUP_VARIANT: Speculator(LOOKUP)} if self.serves_lookup else {}
+        return {str(name): each for name, each in self.speculators.items()} | reference
+
+    @property
+    def base_has_own_k(self) -> bool:
+        """Whether base's engine, which drafts one number, can be started for another than custom's.
+
+        Not where custom takes turns in it, or where the drafts depend on their number.
+        """
+        base = self.speculators["base"]
+        able = base.abilities
+        return able.fixed_k and not self.one_engine and not able.one_block
+
+    @property
     def directories(self) -> dict[str, Path]:
         """Where the weights of base and custom are, of speculators that have some."""
         return {
@@ -322,6 +346,7 @@ class EvaluationContext:
             "features": file_digest(features / "manifest.json") if features else None,
             "parts": {name: self.data.parts.get(name) for name in parts},
             "depth": self.depth,
+            "lookup": [each.k for each in self.kinds if each.kind == LOOKUP],
             "serving": self.serving.model_dump(mode="json"),
             "draft_sample_method": self.draft_sample_method,
             "evaluation": self.settings.model_dump(mode="json", exclude=POST_MEASUREMENT_SETTINGS),

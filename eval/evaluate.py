@@ -84,7 +84,7 @@ def _measure_and_conclude(context: EvaluationContext) -> dict[str, Any]:
     requests = heldout_requests(context, heldout)
     with (
         context.open_load() as load,
-        context.open_servers(context.speculators, load, requests.timed_texts) as servers,
+        context.open_servers(context.served, load, requests.timed_texts) as servers,
     ):
         replays, validation = None, None
         if context.can_replay:
@@ -94,7 +94,8 @@ def _measure_and_conclude(context: EvaluationContext) -> dict[str, Any]:
             validation = replay_drafters(context, "validation")
         choice = choose(context, servers, load, requests, validation)
         k, current_k = choice.k, context.settings.current_k
-        context.say(f"k = {k.base} for base, {k.custom} for custom")
+        lookup = "" if choice.lookup_k is None else f", {choice.lookup_k} for n-gram lookup"
+        context.say(f"k = {k.base} for base, {k.custom} for custom{lookup}")
         replayed = replay_stage(context, replays, k, heldout)
         base = context.speculators["base"]
         fixed = base.abilities.fixed_k or not base.speculates
@@ -182,7 +183,8 @@ def check(context: EvaluationContext) -> None:
             " or train at that depth"
         )
     base, base_k = context.speculators["base"], depth if settings.k == "auto" else settings.k
-    if base.abilities.fixed_k and settings.current_k not in (None, base_k):
+    own_k = context.base_has_own_k and settings.k == "auto"
+    if base.abilities.fixed_k and not own_k and settings.current_k not in (None, base_k):
         raise OutriderError(
             f"eval.current_k = {settings.current_k}: {base.in_words} drafts as many tokens as its"
             f" engine was started for, here {base_k}; set eval.k and eval.current_k to the same"

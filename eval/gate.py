@@ -26,6 +26,7 @@ from outrider.eval.results.verification import (
 from outrider.eval.speed_checks import above, speed_checks
 from outrider.eval.stats.intervals import units_needed
 from outrider.speculators.config import ParityConfig
+from outrider.speculators.kinds import LOOKUP
 
 NOT_SERVED = {"scrambled", "foreign", "template", "temperature"}
 """Causes (data/on_policy/causes.py) for which the logged prompts, tokens or sampling are not those
@@ -41,7 +42,9 @@ do; an engine that changes nothing falls below it in at most 1 % of evaluations.
 def judge(findings: Findings, gate: GateConfig, parity: ParityConfig) -> Verdict:
     """Checks every condition and gives the verdict."""
     verification = findings.verification
-    checks = [_acceptance(findings, gate), *speed_checks(findings, gate)]
+    checks = speed_checks(findings, gate)
+    if findings.speculator.kind != LOOKUP:  # which is free, so it only has to be faster
+        checks.insert(0, _acceptance(findings, gate))
     if findings.general:
         checks.append(_general(findings.general, gate))
     if findings.own_text:

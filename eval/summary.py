@@ -11,7 +11,7 @@ from outrider.eval.cost import money
 from outrider.eval.gate import judge
 from outrider.eval.results.parts import DRAFTERS, VARIANTS, Estimate
 from outrider.eval.results.report import Findings, Results
-from outrider.eval.results.speed import Block, OtherBase, Served
+from outrider.eval.results.speed import Block, Reference, Served
 
 
 def conclude(context: EvaluationContext, findings: Findings) -> dict[str, Any]:
@@ -41,6 +41,7 @@ def summary(results: Results) -> dict[str, Any]:
         "verdict": results.verdict.verdict,
         "reason": results.verdict.reason,
         "k": {name: results.k.of(name) for name in DRAFTERS},
+        "lookup": results.lookup_line or None,
         "acceptance_length": _lengths(results),
         "tokens_per_s": {mode: _speeds(served) for mode, served in results.served.items()},
         "same_k": {
@@ -70,17 +71,27 @@ def _same_k_speeds(served: Served) -> dict[str, dict[str, Any]]:
     """Concurrency -> tokens/s of base at custom's K, and custom / base."""
     rows: dict[str, dict[str, Any]] = {}
     for concurrency, row in served.speed.items():
-        other = row.same_k or OtherBase(base=row.base, custom_over_base=row.custom_over_base)
-        speeds = {"base": other.base, "custom": row.custom}
-        rows[concurrency] = _speed(speeds, other.custom_over_base)
+        other = row.same_k or Reference(block=row.base, custom_over=row.custom_over_base)
+        speeds = {"base": other.block, "custom": row.custom}
+        rows[concurrency] = _speed(speeds, other.custom_over)
     return rows
 
 
 def _speeds(served: Served) -> dict[str, dict[str, Any]]:
-    """Concurrency -> tokens/s of every variant, and custom / base."""
+    """Concurrency -> tokens/s of every variant, custom / base, and custom / lookup if measured."""
     return {
         concurrency: _speed({name: row.of(name) for name in VARIANTS}, row.custom_over_base)
+        | (_over_lookup(row.lookup) if row.lookup else {})
         for concurrency, row in served.speed.items()
+    }
+
+
+def _over_lookup(lookup: Reference) -> dict[str, Any]:
+    ratio = lookup.custom_over
+    return {
+        "lookup": lookup.block.tokens_per_s,
+        "custom_over_lookup": ratio.value,
+        "custom_over_lookup_ci95": [ratio.low, ratio.high],
     }
 
 

@@ -18,6 +18,7 @@ from outrider.serving.bundle.bundle_places import local_bundle, pinned
 from outrider.serving.bundle.model_card import hub_id
 from outrider.serving.serve_flags import ServeFlags, read_serve_flags, without_quotes
 from outrider.serving.speculator import Drafting, Speculator
+from outrider.speculators.kinds import weightless_kind
 
 SPECULATOR, MODEL = "/mnt/speculator", "/mnt/models"
 """Folders of the bundle and of the target in the container; KServe mounts the target there."""
@@ -108,10 +109,10 @@ def _stable(
     if stable != "own":
         return stable, flags
     k = (manifest.get("evidence") or {}).get("k", {}).get("base")
-    if k is None:
+    if k is None or weightless_kind(manifest["method"]):
         raise OutriderError(
-            "cluster.stable: own, but the bundle's evidence has no k of the target's own drafter;"
-            " set cluster.stable: none, or the address of a bundle"
+            "cluster.stable: own, but the bundle has no k or is not of the kind of the target's own"
+            " drafter; set cluster.stable: none, or the address of a bundle"
         )
     own = Drafting(Speculator(manifest["method"], Path(MODEL)), k, manifest["draft_sample_method"])
     return None, flags.replacing(own.settings())

@@ -28,6 +28,7 @@ SUMMARY_KEYS = (
     "kind",
     "verdict",
     "k",
+    "lookup",
     "acceptance_length",
     "tokens_per_s",
     "same_k",
@@ -139,9 +140,9 @@ def _named_speculator(name: str, recipe: "Recipe") -> "Options":
     from outrider.serving.speculator import Speculator
     from outrider.speculators.compatibility import check_speculator
 
-    directory = Speculator.named(name).directory
-    if directory is None:
-        return {"speculator": name, "weights": None}
+    found = Speculator.named(name)
+    if (directory := found.directory) is None:
+        return {"speculator": found.kind, "weights": None}
     if (directory / MANIFEST).exists():
         bundle_digest(directory)  # its files are those that it lists
     check_speculator(directory, recipe.target.training_directory())

@@ -8,11 +8,12 @@ ever. A failure raises an `OutriderError` with the usual causes, or warns (`trai
 
 import random
 from collections.abc import Sequence
+from typing import Any
 
 from rich.console import Console
 
 from outrider.common.errors import OutriderError
-from outrider.common.files import read_json, write_json
+from outrider.common.fingerprint import Kept
 from outrider.eval.config import SEED
 from outrider.pipeline.recipe.recipe import Recipe
 from outrider.pipeline.run_dir import RunDirectory
@@ -32,23 +33,22 @@ def check_warm_start(run: RunDirectory, recipe: Recipe, sequence_ids: Sequence[s
         return
     if base.kind != recipe.speculator.only_kind:
         return  # training starts from scratch: the evaluation compares what it ends with
-    path, parity = run.training / FILE, ParityConfig()
-    asked = parity.model_dump(exclude={"min_agreement", "max_difference"})
-    kept = read_json(path) if path.is_file() else {}
-    if kept.get("asked") == asked:
-        found = Parity.model_validate(kept["found"])
-    else:
-        prompts = _prompts(run, recipe, sequence_ids)
+    directory, parity = base.directory, ParityConfig()
+
+    def measured() -> dict[str, Any]:
         found = engine_parity(
             recipe.target,
             recipe.serving.engine,
-            {"base": base.directory},
+            {"base": directory},
             recipe.speculator.depth,
-            prompts,
+            _prompts(run, recipe, sequence_ids),
             parity,
             recipe.eval.replay_dtype,
-        )["base"]
-        write_json(path, {"asked": asked, "found": found.model_dump()})
+        )
+        return found["base"].model_dump()
+
+    asked = parity.model_dump(exclude={"min_agreement", "max_difference"})
+    found = Parity.model_validate(Kept(run.training / FILE, asked).run(measured))
     say = Console(stderr=True, highlight=False, soft_wrap=True).print
     why = complaint(found, parity)
     if why is None:

@@ -23,7 +23,7 @@ from outrider.serving.vllm_arguments import runs_mla
 from outrider.speculators.base import supported_kinds
 from outrider.speculators.checkpoints.architectures import architecture_of
 from outrider.speculators.config import AUTO
-from outrider.speculators.kinds import DEFAULT_KIND, trainable_kind
+from outrider.speculators.kinds import DEFAULT_KIND, LOOKUP, trainable_kind
 from outrider.speculators.planned import planned
 
 MAX_MODEL_LEN = 32_768
@@ -77,7 +77,7 @@ def _replaced(recipe: Recipe, target_dir: Path) -> Recipe:
         for name in recipe.speculator.kinds:
             if why := _unserved(recipe, name, target_config, mla):
                 raise OutriderError(f"speculator.kind = {name}: {why}")
-        return recipe.of_kinds(recipe.speculator.kinds)
+        return recipe.of_kinds(recipe.speculator.candidates)
     names, others = supported_kinds(recipe.speculator.base, target_dir)
     reasons = {name: _unserved(recipe, name, target_config, mla) for name in names}
     others |= {name: why for name, why in reasons.items() if why}
@@ -88,6 +88,8 @@ def _replaced(recipe: Recipe, target_dir: Path) -> Recipe:
             f"speculator.kind = {AUTO}: {recipe.target.model} supports no kind that trains"
             f" ({found}); use another target.model"
         )
+    if recipe.speculator.base != LOOKUP:  # otherwise every kind is compared with it anyway
+        names.append(LOOKUP)
     text = f"speculator.kind = {AUTO}: {', '.join(names)}"
     text += "".join(f"; not {name}: {why}" for name, why in others.items())
     Console(stderr=True).print(text, highlight=False, markup=False, soft_wrap=True)

@@ -134,5 +134,6 @@ def check_target(
         warm = warm_directory(speculator.of_kinds([name]))
         trainable_kind(name).check_target(target, warm, dry_run)
     base = base_of(speculator.base, target)
-    if is_directory(speculator.base) and (not dry_run or has_weights(target)):
-        check_speculator(Path(str(base.directory)), target)
+    named = base.directory if is_directory(speculator.base) else None
+    if named is not None and (not dry_run or has_weights(target)):
+        check_speculator(named, target)

@@ -51,10 +51,14 @@ class Speculator:
 
     @classmethod
     def named(cls, name: str | Path) -> "Speculator":
-        """As `--speculator` names it: a kind without weights, or a directory."""
+        """As `--speculator` names it: a kind without weights, or a directory.
+
+        A bundle without weights is its kind.
+        """
         if str(name) in weightless_names():
             return cls(str(name))
-        return cls(kind_of(Path(name)).name, Path(name))
+        kind = kind_of(Path(name)).name
+        return cls(kind, None if kind in weightless_names() else Path(name))
 
     def weights(self) -> dict[str, str]:
         """SHA-256 of each weight file by name; empty for a kind without weights."""

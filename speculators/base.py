@@ -40,7 +40,8 @@ def base_of(base: str | Path | None, target_dir: Path) -> Base:
         return Base(KINDS[name], None)
     if name is not None and name not in KINDS:
         directory = Path(name).expanduser()
-        return Base(kind_of(directory), directory)
+        kind = kind_of(directory)
+        return Base(kind, None if kind.name in weightless_names() else directory)
     native = {kind.name: kind for kind in native_kinds(read_json(config))}
     if name is None and native:
         return Base(next(iter(native.values())), Path(target_dir))

@@ -17,20 +17,27 @@ from pydantic import (
 )
 
 from outrider.speculators.head_config import HeadConfig
-from outrider.speculators.kinds import DEFAULT_KIND, KINDS, trainable_kind, trainable_names
+from outrider.speculators.kinds import (
+    DEFAULT_KIND,
+    KINDS,
+    LOOKUP,
+    trainable_kind,
+    trainable_names,
+)
 
 AUTO = "auto"
-"""`speculator.kind` that stands for every kind that trains and that the target supports."""
+"""`speculator.kind` that stands for every kind that the target supports, and n-gram lookup."""
 
 
-def _trainable(named: str | list[str]) -> str | list[str]:
-    """The kinds as they are kept: one by its name, several as a list."""
+def _candidates(named: str | list[str]) -> str | list[str]:
+    """The kinds as they are kept: one by its name, several as a list; n-gram lookup never alone."""
     if named == AUTO:
         return AUTO
     names = [named] if isinstance(named, str) else named
     if not names:
         raise ValueError(f"names no kind; kinds that train: {', '.join(trainable_names())}")
-    for name in names:
+    trained = [name for name in names if name != LOOKUP]
+    for name in trained or names:
         if name == AUTO:
             raise ValueError(f"{AUTO} is not one of a list; write {AUTO} alone, or the kinds")
         if name not in trainable_names():
@@ -89,14 +96,15 @@ class SpeculatorConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
-    kind: Annotated[str | list[str], AfterValidator(_trainable)] = DEFAULT_KIND
+    kind: Annotated[str | list[str], AfterValidator(_candidates)] = DEFAULT_KIND
     """Architecture. `mtp`: the multi-token prediction layer that a DeepSeek-V3/R1 target ships
     behind its last layer. `eagle3`: a one-layer head over three states of the target, with its own
     vocabulary, trained from scratch or from such a head. `p_eagle`: such a head that drafts all
     tokens in one pass. `dflash`: a head that does so over a block of slots which attend to each
-    other. docs/explanation/kinds.md compares them. A list, such as `[mtp, eagle3]`: each is trained
-    on the same captured states, and the one that serves this traffic fastest is shipped. `auto`:
-    the list of all kinds that the target supports."""
+    other. docs/explanation/kinds.md compares them. A list, such as `[mtp, eagle3, ngram]`: each is
+    trained on the same captured states, and the one that serves the validation traffic fastest is
+    evaluated. `ngram`, vLLM's n-gram lookup, needs no training, so a trained kind must be shown to
+    be faster. `auto`: `ngram` and all kinds that the target supports."""
 
     base: str | None = None
     """The speculator in use today, with which the evaluation compares: a directory, or `mtp` (the
@@ -147,6 +155,11 @@ class SpeculatorConfig(BaseModel):
                 f"speculator.head.{unread[0]}: {words} has no such setting; leave"
                 f" {', '.join(unread)} out, or choose another speculator.kind"
             )
+        if self.base == LOOKUP and self.kind != AUTO and LOOKUP in self.candidates:
+            raise ValueError(
+                f"speculator.kind: {LOOKUP} is speculator.base, which every kind is compared with;"
+                " leave it out of the list"
+            )
         if not any(self.train in kind.trains for kind in kinds):
             raise ValueError(
                 f"speculator.train = {self.train}: {words} has no routed experts to freeze;"
@@ -159,6 +172,11 @@ class SpeculatorConfig(BaseModel):
         """Names of the kinds that are trained; `auto` must have been replaced by them."""
         if self.kind == AUTO:
             raise ValueError("speculator.kind: auto was not replaced by the target's kinds")
+        return tuple(name for name in self.candidates if name != LOOKUP)
+
+    @property
+    def candidates(self) -> tuple[str, ...]:
+        """`kinds`, and n-gram lookup where it may be chosen."""
         return (self.kind,) if isinstance(self.kind, str) else tuple(self.kind)
 
     @property
@@ -169,7 +187,7 @@ class SpeculatorConfig(BaseModel):
 
     def of_kinds(self, names: Sequence[str]) -> "SpeculatorConfig":
         """The section for these kinds alone, without settings that none of them reads."""
-        kinds = [trainable_kind(name) for name in names]
+        kinds = [trainable_kind(name) for name in names if name != LOOKUP]
         read = frozenset().union(*(kind.head_keys for kind in kinds))
         head = HeadConfig(**{key: value for key, value in self.head if key in read})
         train = self.train if any(self.train in kind.trains for kind in kinds) else "all"

@@ -9,7 +9,8 @@ request at a time, the variants alternate by request (swapping the drafter's wei
 milliseconds, changing servers a second), so that the requests of a pair share the machine's noise.
 
 Base at other numbers of drafts is measured next to base: at eval.current_k, which the gate reads,
-in every repeat, at custom's K in every other one.
+in every repeat, at custom's K in every other one. N-gram lookup, which the gate reads as well, has
+an engine of its own.
 
 Repeats end when the verdict on speed is decided, or with the plan: `eval.measure`.
 """
@@ -27,7 +28,7 @@ from outrider.common.errors import OutriderError
 from outrider.eval.bench.metrics import noise_of, ratio
 from outrider.eval.bench.servers import Servers, Turn
 from outrider.eval.config import EvalConfig
-from outrider.eval.results.parts import BASE_RATIOS, CURRENT, SAME_K
+from outrider.eval.results.parts import CURRENT, CUSTOM_OVER, LOOKUP, SAME_K
 from outrider.eval.stats.sequential import decided, looks_of
 from outrider.serving.client import Sampling
 from outrider.serving.vllm_hooks.drafts_file import Drafts
@@ -42,7 +43,7 @@ Record = dict[str, Any]
 Plan = Mapping[str, Drafts | None]
 """Variant -> drafts per step."""
 
-ORDER = ("none", "base", CURRENT, SAME_K, "custom")
+ORDER = ("none", LOOKUP, "base", CURRENT, SAME_K, "custom")
 SHARE_OF_SWAPS = 0.1
 """Largest share of the time that may go to loading weights."""
 
@@ -74,7 +75,7 @@ def measure(
             size: list(itertools.islice(supply, evaluation.block_requests(size)))
             for size in evaluation.concurrency
         }
-        for size, turns in turns_of(servers, plan, repeat, evaluation.concurrency):
+        for size, turns in turns_of(servers, plan, repeat, evaluation):
             names = ", ".join(variant for variant, _ in turns)
             each = (time.monotonic() - began) / 60 / max(repeat, 1)
             left = f", {most}{each * (evaluation.repeats - repeat):.0f} min left" if repeat else ""
@@ -93,24 +94,28 @@ def measure(
 
 
 def turns_of(
-    servers: Servers, plan: Plan, repeat: int, concurrencies: Sequence[int]
+    servers: Servers, plan: Plan, repeat: int, evaluation: EvalConfig
 ) -> Iterator[tuple[int, Sequence[Turn]]]:
     """The blocks of a repeat in order: a concurrency, and the variants that share the block.
 
     Groups of servers run in reverse order in every other repeat, so that a server that is up stays
     up for the next repeat. Alone, variants alternate by request: all of them, where base and custom
-    share an engine, else those of one engine.
+    share an engine, else those of one engine. Lookup is measured at the main concurrency, and where
+    servers take turns once: its engine would start in every repeat.
     """
     own = [(name, plan[name]) for name in ORDER if name in plan]
     own = [turn for turn in own if turn[0] != SAME_K or repeat % 2 == 0]
+    if repeat and len(servers.groups(own)) > 1:
+        own = [turn for turn in own if turn[0] != LOOKUP]
     for group in servers.groups(own)[:: -1 if repeat % 2 else 1]:
-        engines: dict[str, list[Turn]] = {}
-        for turn in group:
-            engines.setdefault(servers.name(turn[0]), []).append(turn)
-        together = [group] if len(engines) <= 2 else list(engines.values())
-        for place, size in enumerate(concurrencies):
-            blocks = together if size == 1 else [[turn] for turn in group]
-            first = (repeat + place) % len(blocks)
+        for place, size in enumerate(evaluation.concurrency):
+            turns = [turn for turn in group if turn[0] != LOOKUP or size == evaluation.main]
+            engines: dict[str, list[Turn]] = {}
+            for turn in turns:
+                engines.setdefault(servers.name(turn[0]), []).append(turn)
+            together = [turns] if len(engines.keys() - {LOOKUP}) <= 2 else [*engines.values()]
+            blocks = (together if size == 1 else [[turn] for turn in turns]) if turns else []
+            first = (repeat + place) % max(len(blocks), 1)
             for turns in blocks[first:] + blocks[:first]:
                 yield size, turns
 
@@ -122,12 +127,17 @@ def _end(blocks: Sequence[Record], repeats: int, evaluation: EvalConfig) -> str 
         return None
     main, noise = evaluation.main, noise_of({"": blocks})
     threshold = evaluation.gate.min_speed_ratio
-    gated = {"custom / base": "custom_over_base", "custom / base at eval.current_k": "current"}
-    measured = {block["variant"] for block in blocks}
+    gated = {
+        "custom / base": "custom_over_base",
+        "custom / base at eval.current_k": "current",
+        "custom / lookup": "lookup",
+    }
+    # Lookup only where further repeats would measure it too.
+    measured = {block["variant"] for block in blocks if block["repeat"] == repeats - 1}
     seen = {
         words: ratio(blocks, main, name, evaluation, noise)
         for words, name in gated.items()
-        if BASE_RATIOS[name] in measured
+        if CUSTOM_OVER[name] in measured
     }
     found = ", ".join(
         f"{words} {each.value:.3f} [{each.low:.3f}, {each.high:.3f}]"

@@ -13,23 +13,24 @@ from numpy.typing import NDArray
 
 from outrider.eval.config import EvalConfig
 from outrider.eval.results.parts import (
-    BASE_RATIOS,
     CURRENT,
+    CUSTOM_OVER,
     DRAFTERS,
+    LOOKUP,
     RATIOS,
     SAME_K,
     VARIANTS,
     Drafters,
     Estimate,
 )
-from outrider.eval.results.speed import Block, OtherBase, Quantiles, SpeedRow
+from outrider.eval.results.speed import Block, Quantiles, Reference, SpeedRow
 from outrider.eval.stats.sequential import level_after
 from outrider.eval.stats.speed_ratio import BlockNoise, alternated_ratio, block_noise, speed_ratio
 
 Noise = Mapping[str, BlockNoise | None]
-"""By name of RATIOS and BASE_RATIOS."""
+"""By name of RATIOS and CUSTOM_OVER."""
 
-COMPARED = RATIOS | {name: ("custom", base) for name, base in BASE_RATIOS.items()}
+COMPARED = RATIOS | {name: ("custom", base) for name, base in CUSTOM_OVER.items()}
 """Name of each ratio -> numerator and denominator."""
 
 Record = Mapping[str, Any]
@@ -55,6 +56,9 @@ def noise_of(measured: Mapping[str, Sequence[Record]]) -> Noise:
         noise[name] = block_noise(
             paired(measured[mode], size, *variants) for mode, size in apart or own
         )
+    if LOOKUP in noise and noise[LOOKUP] is None:
+        # One block, where servers take turns; the comparison with none also crosses engines.
+        noise[LOOKUP] = noise["custom_over_none"]
     return noise
 
 
@@ -72,26 +76,24 @@ def summarise(
 
     `same_k` names the variant that is base at custom's K.
     """
-    measured = {block["variant"] for block in blocks} - {"base"}
-    others = {"same_k": same_k, "current": CURRENT}
+    others = {"same_k": same_k, "current": CURRENT, "lookup": LOOKUP}
     better = _shown_better(blocks, settings, noise)
 
     def estimate(size: int, name: str) -> Estimate:
         return ratio(blocks, size, name, settings, noise)
 
-    def other(size: int, base: str) -> OtherBase | None:
-        if base not in measured:
+    def other(size: int, variant: str) -> Reference | None:
+        own = _own(blocks, size, variant)
+        if variant == "base" or not own:
             return None
-        (name,) = (name for name, variant in BASE_RATIOS.items() if variant == base)
-        return OtherBase(
-            base=pooled(_own(blocks, size, base)), custom_over_base=estimate(size, name)
-        )
+        (name,) = (name for name, each in CUSTOM_OVER.items() if each == variant)
+        return Reference(block=pooled(own), custom_over=estimate(size, name))
 
     return {
         str(size): SpeedRow(
             **{variant: pooled(_own(blocks, size, variant)) for variant in VARIANTS},
             **{name: estimate(size, name) for name in RATIOS},
-            **{name: other(size, base) for name, base in others.items()},
+            **{name: other(size, variant) for name, variant in others.items()},
             better=better[size],
             drafting=_drafting(blocks, size),
         )

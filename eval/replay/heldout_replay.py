@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from outrider.data.features.feature_store import FeatureStore
 
 Replays = Mapping[str, ReplaySums]
-"""By drafter; of held-out and general traffic also `lookup` and `ceiling`."""
+"""By drafter, `lookup`, and of held-out and general traffic `ceiling`."""
 
 REFERENCES = {"lookup": LOOKUP, "ceiling": CEILING}
 """What base and custom are compared with -> its name in `replay`."""
@@ -46,13 +46,12 @@ COLUMNS = ["sequence_id", "session", "user", "temperature", "top_p", "top_k"]
 
 
 def replay_drafters(context: EvaluationContext, part: str) -> Replays:
-    """Base and custom on one part of the traffic; with the references where it is measured."""
+    """Base and custom on one part of the traffic, and lookup; the ceiling where it is measured."""
     sums = {str(drafter): replay_drafter(context, part, drafter) for drafter in DRAFTERS}
-    if part == "validation":
-        return sums
     return sums | {
         name: _replay_part(context, part, name, functools.partial(str, own))
         for name, own in REFERENCES.items()
+        if own == LOOKUP or part != "validation"
     }
 
 

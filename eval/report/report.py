@@ -22,7 +22,6 @@ from outrider.eval.report.formatting import interval, print_markdown, render
 from outrider.eval.results.choice import Choice
 from outrider.eval.results.parts import DRAFTERS, ClusteredEstimate, Estimate, k_list
 from outrider.eval.results.report import Report, Results
-from outrider.speculators.kinds import LOOKUP
 
 CAPTURED = "summary.json"
 """The capture's summary in features/; its module imports torch."""
@@ -172,8 +171,6 @@ def left_to_win(results: Results) -> str:
     if main:
         most = best_k(speeds_of(replay.by_k["ceiling"], {1: main})[1], least=1)
         text += f" At the measured step times not even that drafter gains from more than {most}."
-    if lookup > custom:
-        text += f" Lookup accepts more: measure it with evaluate-speculator --speculator {LOOKUP}."
     return text
 
 

@@ -16,40 +16,29 @@ class Choice(Part):
     """On the validation part, for k = 1..depth; null where exact replay is not measured"""
     step_ms: dict[Drafter, dict[str, dict[int, float]]] = Field(default_factory=dict)
     """Whose steps -> batch size -> k -> milliseconds per step; empty where nothing was timed"""
-    source: str
-    """Where the times come from"""
-    sequences: int
-    """Number of validation responses replayed"""
+    lookup_k: int | None = None
+    """Drafted tokens per step of n-gram lookup; null where it is not served as a reference"""
 
 
 class KindSpeed(Part):
-    """A trained kind: acceptance by exact replay over the time of its steps."""
+    """A kind: acceptance by exact replay over the time of its steps, at the main concurrency."""
 
     kind: str
     """The value of speculator.kind"""
     k: int
-    """Its own best number of drafts at the main concurrency, or the only one that it can make"""
+    """Its own best number of drafts, or the only one that it can make"""
     acceptance_length: ClusteredEstimate
     """At k, over the sessions of the validation part"""
-    step_ms: dict[str, float]
-    """Concurrency -> milliseconds of a step with these drafts"""
-    parameters: int
+    step_ms: float
+    """Milliseconds of a step with these drafts"""
+    over_lookup: ClusteredEstimate | None = None
+    """Its tokens/s over those of n-gram lookup, over sessions; null where lookup is not a candidate
+    and for lookup itself"""
+    parameters: int = 0
     """Values in its weight files"""
-    training_minutes: float
+    training_minutes: float = 0
     """Time of its training, the check of its warm start included"""
 
-    def tokens_per_s(self, concurrency: str) -> float:
+    def tokens_per_s(self, concurrency: int) -> float:
         """Concurrency x acceptance length over the time of a step."""
-        return 1000 * int(concurrency) * self.acceptance_length.value / self.step_ms[concurrency]
-
-
-class KindChoice(Part):
-    """Result of the stage choose_kind: the kind that is evaluated, chosen on validation."""
-
-    kinds: list[KindSpeed]
-    """Every trained kind, the fastest at the main concurrency first"""
-
-    @property
-    def chosen(self) -> str:
-        """The fastest kind."""
-        return self.kinds[0].kind
+        return 1000 * concurrency * self.acceptance_length.value / self.step_ms

@@ -23,8 +23,10 @@ RATIOS: dict[str, tuple[Variant, Variant]] = {
 SAME_K, CURRENT = "base_same_k", "base_current"
 """Base at other numbers of drafts: custom's K, and eval.current_k. Measured where they differ from
 base's K."""
-BASE_RATIOS = {"custom_over_base": "base", "same_k": SAME_K, "current": CURRENT}
-"""Name of each ratio of custom to a form of base -> that form."""
+LOOKUP = "lookup"
+"""N-gram lookup, which needs no training: a variant where neither base nor custom is it."""
+CUSTOM_OVER = {"custom_over_base": "base", "same_k": SAME_K, "current": CURRENT, "lookup": LOOKUP}
+"""Name of each ratio of custom to base or lookup -> the variant below it."""
 
 
 class Part(BaseModel):

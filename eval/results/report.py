@@ -10,15 +10,23 @@ docs/how-to/read-a-report.md says what to do with the figures. The data room's c
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 from outrider.common.errors import OutriderError
 from outrider.common.files import read_json, write_json
 from outrider.eval.results.acceptance import Counted, OnPolicy, Replay, Slice
-from outrider.eval.results.choice import Choice, KindChoice
-from outrider.eval.results.parts import DOCUMENTED, ClusteredEstimate, Drafters, Part, k_list
+from outrider.eval.results.choice import Choice, KindSpeed
+from outrider.eval.results.parts import (
+    DOCUMENTED,
+    ClusteredEstimate,
+    Drafters,
+    Estimate,
+    Part,
+    k_list,
+)
 from outrider.eval.results.speed import Cost, RateRow, Scenario, Served
 from outrider.eval.results.verification import Verification
+from outrider.speculators.kinds import LOOKUP
 
 VERSION = 13
 """Version of the measurements and of results.json. Raise it when the same settings measure
@@ -191,8 +199,32 @@ class Results(Findings):
     """Engine mode -> concurrency -> money; null without eval.cost"""
     verdict: Verdict
     """The verdict"""
-    kinds: KindChoice | None = None
-    """The choice of the speculator's kind; null where the recipe names one kind"""
+    kinds: list[KindSpeed] = Field(default_factory=list)
+    """The kinds that were compared on validation, the chosen one first; empty with one kind"""
+
+    @property
+    def lookup_line(self) -> str:
+        """Whether n-gram lookup is to be shipped, in words; empty where it is not."""
+        if self.speculator.kind == LOOKUP and self.verdict.verdict == "ship":
+            text = "Ship n-gram lookup, which needs neither training nor weights"
+            others = [each for each in self.kinds if each.over_lookup]
+            if others and (best := others[0].over_lookup):
+                text += ": no trained kind is shown to be faster on validation"
+                text += f" ({others[0].kind} / lookup {_words(best)})"
+            return f"{text}."
+        for mode, served in self.served.items():
+            row = served.speed[str(self.main_concurrency)]
+            others = max(row.none.tokens_per_s, row.base.tokens_per_s)
+            if row.lookup and row.lookup.block.tokens_per_s > others:
+                ratio = row.lookup.custom_over
+                words = "faster" if ratio.high < 1 else "as fast" if ratio.low <= 1 else ""
+                if words:
+                    return (
+                        f"N-gram lookup, which needs no training, is {words} ({mode}: custom /"
+                        f" lookup {_words(ratio)}): ship that. `outrider eval RECIPE"
+                        f" --speculator {LOOKUP}` judges it."
+                    )
+        return ""
 
     @classmethod
     def read(cls, path: Path) -> Self:
@@ -214,6 +246,12 @@ class Results(Findings):
     def write(self, path: Path) -> None:
         """Publishes the results; only the owner may read them if they hold customer text."""
         write_json(path, self.model_dump(mode="json"), private=self.samples is not None)
+
+
+def _words(ratio: ClusteredEstimate | Estimate) -> str:
+    if ratio.low is None or ratio.high is None:
+        return f"{ratio.value:.2f}"
+    return f"{ratio.value:.2f} [{ratio.low:.2f}, {ratio.high:.2f}]"
 
 
 class Report(Results):

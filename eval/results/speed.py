@@ -31,13 +31,13 @@ class Block(Part):
     """Time between deliveries, each of one or more tokens"""
 
 
-class OtherBase(Part):
-    """Base at another number of drafts, in the same engine."""
+class Reference(Part):
+    """What else custom is compared with: base at another number of drafts, or n-gram lookup."""
 
-    base: Block
-    """Base's figures"""
-    custom_over_base: Estimate
-    """Custom at its own K over base at this one"""
+    block: Block
+    """Its figures"""
+    custom_over: Estimate
+    """Custom at its own K over it"""
 
 
 class SpeedRow(Ratios, Variants[Block]):
@@ -51,10 +51,12 @@ class SpeedRow(Ratios, Variants[Block]):
 
     model_config = DOCUMENTED
 
-    same_k: OtherBase | None = None
+    same_k: Reference | None = None
     """Base at custom's K; null where that is base's own"""
-    current: OtherBase | None = None
+    current: Reference | None = None
     """Base at eval.current_k; null without it, and where that is base's own K"""
+    lookup: Reference | None = None
+    """N-gram lookup at `choice.lookup_k`; null elsewhere than at the main concurrency"""
     better: bool = False
     """Whether custom is shown to be faster than base. At concurrencies other than the main one the
     error probability of all these claims together is 5 % (Bonferroni)"""

@@ -18,7 +18,7 @@ from outrider.pipeline.plan.target_size import target_size
 from outrider.pipeline.plan.traffic import Volume
 from outrider.pipeline.recipe.recipe import Recipe
 from outrider.serving.config import EMBEDDED_TARGETS, EngineConfig
-from outrider.speculators.kinds import trainable_kind
+from outrider.speculators.kinds import LOOKUP, trainable_kind
 from outrider.speculators.planned import planned, warms_up
 from outrider.speculators.size import drafter_size
 
@@ -156,7 +156,7 @@ def stage_seconds(
         "evaluate": evaluated,
         "export": {"engine start": rates.engine_start_s * (recipe.export.tolerance is not None)},
     }
-    if (starts := len(checkpoint_bytes)) > 1:
+    if (starts := len(recipe.speculator.candidates)) > 1:
         stages["choose_kind"] = {f"{starts} engine starts": starts * rates.engine_start_s}
     return stages
 
@@ -182,7 +182,8 @@ def evaluation_seconds(
     responses = measured.verification_requests * measured.verification_max_tokens
     verified = 6 * responses / rates.decoded_per_s(seats)
     verified += responses / rates.decoded_per_s(max(seats // 2, 1))
-    starts = engine_starts(measured, recipe.serving.engine, recipe.speculator.depth)
+    lookup = recipe.speculator.base != LOOKUP
+    starts = engine_starts(measured, recipe.serving.engine, recipe.speculator.depth, lookup)
     found = {
         f"{starts} engine starts": starts * rates.engine_start_s,
         "exact replay": 2 * (volume.validation + volume.heldout) / rates.replay_tokens_per_s,
@@ -196,8 +197,10 @@ def evaluation_seconds(
     return {part: seconds for part, seconds in found.items() if seconds}
 
 
-def engine_starts(measured: EvalConfig, engine: EngineConfig, depth: int) -> int:
+def engine_starts(measured: EvalConfig, engine: EngineConfig, depth: int, lookup: bool) -> int:
     """Engine starts of an evaluation: two servers per mode, or as they alternate.
+
+    `lookup`: n-gram lookup has a server too, which starts once per mode.
 
     Where one server runs at a time, step timing starts one, verification and the first repeat both,
     and every further repeat begins with the server that is up. Where each speculator and number of
@@ -208,7 +211,7 @@ def engine_starts(measured: EvalConfig, engine: EngineConfig, depth: int) -> int
     if not engine.changes_drafters:
         variants = 4 + (measured.current_k is not None)
         timed = 2 * depth if measured.k == "auto" else 0
-        return timed + 3 + modes * variants * measured.repeats
+        return timed + 3 + modes * (variants * measured.repeats + lookup)
     if measured.side_by_side:
-        return 2 * modes
-    return (measured.k == "auto") + 2 + modes * (measured.repeats + 1)
+        return (2 + lookup) * modes
+    return (measured.k == "auto") + 2 + modes * (measured.repeats + 1 + lookup)

@@ -48,7 +48,7 @@ def _features(recipe: Recipe) -> FeatureSpec:
 
 def _reads(recipe: Recipe) -> dict[str, Any]:
     """The kinds and, where they read more than the final state, their streams."""
-    kinds: dict[str, Any] = {"kind": recipe.speculator.kind}
+    kinds: dict[str, Any] = {"kind": recipe.of_kinds(recipe.speculator.kinds).speculator.kind}
     streams = _features(recipe).names
     return kinds if len(streams) == 1 else kinds | {"streams": list(streams)}
 

@@ -1,7 +1,7 @@
 """Evaluate: the trained speculator, or another one, against the base and no speculation.
 
-In a run of several kinds, EVALUATE_KINDS publishes and evaluates the one that choose_kind has
-named.
+In a run of several kinds, CHOOSE_KIND names the fastest on the validation part, and EVALUATE_KINDS
+publishes and evaluates it.
 """
 
 import dataclasses
@@ -10,7 +10,7 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from outrider.common.files import publish, read_json
+from outrider.common.files import publish, read_json, write_json
 from outrider.pipeline.recipe.recipe import Recipe
 from outrider.pipeline.run_dir import RunDirectory
 from outrider.pipeline.stage import Options, Stage
@@ -21,6 +21,7 @@ from outrider.pipeline.stages.sources import (
     speculator_section,
     target_and_base_digests,
 )
+from outrider.speculators.kinds import LOOKUP
 
 if TYPE_CHECKING:
     from outrider.eval.context import EvaluationContext
@@ -39,25 +40,56 @@ def _evaluate_other(run: RunDirectory, recipe: Recipe, options: Options) -> dict
     return evaluate(evaluation_context(run, recipe, str(options["speculator"]), out, out))
 
 
+def _choose_kind(run: RunDirectory, recipe: Recipe, options: Options) -> dict[str, Any]:
+    """Ranks the trained kinds and n-gram lookup by exact replay and timed steps."""
+    from outrider.eval.choose_kind import choose_kind
+    from outrider.speculators.checkpoints.safetensors_headers import tensor_headers
+
+    contexts = {kind: context_of_kind(run, recipe, kind) for kind in recipe.speculator.candidates}
+    facts = {}
+    for kind in recipe.speculator.kinds:
+        speculator = run.of_kind(kind).speculator
+        headers = tensor_headers(speculator).values()
+        record = run.read_record(f"train_{kind}") or {}
+        facts[kind] = {
+            "parameters": sum(header.floats for header in headers),
+            "training_minutes": record["seconds"] / 60,
+        }
+    kinds = choose_kind(contexts, facts)
+    write_json(run.kind_choice, [each.model_dump(mode="json") for each in kinds])
+    return {
+        "chosen": kinds[0].kind,
+        "tokens_per_s": {each.kind: each.tokens_per_s(recipe.eval.main) for each in kinds},
+    }
+
+
 def _evaluate_kinds(run: RunDirectory, recipe: Recipe, options: Options) -> dict[str, Any]:
     """Evaluates the kind that choose_kind has named."""
     from outrider.eval.evaluate import evaluate
-    from outrider.eval.results.choice import KindChoice
+    from outrider.eval.results.choice import KindSpeed
 
-    choice = KindChoice.model_validate(read_json(run.kind_choice))
-    publish_chosen(run, choice.chosen)
-    one = recipe.of_kinds([choice.chosen])
-    context = evaluation_context(run, one, str(run.speculator), run.evaluation, run.root)
-    return evaluate(dataclasses.replace(context, kinds=choice))
+    kinds = [KindSpeed.model_validate(each) for each in read_json(run.kind_choice)]
+    chosen = publish_chosen(run, kinds[0].kind)
+    one = recipe.of_kinds([kinds[0].kind])
+    context = evaluation_context(run, one, chosen, run.evaluation, run.root)
+    return evaluate(dataclasses.replace(context, kinds=kinds))
 
 
-def publish_chosen(run: RunDirectory, kind: str) -> None:
-    """Makes the run's speculator and metrics those of one of its kinds, as links to its files."""
+def publish_chosen(run: RunDirectory, kind: str) -> str:
+    """Makes the run's speculator and metrics those of one of its kinds, as links to its files.
+
+    Returns the speculator as `--speculator` names it; n-gram lookup has no files.
+    """
     own = run.of_kind(kind)
+    if kind == LOOKUP:
+        shutil.rmtree(run.speculator, ignore_errors=True)
+        run.metrics.unlink(missing_ok=True)
+        return kind
     with publish(run.speculator) as temporary:
         shutil.copytree(own.speculator, temporary, copy_function=_linked)
     with publish(run.metrics) as temporary:
         shutil.copyfile(own.metrics, temporary)
+    return str(run.speculator)
 
 
 def _linked(source: str, destination: str) -> None:
@@ -72,7 +104,8 @@ def context_of_kind(run: RunDirectory, recipe: Recipe, kind: str) -> "Evaluation
     """The evaluation of one of several kinds, in its own folder."""
     own = run.of_kind(kind)
     one = recipe.of_kinds([kind])
-    return evaluation_context(own, one, str(own.speculator), own.evaluation, own.evaluation)
+    named = kind if kind == LOOKUP else str(own.speculator)
+    return evaluation_context(own, one, named, own.evaluation, own.evaluation)
 
 
 def evaluation_context(
@@ -121,7 +154,7 @@ def evaluation_settings(recipe: Recipe) -> dict[str, Any]:
 
 EVALUATE = Stage(
     name="evaluate",
-    version=4,
+    version=5,
     needs=("split", "capture", "train"),
     settings=evaluation_settings,
     sources=target_and_base_digests,
@@ -133,6 +166,21 @@ EVALUATE = Stage(
     starts_engines=True,
 )
 
+CHOOSE_KIND = Stage(
+    name="choose_kind",
+    version=2,
+    needs=("split", "capture", "train"),
+    settings=evaluation_settings,
+    sources=target_and_base_digests,
+    work=_choose_kind,
+    reads=lambda run: (run.sequences, run.features / "manifest.json"),
+    artifact=lambda run: run.kind_choice,
+    identity=lambda run: run.kind_choice,
+    handles_text=True,
+    starts_engines=True,
+)
+"""Only in a run of several kinds, between train and evaluate."""
+
 EVALUATE_KINDS = dataclasses.replace(
     EVALUATE,
     needs=("split", "capture", "train", "choose_kind"),
@@ -142,7 +190,7 @@ EVALUATE_KINDS = dataclasses.replace(
 
 EVALUATE_OTHER = Stage(
     name="evaluate_other",
-    version=4,
+    version=5,
     needs=("split", "capture"),
     settings=evaluation_settings,
     sources=target_and_base_digests,

@@ -15,6 +15,7 @@ from outrider.pipeline.recipe.recipe import Recipe
 from outrider.pipeline.run_dir import RunDirectory
 from outrider.pipeline.stage import Options, Stage
 from outrider.pipeline.stages.sources import parts_in_use, section, target_digest
+from outrider.speculators.kinds import LOOKUP
 
 if TYPE_CHECKING:
     from outrider.eval.results.report import Results
@@ -38,7 +39,8 @@ def copy_bundle(run: RunDirectory, recipe: Recipe, to: str) -> str:
     from outrider.data.formats.sources import answering
 
     with answering(f"export to {to}"):
-        _write(run, recipe, read_json(run.bundle / "bundle.json")["evidence"], to)
+        manifest = read_json(run.bundle / "bundle.json")
+        _write(run, recipe, manifest["method"], manifest["evidence"], to)
     return to
 
 
@@ -52,7 +54,8 @@ def _work(run: RunDirectory, recipe: Recipe, options: Options) -> dict[str, Any]
     if verdict.verdict != SHIP and not options.get("force"):
         raise NotShipped(verdict.verdict, verdict.reason)
     unverified = run.root / "bundle.unverified"
-    _write(run, recipe, _evidence(run, recipe, results), str(unverified))
+    evidence = _evidence(run, recipe, results)
+    _write(run, recipe, results.speculator.kind, evidence, str(unverified))
     verification = None
     if recipe.export.tolerance is not None:
         verification = _verify(run, recipe, unverified, results, recipe.export.tolerance)
@@ -61,13 +64,14 @@ def _work(run: RunDirectory, recipe: Recipe, options: Options) -> dict[str, Any]
     return {"bundle": str(run.bundle), "verification": verification}
 
 
-def _write(run: RunDirectory, recipe: Recipe, evidence: dict[str, Any], to: str) -> None:
+def _write(run: RunDirectory, recipe: Recipe, kind: str, evidence: dict[str, Any], to: str) -> None:
+    """Writes the bundle of the speculator that was judged; n-gram lookup has no weights."""
     from outrider.serving.bundle.bundle import export_bundle
     from outrider.serving.speculator import Drafting, Speculator
 
     k, schedule = evidence["k"]["custom"], _schedule(recipe, evidence)
     drafting = Drafting(
-        Speculator.named(run.speculator),
+        Speculator.named(kind if kind == LOOKUP else run.speculator),
         max([k, *(best for _, _, best in schedule or [])]),
         recipe.speculator.draft_sample_method,
         schedule,

@@ -9,8 +9,12 @@ from outrider.pipeline.recipe.recipe import Recipe
 from outrider.pipeline.stage import Stage
 from outrider.pipeline.stages.adapt import ADAPT_ROUND, ADAPT_WINDOW
 from outrider.pipeline.stages.capture import CAPTURE
-from outrider.pipeline.stages.choose_kind import CHOOSE_KIND
-from outrider.pipeline.stages.evaluate import EVALUATE, EVALUATE_KINDS, EVALUATE_OTHER
+from outrider.pipeline.stages.evaluate import (
+    CHOOSE_KIND,
+    EVALUATE,
+    EVALUATE_KINDS,
+    EVALUATE_OTHER,
+)
 from outrider.pipeline.stages.export import EXPORT
 from outrider.pipeline.stages.ingest import INGEST
 from outrider.pipeline.stages.split import SPLIT
@@ -36,7 +40,7 @@ OTHER_STAGES: dict[str, Stage] = {
 
 def stages_of(recipe: Recipe) -> dict[str, Stage]:
     """The stages of the recipe's run."""
-    return STAGES if len(recipe.speculator.kinds) == 1 else STAGES_OF_KINDS
+    return STAGES if len(recipe.speculator.candidates) == 1 else STAGES_OF_KINDS
 
 
 def stage_of(name: str, recipe: Recipe) -> Stage:

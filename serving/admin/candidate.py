@@ -200,7 +200,10 @@ def release_files(directory: Path, root: Path, digest: str) -> SpeculatorFiles:
     states = _states(directory)
     manifest = read_manifest(directory)
     if "config.json" not in manifest["files"]:
-        raise OutriderError(f"{directory / MANIFEST}: files: lists no config.json")
+        raise OutriderError(
+            f"{directory / MANIFEST}: files: lists no config.json: {manifest.get('method')} has no"
+            " weights to load; start a server with the bundle's serve.sh"
+        )
     if (found := bundle_digest(directory)) != digest:
         raise OutriderError(f"{directory / MANIFEST}: its files have digest {found}, not {digest}")
     files = SpeculatorFiles(directory, manifest, states)

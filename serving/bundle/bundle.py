@@ -5,7 +5,7 @@
     verify_bundle("runs/NAME/bundle", target, engine, prompts, Sampling(), max_tokens=256, ...)
 
 `config.json` and the speculator's safetensors are what `--speculative-config` reads. Subfolders
-hold the speculator in other formats, where its kind has some.
+hold the speculator in other formats, where its kind has some. A kind without weights has neither.
 `serve.sh` starts the server with the flags of the evaluation. `bundle.json` holds the k to use, the
 SHA-256 of every file, and the evidence.
 """
@@ -55,27 +55,28 @@ def export_bundle(
     A local bundle is published atomically. At an fsspec URL a bundle with bundle.json is complete.
     `evidence` (the recipe's digest, the report's figures) is stored unchanged.
     """
-    speculator_dir = Path(drafting.speculator.directory or "")
-    weights = sorted(speculator_dir.glob("*.safetensors")) + sorted(
-        speculator_dir.glob("*.safetensors.index.json")
-    )
-    if not weights:
-        raise OutriderError(
-            f"{speculator_dir}: no *.safetensors; train first, or give a speculator's directory"
-        )
+    directory, files = drafting.speculator.directory, list[Path]()
+    if directory is not None:
+        weights = sorted(directory.glob("*.safetensors"))
+        if not weights:
+            raise OutriderError(
+                f"{directory}: no *.safetensors; train first, or give a speculator's directory"
+            )
+        files = [directory / "config.json", *weights]
+        files += sorted(directory.glob("*.safetensors.index.json"))
     with tempfile.TemporaryDirectory(prefix="outrider-") as folder:
         stage = Path(folder) / "bundle"
         stage.mkdir()
-        for file in [speculator_dir / "config.json", *weights]:
+        for file in files:
             shutil.copyfile(file, stage / file.name)
         (stage / "serve.sh").write_text(serve_script(target, engine, drafting), encoding="utf-8")
         (stage / "serve.sh").chmod(0o755)
         trainable = KINDS[drafting.speculator.kind]
-        if other_formats and isinstance(trainable, TrainableKind):
+        if other_formats and directory is not None and isinstance(trainable, TrainableKind):
             # A format may name its target: by its path if it has no public name.
             name = target.directory() if target.model in EMBEDDED_TARGETS else target.model
             trainable.write_other_formats(
-                speculator_dir, target.directory(), str(name), drafting.k, stage
+                directory, target.directory(), str(name), drafting.k, stage
             )
         manifest = {
             **listing(stage),

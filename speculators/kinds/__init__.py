@@ -75,8 +75,15 @@ def trainable_kind(name: str) -> TrainableKind:
 
 
 def kind_of(directory: Path) -> DrafterKind:
-    """The kind of a speculator's directory, or of a target's own speculator, by its config.json."""
-    path = Path(directory) / "config.json"
+    """The kind of a speculator's directory, or of a target's own speculator, by its config.json.
+
+    A bundle of a kind without weights has bundle.json only.
+    """
+    path, bundle = Path(directory) / "config.json", Path(directory) / "bundle.json"
+    if bundle.is_file() and not path.exists():
+        found = weightless_kind(read_json(bundle).get("method"))
+        if found is not None:
+            return found
     config = read_json(path)
     for kind in KINDS.values():
         if kind.recognizes(config):

@@ -14,7 +14,7 @@ from outrider.eval.config import CostConfig
 from outrider.eval.cost import money
 from outrider.eval.replay.heldout_replay import replay_figures
 from outrider.eval.report.report import write_report
-from tests.eval.sample_kinds import sample_choice
+from tests.eval.sample_kinds import sample_kinds
 from tests.eval.sample_results import (
     BOTH_K,
     sample_examples,
@@ -94,7 +94,7 @@ def write_sample_run(run: Path, text: str = "word") -> Path:
             "settings": results.settings | {"cost": cost.model_dump(mode="json")},
             "general": general,
             "samples": sample_examples(text),
-            "kinds": sample_choice(),
+            "kinds": sample_kinds(),
         }
     )
     files = {

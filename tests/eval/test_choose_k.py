@@ -19,8 +19,8 @@ from outrider.eval.context import (
     HeldoutRequests,
 )
 from outrider.eval.evaluate import check
-from outrider.eval.results.choice import Choice
-from outrider.eval.results.parts import CURRENT, SAME_K, Drafters
+from outrider.eval.results.choice import Choice, KindSpeed
+from outrider.eval.results.parts import CURRENT, SAME_K, ClusteredEstimate, Drafters
 from outrider.serving.client import Sampling
 from outrider.serving.config import EngineConfig, ServingConfig, TargetConfig
 from outrider.serving.speculator import Speculator
@@ -32,7 +32,6 @@ from tests.tiny import HIDDEN, write_tiny_target
 LENGTHS = [1.8, 2.4, 2.8, 3.0]
 DEPTH = 2
 SUMS = SimpleNamespace(acceptance_length=lambda: [1.8, 2.4], sequence_ids=["a", "b", "c"])
-GIVEN = {"source": "a test", "sequences": 3}
 
 
 def chosen(step_s, lengths=LENGTHS, base=LENGTHS, main=1, base_s=None) -> Choice:
@@ -43,7 +42,7 @@ def chosen(step_s, lengths=LENGTHS, base=LENGTHS, main=1, base_s=None) -> Choice
         return {size: dict(enumerate(row, first)) for size, row in steps.items()}
 
     steps = {"base": numbered(base_s or step_s), "custom": numbered(step_s)}
-    return choose_k({"base": base, "custom": lengths}, steps, main, {}, **GIVEN)
+    return choose_k({"base": base, "custom": lengths}, steps, main, {})
 
 
 def test_dear_drafts_shorten_k_and_cheap_ones_lengthen_it() -> None:
@@ -86,7 +85,7 @@ def test_base_is_measured_at_other_numbers_only_where_they_differ() -> None:
     def plan(base, custom, current_k=None, by_batch_size=False):
         k = Drafters[int](base=base, custom=custom)
         schedules = Drafters(base=[(1, 8, base)], custom=[(1, 4, custom), (5, 8, 0)])
-        choice = Choice(k=k, k_per_batch_size=schedules, **GIVEN)
+        choice = Choice(k=k, k_per_batch_size=schedules)
         return draft_plan(choice, current_k, by_batch_size)
 
     assert plan(3, 3) == {"base": 3, "custom": 3}
@@ -96,6 +95,10 @@ def test_base_is_measured_at_other_numbers_only_where_they_differ() -> None:
     assert plan(2, 5, 5) == {"base": 2, "custom": 5, CURRENT: 5}
     schedule = [(1, 4, 5), (5, 8, 0)]
     assert plan(2, 5, None, True) == {"base": [(1, 8, 2)], "custom": schedule, SAME_K: schedule}
+
+
+def sample_length():
+    return ClusteredEstimate(value=1.5, low=None, high=None, observations=3, clusters=3, over="")
 
 
 def head(target, directory):
@@ -139,7 +142,7 @@ def case(tmp_path, monkeypatch):
 def chosen_for(context, replayed=True, **settings):
     context = dataclasses.replace(context, settings=context.settings.model_copy(update=settings))
     requests = HeldoutRequests(Sampling(), [], [Prompt("q", "s", "", [1], "a")])
-    validation = {"base": SUMS, "custom": SUMS} if replayed else None
+    validation = dict.fromkeys(("base", "custom", "lookup"), SUMS) if replayed else None
     return choose(context, "servers", "load", requests, validation)
 
 
@@ -147,16 +150,17 @@ def test_steps_are_timed_once_and_only_where_the_recipe_leaves_it_to_them(case) 
     context, timed = case
     by_hand = chosen_for(context, k=1)
     assert (by_hand.k.custom, by_hand.step_ms) == (1, {})
-    assert by_hand.source == "the recipe's eval.k"
     assert by_hand.acceptance_length.custom == [1.8, 2.4]
     without_replay = chosen_for(context, replayed=False)
-    assert without_replay.k.custom == 2
-    assert without_replay.source == "the recipe's speculator.depth" and not timed
+    assert without_replay.k.custom == without_replay.lookup_k == 2 and not timed
     choice = chosen_for(context)
     assert choice.k.custom == 2 and choice.k_per_batch_size.custom == [(1, 1, 2), (2, 4, 1)]
-    assert choice.source == "steps of the eager engine" and choice.sequences == 3
+    # Lookup: 2.4 tokens in custom's 14 ms beat 1.8 in 12; where it was timed, what was chosen.
+    assert choice.lookup_k == 2 and draft_plan(choice, None, False)["lookup"] == 2
     assert chosen_for(context) == choice
     assert timed == [("eager", {"custom": [1, 2]}, [1, 4], ["a"])]
+    lookup = KindSpeed(kind="ngram", k=1, acceptance_length=sample_length(), step_ms=1.0)
+    assert chosen_for(dataclasses.replace(context, kinds=[lookup])).lookup_k == 1
 
 
 def test_only_the_speculator_that_can_draft_other_numbers_is_timed(case, tmp_path):
@@ -167,10 +171,24 @@ def test_only_the_speculator_that_can_draft_other_numbers_is_timed(case, tmp_pat
     # Base: 1.8 tokens in 12 ms beat 2.4 in 30.
     assert (choice.k.base, choice.k.custom) == (1, 2)
     assert [list(numbers) for _, numbers, _, _ in timed] == [["base"]]
-    assert choice.source == (
-        "steps of the eager engine; a P-EAGLE head always drafts speculator.depth"
-    )
-    assert draft_plan(choice, None, False) == {"base": 1, "custom": 2, "base_same_k": 2}
+    plan = {"base": 1, "custom": 2, "lookup": 1, "base_same_k": 2}
+    assert draft_plan(choice, None, False) == plan
+
+
+def test_a_base_of_one_number_is_started_for_its_own(case, tmp_path):
+    """At custom's depth alone, a base whose drafts do not pay would look slower than it is."""
+    context, timed = case
+    base = head(context.target.directory(), tmp_path / "base")
+    context = dataclasses.replace(context, speculators=context.speculators | {"base": base})
+    choice = chosen_for(context)
+    assert (choice.k.base, choice.k.custom) == (1, 1)
+    assert [list(numbers) for _, numbers, _, _ in timed] == [["base", "custom"]]
+    settings = context.settings.model_copy(update={"current_k": 1, "max_tokens": 99})
+    today = dataclasses.replace(context, settings=settings)
+    with pytest.raises(OutriderError, match=r"config\.json: no such file"):
+        check(today)  # which only misses the files of the case's custom
+    assert chosen_for(today).k.base == 1
+    assert list(timed[-1][1]) == ["custom"]
 
 
 def test_two_of_one_number_are_not_timed(case, tmp_path):
@@ -181,7 +199,7 @@ def test_two_of_one_number_are_not_timed(case, tmp_path):
     assert context.one_engine
     choice = chosen_for(context)
     assert (choice.k.base, choice.k.custom, timed) == (2, 2, [])
-    assert draft_plan(choice, 2, False, fixed=True) == {"base": 2, "custom": 2}
+    assert draft_plan(choice, 2, False, fixed=True) == {"base": 2, "custom": 2, "lookup": 2}
     settings = context.settings.model_copy(update={"current_k": 1})
     with pytest.raises(OutriderError, match=r"eval\.current_k = 1: a P-EAGLE head drafts as many"):
         check(dataclasses.replace(context, settings=settings))

@@ -182,7 +182,7 @@ def served(kind, speed):
     [
         ("eagle3", 1.4, "ship", "counted by the engine; tokens/s"),
         ("eagle3", 0.8, "do not ship", "tokens/s, custom / base, eager"),
-        ("ngram", 1.4, "ship", "counted by the engine"),
+        ("ngram", 1.4, "ship", "tokens/s, custom / base, eager"),
         ("none", 1.4, "do not ship", "acceptance length, custom / base, both at K = 3: 0."),
     ],
 )

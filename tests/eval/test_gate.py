@@ -10,9 +10,10 @@ from outrider.eval.config import GateConfig
 from outrider.eval.gate import LEAST_GREEDY_P, conclusion, judge
 from outrider.eval.lossless.greedy_match import compare_greedy, excess
 from outrider.eval.results.parts import Estimate
-from outrider.eval.results.report import Check, Findings, Verdict
+from outrider.eval.results.report import Check, Findings, Results, Verdict
 from outrider.eval.stats.sequential import decided
 from outrider.speculators.config import ParityConfig
+from tests.eval.sample_kinds import sample_kinds
 from tests.eval.sample_results import sample_findings, sample_parity
 
 BETTER = {"value": 1.4, "low": 1.3, "high": 1.5, "observations": 300, "clusters": 200}
@@ -121,6 +122,42 @@ def test_an_interval_that_ends_at_the_bound_is_judged_alike_everywhere(low, high
         if check.name == "tokens/s, custom / none, eager"
     )
     assert none.outcome == ("passed" if low >= 1 else "undecided")
+
+
+@pytest.mark.parametrize(
+    ("ratio", "verdict", "words"),
+    [
+        (BETTER, "ship", ""),
+        (UNSURE, "undecided", "is as fast"),
+        (LOSES, "do not ship", "is faster"),
+    ],
+)
+def test_a_head_that_lookup_beats_does_not_ship(ratio, verdict, words):
+    findings = good()
+    row = findings["served"]["eager"]["speed"]["1"]
+    row["lookup"]["custom_over"] = ratio
+    row["lookup"]["block"]["tokens_per_s"] = 1000.0
+    judged = verdict_of(findings)
+    assert judged.verdict == verdict
+    results = Results(**findings | {"cost": None, "verdict": judged})
+    assert words in results.lookup_line and bool(words) == bool(results.lookup_line)
+    # Where base is faster than both, lookup is not what to ship.
+    row["lookup"]["block"]["tokens_per_s"] = 1.0
+    assert not Results(**findings | {"cost": None, "verdict": judged}).lookup_line
+
+
+def test_a_free_rule_need_not_accept_more_than_base_to_ship():
+    findings = good()
+    findings["replay"]["ratio"] = LOSES
+    assert verdict_of(findings).verdict == "do not ship"
+    findings["speculator"] = {"kind": "ngram", "weights_sha256": None}
+    judged = verdict_of(findings)
+    assert judged.verdict == "ship"
+    kinds = sample_kinds(ngram=0.8)
+    results = Results(**findings | {"cost": None, "verdict": judged, "kinds": kinds})
+    assert [each.kind for each in kinds][:2] == ["ngram", "eagle3"]
+    words = "no trained kind is shown to be faster on validation (eagle3 / lookup 0.8"
+    assert words in results.lookup_line
 
 
 def greedy_of(with_speculation: list[float], alone: list[float]) -> Verdict:
@@ -349,9 +386,9 @@ def test_custom_must_beat_what_runs_today_too():
     findings = good()
     findings["settings"]["current_k"] = 1
     row = findings["served"]["eager"]["speed"]["1"]
-    row["current"] = {"base": row["base"], "custom_over_base": BETTER}
+    row["current"] = {"block": row["base"], "custom_over": BETTER}
     assert verdict_of(findings).verdict == "ship"
-    row["current"]["custom_over_base"] = SLOWER
+    row["current"]["custom_over"] = SLOWER
     verdict = verdict_of(findings)
     assert verdict.verdict == "do not ship"
     name = "tokens/s, custom / base at eval.current_k = 1, eager, concurrency 1"

@@ -11,6 +11,7 @@ from datasets import Dataset
 from outrider.common.errors import OutriderError
 from outrider.common.files import read_json, write_json
 from outrider.data.features.feature_store import FeatureStore
+from outrider.data.features.feature_writer import FeatureWriter
 from outrider.data.on_policy.check import write_quarantine
 from outrider.pipeline import draft_parity_check
 from outrider.pipeline.kinds import with_kinds
@@ -30,20 +31,14 @@ from outrider.pipeline.stages.registry import (
     stages_of,
 )
 from outrider.pipeline.stages.train import TRAIN, TRAIN_KINDS
-from outrider.speculators.kinds import KINDS, kind_of, trainable_names
+from outrider.speculators.features import FeatureStream
+from outrider.speculators.kinds import kind_of, trainable_names
 from outrider.training.distributed import launch
-from tests.speculators.kinds.toy_kind import STREAM, WIDTH, Toy, run_toy, toy_corpus
-from tests.tiny import write_tiny_target
-from tests.training.corpus import Corpus
+from tests.tiny import HIDDEN, write_tiny_target
+from tests.training.corpus import Corpus, make_corpus
+from tests.training.forked_ranks import run_forked
 
-BOTH = "speculator.kind=[mtp,toy]"
-
-
-@pytest.fixture(autouse=True)
-def toy(monkeypatch: pytest.MonkeyPatch) -> Toy:
-    kind = Toy()
-    monkeypatch.setitem(KINDS, kind.name, kind)
-    return kind
+BOTH = "speculator.kind=[mtp,eagle3]"
 
 
 @pytest.fixture(scope="module")
@@ -56,16 +51,17 @@ def recipe_of(target: Path, *words: str) -> Recipe:
 
 
 def test_a_kind_is_a_name_a_list_or_auto(target: Path) -> None:
-    assert recipe_of(target, "speculator.kind=[toy]").speculator.kind == "toy"
+    assert recipe_of(target, "speculator.kind=[eagle3]").speculator.kind == "eagle3"
     both = recipe_of(target, BOTH).speculator
-    assert both.kind == ["mtp", "toy"] and both.kinds == ("mtp", "toy")
-    assert both.of_kinds(["toy"]).only_kind == "toy"
+    assert both.kind == ["mtp", "eagle3"] and both.kinds == ("mtp", "eagle3")
+    assert both.of_kinds(["eagle3"]).only_kind == "eagle3"
     for value, message in (
         ("[]", "names no kind"),
         ("[mtp,mtp]", "names a kind twice: mtp, mtp; leave one out"),
         ("[auto,mtp]", "auto is not one of a list; write auto alone"),
         ("[mtp,medusa]", "'medusa' is not known; kinds that train: .*; auto takes all"),
         ("ngram", "'ngram' can be evaluated, but not trained"),
+        ("[mtp,none]", "'none' can be evaluated, but not trained"),
     ):
         with pytest.raises(OutriderError, match=rf"speculator\.kind = .*{message}"):
             recipe_of(target, f"speculator.kind={value}")
@@ -76,7 +72,11 @@ def test_auto_is_every_kind_that_the_target_supports(
 ) -> None:
     recipe = with_kinds(recipe_of(target, "speculator.kind=auto"))
     assert set(recipe.speculator.kinds) == set(trainable_names())
+    assert recipe.speculator.candidates == (*recipe.speculator.kinds, "ngram")
     assert with_kinds(recipe) == recipe
+    # Against lookup as the base, it is no candidate.
+    recipe = with_kinds(recipe_of(target, "speculator.kind=auto", "speculator.base=ngram"))
+    assert recipe.speculator.candidates == recipe.speculator.kinds
     # A conversion that dropped the layer: the kind that needs it is left out, and why is printed.
     other = tmp_path / "other"
     shutil.copytree(target, other)
@@ -85,7 +85,7 @@ def test_auto_is_every_kind_that_the_target_supports(
     words = ("speculator.kind=auto", "speculator.base=none")
     capsys.readouterr()
     recipe = with_kinds(recipe_of(other, *words))
-    assert "toy" in recipe.speculator.kinds and "mtp" not in recipe.speculator.kinds
+    assert "eagle3" in recipe.speculator.kinds and "mtp" not in recipe.speculator.kinds
     printed = " ".join(capsys.readouterr().err.split())
     assert "speculator.kind = auto:" in printed and "not mtp:" in printed
     assert "num_nextn_predict_layers" in printed
@@ -159,8 +159,8 @@ def test_one_kind_keeps_its_stages_paths_and_inputs(target: Path, tmp_path: Path
     run = RunDirectory(tmp_path / "run")
     assert run.speculator == run.root / "speculator" and run.training == run.root / "training"
     assert run.metrics == run.root / "metrics.jsonl" and run.evaluation == run.root / "evaluation"
-    assert run.of_kind("toy").speculator == run.root / "speculators" / "toy" / "speculator"
-    assert run.of_kind("toy").evaluation == run.root / "evaluation" / "toy"
+    assert run.of_kind("eagle3").speculator == run.root / "speculators" / "eagle3" / "speculator"
+    assert run.of_kind("eagle3").evaluation == run.root / "evaluation" / "eagle3"
     # Records of runs that were made before a run could have several kinds stay valid.
     assert CAPTURE.settings(one)["speculator"] == {"kind": "mtp"}
     for stage in (TRAIN, EVALUATE):
@@ -170,27 +170,36 @@ def test_one_kind_keeps_its_stages_paths_and_inputs(target: Path, tmp_path: Path
     from_scratch = TRAIN.settings(recipe_of(target, "speculator.kind=eagle3"))
     assert "scratch_epochs" in from_scratch["training"] and "head" in from_scratch["speculator"]
     reads = CAPTURE.settings(both)["speculator"]
-    assert reads == {"kind": ["mtp", "toy"], "streams": ["final_norm", STREAM]}
+    streams = ["final_norm", "layer_1", "layer_2"]
+    assert reads == {"kind": ["mtp", "eagle3"], "streams": streams}
 
 
 def test_a_dry_run_prices_each_kind_and_their_states_together(target: Path, tmp_path: Path) -> None:
     run = RunDirectory(tmp_path / "run")
     one = price(run, recipe_of(target), int(80e9))
     both = price(run, recipe_of(target, BOTH), int(80e9))
-    assert "parameters" not in both and set(both["kinds"]) == {"mtp", "toy"}
+    assert "parameters" not in both and set(both["kinds"]) == {"mtp", "eagle3"}
     for key in ("parameters", "row", "checkpoint_bytes", "speculator_bytes", "memory"):
         assert both["kinds"]["mtp"][key] == one[key], key
-    # One stream more, of WIDTH values in bf16.
+    # Two streams more, in bf16.
     more = both["features"]["bytes_per_token"] - one["features"]["bytes_per_token"]
-    assert more == 2 * WIDTH
+    assert more == 2 * 2 * HIDDEN
     rows = plan(run, recipe_of(target, BOTH), list(STAGES_OF_KINDS), {}, both)
     assert rows[-2].action == "would run after split, capture, train, choose_kind"
 
 
 @pytest.fixture(scope="module")
 def captured(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
-    """The usual corpus with the toy's auxiliary stream, as one capture for both kinds has it."""
-    return toy_corpus(tmp_path_factory.mktemp("captured"))
+    """The usual corpus with two auxiliary streams, as one capture for both kinds has them."""
+    folder = tmp_path_factory.mktemp("captured")
+    made, streams = make_corpus(folder), [FeatureStream(f"layer_{n}", HIDDEN) for n in (1, 2)]
+    store = FeatureStore.open(made.features_dir)
+    with FeatureWriter(folder / "states", HIDDEN, {}, auxiliary=tuple(streams)) as writer:
+        for name in store.sequence_ids:
+            row = store.read(name)
+            states = {stream.name: row.hidden for stream in streams}
+            writer.write(name, row.token_ids, row.hidden, row.completion_start, None, states)
+    return made.at(folder / "states")
 
 
 @pytest.fixture
@@ -233,7 +242,7 @@ class Trained:
         self.kinds.append(kind)
         if kind == self.stop_at:
             return 1, False
-        return run_toy(command, spec, log_path)
+        return run_forked(command, spec, log_path)
 
 
 def test_kinds_are_trained_in_turn_and_a_finished_one_not_again(
@@ -250,22 +259,23 @@ def test_kinds_are_trained_in_turn_and_a_finished_one_not_again(
     words = [
         "speculator.depth=2",
         "training.epochs=1",
+        "training.scratch_epochs=1",
         "training.processes=1",
         "training.row_tokens=128",
         "training.compute=fp32",
         "training.wandb_project=null",
     ]
     recipe = recipe_of(captured.target_dir, BOTH, *words)
-    trained.stop_at = "toy"
+    trained.stop_at = "eagle3"
     with pytest.raises(OutriderError, match="without a message"):
         TRAIN_KINDS.perform(run, recipe, {})
-    assert trained.kinds == ["mtp", "toy"] and not TRAIN_KINDS.state(run, recipe, {}).done
+    assert trained.kinds == ["mtp", "eagle3"] and not TRAIN_KINDS.state(run, recipe, {}).done
     trained.stop_at = None
     TRAIN_KINDS.perform(run, recipe, {})
-    assert trained.kinds == ["mtp", "toy", "toy"] and compared == ["mtp", "toy", "toy"]
+    assert trained.kinds == ["mtp", "eagle3", "eagle3"] and compared == ["mtp", "eagle3", "eagle3"]
     assert TRAIN_KINDS.state(run, recipe, {}).done
     results = run.result_of("train")
-    for kind in ("mtp", "toy"):
+    for kind in ("mtp", "eagle3"):
         own = run.of_kind(kind)
         assert kind_of(own.speculator).name == kind
         lines = own.metrics.read_text().splitlines()
@@ -283,7 +293,7 @@ def test_kinds_are_trained_in_turn_and_a_finished_one_not_again(
     assert not TRAIN_KINDS.state(run, changed, {}).done
 
     # The chosen kind's files are the run's; the next choice replaces them.
-    for kind in ("toy", "mtp"):
+    for kind in ("eagle3", "mtp"):
         publish_chosen(run, kind)
         assert kind_of(run.speculator).name == kind
         own = run.of_kind(kind)
@@ -296,8 +306,8 @@ def test_retention_finds_the_text_of_every_kinds_evaluation(tmp_path: Path) -> N
     run = RunDirectory(tmp_path / "run")
     names = [
         "evaluation/mtp/steps/verification_outputs.json",
-        "evaluation/toy/steps/verification_outputs.json",
-        "evaluation/toy/verification_states/shard.safetensors",
+        "evaluation/eagle3/steps/verification_outputs.json",
+        "evaluation/eagle3/verification_states/shard.safetensors",
         "evaluation/steps/kind_steps.json",
     ]
     for name in (*names, "evaluation/mtp/results.json", "evaluation/kinds.json"):

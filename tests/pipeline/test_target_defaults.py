@@ -47,12 +47,6 @@ def test_the_shipped_recipes_values_are_those_of_the_rule(name: str) -> None:
     assert by_rule == decided(shipped)
 
 
-def test_an_explicit_value_wins_and_a_row_is_no_longer_than_the_engine_s() -> None:
-    words = ("training.learning_rate=2e-4", "serving.engine.max_model_len=4096")
-    found = decided(with_target_defaults(template(*words), R1_CONFIG))
-    assert found == (2e-4, 4096, 4096)
-
-
 def test_a_template_run_resolves_them_before_anything_runs(tmp_path: Path) -> None:
     target = write_tiny_target(tmp_path / "target")
     config = json.loads((target / "config.json").read_text())

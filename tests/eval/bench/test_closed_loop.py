@@ -82,6 +82,7 @@ def mtp(name: str) -> Speculator:
 
 
 PLAN = {"none": None, "base": 3, "custom": 3}
+LOOKUP = {"lookup": Speculator("ngram")}
 
 
 def measured(
@@ -94,12 +95,32 @@ def measured(
     say: Any = lambda line: None,
 ) -> list[dict[str, Any]]:
     """The blocks that `measure` records with these servers."""
-    speculators = {"base": mtp("base"), "custom": custom}
+    speculators = {"base": mtp("base"), "custom": custom} | (LOOKUP if "lookup" in plan else {})
     target, serving = TargetConfig(), ServingConfig()
     with Servers(target, serving, speculators, [1, 2, 3], tmp_path, side_by_side) as servers:
         return measure(
             servers, "eager", plan, SimpleNamespace(), prompts, Sampling(), evaluation, say=say
         )
+
+
+@pytest.mark.parametrize("side_by_side", [True, False])
+def test_lookup_is_measured_at_the_main_concurrency_in_an_engine_of_its_own(
+    sent, tmp_path, side_by_side
+):
+    evaluation = EvalConfig(concurrency=[1, 2], requests=2, repeats=3)
+    plan = PLAN | {"lookup": 2}
+    prompts = ["a", "bb", "ccc", "dddd"]
+    found = measured(tmp_path, mtp("custom"), prompts, evaluation, side_by_side, plan)
+    own = [block for block in found if block["variant"] == "lookup"]
+    assert [(block["repeat"], block["concurrency"]) for block in own] == [
+        (repeat, 1) for repeat in range(3 if side_by_side else 1)
+    ]
+    assert {block["alternated"] for block in own} == {side_by_side}
+    noise = noise_of({"eager": found})
+    rows = summarise(found, evaluation, noise)
+    assert rows["2"].lookup is None and rows["1"].lookup.block.requests == 2 * len(own)
+    # A single block has no noise of its own.
+    assert side_by_side or noise["lookup"] == noise["custom_over_none"]
 
 
 @pytest.mark.parametrize("side_by_side", [True, False])
@@ -175,7 +196,7 @@ def test_base_at_other_numbers_of_drafts_is_measured_next_to_base(sent, tmp_path
     order = ["none", "base", "base", "base", "custom"]
     assert first == order + order[::-1]
     speed = summarise(found, evaluation, noise_of({"": found}))["1"]
-    assert speed.same_k.custom_over_base.clusters == 4 and speed.current is not None
+    assert speed.same_k.custom_over.clusters == 4 and speed.current is not None
     assert speed.custom_over_base.clusters == 6
     # Without a separate measurement, what runs today is base at custom's K.
     alike = summarise(found, evaluation, noise_of({"": found}), same_k=CURRENT)["1"]

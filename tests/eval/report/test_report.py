@@ -92,7 +92,7 @@ def test_both_forms_have_every_figure_that_people_act_on(forms, report):
         *(check.seen for check in report.verdict.checks),
         interval(speed.custom_over_base),
         interval(speed.custom_over_none),
-        interval(speed.same_k.custom_over_base),
+        interval(speed.same_k.custom_over),
         f"{rate.none.request_tokens_per_s:.0f}*",
         interval(rate.custom_over_base),
         f"{rate.none.ttft_ms.p50:.0f} / {rate.none.ttft_ms.p90:.0f} / {rate.none.ttft_ms.p99:.0f}",
@@ -170,7 +170,7 @@ def test_the_headline_s_acceptance_is_at_equal_k_and_its_speed_at_each_one_s_own
     own, same = (line[name] for name in ("tokens_per_s", "same_k"))
     assert own["eager"]["1"]["base"] == speed.base.tokens_per_s
     assert same["k"] == 3
-    assert same["tokens_per_s"]["eager"]["1"]["base"] == speed.same_k.base.tokens_per_s
+    assert same["tokens_per_s"]["eager"]["1"]["base"] == speed.same_k.block.tokens_per_s
     tiles = headline(results)
     assert tiles[0].label == "acceptance, custom / base, both at K = 3"
     assert tiles[0].value == f"{acceptance['ratio']:.2f}×"

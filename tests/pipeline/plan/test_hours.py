@@ -64,10 +64,10 @@ def test_a_stage_is_the_sum_of_its_parts() -> None:
     )
     assert stages["evaluate"]["60 timed blocks"] == pytest.approx(15 * timed)
     assert "step timing" not in stages["evaluate"]
-    # Verification starts both servers, the first repeat too, and each of four more one.
-    assert engine_starts(measured, EngineConfig(), 3) == 2 + 2 + 4
+    # Verification starts both servers, the first repeat those and lookup's, four more one each.
+    assert engine_starts(measured, EngineConfig(), 3, lookup=True) == 2 + 3 + 4
     # A server for each speculator and number, in each of five repeats.
-    apart = engine_starts(measured, EngineConfig(data_parallel=8), 3)
+    apart = engine_starts(measured, EngineConfig(data_parallel=8), 3, lookup=False)
     assert apart == 3 + 4 * measured.repeats
 
 

@@ -69,18 +69,6 @@ def test_r1_is_priced_without_its_weights_as_one_object(r1_target, tmp_path):
     assert judged["short_by_bytes"] == max(0, judged["peak_bytes"] - judged["usable_bytes"])
 
 
-def test_the_table_is_80_columns_on_stderr_and_says_what_does_not_fit(r1_target, tmp_path):
-    finished = run(
-        "train-speculator", *words(r1_target, "--gpu-memory", "24"), cwd=tmp_path, COLUMNS="80"
-    )
-    lines = finished.stderr.splitlines()
-    assert all(len(line) <= 80 for line in lines if "recipe.resolved.yaml" not in line)
-    assert "it does NOT fit, short by" in finished.stderr
-    assert "no layout fits" in finished.stderr
-    assert "11.6 B parameters" in finished.stderr
-    assert json.loads(finished.stdout)["price"]["memory"][0]["cheapest_layout"] is None
-
-
 def test_options_that_go_with_a_dry_run_only(r1_target, tmp_path):
     without = [word for word in words(r1_target) if word != "--dry-run"]
     assert_one_message(

@@ -1,6 +1,7 @@
 """Choose_kind and evaluate in a run of two real kinds: replays, choice, and what is published."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,13 @@ from outrider.data.features.feature_writer import FeatureWriter
 from outrider.data.on_policy.check import write_quarantine
 from outrider.eval import choose_kind as choose_kind_module
 from outrider.eval.bench.step_times import StepTimes
+from outrider.eval.choose_k import lookup_k
 from outrider.eval.context import EvaluationContext
-from outrider.eval.results.choice import KindChoice
+from outrider.eval.results.choice import KindSpeed
 from outrider.pipeline.recipe.load import load_recipe
 from outrider.pipeline.recipe.recipe import Recipe
 from outrider.pipeline.run_dir import RunDirectory
-from outrider.pipeline.stages.choose_kind import CHOOSE_KIND
-from outrider.pipeline.stages.evaluate import EVALUATE_KINDS
+from outrider.pipeline.stages.evaluate import CHOOSE_KIND, EVALUATE_KINDS
 from outrider.speculators.features import FeatureStream
 from outrider.speculators.kinds import kind_of
 from outrider.speculators.kinds.mtp.checkpoint import load_mtp, save_mtp
@@ -28,9 +29,10 @@ from tests.eval.sample_kinds import sample_steps
 from tests.tiny import HIDDEN, write_tiny_target
 
 KINDS = ("mtp", "eagle3")
+CANDIDATES = (*KINDS, "ngram")
 LAYERS = (1, 2)
 WORDS = [
-    "speculator.kind=[mtp,eagle3]",
+    "speculator.kind=[mtp,eagle3,ngram]",
     "speculator.depth=4",
     "speculator.head.layers=[1,2]",
     "eval.engine_modes=[eager]",
@@ -99,33 +101,48 @@ def recipe_of(target: Path) -> Recipe:
     return load_recipe("resume_screening", [f"target.model={target}", *WORDS]).recipe
 
 
-def test_the_faster_of_two_kinds_is_published_and_evaluated(run, monkeypatch) -> None:
+@pytest.mark.parametrize("step_s", [10.0, 1e-6])
+def test_the_fastest_kind_is_published_and_evaluated(run, monkeypatch, step_s) -> None:
+    """The random heads accept little: lookup is beaten only where its steps are slow."""
     directory, recipe = run
     directory.begin_attempt(recipe, (), ["train-speculator"])
-    steps = StepTimes(seconds={kind: sample_steps()[kind] for kind in KINDS})
+    shutil.rmtree(directory.root / "evaluation", ignore_errors=True)
+    seconds = {kind: sample_steps()[kind] for kind in KINDS}
+    seconds["ngram"] = {1: dict.fromkeys(range(1, 5), step_s)}
+    steps = StepTimes(seconds=seconds)
     monkeypatch.setattr(choose_kind_module, "_time_kinds", lambda contexts: steps)
     CHOOSE_KIND.perform(directory, recipe, {})
-    choice = KindChoice.model_validate(read_json(directory.kind_choice))
-    speeds = {each.kind: each.tokens_per_s("1") for each in choice.kinds}
-    assert choice.chosen == max(speeds, key=speeds.get)
-    assert directory.result_of("choose_kind") == {"chosen": choice.chosen, "tokens_per_s": speeds}
-    facts = {each.kind: each for each in choice.kinds}
+    choice = [KindSpeed.model_validate(each) for each in read_json(directory.kind_choice)]
+    speeds = {each.kind: each.tokens_per_s(1) for each in choice}
+    chosen = choice[0].kind
+    assert set(speeds) == set(CANDIDATES) and chosen == max(speeds, key=speeds.get)
+    assert (chosen == "ngram") == (step_s < 1)
+    assert directory.result_of("choose_kind") == {"chosen": chosen, "tokens_per_s": speeds}
+    facts = {each.kind: each for each in choice}
+    assert facts["ngram"].parameters == 0 and facts["ngram"].over_lookup is None
     for kind in KINDS:
         (weights,) = directory.of_kind(kind).speculator.glob("*.safetensors")
         assert facts[kind].training_minutes == 1.5
+        assert (facts[kind].over_lookup.value > 1) == (step_s > 1)
         # The bytes are bf16, up to headers and the vocabulary's maps.
         assert facts[kind].parameters == pytest.approx(weights.stat().st_size / 2, rel=0.1)
 
     def evaluated(context: EvaluationContext) -> dict[str, Any]:
         """The evaluation itself: tests/eval/test_evaluate.py."""
-        assert context.kinds == choice and context.folders.out == directory.evaluation
+        assert list(context.kinds) == choice and context.folders.out == directory.evaluation
         assert context.folders.report == directory.root
-        assert context.speculators["custom"].kind == choice.chosen
-        return {"verdict": "ship", "kind": choice.chosen}
+        assert context.speculators["custom"].kind == chosen
+        # Lookup is served as a reference, at the K that was chosen here, unless it is judged.
+        assert context.serves_lookup == (chosen != "ngram")
+        assert lookup_k(context, None) == (facts["ngram"].k if context.serves_lookup else None)
+        return {"verdict": "ship", "kind": chosen}
 
     monkeypatch.setattr("outrider.eval.evaluate.evaluate", evaluated)
     EVALUATE_KINDS.perform(directory, recipe, {})
-    assert directory.result_of("evaluate")["kind"] == choice.chosen
-    assert kind_of(directory.speculator).name == choice.chosen
-    own = directory.of_kind(choice.chosen)
+    assert directory.result_of("evaluate")["kind"] == chosen
+    if chosen == "ngram":  # what an earlier choice has published is gone
+        assert not directory.speculator.exists() and not directory.metrics.exists()
+        return
+    assert kind_of(directory.speculator).name == chosen
+    own = directory.of_kind(chosen)
     assert directory.metrics.read_bytes() == own.metrics.read_bytes()

@@ -1,5 +1,6 @@
 """The content of a bundle. tests/serving/test_server.py tests that it is served as evaluated."""
 
+import json
 import shlex
 from types import SimpleNamespace
 
@@ -7,11 +8,17 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from outrider.cli.train_speculator import _may_ship
 from outrider.common.errors import OutriderError
 from outrider.common.files import read_json
+from outrider.eval.config import EXIT_CODES
 from outrider.pipeline.recipe.load import load_recipe
 from outrider.pipeline.stages.export import NotShipped, _work, _write
+from outrider.serving.admin.candidate import release_files
+from outrider.serving.bundle.bundle_digest import bundle_digest, check_files
+from outrider.serving.bundle.model_card import model_card
+from outrider.serving.serve_flags import read_serve_flags
+from outrider.serving.speculator import Speculator
+from outrider.speculators.base import base_of
 from tests.eval.sample_results import sample_results
 
 
@@ -32,7 +39,7 @@ def bundle(speculator, ranges, *overrides):
     out = speculator.parent / "bundle"
     evidence = {"k": {"base": 2, "custom": 4}, "k_per_batch_size": ranges}
     recipe = load_recipe("resume_screening.yaml", list(overrides)).recipe
-    _write(SimpleNamespace(speculator=speculator), recipe, evidence, str(out))
+    _write(SimpleNamespace(speculator=speculator), recipe, "mtp", evidence, str(out))
     words = shlex.split((out / "serve.sh").read_text(), comments=True)
     return read_json(out / "bundle.json"), words[words.index("--speculative-config") + 1]
 
@@ -75,6 +82,24 @@ def test_other_formats_are_in_folders_of_their_own(speculator):
     assert set(manifest["files"]) == files
 
 
+def test_lookup_has_a_bundle_without_weights(tmp_path):
+    """It is checked, served, copied and named as others are, and no live server loads it."""
+    recipe, out = load_recipe("resume_screening.yaml", []).recipe, tmp_path / "bundle"
+    evidence = {"k": {"base": 2, "custom": 4}, "k_per_batch_size": None}
+    _write(SimpleNamespace(speculator=tmp_path / "none"), recipe, "ngram", evidence, str(out))
+    manifest = read_json(out / "bundle.json")
+    assert set(manifest["files"]) == {"serve.sh"} == set(check_files(out))
+    flags = read_serve_flags(out, "/mnt/speculator").speculative
+    assert flags["method"] == "ngram" and flags["num_speculative_tokens"] == 4
+    words = shlex.split((out / "serve.sh").read_text(), comments=True)
+    assert json.loads(words[words.index("--speculative-config") + 1]) == flags
+    assert Speculator.named(out) == Speculator("ngram")
+    assert base_of(str(out), recipe.target.directory()).kind.name == "ngram"
+    assert "It has no weights" in model_card(out, "acme/lookup")
+    with pytest.raises(OutriderError, match=r"ngram has no weights to load.*serve\.sh"):
+        release_files(out, tmp_path, bundle_digest(out))
+
+
 def test_k_by_batch_size_where_the_recipe_wants_it(speculator):
     manifest, config = bundle(speculator, [[1, 4, 4], [5, 8, 5]], "export.k_per_batch_size=true")
     assert manifest["num_speculative_tokens"] == 5
@@ -98,5 +123,4 @@ def test_only_ship_is_exported(tmp_path, verdict):
     recipe = load_recipe("resume_screening.yaml", []).recipe
     with pytest.raises(NotShipped, match=f"verdict is `{verdict}`: too few sessions") as refused:
         _work(run, recipe, {"force": False})
-    assert refused.value.exit_code == 3
-    assert not _may_ship(run)
+    assert refused.value.exit_code == EXIT_CODES[verdict]

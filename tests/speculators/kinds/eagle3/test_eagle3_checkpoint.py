@@ -116,36 +116,6 @@ def test_another_vocabulary_than_the_bases_is_refused(target: Path, tmp_path: Pa
         EAGLE3.write(EAGLE3.tensors(other), Origin(target, base), tmp_path / "out")
 
 
-def test_the_layout_of_speculators_is_the_same_head(target: Path, tmp_path: Path) -> None:
-    """Of vllm-project/speculators: layers.0 for midlayer, a config of the layer of its own."""
-    base = write_eagle3_head(target, tmp_path / "base", layers=[1, 2])
-
-    def renamed(tensors: dict[str, Tensor]) -> None:
-        for name in [name for name in tensors if name.startswith("midlayer.")]:
-            tensors[name.replace("midlayer.", "layers.0.")] = tensors.pop(name)
-
-    other = rewritten(base, renamed, tmp_path / "other")
-    plain = read_json(base / "config.json")
-    layer = {key: value for key, value in plain.items() if key != "eagle_config"}
-    config = {
-        "speculators_model_type": "eagle3",
-        "architectures": ["Eagle3Speculator"],
-        "draft_vocab_size": plain["draft_vocab_size"],
-        "transformer_layer_config": layer,
-        "norm_before_residual": False,
-        **plain["eagle_config"],
-    }
-    (other / "config.json").write_text(json.dumps(config))
-    check_speculator(other, target)
-    one, two = (EAGLE3.load(path, target, torch.float32) for path in (base, other))
-    assert one.shape == two.shape
-    for name, tensor in one.state_dict().items():
-        assert torch.equal(tensor, two.state_dict()[name]), name
-    del config["norm_before_residual"]
-    (other / "config.json").write_text(json.dumps(config))
-    assert EAGLE3.load(other, target, torch.float32).shape.norm_before_residual
-
-
 def test_the_twin_is_the_same_head(target: Path, tmp_path: Path) -> None:
     origin = scratch(target, draft_vocabulary=20)
     directory = publish(start(origin), origin, tmp_path / "head")
@@ -161,6 +131,9 @@ def test_the_twin_is_the_same_head(target: Path, tmp_path: Path) -> None:
     assert torch.equal(one.target_ids_D, two.target_ids_D)
     for name, tensor in one.state_dict().items():
         assert torch.equal(tensor, two.state_dict()[name]), name
+    del config["norm_before_residual"]  # the format's default
+    (twin / "config.json").write_text(json.dumps(config))
+    assert EAGLE3.load(twin, target, torch.float32).shape.norm_before_residual
     names = load_file(twin / "model.safetensors").keys()
     assert "layers.0.hidden_norm.weight" in names and "embed_tokens.weight" not in names
     mla = scratch(target, layer_type="mla", draft_vocabulary=20)

@@ -22,7 +22,6 @@ from outrider.speculators.checkpoints.target_ends import load_target_ends
 from outrider.speculators.heads import TargetEnds
 from outrider.speculators.kinds.eagle3.kind import Eagle3
 from outrider.speculators.kinds.eagle3.layer import EagleHead
-from outrider.speculators.kinds.eagle3.shape import EagleShape
 from outrider.speculators.unroll import unroll, valid_BT
 from tests.eagle3_head import write_eagle3_head
 from tests.tiny import HIDDEN, VOCAB
@@ -185,12 +184,6 @@ def test_unroll_is_what_the_engine_decodes(
 ) -> None:
     head, engine = both(target, written(target, tmp_path / "head", **options))
     assert differences(head, engine).max() < 2e-4
-
-
-def changed(shape: EagleShape, **values: Any) -> EagleShape:
-    import dataclasses
-
-    return dataclasses.replace(shape, **values)
 
 
 def test_gradients_reach_every_parameter(target: Path, tmp_path: Path) -> None:
