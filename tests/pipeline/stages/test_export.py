@@ -89,7 +89,7 @@ def test_lookup_has_a_bundle_without_weights(tmp_path):
     _write(SimpleNamespace(speculator=tmp_path / "none"), recipe, "ngram", evidence, str(out))
     manifest = read_json(out / "bundle.json")
     assert set(manifest["files"]) == {"serve.sh"} == set(check_files(out))
-    flags = read_serve_flags(out, "/mnt/speculator").speculative
+    flags = read_serve_flags(out, "/mnt/speculator").arguments["speculative_config"]
     assert flags["method"] == "ngram" and flags["num_speculative_tokens"] == 4
     words = shlex.split((out / "serve.sh").read_text(), comments=True)
     assert json.loads(words[words.index("--speculative-config") + 1]) == flags
