@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from outrider.cli.main import VERBS
+
 ROOT = Path(__file__).parents[1]
 PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("benchmarks/**/*.md")]
 KEYS = ("basic-keys.md", "all-keys.md", "endpoint.md")
@@ -57,6 +59,7 @@ def test_commands_and_keys_exist(page: Path, keys: set[str]) -> None:
     with (ROOT / "pyproject.toml").open("rb") as file:
         commands = set(tomllib.load(file)["project"]["scripts"])
     assert set(re.findall(r"\b\w+-(?:speculator|traffic)\b", text)) <= commands
+    assert set(re.findall(r"(?:`|^ +)outrider ([a-z]+)", text, flags=re.MULTILINE)) <= set(VERBS)
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     rules = " ".join(re.findall(r"^([\w -]+):(?!=)", makefile, flags=re.MULTILINE)).split()
     assert set(re.findall(r"(?:`|^    )make ([\w-]+)", text, flags=re.MULTILINE)) <= set(rules)
