@@ -5,7 +5,7 @@
     python -m benchmarks.agreement --table
 
 One engine answers the held-out prompts in every setting: base and custom, k = 1..5, greedy and
-sampled. Drafter weights and k are exchanged in between. The states of those responses are captured
+sampled. Drafter weights and k are swapped in between. The states of those responses are captured
 and replayed, and the expected steps are compared with the counted ones. The time of replay is
 compared with the time of serving, for one k and for all k, since one replay pass gives every k.
 """

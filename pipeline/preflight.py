@@ -1,4 +1,4 @@
-"""Preflight: mistakes that are visible before the first stage, found before the first stage.
+"""Preflight checks: mistakes that can be found before the first stage.
 
 check(recipe)      # an OutriderError names the key, the file and the fix
 """

@@ -204,7 +204,7 @@ def engine_starts(measured: EvalConfig, engine: EngineConfig, depth: int, lookup
 
     Where one server runs at a time, step timing starts one, verification and the first repeat both,
     and every further repeat begins with the server that is up. Where each speculator and number of
-    drafts needs a server of its own (`changes_drafters`), K is timed in one for each, and a repeat
+    drafts needs a separate server (`changes_drafters`), K is timed in one for each, and a repeat
     starts all variants.
     """
     modes = len(measured.engine_modes)

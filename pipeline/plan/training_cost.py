@@ -167,7 +167,7 @@ def memory_plan(
 
 
 def target_config(recipe: Recipe, target: Path | None) -> tuple[dict[str, Any] | None, object]:
-    """The target's config.json and its place; None and the reason where it is unreachable.
+    """The target's config.json and its place; None and the reason if it cannot be read.
 
     Of a hub model that is not on this machine, only config.json is downloaded.
     """

@@ -23,13 +23,13 @@ def section(values: BaseModel, leave_out: set[str] | None = None) -> dict[str, A
 
 
 def speculator_section(recipe: Recipe) -> dict[str, Any]:
-    """The `speculator` section, without the shape of a head where no kind has one to shape."""
+    """The `speculator` section, without the shape of a head if no kind has one."""
     shaped = any(trainable_kind(name).head_keys for name in recipe.speculator.kinds)
     return section(recipe.speculator, set() if shaped else {"head"})
 
 
 def training_section(recipe: Recipe, leave_out: set[str]) -> dict[str, Any]:
-    """The `training` section, without what only a start from scratch reads where it is warm."""
+    """The `training` section; of a warm start, without the keys of a start from scratch."""
     config = read_json(recipe.target.training_directory() / "config.json")
     kinds = (recipe.speculator.of_kinds([name]) for name in recipe.speculator.kinds)
     warm = all(warms_up(kind, config) for kind in kinds)

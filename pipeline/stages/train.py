@@ -1,7 +1,7 @@
 """Train: the speculator, after its base has been compared in trainer and engine.
 
 In a run of several kinds, TRAIN_KINDS trains one after another on the same captured states. Each
-has a record of its own (stages/train_KIND.json), so a kind that is done is not trained again.
+has its own record (stages/train_KIND.json), so a kind that is done is not trained again.
 """
 
 import dataclasses

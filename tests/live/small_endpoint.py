@@ -67,7 +67,7 @@ class SmallReplica:
         if fault == "break":
             self.status = dataclasses.replace(self.status, broken="neither could be loaded")
             return 500, {"error": "failed on purpose"}
-        if fault == "fail_after":  # it was exchanged, and the answer does not tell so
+        if fault == "fail_after":  # it was swapped, but the answer does not show it
             self.swap(body)
             return 500, {"error": "failed on purpose"}
         if body["expected"] != self.status.digest:

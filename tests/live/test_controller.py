@@ -139,7 +139,7 @@ def test_a_watch_that_decides_nothing_in_time_takes_the_release_back() -> None:
 
 
 def test_a_release_that_is_taken_back_after_its_promotion_is_replaced() -> None:
-    """A person promotes what the watch has not decided; `recover` sees what became of it."""
+    """A person promotes what the watch has not decided; `recover` finds the outcome."""
     with SmallEndpoint(stable=1, max_seconds=50) as small:
         rig = Rig(small)
         with rig as controller:
@@ -167,7 +167,7 @@ def test_a_replica_that_refuses_to_go_back_does_not_keep_the_others(small: Small
 
     def refusing(now: float) -> None:
         opened = read_state(small.endpoint).open
-        if opened is not None and "stable0" in opened.swapped:  # and its watch goes on
+        if opened is not None and "stable0" in opened.swapped:  # and its watch continues
             small.test("/test/fault", replica="canary", fault="refuse")
             small.test("/test/fault", replica="stable1", fault="refuse")
 
@@ -252,7 +252,7 @@ def test_a_request_stops_a_promotion_between_two_replicas(small: SmallEndpoint) 
     rig = Rig(small)
 
     def ask_later(now: float) -> None:
-        if "stable0" in read_state(small.endpoint).open.swapped:  # and its watch goes on
+        if "stable0" in read_state(small.endpoint).open.swapped:  # and its watch continues
             rig.ask("roll_back")
 
     rig.clock.then = ask_later

@@ -16,7 +16,7 @@ from outrider.serving.admin.address import Address
 from tests.live.fleet import Answer, Fleet, running
 
 ADMIN = "/v1/admin/speculator"
-"""The route that exchanges speculators: an endpoint plugin of Outrider's."""
+"""The route that swaps speculators: an endpoint plugin of Outrider's."""
 
 BELOW_V1 = {"/v1/load_lora_adapter", "/v1/unload_lora_adapter", ADMIN, f"{ADMIN}/requests"}
 """Paths of /v1 that administer the server."""

@@ -145,7 +145,7 @@ def test_a_request_that_kills_its_replica_is_not_repeated_on_the_next() -> None:
             fleet.kill("c")
             assert [each.result().status for each in deadly] == [503] * 3
         assert [(host(fleet, row), row["attempts"]) for row in logged(fleet, 3)] == [("c", 1)] * 3
-        assert fleet.names(5) == ["a"] * 5  # what it had not read, it cannot die of
+        assert fleet.names(5) == ["a"] * 5  # unread requests cannot have killed it
 
 
 def test_an_answer_that_is_an_error_is_not_asked_for_again(fleet, router) -> None:
@@ -175,7 +175,7 @@ def test_a_response_that_breaks_off_is_a_failure_of_the_replica(tmp_path) -> Non
         broken.close()
         assert [row["status"] for row in rows] == [200, 200]
         _, found = observations(rows, [], {})
-        assert [each.failed for each in found] == [True]  # the client that left is no failure
+        assert [each.failed for each in found] == [True]  # a client that left did not fail
 
 
 def test_a_killed_stable_replica_is_replaced_by_its_peers_then_by_the_canary() -> None:

@@ -1,4 +1,4 @@
-"""The admin route of a real server: exchange, refusals, faults, watch, requests in flight."""
+"""The admin route of a real server: swaps, refusals, faults, watch, requests in flight."""
 
 import threading
 import time

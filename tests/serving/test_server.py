@@ -1,4 +1,4 @@
-"""A real `vllm serve`: counters, drafter exchange, load and bundle."""
+"""A real `vllm serve`: counters, drafter swaps, load and bundle."""
 
 import json
 from pathlib import Path

@@ -102,7 +102,7 @@ def test_r1_fits_with_rows_of_32768_and_a_tenth_to_spare() -> None:
 
 @pytest.mark.parametrize("processes", [1, 8])
 def test_model_states_are_what_deepspeed_estimates(processes: int) -> None:
-    """And the gradients are whole until the last depth, and the newest of a depth is apart."""
+    """Gradients are whole until the last depth; the newest depth's are separate."""
     from deepspeed.runtime.zero.stage_1_and_2 import estimate_zero2_model_states_mem_needs
 
     sharded = plan(zero_stage=2, processes=processes)

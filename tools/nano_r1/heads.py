@@ -57,7 +57,7 @@ SETTINGS = {
 
 
 def record_endpoint(corpus_dir: Path, work_dir: Path, seed: int) -> Path:
-    """The log of the endpoint, recorded where it is not there yet."""
+    """The log of the endpoint, recorded if it does not exist yet."""
     log = work_dir / "general_train.jsonl.gz"
     if not log.is_file():
         workload = dataclasses.replace(ENDPOINT, seed=seed)

@@ -93,7 +93,7 @@ def test_the_shipped_log(shipped):
     )
     assert predicted["bytes"] == predicted["tokens"] * (192 * 2 + 4)
     assert len(samples) == 2 and "completion, trained on" in samples[0].plain
-    assert not samples[0].style  # a bold title makes no bold sequence, on which dim would be lost
+    assert not samples[0].style  # the title's bold must not spread: it would hide dim
     *_, completion = samples[0].plain.partition("completion, trained on")
     words = [word for word in completion.split() if word.isalpha() and len(word) > 6]
     assert words and not [word for word in words if word in json.dumps(found)]

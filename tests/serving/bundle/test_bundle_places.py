@@ -16,7 +16,7 @@ from tests.serving.exported import write_exported
 
 
 def stored(tmp_path: Path) -> str:
-    """A bundle in a store that is no folder of this machine."""
+    """A bundle in a store that is not a folder on this machine."""
     url = f"memory://{uuid.uuid4().hex}"
     put_bundle(write_exported(tmp_path / "bundle"), url)
     return url

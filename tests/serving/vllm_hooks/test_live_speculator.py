@@ -1,4 +1,4 @@
-"""Exchanges with an engine that does not answer, or that fails half-way.
+"""Swaps in an engine that does not answer, or that fails half-way.
 
 The engine is a stand-in: a real one that hangs takes its machine's file system along. What the
 workers do is tested on a real server (tests/live/test_live_server.py).

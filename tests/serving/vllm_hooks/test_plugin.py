@@ -121,5 +121,5 @@ def test_each_request_s_value_is_repeated_for_each_of_its_drafts(dtype: torch.dt
 
 @pytest.mark.skipif(not runs_on_cpu(), reason="the fault is the CPU build's")
 def test_the_worker_registers_its_kernels_after_the_plugins_and_still_gets_ours() -> None:
-    # A process of its own: vLLM looks through all modules, and some that other tests load break it.
+    # A separate process: vLLM looks through all modules, and some that other tests load break it.
     subprocess.run([sys.executable, "-c", KERNELS], check=True, env=os.environ | {HOOKS: "1"})

@@ -1,4 +1,4 @@
-"""Engines in which an exchange could fail unseen refuse it."""
+"""Engines in which a swap could fail unseen refuse it."""
 
 from pathlib import Path
 from types import SimpleNamespace

@@ -13,7 +13,7 @@ BLOCKS = (4, 6)
 
 
 def e4m3(byte: int) -> float:
-    """Sign, four bits of exponent (bias 7), three of mantissa; 0x7f and 0xff are no numbers."""
+    """Sign, four bits of exponent (bias 7), three of mantissa; 0x7f and 0xff are NaN."""
     sign, exponent, mantissa = byte >> 7, byte >> 3 & 15, byte & 7
     magnitude = mantissa / 8 * 2**-6 if exponent == 0 else (1 + mantissa / 8) * 2 ** (exponent - 7)
     return -magnitude if sign else magnitude
@@ -30,7 +30,7 @@ def nearest(value: float) -> float:
 
 @pytest.fixture
 def weight() -> Tensor:
-    """Sides that are no multiples of the block's, very different magnitudes, a block of zeros."""
+    """Sides that are not multiples of the block's, very different magnitudes, a block of zeros."""
     torch.manual_seed(0)
     weight = torch.randn(11, 17) * torch.logspace(-6, 4, 11)[:, None]
     weight[4:8, 6:12] = 0

@@ -25,7 +25,7 @@ FIRST, SECOND = "model-00001-of-00002.safetensors", "model-00002-of-00002.safete
 
 @pytest.fixture(scope="module", params=["tiny", "nano_r1"])
 def target(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """nano R1's sides are up to 640 and no multiples of 128, the tiny target's all below it."""
+    """nano R1's sides are up to 640 and not multiples of 128, the tiny target's all below it."""
     folder = tmp_path_factory.mktemp(request.param)
     tiny = request.param == "tiny"
     source = write_tiny_target(folder / "source") if tiny else request.getfixturevalue("nano_r1")

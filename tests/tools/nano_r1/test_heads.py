@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[3]
 HEADS = shipped_heads()
 LARGEST_BYTES = 6e6
 FLOOR = 1.5
-"""Acceptance length at K = 5 that random weights are far from: they reach 1.0."""
+"""Acceptance length at K = 5 that random weights do not reach: they have 1.0."""
 
 
 def test_there_is_a_head_of_each_kind() -> None:

@@ -1,4 +1,4 @@
-"""Drafts of a DFlash head in PyPI's `speculators`, in an environment of its own; no Outrider.
+"""Drafts of a DFlash head in PyPI's `speculators`, in a separate environment; no Outrider.
 
     python blocks_in_speculators.py TWIN STATES.safetensors LOGITS.safetensors
 

@@ -1,4 +1,4 @@
-"""Drafts of a head in PyPI's `speculators`, in an environment of its own. Imports no Outrider.
+"""Drafts of a head in PyPI's `speculators`, in a separate environment. Imports no Outrider.
 
     python in_speculators.py TWIN STATES.safetensors DEPTH DRAFTS.safetensors
 

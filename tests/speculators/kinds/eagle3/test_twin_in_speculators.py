@@ -1,6 +1,6 @@
 """The twin that an export writes, in PyPI's `speculators` and in vLLM: the same drafts.
 
-The library's test needs an environment of its own, which it makes in build/ (a minute), or takes
+The library's test needs a separate environment, which it makes in build/ (a minute), or takes
 the Python that OUTRIDER_SPECULATORS_PYTHON names.
 """
 
