@@ -47,10 +47,8 @@ def _features(recipe: Recipe) -> FeatureSpec:
 
 
 def _reads(recipe: Recipe) -> dict[str, Any]:
-    """The kinds and, where they read more than the final state, their streams."""
-    kinds: dict[str, Any] = {"kind": recipe.of_kinds(recipe.speculator.kinds).speculator.kind}
-    streams = _features(recipe).names
-    return kinds if len(streams) == 1 else kinds | {"streams": list(streams)}
+    """The kinds that are trained, and the states that they read."""
+    return {"kind": recipe.speculator.kinds, "streams": list(_features(recipe).names)}
 
 
 CAPTURE = Stage(

@@ -18,7 +18,6 @@ from outrider.pipeline.stages.sources import (
     parts_in_use,
     section,
     served_base_of,
-    speculator_section,
     target_and_base_digests,
 )
 from outrider.speculators.kinds import LOOKUP
@@ -139,17 +138,13 @@ def evaluation_context(
 
 def evaluation_settings(recipe: Recipe) -> dict[str, Any]:
     """The part of the recipe that an evaluation follows."""
-    settings: dict[str, Any] = {
+    return {
         "serving": section(recipe.serving),
         "eval": section(recipe.eval),
-        "speculator": speculator_section(recipe),
+        "speculator": section(recipe.speculator),
+        "report": section(recipe.report),
+        "export": {"k_per_batch_size": recipe.export.k_per_batch_size},
     }
-    # Only where they are on, so that evaluations older than these keys stay valid.
-    if recipe.report.samples:
-        settings["report"] = {"samples": True}
-    if recipe.export.k_per_batch_size:
-        settings["export"] = {"k_per_batch_size": True}
-    return settings
 
 
 EVALUATE = Stage(

@@ -10,8 +10,6 @@ from outrider.common.fingerprint import ABSENT, path_digest, store_identity, val
 from outrider.pipeline.recipe.recipe import Recipe
 from outrider.pipeline.run_dir import RunDirectory
 from outrider.speculators.base import is_directory
-from outrider.speculators.kinds import trainable_kind
-from outrider.speculators.planned import warms_up
 
 if TYPE_CHECKING:
     from outrider.serving.speculator import Speculator
@@ -20,20 +18,6 @@ if TYPE_CHECKING:
 def section(values: BaseModel, leave_out: set[str] | None = None) -> dict[str, Any]:
     """A section of the recipe as plain values, without the keys that do not change the result."""
     return values.model_dump(mode="json", exclude=leave_out or set())
-
-
-def speculator_section(recipe: Recipe) -> dict[str, Any]:
-    """The `speculator` section, without the shape of a head if no kind has one."""
-    shaped = any(trainable_kind(name).head_keys for name in recipe.speculator.kinds)
-    return section(recipe.speculator, set() if shaped else {"head"})
-
-
-def training_section(recipe: Recipe, leave_out: set[str]) -> dict[str, Any]:
-    """The `training` section; of a warm start, without the keys of a start from scratch."""
-    config = read_json(recipe.target.training_directory() / "config.json")
-    kinds = (recipe.speculator.of_kinds([name]) for name in recipe.speculator.kinds)
-    warm = all(warms_up(kind, config) for kind in kinds)
-    return section(recipe.training, leave_out | ({"scratch_epochs"} if warm else set()))
 
 
 def target_digest(recipe: Recipe) -> dict[str, str]:

@@ -15,9 +15,8 @@ from outrider.pipeline.run_dir import RunDirectory
 from outrider.pipeline.stage import Options, Stage
 from outrider.pipeline.stages.sources import (
     parts_in_use,
-    speculator_section,
+    section,
     target_and_base_digests,
-    training_section,
 )
 
 if TYPE_CHECKING:
@@ -104,8 +103,8 @@ TRAIN = Stage(
     version=2,
     needs=("split", "capture"),
     settings=lambda recipe: {
-        "speculator": speculator_section(recipe),
-        "training": training_section(recipe, {"parity"}),
+        "speculator": section(recipe.speculator),
+        "training": section(recipe.training, {"parity"}),
     },
     sources=target_and_base_digests,
     work=_work,
