@@ -5,10 +5,9 @@ outrider init logs/ --target deepseek-ai/DeepSeek-R1
 
 import json
 import re
-import textwrap
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
@@ -62,16 +61,6 @@ eval:
 """
 
 
-class Start(NamedTuple):
-    """A new recipe, and what was found out for it."""
-
-    path: Path
-    found: dict[str, Any]
-    """The findings of `outrider inspect` on the log's first rows"""
-    kinds: tuple[str, ...]
-    """Kinds of drafter that the target can be served with"""
-
-
 def init(
     logs: str,
     *,
@@ -95,24 +84,24 @@ def init(
     from rich.console import Console
 
     from outrider.common.supervision import stopped_by_signal
-    from outrider.pipeline.inspection.page import print_advice, print_facts
+    from outrider.pipeline.inspection import print_facts
 
     with stopped_by_signal():
-        start = write_recipe(logs, target, to, effort)
+        path, found = write_recipe(logs, target, to, effort)
     console = Console(highlight=False, soft_wrap=True)
-    print_facts(start.found, console)
-    print_advice(start.found, console)
-    console.print(f"wrote {start.path}\nnext: outrider train {start.path} --dry-run", markup=False)
+    print_facts(found, console)
+    console.print(f"wrote {path}\nnext: outrider train {path} --dry-run", markup=False)
     return 0
 
 
 def write_recipe(
     logs: str, target: str, to: Path | None = None, effort: str | None = None
-) -> Start:
-    """Writes the recipe; an `OutriderError` for logs or a target that cannot be trained on."""
+) -> tuple[Path, dict[str, Any]]:
+    """Writes the recipe and returns what the log contains; an `OutriderError` for logs or a target that cannot be trained on."""
     from outrider.pipeline.recipe.load import load_recipe
 
-    path = to or Path(f"{_name(logs)}.yaml")
+    name = re.sub(r"[^A-Za-z0-9_-]+", "_", Path(logs).name.partition(".")[0]).strip("_-")
+    path = to or Path(f"{name or 'mine'}.yaml")
     if path.exists():
         raise OutriderError(f"{path}: exists already; name another file with --to")
     recipe, config = _examined(logs, target)
@@ -133,9 +122,11 @@ def write_recipe(
         **values,
     )
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(_aligned(text), encoding="utf-8")
+    # Comments in one column.
+    text = re.sub(r"^( *[\w: ]+\S*)  # ", lambda row: f"{row[1]:<34}  # ", text, flags=re.MULTILINE)
+    path.write_text(text, encoding="utf-8")
     load_recipe(str(path))
-    return Start(path, found, recipe.speculator.kinds)
+    return path, found
 
 
 def _examined(logs: str, target: str) -> tuple["Recipe", Mapping[str, Any]]:
@@ -156,7 +147,7 @@ def _examined(logs: str, target: str) -> tuple["Recipe", Mapping[str, Any]]:
 
 def _found(recipe: "Recipe") -> dict[str, Any]:
     """What the log's first rows contain, of its most frequent model where it has several."""
-    from outrider.pipeline.inspection.inspect_recipe import inspect_recipe
+    from outrider.pipeline.inspection import inspect_recipe
     from outrider.pipeline.run_dir import RunDirectory
 
     run = RunDirectory.of(recipe, Path("runs"))
@@ -200,7 +191,8 @@ def _values(
     ranks = engine.tensor_parallel
     if not memory.shared:
         ranks = target_size(config).smallest_tensor_parallel(engine, memory.bytes) or ranks
-    responses = found["lengths"]["completion"]
+    # In multiples of 64 tokens.
+    nine, most = (64 * (found["lengths"]["completion"][p] // 64 + 1) for p in ("p90", "p99"))
     sessions, users = found["sessions"]["distinct"], len(found["tenants"])
     longest = recipe.serving.engine.max_model_len // 2
     chosen = ""
@@ -218,35 +210,12 @@ def _values(
         "processes": template.training.processes,
         "tensor_parallel": ranks,
         "concurrency": template.eval.concurrency,
-        "max_tokens": min(_rounded(responses["p90"]), 2048, longest),
-        "verified": min(_rounded(responses["p99"]), 8192, longest),
+        "max_tokens": min(nine, 2048, longest),
+        "verified": min(most, 8192, longest),
     }
-
-
-def _rounded(tokens: int) -> int:
-    """The next multiple of 64."""
-    return 64 * (tokens // 64 + 1)
-
-
-def _name(logs: str) -> str:
-    """A run's name from that of its logs: `logs/march.jsonl.gz` is `march`."""
-    stem = re.split(r"[/\\]", logs.rstrip("/\\"))[-1].partition(".")[0]
-    name = re.sub(r"[^A-Za-z0-9_-]+", "_", stem).strip("_-")
-    return name or "mine"
 
 
 def _yaml(value: Any) -> str:
     """A value as YAML; names and paths stay bare."""
     bare = isinstance(value, str) and re.fullmatch(r"[A-Za-z~./][\w./~+-]*", value)
     return str(value) if bare else json.dumps(value, ensure_ascii=False)
-
-
-def _aligned(text: str) -> str:
-    """Comments after values in one column, as far as values are short."""
-    rows = [re.match(r"(\s*[\w: ]+\S*)  # (.*)", line) for line in text.splitlines()]
-    width = max(len(row[1]) for row in rows if row and len(row[1]) < 40)
-    lines = (
-        f"{row[1]:<{width}}  # {row[2]}" if row else line
-        for row, line in zip(rows, text.splitlines(), strict=True)
-    )
-    return textwrap.dedent("\n".join(lines)) + "\n"

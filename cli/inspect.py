@@ -5,9 +5,6 @@ outrider inspect resume_screening
 
 import sys
 from pathlib import Path
-from typing import Annotated
-
-from cyclopts import Parameter
 
 from outrider.cli.options import AsJson, Overrides, RecipeName, Runs
 from outrider.common.errors import OutriderError, UsageError
@@ -18,7 +15,7 @@ SAMPLES = 2
 
 
 def inspect_traffic(
-    recipe: Annotated[RecipeName | None, Parameter(allow_leading_hyphen=True)] = None,
+    recipe: RecipeName | None = None,
     *overrides: Overrides,
     first: int | None = None,
     samples: int | None = None,
@@ -46,7 +43,7 @@ def inspect_traffic(
         raise UsageError(
             "--samples prints customer text, which --json never contains; give one of them"
         )
-    if recipe is not None and (recipe.startswith("--") or "=" in recipe):
+    if recipe is not None and "=" in recipe:
         recipe, overrides = None, (recipe, *overrides)
     if recipe is None and not any("traffic.path" in word for word in overrides):
         raise UsageError(
@@ -56,8 +53,7 @@ def inspect_traffic(
     from rich.console import Console
 
     from outrider.common.supervision import stopped_by_signal
-    from outrider.pipeline.inspection.inspect_recipe import inspect_recipe
-    from outrider.pipeline.inspection.page import print_inspection
+    from outrider.pipeline.inspection import inspect_recipe, print_inspection
     from outrider.pipeline.recipe.load import load_overrides, load_recipe
     from outrider.pipeline.run_dir import RunDirectory
 

@@ -27,6 +27,7 @@ except ModuleNotFoundError as error:  # a server's installation
     )
 
 from outrider.common.errors import OutriderError, UsageError
+from outrider.common.redaction import redacted
 from outrider.common.supervision import Interrupted
 from outrider.pipeline.recipe.shipped import shipped_recipes
 
@@ -62,6 +63,10 @@ def _run(name: str, *verb: str) -> None:
             status = command_app()(words, exit_on_error=False, print_error=False)
     except (CycloptsError, OutriderError) as error:
         message = str(error)
+        for word in words:
+            message = message.replace(word, redacted(word))
+        if "Unknown option" in message:
+            message += " Keys of a recipe: section.key=value"
         if "--recipe requires" in message:
             message = (
                 "no recipe: give the path of a YAML file, a run directory, or one of"

@@ -21,9 +21,7 @@ Runs = Annotated[Path, Parameter(help="Parent of the run directories; this run's
 Overrides = Annotated[
     str,
     Parameter(
-        allow_leading_hyphen=True,
-        help="section.key=value or --section.key value, such as training.epochs=3; the keys are in "
-        "docs/reference.",
+        help="section.key=value, such as training.epochs=3; the keys are in docs/reference.",
     ),
 ]
 FromServeCommand = Annotated[

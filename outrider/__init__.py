@@ -35,12 +35,12 @@ def init(logs: Name, target: Name, to: Path | None = None, effort: str | None = 
     """Writes a recipe for own logs and target; returns its path."""
     from outrider.cli.init import write_recipe
 
-    return write_recipe(str(logs), str(target), to, effort).path
+    return write_recipe(str(logs), str(target), to, effort)[0]
 
 
 def inspect(recipe: Name, *overrides: str, first: int | None = None) -> dict[str, Any]:
     """What the recipe's log contains, as counts; `first` limits the rows of each file."""
-    from outrider.pipeline.inspection.inspect_recipe import inspect_recipe
+    from outrider.pipeline.inspection import inspect_recipe
     from outrider.pipeline.recipe.load import load_recipe
     from outrider.pipeline.run_dir import RunDirectory
 

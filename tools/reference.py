@@ -37,8 +37,8 @@ HEAD = """# Basic keys of a recipe
 
 A recipe is a YAML file. Keys that it leaves out have the defaults below; an unknown key is an
 error. `extends:` names another recipe, by a path relative to this one or by a shipped name:
-sections are merged key by key, lists and values replaced. Any key can be set on the command line,
-as `training.epochs=3` or `--training.epochs 3`, with a YAML value. `--dry-run` writes the recipe
+sections are merged key by key, lists and values replaced. Any key can be set on the command line
+with a YAML value, as `training.epochs=3`. `--dry-run` writes the recipe
 with every key filled in to `runs/NAME/recipe.resolved.yaml`.
 
 Relative paths are relative to the recipe that contains them, else to the current directory.

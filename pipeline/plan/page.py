@@ -10,9 +10,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from outrider.eval.report.formatting import count
+from outrider.eval.report.formatting import bytes_text, count, duration
 from outrider.pipeline.plan.plan import PlannedStage
-from outrider.pipeline.plan.units import bytes_text, duration
 
 
 def print_plan(rows: Sequence[PlannedStage], found: dict[str, Any], console: Console) -> None:

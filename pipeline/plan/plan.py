@@ -9,8 +9,8 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
+from outrider.eval.report.formatting import duration
 from outrider.pipeline.plan.traffic import lost_ends_text
-from outrider.pipeline.plan.units import duration
 from outrider.pipeline.preflight import has_weights, local_target
 from outrider.pipeline.recipe.recipe import Recipe
 from outrider.pipeline.run_dir import RunDirectory

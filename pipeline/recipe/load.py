@@ -34,29 +34,6 @@ from outrider.speculators.base import is_directory
 RESOLVED = "recipe.resolved.yaml"
 """In a run directory: the recipe with every key filled in."""
 
-OPTIONS = (
-    "--recipe",
-    "--endpoint",
-    "--server",
-    "--quiet",
-    "--dry-run",
-    "--stages",
-    "--runs",
-    "--force",
-    "--rehearse",
-    "--speculator",
-    "--to",
-    "--rounds",
-    "--once",
-    "--first",
-    "--samples",
-    "--json",
-    "--gpu-memory",
-    "--from-serve-command",
-    "--help",
-)
-"""Options of all commands. A misspelled one arrives here as an override."""
-
 
 @dataclasses.dataclass(frozen=True)
 class LoadedRecipe:
@@ -125,32 +102,17 @@ def find_recipe(name: str, folder: Path | None = None) -> Path:
 
 
 def parse_overrides(words: list[str]) -> list[tuple[tuple[str, ...], Any, str]]:
-    """`section.key=value`, `--section.key=value` and `--section.key value` as (keys, value, as
-    written)."""
+    """`section.key=value` as (keys, value, as written)."""
     parsed = []
-    remaining = list(words)
-    while remaining:
-        word = remaining.pop(0)
-        option = word.startswith("--")
-        key, equals, text = word.removeprefix("--").partition("=")
-        written = word
+    for word in words:
+        key, equals, text = word.partition("=")
         keys = tuple(key.split("."))
-        if option and len(keys) == 1 and key not in Recipe.model_fields:
-            raise UsageError(_no_such_option(redacted(word)))
-        if not equals:
-            if not option:
-                raise UsageError(
-                    f"{word}: not an override; write section.key=value, such as training.epochs=3"
-                )
-            if not remaining or (remaining[0].startswith("--") and "." in remaining[0]):
-                raise UsageError(f"{word}: needs a value, such as {word} 3")
-            text = remaining.pop(0)
-            written = f"{word} {text}"
-        if not all(keys):
+        if not equals or not all(keys):
             raise UsageError(
-                f"{word}: not a key; write section.key=value, such as training.epochs=3"
+                f"{redacted(word)}: not a key and its value; write section.key=value, such as"
+                " training.epochs=3"
             )
-        parsed.append((keys, _override_value(text, written), written))
+        parsed.append((keys, _override_value(text, word), word))
     return parsed
 
 
@@ -199,14 +161,6 @@ def _leaves(values: dict[str, Any]) -> Iterator[tuple[tuple[str, ...], Any]]:
                     yield (section, key, name), setting
             else:
                 yield (section, key), value
-
-
-def _no_such_option(word: str) -> str:
-    near = difflib.get_close_matches(word.partition("=")[0], OPTIONS, n=1)
-    hint = f"did you mean {near[0]}?" if near else "--help lists the options."
-    return (
-        f"{word}: no such option; {hint} Keys of a recipe: --section.key value, section.key=value"
-    )
 
 
 def _override_value(text: str, written: str) -> Any:

@@ -18,9 +18,9 @@ import psutil
 
 from outrider.common.errors import OutriderError
 from outrider.common.files import read_json, write_json
+from outrider.eval.report.formatting import bytes_text
 from outrider.pipeline.attempt import attempt
 from outrider.pipeline.plan.training_cost import memories, price
-from outrider.pipeline.plan.units import bytes_text
 from outrider.pipeline.preflight import check, local_target
 from outrider.pipeline.recipe.load import LoadedRecipe, load_recipe
 from outrider.pipeline.rehearsal.settings import R1_CONFIG, cut_to_fit, rehearsal_words

@@ -153,7 +153,7 @@ def assert_no_canary(finished, run_dir):
 
 
 def test_a_log_full_of_canaries_leaves_none_outside_traffic(workplace):
-    finished = run(workplace, "--stages", "ingest,split", "--name", "whole")
+    finished = run(workplace, "--stages", "ingest,split", "name=whole")
     assert finished.returncode == 0, finished.stderr
     run_dir = workplace / "runs" / "whole"
     looked_at = assert_no_canary(finished, run_dir)
@@ -175,7 +175,7 @@ def test_a_log_full_of_canaries_leaves_none_outside_traffic(workplace):
 
 def test_an_error_about_the_log_quotes_nothing_of_it(workplace):
     finished = run(
-        workplace, "--stages", "ingest", "--name", "error", "traffic.max_reject_fraction=0.05"
+        workplace, "--stages", "ingest", "name=error", "traffic.max_reject_fraction=0.05"
     )
     assert finished.returncode == 1 and "max_reject_fraction" in finished.stderr
     assert_no_canary(finished, workplace / "runs" / "error")
@@ -183,8 +183,7 @@ def test_an_error_about_the_log_quotes_nothing_of_it(workplace):
         workplace,
         "--stages",
         "ingest",
-        "--name",
-        "hopeless",
+        "name=hopeless",
         "traffic.path=hopeless.jsonl",
         "traffic.model=x",
     )
@@ -245,7 +244,7 @@ def test_what_the_machine_says_is_kept():
 def test_logs_of_attempts_are_their_owners_alone(workplace):
     previous = os.umask(0o022)
     try:
-        finished = run(workplace, "--stages", "ingest", "--name", "modes")
+        finished = run(workplace, "--stages", "ingest", "name=modes")
     finally:
         os.umask(previous)
     assert finished.returncode == 0, finished.stderr

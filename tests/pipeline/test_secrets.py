@@ -139,7 +139,7 @@ def test_a_run_and_its_bundle_have_no_secret(
 
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_mistake_with_a_secret_is_one_message_without_it(workplace: Path, mistake: str) -> None:
-    words = ["--recipe", "mine.yaml", "--stages", "ingest", "--name", "wrong", mistake]
+    words = ["--recipe", "mine.yaml", "--stages", "ingest", "name=wrong", mistake]
     finished = commands.run("train-speculator", *words, cwd=workplace)
     commands.assert_one_message(finished)
     assert SECRET not in finished.stderr

@@ -11,8 +11,7 @@ import pytest
 import yaml
 from rich.console import Console
 
-from outrider.pipeline.inspection.inspect_recipe import inspect_recipe
-from outrider.pipeline.inspection.page import print_inspection
+from outrider.pipeline.inspection import inspect_recipe, print_inspection
 from outrider.pipeline.recipe.load import load_overrides, load_recipe
 from outrider.pipeline.recipe.shipped import EMBEDDED_TRAFFIC
 from outrider.pipeline.run_dir import RunDirectory
@@ -149,7 +148,7 @@ def workplace(tmp_path_factory, nano_r1):
 
 
 def test_json_is_one_object_on_stdout(workplace):
-    finished = run("inspect-traffic", "--traffic.path", "log.jsonl", "--json", cwd=workplace)
+    finished = run("inspect-traffic", "traffic.path=log.jsonl", "--json", cwd=workplace)
     assert finished.returncode == 0, finished.stderr
     (line,) = finished.stdout.splitlines()
     found = json.loads(line)
@@ -166,9 +165,7 @@ def test_off_a_terminal_no_customer_text_is_printed(workplace):
 
 def test_a_log_of_two_models_is_described_then_refused(workplace, tmp_path):
     write_log(tmp_path / "two.jsonl", [*rows(6), *rows(4, model="qwen")])
-    finished = run(
-        "inspect-traffic", "--traffic.path", f"{tmp_path}/two.jsonl", "--json", cwd=workplace
-    )
+    finished = run("inspect-traffic", f"traffic.path={tmp_path}/two.jsonl", "--json", cwd=workplace)
     assert finished.returncode == 1 and "Traceback" not in finished.stderr
     assert json.loads(finished.stdout)["models"] == {"nano-r1": 6, "qwen": 4}
     assert "2 models (nano-r1 6, qwen 4)" in finished.stderr
@@ -177,17 +174,17 @@ def test_a_log_of_two_models_is_described_then_refused(workplace, tmp_path):
 @pytest.mark.parametrize(
     ("words", "parts"),
     [
-        (["--traffic.path", "gone.jsonl"], ["gone.jsonl", "no such file or folder"]),
+        (["traffic.path=gone.jsonl"], ["gone.jsonl", "no such file or folder"]),
         (
-            ["--traffic.path", "log.jsonl", "--target.model", "gone"],
+            ["traffic.path=log.jsonl", "target.model=gone"],
             ["target.model = 'gone': no such directory"],
         ),
         (
-            ["--traffic.path", "log.jsonl", "--target.model", "./bare"],
+            ["traffic.path=log.jsonl", "target.model=./bare"],
             ["bare: no usable tokenizer", "tokenizer.json"],
         ),
         (
-            ["--traffic.path", "log.jsonl", "traffic.formt=x"],
+            ["traffic.path=log.jsonl", "traffic.formt=x"],
             ["command line", "did you mean `traffic.format`?"],
         ),
     ],
@@ -202,7 +199,7 @@ def test_a_mistake_is_one_message_and_status_1(workplace, words, parts):
         ([], "nothing to inspect: give a recipe, or traffic.path=LOGS"),
         (["mine.yaml", "--first", "0"], "--first 0: give a number from 1"),
         (["mine.yaml", "--samples", "2", "--json"], "which --json never contains"),
-        (["mine.yaml", "--frist", "3"], "--frist: no such option; did you mean --first?"),
+        (["mine.yaml", "--frist", "3"], 'Unknown option: "--frist". Did you mean "--first"?'),
     ],
 )
 def test_a_wrong_command_line_is_one_message_and_status_2(workplace, words, part):
@@ -232,7 +229,7 @@ def test_the_temporary_folder_is_private_and_removed(workplace, monkeypatch, tmp
         seen.append((Path(scratch).parent, stat.S_IMODE(Path(scratch).parent.stat().st_mode)))
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("outrider.pipeline.inspection.inspect_recipe.inspect", note)
+    monkeypatch.setattr("outrider.pipeline.inspection.inspect", note)
     recipe = load_overrides([f"traffic.path={workplace / 'log.jsonl'}"]).recipe
     with pytest.raises(KeyboardInterrupt):
         inspect_recipe(recipe, RunDirectory.of(recipe, tmp_path), None, 0)
@@ -250,9 +247,7 @@ def test_of_a_target_on_the_hub_only_the_tokenizer_is_fetched(
         return str(nano_r1)
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", download)
-    monkeypatch.setattr(
-        "outrider.pipeline.inspection.inspect_recipe.local_target", lambda recipe: None
-    )
+    monkeypatch.setattr("outrider.pipeline.inspection.local_target", lambda recipe: None)
     recipe = load_overrides(
         [f"traffic.path={EMBEDDED_TRAFFIC}/social_chat.jsonl.gz", "target.model=a/b"]
     ).recipe

@@ -1,0 +1,201 @@
+"""What a log contains and what training on it would cost: `outrider inspect` and `outrider init`.
+
+    found, samples = inspect_recipe(recipe, run, rows_per_file=None, samples=2)
+    print_inspection(found, Console())
+
+The log is ingested into a temporary folder (below TMPDIR, about as large as the log unpacked),
+unless the recipe's run has an up-to-date ingest of it.
+"""
+
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from outrider.common.files import read_json
+from outrider.data.ingest.ingest import TOKENIZER_FILES
+from outrider.data.ingest.inspection import inspect, inspect_ingested
+from outrider.data.ingest.mask_view import marked
+from outrider.data.ingest.traffic_facts import counted, date, facts, printable
+from outrider.data.ingest.traffic_profile import QUANTILES
+from outrider.data.sequences import load_sequences
+from outrider.data.split.split import PARTS
+from outrider.eval.report.formatting import duration
+from outrider.pipeline.kinds import with_kinds
+from outrider.pipeline.plan.hours import rates_of
+from outrider.pipeline.plan.training_cost import features_cost
+from outrider.pipeline.preflight import check_traffic, local_target
+from outrider.pipeline.recipe.recipe import Recipe
+from outrider.pipeline.run_dir import RunDirectory
+from outrider.pipeline.stages.registry import STAGES
+
+
+def inspect_recipe(
+    recipe: Recipe, run: RunDirectory, rows_per_file: int | None, samples: int
+) -> tuple[dict[str, Any], list[Text]]:
+    """The findings as JSON without customer text, and a few sequences, which are customer text."""
+    check_traffic(recipe)
+    # transformers would warn that torch is missing, which tokenizers do not need.
+    os.environ["TRANSFORMERS_VERBOSITY"] = "error"
+    with tempfile.TemporaryDirectory(prefix="inspect-traffic-") as scratch:
+        target = local_target(recipe)
+        if target and not rows_per_file and _is_ingested(recipe, run):
+            traffic_dir, source = run.traffic, str(run.traffic)
+            found = inspect_ingested(traffic_dir, recipe.split)
+        else:
+            target = target or recipe.target.fetch(TOKENIZER_FILES, Path(scratch) / "target")
+            traffic_dir, source = Path(scratch) / "traffic", None
+            found = inspect(
+                target, recipe.traffic, recipe.split, traffic_dir, rows_per_file, recipe.privacy
+            )
+        found = {
+            "recipe": recipe.name,
+            "target": recipe.target.model,
+            "ingested_in": source,
+            "rows_per_file": rows_per_file,
+            **found,
+            "predicted": _predicted(found, recipe, target),
+        }
+        return found, _samples(traffic_dir / "sequences", target, min(samples, found["exchanges"]))
+
+
+def _is_ingested(recipe: Recipe, run: RunDirectory) -> bool:
+    return run.read_record("ingest") is not None and STAGES["ingest"].state(run, recipe, {}).done
+
+
+def _predicted(found: dict[str, Any], recipe: Recipe, target: Path) -> dict[str, Any]:
+    """Cost of the capture: of what the split keeps, or of everything without a split."""
+    everything = found["prompt_tokens"] + found["completion_tokens"]
+    tokens = found["split"]["tokens"] if found["split"] else everything
+    config, recipe = read_json(target / "config.json"), with_kinds(recipe, target)
+    cost, rates = features_cost(tokens, recipe, config), rates_of(recipe, config)
+    if rates:
+        seconds, rate = tokens / rates.capture_tokens_per_s, rates.capture_tokens_per_s
+        cost["text"] += f", about {duration(seconds)} at {rate:,g} tokens/s ({rates.source})"
+    return cost
+
+
+def _samples(sequences_dir: Path, target: Path, count: int) -> list[Text]:
+    """`count` sequences, evenly spread over the log."""
+    if not count:
+        return []
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(target / "tokenizer.json"))
+    table = load_sequences(sequences_dir)
+    shown = []
+    for row in table.select(np.linspace(0, len(table) - 1, count, dtype=int)):
+        title = f"sequence {row['sequence_id']}: {row['fidelity']}, "
+        title += f"finish_reason {row['finish_reason']}, temperature {row['temperature']:g}, "
+        title += f"tenant {printable(row['tenant']) or 'not logged'}\n"
+        sequence = marked(tokenizer, row["token_ids"], row["completion_start"])
+        shown.append(Text.assemble((title, "bold"), sequence))
+    return shown
+
+
+def print_inspection(found: Mapping[str, Any], console: Console) -> None:
+    """Prints the page. Names from the log are printed as plain text, never as markup."""
+    title = f"{found['recipe']}: {counted(found['files'], 'file')}, {found['rows']:,} rows, "
+    title += f"{found['exchanges']:,} exchanges"
+    console.print(Text(title, "bold"), soft_wrap=True)
+    if found["rows_per_file"]:
+        limit = f"--first: only the first {found['rows_per_file']:,} rows of each file were read. "
+        limit += "All figures are of these rows, cost and split included; an exchange of several "
+        limit += "rows may be cut off at the end."
+        console.print(Text(limit, "yellow"))
+    if found["ingested_in"]:
+        console.print(
+            Text(f"as ingested in {found['ingested_in']}; nothing has changed since", "dim"),
+            soft_wrap=True,
+        )
+    console.print(_facts(found))
+    if found["rejects"]:
+        console.print(_rejects(found))
+    if found["split"]:
+        console.print(_split(found["split"]))
+    console.print(_lengths(found["lengths"]))
+    _print_advice(found, console)
+
+
+def print_facts(found: Mapping[str, Any], console: Console) -> None:
+    """Prints a line for each fact of the log, and advice."""
+    console.print(_facts(found))
+    _print_advice(found, console)
+
+
+def _print_advice(found: Mapping[str, Any], console: Console) -> None:
+    for text in found["advice"]:
+        console.print(Text.assemble(("advice: ", "bold yellow"), text))
+
+
+def _facts(found: Mapping[str, Any]) -> Table:
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="dim", no_wrap=True)
+    grid.add_column(overflow="fold")
+    for name, text in (("target", found["target"]), *facts(found), ("capture", _capture(found))):
+        grid.add_row(name, Text(printable(text)))
+    return grid
+
+
+def _rejects(found: Mapping[str, Any]) -> Table:
+    table = _table("rejects")
+    for column in ("reason", "rows", "first at", ""):
+        justify: Literal["left", "right"] = "right" if column == "rows" else "left"
+        table.add_column(column, justify=justify, overflow="fold")
+    for reason, count in found["rejects"].items():
+        example = found["reject_examples"][reason]
+        table.add_row(
+            reason, f"{count:,}", *(Text(printable(example[key])) for key in ("place", "detail"))
+        )
+    return table
+
+
+def _split(split: Mapping[str, Any]) -> Table:
+    left_out = [f"{reason} {count:,}" for reason, count in split["left_out"].items()]
+    caption = f"left out: {', '.join(left_out) or 'nothing'}"
+    if not split["prompts_compared"]:
+        caption += "; prompts were not compared, so near duplicates are still included"
+    table = _table("split", caption=caption, caption_justify="left")
+    for column in ("", "sessions", "sequences", "tokens", "trained on", "from"):
+        table.add_column(column, justify="right" if column else "left", no_wrap=True)
+    for part in PARTS:
+        row = split[part]
+        counts = (
+            f"{row[key]:,}" for key in ("sessions", "sequences", "tokens", "completion_tokens")
+        )
+        began = row["first_time"]
+        table.add_row(part, *counts, "not logged" if began is None else date(began))
+    return table
+
+
+def _lengths(lengths: Mapping[str, Any]) -> Table:
+    table = _table("lengths in tokens")
+    for column in ("", "n", *QUANTILES, "max"):
+        table.add_column(column, justify="right" if column else "left", no_wrap=True)
+    for name, row in lengths.items():
+        if row["n"]:
+            table.add_row(name, *(f"{row[key]:,}" for key in ("n", *QUANTILES, "max")))
+    return table
+
+
+def _table(title: str, **options: Any) -> Table:
+    return Table(
+        title=title,
+        title_justify="left",
+        title_style="bold",
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+        **options,
+    )
+
+
+def _capture(found: Mapping[str, Any]) -> str:
+    of = "what the split keeps" if found["split"] else "everything"
+    return f"{found['predicted']['text']}; of {of}"

@@ -1,1 +1,0 @@
-"""What a log contains, for `inspect-traffic`."""
