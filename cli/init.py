@@ -97,7 +97,10 @@ def init(
 def write_recipe(
     logs: str, target: str, to: Path | None = None, effort: str | None = None
 ) -> tuple[Path, dict[str, Any]]:
-    """Writes the recipe and returns what the log contains; an `OutriderError` for logs or a target that cannot be trained on."""
+    """Writes the recipe; returns its path and what the log contains.
+
+    Raises `OutriderError` for logs or a target that cannot be trained on.
+    """
     from outrider.pipeline.recipe.load import load_recipe
 
     name = re.sub(r"[^A-Za-z0-9_-]+", "_", Path(logs).name.partition(".")[0]).strip("_-")
@@ -152,9 +155,8 @@ def _found(recipe: "Recipe") -> dict[str, Any]:
 
     run = RunDirectory.of(recipe, Path("runs"))
     found, _ = inspect_recipe(recipe, run, FIRST, 0)
-    if len(found["models"]) > 1:
-        most = next(iter(found["models"]))
-        traffic = recipe.traffic.model_copy(update={"model": most})
+    if len(named := [name for name in found["models"] if name]) > 1:
+        traffic = recipe.traffic.model_copy(update={"model": named[0]})
         one, _ = inspect_recipe(recipe.model_copy(update={"traffic": traffic}), run, FIRST, 0)
         found = {**one, "models": found["models"]}
     if found["problems"]:
@@ -186,7 +188,7 @@ def _values(
     from outrider.pipeline.plan.target_size import target_size
     from outrider.pipeline.plan.training_cost import memories
 
-    kinds, models = recipe.speculator.kinds, list(found["models"])
+    kinds, models = recipe.speculator.kinds, [name for name in found["models"] if name]
     memory, engine = memories()[0], template.serving.engine
     ranks = engine.tensor_parallel
     if not memory.shared:
@@ -197,7 +199,7 @@ def _values(
     longest = recipe.serving.engine.max_model_len // 2
     chosen = ""
     if len(models) > 1:
-        chosen = f"\n  model: {_yaml(models[0])}  # the log also has {', '.join(models[1:])}"
+        chosen = f"\n  model: {_yaml(models[0])}  # the log also has {json.dumps(models[1:])}"
     return {
         "seen": f"{counted(found['exchanges'], 'exchange')} of {counted(sessions, 'session')} and"
         f" {counted(users, 'tenant')}",

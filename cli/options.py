@@ -32,5 +32,5 @@ FromServeCommand = Annotated[
         "target.*, serving.engine.* and eval.current_k. Overrides take precedence.",
     ),
 ]
-AsJson = Annotated[bool, Parameter(name="--json", negative="")]
-Flag = Parameter(negative="")
+AsJson = Annotated[bool, Parameter(name="--json", negative="", show_default=False)]
+Flag = Parameter(negative="", show_default=False)

@@ -104,6 +104,7 @@ def capture(
     _check_disk(out_dir, _tokens(rows_of(table, lengths.limit)), spec, capture.dtype)
     if cluster is not None and cluster.address is not None:
         return _on_replicas(cluster, target, engine, table, source, capture, out_dir, lengths, spec)
+    Console(stderr=True).print("starting the engine", highlight=False)
     with open_engine(target, engine, scratch=out_dir) as live:
         head = load_target_ends(target_dir).lm_head_VH
         return capture_table(live, table, head, source, capture, out_dir, lengths, features)

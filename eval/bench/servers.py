@@ -19,6 +19,7 @@ Servers start when they are first asked for. Where the machine holds them, they 
 side. A target that fills its GPUs leaves room for one, and the servers alternate.
 """
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -152,6 +153,7 @@ class Servers:
         log = self._log_dir / f"server_{self._mode}_{name}.log"
         server = Server(self._target, engine, drafting, log_path=log)
         running = self._up[name] = _Running(server, numbers, file, speculator.directory)
+        print(f"starting the server {self._mode}_{name}", file=sys.stderr, flush=True)
         server.start()
         server.wait()
         self._warm_up(server)

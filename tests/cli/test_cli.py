@@ -118,8 +118,6 @@ def test_a_wrong_command_line_is_one_message_and_status_2(workplace, words, part
     ("command", "words"),
     [
         ("train-speculator", ()),
-        ("evaluate-speculator", ()),
-        ("export-speculator", ("--to", "x")),
         ("adapt-speculator", ("--endpoint", "x")),
     ],
 )
@@ -167,23 +165,19 @@ def test_a_speculator_that_is_not_the_target_s_is_known_before_the_first_stage(
     assert not (workplace / "runs" / "not_mine" / "stages").exists()
 
 
-def test_a_log_with_no_usable_line_is_an_error_that_says_so(workplace, tmp_path):
-    write_log(tmp_path / "bad.jsonl", [b"not json", b'{"neither": "request nor response"}'])
-    words = ["--recipe", "mine.yaml", f"traffic.path={tmp_path}/bad.jsonl", "name=bad_log"]
-    assert_one_message(run("train-speculator", *words, cwd=workplace), "bad.jsonl")
-
-
 def test_help_and_recipes_do_not_import_torch():
     script = (
         "import sys, outrider.cli.main, outrider.pipeline.recipe.load as load\n"
         "load.load_recipe('r1/social_chat')\n"
+        "outrider.cli.main.sys.argv = ['outrider', 'inspect', '--help']\n"
+        "try:\n    outrider.cli.main.main()\nexcept SystemExit:\n    pass\n"
         "heavy = ('torch', 'transformers', 'datasets', 'vllm', 'deepspeed')\n"
         "print([name for name in heavy if name in sys.modules])"
     )
     finished = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True
     )
-    assert finished.stdout == "[]\n"
+    assert finished.stdout.endswith("\n[]\n")
 
 
 def test_help_lists_every_verb_in_the_order_of_use(tmp_path):

@@ -3,8 +3,6 @@
 import io
 import json
 import stat
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -258,23 +256,3 @@ def test_of_a_target_on_the_hub_only_the_tokenizer_is_fetched(
         and "config.json" in patterns
         and not [p for p in patterns if "safetensors" in p]
     )
-
-
-def test_help_needs_no_torch(tmp_path):
-    finished = run("inspect-traffic", "--help", cwd=tmp_path)
-    assert (
-        finished.returncode == 0
-        and "--first" in finished.stdout
-        and "traffic.path=LOGS" in finished.stdout
-    )
-    script = (
-        "import sys\nfrom outrider.cli.main import inspect_traffic\n"
-        "sys.argv = ['inspect-traffic', '--help']\n"
-        "try:\n    inspect_traffic()\nexcept SystemExit:\n    pass\n"
-        "heavy = ('torch', 'transformers', 'datasets')\n"
-        "print([name for name in heavy if name in sys.modules], file=sys.stderr)"
-    )
-    told = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True
-    )
-    assert told.stderr == "[]\n"

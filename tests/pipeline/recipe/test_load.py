@@ -81,6 +81,16 @@ def test_extends_merges_sections_and_replaces_values(write):
     assert (recipe.training.epochs, recipe.training.seed, recipe.eval.concurrency) == (9, 5, [4])
 
 
+def test_effort_sets_what_a_recipe_leaves_out(write):
+    path = write("traffic: {path: a}\neffort: trial\neval: {repeats: 7}")
+    trial, thorough = (load_recipe(path, words).recipe for words in ([], ["effort=thorough"]))
+    found = [(r.training.epochs, r.split.max_train_sequences) for r in (trial, thorough)]
+    assert found == [(1, 3500), (2, 40_000)]
+    assert (thorough.eval.measure, thorough.eval.repeats) == ("full", 7), "an explicit value wins"
+    with pytest.raises(OutriderError, match="effort = 'big': input should be 'trial', 'standard'"):
+        load_recipe(path, ["effort=big"])
+
+
 def test_extends_in_a_circle_is_named(write):
     write("extends: mine.yaml", "base.yaml")
     with pytest.raises(
