@@ -104,7 +104,7 @@ def test_the_page_says_what_was_found(shipped):
         "corner-and-co 600",
         "5,500 tokens/s",
         "heldout",
-        "reasoning, tokens",
+        "lengths in tokens",
     ):
         assert part in text
     assert max(map(len, text.splitlines())) <= 100
@@ -197,7 +197,7 @@ def test_a_mistake_is_one_message_and_status_1(workplace, words, parts):
         ([], "nothing to inspect: give a recipe, or traffic.path=LOGS"),
         (["mine.yaml", "--first", "0"], "--first 0: give a number from 1"),
         (["mine.yaml", "--samples", "2", "--json"], "which --json never contains"),
-        (["mine.yaml", "--frist", "3"], 'Unknown option: "--frist". Did you mean "--first"?'),
+        (["mine.yaml", "--frist", "3"], "Unknown option: --frist. Did you mean --first?"),
     ],
 )
 def test_a_wrong_command_line_is_one_message_and_status_2(workplace, words, part):
