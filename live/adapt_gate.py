@@ -1,6 +1,6 @@
 """Exact replay of windows, and the gate of a training round.
 
-    sums = replayed(window, speculator_dir, recipe)                   # cached beside the window
+    sums = replayed(window, speculator_dir, recipe)                   # cached next to the window
     verdict = judge(round_run, windows, serving_dir, recipe, k)       # ships, or why not
     write_bundle(round_run, recipe, verdict, k)
 

@@ -137,7 +137,7 @@ def demo_bundles() -> tuple[Path, Path, Path]:
 
 
 def write_noise(speculator: Path, target: Path, out: Path, noise: float) -> None:
-    """A speculator with noise added to its weights: valid, and of no use."""
+    """A speculator with noise added to its weights: valid but useless."""
     import torch
 
     from outrider.speculators.kinds import trainable_kind_of

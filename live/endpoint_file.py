@@ -74,14 +74,14 @@ class EndpointReplica(Section):
 
 
 class RouterSettings(Section):
-    """Envoy, which shares out the requests."""
+    """Envoy, which distributes the requests."""
 
     listen: str = "127.0.0.1:8000"
     """Address for the customers' requests: `HOST:PORT` or `unix:PATH`."""
 
     sticky_header: str | None = "x-session-id"
     """Requests with an equal value of this header go to the same replica as long as the share of
-    the canary does not fall. null: every request is shared out anew."""
+    the canary does not fall. null: every request is assigned independently."""
 
     @field_validator("listen")
     @classmethod
@@ -162,8 +162,8 @@ class ClusterSettings(Section):
     `pvc://CLAIM/PATH`. null: `hf://` and the bundle's `target.model`, at its revision."""
 
     speculator: str | None = None
-    """Where the pods read the new bundle from, in the same forms. null: the address that
-    `deploy-speculator` is given, where it is one."""
+    """Where the pods read the new bundle from, in the same forms. null: the address that is given
+    to `outrider deploy`, if any."""
 
     stable: str | None = None
     """What the stable group of KServe serves: the address of the bundle in use, `own` (the target's

@@ -29,7 +29,7 @@ from outrider.serving.admin.replica import (
 )
 
 PATIENCE_S = 30.0
-"""How long a replica that does not answer is tried again before it is left behind, in seconds."""
+"""Seconds for which a replica that does not answer is retried before it is left behind."""
 
 LOOK_S = 0.5
 """Time between two looks, in seconds."""
@@ -68,7 +68,7 @@ class Fleet:
             return None
 
     def served_by(self, status: ReplicaStatus) -> str | None:
-        """Name of the release that a replica serves; None where it is none that is known."""
+        """Name of the release that a replica serves; None if unknown."""
         return served_by(status, self.journal.read(), self._releases)
 
     def swap(self, name: str, seen: ReplicaStatus, release: Release, watched: bool) -> None:
@@ -98,10 +98,10 @@ class Fleet:
         )
 
     def bring(self, names: Iterable[str], release: Release) -> list[str]:
-        """Has the replicas serve `release`, one after another; returns those left behind.
+        """Makes the replicas serve `release`, one after another; returns those left behind.
 
         One that serves it already is left alone. One that does not answer, refuses, took this
-        release back or is broken is left behind, and the others are swapped all the same.
+        release back or is broken is left behind, and the others are swapped anyway.
         """
         behind = []
         for name in names:
@@ -188,7 +188,7 @@ def replicas_of(endpoint: Endpoint) -> dict[str, Replica]:
 
 
 def served_by(status: ReplicaStatus, state: State, releases: Releases) -> str | None:
-    """Name of the release that a replica serves; None where it is none that is known.
+    """Name of the release that a replica serves; None if unknown.
 
     A broken replica serves none. One that was started again serves what its directory has.
     """

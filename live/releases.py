@@ -201,11 +201,11 @@ def release_name(digest: str) -> str:
 
 
 def watch_of(release: Release, policy: CanaryPolicy) -> Watch | None:
-    """The least tokens per step that a replica must not be shown to fall short of after a swap.
+    """Tokens per step below which a replica takes a swap back, if that is shown.
 
     The evaluated acceptance length, lowered by the uncertainty of its ratio to the base's (the
-    evidence has no interval of its own) and by `policy.min_acceptance_ratio`: live traffic differs
-    a little from held-out traffic. None without evidence, or with `watch_requests: 0`.
+    evidence itself has no interval) and by `policy.min_acceptance_ratio`: live traffic differs a
+    little from held-out traffic. None without evidence, or with `watch_requests: 0`.
     """
     lengths = (release.manifest.get("evidence") or {}).get("acceptance_length") or {}
     length = lengths.get("custom")

@@ -173,7 +173,7 @@ class State:
     served: dict[str, str] = field(default_factory=dict)
     """The release that each replica got last."""
     position: dict[str, int] | None = None
-    """Where the log is read on; None before the first start."""
+    """Position from which the log is read next; None before the first start."""
     windows: dict[int, Window] = field(default_factory=dict)
     rounds: list[Round] = field(default_factory=list)
     spent: list[tuple[float, float]] = field(default_factory=list)

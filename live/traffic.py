@@ -32,7 +32,7 @@ _MOST_BYTES = 16 << 20
 """Of the log, read in one call."""
 
 _FAILURES = {"UC", "UF", "UH", "UR", "LR", "UT", "SI", "UPE"}
-"""Envoy's response flags of requests that the endpoint failed. DC is a client that left."""
+"""Envoy's response flags of requests that the endpoint failed. DC is a client that disconnected."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Observation:
 
     id: str
     session: str
-    """Requests of one session are not independent. The request's id where there is no session."""
+    """Requests of one session are not independent. The request's id if it has no session."""
     started_at: float
     """Unix time in seconds."""
     latency_s: float
