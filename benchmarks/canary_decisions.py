@@ -6,6 +6,8 @@ Simulated traffic (tests/live/simulated_traffic.py): sessions of about four requ
 lengths, a load that rises and falls 2.7-fold within the run and slows both, half of the sessions on
 the canary, whose replica is slower or faster than stable's by 6 %. The baseline has
 `baseline_requests` of the canary. The decision is looked at 16 times, and the first verdict counts.
+
+Adaptation: windows whose ratio of custom over base varies between windows and sessions.
 """
 
 import argparse
@@ -14,6 +16,7 @@ import numpy as np
 
 from outrider.live.endpoint_file import CanaryPolicy
 from tests.live.simulated_traffic import Traffic, baseline_of, first_verdict
+from tests.live.simulated_windows import Story, alarm
 
 POLICY = CanaryPolicy()
 REPLICAS = (0.94, 1.06)
@@ -60,7 +63,18 @@ def shares(random: np.random.Generator, trials: int) -> dict[str, float]:
     return {
         "canary_slow_promoted": worst(0.97, "promote"),
         "canary_equal_rolled_back": worst(1.0, "roll_back"),
+        "adapt_false_rounds": max(
+            false_rounds(random, trials, between, sessions)
+            for between in (0.0, 0.03)
+            for sessions in (30, 100)
+        ),
     }
+
+
+def false_rounds(random: np.random.Generator, trials: int, between: float, sessions: int) -> float:
+    """Share of trials with a fall in 60 windows of stationary traffic."""
+    stories = (Story(random, between, sessions) for _ in range(trials))
+    return sum(alarm(story, 0.0, windows=60) is not None for story in stories) / trials
 
 
 def main() -> None:
@@ -69,6 +83,24 @@ def main() -> None:
     parser.add_argument("--trials", type=int, default=200)
     parser.add_argument("--requests", type=int, default=2400)
     options = parser.parse_args()
+    print(
+        "| between windows | sessions | false rounds in 60 windows | windows to see -10 %, -5 % |"
+    )
+    print("|---|---|---|---|")
+    for between in (0.0, 0.03, 0.05):
+        for sessions in (30, 100):
+            random = np.random.default_rng(7)
+            wrong = false_rounds(random, options.trials, between, sessions)
+            waits: list[float] = []
+            for fall in (0.9, 0.95):
+                found: list[float] = []
+                for _ in range(options.trials // 4):
+                    story = Story(random, between, sessions)
+                    if alarm(story, 0.0, windows=20) is None:
+                        found.append(alarm(story, np.log(fall), windows=40) or np.inf)
+                waits.append(float(np.median(found)))
+            print(f"| {between:.0%} | {sessions} | {wrong:.1%} | {waits[0]:g}, {waits[1]:g} |")
+    print()
     print("| release | replica | promoted | rolled back | undecided | requests | of the canary |")
     print("|---|---|---|---|---|---|---|")
     for name, traffic in CASES.items():

@@ -5,8 +5,9 @@
         adapter.run(once=True)                        # until the log is used up
 
 New rows of the log are cut into windows (data/ingest/log_tail.py). Each window is captured, and the
-speculator in use replayed on it. When acceptance falls or enough rows are new (adapt_policy.py), a
-round trains on from the speculator in use. The windows that arrive after the round's are its gate.
+speculator in use and the base are replayed on it. When the one falls against the other or enough
+rows are new (adapt_policy.py), a round trains on from the speculator in use. The windows that
+arrive after the round's are its gate, with sessions of older windows that no round trains on.
 A round that wins is deployed; one that loses stays in rounds/ as evidence.
 
     state_dir/journal.jsonl           every step, appended when it is done (state.py)
@@ -17,6 +18,7 @@ The next step follows from the journal, so a process that is killed repeats at m
 """
 
 import contextlib
+import math
 import shutil
 import sys
 import time
@@ -38,9 +40,9 @@ from outrider.data.ingest.log_tail import (
     forget_rows,
     unread_rows,
 )
-from outrider.live.adapt_gate import GateVerdict, acceptance, judge, replayed, write_bundle
+from outrider.live.adapt_gate import GateVerdict, judge, watched, write_bundle
 from outrider.live.adapt_policy import reason_to_train, surplus, within_budget
-from outrider.live.deployer import EndpointDeployer, Serving, recipe_from
+from outrider.live.deployer import EndpointDeployer, Serving, base_to_watch, recipe_from
 from outrider.live.journal import Journal, lock
 from outrider.live.state import Round, State, Window
 from outrider.pipeline.recipe.load import LoadedRecipe
@@ -58,6 +60,9 @@ POLL_S = 30.0
 
 MOST_REFUSED = 3
 """Windows in a row that may be refused. One more is an error: the log or the target is wrong."""
+
+OLDER_WINDOWS = 20
+"""Most windows of earlier rounds that a gate measures."""
 
 KEPT_ROUNDS = 3
 """Newest rounds that keep their weights. All keep their figures."""
@@ -201,7 +206,7 @@ class Adapter:
         return within_budget(state, self.clock(), self.recipe.adapt.gpu_hours_per_day)
 
     def _watch(self, window: Window) -> None:
-        """Captures a window and replays the speculator in use on it."""
+        """Captures a window and replays the speculator in use, and the base, on it."""
         began = time.monotonic()
         (serving, followed), run = self._in_use(), self.window_run(window.n)
         traffic = followed.traffic.model_copy(
@@ -210,7 +215,8 @@ class Adapter:
         recipe = followed.model_copy(update={"traffic": traffic, "name": run.root.name})
         try:
             self._run_stage(run, recipe, ADAPT_WINDOW.name, {})
-            found = acceptance(replayed(run, serving.directory, followed), serving.k)
+            base = base_to_watch(self.recipe, serving)
+            found, ratio = watched(run, serving.directory, base, followed, serving.k)
         except OutriderError as error:
             if error.exit_code == INTERRUPTED:
                 raise
@@ -229,11 +235,13 @@ class Adapter:
             release=serving.name,
             k=serving.k,
             acceptance=found.model_dump(mode="json"),
+            ratio=ratio.model_dump(mode="json") if ratio else None,
             gpu_seconds=self._gpu_seconds(began),
         )
         self._say(
             f"window {window.n}: {found.observations} sequences,"
             f" acceptance length of {serving.name} {found.value:.3f}"
+            + (f", {ratio.value:.3f} of the base's" if ratio else "")
         )
 
     def _begin_round(self, state: State, reason: str) -> None:
@@ -273,7 +281,10 @@ class Adapter:
         began = time.monotonic()
         run, (serving, recipe) = self.round_run(pending.n), self._in_use()
         runs = [self.window_run(window.n) for window in windows]
-        verdict = judge(run, runs, serving.directory, recipe, serving.k)
+        kept = [n for n in pending.older if not self.state.windows[n].deleted]
+        # Evenly spaced in time, because each costs two replays.
+        older = [self.window_run(n) for n in kept[:: math.ceil(len(kept) / OLDER_WINDOWS) or 1]]
+        verdict = judge(run, runs, older, serving.directory, recipe, serving.k)
         write_json(run.root / "gate.json", verdict.model_dump(mode="json"))
         if verdict.ships:
             write_bundle(run, recipe, verdict)

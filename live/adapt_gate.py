@@ -1,24 +1,28 @@
 """Exact replay of windows, and the gate of a training round.
 
-    sums = replayed(window, speculator_dir, recipe)                   # cached next to the window
-    verdict = judge(round_run, windows, serving_dir, recipe, k)       # ships, or why not
-    write_bundle(round_run, recipe, verdict, k)
+    acceptance, ratio = watched(window, serving_dir, base_dir, recipe, k)     # cached by the window
+    verdict = judge(round_run, windows, older, serving_dir, recipe, k)        # ships, or why not
+    write_bundle(round_run, recipe, verdict)
 
 The gate compares the round's speculator with the one in use on windows that arrived after the
 training, without sessions and prompts that were trained on. Both are replayed on the same
-responses, and the interval of the ratio of their acceptance lengths is over sessions.
+responses, and the interval of the ratio of their acceptance lengths is over sessions. It must lie
+above 1. On the sessions of older windows that no round trains on (rounds.py: held_back) it must lie
+above LEAST_OLDER, so that a round which forgets earlier traffic does not ship.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from datasets import Dataset
 from pydantic import BaseModel
 
 from outrider.common.child_process import in_child
+from outrider.common.files import read_json
 from outrider.common.fingerprint import Kept, file_digest, value_digest
 from outrider.data.sequences import load_sequences
-from outrider.data.split.rounds import unseen
+from outrider.data.split.rounds import held_back, unseen
 from outrider.eval.config import DO_NOT_SHIP, SHIP
 from outrider.eval.replay.heldout_replay import COLUMNS
 from outrider.eval.replay.replay import ReplaySums, compare, replay
@@ -27,6 +31,12 @@ from outrider.pipeline.recipe.recipe import Recipe
 from outrider.pipeline.run_dir import RunDirectory
 from outrider.pipeline.stages.adapt import usable_ids
 from outrider.serving.speculator import Speculator
+
+Measured = tuple[ReplaySums, ReplaySums, dict[str, int]]
+"""Sums of the speculator in use and of the round's, and the sequences that were left out."""
+
+LEAST_OLDER = 0.97
+"""Of the speculator in use's acceptance length, on older traffic."""
 
 
 class GateVerdict(BaseModel):
@@ -47,16 +57,24 @@ class GateVerdict(BaseModel):
     """The same of the round's speculator"""
     ratio: ClusteredEstimate | None = None
     """custom / base"""
+    older: ClusteredEstimate | None = None
+    """custom / base on held-back sessions of earlier rounds' windows; None where there are none"""
 
     @property
     def measured(self) -> dict[str, Any] | None:
         """Values of the three estimates for the journal."""
-        facts = self.model_dump(mode="json", include={"base", "custom", "ratio"})
+        facts = self.model_dump(mode="json", include={"base", "custom", "ratio", "older"})
         return facts if self.ratio is not None else None
 
 
-def replayed(window: RunDirectory, speculator_dir: Path, recipe: Recipe) -> ReplaySums:
-    """The sums of a speculator on all usable sequences of a window; computed once."""
+def replayed(
+    window: RunDirectory, speculator_dir: Path, recipe: Recipe, only: Sequence[str] | None = None
+) -> ReplaySums:
+    """The sums of a speculator on the usable sequences of a window, or `only` on these.
+
+    Computed once.
+    """
+    ids = usable_ids(window) if only is None else list(only)
     weights = Speculator.named(speculator_dir).weights()
     depth, method = recipe.speculator.depth, recipe.speculator.draft_sample_method
     inputs = {
@@ -64,13 +82,14 @@ def replayed(window: RunDirectory, speculator_dir: Path, recipe: Recipe) -> Repl
         "config": file_digest(speculator_dir / "config.json"),
         "states": file_digest(window.features / "quarantine.json"),
         "settings": [depth, method, recipe.eval.replay_dtype],
+        "sequences": ids,
     }
     kept = Kept(window.root / "replay" / f"{value_digest(inputs)[:12]}.json", inputs, private=True)
     target_dir = recipe.target.training_directory()
 
     def work() -> dict[str, Any]:
         return in_child(
-            _replay_window, window, speculator_dir, target_dir, depth, method,
+            _replay_window, window, ids, speculator_dir, target_dir, depth, method,
             recipe.eval.replay_dtype,
         )  # fmt: skip
 
@@ -78,71 +97,99 @@ def replayed(window: RunDirectory, speculator_dir: Path, recipe: Recipe) -> Repl
 
 
 def _replay_window(
-    window: RunDirectory, speculator_dir: Path, target_dir: Path, depth: int, method: str,
-    dtype: str,
+    window: RunDirectory, ids: list[str], speculator_dir: Path, target_dir: Path, depth: int,
+    method: str, dtype: str,
 ) -> dict[str, Any]:  # fmt: skip
     from outrider.data.features.feature_store import FeatureStore
 
     store = FeatureStore.open(window.features)
-    rows = load_sequences(window.sequences, usable_ids(window)).select_columns(COLUMNS).to_list()
+    rows = load_sequences(window.sequences, ids).select_columns(COLUMNS).to_list()
     return replay(
         speculator_dir, target_dir, store, rows, depth, method, dtype=dtype
     ).as_dict()  # fmt: skip
 
 
-def acceptance(sums: ReplaySums, k: int) -> ClusteredEstimate:
-    """Acceptance length at k drafts, with its interval over sessions."""
-    return compare(sums, sums, k)["base"]
+def watched(
+    window: RunDirectory, serving_dir: Path, base_dir: Path | None, recipe: Recipe, k: int
+) -> tuple[ClusteredEstimate, ClusteredEstimate | None]:
+    """The acceptance length of the speculator in use at k drafts, and that over the base's."""
+    sums = replayed(window, serving_dir, recipe)
+    if base_dir is None:
+        return compare(sums, sums, k)["custom"], None
+    found = compare(replayed(window, base_dir, recipe), sums, k)
+    return found["custom"], found["ratio"]
 
 
 def judge(
     trained: RunDirectory,
     windows: Sequence[RunDirectory],
+    older: Sequence[RunDirectory],
     serving_dir: Path,
     recipe: Recipe,
     k: int,
 ) -> GateVerdict:
-    """Whether the speculator of the round `trained` replaces the one in use."""
-    newest = load_sequences(
-        [window.sequences for window in windows],
-        [name for window in windows for name in usable_ids(window)],
-    )
-    allowed = unseen(
-        load_sequences(trained.sequences),
-        newest,
-        recipe.split.session_gap_minutes,
-        recipe.split.near_duplicate_similarity,
-    )
-    names = [window.root.name for window in windows]
-    of_each = {
-        directory: ReplaySums.joined(
-            [replayed(window, directory, recipe) for window in windows]
-        ).selected(allowed.ids, allowed.sessions)
-        for directory in (serving_dir, trained.speculator)
-    }
-    base, custom = of_each[serving_dir], of_each[trained.speculator]
+    """Whether the speculator of the round `trained` replaces the one in use.
+
+    `windows` arrived after the training; `older` are those of earlier rounds.
+    """
+
+    def measured(of: Mapping[RunDirectory, Sequence[str]], seen: Dataset) -> Measured:
+        table = load_sequences(
+            [window.sequences for window in of], [name for ids in of.values() for name in ids]
+        )
+        allowed = unseen(
+            seen, table, recipe.split.session_gap_minutes, recipe.split.near_duplicate_similarity
+        )
+        base, custom = (
+            ReplaySums.joined(
+                [replayed(window, directory, recipe, ids) for window, ids in of.items()]
+            ).selected(allowed.ids, allowed.sessions)
+            for directory in (serving_dir, trained.speculator)
+        )
+        return base, custom, allowed.left_out
+
+    fresh = {window: usable_ids(window) for window in windows}
+    base, custom, left_out = measured(fresh, load_sequences(trained.sequences))
     facts: dict[str, Any] = {
-        "windows": names,
+        "windows": [window.root.name for window in windows],
         "k": k,
         "sequences": len(base.sequence_ids),
         "sessions": len(set(base.sessions)),
-        "left_out": allowed.left_out,
+        "left_out": left_out,
     }
     if not base.sequence_ids:
         reason = "no sequence is left to measure: all were seen in training"
         return GateVerdict(ships=False, reason=reason, **facts)
     found = compare(base, custom, k)
-    ships, reason = _verdict(found["ratio"], facts["sessions"])
+    share = recipe.split.validation_fraction
+    held = {
+        window: ids
+        for window in older
+        if (ids := held_back(load_sequences(window.sequences, usable_ids(window)), share))
+    }
+    if held:
+        parts = read_json(trained.split / "parts.json")
+        base, custom, _ = measured(held, load_sequences(trained.sequences, parts["train"]))
+        if base.sequence_ids:
+            facts["older"] = compare(base, custom, k)["ratio"]
+    ships, reason = _verdict(found["ratio"], facts.get("older"), facts["sessions"])
     return GateVerdict(ships=ships, reason=reason, **facts, **found)
 
 
-def _verdict(ratio: ClusteredEstimate, sessions: int) -> tuple[bool, str]:
+def _verdict(
+    ratio: ClusteredEstimate, older: ClusteredEstimate | None, sessions: int
+) -> tuple[bool, str]:
     if ratio.low is None or ratio.high is None:
         return False, f"{sessions} sessions are too few for an interval"
     text = f"acceptance length x {ratio.value:.3f} [{ratio.low:.3f}, {ratio.high:.3f}]"
-    if ratio.low > 1:
-        return True, f"{text}, above 1"
-    return False, f"{text}, not above 1"
+    if ratio.low <= 1:
+        return False, f"{text}, not above 1"
+    if older is None or older.low is None or older.high is None:
+        return True, f"{text}, above 1; too little older traffic to see what was forgotten"
+    on_older = f"x {older.value:.3f} [{older.low:.3f}, {older.high:.3f}] on older traffic"
+    if older.low > LEAST_OLDER:
+        return True, f"{text}, above 1; {on_older}, above {LEAST_OLDER}"
+    return False, f"{text}, but {on_older}, not above {LEAST_OLDER}"
 
 
 def write_bundle(run: RunDirectory, recipe: Recipe, verdict: GateVerdict) -> Path:

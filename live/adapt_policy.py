@@ -1,25 +1,25 @@
-"""When to train again: after a fall of acceptance, or enough fresh traffic.
+"""When to train again: after a fall against the base, or enough fresh traffic.
 
     why = reason_to_train(state, release="4f1d0c2a9b77", policy=recipe.adapt)     # None: wait
 
-The speculator in use is watched by exact replay on every window. Its acceptance length on the
-newest window is compared with that at its release, on the traffic that its gate measured; before
-the first release, on the first window. Both have intervals over sessions, so the ratio has one too:
-the windows are independent samples, and standard errors are half an interval's width in logs over
-1.96.
+The speculator in use and the base are both replayed on every window, so traffic that becomes harder
+for both is no reason to train. Their ratio of acceptance lengths is compared between the last 1, 2,
+4, 8 or 16 windows of a release and its windows before, by Student's t of the logs. Windows differ
+by more than their sessions do: the variance is that between windows. As long as a release has few,
+it is that of `PRIOR_WINDOWS` windows which differ by `PRIOR_SD` and by their sessions.
 
 A look after every window would find a fall sooner or later where there is none. So look j may be
 wrong with probability 0.05 / (j (j + 1)), which sums to 0.05 over all looks of a release.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from scipy.stats import norm
+import numpy as np
+from scipy.special import stdtr, stdtrit
 
-from outrider.eval.results.parts import ClusteredEstimate
-from outrider.live.state import State, Window
+from outrider.live.state import State
 from outrider.pipeline.recipe.recipe import AdaptConfig
 
 DAY_S = 24 * 3600.0
@@ -33,20 +33,35 @@ BACKOFF = 2.0
 LEVEL = 0.05
 """Probability of a fall that is none, over all looks of a release."""
 
+SPANS = (1, 2, 4, 8, 16)
+"""Numbers of last windows that are compared with those before."""
+
+PRIOR_SD = 0.03
+"""Standard deviation of the log ratio between windows, besides that of its sessions."""
+
+PRIOR_WINDOWS = 4
+"""Windows that the prior variance counts as."""
+
 
 @dataclass(frozen=True)
 class Fall:
-    """The newest window's acceptance length over that at the release, with its 95 % interval."""
+    """Custom over base on the last windows, over the same before; with a 95 % interval."""
 
     value: float
     low: float
     high: float
+    windows: int
+    """Number of last windows"""
     shown: bool
     """Whether the fall is beyond chance, and at least `adapt.min_drop`"""
 
 
 def reason_to_train(state: State, release: str, policy: AdaptConfig) -> str | None:
-    """Why a round should start now, in words; None to wait."""
+    """Why a round should start now, in words; None to wait.
+
+    While the base serves there is no ratio to watch: then `adapt.window` rows are enough where
+    `adapt.fresh` is null.
+    """
     if not state.fresh:
         return None
     rows = sum(window.rows for window in state.usable if window.n > state.last_trained)
@@ -54,49 +69,47 @@ def reason_to_train(state: State, release: str, policy: AdaptConfig) -> str | No
     fall = newest_fall(state, release, policy.min_drop)
     if fall is not None and fall.shown and (not state.losses or rows >= policy.window * factor):
         return (
-            f"acceptance length fell to {fall.value:.3f} [{fall.low:.3f}, {fall.high:.3f}] of that"
-            " at its release"
+            f"custom over base fell to {fall.value:.3f} [{fall.low:.3f}, {fall.high:.3f}] of what"
+            f" it was, on the last {fall.windows} windows"
         )
-    if policy.fresh is not None and rows >= policy.fresh * factor:
+    enough = policy.fresh
+    if enough is None and state.usable[-1].ratio is None:
+        enough = policy.window
+    if enough is not None and rows >= enough * factor:
         return f"{rows:,} rows since the last round"
     return None
 
 
 def newest_fall(state: State, release: str, min_drop: float) -> Fall | None:
-    """The newest window against the release's own; None where there is nothing to compare."""
-    watched = [window for window in state.usable if window.release == release]
-    reference = _reference(state, watched, release)
-    if not watched or reference is None:
+    """The likeliest fall of a release's last windows; None where there is nothing to compare."""
+    ratios = [each.ratio for each in state.usable if each.release == release and each.ratio]
+    count = len(ratios)
+    if count < 2:
         return None
-    at_release, first = reference
-    newest, looks = watched[-1], len(watched) - (first is not None)
-    if newest is first or newest.acceptance is None or newest.acceptance.low is None:
-        return None
-    error = math.hypot(_log_error(at_release), _log_error(newest.acceptance))
-    shift = math.log(newest.acceptance.value / at_release.value)
-    beyond_chance = 2 * norm.sf(abs(shift) / error) < LEVEL / (looks * (looks + 1))
-    value, margin = math.exp(shift), math.exp(norm.isf(0.025) * error)
+    log_W = np.log([each.value for each in ratios])
+    within = [
+        (math.log(each.high / each.low) / (2 * 1.96)) ** 2
+        for each in ratios
+        if each.low is not None and each.high is not None
+    ]
+    sampled = float(np.mean(within)) if within else 0.0
+    looks, spans = count - 1, [span for span in SPANS if span < count]
+    degrees = PRIOR_WINDOWS + count - 2
+    found: list[tuple[float, float, float, int]] = []
+    for span in spans:
+        before, after = log_W[:-span], log_W[-span:]
+        squares = before.var() * len(before) + after.var() * len(after)
+        prior = PRIOR_WINDOWS * (PRIOR_SD**2 + sampled)
+        variance = max(sampled, float(prior + squares) / degrees)
+        error = math.sqrt(variance * (1 / len(before) + 1 / len(after)))
+        shift = float(after.mean() - before.mean())
+        found.append((float(stdtr(degrees, shift / error)), shift, error, span))
+    p, shift, error, span = min(found)
+    beyond_chance = p < LEVEL / (looks * (looks + 1)) / len(spans)
+    value, margin = math.exp(shift), math.exp(float(stdtrit(degrees, 0.975)) * error)
     return Fall(
-        value, value / margin, value * margin, bool(beyond_chance and value <= 1 - min_drop)
+        value, value / margin, value * margin, span, beyond_chance and value <= 1 - min_drop
     )
-
-
-def _reference(
-    state: State, watched: Sequence[Window], release: str
-) -> tuple[ClusteredEstimate, Window | None] | None:
-    """The acceptance length at the release, and the window it was measured on, if any."""
-    for each in reversed(state.rounds):
-        if each.won and each.release == release and each.custom and each.custom.low is not None:
-            return each.custom, None
-    for window in watched:
-        if window.acceptance is not None and window.acceptance.low is not None:
-            return window.acceptance, window
-    return None
-
-
-def _log_error(estimate: ClusteredEstimate) -> float:
-    assert estimate.low is not None and estimate.high is not None
-    return math.log(estimate.high / estimate.low) / (2 * float(norm.isf(0.025)))
 
 
 def within_budget(state: State, now: float, limit: float | None) -> bool:

@@ -11,13 +11,12 @@ stdout is one JSON object.
 
 import json
 import shutil
-import statistics
 import sys
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from outrider.common.child_process import in_child
 from outrider.common.errors import OutriderError
@@ -25,11 +24,9 @@ from outrider.live.controller import deploy_bundle, read_state
 from outrider.live.endpoint_file import Endpoint, load_endpoint
 from outrider.live.load import Load, read_prompts
 from outrider.live.local import local_endpoint
+from outrider.live.state import as_json
 from outrider.live.status import endpoint_status, status_lines
 from outrider.pipeline.attempt import attempt, open_run
-
-if TYPE_CHECKING:
-    from outrider.live.state import Deployment
 
 K = 4
 """Drafts per step of all replicas."""
@@ -48,8 +45,6 @@ PROMISED = {"acceptance_length": {"custom": 1.5}}
 
 NOISE = 1.0
 """Of the bad bundle, relative to the spread of each tensor."""
-
-Say = Callable[[str], None]
 
 
 def main() -> int:
@@ -70,7 +65,7 @@ def main() -> int:
     return 0 if result["as_expected"] else 1
 
 
-def demonstrate(endpoint: Endpoint, say: Say) -> dict[str, Any]:
+def demonstrate(endpoint: Endpoint, say: Callable[[str], None]) -> dict[str, Any]:
     """Trains, serves, deploys; the JSON object's values."""
     good_bundle, changed, bad_bundle = demo_bundles()
     load = Load(endpoint, read_prompts("nano_r1/resume_screening"))
@@ -92,21 +87,8 @@ def demonstrate(endpoint: Endpoint, say: Say) -> dict[str, Any]:
         "failed_requests": len(load.failures),
         **counts,
         "as_expected": outcomes == ("promoted", "rolled_back", 1, 0),
-        "deployments": {"good": _facts(good), "bad": _facts(bad)},
-        "p50_gap_ms": round(1000 * statistics.median(load.gaps_s), 1),
-        "longest_gap_ms": round(1000 * max(load.gaps_s), 1),
-    }
-
-
-def _facts(deployment: "Deployment") -> dict[str, Any]:
-    assert deployment.decided_at is not None and deployment.ended_at is not None
-    return {
-        "outcome": deployment.outcome,
-        "by": deployment.by,
-        "reason": deployment.reason,
-        "decided_in_s": round(deployment.decided_at - deployment.began_at, 1),
-        "done_after_verdict_s": round(deployment.ended_at - deployment.decided_at, 1),
-        "figures": deployment.figures,
+        "deployments": {"good": as_json(good), "bad": as_json(bad)},
+        "longest_gap_ms": round(1000 * load.longest_gap_s, 1),
     }
 
 

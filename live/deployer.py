@@ -19,6 +19,7 @@ from outrider.live.releases import Releases
 from outrider.live.state import PROMOTED
 from outrider.pipeline.recipe.recipe import Recipe
 from outrider.serving.bundle.bundle_digest import bundle_digest
+from outrider.speculators.base import base_of
 from outrider.speculators.kinds import kind_of
 
 if TYPE_CHECKING:
@@ -82,6 +83,17 @@ class EndpointDeployer:
             except Locked as busy:
                 self.say(str(busy))
                 self.wait(BUSY_S)
+
+
+def base_to_watch(recipe: Recipe, serving: Serving) -> Path | None:
+    """The base that the speculator in use is compared with, where it reads the same states.
+
+    None where the base itself is in use.
+    """
+    base = base_of(recipe.speculator.base, recipe.target.training_directory()).directory
+    if base is None or base.resolve() == serving.directory.resolve():
+        return None
+    return base if kind_of(base).name == kind_of(serving.directory).name else None
 
 
 def recipe_from(recipe: Recipe, serving: Serving) -> Recipe:

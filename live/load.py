@@ -4,8 +4,7 @@
         ...
     load.requests, load.failures
 
-A request failed if it has no status 200, breaks off, or ends without the stream's last event. A gap
-is the time between two deliveries of one stream, so the time to the first token is none.
+A request failed if it has no status 200, breaks off, or ends without the stream's last event.
 """
 
 import contextlib
@@ -63,7 +62,8 @@ class Load:
         self.requests = 0
         self.failures: list[str] = []
         """How requests failed; never text of a response."""
-        self.gaps_s: list[float] = []
+        self.longest_gap_s = 0.0
+        """Longest time between two deliveries of one stream, in seconds."""
         self._address = Address.parse(endpoint.router.listen)
         self._sticky_header = endpoint.router.sticky_header or "x-session-id"
         self._bodies, self._numbers = bodies, itertools.count()
@@ -113,7 +113,7 @@ class Load:
                     return "an error in the stream"
                 if line.startswith(b"data: "):
                     now = time.monotonic()
-                    self.gaps_s += [now - last] if last is not None else []
+                    self.longest_gap_s = max(self.longest_gap_s, now - (last or now))
                     last = now
                 if line.startswith(b"data: [DONE]"):
                     return None

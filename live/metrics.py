@@ -80,9 +80,12 @@ class LiveMetrics:
             value = newest.acceptance.value
             text = "Acceptance length, newest window"
             yield self._gauge("window_tokens_per_step", text, {(): value})
-            if (fall := newest_fall(state, newest.release, min_drop=0.0)) is not None:
-                text = "Acceptance length at the release"
-                yield self._gauge("reference_tokens_per_step", text, {(): value / fall.value})
+            ratio = newest.ratio.value if newest.ratio is not None else None
+            text = "Acceptance length over the base's, newest window"
+            yield self._gauge("window_over_base_ratio", text, {(): ratio})
+            fall = newest_fall(state, newest.release, min_drop=0.0)
+            text = "That of the last windows over the release's windows before"
+            yield self._gauge("window_fall_ratio", text, {(): fall.value if fall else None})
         outcomes = [each.outcome or "lost" for each in state.rounds if each.settled]
         rounds = {(name,): outcomes.count(name) for name in set(outcomes)}
         yield self._count("rounds", "Finished training rounds", rounds, "outcome")

@@ -26,7 +26,7 @@ killed repeats at most one:
 |---|---|
 | `start` | position: where reading of the log begins |
 | `window` | window, rows, skipped, position: a slice of the log was cut |
-| `watched` | window, release, k, acceptance, gpu_seconds: captured and replayed |
+| `watched` | window, release, k, acceptance, ratio, gpu_seconds: captured and replayed |
 | `refused_window` | window, reason, gpu_seconds |
 | `round` | round, newer, older, reason: training on these windows begins |
 | `trained` | round, sequences, gpu_seconds |
@@ -117,6 +117,8 @@ class Window:
     """The speculator in use when it was measured."""
     acceptance: ClusteredEstimate | None = None
     """Its acceptance length; None before it was measured, and where the window was refused."""
+    ratio: ClusteredEstimate | None = None
+    """That over the base's on the same responses; None where the base serves."""
     deleted: bool = False
 
 
@@ -131,8 +133,6 @@ class Round:
     trained: bool = False
     ships: bool | None = None
     """The gate's verdict; None before it."""
-    custom: ClusteredEstimate | None = None
-    """The new speculator's acceptance length on the gate's windows."""
     outcome: str | None = None
     release: str | None = None
 
@@ -239,6 +239,8 @@ class State:
                 window = self.windows[facts["window"]]
                 window.settled, window.release = True, facts["release"]
                 window.acceptance = ClusteredEstimate(**facts["acceptance"])
+                if facts["ratio"]:
+                    window.ratio = ClusteredEstimate(**facts["ratio"])
             case "refused_window":
                 self.windows[facts["window"]].settled = True
             case "round":
@@ -247,9 +249,6 @@ class State:
                 self.rounds[-1].trained = True
             case "gated":
                 self.rounds[-1].ships = facts["ships"]
-                if facts["acceptance"]:
-                    custom = facts["acceptance"]["custom"]
-                    self.rounds[-1].custom = ClusteredEstimate(**custom)
             case "deployed":
                 self.rounds[-1].outcome = facts["outcome"]
                 self.rounds[-1].release = facts["release"]

@@ -1,16 +1,20 @@
 """Which sequences a training round uses, and which ones its gate may.
 
-    chosen = choose_sequences(newer, older, most=2000, older_share=0.3, seed=4)
+    chosen = choose_sequences(newer, older, most=2000, older_share=0.3, seed=4, owners=owners)
     parts = training_parts(table, validation_fraction=0.1, gap_minutes=30)
     gate = unseen(trained, newest, gap_minutes=30, similarity=0.9)
 
-A round trains on the newest traffic, mixed with a sample of older traffic against forgetting. The
-latest sessions choose the checkpoint. The gate measures on traffic that arrived later still,
-without sessions that were trained on and without prompts nearly identical to trained ones.
+A round trains on the newest traffic, mixed with a sample of older traffic against forgetting. No
+round trains on the sessions that are held back: they choose the checkpoint, and those of older
+traffic show what was forgotten. The gate measures on traffic that arrived later still, without
+sessions that were trained on and without prompts nearly identical to trained ones.
 """
 
+import hashlib
+import math
 import random
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from datasets import Dataset, concatenate_datasets
@@ -19,42 +23,81 @@ from outrider.data.sequences import log_order, session_names
 from outrider.data.split.near_duplicates import SimilarPrompts
 from outrider.data.split.split import BEGAN_EARLIER, SEEN
 
+OWNER_SHARE = 0.5
+"""Largest share of a round's sequences of one tenant or user, where others have enough."""
+
 
 def choose_sequences(
-    newer: Sequence[str], older: Sequence[str], most: int, older_share: float, seed: int
+    newer: Sequence[str],
+    older: Sequence[str],
+    most: int,
+    older_share: float,
+    seed: int,
+    owners: Mapping[str, str],
 ) -> list[str]:
     """At most `most` ids: the latest of `newer`, and a seeded sample of `older` before them.
 
     Both are in order of time. `older_share` of the result is older, as far as there is any. If
-    there are too few older ones, newer ones fill the rest.
+    there are too few older ones, newer ones fill the rest. `owners` has the tenant or user of an
+    id, empty where none was logged: one owner gets more than `OWNER_SHARE` only of what the others
+    leave.
     """
     count = min(most, round(len(newer) / (1 - older_share)))
     sample = min(round(older_share * count), len(older))
-    drawn = set(random.Random(seed).sample(range(len(older)), sample))
-    kept = newer[-(most - sample) :] if most > sample else []
-    return [*(name for index, name in enumerate(older) if index in drawn), *kept]
+    shuffled = random.Random(seed).sample(older, len(older))
+    drawn = _shared_out(shuffled, sample, owners)
+    kept = _shared_out(newer[::-1], most - sample, owners)
+    return [*(name for name in older if name in drawn), *(name for name in newer if name in kept)]
+
+
+def _shared_out(names: Sequence[str], count: int, owners: Mapping[str, str]) -> set[str]:
+    """The first `count`, where an owner's turn ends after its share until all had theirs."""
+    limit = math.ceil(OWNER_SHARE * min(count, len(names)))
+    taken: Counter[str] = Counter()
+    first, rest = [], []
+    for name in names:
+        owner = owners[name]
+        taken[owner] += 1
+        (rest if owner and taken[owner] > limit else first).append(name)
+    return set((first + rest)[:count])
+
+
+def held_back(table: Dataset, share: float) -> list[str]:
+    """Ids of the sessions that no round trains on, the same ones at every call.
+
+    By a hash of the session's logged name, so a session of several windows is held back in all.
+    """
+    return [
+        name
+        for name, session in zip(table["sequence_id"], table["session"], strict=True)
+        if int(hashlib.sha256(session.encode()).hexdigest()[:8], 16) < share * 16**8
+    ]
 
 
 def training_parts(
     table: Dataset, validation_fraction: float, gap_minutes: float
 ) -> dict[str, list[str]]:
-    """`train` and `validation` ids; the latest sessions are the validation part, at least one.
+    """`train` and `validation` ids; the validation part are the sessions that are held back.
 
-    A table of a single session has both parts from it, cut by time.
+    Where these are none or all, it is the latest sessions, at least one. A table of a single
+    session has both parts from it, cut by time.
     """
     ids, times = table["sequence_id"][:], log_order(table["time"])
+    held = set(held_back(table, validation_fraction))
     sessions = session_names(table, times, gap_minutes)
     order = sorted(range(len(ids)), key=times.__getitem__)
     begun = list(dict.fromkeys(sessions[row] for row in order))
     last = max(round(len(begun) * validation_fraction), 1)
-    if len(begun) > 1:
+    if 0 < len(held) < len(ids):
+        validation = [row for row in order if ids[row] in held]
+    elif len(begun) > 1:
         later = set(begun[-last:])
         validation = [row for row in order if sessions[row] in later]
     else:
         validation = order[-max(round(len(order) * validation_fraction), 1) :]
-    held = set(validation)
+    others = set(order) - set(validation)
     return {
-        "train": [ids[row] for row in order if row not in held],
+        "train": [ids[row] for row in order if row in others],
         "validation": [ids[row] for row in validation],
     }
 

@@ -74,12 +74,18 @@ def _round(run: RunDirectory, recipe: Recipe, options: Options) -> dict[str, Any
         )
     plan = read_json(run.root / PLAN)
     older, newer = _windows(plan["older"]), _windows(plan["newer"])
+    everything = load_sequences([window.sequences for window in older + newer])
+    owners = {
+        row["sequence_id"]: row["tenant"] or row["user"]
+        for row in everything.select_columns(["sequence_id", "tenant", "user"])
+    }
     chosen = choose_sequences(
         [name for window in newer for name in usable_ids(window)],
         [name for window in older for name in usable_ids(window)],
         ROUND_WINDOWS * recipe.adapt.window,
         OLDER_SHARE,
         seed=plan["number"],
+        owners=owners,
     )
     table = load_sequences([window.sequences for window in older + newer], chosen)
     with publish(run.sequences) as folder:
@@ -115,7 +121,7 @@ ADAPT_WINDOW = Stage(
 
 ADAPT_ROUND = Stage(
     name="adapt_round",
-    version=1,
+    version=2,
     needs=(),
     settings=lambda recipe: {
         **TRAIN.settings(recipe),

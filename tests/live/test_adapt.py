@@ -19,13 +19,13 @@ from outrider.eval.results.parts import ClusteredEstimate
 from outrider.live import adapt
 from outrider.live.adapt import Adapter, summary
 from outrider.live.adapt_gate import GateVerdict
-from outrider.live.deployer import BASE, Serving
+from outrider.live.deployer import Serving
 from outrider.live.journal import Journal, read_journal
 from outrider.pipeline.recipe.load import load_recipe
 from outrider.pipeline.run_stages import StageFailed
 from outrider.speculators.kinds import KINDS
 
-ROWS = 10
+ROWS, FIRST = 10, "r0000"
 
 
 class Killed(BaseException):
@@ -38,8 +38,7 @@ class World:
     def __init__(self, folder, nano_r1, monkeypatch, **settings):
         self.folder, self.log = folder, folder / "log.jsonl"
         self.log.touch()
-        self.bundles = folder / "endpoint"
-        self.bundles.mkdir()
+        self.begin()
         words = [f"adapt.{name}={value}" for name, value in settings.items()]
         self.loaded = load_recipe(
             "resume_screening",
@@ -49,8 +48,7 @@ class World:
         self.kill_at, self.reached = None, 0
         monkeypatch.setattr(adapt, "MOST_BEHIND", 99)
         monkeypatch.setattr(adapt, "run_stages", self.run_stages)
-        monkeypatch.setattr(adapt, "replayed", self.replayed)
-        monkeypatch.setattr(adapt, "acceptance", lambda lengths, k: lengths)
+        monkeypatch.setattr(adapt, "watched", self.watched)
         monkeypatch.setattr(adapt, "judge", self.judge)
         monkeypatch.setattr(adapt, "write_bundle", self.write_bundle)
         append = Journal.append
@@ -62,6 +60,11 @@ class World:
             return entry
 
         monkeypatch.setattr(Journal, "append", killed_around)
+
+    def begin(self):
+        """An endpoint that serves a speculator fitted to traffic of kind a."""
+        self.bundles = self.folder / "endpoint"
+        write_json(self.bundles / FIRST / "config.json", ["a"])
 
     def point(self):
         """A place where the process may be killed."""
@@ -97,17 +100,21 @@ class World:
         self.point()
         return {"adapt_round": {"sequences": {"train": ROWS}}}
 
-    def replayed(self, run, directory, recipe):
-        fitted = {"a"}
-        if directory != recipe.target.training_directory():
+    def watched(self, run, directory, base, recipe, k):
+        found = self.replayed(run, directory)
+        return found, estimate(found.value / self.replayed(run, base).value) if base else None
+
+    def replayed(self, run, directory):
+        fitted = set()
+        if directory != self.loaded.recipe.target.training_directory():
             fitted = set(read_json(directory / "config.json"))
         kinds = [row["kind"] for row in self.rows_of(run)]
         return estimate(sum(4.0 if kind in fitted else 3.0 for kind in kinds) / len(kinds))
 
-    def judge(self, trained, windows, serving, recipe, k):
+    def judge(self, trained, windows, older, serving, recipe, k):
         self.point()
         of = {
-            run: [self.replayed(run, each, recipe).value for each in (serving, trained.speculator)]
+            run: [self.replayed(run, each).value for each in (serving, trained.speculator)]
             for run in windows
         }
         base, custom = (sum(values) / len(of) for values in zip(*of.values(), strict=True))
@@ -122,9 +129,8 @@ class World:
         self.point()
 
     def serving(self):
-        kept = sorted(self.bundles.iterdir())
-        target = self.loaded.recipe.target.training_directory()
-        return Serving(kept[-1].name, kept[-1], 5) if kept else Serving(BASE, target, 5)
+        newest = max(self.bundles.iterdir())
+        return Serving(newest.name, newest, 5)
 
     def deploy(self, bundle):
         self.point()
@@ -185,11 +191,14 @@ def test_a_shift_is_followed_by_a_round_and_a_release(shifting):
     rounds = [entry.facts for entry in shifting.entries if entry.event == "round"]
     assert rounds[0]["newer"] == [1, 2, 3, 4] and "fell to 0.75" in rounds[0]["reason"]
     watched = [entry.facts for entry in shifting.entries if entry.event == "watched"]
-    assert [one["release"] for one in watched] == [BASE] * 5 + ["r0001"] * 4
+    assert [one["release"] for one in watched] == [FIRST] * 5 + ["r0001"] * 4
     gated = [entry.facts for entry in shifting.entries if entry.event == "gated"]
     assert gated[0]["windows"] == [5] and gated[0]["ships"]
     text = shifting.folder / "adapt" / "rounds" / "r0001"
     assert (text / "gate.json").is_file() and not (text / "traffic").exists()
+    assert windows_left(shifting.folder) == list(range(1, 10))
+    left = (shifting.folder / "adapt" / "windows").rglob("log/*")
+    assert list(left) == [], "rows of the log are deleted once they are sequences"
 
 
 def test_the_loop_can_be_killed_at_every_point(tmp_path, nano_r1, monkeypatch):
@@ -202,9 +211,8 @@ def test_the_loop_can_be_killed_at_every_point(tmp_path, nano_r1, monkeypatch):
     assert points > 30
     for kill_at in range(1, points + 1):
         world.folder = tmp_path / f"killed at {kill_at}"
-        world.bundles = world.folder / "endpoint"
         world.folder.mkdir(mode=0o700)
-        world.bundles.mkdir()
+        world.begin()
         world.kill_at, world.reached = kill_at, 0
         with suppress(Killed):
             world.run()
@@ -219,7 +227,7 @@ def test_a_round_that_loses_does_not_ship_and_the_next_waits(tmp_path, nano_r1, 
     world.traffic("a", 2)
     world.traffic("hopeless", 8)
     found = world.run()
-    assert found["shipped"] == 0 and found["serving"] == BASE
+    assert found["shipped"] == 0 and found["serving"] == FIRST
     rounds = [entry.facts["newer"] for entry in world.entries if entry.event == "round"]
     assert rounds == [[1, 2, 3], [4, 5], [6, 7, 8, 9]]
     gated = [entry.facts for entry in world.entries if entry.event == "gated"]
@@ -271,14 +279,6 @@ def windows_left(folder):
     return sorted(int(path.name[1:]) for path in (folder / "adapt" / "windows").iterdir())
 
 
-def test_beyond_the_disk_space_only_the_newest_window_is_kept(tmp_path, nano_r1, monkeypatch):
-    world = World(tmp_path, nano_r1, monkeypatch, max_gb=1e-9)
-    for kind, windows in (("a", 3), ("b", 3)):
-        world.traffic(kind, windows)
-    assert world.run()["shipped"] == 1
-    assert windows_left(tmp_path) == [6]
-
-
 @pytest.mark.parametrize("retention", ["delete_features", "delete_all"])
 def test_with_retention_windows_end_with_their_round(tmp_path, nano_r1, monkeypatch, retention):
     world = World(tmp_path, nano_r1, monkeypatch)
@@ -290,10 +290,3 @@ def test_with_retention_windows_end_with_their_round(tmp_path, nano_r1, monkeypa
     assert world.run()["shipped"] == 1
     rounds = [entry.facts for entry in world.entries if entry.event == "round"]
     assert rounds[0]["newer"] == [1, 2, 3, 4] and windows_left(tmp_path) == [5, 6, 7]
-
-
-def test_rows_of_the_log_are_deleted_once_they_are_sequences(shifting):
-    shifting.run()
-    assert windows_left(shifting.folder) == list(range(1, 10))
-    left = (shifting.folder / "adapt" / "windows").rglob("log/*")
-    assert list(left) == []

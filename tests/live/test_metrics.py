@@ -6,6 +6,7 @@ import socket
 import urllib.request
 from pathlib import Path
 
+import numpy as np
 import pytest
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
@@ -16,7 +17,7 @@ from outrider.live.endpoint_file import Endpoint
 from outrider.live.judge import Verdict
 from outrider.live.metrics import LiveMetrics, reporting
 from outrider.live.state import Entry, State, fold
-from tests.live.test_adapt_policy import Story
+from tests.live.simulated_windows import Story
 
 TIMES = {"read_s": 0.1, "apply_s": 0.2, "stall_s": 0.4}
 DEPLOYMENT = [
@@ -44,13 +45,13 @@ def state(*events) -> State:
 
 def story() -> Story:
     """A loop of adaptation that lost a round and won one."""
-    story = Story()
-    story.window(4.0)
-    story.window(3.0)
+    story = Story(np.random.default_rng(0))
+    story.window()
+    story.window()
     story.round(ships=False)
-    story.window(3.0)
-    story.round(ships=True, release="r1", length=5.0)
-    story.window(4.5, release="r1")
+    story.round(ships=True, release="r1")
+    story.window(release="r1")
+    story.window(-0.1, release="r1")
     return story
 
 
@@ -98,7 +99,10 @@ def test_windows_rounds_and_gpu_time_are_counted() -> None:
     metrics.publish(loop)
     found = values(metrics)
     assert found["window_tokens_per_step",] == loop.usable[-1].acceptance.value
-    assert found["reference_tokens_per_step",] == pytest.approx(loop.rounds[-1].custom.value)
+    assert found["window_over_base_ratio",] == loop.usable[-1].ratio.value
+    assert found["window_fall_ratio",] == pytest.approx(
+        loop.usable[-1].ratio.value / loop.usable[-2].ratio.value
+    )
     assert found["rounds_total", "promoted"] == found["rounds_total", "lost"] == 1
     assert found["round_running",] == 0 and found["adapt_gpu_seconds_total",] == 4
 

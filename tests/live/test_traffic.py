@@ -65,6 +65,8 @@ def test_ids_are_those_of_the_router_in_vllms_forms(form):
 def test_what_has_not_arrived_in_both_waits_but_failures_do_not():
     none = [routed(0), routed(1)]
     assert observations(none, [live(2)], ROLES) == ([], [])
+    stable, _ = observations([routed(n, session=None) for n in (0, 1)], [live(0), live(1)], ROLES)
+    assert len({each.session for each in stable}) == 2, "without a session, each is one"
     stable, canary = observations([routed(0, "canary", status=503, host=None)], [], ROLES)
     assert stable == [] and canary[0].failed and not canary[0].counts
 
@@ -83,11 +85,6 @@ def test_requests_with_a_swap_inside_or_that_ended_early_count_for_nothing_else(
         assert not found.counts and not found.failed
     (found,), _ = observations([routed(0)], [live(0, failed=True)], ROLES)
     assert found.failed
-
-
-def test_requests_without_a_session_are_sessions_of_their_own():
-    stable, _ = observations([routed(n, session=None) for n in (0, 1)], [live(0), live(1)], ROLES)
-    assert len({each.session for each in stable}) == 2
 
 
 @pytest.mark.parametrize(

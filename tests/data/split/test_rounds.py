@@ -1,8 +1,11 @@
 import random
+from collections import Counter, defaultdict
 
 from outrider.data.sequences import load_sequences
-from outrider.data.split.rounds import choose_sequences, training_parts, unseen
+from outrider.data.split.rounds import choose_sequences, held_back, training_parts, unseen
 from tests.data.split.test_split import prompt, table
+
+NOBODY = defaultdict(str)
 
 
 def names(prefix, count):
@@ -10,39 +13,57 @@ def names(prefix, count):
 
 
 def test_a_round_takes_the_latest_and_a_share_of_older_ones():
-    chosen = choose_sequences(names("n", 500), names("o", 900), 200, 0.3, seed=1)
+    chosen = choose_sequences(names("n", 500), names("o", 900), 200, 0.3, seed=1, owners=NOBODY)
     assert len(chosen) == 200 and len(set(chosen)) == 200
     assert chosen[60:] == names("n", 500)[-140:]
     older = [name for name in chosen if name[0] == "o"]
     assert len(older) == 60 and older == sorted(older, key=lambda name: int(name[1:]))
-    assert chosen != choose_sequences(names("n", 500), names("o", 900), 200, 0.3, seed=2)
+    assert chosen != choose_sequences(
+        names("n", 500), names("o", 900), 200, 0.3, seed=2, owners=NOBODY
+    )
 
 
 def test_the_share_of_older_ones_holds_where_few_are_new_or_few_are_old():
-    few_new = choose_sequences(names("n", 70), names("o", 900), 2000, 0.3, seed=1)
+    few_new = choose_sequences(names("n", 70), names("o", 900), 2000, 0.3, seed=1, owners=NOBODY)
     assert len(few_new) == 100 and sum(name[0] == "o" for name in few_new) == 30
-    few_old = choose_sequences(names("n", 500), names("o", 3), 200, 0.3, seed=1)
+    few_old = choose_sequences(names("n", 500), names("o", 3), 200, 0.3, seed=1, owners=NOBODY)
     assert len(few_old) == 200 and sum(name[0] == "o" for name in few_old) == 3
-    assert choose_sequences(names("n", 5), [], 200, 0.3, seed=1) == names("n", 5)
-    assert choose_sequences(names("n", 5), names("o", 5), 200, 0.0, seed=1) == names("n", 5)
+    assert choose_sequences(names("n", 5), [], 200, 0.3, seed=1, owners=NOBODY) == names("n", 5)
+    assert choose_sequences(names("n", 5), names("o", 5), 200, 0.0, seed=1, owners=NOBODY) == names(
+        "n", 5
+    )
 
 
 def sessions_of(data):
     return dict(zip(data["sequence_id"], data["session"], strict=True))
 
 
-def test_the_latest_sessions_validate_and_none_is_in_both_parts(tmp_path):
+def test_no_owner_has_more_than_its_share_while_others_have_sequences():
+    newer, older = names("n", 400), names("o", 400)
+    owners = {name: "large" if int(name[1:]) % 10 else "small" for name in newer + older}
+    chosen = choose_sequences(newer, older, 100, 0.3, seed=1, owners=owners)
+    counts = Counter(owners[name] for name in chosen)
+    assert len(chosen) == 100 and counts["small"] == 50
+    assert [name for name in chosen if name[0] == "n"][-1] == "n399"
+    alone = dict.fromkeys(newer, "large")
+    assert choose_sequences(newer, [], 100, 0.3, seed=1, owners=alone) == newer[-100:]
+
+
+def test_no_round_trains_on_sessions_that_are_held_back(tmp_path):
     rng = random.Random(0)
-    starts = [rng.uniform(0, 1000) for _ in range(40)]
-    rows = [(f"s{s}", starts[s] + t, prompt(4 * s + t)) for s in range(40) for t in range(4)]
+    rows = [(f"s{s}", rng.uniform(0, 1000), prompt(4 * s + t)) for s in range(40) for t in range(4)]
     rng.shuffle(rows)
-    data = load_sequences(table(tmp_path, rows))
+    data = load_sequences(table(tmp_path / "a", rows))
     parts = training_parts(data, validation_fraction=0.1, gap_minutes=30)
     of = sessions_of(data)
     trained, validating = ({of[name] for name in parts[part]} for part in ("train", "validation"))
-    assert len(validating) == 4 and not trained & validating and len(trained) == 36
-    assert sorted(starts[int(name[1:])] for name in validating) == sorted(starts)[-4:]
+    assert set(parts["validation"]) == set(held_back(data, 0.1))
+    assert 1 <= len(validating) <= 9 and not trained & validating
     assert len(parts["train"]) + len(parts["validation"]) == len(rows)
+    # Also in another window.
+    other = load_sequences(table(tmp_path / "b", rows[:80]))
+    again = {sessions_of(other)[name] for name in held_back(other, 0.1)}
+    assert again == validating & set(other["session"])
 
 
 def test_one_long_session_is_cut_by_time(tmp_path):
