@@ -3,13 +3,15 @@
     why = reason_to_train(state, release="4f1d0c2a9b77", policy=recipe.adapt)     # None: wait
 
 The speculator in use and the base are both replayed on every window, so traffic that becomes harder
-for both is no reason to train. Their ratio of acceptance lengths is compared between the last 1, 2,
-4, 8 or 16 windows of a release and its windows before, by Student's t of the logs. Windows differ
+for both is no reason to train. Their ratio of acceptance lengths is compared between the last 1 to
+16 windows of a release and its windows before, by Student's t of the logs. Windows differ
 by more than their sessions do: the variance is that between windows. As long as a release has few,
 it is that of `PRIOR_WINDOWS` windows which differ by `PRIOR_SD` and by their sessions.
 
 A look after every window would find a fall sooner or later where there is none. So look j may be
 wrong with probability 0.05 / (j (j + 1)), which sums to 0.05 over all looks of a release.
+
+Shapes: W windows, S splits of them into windows before and last ones.
 """
 
 import math
@@ -33,8 +35,8 @@ BACKOFF = 2.0
 LEVEL = 0.05
 """Probability of a fall that is none, over all looks of a release."""
 
-SPANS = (1, 2, 4, 8, 16)
-"""Numbers of last windows that are compared with those before."""
+MOST_LAST = 16
+"""Most last windows that are compared with those before."""
 
 PRIOR_SD = 0.03
 """Standard deviation of the log ratio between windows, besides that of its sessions."""
@@ -93,23 +95,23 @@ def newest_fall(state: State, release: str, min_drop: float) -> Fall | None:
         if each.low is not None and each.high is not None
     ]
     sampled = float(np.mean(within)) if within else 0.0
-    looks, spans = count - 1, [span for span in SPANS if span < count]
+    last_S = np.arange(1, min(MOST_LAST, count - 1) + 1)
+    first_S = count - last_S
+    sum_W, squares_W = log_W.cumsum(), (log_W**2).cumsum()
+    before_S = sum_W[first_S - 1] / first_S
+    after_S = (sum_W[-1] - sum_W[first_S - 1]) / last_S
+    deviation_S = squares_W[-1] - first_S * before_S**2 - last_S * after_S**2
     degrees = PRIOR_WINDOWS + count - 2
-    found: list[tuple[float, float, float, int]] = []
-    for span in spans:
-        before, after = log_W[:-span], log_W[-span:]
-        squares = before.var() * len(before) + after.var() * len(after)
-        prior = PRIOR_WINDOWS * (PRIOR_SD**2 + sampled)
-        variance = max(sampled, float(prior + squares) / degrees)
-        error = math.sqrt(variance * (1 / len(before) + 1 / len(after)))
-        shift = float(after.mean() - before.mean())
-        found.append((float(stdtr(degrees, shift / error)), shift, error, span))
-    p, shift, error, span = min(found)
-    beyond_chance = p < LEVEL / (looks * (looks + 1)) / len(spans)
-    value, margin = math.exp(shift), math.exp(float(stdtrit(degrees, 0.975)) * error)
-    return Fall(
-        value, value / margin, value * margin, span, beyond_chance and value <= 1 - min_drop
-    )
+    prior = PRIOR_WINDOWS * (PRIOR_SD**2 + sampled)
+    variance_S = np.maximum(sampled, (prior + deviation_S) / degrees)
+    error_S = np.sqrt(variance_S * (1 / first_S + 1 / last_S))
+    p_S = stdtr(degrees, (after_S - before_S) / error_S)
+    best, looks = int(p_S.argmin()), count - 1
+    beyond_chance = p_S[best] < LEVEL / (looks * (looks + 1)) / len(last_S)
+    value = math.exp(after_S[best] - before_S[best])
+    margin = math.exp(stdtrit(degrees, 0.975) * error_S[best])
+    shown = bool(beyond_chance and value <= 1 - min_drop)
+    return Fall(value, value / margin, value * margin, int(last_S[best]), shown)
 
 
 def within_budget(state: State, now: float, limit: float | None) -> bool:

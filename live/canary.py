@@ -70,6 +70,7 @@ class CanaryTest:
         """
         ends = self._clock.time() + self._policy.max_seconds
         while True:
+            looked = self._clock.time()
             if (trouble := self._trouble(self._old)) is not None:
                 return trouble
             self._baseline = self._traffic.collect()
@@ -81,7 +82,7 @@ class CanaryTest:
                 self._say(f"baseline: {count} of {wanted} requests of the canary's replicas")
                 return None
             self._report(f"baseline: {count} of {wanted} requests, with release {self._old}")
-            self._clock.sleep(LOOK_S)
+            self._clock.sleep(max(LOOK_S, 5 * (now - looked)))
 
     def run(self) -> Verdict:
         """Goes through the steps; the canary's replicas have been swapped."""

@@ -49,7 +49,7 @@ class SmallReplica:
         self.alive, self.sick, self.hangs = True, False, False
         self.unanswered = 0
         self.status = ReplicaStatus(
-            None, "", "", k=3, kind="mtp", directory=str(self.started_with), swaps=0
+            None, "", k=3, kind="mtp", directory=str(self.started_with), swaps=0
         )
         self.before = self.status
         self.watch: Watch | None = None

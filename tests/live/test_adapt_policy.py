@@ -21,7 +21,7 @@ def test_traffic_that_becomes_harder_for_both_is_no_reason():
     story = Story(np.random.default_rng(1), between=0.0)
     for length in (4.0, 4.0, 2.0, 2.0):
         story.window(release="r1", length=length)
-    assert newest_fall(story.state, "r1", 0.03).value > 0.97
+    assert story.state.usable[-1].acceptance.value == 2.0
     assert reason_to_train(story.state, "r1", POLICY) is None
 
 

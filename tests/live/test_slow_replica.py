@@ -11,8 +11,8 @@ from outrider.live.controller import deploy_bundle
 from outrider.live.endpoint_file import load_endpoint
 from outrider.live.load import Load, read_prompts
 from outrider.serving.bundle.bundle import export_bundle
-from outrider.serving.config import EngineConfig, ServingConfig, TargetConfig
-from outrider.serving.speculator import served_base
+from outrider.serving.config import EngineConfig, TargetConfig
+from outrider.serving.speculator import Drafting, Speculator, served_base
 
 K = 4
 
@@ -30,10 +30,10 @@ def test_an_equal_release_is_promoted_on_a_slower_replica(nano_r1, monkeypatch, 
 
     monkeypatch.setattr(local, "replica_command", one_core)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {core})
-    layer = served_base(nano_r1, nano_r1, tmp_path)
+    drafting = Drafting(Speculator.named(served_base(nano_r1, nano_r1, tmp_path)), K)
     engine = EngineConfig(max_model_len=2048, max_num_seqs=8, kv_cache_gb=0.5)
     target, equal = TargetConfig(model=str(nano_r1)), tmp_path / "bundle"
-    export_bundle(layer, target, ServingConfig(engine=engine), K, None, {"n": 1}, equal, False)
+    export_bundle(drafting, target, engine, {"n": 1}, equal, other_formats=False)
     with TemporaryDirectory(prefix="outrider-") as folder:  # a socket's path is short
         state = Path(folder)
         endpoint = load_endpoint("nano_r1", state)
