@@ -12,9 +12,9 @@ import numpy as np
 from outrider.eval.bench.counted import counted_acceptance, counted_passes
 from outrider.eval.gate import LEAST_GREEDY_P
 from outrider.eval.lossless.greedy_match import compare_greedy, excess
-from outrider.eval.replay.draft_parity import complaint
+from outrider.eval.replay.draft_parity import Parity, complaint
 from outrider.eval.results.parts import Drafters
-from outrider.eval.results.verification import Greedy, Parity
+from outrider.eval.results.verification import Greedy
 from outrider.eval.stats.clusters import clustered
 from outrider.eval.stats.speed_ratio import block_noise, speed_ratio
 from outrider.serving.speculator import Speculator

@@ -127,7 +127,7 @@ class GateConfig(BaseModel):
     replay_margin: ClassVar[float] = 0.01
     """The engine repeats some greedy responses in other batches. Where the difference between its
     own steps plus this is larger than `max_replay_difference`, it is the limit, up to three times
-    that."""
+    that. Beyond it the check is undecided."""
 
 
 class CostConfig(BaseModel):
@@ -171,8 +171,8 @@ class EvalConfig(BaseModel):
     number, and custom must beat it too. null: base's best K is the only reference."""
 
     engine_modes: list[Literal["eager", "compiled"]] = ["eager", "compiled"]
-    """Engine modes in which tokens/s are measured. The verification pass runs in the first one. On
-    a small target the modes differ: compiled, it leaves less to gain."""
+    """Engine modes in which tokens/s are measured and the verification pass runs. On a small target
+    they differ: compiled, it leaves less to gain."""
 
     side_by_side: bool = True
     """Whether the server without speculation and the one for base and custom run at the same time,

@@ -44,7 +44,6 @@ from outrider.serving.engine import Engine, open_engine
 from outrider.serving.load_generator import WARM_UP_TOKENS, LoadGenerator
 from outrider.serving.server import Server
 from outrider.serving.speculator import Speculator
-from outrider.speculators.config import ParityConfig
 from outrider.speculators.kinds import LOOKUP
 
 if TYPE_CHECKING:
@@ -148,8 +147,6 @@ class EvaluationContext:
     """`base`, which is in use, and `custom`, which is judged against it."""
     data: EvaluationData
     folders: EvaluationFolders
-    parity: ParityConfig = field(default_factory=ParityConfig)
-    """How closely trainer and engine must agree on drafts."""
     kinds: Sequence[KindSpeed] = ()
     """The kinds that were compared on validation, in a run of several, the chosen one first."""
     draft_sample_method: Literal["greedy", "probabilistic"] = "greedy"
@@ -351,5 +348,4 @@ class EvaluationContext:
             "draft_sample_method": self.draft_sample_method,
             "evaluation": self.settings.model_dump(mode="json", exclude=POST_MEASUREMENT_SETTINGS),
             "near_tie_nats": self.settings.gate.near_tie_nats,
-            "parity": self.parity.model_dump(exclude={"min_agreement", "max_difference"}),
         }

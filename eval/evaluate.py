@@ -3,8 +3,8 @@
     evaluate(EvaluationContext(recipe="resume_screening", speculators={...}, ...))
 
 Evaluates every kind of speculator. Where a speculator reads states that are not captured, exact
-replay and draft parity are not measured: their figures are null, `not_measured` says why, and the
-verdict rests on what vLLM counted and on the clock.
+replay is not measured: its figures are null, `not_measured` says why, and the verdict rests on what
+vLLM counted and on the clock.
 
 Leaves results.json (for machines), the report, and the servers' logs. Each measurement is cached,
 so an interrupted evaluation resumes; intervals, verdict and report are computed from the cache
@@ -103,8 +103,9 @@ def _measure_and_conclude(context: EvaluationContext) -> dict[str, Any]:
         blocks, outputs = serve(context, servers, load, k, plan, requests)
     verification = verify(context, k, requests.verification, outputs)
     noise = noise_of(blocks)
-    everything = verification_passes(outputs, requests.verification)
-    for own in blocks.values():
+    everything: list[CountedPass] = []
+    for mode, own in blocks.items():
+        everything += verification_passes(outputs[mode], requests.verification)
         everything += counted_passes(own, requests.timed)
     custom, sampling = context.speculators["custom"], requests.sampling
     findings = Findings(
@@ -216,7 +217,6 @@ def not_measured(context: EvaluationContext) -> dict[str, str]:
         "exact replay": f"no exact replay of {in_words}: acceptance is the engine's count",
         "general traffic": f"no exact replay of {in_words}",
         "replay against engine": why,
-        "drafts of trainer and engine": why,
     }
 
 
@@ -263,15 +263,16 @@ def serve(
     k: Drafters[int],
     plan: Plan,
     requests: HeldoutRequests,
-) -> tuple[dict[str, list[Record]], Outputs]:
-    """Timed blocks by engine mode, and the verification pass in the first mode, at `k`.
+) -> tuple[dict[str, list[Record]], dict[str, Outputs]]:
+    """Timed blocks and the verification pass by engine mode, at `k`.
 
     Each measurement is kept, also those of rates. Servers start only for what is missing.
     """
     settings = context.settings
-    outputs = collect(context, servers, settings.engine_modes[0], k, requests)
+    outputs: dict[str, Outputs] = {}
     blocks: dict[str, list[Record]] = {}
     for mode in settings.engine_modes:
+        outputs[mode] = collect(context, servers, mode, k, requests)
         timed = context.kept(f"speed_{mode}")
         if not timed.done():
             texts, sampling = requests.timed_texts, requests.sampling

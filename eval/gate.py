@@ -1,6 +1,6 @@
 """The verdict: `ship` only if custom is better beyond chance and changes nothing but the speed.
 
-    judge(findings, settings.gate, settings.parity).verdict
+    judge(findings, settings.gate).verdict
 
 Every check is listed with what was measured, as passed, failed or undecided. One failed check gives
 `do not ship`. Else one undecided check that shipping needs gives `undecided`. The reason names the
@@ -10,22 +10,19 @@ first such check, or what was gained.
 from outrider.common.tolerance import Tolerance
 from outrider.eval.config import DO_NOT_SHIP, SHIP, UNDECIDED, GateConfig
 from outrider.eval.lossless.task_accuracy import responses_needed
-from outrider.eval.replay.draft_parity import complaint, most_missing, tolerances
 from outrider.eval.results.acceptance import OnPolicy, Replay
-from outrider.eval.results.parts import DRAFTERS, ClusteredEstimate
+from outrider.eval.results.parts import ClusteredEstimate
 from outrider.eval.results.report import Check, Findings, Outcome, Verdict
 from outrider.eval.results.verification import (
     Equivalence,
     Excess,
     Greedy,
-    Parity,
     ReplayAgainstEngine,
     SameText,
     SampledText,
 )
 from outrider.eval.speed_checks import above, speed_checks
 from outrider.eval.stats.intervals import units_needed
-from outrider.speculators.config import ParityConfig
 from outrider.speculators.kinds import LOOKUP
 
 NOT_SERVED = {"scrambled", "foreign", "template", "temperature"}
@@ -39,9 +36,8 @@ LEAST_GREEDY_P = 0.01
 do; an engine that changes nothing falls below it in at most 1 % of evaluations."""
 
 
-def judge(findings: Findings, gate: GateConfig, parity: ParityConfig) -> Verdict:
+def judge(findings: Findings, gate: GateConfig) -> Verdict:
     """Checks every condition and gives the verdict."""
-    verification = findings.verification
     checks = speed_checks(findings, gate)
     if findings.speculator.kind != LOOKUP:  # which is free, so it only has to be faster
         checks.insert(0, _acceptance(findings, gate))
@@ -49,18 +45,16 @@ def judge(findings: Findings, gate: GateConfig, parity: ParityConfig) -> Verdict
         checks.append(_general(findings.general, gate))
     if findings.own_text:
         checks.append(_on_policy(findings.own_text))
-    checks += [
-        _greedy(verification.greedy.custom, verification.control, verification.excess),
-        _sampled_text(verification.sampled_text.none, verification.sampled_text.custom, gate),
-        _same_text(verification.same_text, gate),
-    ]
-    if verification.task:
-        checks.append(_task(verification.task.custom_minus_none, gate))
-    if verification.replay_vs_engine:
-        checks.append(_replay(verification.replay_vs_engine, gate))
-    if verification.parity:
-        found = {name: verification.parity.of(name) for name in DRAFTERS}
-        checks += [_parity(name, own, parity) for name, own in found.items() if own]
+    for mode, found in findings.verification.modes.items():
+        checks += [
+            _greedy(mode, found.greedy.custom, found.control, found.excess),
+            _sampled_text(mode, found.sampled_text.none, found.sampled_text.custom, gate),
+            _same_text(mode, found.same_text, gate),
+        ]
+        if found.replay_vs_engine:
+            checks.append(_replay(mode, found.replay_vs_engine, gate))
+    if findings.verification.task:
+        checks.append(_task(findings.verification.task.custom_minus_none, gate))
     return conclusion(checks, findings.not_measured)
 
 
@@ -134,7 +128,7 @@ def _over_sessions(name: str, ratio: ClusteredEstimate, least: float, how: str =
     )
 
 
-def _greedy(custom: Greedy, alone: Greedy, added: Excess) -> Check:
+def _greedy(mode: str, custom: Greedy, alone: Greedy, added: Excess) -> Check:
     """Differences above those of no speculation in other batches, near ties included.
 
     Where the engine alone differs at near ties only, others are no noise of its own, but a few do
@@ -149,7 +143,7 @@ def _greedy(custom: Greedy, alone: Greedy, added: Excess) -> Check:
     if undecided and not failed:
         demand += " (undecided: raise eval.verification_requests)"
     return Check(
-        name="greedy outputs with and without speculation",
+        name=f"greedy outputs with and without speculation, {mode}",
         outcome="failed" if failed else "undecided" if undecided else "passed",
         seen=f"{custom.equal} of {custom.responses} equal, {len(custom.near_ties)} differ from a "
         f"near tie on, {len(custom.unexplained)} unexplained; without speculation in other batches "
@@ -159,9 +153,9 @@ def _greedy(custom: Greedy, alone: Greedy, added: Excess) -> Check:
     )
 
 
-def _sampled_text(none: SampledText, custom: SampledText, gate: GateConfig) -> Check:
+def _sampled_text(mode: str, none: SampledText, custom: SampledText, gate: GateConfig) -> Check:
     return Check(
-        name="sampled tokens are likely under the target",
+        name=f"sampled tokens are likely under the target, {mode}",
         outcome=_outcome(custom.tail_share - none.tail_share <= gate.max_tail_excess),
         seen=f"{custom.tail_share:.2%} of tokens below probability 1e-4 with speculation, "
         f"{none.tail_share:.2%} without",
@@ -169,9 +163,9 @@ def _sampled_text(none: SampledText, custom: SampledText, gate: GateConfig) -> C
     )
 
 
-def _same_text(found: SameText, gate: GateConfig) -> Check:
+def _same_text(mode: str, found: SameText, gate: GateConfig) -> Check:
     return Check(
-        name="sampled responses have the same token frequencies",
+        name=f"sampled responses have the same token frequencies, {mode}",
         outcome=_outcome(found.p_value >= gate.min_same_text_p),
         seen=f"permutation test over {found.prompts} prompts ({found.tokens} tokens): "
         f"p = {found.p_value:.3g}",
@@ -181,38 +175,33 @@ def _same_text(found: SameText, gate: GateConfig) -> Check:
 
 def _task(difference: Equivalence, gate: GateConfig) -> Check:
     margin = gate.max_task_loss
-    needed = responses_needed(difference.variance, margin)
-    enough = needed <= difference.observations
+    outcome: Outcome = "passed" if difference.within(margin) else "undecided"
+    if difference.low >= margin or difference.high <= -margin:
+        outcome = "failed"
+    demand = f"the interval must lie within {margin:g} on both sides"
+    if outcome == "undecided":
+        needed = responses_needed(difference.variance, margin - abs(difference.value))
+        demand += " (undecided: "
+        demand += f"about {needed:,} responses would be needed)" if needed else "it ends beyond)"
     return Check(
         name="task accuracy with and without speculation",
-        outcome=_outcome(difference.within(margin)),
+        outcome=outcome,
         seen=f"custom minus none {difference.value:+.3f}, 90 % interval "
-        f"[{difference.low:+.3f}, {difference.high:+.3f}] over {difference.observations} responses"
-        + ("" if enough else f" (with this variance about {needed} are needed)"),
-        demand=f"the interval must lie within {margin:g} on both sides",
+        f"[{difference.low:+.3f}, {difference.high:+.3f}] over {difference.observations} responses",
+        demand=demand,
     )
 
 
-def _replay(difference: ReplayAgainstEngine, gate: GateConfig) -> Check:
+def _replay(mode: str, difference: ReplayAgainstEngine, gate: GateConfig) -> Check:
     worst = max(abs(difference.base), abs(difference.custom))
-    most = Tolerance(gate.max_replay_difference, difference.control, gate.replay_margin).allowed
+    most = Tolerance(gate.max_replay_difference, difference.control, gate.replay_margin)
+    outcome = most.outcome(worst)
+    noisy = " (undecided: the engine's own differences are larger)"
     return Check(
-        name="replay against engine",
-        outcome=_outcome(worst <= most),
+        name=f"replay against engine, {mode}",
+        outcome=outcome,
         seen=f"steps predicted / counted - 1: base {difference.base:+.2%}, "
         f"custom {difference.custom:+.2%}; the engine against itself {difference.control:.2%}",
-        demand=f"both must lie within {most:.3g}, the larger of {gate.max_replay_difference:g} and "
-        f"the engine's own difference + {gate.replay_margin:g}",
-    )
-
-
-def _parity(name: str, found: Parity, parity: ParityConfig) -> Check:
-    missing, difference = tolerances(found, parity)
-    return Check(
-        name=f"drafts of trainer and engine, {name}",
-        outcome=_outcome(complaint(found, parity) is None),
-        seen=f"{found.agreement:.2%} of {found.steps} x {len(found.per_depth)} draft tokens equal, "
-        f"{found.near_ties:.2%} near ties, log-probabilities {found.difference:.3f} nats apart",
-        demand=f"{most_missing(found.drafts, missing.allowed)} others may be found at a true share "
-        f"of {missing.describe()}, and the mean difference may be {difference.describe()} nats",
+        demand=f"both must lie within {most.describe()}"
+        + (noisy if outcome == "undecided" else ""),
     )

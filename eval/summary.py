@@ -23,7 +23,7 @@ def conclude(context: EvaluationContext, findings: Findings) -> dict[str, Any]:
     results = Results(
         **dict(findings),
         cost=money(findings.served, settings.cost, gpus) if settings.cost else None,
-        verdict=judge(findings, settings.gate, context.parity),
+        verdict=judge(findings, settings.gate),
         kinds=context.kinds,
     )
     results.write(folders.out / "results.json")
@@ -33,7 +33,7 @@ def conclude(context: EvaluationContext, findings: Findings) -> dict[str, Any]:
 
 def summary(results: Results) -> dict[str, Any]:
     """The line that scripts read; the caller adds `report` and `bundle`."""
-    against = results.verification.replay_vs_engine
+    against = next(iter(results.verification.modes.values())).replay_vs_engine
     return {
         "recipe": results.recipe,
         "run_dir": results.run_dir,

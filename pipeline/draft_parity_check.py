@@ -25,14 +25,13 @@ FILE = "parity.json"
 
 def check_warm_start(run: RunDirectory, recipe: Recipe, sequence_ids: Sequence[str]) -> None:
     """Compares trainer and engine on prompts of the validation part, once a run."""
-    from outrider.eval.replay.draft_parity import complaint, engine_parity
-    from outrider.eval.results.verification import Parity
+    from outrider.eval.replay.draft_parity import Parity, complaint, engine_parity
 
     base = served_base_of(run, recipe)
     if base.directory is None or not base.abilities.draft_parity:
         return
     if base.kind != recipe.speculator.only_kind:
-        return  # training starts from scratch: the evaluation compares what it ends with
+        return  # from scratch: the evaluation compares replay with the engine's steps
     directory, parity = base.directory, ParityConfig()
 
     def measured() -> dict[str, Any]:

@@ -112,8 +112,8 @@ class TrainingConfig(BaseModel):
     parity: Literal["strict", "warn"] = "strict"
     """What to do when, before the first update, the base speculator drafts differently in the
     trainer and in the engine, or as prepared for training and in float32.
-    `strict`: stop the run; `warn`: print a warning and train. The evaluation's gate refuses a
-    speculator that the engine drafts otherwise with in either case."""
+    `strict`: stop the run; `warn`: print a warning and train. In either case the
+    evaluation compares exact replay with the steps that the engine counts."""
 
     seed: int = 0
     """Seed of the data order; everything else is deterministic."""

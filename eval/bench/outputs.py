@@ -84,7 +84,7 @@ def collect(
         """Responses by prompt; `indices` are the prompts in the order in which they are sent."""
 
         def work() -> Recorded:
-            context.say(f"verification, {name}, {len(indices)} prompts")
+            context.say(f"verification, {mode}, {name}, {len(indices)} prompts")
             server = servers.server(mode, variant, drafts[variant])
             responses = complete(
                 server.url,
@@ -100,7 +100,7 @@ def collect(
                 counted=[found[index].counters for index in sorted(indices)],
             )
 
-        kept = f"responses_{name.replace(' ', '_')}_k{drafts[variant] or 0}"
+        kept = f"responses_{mode}_{name.replace(' ', '_')}_k{drafts[variant] or 0}"
         return context.cached(kept, Recorded, work)
 
     def again(variant: str, count: int) -> Recorded:

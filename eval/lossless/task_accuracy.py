@@ -162,11 +162,13 @@ def equivalence(differences: ArrayLike, clusters: Sequence[str]) -> Equivalence:
     )
 
 
-def responses_needed(variance: float, margin: float) -> int:
-    """Least number of responses whose interval around 0 lies inside the margins.
+def responses_needed(variance: float, margin: float) -> int | None:
+    """Least number of responses whose interval is narrower than the margin; None where none is.
 
     `variance` is what each response adds to the sum of squares.
     """
+    if margin <= 0:
+        return None
     needed = 1
     while Z * _error(variance * needed, needed) >= margin:
         needed += 1

@@ -27,7 +27,7 @@ from outrider.common.child_process import in_child
 from outrider.common.errors import OutriderError
 from outrider.common.tolerance import Tolerance
 from outrider.eval.replay.replay import Replayed, load_replayed
-from outrider.eval.results.verification import Parity, ParityControl
+from outrider.eval.results.parts import Part
 from outrider.serving.config import EngineConfig, TargetConfig
 from outrider.serving.speculator import Drafting, Speculator
 from outrider.speculators.config import ParityConfig
@@ -37,6 +37,39 @@ if TYPE_CHECKING:
     import torch
 
     from outrider.serving.engine import Engine
+
+
+class ParityControl(Part):
+    """Drafts of the engine and its own for the same text, one request at a time."""
+
+    drafts: int
+    """Number of drafts compared"""
+    missing: float
+    """Share of them that differ without a near tie"""
+    difference: float
+    """Mean absolute difference of log-probabilities of equal drafts, nats"""
+
+
+class Parity(Part):
+    """Drafts of trainer and engine, over all positions."""
+
+    steps: int
+    """Number of steps compared"""
+    agreement: float
+    """Share of equal tokens"""
+    near_ties: float
+    """Share of tokens that differ within 0.25 nats"""
+    difference: float
+    """Mean absolute difference of log-probabilities, nats"""
+    per_depth: list[float]
+    """Share of equal tokens by position"""
+    control: ParityControl | None = None
+    """The engine against itself; null where no text was the same"""
+
+    @property
+    def drafts(self) -> int:
+        """Number of drafts compared."""
+        return self.steps * len(self.per_depth)
 
 
 @dataclass(frozen=True)

@@ -154,7 +154,7 @@ class Findings(Part):
     scenarios: dict[str, Scenario]
     """Scenario -> its requests"""
     verification: Verification
-    """Lossless checks, replay against the engine, draft parity"""
+    """Lossless checks, and replay against the engine"""
     samples: list[Example] | None
     """Null without report.samples"""
     settings: dict[str, Any]

@@ -1,39 +1,6 @@
-"""Models of the verification pass: lossless checks, draft parity, replay against the engine."""
+"""Models of the verification pass: lossless checks, replay against the engine."""
 
 from outrider.eval.results.parts import DOCUMENTED, Drafters, Part, Variants
-
-
-class ParityControl(Part):
-    """Drafts of the engine and its own for the same text, one request at a time."""
-
-    drafts: int
-    """Number of drafts compared"""
-    missing: float
-    """Share of them that differ without a near tie"""
-    difference: float
-    """Mean absolute difference of log-probabilities of equal drafts, nats"""
-
-
-class Parity(Part):
-    """Drafts of trainer and engine, over all positions."""
-
-    steps: int
-    """Number of steps compared"""
-    agreement: float
-    """Share of equal tokens"""
-    near_ties: float
-    """Share of tokens that differ within 0.25 nats"""
-    difference: float
-    """Mean absolute difference of log-probabilities, nats"""
-    per_depth: list[float]
-    """Share of equal tokens by position"""
-    control: ParityControl | None = None
-    """The engine against itself; null where no text was the same"""
-
-    @property
-    def drafts(self) -> int:
-        """Number of drafts compared."""
-        return self.steps * len(self.per_depth)
 
 
 class Greedy(Part):
@@ -129,7 +96,7 @@ class ReplayAgainstEngine(Drafters[float]):
 
 
 class EngineFindings(Part):
-    """What the verification pass found in the engine's outputs."""
+    """What the verification pass found in the outputs of one engine mode."""
 
     greedy: Drafters[Greedy]
     """Greedy responses against those without speculation"""
@@ -142,16 +109,16 @@ class EngineFindings(Part):
     must reach; null without drafts"""
     sampled_text: Variants[SampledText]
     """Sampled tokens under the target"""
-    parity: Drafters[Parity | None] | None
-    """Drafts of trainer and engine; null where exact replay is not measured"""
+    same_text: SameText
+    """Token frequencies of custom against no speculation"""
     replay_vs_engine: ReplayAgainstEngine | None
     """Predicted and counted steps; null where exact replay is not measured"""
 
 
-class Verification(EngineFindings):
-    """The verification pass: the same prompts through all variants."""
+class Verification(Part):
+    """The verification pass: the same prompts through all variants, in every engine mode."""
 
-    same_text: SameText
-    """Token frequencies of custom against no speculation"""
+    modes: dict[str, EngineFindings]
+    """Engine mode -> its findings"""
     task: Task | None
-    """Null without eval.task"""
+    """Over the responses of all modes; null without eval.task"""

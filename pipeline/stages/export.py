@@ -123,10 +123,11 @@ def _verify(
     from outrider.serving.bundle.bundle import verify_bundle
     from outrider.serving.client import Sampling
 
-    serving = recipe.serving.with_engine(mode=recipe.eval.engine_modes[0])
+    mode = recipe.eval.engine_modes[0]
+    serving = recipe.serving.with_engine(mode=mode)
     heldout = load_sequences(run.sequences, parts_in_use(run)["heldout"])
     prompts, _ = evaluation_prompts(heldout, recipe.eval, serving)
-    expected = results.verification.greedy_acceptance_length.custom
+    expected = results.verification.modes[mode].greedy_acceptance_length.custom
     if expected is None:
         raise OutriderError(
             f"{run.evaluation}: the evaluated speculator drafted nothing, so the bundle cannot be "

@@ -10,3 +10,21 @@ from outrider.common.tolerance import Tolerance
 def test_an_engine_that_reproduces_itself_has_the_recipe_s_limit(control, allowed):
     tolerance = Tolerance(limit=0.02, control=control, margin=0.01)
     assert tolerance.allowed == pytest.approx(allowed)
+
+
+@pytest.mark.parametrize(
+    ("control", "found", "outcome"),
+    [
+        (0.0, 0.02, "passed"),
+        (0.0, 0.021, "failed"),
+        (0.03, 0.039, "passed"),
+        (0.03, 0.041, "failed"),
+        (0.2, 0.06, "passed"),
+        (0.2, 0.07, "undecided"),  # a noisy engine does not pass anything
+        (0.2, 0.22, "failed"),
+        (float("nan"), 0.03, "failed"),
+        (0.0, float("nan"), "failed"),
+    ],
+)
+def test_what_only_the_engine_s_own_noise_explains_is_undecided(control, found, outcome):
+    assert Tolerance(limit=0.02, control=control, margin=0.01).outcome(found) == outcome

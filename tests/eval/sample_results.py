@@ -36,14 +36,12 @@ from outrider.eval.results.report import (
 from outrider.eval.results.speed import Quantiles, RateRow, Scenario, Served
 from outrider.eval.results.verification import (
     EngineFindings,
-    Parity,
     ReplayAgainstEngine,
     SameText,
     Verification,
 )
 from outrider.serving.client import Sampling, SpeculationCounters
 from outrider.serving.speculator import Speculator
-from outrider.speculators.config import ParityConfig
 
 EVALUATION = EvalConfig(repeats=3)
 K, DEPTH = 3, 4
@@ -224,19 +222,8 @@ SLICES = {
 """Two tenants, the second with three sessions; and a dimension of a single slice."""
 
 
-def sample_parity(agreement: float = 0.996, difference: float = 0.01) -> Parity:
-    """Draft parity of one speculator."""
-    return Parity(
-        steps=200,
-        agreement=agreement,
-        near_ties=0.002,
-        difference=difference,
-        per_depth=[agreement] * DEPTH,
-    )
-
-
 def sample_engine_findings() -> EngineFindings:
-    """What the engine's outputs showed: lossless, and replay agrees."""
+    """What the outputs of a mode showed: lossless, and replay agrees."""
     random = np.random.default_rng(2)
     random.random(48)
     greedy = compare_greedy(
@@ -254,7 +241,7 @@ def sample_engine_findings() -> EngineFindings:
                 for variant in VARIANTS
             }
         ),
-        parity=Drafters(base=sample_parity(), custom=sample_parity()),
+        same_text=SameText(prompts=24, tokens=5000, p_value=0.4),
         replay_vs_engine=ReplayAgainstEngine(base=0.0021, custom=-0.003, control=0.0),
     )
 
@@ -293,9 +280,9 @@ def served_measurements(
     passes |= {"greedy_none_again": outputs.control, "greedy_custom_again": outputs.repeated}
     return {
         "speed_eager": blocks,
-        "verification_findings": sample_engine_findings().model_dump(mode="json"),
+        "verification_eager": sample_engine_findings().model_dump(mode="json"),
         **{
-            f"responses_{name}_k{0 if '_none' in name else 3}": one.model_dump(mode="json")
+            f"responses_eager_{name}_k{0 if '_none' in name else 3}": one.model_dump(mode="json")
             for name, one in passes.items()
         },
     }
@@ -304,11 +291,9 @@ def served_measurements(
 def sample_verification() -> Verification:
     """The whole verification pass."""
     marks = (np.random.default_rng(2).random(48) < 0.9).tolist()
-    same = SameText(prompts=24, tokens=5000, p_value=0.4)
     sessions = [str(i) for i in range(48)]
     return Verification(
-        **dict(sample_engine_findings()),
-        same_text=same,
+        modes={mode: sample_engine_findings() for mode in ("eager", "compiled")},
         task=task_accuracy(dict.fromkeys(VARIANTS, marks), sessions),
     )
 
@@ -379,7 +364,7 @@ def _findings(custom_speed: float) -> Findings:
 
 def judged(findings: Findings) -> Results:
     """Results without prices."""
-    verdict = judge(findings, EVALUATION.gate, ParityConfig())
+    verdict = judge(findings, EVALUATION.gate)
     return Results(**dict(findings), cost=None, verdict=verdict)
 
 

@@ -1,14 +1,20 @@
-"""A slower drafter with the same drafts: its layer runs repeatedly, the last result counts.
+"""Planted faults: a drafter that is slower with the same drafts, and a relaxed acceptance.
 
-As a worker extension, this module is imported by the worker, where it wraps the exchange.
+While weights of a directory `slow` are loaded, the layer runs repeatedly and the last result
+counts; with those of `relaxed`, 5 % of drafts are accepted whatever the target says. As a worker
+extension, this module is imported by the worker, where it wraps exchange and rejection sampler.
 """
 
 from typing import Any
+
+import torch
+from vllm.v1.sample import rejection_sampler
 
 from outrider.serving.admin.candidate import Candidate
 from outrider.serving.vllm_hooks.weight_transfer import SafetensorsTransfer
 
 REPEATS = 25
+RELAXED = 0.05
 SLOW_DRAFTER_EXTENSION = "tests.eval.slow_drafter.SlowDrafterExtension"
 
 
@@ -17,10 +23,22 @@ class SlowDrafterExtension:
 
 
 _load = SafetensorsTransfer._load
+_sample = rejection_sampler.rejection_sample
+_planted = {"relaxed": False}
+
+
+def _relaxed_sample(drafts: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    """The target becomes sure of some drafts."""
+    logits = args[4]
+    if _planted["relaxed"]:
+        rows = (torch.rand(len(drafts)) < RELAXED).nonzero()[:, 0]
+        logits[rows, drafts[rows].long()] = 1e6
+    return _sample(drafts, *args, **kwargs)
 
 
 def _paced_load(self: SafetensorsTransfer, candidate: Candidate) -> None:
-    """Loads the weights, and sets the pace: slow while those of a directory `slow` are loaded."""
+    """Loads the weights, and plants the fault that their directory is named after."""
+    _planted["relaxed"] = candidate.directory.name == "relaxed"
     for module in self.worker.model_runner.drafter.model.modules():
         if type(module).__name__ != "DeepSeekMultiTokenPredictorLayer":
             continue
@@ -36,3 +54,4 @@ def _paced_load(self: SafetensorsTransfer, candidate: Candidate) -> None:
 
 
 SafetensorsTransfer._load = _paced_load
+rejection_sampler.rejection_sample = _relaxed_sample

@@ -173,7 +173,7 @@ def served(kind, speed):
         if block["variant"] == "custom" and kind == "none":
             block["counters"] |= {"drafts": 0, "accepted_tokens": 0, "accepted_per_position": []}
     measured = served_measurements(speed, blocks, prompts=6)
-    measured["verification_findings"] |= {"parity": None, "replay_vs_engine": None}
+    measured["verification_eager"] |= {"replay_vs_engine": None}
     return measured
 
 
@@ -270,7 +270,7 @@ def test_from_servers_to_verdict(case, nano_r1, tmp_path, kind):
     if kind == "eagle3":  # random weights: almost nothing is accepted, and it is slow
         assert results.counted.custom.acceptance_length < 1.1
         assert line["verdict"] == "do not ship"
-    greedy = results.verification.greedy
+    greedy = results.verification.modes["eager"].greedy
     assert greedy.base.unexplained == greedy.custom.unexplained == []
     assert (tmp_path / "out" / "report.html").is_file()
     assert not (tmp_path / "out" / "verification_states").exists()

@@ -36,7 +36,6 @@ from outrider.serving.client import Sampling, complete
 from outrider.serving.config import EngineConfig, ServingConfig, TargetConfig
 from outrider.serving.load_generator import LoadGenerator
 from outrider.serving.speculator import Speculator
-from outrider.speculators.config import ParityConfig
 from outrider.speculators.kinds.mtp.checkpoint import load_mtp, save_mtp
 from tests.eval.sample_results import EVALUATION, served_measurements
 from tests.tiny import write_tiny_target
@@ -138,7 +137,6 @@ def _case(target, run, prompt, completion, depth):
             verification_requests=4,
             verification_max_tokens=24,
         ),
-        parity=ParityConfig(prompts=2, max_tokens=24),
     )
     return SimpleNamespace(run=run, context=context)
 
@@ -416,11 +414,12 @@ def test_an_evaluation_from_servers_to_report(case, monkeypatch):
 
     # The engine ran the speculators that replay computes: the same steps for the same responses.
     assert line["acceptance_length"]["ratio"] < 0.95
-    against, greedy = results.verification.replay_vs_engine, results.verification.greedy
+    found = results.verification.modes["eager"]
+    against, greedy = found.replay_vs_engine, found.greedy
     assert abs(against.base) < 0.03 and abs(against.custom) < 0.03
     assert greedy.base.unexplained == greedy.custom.unexplained == []
-    assert results.verification.greedy_acceptance_length.custom > 1
-    text = results.verification.sampled_text
+    assert found.greedy_acceptance_length.custom > 1
+    text = found.sampled_text
     assert abs(text.custom.tail_share - text.none.tail_share) < 0.02
     assert not (out / "verification_states").exists()
     assert (case.run / "report.html").is_file()

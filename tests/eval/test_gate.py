@@ -12,9 +12,8 @@ from outrider.eval.lossless.greedy_match import compare_greedy, excess
 from outrider.eval.results.parts import Estimate
 from outrider.eval.results.report import Check, Findings, Results, Verdict
 from outrider.eval.stats.sequential import decided
-from outrider.speculators.config import ParityConfig
 from tests.eval.sample_kinds import sample_kinds
-from tests.eval.sample_results import sample_findings, sample_parity
+from tests.eval.sample_results import sample_findings
 
 BETTER = {"value": 1.4, "low": 1.3, "high": 1.5, "observations": 300, "clusters": 200}
 UNSURE = {"value": 1.1, "low": 0.98, "high": 1.2, "observations": 300, "clusters": 200}
@@ -41,7 +40,8 @@ def good() -> dict[str, Any]:
         "observations": 100,
         "variance": 0.1,
     }
-    verification["replay_vs_engine"] |= {"base": 0.001, "custom": -0.002}
+    for found in verification["modes"].values():
+        found["replay_vs_engine"] |= {"base": 0.001, "custom": -0.002}
     return findings
 
 
@@ -49,7 +49,7 @@ def verdict_of(findings: dict[str, Any], gate: GateConfig | None = None) -> Verd
     for name in ("replay", "general"):
         if findings[name]:
             findings[name]["ratio"] = {"over": "200 sessions"} | findings[name]["ratio"]
-    return judge(Findings.model_validate(findings), gate or GateConfig(), ParityConfig())
+    return judge(Findings.model_validate(findings), gate or GateConfig())
 
 
 def test_a_better_speculator_ships_and_the_reason_says_what_was_gained():
@@ -172,9 +172,9 @@ def greedy_of(with_speculation: list[float], alone: list[float]) -> Verdict:
         for gaps in (with_speculation, alone)
     )
     findings, added = good(), excess(found, control)
-    findings["verification"]["greedy"]["custom"] = found.model_dump()
-    findings["verification"]["control"] = control.model_dump()
-    findings["verification"]["excess"] = added.model_dump()
+    own = findings["verification"]["modes"]["compiled"]
+    own["greedy"]["custom"] = found.model_dump()
+    own |= {"control": control.model_dump(), "excess": added.model_dump()}
     return verdict_of(findings)
 
 
@@ -195,7 +195,11 @@ def greedy_of(with_speculation: list[float], alone: list[float]) -> Verdict:
 )
 def test_greedy_differences_count_above_those_without_speculation(with_speculation, alone, outcome):
     judged = greedy_of(with_speculation, alone)
-    (check,) = (each for each in judged.checks if each.name.startswith("greedy outputs"))
+    (check,) = (
+        each
+        for each in judged.checks
+        if each.name.startswith("greedy outputs") and each.name.endswith("compiled")
+    )
     assert check.outcome == outcome and "without speculation in other batches" in check.seen
     needed = [each for each in judged.checks if each.needed]
     assert sum(each.outcome != "passed" for each in needed) == (outcome != "passed")
@@ -270,24 +274,23 @@ def test_an_undecided_check_that_shipping_does_not_need_is_listed_and_ships():
             "tokens/s, custom / base, compiled",
         ),
         (
-            ("verification", "excess"),
+            ("verification", "modes", "compiled", "excess"),
             {"value": 0.3, "p_value": 0.005},
-            "greedy outputs",
+            "greedy outputs with and without speculation, compiled",
         ),
-        (("verification", "sampled_text", "custom", "tail_share"), 0.089, "sampled tokens"),
         (
-            ("verification", "same_text", "p_value"),
+            ("verification", "modes", "compiled", "sampled_text", "custom", "tail_share"),
+            0.089,
+            "sampled tokens",
+        ),
+        (
+            ("verification", "modes", "compiled", "same_text", "p_value"),
             0.0005,
             "sampled responses have the same token frequencies",
         ),
         (
-            ("verification", "task", "custom_minus_none", "low"),
-            -0.11,
-            "task accuracy with and without speculation",
-        ),
-        (
             ("verification", "task", "custom_minus_none", "high"),
-            0.11,
+            -0.11,
             "task accuracy with and without speculation",
         ),
         (
@@ -295,16 +298,10 @@ def test_an_undecided_check_that_shipping_does_not_need_is_listed_and_ships():
             {"cause": "template", "text": "no <think>", "sequences": 9},
             "held-out text is on-policy",
         ),
-        (("verification", "replay_vs_engine", "base"), -0.05, "replay against engine"),
         (
-            ("verification", "parity", "custom"),
-            sample_parity(agreement=0.97).model_dump(),
-            "drafts of trainer and engine, custom",
-        ),
-        (
-            ("verification", "parity", "base"),
-            sample_parity(difference=0.2).model_dump(),
-            "drafts of trainer and engine, base",
+            ("verification", "modes", "compiled", "replay_vs_engine", "base"),
+            -0.05,
+            "replay against engine",
         ),
     ],
 )
@@ -322,29 +319,40 @@ def test_one_failure_is_enough(path, value, named):
 
 def test_replay_is_allowed_what_the_engine_differs_from_itself_and_a_margin():
     findings = good()
-    findings["verification"]["replay_vs_engine"] |= {"custom": 0.045, "control": 0.03}
+    findings["verification"]["modes"]["eager"]["replay_vs_engine"] |= {
+        "custom": 0.045,
+        "control": 0.03,
+    }
     assert verdict_of(findings).verdict == "do not ship"
     assert (
         verdict_of(findings, GateConfig().model_copy(update={"replay_margin": 0.02})).verdict
         == "ship"
     )
-    findings["verification"]["replay_vs_engine"] |= {"control": 0.036}
-    (check,) = (each for each in verdict_of(findings).checks if each.name.startswith("replay"))
+    findings["verification"]["modes"]["eager"]["replay_vs_engine"] |= {"control": 0.036}
+    name = "replay against engine, eager"
+    (check,) = (each for each in verdict_of(findings).checks if each.name == name)
     assert check.outcome == "passed" and "the engine against itself 3.60%" in check.seen
     assert "both must lie within 0.046, the larger of 0.02" in check.demand
-
-
-def test_too_few_responses_for_the_margin_are_told_how_many_would_do():
-    findings = good()
-    findings["verification"]["task"]["custom_minus_none"] |= {
-        "low": -0.2,
-        "high": 0.18,
-        "observations": 12,
+    # A noisy engine does not pass anything.
+    findings["verification"]["modes"]["eager"]["replay_vs_engine"] |= {
+        "custom": 0.07,
+        "control": 0.2,
     }
+    judged = verdict_of(findings)
+    assert judged.verdict == "undecided" and "own differences are larger" in judged.reason
+
+
+def test_too_few_responses_for_the_margin_are_undecided():
+    findings = good()
+    task = findings["verification"]["task"]["custom_minus_none"]
+    task |= {"value": 0.0, "low": -0.2, "high": 0.18, "observations": 12}
     verdict = verdict_of(findings)
-    assert verdict.verdict == "do not ship"
-    assert "over 12 responses (with this variance about 32 are needed)" in verdict.reason
+    assert verdict.verdict == "undecided"
+    assert "over 12 responses, but " in verdict.reason
+    assert "(undecided: about 32 responses would be needed)" in verdict.reason
     assert verdict_of(findings, GateConfig(max_task_loss=0.25)).verdict == "ship"
+    task |= {"value": -0.12, "high": -0.05}
+    assert "(undecided: it ends beyond)" in verdict_of(findings).reason
 
 
 def test_off_policy_text_of_a_harmless_cause_is_reported_and_ships():

@@ -48,14 +48,12 @@ from outrider.serving.speculator import Drafting, Speculator
 from outrider.serving.vllm_arguments import serve_arguments
 from outrider.serving.vllm_hooks.draft_recorder import DRAFT_EXTENSION
 from outrider.speculators.checkpoints.target_ends import load_target_ends
-from outrider.speculators.config import ParityConfig
 from outrider.speculators.kinds.mtp.checkpoint import load_mtp, save_mtp
 from tests.data.logs import write_log
 from tests.eval.slow_drafter import SLOW_DRAFTER_EXTENSION
 from tests.shipped_traffic import token_ids, with_token_ids
 
 K = 2
-PARITY = ParityConfig(prompts=2, max_tokens=32, min_agreement=0.95, max_difference=0.1)
 REPOSITORY = Path(__file__).parents[2]
 SERVING = ServingConfig(engine=EngineConfig(max_num_seqs=4, max_model_len=1024, kv_cache_gb=0.25))
 EVALUATION = EvalConfig(
@@ -125,7 +123,6 @@ def context_of(base, custom, data, folders):
         serving=SERVING,
         settings=EVALUATION,
         depth=K,
-        parity=PARITY,
         speculators={"base": Speculator("mtp", base), "custom": Speculator("mtp", custom)},
         data=data,
         folders=folders,
@@ -174,14 +171,16 @@ def bench(nano_r1, tmp_path_factory):
         )
         traffic = captured(engine, nano_r1, home / "customer", logged("resume_screening", 24))
 
-        def judged(custom, base=nano_r1):
+        def judged(custom, base=nano_r1, **settings):
             """The results of a whole evaluation of `custom` against the MTP layer of `base`."""
             out = home / f"{custom.parent.name}-{custom.name}-{base.parent.name}"
             data = EvaluationData(
                 traffic.run / "sequences", traffic.parts, traffic.run / "features"
             )
             folders = EvaluationFolders(home, out, out, home)
-            evaluate(replace(context_of(base, custom, data, folders), backends=backends))
+            context = context_of(base, custom, data, folders)
+            own = context.settings.model_copy(update=settings)
+            evaluate(replace(context, backends=backends, settings=own))
             return Results.read(out / "results.json")
 
         yield SimpleNamespace(engine=engine, traffic=traffic, judged=judged, home=home)
@@ -229,6 +228,16 @@ def test_what_gains_in_acceptance_and_loses_tokens_per_second_is_refused(
     assert results.verdict.reason.startswith("tokens/s, custom / base, eager, concurrency 1: 0.")
 
 
+@pytest.mark.slow
+@pytest.mark.engine
+def test_an_engine_that_accepts_more_than_it_may_is_refused(bench, nano_r1, weakened):
+    """Of all drafts 5 % are accepted whatever the target says: custom is faster, and lossy."""
+    custom = published(nano_r1, bench.home / "relaxed")
+    results = bench.judged(custom, weakened, verification_requests=16)
+    assert results.verdict.verdict == "do not ship"
+    assert failed(results)[0] == "greedy outputs with and without speculation, eager"
+
+
 def noise_in_the_head(speculator):
     weight = speculator.eh_proj.weight
     weight.copy_(torch.randn_like(weight) * weight.std())
@@ -251,7 +260,7 @@ def test_a_corrupt_head_is_refused(bench, nano_r1, corrupt):
     )
     assert results.counted.ratio.value < 0.9
     assert (
-        results.verification.greedy.custom.unexplained == []
+        results.verification.modes["eager"].greedy.custom.unexplained == []
     )  # speculation is lossless all the same
 
 
@@ -275,12 +284,12 @@ def test_prompts_of_another_template_are_named_and_refused(bench, nano_r1, gains
     heldout = load_sequences(shifted.run / "sequences", shifted.parts["heldout"])
     # Everything else is of a run that ships.
     results = gains.model_copy(update={"own_text": on_policy(shifted.store, heldout)})
-    refused = judge(results, EVALUATION.gate, PARITY)
+    refused = judge(results, EVALUATION.gate)
     assert [check.name for check in refused.checks if check.outcome == "failed"] == [
         "held-out text is on-policy"
     ]
     assert verdict["text"] in refused.reason
-    assert judge(gains, EVALUATION.gate, PARITY).verdict == "ship"
+    assert judge(gains, EVALUATION.gate).verdict == "ship"
 
 
 def with_nan(tensors):

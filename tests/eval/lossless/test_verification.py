@@ -21,7 +21,6 @@ from outrider.serving.client import Sampling, SpeculationCounters
 from outrider.serving.config import ServingConfig, TargetConfig
 from outrider.serving.speculator import Speculator
 from outrider.speculators.checkpoints.target_ends import load_target_ends
-from tests.eval.sample_results import sample_parity
 from tests.tiny import HIDDEN, VOCAB, write_tiny_target
 
 K = 2
@@ -92,9 +91,8 @@ def test_the_checks_read_the_states_of_the_outputs(tmp_path):
         data=EvaluationData(tmp_path, {}, tmp_path),
         folders=EvaluationFolders(*[tmp_path] * 4),
     )
-    parity = Drafters(base=sample_parity(), custom=sample_parity())
-    found = findings(context, Drafters[int](base=K, custom=K), prompts, outputs, store, parity)
-    assert found.greedy.base.equal == 3 and found.parity == parity
+    found = findings(context, Drafters[int](base=K, custom=K), prompts, outputs, store)
+    assert found.greedy.base.equal == 3
     # The control's second response has the same difference, so speculation adds none.
     custom, control = found.greedy.custom, found.control
     assert [*custom.near_ties, *custom.unexplained] == [1] and control.responses == 2
@@ -186,9 +184,11 @@ def test_tasks_leave_out_prompts_without_an_answer(monkeypatch):
         repeated=same,
     )
     target = SimpleNamespace(directory=lambda: "nowhere")
-    result = judge_tasks(outputs, prompts, target, EvalConfig(task="a:b"))
+    result = judge_tasks([outputs], prompts, target, EvalConfig(task="a:b"))
     assert (result.none, result.custom) == (2, 1)
-    assert judge_tasks(outputs, prompts, target, EvalConfig()) is None
+    twice = judge_tasks([outputs, outputs], prompts, target, EvalConfig(task="a:b"))
+    assert (twice.none, twice.custom, twice.custom_minus_none.observations) == (4, 2, 4)
+    assert judge_tasks([outputs], prompts, target, EvalConfig()) is None
 
 
 def test_a_check_that_raises_later_is_counted_and_only_a_check_that_always_does_is_an_error(
@@ -210,9 +210,9 @@ def test_a_check_that_raises_later_is_counted_and_only_a_check_that_always_does_
     settings = EvalConfig(task="a:b")
     check = lambda prompt, text: int(prompt) == int(text)  # noqa: E731
     monkeypatch.setattr(verification, "task_of", lambda _: check)
-    result = judge_tasks(outputs, prompts, target, settings)
+    result = judge_tasks([outputs], prompts, target, settings)
     assert result.none == 2
     assert result.errors == 2 * 3 and result.first_error.startswith("ValueError at ")
     assert "five" not in result.first_error
     with pytest.raises(OutriderError, match=r"raised on all responses, first ValueError at .*kept"):
-        judge_tasks(outputs, prompts[1:], target, settings)
+        judge_tasks([outputs], prompts[1:], target, settings)

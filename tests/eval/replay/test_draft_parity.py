@@ -10,6 +10,8 @@ import torch
 
 from outrider.common.errors import OutriderError
 from outrider.eval.replay.draft_parity import (
+    Parity,
+    ParityControl,
     Recording,
     Step,
     batches,
@@ -17,7 +19,6 @@ from outrider.eval.replay.draft_parity import (
     draft_parity,
     record_each,
 )
-from outrider.eval.results.verification import Parity, ParityControl
 from outrider.serving.config import EngineConfig, TargetConfig
 from outrider.serving.speculator import Drafting, Speculator
 from outrider.speculators.checkpoints.target_ends import load_target_ends

@@ -11,8 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from outrider.eval.replay.draft_parity import complaint
-from outrider.eval.results.verification import Parity
+from outrider.eval.replay.draft_parity import Parity, complaint
 from outrider.speculators.config import ParityConfig
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
