@@ -85,16 +85,16 @@ def examine(
     The states are customer text in another form: they are removed before this returns.
     """
     from outrider.data.features.capture import capture_ids
-    from outrider.data.features.feature_store import FeatureStore
 
     scratch, target_dir = context.folders.out / "verification_states", context.target.directory()
-    reads = [each.features(target_dir) for each in context.speculators.values()]
-    wanted = FeatureSpec.union(reads) if context.can_replay else None
+    drafters = context.speculators.values() if context.can_replay else ()
+    wanted = FeatureSpec.union(each.features(target_dir) for each in drafters)
     eager = context.serving.engine.model_copy(update={"mode": "eager"})
     try:
         with context.backends.engine(context.target, eager) as engine:
-            capture_ids(engine, captured_rows(outputs, prompts), scratch, features=wanted)
-        return findings(context, k, prompts, outputs, FeatureStore.open(scratch))
+            rows = captured_rows(outputs, prompts)
+            store = capture_ids(engine, rows, scratch, features=wanted)
+        return findings(context, k, prompts, outputs, store)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 
