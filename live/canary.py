@@ -1,7 +1,7 @@
 """The canary's test: shares of the traffic, step by step, until there is a verdict.
 
     test = CanaryTest(fleet, router, new, old)
-    verdict = test.measure_baseline()    # before the swap; None: go on
+    verdict = test.measure_baseline()    # before the swap; None: continue
     verdict = test.run()                 # promote or roll back, why, and by whom
 
 Replicas differ in speed, and the router keeps a user at one of them. So the canary's replicas are
@@ -66,7 +66,7 @@ class CanaryTest:
     def measure_baseline(self) -> Verdict | None:
         """Waits for `baseline_requests`, at the fair share; a verdict where something intervenes.
 
-        The canary's replicas serve the old release still.
+        The canary's replicas still serve the old release.
         """
         ends = self._clock.time() + self._policy.max_seconds
         while True:
@@ -186,7 +186,7 @@ class CanaryTest:
         return Verdict("roll_back", reason, "controller")
 
     def _keep_share(self) -> None:
-        """Sets the share where it is another one: after a restart, Envoy has its first one."""
+        """Sets the share if it differs: after a restart, Envoy has the initial one."""
         with contextlib.suppress(RouterUnavailable):  # it is set once the router answers
             if self._router.share() != self._share:
                 self._router.set_canary_share(self._share)
