@@ -39,6 +39,8 @@ CPU."""
 ANSWERS = ".jsonl"
 """End of an `eval.task` that is a file of known answers."""
 
+PublicWorkload = Literal["speed_bench", "mt_bench", "gsm8k", "humaneval"]
+
 LEAST_ARRIVALS = 6
 """Least requests of an open-loop block; fewer have no trend that could show saturation."""
 
@@ -239,6 +241,14 @@ class EvalConfig(BaseModel):
     path of a .jsonl file with known answers, lines of `question` and `answer` as GSM8K has them: a
     response whose prompt holds a question is solved where its final answer (the last \boxed{}, else
     what follows ####, else the last number) is the known one. null: no task accuracy."""
+
+    general: dict[PublicWorkload, str | None] = {}
+    """Public workloads on which acceptance by K is reported next to the customer's traffic: name ->
+    a local file in the hub's layout (for `speed_bench` the folder that NVIDIA's prepare.py writes),
+    or null for the hub. The target answers 80 prompts of each. Needs captured states."""
+
+    general_prompts: ClassVar[int] = 80
+    """Most prompts of each of these workloads."""
 
     cost: CostConfig | None = None
     """Prices; null: no cost section in the report."""

@@ -61,6 +61,7 @@ from outrider.eval.results.report import (
 )
 from outrider.eval.results.speed import Served
 from outrider.eval.summary import conclude
+from outrider.eval.workloads import measured_workloads, prompts_of
 from outrider.serving.load_generator import LoadGenerator
 from outrider.serving.vllm_hooks.version import runs_on_cpu
 from outrider.speculators.compatibility import check_speculator
@@ -92,6 +93,7 @@ def _measure_and_conclude(context: EvaluationContext) -> dict[str, Any]:
             print_first_result(context, replays)
             # Before the servers start: next to starting servers it takes ten times as long.
             validation = replay_drafters(context, "validation")
+        workloads = measured_workloads(context, requests.sampling)
         choice = choose(context, servers, load, requests, validation)
         k, current_k = choice.k, context.settings.current_k
         lookup = "" if choice.lookup_k is None else f", {choice.lookup_k} for n-gram lookup"
@@ -128,6 +130,7 @@ def _measure_and_conclude(context: EvaluationContext) -> dict[str, Any]:
         not_measured=not_measured(context),
         lost_ends=(requests.unsent,) if requests.unsent else (),
         **replayed,
+        workloads=workloads,
         counted=counted_acceptance(everything, context.speculators, k),
         counted_same_k=counted_at_same_k(context, k, blocks, requests.timed),
         served=served_stage(context, k, blocks, noise),
@@ -191,6 +194,8 @@ def check(context: EvaluationContext) -> None:
             f" engine was started for, here {base_k}; set eval.k and eval.current_k to the same"
             " number"
         )
+    for workload in settings.general:
+        prompts_of(settings, workload)
     for name in ("validation", "heldout"):
         if not context.data.parts[name]:
             raise OutriderError(

@@ -30,6 +30,7 @@ from outrider.eval.results.parts import ClusteredEstimate
 from outrider.pipeline.recipe.recipe import Recipe
 from outrider.pipeline.run_dir import RunDirectory
 from outrider.pipeline.stages.adapt import usable_ids
+from outrider.serving.bundle.speculation_profile import SpeculationProfile
 from outrider.serving.speculator import Speculator
 
 Measured = tuple[ReplaySums, ReplaySums, dict[str, int]]
@@ -59,6 +60,10 @@ class GateVerdict(BaseModel):
     """custom / base"""
     older: ClusteredEstimate | None = None
     """custom / base on held-back sessions of earlier rounds' windows; None where there are none"""
+    cumulative: list[float] = []
+    """Share of steps that accept custom's drafts up to a position"""
+    cumulative_ci95: list[tuple[float, float] | None] = []
+    """95 % intervals of these shares"""
 
     @property
     def measured(self) -> dict[str, Any] | None:
@@ -161,6 +166,7 @@ def judge(
         reason = "no sequence is left to measure: all were seen in training"
         return GateVerdict(ships=False, reason=reason, **facts)
     found = compare(base, custom, k)
+    facts |= {"cumulative": custom.cumulative(k), "cumulative_ci95": custom.cumulative_intervals(k)}
     share = recipe.split.validation_fraction
     held = {
         window: ids
@@ -214,14 +220,35 @@ def write_bundle(run: RunDirectory, recipe: Recipe, verdict: GateVerdict) -> Pat
         "replay_vs_engine": None,
         "gate": verdict.model_dump(mode="json"),
     }
-    in_child(_export, run, recipe, verdict.k, evidence)
+    profile = SpeculationProfile.of(
+        recipe.speculator.only_kind,
+        recipe.target,
+        verdict.cumulative,
+        verdict.cumulative_ci95,
+        {verdict.k: verdict.custom.value},
+        recipe.speculator.depth,
+        {
+            "source": "exact replay of traffic after the training",
+            "responses": verdict.custom.observations,
+            "over": verdict.custom.over,
+            "draft_sample_method": recipe.speculator.draft_sample_method,
+        },
+    )
+    in_child(_export, run, recipe, verdict.k, evidence, profile)
     return run.bundle
 
 
-def _export(run: RunDirectory, recipe: Recipe, k: int, evidence: dict[str, Any]) -> None:
+def _export(
+    run: RunDirectory,
+    recipe: Recipe,
+    k: int,
+    evidence: dict[str, Any],
+    profile: SpeculationProfile,
+) -> None:
     from outrider.serving.bundle.bundle import export_bundle
     from outrider.serving.speculator import Drafting, Speculator
 
     own = Speculator.named(run.speculator)
     drafting = Drafting(own, k, recipe.speculator.draft_sample_method)
-    export_bundle(drafting, recipe.target, recipe.serving.engine, evidence, run.bundle, False)
+    engine = recipe.serving.engine
+    export_bundle(drafting, recipe.target, engine, evidence, run.bundle, False, profile)

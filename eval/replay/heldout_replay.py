@@ -7,10 +7,12 @@
 A replay gives every k at once, so it needs no choice of k and no server.
 """
 
+import contextlib
 import functools
+import math
 import random
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,12 +20,19 @@ from rich import box
 from rich.table import Table
 
 from outrider.common.child_process import in_child
+from outrider.common.cluster.tasks import run_tasks, slots
 from outrider.data.on_policy.causes import judge
 from outrider.data.on_policy.evidence import Evidence
 from outrider.eval.config import SEED
 from outrider.eval.context import EvaluationContext
-from outrider.eval.replay.cluster_replay import cluster_replay
-from outrider.eval.replay.replay import CEILING, ReplaySums, compare, length_at, replay
+from outrider.eval.replay.replay import (
+    CEILING,
+    ReplaySums,
+    compare,
+    has_steps,
+    length_at,
+    replay,
+)
 from outrider.eval.replay.slices import by_prompt_length, sliced
 from outrider.eval.report.formatting import interval, number
 from outrider.eval.results.acceptance import OnPolicy, Replay, Slice
@@ -97,16 +106,54 @@ def _replay(
     context: EvaluationContext, speculator: Path | str, rows: list[dict[str, Any]], by_region: bool
 ) -> ReplaySums:
     """In a child process, or as tasks on the cluster; what needs no device in this process."""
-    target, store, depth = context.target.directory(), context.feature_store, context.depth
-    method, dtype = context.draft_sample_method, context.settings.replay_dtype
+    shared: dict[str, Any] = {
+        "speculator": speculator,
+        "target_dir": context.target.directory(),
+        "feature_store": context.feature_store,
+        "depth": context.depth,
+        "draft_sample_method": context.draft_sample_method,
+        "dtype": context.settings.replay_dtype,
+        "by_region": by_region,
+    }
     if weightless_kind(str(speculator)):
-        return replay(speculator, target, store, rows, depth, by_region=by_region)
+        return replay(rows=rows, **shared)
     if not context.replays_on_cluster:
-        return in_child(
-            replay, speculator, target, store, rows, depth, method, dtype=dtype, by_region=by_region
-        )
+        return in_child(replay, rows=rows, **shared)
     with context.on_cluster():
-        return cluster_replay(speculator, target, store, rows, depth, method, dtype, by_region)
+        return cluster_replay(shared, rows)
+
+
+def cluster_replay(
+    shared: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], cpus: float = 1.0
+) -> ReplaySums:
+    """`replay` of all rows as Ray tasks, as many at a time as the cluster runs.
+
+    A task has one GPU where the cluster has some, else `cpus` cores. It loads the speculator and
+    reads its states from the feature store: run directory, target and speculator are at the same
+    paths on all nodes. Ray must be connected (common/cluster/session.py).
+    """
+    import ray
+
+    gpus = 1.0 if ray.cluster_resources().get("GPU", 0.0) >= 1 else 0.0
+    store = shared["feature_store"]
+    kept = [
+        row
+        for row in rows
+        if has_steps(store.length(row["sequence_id"]), store.completion_start(row["sequence_id"]))
+    ]
+    if not kept:
+        return replay(rows=kept, **shared)  # which raises that there is nothing to replay
+    size = math.ceil(len(kept) / slots(cpus, gpus))
+    shards = [kept[start : start + size] for start in range(0, len(kept), size)]
+    with contextlib.closing(
+        run_tasks(_replay_shard, shards, shared, "exact replay", cpus, gpus)
+    ) as ended:
+        sums = dict(ended)
+    return ReplaySums.joined([sums[number] for number in range(len(shards))])
+
+
+def _replay_shard(shared: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> ReplaySums:
+    return replay(rows=rows, **shared)
 
 
 def replayed_ids(context: EvaluationContext, part: str) -> list[str]:
@@ -148,6 +195,7 @@ def replay_figures(replays: Replays, k: Drafters[int]) -> Replay:
         **{name: length_at(replays[name], k.custom) for name in REFERENCES},
         by_k={name: replays[name].acceptance_length() for name in shown},
         cumulative={name: replays[name].cumulative(own_k[name]) for name in shown},
+        cumulative_ci95=replays["custom"].cumulative_intervals(k.custom),
     )
 
 

@@ -96,6 +96,18 @@ class ReplaySums:
         accepted_K = self.accepted_RKK[:, k - 1, :k].sum(axis=0)
         return [float(share) for share in accepted_K / self.steps_RK[:, k - 1].sum()]
 
+    def cumulative_intervals(self, k: int) -> list[tuple[float, float] | None]:
+        """95 % intervals of `cumulative`; None where sessions are few or no draft is accepted."""
+        found: list[tuple[float, float] | None] = []
+        for j in range(k):
+            sums_R2 = np.stack([self.accepted_RKK[:, k - 1, j], self.steps_RK[:, k - 1]], axis=1)
+            share = clustered(
+                sums_R2, self.sessions, lambda s: s[..., 0] / s[..., 1], users=self.users
+            )
+            low, high = share.low, share.high
+            found.append(None if low is None or high is None else (low, min(high, 1.0)))
+        return found
+
     @classmethod
     def joined(cls, parts: Sequence["ReplaySums"]) -> "ReplaySums":
         """The responses of all parts, in order; the parts have the same depth and regions."""
@@ -330,7 +342,7 @@ def batches(
         length = len(features.token_ids)
         if not has_steps(length, features.completion_start):
             continue
-        if begins_a_batch(tokens, length):
+        if tokens > 0 and tokens + length > BATCH_TOKENS:
             yield batch
             batch, tokens = [], 0
         own = sampling or Sampling(float(row["temperature"]), float(row["top_p"]), row["top_k"])
@@ -357,11 +369,6 @@ def has_steps(length: int, completion_start: int) -> bool:
     The first step needs a state before its anchor: a prompt of at least one token.
     """
     return length - completion_start >= 2 and completion_start >= 1
-
-
-def begins_a_batch(tokens: int, length: int) -> bool:
-    """Whether a response of `length` tokens begins a batch after one of `tokens` tokens so far."""
-    return tokens > 0 and tokens + length > BATCH_TOKENS
 
 
 @dataclass(frozen=True)

@@ -40,6 +40,17 @@ class Replay(Part):
     cumulative: Series
     """By position j, base at its own K, all others at custom's: share of steps whose drafts 1..j
     were all accepted"""
+    cumulative_ci95: list[tuple[float, float] | None]
+    """95 % intervals of custom's; null where sessions are few or no draft was accepted"""
+
+
+class Workload(Part):
+    """A public workload, by exact replay of the target's responses."""
+
+    by_k: dict[Literal["base", "custom"], list[float]]
+    """Acceptance length for k = 1..depth"""
+    ratio: ClusteredEstimate
+    """custom / base at the trained depth"""
 
 
 class Slice(Part):

@@ -14,7 +14,7 @@ from pydantic import Field, ValidationError
 
 from outrider.common.errors import OutriderError
 from outrider.common.files import read_json, write_json
-from outrider.eval.results.acceptance import Counted, OnPolicy, Replay, Slice
+from outrider.eval.results.acceptance import Counted, OnPolicy, Replay, Slice, Workload
 from outrider.eval.results.choice import Choice, KindSpeed
 from outrider.eval.results.parts import (
     DOCUMENTED,
@@ -140,6 +140,8 @@ class Findings(Part):
     measured"""
     general: Replay | None
     """The same on general traffic; null without traffic.general"""
+    workloads: dict[str, Workload] = Field(default_factory=dict)
+    """Public workload of eval.general -> its acceptance"""
     slices: dict[str, list[Slice]]
     """Dimension -> its slices"""
     counted: Counted

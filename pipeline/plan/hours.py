@@ -182,6 +182,7 @@ def evaluation_seconds(
     responses = measured.verification_requests * measured.verification_max_tokens
     verified = 6 * responses / rates.decoded_per_s(seats)
     verified += responses / rates.decoded_per_s(max(seats // 2, 1))
+    verified *= modes
     lookup = recipe.speculator.base != LOOKUP
     starts = engine_starts(measured, recipe.serving.engine, recipe.speculator.depth, lookup)
     found = {
@@ -211,7 +212,7 @@ def engine_starts(measured: EvalConfig, engine: EngineConfig, depth: int, lookup
     if not engine.changes_drafters:
         variants = 4 + (measured.current_k is not None)
         timed = 2 * depth if measured.k == "auto" else 0
-        return timed + 3 + modes * (variants * measured.repeats + lookup)
+        return timed + modes * (3 + variants * measured.repeats + lookup)
     if measured.side_by_side:
         return (2 + lookup) * modes
-    return (measured.k == "auto") + 2 + modes * (measured.repeats + 1 + lookup)
+    return (measured.k == "auto") + modes * (measured.repeats + 3 + lookup)

@@ -192,7 +192,7 @@ def _set(
 def _resolve_paths(
     values: dict[str, Any], folder: Path, only: tuple[str, ...] | None = None
 ) -> None:
-    """Makes relative paths of logs, key, known answers, target and base speculator absolute.
+    """Makes relative paths of logs, key, answers, workloads, target and base speculator absolute.
 
     They are relative to the recipe's folder, else to the current directory.
     """
@@ -201,6 +201,7 @@ def _resolve_paths(
         ("traffic", "general", _traffic_path),
         ("privacy", "key_file", _traffic_path),
         ("eval", "task", _task_path),
+        ("eval", "general", _traffic_path),
         ("target", "model", _model_directory),
         ("speculator", "base", _base_directory),
     ):
@@ -214,6 +215,8 @@ def _resolved(value: Any, folder: Path, resolve: Callable[[str, Path], str]) -> 
         return resolve(value, folder)
     if isinstance(value, list):
         return [_resolved(item, folder, resolve) for item in value]
+    if isinstance(value, dict):
+        return {name: _resolved(item, folder, resolve) for name, item in value.items()}
     return value
 
 

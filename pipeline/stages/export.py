@@ -19,6 +19,7 @@ from outrider.speculators.kinds import LOOKUP
 
 if TYPE_CHECKING:
     from outrider.eval.results.report import Results
+    from outrider.serving.bundle.speculation_profile import SpeculationProfile
     from outrider.serving.config import EngineConfig
 
 
@@ -37,10 +38,12 @@ class NotShipped(OutriderError):
 def copy_bundle(run: RunDirectory, recipe: Recipe, to: str) -> str:
     """Writes the exported bundle to a directory or an address as well, and returns where."""
     from outrider.data.formats.sources import answering
+    from outrider.serving.bundle.speculation_profile import PROFILE, SpeculationProfile
 
     with answering(f"export to {to}"):
         manifest = read_json(run.bundle / "bundle.json")
-        _write(run, recipe, manifest["method"], manifest["evidence"], to)
+        profile = SpeculationProfile.model_validate(read_json(run.bundle / PROFILE))
+        _write(run, recipe, manifest["method"], manifest["evidence"], profile, to)
     return to
 
 
@@ -54,8 +57,8 @@ def _work(run: RunDirectory, recipe: Recipe, options: Options) -> dict[str, Any]
     if verdict.verdict != SHIP and not options.get("force"):
         raise NotShipped(verdict.verdict, verdict.reason)
     unverified = run.root / "bundle.unverified"
-    evidence = _evidence(run, recipe, results)
-    _write(run, recipe, results.speculator.kind, evidence, str(unverified))
+    evidence, profile = _evidence(run, recipe, results), _profile(run, recipe, results)
+    _write(run, recipe, results.speculator.kind, evidence, profile, str(unverified))
     verification = None
     if recipe.export.tolerance is not None:
         verification = _verify(run, recipe, unverified, results, recipe.export.tolerance)
@@ -64,7 +67,14 @@ def _work(run: RunDirectory, recipe: Recipe, options: Options) -> dict[str, Any]
     return {"bundle": str(run.bundle), "verification": verification}
 
 
-def _write(run: RunDirectory, recipe: Recipe, kind: str, evidence: dict[str, Any], to: str) -> None:
+def _write(
+    run: RunDirectory,
+    recipe: Recipe,
+    kind: str,
+    evidence: dict[str, Any],
+    profile: "SpeculationProfile | None",
+    to: str,
+) -> None:
     """Writes the bundle of the speculator that was judged; n-gram lookup has no weights."""
     from outrider.serving.bundle.bundle import export_bundle
     from outrider.serving.speculator import Drafting, Speculator
@@ -77,7 +87,8 @@ def _write(run: RunDirectory, recipe: Recipe, kind: str, evidence: dict[str, Any
         schedule,
     )
     engine = engine_as_measured(recipe)
-    export_bundle(drafting, recipe.target, engine, evidence, to, recipe.export.other_formats)
+    formats = recipe.export.other_formats
+    export_bundle(drafting, recipe.target, engine, evidence, to, formats, profile)
 
 
 def engine_as_measured(recipe: Recipe) -> "EngineConfig":
@@ -112,6 +123,35 @@ def _evidence(run: RunDirectory, recipe: Recipe, results: "Results") -> dict[str
         "report_sha256": file_digest(run.root / "report.json"),
         **{name: judged[name] for name in kept},
     }
+
+
+def _profile(run: RunDirectory, recipe: Recipe, results: "Results") -> "SpeculationProfile":
+    """Acceptance by position from exact replay, else from vLLM's counters."""
+    from outrider.serving.bundle.speculation_profile import SpeculationProfile
+    from outrider.serving.vllm_hooks.version import vllm_version
+
+    replay, counted = results.replay, results.counted.custom
+    lengths = dict(enumerate(replay.by_k["custom"], start=1)) if replay else {}
+    traffic = run.traffic / "summary.json"
+    times = read_json(traffic)["time"] if traffic.is_file() else None
+    conditions = {
+        "source": "exact replay of held-out traffic" if replay else "vLLM's counters",
+        "responses": results.acceptance_ratio.observations,
+        "over": results.acceptance_ratio.over,
+        "traffic_days": times and round(times["hours"] / 24, 2),
+        **results.sampling.model_dump(),
+        "draft_sample_method": results.draft_sample_method,
+        "engine": f"vLLM {vllm_version()}",
+    }
+    return SpeculationProfile.of(
+        results.speculator.kind,
+        recipe.target,
+        replay.cumulative["custom"] if replay else counted.cumulative,
+        replay.cumulative_ci95 if replay else [None] * len(counted.cumulative),
+        lengths or {results.k.custom: counted.acceptance_length},
+        recipe.speculator.depth,
+        conditions,
+    )
 
 
 def _verify(
@@ -151,7 +191,7 @@ def _verify(
 
 EXPORT = Stage(
     name="export",
-    version=2,
+    version=3,
     needs=("train", "evaluate"),
     settings=lambda recipe: {
         "export": section(recipe.export),

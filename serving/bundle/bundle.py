@@ -6,6 +6,7 @@
 
 `config.json` and the speculator's safetensors are what `--speculative-config` reads. Subfolders
 hold the speculator in other formats, where its kind has some. A kind without weights has neither.
+`speculation_profile.json` is its acceptance by position, for a speculator that was measured.
 `serve.sh` starts the server with the flags of the evaluation. `bundle.json` holds the k to use, the
 SHA-256 of every file, and the evidence.
 """
@@ -22,6 +23,7 @@ from outrider.common.errors import OutriderError
 from outrider.common.files import write_json
 from outrider.serving.bundle.bundle_digest import MANIFEST, bundle_digest, listing, read_manifest
 from outrider.serving.bundle.bundle_places import local_bundle, put_bundle
+from outrider.serving.bundle.speculation_profile import PROFILE, SpeculationProfile
 from outrider.serving.client import Sampling, complete
 from outrider.serving.config import EMBEDDED_TARGETS, EngineConfig, TargetConfig
 from outrider.serving.hooked import HOOKED
@@ -49,6 +51,7 @@ def export_bundle(
     evidence: dict[str, Any],
     out_dir: str | Path,
     other_formats: bool = True,
+    profile: SpeculationProfile | None = None,
 ) -> dict[str, Any]:
     """Writes the bundle to a directory or an address of bundle_places.py; returns its manifest.
 
@@ -78,6 +81,8 @@ def export_bundle(
             trainable.write_other_formats(
                 directory, target.directory(), str(name), drafting.k, stage
             )
+        if profile is not None:
+            write_json(stage / PROFILE, profile.model_dump(mode="json"))
         manifest = {
             **listing(stage),
             **drafting.as_manifest(),

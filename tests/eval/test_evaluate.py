@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import itertools
+import json
 import os
 import urllib.request
 from dataclasses import replace
@@ -107,6 +108,8 @@ def _case(target, run, prompt, completion, depth):
         speculator.eh_proj.weight.normal_(std=float(speculator.eh_proj.weight.std()))
     save_mtp(speculator, target, run / "speculator")
     ids = [row["sequence_id"] for row in rows]
+    workload = run / "gsm8k.jsonl"
+    workload.write_text("".join(json.dumps({"question": f"{n} + {n}?"}) + "\n" for n in range(3)))
     context = EvaluationContext(
         recipe="a_test",
         target=TargetConfig(model=str(target)),
@@ -136,6 +139,7 @@ def _case(target, run, prompt, completion, depth):
             rate_seconds=1.5,
             verification_requests=4,
             verification_max_tokens=24,
+            general={"gsm8k": str(workload)},
         ),
     )
     return SimpleNamespace(run=run, context=context)
@@ -290,11 +294,9 @@ def test_in_a_cluster_replays_are_tasks_and_servers_have_their_node_alone(
         happened.append("servers")
         raise Started
 
-    def tasks(speculator, target, store, rows, depth, method, dtype, by_region):
+    def tasks(shared, rows):
         happened.append("tasks")
-        return replay(
-            speculator, target, store, rows, depth, method, dtype=dtype, by_region=by_region
-        )
+        return replay(rows=rows, **shared)
 
     for name in ("open_cluster", "node_alone"):
         monkeypatch.setattr(f"outrider.eval.context.{name}", functools.partial(noted, name))
@@ -419,6 +421,8 @@ def test_an_evaluation_from_servers_to_report(case, monkeypatch):
     assert abs(against.base) < 0.03 and abs(against.custom) < 0.03
     assert greedy.base.unexplained == greedy.custom.unexplained == []
     assert found.greedy_acceptance_length.custom > 1
+    asked = results.workloads["gsm8k"]
+    assert asked.ratio.observations == 3 and asked.by_k["base"][2] > asked.by_k["custom"][2]
     text = found.sampled_text
     assert abs(text.custom.tail_share - text.none.tail_share) < 0.02
     assert not (out / "verification_states").exists()

@@ -1,0 +1,145 @@
+"""Public workloads: acceptance by K where model cards report it, next to the customer's traffic.
+
+    measured_workloads(context, sampling)["gsm8k"].by_k["custom"]       # for K = 1, 2, ...
+
+The target answers each workload's prompts, its states are captured, and both speculators are
+replayed exactly. Of a conversation only the first turn is asked, as `vllm bench serve` does. Files
+are read in the layouts that the hub has; SPEED-Bench, whose licence lets users fetch it and nobody
+else pass it on, in that of NVIDIA's prepare.py.
+"""
+
+import functools
+import random
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from outrider.common.child_process import in_child
+from outrider.common.errors import OutriderError
+from outrider.eval.config import SEED, EvalConfig, PublicWorkload
+from outrider.eval.context import EvaluationContext
+from outrider.eval.replay.replay import compare, replay
+from outrider.eval.results.acceptance import Workload
+from outrider.eval.results.parts import DRAFTERS
+from outrider.serving.client import Sampling
+from outrider.speculators.features import FeatureSpec
+
+
+class Source(NamedTuple):
+    """Where a workload is, and the prompt of a row."""
+
+    column: str
+    hub: tuple[str, str | None, str] | None
+    """Repository, configuration and split; None: it must be fetched by hand"""
+    prompt: Callable[[Any], str] = str
+    file: str = ""
+    """Name of its file in a folder"""
+
+
+SOURCES: dict[PublicWorkload, Source] = {
+    "speed_bench": Source("messages", None, lambda turns: turns[0]["content"], "qualitative.jsonl"),
+    "mt_bench": Source("turns", ("philschmid/mt-bench", None, "train"), lambda turns: turns[0]),
+    "gsm8k": Source("question", ("openai/gsm8k", "main", "test")),
+    "humaneval": Source("prompt", ("openai/openai_humaneval", None, "test")),
+}
+
+
+def prompts_of(settings: EvalConfig, name: PublicWorkload) -> list[str]:
+    """The workload's prompts, at most `general_prompts`, drawn by seed.
+
+    Raises:
+        OutriderError: it cannot be loaded, or has another layout.
+    """
+    from datasets import load_dataset
+
+    source, place = SOURCES[name], settings.general[name]
+    key = f"eval.general.{name} = {place or 'null'}"
+    try:
+        if place is not None:
+            path = Path(place).expanduser()
+            path = path / source.file if path.is_dir() else path
+            kind = "parquet" if path.suffix == ".parquet" else "json"
+            table = load_dataset(kind, data_files=str(path), split="train")
+        elif source.hub is None:
+            raise OutriderError(
+                f"{key}: SPEED-Bench must be fetched by its user; name the folder that NVIDIA's"
+                " prepare.py has written"
+            )
+        else:
+            repository, configuration, split = source.hub
+            table = load_dataset(repository, configuration, split=split)
+    except (OSError, ValueError, RuntimeError) as error:  # datasets' errors derive from these
+        raise OutriderError(
+            f"{key}: cannot be loaded ({str(error).splitlines()[0]}); name a local file in the"
+            " layout of the hub"
+        ) from None
+    if source.column not in table.column_names:
+        columns = ", ".join(table.column_names)
+        raise OutriderError(f"{key}: has no column {source.column!r}, but {columns}")
+    order = random.Random(SEED).sample(range(len(table)), min(settings.general_prompts, len(table)))
+    return [source.prompt(table[row][source.column]) for row in order]
+
+
+def measured_workloads(context: EvaluationContext, sampling: Sampling) -> dict[str, Workload]:
+    """Every workload of `eval.general` at the customer's sampling; each is kept."""
+    if not context.can_replay:
+        return {}
+    return {
+        name: context.cached(
+            f"workload_{name}", Workload, functools.partial(_measure, context, name, sampling)
+        )
+        for name in context.settings.general
+    }
+
+
+def _measure(context: EvaluationContext, name: PublicWorkload, sampling: Sampling) -> Workload:
+    from outrider.data.features.capture import capture_ids
+
+    target_dir, settings = context.target.directory(), context.settings
+    scratch, depth = context.folders.out / "workload_states", context.depth
+    wanted = FeatureSpec.union(each.features(target_dir) for each in context.speculators.values())
+    eager = context.serving.engine.model_copy(update={"mode": "eager"})
+    asked = [*_asked(context, prompts_of(settings, name), sampling)]
+    context.say(f"{name}: the target answers {len(asked)} prompts")
+    try:
+        with context.backends.engine(context.target, eager) as engine:
+            answers = engine.answer(asked)
+            rows = [
+                (row.row_id, [*row.token_ids, *answer], len(row.token_ids))
+                for row, answer in zip(asked, answers, strict=True)
+            ]
+            store = capture_ids(engine, rows, scratch, features=wanted)
+        named = [{"sequence_id": row.row_id, "session": row.row_id} for row in asked]
+        method, dtype = context.draft_sample_method, settings.replay_dtype
+        sums = {
+            name: in_child(
+                replay, context.speculators[name].replayed_as, target_dir, store, named, depth,
+                method, sampling, dtype,
+            )
+            for name in DRAFTERS
+        }  # fmt: skip
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    return Workload(
+        by_k={name: each.acceptance_length() for name, each in sums.items()},
+        ratio=compare(sums["base"], sums["custom"], depth)["ratio"],
+    )
+
+
+def _asked(context: EvaluationContext, prompts: list[str], sampling: Sampling) -> Iterator[Any]:
+    """Requests to the engine, of the prompts that leave room for a response."""
+    from transformers import AutoTokenizer
+
+    from outrider.data.tokenize.chat_template import ChatTemplate
+    from outrider.serving.engine import AskedRow
+
+    tokenizer = AutoTokenizer.from_pretrained(context.target.directory())
+    template, longest = ChatTemplate(tokenizer), context.settings.max_tokens
+    room = context.serving.engine.max_model_len - longest - 1
+    for number, prompt in enumerate(prompts):
+        text = template.render([{"role": "user", "content": prompt}], {})
+        ids = tokenizer.encode(text, add_special_tokens=False)
+        if len(ids) <= room:
+            own = sampling.temperature, sampling.top_p, longest, sampling.top_k
+            yield AskedRow(str(number), ids, *own)
