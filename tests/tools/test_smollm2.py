@@ -1,5 +1,6 @@
-"""The recorder of SmolLM2's log: its cached forward pass and its sampling, on a random Llama."""
+"""The recorder of SmolLM2's log, on a random Llama, and the log that comes with the recipe."""
 
+import gzip
 import json
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from outrider.pipeline.recipe.load import load_recipe
 from tests.tiny_decoders import write_tiny_decoder
 from tools import smollm2
 
@@ -49,3 +51,17 @@ def test_samples_have_the_distribution(monkeypatch: pytest.MonkeyPatch) -> None:
     drawn = smollm2.sample(logits.expand(40_000, -1), torch.Generator().manual_seed(0))
     shares = torch.bincount(drawn, minlength=4) / len(drawn)
     assert torch.allclose(shares, (logits / 0.5).softmax(0), atol=0.01)
+
+
+def test_the_shipped_log_answers_the_planned_requests() -> None:
+    """All of them, in order: a gap would leave out the longest answers."""
+    path = Path(str(load_recipe("smollm2/candidate_profiles").recipe.traffic.path))
+    rows = [json.loads(line) for line in gzip.decompress(path.read_bytes()).splitlines()]
+    assert len(rows) >= 400
+    assert [{**row, "response": None} for row in rows] == [
+        {**row, "response": None} for row in smollm2.requests(len(rows))
+    ]
+    for row in rows:
+        choice = row["response"]["choices"][0]
+        cut = len(choice["token_ids"]) == smollm2.MAX_TOKENS and choice["finish_reason"] == "length"
+        assert cut or choice["finish_reason"] == "stop"
