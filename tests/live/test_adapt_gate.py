@@ -1,0 +1,72 @@
+"""The gate of a round: better on newer traffic, and nothing forgotten of older traffic."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from outrider.common.files import write_json
+from outrider.eval.replay.replay import ReplaySums
+from outrider.live import adapt_gate
+from outrider.pipeline.recipe.load import load_recipe
+from outrider.pipeline.run_dir import RunDirectory
+from tests.data.split.test_split import prompt, table
+
+SEQUENCES = 400
+
+
+def window(folder, number, sessions=SEQUENCES):
+    """A run directory with a sequence of each session, all usable."""
+    run = RunDirectory(folder / f"w{number}")
+    first = 1000 * number
+    rows = [(f"s{first + n}", float(first + n), prompt(first + n)) for n in range(sessions)]
+    run.sequences.parent.mkdir(parents=True)
+    table(run.sequences.parent, rows)
+    return run
+
+
+@pytest.mark.parametrize(
+    ("on_older", "sessions", "ships", "reason"),
+    [
+        (1.0, SEQUENCES, True, "on older traffic, above 0.97"),
+        (0.9, SEQUENCES, False, "on older traffic, not above 0.97"),
+        (0.9, 3, True, "too little older traffic to see what was forgotten"),
+    ],
+)
+def test_a_round_that_forgets_older_traffic_does_not_ship(
+    tmp_path, nano_r1, monkeypatch, on_older, sessions, ships, reason
+):
+    older, trained, newer = window(tmp_path, 1, sessions), window(tmp_path, 2), window(tmp_path, 3)
+    write_json(trained.split / "parts.json", {"train": ["0-1"], "validation": ["0-2"]})
+    gain = {newer: 1.1, older: on_older}
+
+    def replayed(run, speculator, recipe, only):
+        random = np.random.default_rng(len(only))
+        steps_R = 20 * np.exp(0.1 * random.standard_normal(len(only)))
+        if speculator == trained.speculator:
+            steps_R = steps_R / (gain[run] * np.exp(0.02 * random.standard_normal(len(only))))
+        shapes = {
+            field.name: np.zeros((len(only), 1, 1)) for field in dataclasses.fields(ReplaySums)
+        }
+        return ReplaySums(
+            **shapes
+            | {
+                "sequence_ids": list(only),
+                "sessions": [f"{run.root.name} {name}" for name in only],
+                "users": [""] * len(only),
+                "tokens_R": np.full(len(only), 60.0),
+                "steps_RK": steps_R[:, None],
+                "regions": (),
+            }
+        )
+
+    monkeypatch.setattr(adapt_gate, "replayed", replayed)
+    monkeypatch.setattr(
+        adapt_gate,
+        "usable_ids",
+        lambda run: [f"0-{n}" for n in range(sessions if run == older else SEQUENCES)],
+    )
+    recipe = load_recipe("resume_screening", [f"target.model={nano_r1}"]).recipe
+    verdict = adapt_gate.judge(trained, [newer], [older], tmp_path / "serving", recipe, 1)
+    assert verdict.ships == ships and reason in verdict.reason
+    assert verdict.ratio.value == pytest.approx(1.1, rel=0.01)
