@@ -8,9 +8,17 @@ Relative paths are relative to the file's folder, those of sockets and logs to `
 
 import re
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from outrider.common.config_errors import explain
 from outrider.common.errors import OutriderError
@@ -28,6 +36,9 @@ SHIPPED_ENDPOINTS = Path(__file__).resolve().parents[1] / "recipes" / "endpoints
 """Endpoints that come with the package; a name without a folder is looked up here."""
 
 
+AnyAddress = Annotated[str, AfterValidator(lambda text: str(Address.parse(text)))]
+
+
 class Section(BaseModel):
     """A section of the file: unknown keys are errors, values do not change."""
 
@@ -42,10 +53,10 @@ class EndpointReplica(Section):
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9_-]{0,62}$")
     """Name in the journal, the metrics and the router's log."""
 
-    data: str
+    data: AnyAddress
     """Address that the router sends requests to: `unix:PATH` or `http://HOST:PORT`."""
 
-    admin: str
+    admin: AnyAddress
     """Address of the route that swaps the speculator (OUTRIDER_ADMIN of the server): a Unix
     socket, or on the loopback interface. Default: `unix:NAME.admin.sock`."""
 
@@ -56,11 +67,6 @@ class EndpointReplica(Section):
     def host(self) -> str:
         """Its address in the router's log."""
         return self.data.removeprefix("unix:").removeprefix("http://")
-
-    @field_validator("data", "admin")
-    @classmethod
-    def _is_an_address(cls, value: str) -> str:
-        return str(Address.parse(value))
 
     @field_validator("admin")
     @classmethod
@@ -76,17 +82,12 @@ class EndpointReplica(Section):
 class RouterSettings(Section):
     """Envoy, which distributes the requests."""
 
-    listen: str = "127.0.0.1:8000"
+    listen: AnyAddress = "127.0.0.1:8000"
     """Address for the customers' requests: `HOST:PORT` or `unix:PATH`."""
 
     sticky_header: str | None = "x-session-id"
     """Requests with an equal value of this header go to the same replica as long as the share of
     the canary does not fall. null: every request is assigned independently."""
-
-    @field_validator("listen")
-    @classmethod
-    def _is_an_address(cls, value: str) -> str:
-        return str(Address.parse(value))
 
     @field_validator("sticky_header")
     @classmethod
