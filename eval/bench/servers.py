@@ -69,7 +69,7 @@ class Servers:
         """
         self._speculators = {PLAIN: Speculator("none"), **speculators}
         self._apart = not serving.engine.changes_drafters
-        """Every number of drafts and every speculator has a server of its own."""
+        """Every number of drafts and every speculator has a separate server."""
         self._sharing = set() if self._apart else _sharing(self._speculators)
         self._target, self._serving, self._numbers = target, serving, tuple(sorted(numbers))
         self._log_dir, self._side_by_side, self._warm_up = Path(log_dir), side_by_side, warm_up
@@ -171,7 +171,7 @@ class Servers:
         )
 
     def _speculator(self, variant: str) -> Speculator:
-        """Base at other numbers of drafts (results/parts.py) is base."""
+        """Maps base at other numbers of drafts (results/parts.py) to base."""
         return self._speculators.get(variant) or self._speculators["base"]
 
 

@@ -5,7 +5,7 @@
 Greedy responses should be equal token for token. An engine in bf16 that batches differently rounds
 differently: where the two most likely tokens are nearly tied, the argmax may fall either way
 without any speculation. A first difference at such a place is a near tie, any other is unexplained.
-What the engine also shows without speculation, in other batches, is no fault of speculation:
+What the engine also shows without speculation, in other batches, is not a fault of speculation:
 `excess` tests how many more responses differ than in that control. Near ties count there: an engine
 that accepts any draft nearly as likely as the target's own differs at near ties only.
 Sampled responses cannot be compared token by token, but the log-probabilities of their tokens under
@@ -48,7 +48,7 @@ def compare_greedy(
         if index is None:
             continue
         ended = index >= min(len(a), len(b))
-        # Not a number is no near tie.
+        # NaN is not a near tie.
         near = not ended and gap(response, index, a[index], b[index]) <= near_tie_nats
         (near_ties if near else unexplained).append(response)
     return Greedy(responses=len(without), near_ties=near_ties, unexplained=unexplained)

@@ -4,7 +4,7 @@
     check(prompt_text, completion_text)     # True, False, or None: no known answer
     task_accuracy(solved, sessions).custom_minus_none
 
-A test that finds no difference is no evidence of equality: with few responses it never finds one.
+A test that finds no difference is not evidence of equality: with few responses it never finds one.
 So the null hypothesis is a difference as large as the margin, and two one-sided tests at 5 % must
 reject it from above and from below (TOST: Schuirmann 1987). Both do exactly when the 90 % interval
 lies inside the margins.

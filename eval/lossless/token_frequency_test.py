@@ -3,7 +3,7 @@
     same_tokens(without, with_speculation).p_value
 
 If speculation is lossless, both responses to a prompt are draws from the target, so each could
-carry the other's label. The test exchanges labels within prompts and ranks the token counts'
+carry the other's label. The test swaps labels within prompts and ranks the token counts'
 chi-square distance under the true labels among those under random ones. It assumes nothing about
 the tokens of one response, which depend on each other.
 

@@ -93,7 +93,7 @@ class Step:
 
 ANCHORS_A_BATCH = 16
 TOKENS_A_BATCH = 8192
-"""Each anchor carries its prompt: 16 of 32,768 tokens would not fit beside the target's ends."""
+"""Each anchor carries its prompt: 16 of 32,768 tokens would not fit next to the target's ends."""
 
 CAUSES = (
     "usual causes: a state fed back before the final norm instead of after it, tokens or positions"
@@ -124,7 +124,7 @@ def engine_parity(
 ) -> dict[str, Parity]:
     """`draft_parity` of each speculator, recorded in eager engines.
 
-    Speculators that can be exchanged take turns in one engine. The engines have ended when the
+    Speculators that can be swapped take turns in one engine. The engines have ended when the
     unroll starts, so that both fit on a GPU; the unroll's memory ends with its process.
     """
     from outrider.serving.engine import open_engine
@@ -292,7 +292,7 @@ def draft_parity(
 
 
 def _control(twice: Sequence[tuple[bool, bool, float]]) -> ParityControl | None:
-    """From the drafts made twice: whether equal, whether no near tie, and nats apart."""
+    """Of drafts made twice: whether equal, whether not even a near tie, and nats apart."""
     if not twice:
         return None
     equal = [nats for same, _, nats in twice if same]

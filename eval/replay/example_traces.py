@@ -163,7 +163,7 @@ def pieces(tokenizer: "Tokenizer", token_ids: Sequence[int]) -> list[str]:
     texts, since = [], 0
     for index in range(len(token_ids)):
         text = tokenizer.decode(list(token_ids[since : index + 1]), skip_special_tokens=False)
-        # A character has at most four bytes; bytes that are still broken then are no character.
+        # A character has at most four bytes; bytes that are still broken then are not a character.
         if text.endswith("\ufffd") and index - since < 3 and index + 1 < len(token_ids):
             texts.append("")
         else:

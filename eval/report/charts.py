@@ -20,7 +20,7 @@ from outrider.eval.results.speed import RateRow, SpeedRow
 
 ORDER = list(VARIANTS)
 COMPARED = (*DRAFTERS, "lookup", "ceiling")
-"""The lines of acceptance length: both speculators, and between what they are."""
+"""Lines of the chart of acceptance length: both speculators, and both references."""
 INK, LINE, CUSTOM = "var(--soft)", "var(--line)", "var(--custom)"
 FONT = "system-ui, sans-serif"
 
@@ -120,7 +120,7 @@ def slice_figure(slices: Mapping[str, Sequence[Slice]]) -> Figure:
         for dimension, rows in slices.items()
         for each in rows
     ]
-    # Names are above their lines: on a phone there is no room next to them.
+    # Names are above their lines: a phone has no room next to them.
     base = _chart(rows).encode(y=alt.Y("slice:N", sort=None, axis=None))
     names = base.mark_text(align="left", dy=-13, fontSize=12, limit=330, color="var(--ink)")
     title, axis = "acceptance length, custom / base", alt.Axis(tickCount=6, grid=True)

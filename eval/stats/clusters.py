@@ -23,7 +23,7 @@ over sessions are wholly above the truth in 8 to 38 % of cases. So the interval 
 over users, and the wider one is given: wrong in 1 to 3.5 % with 5 to 30 users. With 2 to 4 users
 an interval over them would decide almost nothing (a gain of 10 % is shown in 7 to 17 % of cases, of
 30 % in 20 to 70 %). The interval over sessions then holds for the traffic of these users only, and
-`over` says so. An id that all requests share is no user.
+`over` says so. An id that all requests share is not a user.
 
 Shapes: N observations, M sums carried together, G clusters.
 """

@@ -19,7 +19,7 @@ SLOW_DRAFTER_EXTENSION = "tests.eval.slow_drafter.SlowDrafterExtension"
 
 
 class SlowDrafterExtension:
-    """Has no methods of its own."""
+    """Adds no methods."""
 
 
 _load = SafetensorsTransfer._load

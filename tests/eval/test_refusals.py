@@ -1,7 +1,7 @@
 """The gate refuses speculators that must not ship, made and measured for real with nano R1 in vLLM.
 
 One in-process engine (states, drafts), one pair of servers and one load generator serve all
-evaluations; only the drafter's weights are exchanged. Some are evaluated against nano R1's own MTP
+evaluations; only the drafter's weights are swapped. Some are evaluated against nano R1's own MTP
 layer. Those that must gain are evaluated against a weakened copy of it, so that no gain has to be
 trained. The module takes four minutes, so most of it is skipped by default:
 

@@ -43,7 +43,7 @@ def test_an_excess_is_over_the_control_and_paired_by_prompt(gap):
     one, many = (excess(greedy(24, range(n), gap), none) for n in (1, 8))
     assert one.value == pytest.approx(1 / 24) and one.p_value == 1.0  # one in 24 may be chance
     assert many.value == pytest.approx(1 / 3) and many.p_value == pytest.approx(2 / 2**8)
-    # Fewer than the control's are no fault.
+    # Fewer than the control's are not a fault.
     assert excess(none, greedy(24, range(8), gap)).p_value == 1.0
     # A control of the first four prompts says nothing of the others.
     assert excess(greedy(24, [20], gap), greedy(4, [], gap)).value == 0

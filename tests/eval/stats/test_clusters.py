@@ -108,7 +108,7 @@ def test_what_an_interval_speaks_for():
         found = clustered(rows, range(12), ratio, users=users)
         return found.over, found.low == plain.low
 
-    assert over(*["one"] * 12) == ("12 sessions", True)  # an id that all share is no user
+    assert over(*["one"] * 12) == ("12 sessions", True)  # an id that all share is not a user
     few = "12 sessions of 3 users, too few to speak for others"
     assert over(*["a", "b", "c"] * 4) == (few, True)
     gain = np.repeat([1, 1.1, 0.9, 1.2, 0.8, 1], 2) + 0.01 * base[0]
