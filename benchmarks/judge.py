@@ -1,142 +1,267 @@
-"""How often the judge's rules are wrong, by simulation with the product's own functions.
+"""How often the judge is wrong, by simulation of the whole rule with the product's own functions.
 
-    python -m benchmarks.judge --trials 2000
+    python -m benchmarks.judge --quick          # within 10 minutes on one core
+    python -m benchmarks.judge --trials 1000
 
-Each table has the rule before and the rule now, on the same draws. Results: results/judge.md.
+A trial simulates the timed blocks of none, base and custom, and the exact replay of the held-out
+sessions, and applies what an evaluation applies: the looks, the estimators, the demands on speed at
+every concurrency, the check of acceptance. Pairs of requests have the noise of a demo on a shared
+machine (tests/eval/stats/machine_noise.py) or twice that. The last line of stdout is JSON: shares,
+the worst of the settings. Results: results/judge.md.
 """
 
 import argparse
+import json
+import time
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
-from outrider.eval.bench.counted import counted_acceptance, counted_passes
-from outrider.eval.gate import LEAST_GREEDY_P
-from outrider.eval.lossless.greedy_match import compare_greedy, excess
-from outrider.eval.replay.draft_parity import Parity, complaint
-from outrider.eval.results.parts import Drafters
-from outrider.eval.results.verification import Greedy
-from outrider.eval.stats.clusters import clustered
-from outrider.eval.stats.speed_ratio import block_noise, speed_ratio
-from outrider.serving.speculator import Speculator
-from outrider.speculators.config import ParityConfig
-from tests.eval.recycled_prompts import recycled_blocks
-from tests.eval.stats.machine_noise import blocks_of
+from benchmarks.canary_decisions import shares
+from outrider.eval.bench.metrics import ReplayedSteps, SpeedRatios
+from outrider.eval.bench.prompts import Prompt
+from outrider.eval.config import EvalConfig
+from outrider.eval.speed_checks import SUPERIOR, above, demands
+from outrider.eval.stats.sequential import looks_of
+from tests.eval.stats.machine_noise import machine_noise
 
-PROMPTS, NEAR_NATS = 24, 0.125
+TOKENS, BASE_LENGTH, PREFILL = 160, 2.5, 0.15
+"""Of a response: tokens, base's acceptance length, share of its time that is prefill."""
 
-
-def table(*head: str) -> None:
-    """Prints the head of a table in Markdown."""
-    print("\n| " + " | ".join(head) + " |\n" + "|---" * len(head) + "|")
+REQUESTS_A_SESSION, REQUEST_NOISE, BLOCK_NOISE = 4, 0.04, 0.05
+"""Held-out responses of a session; standard deviations (log) of a response's acceptance length, and
+of a block of several requests at once."""
 
 
-def row(*cells: str | float) -> None:
-    """Prints a row; numbers are shares."""
-    text = (f"{cell:.1%}" if isinstance(cell, float) else cell for cell in cells)
-    print("| " + " | ".join(text) + " |")
+@dataclass(frozen=True)
+class Setting:
+    """The truth, and how it is measured."""
+
+    speed: float
+    """Custom / base tokens/s at the main concurrency"""
+    length: float
+    """Custom / base acceptance length"""
+    sessions: int = 30
+    scale: float = 1.0
+    """Of the machine's noise"""
+    elsewhere: float | None = None
+    """Custom / base at concurrency 4; None: only 1 is measured"""
+    over_none: float = 1.5
+    """Custom / none"""
+    starts: float = 0.0
+    """Standard deviation of starts of an engine"""
+    two_engines: bool = False
+    session_noise: float = 0.1
+    replay_error: float = 1.0
+    """Replayed over served acceptance length ratio"""
+    repeats: int = 8
+    """5 requests each, as in the demo"""
+
+    def __str__(self) -> str:
+        words = [f"{self.sessions} sessions", f"noise x {self.scale:g}"]
+        if self.elsewhere is not None:
+            words.append(f"{self.elsewhere:g} at 4 requests")
+        if self.over_none < 1:
+            words.append(f"{self.over_none:g} of none")
+        if self.two_engines:
+            words.append("two engines")
+        if self.starts:
+            words.append(f"starts differ by {self.starts:.0%}")
+        if self.session_noise != Setting.session_noise:
+            words.append(f"sessions differ by {self.session_noise:.0%}")
+        if self.replay_error != 1:
+            words.append(f"replay off by {self.replay_error - 1:.0%}")
+        return ", ".join(words)
 
 
-def greedy(random: np.random.Generator, share: float, nats: float) -> Greedy:
-    """Responses of which a share differs, by so many nats."""
-    answered = [[1, 9] if differs else [1, 2] for differs in random.random(PROMPTS) < share]
-    return compare_greedy([[1, 2]] * PROMPTS, answered, lambda *_: nats, NEAR_NATS)
+@dataclass(frozen=True)
+class Trial:
+    """How a simulated evaluation ended."""
+
+    shipped: bool
+    ratio: float
+    repeats: int
+    estimator: str
 
 
-def near_ties(random: np.random.Generator, trials: int) -> None:
-    """Greedy responses: how often an engine is refused for near ties."""
-    table(f"{PROMPTS} responses: differ at near ties, with speculation / control", "before", "now")
-    for custom, control in (
-        (0.05, 0.05),
-        (0.3, 0.3),
-        (0.9, 0.9),
-        (0.3, 0.0),
-        (0.5, 0.0),
-        (0.7, 0.2),
-        (1.0, 0.0),
-    ):
-        refused = 0
-        for _ in range(trials):
-            found, alone = greedy(random, custom, 0.1), greedy(random, control, 0.1)
-            refused += excess(found, alone).p_value < LEAST_GREEDY_P
-        row(f"{custom:.0%} / {control:.0%}", 0.0, refused / trials)
+def block(
+    random: np.random.Generator, setting: Setting, variant: str, size: int, factors: np.ndarray
+) -> dict[str, Any]:
+    """A variant's requests; `factors` multiply the acceptance length and the time of each."""
+    speed = setting.speed if size == 1 else setting.elsewhere or 1.0
+    length = {"none": 1.0, "base": BASE_LENGTH, "custom": BASE_LENGTH * setting.length}[variant]
+    usual = {"none": speed / setting.over_none, "base": 1.0, "custom": speed}[variant]
+    usual_deliveries = TOKENS / length
+    step = (1 / usual - PREFILL) / usual_deliveries
+    lengths_R, slow_R = factors
+    if variant != "none":
+        lengths_R = lengths_R * np.exp(REQUEST_NOISE * random.standard_normal(len(slow_R)))
+    deliveries_R = TOKENS / (length * lengths_R)
+    seconds_R = slow_R * (PREFILL + step * deliveries_R)
+    count = len(slow_R)
+    return {
+        "variant": variant,
+        "concurrency": size,
+        "alternated": size == 1 and not setting.two_engines,
+        "seconds": float(seconds_R.sum()) / size,
+        "output_tokens": count * (TOKENS + 1),
+        "request_tokens": [TOKENS + 1] * count,
+        "request_seconds": seconds_R,
+        "request_deliveries": deliveries_R,
+        "ttft_ms": 1000 * PREFILL * slow_R,
+        "tpot_ms": [],
+        "itl_ms": [],
+        "counters": {"drafts": 1, "accepted_tokens": 0, "generation_tokens": 1},
+    }
 
 
-def noise(random: np.random.Generator, trials: int) -> None:
-    """Speed: equal speeds, where the main blocks are noisier than two other kinds of 2 %."""
-    table("blocks, their noise", "faster before", "faster now", "shown at 1.5 before", "now")
-    for blocks, own_noise in ((4, 0.02), (4, 0.1), (4, 0.2), (8, 0.2)):
-        shown = np.zeros(4)
-        for _ in range(trials):
-            others = [blocks_of(random, 1.0, blocks, 0.02) for _ in range(2)]
-            for place, truth in enumerate((1.0, 1.5)):
-                own = blocks_of(random, truth, blocks, own_noise)
-                pooled = block_noise([own, *others])
-                found = speed_ratio(own, pooled, samples=50)
-                # The pooled margin alone, or the prompts' where those are wider.
-                prompts = speed_ratio([np.concatenate(own)], None, samples=50)
-                low = min(found.value / np.exp(pooled.margin(blocks)), prompts.low)
-                shown[2 * place] += low > 1
-                shown[2 * place + 1] += found.low > 1
-        row(f"{blocks}, {own_noise:.0%}", *(shown / trials))
-
-
-def sessions(random: np.random.Generator, trials: int) -> None:
-    """Counted acceptance: no gain on average, sessions that differ by 10 %."""
-    table("sessions", "more accepted before", "now")
-    speculators = {"base": Speculator("mtp"), "custom": Speculator("ngram")}
-    for count in (5, 10, 30):
-        wrong = np.zeros(2)
-        for _ in range(trials):
-            blocks, names = recycled_blocks(random, count, 0.1, concurrency=(1,))
-            passes = counted_passes(blocks, names)
-            turns = np.concatenate(
-                [
-                    np.hstack([np.array(one.received[d]) - (1, 0) for d in ("base", "custom")])
-                    for one in passes
-                ]
-            )
-            before = clustered(
-                turns,
-                range(len(turns)),
-                lambda s: (s[..., 2] / s[..., 3]) / (s[..., 0] / s[..., 1]),
-            )
-            now = counted_acceptance(passes, speculators, Drafters[int](base=4, custom=4)).ratio
-            wrong += before.low > 1, now.low > 1
-        row(str(count), *(wrong / trials))
-
-
-def parity_of(drafts: int, agreement: float) -> Parity:
-    """Draft parity at one depth."""
-    return Parity(
-        steps=drafts, agreement=agreement, near_ties=0.0, difference=0.01, per_depth=[agreement]
+def trial(random: np.random.Generator, setting: Setting) -> Trial:
+    """Measures until decided, and judges."""
+    sizes = [1] if setting.elsewhere is None else [1, 4]
+    config = EvalConfig(
+        concurrency=sizes, requests=5, repeats=setting.repeats, measure="until_decided"
     )
+    spread = setting.session_noise
+    own_S = np.exp(spread * random.standard_normal(setting.sessions) + spread**2 / 2)
+    session_R = np.arange(setting.sessions).repeat(REQUESTS_A_SESSION)
+    steps_R = TOKENS / BASE_LENGTH * np.exp(0.1 * random.standard_normal(len(session_R)))
+    steps = {
+        "none": steps_R * BASE_LENGTH,
+        "base": steps_R,
+        "custom": steps_R / setting.length / own_S[session_R] / setting.replay_error,
+    }
+    names = [f"s{number}" for number in session_R]
+    ids = [f"q{row}" for row in range(len(names))]
+    replayed = ReplayedSteps(steps, ids, names, [""] * len(names))
+    order = random.permutation(len(names))
+    prompts = [Prompt(ids[row], names[row], "", [], "") for row in order]
+    speeds = SpeedRatios(config, prompts, main=1, replayed=replayed)
+    acceptance = replayed.ratio("custom", "base", 0.95)
+    starts = {name: 1.0 for name in ("none", "base", "custom")}
+    blocks: list[dict[str, Any]] = []
+    supply, looks = 0, looks_of(config)
+    for repeat in range(setting.repeats):
+        if repeat == 0 or setting.two_engines:
+            drawn = np.exp(setting.starts * random.standard_normal(3))
+            starts = dict(zip(starts, drawn, strict=True))
+            if not setting.two_engines:
+                starts["custom"] = starts["base"]
+        for size in sizes:
+            count = config.block_requests(size)
+            rows = [(supply + place) % len(prompts) for place in range(count)]
+            supply += count
+            for variant in starts:
+                if size == 1:
+                    slow_R = np.exp(machine_noise(random, count, setting.scale) / np.sqrt(2))
+                else:
+                    noise = BLOCK_NOISE * setting.scale * random.standard_normal()
+                    slow_R = np.exp(noise + 0.05 * random.standard_normal(count))
+                custom = variant == "custom"
+                lengths_R = own_S[session_R[order[rows]]] if custom else np.ones(count)
+                factors = np.array([lengths_R, slow_R * starts[variant]])
+                engine = "none" if variant == "none" else "shared"
+                place = {
+                    "repeat": repeat,
+                    "prompts": rows,
+                    "engine": variant if setting.two_engines else engine,
+                    "start": repeat if setting.two_engines else 0,
+                }
+                blocks.append(block(random, setting, variant, size, factors) | place)
+        if repeat + 1 in looks.repeats:
+            found = speeds.summarise(blocks)
+            asked = demands(found, 1, config.gate)
+            outcomes = {each.outcome for each in asked}
+            lost = any(each.outcome == "failed" for each in asked if each.kind == SUPERIOR)
+            if lost or "undecided" not in outcomes or repeat + 1 == setting.repeats:
+                break
+    accepted = acceptance is not None and acceptance.low and acceptance.high
+    accepted = accepted and above(acceptance.low, acceptance.high, 1.0) == "passed"
+    row = found["1"].custom_over_base
+    shipped = bool(accepted) and outcomes == {"passed"}
+    return Trial(shipped, row.value, repeat + 1, row.estimator)
 
 
-def parity(random: np.random.Generator, trials: int) -> None:
-    """Draft parity: how often an engine is refused, by its true share of other drafts."""
-    shares, config = (0.004, 0.006, 0.008, 0.01, 0.02, 0.05), ParityConfig()
-    table("drafts", "rule", *(f"{share:.1%} others" for share in shares))
-    for pairs, drafts in ((1, 200), (1, 500), (1, 800), (2, 500), (2, 800)):
-        before, now = [], []
-        for share in shares:
-            # In pairs: what differs at one depth differs at the next.
-            agreement_S = 1 - pairs * random.binomial(drafts // pairs, share, trials) / drafts
-            before.append(float(np.mean(1 - agreement_S > 1 - config.min_agreement + 1e-9)))
-            rows = (parity_of(drafts, agreement) for agreement in agreement_S)
-            now.append(float(np.mean([complaint(each, config) is not None for each in rows])))
-        name = f"{drafts}{', in pairs' if pairs == 2 else ''}"
-        row(name, "before", *before)
-        row("", "now", *now)
+def table(title: str, settings: list[Setting], trials: int, seed: int) -> list[list[Trial]]:
+    """Simulates and prints every setting."""
+    print(f"\n{title}\n")
+    print("| speed | acceptance | | shipped | reported / true | if shipped | repeats | replay |")
+    print("|---|---|---|---|---|---|---|---|", flush=True)
+    found = []
+    for setting in settings:
+        random = np.random.default_rng(seed)
+        own = [trial(random, setting) for _ in range(trials)]
+        found.append(own)
+        shipped = [each.ratio for each in own if each.shipped]
+        bias = np.mean([each.ratio for each in own]) / setting.speed - 1
+        of_shipped = f"{np.mean(shipped) / setting.speed - 1:+.1%}" if shipped else "-"
+        repeats = np.mean([each.repeats for each in own])
+        replay = np.mean([each.estimator == "replay" for each in own])
+        print(
+            f"| {setting.speed:g} | {setting.length:g} | {setting} | {len(shipped) / trials:.1%} |"
+            f" {bias:+.1%} | {of_shipped} | {repeats:.1f} of {setting.repeats} | {replay:.0%} |",
+            flush=True,
+        )
+    return found
+
+
+def worst(found: list[list[Trial]]) -> float:
+    """The largest share that ships."""
+    return max(float(np.mean([each.shipped for each in own])) for own in found)
+
+
+def judged(trials: int, seed: int = 0) -> dict[str, float]:
+    """Prints all tables; the shares of the last line."""
+    equal = Setting(1.0, 1.0)
+    every = [
+        replace(equal, length=length, sessions=sessions, scale=scale)
+        for length, scale in ((1.0, 1.0), (1.1, 1.0), (1.1, 2.0))
+        for sessions in (5, 10, 30)
+    ]
+    every += [
+        replace(equal, length=1.2, elsewhere=1.0),
+        replace(equal, length=1.2, two_engines=True, starts=0.05),
+        replace(equal, length=1.2, two_engines=True, starts=0.1),
+    ]
+    false = table("Custom is as fast as base.", every, trials, seed)
+    better = [replace(equal, speed=1.1, length=1.1, scale=scale) for scale in (1.0, 2.0)]
+    better += [
+        replace(better[0], sessions=sessions, session_noise=noise)
+        for sessions, noise in ((10, 0.1), (30, 0.2))
+    ]
+    better.append(replace(better[0], elsewhere=1.1))
+    faster = table("Custom is 10 % faster.", better, trials, seed + 1)
+    slow = [
+        Setting(1.2, 1.2, elsewhere=0.9, scale=scale, session_noise=0.03) for scale in (1.0, 2.0)
+    ]
+    slow += [Setting(1.2, 1.2, over_none=0.9, starts=starts) for starts in (0.0, 0.05, 0.1)]
+    slower = table("Custom is 10 % slower at 4 requests, or than none.", slow, trials, seed + 2)
+    wrong = [replace(equal, length=1.1, replay_error=error) for error in (1.02, 1.04, 1.1)]
+    table("Replay predicts more than is served (not in the last line).", wrong, trials, seed + 3)
+    biases = [
+        abs(float(np.mean([each.ratio for each in own])) / setting.speed - 1)
+        for setting, own in zip(better, faster, strict=True)
+    ]
+    return {
+        "false_ship": worst(false),
+        "power_110": worst(faster[:1]),
+        "slower_shipped": worst(slower),
+        "bias": max(biases),
+    }
 
 
 def main() -> None:
-    """Prints tables in Markdown."""
+    """Prints tables in Markdown, then one line of JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--trials", type=int, default=2000)
+    parser.add_argument("--trials", type=int, default=1000)
+    parser.add_argument("--quick", action="store_true", help="200 trials of every setting")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    for part in (near_ties, noise, sessions, parity):
-        part(np.random.default_rng(options.seed), options.trials)
+    trials, began = 200 if options.quick else options.trials, time.monotonic()
+    found = judged(trials, options.seed)
+    found |= shares(np.random.default_rng(options.seed), trials)
+    print(f"\n{trials} trials of every setting, {time.monotonic() - began:.0f} s\n")
+    print(json.dumps({name: round(share, 4) for name, share in found.items()}))
 
 
 if __name__ == "__main__":

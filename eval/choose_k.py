@@ -1,26 +1,38 @@
 """Chooses K of base and of custom: the fewest drafts with the most tokens/s, by batch size.
 
-    choice = choose(context, servers, load, requests, validation)
+    choice = choose(context, servers, load, requests, validation, "eager")
 
 A step of B requests that drafts k tokens takes T(k, B) seconds (bench/step_times.py) and delivers
 AL(k) tokens per request, so
 
     tokens/s (k, B) = B AL(k) / T(k, B)
 
-AL is replayed on the validation part, T measured in the engine. A larger k must gain more than
-MIN_GAIN over the smaller one. Where base and custom take turns in one engine they have the same
-step times; speculators of two kinds have a server and times each.
+AL is replayed on the validation part, T measured in each engine mode. A larger k must be shown to
+gain more than MIN_GAIN over the smaller one: the one-sided 95 % margin of the log of the ratio of
+two numbers' tokens/s has the noise of their steps and, over sessions, that of their acceptance.
+Where two cannot be told apart the smaller one is taken. Where base and custom take turns in one
+engine they have the same step times; speculators of two kinds have a server and times each.
+
+The main concurrency follows from the logged load. By Little's law the mean number of requests in
+flight is L = (requests/s) W, and a request of n tokens takes W = n B / (tokens/s at B). So L <= B
+where the tokens/s at B are at least the logged ones. Logs have arrival times and no durations, so W
+is that of base in this engine. A log that holds a sample of the traffic, or that of many replicas,
+has another load than one engine; the served sizes bound what it can do.
 """
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+
+import numpy as np
 
 from outrider.eval.bench.servers import Servers
 from outrider.eval.bench.step_times import StepTimes, time_steps
 from outrider.eval.context import EvaluationContext, HeldoutRequests
 from outrider.eval.replay.replay import ReplaySums
 from outrider.eval.results.choice import Choice
-from outrider.eval.results.parts import CURRENT, DRAFTERS, LOOKUP, SAME_K, Drafter, Drafters
+from outrider.eval.results.parts import CURRENT, DRAFTERS, LOOKUP, Drafter, Drafters
+from outrider.eval.stats.clusters import clustered
 from outrider.serving.load_generator import LoadGenerator
 from outrider.serving.vllm_hooks.drafts_file import Drafts
 from outrider.speculators.kinds import LOOKUP as LOOKUP_KIND
@@ -31,6 +43,9 @@ MIN_GAIN = 0.01
 Speeds = Mapping[int, Mapping[int, float]]
 """Tokens/s by batch size and number of drafts."""
 
+Margin = Callable[[int, int], float]
+"""Margin of the log ratio of two numbers' tokens/s."""
+
 
 def choose(
     context: EvaluationContext,
@@ -38,12 +53,15 @@ def choose(
     load: LoadGenerator,
     requests: HeldoutRequests,
     validation: Mapping[str, ReplaySums] | None,
+    mode: str,
+    main: int | None = None,
 ) -> Choice:
-    """The choice of k for base and for custom.
+    """The choice of k for base and for custom in one engine mode.
 
     `validation` is the replay of the validation part; None where exact replay is not measured, and
     then k is the recipe's or the trained depth. A speculator that drafts one number keeps it, but
-    base's engine is started for several where custom has another one (`base_has_own_k`).
+    base's engine is started for several where custom has another one (`base_has_own_k`). `main` is
+    the main concurrency; None: it follows from the logged load.
     """
     settings = context.settings
     fixed = [name for name in DRAFTERS if context.speculators[name].abilities.fixed_k]
@@ -60,9 +78,9 @@ def choose(
     given: dict[str, Any] = {
         "acceptance_length": Drafters[list[float]](**lengths) if lengths else None,
     }
-    if settings.k != "auto" or not lengths or not timed:
-        return Choice(k=Drafters[int](**k), lookup_k=lookup_k(context, validation), **given)
-    mode = settings.engine_modes[0]
+    if settings.k != "auto" or not validation or not timed:
+        given["lookup_k"] = lookup_k(context, validation)
+        return Choice(k=Drafters[int](**k), main_concurrency=main or settings.main, **given)
     engines = ["custom"] if context.one_engine else timed
 
     def measured() -> StepTimes:
@@ -78,10 +96,43 @@ def choose(
             context.speculators,
         )
 
-    seconds = context.cached("step_times", StepTimes, measured).seconds
-    steps = {name: seconds["custom" if context.one_engine else name] for name in timed}
-    given["lookup_k"] = lookup_k(context, validation, steps[timed[-1]][settings.main])
-    return choose_k(lengths, steps, settings.main, k, **given)
+    times = context.cached(f"step_times_{mode}", StepTimes, measured)
+    engine = {name: "custom" if context.one_engine else name for name in timed}
+    steps = {name: times.seconds[own] for name, own in engine.items()}
+
+    def margin(name: Drafter, size: int, k: int, other: int) -> float:
+        of_steps = times.margins.get(engine[name], {}).get(size, 0.0)
+        return math.hypot(of_steps, length_margin(validation[name], k, other))
+
+    if main is None:
+        speeds = speeds_of(lengths["base"], steps["base"]) if "base" in steps else {}
+        main = main_concurrency(speeds, requests.tokens_per_s) or settings.main
+    given["lookup_k"] = lookup_k(context, validation, steps[timed[-1]][main])
+    return choose_k(lengths, steps, main, k, margin, **given)
+
+
+def length_margin(sums: ReplaySums, k: int, other: int) -> float:
+    """One-sided 95 % margin of the log ratio of acceptance lengths with two numbers of drafts.
+
+    0 where sessions are too few for an interval.
+    """
+    steps_R2 = np.stack(
+        [sums.steps_RK[:, n - 1] if n else sums.tokens_R for n in (k, other)], axis=1
+    )
+    found = clustered(steps_R2, sums.sessions, lambda s: s[..., 0] / s[..., 1], 0.9, sums.users)
+    return math.log(found.high / found.value) if found.high else 0.0
+
+
+def main_concurrency(speeds: Speeds, tokens_per_s: float | None) -> int | None:
+    """The lowest batch size at which base delivers the logged tokens/s; else the highest.
+
+    None where either is not known.
+    """
+    if not speeds or tokens_per_s is None:
+        return None
+    sizes = sorted(speeds)
+    enough = (size for size in sizes if max(speeds[size].values()) >= tokens_per_s)
+    return next(enough, sizes[-1])
 
 
 def lookup_k(
@@ -112,29 +163,33 @@ def choose_k(
     steps: Mapping[Drafter, Speeds],
     main: int,
     fixed: Mapping[Drafter, int],
+    margin: Callable[[Drafter, int, int, int], float] = lambda *_: 0.0,
     **given: Any,
 ) -> Choice:
     """Each speculator's k at batch size `main` and, of all that were timed, by batch size.
 
     `lengths` are acceptance lengths with k = 1, 2, ... drafts, `steps` seconds of a step; one
-    without drafts its number in `fixed`. `given` are further fields of the choice.
+    without drafts its number in `fixed`. `margin` is that of two numbers of a speculator at a batch
+    size. `given` are further fields of the choice.
     """
     speeds = {name: speeds_of(lengths[name], own) for name, own in steps.items()}
-    k = {
-        name: best_k(speeds[name][main], least=1) if name in speeds else fixed[name]
-        for name in DRAFTERS
-    }
+
+    def best(name: Drafter, size: int, least: int = 0) -> int:
+        return best_k(speeds[name][size], least, lambda k, n: margin(name, size, k, n))
+
+    k = {name: best(name, main, 1) if name in speeds else fixed[name] for name in DRAFTERS}
     schedules = None
     if len(speeds) == len(DRAFTERS):
-        best = {
-            name: {size: best_k(row) for size, row in own.items()} | {main: k[name]}
+        by_size = {
+            name: {size: best(name, size) for size in own} | {main: k[name]}
             for name, own in speeds.items()
         }
         schedules = Drafters[list[tuple[int, int, int]]](
-            **{name: batch_ranges(own) for name, own in best.items()}
+            **{name: batch_ranges(own) for name, own in by_size.items()}
         )
     return Choice(
         k=Drafters[int](**k),
+        main_concurrency=main,
         k_per_batch_size=schedules,
         step_ms={
             name: {
@@ -156,13 +211,17 @@ def speeds_of(lengths: Sequence[float], steps: Speeds) -> dict[int, dict[int, fl
     }
 
 
-def best_k(speeds: Mapping[int, float], least: int = 0) -> int:
-    """The smallest k, from `least`, over which no larger one gains more than MIN_GAIN."""
+def best_k(speeds: Mapping[int, float], least: int = 0, margin: Margin = lambda k, n: 0.0) -> int:
+    """The smallest k, from `least`, over which no larger one is shown to gain over MIN_GAIN."""
     allowed = {k: speed for k, speed in speeds.items() if k >= least}
     return min(
         k
         for k, speed in allowed.items()
-        if all(other <= (1 + MIN_GAIN) * speed for n, other in allowed.items() if n > k)
+        if all(
+            math.log(other / speed) <= math.log1p(MIN_GAIN) + margin(k, n)
+            for n, other in allowed.items()
+            if n > k
+        )
     )
 
 
@@ -187,9 +246,8 @@ def draft_plan(
 ) -> dict[str, Drafts]:
     """The drafts of every speculating variant, n-gram lookup among them where it is served.
 
-    With `by_batch_size` each speculator drafts as its own best schedule. Base at custom's K and at
-    `current_k` are left out where they equal another variant of base, and where base is `fixed`:
-    its server drafts one number.
+    With `by_batch_size` each speculator drafts as its own best schedule. Base at `current_k` is
+    left out where base drafts as many, and where base is `fixed`: its server drafts one number.
     """
     plan: dict[str, Drafts] = {name: choice.k.of(name) for name in DRAFTERS}
     if by_batch_size and choice.k_per_batch_size is not None:
@@ -200,6 +258,4 @@ def draft_plan(
         return plan
     if current_k is not None and current_k != plan["base"]:
         plan[CURRENT] = current_k
-    if plan["custom"] not in (plan["base"], plan.get(CURRENT)):
-        plan[SAME_K] = plan["custom"]
     return plan

@@ -95,6 +95,10 @@ class GateConfig(BaseModel):
     """The interval of custom / base tokens/s at the main concurrency must lie above this in every
     engine mode."""
 
+    least_speed: ClassVar[float] = 0.97
+    """The intervals of custom / base at the other concurrencies, and of custom / none at all, must
+    lie above this: custom must be shown not to be slower by more than 3 %."""
+
     max_general_loss: float = Field(0.05, ge=0, lt=1)
     """Largest loss of acceptance length on general traffic, as a share of base's: the interval of
     custom / base must lie above 1 minus this. Checked where the recipe has `traffic.general`."""
@@ -163,10 +167,10 @@ class EvalConfig(BaseModel):
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
     k: PositiveInt | Literal["auto"] = "auto"
-    """Drafted tokens per step. "auto" takes for base and for custom the k that gives each the most
-    tokens/s at the first `concurrency`, from the validation part and timed steps of the engine (see
-    eval/choose_k.py), at most the trained depth. A number is for base and custom
-    alike."""
+    """Drafted tokens per step. "auto" takes for base and for custom the smallest k over which no
+    other is shown to give more tokens/s at the main concurrency, in every engine mode, from the
+    validation part and timed steps of the engine (see eval/choose_k.py), at most the trained depth.
+    A number is for base and custom alike."""
 
     current_k: PositiveInt | None = None
     """Drafted tokens per step that the endpoint runs today. Base is then also measured at this
@@ -182,8 +186,10 @@ class EvalConfig(BaseModel):
     R1's does: the servers then alternate, once per repeat."""
 
     concurrency: list[PositiveInt] = [1, 4, 8]
-    """Requests in flight at once, one measurement each. At the first, K is chosen and custom must
-    be faster than base; at the others it must not be shown to be slower."""
+    """Requests in flight at once, one measurement each. At the main one, K is chosen and custom
+    must be faster than base: the lowest at which base keeps up with the logged tokens per second,
+    the first one where the log has no times. At the others custom must not be slower than base, and
+    nowhere slower than no speculation, by more than 3 %."""
 
     requests: PositiveInt = 4
     """Held-out prompts per block; at high concurrency at least two rounds of it. At concurrency 1
@@ -192,18 +198,16 @@ class EvalConfig(BaseModel):
 
     measure: Literal["until_decided", "full"] = "full"
     """When timed blocks end. `full` measures `repeats` repeats of every engine mode.
-    `until_decided` looks at custom / base at the first `concurrency` after two repeats and
-    after each further one, and stops when its interval lies above or below `gate.min_speed_ratio`.
-    Its intervals are wider, so that they are valid at whichever look the measurement stops (see
-    eval/stats/sequential.py): by 15 % at the first look."""
+    `until_decided` looks after 2, 4, 8, ... and after all `repeats`, and stops when all demands on
+    speed are decided, or custom is shown not to be faster than base. Its intervals are wider at
+    early looks, so that they are valid at whichever look the measurement stops (see
+    eval/stats/sequential.py)."""
 
     repeats: int = Field(4, ge=2)
     """Blocks per concurrency and variant, interleaved none / base / custom with rotated order; the
-    maximum with `measure: until_decided`. Speeds are compared within a repeat. The intervals follow
-    from the spread of the repeats, over all concurrencies and engine modes together."""
-
-    min_repeats: ClassVar[int] = 2
-    """Repeats before the first look of `measure: until_decided`."""
+    maximum with `measure: until_decided`. Speeds are compared within a repeat. Where base and
+    custom run in two engines, because their kinds or shapes differ, every repeat starts these
+    again, and fewer than 3 repeats decide nothing."""
 
     max_tokens: PositiveInt = 256
     """Longest measured response in tokens; longer ones are cut, for every variant alike."""
@@ -287,7 +291,7 @@ class EvalConfig(BaseModel):
 
     @property
     def main(self) -> int:
-        """The first of `concurrency`: K is chosen there, and custom must be faster than base."""
+        """The first of `concurrency`, the main one where the logged load is not known."""
         return self.concurrency[0]
 
     @property

@@ -124,6 +124,8 @@ class HeldoutRequests:
     """Requests of each scenario of the open loop; empty where no rate is measured."""
     unsent: str = ""
     """Held-out prompts that are too long to be sent, in words."""
+    tokens_per_s: float | None = None
+    """Logged response tokens per second; None where the log has no times."""
 
     @property
     def timed_texts(self) -> list[str]:

@@ -11,30 +11,31 @@ so an interrupted evaluation resumes; intervals, verdict and report are computed
 every time.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from outrider.common.child_process import in_child
 from outrider.common.errors import OutriderError
 from outrider.common.fingerprint import value_digest
-from outrider.eval.bench.closed_loop import Plan, Record, measure
+from outrider.data.sequences import load_sequences
+from outrider.eval.bench.closed_loop import Record, measure
 from outrider.eval.bench.counted import (
     CountedPass,
     counted_acceptance,
     counted_passes,
     verification_passes,
 )
-from outrider.eval.bench.metrics import Noise, noise_of, repeats_of, same_k_variant, summarise
+from outrider.eval.bench.metrics import ReplayedSteps, SpeedRatios, repeats_of
 from outrider.eval.bench.open_loop import measure_rates, summarise_rates
 from outrider.eval.bench.outputs import Outputs, collect
 from outrider.eval.bench.prompts import (
-    Prompt,
     customers_sampling,
     evaluation_prompts,
     prompt_room,
     unsent_text,
 )
-from outrider.eval.bench.scenarios import select
+from outrider.eval.bench.scenarios import logged_tokens_per_s, select
 from outrider.eval.bench.servers import Servers
 from outrider.eval.choose_k import choose, draft_plan
 from outrider.eval.context import EvaluationContext, HeldoutRequests
@@ -50,7 +51,7 @@ from outrider.eval.replay.heldout_replay import (
     replay_everything,
     replay_figures,
 )
-from outrider.eval.results.acceptance import Counted
+from outrider.eval.results.choice import Choice
 from outrider.eval.results.parts import DRAFTERS, Drafters
 from outrider.eval.results.report import (
     VERSION,
@@ -63,6 +64,7 @@ from outrider.eval.results.speed import Served
 from outrider.eval.summary import conclude
 from outrider.eval.workloads import measured_workloads, prompts_of
 from outrider.serving.load_generator import LoadGenerator
+from outrider.serving.vllm_hooks.drafts_file import Drafts
 from outrider.serving.vllm_hooks.version import runs_on_cpu
 from outrider.speculators.compatibility import check_speculator
 
@@ -94,21 +96,34 @@ def _measure_and_conclude(context: EvaluationContext) -> dict[str, Any]:
             # Before the servers start: next to starting servers it takes ten times as long.
             validation = replay_drafters(context, "validation")
         workloads = measured_workloads(context, requests.sampling)
-        choice = choose(context, servers, load, requests, validation)
-        k, current_k = choice.k, context.settings.current_k
+        first = context.settings.engine_modes[0]
+        choice = choose(context, servers, load, requests, validation, first)
+        k, main = choice.k, choice.main_concurrency
         lookup = "" if choice.lookup_k is None else f", {choice.lookup_k} for n-gram lookup"
         context.say(f"k = {k.base} for base, {k.custom} for custom{lookup}")
         replayed = replay_stage(context, replays, k, heldout)
-        base = context.speculators["base"]
-        fixed = base.abilities.fixed_k or not base.speculates
-        plan = {"none": None, **draft_plan(choice, current_k, context.by_batch_size, fixed)}
-        blocks, outputs = serve(context, servers, load, k, plan, requests)
+        modes: dict[str, ServedMode] = {}
+        outputs: dict[str, Outputs] = {}
+        for mode in context.settings.engine_modes:
+            own = choice
+            if mode != first:
+                own = choose(context, servers, load, requests, validation, mode, main)
+            outputs[mode] = collect(context, servers, mode, k, requests)
+            modes[mode] = serve(context, servers, load, mode, own, requests, replays)
     verification = verify(context, k, requests.verification, outputs)
-    noise = noise_of(blocks)
+    speed = {
+        mode: Served(
+            k=served.choice.k,
+            speed=served.speeds.summarise(served.blocks),
+            repeats=repeats_of(served.blocks),
+        )
+        for mode, served in modes.items()
+    }
     everything: list[CountedPass] = []
-    for mode, own in blocks.items():
+    for mode, served in modes.items():
         everything += verification_passes(outputs[mode], requests.verification)
-        everything += counted_passes(own, requests.timed)
+        if served.choice.k == k:
+            everything += counted_passes(served.blocks, requests.timed)
     custom, sampling = context.speculators["custom"], requests.sampling
     findings = Findings(
         version=VERSION,
@@ -120,7 +135,6 @@ def _measure_and_conclude(context: EvaluationContext) -> dict[str, Any]:
             weights_sha256=value_digest(context.weights) if context.weights else None,
         ),
         heldout_until=heldout_until(heldout),
-        main_concurrency=context.settings.main,
         by_batch_size=context.by_batch_size,
         choice=choice,
         sampling=RequestSampling(
@@ -132,11 +146,10 @@ def _measure_and_conclude(context: EvaluationContext) -> dict[str, Any]:
         **replayed,
         workloads=workloads,
         counted=counted_acceptance(everything, context.speculators, k),
-        counted_same_k=counted_at_same_k(context, k, blocks, requests.timed),
-        served=served_stage(context, k, blocks, noise),
+        served=speed,
         rates={
-            mode: summarise_rates(context, mode, requests.traffic, noise)
-            for mode in context.settings.engine_modes
+            mode: summarise_rates(context, mode, requests.traffic, served)
+            for mode, served in speed.items()
             if requests.traffic
         },
         scenarios={traffic.name: traffic.described for traffic in requests.traffic},
@@ -237,7 +250,15 @@ def heldout_requests(context: EvaluationContext, heldout: "Dataset") -> HeldoutR
     unsent = unsent_text(sum(start > room for start in starts), len(starts))
     if unsent:
         context.say(unsent)
-    return HeldoutRequests(customers_sampling(heldout), verification, timed, traffic, unsent)
+    tokens_per_s = None
+    if "time" in heldout.column_names:
+        general = set(context.data.parts.get("general") or ())
+        logged = load_sequences(context.data.sequences)
+        named = zip(logged["sequence_id"], logged["time"], strict=True)
+        times = [time for name, time in named if name not in general]
+        tokens_per_s = logged_tokens_per_s(heldout, times)
+    sampling = customers_sampling(heldout)
+    return HeldoutRequests(sampling, verification, timed, traffic, unsent, tokens_per_s)
 
 
 def replay_stage(
@@ -261,65 +282,59 @@ def replay_stage(
     }
 
 
+@dataclass(frozen=True)
+class ServedMode:
+    """What was measured in one engine mode."""
+
+    choice: Choice
+    speeds: SpeedRatios
+    blocks: list[Record]
+
+
 def serve(
     context: EvaluationContext,
     servers: Servers,
     load: LoadGenerator,
-    k: Drafters[int],
-    plan: Plan,
+    mode: str,
+    choice: Choice,
     requests: HeldoutRequests,
-) -> tuple[dict[str, list[Record]], dict[str, Outputs]]:
-    """Timed blocks and the verification pass by engine mode, at `k`.
+    replays: Replays | None,
+) -> ServedMode:
+    """Timed blocks, and those of rates, of one engine mode at its own choice of k.
 
-    Each measurement is kept, also those of rates. Servers start only for what is missing.
+    Each measurement is kept. Servers start only for what is missing.
     """
-    settings = context.settings
-    outputs: dict[str, Outputs] = {}
-    blocks: dict[str, list[Record]] = {}
-    for mode in settings.engine_modes:
-        outputs[mode] = collect(context, servers, mode, k, requests)
-        timed = context.kept(f"speed_{mode}")
-        if not timed.done():
-            texts, sampling = requests.timed_texts, requests.sampling
-            timed.put(measure(servers, mode, plan, load, texts, sampling, settings, context.say))
-        blocks[mode] = timed.get()
-        measure_rates(context, servers, mode, plan, load, requests)
-    return blocks, outputs
-
-
-def served_stage(
-    context: EvaluationContext,
-    k: Drafters[int],
-    measured: Mapping[str, list[Record]],
-    noise: Noise,
-) -> dict[str, Served]:
-    """Speed of the timed blocks, by engine mode."""
-    settings = context.settings
-    same_k = same_k_variant(k, settings.current_k)
-    return {
-        mode: Served(
-            speed=summarise(blocks, settings, noise, same_k),
-            repeats=repeats_of(blocks),
-        )
-        for mode, blocks in measured.items()
+    settings, base = context.settings, context.speculators["base"]
+    fixed = base.abilities.fixed_k or not base.speculates
+    plan: dict[str, Drafts | None] = {
+        "none": None,
+        **draft_plan(choice, settings.current_k, context.by_batch_size, fixed),
     }
+    speeds = SpeedRatios(
+        settings,
+        requests.timed,
+        choice.main_concurrency,
+        replayed_steps(replays, plan) if replays else None,
+    )
+    timed = context.kept(f"speed_{mode}")
+    if not timed.done():
+        texts, sampling = requests.timed_texts, requests.sampling
+        timed.put(measure(servers, mode, plan, load, texts, sampling, speeds, context.say))
+    measure_rates(context, servers, mode, plan, load, requests)
+    return ServedMode(choice, speeds, timed.get())
 
 
-def counted_at_same_k(
-    context: EvaluationContext,
-    k: Drafters[int],
-    measured: Mapping[str, list[Record]],
-    prompts: Sequence[Prompt],
-) -> Counted | None:
-    """Counted acceptance, base at custom's k too; None where that is base's own."""
-    passes: list[CountedPass] = []
-    for blocks in measured.values():
-        base = same_k_variant(k, context.settings.current_k)
-        passes += counted_passes(blocks, prompts, base)
-    if k.base == k.custom or not passes:
-        return None
-    alike = Drafters[int](base=k.custom, custom=k.custom)
-    return counted_acceptance(passes, context.speculators, alike)
+def replayed_steps(replays: Replays, plan: Mapping[str, Drafts | None]) -> ReplayedSteps:
+    """Replayed steps of the held-out responses by variant; none of one that follows a schedule."""
+    steps = {}
+    for variant, drafts in plan.items():
+        sums = replays.get(variant, replays["base"])  # base at eval.current_k is base
+        if variant == "none" or drafts == 0:
+            steps[variant] = sums.tokens_R
+        elif isinstance(drafts, int):
+            steps[variant] = sums.steps_RK[:, drafts - 1]
+    base = replays["base"]
+    return ReplayedSteps(steps, base.sequence_ids, base.sessions, base.users)
 
 
 def samples_stage(

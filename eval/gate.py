@@ -3,8 +3,8 @@
     judge(findings, settings.gate).verdict
 
 Every check is listed with what was measured, as passed, failed or undecided. One failed check gives
-`do not ship`. Else one undecided check that shipping needs gives `undecided`. The reason names the
-first such check, or what was gained.
+`do not ship`, else one undecided check `undecided`. The reason names the first such check, or what
+was gained.
 """
 
 from outrider.common.tolerance import Tolerance
@@ -61,7 +61,7 @@ def judge(findings: Findings, gate: GateConfig) -> Verdict:
 def conclusion(checks: list[Check], unchecked: dict[str, str]) -> Verdict:
     """The verdict on these checks; `unchecked` is what could not be checked, and why."""
     failed = [check for check in checks if check.outcome == "failed"]
-    open_ = [check for check in checks if check.outcome == "undecided" and check.needed]
+    open_ = [check for check in checks if check.outcome == "undecided"]
     verdict = DO_NOT_SHIP if failed else UNDECIDED if open_ else SHIP
     if decisive := failed or open_:
         first = decisive[0]

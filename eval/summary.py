@@ -3,7 +3,6 @@
 conclude(context, findings)["acceptance_length"]["ratio"]
 """
 
-from collections.abc import Mapping
 from typing import Any
 
 from outrider.eval.context import EvaluationContext
@@ -11,7 +10,7 @@ from outrider.eval.cost import money
 from outrider.eval.gate import judge
 from outrider.eval.results.parts import DRAFTERS, VARIANTS, Estimate
 from outrider.eval.results.report import Findings, Results
-from outrider.eval.results.speed import Block, Reference, Served
+from outrider.eval.results.speed import Served
 
 
 def conclude(context: EvaluationContext, findings: Findings) -> dict[str, Any]:
@@ -44,19 +43,13 @@ def summary(results: Results) -> dict[str, Any]:
         "lookup": results.lookup_line or None,
         "acceptance_length": _lengths(results),
         "tokens_per_s": {mode: _speeds(served) for mode, served in results.served.items()},
-        "same_k": {
-            "k": results.k.custom,
-            "tokens_per_s": {
-                mode: _same_k_speeds(served) for mode, served in results.served.items()
-            },
-        },
         "replay_vs_engine": {name: against.of(name) for name in DRAFTERS} if against else None,
     }
 
 
 def _lengths(results: Results) -> dict[str, Any]:
     """Acceptance on which the verdict rests: both at custom's K."""
-    replay, counted = results.replay, results.counted_same_k or results.counted
+    replay, counted = results.replay, results.counted
     ratio = results.acceptance_ratio
     return {
         "k": {name: results.acceptance_k.of(name) for name in DRAFTERS},
@@ -67,37 +60,22 @@ def _lengths(results: Results) -> dict[str, Any]:
     }
 
 
-def _same_k_speeds(served: Served) -> dict[str, dict[str, Any]]:
-    """Concurrency -> tokens/s of base at custom's K, and custom / base."""
-    rows: dict[str, dict[str, Any]] = {}
-    for concurrency, row in served.speed.items():
-        other = row.same_k or Reference(block=row.base, custom_over=row.custom_over_base)
-        speeds = {"base": other.block, "custom": row.custom}
-        rows[concurrency] = _speed(speeds, other.custom_over)
-    return rows
-
-
 def _speeds(served: Served) -> dict[str, dict[str, Any]]:
     """Concurrency -> tokens/s of every variant, custom / base, and custom / lookup if measured."""
     return {
-        concurrency: _speed({name: row.of(name) for name in VARIANTS}, row.custom_over_base)
-        | (_over_lookup(row.lookup) if row.lookup else {})
+        concurrency: {
+            **{name: row.of(name).tokens_per_s for name in VARIANTS},
+            **_over("base", row.custom_over_base),
+            "estimator": row.custom_over_base.estimator,
+            **({"lookup": row.lookup.block.tokens_per_s} if row.lookup else {}),
+            **(_over("lookup", row.lookup.custom_over) if row.lookup else {}),
+        }
         for concurrency, row in served.speed.items()
     }
 
 
-def _over_lookup(lookup: Reference) -> dict[str, Any]:
-    ratio = lookup.custom_over
+def _over(name: str, ratio: Estimate) -> dict[str, Any]:
     return {
-        "lookup": lookup.block.tokens_per_s,
-        "custom_over_lookup": ratio.value,
-        "custom_over_lookup_ci95": [ratio.low, ratio.high],
-    }
-
-
-def _speed(blocks: Mapping[str, Block], ratio: Estimate) -> dict[str, Any]:
-    return {
-        **{name: block.tokens_per_s for name, block in blocks.items()},
-        "custom_over_base": ratio.value,
-        "custom_over_base_ci95": [ratio.low, ratio.high],
+        f"custom_over_{name}": ratio.value,
+        f"custom_over_{name}_ci95": [ratio.low, ratio.high],
     }

@@ -31,7 +31,6 @@ SUMMARY_KEYS = (
     "lookup",
     "acceptance_length",
     "tokens_per_s",
-    "same_k",
     "replay_vs_engine",
     "report",
 )

@@ -1,16 +1,16 @@
 """Timed closed-loop blocks of none, base and custom, interleaved over the same prompts.
 
     plan = {"none": None, "base": 2, "custom": 3}
-    blocks = measure(servers, "eager", plan, load, prompts, sampling, settings, say=print)
+    blocks = measure(servers, "eager", plan, load, prompts, sampling, speeds, say=print)
 
 The speed of a shared machine drifts by more than the differences to be measured, so speeds are
 compared only within a repeat: every variant gets the same prompts, in an order that rotates. At one
 request at a time, the variants alternate by request (swapping the drafter's weights takes
 milliseconds, changing servers a second), so that the requests of a pair share the machine's noise.
 
-Base at other numbers of drafts is measured next to base: at eval.current_k, which the gate reads,
-in every repeat, at custom's K in every other one. N-gram lookup, which the gate reads as well, has
-an engine of its own.
+Starts of one engine differ in speed too. Where base and custom run in two engines, every repeat
+starts its servers again, so that a repeat is a start of the pair. Base at eval.current_k is
+measured next to base. N-gram lookup, which the gate reads as well, has a separate engine.
 
 Repeats end when the verdict on speed is decided, or with the plan: `eval.measure`.
 """
@@ -25,11 +25,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from outrider.common.errors import OutriderError
-from outrider.eval.bench.metrics import noise_of, ratio
+from outrider.eval.bench.metrics import SpeedRatios
 from outrider.eval.bench.servers import Servers, Turn
 from outrider.eval.config import EvalConfig
-from outrider.eval.results.parts import CURRENT, CUSTOM_OVER, LOOKUP, SAME_K
-from outrider.eval.stats.sequential import decided, looks_of
+from outrider.eval.results.parts import CURRENT, LOOKUP
+from outrider.eval.speed_checks import SUPERIOR, demands
+from outrider.eval.stats.sequential import looks_of
 from outrider.serving.client import Sampling
 from outrider.serving.vllm_hooks.drafts_file import Drafts
 
@@ -43,7 +44,7 @@ Record = dict[str, Any]
 Plan = Mapping[str, Drafts | None]
 """Variant -> drafts per step."""
 
-ORDER = ("none", LOOKUP, "base", CURRENT, SAME_K, "custom")
+ORDER = ("none", LOOKUP, "base", CURRENT, "custom")
 SHARE_OF_SWAPS = 0.1
 """Largest share of the time that may go to loading weights."""
 
@@ -55,46 +56,52 @@ def measure(
     load: "LoadGenerator",
     prompts: Sequence[str],
     sampling: Sampling,
-    evaluation: EvalConfig,
+    speeds: SpeedRatios,
     say: Say,
 ) -> list[Record]:
     """Timed blocks, one per repeat, concurrency and variant.
 
-    `prompts` are rendered text; a record's `prompts` are their indices, and its `alternated` is
-    true where variants of one engine alternated by request.
+    `prompts` are rendered text; a record's `prompts` are their indices, its `engine` is the name of
+    its server, which was started `start` times before, and its `alternated` is true where variants
+    alternated by request.
 
     Requests carry no seed: under speculation the same seed draws other tokens, and seeded requests
     take a slower path through the sampler.
     """
-    sampling = replace(sampling, seed=None)
+    sampling, evaluation = replace(sampling, seed=None), speeds.settings
+    two_engines = servers.name("base") != servers.name("custom")
     supply = itertools.cycle(range(len(prompts)))
     blocks: list[Record] = []
     began, most = time.monotonic(), "at most " if evaluation.measure == "until_decided" else ""
     for repeat in range(evaluation.repeats):
+        if two_engines and repeat:
+            servers.stop()
         chosen = {
             size: list(itertools.islice(supply, evaluation.block_requests(size)))
             for size in evaluation.concurrency
         }
-        for size, turns in turns_of(servers, plan, repeat, evaluation):
+        for size, turns in turns_of(servers, plan, repeat, speeds):
             names = ", ".join(variant for variant, _ in turns)
             each = (time.monotonic() - began) / 60 / max(repeat, 1)
             left = f", {most}{each * (evaluation.repeats - repeat):.0f} min left" if repeat else ""
             say(f"repeat {repeat + 1}/{evaluation.repeats}, concurrency {size}, {names}{left}")
             texts = [prompts[index] for index in chosen[size]]
-            place = {"repeat": repeat, "concurrency": size, "prompts": chosen[size]}
+            start = repeat if two_engines else 0
+            place = {"repeat": repeat, "concurrency": size, "prompts": chosen[size], "start": start}
             for timed in _blocks(
                 servers, mode, load, turns, texts, size, sampling, evaluation, repeat
             ):
-                _check_drafts(timed["variant"], plan[timed["variant"]], timed["counters"])
-                blocks.append({**place, **timed})
-        if reason := _end(blocks, repeat + 1, evaluation):
+                variant = timed["variant"]
+                _check_drafts(variant, plan[variant], timed["counters"])
+                blocks.append({**place, "engine": servers.name(variant), **timed})
+        if reason := _end(blocks, repeat + 1, speeds):
             say(reason)
             break
     return blocks
 
 
 def turns_of(
-    servers: Servers, plan: Plan, repeat: int, evaluation: EvalConfig
+    servers: Servers, plan: Plan, repeat: int, speeds: SpeedRatios
 ) -> Iterator[tuple[int, Sequence[Turn]]]:
     """The blocks of a repeat in order: a concurrency, and the variants that share the block.
 
@@ -104,12 +111,11 @@ def turns_of(
     servers take turns once: its engine would start in every repeat.
     """
     own = [(name, plan[name]) for name in ORDER if name in plan]
-    own = [turn for turn in own if turn[0] != SAME_K or repeat % 2 == 0]
     if repeat and len(servers.groups(own)) > 1:
         own = [turn for turn in own if turn[0] != LOOKUP]
     for group in servers.groups(own)[:: -1 if repeat % 2 else 1]:
-        for place, size in enumerate(evaluation.concurrency):
-            turns = [turn for turn in group if turn[0] != LOOKUP or size == evaluation.main]
+        for place, size in enumerate(speeds.settings.concurrency):
+            turns = [turn for turn in group if turn[0] != LOOKUP or size == speeds.main]
             engines: dict[str, list[Turn]] = {}
             for turn in turns:
                 engines.setdefault(servers.name(turn[0]), []).append(turn)
@@ -120,33 +126,21 @@ def turns_of(
                 yield size, turns
 
 
-def _end(blocks: Sequence[Record], repeats: int, evaluation: EvalConfig) -> str | None:
+def _end(blocks: Sequence[Record], repeats: int, speeds: SpeedRatios) -> str | None:
     """Why the measurement ends after these repeats; None where another one follows."""
-    looks = looks_of(evaluation)
-    if evaluation.measure == "full" or repeats < looks.first:
+    looks = looks_of(speeds.settings)
+    if speeds.settings.measure == "full" or repeats not in looks.repeats:
         return None
-    main, noise = evaluation.main, noise_of({"": blocks})
-    threshold = evaluation.gate.min_speed_ratio
-    gated = {
-        "custom / base": "custom_over_base",
-        "custom / base at eval.current_k": "current",
-        "custom / lookup": "lookup",
-    }
-    # Lookup only where further repeats would measure it too.
+    asked = demands(speeds.summarise(blocks), speeds.main, speeds.settings.gate)
     measured = {block["variant"] for block in blocks if block["repeat"] == repeats - 1}
-    seen = {
-        words: ratio(blocks, main, name, evaluation, noise)
-        for words, name in gated.items()
-        if CUSTOM_OVER[name] in measured
-    }
-    found = ", ".join(
-        f"{words} {each.value:.3f} [{each.low:.3f}, {each.high:.3f}]"
-        for words, each in seen.items()
-    )
-    if all(decided(each, threshold) for each in seen.values()):
+    if LOOKUP not in measured:  # measured once: further repeats would not decide it
+        asked = [each for each in asked if "lookup" not in each.versus]
+    found = "; ".join(map(str, asked))
+    lost = any(each.outcome == "failed" for each in asked if each.kind == SUPERIOR)
+    if lost or all(each.outcome != "undecided" for each in asked):
         return f"decided after {repeats} of at most {looks.last} repeats: {found}"
     if repeats == looks.last:
-        return f"undecided after all {repeats} repeats: {found} includes {threshold:g}"
+        return f"undecided after all {repeats} repeats: {found}"
     return None
 
 

@@ -46,19 +46,14 @@ class CountedPass:
 
 
 def counted_passes(
-    blocks: Sequence[Mapping[str, Any]], prompts: Sequence[Prompt], base: str = "base"
+    blocks: Sequence[Mapping[str, Any]], prompts: Sequence[Prompt]
 ) -> list[CountedPass]:
-    """The timed blocks as passes, one per repeat and concurrency.
-
-    `prompts` are the timed ones. `base` names base's blocks, which may be those at
-    another number of drafts. Those are measured in every other repeat.
-    """
-    names: dict[str, Drafter] = {base: "base", "custom": "custom"}
+    """The timed blocks as passes, one per repeat and concurrency; `prompts` are the timed ones."""
     found: dict[tuple[int, int], dict[Drafter, Mapping[str, Any]]] = {}
     for block in blocks:
-        if block["variant"] in names:
+        if block["variant"] in DRAFTERS:
             place = block["repeat"], block["concurrency"]
-            found.setdefault(place, {})[names[block["variant"]]] = block
+            found.setdefault(place, {})[block["variant"]] = block
     return [
         CountedPass(
             [prompts[index] for index in both["base"]["prompts"]],
@@ -71,7 +66,6 @@ def counted_passes(
             },
         )
         for both in found.values()
-        if len(both) == len(DRAFTERS)
     ]
 
 

@@ -1,16 +1,20 @@
 """Speed from timed blocks: each variant's pooled figures, and paired ratios with intervals.
 
-blocks = measure(fleet, load, prompts, sampling, settings, say=print)     # closed_loop.py
-rows = summarise(blocks, settings, noise_of({"eager": blocks}))
-rows["4"].custom_over_base
+speeds = SpeedRatios(settings, timed, main=1, replayed=replayed)
+blocks = measure(servers, "eager", plan, load, prompts, sampling, speeds, say=print)
+speeds.summarise(blocks)["4"].custom_over_base
 """
 
+import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from outrider.eval.bench.prompts import Prompt
 from outrider.eval.config import EvalConfig
 from outrider.eval.results.parts import (
     CURRENT,
@@ -18,17 +22,26 @@ from outrider.eval.results.parts import (
     DRAFTERS,
     LOOKUP,
     RATIOS,
-    SAME_K,
     VARIANTS,
+    ClusteredEstimate,
     Drafters,
     Estimate,
 )
 from outrider.eval.results.speed import Block, Quantiles, Reference, SpeedRow
+from outrider.eval.stats.clusters import clustered
 from outrider.eval.stats.sequential import level_after
-from outrider.eval.stats.speed_ratio import BlockNoise, alternated_ratio, block_noise, speed_ratio
+from outrider.eval.stats.speed_ratio import (
+    Units,
+    agree,
+    controlled_ratio,
+    measured_ratio,
+    speed_of,
+    widened,
+)
 
-Noise = Mapping[str, BlockNoise | None]
-"""By name of RATIOS and CUSTOM_OVER."""
+START_NOISE = 0.05
+"""Standard deviation (log) by which starts of one engine are assumed to differ in speed: 3 to 10 %
+are usual. Comparisons of two engines that were started once have it for both."""
 
 COMPARED = RATIOS | {name: ("custom", base) for name, base in CUSTOM_OVER.items()}
 """Name of each ratio -> numerator and denominator."""
@@ -37,89 +50,154 @@ Record = Mapping[str, Any]
 """A timed block as closed_loop.py and open_loop.py record it."""
 
 
-def noise_of(measured: Mapping[str, Sequence[Record]]) -> Noise:
-    """How much equal timed blocks differ, pooled over all engine modes and concurrencies.
+@dataclass(frozen=True)
+class ReplayedSteps:
+    """Steps of the held-out responses by exact replay, at each variant's number of drafts."""
 
-    Alternated blocks differ less. They are left out unless there are no others.
-    """
-    kinds = sorted(
-        {(mode, block["concurrency"]) for mode, blocks in measured.items() for block in blocks}
-    )
-    noise = {}
-    for name, variants in COMPARED.items():
-        own = [(mode, size) for mode, size in kinds if paired(measured[mode], size, *variants)]
-        if not own:
-            continue
-        apart = [
-            (mode, size) for mode, size in own if not _alternated(measured[mode], size, *variants)
-        ]
-        noise[name] = block_noise(
-            paired(measured[mode], size, *variants) for mode, size in apart or own
-        )
-    if LOOKUP in noise and noise[LOOKUP] is None:
-        # One block, where servers take turns; the comparison with none also crosses engines.
-        noise[LOOKUP] = noise["custom_over_none"]
-    return noise
+    steps: Mapping[str, NDArray[np.float64]]
+    """Variant -> steps [R]; a variant that exact replay does not compute has none"""
+    sequence_ids: Sequence[str]
+    """Of the R responses"""
+    sessions: Sequence[str]
+    users: Sequence[str]
 
-
-def same_k_variant(k: Drafters[int], current_k: int | None) -> str:
-    """The variant that is base at custom's K."""
-    if k.base == k.custom:
-        return "base"
-    return CURRENT if k.custom == current_k else SAME_K
-
-
-def summarise(
-    blocks: Sequence[Record], settings: EvalConfig, noise: Noise, same_k: str = SAME_K
-) -> dict[str, SpeedRow]:
-    """By concurrency: each variant's figures, pooled over the blocks, and the ratios.
-
-    `same_k` names the variant that is base at custom's K.
-    """
-    others = {"same_k": same_k, "current": CURRENT, "lookup": LOOKUP}
-    better = _shown_better(blocks, settings, noise)
-
-    def estimate(size: int, name: str) -> Estimate:
-        return ratio(blocks, size, name, settings, noise)
-
-    def other(size: int, variant: str) -> Reference | None:
-        own = _own(blocks, size, variant)
-        if variant == "base" or not own:
+    def ratio(self, over: str, under: str, level: float) -> ClusteredEstimate | None:
+        """Acceptance length of `over` over that of `under`: the tokens are the same."""
+        if not {over, under} <= self.steps.keys():
             return None
-        (name,) = (name for name, each in CUSTOM_OVER.items() if each == variant)
-        return Reference(block=pooled(own), custom_over=estimate(size, name))
-
-    return {
-        str(size): SpeedRow(
-            **{variant: pooled(_own(blocks, size, variant)) for variant in VARIANTS},
-            **{name: estimate(size, name) for name in RATIOS},
-            **{name: other(size, variant) for name, variant in others.items()},
-            better=better[size],
-            drafting=_drafting(blocks, size),
+        steps_R2 = np.stack([self.steps[over], self.steps[under]], axis=1)
+        return clustered(
+            steps_R2, self.sessions, lambda s: s[..., 1] / s[..., 0], level, self.users
         )
-        for size in settings.concurrency
-    }
+
+    def by_unit(
+        self, over: str, under: str, prompts: Sequence[Sequence[str]]
+    ) -> NDArray[np.float64]:
+        """Log length ratios of the logged responses to each unit's prompts.
+
+        That of all responses where replay has none of them (responses of one token).
+        """
+        rows = {name: row for row, name in enumerate(self.sequence_ids)}
+        logs = []
+        for unit in prompts:
+            own = [rows[name] for name in unit if name in rows] or [*rows.values()]
+            logs.append(math.log(self.steps[under][own].sum() / self.steps[over][own].sum()))
+        return np.array(logs)
 
 
-def _shown_better(blocks: Sequence[Record], settings: EvalConfig, noise: Noise) -> dict[int, bool]:
-    """By concurrency: whether custom is shown to be faster than base.
+@dataclass(frozen=True)
+class SpeedRatios:
+    """How speeds are compared in one engine mode."""
 
-    The main concurrency is the gate's own claim. The error probability of all others together is
-    that of one (Bonferroni).
+    settings: EvalConfig
+    prompts: Sequence[Prompt]
+    """The timed ones"""
+    main: int
+    """Concurrency at which custom must be faster than base"""
+    replayed: ReplayedSteps | None = None
+
+    def summarise(self, blocks: Sequence[Record]) -> dict[str, SpeedRow]:
+        """By concurrency: each variant's figures, pooled over the blocks, and the ratios."""
+
+        def row(size: int) -> SpeedRow:
+            others = {
+                name: Reference(block=pooled(own), custom_over=self.ratio(blocks, size, name))
+                for name, variant in (("current", CURRENT), ("lookup", LOOKUP))
+                if (own := _own(blocks, size, variant))
+            }
+            return SpeedRow(
+                **{variant: pooled(_own(blocks, size, variant)) for variant in VARIANTS},
+                **{name: self.ratio(blocks, size, name) for name in RATIOS},
+                **others,
+                starts=_starts(paired(blocks, size, "custom", "base")),
+                drafting=_drafting(blocks, size),
+            )
+
+        return {str(size): row(size) for size in self.settings.concurrency}
+
+    def ratio(self, blocks: Sequence[Record], concurrency: int, name: str) -> Estimate:
+        """One of COMPARED, with the level that is valid after these repeats.
+
+        With exact replay's acceptance as control variate where the two agree
+        (stats/speed_ratio.py), else as measured.
+        """
+        over, under = COMPARED[name]
+        pairs = paired(blocks, concurrency, over, under)
+        level = level_after(repeats_of(blocks), self.settings)
+        units, starts = units_of(pairs), _starts(pairs)
+        found, replayed = None, self.replayed and self.replayed.ratio(over, under, level)
+        if self.replayed and replayed:
+            expected_U = self.replayed.by_unit(
+                over, under, self._prompts(pairs, len(units.over_U4))
+            )
+            found = controlled_ratio(units, replayed, level)
+            found = found if found and agree(units, expected_U, found) else None
+        if found is None:
+            found = self._measured(units, pairs, level)
+        if starts == 1:
+            quantile = NormalDist().inv_cdf((1 + level) / 2)
+            found = widened(found, quantile * math.sqrt(2) * START_NOISE)
+        return found
+
+    def _prompts(self, pairs: Sequence[tuple[Record, Record]], units: int) -> list[list[str]]:
+        """Sequence ids of each unit's prompts: of a pair of requests, or of a block."""
+        blocks = [[self.prompts[index].sequence_id for index in one["prompts"]] for one, _ in pairs]
+        return (
+            blocks if units == len(blocks) > 1 else [[name] for block in blocks for name in block]
+        )
+
+    def _measured(
+        self, units: Units, pairs: Sequence[tuple[Record, Record]], level: float
+    ) -> Estimate:
+        """The wider of the intervals over units and over sessions or users, which recur."""
+        found = measured_ratio(units, level)
+        sums_N4 = np.concatenate(
+            [np.concatenate([_charged(each)[:, :2] for each in pair], axis=1) for pair in pairs]
+        )
+        prompts = [self.prompts[index] for pair in pairs for index in pair[0]["prompts"]]
+        sessions = [prompt.session for prompt in prompts]
+        users = [prompt.user for prompt in prompts]
+        by_session = clustered(sums_N4, sessions, speed_of, level, users)
+        if by_session.low is None or by_session.high is None or by_session.low > found.low:
+            return found
+        return found.model_copy(
+            update={
+                "low": by_session.low,
+                "high": by_session.high,
+                "clusters": by_session.clusters,
+            }
+        )
+
+
+def units_of(pairs: Sequence[tuple[Record, Record]]) -> Units:
+    """The units of two variants' blocks, by repeat.
+
+    Pairs of requests where the two alternated or have one block, else blocks. Where their engines
+    were started again for every repeat, a start is a unit.
     """
-    main, name, level = settings.main, "custom_over_base", _level(blocks, settings)
-    claims = max(len(settings.concurrency) - 1, 1)
-    levels = {
-        size: level if size == main else 1 - (1 - level) / claims for size in settings.concurrency
-    }
-    return {
-        size: ratio(blocks, size, name, settings, noise, own).low > 1
-        for size, own in levels.items()
-    }
+    over, under = ([_charged(pair[place]) for pair in pairs] for place in (0, 1))
+    by_request = all(block["alternated"] for pair in pairs for block in pair) or len(pairs) == 1
+    both = []
+    for blocks in (over, under):
+        rows = (
+            blocks
+            if by_request and _starts(pairs) in (None, 1)
+            else [block.sum(axis=0, keepdims=True) for block in blocks]
+        )
+        both.append(np.concatenate(rows))
+    prefills = []
+    for place in (0, 1):
+        waited = sum(sum(pair[place]["ttft_ms"]) for pair in pairs) / 1000
+        prefills.append(waited / sum(sum(pair[place]["request_seconds"]) for pair in pairs))
+    later = 1 - sum(prefills) / 2
+    return Units(both[0], both[1], later=later, observations=sum(map(len, over)))
 
 
-def _level(blocks: Sequence[Record], settings: EvalConfig) -> float:
-    return level_after(repeats_of(blocks), settings)
+def _starts(pairs: Sequence[tuple[Record, Record]]) -> int | None:
+    """How often the engines of two variants were started; None where they share one."""
+    if all(one["engine"] == other["engine"] for one, other in pairs):
+        return None
+    return len({one["start"] for one, _ in pairs})
 
 
 def _drafting(blocks: Sequence[Record], concurrency: int) -> Drafters[float]:
@@ -152,23 +230,6 @@ def pooled(blocks: Sequence[Record]) -> Block:
     )
 
 
-def ratio(
-    blocks: Sequence[Record],
-    concurrency: int,
-    name: str,
-    settings: EvalConfig,
-    noise: Noise,
-    level: float | None = None,
-) -> Estimate:
-    """One of COMPARED; by default with the level that is valid after these repeats."""
-    variants = COMPARED[name]
-    pairs = paired(blocks, concurrency, *variants)
-    level = level or _level(blocks, settings)
-    if _alternated(blocks, concurrency, *variants):
-        return alternated_ratio(np.concatenate(pairs), level)
-    return speed_ratio(pairs, noise[name], level=level)
-
-
 def repeats_of(blocks: Sequence[Record]) -> int:
     """Number of repeats that were measured."""
     return len({block["repeat"] for block in blocks})
@@ -188,36 +249,21 @@ def _own(blocks: Sequence[Record], concurrency: int, variant: str) -> list[Recor
     ]
 
 
-def _alternated(blocks: Sequence[Record], concurrency: int, over: str, under: str) -> bool:
-    """Whether the two variants alternated by request."""
-    both = _own(blocks, concurrency, over) + _own(blocks, concurrency, under)
-    return all(block["alternated"] for block in both)
-
-
 def paired(
     blocks: Sequence[Record], concurrency: int, over: str, under: str
-) -> list[NDArray[np.float64]]:
-    """Requests paired by prompt within a repeat, in the form of `speed_ratio`.
-
-    Of the repeats in which both were measured.
-    """
-    numerators, denominators = (
-        {block["repeat"]: _charged(block) for block in _own(blocks, concurrency, variant)}
-        for variant in (over, under)
-    )
-    return [
-        np.concatenate([numerators[repeat], denominators[repeat]], axis=1)
-        for repeat in numerators
-        if repeat in denominators
-    ]
+) -> list[tuple[Record, Record]]:
+    """The two variants' blocks of every repeat, which have the same prompts."""
+    overs, unders = (_own(blocks, concurrency, variant) for variant in (over, under))
+    return [(one, other) for one in overs for other in unders if one["repeat"] == other["repeat"]]
 
 
 def _charged(block: Record) -> NDArray[np.float64]:
-    """(tokens, seconds) of each request.
+    """[N, 4]: tokens, seconds, tokens after the first and their deliveries of each request.
 
     The block's wall time is divided among its requests in proportion to their latencies, so that
     the sums give the block's tokens/s.
     """
     latency = np.asarray(block["request_seconds"], dtype=np.float64)
     tokens = np.asarray(block["request_tokens"], dtype=np.float64)
-    return np.stack([tokens, latency * (block["seconds"] / latency.sum())], axis=1)
+    seconds = latency * (block["seconds"] / latency.sum())
+    return np.stack([tokens, seconds, tokens - 1, block["request_deliveries"]], axis=1)

@@ -1,7 +1,7 @@
 """Open loop: none, base and custom under the customer's own arrivals, from idle to overrun.
 
     measure_rates(context, servers, "eager", plan, load, requests)
-    table = summarise_rates(context, "eager", requests.traffic, noise)
+    table = summarise_rates(context, "eager", requests.traffic, served)
 
 A closed loop of C requests sends the next one when one is answered, so it slows down with the
 server and never overruns it. Customers do not wait: requests come in bursts, and queue. The gaps
@@ -14,6 +14,7 @@ the time from sending it to its last token, with as many other requests running 
 """
 
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
@@ -22,14 +23,14 @@ import numpy as np
 
 from outrider.common.fingerprint import Kept
 from outrider.eval.bench.closed_loop import Plan, Record, record_of
-from outrider.eval.bench.metrics import Noise, pooled
+from outrider.eval.bench.metrics import pooled
 from outrider.eval.bench.scenarios import Traffic
 from outrider.eval.bench.servers import Servers
 from outrider.eval.config import SEED, EvalConfig
 from outrider.eval.context import EvaluationContext, HeldoutRequests
 from outrider.eval.results.parts import RATIOS, VARIANTS, Variant
-from outrider.eval.results.speed import RateBlock, RateRow
-from outrider.eval.stats.speed_ratio import speed_ratio
+from outrider.eval.results.speed import RateBlock, RateRow, Served
+from outrider.eval.stats.speed_ratio import Units, measured_ratio, widened
 from outrider.serving.client import Sampling
 
 if TYPE_CHECKING:
@@ -108,12 +109,19 @@ def kept_block(
 
 
 def summarise_rates(
-    context: EvaluationContext, mode: str, traffic: Sequence[Traffic], noise: Noise
+    context: EvaluationContext, mode: str, traffic: Sequence[Traffic], served: Served
 ) -> dict[str, dict[str, RateRow]]:
     """A row by scenario and rate.
 
-    `noise` is that of the closed loop, a lower bound: near saturation a queue amplifies it.
+    The closed loop of the same mode gives the margin of one block, a lower bound: near saturation a
+    queue amplifies it.
     """
+    noise = {
+        name: math.sqrt(served.repeats or 1)
+        * max(math.log(ratio.high / ratio.value) for ratio in ratios)
+        for name in RATIOS
+        if (ratios := [getattr(row, name) for row in served.speed.values()])
+    }
     settings = context.settings
     table: dict[str, dict[str, RateRow]] = {scenario.name: {} for scenario in traffic}
     for scenario, rate in itertools.product(traffic, settings.rates):
@@ -125,16 +133,16 @@ def summarise_rates(
     return table
 
 
-def rate_row(blocks: Mapping[Variant, Record], noise: Noise) -> RateRow:
+def rate_row(blocks: Mapping[Variant, Record], noise: Mapping[str, float]) -> RateRow:
     """Figures of one scenario and rate; ratios are of a request's own tokens/s, by request."""
     ratios = {}
     for name, (over, under) in RATIOS.items():
-        columns = [
-            blocks[variant][each]
+        first, second = (
+            np.array([blocks[variant][f"request_{each}"] for each in ("tokens", "seconds")]).T
             for variant in (over, under)
-            for each in ("request_tokens", "request_seconds")
-        ]
-        ratios[name] = speed_ratio([np.array(columns, np.float64).T], noise[name])
+        )
+        units = Units(first, second, later=1.0, observations=len(first))
+        ratios[name] = widened(measured_ratio(units), noise[name])
     figures = {variant: rate_figures(block) for variant, block in blocks.items()}
     return RateRow(**figures, **ratios, arrivals=blocks["none"]["source"])
 

@@ -9,6 +9,7 @@ that nobody reads, so acceptance and speed mean nothing. Here a request with a l
 that has a long answer in the customer's log; the target ends it when it ends.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -86,6 +87,23 @@ def select(heldout: "Dataset", settings: EvalConfig, serving: ServingConfig) -> 
         chosen_texts, chosen_times = [texts[row] for row in rows], [times[row] for row in rows]
         traffic.append(Traffic(name, chosen_texts, chosen_times, max_tokens, described))
     return traffic
+
+
+def logged_tokens_per_s(heldout: "Dataset", times: Sequence[float | None]) -> float | None:
+    """Response tokens per second of the log over the time of its held-out part.
+
+    `times` are those of all logged requests: the held-out part may be a sample. None where the log
+    has no times.
+    """
+    own = [time for time in heldout["time"] if time is not None]
+    if not own or max(own) == min(own):
+        return None
+    requests = sum(min(own) <= time <= max(own) for time in times if time is not None)
+    tokens = [
+        len(ids) - start
+        for ids, start in zip(heldout["token_ids"], heldout["completion_start"], strict=True)
+    ]
+    return (requests - 1) * float(np.mean(tokens)) / (max(own) - min(own))
 
 
 def _range(limits: LengthRange | None, values_N: NDArray[np.int64]) -> Range:

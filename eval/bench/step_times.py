@@ -6,16 +6,23 @@
 
 A block of B requests at once takes its counted steps over B (for no drafts, its tokens over B) and
 its prefills, which take as long for every number. The share of the machine that front end and
-clients take is in it. In a round every number answers the same prompts in turn; the median over
-rounds leaves out those in which the machine was busy.
+clients take is in it. In a round every number answers the same prompts in turn, so numbers are
+compared within rounds: the log of a number's time is the median over rounds of its distance to the
+round's median, which leaves out blocks in which the machine was busy.
+
+The margin of the ratio of two numbers' times is Student's, from what is left without rounds and
+numbers, (rounds - 1) (numbers - 1) degrees of freedom, winsorized at a tenth on each side for the
+busy blocks, times MEDIAN_VARIANCE.
 """
 
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import BaseModel
 
 from outrider.common.errors import OutriderError
@@ -28,10 +35,16 @@ if TYPE_CHECKING:
     from outrider.serving.load_generator import LoadGenerator
 
 
+MEDIAN_VARIANCE = 1.5
+"""Variance of a median of a few rounds over that of their mean."""
+
+
 class StepTimes(BaseModel):
     """Seconds of a step: variant -> batch size -> number of drafts."""
 
     seconds: dict[str, dict[int, dict[int, float]]]
+    margins: dict[str, dict[int, float]] = {}
+    """Variant -> batch size -> one-sided 95 % margin of the log ratio of two numbers' seconds"""
 
 
 def time_steps(
@@ -53,6 +66,7 @@ def time_steps(
     seconds: dict[str, dict[int, dict[int, float]]] = {
         variant: {size: {} for size in batch_sizes} for variant in numbers
     }
+    margins: dict[str, dict[int, float]] = {variant: {} for variant in numbers}
     for group in servers.groups(turns):
         supply = itertools.cycle(prompts)
         found: dict[tuple[str, int, int], list[float]] = {}
@@ -71,6 +85,29 @@ def time_steps(
                         " held-out responses a single token long? Set eval.k"
                     )
                 found.setdefault((variant, size, k), []).append(block.seconds * size / steps)
-        for (variant, size, k), own in found.items():
-            seconds[variant][size][k] = float(np.median(own))
-    return StepTimes(seconds=seconds)
+        for variant, size in {(variant, size) for variant, size, _ in found}:
+            blocks = {k: own for (name, b, k), own in found.items() if (name, b) == (variant, size)}
+            times_K, margin = steps_of(np.log(list(blocks.values())))
+            seconds[variant][size] = dict(zip(blocks, times_K, strict=True))
+            margins[variant][size] = margin
+    return StepTimes(seconds=seconds, margins=margins)
+
+
+def steps_of(logs_KR: NDArray[np.float64]) -> tuple[list[float], float]:
+    """Seconds by number, and the one-sided 95 % margin of the log ratio of two of them.
+
+    The margin is 0 where there is one round or number.
+    """
+    from scipy.stats import t
+
+    round_R = np.median(logs_KR, axis=0)
+    number_K = np.median(logs_KR - round_R, axis=1)
+    seconds = np.exp(np.median(round_R) + number_K).tolist()
+    numbers, rounds = logs_KR.shape
+    degrees = (numbers - 1) * (rounds - 1)
+    if not degrees:
+        return seconds, 0.0
+    left_KR = logs_KR - round_R - number_K[:, None]
+    kept_KR = np.clip(left_KR, *np.quantile(left_KR, [0.1, 0.9]))
+    variance = MEDIAN_VARIANCE * float((kept_KR**2).sum()) / degrees
+    return seconds, float(t.ppf(0.95, degrees)) * math.sqrt(2 * variance / rounds)

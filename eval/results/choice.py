@@ -10,6 +10,10 @@ class Choice(Part):
 
     k: Drafters[int]
     """Drafted tokens per step"""
+    main_concurrency: int
+    """Concurrency at which K is chosen and custom must be faster than base: the lowest measured one
+    at which base keeps up with the logged tokens per second; the first one where the log has no
+    times or nothing was timed"""
     k_per_batch_size: Drafters[list[tuple[int, int, int]]] | None = None
     """[first batch size, last, best k]; null where not both were timed"""
     acceptance_length: Drafters[list[float]] | None = None

@@ -20,12 +20,11 @@ RATIOS: dict[str, tuple[Variant, Variant]] = {
 }
 """Name of each ratio of speeds -> numerator and denominator."""
 
-SAME_K, CURRENT = "base_same_k", "base_current"
-"""Base at other numbers of drafts: custom's K, and eval.current_k. Measured where they differ from
-base's K."""
+CURRENT = "base_current"
+"""Base at eval.current_k, measured where that is not base's K."""
 LOOKUP = "lookup"
 """N-gram lookup, which needs no training: a variant where neither base nor custom is it."""
-CUSTOM_OVER = {"custom_over_base": "base", "same_k": SAME_K, "current": CURRENT, "lookup": LOOKUP}
+CUSTOM_OVER = {"custom_over_base": "base", "current": CURRENT, "lookup": LOOKUP}
 """Name of each ratio of custom to base or lookup -> the variant below it."""
 
 
@@ -49,7 +48,10 @@ class Estimate(Part):
     observations: int | None = None
     """Number of requests"""
     clusters: int | None = None
-    """Timed blocks or pairs of requests that the interval rests on"""
+    """Pairs of requests, timed blocks, starts or sessions that the interval rests on"""
+    estimator: Literal["measured", "replay"] = "measured"
+    """`measured`: the ratio of tokens/s; `replay`: with exact replay's acceptance in the place of
+    that of the few timed responses, where the two agree"""
 
 
 class ClusteredEstimate(Part):

@@ -43,8 +43,6 @@ class Check(Part):
     """What was checked"""
     outcome: Outcome
     """`undecided`: the measurement shows neither that the condition holds nor that it fails"""
-    needed: bool = True
-    """Whether `ship` needs it to pass; otherwise it must only not fail"""
     seen: str
     """What was measured, in words"""
     demand: str
@@ -55,8 +53,7 @@ class Verdict(Part):
     """The verdict."""
 
     verdict: Literal["ship", "do not ship", "undecided"]
-    """`do not ship` where a check failed; else `undecided` where one that is needed is undecided;
-    else `ship`"""
+    """`do not ship` where a check failed; else `undecided` where one is; else `ship`"""
     reason: str
     """The first check that failed or is undecided, or what was gained"""
     checks: list[Check]
@@ -119,8 +116,6 @@ class Findings(Part):
     """The custom speculator"""
     heldout_until: float | None
     """When the last held-out request was logged, Unix seconds; null where the log has no times"""
-    main_concurrency: int
-    """Concurrency at which K is chosen and custom must be faster than base"""
     by_batch_size: bool = False
     """Whether they were served with `choice.k_per_batch_size` (export.k_per_batch_size)"""
     choice: Choice
@@ -145,10 +140,7 @@ class Findings(Part):
     slices: dict[str, list[Slice]]
     """Dimension -> its slices"""
     counted: Counted
-    """Acceptance from vLLM's counters, all passes together, each speculator at its own K"""
-    counted_same_k: Counted | None = None
-    """The same, both at custom's K, over the timed blocks that measured base there; null where that
-    is base's own"""
+    """Acceptance from vLLM's counters, all passes at `choice.k` together"""
     served: dict[str, Served]
     """Engine mode -> speed"""
     rates: dict[str, dict[str, dict[str, RateRow]]]
@@ -164,8 +156,13 @@ class Findings(Part):
 
     @property
     def k(self) -> Drafters[int]:
-        """Drafted tokens per step of base and of custom."""
+        """Drafted tokens per step of base and of custom, in the first engine mode."""
         return self.choice.k
+
+    @property
+    def main_concurrency(self) -> int:
+        """Concurrency at which K is chosen and custom must be faster than base."""
+        return self.choice.main_concurrency
 
     @property
     def current_k(self) -> int | None:
@@ -179,13 +176,12 @@ class Findings(Part):
 
         Where base's engine drafts another number than custom's and no other, each at its own.
         """
-        return (self.replay or self.counted_same_k or self.counted).ratio
+        return (self.replay or self.counted).ratio
 
     @property
     def acceptance_k(self) -> Drafters[int]:
         """The numbers of drafts of `acceptance_ratio`."""
-        alike = self.replay or self.counted_same_k
-        return Drafters[int](base=self.k.custom, custom=self.k.custom) if alike else self.k
+        return Drafters[int](base=self.k.custom, custom=self.k.custom) if self.replay else self.k
 
     @property
     def at_k(self) -> str:

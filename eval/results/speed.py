@@ -43,23 +43,20 @@ class Reference(Part):
 class SpeedRow(Ratios, Variants[Block]):
     """One concurrency: each variant's figures, and ratios of tokens/s.
 
-    Base and custom each draft their own K. Ratios are paired within repeats. Their intervals are
-    Student's, with the larger of the noise of its own blocks and that pooled over concurrencies and
-    engine modes. At concurrency 1 base and custom alternate by request in one engine; their ratio's
+    Base and custom each draft their own K. Ratios are paired within repeats, their intervals are
+    Student's. At concurrency 1 base and custom alternate by request in one engine; their ratio's
     `clusters` are then pairs of requests.
     """
 
     model_config = DOCUMENTED
 
-    same_k: Reference | None = None
-    """Base at custom's K; null where that is base's own"""
     current: Reference | None = None
     """Base at eval.current_k; null without it, and where that is base's own K"""
     lookup: Reference | None = None
     """N-gram lookup at `choice.lookup_k`; null elsewhere than at the main concurrency"""
-    better: bool = False
-    """Whether custom is shown to be faster than base. At concurrencies other than the main one the
-    error probability of all these claims together is 5 % (Bonferroni)"""
+    starts: int | None = None
+    """How often the engines of base and custom were started; null where they share one. Below three
+    their ratio decides nothing"""
     drafting: Drafters[float]
     """Share of the steps that verified drafts, by vLLM's counters"""
 
@@ -67,6 +64,8 @@ class SpeedRow(Ratios, Variants[Block]):
 class Served(Part):
     """One engine mode."""
 
+    k: Drafters[int]
+    """Drafted tokens per step of base and of custom in this mode"""
     speed: dict[str, SpeedRow]
     """Concurrency -> tokens/s and latencies"""
     repeats: int | None = None

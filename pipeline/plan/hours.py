@@ -188,7 +188,7 @@ def evaluation_seconds(
     found = {
         f"{starts} engine starts": starts * rates.engine_start_s,
         "exact replay": 2 * (volume.validation + volume.heldout) / rates.replay_tokens_per_s,
-        "step timing": by_step * steps,
+        "step timing": modes * by_step * steps,
         f"{blocks} timed blocks": modes * repeats * variants * timed,
         f"verification of {measured.verification_requests} prompts": verified,
     }
@@ -203,16 +203,16 @@ def engine_starts(measured: EvalConfig, engine: EngineConfig, depth: int, lookup
 
     `lookup`: n-gram lookup has a server too, which starts once per mode.
 
-    Where one server runs at a time, step timing starts one, verification and the first repeat both,
-    and every further repeat begins with the server that is up. Where each speculator and number of
-    drafts needs a separate server (`changes_drafters`), K is timed in one for each, and a repeat
-    starts all variants.
+    Where one server runs at a time, step timing starts one in every mode, verification and the
+    first repeat both, and every further repeat begins with the server that is up. Where each
+    speculator and number of drafts needs a separate server (`changes_drafters`), K is timed in
+    one for each, and a repeat starts all variants.
     """
     modes = len(measured.engine_modes)
     if not engine.changes_drafters:
-        variants = 4 + (measured.current_k is not None)
-        timed = 2 * depth if measured.k == "auto" else 0
+        variants = 3 + (measured.current_k is not None)
+        timed = 2 * depth * modes if measured.k == "auto" else 0
         return timed + modes * (3 + variants * measured.repeats + lookup)
     if measured.side_by_side:
         return (2 + lookup) * modes
-    return (measured.k == "auto") + modes * (measured.repeats + 3 + lookup)
+    return modes * ((measured.k == "auto") + measured.repeats + 3 + lookup)

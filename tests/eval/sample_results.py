@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from outrider.eval.bench.counted import counted_acceptance, counted_passes
-from outrider.eval.bench.metrics import noise_of, summarise
+from outrider.eval.bench.metrics import SpeedRatios
 from outrider.eval.bench.open_loop import rate_row
 from outrider.eval.bench.outputs import REGIMES, Outputs, Recorded
 from outrider.eval.bench.prompts import Prompt
@@ -23,7 +23,7 @@ from outrider.eval.replay.heldout_replay import replay_figures
 from outrider.eval.replay.replay import ReplaySums
 from outrider.eval.replay.slices import sliced
 from outrider.eval.results.acceptance import OnPolicy
-from outrider.eval.results.parts import DRAFTERS, LOOKUP, SAME_K, VARIANTS, Drafters, Variants
+from outrider.eval.results.parts import DRAFTERS, LOOKUP, RATIOS, VARIANTS, Drafters, Variants
 from outrider.eval.results.report import (
     VERSION,
     Example,
@@ -51,8 +51,10 @@ BURSTS = {"none": 1.0, "base": 2.2, "custom": 2.9}
 SPECULATORS = {drafter: Speculator("mtp") for drafter in DRAFTERS}
 TIMED = [Prompt(f"q{number}", f"s{number}", "", [], "") for number in range(6)]
 """The timed prompts."""
-QUIET = {"custom_over_base": None, "custom_over_none": None, "base_over_none": None}
+QUIET = dict.fromkeys(RATIOS, 0.0)
 """A machine without noise of its own."""
+SPEEDS = SpeedRatios(EVALUATION, TIMED, main=1)
+"""Speeds compared without exact replay."""
 STEP_S = {
     1: {1: 0.013, 2: 0.014, 3: 0.0165, 4: 0.02},
     8: {1: 0.03, 2: 0.04, 3: 0.06, 4: 0.08},
@@ -85,6 +87,8 @@ def sample_blocks(custom_speed: float = 1.4, mode_speed: float = 1.0) -> list[di
                     "variant": variant,
                     "prompts": [(repeat + place) % len(TIMED) for place in range(n)],
                     "alternated": False,
+                    "engine": "none" if variant == "none" else "speculating",
+                    "start": 0,
                     "seconds": float(latency.sum() / concurrency),
                     "output_tokens": int(tokens.sum()),
                     "request_tokens": tokens.tolist(),
@@ -107,25 +111,10 @@ def sample_blocks(custom_speed: float = 1.4, mode_speed: float = 1.0) -> list[di
     return blocks
 
 
-def with_same_k(blocks: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Adds base at custom's K in every other repeat: more accepted tokens, fewer tokens/s."""
-    added = [
-        block
-        | {
-            "variant": SAME_K,
-            "seconds": 1.1 * block["seconds"],
-            "counters": block["counters"] | {"drafts": int(block["counters"]["drafts"] / 1.1)},
-        }
-        for block in blocks
-        if block["variant"] == "base" and block["repeat"] % 2 == 0
-    ]
-    return blocks + added
-
-
 def with_lookup(blocks: list[dict[str, Any]], speed: float = 0.9) -> list[dict[str, Any]]:
     """Adds n-gram lookup at the main concurrency, `speed` times as fast as base."""
     return blocks + [
-        block | {"variant": LOOKUP, "seconds": block["seconds"] / speed}
+        block | {"variant": LOOKUP, "engine": LOOKUP, "seconds": block["seconds"] / speed}
         for block in blocks
         if block["variant"] == "base" and block["concurrency"] == EVALUATION.main
     ]
@@ -308,18 +297,15 @@ def _findings(custom_speed: float) -> Findings:
     base, custom = sample_replay(0.6), sample_replay(0.8)
     replays = {"base": base, "custom": custom, **sample_references()}
     speeds = {"eager": 1.0, "compiled": 2.3}
-    blocks = {mode: with_same_k(sample_blocks(custom_speed, own)) for mode, own in speeds.items()}
+    blocks = {mode: with_lookup(sample_blocks(custom_speed, own)) for mode, own in speeds.items()}
     passes = {mode: counted_passes(measured, TIMED) for mode, measured in blocks.items()}
-    same_k = [
-        one for measured in blocks.values() for one in counted_passes(measured, TIMED, SAME_K)
-    ]
-    lookup = {mode: with_lookup(measured) for mode, measured in blocks.items()}
     served = {
         mode: Served(
-            speed=summarise(measured, EVALUATION, noise_of(lookup)),
+            k=BOTH_K,
+            speed=SPEEDS.summarise(measured),
             repeats=EVALUATION.repeats,
         )
-        for mode, measured in lookup.items()
+        for mode, measured in blocks.items()
     }
     scenario = Scenario(
         requests=40,
@@ -335,7 +321,6 @@ def _findings(custom_speed: float) -> Findings:
         not_measured={},
         own_text=OnPolicy(cause="own", text="on-policy", sequences=120),
         heldout_until=1.7601e9,
-        main_concurrency=1,
         choice=choose_k(
             {name: replays[name].acceptance_length() for name in DRAFTERS},
             dict.fromkeys(DRAFTERS, STEP_S),
@@ -352,7 +337,6 @@ def _findings(custom_speed: float) -> Findings:
         general=None,
         slices=sliced(base, custom, K, SLICES),
         counted=counted_acceptance([*passes["eager"], *passes["compiled"]], SPECULATORS, BOTH_K),
-        counted_same_k=counted_acceptance(same_k, SPECULATORS, Drafters[int](base=K, custom=K)),
         served=served,
         rates={"compiled": sample_rates()},
         scenarios={"long_in_long_out": scenario, "long_in_short_out": scenario},

@@ -3,6 +3,7 @@
 import dataclasses
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from outrider.common.errors import OutriderError
@@ -10,7 +11,7 @@ from outrider.data.features.feature_writer import FeatureWriter
 from outrider.eval import choose_k as module
 from outrider.eval.bench.prompts import Prompt
 from outrider.eval.bench.step_times import StepTimes
-from outrider.eval.choose_k import best_k, choose, choose_k, draft_plan
+from outrider.eval.choose_k import best_k, choose, choose_k, draft_plan, main_concurrency
 from outrider.eval.config import EvalConfig
 from outrider.eval.context import (
     EvaluationContext,
@@ -20,7 +21,7 @@ from outrider.eval.context import (
 )
 from outrider.eval.evaluate import check
 from outrider.eval.results.choice import Choice, KindSpeed
-from outrider.eval.results.parts import CURRENT, SAME_K, ClusteredEstimate, Drafters
+from outrider.eval.results.parts import CURRENT, ClusteredEstimate, Drafters
 from outrider.serving.client import Sampling
 from outrider.serving.config import EngineConfig, ServingConfig, TargetConfig
 from outrider.serving.speculator import Speculator
@@ -31,7 +32,15 @@ from tests.tiny import HIDDEN, write_tiny_target
 
 LENGTHS = [1.8, 2.4, 2.8, 3.0]
 DEPTH = 2
-SUMS = SimpleNamespace(acceptance_length=lambda: [1.8, 2.4], sequence_ids=["a", "b", "c"])
+SUMS = SimpleNamespace(
+    acceptance_length=lambda: [1.8, 2.4],
+    sequence_ids=["a", "b", "c"],
+    sessions=["a", "b", "c"],
+    users=["", "", ""],
+    tokens_R=np.full(3, 12.0),
+    steps_RK=np.array([[12 / 1.8, 5.0]] * 3),
+)
+MAIN = {"main_concurrency": 1}
 
 
 def chosen(step_s, lengths=LENGTHS, base=LENGTHS, main=1, base_s=None) -> Choice:
@@ -81,20 +90,33 @@ def test_a_larger_k_needs_a_gain_of_one_percent(gain: float, k: int) -> None:
     assert best_k({0: 1000.0, 1: 180.0}, least=1) == 1
 
 
+def test_where_two_numbers_cannot_be_told_apart_the_smaller_is_taken() -> None:
+    speeds = {1: 100.0, 2: 120.0, 3: 126.0}
+    assert best_k(speeds) == 3
+    assert best_k(speeds, margin=lambda k, n: 0.06) == 2
+    assert best_k(speeds, margin=lambda k, n: 0.3) == 1
+
+
+def test_the_main_concurrency_is_the_lowest_that_keeps_up_with_the_log() -> None:
+    speeds = {4: {1: 200.0, 2: 240.0}, 1: {1: 90.0, 2: 100.0}, 8: {1: 300.0}}
+    found = [main_concurrency(speeds, load) for load in (1.0, 100.0, 101.0, 240.0, 1e4)]
+    assert found == [1, 1, 4, 4, 8]
+    assert main_concurrency({}, 5.0) is main_concurrency(speeds, None) is None
+
+
 def test_base_is_measured_at_other_numbers_only_where_they_differ() -> None:
     def plan(base, custom, current_k=None, by_batch_size=False):
         k = Drafters[int](base=base, custom=custom)
         schedules = Drafters(base=[(1, 8, base)], custom=[(1, 4, custom), (5, 8, 0)])
-        choice = Choice(k=k, k_per_batch_size=schedules)
+        choice = Choice(k=k, k_per_batch_size=schedules, **MAIN)
         return draft_plan(choice, current_k, by_batch_size)
 
     assert plan(3, 3) == {"base": 3, "custom": 3}
-    assert plan(2, 5) == {"base": 2, "custom": 5, SAME_K: 5}
-    assert plan(2, 5, 1) == {"base": 2, "custom": 5, CURRENT: 1, SAME_K: 5}
-    assert plan(2, 5, 2) == {"base": 2, "custom": 5, SAME_K: 5}
+    assert plan(2, 5, 1) == {"base": 2, "custom": 5, CURRENT: 1}
+    assert plan(2, 5, 2) == {"base": 2, "custom": 5}
     assert plan(2, 5, 5) == {"base": 2, "custom": 5, CURRENT: 5}
     schedule = [(1, 4, 5), (5, 8, 0)]
-    assert plan(2, 5, None, True) == {"base": [(1, 8, 2)], "custom": schedule, SAME_K: schedule}
+    assert plan(2, 5, None, True) == {"base": [(1, 8, 2)], "custom": schedule}
 
 
 def sample_length():
@@ -143,7 +165,7 @@ def chosen_for(context, replayed=True, **settings):
     context = dataclasses.replace(context, settings=context.settings.model_copy(update=settings))
     requests = HeldoutRequests(Sampling(), [], [Prompt("q", "s", "", [1], "a")])
     validation = dict.fromkeys(("base", "custom", "lookup"), SUMS) if replayed else None
-    return choose(context, "servers", "load", requests, validation)
+    return choose(context, "servers", "load", requests, validation, "eager")
 
 
 def test_steps_are_timed_once_and_only_where_the_recipe_leaves_it_to_them(case) -> None:
@@ -171,7 +193,7 @@ def test_only_the_speculator_that_can_draft_other_numbers_is_timed(case, tmp_pat
     # Base: 1.8 tokens in 12 ms beat 2.4 in 30.
     assert (choice.k.base, choice.k.custom) == (1, 2)
     assert [list(numbers) for _, numbers, _, _ in timed] == [["base"]]
-    plan = {"base": 1, "custom": 2, "lookup": 1, "base_same_k": 2}
+    plan = {"base": 1, "custom": 2, "lookup": 1}
     assert draft_plan(choice, None, False) == plan
 
 

@@ -9,15 +9,13 @@ import pytest
 from outrider.eval.config import GateConfig
 from outrider.eval.gate import LEAST_GREEDY_P, conclusion, judge
 from outrider.eval.lossless.greedy_match import compare_greedy, excess
-from outrider.eval.results.parts import Estimate
 from outrider.eval.results.report import Check, Findings, Results, Verdict
-from outrider.eval.stats.sequential import decided
 from tests.eval.sample_kinds import sample_kinds
 from tests.eval.sample_results import sample_findings
 
 BETTER = {"value": 1.4, "low": 1.3, "high": 1.5, "observations": 300, "clusters": 200}
 UNSURE = {"value": 1.1, "low": 0.98, "high": 1.2, "observations": 300, "clusters": 200}
-SLOWER = UNSURE | {"value": 0.985, "high": 0.99}
+SLOWER = UNSURE | {"value": 0.955, "low": 0.95, "high": 0.96}
 LOSES = SLOWER | {"low": 0.9, "high": 0.94}
 
 
@@ -28,7 +26,9 @@ def good() -> dict[str, Any]:
     findings["general"] = copy.deepcopy(findings["replay"]) | {"ratio": UNSURE}
     for served in findings["served"].values():
         served["speed"]["1"]["custom_over_base"] = BETTER
-        served["speed"]["8"] |= {"custom_over_base": UNSURE, "better": False}
+        served["speed"]["1"]["lookup"]["custom_over"] = BETTER
+        for size in ("4", "8"):
+            served["speed"][size]["custom_over_base"] = UNSURE
         for row in served["speed"].values():
             row["custom_over_none"] = BETTER
     findings["own_text"] = None
@@ -74,7 +74,7 @@ def test_a_speed_that_is_not_decided_says_what_would(ratio, outcome, verdict):
     (speed,) = (check for check in judged.checks if check.name == name)
     assert speed.outcome == outcome and judged.verdict == verdict
     # The interval is 0.102 wide on either side of a log ratio of 0.095.
-    what_would = "(undecided: about 4 eval.repeats would decide it, 3 were measured)"
+    what_would = "; undecided: at 1 about 4 eval.repeats would decide it, 3 were measured"
     assert (what_would in speed.demand) == (outcome == "undecided")
 
 
@@ -98,7 +98,7 @@ def test_too_few_sessions_give_no_verdict(ratio, seen, demand):
     (check, *_) = judged.checks
     assert (judged.verdict, check.outcome) == ("undecided", "undecided")
     assert check.seen.endswith(seen) and check.demand.endswith(demand)
-    assert sum(check.outcome != "passed" and check.needed for check in judged.checks) == 1
+    assert sum(check.outcome != "passed" for check in judged.checks) == 1
 
 
 @pytest.mark.parametrize(
@@ -106,22 +106,20 @@ def test_too_few_sessions_give_no_verdict(ratio, seen, demand):
     [(1.0, 1.2, "undecided"), (0.8, 1.0, "failed"), (1.0, 1.0, "failed"), (1.01, 1.2, "passed")],
 )
 def test_an_interval_that_ends_at_the_bound_is_judged_alike_everywhere(low, high, outcome):
-    """The demand is that it lies above; what stops the repeats reads it so too."""
     findings, ratio = good(), BETTER | {"value": low, "low": low, "high": high}
     findings["replay"]["ratio"] = ratio
     findings["served"]["eager"]["speed"]["1"]["custom_over_base"] = ratio
     found = {check.name: check.outcome for check in verdict_of(findings).checks}
     assert found["acceptance length, custom / base, both at K = 3"] == outcome
     assert found["tokens/s, custom / base, eager, concurrency 1"] == outcome
-    assert decided(Estimate(**ratio), 1.0) == (outcome != "undecided")
-    # Not to be slower than no speculation is another demand.
+    # Not to be slower than no speculation by more than 3 % is another demand.
     findings["served"]["eager"]["speed"]["1"]["custom_over_none"] = ratio
     (none,) = (
         check
         for check in verdict_of(findings).checks
         if check.name == "tokens/s, custom / none, eager"
     )
-    assert none.outcome == ("passed" if low >= 1 else "undecided")
+    assert none.outcome == ("passed" if low > 0.97 else "undecided")
 
 
 @pytest.mark.parametrize(
@@ -201,8 +199,7 @@ def test_greedy_differences_count_above_those_without_speculation(with_speculati
         if each.name.startswith("greedy outputs") and each.name.endswith("compiled")
     )
     assert check.outcome == outcome and "without speculation in other batches" in check.seen
-    needed = [each for each in judged.checks if each.needed]
-    assert sum(each.outcome != "passed" for each in needed) == (outcome != "passed")
+    assert sum(each.outcome != "passed" for each in judged.checks) == (outcome != "passed")
 
 
 @pytest.mark.parametrize("share", [0.02, 0.2, 0.5, 0.9])
@@ -239,14 +236,11 @@ def test_one_failed_check_outweighs_an_undecided_one(outcomes, verdict, reason):
     assert (found.verdict, found.reason) == (verdict, reason)
 
 
-def test_an_undecided_check_that_shipping_does_not_need_is_listed_and_ships():
-    checks = [
-        Check(name="a", outcome="passed", seen="1", demand="must"),
-        Check(name="b", outcome="undecided", needed=False, seen="2", demand="must"),
-    ]
+def test_the_reason_names_what_was_not_checked():
+    checks = [Check(name=name, outcome="passed", seen="1", demand="must") for name in "ab"]
     found = conclusion(checks, {"replay": "no unroll"})
     assert found.verdict == "ship" and found.checks == checks
-    assert found.reason == "a: 1; b: 2. Not checked: replay (no unroll)"
+    assert found.reason == "a: 1; b: 1. Not checked: replay (no unroll)"
 
 
 @pytest.mark.parametrize(
@@ -372,22 +366,34 @@ def speed_check(findings: dict[str, Any], name: str) -> Check:
     return found
 
 
-def test_other_concurrencies_need_not_be_decided_and_say_what_would_decide_them():
-    name = "tokens/s, custom / base, eager, other concurrencies"
+@pytest.mark.parametrize("versus", ["base", "none"])
+def test_lack_of_evidence_that_custom_is_not_slower_does_not_ship(versus):
+    places = {"base": "other concurrencies", "none": ""}
+    name = f"tokens/s, custom / {versus}, eager" + (versus == "base") * f", {places[versus]}"
     findings = good()
-    check = speed_check(findings, name)
-    assert check.outcome == "undecided" and not check.needed
-    assert verdict_of(findings).verdict == "ship"
-    assert "at 8 1.100 [0.980, 1.200]" in check.seen
-    assert "undecided: at 8 about 4 eval.repeats would decide it" in check.demand
-    # Above 1, but one of several claims: only `better` has Holm's correction.
-    findings["served"]["eager"]["speed"]["8"]["custom_over_base"] = UNSURE | {"low": 1.01}
-    assert speed_check(findings, name).outcome == "undecided"
-    findings["served"]["eager"]["speed"]["8"]["better"] = True
     assert speed_check(findings, name).outcome == "passed"
-    findings["served"]["eager"]["speed"]["8"] |= {"custom_over_base": UNSURE | {"value": 1.0}}
-    findings["served"]["eager"]["speed"]["8"]["better"] = False
+    row = findings["served"]["eager"]["speed"]["8"]
+    row[f"custom_over_{versus}"] = UNSURE | {"low": 0.96}
+    check = speed_check(findings, name)
+    assert check.outcome == verdict_of(findings).verdict == "undecided"
+    assert "at 8 1.100 [0.960, 1.200]" in check.seen
+    assert "must lie above 0.97; undecided: at 8 about 3 eval.repeats would decide" in check.demand
+    row[f"custom_over_{versus}"] = UNSURE | {"value": 0.97, "low": 0.9}
     assert "more than 1,000 eval.repeats" in speed_check(findings, name).demand
+
+
+def test_two_engines_that_were_started_twice_are_undecided():
+    findings = good()
+    row = findings["served"]["eager"]["speed"]["1"]
+    row["starts"] = 2
+    name = "tokens/s, custom / base, eager, concurrency 1"
+    check = speed_check(findings, name)
+    assert check.outcome == verdict_of(findings).verdict == "undecided"
+    assert "started 2 times" in check.demand and "at least 3 eval.repeats" in check.demand
+    row["starts"] = 3
+    assert verdict_of(findings).verdict == "ship"
+    row["custom_over_base"] = BETTER | {"estimator": "replay"}
+    assert speed_check(findings, name).seen.endswith("with replay's acceptance")
 
 
 def test_custom_must_beat_what_runs_today_too():
@@ -404,7 +410,8 @@ def test_custom_must_beat_what_runs_today_too():
 
 
 def test_the_main_concurrency_is_the_recipe_s():
-    findings = good() | {"main_concurrency": 8}
+    findings = good()
+    findings["choice"]["main_concurrency"] = 8
     assert verdict_of(findings).verdict == "undecided"
     for served in findings["served"].values():
         served["speed"]["8"]["custom_over_base"] = BETTER

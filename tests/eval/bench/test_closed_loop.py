@@ -11,11 +11,11 @@ from outrider.eval.bench import closed_loop as blocks
 from outrider.eval.bench import servers as module
 from outrider.eval.bench.closed_loop import _check_drafts, measure
 from outrider.eval.bench.counted import counted_passes
-from outrider.eval.bench.metrics import noise_of, summarise
+from outrider.eval.bench.metrics import SpeedRatios
 from outrider.eval.bench.prompts import Prompt
 from outrider.eval.bench.servers import Servers
 from outrider.eval.config import EvalConfig
-from outrider.eval.results.parts import CURRENT, SAME_K
+from outrider.eval.results.parts import CURRENT
 from outrider.serving.client import Sampling
 from outrider.serving.config import ServingConfig, TargetConfig
 from outrider.serving.speculator import Speculator
@@ -65,6 +65,7 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, tuple[str, ...
         )
         return {
             **dict.fromkeys(lists, tokens),
+            "ttft_ms": [0.0] * len(tokens),
             "seconds": sum(seconds),
             "output_tokens": sum(tokens),
             "request_seconds": seconds,
@@ -79,6 +80,11 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, tuple[str, ...
 def mtp(name: str) -> Speculator:
     """A speculator of an MTP layer in the directory `name`, which is never read."""
     return Speculator("mtp", Path(name))
+
+
+def timed(count: int) -> list[Prompt]:
+    """Prompts of as many sessions."""
+    return [Prompt(f"q{number}", f"s{number}", "", [], "") for number in range(count)]
 
 
 PLAN = {"none": None, "base": 3, "custom": 3}
@@ -97,9 +103,10 @@ def measured(
     """The blocks that `measure` records with these servers."""
     speculators = {"base": mtp("base"), "custom": custom} | (LOOKUP if "lookup" in plan else {})
     target, serving = TargetConfig(), ServingConfig()
+    speeds = SpeedRatios(evaluation, timed(len(prompts)), main=1)
     with Servers(target, serving, speculators, [1, 2, 3], tmp_path, side_by_side) as servers:
         return measure(
-            servers, "eager", plan, SimpleNamespace(), prompts, Sampling(), evaluation, say=say
+            servers, "eager", plan, SimpleNamespace(), prompts, Sampling(), speeds, say=say
         )
 
 
@@ -116,11 +123,9 @@ def test_lookup_is_measured_at_the_main_concurrency_in_an_engine_of_its_own(
         (repeat, 1) for repeat in range(3 if side_by_side else 1)
     ]
     assert {block["alternated"] for block in own} == {side_by_side}
-    noise = noise_of({"eager": found})
-    rows = summarise(found, evaluation, noise)
+    rows = SpeedRatios(evaluation, timed(4), main=1).summarise(found)
     assert rows["2"].lookup is None and rows["1"].lookup.block.requests == 2 * len(own)
-    # A single block has no noise of its own.
-    assert side_by_side or noise["lookup"] == noise["custom_over_none"]
+    assert rows["1"].lookup.custom_over.clusters == 2 * len(own)
 
 
 @pytest.mark.parametrize("side_by_side", [True, False])
@@ -181,26 +186,22 @@ def test_where_weights_load_slowly_the_variants_alternate_by_several_requests(
     assert all(len(block["request_tokens"]) == 7 and block["alternated"] for block in found)
 
 
-def test_base_at_other_numbers_of_drafts_is_measured_next_to_base(sent, tmp_path):
+def test_base_at_current_k_is_measured_next_to_base(sent, tmp_path):
     evaluation = EvalConfig(concurrency=[1, 2], requests=2, repeats=3)
-    plan = {"none": None, "base": 2, "custom": 3, CURRENT: 1, SAME_K: 3}
+    plan = {"none": None, "base": 2, "custom": 3, CURRENT: 1}
     found = measured(tmp_path, mtp("custom"), ["a", "bb"], evaluation, plan=plan)
     repeats = {
         variant: [block["repeat"] for block in found if block["variant"] == variant]
-        for variant in ("base", CURRENT, SAME_K, "custom")
+        for variant in ("base", CURRENT, "custom")
     }
-    every = [0, 0, 1, 1, 2, 2]
-    assert repeats == {"base": every, "custom": every, CURRENT: every, SAME_K: [0, 0, 2, 2]}
+    assert all(own == [0, 0, 1, 1, 2, 2] for own in repeats.values())
     # Alone they alternate by request, base's next to each other: its weights stay.
-    first = [url for url, concurrency, _ in sent if concurrency == 1][:10]
-    order = ["none", "base", "base", "base", "custom"]
+    first = [url for url, concurrency, _ in sent if concurrency == 1][:8]
+    order = ["none", "base", "base", "custom"]
     assert first == order + order[::-1]
-    speed = summarise(found, evaluation, noise_of({"": found}))["1"]
-    assert speed.same_k.custom_over.clusters == 4 and speed.current is not None
-    assert speed.custom_over_base.clusters == 6
-    # Without a separate measurement, what runs today is base at custom's K.
-    alike = summarise(found, evaluation, noise_of({"": found}), same_k=CURRENT)["1"]
-    assert alike.same_k == alike.current
+    speed = SpeedRatios(evaluation, timed(2), main=1).summarise(found)["1"]
+    assert speed.current.custom_over.clusters == speed.custom_over_base.clusters == 6
+    assert speed.starts is None
 
 
 def test_an_engine_that_drafts_another_number_is_an_error():
@@ -227,13 +228,14 @@ def measured_until_decided(tmp_path: Path, custom: str, **settings) -> tuple[int
 def test_a_speculator_twice_as_fast_is_decided_at_the_first_look(sent, tmp_path):
     repeats, lines = measured_until_decided(tmp_path, "faster")
     assert repeats == 2
-    assert lines[-1].startswith("decided after 2 of at most 6 repeats: custom / base 2.")
+    assert lines[-1].startswith("decided after 2 of at most 6 repeats: custom / base at 1 2.")
+    assert "custom / none at 1 2." in lines[-1]
 
 
 def test_equal_speeds_are_measured_to_the_last_repeat(sent, tmp_path):
     repeats, lines = measured_until_decided(tmp_path, "equal")
     assert repeats == 6
-    assert lines[-1].startswith("undecided after all 6 repeats: custom / base")
+    assert lines[-1].startswith("undecided after all 6 repeats: custom / base at 1")
 
 
 def test_the_threshold_of_the_gate_is_what_has_to_be_decided(sent, tmp_path):
@@ -241,7 +243,19 @@ def test_the_threshold_of_the_gate_is_what_has_to_be_decided(sent, tmp_path):
     assert repeats == 6
 
 
-def test_speculators_in_engines_of_their_own_are_not_alternated(sent, tmp_path):
-    evaluation = EvalConfig(concurrency=[1], requests=3, repeats=2)
-    found = measured(tmp_path, Speculator("ngram"), ["a", "bb"], evaluation)
-    assert len(sent) == len(found) == 2 * 3 and not any(block["alternated"] for block in found)
+def test_two_engines_start_again_in_every_repeat_and_do_not_alternate(sent, tmp_path):
+    evaluation = EvalConfig(concurrency=[1], requests=3, repeats=3)
+    ngram = Speculator("ngram")
+    found = measured(tmp_path, ngram, ["a", "bb"], evaluation)
+    assert len(sent) == len(found) == 3 * 3 and not any(block["alternated"] for block in found)
+    assert [block["start"] for block in found] == [block["repeat"] for block in found]
+    engines = {block["variant"]: block["engine"] for block in found}
+    assert len(set(engines.values())) == 3
+    row = SpeedRatios(evaluation, timed(2), main=1).summarise(found)["1"]
+    assert row.starts == row.custom_over_base.clusters == 3
+    # With fewer starts than three nothing is decided, however fast.
+    gate = {"min_speed_ratio": 0.01}
+    decided = EvalConfig(concurrency=[1], requests=5, repeats=2, measure="until_decided", gate=gate)
+    lines: list[str] = []
+    measured(tmp_path, ngram, PROMPTS, decided, say=lines.append)
+    assert lines[-1].startswith("undecided after all 2 repeats")

@@ -1,28 +1,27 @@
 """Figures of timed blocks and counters."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from outrider.common.errors import OutriderError
 from outrider.eval.bench.counted import CountedPass, counted_acceptance
-from outrider.eval.bench.metrics import noise_of, summarise
+from outrider.eval.bench.metrics import START_NOISE, ReplayedSteps
 from outrider.eval.bench.prompts import Prompt
 from outrider.eval.results.parts import Drafters
-from outrider.eval.stats.speed_ratio import BlockNoise
-from tests.eval.sample_results import EVALUATION, QUIET, SPECULATORS, sample_blocks
+from tests.eval.sample_results import BURSTS, EVALUATION, SPECULATORS, SPEEDS, sample_blocks
 
+UNITS = replace(SPEEDS, prompts=[Prompt("q", name, "", [], "") for name in "abcdab"])
+"""Sessions too few for an interval over them."""
+IDS = [f"q{number}" for number in range(60)]
+"""Of replayed responses; those of the timed prompts are the first six."""
 BOTH = Drafters[int](base=2, custom=2)
 
 
 def test_tokens_per_second_are_pooled_and_ratios_paired():
     blocks = sample_blocks(custom_speed=1.4)
-    noise = noise_of({"eager": blocks})
-    assert {name: each.degrees for name, each in noise.items()} == {
-        "custom_over_base": 6,
-        "custom_over_none": 6,
-        "base_over_none": 6,
-    }
-    speed = summarise(blocks, EVALUATION, noise)
+    speed = UNITS.summarise(blocks)
     assert list(speed) == ["1", "4", "8"]
     own = [b for b in blocks if b["concurrency"] == 4 and b["variant"] == "base"]
     assert speed["4"].base.tokens_per_s == pytest.approx(
@@ -31,33 +30,65 @@ def test_tokens_per_second_are_pooled_and_ratios_paired():
     row = speed["4"]
     ratio = row.custom_over_base
     assert ratio.value == pytest.approx(row.custom.tokens_per_s / row.base.tokens_per_s)
-    assert ratio.low < 1.4 < ratio.high
+    assert ratio.low < 1.4 < ratio.high and row.starts is None
     # Speeds drift by 20 % between repeats; the paired ratio does not care.
     assert ratio.high - ratio.low < 0.15
-    assert ratio.observations == 3 * EVALUATION.block_requests(4)
+    assert ratio.observations == 3 * EVALUATION.block_requests(4) and ratio.clusters == 3
+    # None has an engine of its own, which was started once.
+    none = row.custom_over_none
+    assert none.high / none.value > np.exp(1.96 * np.sqrt(2) * START_NOISE)
+    # A block twice as long where the machine was slow widens what it is part of.
+    slow = [
+        b | {"seconds": 2 * b["seconds"]} if (b["repeat"], b["concurrency"]) == (0, 4) else b
+        for b in blocks
+        if b["variant"] != "base"
+    ] + [b for b in blocks if b["variant"] == "base"]
+    widest = UNITS.summarise(slow)["4"].custom_over_base
+    assert widest.high / widest.low > 1.3 * ratio.high / ratio.low
+    # Sessions recur in the blocks; here their interval is the wider one.
+    by_session = SPEEDS.summarise(blocks)["4"].custom_over_base
+    assert by_session.low < ratio.low and by_session.clusters == 6
 
 
-def test_claims_at_the_other_concurrencies_are_corrected_for_their_number():
+def test_pairs_of_requests_in_one_engine_are_units_and_starts_of_two_are():
+    blocks = [
+        b | {"alternated": b["concurrency"] == 1 and b["variant"] != "none"}
+        for b in sample_blocks()
+    ]
+    row = UNITS.summarise(blocks)["1"]
+    pairs = 3 * EVALUATION.block_requests(1)
+    assert row.custom_over_base.clusters == row.custom_over_base.observations == pairs
+    apart = [b | {"alternated": True, "engine": b["variant"], "start": b["repeat"]} for b in blocks]
+    row = UNITS.summarise(apart)["1"]
+    assert row.starts == row.custom_over_base.clusters == 3
+    once = [b | {"start": 0} for b in apart]
+    assert SPEEDS.summarise(once)["1"].starts == 1
 
-    def better(speed):
-        blocks = sample_blocks(custom_speed=speed)
-        # Intervals of 8 % on either side at 95 %, of 9.4 % at 97.5 %.
-        noise = dict.fromkeys(noise_of({"eager": blocks}), BlockNoise(0.003, 6))
-        rows = summarise(blocks, EVALUATION, noise)
-        shown = {size: row.better for size, row in rows.items()}
-        return shown, {size: row.custom_over_base.low > 1 for size, row in rows.items()}
 
-    assert better(1.4)[0] == {"1": True, "4": True, "8": True}
-    assert better(0.9)[0] == {"1": False, "4": False, "8": False}
-    # Close to 1 there are speeds at which an interval lies above it, and the claim is not shown.
-    tried = [better(speed) for speed in np.arange(1.04, 1.14, 0.01)]
-    corrected = [size for shown, alone in tried for size in "48" if alone[size] > shown[size]]
-    assert corrected and all(shown["1"] == alone["1"] for shown, alone in tried)
-    assert not any(shown[size] > alone[size] for shown, alone in tried for size in "48")
+def test_replay_s_acceptance_takes_the_place_of_the_counted_one_where_they_agree():
+    blocks = sample_blocks()
+    steps_R = np.full(60, 50.0)
+    lengths = {"none": 1.0, "base": BURSTS["base"], "custom": BURSTS["custom"]}
+
+    def estimator(**wrong):
+        steps = {name: steps_R / length for name, length in (lengths | wrong).items()}
+        for own in steps.values():
+            own *= np.random.default_rng(0).normal(1, 0.01, 60)
+        replayed = ReplayedSteps(steps, IDS, IDS, [""] * 60)
+        rows = replace(SPEEDS, replayed=replayed).summarise(blocks)
+        return rows["8"].custom_over_base
+
+    plain = SPEEDS.summarise(blocks)["8"].custom_over_base
+    found = estimator()
+    assert found.estimator == "replay" and plain.low < found.value < plain.high
+    assert estimator(custom=6.0) == plain and plain.estimator == "measured"
+    # A speculator that follows a schedule has no replayed steps.
+    other = replace(SPEEDS, replayed=ReplayedSteps({"none": steps_R}, IDS, IDS, [""] * 60))
+    assert other.summarise(blocks)["8"].custom_over_base == plain
 
 
 def test_the_share_of_steps_with_drafts_is_counted():
-    row = summarise(sample_blocks(), EVALUATION, dict.fromkeys(QUIET))["4"]
+    row = SPEEDS.summarise(sample_blocks())["4"]
     own = [
         b["counters"] for b in sample_blocks() if (b["concurrency"], b["variant"]) == (4, "base")
     ]
@@ -66,47 +97,6 @@ def test_the_share_of_steps_with_drafts_is_counted():
         for name in ("drafts", "accepted_tokens", "generation_tokens")
     )
     assert row.drafting.base == pytest.approx(drafts / (tokens - accepted))
-
-
-def test_a_block_in_which_the_machine_was_slow_widens_every_interval():
-    blocks = sample_blocks()
-    slow = [
-        b | {"seconds": 2 * b["seconds"]}
-        if (b["repeat"], b["concurrency"], b["variant"]) == (0, 8, "base")
-        else b
-        for b in blocks
-    ]
-
-    def width(measured, concurrency):
-        speed = summarise(measured, EVALUATION, noise_of({"eager": measured}))
-        ratio = speed[concurrency].custom_over_base
-        return ratio.high / ratio.low
-
-    for concurrency in ("1", "4", "8"):
-        assert width(slow, concurrency) > 1.3 * width(blocks, concurrency)
-    # Other measurements of the same machine tell more of its noise.
-    assert noise_of({"eager": blocks, "compiled": blocks})["custom_over_base"].degrees == 12
-
-
-def test_alternated_blocks_have_the_noise_of_their_pairs_and_others_theirs():
-    plain = sample_blocks()
-    taking_turns = [
-        b | {"alternated": b["concurrency"] == 1 and b["variant"] != "none"} for b in plain
-    ]
-    noise = noise_of({"eager": taking_turns})
-    assert {name: each.degrees for name, each in noise.items()} == {
-        "custom_over_base": 4,
-        "custom_over_none": 6,
-        "base_over_none": 6,
-    }
-    speed, before = (summarise(blocks, EVALUATION, noise) for blocks in (taking_turns, plain))
-    ratio = speed["1"].custom_over_base
-    assert ratio.value == pytest.approx(before["1"].custom_over_base.value)
-    assert ratio.clusters == ratio.observations == 3 * EVALUATION.block_requests(1)
-    assert speed["4"] == before["4"] and speed["1"].custom_over_none == before["1"].custom_over_none
-    # Where nothing else was measured their blocks tell what noise blocks have.
-    alone = [block for block in taking_turns if block["concurrency"] == 1]
-    assert noise_of({"eager": alone})["custom_over_base"].degrees == 2
 
 
 def test_counters_are_pooled_before_they_are_divided():

@@ -21,10 +21,9 @@ from outrider.eval.bench.open_loop import (
 from outrider.eval.bench.scenarios import Traffic
 from outrider.eval.config import EvalConfig
 from outrider.eval.context import HeldoutRequests
-from outrider.eval.stats.speed_ratio import BlockNoise
 from outrider.serving.client import Sampling, SpeculationCounters
 from outrider.serving.load_generator import BlockResult, RequestResult
-from tests.eval.sample_results import QUIET, queued_block
+from tests.eval.sample_results import QUIET, queued_block, sample_findings
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -95,8 +94,8 @@ def test_ratios_are_of_a_request_s_own_speed_and_paired_by_request():
     assert row.custom.tokens_per_s == row.none.tokens_per_s, "all together are what was sent"
     assert row.arrivals == "log"
     # A rate has the closed loop's noise.
-    noisy = rate_row(blocks, {name: BlockNoise(0.04, 6) for name in QUIET})
-    assert noisy.base_over_none.high == pytest.approx(np.exp(2.446912 * 0.2))
+    noisy = rate_row(blocks, dict.fromkeys(QUIET, 0.2))
+    assert noisy.base_over_none.high == pytest.approx(np.exp(0.2))
 
 
 class Load:
@@ -146,7 +145,15 @@ def test_variants_get_the_same_requests_and_an_interruption_keeps_whole_blocks(t
         seen = [request[1:] for request in sent if len(request[1]) == count]
         assert len(seen) == 3 and all(one == seen[0] for one in seen)
         assert seen[0][0][:10] == traffic[0].texts[:count] and seen[0][2] == 64
-    table = summarise_rates(context, "eager", traffic, QUIET)
+    served = sample_findings().served["eager"]
+    table = summarise_rates(context, "eager", traffic, served)
+    # At least as wide as one block of the closed loop.
+    ratio = table["chats"]["2"].custom_over_base
+    assert all(
+        np.log(ratio.high / ratio.value)
+        >= np.sqrt(3) * np.log(row.custom_over_base.high / row.custom_over_base.value) - 1e-9
+        for row in served.speed.values()
+    )
     assert list(table["chats"]) == ["2", "5"]
     base = table["chats"]["5"].base
     assert base.requests == 15

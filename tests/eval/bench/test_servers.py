@@ -11,7 +11,7 @@ import pytest
 from outrider.eval.bench import servers as module
 from outrider.eval.bench.servers import Servers, covering
 from outrider.eval.replay.draft_parity import by_engine
-from outrider.eval.results.parts import CURRENT, SAME_K
+from outrider.eval.results.parts import CURRENT
 from outrider.serving.config import EngineConfig, ServingConfig, TargetConfig
 from outrider.serving.speculator import Speculator
 from tests.eagle3_head import write_eagle3_head
@@ -76,9 +76,9 @@ def ask(servers, *turns, mode="eager"):
 def test_base_and_custom_take_turns_in_one_server_that_starts_once(log, tmp_path):
     with opened(tmp_path) as servers:
         assert servers.groups(TURNS) == [TURNS]
-        asked = [TURNS[0], TURNS[1], TURNS[2], TURNS[1], (SAME_K, 3), (CURRENT, 1), TURNS[0]]
+        asked = [TURNS[0], TURNS[1], TURNS[2], TURNS[1], (CURRENT, 1), TURNS[0]]
         names = ask(servers, *asked)
-        assert names == ["none", *["speculating"] * 5, "none"]
+        assert names == ["none", *["speculating"] * 4, "none"]
         # A turn begins with an empty prefix cache, swapped or not.
         assert Recorder.emptied == names
         assert log == [
@@ -121,11 +121,11 @@ def test_a_stopped_server_starts_again_with_the_weights_that_are_asked_for(log, 
 )
 def test_without_changing_drafts_every_number_and_speculator_has_a_server(log, tmp_path, engine):
     """With data parallelism or EPLB."""
-    turns = [("none", None), ("base", 2), ("custom", 3), (SAME_K, 3), (CURRENT, 1)]
+    turns = [("none", None), ("base", 2), ("custom", 3), (CURRENT, 1)]
     with opened(tmp_path, side_by_side=False, **engine) as servers:
         assert servers.groups(turns) == [[turn] for turn in turns]
         ask(servers, *turns)
-        flags = {"base": (2, None), "custom": (3, None), SAME_K: (3, None), CURRENT: (1, None)}
+        flags = {"base": (2, None), "custom": (3, None), CURRENT: (1, None)}
         assert Recorder.flags == {"none": None} | flags
     with opened(tmp_path, **engine) as servers:
         assert servers.groups(turns) == [turns]  # each in a server of its own, all up at once
@@ -154,19 +154,19 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("base", "groups"),
     [
-        ("one", [["none"], ["base", "custom", SAME_K]]),
-        ("target", [["none"], ["base", SAME_K], ["custom"]]),
-        ("other layers", [["none"], ["base", SAME_K], ["custom"]]),
-        ("normed", [["none"], ["base", SAME_K], ["custom"]]),
-        ("none", [["none", "base", SAME_K], ["custom"]]),
-        ("ngram", [["none"], ["base", SAME_K], ["custom"]]),
+        ("one", [["none"], ["base", "custom", CURRENT]]),
+        ("target", [["none"], ["base", CURRENT], ["custom"]]),
+        ("other layers", [["none"], ["base", CURRENT], ["custom"]]),
+        ("normed", [["none"], ["base", CURRENT], ["custom"]]),
+        ("none", [["none", "base", CURRENT], ["custom"]]),
+        ("ngram", [["none"], ["base", CURRENT], ["custom"]]),
     ],
 )
 def test_one_engine_serves_both_only_if_it_can_load_both(folder, base, groups):
     named = base if base in ("none", "ngram") else folder / base
     speculators = {"base": Speculator.named(named), "custom": Speculator.named(folder / "two")}
     servers = opened(folder / "logs", False, speculators)
-    turns = [("none", None), ("base", 3), ("custom", 3), (SAME_K, 3)]
+    turns = [("none", None), ("base", 3), ("custom", 3), (CURRENT, 3)]
     assert [[variant for variant, _ in group] for group in servers.groups(turns)] == groups
 
 

@@ -92,7 +92,6 @@ def test_both_forms_have_every_figure_that_people_act_on(forms, report):
         *(check.seen for check in report.verdict.checks),
         interval(speed.custom_over_base),
         interval(speed.custom_over_none),
-        interval(speed.same_k.custom_over),
         f"{rate.none.request_tokens_per_s:.0f}*",
         interval(rate.custom_over_base),
         f"{rate.none.ttft_ms.p50:.0f} / {rate.none.ttft_ms.p90:.0f} / {rate.none.ttft_ms.p99:.0f}",
@@ -167,16 +166,14 @@ def test_the_headline_s_acceptance_is_at_equal_k_and_its_speed_at_each_one_s_own
     assert acceptance["k"] == {"base": 3, "custom": 3} and line["k"] == {"base": 2, "custom": 3}
     assert acceptance["base"] == pytest.approx(base)
     assert acceptance["ratio"] == pytest.approx(acceptance["custom"] / base)
-    own, same = (line[name] for name in ("tokens_per_s", "same_k"))
-    assert own["eager"]["1"]["base"] == speed.base.tokens_per_s
-    assert same["k"] == 3
-    assert same["tokens_per_s"]["eager"]["1"]["base"] == speed.same_k.block.tokens_per_s
+    own = line["tokens_per_s"]["eager"]["1"]
+    assert own["base"] == speed.base.tokens_per_s and own["estimator"] == "measured"
     tiles = headline(results)
     assert tiles[0].label == "acceptance, custom / base, both at K = 3"
     assert tiles[0].value == f"{acceptance['ratio']:.2f}×"
     assert tiles[1].label.endswith("concurrency 1, each at its own K")
     # Where base drafts another number only, the headline names both.
-    found = results.model_copy(update={"replay": None, "counted_same_k": None})
+    found = results.model_copy(update={"replay": None})
     assert headline(found)[0].label == "acceptance, custom / base, at K = 2 / 3"
     assert summary(found)["acceptance_length"]["ratio"] == results.counted.ratio.value
 

@@ -1,42 +1,62 @@
-"""Simulated timings whose true speed ratio is known, on a machine whose speed drifts."""
+"""Simulated units whose true ratios are known, with the noise of a shared machine."""
 
 import numpy as np
 
+from outrider.eval.stats.speed_ratio import Units
 
-def blocks_of(
-    random: np.random.Generator, truth: float, blocks: int, noise: float, requests: int = 6
-) -> list[np.ndarray]:
-    """Blocks [requests, 4]. The ratio of each is off by its own factor, and requests differ by 5 %.
+BASE_LENGTH, TOKENS, LATER = 2.5, 160.0, 0.85
+PAIR_NOISE, STALLED, SLOWEST = 0.07, 1 / 8, 1.1
+"""Of pairs of requests in a demo on a shared machine: standard deviation of log ratios, share of
+pairs that another process disturbed, and the largest log factor by which it did."""
 
-    The first variant is `truth` times as fast; `noise` is the factor's standard deviation (log).
+
+def machine_noise(random: np.random.Generator, units: int, scale: float = 1.0) -> np.ndarray:
+    """Log factors [units] between two variants, symmetric and with long tails."""
+    stalled = random.random(units) < scale * STALLED
+    sign = random.choice([-1.0, 1.0], units)
+    return scale * PAIR_NOISE * random.standard_normal(units) + stalled * sign * random.uniform(
+        0.2, SLOWEST, units
+    )
+
+
+def simulated_units(
+    random: np.random.Generator,
+    truth: float,
+    units: int,
+    length: float = 1.0,
+    acceptance_noise: float = 0.03,
+    scale: float = 1.0,
+    noise: np.ndarray | None = None,
+) -> Units:
+    """Units in which the first variant is `truth` times as fast and accepts `length` times more.
+
+    `acceptance_noise` is the standard deviation of a unit's log length ratio; `noise` replaces the
+    machine's.
     """
+    lengths_U2 = BASE_LENGTH * np.exp(
+        acceptance_noise / np.sqrt(2) * random.standard_normal((units, 2))
+    )
+    lengths_U2[:, 0] *= length
+    step = length / truth  # seconds of a step of the first, over those of the second
     found = []
-    for _ in range(blocks):
-        tokens = random.integers(60, 200, (2, requests)).astype(float)
-        seconds = tokens / (100 * np.exp(0.05 * random.standard_normal((2, requests))))
-        seconds[0] /= truth * np.exp(noise * random.standard_normal())
-        found.append(np.stack([tokens[0], seconds[0], tokens[1], seconds[1]], axis=1))
-    return found
+    factors = np.exp(machine_noise(random, units, scale) if noise is None else noise)
+    for place, seconds in ((0, step * factors), (1, np.ones(units))):
+        deliveries_U = TOKENS / lengths_U2[:, place]
+        # The prefill is so long that what comes later has the share LATER of the expected time.
+        usual = TOKENS / BASE_LENGTH / (length if place == 0 else 1.0)
+        whole = seconds * (deliveries_U + usual * (1 - LATER) / LATER)
+        tokens_U = np.full(units, TOKENS + 1)
+        found.append(np.stack([tokens_U, whole, tokens_U - 1, deliveries_U], axis=1))
+    return Units(found[0], found[1], later=LATER, observations=units)
 
 
-def alternated_pairs(
-    random: np.random.Generator, truth: float, pairs: int, lasting: float
+def replayed_steps(
+    random: np.random.Generator, length: float, sessions: int, spread: float
 ) -> np.ndarray:
-    """Pairs [pairs, 4] of alternated requests: a b, b a, a b, ...
+    """Steps [4 sessions, 2] of two variants on held-out responses; four of a session are alike.
 
-    The machine's speed is an autoregressive process with a standard deviation of 15 % (log) that
-    decays over `lasting` requests. Responses have 20 to 160 tokens, as unlike as a chat's.
+    The log length ratio of a session has the standard deviation `spread`; pooled it is `length`.
     """
-    kept = np.exp(-1 / lasting)
-    shocks = random.standard_normal(2 * pairs)
-    speeds, speed = [], random.standard_normal()
-    for shock in shocks:
-        speed = kept * speed + np.sqrt(1 - kept**2) * shock
-        speeds.append(speed)
-    tokens = random.integers(20, 160, 2 * pairs)
-    noise = 0.15 * np.array(speeds) + 0.05 * random.standard_normal(2 * pairs)
-    seconds = tokens / 100 * np.exp(noise)
-    pair, first = np.arange(pairs), np.arange(pairs) % 2
-    one, other = 2 * pair + first, 2 * pair + 1 - first
-    seconds[one] /= truth
-    return np.stack([tokens[one], seconds[one], tokens[other], seconds[other]], axis=1)
+    own_S = np.exp(spread * random.standard_normal(sessions) - spread**2 / 2)
+    steps_R = TOKENS / BASE_LENGTH * np.exp(0.1 * random.standard_normal(4 * sessions))
+    return np.stack([steps_R / length / own_S.repeat(4), steps_R], axis=1)

@@ -68,7 +68,7 @@ def test_a_stage_is_the_sum_of_its_parts() -> None:
     assert engine_starts(measured, EngineConfig(), 3, lookup=True) == 2 + 3 + 4
     # A server for each speculator and number, in each of five repeats.
     apart = engine_starts(measured, EngineConfig(data_parallel=8), 3, lookup=False)
-    assert apart == 3 + 4 * measured.repeats
+    assert apart == 3 + 3 * measured.repeats
 
 
 def test_a_target_of_unknown_speed_has_no_hours() -> None:
