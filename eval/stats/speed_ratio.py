@@ -130,8 +130,8 @@ def agree(units: Units, replayed_U: Array, controlled: Estimate) -> bool:
 
     `replayed_U` are the log length ratios by replay of the logged responses to the same prompts,
     one for each unit: what a session's requests have in common is in both. Their distance to the
-    counted ones must not differ from 0 beyond chance (or NEGLIGIBLE), and the controlled ratio must lie in the
-    interval of the measured one, both at 95 %.
+    counted ones must not differ from 0 beyond chance (or NEGLIGIBLE), and the controlled ratio must
+    lie in the interval of the measured one, both at 95 %.
     """
     both_U = (units.over_U4[:, 3] > 0) & (units.under_U4[:, 3] > 0)
     center, margin = trimmed_mean(units.lengths_U - replayed_U[both_U])
