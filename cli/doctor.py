@@ -1,4 +1,4 @@
-"""`outrider doctor`: what this machine can run, and the command that mends what is missing.
+"""`outrider doctor`: what this machine can run, and the command that fixes what is missing.
 
 outrider doctor
 """

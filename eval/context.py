@@ -103,7 +103,7 @@ class EvaluationFolders:
 
 @dataclass(frozen=True)
 class Backends:
-    """How an evaluation starts what it measures. Each field is called like its default."""
+    """How an evaluation starts what it measures. Each field is named like its default."""
 
     servers: Callable[..., AbstractContextManager[Servers]] = Servers
     engine: Callable[..., AbstractContextManager[Engine]] = open_engine

@@ -148,7 +148,7 @@ class Controller:
         return serving
 
     def _checked(self, bundle: Path, serving: str, source: str | None) -> str:
-        """Name of the bundle's release, which every replica can load, and which is a new one."""
+        """Name of the bundle's new release, which every replica can load."""
         self.releases.verified(serving)  # to go back to
         new = self.releases.add(bundle, source)
         if new.name == serving:

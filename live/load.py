@@ -76,7 +76,7 @@ class Load:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Returns when every user has got the rest of a response."""
+        """Returns when every user has received the rest of a response."""
         self._ended.set()
         for thread in self._threads:
             thread.join()

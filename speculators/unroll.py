@@ -190,7 +190,7 @@ class Row(NamedTuple):
     anchor_place_N: Tensor
     """Index of each anchor among the P tokens."""
     attend_prefix: Attend
-    """Attention of the anchors over the tokens up to their own; not to be called without any."""
+    """Attention of the anchors over the tokens up to their own; needs at least one anchor."""
 
 
 def row_of(sequence_BT: Tensor, anchor_BT: Tensor, device: torch.device) -> Row:

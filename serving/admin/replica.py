@@ -46,7 +46,7 @@ class Watch(BaseModel):
     requests: Annotated[int, Field(ge=2)]
     """Finished requests, of those that began after the swap, after which the watch ends."""
     min_tokens_per_step: Annotated[float, Field(ge=1)]
-    """Tokens per engine step, 1 + accepted / drafts, that the evidence predicts at least."""
+    """Least tokens per engine step, 1 + accepted / drafts, that the evidence predicts."""
     level: Annotated[float, Field(gt=0, lt=0.5)] = 0.05
     """Largest probability of taking back a speculator that keeps it, at any stopping time."""
 

@@ -111,7 +111,7 @@ def load(drafter: Any, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
     """Loads weights and returns the names of the parameters that they filled, under vLLM's names.
 
     Models with an EAGLE-3 head return nothing, but the loader that they call does; it calls itself
-    for the modules inside, so the last call to end has all names.
+    for inner modules, so the outermost call returns all names.
     """
     from vllm.model_executor.models.utils import AutoWeightsLoader
 

@@ -20,7 +20,7 @@ LOOKUP = {"prompt_lookup_min": 2, "prompt_lookup_max": 4}
 """Lengths of the n-grams looked up; 4 is the longest in vLLM's documentation of the method."""
 
 NO_DRAFT = -1
-"""In place of a token where nothing is drafted."""
+"""Placeholder for a token where nothing is drafted."""
 
 
 class WeightlessKind(DrafterKind):

@@ -20,7 +20,7 @@ def test_an_engine_that_reproduces_itself_has_the_recipe_s_limit(control, allowe
         (0.03, 0.039, "passed"),
         (0.03, 0.041, "failed"),
         (0.2, 0.06, "passed"),
-        (0.2, 0.07, "undecided"),  # a noisy engine does not pass anything
+        (0.2, 0.07, "undecided"),  # a noisy engine does not let everything pass
         (0.2, 0.22, "failed"),
         (float("nan"), 0.03, "failed"),
         (0.0, float("nan"), "failed"),

@@ -225,7 +225,7 @@ def test_a_replica_killed_in_its_exchange(small: SmallEndpoint, fault, replica) 
         done = controller.deploy(small.bundles["better"])
         assert done.outcome == ("rolled_back" if replica == "canary" else "promoted")
         assert done.behind == [replica]
-        small.test("/test/start", replica=replica)  # with what it was first started with
+        small.test("/test/start", replica=replica)  # with its first command
         controller.recover()
     everywhere(small, "first" if replica == "canary" else "better")
 

@@ -1,4 +1,4 @@
-"""Processes of stages: their failures by name."""
+"""Failures of the stages' processes name the stage."""
 
 from pathlib import Path
 

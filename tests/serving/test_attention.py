@@ -1,7 +1,7 @@
 """What vLLM's selectors accept of every shipped target, on GPUs without a GPU.
 
-The selectors are those of vLLM's CUDA platform. Stubbed are the device's capability, and the names
-that a CPU build of vLLM lacks and the selectors only import.
+The selectors are those of vLLM's CUDA platform. The device's capability is stubbed, and so are
+names that a CPU build of vLLM lacks and the selectors only import.
 """
 
 import json

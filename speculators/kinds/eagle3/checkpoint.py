@@ -55,7 +55,7 @@ def load_head(
     dtype: torch.dtype,
     device: torch.device | str = "cpu",
 ) -> StoredHead:
-    """The head of a directory in either layout. Every weight starts as NaN, and none stays so."""
+    """The head of a directory in either layout. Every weight starts as NaN; none may stay so."""
     directory = Path(directory)
     path, stored = directory / "config.json", _stored(directory)
     shape = kind.shape(stored.layout.config, read_json(target_dir / "config.json"), path)
