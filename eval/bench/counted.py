@@ -9,7 +9,7 @@ its steps are tokens minus accepted drafts.
 
 The interval's clusters are sessions, or users where that is wider. Blocks use the prompts again and
 again, and responses to one prompt are alike: with turns as clusters, an equal custom was shown to
-accept more in 22 % of simulations with 5 sessions, now in 2.5 % (benchmarks/results/judge.md). vLLM
+accept more in 22 % of simulations with 5 sessions, now in 2.5 % (tests/eval/test_counted.py). vLLM
 counts a block as a whole. A step delivers once, so a response's share of the block's steps is its
 share of the deliveries.
 """

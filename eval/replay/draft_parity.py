@@ -364,7 +364,7 @@ def most_missing(drafts: int, share: float) -> int:
 
     A binomial bound: at a true share within the limit, more are found in at most `REFUSED` of the
     cases, however many drafts are compared. Drafts of a sequence are alike: where they miss in
-    pairs this holds up to 0.8 of the limit. Operating curve: benchmarks/results/judge.md.
+    pairs this holds up to 0.8 of the limit.
     """
     from scipy.stats import binom
 
