@@ -116,7 +116,7 @@ def main() -> None:
         root = Path(scratch)
         archive = subprocess.run(["git", "archive", "HEAD"], capture_output=True, check=True)
         subprocess.run(["tar", "x", "-C", scratch], input=archive.stdout, check=True)
-        (root / "outrider").mkdir()
+        (root / "outrider").mkdir(exist_ok=True)
         (root / "outrider" / "__init__.py").touch()
         for room in root.iterdir():
             if room.is_dir() and (room / "__init__.py").is_file() and room.name != "outrider":
