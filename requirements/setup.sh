@@ -14,7 +14,7 @@ fail() { printf '%s\n' "set-up: $*" >&2; exit 1; }
 
 command -v "$PYTHON" >/dev/null 2>&1 \
     || fail "$PYTHON: command not found; install Python 3.11 or newer, or run PYTHON=/path/to/python make ..."
-"$PYTHON" -c 'import sys; raise SystemExit(sys.version_info < (3, 11))' \
+"$PYTHON" -c 'import pip, sys; raise SystemExit(sys.version_info < (3, 11))' \
     || fail "$PYTHON is $("$PYTHON" --version 2>&1), Outrider needs 3.11 or newer; run PYTHON=/path/to/python make ..."
 
 # vLLM's CUDA build where a GPU responds, its CPU build elsewhere.
@@ -30,7 +30,7 @@ if [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$wanted" ]; then exit 0; fi
 
 echo "set-up: $kind packages into $VENV (a few minutes the first time)"
 if ! [ -x "$VENV/bin/python" ] \
-    || ! "$VENV/bin/python" -c 'import sys; raise SystemExit(sys.version_info < (3, 11))'; then
+    || ! "$VENV/bin/python" -c 'import pip, sys; raise SystemExit(sys.version_info < (3, 11))'; then
     "$PYTHON" -m venv --clear "$VENV" \
         || fail "$PYTHON -m venv failed; on Debian and Ubuntu run: apt install python3-venv"
 fi
