@@ -119,15 +119,15 @@ def _machine(runs: Path) -> list[Finding]:
     memory, disk = psutil.virtual_memory().available, shutil.disk_usage(place).free
     shared = shutil.disk_usage("/dev/shm").free
     compiler = shutil.which("g++") or shutil.which("c++")
-    free = {name: f"{bytes_text(size)} free" for name, size in (("m", memory), ("s", shared))}
+    memory_free, shared_free = (f"{bytes_text(size)} free" for size in (memory, shared))
     at = f"{bytes_text(disk)} free at {place}"
     return [
         Finding("processor", "ok", f"{len(os.sched_getaffinity(0))} cores"),
         _judged(
             "memory",
             memory >= LEAST_MEMORY,
-            free["m"],
-            f"{free['m']}, {bytes_text(LEAST_MEMORY)} needed; end other programs",
+            memory_free,
+            f"{memory_free}, {bytes_text(LEAST_MEMORY)} needed; end other programs",
         ),
         _judged(
             "disk",
@@ -138,8 +138,8 @@ def _machine(runs: Path) -> list[Finding]:
         _judged(
             "shared memory",
             shared >= LEAST_SHARED,
-            free["s"],
-            f"{free['s']}, {bytes_text(LEAST_SHARED)} needed; start the container with"
+            shared_free,
+            f"{shared_free}, {bytes_text(LEAST_SHARED)} needed; start the container with"
             " --shm-size=16g or --ipc=host",
         ),
         _judged(

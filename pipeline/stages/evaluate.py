@@ -161,18 +161,13 @@ EVALUATE = Stage(
     starts_engines=True,
 )
 
-CHOOSE_KIND = Stage(
+CHOOSE_KIND = dataclasses.replace(
+    EVALUATE,
     name="choose_kind",
     version=2,
-    needs=("split", "capture", "train"),
-    settings=evaluation_settings,
-    sources=target_and_base_digests,
     work=_choose_kind,
-    reads=lambda run: (run.sequences, run.features / "manifest.json"),
     artifact=lambda run: run.kind_choice,
     identity=lambda run: run.kind_choice,
-    handles_text=True,
-    starts_engines=True,
 )
 """Only in a run of several kinds, between train and evaluate."""
 
@@ -183,18 +178,13 @@ EVALUATE_KINDS = dataclasses.replace(
 )
 """`evaluate` in a run of several kinds."""
 
-EVALUATE_OTHER = Stage(
+EVALUATE_OTHER = dataclasses.replace(
+    EVALUATE,
     name="evaluate_other",
-    version=5,
     needs=("split", "capture"),
-    settings=evaluation_settings,
-    sources=target_and_base_digests,
     work=_evaluate_other,
-    reads=lambda run: (run.sequences, run.features / "manifest.json"),
     artifact=lambda run: run.other_evaluation / "report.json",
     identity=lambda run: run.other_evaluation / "report.json",
     options=("speculator", "weights"),
-    handles_text=True,
-    starts_engines=True,
 )
 """`evaluate-speculator --speculator DIR|ngram|none`: a speculator that this run did not train."""
