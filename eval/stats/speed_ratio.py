@@ -82,16 +82,22 @@ class Units:
     """Number of pairs of requests."""
 
     @property
+    def stepped_U(self) -> NDArray[np.bool_]:
+        """Whether both made steps after their first tokens."""
+        stepped_U: NDArray[np.bool_] = (self.over_U4[:, 3] > 0) & (self.under_U4[:, 3] > 0)
+        return stepped_U
+
+    @property
     def lengths_U(self) -> Array:
         """a_u: log ratios of counted acceptance lengths, of units in which both made steps."""
-        both_U = (self.over_U4[:, 3] > 0) & (self.under_U4[:, 3] > 0)
-        return _logs(self.over_U4[both_U], 2) - _logs(self.under_U4[both_U], 2)
+        over_U4, under_U4 = self.over_U4[self.stepped_U], self.under_U4[self.stepped_U]
+        return _logs(over_U4, 2) - _logs(under_U4, 2)
 
     @property
     def left_U(self) -> Array:
         """y_u: log speed ratios without what acceptance explains, of the same units."""
-        both_U = (self.over_U4[:, 3] > 0) & (self.under_U4[:, 3] > 0)
-        speeds_U = _logs(self.over_U4[both_U], 0) - _logs(self.under_U4[both_U], 0)
+        over_U4, under_U4 = self.over_U4[self.stepped_U], self.under_U4[self.stepped_U]
+        speeds_U = _logs(over_U4, 0) - _logs(under_U4, 0)
         return speeds_U - self.later * self.lengths_U
 
 
@@ -138,8 +144,7 @@ def agree(units: Units, replayed_U: Array, controlled: Estimate) -> bool:
     counted ones must not differ from 0 beyond chance (or NEGLIGIBLE), and the controlled ratio must
     lie in the interval of the measured one, both at 95 %.
     """
-    both_U = (units.over_U4[:, 3] > 0) & (units.under_U4[:, 3] > 0)
-    center, margin = trimmed_mean(units.lengths_U - replayed_U[both_U])
+    center, margin = trimmed_mean(units.lengths_U - replayed_U[units.stepped_U])
     plain = measured_ratio(units)
     return abs(center) <= max(margin, NEGLIGIBLE) and plain.low <= controlled.value <= plain.high
 
