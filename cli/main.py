@@ -26,27 +26,31 @@ except ModuleNotFoundError as error:  # a server's installation
         " checkout"
     )
 
+from outrider.cli import adapt, deploy, evaluate, export, inspect, train
+from outrider.cli.doctor import doctor
+from outrider.cli.init import init
 from outrider.common.errors import OutriderError, UsageError
 from outrider.common.redaction import redacted
 from outrider.common.supervision import Interrupted
 from outrider.pipeline.recipe.shipped import shipped_recipes
 
 VERBS = {
-    "doctor": "doctor:doctor",
-    "init": "init:init",
-    "inspect": "inspect:inspect_traffic",
-    "train": "train:train_speculator",
-    "eval": "evaluate:evaluate_speculator",
-    "export": "export:export_speculator",
-    "deploy": "deploy:deploy_speculator",
-    "adapt": "adapt:adapt_speculator",
+    "doctor": doctor,
+    "init": init,
+    "inspect": inspect.inspect_traffic,
+    "train": train.train_speculator,
+    "eval": evaluate.evaluate_speculator,
+    "export": export.export_speculator,
+    "deploy": deploy.deploy_speculator,
+    "adapt": adapt.adapt_speculator,
 }
-"""Verb -> module of this package and its function, in the order in which people need them."""
+"""In the order in which people need them."""
 
-HELP = """Turn an endpoint's traffic into a speculator of its own, and ship it only if it is faster.
+HELP = """Train a speculator on an endpoint's traffic, and ship it only if it is faster.
 
-First run: `outrider init LOGS --target MODEL`, then `outrider train RECIPE --dry-run`. Every verb
-takes --help, and --quiet: nothing on stderr but errors."""
+First run: outrider init LOGS --target MODEL, then outrider train RECIPE
+
+Every verb takes --help, and --quiet: nothing on stderr but errors."""
 
 
 def _run(name: str, *verb: str) -> None:
@@ -86,7 +90,7 @@ def _run(name: str, *verb: str) -> None:
 
 
 def command_app() -> App:
-    """The parser of all verbs, whose modules are imported when they run."""
+    """The parser of all verbs."""
     app = App(
         name="outrider",
         version=_versions,
@@ -95,7 +99,7 @@ def command_app() -> App:
         result_action="return_value",
     )
     for place, (verb, function) in enumerate(VERBS.items()):
-        app.command(f"outrider.cli.{function}", name=verb, sort_key=place)
+        app.command(function, name=verb, sort_key=place)
     app.register_install_completion_command()
     return app
 

@@ -46,7 +46,10 @@ def run_supervised(argv: list[str], log: Path, environment: dict[str, str]) -> i
     """
     received: list[int] = []
     with contextlib.ExitStack() as stack:
-        terminal = os.dup(sys.stderr.fileno())
+        try:
+            terminal = os.dup(sys.stderr.fileno())
+        except OSError:  # a notebook's stderr has no descriptor; the kernel shows what 2 gets
+            terminal = os.dup(2)
         stack.callback(os.close, terminal)
         log.touch(mode=0o600)
         output = stack.enter_context(log.open("ab"))

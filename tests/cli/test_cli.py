@@ -185,6 +185,7 @@ def test_help_lists_every_verb_in_the_order_of_use(tmp_path):
     assert finished.returncode == 0
     places = [finished.stdout.index(f"│ {verb} ") for verb in main.VERBS]
     assert places == sorted(places)
+    assert "Train a speculator on traffic" in finished.stdout  # a line for each
     for verb in ("train", "eval", "export", "adapt"):
         finished = run("outrider", verb, "--help", cwd=tmp_path)
         assert finished.returncode == 0
