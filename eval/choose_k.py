@@ -114,12 +114,13 @@ def choose(
 def length_margin(sums: ReplaySums, k: int, other: int) -> float:
     """One-sided 95 % margin of the log ratio of acceptance lengths with two numbers of drafts.
 
-    0 where sessions are too few for an interval.
+    0 where sessions are too few for an interval. Users count for claims about them, not here: how
+    much one more draft gains differs little between them.
     """
     steps_R2 = np.stack(
         [sums.steps_RK[:, n - 1] if n else sums.tokens_R for n in (k, other)], axis=1
     )
-    found = clustered(steps_R2, sums.sessions, lambda s: s[..., 0] / s[..., 1], 0.9, sums.users)
+    found = clustered(steps_R2, sums.sessions, lambda s: s[..., 0] / s[..., 1], 0.9)
     return math.log(found.high / found.value) if found.high else 0.0
 
 

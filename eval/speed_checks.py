@@ -22,7 +22,7 @@ from outrider.eval.config import GateConfig
 from outrider.eval.results.parts import Estimate
 from outrider.eval.results.report import Check, Findings, Outcome
 from outrider.eval.results.speed import SpeedRow
-from outrider.eval.stats.intervals import units_needed
+from outrider.eval.stats.intervals import given_passed, units_needed
 
 MOST_REPEATS = 1000
 """More are not named."""
@@ -59,6 +59,14 @@ class Demand:
         if self.starts is not None and self.starts < LEAST_STARTS:
             return "undecided"
         return above(self.ratio.low, self.ratio.high, self.threshold)
+
+    @property
+    def corrected(self) -> str:
+        """The ratio without what passing adds to it, in words, where a gain was shown."""
+        if self.kind != SUPERIOR or self.outcome != "passed":
+            return ""
+        value = given_passed(self.ratio.value, self.ratio.low, self.threshold)
+        return f", {value:.3f} corrected for having passed"
 
     def what_decides(self, repeats: int | None) -> str:
         """How many repeats would decide it, if the ratio stays what it is."""
@@ -148,7 +156,7 @@ def _check(name: str, asked: Sequence[Demand], off: Sequence[Demand], repeats: i
         name=name,
         outcome="failed" if "failed" in outcomes else outcome,
         seen=", ".join(
-            f"at {each.concurrency} {interval(each.ratio)}{_estimator(each.ratio)}"
+            f"at {each.concurrency} {interval(each.ratio)}{_estimator(each.ratio)}{each.corrected}"
             for each in asked
         ),
         demand=demand,

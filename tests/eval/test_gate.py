@@ -393,7 +393,8 @@ def test_two_engines_that_were_started_twice_are_undecided():
     row["starts"] = 3
     assert verdict_of(findings).verdict == "ship"
     row["custom_over_base"] = BETTER | {"estimator": "replay"}
-    assert speed_check(findings, name).seen.endswith("with replay's acceptance")
+    seen = "at 1 1.400 [1.300, 1.500] with replay's acceptance, 1.400 corrected for having passed"
+    assert speed_check(findings, name).seen == seen
 
 
 def test_custom_must_beat_what_runs_today_too():

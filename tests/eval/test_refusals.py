@@ -16,9 +16,11 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import AutoTokenizer
 
 from outrider.common.errors import OutriderError
 from outrider.common.files import read_json
@@ -29,6 +31,9 @@ from outrider.data.ingest.ingest import ingest
 from outrider.data.on_policy.check import check_traffic
 from outrider.data.sequences import load_sequences
 from outrider.data.split.slices import name_slices, write_slices
+from outrider.eval.bench.closed_loop import measure
+from outrider.eval.bench.metrics import SpeedRatios
+from outrider.eval.bench.prompts import Prompt
 from outrider.eval.bench.servers import Servers
 from outrider.eval.config import EvalConfig, GateConfig
 from outrider.eval.context import (
@@ -39,11 +44,15 @@ from outrider.eval.context import (
 )
 from outrider.eval.evaluate import evaluate
 from outrider.eval.gate import NOT_SERVED, judge
-from outrider.eval.replay.heldout_replay import on_policy
+from outrider.eval.replay.heldout_replay import COLUMNS, on_policy
+from outrider.eval.replay.replay import compare, replay
 from outrider.eval.results.report import Results
+from outrider.eval.speed_checks import LEAST_STARTS, SUPERIOR, Demand
+from outrider.serving.client import Sampling
 from outrider.serving.config import EngineConfig, ServingConfig, TargetConfig
 from outrider.serving.engine import open_engine
 from outrider.serving.load_generator import LoadGenerator
+from outrider.serving.server import Server
 from outrider.serving.speculator import Drafting, Speculator
 from outrider.serving.vllm_arguments import serve_arguments
 from outrider.serving.vllm_hooks.draft_recorder import DRAFT_EXTENSION
@@ -51,6 +60,7 @@ from outrider.speculators.checkpoints.target_ends import load_target_ends
 from outrider.speculators.kinds.mtp.checkpoint import load_mtp, save_mtp
 from tests.data.logs import write_log
 from tests.eval.slow_drafter import SLOW_DRAFTER_EXTENSION
+from tests.eval.slow_start import SLOW_START_EXTENSION
 from tests.shipped_traffic import token_ids, with_token_ids
 
 K = 2
@@ -233,9 +243,74 @@ def test_what_gains_in_acceptance_and_loses_tokens_per_second_is_refused(
 def test_an_engine_that_accepts_more_than_it_may_is_refused(bench, nano_r1, weakened):
     """Of all drafts 5 % are accepted whatever the target says: custom is faster, and lossy."""
     custom = published(nano_r1, bench.home / "relaxed")
-    results = bench.judged(custom, weakened, verification_requests=16)
+    results = bench.judged(custom, weakened, repeats=1, max_tokens=8, verification_requests=16)
     assert results.verdict.verdict == "do not ship"
-    assert failed(results)[0] == "greedy outputs with and without speculation, eager"
+    assert "greedy outputs with and without speculation, eager" in failed(results)
+
+
+@pytest.mark.slow
+@pytest.mark.engine
+def test_a_gain_in_one_user_s_traffic_does_not_ship(bench, nano_r1, weakened, gains):
+    """Of seven users one has 8 of 20 responses, and custom drafts better for this one alone."""
+    rows = load_sequences(bench.traffic.run / "sequences", bench.traffic.parts["heldout"])
+    rows = rows.select_columns(COLUMNS).to_list()
+    base, custom = (
+        replay(directory, nano_r1, bench.traffic.store, rows, K, "greedy")
+        for directory in (weakened, nano_r1)
+    )
+    users = ["easy" if row < 8 else f"user {row % 6}" for row in range(len(base.users))]
+    hard_R = np.array(users) != "easy"
+    custom.steps_RK[hard_R] = base.steps_RK[hard_R]
+    verdicts = {}
+    for owners in ([""] * len(users), users):
+        ratio = compare(replace(base, users=owners), custom, K)["ratio"]
+        own = gains.replay.model_copy(update={"ratio": ratio})
+        verdicts[ratio.over] = judge(
+            gains.model_copy(update={"replay": own}), EVALUATION.gate
+        ).verdict
+    assert [*verdicts.values()] == ["ship", "undecided"], verdicts
+    assert [*verdicts][1].endswith("of 7 users, the wider interval by user")
+
+
+@pytest.mark.slow
+@pytest.mark.engine
+def test_a_slow_start_does_not_make_the_other_engine_faster(nano_r1, tmp_path, monkeypatch):
+    """Base's first of three starts sleeps in every step; both engines have the same speculator."""
+    started = []
+
+    def start(target, engine, drafting, log_path):
+        if "base" in log_path.name and log_path.name not in started:
+            engine = engine.model_copy(
+                update={"extra_arguments": {"worker_extension_cls": SLOW_START_EXTENSION}}
+            )
+        started.append(log_path.name)
+        return Server(target, engine, drafting, log_path=log_path)
+
+    monkeypatch.setattr("outrider.eval.bench.servers.Server", start)
+    monkeypatch.setattr(EngineConfig, "changes_drafters", False)
+    target, sampling = TargetConfig(model=str(nano_r1)), Sampling(0.0, 1.0)
+    speculators = {name: Speculator("mtp", nano_r1) for name in ("base", "custom")}
+    few = {"requests": 4, "repeats": LEAST_STARTS, "max_tokens": 24, "measure": "full"}
+    settings = EVALUATION.model_copy(update=few)
+    tokenizer = AutoTokenizer.from_pretrained(nano_r1)
+    prompts = [
+        Prompt(f"q{number}", f"s{number}", "", ids, tokenizer.decode(ids))
+        for number, row in enumerate(logged("resume_screening", 12))
+        for ids in token_ids(row)[:1]
+    ]
+    speeds = SpeedRatios(settings, prompts, main=1)
+    texts, plan = [prompt.text for prompt in prompts], {"base": K, "custom": K}
+    with (
+        LoadGenerator(target, tmp_path / "load.log") as load,
+        Servers(target, SERVING, speculators, [K], tmp_path) as servers,
+    ):
+        blocks = measure(servers, "eager", plan, load, texts, sampling, speeds, print)
+    assert sum("base" in name for name in started) == LEAST_STARTS
+    found = speeds.ratio(blocks, 1, "custom_over_base")
+    slow = speeds.ratio([each for each in blocks if not each["repeat"]], 1, "custom_over_base")
+    assert slow.value > 1.1, "nothing was planted"
+    demand = Demand(SUPERIOR, "base", 1, found, settings.gate.min_speed_ratio, LEAST_STARTS)
+    assert demand.outcome != "passed"
 
 
 def noise_in_the_head(speculator):

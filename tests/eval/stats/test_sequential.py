@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from outrider.eval.stats.intervals import given_passed
 from outrider.eval.stats.sequential import Looks
 from outrider.eval.stats.speed_ratio import trimmed_mean
 from tests.eval.stats.machine_noise import machine_noise
@@ -49,3 +50,18 @@ def test_nothing_gained_rarely_ships_and_the_reported_ratio_is_true(scale):
     assert abs(np.mean([ratio for _, ratio, _ in better]) / 1.1 - 1) <= 0.02
     if scale <= 1:
         assert np.mean([shown for shown, _, _ in better]) >= 0.95
+
+
+@pytest.mark.parametrize("error", [0.029, 0.038, 0.047, 0.06])
+def test_a_ratio_that_passed_is_corrected_for_it(error):
+    """At powers of 0.9 to 0.34 the ratio that is seen is up to 7 % too large."""
+    found = 1.1 * np.exp(error * np.random.default_rng(0).standard_normal(20_000))
+    passed = [ratio for ratio in found if ratio * np.exp(-2 * error) > 1][:5000]
+    corrected = [given_passed(ratio, ratio * np.exp(-2 * error), 1.0) for ratio in passed]
+    assert min(corrected) >= 1.0 and abs(np.mean(corrected) / 1.1 - 1) < 0.01
+    assert error < 0.03 or np.mean(passed) / 1.1 - 1 > 0.015
+    # The median of what passes is the ratio that it is the correction of.
+    middle = given_passed(1.1, 1.1 * np.exp(-2 * error), 1.0)
+    drawn = middle * np.exp(error * np.random.default_rng(1).standard_normal(200_000))
+    passed = drawn[drawn * np.exp(-2 * error) > 1]
+    assert middle == 1.0 or np.median(passed) == pytest.approx(1.1, rel=0.01)

@@ -1,0 +1,20 @@
+"""The judge's error rates in small: `make test-long`. At length: benchmarks/results/judge.md."""
+
+import numpy as np
+import pytest
+
+from benchmarks.canary_decisions import shares
+from benchmarks.judge import judged
+
+TRIALS = 100
+CANARY = {"canary_slow_promoted": 0.05, "canary_equal_rolled_back": 0.05}
+MOST = {"false_ship": 0.025, "slower_shipped": 0.05, "adapt_false_rounds": 0.05} | CANARY
+
+
+@pytest.mark.slow
+def test_the_judge_is_wrong_as_rarely_as_it_must_be():
+    found = judged(TRIALS, TRIALS) | shares(np.random.default_rng(0), TRIALS)
+    for name, most in MOST.items():
+        chance = 3 * np.sqrt(most * (1 - most) / TRIALS)
+        assert found[name] <= most + chance, (name, found)
+    assert found["power_110"] >= 0.8 and found["bias"] <= 0.03, found
