@@ -15,11 +15,8 @@ from outrider.common.errors import UsageError
 from outrider.pipeline.attempt import attempt, evaluate_run, open_run, print_json, print_summary
 
 if TYPE_CHECKING:
-    from outrider.eval.bench.prompts import Prompt
     from outrider.pipeline.recipe.load import LoadedRecipe
-    from outrider.pipeline.recipe.recipe import Recipe
     from outrider.pipeline.run_dir import RunDirectory
-    from outrider.serving.client import Sampling
 
 
 def evaluate_speculator(
@@ -72,12 +69,14 @@ def _server(loaded: "LoadedRecipe", run: "RunDirectory", url: str) -> int:
     from rich.console import Console
 
     from outrider.common.supervision import stopped_by_signal
-    from outrider.pipeline.stages.sources import has_quarantine
+    from outrider.pipeline.stages.sources import has_quarantine, parts_in_use
 
     with attempt(loaded, run) as go:
         go(["ingest", "split"], {})
         # Heavy: imported once the stages have run.
+        from outrider.data.sequences import load_sequences
         from outrider.eval.bench.endpoint import measure_endpoint, print_endpoint
+        from outrider.eval.bench.prompts import customers_sampling, evaluation_prompts
 
         recipe, console = loaded.recipe, Console(stderr=True, highlight=False)
         if not has_quarantine(run):
@@ -87,13 +86,15 @@ def _server(loaded: "LoadedRecipe", run: "RunDirectory", url: str) -> int:
                 "first to leave them out",
                 soft_wrap=True,
             )
-        prompts, sampling = endpoint_requests(recipe, run)
+        # The prompts and the sampling of the timed blocks of the run's evaluation.
+        heldout = load_sequences(run.sequences, parts_in_use(run)["heldout"])
+        _, prompts = evaluation_prompts(heldout, recipe.eval, recipe.serving)
         with stopped_by_signal():
             results = measure_endpoint(
                 url,
                 recipe.target,
                 [prompt.text for prompt in prompts],
-                sampling,
+                customers_sampling(heldout),
                 recipe.eval,
                 run.attempt(),
                 console.print,
@@ -101,18 +102,6 @@ def _server(loaded: "LoadedRecipe", run: "RunDirectory", url: str) -> int:
     print_endpoint(results, console)
     print_json({"recipe": recipe.name, **results.model_dump(mode="json")})
     return 0
-
-
-def endpoint_requests(recipe: "Recipe", run: "RunDirectory") -> "tuple[list[Prompt], Sampling]":
-    """The prompts and the sampling of the timed blocks of the run's evaluation."""
-    from outrider.data.sequences import load_sequences
-    from outrider.eval.bench.prompts import customers_sampling, evaluation_prompts
-    from outrider.pipeline.stages.sources import parts_in_use
-
-    parts = parts_in_use(run)
-    heldout = load_sequences(run.sequences, parts["heldout"])
-    _, prompts = evaluation_prompts(heldout, recipe.eval, recipe.serving)
-    return prompts, customers_sampling(heldout)
 
 
 def _compare(runs: tuple[Path, ...], html: Path | None) -> int:

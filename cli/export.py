@@ -29,6 +29,6 @@ def export_speculator(
         Export even a speculator that is not better than the base.
     """
     loaded, run = open_run(recipe, overrides, runs)
-    results, place = export_run(loaded, run, to, force)
-    print(f"bundle copied to {place}", file=sys.stderr)
-    return print_summary(loaded, run, results, bundle=place)
+    results = export_run(loaded, run, to, force)
+    print(f"bundle copied to {to}", file=sys.stderr)
+    return print_summary(loaded, run, results, bundle=to)

@@ -151,13 +151,11 @@ def _examined(logs: str, target: str) -> tuple["Recipe", Mapping[str, Any]]:
 def _found(recipe: "Recipe") -> dict[str, Any]:
     """What the log's first rows contain, of its most frequent model where it has several."""
     from outrider.pipeline.inspection import inspect_recipe
-    from outrider.pipeline.run_dir import RunDirectory
 
-    run = RunDirectory.of(recipe, Path("runs"))
-    found, _ = inspect_recipe(recipe, run, FIRST, 0)
+    found, _ = inspect_recipe(recipe, FIRST, 0)
     if len(named := [name for name in found["models"] if name]) > 1:
         traffic = recipe.traffic.model_copy(update={"model": named[0]})
-        one, _ = inspect_recipe(recipe.model_copy(update={"traffic": traffic}), run, FIRST, 0)
+        one, _ = inspect_recipe(recipe.model_copy(update={"traffic": traffic}), FIRST, 0)
         found = {**one, "models": found["models"]}
     if found["problems"]:
         examples = found["reject_examples"].items()

@@ -4,9 +4,8 @@ outrider inspect resume_screening
 """
 
 import sys
-from pathlib import Path
 
-from outrider.cli.options import AsJson, Overrides, RecipeName, Runs
+from outrider.cli.options import AsJson, Overrides, RecipeName
 from outrider.common.errors import OutriderError, UsageError
 from outrider.pipeline.attempt import print_json
 
@@ -20,7 +19,6 @@ def inspect_traffic(
     first: int | None = None,
     samples: int | None = None,
     as_json: AsJson = False,
-    runs: Runs = Path("runs"),
 ) -> int:
     """Report what a log contains, how much of it can be trained on, and what that costs.
 
@@ -55,14 +53,12 @@ def inspect_traffic(
     from outrider.common.supervision import stopped_by_signal
     from outrider.pipeline.inspection import inspect_recipe, print_inspection
     from outrider.pipeline.recipe.load import load_overrides, load_recipe
-    from outrider.pipeline.run_dir import RunDirectory
 
     loaded = load_recipe(recipe, list(overrides)) if recipe else load_overrides(list(overrides))
-    run = RunDirectory.of(loaded.recipe, runs)
     if samples is None:
         samples = SAMPLES if sys.stdout.isatty() and not as_json else 0
     with stopped_by_signal():
-        found, sequences = inspect_recipe(loaded.recipe, run, first, samples)
+        found, sequences = inspect_recipe(loaded.recipe, first, samples)
     if as_json:
         print_json(found)
     else:

@@ -99,8 +99,7 @@ def _plan(
 ) -> int:
     from rich.console import Console
 
-    from outrider.pipeline.plan.page import print_plan
-    from outrider.pipeline.plan.plan import plan
+    from outrider.pipeline.plan.plan import plan, print_plan
     from outrider.pipeline.plan.training_cost import price
 
     with run.locked():

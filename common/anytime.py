@@ -79,34 +79,13 @@ def critical_t(degrees: ArrayLike, alpha: float, best_at: float = BEST_AT) -> Ar
     return critical
 
 
-def ratio_of_sums(
-    numerator_G: ArrayLike, denominator_G: ArrayLike, alpha: float, best_at: float = BEST_AT
-) -> Bounds:
+def ratio_of_sums(numerator_G: ArrayLike, denominator_G: ArrayLike, alpha: float) -> Bounds:
     """sum(numerator) / sum(denominator) with bounds, from independent clusters.
 
-    A cluster is a session, or a request where sessions are not known. The standard error of the log
-    ratio is the jackknife's. There are no bounds where one cluster has all of a sum.
+    A cluster is a session, or a request where sessions are not known. There are no bounds where one
+    cluster has all of a sum.
     """
-    numerator_G = np.asarray(numerator_G, dtype=np.float64)
-    denominator_G = np.asarray(denominator_G, dtype=np.float64)
-    count = len(numerator_G)
-    value, margin = math.nan, math.inf
-    if count and denominator_G.sum() > 0:
-        value = float(numerator_G.sum() / denominator_G.sum())
-        margin = float(log_ratio_margin(numerator_G[None], denominator_G[None], alpha, best_at)[0])
-    if not math.isfinite(margin):
-        return Bounds(value, 0.0, math.inf, count)
-    return Bounds(value, value * math.exp(-margin), value * math.exp(margin), count)
-
-
-def log_ratio_margin(
-    numerator_RG: Array, denominator_RG: Array, alpha: float, best_at: float = BEST_AT
-) -> Array:
-    """Distance of the bounds of log(sum(numerator) / sum(denominator)), by row."""
-    variance_R, degrees_R = _jackknife(numerator_RG, denominator_RG)
-    with np.errstate(invalid="ignore"):
-        margin_R: Array = critical_t(degrees_R, alpha, best_at) * np.sqrt(variance_R)
-    return np.where(np.isnan(margin_R), np.inf, margin_R)
+    return ratio_of_groups([(numerator_G, denominator_G)], [], alpha)
 
 
 def _jackknife(numerator_RG: Array, denominator_RG: Array) -> tuple[Array, Array]:

@@ -36,14 +36,6 @@ from outrider.common.errors import OutriderError
 MARK = "OUTRIDER_PROCESS_TREE"
 """Environment variable: the marks of the trees that a process belongs to, outermost first."""
 
-GRACE_S = 900.0
-"""Time in which the leader may end after SIGTERM, in seconds. It writes its checkpoint in this
-time: 162 GB for R1's layer, plus the step before it."""
-
-REPEAT_S = 30.0
-"""Time between two SIGTERMs to the leader, in seconds. Libraries lose signals while an engine
-starts."""
-
 _QUIET_S = 0.25
 """How long no member may be found before a tree counts as ended, in seconds. A process between
 fork and exec shows no mark."""
@@ -52,11 +44,8 @@ fork and exec shows no mark."""
 class ProcessTree:
     """Processes that end together; leaving the context ends those that are left."""
 
-    def __init__(self, patience_s: float = 0.0, folder: Path | None = None) -> None:
-        """`patience_s`: time from SIGTERM to SIGKILL at the end; 0 kills at once.
-
-        `folder` is removed after the last process.
-        """
+    def __init__(self, folder: Path | None = None) -> None:
+        """`folder` is removed after the last process."""
         self.mark = uuid.uuid4().hex
         outer = os.environ.get(MARK)
         # Without SPT_NOENV, vLLM's process titles overwrite the environment that /proc shows.
@@ -64,13 +53,12 @@ class ProcessTree:
             MARK: f"{outer}:{self.mark}" if outer else self.mark,
             "SPT_NOENV": "1",
         }
-        self._patience_s = patience_s
         self._folder = folder
 
     def __enter__(self) -> "ProcessTree":
         command = [sys.executable, "-m", "outrider.common.process_tree"]
         self._guard = subprocess.Popen(
-            [*command, self.mark, str(self._patience_s), *([self._folder] if self._folder else [])],
+            [*command, self.mark, *([self._folder] if self._folder else [])],
             stdin=subprocess.PIPE,
             bufsize=0,
             start_new_session=True,
@@ -79,18 +67,8 @@ class ProcessTree:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._send_leader("none")
         _OPEN.discard(self._guard)
         self._guard.communicate()  # closes the pipe and waits
-
-    def set_leader(self, process: subprocess.Popen) -> None:
-        """If the starter dies, `process` gets SIGTERM and `GRACE_S` before the rest is ended."""
-        self._send_leader(str(process.pid))
-
-    def _send_leader(self, text: str) -> None:
-        assert self._guard.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # the guard was killed
-            self._guard.stdin.write(f"{text}\n".encode())
 
 
 class Child:
@@ -199,54 +177,18 @@ def wait_until(condition: Callable[[], object], seconds: float) -> bool:
     return True
 
 
-def terminate_repeatedly(ended: Callable[[], bool], terminate: Callable[[], None]) -> bool:
-    """Sends SIGTERM every `REPEAT_S` until `ended`; False when `GRACE_S` is over."""
-    deadline = time.monotonic() + GRACE_S
-    while time.monotonic() < deadline:
-        terminate()
-        if wait_until(ended, min(REPEAT_S, deadline - time.monotonic())):
-            return True
-    return False
-
-
-def guard(mark: str, patience_s: float, folder: str | None = None) -> None:
-    """Waits until the starter closes the pipe, then ends the tree and removes `folder`."""
-    leader = None
-    for line in sys.stdin:
-        leader = None if line.strip() == "none" else _process(int(line))
-    if leader is not None:
-        terminate_repeatedly(lambda: not _alive(leader), lambda: _signal(leader.terminate))
-    if patience_s:
-        for process in members(mark):
-            _signal(process.terminate)
-        wait_until(lambda: not members(mark), patience_s)
+def guard(mark: str, folder: str | None = None) -> None:
+    """Waits until the starter closes the pipe, then kills the tree and removes `folder`."""
+    sys.stdin.read()
     quiet_since = time.monotonic()
     while time.monotonic() - quiet_since < _QUIET_S:
         for process in members(mark):
             quiet_since = time.monotonic()
-            _signal(process.kill)
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
         time.sleep(0.05)
     if folder is not None:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def _process(pid: int) -> psutil.Process | None:
-    try:
-        return psutil.Process(pid)
-    except psutil.NoSuchProcess:
-        return None
-
-
-def _alive(process: psutil.Process) -> bool:
-    try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
-
-
-def _signal(send: Callable[[], None]) -> None:
-    with contextlib.suppress(psutil.NoSuchProcess):
-        send()
 
 
 def _marks(process: psutil.Process) -> list[str]:
@@ -259,4 +201,4 @@ def _marks(process: psutil.Process) -> list[str]:
 
 
 if __name__ == "__main__":
-    guard(sys.argv[1], float(sys.argv[2]), *sys.argv[3:])
+    guard(*sys.argv[1:])

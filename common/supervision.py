@@ -16,15 +16,11 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from outrider.common import process_tree
-from outrider.common.process_tree import ProcessTree
+from outrider.common.process_tree import ProcessTree, wait_until
 
 TERMINAL_DESCRIPTOR = "OUTRIDER_TERMINAL_DESCRIPTOR"
 """Environment variable: the descriptor of the terminal, for progress. The child's stdout and stderr
 are the log."""
-
-_PATIENCE_S = 5.0
-"""Time in which processes that outlive the child may end after SIGTERM, in seconds."""
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Signals that stop a run."""
@@ -54,7 +50,7 @@ def run_supervised(argv: list[str], log: Path, environment: dict[str, str]) -> i
         log.touch(mode=0o600)
         output = stack.enter_context(log.open("ab"))
         stack.enter_context(signal_handlers(lambda number, _: received.append(number)))
-        tree = stack.enter_context(ProcessTree(_PATIENCE_S))
+        tree = stack.enter_context(ProcessTree())
         process = subprocess.Popen(
             argv,
             stdin=subprocess.DEVNULL,
@@ -64,17 +60,15 @@ def run_supervised(argv: list[str], log: Path, environment: dict[str, str]) -> i
             pass_fds=(terminal,),
             process_group=0,
         )
-        tree.set_leader(process)
-        process_tree.wait_until(lambda: received or process.poll() is not None, math.inf)
+        wait_until(lambda: received or process.poll() is not None, math.inf)
         if received:
             print(
                 "stopping; completed work is kept (Ctrl-C again to stop at once)",
                 file=sys.stderr,
                 flush=True,
             )
-            process_tree.terminate_repeatedly(
-                lambda: len(received) > 1 or process.poll() is not None, process.terminate
-            )
+            process.terminate()
+            wait_until(lambda: len(received) > 1 or process.poll() is not None, math.inf)
     status = process.wait()
     if received:
         raise Interrupted(received[0])

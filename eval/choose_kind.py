@@ -47,8 +47,7 @@ def choose_kind(
             kind: replay_drafter(context, "validation", "custom")
             for kind, context in contexts.items()
         }
-    with first.alone_on_node():
-        times = first.cached("step_times_of_kinds", StepTimes, lambda: _time_kinds(contexts))
+    times = first.cached("step_times_of_kinds", StepTimes, lambda: _time_kinds(contexts))
     main = first.settings.main
     steps = {kind: row[main] for kind, row in times.seconds.items()}
     return ranked(replays, steps, main, facts)

@@ -24,7 +24,6 @@ from pydantic import BaseModel
 from rich.console import Console
 
 from outrider.common.cluster.config import ClusterConfig
-from outrider.common.cluster.reserve import is_reserved, node_alone
 from outrider.common.cluster.session import open_cluster
 from outrider.common.errors import OutriderError
 from outrider.common.fingerprint import Kept, file_digest, value_digest
@@ -160,8 +159,7 @@ class EvaluationContext:
     """Whether results and report may hold example responses, which are customer text."""
     backends: Backends = Backends()
     cluster: ClusterConfig = field(default_factory=ClusterConfig)
-    """Where exact replay runs as tasks, and whose other work measurements keep away from this
-    node."""
+    """Where exact replay runs as tasks."""
     console: Console = field(
         default_factory=lambda: Console(stderr=True, highlight=False), compare=False
     )
@@ -211,8 +209,8 @@ class EvaluationContext:
 
     @property
     def replays_on_cluster(self) -> bool:
-        """Whether exact replay runs as tasks: not while this node is reserved."""
-        return self.cluster.address is not None and not is_reserved()
+        """Whether exact replay runs as tasks of a cluster."""
+        return self.cluster.address is not None
 
     @contextlib.contextmanager
     def on_cluster(self) -> Iterator[None]:
@@ -221,18 +219,6 @@ class EvaluationContext:
             yield
             return
         with open_cluster(self.cluster):
-            yield
-
-    @contextlib.contextmanager
-    def alone_on_node(self) -> Iterator[None]:
-        """Keeps the cluster's other work away from this node.
-
-        Nothing without a cluster, and with a private one, which does not run meanwhile.
-        """
-        if self.cluster.address in (None, "local"):
-            yield
-            return
-        with open_cluster(self.cluster), node_alone():
             yield
 
     @property

@@ -78,8 +78,7 @@ def evaluate(context: EvaluationContext) -> dict[str, Any]:
     if context.can_replay and (context.replays_on_cluster or not runs_on_cpu()):
         with context.on_cluster():
             replay_everything(context)
-    with context.alone_on_node():
-        return _measure_and_conclude(context)
+    return _measure_and_conclude(context)
 
 
 def _measure_and_conclude(context: EvaluationContext) -> dict[str, Any]:

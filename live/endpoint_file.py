@@ -20,9 +20,8 @@ from pydantic import (
     model_validator,
 )
 
-from outrider.common.config_errors import explain
+from outrider.common.config_file import Origins, explain, read_yaml
 from outrider.common.errors import OutriderError
-from outrider.common.yaml_tree import Origins, read_yaml
 from outrider.serving.admin.address import Address
 from outrider.serving.admin.live_flags import admin_token
 
@@ -299,7 +298,7 @@ def load_endpoint(name: str | Path, state_dir: Path | None = None) -> Endpoint:
     `state_dir` replaces the file's. A mistake is an `OutriderError` with its place and the fix.
     """
     path = find_endpoint(name)
-    values, origins = read_yaml(path, "endpoint")
+    values, origins = read_yaml(path, "an endpoint")
     origins[()] = str(path)
     values.setdefault("name", path.stem)
     _resolve(values, path.resolve().parent, state_dir, origins)

@@ -42,10 +42,9 @@ def inspect(recipe: Name, *overrides: str, first: int | None = None) -> dict[str
     """What the recipe's log contains, as counts; `first` limits the rows of each file."""
     from outrider.pipeline.inspection import inspect_recipe
     from outrider.pipeline.recipe.load import load_recipe
-    from outrider.pipeline.run_dir import RunDirectory
 
     loaded = load_recipe(str(recipe), list(overrides))
-    found, _ = inspect_recipe(loaded.recipe, RunDirectory.of(loaded.recipe, RUNS), first, 0)
+    found, _ = inspect_recipe(loaded.recipe, first, 0)
     return found
 
 
@@ -100,4 +99,5 @@ def export(
     from outrider.pipeline.attempt import export_run, open_run
 
     loaded, run = open_run(str(getattr(recipe, "root", recipe)), overrides, runs)
-    return export_run(loaded, run, str(to), force)[1]
+    export_run(loaded, run, str(to), force)
+    return str(to)

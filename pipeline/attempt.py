@@ -121,15 +121,16 @@ def evaluate_run(
         return go(stages, options)
 
 
-def export_run(
-    loaded: "LoadedRecipe", run: "RunDirectory", to: str, force: bool
-) -> tuple[Results, str]:
-    """Brings the bundle up to date and copies it; the results, and where the copy is."""
-    from outrider.pipeline.stages.export import copy_bundle
+def export_run(loaded: "LoadedRecipe", run: "RunDirectory", to: str, force: bool) -> Results:
+    """Brings the bundle up to date and copies it to a directory or an address."""
+    from outrider.data.formats.sources import answering
+    from outrider.serving.bundle.bundle_places import put_bundle
 
     with attempt(loaded, run) as go:
         results = go(["export"], {"force": force})
-    return results, copy_bundle(run, loaded.recipe, to)
+    with answering(f"export to {to}"):
+        put_bundle(run.bundle, to)
+    return results
 
 
 def _named_speculator(name: str, recipe: "Recipe") -> "Options":

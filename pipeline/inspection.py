@@ -1,10 +1,9 @@
 """What a log contains and what training on it would cost: `outrider inspect` and `outrider init`.
 
-    found, samples = inspect_recipe(recipe, run, rows_per_file=None, samples=2)
+    found, samples = inspect_recipe(recipe, rows_per_file=None, samples=2)
     print_inspection(found, Console())
 
-The log is ingested into a temporary folder (below TMPDIR, about as large as the log unpacked),
-unless the recipe's run has an up-to-date ingest of it.
+The log is ingested into a temporary folder (below TMPDIR, about as large as the log unpacked).
 """
 
 import os
@@ -21,7 +20,7 @@ from rich.text import Text
 
 from outrider.common.files import read_json
 from outrider.data.ingest.ingest import TOKENIZER_FILES
-from outrider.data.ingest.inspection import inspect, inspect_ingested
+from outrider.data.ingest.inspection import inspect
 from outrider.data.ingest.mask_view import marked
 from outrider.data.ingest.traffic_facts import counted, date, facts, printable
 from outrider.data.ingest.traffic_profile import QUANTILES
@@ -33,41 +32,29 @@ from outrider.pipeline.plan.hours import rates_of
 from outrider.pipeline.plan.training_cost import features_cost
 from outrider.pipeline.preflight import check_traffic, local_target
 from outrider.pipeline.recipe.recipe import Recipe
-from outrider.pipeline.run_dir import RunDirectory
-from outrider.pipeline.stages.registry import STAGES
 
 
 def inspect_recipe(
-    recipe: Recipe, run: RunDirectory, rows_per_file: int | None, samples: int
+    recipe: Recipe, rows_per_file: int | None, samples: int
 ) -> tuple[dict[str, Any], list[Text]]:
     """The findings as JSON without customer text, and a few sequences, which are customer text."""
     check_traffic(recipe)
     # transformers would warn that torch is missing, which tokenizers do not need.
     os.environ["TRANSFORMERS_VERBOSITY"] = "error"
     with tempfile.TemporaryDirectory(prefix="inspect-traffic-") as scratch:
-        target = local_target(recipe)
-        if target and not rows_per_file and _is_ingested(recipe, run):
-            traffic_dir, source = run.traffic, str(run.traffic)
-            found = inspect_ingested(traffic_dir, recipe.split)
-        else:
-            target = target or recipe.target.fetch(TOKENIZER_FILES, Path(scratch) / "target")
-            traffic_dir, source = Path(scratch) / "traffic", None
-            found = inspect(
-                target, recipe.traffic, recipe.split, traffic_dir, rows_per_file, recipe.privacy
-            )
+        target, traffic_dir = local_target(recipe), Path(scratch) / "traffic"
+        target = target or recipe.target.fetch(TOKENIZER_FILES, Path(scratch) / "target")
+        found = inspect(
+            target, recipe.traffic, recipe.split, traffic_dir, rows_per_file, recipe.privacy
+        )
         found = {
             "recipe": recipe.name,
             "target": recipe.target.model,
-            "ingested_in": source,
             "rows_per_file": rows_per_file,
             **found,
             "predicted": _predicted(found, recipe, target),
         }
         return found, _samples(traffic_dir / "sequences", target, min(samples, found["exchanges"]))
-
-
-def _is_ingested(recipe: Recipe, run: RunDirectory) -> bool:
-    return run.read_record("ingest") is not None and STAGES["ingest"].state(run, recipe, {}).done
 
 
 def _predicted(found: dict[str, Any], recipe: Recipe, target: Path) -> dict[str, Any]:
@@ -110,11 +97,6 @@ def print_inspection(found: Mapping[str, Any], console: Console) -> None:
         limit += "All figures are of these rows, cost and split included; an exchange of several "
         limit += "rows may be cut off at the end."
         console.print(Text(limit, "yellow"))
-    if found["ingested_in"]:
-        console.print(
-            Text(f"as ingested in {found['ingested_in']}; nothing has changed since", "dim"),
-            soft_wrap=True,
-        )
     console.print(_facts(found))
     if found["rejects"]:
         console.print(_rejects(found))

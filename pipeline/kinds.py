@@ -42,9 +42,6 @@ def with_kinds(recipe: Recipe, target_dir: Path | None = None) -> Recipe:
     Values that the recipe or the command line sets always win.
     `target_dir` is a directory with the target's config.json, where it is known.
     """
-    if not left_out(recipe):
-        found = target_dir or local_target(recipe)
-        return _with_attention(recipe, read_json(found / "config.json")) if found else recipe
     if found := target_dir or local_target(recipe):
         return _replaced(recipe, found)
     with tempfile.TemporaryDirectory(prefix="config-") as scratch:
@@ -148,16 +145,6 @@ def learning_rate(hidden_size: int) -> float:
     R1's width of 7168.
     """
     return float(f"{TUNED_RATE * TUNED_WIDTH / hidden_size:.0e}")
-
-
-def left_out(recipe: Recipe) -> bool:
-    """Whether a key that the target decides has no value in the recipe."""
-    training = recipe.training.model_fields_set
-    return (
-        recipe.speculator.kind != DEFAULT_KIND
-        or not {"learning_rate", "row_tokens"} <= training
-        or "max_model_len" not in recipe.serving.engine.model_fields_set
-    )
 
 
 def with_target_defaults(recipe: Recipe, target_config: Mapping[str, Any]) -> Recipe:

@@ -20,7 +20,7 @@ from outrider.speculators.base import base_of, is_directory
 from outrider.speculators.compatibility import check_speculator
 from outrider.speculators.config import SpeculatorConfig
 from outrider.speculators.kinds import trainable_kind
-from outrider.speculators.planned import warm_directory, warms_up
+from outrider.speculators.planned import warm_directory
 
 
 def check(recipe: Recipe, dry_run: bool = False) -> None:
@@ -40,7 +40,6 @@ def check(recipe: Recipe, dry_run: bool = False) -> None:
         )
     if target := local_target(recipe):
         check_target(target, recipe.speculator, dry_run)
-        _check_base_kl(recipe, target)
 
 
 def has_weights(target: Path) -> bool:
@@ -99,18 +98,6 @@ def _check_privacy(recipe: Recipe) -> None:
             " nor to the current directory; make one, such as `head -c 32 /dev/urandom > FILE`, or "
             "leave the key out to get a new one for the run"
         )
-
-
-def _check_base_kl(recipe: Recipe, target: Path) -> None:
-    """A loss that holds the custom speculator near its base needs one to start from."""
-    target_config = read_json(target / "config.json")
-    for name in recipe.speculator.kinds if recipe.training.base_kl else ():
-        if not warms_up(recipe.speculator.of_kinds([name]), target_config):
-            raise OutriderError(
-                f"training.base_kl = {recipe.training.base_kl:g}: {name} would be trained from"
-                " scratch, and there is no base to stay near; set it to 0, name a base of that kind"
-                " (speculator.base), or train the other kinds alone"
-            )
 
 
 def _check_vllm() -> None:

@@ -157,9 +157,7 @@ class RunDirectory:
         # Private: libraries may log anything.
         logs.mkdir(parents=True, mode=0o700)
         self.write_resolved(recipe)
-        story = provenance(command_line, files)
-        write_json(self.root / "provenance.json", story, private=True)
-        write_json(logs / "provenance.json", story, private=True)
+        write_json(self.root / "provenance.json", provenance(command_line, files), private=True)
 
     def write_resolved(self, recipe: Recipe) -> None:
         """Publishes recipe.resolved.yaml. Private: paths and environments may be confidential."""

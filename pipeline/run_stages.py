@@ -11,7 +11,6 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -22,7 +21,7 @@ from outrider.common.supervision import run_supervised
 from outrider.pipeline.recipe.recipe import Recipe
 from outrider.pipeline.retention import retain
 from outrider.pipeline.run_dir import RunDirectory
-from outrider.pipeline.stage import Options, Stage, State
+from outrider.pipeline.stage import Options, Stage
 from outrider.pipeline.stage_process import UNEXPECTED
 from outrider.pipeline.stages.registry import stage_of
 
@@ -37,44 +36,34 @@ def run_stages(
 
     Stops at the first stage that fails. After the export, `privacy.retention` deletes its share.
     """
+
+    def say(sign: str, name: str, text: str) -> None:
+        console.print(f"{sign} [bold]{name:<9}[/] {text}", highlight=False, soft_wrap=True)
+
     results: Results = {}
     for stage in (stage_of(name, recipe) for name in wanted):
         name = stage.name
-        _require_needed(stage, run, results)
+        for needed in stage.needs:
+            if needed not in results and not run.stage_record(needed).is_file():
+                raise OutriderError(
+                    f"{name} needs the output of {needed}, which has not finished in {run.root};"
+                    f" run it first: --stages {needed},{name}"
+                )
         state = stage.state(run, recipe, options)
         if state.done:
-            _print_kept(stage, state, console)
+            deleted = f"its output was deleted after the export ({state.deleted})"
+            say("[green]✓[/]", name, f"nothing changed, {deleted if state.deleted else 'kept'}")
         else:
             stage.require_readable(run, state.reasons)
-            _print_step(console, "[cyan]▸[/]", name, "; ".join(state.reasons))
+            say("[cyan]▸[/]", name, "; ".join(state.reasons))
             begin = time.monotonic()
             run_stage(stage, run, options)
-            _print_step(console, "[green]✓[/]", name, f"{time.monotonic() - begin:.0f} s")
+            say("[green]✓[/]", name, f"{time.monotonic() - begin:.0f} s")
         results[name] = run.result_of(name)
-    if "export" in results and (deleted := retain(run, recipe.privacy.retention)):
-        what = f"privacy.retention = {recipe.privacy.retention}: deleted {', '.join(deleted)}"
-        _print_step(console, "[green]✓[/]", "retention", what)
+    if "export" in results and (deleted_now := retain(run, recipe.privacy.retention)):
+        what = f"privacy.retention = {recipe.privacy.retention}: deleted {', '.join(deleted_now)}"
+        say("[green]✓[/]", "retention", what)
     return results
-
-
-def _require_needed(stage: Stage, run: RunDirectory, results: Results) -> None:
-    for needed in stage.needs:
-        if needed not in results and not run.stage_record(needed).is_file():
-            raise OutriderError(
-                f"{stage.name} needs the output of {needed}, which has not finished in "
-                f"{run.root}; run it first: --stages {needed},{stage.name}"
-            )
-
-
-def _print_kept(stage: Stage, state: State, console: Console) -> None:
-    kept = "kept"
-    if state.deleted:
-        kept = f"its output was deleted after the export ({state.deleted})"
-    _print_step(console, "[green]✓[/]", stage.name, f"nothing changed, {kept}")
-
-
-def _print_step(console: Console, sign: str, name: str, text: str) -> None:
-    console.print(f"{sign} [bold]{name:<9}[/] {text}", highlight=False, soft_wrap=True)
 
 
 STAGE_ENVIRONMENT = {
@@ -100,31 +89,24 @@ def run_stage(stage: Stage, run: RunDirectory, options: Options) -> None:
     module, log = "outrider.pipeline.stage_process", run.attempt() / f"{stage.name}.log"
     argv = [sys.executable, "-m", module, stage.name, str(run.root), json.dumps(options)]
     status = run_supervised(argv, log, os.environ | STAGE_ENVIRONMENT)
-    if status:
-        raise _failure(stage.name, status, log, run.attempt() / f"{stage.name}.failed.json")
-
-
-def _failure(name: str, status: int, log: Path, failure: Path) -> StageFailed:
-    if failure.is_file():
+    failure = run.attempt() / f"{stage.name}.failed.json"
+    if status and failure.is_file():
         mistake = read_json(failure)
-        return StageFailed(mistake["message"], mistake["exit_code"])
+        raise StageFailed(mistake["message"], mistake["exit_code"])
     if status == UNEXPECTED:
-        return StageFailed(
-            f"{name} failed: {_last_line(log)} (an error in Outrider or in a library; the"
-            f" traceback is in {log})"
-        )
-    if status == -signal.SIGKILL:
-        return StageFailed(
-            f"{name} was killed, most often because the machine ran out of memory; see {log}"
+        lines = log.read_text(encoding="utf-8", errors="replace").split("\n")
+        last = next(filter(None, map(str.strip, reversed(lines))), "no output")
+        raise StageFailed(
+            f"{stage.name} failed: {last} (an error in Outrider or in a library; the traceback is"
+            f" in {log})"
         )
     if status < 0:
-        return StageFailed(f"{name} crashed with {signal.Signals(-status).name}; see {log}")
-    return StageFailed(
-        f"{name} was interrupted (status {status}); rerun the command to resume. Its log is {log}",
-        exit_code=75,
-    )
-
-
-def _last_line(log: Path) -> str:
-    text = log.read_text(encoding="utf-8", errors="replace").strip()
-    return text.splitlines()[-1].strip() if text else "no output"
+        name = signal.Signals(-status).name
+        memory = " (most often too little memory)" if name == "SIGKILL" else ""
+        raise StageFailed(f"{stage.name} crashed with {name}{memory}; see {log}")
+    if status:
+        raise StageFailed(
+            f"{stage.name} was interrupted (status {status}); rerun the command to resume. Its log"
+            f" is {log}",
+            exit_code=75,
+        )

@@ -8,7 +8,6 @@ user's mistake is written to logs/attempt_N/STAGE.failed.json, which the command
 error is a traceback in the log; it quotes customer text only if `report.samples` allows it.
 """
 
-import errno
 import importlib
 import json
 import logging
@@ -51,10 +50,6 @@ def main(stage: Stage, run: RunDirectory, options: Options) -> int:
         return INTERRUPTED
     except Exception as error:
         print(traceback_of(error, quoting), file=log)
-        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-            where = error.filename or run.root
-            message = f"{where}: no space left on the disk; free some and rerun the command"
-            write_json(failed, {"message": message, "exit_code": 1})
         return UNEXPECTED
     finally:
         for number in (signal.SIGINT, signal.SIGTERM):

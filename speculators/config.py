@@ -110,8 +110,8 @@ class SpeculatorConfig(BaseModel):
     """The speculator in use today, with which the evaluation compares: a directory, or `mtp` (the
     target's own layer), `ngram` or `none` (no speculation). `nano_r1/eagle3` and `nano_r1/p_eagle`,
     trained on general traffic, come with the package. null: the target's own. Where it is a
-    directory of the trained kind, or the target's own layer, training starts from it, and
-    `training.base_kl` can hold the custom one near it; otherwise training starts from scratch."""
+    directory of the trained kind, or the target's own layer, training starts from it;
+    otherwise it starts from scratch."""
 
     head: HeadConfig = HeadConfig()
     """Shape of a head from scratch. `mtp` has the target's and takes none of these keys."""

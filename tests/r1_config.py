@@ -1,7 +1,7 @@
 """The shape of DeepSeek-R1 from its published config.json, for tests without its weights."""
 
 from outrider.common.files import read_json
-from outrider.pipeline.rehearsal.settings import R1_CONFIG
+from outrider.pipeline.rehearsal.rehearse import R1_CONFIG
 from outrider.speculators.kinds import trainable_kind
 from outrider.speculators.size import DrafterSize, drafter_size
 

@@ -162,18 +162,6 @@ def test_without_a_named_source_torch_comes_from_pytorch(checkout: Checkout) -> 
     assert (again.returncode, again.stdout) == (0, "")
 
 
-@pytest.mark.parametrize("variable", ["PIP_FIND_LINKS", "UV_FIND_LINKS"])
-def test_a_named_folder_keeps_precedence(checkout: Checkout, variable: str) -> None:
-    pytorch = write_index(checkout.folder / "pytorch", ("torch", "1.0+cpu"))
-    wheels = checkout.folder / "wheels"
-    wheels.mkdir()
-    write_wheel(wheels, "torch", "1.0+cpu", "wheels")
-    done = checkout.set_up(pytorch, **{variable: str(wheels)})
-    assert done.returncode == 0, done.stderr
-    assert pytorch not in done.stdout
-    assert checkout.origin("torch") == "wheels"
-
-
 def test_torch_that_is_nowhere_is_an_error_with_the_fix(checkout: Checkout) -> None:
     pytorch = write_index(checkout.folder / "pytorch", ("extra", "2.0"))
     done = checkout.set_up(pytorch)
@@ -181,15 +169,6 @@ def test_torch_that_is_nowhere_is_an_error_with_the_fix(checkout: Checkout) -> N
     assert f"torch==1.0+cpu could not be installed from {pytorch}" in done.stderr
     assert "PIP_FIND_LINKS" in done.stderr and "PIP_EXTRA_INDEX_URL" in done.stderr
     assert not (checkout.root / ".venv" / ".outrider-setup").exists()
-
-
-def test_another_missing_package_does_not_turn_to_pytorch(checkout: Checkout) -> None:
-    pytorch = write_index(checkout.folder / "pytorch", ("torch", "1.0+cpu"), ("extra", "3.0"))
-    (checkout.root / "requirements" / "cpu.txt").write_text("extra==3.0\n")
-    done = checkout.set_up(pytorch)
-    assert done.returncode == 1
-    assert "extra==3.0" in done.stderr and "could not install requirements/cpu.txt" in done.stderr
-    assert pytorch not in done.stdout + done.stderr
 
 
 def test_a_container_keeps_its_vllm_and_torch(checkout: Checkout) -> None:

@@ -5,8 +5,8 @@
         batches.waited      # seconds that the model waited for data
 
 Training reads anything whose `read(sequence_id)` returns a `SequenceStates`: data's FeatureStore,
-or a process's reading of a plan (feature_source.py). `spec` names the states that the drafter
-reads; the teacher reads `hidden`.
+or a process's reading of a stream. `spec` names the states that the drafter reads; the teacher
+reads `hidden`.
 
 Shapes: B rows (1), T slots, H hidden, X values that the drafter reads of a token.
 """
@@ -48,6 +48,23 @@ class Store(States, Protocol):
 
     def tokens(self, sequence_id: str) -> Tensor:
         """[T]: its token ids alone."""
+
+
+class Reading(States, Protocol):
+    """The sequences of a stream that one process reads, in order."""
+
+    def off_policy(self, sequence_ids: Sequence[str]) -> list[bool]:
+        """Which of these sequences are off-policy and therefore get no loss."""
+
+    def close(self) -> None:
+        """Ends a `read` that waits in another thread."""
+
+
+class FeatureSource(Store, Protocol):
+    """A stream (data/streamed.py), captured while training runs; `read` has the validation part."""
+
+    def reading(self, sequence_ids: Sequence[str]) -> Reading:
+        """Reads these sequences of the training part, in this order."""
 
 
 @dataclass(frozen=True)

@@ -1,12 +1,16 @@
-"""Checkpoints for exact resume: published atomically, the last few kept, damaged ones skipped.
+"""Checkpoints for exact resume: published atomically, the last two kept.
 
     save_checkpoint(accelerator, directory, step, {"digest": ..., "best": ...})
     state = load_checkpoint(accelerator, directory, digest)      # None: nothing to resume
 
 A checkpoint is a directory `step-0000050`:
 
-    state.json               the trainer's state, and the SHA-256 of every other file
-    rank-00000.safetensors   masters and moments, a share of them a rank (engine_state.py)
+    state.json               the trainer's state
+    rank-00000.safetensors   float32 masters and AdamW's moments, a share of them a rank
+
+DeepSpeed's own checkpoints are pickles, which run code when they are loaded, and another number of
+ranks needs a conversion. Its calls for single parameters (`safe_get_full_fp32_param` and others)
+give every parameter whole, whatever the partition, so one format serves all layouts.
 
 The order of the data and the learning rate are functions of the step, and training draws no random
 numbers, so they need no state. Every rank needs the directory: with several nodes it is on a shared
@@ -14,25 +18,35 @@ disk.
 """
 
 import shutil
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
+import deepspeed
+import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object
-from safetensors import SafetensorError
+from deepspeed.utils import (
+    safe_get_full_fp32_param,
+    safe_get_full_optimizer_state,
+    safe_set_full_fp32_param,
+    safe_set_full_optimizer_state,
+)
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import nn
 
 from outrider.common.errors import OutriderError
 from outrider.common.files import publish, read_json, says_disk_is_full, write_json
-from outrider.common.fingerprint import file_digest
-from outrider.training.engine_state import load_state, save_state
 
 STATE = "state.json"
 
+MASTER = "master"
+MOMENTS = ("exp_avg", "exp_avg_sq")
+
 KEPT = 2
-"""Newest checkpoints that are kept: a power cut may damage one. Each has 12 bytes per trained
-parameter and the weights."""
+"""Newest checkpoints that are kept, since a disk may damage one. Each has 12 bytes per trained
+parameter."""
 
 Result = TypeVar("Result")
 
@@ -55,20 +69,19 @@ def save_checkpoint(
         _remove_drafts(directory)
         draft.mkdir()
 
-    def write_share() -> tuple[str, str]:
-        file = save_state(engine, draft, rank, world)
-        return file, file_digest(draft / file)
+    def write_share() -> None:
+        save_state(engine, draft, rank, world)
 
     def finish() -> None:
         with publish(path) as temporary:
             draft.rename(temporary)
-            write_json(temporary / STATE, state | {"step": step, "files": dict(files)})
+            write_json(temporary / STATE, state | {"step": step})
         for old in published(directory)[:-KEPT]:
             shutil.rmtree(old)
 
     try:
         on_all_ranks(accelerator, begin, main_only=True)
-        files = on_all_ranks(accelerator, write_share)
+        on_all_ranks(accelerator, write_share)
         on_all_ranks(accelerator, finish, main_only=True)
     finally:
         if accelerator.is_main_process:
@@ -78,21 +91,27 @@ def save_checkpoint(
 def load_checkpoint(
     accelerator: Accelerator, directory: Path, digest: str
 ) -> dict[str, Any] | None:
-    """Restores the newest complete checkpoint and returns its state; None without one.
+    """Restores the newest checkpoint and returns its state; None without one.
 
-    Removes checkpoints of another run (`digest` differs), and damaged ones with a warning.
+    Removes what a killed run was writing, and checkpoints of another run (`digest` differs). Raises
+    an `OutriderError` for a damaged one.
     """
-    path = _newest_complete(accelerator, directory)
-    if path is None:
+
+    def newest() -> str | None:
+        _remove_drafts(directory)
+        return max((path.name for path in published(directory)), default=None)
+
+    name = on_all_ranks(accelerator, newest, main_only=True)[0]
+    if name is None:
         return None
-    state = read_json(path / STATE)
+    state = read_json(directory / name / STATE)
     if state["digest"] != digest:
         accelerator.print(
             f"{directory}: checkpoints of a run with other settings; starting over", flush=True
         )
         on_all_ranks(accelerator, lambda: shutil.rmtree(directory), main_only=True)
         return None
-    load_state(accelerator.deepspeed_engine_wrapped.engine, path)
+    load_state(accelerator.deepspeed_engine_wrapped.engine, directory / name)
     return state
 
 
@@ -102,50 +121,8 @@ def published(directory: Path) -> list[Path]:
 
 
 def states(directory: Path) -> list[dict[str, Any]]:
-    """The trainer's state in each readable checkpoint, oldest first."""
-    found = []
-    for path in published(directory):
-        try:
-            found.append(read_json(path / STATE))
-        except OutriderError:  # damaged: `load_checkpoint` skips it
-            continue
-    return found
-
-
-def damage(path: Path, share: int = 0, shares: int = 1) -> str | None:
-    """What is wrong with a checkpoint, of every `shares`-th file; None where nothing is.
-
-    A rename is atomic, but the data behind it is not on every disk, and a power cut can tear it.
-    """
-    try:
-        files = sorted(read_json(path / STATE)["files"].items())
-    except OutriderError as error:
-        return str(error)
-    for file, digest in files[share::shares]:
-        if not (path / file).is_file():
-            return f"{file} is missing"
-        if file_digest(path / file) != digest:
-            return f"{file} has changed since it was written"
-    return None
-
-
-def _newest_complete(accelerator: Accelerator, directory: Path) -> Path | None:
-    """The newest undamaged checkpoint; removes newer ones with a warning."""
-    rank, world = accelerator.process_index, accelerator.num_processes
-    on_all_ranks(accelerator, lambda: _remove_drafts(directory), main_only=True)
-    names = on_all_ranks(accelerator, lambda: [path.name for path in published(directory)])[0]
-    for name in reversed(names):
-        path = directory / name
-        problems = on_all_ranks(accelerator, partial(damage, path, rank, world))
-        problem = next((each for each in problems if each), None)
-        if problem is None:
-            return path
-        accelerator.print(
-            f"warning: {path}: {problem}; skipped and removed, an older checkpoint is used",
-            flush=True,
-        )
-        on_all_ranks(accelerator, partial(shutil.rmtree, path), main_only=True)
-    return None
+    """The trainer's state in each checkpoint, oldest first."""
+    return [read_json(path / STATE) for path in published(directory)]
 
 
 def _remove_drafts(directory: Path) -> None:
@@ -183,3 +160,93 @@ def _described(error: Exception) -> str:
     if says_disk_is_full(error):
         return f"{error}: no space left on the disk; free some and run the same command again"
     return str(error)
+
+
+def save_state(engine: Any, directory: Path, rank: int, world: int) -> None:
+    """Writes `rank-R.safetensors` with every `world`-th tensor.
+
+    Tensors are gathered one at a time, the largest first, so that shares are of like size.
+    """
+    share, updates = {}, _updates(engine)
+    wanted = (MASTER, *MOMENTS) if updates else (MASTER,)
+    tensors = [(*each, state) for each in _trained(engine) for state in wanted]
+    for number, (name, parameter, state) in enumerate(tensors):
+        if state == MASTER:
+            whole = safe_get_full_fp32_param(parameter)
+        else:
+            whole = safe_get_full_optimizer_state(parameter, state)
+        if number % world == rank:
+            share[f"{state} {name}"] = whole.cpu().contiguous()
+    metadata = {"updates": str(updates), "ranks": str(world)}
+    save_file(share, directory / f"rank-{rank:05d}.safetensors", metadata)
+
+
+def load_state(engine: Any, directory: Path) -> None:
+    """Restores weights, masters, moments and AdamW's count of updates, in place.
+
+    Raises an `OutriderError` for a file that is missing or damaged.
+    """
+    parameters = dict(_trained(engine))
+    _clear_moments(engine)
+    files = sorted(directory.glob("rank-*.safetensors"))
+    ranks = "unknown"
+    try:
+        for file in files:
+            with safe_open(file, "pt", device=str(engine.device)) as tensors:
+                for key in tensors.keys():  # noqa: SIM118 (a safetensors file is no dict)
+                    state, name = key.split(" ", 1)
+                    _restore(parameters[name], state, tensors.get_tensor(key))
+                updates, ranks = float(tensors.metadata()["updates"]), tensors.metadata()["ranks"]
+        if str(len(files)) != ranks:
+            raise OutriderError(f"{len(files)} of {ranks} files")
+    except (SafetensorError, OutriderError) as error:
+        raise OutriderError(
+            f"{directory}: damaged ({error}); delete it to resume from the checkpoint before it"
+        ) from None
+    for adam in _adam_states(engine):
+        adam["step"].fill_(updates)
+
+
+def _restore(parameter: nn.Parameter, state: str, value: torch.Tensor) -> None:
+    if state != MASTER:
+        safe_set_full_optimizer_state(parameter, value, state)
+        return
+    safe_set_full_fp32_param(parameter, value)
+    with deepspeed.zero.GatheredParameters([parameter], modifier_rank=0):
+        parameter.data.copy_(value)
+
+
+def _trained(engine: Any) -> Iterator[tuple[str, nn.Parameter]]:
+    """Trained parameters, the largest first. Under ZeRO-3 a parameter's size is in `ds_numel`."""
+    named = [each for each in engine.module.named_parameters() if each[1].requires_grad]
+    named.sort(key=lambda each: -getattr(each[1], "ds_numel", each[1].numel()))
+    yield from named
+
+
+def _updates(engine: Any) -> int:
+    """Updates that AdamW has made."""
+    return max((int(adam["step"]) for adam in _adam_states(engine)), default=0)
+
+
+def _adam_states(engine: Any) -> list[dict[str, torch.Tensor]]:
+    return [state for state in engine.optimizer.optimizer.state.values() if state]
+
+
+def _clear_moments(engine: Any) -> None:
+    """Zeros the moments. AdamW makes them in its first step, so before it they are made here."""
+    zero, states = engine.optimizer, engine.optimizer.optimizer.state
+    stage_3 = engine.zero_optimization_stage() == 3
+    if stage_3:
+        flat = zero.fp32_partitioned_groups_flat
+    else:
+        flat = [each for group in zero.optimizer.param_groups for each in group["params"]]
+    for masters in flat:
+        if states[masters]:
+            for moment in MOMENTS:
+                states[masters][moment].zero_()
+        else:
+            step = torch.zeros((), dtype=torch.float32, device=masters.device)
+            moments = {moment: torch.zeros_like(masters) for moment in MOMENTS}
+            states[masters] = {"step": step, **moments}
+    if not stage_3:
+        zero._lazy_init_hp_params_optimizer_state()  # links parameters to these moments

@@ -41,11 +41,6 @@ class TrainingConfig(BaseModel):
     weigh the same; `visited`: how often the engine would draft at this place while serving the
     logged response, from exact replay with the current weights."""
 
-    base_kl: float = Field(default=0.0, ge=0)
-    """Weight of an additional loss KL(base||custom) over the same drafts. It keeps the custom
-    speculator close to the base one, so that it forgets less of other traffic. It needs a second
-    unroll, without gradients, and the base's weights in memory. 0: off."""
-
     features: Literal["stored", "streamed"] = "stored"
     """Where the hidden states of the training part come from. `stored`: from the feature store,
     after capture has finished; `streamed`: from capture while it runs, through the memory of a Ray

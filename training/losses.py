@@ -29,7 +29,7 @@ kl, ce and lk_alpha are equal.
 W is frozen, so the gradient of a chunk goes to u while the chunk's logits exist, and replaces them.
 Only one tensor of u's size is kept for backward; no [N, V] tensor, p or q, ever exists as a whole.
 The gradient is kept for a weight of 1 and scaled in backward, so that weights may depend on the
-results of this pass (depth_weights.py). All depths share the teacher's row n: u_KNH[s][n] and h[n]
+results of this pass (objective.py). All depths share the teacher's row n: u_KNH[s][n] and h[n]
 must be aligned to the same target token.
 
 A drafter's own head (`DraftHead`) may cover fewer tokens (`draft_teacher`) and may be trained. The

@@ -50,7 +50,7 @@ class Metrics:
         self.tracked = project is not None
         if accelerator.is_main_process:
             log_dir.mkdir(parents=True, exist_ok=True)
-        self.forget_after(resumed_step)
+            self._forget_after(resumed_step)
         if project is not None:
             os.environ.setdefault("WANDB_SILENT", "true")
             mode = "online" if os.environ.get("WANDB_API_KEY") else "offline"
@@ -72,12 +72,12 @@ class Metrics:
         for tracker in self.accelerator.trackers:
             tracker.finish()
 
-    def forget_after(self, step: int) -> None:
+    def _forget_after(self, step: int) -> None:
         """Removes lines of steps after `step`, which will run again, and a torn last line.
 
         The tracker keeps the first value it got for a step.
         """
-        if not (self.accelerator.is_main_process and self.path.exists()):
+        if not self.path.exists():
             return
         kept = []
         if step:
@@ -140,26 +140,17 @@ def validation_line(done: int, steps: int, profile: dict[str, Any], seconds: flo
     )
 
 
-def export_line(
-    base: dict[str, Any],
-    trained: dict[str, Any],
-    exported: dict[str, Any],
-    blocks: tuple[int, int] | None,
-) -> str:
+def export_line(base: dict[str, Any], trained: dict[str, Any], exported: dict[str, Any]) -> str:
     """One line on what the export costs in acceptance."""
     first, before, after = (
         profile["acceptance_length"][-1] for profile in (base, trained, exported)
     )
-    form = "as the target ships its weights"
-    if blocks is not None:
-        form = f"in FP8 blocks of {blocks[0]} x {blocks[1]}"
     acceptance = " ".join(f"{rate:.3f}" for rate in exported["acceptance"])
-    line = (
-        f"exported {form}: acceptance {acceptance}  acceptance length {after:.3f} at"
+    return (
+        f"exported: acceptance {acceptance}  acceptance length {after:.3f} at"
         f" K={len(exported['acceptance'])}, {after / before - 1:+.2%} from the trained weights'"
-        f" {before:.3f}"
+        f" {before:.3f}, base {first:.3f}"
     )
-    return line + (f"; that is below the base speculator's {first:.3f}" if after < first else "")
 
 
 def vocabulary_line(found: Mapping[str, Any]) -> str:

@@ -7,20 +7,30 @@
 The teacher is the target's head `lm_head_VH` over the whole vocabulary. The draft's head comes
 with the drafts and may be another one, over fewer tokens.
 
-Shapes: K depths, N anchors of a row (and as many targets), H hidden, V vocabulary.
+`visited` gives the draft at position j after anchor t the weight v_t a_{t,1} ... a_{t,j-1}: the
+probability that a step of the engine starts at t, times the probability that the drafts before j
+are accepted (`speculators.acceptance`). This is how often the draft is offered while the logged
+responses are served; a draft that is never offered gets no gradient. Summed over a response, the
+weights are its tokens minus one for every step that accepts all K. The loss is therefore divided by
+tokens: with `tv` it is the expected number of rejections per token.
+
+The acceptances come from the same pass as the loss, without gradient. The weights are therefore
+always current: nothing is cached, and a resumed run has nothing to restore.
+
+Shapes: K depths, N anchors of a row (and as many targets), H hidden, V vocabulary, R responses,
+A anchors of a response (padded).
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from outrider.speculators.heads import DraftHead
+from outrider.speculators.acceptance import pad_anchors, replay_chain
 from outrider.training.batches import Batch
 from outrider.training.config import DEPTH_DECAY, TrainingConfig
-from outrider.training.depth_weights import fixed_weights, visited_weights
 from outrider.training.distributed.accelerator import Drafted
 from outrider.training.distributed.spec import Sampling
 from outrider.training.losses import distillation_loss
@@ -73,14 +83,12 @@ class Objective:
         drafted: Drafted,
         batch: Batch,
         share_K: Tensor,
-        base: Drafted | None = None,
         masked: Collection[int] = (),
     ) -> tuple[Tensor, RowSums]:
         """The row's part of the loss and its sums.
 
-        With a `share_K` of zeros the row fills a process's turn and does not count. `base`: the
-        base speculator's drafts of the same chains, for `training.base_kl`. Samples whose index is
-        in `masked` have no loss.
+        With a `share_K` of zeros the row fills a process's turn and does not count. Samples whose
+        index is in `masked` have no loss.
         """
         anchors_N = batch.anchor_BT[0].nonzero().squeeze(1)
         u_KNH, valid_KN = align_to_targets(drafted.u_KNH, batch.sequence_BT[0, anchors_N])
@@ -108,41 +116,7 @@ class Objective:
         if self.config.depth_weights == "visited":
             weight_KN = weight_KN * visited_weights(judged.accepted_KN, anchors_R)
         loss = (loss_KN * weight_KN).sum()
-        if base is not None:
-            base_KNH, _ = align_to_targets(base.u_KNH, batch.sequence_BT[0, anchors_N])
-            aligned, of_base = Drafted(u_KNH, drafted.head), Drafted(base_KNH, base.head)
-            loss = loss + self.config.base_kl * self._from_base(
-                aligned, of_base, valid_KN, weight_KN
-            )
         return loss, RowSums(judged.kl_KN.sum(-1), judged.acceptance_KN.sum(-1))
-
-    def _from_base(
-        self, drafted: Drafted, base: Drafted, valid_KN: Tensor, weight_KN: Tensor
-    ) -> Tensor:
-        """KL(base||custom) of the drafts at temperature 1, weighted as the loss is.
-
-        Both draft over one vocabulary, so the base's head is the teacher of the custom one.
-        """
-        u_KNH = drafted.u_KNH
-        once_N = torch.ones(u_KNH.shape[1], device=u_KNH.device)
-        plain = Served(once_N, once_N, probabilistic=False)
-        any_token_N = torch.zeros(u_KNH.shape[1], dtype=torch.long, device=u_KNH.device)
-        same_rows = DraftHead(drafted.head.weight_DH)
-        total = u_KNH.new_zeros((), dtype=torch.float32)
-        for s in range(self.depth):
-            depth = slice(s, s + 1)
-            kl_KN, _ = distillation_loss(
-                u_KNH[depth],
-                base.u_KNH[s],
-                any_token_N,
-                valid_KN[depth],
-                base.head.weight_DH,
-                plain,
-                "kl",
-                same_rows,
-            )
-            total = total + (kl_KN * weight_KN[depth]).sum()
-        return total
 
     def _served(self, batch: Batch, anchors_R: Tensor, device: torch.device) -> Served:
         requests = [self.sampling[self.samples[index].sequence_id] for index in batch.row]
@@ -165,3 +139,37 @@ def align_to_targets(u_KNH: Tensor, sequence_N: Tensor) -> tuple[Tensor, Tensor]
         shifted.append(F.pad(u_KNH[s, : anchors - reach], (0, 0, reach, 0)))
         valid.append(F.pad(sequence_N[reach:] == sequence_N[: anchors - reach], (reach, 0)))
     return torch.stack(shifted), torch.stack(valid)
+
+
+def fixed_weights(kind: Literal["decay", "uniform"], depth: int, decay: float) -> Tensor:
+    """decay^s for s < depth, or the same for all; normalized to sum to 1."""
+    weight_K = (decay if kind == "decay" else 1.0) ** torch.arange(depth, dtype=torch.float64)
+    return (weight_K / weight_K.sum()).float()
+
+
+@torch.no_grad()
+def visited_weights(accepted_KN: Tensor, anchors_R: Tensor) -> Tensor:
+    """How often each draft is offered, [K, N] in float32.
+
+    `accepted_KN` has a of each draft; row n of depth s belongs to anchor n - s. `anchors_R` counts
+    the anchors of each response, in the order of N; a response's anchors are consecutive.
+    """
+    depth = len(accepted_KN)
+    a_NK = torch.stack([_shifted(accepted_KN[s], -s) for s in range(depth)], dim=-1)
+    a_RAK = pad_anchors(a_NK.cpu().double(), anchors_R)
+    visits_RA = replay_chain(a_RAK, anchors_R).visits_RAK[..., -1]
+    index_A1 = torch.arange(a_RAK.shape[1])[:, None]
+    inside_RAK = index_A1 + torch.arange(1, depth + 1) <= anchors_R[:, None, None]
+    reached_RAK = F.pad(a_RAK[..., :-1], (1, 0), value=1.0).cumprod(-1)
+    offered_RAK = visits_RA[..., None] * reached_RAK * inside_RAK
+    offered_NK = offered_RAK[index_A1[:, 0] < anchors_R[:, None]]
+    offered_KN = torch.stack([_shifted(offered_NK[:, s], s) for s in range(depth)])
+    return offered_KN.to(accepted_KN.device, torch.float32)
+
+
+def _shifted(values_N: Tensor, by: int) -> Tensor:
+    """Moves values `by` places to the right (left if negative) and fills with zeros."""
+    by = max(-len(values_N), min(by, len(values_N)))
+    if by < 0:
+        return F.pad(values_N[-by:], (0, -by))
+    return F.pad(values_N[: len(values_N) - by], (by, 0))

@@ -6,12 +6,11 @@ of processes matter, so a resumed run needs only its step.
     samples = [Sample("a", length=310, first_anchor=120), ...]
     for step in plan_epoch(samples, row_tokens=4096, rows_per_step=2, seed=0, epoch=0):
         for row in step: ...                             # indices into samples
-    rows_of_process(steps, first_step, left_out, rows_per_step, rank, world)
+    rows_of_process(steps, first_step, rows_per_step, rank, world)
 """
 
-import itertools
 import random
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -127,7 +126,6 @@ def turns(rows_per_step: int, world: int) -> int:
 def rows_of_process(
     steps: Sequence[Sequence[Row]],
     first_step: int,
-    left_out: Collection[int],
     rows_per_step: int,
     rank: int,
     world: int,
@@ -138,8 +136,6 @@ def rows_of_process(
     """
     rows = []
     for step in range(first_step, len(steps)):
-        if step in left_out:
-            continue
         for turn in range(turns(rows_per_step, world)):
             number = turn * world + rank
             rows.append(steps[step][number if number < len(steps[step]) else 0])
@@ -189,14 +185,3 @@ def _best_filling(lengths: Sequence[int], room: int) -> list[int]:
             taken.append(place)
             total -= lengths[place]
     return taken[::-1]
-
-
-def padding_share(
-    steps: Iterable[Sequence[Row]], samples: Sequence[Sample], row_tokens: int
-) -> float:
-    """Share of the rows' slots without a token."""
-    rows = list(itertools.chain.from_iterable(steps))
-    tokens = 0
-    for row in rows:
-        tokens += sum(samples[index].length for index in row)
-    return 1 - tokens / (len(rows) * row_tokens)

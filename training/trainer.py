@@ -11,30 +11,29 @@ Shapes: K depths.
 
 import contextlib
 import dataclasses
+import math
 import shutil
 import signal
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
-from accelerate.utils import broadcast, gather_object
+from accelerate.utils import gather_object
 
 from outrider.common.errors import OutriderError
 from outrider.common.files import publish, read_json, write_json
 from outrider.common.fingerprint import value_digest
 from outrider.speculators.base import base_of, warm_start
-from outrider.speculators.checkpoints.layout import fp8_blocks
 from outrider.speculators.checkpoints.target_ends import load_target_ends
 from outrider.speculators.config import ParityConfig
 from outrider.speculators.draft_vocabulary import coverage, token_counts
 from outrider.speculators.kinds import trainable_kind
-from outrider.speculators.kinds.drafter import Drafter
 from outrider.speculators.kinds.protocol import Origin
 from outrider.speculators.planned import planned
 from outrider.speculators.size import RowShape, drafter_size
-from outrider.training.batches import Batch, Prefetch, responses
+from outrider.training.batches import Batch, FeatureSource, Prefetch, Reading, Store, responses
 from outrider.training.checkpoints import load_checkpoint, save_checkpoint, states
 from outrider.training.config import DEPTH_DECAY, SCRATCH_DECAY
 from outrider.training.distributed.accelerator import (
@@ -44,7 +43,6 @@ from outrider.training.distributed.accelerator import (
     prepare_model,
 )
 from outrider.training.distributed.spec import Preempted, TrainingSpec
-from outrider.training.feature_source import FeatureSource, Reading
 from outrider.training.memory import MemoryPlan, peak_bytes
 from outrider.training.metrics import (
     Metrics,
@@ -60,13 +58,11 @@ from outrider.training.packing import (
     Row,
     Sample,
     cut_at_rows,
-    padding_share,
     plan_epoch,
     rows_of_process,
     samples_of_part,
     turns,
 )
-from outrider.training.rollback import BadBatch, Rollbacks, check_step
 from outrider.training.step0_parity import StepZero, complaint
 from outrider.training.validation import Validation
 
@@ -74,7 +70,7 @@ from outrider.training.validation import Validation
 class Trainer:
     """One training run in this process, together with the launcher's other processes."""
 
-    def __init__(self, spec: TrainingSpec, source: FeatureSource):
+    def __init__(self, spec: TrainingSpec, source: Store):
         self.spec, self.source, self.config = spec, source, spec.training
         self.depth = spec.speculator.depth
         self.kind = trainable_kind(spec.speculator.only_kind)
@@ -100,7 +96,6 @@ class Trainer:
         lengths, starts = ([row[key] for row in rows] for key in ("length", "completion_start"))
         self.lost_ends = cut_at_rows(lengths, starts, row_tokens)
         self.steps = self._steps()
-        self.padding = padding_share(self.steps, self.samples, row_tokens)
         self.validation = Validation(
             self.accelerator,
             source,
@@ -137,10 +132,6 @@ class Trainer:
             spec.probabilistic_drafts,
             DEPTH_DECAY if warm else SCRATCH_DECAY,
         )
-        self.base: ChainUnroll | None = None
-        if self.config.base_kl:
-            base = self._load_base(dtype, "cpu").requires_grad_(False)
-            self.base = ChainUnroll(base, ends, self.depth).to(self.device)
         # The digest of what decides the weights: a checkpoint of another digest is another run's.
         self.digest = value_digest([spec.settings(), source.manifest])
         self.stop_requested = False
@@ -162,14 +153,6 @@ class Trainer:
             lambda: self._token_counts(self.samples),
         )
 
-    def _load_base(self, dtype: torch.dtype, device: torch.device | str) -> Drafter:
-        if self.origin.base_dir is None:
-            raise OutriderError(
-                f"training.base_kl needs a base of the trained kind ({self.kind.name}); set"
-                " speculator.base to one, or training.base_kl=0"
-            )
-        return self.kind.load(self.origin.base_dir, self.spec.target_dir, dtype, device)
-
     def run(self) -> dict[str, Any]:
         """Trains to the end and publishes the best speculator."""
         signal.signal(signal.SIGTERM, self._request_stop)
@@ -180,9 +163,6 @@ class Trainer:
             self._say(vocabulary_line(drafts["draft_vocabulary"]))
         if cut := self.lost_ends.describe():
             self._say(cut)
-        self.rollbacks = Rollbacks(
-            self.spec.out_dir / "rollbacks.json", self.digest, self.config.learning_rate
-        )
         self.metrics = Metrics(
             self.accelerator,
             self.spec.log_dir,
@@ -196,9 +176,7 @@ class Trainer:
                 self._save(0, state)
             else:
                 self._say(f"resumed at step {first_step} of {len(self.steps)}")
-            self.rollbacks.join(state)
-            while (bad := self._train(state, first_step)) is not None:
-                first_step = self._roll_back(state, bad)
+            self._train(state, first_step)
             exported = self._exported(state)
         finally:
             self.metrics.close()
@@ -209,11 +187,9 @@ class Trainer:
             "train_sequences": len(self.samples),
             "left_out": self.left_out,
             "lost_ends": self.lost_ends._asdict(),
-            "padding_share": round(self.padding, 4),
             "base": state["base"],
             "best": state["best"],
             "best_step": state["best_step"],
-            "rollbacks": self.rollbacks.list,
             "exported": exported,
             "start_peak_bytes": state["start_peak_bytes"],
             "peak_bytes": peak_bytes(self.device),
@@ -252,7 +228,9 @@ class Trainer:
                 load_target_ends(self.spec.target_dir).to(self.device),
                 embedding_VH=self.unroll.ends.embedding_VH,
             )
-            base_speculator = self._load_base(torch.float32, self.device)
+            base_speculator = self.kind.load(
+                self.origin.base_dir, self.spec.target_dir, torch.float32, self.device
+            )
             check = StepZero(ChainUnroll(base_speculator, base_ends, self.depth).eval(), parity)
         prepared = self._evaluate(0, check)
         why = complaint(check.found(self.accelerator), parity) if check else None
@@ -270,30 +248,27 @@ class Trainer:
             "start_peak_bytes": peak_bytes(self.device),
         }
 
-    def _train(self, state: dict[str, Any], first_step: int) -> BadBatch | None:
-        """Trains to the end, or returns the batch that must be undone."""
+    def _train(self, state: dict[str, Any], first_step: int) -> None:
+        """Trains from this step to the end."""
         rows = rows_of_process(
             self.steps,
             first_step,
-            self.rollbacks.steps,
             self.config.rows_per_step,
             self.accelerator.process_index,
             self.accelerator.num_processes,
         )
-        reading = self.source.reading(
-            [self.samples[index].sequence_id for row in rows for index in row]
-        )
-        with (
-            Prefetch(reading, self.samples, rows, self.config.row_tokens, self.features) as batches,
-            contextlib.closing(reading),
-        ):
+        with contextlib.ExitStack() as stack:
+            reading: Any = self.source
+            if self.config.streams:
+                names = [self.samples[index].sequence_id for row in rows for index in row]
+                reading = cast(FeatureSource, self.source).reading(names)
+            shape = self.config.row_tokens, self.features
+            batches = stack.enter_context(Prefetch(reading, self.samples, rows, *shape))
+            if self.config.streams:  # ends a read that the thread of `batches` waits in
+                stack.callback(reading.close)
             supply = iter(batches)
             for step in range(first_step, len(self.steps)):
-                if step not in self.rollbacks.steps:
-                    try:
-                        self._step(state, step, supply, batches, reading)
-                    except BadBatch as bad:
-                        return bad
+                self._step(step, supply, batches, reading)
                 done = step + 1
                 last = done == len(self.steps)
                 if last or done % self.config.evaluate_every == 0:
@@ -303,32 +278,12 @@ class Trainer:
                     self._save(done, state)
                 if stop and not last:
                     raise Preempted(
-                        f"training was asked to stop; step {done} of {len(self.steps)} is saved,"
-                        " the same command goes on"
+                        f"training was asked to stop; step {done} of {len(self.steps)} is saved;"
+                        " rerun the command to resume"
                     )
-        return None
-
-    def _roll_back(self, state: dict[str, Any], bad: BadBatch) -> int:
-        """Restores the last checkpoint, skips the batch, and returns the step to resume from."""
-        restored = load_checkpoint(self.accelerator, self._checkpoints, self.digest)
-        if restored is None:
-            raise OutriderError(
-                f"training: {bad}, and {self._checkpoints} holds no whole checkpoint to go back to"
-            )
-        self._say(self.rollbacks.add(bad, restored["step"], write=self.accelerator.is_main_process))
-        self.rollbacks.join(restored)
-        state.clear()
-        state.update(restored)
-        self.metrics.forget_after(restored["step"])
-        return restored["step"]
 
     def _step(
-        self,
-        state: dict[str, Any],
-        step: int,
-        supply: Iterator[Batch],
-        batches: Prefetch,
-        reading: Reading,
+        self, step: int, supply: Iterator[Batch], batches: Prefetch, reading: Reading
     ) -> None:
         """One optimizer step over this process's rows of the step."""
         began, waited = time.perf_counter(), batches.waited
@@ -351,10 +306,8 @@ class Trainer:
             counted = turn * world + rank < len(rows)
             with self.accelerator.accumulate(self.model):
                 drafted = self.unroll.drafted(batch, self.model)
-                with torch.no_grad():
-                    base = self.base.drafted(batch) if self.base else None
                 counts_K = share_K if counted else torch.zeros_like(share_K)
-                loss, loss_sums = self.objective.of_row(drafted, batch, counts_K, base, masked)
+                loss, loss_sums = self.objective.of_row(drafted, batch, counts_K, masked)
                 # DeepSpeed divides by the micro-batches and averages over the processes, but the
                 # loss is a sum.
                 self.accelerator.backward(loss * rows_each * world)
@@ -364,11 +317,15 @@ class Trainer:
                 [loss.detach()[None], loss_sums.kl_K.float(), loss_sums.acceptance_K.float()]
             )
         sums = self.accelerator.reduce(sums, reduction="sum").cpu()
-        gradient_norm = self._from_first(
-            self.accelerator.deepspeed_engine_wrapped.get_global_grad_norm()
-        )
-        names = [sample.sequence_id for sample in in_step]
-        check_step(state, step, self._from_first(sums[0].item()), gradient_norm, names)
+        gradient_norm = float(self.accelerator.deepspeed_engine_wrapped.get_global_grad_norm())
+        # DeepSpeed reports a gradient with NaN or infinity as the norm -1.
+        if not (math.isfinite(sums[0]) and math.isfinite(gradient_norm) and gradient_norm >= 0):
+            names = ", ".join(sample.sequence_id for sample in in_step)
+            raise OutriderError(
+                f"training: step {step + 1} has the loss {sums[0]:g} and the gradient norm"
+                f" {gradient_norm:g}, with the sequences {names}; lower training.learning_rate, or"
+                " leave out the sequence whose states are not finite"
+            )
         seconds = time.perf_counter() - began
         lengths, anchors = (
             [sample.length for sample in in_step],
@@ -443,8 +400,7 @@ class Trainer:
         self.metrics.write(
             state["evaluated_at"], {f"exported_{name}": value for name, value in profile.items()}
         )
-        blocks = fp8_blocks(read_json(best / "config.json"), best / "config.json")
-        self._say(export_line(state["base"], state["best"], profile, blocks))
+        self._say(export_line(state["base"], state["best"], profile))
         return profile
 
     def _masked(self, rows: Sequence[Row], reading: Reading) -> frozenset[int]:
@@ -463,10 +419,6 @@ class Trainer:
         )
         stops = torch.tensor([float(stop)], device=self.device)
         return bool(self.accelerator.reduce(stops, reduction="sum").item())
-
-    def _from_first(self, value: Any) -> float:
-        """The first process's value in every process, so that all processes decide alike."""
-        return broadcast(torch.tensor([float(value)], device=self.device)).item()
 
     def _request_stop(self, *_: object) -> None:
         self.stop_requested = True

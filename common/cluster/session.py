@@ -26,19 +26,21 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from outrider.common.cluster.config import ClusterConfig
 from outrider.common.errors import OutriderError
 from outrider.common.process_tree import ProcessTree
 
-if TYPE_CHECKING:
-    from ray import ObjectRef
-
 LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 """Environment variable: 0 keeps Ray on the loopback device, as on those systems."""
 MEMORY_FILES = Path("/dev/shm")
 """A folder in memory, on Linux."""
+ROOMS = (
+    *("common", "speculators", "serving", "data", "training"),
+    *("eval", "pipeline", "live", "recipes"),
+)
+"""Folders whose source files must be equal on all nodes."""
 _CHECK_S = 120.0
 """Time in which every node must answer the version check, in seconds."""
 _SETTINGS = {
@@ -139,14 +141,26 @@ def open_cluster(config: ClusterConfig, cpus: int | None = None) -> Iterator[Clu
         return
     if config.address is None:
         raise OutriderError("cluster.address is null: set it to local, auto or HOST:PORT")
-    _require_ray()
-    import ray
+    try:
+        import ray
+    except ImportError as error:
+        raise OutriderError(
+            "cluster.address is set and Ray is not installed; run `pip install -e '.[cluster]'` in"
+            " Outrider's checkout, or leave out cluster.address to run on this machine alone"
+        ) from error
 
     with contextlib.ExitStack() as stack:
-        folder, options = None, {"address": config.address}
+        folder: Path | None = None
+        options: dict[str, Any] = {"address": config.address}
         if config.address == "local":
             folder = stack.enter_context(_private_folder())
-            options = _private(config, cpus, folder)
+            options |= {
+                "num_cpus": cpus,
+                "include_dashboard": False,
+                "_node_ip_address": "127.0.0.1",
+                "_system_config": _SYSTEM,
+                "_temp_dir": str(folder),
+            }
             stack.enter_context(_on_loopback())
         session = ClusterSession(connect(options), folder)
         _open.append(session)
@@ -156,19 +170,6 @@ def open_cluster(config: ClusterConfig, cpus: int | None = None) -> Iterator[Clu
         finally:
             _open.pop()
             ray.shutdown()
-
-
-def _private(config: ClusterConfig, cpus: int | None, folder: Path) -> dict[str, Any]:
-    """Arguments of `ray.init` for a cluster of this machine."""
-    options: dict[str, Any] = {
-        "address": "local",
-        "num_cpus": cpus,
-        "include_dashboard": False,
-        "_node_ip_address": "127.0.0.1",
-        "_system_config": _SYSTEM,
-        "_temp_dir": str(folder),
-    }
-    return options
 
 
 @contextlib.contextmanager
@@ -217,21 +218,11 @@ def _private_folder() -> Iterator[Path]:
 
 def node_versions() -> str:
     """What must be equal on all nodes: outrider, with a digest of its source files, and Python."""
-    rooms = Path(__file__).resolve().parents[2]
+    house = Path(__file__).resolve().parents[2]
     digest = hashlib.sha256()
-    for room in (
-        "common",
-        "speculators",
-        "serving",
-        "data",
-        "training",
-        "eval",
-        "pipeline",
-        "live",
-        "recipes",
-    ):
-        for path in sorted((rooms / room).rglob("*.py")):
-            digest.update(f"{path.relative_to(rooms)}\n".encode() + path.read_bytes())
+    for room in ROOMS:
+        for path in sorted((house / room).rglob("*.py")):
+            digest.update(f"{path.relative_to(house)}\n".encode() + path.read_bytes())
     version, digits = metadata.version("outrider"), digest.hexdigest()[:8]
     return f"outrider {version} ({digits}), Python {platform.python_version()}"
 
@@ -247,40 +238,25 @@ def check_nodes() -> None:
 
     ours = node_versions()
     ask = ray.remote(num_cpus=0, max_retries=0)(node_versions)
-    asked: dict[ObjectRef, str] = {}
+    asked = {}
     for node in ray.nodes():
         if node["Alive"]:
             only_there = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
             name = f"{node['NodeManagerHostname']} (node {node['NodeID'][:8]})"
-            asked[ask.options(scheduling_strategy=only_there).remote()] = name
-    answered, silent = ray.wait(list(asked), num_returns=len(asked), timeout=_CHECK_S)
-    wrong = [f"{asked[reference]}: no answer in {_CHECK_S:.0f} s" for reference in silent]
-    for reference in answered:
+            asked[name] = ask.options(scheduling_strategy=only_there).remote()
+    wrong = []
+    for name, reference in asked.items():
         try:
-            versions = ray.get(reference)
-        except (ray.exceptions.NodeDiedError, ray.exceptions.TaskUnschedulableError):
-            continue  # it has ended since; a task without cores fits any other
+            versions = ray.get(reference, timeout=_CHECK_S)
         except ray.exceptions.RayError as error:
-            lines = str(error).strip().splitlines() or [""]
-            wrong.append(f"{asked[reference]}: {type(error).__name__} {lines[-1]}")
-            continue
+            versions = f"{type(error).__name__} {str(error).strip()}".splitlines()[-1]
         if versions != ours:
-            wrong.append(f"{asked[reference]}: {versions}")
+            wrong.append(f"{name}: {versions}")
     if wrong:
         raise OutriderError(
             f"nodes of the cluster differ from this one ({ours}): {'; '.join(wrong)};"
             " install the same outrider there and start Ray again on those nodes"
         )
-
-
-def _require_ray() -> None:
-    try:
-        import ray  # noqa: F401
-    except ImportError as error:
-        raise OutriderError(
-            "cluster.address is set and Ray is not installed; run `pip install -e '.[cluster]'` in"
-            " Outrider's checkout, or leave out cluster.address to run on this machine alone"
-        ) from error
 
 
 @contextlib.contextmanager

@@ -50,27 +50,19 @@ def inspect(
         rows_per_file=rows_per_file,
         problems=problems,
     )
-    found = inspect_ingested(scratch, split)
-    # Too few sessions for a split are expected where only the beginning of the log was read.
-    return found | {"problems": problems if rows_per_file else problems + found["problems"]}
-
-
-def inspect_ingested(traffic_dir: Path, split: SplitConfig) -> dict[str, Any]:
-    """Describes a log that was already ingested."""
-    traffic_dir = Path(traffic_dir)
-    summary = read_json(traffic_dir / "summary.json")
+    summary = read_json(scratch / "summary.json")
     predicted: dict[str, Any] | None = None
-    problems = []
     if summary["exchanges"]:
-        table = load_sequences(traffic_dir / "sequences")
+        table = load_sequences(scratch / "sequences")
         try:
             predicted = _split(table, split)
         except OutriderError as error:
-            problems.append(str(error))
+            # Too few sessions are expected where only the beginning of the log was read.
+            problems += [] if rows_per_file else [str(error)]
     return {
         **summary,
         "files": len(summary["files"]),
-        "reject_examples": _examples(traffic_dir / "rejects.jsonl", summary["rejects"]),
+        "reject_examples": _examples(scratch / "rejects.jsonl", summary["rejects"]),
         "split": predicted,
         "problems": problems,
         "advice": advise(summary, predicted, split),

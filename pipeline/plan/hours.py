@@ -1,4 +1,4 @@
-"""Hours of every stage, by a formula over assumed rates.
+"""Tokens of a run's traffic, and hours of every stage by a formula over assumed rates.
 
     hours = stage_seconds(traffic_volume(run, recipe), recipe, target_config, checkpoint_bytes)
     hours["capture"]          # {"engine start": 420.0, "prefill": 1093.3}
@@ -10,17 +10,81 @@ response counts with its largest number of tokens, and `until_decided` with all 
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from outrider.data.ingest.traffic_facts import counted
 from outrider.eval.config import STEP_ROUNDS, STEP_TOKENS, EvalConfig
 from outrider.pipeline.plan.target_size import target_size
-from outrider.pipeline.plan.traffic import Volume
 from outrider.pipeline.recipe.recipe import Recipe
+from outrider.pipeline.run_dir import RunDirectory
 from outrider.serving.config import EMBEDDED_TARGETS, EngineConfig
 from outrider.speculators.kinds import LOOKUP, trainable_kind
 from outrider.speculators.planned import planned, warms_up
 from outrider.speculators.size import drafter_size
+
+LOG_BYTES_PER_TOKEN = 6
+"""Bytes of JSON per token of prompt and completion, roughly: text, field names, some token ids."""
+
+COMPRESSED = (".gz", ".zst")
+COMPRESSION_RATIO = 6
+"""Bytes of a log per compressed byte, roughly."""
+
+
+class Volume(NamedTuple):
+    """Tokens of the log and of each part of the split."""
+
+    log: int
+    train: int
+    validation: int
+    heldout: int
+    counted: bool
+    """By the split or the ingest; else estimated from the size of the log."""
+
+    @property
+    def captured(self) -> int:
+        """Tokens whose states are stored."""
+        return self.train + self.validation + self.heldout
+
+
+def traffic_volume(run: RunDirectory, recipe: Recipe) -> Volume:
+    """Counted by the split, or by the ingest, or estimated from local logs; 0 if unknown."""
+    ingested = run.result_of("ingest")
+    if parts := run.result_of("split"):
+        tokens = [parts[name]["tokens"] for name in ("train", "validation", "heldout")]
+        log = ingested.get("prompt_tokens", 0) + ingested.get("completion_tokens", 0)
+        return Volume(log or sum(tokens), tokens[0], tokens[1], tokens[2], counted=True)
+    if ingested:
+        log = ingested["prompt_tokens"] + ingested["completion_tokens"]
+        return split_volume(recipe, log, ingested["exchanges"])
+    paths = [recipe.traffic.path] if isinstance(recipe.traffic.path, str) else recipe.traffic.path
+    files: list[Path] = []
+    for path in (Path(path) for path in paths if "://" not in path):
+        files += path.rglob("*") if path.is_dir() else [path]
+    size = sum(
+        file.stat().st_size * (COMPRESSION_RATIO if file.suffix in COMPRESSED else 1)
+        for file in files
+        if file.is_file()
+    )
+    return split_volume(recipe, size // LOG_BYTES_PER_TOKEN, None)
+
+
+def split_volume(recipe: Recipe, tokens: int, sequences: int | None) -> Volume:
+    """The split's fractions and limits on this many tokens and sequences.
+
+    Limits are numbers of sequences, so they do not count where their number is unknown.
+    """
+    split = recipe.split
+    shares = (
+        (1 - split.validation_fraction - split.heldout_fraction, split.max_train_sequences),
+        (split.validation_fraction, split.max_validation_sequences),
+        (split.heldout_fraction, split.max_heldout_sequences),
+    )
+    train, validation, heldout = (
+        int(tokens * min(share, limit / sequences if sequences and limit else 1))
+        for share, limit in shares
+    )
+    return Volume(tokens, train, validation, heldout, counted=sequences is not None)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,7 +188,12 @@ def stage_seconds(
     rates = rates_of(recipe, target_config)
     if rates is None:
         return {}
-    training: dict[str, float] = {}
+    # Replicas of a private cluster share this machine.
+    cluster = recipe.cluster
+    replicas = 1 if cluster.address in (None, "local") else cluster.capture_replicas
+    capture_rate = replicas * rates.capture_tokens_per_s
+    streamed = volume.train * recipe.training.streams
+    training: dict[str, dict[str, float]] = {}
     for kind, size in checkpoint_bytes.items():
         one = recipe.of_kinds([kind])
         warm = warms_up(one.speculator, target_config)
@@ -133,26 +202,29 @@ def stage_seconds(
         steps = max(tokens // (settings.rows_per_step * settings.row_tokens), 1)
         evaluations = 2 + steps // settings.evaluate_every
         checkpoints = 1 + steps // settings.checkpoint_every
-        name = f", {kind}" if len(checkpoint_bytes) > 1 else ""
         # Validation has no backward: a third of a step's products.
         parts = {
             "engine start for parity": rates.engine_start_s * warm,
-            counted(settings.epochs, "epoch"): tokens / rates.training_tokens_per_s,
+            # Streamed features are captured in every epoch.
+            counted(settings.epochs, "epoch"): max(
+                tokens / rates.training_tokens_per_s, settings.epochs * streamed / capture_rate
+            ),
             counted(evaluations, "evaluation"): evaluations
             * volume.validation
             / (3 * rates.training_tokens_per_s),
             counted(checkpoints, "checkpoint"): checkpoints * size / rates.disk_bytes_per_s,
         }
-        training |= {f"{part}{name}": seconds for part, seconds in parts.items() if seconds}
+        stage = f"train_{kind}" if len(recipe.speculator.candidates) > 1 else "train"
+        training[stage] = {part: seconds for part, seconds in parts.items() if seconds}
     evaluated = evaluation_seconds(recipe.eval, recipe, volume, rates)
     stages: dict[str, dict[str, float]] = {
         "ingest": {"reading and tokenizing": volume.log / rates.ingest_tokens_per_s},
         "split": {"near duplicates": volume.log / rates.ingest_tokens_per_s / 2},
         "capture": {
             "engine start": rates.engine_start_s,
-            "prefill": volume.captured / rates.capture_tokens_per_s,
+            "prefill": (volume.captured - streamed) / capture_rate,
         },
-        "train": training,
+        **training,
         "evaluate": evaluated,
         "export": {"engine start": rates.engine_start_s * (recipe.export.tolerance is not None)},
     }

@@ -1,16 +1,21 @@
 """What each stage would do now: `train-speculator --recipe R --dry-run`.
 
-    for row in plan(run, recipe, ["train"], {}, price(run, recipe)): print(row.stage, row.action)
+    rows = plan(run, recipe, ["train"], {}, priced := price(run, recipe))
+    print_plan(rows, priced, Console(stderr=True))          # tables within 80 columns
 
 What it costs is in training_cost.py.
 """
 
 import dataclasses
+import itertools
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from outrider.eval.report.formatting import duration
-from outrider.pipeline.plan.traffic import lost_ends_text
+from rich.console import Console
+from rich.table import Table
+
+from outrider.eval.report.formatting import bytes_text, count, duration
 from outrider.pipeline.preflight import has_weights, local_target
 from outrider.pipeline.recipe.recipe import Recipe
 from outrider.pipeline.run_dir import RunDirectory
@@ -25,7 +30,7 @@ class PlannedStage:
     stage: str
     action: str
     cost: str
-    """Time by part and what length limits cut; empty for a stage that would be skipped."""
+    """Time by part; empty for a stage that would be skipped."""
 
 
 def plan(
@@ -45,9 +50,7 @@ def plan(
         texts = [f"{part} {duration(seconds)}" for part, seconds in parts.items() if seconds]
         if len(texts) > 1:
             texts = [f"{duration(sum(parts.values()))}: {', '.join(texts)}"]
-        if name in ("capture", "train", "evaluate"):
-            texts.append(lost_ends_text(name, run, recipe))
-        rows.append(PlannedStage(name, action, "; ".join(filter(None, texts))))
+        rows.append(PlannedStage(name, action, "".join(texts)))
     return rows
 
 
@@ -71,3 +74,95 @@ def _why_it_runs(
         return "would run; the target's weights are not on this machine yet"
     state = stage.state(run, recipe, options)
     return None if state.done else f"would run: {'; '.join(state.reasons)}"
+
+
+def print_plan(rows: Sequence[PlannedStage], found: dict[str, Any], console: Console) -> None:
+    """Prints stages, parameters and disk, then memory for each device it was compared with."""
+    table = _table("dry run", "stage", "now", "cost")
+    for row in rows:
+        table.add_row(row.stage, row.action, row.cost)
+    console.print(table)
+    if "missing" in found:
+        _say(console, f"no price: {found['missing']}")
+        return
+    seconds = sum(sum(found["stages"].get(row.stage, {}).values()) for row in rows if row.cost)
+    if seconds:
+        _say(console, f"together {duration(seconds)} ({found['rates']['source']})")
+    kinds: dict[str, dict[str, Any]] = found.get("kinds", {"": found})
+    table = _table("cost", "", "")
+    table.add_row("target", _target(found["target"]))
+    for name, kind in kinds.items():
+        table.add_row(f"trained {name}".strip(), _parameters(kind["parameters"]))
+        sizes = bytes_text(kind["checkpoint_bytes"]), bytes_text(kind["speculator_bytes"])
+        table.add_row("on disk", "a checkpoint {}, the speculator {}".format(*sizes))
+    about = "" if found["traffic"]["counted"] else "about "
+    table.add_row("captured", f"{about}{found['features']['text']}")
+    console.print(table)
+    for name, kind in kinds.items():
+        *before, last = kind["memory"]
+        for judged in before:
+            lacking = bytes_text(judged["short_by_bytes"])
+            _say(console, f"it does not fit {judged['device']}: {lacking} short")
+        _print_memory(name, last, kind["row"], console)
+
+
+def _table(title: str, *columns: str) -> Table:
+    table = Table(title=title, title_justify="left", width=80, show_header=any(columns))
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    return table
+
+
+def _say(console: Console, text: str) -> None:
+    console.print(text, markup=False, highlight=False, width=80)
+
+
+def _target(target: dict[str, Any]) -> str:
+    text = (
+        f"{count(target['parameters'])} parameters, {bytes_text(target['weight_bytes'])} of"
+        f" weights, KV cache {bytes_text(target['kv_bytes_per_token'])} a token"
+    )
+    needed, given = target["smallest_tensor_parallel"], target["tensor_parallel"]
+    if target["gpu"] is None or (needed is not None and needed <= given):
+        return text
+    fix = "no number of them does" if needed is None else f"serving.engine.tensor_parallel={needed}"
+    return f"{text}; {given} x {target['gpu']} cannot serve it: {fix}"
+
+
+def _parameters(parameters: dict[str, Any]) -> str:
+    parts = ", ".join(
+        f"{count(value)} {name.replace('_', ' ')}" for name, value in parameters["parts"].items()
+    )
+    frozen = f", {count(parameters['frozen'])} frozen" if parameters["frozen"] else ""
+    return f"{count(parameters['trained'])} parameters{frozen} ({parts})"
+
+
+def _print_memory(name: str, judged: dict[str, Any], row: dict[str, Any], console: Console) -> None:
+    each = "process" if judged["shared_by_processes"] else "GPU"
+    layout = f"{judged['processes']} x ZeRO-{judged['zero_stage']}, on {judged['device']}"
+    table = _table(f"memory of each {each}{' of ' + name if name else ''}: {layout}", "part")
+    for phase in judged["phases"]:
+        table.add_column(f"{phase} *" if phase == judged["peak_phase"] else phase, justify="right")
+    phases = judged["phases"].values()
+    for part in dict.fromkeys(itertools.chain.from_iterable(phases)):
+        sizes = [bytes_text(parts[part]) if part in parts else "" for parts in phases]
+        table.add_row(part.replace("_", " "), *sizes)
+    table.add_section()
+    table.add_row("total", *(bytes_text(sum(parts.values())) for parts in phases))
+    console.print(table)
+    say = [f"largest row: {row['tokens']:,} tokens, {row['anchors']:,} anchors"]
+    room = f"{bytes_text(judged['usable_bytes'])} usable of {bytes_text(judged['bytes'])}"
+    short = f"it does NOT fit, short by {bytes_text(judged['short_by_bytes'])}: {room}"
+    say.append(f"it fits: {room}" if judged["fits"] else short)
+    if layout := judged["cheapest_layout"]:
+        text = "training.processes={processes} training.zero_stage={zero_stage}".format(**layout)
+        say.append(f"cheapest layout that fits: {text} ({bytes_text(layout['peak_bytes'])} each)")
+    else:
+        say.append(
+            "no layout fits: lower training.row_tokens or speculator.depth, or freeze the experts"
+            " (speculator.train=non_routed)"
+        )
+    if not judged["shared_by_processes"]:
+        host = bytes_text(judged["host_bytes"])
+        say.append(f"host memory: {host} for {judged['processes']} processes on one node")
+    _say(console, "\n".join(say))

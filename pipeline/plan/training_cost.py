@@ -23,10 +23,8 @@ from outrider.common.errors import OutriderError
 from outrider.common.files import read_json
 from outrider.data.config import bytes_per_token
 from outrider.eval.report.formatting import bytes_text
-from outrider.pipeline.plan.cluster import cluster_schedule
-from outrider.pipeline.plan.hours import rates_of, stage_seconds
+from outrider.pipeline.plan.hours import rates_of, stage_seconds, traffic_volume
 from outrider.pipeline.plan.target_size import FP8_BYTES, target_size
-from outrider.pipeline.plan.traffic import traffic_volume
 from outrider.pipeline.preflight import has_weights, local_target
 from outrider.pipeline.provenance import gpus
 from outrider.pipeline.recipe.recipe import Recipe
@@ -91,7 +89,6 @@ def price(
         "features": features_cost(volume.captured, recipe, config),
         "rates": dataclasses.asdict(rates) if rates else None,
         "stages": stage_seconds(volume, recipe, config, checkpoints),
-        "cluster": cluster_schedule(volume, recipe, config),
         **({"kinds": kinds} if len(kinds) > 1 else kinds[recipe.speculator.only_kind]),
     }
 

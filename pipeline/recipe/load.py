@@ -16,10 +16,9 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from outrider.common.config_errors import explain
+from outrider.common.config_file import Origins, explain, read_value, read_yaml
 from outrider.common.errors import OutriderError, UsageError
 from outrider.common.redaction import redacted
-from outrider.common.yaml_tree import Origins, read_value, read_yaml
 from outrider.eval.config import ANSWERS
 from outrider.pipeline.recipe.recipe import EFFORTS, STANDARD, Recipe
 from outrider.pipeline.recipe.shipped import (
@@ -89,10 +88,6 @@ def find_recipe(name: str, folder: Path | None = None) -> Path:
     shipped = str(given.with_suffix("")) if given.suffix in (".yaml", ".yml") else str(given)
     if shipped in shipped_recipes():
         return SHIPPED / f"{shipped}.yaml"
-    if given.is_dir():
-        raise OutriderError(
-            f"{name}: a directory, and no run of Outrider; name a recipe (YAML) in it"
-        )
     near = difflib.get_close_matches(shipped, shipped_recipes(), n=1)
     hint = f"did you mean `{near[0]}`? Give" if near else "give"
     raise OutriderError(
@@ -112,7 +107,13 @@ def parse_overrides(words: list[str]) -> list[tuple[tuple[str, ...], Any, str]]:
                 f"{redacted(word)}: not a key and its value; write section.key=value, such as"
                 " training.epochs=3"
             )
-        parsed.append((keys, _override_value(text, word), word))
+        try:
+            parsed.append((keys, read_value(text), word))
+        except yaml.YAMLError as error:
+            raise UsageError(
+                f"{redacted(word)}: not a YAML value; quote it for the shell"
+                f" ({getattr(error, 'problem', None)})"
+            ) from None
     return parsed
 
 
@@ -157,20 +158,9 @@ def _leaves(values: dict[str, Any]) -> Iterator[tuple[tuple[str, ...], Any]]:
     for section, keys in values.items():
         for key, value in keys.items():
             if (section, key) == ("serving", "engine"):
-                for name, setting in value.items():
-                    yield (section, key, name), setting
+                yield from (((section, key, name), setting) for name, setting in value.items())
             else:
                 yield (section, key), value
-
-
-def _override_value(text: str, written: str) -> Any:
-    try:
-        return read_value(text)
-    except yaml.YAMLError as error:
-        raise UsageError(
-            f"{redacted(written)}: not a YAML value; quote it for the shell"
-            f" ({getattr(error, 'problem', None)})"
-        ) from None
 
 
 def _set(
@@ -211,29 +201,24 @@ def _resolve_paths(
 
 
 def _resolved(value: Any, folder: Path, resolve: Callable[[str, Path], str]) -> Any:
-    if isinstance(value, str):
-        return resolve(value, folder)
     if isinstance(value, list):
         return [_resolved(item, folder, resolve) for item in value]
     if isinstance(value, dict):
         return {name: _resolved(item, folder, resolve) for name, item in value.items()}
-    return value
+    return resolve(value, folder) if isinstance(value, str) else value
 
 
 def _base_directory(base: str, folder: Path) -> str:
     """A shipped speculator's directory by its name, else the directory; kinds stay names."""
     if not is_directory(base):
         return base
-    found = _model_directory(base, folder)
-    if found != base or not base.startswith("nano_r1/"):
-        return found
-    heads = shipped_heads()
-    if base not in heads:
+    found, heads = _model_directory(base, folder), shipped_heads()
+    if found == base and base.startswith("nano_r1/") and base not in heads:
         raise OutriderError(
             f"speculator.base = {base!r}: no such directory, and no head of that name comes with"
             f" the package (included: {', '.join(heads) or 'none'})"
         )
-    return str(heads[base])
+    return str(heads.get(base, found)) if found == base else found
 
 
 def _model_directory(model: str, folder: Path) -> str:
@@ -250,13 +235,10 @@ def _traffic_path(path: str, folder: Path) -> str:
     if path.startswith("nano_r1/") and (embedded.is_file() or not (folder / path).exists()):
         return str(embedded)
     expanded = Path(path).expanduser()
-    here, there = folder / expanded, Path.cwd() / expanded
-    return str(here if expanded.is_absolute() or _exists(here) else there)
+    here = folder / expanded  # `expanded` itself where that is absolute
+    found = here.exists() or any(Path("/").glob(str(here).lstrip("/")))
+    return str(here if expanded.is_absolute() or found else Path.cwd() / expanded)
 
 
 def _task_path(task: str, folder: Path) -> str:
     return _traffic_path(task, folder) if task.endswith(ANSWERS) else task
-
-
-def _exists(path: Path) -> bool:
-    return path.exists() or any(Path("/").glob(str(path).lstrip("/")))

@@ -169,13 +169,9 @@ CHOOSE_KIND = dataclasses.replace(
     artifact=lambda run: run.kind_choice,
     identity=lambda run: run.kind_choice,
 )
-"""Only in a run of several kinds, between train and evaluate."""
+"""Only in a run of several kinds, between their training and evaluate."""
 
-EVALUATE_KINDS = dataclasses.replace(
-    EVALUATE,
-    needs=("split", "capture", "train", "choose_kind"),
-    work=_evaluate_kinds,
-)
+EVALUATE_KINDS = dataclasses.replace(EVALUATE, work=_evaluate_kinds)
 """`evaluate` in a run of several kinds."""
 
 EVALUATE_OTHER = dataclasses.replace(

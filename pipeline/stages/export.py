@@ -1,7 +1,6 @@
 """Export: writes the bundle of an evaluated speculator and verifies it in vLLM before publishing.
 
 EXPORT.perform(run, recipe, {"force": False})   # runs/NAME/bundle, verified
-copy_bundle(run, recipe, "s3://bucket/prefix")              # the same where an endpoint finds it
 """
 
 import shutil
@@ -33,18 +32,6 @@ class NotShipped(OutriderError):
             f"not exported, the verdict is `{verdict}`: {reason}; to export anyway: --force"
         )
         self.exit_code = EXIT_CODES[verdict]
-
-
-def copy_bundle(run: RunDirectory, recipe: Recipe, to: str) -> str:
-    """Writes the exported bundle to a directory or an address as well, and returns where."""
-    from outrider.data.formats.sources import answering
-    from outrider.serving.bundle.speculation_profile import PROFILE, SpeculationProfile
-
-    with answering(f"export to {to}"):
-        manifest = read_json(run.bundle / "bundle.json")
-        profile = SpeculationProfile.model_validate(read_json(run.bundle / PROFILE))
-        _write(run, recipe, manifest["method"], manifest["evidence"], profile, to)
-    return to
 
 
 def _work(run: RunDirectory, recipe: Recipe, options: Options) -> dict[str, Any]:
@@ -192,7 +179,7 @@ def _verify(
 EXPORT = Stage(
     name="export",
     version=3,
-    needs=("train", "evaluate"),
+    needs=("evaluate",),
     settings=lambda recipe: {
         "export": section(recipe.export),
         "serving": section(recipe.serving),

@@ -1,9 +1,10 @@
-"""Ingest: logs to a table of token sequences."""
+"""Ingest, logs to a table of token sequences, and the split of it into parts."""
 
 import shutil
 from pathlib import Path
 from typing import Any
 
+from outrider.common.files import read_json
 from outrider.common.fingerprint import path_digest
 from outrider.pipeline.recipe.recipe import Recipe
 from outrider.pipeline.run_dir import RunDirectory
@@ -16,15 +17,14 @@ from outrider.pipeline.stages.sources import (
 )
 
 
-def _work(run: RunDirectory, recipe: Recipe, options: Options) -> dict[str, Any]:
+def _ingest(run: RunDirectory, recipe: Recipe, options: Options) -> dict[str, Any]:
     from outrider.data.ingest.ingest import ingest
     from outrider.data.split.general_traffic import PREFIX
     from outrider.pipeline.preflight import check_target
 
     target_dir = recipe.target.training_directory()
-    check_target(
-        target_dir, recipe.speculator
-    )  # the preflight could not: a hub model is downloaded only now
+    # The preflight could not: a hub model is downloaded only now.
+    check_target(target_dir, recipe.speculator)
     result = ingest(
         target_dir, recipe.traffic, run.traffic, privacy=recipe.privacy, cluster=recipe.cluster
     )
@@ -66,8 +66,47 @@ INGEST = Stage(
     needs=(),
     settings=_settings,
     sources=_sources,
-    work=_work,
+    work=_ingest,
     artifact=lambda run: run.sequences,
     identity=lambda run: run.sequences,
+    handles_text=True,
+)
+
+
+def _split(run: RunDirectory, recipe: Recipe, options: Options) -> dict[str, Any]:
+    from rich.console import Console
+
+    from outrider.data.ingest.inspection import advise
+    from outrider.data.sequences import load_sequences
+    from outrider.data.split.split import split
+    from outrider.eval.lossless.task_accuracy import try_task
+
+    general = run.general / "sequences" if recipe.traffic.general is not None else None
+    parts = split(run.sequences, recipe.split, run.split, general)
+    ingested, console = read_json(run.traffic / "summary.json"), Console(stderr=True)
+    heldout = load_sequences(run.sequences, parts["heldout"])
+    found = try_task(
+        recipe.eval, heldout, recipe.target.training_directory(), recipe.report.samples
+    )
+    for text in [*advise(ingested, parts["summary"], recipe.split), *found]:
+        console.print(f"advice: {text}", style="yellow", markup=False, soft_wrap=True)
+    return parts["summary"]
+
+
+def _split_settings(recipe: Recipe) -> dict[str, Any]:
+    """The split's own section, and the check that is tried on its held-out part."""
+    return {"split": section(recipe.split), "eval": {"task": recipe.eval.task}}
+
+
+SPLIT = Stage(
+    name="split",
+    version=3,
+    needs=("ingest",),
+    settings=_split_settings,
+    sources=general_digests,
+    work=_split,
+    reads=lambda run: (run.sequences,),
+    artifact=lambda run: run.split / "parts.json",
+    identity=lambda run: run.split / "parts.json",
     handles_text=True,
 )

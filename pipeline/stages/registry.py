@@ -1,8 +1,10 @@
 """All stages in the order in which they run.
 
 STAGES["capture"].needs                 # ("ingest", "split")
-stage_of("train", recipe)               # in a run of several kinds: the training of each
+stages_of(recipe)                       # with several kinds: ..., train_mtp, train_eagle3, ...
 """
+
+import dataclasses
 
 from outrider.common.errors import OutriderError
 from outrider.pipeline.recipe.recipe import Recipe
@@ -16,21 +18,13 @@ from outrider.pipeline.stages.evaluate import (
     EVALUATE_OTHER,
 )
 from outrider.pipeline.stages.export import EXPORT
-from outrider.pipeline.stages.ingest import INGEST
-from outrider.pipeline.stages.split import SPLIT
-from outrider.pipeline.stages.train import TRAIN, TRAIN_KINDS
+from outrider.pipeline.stages.ingest import INGEST, SPLIT
+from outrider.pipeline.stages.train import TRAIN, train_of
 
 STAGES: dict[str, Stage] = {
     stage.name: stage for stage in (INGEST, SPLIT, CAPTURE, TRAIN, EVALUATE, EXPORT)
 }
 """The stages of `train-speculator` for one kind of drafter."""
-
-STAGES_OF_KINDS: dict[str, Stage] = {
-    stage.name: stage
-    for stage in (INGEST, SPLIT, CAPTURE, TRAIN_KINDS, CHOOSE_KIND, EVALUATE_KINDS, EXPORT)
-}
-"""The same for several kinds."""
-
 
 OTHER_STAGES: dict[str, Stage] = {
     stage.name: stage for stage in (EVALUATE_OTHER, ADAPT_WINDOW, ADAPT_ROUND)
@@ -39,8 +33,15 @@ OTHER_STAGES: dict[str, Stage] = {
 
 
 def stages_of(recipe: Recipe) -> dict[str, Stage]:
-    """The stages of the recipe's run."""
-    return STAGES if len(recipe.speculator.candidates) == 1 else STAGES_OF_KINDS
+    """The stages of the recipe's run; with several kinds, one is trained after another."""
+    if len(recipe.speculator.candidates) == 1:
+        return STAGES
+    trained = [train_of(kind) for kind in recipe.speculator.kinds]
+    needs = ("split", "capture", *(stage.name for stage in trained))
+    choose = dataclasses.replace(CHOOSE_KIND, needs=needs)
+    evaluate = dataclasses.replace(EVALUATE_KINDS, needs=(*needs, choose.name))
+    stages = (INGEST, SPLIT, CAPTURE, *trained, choose, evaluate, EXPORT)
+    return {stage.name: stage for stage in stages}
 
 
 def stage_of(name: str, recipe: Recipe) -> Stage:
@@ -49,18 +50,19 @@ def stage_of(name: str, recipe: Recipe) -> Stage:
 
 
 def stage_names(text: str | None, recipe: Recipe) -> list[str]:
-    """The stages that `--stages a,b` names, in the order in which they run; None means all."""
+    """The stages that `--stages a,b` names, in the order in which they run; None means all.
+
+    `train` names the training of every kind.
+    """
     stages = stages_of(recipe)
     if text is None:
         return list(stages)
-    named = [name.strip() for name in text.split(",") if name.strip()]
-    unknown = [name for name in named if name not in stages]
-    if unknown or not named:
-        kinds = ""
-        if CHOOSE_KIND.name in unknown:
-            kinds = f" ({CHOOSE_KIND.name} needs several kinds in speculator.kind)"
+    named = {name.strip() for name in text.split(",")}
+    if "train" in named - stages.keys():
+        named = named - {"train"} | {name for name in stages if name.startswith("train_")}
+    if unknown := sorted(named - stages.keys()):
         raise OutriderError(
-            f"--stages {text}: no stage `{', '.join(unknown)}`{kinds}; the stages are"
-            f" {', '.join(stages)}"
+            f"--stages {text}: no stage `{', '.join(unknown)}`; the stages are"
+            f" {', '.join(stages)} (choose_kind: with several kinds in speculator.kind)"
         )
     return [name for name in stages if name in named]

@@ -1,7 +1,6 @@
 """Train: the speculator, after its base has been compared in trainer and engine.
 
-In a run of several kinds, TRAIN_KINDS trains one after another on the same captured states. Each
-has its own record (stages/train_KIND.json), so a kind that is done is not trained again.
+In a run of several kinds, `train_of` is the stage of each; all read the same captured states.
 """
 
 import dataclasses
@@ -9,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from outrider.common.files import read_json, write_json
+from outrider.common.files import read_json
 from outrider.pipeline.recipe.recipe import Recipe
 from outrider.pipeline.run_dir import RunDirectory
 from outrider.pipeline.stage import Options, Stage
@@ -48,8 +47,7 @@ def train_on(
 ) -> dict[str, Any]:
     """Trains on parts of the run's sequences and publishes its speculator.
 
-    `source`: directory and class of
-    the states; None: the run's feature store.
+    `source`: directory and class of the states; None: the run's feature store.
     """
     from outrider.data.sequences import load_sequences
     from outrider.training.distributed.launch import train
@@ -117,7 +115,7 @@ TRAIN = Stage(
 
 
 def train_of(kind: str) -> Stage:
-    """The training of one of several kinds, as a stage with its own record."""
+    """The training of one of several kinds."""
 
     def work(run: RunDirectory, recipe: Recipe, options: Options) -> dict[str, Any]:
         return _work(run.of_kind(kind), recipe.of_kinds([kind]), options)
@@ -131,41 +129,3 @@ def train_of(kind: str) -> Stage:
         identity=lambda run: TRAIN.identity(run.of_kind(kind)),
         unfinished=lambda run: TRAIN.unfinished(run.of_kind(kind)),
     )
-
-
-def _work_of_each(run: RunDirectory, recipe: Recipe, options: Options) -> dict[str, Any]:
-    from rich.console import Console
-
-    console, results = Console(stderr=True, highlight=False), {}
-    for kind in recipe.speculator.kinds:
-        stage = train_of(kind)
-        state = stage.state(run, recipe, options)
-        why = "nothing changed, kept" if state.done else "; ".join(state.reasons)
-        console.print(f"{kind}: {why}", soft_wrap=True)
-        if not state.done:
-            stage.perform(run, recipe, options)
-        results[kind] = run.result_of(stage.name)
-    digests = {kind: (run.read_record(f"train_{kind}") or {})["artifact"] for kind in results}
-    write_json(_digests(run), digests)
-    return results
-
-
-def _digests(run: RunDirectory) -> Path:
-    return run.root / "speculators" / "digests.json"
-
-
-def _all_trained(run: RunDirectory) -> Path:
-    """The first speculator that is missing, else the file of their digests."""
-    kinds = read_json(_digests(run)) if _digests(run).is_file() else {}
-    paths = (TRAIN.artifact(run.of_kind(kind)) for kind in kinds)
-    return next((path for path in paths if not path.exists()), _digests(run))
-
-
-TRAIN_KINDS = dataclasses.replace(
-    TRAIN,
-    work=_work_of_each,
-    artifact=_all_trained,
-    identity=_digests,
-    unfinished=lambda run: (),
-)
-"""`train` in a run of several kinds."""

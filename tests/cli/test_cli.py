@@ -11,9 +11,7 @@ import pytest
 import yaml
 
 import outrider
-from outrider.cli import doctor, main
 from outrider.common.errors import OutriderError
-from outrider.pipeline.provenance import Gpu
 from outrider.pipeline.stages.registry import STAGES
 from tests.cli.commands import COMMANDS, assert_one_message, run, start
 from tests.data.logs import pair, screenings, write_log
@@ -114,18 +112,6 @@ def test_a_wrong_command_line_is_one_message_and_status_2(workplace, words, part
     assert_one_message(run("outrider", *words, cwd=workplace), *parts, status=2)
 
 
-@pytest.mark.parametrize(
-    ("command", "words"),
-    [
-        ("train-speculator", ()),
-        ("adapt-speculator", ("--endpoint", "x")),
-    ],
-)
-def test_another_name_of_a_verb_ends_a_process_with_status_1(tmp_path, command, words):
-    finished = start(command, "--recipe", "nowhere.yaml", *words, cwd=tmp_path)
-    assert_one_message(finished, f"{command}: nowhere.yaml: no such recipe")
-
-
 def test_a_target_without_mtp_weights_is_known_before_the_first_stage(workplace, tmp_path, nano_r1):
     for file in nano_r1.iterdir():
         shutil.copyfile(file, tmp_path / file.name)
@@ -178,18 +164,6 @@ def test_help_and_recipes_do_not_import_torch():
         [sys.executable, "-c", script], capture_output=True, text=True, check=True
     )
     assert finished.stdout.endswith("\n[]\n")
-
-
-def test_help_lists_every_verb_in_the_order_of_use(tmp_path):
-    finished = run("outrider", "--help", cwd=tmp_path)
-    assert finished.returncode == 0
-    places = [finished.stdout.index(f"│ {verb} ") for verb in main.VERBS]
-    assert places == sorted(places)
-    assert "Train a speculator on traffic" in finished.stdout  # a line for each
-    for verb in ("train", "eval", "export", "adapt"):
-        finished = run("outrider", verb, "--help", cwd=tmp_path)
-        assert finished.returncode == 0
-        assert "RECIPE" in finished.stdout and "section.key=value" in finished.stdout
 
 
 def test_quiet_leaves_the_json_line(workplace):
@@ -245,22 +219,6 @@ def test_what_cannot_be_trained_on_is_known_at_once(workplace, nano_r1, logs, ta
     words = ["init", logs, "--target", target or str(nano_r1), "--to", "new.yaml"]
     assert_one_message(run("outrider", *words, cwd=workplace), *parts)
     assert not (workplace / "new.yaml").exists()
-
-
-@pytest.mark.parametrize(
-    ("driver", "missing"), [("550.163.01", True), ("580.65.06", False), ("", True)]
-)
-def test_the_doctor_names_what_mends_an_old_driver(tmp_path, monkeypatch, driver, missing):
-    monkeypatch.setattr(doctor, "gpus", lambda: [Gpu("NVIDIA H200", 143_771, driver)])
-    monkeypatch.setattr(doctor, "runs_on_cpu", lambda: False)
-    monkeypatch.setenv("HF_TOKEN", "hf_secret")
-    told = run("outrider", "doctor", "--json", cwd=tmp_path)
-    findings = {found["what"]: found for found in json.loads(told.stdout)["findings"]}
-    assert told.returncode == int(any(found["state"] == "missing" for found in findings.values()))
-    assert (findings["driver"]["state"] == "missing") == missing
-    assert ("580 or newer" in findings["driver"]["found"]) == missing
-    assert findings["vLLM"]["state"] == "ok" and findings["GPU"]["found"].startswith("1 x NVIDIA")
-    assert findings["Hugging Face"]["state"] == "ok" and "hf_secret" not in told.stdout
 
 
 def test_a_dry_run_writes_the_resolved_recipe_and_says_what_each_stage_would_do_and_cost(workplace):
@@ -341,9 +299,3 @@ def test_runs_are_compared_without_measuring_anything(tmp_path):
         "drifts away" in (tmp_path / "pages" / "drift.html").read_text()
         and "pages/drift.html" in finished.stderr
     )
-
-
-def test_the_version_names_what_computes(tmp_path) -> None:
-    finished = run("train-speculator", "--version", cwd=tmp_path)
-    assert finished.returncode == 0
-    assert finished.stdout.startswith("outrider 0.1.0\n") and "\ntorch " in finished.stdout

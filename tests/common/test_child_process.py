@@ -49,11 +49,6 @@ def test_a_result_comes_back_and_its_process_has_ended() -> None:
     assert values.tolist() == [1.0, 2.0]
 
 
-def test_a_users_mistake_is_raised_as_it_is() -> None:
-    with pytest.raises(OutriderError, match=r"^no such recipe$"):
-        in_child(fail, OutriderError("no such recipe"))
-
-
 def test_another_error_has_the_childs_frames_and_its_message_apart() -> None:
     with pytest.raises(
         ChildError, match=r"(?s)test_child_process.py.*in fail.*ValueError$"

@@ -28,12 +28,6 @@ def test_a_full_disk_is_told_whoever_writes(small_disk: Path) -> None:
         assert kept.read_bytes() == b"whole" and [*small_disk.iterdir()] == [kept]
 
 
-def test_another_error_stays_what_it_is(tmp_path: Path) -> None:
-    with pytest.raises(RuntimeError, match="mine"), publish(tmp_path / "file"):
-        raise RuntimeError("mine")
-    assert not [*tmp_path.iterdir()]
-
-
 KILLED = """
 import os, signal, sys
 import subprocess

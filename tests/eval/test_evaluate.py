@@ -278,7 +278,7 @@ def test_on_a_gpu_everything_is_replayed_before_servers_take_its_memory(tmp_path
 
 
 @pytest.mark.parametrize("address", ["auto", "local"])
-def test_in_a_cluster_replays_are_tasks_and_servers_have_their_node_alone(
+def test_in_a_cluster_replays_are_tasks_that_end_before_servers_start(
     tmp_path, monkeypatch, address
 ):
     """Ray itself: tests/common/cluster/test_tasks.py, tests/eval/replay/test_cluster_replay.py."""
@@ -298,8 +298,9 @@ def test_in_a_cluster_replays_are_tasks_and_servers_have_their_node_alone(
         happened.append("tasks")
         return replay(rows=rows, **shared)
 
-    for name in ("open_cluster", "node_alone"):
-        monkeypatch.setattr(f"outrider.eval.context.{name}", functools.partial(noted, name))
+    monkeypatch.setattr(
+        "outrider.eval.context.open_cluster", functools.partial(noted, "open_cluster")
+    )
     monkeypatch.setattr("outrider.eval.replay.heldout_replay.cluster_replay", tasks)
     target = write_tiny_target(tmp_path / "target")
     case = _case(target, tmp_path / "run", lambda n: (f"prompt {n}", [*range(2, 8 + n)]), [3, 4], 1)
@@ -313,8 +314,7 @@ def test_in_a_cluster_replays_are_tasks_and_servers_have_their_node_alone(
         evaluate(context)
     opened = ["open_cluster begins", "tasks", "open_cluster ends"]
     first = ["open_cluster begins", *opened * 5, "open_cluster ends"]
-    alone = ["open_cluster begins", "node_alone begins"] if address == "auto" else []
-    assert happened == [*first, *alone, "servers"]
+    assert happened == [*first, "servers"]
 
 
 DEPTH = 3

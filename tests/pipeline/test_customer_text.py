@@ -10,14 +10,13 @@ import os
 import stat
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import yaml
 
 from outrider.pipeline.recipe.load import load_recipe
 from outrider.pipeline.run_dir import RunDirectory
-from outrider.pipeline.stage_process import WITHHELD, traceback_of
+from outrider.pipeline.stage_process import WITHHELD
 from tests.cli import commands
 from tests.data.logs import pair, screenings, write_log
 
@@ -232,13 +231,6 @@ def test_an_unexpected_error_is_logged_without_its_message_unless_samples_are_al
         and "KeyError: " in finished.stderr
     )
     assert (CANARY in finished.stderr) == quotes and (WITHHELD in finished.stderr) != quotes
-
-
-def test_what_the_machine_says_is_kept():
-    try:
-        Path("/nowhere/at/all").read_text()
-    except OSError as error:
-        assert "No such file or directory: '/nowhere/at/all'" in traceback_of(error, quoting=False)
 
 
 def test_logs_of_attempts_are_their_owners_alone(workplace):

@@ -11,9 +11,6 @@ from rich.console import Console
 
 from outrider.pipeline.inspection import inspect_recipe, print_inspection
 from outrider.pipeline.recipe.load import load_overrides, load_recipe
-from outrider.pipeline.recipe.shipped import EMBEDDED_TRAFFIC
-from outrider.pipeline.run_dir import RunDirectory
-from outrider.pipeline.stages.registry import STAGES
 from tests.cli.commands import assert_one_message, run
 from tests.data.logs import pair, screenings, write_log
 
@@ -64,13 +61,9 @@ def page(found, width=100):
 
 
 @pytest.fixture(scope="module")
-def shipped(tmp_path_factory):
+def shipped():
     recipe = load_recipe("social_chat").recipe
-    runs = tmp_path_factory.mktemp("runs")
-    found, samples = inspect_recipe(
-        recipe, RunDirectory.of(recipe, runs), rows_per_file=None, samples=2
-    )
-    assert not list(runs.iterdir())
+    found, samples = inspect_recipe(recipe, rows_per_file=None, samples=2)
     return found, samples
 
 
@@ -120,20 +113,6 @@ def test_names_of_a_log_are_printed_and_not_obeyed(shipped):
     assert "[red]x[/]␛[2J 5" in text and "/logs/[b]␇.jsonl:3" in text and "\x1b" not in text
 
 
-def test_a_page_without_a_usable_row_or_a_time(shipped):
-    found, _ = shipped
-    bare = {
-        **found,
-        "exchanges": 0,
-        "time": None,
-        "split": None,
-        "lengths": {"prompt": {"n": 0}},
-        "rows_per_file": 3,
-    }
-    text = page(bare)
-    assert "not logged" in text and "first 3 rows of each file" in text
-
-
 @pytest.fixture(scope="module")
 def workplace(tmp_path_factory, nano_r1):
     folder = tmp_path_factory.mktemp("workplace")
@@ -159,14 +138,6 @@ def test_off_a_terminal_no_customer_text_is_printed(workplace):
     assert finished.returncode == 0, finished.stderr
     assert "first 20 rows of each file" in finished.stdout and "20 exchanges" in finished.stdout
     assert "trained on (" not in finished.stdout and "\x1b[2J" not in finished.stdout
-
-
-def test_a_log_of_two_models_is_described_then_refused(workplace, tmp_path):
-    write_log(tmp_path / "two.jsonl", [*rows(6), *rows(4, model="qwen")])
-    finished = run("inspect-traffic", f"traffic.path={tmp_path}/two.jsonl", "--json", cwd=workplace)
-    assert finished.returncode == 1 and "Traceback" not in finished.stderr
-    assert json.loads(finished.stdout)["models"] == {"nano-r1": 6, "qwen": 4}
-    assert "2 models (nano-r1 6, qwen 4)" in finished.stderr
 
 
 @pytest.mark.parametrize(
@@ -204,22 +175,6 @@ def test_a_wrong_command_line_is_one_message_and_status_2(workplace, words, part
     assert_one_message(run("outrider", "inspect", *words, cwd=workplace), part, status=2)
 
 
-def test_what_the_run_has_ingested_is_not_read_again(workplace, monkeypatch):
-    monkeypatch.chdir(workplace)
-    recipe = load_recipe("mine.yaml").recipe
-    run_dir = RunDirectory.of(recipe, workplace / "elsewhere")
-    before, _ = inspect_recipe(recipe, run_dir, None, 0)
-    (run_dir.root / "stages").mkdir(parents=True)
-    STAGES["ingest"].perform(run_dir, recipe, {})
-    left = sorted(run_dir.root.rglob("*"))
-    found, samples = inspect_recipe(recipe, run_dir, None, 1)
-    assert found["ingested_in"] == str(run_dir.traffic) and len(samples) == 1
-    assert {**found, "ingested_in": None} == before
-    assert sorted(run_dir.root.rglob("*")) == left
-    changed = load_recipe("mine.yaml", ["traffic.model=nano-r1"]).recipe
-    assert inspect_recipe(changed, run_dir, None, 0)[0]["ingested_in"] is None
-
-
 def test_the_temporary_folder_is_private_and_removed(workplace, monkeypatch, tmp_path):
     seen = []
 
@@ -230,29 +185,6 @@ def test_the_temporary_folder_is_private_and_removed(workplace, monkeypatch, tmp
     monkeypatch.setattr("outrider.pipeline.inspection.inspect", note)
     recipe = load_overrides([f"traffic.path={workplace / 'log.jsonl'}"]).recipe
     with pytest.raises(KeyboardInterrupt):
-        inspect_recipe(recipe, RunDirectory.of(recipe, tmp_path), None, 0)
+        inspect_recipe(recipe, None, 0)
     ((folder, mode),) = seen
     assert mode == 0o700 and not folder.exists()
-
-
-def test_of_a_target_on_the_hub_only_the_tokenizer_is_fetched(
-    workplace, monkeypatch, nano_r1, tmp_path
-):
-    asked = []
-
-    def download(model, **which):
-        asked.append((model, which["allow_patterns"]))
-        return str(nano_r1)
-
-    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
-    monkeypatch.setattr("outrider.pipeline.inspection.local_target", lambda recipe: None)
-    recipe = load_overrides(
-        [f"traffic.path={EMBEDDED_TRAFFIC}/social_chat.jsonl.gz", "target.model=a/b"]
-    ).recipe
-    inspect_recipe(recipe, RunDirectory.of(recipe, tmp_path), 5, 0)
-    ((model, patterns),) = asked
-    assert (
-        model == "a/b"
-        and "config.json" in patterns
-        and not [p for p in patterns if "safetensors" in p]
-    )

@@ -23,14 +23,8 @@ from outrider.pipeline.retention import retain
 from outrider.pipeline.run_dir import RunDirectory
 from outrider.pipeline.stages.capture import CAPTURE
 from outrider.pipeline.stages.evaluate import publish_chosen
-from outrider.pipeline.stages.registry import (
-    STAGES,
-    STAGES_OF_KINDS,
-    stage_names,
-    stage_of,
-    stages_of,
-)
-from outrider.pipeline.stages.train import TRAIN, TRAIN_KINDS
+from outrider.pipeline.stages.registry import STAGES, stage_names, stages_of
+from outrider.pipeline.stages.train import train_of
 from outrider.speculators.features import FeatureStream
 from outrider.speculators.kinds import kind_of, trainable_names
 from outrider.training.distributed import launch
@@ -113,48 +107,16 @@ def test_a_head_has_the_attention_that_the_engine_s_cache_is_made_for(
     assert "p_eagle" not in recipe.speculator.kinds and "eagle3" in recipe.speculator.kinds
     assert "not p_eagle: a P-EAGLE head with Llama's" in " ".join(capsys.readouterr().err.split())
     mtp = recipe_of(target, WITH_MLA)
-    assert with_kinds(mtp) is mtp
-
-
-def test_a_head_is_planned_where_vllm_is_not_installed(
-    target: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from outrider.serving import vllm_arguments
-
-    def missing() -> bool:
-        raise OutriderError("vLLM is not installed")
-
-    monkeypatch.setattr(vllm_arguments, "runs_on_cpu", missing)
-    recipe = with_kinds(recipe_of(target, "speculator.kind=eagle3"))
-    assert recipe.speculator.head.layer_type == "mla"
-
-
-def test_auto_without_a_target_config_names_the_fix(tmp_path: Path, monkeypatch) -> None:
-    recipe = recipe_of(tmp_path, "speculator.kind=auto", "target.model=nobody/nothing")
-
-    def unreachable(*_: object) -> Path:
-        raise OutriderError("nobody/nothing: no such model")
-
-    monkeypatch.setattr(type(recipe.target), "fetch", unreachable)
-    with pytest.raises(OutriderError, match=r"kind = auto: .*nobody/nothing.*name them"):
-        with_kinds(recipe)
+    assert with_kinds(mtp) == mtp
 
 
 def test_one_kind_keeps_its_stages_paths_and_inputs(target: Path, tmp_path: Path) -> None:
     one, both = recipe_of(target), recipe_of(target, BOTH)
     assert stages_of(one) is STAGES and "choose_kind" not in STAGES
-    assert stage_names(None, both) == [
-        "ingest",
-        "split",
-        "capture",
-        "train",
-        "choose_kind",
-        "evaluate",
-        "export",
-    ]
-    assert list(STAGES_OF_KINDS) == stage_names(None, both)
-    assert stage_of("train", both) is TRAIN_KINDS and stage_of("train", one) is TRAIN
-    with pytest.raises(OutriderError, match="choose_kind needs several kinds"):
+    names = ["ingest", "split", "capture", "train_mtp", "train_eagle3", "choose_kind"]
+    assert stage_names(None, both) == [*names, "evaluate", "export"]
+    assert stage_names("train,split", both) == ["split", "train_mtp", "train_eagle3"]
+    with pytest.raises(OutriderError, match=r"no stage `choose_kind`.* with several kinds"):
         stage_names("choose_kind", one)
     run = RunDirectory(tmp_path / "run")
     assert run.speculator == run.root / "speculator" and run.training == run.root / "training"
@@ -163,7 +125,7 @@ def test_one_kind_keeps_its_stages_paths_and_inputs(target: Path, tmp_path: Path
     assert run.of_kind("eagle3").evaluation == run.root / "evaluation" / "eagle3"
     # Lookup reads no states, so a run that adds it captures nothing again.
     more = recipe_of(target, "speculator.kind=[mtp,ngram]")
-    assert stages_of(more) is STAGES_OF_KINDS and CAPTURE.settings(more) == CAPTURE.settings(one)
+    assert "train_mtp" in stages_of(more) and CAPTURE.settings(more) == CAPTURE.settings(one)
     reads = CAPTURE.settings(both)["speculator"]
     streams = ["final_norm", "layer_1", "layer_2"]
     assert reads == {"kind": ("mtp", "eagle3"), "streams": streams}
@@ -179,8 +141,9 @@ def test_a_dry_run_prices_each_kind_and_their_states_together(target: Path, tmp_
     # Two streams more, in bf16.
     more = both["features"]["bytes_per_token"] - one["features"]["bytes_per_token"]
     assert more == 2 * 2 * HIDDEN
-    rows = plan(run, recipe_of(target, BOTH), list(STAGES_OF_KINDS), {}, both)
-    assert rows[-2].action == "would run after split, capture, train, choose_kind"
+    rows = plan(run, recipe_of(target, BOTH), list(stages_of(recipe_of(target, BOTH))), {}, both)
+    before = "split, capture, train_mtp, train_eagle3, choose_kind"
+    assert rows[-2].action == f"would run after {before}" and rows[3].cost
 
 
 @pytest.fixture(scope="module")
@@ -241,7 +204,7 @@ class Trained:
 
 
 def test_kinds_are_trained_in_turn_and_a_finished_one_not_again(
-    captured: Corpus, run: RunDirectory, monkeypatch: pytest.MonkeyPatch
+    captured: Corpus, run: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trained, compared = Trained(), []
     monkeypatch.setattr(launch, "_run", trained)
@@ -262,30 +225,27 @@ def test_kinds_are_trained_in_turn_and_a_finished_one_not_again(
     ]
     recipe = recipe_of(captured.target_dir, BOTH, *words)
     trained.stop_at = "eagle3"
+    mtp, eagle3 = map(train_of, ("mtp", "eagle3"))
+    mtp.perform(run, recipe, {})
     with pytest.raises(OutriderError, match="without a message"):
-        TRAIN_KINDS.perform(run, recipe, {})
-    assert trained.kinds == ["mtp", "eagle3"] and not TRAIN_KINDS.state(run, recipe, {}).done
+        eagle3.perform(run, recipe, {})
+    assert mtp.state(run, recipe, {}).done and not eagle3.state(run, recipe, {}).done
     trained.stop_at = None
-    TRAIN_KINDS.perform(run, recipe, {})
+    eagle3.perform(run, recipe, {})
     assert trained.kinds == ["mtp", "eagle3", "eagle3"] and compared == ["mtp", "eagle3", "eagle3"]
-    assert TRAIN_KINDS.state(run, recipe, {}).done
-    results = run.result_of("train")
     for kind in ("mtp", "eagle3"):
         own = run.of_kind(kind)
         assert kind_of(own.speculator).name == kind
         lines = own.metrics.read_text().splitlines()
         assert any("validation_acceptance_length" in line for line in lines)
-        assert results[kind]["best"] == run.result_of(f"train_{kind}")["best"]
     assert not run.speculator.exists() and not run.metrics.exists()
-
-    # Only the kind whose speculator is missing is trained again.
-    shutil.rmtree(run.of_kind("mtp").speculator)
-    assert TRAIN_KINDS.state(run, recipe, {}).reasons == ("model.safetensors is missing",)
-    TRAIN_KINDS.perform(run, recipe, {})
-    assert trained.kinds[3:] == ["mtp"]
-    # Another learning rate concerns both.
+    # Another learning rate concerns both; a missing speculator its own kind.
     changed = recipe_of(captured.target_dir, BOTH, *words, "training.learning_rate=0.1")
-    assert not TRAIN_KINDS.state(run, changed, {}).done
+    assert not mtp.state(run, changed, {}).done and not eagle3.state(run, changed, {}).done
+    (run.of_kind("mtp").speculator / "model.safetensors").rename(tmp_path / "weights")
+    assert mtp.state(run, recipe, {}).reasons == ("model.safetensors is missing",)
+    assert eagle3.state(run, recipe, {}).done
+    (tmp_path / "weights").rename(run.of_kind("mtp").speculator / "model.safetensors")
 
     # The chosen kind's files are the run's; the next choice replaces them.
     for kind in ("eagle3", "mtp"):

@@ -27,14 +27,6 @@ def test_fp8_blocks_pass_and_other_quantizations_do_not(tmp_path: Path) -> None:
             check_target(target)
 
 
-def test_a_loss_near_the_base_needs_a_kind_that_starts_from_it() -> None:
-    """Found before the capture, not when the kind's training begins."""
-    words = ["training.base_kl=0.5", "speculator.kind=[mtp,eagle3]"]
-    with pytest.raises(OutriderError, match=r"training\.base_kl = 0\.5: eagle3 would be trained"):
-        check(load_recipe("resume_screening", words).recipe, dry_run=True)
-    check(load_recipe("resume_screening", words[:1]).recipe, dry_run=True)
-
-
 @pytest.mark.parametrize("dry_run", [False, True])
 def test_another_vllm_than_the_tested_one_is_refused(
     dry_run: bool, monkeypatch: pytest.MonkeyPatch

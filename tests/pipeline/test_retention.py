@@ -144,20 +144,3 @@ def test_new_logs_go_through_every_stage_whatever_was_deleted(run, nano_r1, star
         and deletion_of(run, run.features / "manifest.json") is None
     )
     assert deletion_of(run, run.traffic / "privacy.key") is not None
-
-
-def test_nothing_of_it_is_deleted_that_was_not_made_by_the_run(tmp_path):
-    run = RunDirectory(tmp_path / "empty")
-    assert retain(run, "delete_all") == [] and deletion_of(run, run.features) is None
-    assert not run.root.exists()
-
-
-def test_the_report_is_written_anew_when_it_may_show_text_and_when_it_no_longer_may(run, nano_r1):
-    shown, plain = recipe_of(nano_r1, "report.samples=true"), recipe_of(nano_r1)
-    evaluate = STAGES["evaluate"]
-    assert evaluate.state(run, plain, {}).done and not evaluate.state(run, shown, {}).done
-    write_json(
-        run.stage_record("evaluate"),
-        {"inputs": evaluate.inputs(run, shown, {}), "artifact": "", "result": {}},
-    )
-    assert evaluate.state(run, shown, {}).done and not evaluate.state(run, plain, {}).done

@@ -43,12 +43,6 @@ def test_a_row_holds_its_sequences_side_by_side() -> None:
     assert moved.inputs_BTX is moved.hidden_BTH
 
 
-def test_a_long_sequence_is_cut_at_its_end() -> None:
-    batch = assemble(MemoryStore(), SAMPLES, (2,), row_tokens=14, spec=SPEC)
-    assert batch.token_ids_BT[0].tolist() == list(range(30, 44))
-    assert batch.anchor_BT[0].nonzero().squeeze(1).tolist() == list(range(3, 12))
-
-
 def test_alignment_brings_every_depth_to_the_token_it_predicts() -> None:
     depth = 3
     samples, _ = make_samples([("a", 6, 3), ("b", 5, 2), ("a", 6, 1)], row_tokens=20)

@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 
-from outrider.training.depth_weights import fixed_weights, visited_weights
+from outrider.training.objective import fixed_weights, visited_weights
 
 
 def test_fixed_weights() -> None:

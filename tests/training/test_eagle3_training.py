@@ -104,25 +104,6 @@ def test_a_parallel_head_learns_and_is_replayed(corpus: Corpus, tmp_path: Path, 
     assert found.acceptance_length() == pytest.approx(expected, rel=1e-5)
 
 
-def test_the_draft_vocabulary_covers_the_training_responses(
-    corpus: Corpus, trained: tuple[Path, dict[str, Any]]
-) -> None:
-    run_dir, result = trained
-    store = FeatureStore.open(corpus.features_dir)
-    head = trainable_kind("eagle3").load(run_dir / "speculator", corpus.target_dir, torch.float32)
-    ids = set(head.target_ids_D.tolist())
-    found = result["draft_vocabulary"]
-    assert found["tokens"] == len(ids)
-    for part in ("train", "validation"):
-        tokens: list[int] = []
-        for name in corpus.parts[part]:
-            row = store.read(name)
-            tokens += row.token_ids[row.completion_start :].tolist()
-        share = sum(token in ids for token in tokens) / len(tokens)
-        assert found["coverage"][part] == pytest.approx(share)
-    assert 0.9 <= found["coverage"]["train"] < 1
-
-
 def test_shards_over_two_processes_train_the_same(corpus: Corpus, tmp_path: Path) -> None:
     short = SETTINGS | {"scratch_epochs": 2}
     one = corpus.train(tmp_path / "one", speculator=config(), **short)

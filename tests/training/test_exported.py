@@ -131,10 +131,7 @@ def test_evaluation_sees_what_the_exported_weights_accept(
         json.loads(line) for line in (run_dir / "logs" / "metrics.jsonl").read_text().splitlines()
     ]
     assert lines[-1]["exported_acceptance_length"] == result["exported"]["acceptance_length"]
-    assert (
-        "exported in FP8 blocks of 128 x 128: acceptance"
-        in (run_dir / "logs" / "train.log").read_text()
-    )
+    assert "exported: acceptance" in (run_dir / "logs" / "train.log").read_text()
 
 
 # Adapters on frozen experts are the hardest case to resume and to shard, and include frozen

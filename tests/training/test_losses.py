@@ -12,7 +12,6 @@ from outrider.speculators.acceptance import (
     accept_probability,
     logged_token_probability,
 )
-from outrider.speculators.acceptance import target_distribution as literal_target
 from outrider.training import losses
 from outrider.training.losses import ETA, Judged, distillation_loss
 from outrider.training.teacher import Served
@@ -244,13 +243,6 @@ def test_bf16_states_and_head_stay_within_bf16_of_float32() -> None:
         (gradient,) = torch.autograd.grad(loss_KN.sum(), u)
         gradients.append(gradient.float())
     torch.testing.assert_close(gradients[1], gradients[0], rtol=0.05, atol=0.05)
-
-
-def test_literal_p_is_the_engines() -> None:
-    _, teacher_NH, _, _, lm_head_VH, served = problem(True)
-    logits_NV = F.linear(teacher_NH, lm_head_VH)
-    expected = literal_target(logits_NV, served.temperature_N, served.top_p_N)
-    torch.testing.assert_close(literal_p(logits_NV, served).float(), expected)
 
 
 @pytest.mark.parametrize("probabilistic", [False, True])

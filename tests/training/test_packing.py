@@ -10,7 +10,6 @@ from outrider.training.packing import (
     cut_at_rows,
     make_samples,
     pack,
-    padding_share,
     plan_epoch,
     rows_of_process,
 )
@@ -65,17 +64,17 @@ def test_the_plan_is_a_function_of_seed_and_epoch() -> None:
 
     assert plan(0, 0) == plan(0, 0)
     assert plan(0, 0) != plan(0, 1) != plan(1, 1)
-    rows = itertools.chain.from_iterable(plan(0, 3))
+    rows = list(itertools.chain.from_iterable(plan(0, 3)))
     assert sorted(itertools.chain.from_iterable(rows)) == list(range(2000))
-    assert padding_share(plan(0, 0), samples, 1024) < 0.03
+    assert sum(sample.length for sample in samples) > 0.97 * 1024 * len(rows)  # little padding
 
 
 @pytest.mark.parametrize("world", [1, 2, 3, 4])
 def test_processes_share_the_rows_of_every_remaining_step(world: int) -> None:
     """A short step repeats its first row in the turns without one."""
     steps = [[(4 * step + turn,) for turn in range(4)] for step in range(5)] + [[(20,), (21,)]]
-    shares = [rows_of_process(steps, 2, {3}, 4, rank, world) for rank in range(world)]
+    shares = [rows_of_process(steps, 2, 4, rank, world) for rank in range(world)]
     found = [row for turn in zip(*shares, strict=True) for row in turn]
     computed = -(-4 // world) * world
-    repeated = [(steps[step] + steps[step][:1] * computed)[:computed] for step in (2, 4, 5)]
+    repeated = [(steps[step] + steps[step][:1] * computed)[:computed] for step in (2, 3, 4, 5)]
     assert found == [row for rows in repeated for row in rows]

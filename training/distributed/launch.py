@@ -84,31 +84,15 @@ def train(
     spec_path = spec.out_dir / "spec.json"
     write_json(spec_path, spec.model_dump(mode="json"))
     command, log_path = _command(spec_path, training), spec.log_dir / "train.log"
-    if cluster is not None and _uses_ray(cluster, training):
-        from outrider.training.distributed.ray_launch import train_on_ray
+    # A launcher of the recipe goes before the cluster.
+    if cluster is not None and cluster.address is not None and training.launcher is None:
+        from outrider.training.distributed.ray_train import train_on_ray
 
         spec, code, stopped = train_on_ray(spec, cluster, log_path)
     else:
         code, stopped = (run or _run)(command, spec, log_path)
     _raise_failure(spec, code, stopped)
     return read_json(spec.out_dir / "result.json")
-
-
-def _uses_ray(cluster: ClusterConfig, training: TrainingConfig) -> bool:
-    """Whether the ranks run on the cluster.
-
-    A launcher of the recipe goes before it. One process needs no private cluster, but must not take
-    a GPU that Ray has given to a capture replica.
-    """
-    if cluster.address is None or training.launcher is not None:
-        return False
-    if training.processes > 1 or cluster.address != "local":
-        return True
-    if not training.streams:
-        return False
-    import ray
-
-    return ray.cluster_resources().get("GPU", 0) > 0
 
 
 def _command(spec_path: Path, training: TrainingConfig) -> list[str]:

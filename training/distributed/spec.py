@@ -46,7 +46,7 @@ class TrainingSpec(BaseModel):
     features_dir: Path
     feature_store: str
     """Import string of a class; its `open(features_dir)` returns a feature store or a stream
-    (`training.feature_source`). Training imports nothing from data."""
+    (`training.batches`). Training imports nothing from data."""
     train: list[str] = Field(min_length=1)
     validation: list[str] = Field(min_length=1)
     sampling: dict[str, Sampling]

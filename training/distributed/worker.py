@@ -6,7 +6,6 @@ python -m outrider.training.distributed.worker SPEC.json
 import faulthandler
 import importlib
 import os
-import re
 import sys
 import traceback
 from collections.abc import Mapping
@@ -57,10 +56,9 @@ def _train(spec: TrainingSpec) -> None:
     module, name = spec.feature_store.split(":")
     store = getattr(importlib.import_module(module), name).open(spec.features_dir)
 
-    from outrider.training.feature_source import source_of
     from outrider.training.trainer import Trainer
 
-    Trainer(spec, source_of(store)).run()
+    Trainer(spec, store).run()
 
 
 def join_world(processes: int, by_slurm: bool) -> int:
@@ -84,31 +82,23 @@ def join_world(processes: int, by_slurm: bool) -> int:
 
 
 def slurm_world(environment: Mapping[str, str]) -> dict[str, str]:
-    """torch's variables from srun's; ranks meet at MASTER_ADDR or the job step's first machine."""
-    hosts = environment.get("SLURM_STEP_NODELIST") or environment.get(
-        "SLURM_JOB_NODELIST", "127.0.0.1"
-    )
+    """torch's variables from srun's; on several machines MASTER_ADDR must be set."""
     # "8(x2)": 8 tasks on each of two machines.
     tasks_each = environment.get("SLURM_STEP_TASKS_PER_NODE", "1").split("(")[0].split(",")[0]
+    tasks = environment.get("SLURM_STEP_NUM_TASKS") or environment["SLURM_NTASKS"]
+    if tasks != tasks_each and "MASTER_ADDR" not in environment:
+        raise OutriderError(
+            "MASTER_ADDR is not set: export the first machine's name for srun, as"
+            " recipes/r1/launch/slurm.sbatch does"
+        )
     return {
         "RANK": environment["SLURM_PROCID"],
         "LOCAL_RANK": environment["SLURM_LOCALID"],
-        "WORLD_SIZE": environment.get("SLURM_STEP_NUM_TASKS") or environment["SLURM_NTASKS"],
+        "WORLD_SIZE": tasks,
         "LOCAL_WORLD_SIZE": tasks_each,
-        "MASTER_ADDR": environment.get("MASTER_ADDR", first_host(hosts)),
+        "MASTER_ADDR": environment.get("MASTER_ADDR", "127.0.0.1"),
         "MASTER_PORT": environment.get("MASTER_PORT", str(PORT)),
     }
-
-
-def first_host(nodelist: str) -> str:
-    """The first machine of Slurm's compact list: `gpu-[003-005,9],login` -> `gpu-003`."""
-    head = re.match(r"([^\[,]+)(?:\[([^\],-]+)[^\]]*\]([^,\[]*))?", nodelist)
-    if head is None:
-        raise OutriderError(
-            f"SLURM_STEP_NODELIST={nodelist!r} names no machine; set MASTER_ADDR to the first one"
-        )
-    prefix, number, suffix = head.groups()
-    return prefix + (number or "") + (suffix or "")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Tasks on a private cluster of this machine: results, errors, kills, a reserved node."""
+"""Tasks on a private cluster of this machine: results, errors, kills."""
 
 import os
 import signal
@@ -10,11 +10,9 @@ pytest.importorskip("ray")
 
 from outrider.common.child_process import ChildError
 from outrider.common.cluster.config import ClusterConfig
-from outrider.common.cluster.reserve import is_reserved, node_alone
 from outrider.common.cluster.session import open_cluster
 from outrider.common.cluster.tasks import RUNS, run_tasks, slots
 from outrider.common.errors import OutriderError
-from outrider.common.process_tree import wait_until
 
 pytestmark = pytest.mark.slow
 SECRET = "Ada Lovelace, born 1815"
@@ -80,29 +78,3 @@ def test_a_task_whose_worker_is_killed_runs_again(session, tmp_path):
     (tmp_path / "always").touch()
     with pytest.raises(OutriderError, match=f"the ingest: a task ended {RUNS} times"):
         list(run_tasks(killed, [5], tmp_path, "the ingest"))
-
-
-def test_nothing_is_scheduled_on_a_node_that_is_alone(session, tmp_path):
-    import ray
-
-    def note(path: Path) -> None:
-        path.touch()
-
-    def work(begun: Path, end: Path) -> None:
-        begun.touch()
-        wait_until(end.exists, 120)
-
-    task = ray.remote(num_cpus=1)(note)
-    busy = ray.remote(num_cpus=1)(work).remote(tmp_path / "begun", tmp_path / "end")
-    assert wait_until((tmp_path / "begun").exists, 60)
-    with pytest.raises(OutriderError, match=r"still in use after 0 s"), node_alone(patience_s=0):
-        pytest.fail("the node is in use")
-    (tmp_path / "end").touch()
-    ray.get(busy)
-    with node_alone() as reserved:
-        assert reserved == {"CPU": 2} and is_reserved()
-        waiting = task.remote(tmp_path / "note")
-        assert not ray.wait([waiting], timeout=1.5)[0] and not (tmp_path / "note").exists()
-    assert not is_reserved()
-    ray.get(waiting, timeout=60)
-    assert (tmp_path / "note").exists()

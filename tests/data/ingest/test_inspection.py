@@ -5,8 +5,7 @@ import json
 import pytest
 
 from outrider.data.config import SplitConfig, TrafficConfig
-from outrider.data.ingest.ingest import ingest
-from outrider.data.ingest.inspection import inspect, inspect_ingested
+from outrider.data.ingest.inspection import inspect
 from outrider.data.ingest.traffic_facts import printable
 from tests.data.logs import pair, screenings, write_log
 
@@ -55,12 +54,6 @@ def test_a_good_log_has_no_problems_and_a_split(text_target, tmp_path):
         3,
     ]
     assert found["split"]["tokens"] == found["prompt_tokens"] + found["completion_tokens"]
-
-
-def test_what_is_told_is_what_the_ingest_leaves(text_target, tmp_path):
-    found = look(text_target, tmp_path, [*rows(), DAMAGED[0]])
-    ingest(text_target, TrafficConfig(path=str(tmp_path / "log.jsonl")), tmp_path / "run")
-    assert inspect_ingested(tmp_path / "run", SplitConfig()) == found
 
 
 def test_a_damaged_log_is_described_and_its_problem_said(text_target, tmp_path):

@@ -6,11 +6,14 @@ import json
 import pytest
 from rich.console import Console
 
-from outrider.pipeline.plan.cluster import cluster_schedule
-from outrider.pipeline.plan.hours import engine_starts, rates_of, stage_seconds
-from outrider.pipeline.plan.page import print_plan
-from outrider.pipeline.plan.plan import plan
-from outrider.pipeline.plan.traffic import Volume, split_volume
+from outrider.pipeline.plan.hours import (
+    Volume,
+    engine_starts,
+    rates_of,
+    split_volume,
+    stage_seconds,
+)
+from outrider.pipeline.plan.plan import plan, print_plan
 from outrider.pipeline.plan.training_cost import price
 from outrider.pipeline.recipe.load import load_recipe
 from outrider.pipeline.recipe.recipe import Recipe
@@ -38,14 +41,6 @@ def test_a_trial_on_r1_takes_at_most_two_and_a_half_hours() -> None:
     assert hours("r1/resume_screening") > 5
 
 
-def test_limits_of_the_split_count_once_sequences_are_counted() -> None:
-    recipe = recipe_for("r1/template", "split.max_train_sequences=100")
-    assert split_volume(recipe, 1_000_000, None).train == 700_000
-    volume = split_volume(recipe, 1_000_000, 1000)
-    assert volume == Volume(1_000_000, 100_000, 100_000, 200_000, counted=True)
-    assert volume.captured == 400_000
-
-
 def test_a_stage_is_the_sum_of_its_parts() -> None:
     recipe = recipe_for("r1/resume_screening", "eval.k=3")
     rates = rates_of(recipe, R1)
@@ -71,44 +66,30 @@ def test_a_stage_is_the_sum_of_its_parts() -> None:
     assert apart == 3 + 3 * measured.repeats
 
 
-def test_a_target_of_unknown_speed_has_no_hours() -> None:
-    recipe = recipe_for("r1/template", "cluster.address=auto")
-    volume = Volume(10**6, 10**6, 0, 0, True)
-    assert stage_seconds(volume, recipe, {"hidden_size": 64}, CHECKPOINT) == {}
-    assert cluster_schedule(volume, recipe, {"hidden_size": 64}) == {}
-
-
-def test_a_cluster_is_as_fast_as_its_slowest_part() -> None:
-    replicas = ("cluster.address=auto", "cluster.capture_replicas=4")
-    recipe = recipe_for("r1/resume_screening", *replicas, "training.epochs=2")
+def test_replicas_share_the_capture_and_streams_repeat_it() -> None:
+    replicas = ("cluster.address=auto", "cluster.capture_replicas=4", "training.epochs=2")
     volume = Volume(200_000_000, 140_000_000, 20_000_000, 40_000_000, True)
-    found, rates = cluster_schedule(volume, recipe, R1), rates_of(recipe, R1)
-    captured = rates.engine_start_s + 200e6 / (4 * rates.capture_tokens_per_s)
-    trained = 2 * 140e6 / rates.training_tokens_per_s
-    assert found["stored"]["capture_s"] == pytest.approx(captured, abs=1)
-    assert found["stored"]["training_s"] == pytest.approx(captured + trained, abs=1)
-    assert found["streamed"]["training_s"] < found["stored"]["training_s"]
-    assert found["streamed"]["gpus"] == 32 + 8
-    slow = cluster_schedule(
-        volume,
-        recipe_for(
-            "r1/resume_screening", *replicas, "speculator.kind=eagle3", "training.scratch_epochs=1"
-        ),
-        R1,
-    )
-    assert slow["stored"]["bottleneck"] == "store", "four times the states"
-    assert cluster_schedule(volume, recipe_for("r1/resume_screening"), R1) == {}
+    seconds = {}
+    for features in ("stored", "streamed"):
+        recipe = recipe_for("r1/resume_screening", *replicas, f"training.features={features}")
+        stages = stage_seconds(volume, recipe, R1, CHECKPOINT)
+        seconds[features] = stages["capture"]["prefill"], stages["train"]["2 epochs"]
+    rates = rates_of(recipe, R1)
+    pace, trained = 4 * rates.capture_tokens_per_s, 280e6 / rates.training_tokens_per_s
+    assert seconds["stored"] == pytest.approx((200e6 / pace, trained))
+    assert seconds["streamed"] == pytest.approx((60e6 / pace, max(trained, 280e6 / pace)))
+    assert stage_seconds(volume, recipe, {"hidden_size": 64}, CHECKPOINT) == {}
 
 
 def test_the_page_has_every_stage_in_80_columns(tmp_path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(R1))
-    overrides = (f"target.model={tmp_path}", "cluster.address=auto")
-    recipe, run = recipe_for("r1/resume_screening", *overrides), RunDirectory(tmp_path / "run")
+    recipe = recipe_for("r1/resume_screening", f"target.model={tmp_path}")
+    run = RunDirectory(tmp_path / "run")
     priced = price(run, recipe, gpu_bytes=150 * 10**9)
     rows = plan(run, recipe, ["capture", "train", "evaluate"], {}, priced)
     page = io.StringIO()
     print_plan(rows, json.loads(json.dumps(priced)), Console(file=page, width=80))
     text = page.getvalue()
     assert all(len(line) <= 80 for line in text.splitlines())
-    for part in ("timed blocks", "features streamed", "R1 on 8 x H200, assumed", "it fits: 142 GB"):
+    for part in ("timed blocks", "R1 on 8 x H200, assumed", "it fits: 142 GB"):
         assert part in text

@@ -1,11 +1,9 @@
 """Recipes from files and command lines, and the messages for mistakes in them."""
 
-from pathlib import Path
-
 import pytest
 
 from outrider.common.errors import OutriderError
-from outrider.pipeline.recipe.load import find_recipe, load_recipe, parse_overrides
+from outrider.pipeline.recipe.load import load_recipe
 from outrider.pipeline.recipe.shipped import shipped_heads, shipped_recipes
 
 
@@ -44,28 +42,6 @@ def test_r1_recipes_are_complete(workload):
     assert r1.eval.task is None, "nano R1's checks do not read R1's texts"
     assert r1.traffic.path != nano.traffic.path, "nano R1's token ids mean nothing to R1"
     assert max(r1.eval.concurrency) <= r1.serving.engine.max_num_seqs
-
-
-@pytest.mark.parametrize(
-    "workload", ["template", "resume_screening", "document_extraction", "social_chat"]
-)
-def test_recipes_of_distilled_targets_are_complete(workload):
-    recipe = load_recipe(f"r1_distill/{workload}").recipe
-    assert recipe.target.model == "YOUR_TARGET"
-    assert (recipe.speculator.kind, recipe.speculator.base) == ("eagle3", "ngram")
-    assert (recipe.serving.engine.tensor_parallel, recipe.training.processes) == (1, 1)
-    assert recipe.training.row_tokens == recipe.serving.engine.max_model_len
-    assert max(recipe.eval.concurrency) <= recipe.serving.engine.max_num_seqs
-    assert recipe.eval.task is None
-
-
-def test_shipped_names_with_and_without_ending_give_way_to_a_local_file(
-    tmp_path, monkeypatch, write
-):
-    monkeypatch.chdir(tmp_path)
-    assert find_recipe("social_chat") == find_recipe("social_chat.yaml")
-    write("traffic: {path: log.jsonl}", "social_chat.yaml")
-    assert load_recipe("social_chat.yaml").files == (Path("social_chat.yaml"),)
 
 
 def test_extends_merges_sections_and_replaces_values(write):
@@ -119,19 +95,6 @@ def test_relative_traffic_is_looked_for_beside_its_recipe_then_where_the_command
     assert load_recipe(path).recipe.traffic.path == expected
 
 
-def test_the_key_of_surrogates_and_known_answers_are_looked_for_beside_the_recipe(tmp_path, write):
-    privacy, answers = (
-        "privacy: {mode: surrogate, key_file: my.key}",
-        "eval: {task: gsm8k.jsonl}",
-    )
-    path = write(f"traffic: {{path: a}}\n{privacy}\n{answers}", "recipes/mine.yaml")
-    for name in ("my.key", "gsm8k.jsonl"):
-        (tmp_path / "recipes" / name).touch()
-    recipe = load_recipe(path).recipe
-    assert recipe.privacy.key_file == str(tmp_path / "recipes" / "my.key")
-    assert recipe.eval.task == str(tmp_path / "recipes" / "gsm8k.jsonl")
-
-
 def test_a_base_is_a_kind_a_shipped_head_or_a_directory_beside_the_recipe(
     tmp_path, monkeypatch, write
 ):
@@ -152,27 +115,6 @@ def test_a_base_is_a_kind_a_shipped_head_or_a_directory_beside_the_recipe(
         assert base(f"speculator.base={name}") == str(directory)
     with pytest.raises(OutriderError, match=r"'nano_r1/egle3': no such .*nano_r1/eagle3"):
         base("speculator.base=nano_r1/egle3")
-
-
-def test_overrides_are_yaml():
-    words = [
-        "training.epochs=3",
-        "training.learning_rate=1e-4",
-        "eval.concurrency=[1, 2]",
-        "eval.task=null",
-    ]
-    assert [(".".join(keys), value) for keys, value, _ in parse_overrides(words)] == [
-        ("training.epochs", 3),
-        ("training.learning_rate", 1e-4),
-        ("eval.concurrency", [1, 2]),
-        ("eval.task", None),
-    ]
-    recipe = load_recipe("resume_screening", [*words, "name=other"]).recipe
-    assert (recipe.training.epochs, recipe.training.learning_rate, recipe.name) == (
-        3,
-        1e-4,
-        "other",
-    )
 
 
 @pytest.mark.parametrize(
@@ -270,14 +212,6 @@ def test_a_recipe_with_a_secret_is_refused_without_showing_it(word):
     assert "s3cret" not in str(caught.value)
 
 
-def test_addresses_without_credentials_load():
-    for path in (
-        "abfs://container@account.dfs.core.windows.net/x",
-        "hf://datasets/a/b@main/x.jsonl",
-    ):
-        assert load_recipe("resume_screening", [f"traffic.path={path}"]).recipe.traffic.path == path
-
-
 def test_mistakes_in_a_scenario_are_named_below_its_own_name(write):
     text = (
         "traffic: {path: a}\neval:\n  rates: [8]\n  scenarios:\n    long_in:\n"
@@ -305,15 +239,3 @@ def test_mistakes_in_a_scenario_are_named_below_its_own_name(write):
         9,
         None,
     )
-
-
-def test_the_usage_scenarios_are_the_field_s():
-    for name in ("usage_scenarios", "r1/usage_scenarios"):
-        evaluation = load_recipe(name).recipe.eval
-        assert list(evaluation.scenarios) == [
-            "long_in_long_out",
-            "short_in_long_out",
-            "long_in_short_out",
-        ]
-        assert evaluation.rates == [1, 2, 4, 8, 16] and evaluation.concurrency == [1, 2, 4, 8, 16]
-        assert len(evaluation.engine_modes) == 1

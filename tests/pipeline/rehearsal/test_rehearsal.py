@@ -6,14 +6,18 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors import safe_open
-from transformers import AutoTokenizer
 
 from outrider.common.errors import OutriderError
 from outrider.common.files import read_json
 from outrider.pipeline.recipe.load import load_recipe
-from outrider.pipeline.rehearsal.rehearse import compared
-from outrider.pipeline.rehearsal.settings import R1_CONFIG, cut_config, cut_to_fit, rehearsal_words
-from outrider.pipeline.rehearsal.target import extend_vocabulary, random_target, shapes
+from outrider.pipeline.rehearsal.rehearse import (
+    R1_CONFIG,
+    compared,
+    cut_config,
+    cut_to_fit,
+    rehearsal_words,
+)
+from outrider.pipeline.rehearsal.target import random_target, shapes
 from outrider.speculators.checkpoints.target_ends import load_target_ends
 from outrider.speculators.kinds.mtp.checkpoint import load_mtp
 from tests.r1_config import mtp_size
@@ -38,15 +42,6 @@ def planned(gpus: int = 0):
     original = load_recipe("r1/resume_screening").recipe
     overrides = [*rehearsal_words(original, gpus), "target.model=nano_r1"]
     return load_recipe("r1/resume_screening", overrides).recipe
-
-
-@pytest.mark.parametrize(("gpus", "used"), [(1, 1), (6, 4), (8, 8), (16, 8)])
-def test_on_a_node_every_gpu_serves_and_trains(gpus: int, used: int) -> None:
-    recipe = planned(gpus)
-    training, engine = recipe.training, recipe.serving.engine
-    assert (training.processes, training.rows_per_step, training.zero_stage) == (used, used, 2)
-    assert (engine.tensor_parallel, engine.mode, engine.kv_cache_gb) == (used, "compiled", None)
-    assert recipe.eval.engine_modes == ["compiled"] and not recipe.eval.side_by_side
 
 
 def test_the_cut_on_gpus_is_r1s_layer_in_fp8() -> None:
@@ -102,19 +97,6 @@ def test_fp8_blocks_are_written_where_they_can_be_computed(tmp_path: Path) -> No
         for kept in ("model.layers.2.eh_proj", "model.layers.1.mlp.gate", "lm_head"):
             assert file.get_tensor(f"{kept}.weight").dtype == torch.bfloat16
     load_mtp(directory)
-
-
-def test_texts_keep_their_ids_and_every_id_has_a_text(tmp_path: Path, nano_r1: Path) -> None:
-    tokenizer = read_json(nano_r1 / "tokenizer.json")
-    extend_vocabulary(tokenizer, 5000)
-    for name in ("tokenizer_config.json", "chat_template.jinja"):
-        (tmp_path / name).write_text((nano_r1 / name).read_text())
-    (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer))
-    small, extended = (AutoTokenizer.from_pretrained(path) for path in (nano_r1, tmp_path))
-    text = "List the total of this receipt: 3 unused-4711 apples."
-    assert extended.encode(text) == small.encode(text)
-    assert len(extended) == 5000 and extended.decode([4999]) == "unused-4999"
-    assert "" not in extended.batch_decode([[number] for number in range(4096, 5000)])
 
 
 def test_a_prediction_holds_within_a_tenth(tmp_path: Path) -> None:

@@ -45,32 +45,6 @@ def bundle(speculator, ranges, *overrides):
     return read_json(out / "bundle.json"), words[words.index("--speculative-config") + 1]
 
 
-def test_one_k_is_the_evaluated_one(speculator):
-    manifest, config = bundle(speculator, [[1, 4, 4], [5, 8, 2]])
-    assert (
-        manifest["num_speculative_tokens"] == 4
-        and manifest["num_speculative_tokens_per_batch_size"] is None
-    )
-    assert "per_batch_size" not in config and manifest["evidence"]["k_per_batch_size"] == [
-        [1, 4, 4],
-        [5, 8, 2],
-    ]
-
-
-@pytest.mark.parametrize(
-    ("overrides", "eager"),
-    [
-        ((), False),  # the recipe measures the compiled engine alone
-        (("eval.engine_modes=[eager,compiled]",), True),
-        (("eval.engine_modes=[eager,compiled]", "serving.engine.mode=compiled"), False),
-    ],
-)
-def test_it_is_served_in_an_engine_mode_that_was_measured(speculator, overrides, eager):
-    bundle(speculator, None, *overrides)
-    script = (speculator.parent / "bundle" / "serve.sh").read_text()
-    assert ("--enforce-eager" in script) == eager
-
-
 def test_other_formats_are_in_folders_of_their_own(speculator):
     manifest, _ = bundle(speculator, None)
     files = {"config.json", "model.safetensors", "serve.sh"}
@@ -106,11 +80,6 @@ def test_k_by_batch_size_where_the_recipe_wants_it(speculator):
     assert manifest["num_speculative_tokens"] == 5
     assert manifest["num_speculative_tokens_per_batch_size"] == [[1, 4, 4], [5, 8, 5]]
     assert '"num_speculative_tokens_per_batch_size": [[1, 4, 4], [5, 8, 5]]' in config
-
-
-def test_k_by_batch_size_needs_a_search(speculator):
-    with pytest.raises(OutriderError, match=r"eval\.k was set by hand"):
-        bundle(speculator, None, "export.k_per_batch_size=true")
 
 
 @pytest.mark.parametrize("verdict", ["undecided", "do not ship"])

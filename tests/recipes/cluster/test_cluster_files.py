@@ -4,7 +4,6 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-import pytest
 import yaml
 
 from outrider.pipeline.recipe.load import load_recipe
@@ -63,28 +62,3 @@ def test_states_stay_in_memory() -> None:
         assert set(volumes) == {each["name"] for each in container["volumeMounts"]}
         assert mounted["/dev/shm"]["emptyDir"]["medium"] == "Memory"
         assert "emptyDir" in mounted["/tmp/ray"], "the session outlives the pod"
-
-
-def ray_start_options() -> set[str]:
-    scripts = pytest.importorskip("ray.scripts.scripts")
-    return {name for option in scripts.start.params for name in option.opts}
-
-
-def test_ray_start_takes_every_option() -> None:
-    options = ray_start_options()
-    cluster = documents()["RayJob"]["spec"]["rayClusterSpec"]
-    for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
-        assert {f"--{name}" for name in group["rayStartParams"]} <= options
-    script = (FOLDER / "raycluster.sh").read_text(encoding="utf-8")
-    lines = [line for line in script.splitlines() if "exec ray start" in line]
-    assert len(lines) == 2
-    for line in lines:
-        words = [word.split("=")[0] for word in line.split() if word.startswith("--")]
-        assert set(words) <= options
-    assert "--dashboard-host=127.0.0.1" in lines[0]
-
-
-def test_the_ray_of_the_image_is_the_pinned_one() -> None:
-    pinned = (FOLDER.parents[1] / "requirements" / "gpu.txt").read_text(encoding="utf-8")
-    version = documents()["RayJob"]["spec"]["rayClusterSpec"]["rayVersion"]
-    assert f"\nray=={version} " in pinned or f"\nray=={version}\n" in pinned

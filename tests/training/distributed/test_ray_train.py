@@ -128,10 +128,7 @@ def test_a_killed_rank_starts_again_and_the_weights_are_the_same(
     thread.join(1)
     assert_same_end(whole, tmp_path)
     printed = capfd.readouterr().out
-    assert (
-        "training lost rank 1 (killed by signal 9) on its cluster; it resumes with 2 processes"
-        in printed
-    )
+    assert "training lost processes, or has room for more; it resumes with 2" in printed
     assert "Traceback" not in printed
 
 
@@ -175,7 +172,7 @@ def test_an_error_of_rank_1_is_one_message_and_not_tried_again(
 def test_ranks_that_always_die_end_training(
     corpus: Corpus, nodes: LocalNodes, tmp_path: Path
 ) -> None:
-    with pytest.raises(OutriderError, match=r"lost rank 1 \(killed by signal 9\).* more often"):
+    with pytest.raises(OutriderError, match=r"lost processes .* more often than the 3 times"):
         run(
             corpus,
             tmp_path,
@@ -193,7 +190,7 @@ def test_training_goes_on_with_what_a_lost_node_leaves_and_grows_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for name, seconds in (("_RESIZE_S", 2.0), ("_START_S", 15.0)):
-        monkeypatch.setattr(f"outrider.training.distributed.ray_launch.{name}", seconds)
+        monkeypatch.setattr(f"outrider.training.distributed.ray_train.{name}", seconds)
     with local_nodes() as own:
         _, second = own.add(), own.add()
         longer = LONG | {"epochs": 120}
@@ -202,7 +199,7 @@ def test_training_goes_on_with_what_a_lost_node_leaves_and_grows_again(
         assert result["stopped_at"] == result["steps"] == 360
         printed = capfd.readouterr().out
         assert "it resumes with 1 processes from step-00000" in printed
-        assert "training has room for more processes; it resumes with 2 processes" in printed
+        assert "it resumes with 2 processes" in printed
         assert printed.count("resuming with") == 2
         run(corpus, tmp_path / "whole", own, **longer)
     ours, theirs = (

@@ -1,0 +1,171 @@
+"""A YAML configuration as plain values, and messages for mistakes in it.
+
+    values, origins = read_yaml(Path("resume_screening.yaml"))
+    origins[("training", "epochs")]      # "resume_screening.yaml:14"
+    ...
+    except ValidationError as error:
+        raise OutriderError(explain(error, Recipe, origins, "a recipe")) from None
+
+A message has file and line, key, value, the nearest key, and the keys that are valid there.
+"""
+
+import difflib
+import re
+import types
+import typing
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from outrider.common.errors import OutriderError
+
+Keys = tuple[str | int, ...]
+Origins = dict[Keys, str]
+"""File and line of each key of a tree, by its path from the root."""
+
+
+class _Loader(yaml.SafeLoader):
+    """Reads 1e-4 as a number, which YAML 1.1 reads as text."""
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"^[-+]?[0-9][0-9_]*(\.[0-9]*)?[eE][-+]?[0-9]+$"),
+    list("-+0123456789"),
+)
+
+
+def read_yaml(path: Path, noun: str = "a recipe") -> tuple[dict[str, Any], Origins]:
+    """The mapping in the file of a `noun`, and file and line of each key.
+
+    Anything but a mapping is an `OutriderError` with file and line.
+    """
+    try:
+        root = yaml.compose(path.read_text(encoding="utf-8"), Loader=_Loader)
+    except (OSError, UnicodeDecodeError) as error:
+        raise OutriderError(f"{path}: not {noun}, a YAML file in UTF-8 ({error})") from None
+    except yaml.MarkedYAMLError as error:
+        line = f":{error.problem_mark.line + 1}" if error.problem_mark else ""
+        raise OutriderError(f"{path}{line}: not valid YAML: {error.problem}") from None
+    origins: Origins = {}
+    if root is None:
+        return {}, origins
+    if not isinstance(root, yaml.MappingNode):
+        raise OutriderError(
+            f"{path}:1: {noun} is a mapping (`key: value`), "
+            f"not a {type(root).__name__.removesuffix('Node').lower()}"
+        )
+    return _value(root, (), path, origins), origins
+
+
+def read_value(text: str) -> Any:
+    """The value of a command line's `key=value` in YAML: 3, 1e-4, true, null, [1, 4], text."""
+    return yaml.load(text, Loader=_Loader)
+
+
+def _value(node: yaml.Node, keys: Keys, path: Path, origins: Origins) -> Any:
+    here = f"{path}:{node.start_mark.line + 1}"
+    if keys:
+        origins.setdefault(keys, here)
+    if isinstance(node, yaml.MappingNode):
+        values: dict[str, Any] = {}
+        for key_node, value_node in node.value:
+            inner = (*keys, str(key_node.value))
+            origins[inner] = f"{path}:{key_node.start_mark.line + 1}"
+            if inner[-1] in values:
+                raise OutriderError(
+                    f"{origins[inner]}: `{_dotted(inner)}` is given twice; keep one"
+                )
+            values[str(key_node.value)] = _value(value_node, inner, path, origins)
+        return values
+    if isinstance(node, yaml.SequenceNode):
+        items = enumerate(node.value)
+        return [_value(child, (*keys, index), path, origins) for index, child in items]
+    loader = _Loader("")
+    try:
+        return loader.construct_object(node)
+    except (yaml.YAMLError, ValueError) as error:
+        raise OutriderError(f"{here}: {node.value!r} is not a YAML value: {error}") from None
+    finally:
+        loader.dispose()
+
+
+def explain(error: ValidationError, model: type[BaseModel], origins: Origins, noun: str) -> str:
+    """All mistakes that pydantic found in the file of `noun` ("a recipe"), one per line."""
+    lines = []
+    for detail in error.errors(include_url=False):
+        keys, section = _written(detail["loc"], model)
+        # The key, or the nearest section above it that is written.
+        above = (keys[:length] for length in range(len(keys), -1, -1))
+        origin = next((f"{origins[some]}: " for some in above if some in origins), "")
+        lines.append(f"{origin}{_message(detail, keys, section, model, noun)}")
+    return "\n".join(dict.fromkeys(lines))
+
+
+def _message(
+    detail: Any, keys: Keys, section: type[BaseModel], model: type[BaseModel], noun: str
+) -> str:
+    dotted = _dotted(keys)
+    if detail["type"] == "extra_forbidden":
+        *parents, key = map(str, keys)
+        near = difflib.get_close_matches(key, section.model_fields, n=1)
+        guesses = [path for path in _all_keys(model) if path.split(".")[-1] == key]
+        guesses += [".".join([*parents, name]) for name in near]
+        hint = f"did you mean `{guesses[0]}`? " if guesses else ""
+        where = f"`{'.'.join(parents)}`" if parents else noun
+        valid = ", ".join(sorted(section.model_fields))
+        return f"{dotted}: no such key; {hint}{where} has: {valid}"
+    if detail["type"] == "missing":
+        return f"{dotted}: must be given"
+    reason = detail["msg"].removeprefix("Value error, ")
+    if not keys or isinstance(detail["input"], BaseModel | dict):
+        return f"{dotted}: {reason}" if dotted else reason
+    return f"{dotted} = {detail['input']!r}: {reason[:1].lower()}{reason[1:]}"
+
+
+def _written(location: Keys, model: type[BaseModel]) -> tuple[Keys, type[BaseModel]]:
+    """The keys as written, and the section of the last one.
+
+    pydantic's location also has the union members that follow a field, such as `k`, `int`.
+    """
+    keys: list[str | int] = []
+    section, below = model, typing.cast(Any, model)
+    for part in location:
+        if isinstance(below, type):
+            section = below
+            field = section.model_fields.get(str(part))
+            below = _below(field.annotation) if field else None
+        elif below is not None:  # a name that the file chose, or an index
+            below = _below(typing.get_args(below)[-1])
+        elif not isinstance(part, int):
+            continue
+        keys.append(part)
+    return tuple(keys), section
+
+
+def _below(annotation: Any) -> Any:
+    """The section of a field, or its dict or list of sections; None: a value."""
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
+        return next(filter(None, map(_below, typing.get_args(annotation))), None)
+    if typing.get_origin(annotation) in (dict, list):
+        return annotation if _below(typing.get_args(annotation)[-1]) else None
+    is_section = isinstance(annotation, type) and issubclass(annotation, BaseModel)
+    return annotation if is_section else None
+
+
+def _all_keys(model: type[BaseModel], prefix: str = "") -> list[str]:
+    paths = []
+    for name, field in model.model_fields.items():
+        paths.append(prefix + name)
+        below, chosen = _below(field.annotation), ""
+        if typing.get_args(below):
+            below, chosen = _below(typing.get_args(below)[-1]), "NAME."
+        if below:
+            paths += _all_keys(below, f"{prefix}{name}.{chosen}")
+    return paths
+
+
+def _dotted(keys: Keys) -> str:
+    return ".".join(map(str, keys))

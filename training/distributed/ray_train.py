@@ -1,0 +1,300 @@
+"""Trains on a Ray cluster: Ray Train starts the ranks, and starts them again after a loss.
+
+    spec, code, stopped = train_on_ray(spec, cluster, log_path)
+
+Each rank is the program that torchrun starts (worker.py), so the weights are the same: a child
+process of Ray Train's worker, because Ray runs a function in a thread of an actor. There no signal
+handler can be installed, ending the rank would end the actor, and what the rank prints would go to
+Ray's session folder. Ray's logs get exit codes only.
+
+Ray Train gives a rank its number, its GPU and the address of rank 0, notices ranks that are lost
+with their node or killed, and starts another group with as many ranks as the cluster has room for;
+the ranks resume from the last checkpoint. A group that could be larger is started again too. An
+exception of a rank ends training: a rank that reports one ends without an error for Ray.
+
+`DataParallelTrainer` is what TorchTrainer derives from. TorchTrainer adds a process group in Ray's
+processes, with torch in memory and a context on each GPU; here accelerate makes it in the ranks.
+This module is imported only where a run uses Ray.
+"""
+
+import math
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import ray
+import ray.train
+from ray.train.backend import Backend, BackendConfig
+from ray.train.collective import broadcast_from_rank_zero
+from ray.train.v2.api.config import FailureConfig, RunConfig, ScalingConfig
+from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
+
+from outrider.common.cluster.config import ClusterConfig
+from outrider.common.cluster.session import open_cluster
+from outrider.common.errors import OutriderError
+from outrider.common.files import read_json, write_json
+from outrider.common.process_tree import ProcessTree
+from outrider.training.distributed.fail_fast import error_files
+from outrider.training.distributed.spec import (
+    NOT_OURS,
+    WORKER,
+    Preempted,
+    TrainingSpec,
+    signals_stop,
+)
+
+_LOOK_S = 0.5
+"""Time between two looks at the ranks' output, in seconds."""
+
+SPEC = "spec.json"
+"""The specification of a group of ranks, in the folder of its error records."""
+
+_FOLDER = "ray"
+"""What Ray Train writes below the training folder."""
+
+_START_S = 60.0
+"""Time for a group to start, in seconds. After a loss, Ray Train may first count the lost node."""
+
+_RESIZE_S = 60.0
+"""Time between two looks for room for more ranks, in seconds."""
+
+_PASSED_ON = ("NCCL_", "GLOO_", "WANDB_", "HF_", "OUTRIDER_", "PYTHONWARNINGS", "TORCH_")
+"""Beginnings of the launcher's environment variables that its ranks get where their node has none.
+They go through Ray's object store; a runtime environment would write them into its logs."""
+
+
+def train_on_ray(
+    spec: TrainingSpec, cluster: ClusterConfig, log_path: Path
+) -> tuple[TrainingSpec, int, bool]:
+    """Trains to the end. An open session of this process is used.
+
+    Returns the last group's spec, which has its number of ranks and its error records, its exit
+    code, and whether a signal asked to stop. Raises an `OutriderError` if there is no room for one
+    rank, or if ranks are lost more than a run resumes.
+    """
+    # A private cluster has one core per process, as under torchrun.
+    wanted = spec.training.processes * cluster.training_cores
+    cores = max(wanted, len(os.sched_getaffinity(0)))
+    with open_cluster(cluster, cores) as session, signals_stop(spec.stop_file) as stop:
+        gpus = any(node.gpus for node in session.nodes())
+        each = {"CPU": float(cluster.training_cores)} | ({"GPU": 1.0} if gpus else {})
+        trainer = _trainer(spec, cluster, each)
+        before = len(groups(spec.out_dir))
+        failure = _fit(trainer, spec, log_path, stop)
+        if len(groups(spec.out_dir)) == before:  # no rank has started
+            if stop.is_set():
+                return spec, Preempted.exit_code, True
+            raise OutriderError(
+                f"training: no process started in {cluster.start_timeout_s:g} s; compare"
+                " `ray status` with a core, and a GPU where the cluster has any, for each of"
+                " training.processes"
+            ) from failure
+        group = _spec_of(groups(spec.out_dir)[-1])
+        if failure is not None and not stop.is_set():
+            for error in getattr(failure, "worker_failures", {}).values():
+                if isinstance(error, OutriderError):
+                    raise error
+            raise OutriderError(
+                "training lost processes on its cluster, more often than the"
+                f" {cluster.training_restarts} times that it resumes; see {log_path}"
+                " (out of memory?)"
+            ) from failure
+        code = max(ended_ranks(group.errors_dir).values(), default=Preempted.exit_code)
+        if code == 0:
+            for path in (*groups(spec.out_dir), spec.out_dir / _FOLDER):
+                shutil.rmtree(path)
+        return group, code, stop.is_set()
+
+
+def _fit(
+    trainer: Any, spec: TrainingSpec, log_path: Path, stop: threading.Event
+) -> Exception | None:
+    """Runs Ray Train and relays the ranks' output; returns the error that ended it."""
+    failures: list[Exception] = []
+
+    def fit() -> None:
+        try:
+            trainer.fit()
+        except Exception as error:  # handled by the main thread
+            failures.append(error)
+
+    # In a thread: in the main one Ray Train would handle Ctrl-C.
+    thread = threading.Thread(target=fit, name="ray-train", daemon=True)
+    before = seen = len(groups(spec.out_dir))
+    logs = [rank_log(spec.log_dir, rank) for rank in range(spec.training.processes)]
+    for path in logs:
+        path.unlink(missing_ok=True)
+        path.touch(mode=0o600)
+    with logs[0].open(encoding="utf-8", errors="replace") as output:
+        thread.start()
+        while thread.is_alive() and not (stop.is_set() and seen == before):
+            thread.join(_LOOK_S)
+            started, text = groups(spec.out_dir), output.read()
+            if not (started and error_files(started[-1])):
+                print(text, end="", flush=True)
+            if len(started) > seen > before:
+                print(_resumes(_spec_of(started[-1])), flush=True)
+            seen = len(started)
+    with log_path.open("ab") as log:
+        for path in logs:
+            log.write(path.read_bytes())
+            path.unlink()
+    return failures[0] if failures else None
+
+
+def _trainer(spec: TrainingSpec, cluster: ClusterConfig, each: dict[str, float]) -> Any:
+    """Ray Train's trainer of all groups of ranks, one after another."""
+    settings = {
+        "spec": spec.model_dump(mode="json"),
+        "environment": {
+            name: value for name, value in os.environ.items() if name.startswith(_PASSED_ON)
+        },
+    }
+    os.environ |= {
+        "RAY_CHDIR_TO_TRIAL_DIR": "0",
+        "RAY_TRAIN_METRICS_ENABLED": "0",
+        "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.5",
+        "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": f"{_START_S:g}",
+    }
+    processes = spec.training.processes
+    # Ray's annotations name the classes of its first version.
+    run_config: Any = RunConfig(
+        name=_FOLDER,
+        storage_path=str(spec.out_dir),
+        failure_config=FailureConfig(
+            max_failures=cluster.training_restarts,
+            controller_failure_limit=math.ceil(cluster.start_timeout_s / _START_S),
+        ),
+    )
+    return DataParallelTrainer(
+        run_rank,
+        train_loop_config=settings,
+        backend_config=RankBackendConfig(),
+        scaling_config=ScalingConfig(
+            num_workers=(1, processes) if processes > 1 else 1,
+            use_gpu="GPU" in each,
+            resources_per_worker=each,
+            placement_strategy="PACK",
+            elastic_resize_monitor_interval_s=_RESIZE_S,
+        ),
+        run_config=run_config,
+    )
+
+
+def _spec_of(group: Path) -> TrainingSpec:
+    return TrainingSpec.model_validate_json((group / SPEC).read_text(encoding="utf-8"))
+
+
+def _resumes(group: TrainingSpec) -> str:
+    """That another group of ranks has started, for people."""
+    checkpoints = (group.out_dir / "checkpoints").glob("step-*")
+    newest = max((path.name for path in checkpoints), default="the beginning")
+    return (
+        "training lost processes, or has room for more; it resumes with"
+        f" {group.training.processes} processes from {newest}"
+    )
+
+
+class RankBackend(Backend):
+    """No process group in Ray's processes; accelerate makes it in the ranks.
+
+    Every rank sees all GPUs of its node's ranks and takes that of its LOCAL_RANK, as under
+    torchrun.
+    """
+
+    share_cuda_visible_devices = True
+
+
+class RankBackendConfig(BackendConfig):
+    """Names the backend."""
+
+    @property
+    def backend_cls(self) -> type[RankBackend]:
+        return RankBackend
+
+
+def run_rank(settings: dict[str, Any]) -> None:
+    """Runs this worker's rank to its end.
+
+    `settings`: `spec`, and the launcher's `environment` for ranks. A node's own value wins.
+
+    Raises a `RuntimeError` if the rank was killed: then Ray Train starts another group. After any
+    other error it returns, since a record tells the launcher.
+    """
+    spec = TrainingSpec.model_validate(settings["spec"])
+    context = ray.train.get_context()
+    rank, world = context.get_world_rank(), context.get_world_size()
+    first = broadcast_from_rank_zero(_new_group(spec, world) if rank == 0 else None)
+    spec_path = Path(first[0])
+    place = {
+        "RANK": rank,
+        "WORLD_SIZE": world,
+        "LOCAL_RANK": context.get_local_rank(),
+        "LOCAL_WORLD_SIZE": context.get_local_world_size(),
+        "MASTER_ADDR": first[1],
+        "MASTER_PORT": first[2],
+    }
+    if not spec_path.is_file():
+        raise OutriderError(
+            f"{spec_path} does not exist on node {socket.gethostname()}; training on a cluster"
+            " needs the run directory on a disk that all nodes share"
+        )
+    with ProcessTree() as tree, rank_log(spec.log_dir, rank).open("ab") as log:
+        environment = (
+            {"PYTHONWARNINGS": NOT_OURS} | settings["environment"] | os.environ | tree.environment
+        )
+        environment |= {name: str(value) for name, value in place.items()}
+        environment |= {
+            "OMP_NUM_THREADS": str(ClusterConfig.training_cores),
+            "PYTHONUNBUFFERED": "1",
+            "RAY_ADDRESS": ray.get_runtime_context().gcs_address,
+        }
+        process = subprocess.Popen(
+            [sys.executable, "-m", WORKER, str(spec_path)],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+        )
+        code = process.wait()
+    write_json(spec_path.parent / f"ended.rank{rank}.json", {"code": code})
+    if code < 0:
+        raise RuntimeError(f"rank {rank} was killed by signal {-code}")
+
+
+def _new_group(spec: TrainingSpec, world: int) -> tuple[str, str, int]:
+    """The specification of a new group of ranks, and where they meet: host and port."""
+    number = max((int(path.name.split("-")[1]) for path in groups(spec.out_dir)), default=0) + 1
+    training = spec.training.model_copy(update={"processes": world})
+    spec = spec.model_copy(update={"training": training, "attempt": number})
+    spec.errors_dir.mkdir(parents=True, exist_ok=True)
+    write_json(spec.errors_dir / SPEC, spec.model_dump(mode="json"))
+    host = ray.util.get_node_ip_address()
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.bind((host, 0))
+        return str(spec.errors_dir / SPEC), host, probe.getsockname()[1]
+
+
+def groups(out_dir: Path) -> list[Path]:
+    """Folders of the groups of ranks that have started, in order."""
+    found = (path.parent for path in out_dir.glob(f"attempt-*/{SPEC}"))
+    return sorted(found, key=lambda path: int(path.name.split("-")[1]))
+
+
+def ended_ranks(errors_dir: Path) -> dict[int, int]:
+    """Exit code of every rank that has ended and whose worker is alive."""
+    found = {}
+    for path in errors_dir.glob("ended.rank*.json"):
+        rank = int(path.name.removeprefix("ended.rank").removesuffix(".json"))
+        found[rank] = read_json(path)["code"]
+    return found
+
+
+def rank_log(log_dir: Path, rank: int) -> Path:
+    """The file that a rank writes its output to; appends from several machines could be lost."""
+    return log_dir / f"train.rank{rank}.log"
