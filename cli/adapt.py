@@ -35,7 +35,7 @@ def adapt_speculator(
     metrics_port
         Serve Prometheus metrics on this port of 127.0.0.1.
     """
-    from outrider.common.supervision import stopped_by_signal
+    from outrider.common.process_tree import stopped_by_signal
     from outrider.live.endpoint_file import load_endpoint
 
     if rounds is not None and rounds < 1:

@@ -137,7 +137,7 @@ def _local(
     import contextlib
     import threading
 
-    from outrider.common.supervision import stopped_by_signal
+    from outrider.common.process_tree import stopped_by_signal
     from outrider.live.load import Load, read_prompts
     from outrider.live.local import local_endpoint
 

@@ -68,7 +68,7 @@ def evaluate_speculator(
 def _server(loaded: "LoadedRecipe", run: "RunDirectory", url: str) -> int:
     from rich.console import Console
 
-    from outrider.common.supervision import stopped_by_signal
+    from outrider.common.process_tree import stopped_by_signal
     from outrider.pipeline.stages.sources import has_quarantine, parts_in_use
 
     with attempt(loaded, run) as go:

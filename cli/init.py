@@ -83,7 +83,7 @@ def init(
     """
     from rich.console import Console
 
-    from outrider.common.supervision import stopped_by_signal
+    from outrider.common.process_tree import stopped_by_signal
     from outrider.pipeline.inspection import print_facts
 
     with stopped_by_signal():

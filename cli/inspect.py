@@ -50,7 +50,7 @@ def inspect_traffic(
 
     from rich.console import Console
 
-    from outrider.common.supervision import stopped_by_signal
+    from outrider.common.process_tree import stopped_by_signal
     from outrider.pipeline.inspection import inspect_recipe, print_inspection
     from outrider.pipeline.recipe.load import load_overrides, load_recipe
 

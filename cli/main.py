@@ -30,8 +30,8 @@ from outrider.cli import adapt, deploy, evaluate, export, inspect, train
 from outrider.cli.doctor import doctor
 from outrider.cli.init import init
 from outrider.common.errors import OutriderError, UsageError
+from outrider.common.process_tree import Interrupted
 from outrider.common.redaction import redacted
-from outrider.common.supervision import Interrupted
 from outrider.pipeline.recipe.shipped import shipped_recipes
 
 VERBS = {

@@ -9,6 +9,7 @@ Imports are inside the functions here and in the commands: `--help` needs none o
 
 import contextlib
 import dataclasses
+import functools
 import json
 import sys
 from collections.abc import Callable, Iterator
@@ -83,12 +84,9 @@ def attempt(
 
     from outrider.pipeline.run_stages import run_stages
 
-    def go(wanted: list[str], options: "Options") -> Results:
-        return run_stages(run, loaded.recipe, wanted, options, Console(stderr=True))
-
     with run.locked():
         run.begin_attempt(loaded.recipe, loaded.files, sys.argv)
-        yield go
+        yield functools.partial(run_stages, run, loaded.recipe, console=Console(stderr=True))
 
 
 def train_run(

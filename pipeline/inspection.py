@@ -8,9 +8,9 @@ The log is ingested into a temporary folder (below TMPDIR, about as large as the
 
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from rich import box
@@ -127,16 +127,12 @@ def _facts(found: Mapping[str, Any]) -> Table:
 
 
 def _rejects(found: Mapping[str, Any]) -> Table:
-    table = _table("rejects")
-    for column in ("reason", "rows", "first at", ""):
-        justify: Literal["left", "right"] = "right" if column == "rows" else "left"
-        table.add_column(column, justify=justify, overflow="fold")
+    rows = []
     for reason, count in found["rejects"].items():
         example = found["reject_examples"][reason]
-        table.add_row(
-            reason, f"{count:,}", *(Text(printable(example[key])) for key in ("place", "detail"))
-        )
-    return table
+        texts = (Text(printable(example[key])) for key in ("place", "detail"))
+        rows.append((reason, f"{count:,}", *texts))
+    return _table("rejects", ("reason", "rows", "first at", "detail"), rows)
 
 
 def _split(split: Mapping[str, Any]) -> Table:
@@ -144,31 +140,29 @@ def _split(split: Mapping[str, Any]) -> Table:
     caption = f"left out: {', '.join(left_out) or 'nothing'}"
     if not split["prompts_compared"]:
         caption += "; prompts were not compared, so near duplicates are still included"
-    table = _table("split", caption=caption, caption_justify="left")
-    for column in ("", "sessions", "sequences", "tokens", "trained on", "from"):
-        table.add_column(column, justify="right" if column else "left", no_wrap=True)
+    rows = []
     for part in PARTS:
         row = split[part]
-        counts = (
-            f"{row[key]:,}" for key in ("sessions", "sequences", "tokens", "completion_tokens")
-        )
+        numbers = (row[key] for key in ("sessions", "sequences", "tokens", "completion_tokens"))
         began = row["first_time"]
-        table.add_row(part, *counts, "not logged" if began is None else date(began))
-    return table
+        since = "not logged" if began is None else date(began)
+        rows.append((part, *(f"{number:,}" for number in numbers), since))
+    columns = ("", "sessions", "sequences", "tokens", "trained on", "from")
+    return _table("split", columns, rows, caption=caption, caption_justify="left")
 
 
 def _lengths(lengths: Mapping[str, Any]) -> Table:
-    table = _table("lengths in tokens")
-    for column in ("", "n", *QUANTILES, "max"):
-        table.add_column(column, justify="right" if column else "left", no_wrap=True)
-    for name, row in lengths.items():
-        if row["n"]:
-            table.add_row(name, *(f"{row[key]:,}" for key in ("n", *QUANTILES, "max")))
-    return table
+    columns = ("n", *QUANTILES, "max")
+    rows = [
+        (name, *(f"{row[key]:,}" for key in columns)) for name, row in lengths.items() if row["n"]
+    ]
+    return _table("lengths in tokens", ("", *columns), rows)
 
 
-def _table(title: str, **options: Any) -> Table:
-    return Table(
+def _table(
+    title: str, columns: Sequence[str], rows: Iterable[Sequence[str | Text]], **options: Any
+) -> Table:
+    table = Table(
         title=title,
         title_justify="left",
         title_style="bold",
@@ -176,6 +170,12 @@ def _table(title: str, **options: Any) -> Table:
         padding=(0, 1, 0, 0),
         **options,
     )
+    for column in columns:
+        text = column in ("", "reason", "first at", "detail")
+        table.add_column(column, justify="left" if text else "right", no_wrap=not text)
+    for row in rows:
+        table.add_row(*row)
+    return table
 
 
 def _capture(found: Mapping[str, Any]) -> str:

@@ -17,7 +17,7 @@ from rich.console import Console
 
 from outrider.common.errors import OutriderError
 from outrider.common.files import read_json
-from outrider.common.supervision import run_supervised
+from outrider.common.process_tree import run_supervised
 from outrider.pipeline.recipe.recipe import Recipe
 from outrider.pipeline.retention import retain
 from outrider.pipeline.run_dir import RunDirectory

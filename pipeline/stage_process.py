@@ -20,7 +20,7 @@ from pathlib import Path
 
 from outrider.common.errors import OutriderError
 from outrider.common.files import write_json
-from outrider.common.supervision import TERMINAL_DESCRIPTOR
+from outrider.common.process_tree import TERMINAL_DESCRIPTOR
 from outrider.pipeline.run_dir import RunDirectory
 from outrider.pipeline.stage import Options, Stage
 from outrider.pipeline.stages.registry import stage_of

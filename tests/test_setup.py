@@ -169,28 +169,3 @@ def test_torch_that_is_nowhere_is_an_error_with_the_fix(checkout: Checkout) -> N
     assert f"torch==1.0+cpu could not be installed from {pytorch}" in done.stderr
     assert "PIP_FIND_LINKS" in done.stderr and "PIP_EXTRA_INDEX_URL" in done.stderr
     assert not (checkout.root / ".venv" / ".outrider-setup").exists()
-
-
-def test_a_container_keeps_its_vllm_and_torch(checkout: Checkout) -> None:
-    """The documented commands, where the index has newer ones and a dependency asks for torch."""
-    text = (ROOT / "docs" / "how-to" / "containers.md").read_text()
-    commands = [line.strip() for line in text.splitlines() if line.startswith("    ")]
-    assert len(commands) == 4
-    wheels = checkout.folder / "container"
-    wheels.mkdir()
-    pip = checkout.root / ".venv" / "bin" / "python", "-m", "pip", "install", "--no-deps"
-    for name in ("vllm", "torch"):
-        wheel = write_wheel(wheels, name, "0.9+container", "container")
-        assert checkout.run([*map(str, pip), str(wheel)]).returncode == 0
-    extra = next((checkout.folder / "general" / "extra").glob("*.whl"))
-    with zipfile.ZipFile(extra) as old:
-        files = {name: old.read(name).decode() for name in old.namelist()}
-    files["extra-2.0.dist-info/METADATA"] += "Requires-Dist: torch\nRequires-Dist: vllm\n"
-    with zipfile.ZipFile(extra, "w") as wheel:
-        for name, content in files.items():
-            wheel.writestr(name, content)
-    path = f"{checkout.root / '.venv' / 'bin'}{os.pathsep}{os.environ['PATH']}"
-    done = checkout.run(["sh", "-ec", "\n".join(commands)], PATH=path)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert [checkout.origin(name) for name in ("vllm", "torch")] == ["container", "container"]
-    assert checkout.origin("extra") == "general" and checkout.origin("checkout") == "checkout"

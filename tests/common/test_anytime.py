@@ -37,22 +37,6 @@ def test_the_critical_t_is_where_the_mixture_reaches_its_threshold(degrees, alph
     assert mixture(float(critical_t(degrees, alpha)), degrees, g) == pytest.approx(1 / beta)
 
 
-def test_the_margin_is_that_of_leaving_clusters_out_one_by_one():
-    random = np.random.default_rng(0)
-    tokens, steps = random.lognormal(size=12), random.lognormal(size=12)
-    logs = []
-    for left_out in range(12):
-        kept = [each for each in range(12) if each != left_out]
-        logs.append(math.log(sum(tokens[kept]) / sum(steps[kept])))
-    variance = 11 / 12 * sum((each - sum(logs) / 12) ** 2 for each in logs)
-    shares = (tokens / tokens.sum() + steps / steps.sum()) / 2
-    degrees = degrees_of_freedom([shares])[0]
-    factor = math.exp(float(critical_t(degrees, 0.05)) * math.sqrt(variance))
-    found = ratio_of_sums(tokens, steps, 0.05)
-    assert found.value == pytest.approx(tokens.sum() / steps.sum())
-    assert (found.low, found.high) == pytest.approx((found.value / factor, found.value * factor))
-
-
 @pytest.mark.parametrize(
     ("numerator", "denominator"),
     [([], []), ([1.0], [1.0]), ([3.0, 2.0], [1.0, 1.0]), ([5.0] + [0.0] * 30, [1.0] * 31)],

@@ -11,7 +11,7 @@ import pytest
 
 from outrider.common.child_process import ChildError, in_child
 from outrider.common.errors import OutriderError
-from outrider.common.supervision import signal_handlers
+from outrider.common.process_tree import signal_handlers
 
 SECRET = "Ada Lovelace, born 1815"
 

@@ -1,18 +1,15 @@
 """Fingerprints: what counts as a change, and when a result is computed again."""
 
 import os
-import shutil
 import stat
 from pathlib import Path
 
-from outrider.common import fingerprint
 from outrider.common.fingerprint import (
     ABSENT,
     Kept,
     changes,
     path_digest,
     resume_or_clear,
-    sampled_digest,
 )
 
 
@@ -36,22 +33,6 @@ def test_path_digest_follows_content_and_names_but_not_time(tmp_path: Path) -> N
     (tmp_path / "b").write_text("y")
     assert len({first, renamed, path_digest(tmp_path), path_digest(tmp_path / "none")}) == 4
     assert path_digest(tmp_path / "none") == ABSENT
-
-
-def test_sampled_digest_reads_both_ends_and_no_time(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(fingerprint, "SAMPLED_BYTES", 2)
-    weights = tmp_path / "model.safetensors"
-    digests = []
-    for content in ("aa-bb", "aa+bb", "aa-bc", "ca-bb", "aa--bb"):
-        weights.write_text(content)
-        digests.append(sampled_digest([weights]))
-    whole, middle, end, beginning, longer = digests
-    assert middle == whole
-    assert len({whole, end, beginning, longer}) == 4
-    copied = shutil.copy(weights, tmp_path / "copied")
-    assert sampled_digest([Path(copied)]) != longer
-    os.utime(weights, (1, 1))
-    assert sampled_digest([weights]) == longer
 
 
 def test_a_kept_result_is_computed_again_only_when_its_inputs_change(tmp_path: Path) -> None:

@@ -271,18 +271,3 @@ def test_retention_finds_the_text_of_every_kinds_evaluation(tmp_path: Path) -> N
     retain(run, "delete_all")
     assert not any((run.root / name).exists() for name in names)
     assert (run.root / "evaluation/mtp/results.json").is_file() and run.kind_choice.is_file()
-
-
-def test_a_target_whose_widths_no_backend_takes_runs_without_mla(
-    target: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("outrider.pipeline.kinds.mla_refusal", lambda config: "No valid backend.")
-    monkeypatch.setattr("outrider.serving.vllm_arguments.runs_on_cpu", lambda: False)
-    recipe = with_kinds(recipe_of(target, "speculator.kind=eagle3"))
-    assert recipe.serving.engine.environment["VLLM_MLA_DISABLE"] == "1"
-    assert recipe.speculator.head.layer_type == "llama"
-    assert "No valid backend." in capsys.readouterr().err
-    assert with_kinds(recipe).serving == recipe.serving  # said once
-    assert capsys.readouterr().err == ""
-    with pytest.raises(OutriderError, match=r"VLLM_MLA_DISABLE = 0: No valid backend"):
-        with_kinds(recipe_of(target, "speculator.kind=eagle3", WITH_MLA))

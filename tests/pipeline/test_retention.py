@@ -6,7 +6,7 @@ from rich.console import Console
 from outrider.common.errors import OutriderError
 from outrider.common.files import write_json
 from outrider.pipeline.recipe.load import load_recipe
-from outrider.pipeline.retention import deletion_of, retain
+from outrider.pipeline.retention import retain
 from outrider.pipeline.run_dir import RunDirectory
 from outrider.pipeline.run_stages import run_stages
 from outrider.pipeline.stages.registry import STAGES
@@ -118,29 +118,3 @@ def test_a_stage_that_would_read_what_was_deleted_asks_first(run, nano_r1, start
     told = go(run, recipe_of(nano_r1, "privacy.retention=keep"), ["ingest", "split", "capture"])
     assert started == ["capture"]
     assert "retention deleted manifest.json after the export (2" in told
-
-
-def test_new_logs_go_through_every_stage_whatever_was_deleted(run, nano_r1, started, monkeypatch):
-    retain(run, "delete_all")
-    monkeypatch.setattr(
-        "outrider.pipeline.run_stages.run_stage",
-        lambda stage, *_: (started.append(stage.name), again(run, stage.name)),
-    )
-
-    def again(run, name):
-        for path in {"ingest": TEXT[:1], "capture": STATES}.get(name, []):
-            (run.root / path).parent.mkdir(parents=True, exist_ok=True)
-            (run.root / path).write_text("{}")
-
-    changed = recipe_of(
-        nano_r1,
-        "privacy.retention=delete_all",
-        "traffic.max_reject_fraction=0.5",
-        "capture.batch_tokens=9",
-    )
-    go(run, changed, ["ingest", "split", "capture"])
-    assert (
-        started == ["ingest", "capture"]
-        and deletion_of(run, run.features / "manifest.json") is None
-    )
-    assert deletion_of(run, run.traffic / "privacy.key") is not None

@@ -18,7 +18,7 @@ import sys
 from pathlib import Path
 
 from outrider.common.files import publish
-from outrider.common.supervision import Interrupted
+from outrider.common.process_tree import Interrupted
 from outrider.pipeline.attempt import attempt, open_run
 from outrider.pipeline.recipe.shipped import SHIPPED
 from tools.nano_r1.record import Workload, record, recording_server

@@ -15,7 +15,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from outrider.common.errors import OutriderError
-from outrider.common.supervision import signal_handlers
+from outrider.common.process_tree import signal_handlers
 from outrider.speculators.config import SpeculatorConfig
 from outrider.training.config import TrainingConfig
 

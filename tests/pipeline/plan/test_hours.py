@@ -1,10 +1,6 @@
 """Hours by stage against sums by hand, and the trial profile's goal."""
 
-import io
-import json
-
 import pytest
-from rich.console import Console
 
 from outrider.pipeline.plan.hours import (
     Volume,
@@ -13,11 +9,8 @@ from outrider.pipeline.plan.hours import (
     split_volume,
     stage_seconds,
 )
-from outrider.pipeline.plan.plan import plan, print_plan
-from outrider.pipeline.plan.training_cost import price
 from outrider.pipeline.recipe.load import load_recipe
 from outrider.pipeline.recipe.recipe import Recipe
-from outrider.pipeline.run_dir import RunDirectory
 from outrider.serving.config import EngineConfig
 from tests.r1_config import R1
 
@@ -79,17 +72,3 @@ def test_replicas_share_the_capture_and_streams_repeat_it() -> None:
     assert seconds["stored"] == pytest.approx((200e6 / pace, trained))
     assert seconds["streamed"] == pytest.approx((60e6 / pace, max(trained, 280e6 / pace)))
     assert stage_seconds(volume, recipe, {"hidden_size": 64}, CHECKPOINT) == {}
-
-
-def test_the_page_has_every_stage_in_80_columns(tmp_path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(R1))
-    recipe = recipe_for("r1/resume_screening", f"target.model={tmp_path}")
-    run = RunDirectory(tmp_path / "run")
-    priced = price(run, recipe, gpu_bytes=150 * 10**9)
-    rows = plan(run, recipe, ["capture", "train", "evaluate"], {}, priced)
-    page = io.StringIO()
-    print_plan(rows, json.loads(json.dumps(priced)), Console(file=page, width=80))
-    text = page.getvalue()
-    assert all(len(line) <= 80 for line in text.splitlines())
-    for part in ("timed blocks", "R1 on 8 x H200, assumed", "it fits: 142 GB"):
-        assert part in text

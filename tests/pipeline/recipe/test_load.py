@@ -163,6 +163,17 @@ def test_a_base_is_a_kind_a_shipped_head_or_a_directory_beside_the_recipe(
             r"mine.yaml:3: serving.draft_sample_method: no such key; did you mean "
             r"`speculator.draft_sample_method`\?",
         ),
+        (
+            "traffic: {path: a}\neval:\n  rates: [8]\n  scenarios:\n    long_in:\n"
+            "      prompt_token: [9, null]\n",
+            r"mine.yaml:6: eval\.scenarios\.long_in\.prompt_token: no such key; did you mean "
+            r"`eval.scenarios.long_in.prompt_tokens`",
+        ),
+        (
+            "traffic: {path: a}\neval:\n  rates: [8]\n  scenarios:\n    long_in:\n"
+            "      prompt_tokens: [9, 3]\n",
+            r"mine.yaml:6: eval\.scenarios\.long_in\.prompt_tokens.* range \[9, 3\] ends before",
+        ),
         ("traffic: {path: a\n", r"mine.yaml:2: not valid YAML"),
         ("- a\n", r"mine.yaml:1: a recipe is a mapping"),
         ("traffic: {path: a}\nname: ../up\n", r"mine.yaml:2: name = '../up'"),
@@ -210,32 +221,3 @@ def test_a_recipe_with_a_secret_is_refused_without_showing_it(word):
     with pytest.raises(OutriderError) as caught:
         load_recipe("resume_screening", [word])
     assert "s3cret" not in str(caught.value)
-
-
-def test_mistakes_in_a_scenario_are_named_below_its_own_name(write):
-    text = (
-        "traffic: {path: a}\neval:\n  rates: [8]\n  scenarios:\n    long_in:\n"
-        "      prompt_token: [9, null]\n"
-    )
-    with pytest.raises(
-        OutriderError,
-        match=r"mine.yaml:6: eval\.scenarios\.long_in\.prompt_token: no such key; did you mean",
-    ) as error:
-        load_recipe(write(text))
-    assert "`eval.scenarios.long_in.prompt_tokens`" in str(error.value)
-    backwards = text.replace("prompt_token: [9, null]", "prompt_tokens: [9, 3]")
-    with pytest.raises(
-        OutriderError,
-        match=r"mine.yaml:6: eval\.scenarios\.long_in\.prompt_tokens.*"
-        r"the range \[9, 3\] ends before",
-    ):
-        load_recipe(write(backwards))
-    recipe = load_recipe(
-        write(text.replace("token:", "tokens:")), ["eval.scenarios.long_in.max_tokens=7"]
-    ).recipe
-    assert recipe.eval.scenarios["long_in"].max_tokens == 7 and recipe.eval.scenarios[
-        "long_in"
-    ].prompt_tokens == (
-        9,
-        None,
-    )

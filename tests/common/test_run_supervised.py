@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from outrider.common.supervision import run_supervised
+from outrider.common.process_tree import run_supervised
 
 # A stage whose grandchild is an orphan in another session, as an engine's worker may be.
 STAGE = """
@@ -31,7 +31,7 @@ sys.exit(int(sys.argv[2]))
 RUNNER = """
 import os, sys
 from pathlib import Path
-from outrider.common.supervision import Interrupted, run_supervised
+from outrider.common.process_tree import Interrupted, run_supervised
 try:
     argv = [sys.executable, *sys.argv[2:]]
     sys.exit(run_supervised(argv, Path(sys.argv[1]), dict(os.environ)))
