@@ -26,7 +26,6 @@ def train_speculator(
     runs: Runs = Path("runs"),
     from_serve_command: FromServeCommand = None,
     force: Annotated[bool, Flag] = False,
-    rehearse: Annotated[bool, Flag] = False,
 ) -> int:
     """Train a speculator on traffic: ingest, split, capture, train, evaluate, export.
 
@@ -47,9 +46,6 @@ def train_speculator(
         several kinds), evaluate, export.
     force
         Export even a speculator that is not better than the base.
-    rehearse
-        Run all stages on a random target of R1's widths with few experts, and compare memory and
-        disk with --dry-run. Needs 22 GB of memory, or uses all GPUs (FP8, compiled).
     """
     from outrider.pipeline.stages.registry import stage_names
 
@@ -60,8 +56,6 @@ def train_speculator(
             )
     if gpu_memory is not None and gpu_memory <= 0:
         raise UsageError(f"--gpu-memory {gpu_memory:g}: give one GPU's memory in GB, such as 80")
-    if rehearse:
-        return _rehearse(recipe, overrides, runs, dry_run, stages)
     loaded, run = open_run(recipe, overrides, runs, dry_run, from_serve_command)
     wanted, options = stage_names(stages, loaded.recipe), {"force": force}
     if dry_run:
@@ -69,24 +63,6 @@ def train_speculator(
         return _plan(loaded, run, wanted, options, gpu_bytes, as_json)
     results = train_run(loaded, run, wanted, force)
     return print_summary(loaded, run, results)
-
-
-def _rehearse(
-    recipe: str, overrides: tuple[str, ...], runs: Path, dry_run: bool, stages: str | None
-) -> int:
-    from rich.console import Console
-
-    from outrider.pipeline.rehearsal.rehearse import rehearsal, rehearse
-    from outrider.pipeline.run_dir import RunDirectory
-    from outrider.pipeline.stages.registry import STAGES
-
-    if dry_run or stages is not None:
-        raise UsageError("--rehearse runs every stage; leave out --dry-run and --stages")
-    console = Console(stderr=True)
-    loaded = rehearsal(recipe, overrides, console)
-    found = rehearse(loaded, RunDirectory.of(loaded.recipe, runs), list(STAGES), console)
-    print_json(found)
-    return 0 if found["holds"] else 1
 
 
 def _plan(

@@ -69,21 +69,19 @@ def local_target(recipe: Recipe) -> Path | None:
 
 def check_traffic(recipe: Recipe) -> None:
     """Checks that every local path of the log exists."""
-    for key, paths in (("path", recipe.traffic.path), ("general", recipe.traffic.general or [])):
-        _check_paths(key, [paths] if isinstance(paths, str) else paths)
-
-
-def _check_paths(key: str, paths: list[str]) -> None:
-    for path in paths:
-        if "://" in path or Path(path).exists() or any(Path("/").glob(path.lstrip("/"))):
-            continue
-        names = sorted(log.name for log in EMBEDDED_TRAFFIC.glob("*.jsonl.gz"))
-        embedded = [f"nano_r1/{name.removesuffix('.jsonl.gz')}" for name in names]
-        raise OutriderError(
-            f"traffic.{key} = {path!r}: no such file or folder, neither relative to the recipe nor "
-            "to the current directory; give a log, a folder of logs or a URL, in the recipe or as "
-            f"traffic.{key}=... on the command line (included: {', '.join(embedded) or 'none'})"
-        )
+    general = recipe.traffic.general or []
+    for key, given in (("path", recipe.traffic.path), ("general", general)):
+        for path in [given] if isinstance(given, str) else given:
+            if "://" in path or Path(path).exists() or any(Path("/").glob(path.lstrip("/"))):
+                continue
+            names = sorted(log.name for log in EMBEDDED_TRAFFIC.glob("*.jsonl.gz"))
+            embedded = [f"nano_r1/{name.removesuffix('.jsonl.gz')}" for name in names]
+            raise OutriderError(
+                f"traffic.{key} = {path!r}: no such file or folder, neither relative to the recipe"
+                " nor to the current directory; give a log, a folder of logs or a URL, in the"
+                f" recipe or as traffic.{key}=... on the command line (included:"
+                f" {', '.join(embedded) or 'none'})"
+            )
 
 
 def _check_privacy(recipe: Recipe) -> None:

@@ -1,9 +1,9 @@
 """The shape of DeepSeek-R1 from its published config.json, for tests without its weights."""
 
 from outrider.common.files import read_json
-from outrider.pipeline.rehearsal.rehearse import R1_CONFIG
 from outrider.speculators.kinds import trainable_kind
 from outrider.speculators.size import DrafterSize, drafter_size
+from tools.rehearsal.rehearse import R1_CONFIG
 
 R1 = read_json(R1_CONFIG)
 

@@ -102,7 +102,11 @@ def assemble(
     """Reads the sequences of a row and concatenates them; longer ones are cut at their end."""
     pieces = [(samples[index], store.read(samples[index].sequence_id)) for index in row]
     token = torch.zeros(1, row_tokens, dtype=torch.long)
-    streams = {name: _room(stream_of(pieces[0][1], name), row_tokens) for name in _names(spec)}
+    streams = {}
+    for name in dict.fromkeys((FINAL_NORM, *spec.names)):  # of teacher and drafter, each once
+        states_TH = stream_of(pieces[0][1], name)
+        shape = 1, row_tokens, states_TH.shape[-1]
+        streams[name] = torch.zeros(shape, dtype=states_TH.dtype)
     sequence = torch.full((1, row_tokens), -1)
     position = torch.zeros(1, row_tokens, dtype=torch.long)
     anchor = torch.zeros(1, row_tokens, dtype=torch.bool)
@@ -119,16 +123,6 @@ def assemble(
     inputs = [streams[name] for name in spec.names]
     inputs_BTX = inputs[0] if len(inputs) == 1 else torch.cat(inputs, dim=-1)
     return Batch(row, token, streams[FINAL_NORM], inputs_BTX, sequence, position, anchor)
-
-
-def _names(spec: FeatureSpec) -> list[str]:
-    """The streams of teacher and drafter, each once."""
-    return list(dict.fromkeys((FINAL_NORM, *spec.names)))
-
-
-def _room(states_TH: Tensor, row_tokens: int) -> Tensor:
-    """Zeros [1, T, H] for the states of a row."""
-    return torch.zeros(1, row_tokens, states_TH.shape[-1], dtype=states_TH.dtype)
 
 
 def responses(store: Store, samples: Iterable[Sample]) -> Iterator[Tensor]:

@@ -80,9 +80,8 @@ class Validation:
         start_R = torch.tensor([0, *[sample.length for sample in samples]]).cumsum(0)[:-1]
         length_R = torch.tensor([sample.length for sample in samples])
         sampling = [self.sampling[sample.sequence_id] for sample in samples]
-        temperature_R = torch.tensor([each.temperature for each in sampling])
-        top_p_R = torch.tensor([each.top_p for each in sampling])
-        top_k_R = torch.tensor([each.top_k for each in sampling])
+        sampled_R3 = torch.tensor([[one.temperature, one.top_p, one.top_k] for one in sampling])
+        temperature_R, top_p_R, top_k_R = sampled_R3.unbind(-1)
         device = drafted.u_KNH.device
         # The engine's anchor is the last known token, one after the state that the chain reads.
         anchor_N = batch.anchor_BT[0].nonzero().squeeze(1) + 1

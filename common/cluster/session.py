@@ -248,6 +248,8 @@ def check_nodes() -> None:
     for name, reference in asked.items():
         try:
             versions = ray.get(reference, timeout=_CHECK_S)
+        except (ray.exceptions.NodeDiedError, ray.exceptions.TaskUnschedulableError):
+            continue  # it has ended since; a task without cores fits any other
         except ray.exceptions.RayError as error:
             versions = f"{type(error).__name__} {str(error).strip()}".splitlines()[-1]
         if versions != ours:

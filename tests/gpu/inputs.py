@@ -13,12 +13,12 @@ from safetensors.torch import load_file, save_file
 
 from outrider.common.files import read_json
 from outrider.pipeline.recipe.shipped import EMBEDDED_TRAFFIC
-from outrider.pipeline.rehearsal.rehearse import R1_CONFIG, cut_config
-from outrider.pipeline.rehearsal.target import write_random_target
 from outrider.serving.config import EngineConfig, TargetConfig
 from outrider.speculators.config import ParityConfig
 from outrider.speculators.kinds import trainable_kind_of
 from outrider.speculators.kinds.protocol import Origin
+from tools.rehearsal.rehearse import R1_CONFIG, cut_config
+from tools.rehearsal.target import write_random_target
 
 if TYPE_CHECKING:
     from outrider.speculators.kinds.drafter import Drafter

@@ -23,7 +23,6 @@ KIND = re.compile(r"(?<![a-z])(mtp|eagle_?3?|d_?flash|n_?gram)(?![a-z])", re.IGN
 """A kind's name as a word of an identifier (`load_mtp`) or of a string."""
 
 EXCEPTIONS = {
-    "pipeline/rehearsal/target.py": "writes a random R1, whose MTP layer is part of the model",
     "serving/vllm_hooks/auxiliary_states.py": "calls vLLM's supports_eagle3",
     "speculators/layers/deepseek_layer.py": "reads config.json's count of MTP layers (mtp_layers)",
 }

@@ -9,16 +9,16 @@ from safetensors import safe_open
 from outrider.common.errors import OutriderError
 from outrider.common.files import read_json
 from outrider.pipeline.recipe.load import load_recipe
-from outrider.pipeline.rehearsal.rehearse import (
+from outrider.speculators.checkpoints.target_ends import load_target_ends
+from outrider.speculators.kinds.mtp.checkpoint import load_mtp
+from tests.r1_config import mtp_size
+from tools.rehearsal.rehearse import (
     R1_CONFIG,
     cut_config,
     cut_to_fit,
     rehearsal_words,
 )
-from outrider.pipeline.rehearsal.target import random_target, shapes
-from outrider.speculators.checkpoints.target_ends import load_target_ends
-from outrider.speculators.kinds.mtp.checkpoint import load_mtp
-from tests.r1_config import mtp_size
+from tools.rehearsal.target import random_target, shapes
 
 R1 = read_json(R1_CONFIG)
 SMALL = cut_config(R1, 4, fp8=False) | {
@@ -66,7 +66,7 @@ def test_the_cut_on_a_cpu_keeps_every_width_and_the_most_experts_that_fit() -> N
         # Each group has two experts, and the chosen groups hold the experts of a token.
         assert cut["n_group"] * 2 == experts
         assert cut["num_experts_per_tok"] <= 2 * cut["topk_group"]
-    with pytest.raises(OutriderError, match=r"--rehearse: with 2 experts, .* 10.0 GB of memory"):
+    with pytest.raises(OutriderError, match=r"rehearsal: with 2 experts, .* 10.0 GB of memory"):
         cut_to_fit(R1, planned(), 10**10)
 
 

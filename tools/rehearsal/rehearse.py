@@ -1,7 +1,6 @@
-"""`train-speculator --rehearse`: every stage at R1's widths on a random target that fits here.
+"""Every stage of a recipe of R1, at R1's widths, on a random target that fits on this machine.
 
-    loaded = rehearsal("r1/resume_screening", (), console)
-    found = rehearse(loaded, run, ["ingest", ..., "export"], console)
+    python -m tools.rehearsal.rehearse r1/resume_screening [section.key=value ...] [--runs DIR]
 
 What is shown: each stage runs at real widths, up to a verdict (random weights give none worth
 having), and memory and disk are what `--dry-run` predicts. The export is forced, so that it runs
@@ -13,31 +12,34 @@ stay the recipe's. On a CPU one process trains and serves in bf16. With GPUs the
 and tensor-parallel over them, and each has a rank of the training.
 """
 
+import argparse
 import dataclasses
 import os
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psutil
+from rich.console import Console
+from rich.table import Table
 
 from outrider.common.errors import OutriderError
 from outrider.common.files import read_json, write_json
 from outrider.eval.report.formatting import bytes_text
-from outrider.pipeline.attempt import attempt
+from outrider.pipeline.attempt import attempt, print_json
 from outrider.pipeline.plan.training_cost import memories, memory_plan, price
 from outrider.pipeline.preflight import check, local_target
 from outrider.pipeline.recipe.load import LoadedRecipe, load_recipe
 from outrider.pipeline.recipe.recipe import Recipe
-from outrider.pipeline.rehearsal.target import random_target
+from outrider.pipeline.recipe.shipped import SHIPPED
 from outrider.pipeline.run_dir import RunDirectory
+from outrider.pipeline.stages.registry import STAGES
 from outrider.speculators.config import AUTO
 from outrider.speculators.kinds import DEFAULT_KIND
 from outrider.speculators.size import RowShape
-
-if TYPE_CHECKING:
-    from rich.console import Console
+from tools.rehearsal.target import random_target
 
 TOLERANCE = 0.1
 """Largest accepted relative difference between a prediction and the measurement."""
@@ -50,7 +52,7 @@ RETURN_FREED_MEMORY = {
 """glibc keeps freed memory by default, and a peak would include it."""
 
 
-def rehearsal(recipe: str, overrides: Sequence[str], console: "Console") -> LoadedRecipe:
+def rehearsal(recipe: str, overrides: Sequence[str], console: Console) -> LoadedRecipe:
     """The recipe's rehearsal, its random target written if it is not in the cache."""
     import torch
 
@@ -61,7 +63,7 @@ def rehearsal(recipe: str, overrides: Sequence[str], console: "Console") -> Load
     planned = load_recipe(recipe, [*words, "target.model=nano_r1"]).recipe
     if not isinstance(planned.speculator.kind, str) or planned.speculator.kind == AUTO:
         raise OutriderError(
-            f"--rehearse: speculator.kind = {planned.speculator.kind}, but a rehearsal trains one"
+            f"rehearsal: speculator.kind = {planned.speculator.kind}, but a rehearsal trains one"
             f" kind; name it, such as speculator.kind={DEFAULT_KIND}, and rehearse each"
         )
     target = local_target(original)
@@ -80,14 +82,12 @@ def rehearsal(recipe: str, overrides: Sequence[str], console: "Console") -> Load
 
 
 def rehearse(
-    loaded: LoadedRecipe, run: RunDirectory, wanted: Sequence[str], console: "Console"
+    loaded: LoadedRecipe, run: RunDirectory, wanted: Sequence[str], console: Console
 ) -> dict[str, Any]:
     """Runs the stages, compares memory and disk, and returns the line for scripts.
 
     Writes rehearsal.json into the run directory.
     """
-    from rich.table import Table
-
     began = time.monotonic()
     os.environ.update(RETURN_FREED_MEMORY)
     with attempt(loaded, run) as go:
@@ -153,7 +153,7 @@ def _folder_bytes(folder: Path, pattern: str = "*") -> int:
     return sum(path.stat().st_size for path in folder.rglob(pattern) if path.is_file())
 
 
-R1_CONFIG = Path(__file__).resolve().parents[2] / "recipes" / "r1" / "config.json"
+R1_CONFIG = SHIPPED / "r1" / "config.json"
 """R1's published config.json."""
 
 EXPERTS = (8, 4, 2)
@@ -202,7 +202,7 @@ def cut_to_fit(
         if needed <= USABLE_SHARE * available_bytes:
             return small, experts
     raise OutriderError(
-        f"--rehearse: with {experts} experts, training takes {needed / 1e9:.1f} GB (mostly"
+        f"rehearsal: with {experts} experts, training takes {needed / 1e9:.1f} GB (mostly"
         f" embedding and head of 129,280 tokens); {available_bytes / 1e9:.1f} GB of memory are"
         " available, of which 80 % are used; free memory or use a larger machine"
     )
@@ -273,3 +273,26 @@ def rehearsal_words(recipe: Recipe, gpus: int = 0) -> list[str]:
     """Overrides that make a rehearsal of `recipe` on a machine with this many GPUs."""
     settings = SETTINGS | (node_settings(gpus) if gpus else {})
     return [f"name={recipe.name}_rehearsal", *(f"{key}={value}" for key, value in settings.items())]
+
+
+def main() -> int:
+    """Runs the command; 0 where the predictions hold, 1 otherwise."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("recipe")
+    parser.add_argument("overrides", nargs="*")
+    parser.add_argument("--runs", type=Path, default=Path("runs"))
+    given = parser.parse_args()
+    console = Console(stderr=True)
+    try:
+        loaded = rehearsal(given.recipe, given.overrides, console)
+        run = RunDirectory.of(loaded.recipe, given.runs)
+        found = rehearse(loaded, run, list(STAGES), console)
+    except OutriderError as error:
+        console.print(str(error), markup=False, highlight=False, soft_wrap=True)
+        return error.exit_code
+    print_json(found)
+    return 0 if found["holds"] else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
