@@ -2,7 +2,6 @@
 
     train-speculator --recipe resume_screening.yaml --stages ingest,split,capture,train
     python -m benchmarks.agreement [--run runs/resume_screening] [--requests 200]
-    python -m benchmarks.agreement --table
 
 One engine answers the held-out prompts in every setting: base and custom, k = 1..5, greedy and
 sampled. Drafter weights and k are swapped in between. The states of those responses are captured
@@ -11,20 +10,17 @@ compared with the time of serving, for one k and for all k, since one replay pas
 """
 
 import argparse
-import json
 import os
 import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from outrider.data.features.capture import capture_ids
 from outrider.data.features.feature_store import FeatureStore
 from outrider.data.on_policy.check import load_parts
 from outrider.data.sequences import load_sequences
-from outrider.eval.replay.replay import replay
-from outrider.eval.stats.clusters import clustered
+from outrider.eval.replay.replay import length_at, replay
+from outrider.eval.report.formatting import interval
 from outrider.serving.client import Sampling
 from outrider.serving.config import EngineConfig, TargetConfig
 from outrider.serving.engine import Engine, open_engine
@@ -76,7 +72,8 @@ def _row_id(setting: str, number: int) -> str:
     return f"{setting}-{number}"
 
 
-def measure(run: Path, requests: int, max_tokens: int, cores: str) -> list[dict[str, Any]]:
+def measure(run: Path, requests: int, max_tokens: int, cores: str) -> None:
+    """Serves, captures and replays every setting; prints the table."""
     target = TargetConfig()
     speculators = {"base": target.directory(), "custom": run / "speculator"}
     config = EngineConfig(
@@ -123,13 +120,14 @@ def measure(run: Path, requests: int, max_tokens: int, cores: str) -> list[dict[
         began = time.perf_counter()
         capture_ids(engine, [(name, ids, start) for name, (ids, start) in rows.items()], states)
         captured = time.perf_counter() - began
-    store = FeatureStore.open(states)
-    results = []
+    store, replayed = FeatureStore.open(states), 0.0
+    print("| speculator | sampling | k | engine's steps | replay's | difference", end="")
+    print(" | acceptance, engine | replay [95 %] |\n|---|---|---|---|---|---|---|---|")
     for (variant, regime, k), cell in served.items():
         setting = f"{variant}-{regime}-{k}"
         wanted = [
-            {"sequence_id": _row_id(setting, n), "session": sessions[n]}
-            for n in range(len(prompts))
+            {"sequence_id": _row_id(setting, number), "session": session}
+            for number, session in enumerate(sessions)
         ]
         began = time.perf_counter()
         sums = replay(
@@ -141,62 +139,19 @@ def measure(run: Path, requests: int, max_tokens: int, cores: str) -> list[dict[
             "greedy",
             REGIMES[regime],
         )
-        seconds = time.perf_counter() - began
-        expected, tokens = sums.steps_RK[:, k - 1], sums.tokens_R
-        length = clustered(
-            np.stack([tokens, expected], axis=1),
-            sums.sessions,
-            lambda s: s[..., 0] / s[..., 1],
+        replayed += time.perf_counter() - began
+        steps, tokens = sums.steps_RK[:, k - 1].sum(), sums.tokens_R.sum()
+        counted = cell["drafts"]
+        print(
+            f"| {variant} | {regime} | {k} | {counted:,} | {steps:,.0f} |"
+            f" {steps / counted - 1:+.2%} | {tokens / counted:.3f} |"
+            f" {interval(length_at(sums, k), 3)} |"
         )
-        results.append(
-            {
-                "variant": variant,
-                "regime": regime,
-                "k": k,
-                "requests": len(prompts),
-                "tokens": int(tokens.sum()),
-                "steps_counted": cell["drafts"],
-                "steps_replayed": float(expected.sum()),
-                "difference": float(expected.sum()) / cell["drafts"] - 1,
-                "acceptance_length": {
-                    "engine": float(tokens.sum()) / cell["drafts"],
-                    "replay": length.model_dump(),
-                },
-                "served_s": cell["seconds"],
-                "replay_s": seconds,
-                "captured_s": captured / len(served),
-            }
-        )
-    return results
-
-
-def table(rows: list[dict[str, Any]]) -> str:
-    lines = [
-        "| speculator | sampling | k | engine's steps | replay's | difference"
-        " | acceptance, engine | replay [95 %] |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
-    for row in rows:
-        replayed = row["acceptance_length"]["replay"]
-        engine = row["acceptance_length"]["engine"]
-        interval = f"{replayed['value']:.3f} [{replayed['low']:.3f}, {replayed['high']:.3f}]"
-        lines.append(
-            f"| {row['variant']} | {row['regime']} | {row['k']} | {row['steps_counted']:,} "
-            f"| {row['steps_replayed']:,.0f} | {row['difference']:+.2%} "
-            f"| {engine:.3f} | {interval} |"
-        )
-    served, replayed, captured = (
-        sum(row[name] for row in rows) for name in ("served_s", "replay_s", "captured_s")
+    whole = sum(cell["seconds"] for cell in served.values())
+    print(
+        f"\n{len(prompts)} requests in each of {len(served)} settings: served in {whole:.0f} s,"
+        f" captured in {captured:.0f} s, replayed in {replayed:.0f} s."
     )
-    lines += [
-        "",
-        f"{rows[0]['requests']} requests in each of {len(rows)} settings: served in {served:.0f} s,"
-        f" captured in {captured:.0f} s, replayed in {replayed:.0f} s. A setting is replayed"
-        f" {served / replayed:.1f} times as fast as served, with its capture"
-        f" {served / (replayed + captured):.1f} times, all {DEPTH} k of a speculator"
-        f" {DEPTH * served / replayed:.0f} times.",
-    ]
-    return "\n".join(lines)
 
 
 def main() -> None:
@@ -207,14 +162,8 @@ def main() -> None:
     parser.add_argument(
         "--cores", default="auto", help="of the engine, as VLLM_CPU_OMP_THREADS_BIND"
     )
-    parser.add_argument("--table", action="store_true")
     args = parser.parse_args()
-    path = args.run / "agreement.json"
-    if not args.table:
-        path.write_text(
-            json.dumps(measure(args.run, args.requests, args.max_tokens, args.cores), indent=1)
-        )
-    print(table(json.loads(path.read_text())))
+    measure(args.run, args.requests, args.max_tokens, args.cores)
 
 
 if __name__ == "__main__":

@@ -29,7 +29,8 @@ pairs had a standard deviation of 0.07, and one was off by 0.8, because another 
 during one request. Custom and base take turns, so the noise of y is symmetric, and its location is
 estimated by the mean without the highest and the lowest fifth, with Student's interval from the
 winsorized variance (Tukey and McLaughlin, Sankhya A 25, 1963). Fewer than TRIMMED units are not
-trimmed.
+trimmed, nor are blocks and starts: their tails are short, and of eight normal units the trimmed
+interval misses in 6.0 % instead of 5 %.
 
 The measured ratio is that of pooled tokens/s, with Taylor's variance over units: to first order its
 log is linear in the four sums, so its variance is that of the sum over units of
@@ -82,6 +83,11 @@ class Units:
     """Number of pairs of requests."""
 
     @property
+    def alternated(self) -> bool:
+        """Whether a unit is a pair of requests."""
+        return self.observations == len(self.over_U4)
+
+    @property
     def stepped_U(self) -> NDArray[np.bool_]:
         """Whether both made steps after their first tokens."""
         stepped_U: NDArray[np.bool_] = (self.over_U4[:, 3] > 0) & (self.under_U4[:, 3] > 0)
@@ -129,7 +135,7 @@ def controlled_ratio(
     left_U = units.left_U
     if replayed.high is None or len(left_U) < 2:
         return None
-    center, margin = trimmed_mean(left_U, level)
+    center, margin = trimmed_mean(left_U, level, units.alternated)
     value = math.exp(center + units.later * math.log(replayed.value))
     replay_margin = units.later * math.log(replayed.high / replayed.value)
     found = _estimate(value, math.hypot(margin, replay_margin) + units.later * UNSEEN, units)
@@ -144,15 +150,18 @@ def agree(units: Units, replayed_U: Array, controlled: Estimate) -> bool:
     counted ones must not differ from 0 beyond chance (or NEGLIGIBLE), and the controlled ratio must
     lie in the interval of the measured one, both at 95 %.
     """
-    center, margin = trimmed_mean(units.lengths_U - replayed_U[units.stepped_U])
+    differences_U = units.lengths_U - replayed_U[units.stepped_U]
+    center, margin = trimmed_mean(differences_U, trimmed=units.alternated)
     plain = measured_ratio(units)
     return abs(center) <= max(margin, NEGLIGIBLE) and plain.low <= controlled.value <= plain.high
 
 
-def trimmed_mean(values_U: Array, level: float = LEVEL) -> tuple[float, float]:
+def trimmed_mean(
+    values_U: Array, level: float = LEVEL, trimmed: bool = True
+) -> tuple[float, float]:
     """Mean without the highest and the lowest fifth, and half the width of its interval."""
     ordered_U, count = np.sort(values_U), len(values_U)
-    cut = count // 5 if count >= TRIMMED else 0
+    cut = count // 5 if trimmed and count >= TRIMMED else 0
     kept = ordered_U[cut : count - cut]
     spread = float(np.clip(ordered_U, kept[0], kept[-1]).std(ddof=1))
     error = spread / ((1 - 2 * cut / count) * math.sqrt(count))

@@ -59,6 +59,15 @@ def test_trimmed_means_cover_whatever_the_number_and_the_noise(units, scale):
     assert missed / trials < 0.06
 
 
+def test_few_starts_are_not_trimmed_because_their_interval_would_miss_too_often():
+    starts = np.random.default_rng(0).standard_normal((6000, 8))
+    missed = {}
+    for trimmed in (True, False):
+        found = [trimmed_mean(own, trimmed=trimmed) for own in starts]
+        missed[trimmed] = np.mean([abs(center) > margin for center, margin in found])
+    assert missed[True] > 0.055 and missed[False] < 0.053
+
+
 def test_one_stalled_request_moves_a_trimmed_mean_little():
     values = np.linspace(-0.1, 0.1, 10)
     center, margin = trimmed_mean(np.array([*values[:-1], 5.0]))
