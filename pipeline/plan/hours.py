@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from outrider.data.ingest.traffic_facts import counted
-from outrider.eval.config import STEP_ROUNDS, STEP_TOKENS, EvalConfig
+from outrider.eval.config import STEP_ROUNDS, STEP_TOKENS
 from outrider.pipeline.plan.target_size import target_size
 from outrider.pipeline.recipe.recipe import Recipe
 from outrider.pipeline.run_dir import RunDirectory
-from outrider.serving.config import EMBEDDED_TARGETS, EngineConfig
+from outrider.serving.config import EMBEDDED_TARGETS
 from outrider.speculators.kinds import LOOKUP, trainable_kind
 from outrider.speculators.planned import planned, warms_up
 from outrider.speculators.size import drafter_size
@@ -216,7 +216,6 @@ def stage_seconds(
         }
         stage = f"train_{kind}" if len(recipe.speculator.candidates) > 1 else "train"
         training[stage] = {part: seconds for part, seconds in parts.items() if seconds}
-    evaluated = evaluation_seconds(recipe.eval, recipe, volume, rates)
     stages: dict[str, dict[str, float]] = {
         "ingest": {"reading and tokenizing": volume.log / rates.ingest_tokens_per_s},
         "split": {"near duplicates": volume.log / rates.ingest_tokens_per_s / 2},
@@ -225,7 +224,7 @@ def stage_seconds(
             "prefill": (volume.captured - streamed) / capture_rate,
         },
         **training,
-        "evaluate": evaluated,
+        "evaluate": evaluation_seconds(recipe, volume, rates),
         "export": {"engine start": rates.engine_start_s * (recipe.export.tolerance is not None)},
     }
     if (starts := len(recipe.speculator.candidates)) > 1:
@@ -233,10 +232,9 @@ def stage_seconds(
     return stages
 
 
-def evaluation_seconds(
-    measured: EvalConfig, recipe: Recipe, volume: Volume, rates: Rates
-) -> dict[str, float]:
+def evaluation_seconds(recipe: Recipe, volume: Volume, rates: Rates) -> dict[str, float]:
     """Seconds of one evaluation by part."""
+    measured = recipe.eval
     modes, repeats, sizes = len(measured.engine_modes), measured.repeats, measured.concurrency
     variants = 3 + (measured.current_k is not None)
     blocks = modes * len(sizes) * repeats * variants
@@ -248,21 +246,18 @@ def evaluation_seconds(
     steps = sum(
         numbers * max(4, 2 * size) * STEP_TOKENS / rates.decoded_per_s(size) for size in sizes
     )
-    by_step = measured.k == "auto"
     # Greedy and sampled for three variants, and the greedy control at half the concurrency.
     seats = recipe.serving.engine.max_num_seqs
     responses = measured.verification_requests * measured.verification_max_tokens
     verified = 6 * responses / rates.decoded_per_s(seats)
     verified += responses / rates.decoded_per_s(max(seats // 2, 1))
-    verified *= modes
-    lookup = recipe.speculator.base != LOOKUP
-    starts = engine_starts(measured, recipe.serving.engine, recipe.speculator.depth, lookup)
+    starts = engine_starts(recipe)
     found = {
         f"{starts} engine starts": starts * rates.engine_start_s,
         "exact replay": 2 * (volume.validation + volume.heldout) / rates.replay_tokens_per_s,
-        "step timing": modes * by_step * steps,
+        "step timing": modes * (measured.k == "auto") * steps,
         f"{blocks} timed blocks": modes * repeats * variants * timed,
-        f"verification of {measured.verification_requests} prompts": verified,
+        f"verification of {measured.verification_requests} prompts": modes * verified,
     }
     if measured.rates:
         workloads = len(measured.rates) * max(len(measured.scenarios), 1)
@@ -270,20 +265,21 @@ def evaluation_seconds(
     return {part: seconds for part, seconds in found.items() if seconds}
 
 
-def engine_starts(measured: EvalConfig, engine: EngineConfig, depth: int, lookup: bool) -> int:
+def engine_starts(recipe: Recipe) -> int:
     """Engine starts of an evaluation: two servers per mode, or as they alternate.
 
-    `lookup`: n-gram lookup has a server too, which starts once per mode.
+    N-gram lookup has a server too, which starts once per mode, unless it is the base.
 
     Where one server runs at a time, step timing starts one in every mode, verification and the
     first repeat both, and every further repeat begins with the server that is up. Where each
     speculator and number of drafts needs a separate server (`changes_drafters`), K is timed in
     one for each, and a repeat starts all variants.
     """
-    modes = len(measured.engine_modes)
-    if not engine.changes_drafters:
+    measured, modes = recipe.eval, len(recipe.eval.engine_modes)
+    lookup = recipe.speculator.base != LOOKUP
+    if not recipe.serving.engine.changes_drafters:
         variants = 3 + (measured.current_k is not None)
-        timed = 2 * depth * modes if measured.k == "auto" else 0
+        timed = 2 * recipe.speculator.depth * modes * (measured.k == "auto")
         return timed + modes * (3 + variants * measured.repeats + lookup)
     if measured.side_by_side:
         return (2 + lookup) * modes

@@ -12,6 +12,7 @@ from outrider.speculators.acceptance import (
     accept_probability,
     logged_token_probability,
 )
+from outrider.speculators.heads import DraftHead
 from outrider.training import losses
 from outrider.training.losses import ETA, Judged, distillation_loss
 from outrider.training.teacher import Served
@@ -51,50 +52,65 @@ def problem(probabilistic: bool) -> Problem:
     )
 
 
-def literal(u_KNH: Tensor, problem: Problem, kind: str) -> tuple[Tensor, Judged]:
-    """Every formula of the module's docstring, over whole matrices."""
+def own_head() -> DraftHead:
+    """A trained head over five of the target's nine tokens."""
+    torch.manual_seed(4)
+    ids = torch.tensor([0, 2, 3, 5, 8])
+    return DraftHead(torch.randn(len(ids), H, dtype=torch.float64, requires_grad=True), ids)
+
+
+def literal(
+    u_KNH: Tensor, problem: Problem, kind: str, head: DraftHead | None
+) -> tuple[Tensor, Judged]:
+    """Every formula of the module's docstring, over whole matrices.
+
+    KL and CE are against p renormalized over the draft vocabulary, alpha is against p itself.
+    """
     _, teacher_NH, token_N, valid_KN, lm_head_VH, served = problem
-    # In float64: `literal_target` rounds to float32.
-    p_NV = literal_p(F.linear(teacher_NH, lm_head_VH), served)
+    weight_DH, ids = lm_head_VH, torch.arange(V)
+    if head is not None:
+        weight_DH, ids = head.weight_DH, head.target_ids_D
+    logits_NV = F.linear(teacher_NH, lm_head_VH)
+    # In float64: `target_distribution` rounds to float32.
+    p_ND = literal_p(logits_NV, served)[:, ids]
+    goal_ND = p_ND / p_ND.sum(-1, keepdim=True).clamp_min(1e-300)
     t_N = served.temperature_N.double().masked_fill(served.temperature_N < GREEDY_BELOW, 1.0)
-    z_KNV = F.linear(u_KNH, lm_head_VH) / (t_N[:, None] if served.probabilistic else 1.0)
-    q_KNV = z_KNV.softmax(-1)
-    kl_KN = torch.where(
-        p_NV > 0, p_NV * (p_NV.clamp_min(1e-300).log() - z_KNV.log_softmax(-1)), 0.0
-    ).sum(-1)
-    alpha_KN = (
-        torch.minimum(p_NV.expand_as(q_KNV), q_KNV) if served.probabilistic else p_NV * q_KNV
-    ).sum(-1)
-    best_KN1 = p_NV.argmax(-1).expand(K, N)[..., None]
+    drafts_KND = F.linear(u_KNH, weight_DH)
+    z_KND = drafts_KND / (t_N[:, None] if served.probabilistic else 1.0)
+    log_q_KND, q_KND = z_KND.log_softmax(-1), z_KND.softmax(-1)
+    kl_KN = (torch.special.xlogy(goal_ND, goal_ND) - goal_ND * log_q_KND).sum(-1)
+    sampled = served.probabilistic
+    alpha_KN = (torch.minimum(p_ND.expand_as(q_KND), q_KND) if sampled else p_ND * q_KND).sum(-1)
+    best_KN1 = p_ND.argmax(-1).expand(K, N)[..., None]
     blend_KN = (-ETA * alpha_KN.detach()).exp()
     loss_KN = {
         "kl": kl_KN,
-        "ce": -z_KNV.log_softmax(-1).gather(-1, best_KN1)[..., 0],
+        "ce": -log_q_KND.gather(-1, best_KN1)[..., 0],
         "tv": 1 - alpha_KN,
-        "lk_alpha": -alpha_KN.log(),
+        "lk_alpha": -alpha_KN.clamp_min(1e-300).log(),
         "lk_hybrid": blend_KN * kl_KN + (1 - blend_KN) * (1 - alpha_KN),
     }[kind]
-    p_of_draft_KN = p_NV.expand_as(q_KNV).gather(-1, q_KNV.argmax(-1, keepdim=True))[..., 0]
-    acceptance_KN = p_of_draft_KN
+    acceptance_KN = p_ND.expand_as(q_KND).gather(-1, q_KND.argmax(-1, keepdim=True))[..., 0]
     if served.probabilistic:
-        acceptance_KN = torch.where(served.temperature_N < GREEDY_BELOW, p_of_draft_KN, alpha_KN)
-    p_N = logged_token_probability(
-        F.linear(teacher_NH, lm_head_VH), token_N, served.temperature_N, served.top_p_N
-    )
+        acceptance_KN = torch.where(served.temperature_N < GREEDY_BELOW, acceptance_KN, alpha_KN)
+    p_N = logged_token_probability(logits_NV, token_N, served.temperature_N, served.top_p_N)
+    drafts_KNV = torch.full((K, N, V), -torch.inf, dtype=torch.float64)
+    drafts_KNV[..., ids] = drafts_KND.detach()
     accepted_KN = torch.stack(
         [
             accept_probability(
-                F.linear(u_NH, lm_head_VH),
+                drafts_NV,
                 token_N,
                 served.temperature_N,
                 p_N,
                 probabilistic=served.probabilistic,
             )
-            for u_NH in u_KNH
+            for drafts_NV in drafts_KNV
         ]
     )
-    found = Judged(*(value * valid_KN for value in (kl_KN, acceptance_KN, accepted_KN)))
-    return loss_KN * valid_KN, found
+    taught_KN = valid_KN & (p_ND.sum(-1) > 0)
+    found = Judged(kl_KN * taught_KN, acceptance_KN * valid_KN, accepted_KN * valid_KN)
+    return torch.where(taught_KN, loss_KN, 0.0), found
 
 
 def literal_p(logits_NV: Tensor, served: Served) -> Tensor:
@@ -116,24 +132,27 @@ def literal_p(logits_NV: Tensor, served: Served) -> Tensor:
     return p_NV
 
 
+@pytest.mark.parametrize("own", [False, True], ids=["target_head", "own_head"])
 @pytest.mark.parametrize("probabilistic", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
-def test_loss_gradient_and_other_results_equal_the_literal_ones(
-    kind: str, probabilistic: bool
+def test_loss_gradients_and_other_results_equal_the_literal_ones(
+    kind: str, probabilistic: bool, own: bool
 ) -> None:
-    given = problem(probabilistic)
+    given, head = problem(probabilistic), own_head() if own else None
     u_KNH = given[0]
     weight_KN = torch.rand(K, N, dtype=torch.float64)
-    loss_KN, judged = distillation_loss(*given, kind)
-    expected_KN, expected = literal(u_KNH, given, kind)
+    loss_KN, judged = distillation_loss(*given, kind, head)
+    expected_KN, expected = literal(u_KNH, given, kind, head)
     # The temperature is float32, in the engine's requests and here.
     torch.testing.assert_close(loss_KN, expected_KN, rtol=1e-6, atol=1e-7)
     for ours, theirs in zip(judged, expected, strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
-    (grad,) = torch.autograd.grad((weight_KN * loss_KN).sum(), u_KNH)
-    (expected_grad,) = torch.autograd.grad((weight_KN * expected_KN).sum(), u_KNH)
-    assert expected_grad.abs().max() > 1e-3
-    torch.testing.assert_close(grad, expected_grad, rtol=1e-6, atol=1e-7)
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6, check_dtype=False)
+    inputs = (u_KNH,) if head is None else (u_KNH, head.weight_DH)
+    found = torch.autograd.grad((weight_KN * loss_KN).sum(), inputs)
+    wanted = torch.autograd.grad((weight_KN * expected_KN).sum(), inputs)
+    for ours, theirs in zip(found, wanted, strict=True):
+        assert theirs.abs().max() > 1e-3
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-7)
 
 
 PLAIN = Served(torch.ones(1), torch.ones(1), probabilistic=True)

@@ -11,7 +11,6 @@ from outrider.pipeline.plan.hours import (
 )
 from outrider.pipeline.recipe.load import load_recipe
 from outrider.pipeline.recipe.recipe import Recipe
-from outrider.serving.config import EngineConfig
 from tests.r1_config import R1
 
 CHECKPOINT = {"mtp": 162_540_951_552}
@@ -53,10 +52,11 @@ def test_a_stage_is_the_sum_of_its_parts() -> None:
     assert stages["evaluate"]["60 timed blocks"] == pytest.approx(15 * timed)
     assert "step timing" not in stages["evaluate"]
     # Verification starts both servers, the first repeat those and lookup's, four more one each.
-    assert engine_starts(measured, EngineConfig(), 3, lookup=True) == 2 + 3 + 4
-    # A server for each speculator and number, in each of five repeats.
-    apart = engine_starts(measured, EngineConfig(data_parallel=8), 3, lookup=False)
-    assert apart == 3 + 3 * measured.repeats
+    assert engine_starts(recipe) == 2 + 3 + 4
+    # A server for each speculator and number, in each of five repeats; lookup is the base.
+    words = ("eval.k=3", "serving.engine.data_parallel=8", "speculator.base=ngram")
+    apart = recipe_for("r1/resume_screening", *words)
+    assert engine_starts(apart) == 3 + 3 * apart.eval.repeats
 
 
 def test_replicas_share_the_capture_and_streams_repeat_it() -> None:
