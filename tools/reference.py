@@ -206,6 +206,8 @@ def report_schema() -> str:
 def commands() -> str:
     """The page of the command line."""
     pages = command_app().generate_docs(output_format="markdown")
+    # cyclopts adds the module that runs it.
+    pages = re.sub(r"^(outrider \w+) -m [\w.]+", r"\1", pages, flags=re.MULTILINE)
     return COMMANDS_HEAD + pages[pages.index("## outrider doctor") : pages.index("## outrider --")]
 
 
