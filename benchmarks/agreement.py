@@ -68,10 +68,6 @@ def _counters(engine: Engine) -> dict[str, int]:
     return {names[m.name]: m.value for m in engine.llm.get_metrics() if m.name in names}
 
 
-def _row_id(setting: str, number: int) -> str:
-    return f"{setting}-{number}"
-
-
 def measure(run: Path, requests: int, max_tokens: int, cores: str) -> None:
     """Serves, captures and replays every setting; prints the table."""
     target = TargetConfig()
@@ -111,12 +107,10 @@ def measure(run: Path, requests: int, max_tokens: int, cores: str) -> None:
                     served[variant, regime, k] = cell
                     print(variant, regime, k, f"{cell['seconds']:.0f} s", flush=True)
         rows = {}
-        for setting, cell in served.items():
+        for (variant, regime, k), cell in served.items():
             for number, ids in enumerate(cell["token_ids"]):
-                rows[_row_id("-".join(map(str, setting)), number)] = (
-                    [*prompts[number], *ids],
-                    len(prompts[number]),
-                )
+                name = f"{variant}-{regime}-{k}-{number}"
+                rows[name] = ([*prompts[number], *ids], len(prompts[number]))
         began = time.perf_counter()
         capture_ids(engine, [(name, ids, start) for name, (ids, start) in rows.items()], states)
         captured = time.perf_counter() - began
@@ -124,9 +118,8 @@ def measure(run: Path, requests: int, max_tokens: int, cores: str) -> None:
     print("| speculator | sampling | k | engine's steps | replay's | difference", end="")
     print(" | acceptance, engine | replay [95 %] |\n|---|---|---|---|---|---|---|---|")
     for (variant, regime, k), cell in served.items():
-        setting = f"{variant}-{regime}-{k}"
         wanted = [
-            {"sequence_id": _row_id(setting, number), "session": session}
+            {"sequence_id": f"{variant}-{regime}-{k}-{number}", "session": session}
             for number, session in enumerate(sessions)
         ]
         began = time.perf_counter()

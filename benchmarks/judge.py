@@ -206,7 +206,7 @@ def table(title: str, settings: list[Setting], trials: int, seed: int) -> list[l
     print(f"\n{title} {trials} trials.\n")
     print("| speed | acceptance | | shipped | reported / true | if shipped | corrected | repeats |")
     print("|---|---|---|---|---|---|---|---|", flush=True)
-    found = []
+    found: list[list[Trial]] = []
     with ProcessPoolExecutor() as pool:
         count = len(settings)
         for own in pool.map(trials_of, settings, [trials] * count, [seed] * count):
