@@ -100,7 +100,7 @@ def _server(loaded: "LoadedRecipe", run: "RunDirectory", url: str) -> int:
                 console.print,
             )
     print_endpoint(results, console)
-    print_json({"recipe": recipe.name, **results.model_dump(mode="json")})
+    print_json({"recipe": recipe.name, **results})
     return 0
 
 

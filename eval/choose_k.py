@@ -26,9 +26,10 @@ from typing import Any
 
 import numpy as np
 
+from outrider.eval.bench.prompts import HeldoutRequests
 from outrider.eval.bench.servers import Servers
 from outrider.eval.bench.step_times import StepTimes, time_steps
-from outrider.eval.context import EvaluationContext, HeldoutRequests
+from outrider.eval.context import EvaluationContext
 from outrider.eval.replay.replay import ReplaySums
 from outrider.eval.results.choice import Choice
 from outrider.eval.results.parts import CURRENT, DRAFTERS, LOOKUP, Drafter, Drafters

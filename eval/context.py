@@ -14,6 +14,7 @@ generators, so a test replaces them with `dataclasses.replace` and patches nothi
 import contextlib
 import functools
 import itertools
+import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -28,8 +29,6 @@ from outrider.common.cluster.session import open_cluster
 from outrider.common.errors import OutriderError
 from outrider.common.fingerprint import Kept, file_digest, value_digest
 from outrider.data.sequences import Tables
-from outrider.eval.bench.prompts import Prompt
-from outrider.eval.bench.scenarios import Traffic
 from outrider.eval.bench.servers import Servers
 from outrider.eval.config import EvalConfig
 from outrider.eval.replay.slices import Slices
@@ -43,6 +42,7 @@ from outrider.serving.engine import Engine, open_engine
 from outrider.serving.load_generator import WARM_UP_TOKENS, LoadGenerator
 from outrider.serving.server import Server
 from outrider.serving.speculator import Speculator
+from outrider.speculators.features import FeatureSpec
 from outrider.speculators.kinds import LOOKUP
 
 if TYPE_CHECKING:
@@ -51,6 +51,8 @@ if TYPE_CHECKING:
     from outrider.data.features.feature_store import FeatureStore
 
 Model = TypeVar("Model", bound=BaseModel)
+Row = tuple[str, list[int], int]
+"""A response with its prompt: id, token ids, start of the response."""
 
 POST_MEASUREMENT_SETTINGS: dict[str, Any] = {
     "gate": True,
@@ -107,29 +109,6 @@ class Backends:
     servers: Callable[..., AbstractContextManager[Servers]] = Servers
     engine: Callable[..., AbstractContextManager[Engine]] = open_engine
     load: Callable[..., AbstractContextManager[LoadGenerator]] = LoadGenerator
-
-
-@dataclass(frozen=True)
-class HeldoutRequests:
-    """The held-out requests that an evaluation sends."""
-
-    sampling: Sampling
-    """How most of the customer's requests were sampled."""
-    verification: list[Prompt]
-    """Prompts of the verification pass."""
-    timed: list[Prompt]
-    """Prompts of the timed blocks."""
-    traffic: list[Traffic] = field(default_factory=list)
-    """Requests of each scenario of the open loop; empty where no rate is measured."""
-    unsent: str = ""
-    """Held-out prompts that are too long to be sent, in words."""
-    tokens_per_s: float | None = None
-    """Logged response tokens per second; None where the log has no times."""
-
-    @property
-    def timed_texts(self) -> list[str]:
-        """The timed prompts as rendered text."""
-        return [prompt.text for prompt in self.timed]
 
 
 @dataclass(frozen=True)
@@ -220,6 +199,25 @@ class EvaluationContext:
             return
         with open_cluster(self.cluster):
             yield
+
+    @contextlib.contextmanager
+    def captured(self, rows: Callable[[Engine], Sequence[Row]]) -> Iterator["FeatureStore"]:
+        """The states of responses, captured in an engine that `rows` may ask for them.
+
+        They are customer text in another form: they are removed at the end.
+        """
+        from outrider.data.features.capture import capture_ids
+
+        scratch, target_dir = self.folders.out / "response_states", self.target.directory()
+        drafters = self.speculators.values() if self.can_replay else ()
+        wanted = FeatureSpec.union(each.features(target_dir) for each in drafters)
+        eager = self.serving.engine.model_copy(update={"mode": "eager"})
+        try:
+            with self.backends.engine(self.target, eager) as engine:
+                store = capture_ids(engine, rows(engine), scratch, features=wanted)
+            yield store
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
 
     @property
     def can_replay(self) -> bool:

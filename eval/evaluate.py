@@ -12,7 +12,6 @@ every time.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from outrider.common.child_process import in_child
@@ -30,27 +29,29 @@ from outrider.eval.bench.metrics import ReplayedSteps, SpeedRatios, repeats_of
 from outrider.eval.bench.open_loop import measure_rates, summarise_rates
 from outrider.eval.bench.outputs import Outputs, collect
 from outrider.eval.bench.prompts import (
+    HeldoutRequests,
     customers_sampling,
     evaluation_prompts,
+    logged_tokens_per_s,
     prompt_room,
+    select,
     unsent_text,
 )
-from outrider.eval.bench.scenarios import logged_tokens_per_s, select
 from outrider.eval.bench.servers import Servers
 from outrider.eval.choose_k import choose, draft_plan
-from outrider.eval.context import EvaluationContext, HeldoutRequests
+from outrider.eval.context import EvaluationContext
 from outrider.eval.lossless.task_accuracy import task_of
 from outrider.eval.lossless.verification import verify
 from outrider.eval.replay.example_traces import sample_responses
 from outrider.eval.replay.heldout_replay import (
     Replays,
-    heldout_slices,
     on_policy,
     print_first_result,
     replay_drafters,
     replay_everything,
     replay_figures,
 )
+from outrider.eval.replay.slices import by_prompt_length, sliced
 from outrider.eval.results.choice import Choice
 from outrider.eval.results.parts import DRAFTERS, Drafters
 from outrider.eval.results.report import (
@@ -101,29 +102,21 @@ def _measure_and_conclude(context: EvaluationContext) -> dict[str, Any]:
         lookup = "" if choice.lookup_k is None else f", {choice.lookup_k} for n-gram lookup"
         context.say(f"k = {k.base} for base, {k.custom} for custom{lookup}")
         replayed = replay_stage(context, replays, k, heldout)
-        modes: dict[str, ServedMode] = {}
+        served: dict[str, Served] = {}
         outputs: dict[str, Outputs] = {}
+        passes: list[CountedPass] = []
         for mode in context.settings.engine_modes:
             own = choice
             if mode != first:
                 own = choose(context, servers, load, requests, validation, mode, main)
             outputs[mode] = collect(context, servers, mode, k, requests)
-            modes[mode] = serve(context, servers, load, mode, own, requests, replays)
+            served[mode], blocks = serve(context, servers, load, mode, own, requests, replays)
+            passes += verification_passes(outputs[mode], requests.verification)
+            if own.k == k:
+                passes += counted_passes(blocks, requests.timed)
     verification = verify(context, k, requests.verification, outputs)
-    speed = {
-        mode: Served(
-            k=served.choice.k,
-            speed=served.speeds.summarise(served.blocks),
-            repeats=repeats_of(served.blocks),
-        )
-        for mode, served in modes.items()
-    }
-    everything: list[CountedPass] = []
-    for mode, served in modes.items():
-        everything += verification_passes(outputs[mode], requests.verification)
-        if served.choice.k == k:
-            everything += counted_passes(served.blocks, requests.timed)
     custom, sampling = context.speculators["custom"], requests.sampling
+    times = heldout["time"] if "time" in heldout.column_names else []
     findings = Findings(
         version=VERSION,
         recipe=context.recipe,
@@ -133,7 +126,7 @@ def _measure_and_conclude(context: EvaluationContext) -> dict[str, Any]:
             kind=custom.kind,
             weights_sha256=value_digest(context.weights) if context.weights else None,
         ),
-        heldout_until=heldout_until(heldout),
+        heldout_until=max((time for time in times if time is not None), default=None),
         by_batch_size=context.by_batch_size,
         choice=choice,
         sampling=RequestSampling(
@@ -144,11 +137,11 @@ def _measure_and_conclude(context: EvaluationContext) -> dict[str, Any]:
         lost_ends=(requests.unsent,) if requests.unsent else (),
         **replayed,
         workloads=workloads,
-        counted=counted_acceptance(everything, context.speculators, k),
-        served=speed,
+        counted=counted_acceptance(passes, context.speculators, k),
+        served=served,
         rates={
-            mode: summarise_rates(context, mode, requests.traffic, served)
-            for mode, served in speed.items()
+            mode: summarise_rates(context, mode, requests.traffic, one)
+            for mode, one in served.items()
             if requests.traffic
         },
         scenarios={traffic.name: traffic.described for traffic in requests.traffic},
@@ -219,12 +212,6 @@ def check(context: EvaluationContext) -> None:
         check_speculator(directory, target_dir)
 
 
-def heldout_until(heldout: "Dataset") -> float | None:
-    """When the last held-out request was logged, Unix seconds; None without logged times."""
-    times = heldout["time"] if "time" in heldout.column_names else []
-    return max((time for time in times if time is not None), default=None)
-
-
 def not_measured(context: EvaluationContext) -> dict[str, str]:
     """Figure that the gate cannot check -> why; empty where exact replay is measured."""
     if context.no_replay is None:
@@ -273,21 +260,13 @@ def replay_stage(
     if context.data.parts.get("general"):
         general = replay_figures(replay_drafters(context, "general"), k)
     starts = dict(zip(table["sequence_id"], table["completion_start"], strict=True))
+    slices = {**context.data.slices, "prompt length": by_prompt_length(starts)}
     return {
         "own_text": on_policy(context.feature_store, table),
         "replay": replay_figures(heldout, k),
         "general": general,
-        "slices": heldout_slices(context, heldout, k.custom, starts),
+        "slices": sliced(heldout["base"], heldout["custom"], k.custom, slices),
     }
-
-
-@dataclass(frozen=True)
-class ServedMode:
-    """What was measured in one engine mode."""
-
-    choice: Choice
-    speeds: SpeedRatios
-    blocks: list[Record]
 
 
 def serve(
@@ -298,8 +277,8 @@ def serve(
     choice: Choice,
     requests: HeldoutRequests,
     replays: Replays | None,
-) -> ServedMode:
-    """Timed blocks, and those of rates, of one engine mode at its own choice of k.
+) -> tuple[Served, list[Record]]:
+    """Speeds and timed blocks, and the blocks of rates, of one engine mode at its own choice of k.
 
     Each measurement is kept. Servers start only for what is missing.
     """
@@ -320,7 +299,9 @@ def serve(
         texts, sampling = requests.timed_texts, requests.sampling
         timed.put(measure(servers, mode, plan, load, texts, sampling, speeds, context.say))
     measure_rates(context, servers, mode, plan, load, requests)
-    return ServedMode(choice, speeds, timed.get())
+    blocks = timed.get()
+    served = Served(k=choice.k, speed=speeds.summarise(blocks), repeats=repeats_of(blocks))
+    return served, blocks
 
 
 def replayed_steps(replays: Replays, plan: Mapping[str, Drafts | None]) -> ReplayedSteps:
@@ -343,7 +324,7 @@ def samples_stage(
     if replays is None or not context.show_samples or len(context.directories) < len(DRAFTERS):
         return None
 
-    def work() -> dict[str, Any]:
+    def work() -> list[dict[str, Any]]:
         return in_child(
             sample_responses,
             replays["base"],
@@ -355,5 +336,4 @@ def samples_stage(
             context.settings.replay_dtype,
         )
 
-    found = context.kept("samples").run(work)["examples"]
-    return [Example.model_validate(each) for each in found]
+    return [Example.model_validate(each) for each in context.kept("samples").run(work)]

@@ -1,16 +1,22 @@
 """The end of every evaluation: price, verdict, results.json, the report, and the line for scripts.
 
-conclude(context, findings)["acceptance_length"]["ratio"]
+    conclude(context, findings)["acceptance_length"]["ratio"]
+
+An endpoint that delivers s tokens/s on g GPUs costs g * price / 3600 / s per token. n tokens/s need
+n / s such endpoints.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
+from outrider.eval.config import CostConfig
 from outrider.eval.context import EvaluationContext
-from outrider.eval.cost import money
 from outrider.eval.gate import judge
-from outrider.eval.results.parts import DRAFTERS, VARIANTS, Estimate
+from outrider.eval.results.parts import DRAFTERS, VARIANTS, Estimate, Variants
 from outrider.eval.results.report import Findings, Results
-from outrider.eval.results.speed import Served
+from outrider.eval.results.speed import Cost, Served, SpeedRow
+
+HOURS_A_MONTH = 730
 
 
 def conclude(context: EvaluationContext, findings: Findings) -> dict[str, Any]:
@@ -28,6 +34,24 @@ def conclude(context: EvaluationContext, findings: Findings) -> dict[str, Any]:
     results.write(folders.out / "results.json")
     page = write_report(folders.run, folders.out, folders.report, folders.trained)
     return {**summary(results), "report": str(page), "bundle": None}
+
+
+def money(served: Mapping[str, Served], cost: CostConfig, gpus: int) -> dict[str, dict[str, Cost]]:
+    """Cost by engine mode and concurrency; `gpus` of one endpoint."""
+
+    def cost_of(row: SpeedRow) -> Cost:
+        speeds = {variant: row.of(variant).tokens_per_s for variant in VARIANTS}
+        price, hours = 1e6 * gpus * cost.gpu_hour_price / 3600, None
+        if cost.tokens_per_s is not None:
+            gpu_hours = HOURS_A_MONTH * gpus * cost.tokens_per_s
+            hours = Variants[float](**{name: gpu_hours / speed for name, speed in speeds.items()})
+        prices = Variants[float](**{name: price / speed for name, speed in speeds.items()})
+        return Cost(per_million_tokens=prices, gpu_hours_a_month=hours)
+
+    return {
+        mode: {size: cost_of(row) for size, row in measured.speed.items()}
+        for mode, measured in served.items()
+    }
 
 
 def summary(results: Results) -> dict[str, Any]:

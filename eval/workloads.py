@@ -10,7 +10,6 @@ else pass it on, in that of NVIDIA's prepare.py.
 
 import functools
 import random
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,12 +17,12 @@ from typing import Any, NamedTuple
 from outrider.common.child_process import in_child
 from outrider.common.errors import OutriderError
 from outrider.eval.config import SEED, EvalConfig, PublicWorkload
-from outrider.eval.context import EvaluationContext
+from outrider.eval.context import EvaluationContext, Row
 from outrider.eval.replay.replay import compare, replay
 from outrider.eval.results.acceptance import Workload
 from outrider.eval.results.parts import DRAFTERS
 from outrider.serving.client import Sampling
-from outrider.speculators.features import FeatureSpec
+from outrider.serving.engine import AskedRow, Engine
 
 
 class Source(NamedTuple):
@@ -94,24 +93,19 @@ def measured_workloads(context: EvaluationContext, sampling: Sampling) -> dict[s
 
 
 def _measure(context: EvaluationContext, name: PublicWorkload, sampling: Sampling) -> Workload:
-    from outrider.data.features.capture import capture_ids
-
-    target_dir, settings = context.target.directory(), context.settings
-    scratch, depth = context.folders.out / "workload_states", context.depth
-    wanted = FeatureSpec.union(each.features(target_dir) for each in context.speculators.values())
-    eager = context.serving.engine.model_copy(update={"mode": "eager"})
-    asked = [*_asked(context, prompts_of(settings, name), sampling)]
+    asked = [*_asked(context, prompts_of(context.settings, name), sampling)]
     context.say(f"{name}: the target answers {len(asked)} prompts")
-    try:
-        with context.backends.engine(context.target, eager) as engine:
-            answers = engine.answer(asked)
-            rows = [
-                (row.row_id, [*row.token_ids, *answer], len(row.token_ids))
-                for row, answer in zip(asked, answers, strict=True)
-            ]
-            store = capture_ids(engine, rows, scratch, features=wanted)
-        named = [{"sequence_id": row.row_id, "session": row.row_id} for row in asked]
-        method, dtype = context.draft_sample_method, settings.replay_dtype
+
+    def rows(engine: Engine) -> list[Row]:
+        return [
+            (row.row_id, [*row.token_ids, *answer], len(row.token_ids))
+            for row, answer in zip(asked, engine.answer(asked), strict=True)
+        ]
+
+    named = [{"sequence_id": row.row_id, "session": row.row_id} for row in asked]
+    target_dir, depth = context.target.directory(), context.depth
+    method, dtype = context.draft_sample_method, context.settings.replay_dtype
+    with context.captured(rows) as store:
         sums = {
             name: in_child(
                 replay, context.speculators[name].replayed_as, target_dir, store, named, depth,
@@ -119,20 +113,19 @@ def _measure(context: EvaluationContext, name: PublicWorkload, sampling: Samplin
             )
             for name in DRAFTERS
         }  # fmt: skip
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
     return Workload(
         by_k={name: each.acceptance_length() for name, each in sums.items()},
         ratio=compare(sums["base"], sums["custom"], depth)["ratio"],
     )
 
 
-def _asked(context: EvaluationContext, prompts: list[str], sampling: Sampling) -> Iterator[Any]:
+def _asked(
+    context: EvaluationContext, prompts: list[str], sampling: Sampling
+) -> Iterator[AskedRow]:
     """Requests to the engine, of the prompts that leave room for a response."""
     from transformers import AutoTokenizer
 
     from outrider.data.tokenize.chat_template import ChatTemplate
-    from outrider.serving.engine import AskedRow
 
     tokenizer = AutoTokenizer.from_pretrained(context.target.directory())
     template, longest = ChatTemplate(tokenizer), context.settings.max_tokens

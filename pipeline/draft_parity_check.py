@@ -6,9 +6,9 @@ Without parity, training would improve a model that nobody serves, with losses t
 ever. A failure raises an `OutriderError` with the usual causes, or warns (`training.parity`).
 """
 
+import itertools
 import random
 from collections.abc import Sequence
-from typing import Any
 
 from rich.console import Console
 
@@ -25,7 +25,8 @@ FILE = "parity.json"
 
 def check_warm_start(run: RunDirectory, recipe: Recipe, sequence_ids: Sequence[str]) -> None:
     """Compares trainer and engine on prompts of the validation part, once a run."""
-    from outrider.eval.replay.draft_parity import Parity, complaint, engine_parity
+    from outrider.eval.replay.draft_parity import engine_parity
+    from outrider.speculators.parity import complaint, in_words
 
     base = served_base_of(run, recipe)
     if base.directory is None or not base.abilities.draft_parity:
@@ -34,29 +35,23 @@ def check_warm_start(run: RunDirectory, recipe: Recipe, sequence_ids: Sequence[s
         return  # from scratch: the evaluation compares replay with the engine's steps
     directory, parity = base.directory, ParityConfig()
 
-    def measured() -> dict[str, Any]:
-        found = engine_parity(
+    def measured() -> list[list[float]]:
+        return engine_parity(
             recipe.target,
             recipe.serving.engine,
-            {"base": directory},
+            directory,
             recipe.speculator.depth,
-            _prompts(run, recipe, sequence_ids),
+            _prompts(run, recipe, sequence_ids, parity),
             parity,
             recipe.eval.replay_dtype,
         )
-        return found["base"].model_dump()
 
     asked = parity.model_dump(exclude={"min_agreement", "max_difference"})
-    found = Parity.model_validate(Kept(run.training / FILE, asked).run(measured))
+    sums = Kept(run.training / FILE, asked).run(measured)
     say = Console(stderr=True, highlight=False, soft_wrap=True).print
-    why = complaint(found, parity)
+    why = complaint(sums, parity)
     if why is None:
-        say(
-            f"parity of the warm start: trainer and engine agree on {found.agreement:.2%} of"
-            f" {found.steps} x {len(found.per_depth)} draft tokens,"
-            f" {found.near_ties:.2%} more are near ties, log-probabilities"
-            f" {found.difference:.3f} nats apart"
-        )
+        say(f"parity of the warm start, trainer and engine: {in_words(sums)}")
     elif recipe.training.parity == "warn":
         say(f"[yellow]warning[/] parity of the warm start: {why}")
     else:
@@ -67,20 +62,20 @@ def check_warm_start(run: RunDirectory, recipe: Recipe, sequence_ids: Sequence[s
         )
 
 
-def _prompts(run: RunDirectory, recipe: Recipe, sequence_ids: Sequence[str]) -> list[list[int]]:
+def _prompts(
+    run: RunDirectory, recipe: Recipe, sequence_ids: Sequence[str], parity: ParityConfig
+) -> list[list[int]]:
     """Prompts that leave room for an answer and its drafts, drawn by the evaluation's seed."""
     from outrider.data.sequences import load_sequences
 
-    parity = ParityConfig()
     room = recipe.serving.engine.max_model_len - parity.max_tokens - recipe.speculator.depth - 1
     order = sorted(sequence_ids)
     random.Random(SEED).shuffle(order)
-    prompts: list[list[int]] = []
-    for row in load_sequences(run.sequences, order):
-        if row["completion_start"] <= room:
-            prompts.append(list(row["token_ids"][: row["completion_start"]]))
-        if len(prompts) == parity.prompts:
-            break
+    rows = (row for row in load_sequences(run.sequences, order) if row["completion_start"] <= room)
+    prompts = [
+        list(row["token_ids"][: row["completion_start"]])
+        for row in itertools.islice(rows, parity.prompts)
+    ]
     if not prompts:
         raise OutriderError(
             "parity of the warm start: no prompt of the validation part leaves room for"

@@ -54,14 +54,15 @@ def _candidates(named: str | list[str]) -> str | list[str]:
 class ParityConfig(BaseModel):
     """Draft parity: the trainer's unroll and the engine must draft the same tokens. Not a section.
 
-    Checked for the base speculator before training, and in the evaluation for base and custom.
+    Checked for the base speculator before training: the engine's drafts against the unroll's, and
+    the drafts of the speculator as prepared for training against the base's.
     """
 
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
     prompts: PositiveInt = 8
-    """Prompts that the engine answers greedily while its drafts are recorded: from the validation
-    part before training, held-out ones in the evaluation."""
+    """Prompts of the validation part that the engine answers greedily while its drafts are
+    recorded."""
 
     max_tokens: PositiveInt = 64
     """Longest answer in tokens."""
@@ -70,8 +71,8 @@ class ParityConfig(BaseModel):
     """Most steps that are compared, at every depth; they are drawn at random."""
 
     min_agreement: float = Field(0.99, gt=0, le=1)
-    """Smallest share of draft tokens, over all depths, that are equal or near ties. Of a sample
-    more may differ: as many as at this share are found in 5 % of the cases (a binomial bound)."""
+    """Smallest share of draft tokens, at every depth, that are equal or near ties. Of a sample
+    more may differ, by two standard errors (speculators/parity.py)."""
 
     near_tie_nats: float = Field(0.25, ge=0)
     """Two different drafts are a near tie if the trainer finds its own at most this much more
@@ -81,14 +82,6 @@ class ParityConfig(BaseModel):
     max_difference: PositiveFloat = 0.05
     """Largest mean absolute difference between the two log-probabilities of the engine's drafts, in
     nats."""
-
-    agreement_margin: ClassVar[float] = 0.005
-    """The engine drafts twice, the second time one request at a time. Where the share of its own
-    drafts that differ without a near tie plus this is larger than 1 - `min_agreement`, it is the
-    limit, up to three times that."""
-
-    difference_margin: ClassVar[float] = 0.02
-    """The same for `max_difference`, in nats."""
 
 
 class SpeculatorConfig(BaseModel):

@@ -31,6 +31,7 @@ from outrider.speculators.config import ParityConfig
 from outrider.speculators.draft_vocabulary import coverage, token_counts
 from outrider.speculators.kinds import trainable_kind
 from outrider.speculators.kinds.protocol import Origin
+from outrider.speculators.parity import complaint
 from outrider.speculators.planned import planned
 from outrider.speculators.size import RowShape, drafter_size
 from outrider.training.batches import Batch, FeatureSource, Prefetch, Reading, Store, responses
@@ -63,7 +64,7 @@ from outrider.training.packing import (
     samples_of_part,
     turns,
 )
-from outrider.training.step0_parity import StepZero, complaint
+from outrider.training.step0_parity import StepZero
 from outrider.training.validation import Validation
 
 
@@ -233,10 +234,15 @@ class Trainer:
             )
             check = StepZero(ChainUnroll(base_speculator, base_ends, self.depth).eval(), parity)
         prepared = self._evaluate(0, check)
-        why = complaint(check.found(self.accelerator), parity) if check else None
-        if why is not None and self.config.parity == "strict":
-            raise OutriderError(why)
+        why = complaint(check.sums(self.accelerator), parity) if check else None
         if why is not None:
+            why = (
+                "step-0 parity: before any update, the speculator prepared for training drafts"
+                f" otherwise than the base in float32: {why}; if training.compute is bf16, see"
+                " whether fp32 agrees. To train all the same: training.parity=warn"
+            )
+            if self.config.parity == "strict":
+                raise OutriderError(why)
             self._say(f"warning: {why}")
         self._save_best(0)
         return {

@@ -10,63 +10,24 @@ this measurement is reported; below LEAST_SHARE the acceptance is also that of o
 
 import itertools
 import json
-import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from rich import box
 from rich.console import Console
-from rich.table import Table
 
 from outrider.common.errors import OutriderError
-from outrider.eval.bench.closed_loop import run_block
+from outrider.eval.bench.closed_loop import joined, run_block
 from outrider.eval.bench.metrics import pooled
 from outrider.eval.config import EvalConfig
-from outrider.eval.results.parts import Part
-from outrider.eval.results.speed import Block
+from outrider.eval.report.formatting import print_markdown
 from outrider.serving.client import Sampling
 from outrider.serving.config import TargetConfig
 from outrider.serving.load_generator import WARM_UP_TOKENS, LoadGenerator
 
 LEAST_SHARE = 0.98
-
-COLUMNS = (
-    "concurrency",
-    "tokens/s",
-    "acceptance",
-    "by position",
-    "first token ms",
-    "token ms",
-    "p99",
-)
-
-
-class EndpointRow(Block):
-    """One concurrency, its blocks pooled."""
-
-    drafts: int
-    """Steps with drafts, by the endpoint's counters"""
-    acceptance_length: float | None
-    """1 + accepted / drafts; null without drafts"""
-    cumulative: list[float]
-    """By position j: share of drafts whose first j tokens were all accepted"""
-    share: float
-    """Tokens of this measurement over all tokens that the endpoint delivered meanwhile"""
-
-
-class EndpointResults(Part):
-    """What an endpoint showed."""
-
-    endpoint: str
-    """Its address"""
-    model: str
-    """The model that it names first"""
-    sampling: Sampling
-    """The customer's sampling"""
-    measured: dict[str, EndpointRow]
-    """Concurrency -> speed and acceptance"""
 
 
 def measure_endpoint(
@@ -77,13 +38,21 @@ def measure_endpoint(
     settings: EvalConfig,
     log_dir: Path,
     say: Callable[[str], None],
-) -> EndpointResults:
+) -> dict[str, Any]:
     """Closed-loop blocks at each of `eval.concurrency`, `eval.repeats` times.
 
-    `prompts` are rendered text, `eval.requests` of them per block.
+    `prompts` are rendered text, `eval.requests` of them per block. The result is for JSON: the
+    endpoint's address, the model that it names first, and `measured` by concurrency (`_row`).
     """
     url = url.rstrip("/")
-    model = _model(url)
+    try:
+        with urllib.request.urlopen(f"{url}/v1/models", timeout=30) as response:
+            model = str(json.load(response)["data"][0]["id"])
+    except (OSError, ValueError, KeyError, IndexError) as error:
+        raise OutriderError(
+            f"--server {url}: {url}/v1/models does not name a model ({error}); give the address "
+            "of a vLLM server, such as http://127.0.0.1:8000"
+        ) from None
     supply = itertools.cycle(prompts)
     blocks: dict[int, list[Mapping[str, Any]]] = {size: [] for size in settings.concurrency}
     with LoadGenerator(target, Path(log_dir) / "load.log", model) as load:
@@ -97,29 +66,22 @@ def measure_endpoint(
                 block = run_block(url, load, chosen, size, sampling, settings.max_tokens)
                 blocks[size].append(block)
     measured = {str(size): _row(own) for size, own in blocks.items()}
-    return EndpointResults(endpoint=url, model=model, sampling=sampling, measured=measured)
+    return {"endpoint": url, "model": model, "sampling": asdict(sampling), "measured": measured}
 
 
-def print_endpoint(results: EndpointResults, console: Console) -> None:
+def print_endpoint(results: Mapping[str, Any], console: Console) -> None:
     """Prints the table, and a warning where other clients use the endpoint."""
-    table = Table(
-        title=f"{results.model} at {results.endpoint}", title_justify="left", box=box.SIMPLE_HEAD
-    )
-    for column in COLUMNS:
-        table.add_column(column, justify="right")
-    for concurrency, row in results.measured.items():
-        length = row.acceptance_length
-        table.add_row(
-            concurrency,
-            f"{row.tokens_per_s:.0f}",
-            "none" if length is None else f"{length:.3f}",
-            " ".join(f"{share:.2f}" for share in row.cumulative),
-            f"{row.ttft_ms.p50:.0f}",
-            f"{row.tpot_ms.p50:.1f}",
-            f"{row.tpot_ms.p99:.1f}",
-        )
-    console.print(table)
-    least = min(row.share for row in results.measured.values())
+    text = f"{results['model']} at {results['endpoint']}\n\n"
+    text += "|concurrency|tokens/s|acceptance|by position|first token ms|token ms|p99|\n"
+    text += "|--:|--:|--:|--:|--:|--:|--:|\n"
+    for concurrency, row in results["measured"].items():
+        length = f"{row['acceptance_length']:.3f}" if row["drafts"] else "none"
+        positions = " ".join(f"{share:.2f}" for share in row["cumulative"])
+        first, later = row["ttft_ms"]["p50"], row["tpot_ms"]
+        text += f"|{concurrency}|{row['tokens_per_s']:.0f}|{length}|{positions}|{first:.0f}"
+        text += f"|{later['p50']:.1f}|{later['p99']:.1f}|\n"
+    print_markdown(text, console)
+    least = min(row["share"] for row in results["measured"].values())
     if least < LEAST_SHARE:
         console.print(
             f"[yellow]warning[/] only {least:.0%} of the tokens that the endpoint delivered belong "
@@ -128,29 +90,19 @@ def print_endpoint(results: EndpointResults, console: Console) -> None:
         )
 
 
-def _row(blocks: Sequence[Mapping[str, Any]]) -> EndpointRow:
-    counters = [block["counters"] for block in blocks]
-    drafts = sum(each["drafts"] for each in counters)
-    accepted = sum(each["accepted_tokens"] for each in counters)
-    generated = sum(each["generation_tokens"] for each in counters)
-    per_position = [each["accepted_per_position"] for each in counters]
-    reached = [sum(counts) for counts in zip(*filter(None, per_position), strict=True)]
-    return EndpointRow(
-        **dict(pooled(blocks)),
-        drafts=drafts,
-        acceptance_length=1 + accepted / drafts if drafts else None,
-        cumulative=[count / drafts for count in reached] if drafts else [],
-        share=sum(block["output_tokens"] for block in blocks) / max(generated, 1),
-    )
+def _row(blocks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Pooled blocks with what the endpoint counted.
 
-
-def _model(url: str) -> str:
-    """The first model that the endpoint serves."""
-    try:
-        with urllib.request.urlopen(f"{url}/v1/models", timeout=30) as response:
-            return str(json.load(response)["data"][0]["id"])
-    except (OSError, ValueError, KeyError, IndexError) as error:
-        raise OutriderError(
-            f"--server {url}: {url}/v1/models does not name a model ({error}); give the address "
-            "of a vLLM server, such as http://127.0.0.1:8000"
-        ) from None
+    `acceptance_length` is 1 + accepted / drafts, null without drafts; `cumulative` by position j
+    the share of drafts whose first j tokens were all accepted; `share` the tokens of this
+    measurement over all that the endpoint delivered meanwhile.
+    """
+    counters = joined([{"counters": block["counters"]} for block in blocks])["counters"]
+    drafts, tokens = counters["drafts"], sum(block["output_tokens"] for block in blocks)
+    return {
+        **pooled(blocks).model_dump(mode="json"),
+        "drafts": drafts,
+        "acceptance_length": 1 + counters["accepted_tokens"] / drafts if drafts else None,
+        "cumulative": [n / drafts for n in counters["accepted_per_position"]] if drafts else [],
+        "share": tokens / max(counters["generation_tokens"], 1),
+    }

@@ -224,21 +224,15 @@ def pooled(blocks: Sequence[Record]) -> Block:
     return Block(
         tokens_per_s=tokens / seconds,
         requests=sum(len(block["request_tokens"]) for block in blocks),
-        ttft_ms=quantiles(all_of("ttft_ms")),
-        tpot_ms=quantiles(all_of("tpot_ms")),
-        itl_ms=quantiles(all_of("itl_ms")),
+        ttft_ms=Quantiles.of(all_of("ttft_ms")),
+        tpot_ms=Quantiles.of(all_of("tpot_ms")),
+        itl_ms=Quantiles.of(all_of("itl_ms")),
     )
 
 
 def repeats_of(blocks: Sequence[Record]) -> int:
     """Number of repeats that were measured."""
     return len({block["repeat"] for block in blocks})
-
-
-def quantiles(values: NDArray[Any]) -> Quantiles:
-    """Median, 90th and 99th percentile; zeros where there are no values."""
-    p50, p90, p99 = np.percentile(values, [50, 90, 99]).tolist() if len(values) else [0.0] * 3
-    return Quantiles(p50=p50, p90=p90, p99=p99)
 
 
 def _own(blocks: Sequence[Record], concurrency: int, variant: str) -> list[Record]:

@@ -24,10 +24,10 @@ import numpy as np
 from outrider.common.fingerprint import Kept
 from outrider.eval.bench.closed_loop import Plan, Record, record_of
 from outrider.eval.bench.metrics import pooled
-from outrider.eval.bench.scenarios import Traffic
+from outrider.eval.bench.prompts import HeldoutRequests, Traffic
 from outrider.eval.bench.servers import Servers
 from outrider.eval.config import SEED, EvalConfig
-from outrider.eval.context import EvaluationContext, HeldoutRequests
+from outrider.eval.context import EvaluationContext
 from outrider.eval.results.parts import RATIOS, VARIANTS, Variant
 from outrider.eval.results.speed import RateBlock, RateRow, Served
 from outrider.eval.stats.speed_ratio import Units, measured_ratio, widened
@@ -56,19 +56,14 @@ def customers_arrivals(
         raise ValueError(f"customers_arrivals: {count} arrivals have no gap between them")
     gaps = np.zeros(count - 1)
     source: Literal["log", "poisson"] = "log"
-    if has_times(times):
-        log = np.diff([time for time in times if time is not None])
+    logged = [time for time in times if time is not None]
+    if len(logged) > len(times) / 2 and logged[-1] > logged[0]:
+        log = np.diff(logged)
         gaps = np.resize([*log, log.mean()], count - 1)
     if not gaps.any():
         gaps, source = np.random.default_rng(seed).exponential(size=count - 1), "poisson"
     gaps *= (count - 1) / rate / gaps.sum()
     return [0.0, *np.cumsum(gaps).tolist()], source
-
-
-def has_times(times: Sequence[float | None]) -> bool:
-    """Whether most requests of a log have a time, and these are not all equal."""
-    logged = [time for time in times if time is not None]
-    return len(logged) > len(times) / 2 and logged[-1] > logged[0]
 
 
 def measure_rates(
@@ -79,26 +74,22 @@ def measure_rates(
     load: "LoadGenerator",
     requests: HeldoutRequests,
 ) -> None:
-    """Measures the blocks that are not kept.
+    """Measures the scenarios and rates whose blocks are not kept.
 
-    Variants of one group are measured together or not at all; their order rotates.
+    Variants of one group of servers take turns, in rotating order.
     """
-    sampling, settings = replace(requests.sampling, seed=None), context.settings
+    settings = context.settings
     for group in servers.groups([(variant, plan[variant]) for variant in VARIANTS]):
         blocks = itertools.product(requests.traffic, settings.rates)
         for place, (scenario, rate) in enumerate(blocks):
-            files = {
-                variant: kept_block(context, mode, scenario, rate, variant) for variant, _ in group
-            }
-            if all(file.done() for file in files.values()):
-                continue
-            turn, records = place % len(group), {}
+            turn = place % len(group)
             for variant, drafts in group[turn:] + group[:turn]:
+                file = kept_block(context, mode, scenario, rate, variant)
+                if file.done():
+                    continue
                 url = servers.server(mode, variant, drafts).url
                 context.say(f"{scenario.name}, {rate:g} requests/s, {variant}")
-                records[variant] = _timed_block(url, load, scenario, rate, sampling, settings)
-            for variant, record in records.items():
-                files[variant].put(record)
+                file.put(_timed_block(url, load, scenario, rate, requests.sampling, settings))
 
 
 def kept_block(
@@ -122,15 +113,15 @@ def summarise_rates(
         for name in RATIOS
         if (ratios := [getattr(row, name) for row in served.speed.values()])
     }
-    settings = context.settings
-    table: dict[str, dict[str, RateRow]] = {scenario.name: {} for scenario in traffic}
-    for scenario, rate in itertools.product(traffic, settings.rates):
-        blocks = {
-            variant: kept_block(context, mode, scenario, rate, variant).get()
-            for variant in VARIANTS
-        }
-        table[scenario.name][f"{rate:g}"] = rate_row(blocks, noise)
-    return table
+
+    def row(scenario: Traffic, rate: float) -> RateRow:
+        kept = {name: kept_block(context, mode, scenario, rate, name) for name in VARIANTS}
+        return rate_row({name: file.get() for name, file in kept.items()}, noise)
+
+    return {
+        scenario.name: {f"{rate:g}": row(scenario, rate) for rate in context.settings.rates}
+        for scenario in traffic
+    }
 
 
 def rate_row(blocks: Mapping[Variant, Record], noise: Mapping[str, float]) -> RateRow:
@@ -158,19 +149,6 @@ def rate_figures(block: Record) -> RateBlock:
     )
 
 
-def offered_and_achieved(block: Record) -> tuple[float, float]:
-    """Requests per second that arrived, and that were completed.
-
-    Each is the number of gaps between the first and the last event over the time between them, so a
-    server that keeps up achieves what is offered. Completed requests over the block's whole time
-    would not: that includes the time of one more response, a large part of a short block.
-    """
-    arrivals = block["arrivals_s"]
-    ends = np.asarray(block["request_start_s"]) + np.asarray(block["request_seconds"])
-    gaps = len(arrivals) - 1
-    return gaps / (arrivals[-1] - arrivals[0]), gaps / float(max(ends.max() - ends.min(), 1e-9))
-
-
 def saturated(block: Record) -> bool:
     """Whether the rate overran the server.
 
@@ -179,11 +157,17 @@ def saturated(block: Record) -> bool:
     grows. Either alone misleads: one long response at the end lowers the achieved rate, and one
     burst lengthens waits. A block that ends before `serving.engine.max_num_seqs` requests run has
     no queue.
+
+    Each rate is the number of gaps between the first and the last event over the time between them,
+    so a server that keeps up achieves what is offered. Completed requests over the block's whole
+    time would not: that includes the time of one more response, a large part of a short block.
     """
-    offered, achieved = offered_and_achieved(block)
+    arrivals = block["arrivals_s"]
+    ends = np.asarray(block["request_start_s"]) + np.asarray(block["request_seconds"])
+    share = (arrivals[-1] - arrivals[0]) / float(max(ends.max() - ends.min(), 1e-9))
     third = max(len(block["ttft_ms"]) // 3, 1)
     early, late = np.median(block["ttft_ms"][:third]), np.median(block["ttft_ms"][-third:])
-    return bool(achieved < KEPT_UP * offered and late >= WAIT_GROWTH * early)
+    return bool(share < KEPT_UP and late >= WAIT_GROWTH * early)
 
 
 def _timed_block(
@@ -198,7 +182,8 @@ def _timed_block(
     count = settings.rate_requests(rate)
     arrivals_s, source = customers_arrivals(scenario.times, count, rate, SEED)
     texts = list(itertools.islice(itertools.cycle(scenario.texts), count))
-    block = load.run_timed(url, texts, arrivals_s, sampling, scenario.max_tokens)
+    unseeded = replace(sampling, seed=None)
+    block = load.run_timed(url, texts, arrivals_s, unseeded, scenario.max_tokens)
     return {
         **record_of(block),
         "arrivals_s": arrivals_s,

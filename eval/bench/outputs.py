@@ -15,8 +15,9 @@ equal in other batches either, which bounds how closely exact replay can predict
 
 from typing import Literal
 
+from outrider.eval.bench.prompts import HeldoutRequests
 from outrider.eval.bench.servers import Servers
-from outrider.eval.context import EvaluationContext, HeldoutRequests
+from outrider.eval.context import EvaluationContext
 from outrider.eval.results.parts import VARIANTS, Drafters, Part, Variants
 from outrider.serving.client import Sampling, SpeculationCounters, complete
 

@@ -1,8 +1,14 @@
-"""The recipe's task check, and whether as many tasks are solved with speculation as without.
+r"""The recipe's task check, and whether as many tasks are solved with speculation as without.
 
     check = load_task("outrider.recipes.nano_r1.tasks:resume_correct")
+    check = answer_check(Path("gsm8k_test.jsonl"))   # {"question": ..., "answer": "... #### 72"}
     check(prompt_text, completion_text)     # True, False, or None: no known answer
     task_accuracy(solved, sessions).custom_minus_none
+
+With a file of known answers, as of GSM8K or of mathematics as R1 writes it, a response's answer is,
+after its reasoning, the last \boxed{}, else what follows `####`, else the last number. Numbers
+are compared as numbers (1,200 = 1200.0, \frac{1}{2} = 0.5, 50\% = 50), anything else as text
+without spaces and TeX markup.
 
 A test that finds no difference is not evidence of equality: with few responses it never finds one.
 So the null hypothesis is a difference as large as the margin, and two one-sided tests at 5 % must
@@ -14,11 +20,14 @@ bootstrap or a plain Wald interval has no width, however few they are. So half a
 kind is added (Agresti and Min 2005), here to the variance over sessions.
 """
 
-import importlib
+import json
 import math
+import pkgutil
+import re
 import sys
 import traceback
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,13 +36,21 @@ from numpy.typing import ArrayLike
 from scipy.stats import norm
 
 from outrider.common.errors import OutriderError
+from outrider.data.tokenize.emitted_text import END_THINK, THINK
 from outrider.eval.config import ANSWERS, EvalConfig
-from outrider.eval.lossless.answers import TaskCheck, answer_check
 from outrider.eval.results.parts import Variant
 from outrider.eval.results.verification import Equivalence, Task
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+TaskCheck = Callable[[str, str], bool | None]
+"""From (prompt, completion) to solved, not solved, or None: no known answer."""
+
+NUMBER = re.compile(r"(?<![\w.])[-+]?\$?(?:\d[\d,]*(?:\.\d+)?(?:\s*/\s*\d+)?|\.\d+)")
+DRESSING = re.compile(r"\\(?:text|mathrm|mathbf|left|right|displaystyle)\b|\\[,;!% ]|[\s${}%]")
+FRACTION = re.compile(r"\\[dt]?frac\s*\{([^{}]*)\}\s*\{([^{}]*)\}")
+
 
 TRIED = 32
 """Logged responses on which the check is tried before training."""
@@ -53,31 +70,119 @@ def task_of(evaluation: EvalConfig) -> TaskCheck | None:
 
 def load_task(name: str) -> TaskCheck:
     """The function that `eval.task` names."""
-    module_name, colon, function_name = name.partition(":")
-    if not colon:
-        raise OutriderError(
-            f"eval.task = {name!r}: must be module:function, such as "
-            "my_checks.resumes:verdict_correct"
-        )
     if str(Path.cwd()) not in sys.path:  # a console script has only its own folder
         sys.path.insert(0, str(Path.cwd()))
     try:
-        module = importlib.import_module(module_name)
-    except ImportError as error:
+        task = pkgutil.resolve_name(name)
+    except (ImportError, AttributeError, ValueError) as error:
         raise OutriderError(
-            f"eval.task = {name!r}: cannot import {module_name} ({error}); install it or correct "
-            "the name"
+            f"eval.task = {name!r}: {error}; name an installed module:function, such as "
+            "my_checks.resumes:verdict_correct"
         ) from error
-    task = getattr(module, function_name, None)
     if not callable(task):
-        functions = sorted(
-            n for n, value in vars(module).items() if callable(value) and not n.startswith("_")
-        )
+        raise OutriderError(f"eval.task = {name!r}: is no function; name a module:function")
+    check: TaskCheck = task
+    return check
+
+
+def answer_check(path: Path) -> TaskCheck:
+    """The check against the file's answers; a file that cannot be read as such is an
+    `OutriderError` with its line."""
+    known = {_plain(question): answer for question, answer in _rows(Path(path))}
+    if not known:
         raise OutriderError(
-            f"eval.task = {name!r}: {module_name} has no function {function_name}; it has "
-            f"{', '.join(functions)}"
+            f"eval.task = {str(path)!r}: the file is empty; each line must be an object with "
+            "question and answer"
         )
-    return task
+    longest_first = sorted(known, key=len, reverse=True)
+
+    def check(prompt_text: str, completion_text: str) -> bool | None:
+        prompt = _plain(prompt_text)
+        asked = next((question for question in longest_first if question in prompt), None)
+        if asked is None:
+            return None
+        if prompt_text.rstrip().endswith(THINK) and END_THINK not in completion_text:
+            # R1's template opens the reasoning in the prompt, and the response was cut in it.
+            return False
+        given = final_answer(completion_text)
+        return given is not None and same_answer(given, known[asked])
+
+    return check
+
+
+def final_answer(completion_text: str) -> str | None:
+    """What a response answers; None where it has not come to an answer, as one that was cut in its
+    reasoning."""
+    _, ended, answer = completion_text.rpartition(END_THINK)
+    if not ended and THINK in completion_text:
+        return None
+    if (boxed := _last_boxed(answer)) is not None:
+        return boxed
+    if "####" in answer:
+        return answer.rsplit("####", 1)[1].strip().split("\n")[0]
+    numbers = NUMBER.findall(answer)
+    return numbers[-1] if numbers else None
+
+
+def same_answer(given: str, known: str) -> bool:
+    """Whether two answers are the same number, or the same text."""
+    known = known.rsplit("####", 1)[-1].strip()
+    one, other = _number(given), _number(known)
+    if one is not None and other is not None:
+        return one == other
+    return _undressed(given).lower() == _undressed(known).lower()
+
+
+def _rows(path: Path) -> Iterator[tuple[str, str]]:
+    try:
+        lines = path.expanduser().read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise OutriderError(
+            f"eval.task = {str(path)!r}: cannot be read ({error}); give a file of JSON lines"
+        ) from error
+    for number, line in enumerate(lines, 1):
+        try:
+            row = json.loads(line)
+            yield row["question"], str(row["answer"])
+        except (ValueError, KeyError, TypeError):
+            raise OutriderError(
+                f"{path}, line {number}: not an object with question and answer, such as "
+                '{"question": "How many ...?", "answer": "72"}; eval.task reads one a line'
+            ) from None
+
+
+def _last_boxed(text: str) -> str | None:
+    start = text.rfind(r"\boxed{")
+    if start < 0:
+        return None
+    depth, begin = 1, start + len(r"\boxed{")
+    for at in range(begin, len(text)):
+        depth += {"{": 1, "}": -1}.get(text[at], 0)
+        if not depth:
+            return text[begin:at].strip()
+    return None
+
+
+def _number(text: str) -> Fraction | None:
+    text = (
+        _undressed(FRACTION.sub(r"(\1)/(\2)", text))
+        .replace(",", "")
+        .replace("(", "")
+        .replace(")", "")
+        .rstrip(".")
+    )
+    try:
+        return Fraction(text)
+    except (ValueError, ZeroDivisionError):
+        return None
+
+
+def _undressed(text: str) -> str:
+    return DRESSING.sub("", text)
+
+
+def _plain(text: str) -> str:
+    return " ".join(text.split())
 
 
 def response_text(tokenizer: "PreTrainedTokenizerBase", token_ids: Sequence[int]) -> str:

@@ -17,7 +17,6 @@ gross faults only.
 import functools
 import hashlib
 import itertools
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -31,10 +30,14 @@ from outrider.common.errors import OutriderError
 from outrider.eval.bench.outputs import REGIMES, Outputs, Recorded
 from outrider.eval.bench.prompts import Prompt
 from outrider.eval.config import EvalConfig
-from outrider.eval.context import EvaluationContext
-from outrider.eval.lossless.greedy_match import compare_greedy, excess, text_statistics
+from outrider.eval.context import EvaluationContext, Row
+from outrider.eval.lossless.equal_text import (
+    compare_greedy,
+    excess,
+    same_tokens,
+    text_statistics,
+)
 from outrider.eval.lossless.task_accuracy import raised_at, response_text, task_accuracy, task_of
-from outrider.eval.lossless.token_frequency_test import same_tokens
 from outrider.eval.replay.replay import StatesByToken, replay
 from outrider.eval.results.parts import DRAFTERS, VARIANTS, Drafters, Variant, Variants
 from outrider.eval.results.verification import (
@@ -46,7 +49,6 @@ from outrider.eval.results.verification import (
     Verification,
 )
 from outrider.serving.config import TargetConfig
-from outrider.speculators.features import FeatureSpec
 
 if TYPE_CHECKING:
     import torch
@@ -80,23 +82,9 @@ def verify(
 def examine(
     context: EvaluationContext, k: Drafters[int], prompts: Sequence[Prompt], outputs: Outputs
 ) -> EngineFindings:
-    """Captures the states of every response in an engine and checks them.
-
-    The states are customer text in another form: they are removed before this returns.
-    """
-    from outrider.data.features.capture import capture_ids
-
-    scratch, target_dir = context.folders.out / "verification_states", context.target.directory()
-    drafters = context.speculators.values() if context.can_replay else ()
-    wanted = FeatureSpec.union(each.features(target_dir) for each in drafters)
-    eager = context.serving.engine.model_copy(update={"mode": "eager"})
-    try:
-        with context.backends.engine(context.target, eager) as engine:
-            rows = captured_rows(outputs, prompts)
-            store = capture_ids(engine, rows, scratch, features=wanted)
+    """Captures the states of every response in an engine and checks them."""
+    with context.captured(lambda _: captured_rows(outputs, prompts)) as store:
         return findings(context, k, prompts, outputs, store)
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
 
 
 def findings(
@@ -204,8 +192,8 @@ def row_id(prompt: Prompt, completion: Sequence[int]) -> str:
     return hashlib.sha256(ids.tobytes()).hexdigest()
 
 
-def captured_rows(outputs: Outputs, prompts: Sequence[Prompt]) -> list[tuple[str, list[int], int]]:
-    """Every response with its prompt: id, token ids, start of the response."""
+def captured_rows(outputs: Outputs, prompts: Sequence[Prompt]) -> list[Row]:
+    """Every response, equal ones once."""
     rows = {}
     for regime in REGIMES:
         for variant in VARIANTS:

@@ -10,9 +10,8 @@ customer text: it is made only where `report.samples` allows it.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -25,35 +24,18 @@ from outrider.eval.replay.replay import (
 )
 from outrider.serving.client import Sampling
 
-if TYPE_CHECKING:
-    from tokenizers import Tokenizer
-
 PLACES = {"gains least": 0.1, "gains as usual": 0.5, "gains most": 0.9}
 """Shown responses by their quantile of acceptance length custom / base over the held-out part."""
 
 SHOWN_STEPS = 80
 """Steps shown of a response's beginning; the rest is counted."""
 
-
-@dataclass(frozen=True)
-class Step:
-    """One step of the engine.
-
-    `start` counts from the response's first token, which the prefill delivers before any step.
-    """
-
-    start: int
-    """Index of the first token that the step delivers"""
-    drafts: list[int]
-    """Ids of the k drafted tokens"""
-    accepted: int
-    """Drafts that are in the response"""
-    delivered: int
-    """Accepted tokens, and one more from the target unless the response ends"""
+Step = tuple[int, int]
+"""Accepted drafts, and delivered tokens: these and one more unless the response ends."""
 
 
 def walk(response: Sequence[int], drafts_at: Callable[[int], list[int]]) -> list[Step]:
-    """The steps of a response under greedy drafts.
+    """The steps of a response under greedy drafts; its first token comes from the prefill.
 
     `drafts_at(anchor)` drafts after the response's token `anchor`.
     """
@@ -64,7 +46,7 @@ def walk(response: Sequence[int], drafts_at: Callable[[int], list[int]]) -> list
         while accepted < most and drafts[accepted] == response[anchor + 1 + accepted]:
             accepted += 1
         delivered = min(accepted + 1, last - anchor)
-        steps.append(Step(anchor + 1, drafts, accepted, delivered))
+        steps.append((accepted, delivered))
         anchor += delivered
     return steps
 
@@ -86,17 +68,11 @@ def walks(
     found = []
     for batch in batches(store, rows, Sampling(0.0, 1.0), model.spec):
         for response in batch:
-            drafted = unroll_responses(model, [response], k)
-
-            def drafts_at(
-                anchor: int, states: Sequence[torch.Tensor] = drafted.states
-            ) -> list[int]:
-                logits_KD = head.logits(torch.stack([u_NH[anchor] for u_NH in states]))
-                drafts: list[int] = head.to_target(logits_KD.argmax(dim=-1)).tolist()
-                return drafts
-
+            states = unroll_responses(model, [response], k).states
+            logits = (head.logits(u_NH).argmax(dim=-1) for u_NH in states)
+            drafts_NK = torch.stack([head.to_target(draft_N) for draft_N in logits], dim=1).tolist()
             completion = response.token_ids_T[response.completion_start :].tolist()
-            found.append(walk(completion, drafts_at))
+            found.append(walk(completion, drafts_NK.__getitem__))
     return found
 
 
@@ -108,65 +84,30 @@ def sample_responses(
     target_dir: Path,
     store: StatesByToken,
     dtype: str = "float32",
-) -> dict[str, Any]:
-    """The `examples` for the results (`eval.results.report.Example`), as plain values."""
+) -> list[dict[str, Any]]:
+    """Values of `eval.results.report.Example`; fewer than PLACES where responses are few."""
     from tokenizers import Tokenizer
 
-    tokenizer = Tokenizer.from_file(str(target_dir / "tokenizer.json"))
-    chosen = choose(base, custom, k)
+    decode = Tokenizer.from_file(str(target_dir / "tokenizer.json")).decode
+    order = np.argsort(base.steps_RK[:, k - 1] / custom.steps_RK[:, k - 1], kind="stable")
+    places = {base.sequence_ids[order[int(q * len(order))]]: name for name, q in PLACES.items()}
     taken = {
-        variant: walks(speculators[variant], target_dir, store, list(chosen.values()), k, dtype)
-        for variant in ("base", "custom")
+        variant: walks(directory, target_dir, store, list(places), k, dtype)
+        for variant, directory in speculators.items()
     }
     examples = []
-    for number, (place, sequence_id) in enumerate(chosen.items()):
+    for number, (sequence_id, place) in enumerate(places.items()):
         features = store.read(sequence_id)
         response = features.token_ids[features.completion_start :].tolist()
-        texts = pieces(tokenizer, response)
-        shown = {
-            variant: {
-                "steps": len(steps_of[number]),
-                "shown": step_texts(texts, steps_of[number][:SHOWN_STEPS]),
-            }
-            for variant, steps_of in taken.items()
-        }
-        examples.append({"place": place, "tokens": len(response) - 1, **shown})
-    return {"examples": examples}
-
-
-def choose(base: ReplaySums, custom: ReplaySums, k: int) -> dict[str, str]:
-    """Sequence id of each place in PLACES; fewer where there are fewer responses."""
-    order = np.argsort(base.steps_RK[:, k - 1] / custom.steps_RK[:, k - 1], kind="stable")
-    chosen: dict[str, str] = {}
-    for place, quantile in PLACES.items():
-        sequence_id = base.sequence_ids[order[int(quantile * len(order))]]
-        if sequence_id not in chosen.values():
-            chosen[place] = sequence_id
-    return chosen
-
-
-def step_texts(texts: Sequence[str], steps: Sequence[Step]) -> list[tuple[str, str]]:
-    """The texts of each step's accepted drafts and of the target's own token.
-
-    `texts` are those of the response's tokens. The first entry is the prefill, which drafts none.
-    """
-    shown = [("", texts[0])] if texts else []
-    for step in steps:
-        own = step.start + step.accepted
-        end = step.start + step.delivered
-        shown.append(("".join(texts[step.start : own]), "".join(texts[own:end])))
-    return shown
-
-
-def pieces(tokenizer: "Tokenizer", token_ids: Sequence[int]) -> list[str]:
-    """The text of each token; a character of several tokens belongs to the last of them."""
-    texts, since = [], 0
-    for index in range(len(token_ids)):
-        text = tokenizer.decode(list(token_ids[since : index + 1]), skip_special_tokens=False)
-        # A character has at most four bytes; bytes that are still broken then are not a character.
-        if text.endswith("\ufffd") and index - since < 3 and index + 1 < len(token_ids):
-            texts.append("")
-        else:
-            texts.append(text)
-            since = index + 1
-    return texts
+        example: dict[str, Any] = {"place": place, "tokens": len(response) - 1}
+        for variant, steps_of in taken.items():
+            shown, start = [("", decode(response[:1], skip_special_tokens=False))], 1
+            for accepted, delivered in steps_of[number][:SHOWN_STEPS]:
+                own, end = start + accepted, start + delivered
+                parts = response[start:own], response[own:end]
+                drafted, sampled = (decode(ids, skip_special_tokens=False) for ids in parts)
+                shown.append((drafted, sampled))
+                start = end
+            example[variant] = {"steps": len(steps_of[number]), "shown": shown}
+        examples.append(example)
+    return examples

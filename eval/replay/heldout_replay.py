@@ -33,9 +33,8 @@ from outrider.eval.replay.replay import (
     length_at,
     replay,
 )
-from outrider.eval.replay.slices import by_prompt_length, sliced
 from outrider.eval.report.formatting import interval, number
-from outrider.eval.results.acceptance import OnPolicy, Replay, Slice
+from outrider.eval.results.acceptance import OnPolicy, Replay
 from outrider.eval.results.parts import DRAFTERS, Drafter, Drafters
 from outrider.speculators.kinds import LOOKUP, weightless_kind
 
@@ -84,43 +83,36 @@ def replay_everything(context: EvaluationContext) -> None:
 def _replay_part(
     context: EvaluationContext, part: str, name: str, speculator: Callable[[], Path | str]
 ) -> ReplaySums:
-    """The sums of one speculator, which is made only where they are not cached."""
+    """The sums of one speculator, which is made only where they are not cached.
+
+    Computed in a child process, or as tasks on the cluster; what needs no device in this process.
+    """
     ids = replayed_ids(context, part)
 
     def work() -> dict[str, Any]:
         begin = time.monotonic()
-        sums = _replay(
-            context,
-            speculator(),
-            context.data.rows(ids).select_columns(COLUMNS).to_list(),
-            by_region=part == "heldout",
-        )
+        rows = context.data.rows(ids).select_columns(COLUMNS).to_list()
+        shared: dict[str, Any] = {
+            "speculator": speculator(),
+            "target_dir": context.target.directory(),
+            "feature_store": context.feature_store,
+            "depth": context.depth,
+            "draft_sample_method": context.draft_sample_method,
+            "dtype": context.settings.replay_dtype,
+            "by_region": part == "heldout",
+        }
+        if weightless_kind(str(shared["speculator"])):
+            sums = replay(rows=rows, **shared)
+        elif not context.replays_on_cluster:
+            sums = in_child(replay, rows=rows, **shared)
+        else:
+            with context.on_cluster():
+                sums = cluster_replay(shared, rows)
         seconds = time.monotonic() - begin
         context.say(f"exact replay, {part}, {name}: {len(ids)} sequences in {seconds:.0f} s")
         return {"sums": sums.as_dict(), "seconds": seconds}
 
     return ReplaySums.from_dict(context.kept(f"replay_{part}_{name}").run(work)["sums"])
-
-
-def _replay(
-    context: EvaluationContext, speculator: Path | str, rows: list[dict[str, Any]], by_region: bool
-) -> ReplaySums:
-    """In a child process, or as tasks on the cluster; what needs no device in this process."""
-    shared: dict[str, Any] = {
-        "speculator": speculator,
-        "target_dir": context.target.directory(),
-        "feature_store": context.feature_store,
-        "depth": context.depth,
-        "draft_sample_method": context.draft_sample_method,
-        "dtype": context.settings.replay_dtype,
-        "by_region": by_region,
-    }
-    if weightless_kind(str(speculator)):
-        return replay(rows=rows, **shared)
-    if not context.replays_on_cluster:
-        return in_child(replay, rows=rows, **shared)
-    with context.on_cluster():
-        return cluster_replay(shared, rows)
 
 
 def cluster_replay(
@@ -197,14 +189,6 @@ def replay_figures(replays: Replays, k: Drafters[int]) -> Replay:
         cumulative={name: replays[name].cumulative(own_k[name]) for name in shown},
         cumulative_ci95=replays["custom"].cumulative_intervals(k.custom),
     )
-
-
-def heldout_slices(
-    context: EvaluationContext, replays: Replays, k: int, starts: Mapping[str, int]
-) -> dict[str, list[Slice]]:
-    """Acceptance by slice; `starts` are the completion starts of the held-out sequences."""
-    slices = {**context.data.slices, "prompt length": by_prompt_length(starts)}
-    return sliced(replays["base"], replays["custom"], k, slices)
 
 
 def on_policy(store: "FeatureStore", heldout: "Dataset") -> OnPolicy | None:

@@ -65,7 +65,7 @@ class StatesByToken(Protocol):
 class ReplaySums:
     """Expected counts per response (`ReplayChain`); index k - 1 of the first K axis is k drafts.
 
-    Tokens and steps by region (response_segments.py) with `by_region`, else G = 0.
+    Tokens and steps by region (slices.py) with `by_region`, else G = 0.
     """
 
     sequence_ids: list[str]
@@ -140,22 +140,14 @@ class ReplaySums:
     def as_dict(self) -> dict[str, Any]:
         """For JSON; counts to six decimals."""
         arrays = {name: np.round(getattr(self, name), 6).tolist() for name in ARRAYS}
-        names = [list(region) for region in self.regions]
-        return {
-            "sequence_ids": self.sequence_ids,
-            "sessions": self.sessions,
-            "users": self.users,
-            **arrays,
-            "regions": names,
-        }
+        return {**vars(self), **arrays, "regions": [[*region] for region in self.regions]}
 
     @classmethod
     def from_dict(cls, value: Mapping[str, Any]) -> "ReplaySums":
         """The inverse of `as_dict`."""
         arrays = {name: np.array(value[name]) for name in ARRAYS}
         regions = [(dimension, name) for dimension, name in value["regions"]]
-        ids, sessions, users = value["sequence_ids"], value["sessions"], value["users"]
-        return cls(ids, sessions, users, regions=regions, **arrays)
+        return cls(**{**value, **arrays, "regions": regions})
 
 
 ARRAYS = (
@@ -185,7 +177,7 @@ def replay(
     """
     import torch
 
-    from outrider.eval.replay.response_segments import NAMES, Regions
+    from outrider.eval.replay.slices import NAMES, Regions
     from outrider.speculators.acceptance import pad_anchors, replay_chain
 
     rule, spec = rule_of(speculator, target_dir, draft_sample_method == "probabilistic", dtype)

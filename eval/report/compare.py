@@ -5,24 +5,39 @@
     write_page(Path("runs.html"), compared)
 
 Only ratios that were measured within one run compare across runs. Tokens/s do not, and are left
-out. Replay is of each run's own held-out traffic, so a speculator that was kept while its ratio
-falls drifts away from the traffic.
+out. Drift: a speculator, identified by the digest of its weights, is followed over the runs that
+evaluated it. Each has other held-out responses, so runs are independent samples: a change is judged
+by the log of the ratio to the first run. Its standard errors come from the runs' intervals over
+sessions (half their width in logs over 1.96), and Bonferroni's correction counts the later runs.
+Where the acceptance of both base and custom falls, the traffic has become harder to draft; where
+custom's falls against base's, the speculator no longer fits it.
 """
 
-from collections.abc import Sequence
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
 from rich.console import Console
+from scipy.stats import norm
 
 from outrider.common.errors import OutriderError
 from outrider.common.files import publish
 from outrider.data.ingest.traffic_facts import date
-from outrider.eval.report.drift import Series, history
 from outrider.eval.report.formatting import interval, print_markdown, render
+from outrider.eval.results.acceptance import Replay
 from outrider.eval.results.parts import ClusteredEstimate, Estimate, k_list
 from outrider.eval.results.report import Report
+
+Z = float(norm.isf(0.025))
+
+LEVEL = 0.05
+"""A change is significant below this p-value, shared among the later runs of a series."""
+
+SETTINGS = ("kind of custom", "K, base and custom", "temperature, top_p")
+"""Figures in which runs should not differ."""
 
 Figure = str | int | ClusteredEstimate | Estimate
 
@@ -35,13 +50,46 @@ class FigureRow(BaseModel):
     """By run; null where the run has no such figure"""
 
 
+class Change(BaseModel):
+    """A figure of a later run over the first run's, with its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+    beyond_chance: bool
+
+    def __str__(self) -> str:
+        return f"× {self.value:.3f} [{self.low:.3f}, {self.high:.3f}]"
+
+
+class Point(BaseModel):
+    """One run of a series."""
+
+    run: str
+    until: float | None
+    """When its last held-out request was logged, Unix seconds"""
+    replay: Replay
+    acceptance_length: Change | None = None
+    """Custom's, over the first run's; null for the first and where runs are not comparable"""
+    over_base: Change | None = None
+    """custom / base, over the first run's; null as well"""
+    reading: str = ""
+    """The change in words"""
+
+
+class Series(BaseModel):
+    """The runs that evaluated one speculator."""
+
+    weights: str
+    """SHA-256"""
+    points: list[Point]
+
+
 class Comparison(BaseModel):
     """Runs side by side."""
 
     runs: list[str]
     """As given"""
-    names: list[str]
-    """As the tables name them"""
     figures: list[FigureRow]
     notes: list[str]
     """Reasons why figures may not compare"""
@@ -50,13 +98,12 @@ class Comparison(BaseModel):
 
 def compare(runs: Sequence[Path]) -> Comparison:
     """Compares run directories, or report.json files."""
-    reports = dict(zip(names_of(runs), map(read_run, runs), strict=True))
+    reports = {str(run): _read_run(run) for run in runs}
     figures = [_figures(report) for report in reports.values()]
     keys = dict.fromkeys(key for each in figures for key in each)
     rows = [FigureRow(figure=key, values=[each.get(key) for each in figures]) for key in keys]
     return Comparison(
-        runs=[str(run) for run in runs],
-        names=list(reports),
+        runs=list(reports),
         figures=rows,
         notes=[
             f"The runs differ in {row.figure}: compare their figures with care."
@@ -67,7 +114,82 @@ def compare(runs: Sequence[Path]) -> Comparison:
     )
 
 
-def read_run(run: Path) -> Report:
+def print_comparison(compared: Comparison, console: Console) -> None:
+    """Prints the history of each speculator, and the figures side by side."""
+    print_markdown(render("compare.j2", "markdown", **_contents(compared)), console)
+
+
+def write_page(path: Path, compared: Comparison) -> None:
+    """Publishes the comparison as an offline page."""
+    page = render("compare.j2", "html", **_contents(compared))
+    with publish(path) as temporary:
+        temporary.write_text(page, encoding="utf-8")
+
+
+def history(runs: Mapping[str, Report]) -> list[Series]:
+    """A series for every speculator that two runs or more have evaluated.
+
+    Runs are ordered by the time of their held-out traffic where every run has one, else as given.
+    """
+    by_weights: dict[str, list[tuple[str, Report]]] = defaultdict(list)
+    for name, run in runs.items():
+        if run.speculator.weights_sha256 and run.replay:
+            by_weights[run.speculator.weights_sha256].append((name, run))
+    series = []
+    for weights, own in by_weights.items():
+        if len(own) > 1:
+            if all(run.heldout_until for _, run in own):
+                own.sort(key=lambda each: each[1].heldout_until or 0.0)
+            first = own[0][1]
+            points = [_point(name, run, first, len(own) - 1) for name, run in own]
+            series.append(Series(weights=weights, points=points))
+    return series
+
+
+def change(first: ClusteredEstimate, later: ClusteredEstimate, comparisons: int) -> Change:
+    """later / first with its 95 % interval, and whether its p-value is below LEVEL.
+
+    The estimates are of independent samples, above 0 and have intervals. `comparisons` share LEVEL.
+    """
+    widths = [math.log(each.high / each.low) for each in (first, later) if each.low and each.high]
+    error = math.hypot(*widths) / (2 * Z)
+    shift = math.log(later.value / first.value)
+    p = 2 * float(norm.sf(abs(shift) / error)) if error else float(shift == 0)
+    return Change(
+        value=math.exp(shift),
+        low=math.exp(shift - Z * error),
+        high=math.exp(shift + Z * error),
+        beyond_chance=p < LEVEL / comparisons,
+    )
+
+
+def _point(name: str, run: Report, first: Report, comparisons: int) -> Point:
+    assert run.replay and first.replay
+    point = Point(run=name, until=run.heldout_until, replay=run.replay)
+    if run is first:
+        return point
+    for setting in ("k", "sampling", "draft_sample_method"):
+        if getattr(run, setting) != getattr(first, setting):
+            return point.model_copy(update={"reading": f"not comparable, another {setting}"})
+    for ratio in (first.replay.ratio, run.replay.ratio):
+        if ratio.low is None:
+            why = f"not comparable, {ratio.over}: too few for an interval"
+            return point.model_copy(update={"reading": why})
+    length = change(first.replay.custom, run.replay.custom, comparisons)
+    over_base = change(first.replay.ratio, run.replay.ratio, comparisons)
+    if over_base.beyond_chance:
+        less = "drifts away: it gains less over base"
+        reading = f"{less if over_base.value < 1 else 'gains more over base'} ({over_base})"
+    elif length.beyond_chance:
+        harder = "harder" if length.value < 1 else "easier"
+        reading = f"the traffic is {harder} to draft, for base as well ({length})"
+    else:
+        reading = f"no significant change ({over_base})"
+    update = {"acceptance_length": length, "over_base": over_base, "reading": reading}
+    return point.model_copy(update=update)
+
+
+def _read_run(run: Path) -> Report:
     """The report of a run directory, or of a report.json itself."""
     path = run if run.suffix == ".json" else run / "report.json"
     if not path.is_file():
@@ -76,34 +198,6 @@ def read_run(run: Path) -> Report:
     if report.replay is None:
         raise OutriderError(f"{path}: without exact replay, which --compare needs")
     return report
-
-
-def names_of(runs: Sequence[Path]) -> list[str]:
-    """Names of runs in tables: their directories', or full paths where two are equal."""
-    names = [run.resolve().name for run in runs]
-    return names if len(set(names)) == len(names) else [str(run) for run in runs]
-
-
-def print_comparison(compared: Comparison, console: Console) -> None:
-    """Prints the history of each speculator, and the figures side by side."""
-    print_markdown(render("compare.j2", "markdown", **_contents(compared)), console)
-
-
-def write_page(path: Path, compared: Comparison) -> None:
-    """Publishes the comparison as an offline page."""
-    from outrider.eval.report.charts import history_figure
-
-    charts = {
-        each.weights: [history_figure({point.run: point.replay for point in each.points})]
-        for each in compared.history
-    }
-    page = render("compare.j2", "html", **_contents(compared) | {"charts": charts})
-    with publish(path) as temporary:
-        temporary.write_text(page, encoding="utf-8")
-
-
-SETTINGS = ("kind of custom", "K, base and custom", "temperature, top_p")
-"""Figures in which runs should not differ."""
 
 
 def _figures(run: Report) -> dict[str, Figure]:
@@ -134,7 +228,7 @@ def _figures(run: Report) -> dict[str, Figure]:
 
 def _contents(compared: Comparison) -> dict[str, Any]:
     cells = [[row.figure, *map(_text, row.values)] for row in compared.figures]
-    return {"compared": compared, "cells": cells, "charts": {}, "date": date}
+    return {"compared": compared, "cells": cells, "date": date}
 
 
 def _text(value: Figure | None) -> str:

@@ -16,7 +16,6 @@ from outrider.common.lost_ends import LostEnds
 from outrider.data.ingest.traffic_facts import facts
 from outrider.data.on_policy.check import FILE as ON_POLICY
 from outrider.data.on_policy.check import groups_of, two_lines
-from outrider.eval.choose_k import best_k, speeds_of
 from outrider.eval.report import charts
 from outrider.eval.report.formatting import interval, print_markdown, render
 from outrider.eval.results.choice import Choice
@@ -85,11 +84,7 @@ def contents(report: Report, metrics: Metrics) -> dict[str, Any]:
     replay, traffic, on_policy = report.replay, report.traffic, report.on_policy
     depth = len(replay.by_k["custom"]) if replay else 0
     acceptance = [charts.acceptance_figure(report)]
-    if replay:
-        acceptance.append(charts.length_figure(replay, report.k))
-    if report.slices:
-        acceptance.append(charts.slice_figure(report.slices))
-    if training := charts.training_figure(metrics, published(metrics)):
+    if training := charts.training_figure(metrics):
         acceptance.append(training)
     rates = [
         (f"{scenario.replace('_', ' ')}, {mode}", rows)
@@ -162,16 +157,11 @@ def left_to_win(results: Results) -> str:
     lookup, custom, ceiling = (
         each.value for each in (replay.lookup, replay.custom, replay.ceiling)
     )
-    text = (
+    return (
         f"At K = {k} n-gram lookup, which needs no training, accepts {lookup:.2f} tokens per step,"
         f" custom {custom:.2f}, and a perfect drafter of this sampling {ceiling:.2f}: at most"
         f" {max(ceiling / custom - 1, 0):.0%} more than custom is left to win."
     )
-    main = results.choice.step_ms.get("custom", {}).get(str(results.main_concurrency))
-    if main:
-        most = best_k(speeds_of(replay.by_k["ceiling"], {1: main})[1], least=1)
-        text += f" At the measured step times not even that drafter gains from more than {most}."
-    return text
 
 
 def lost_ends(run_dir: Path, trained_dir: Path) -> list[str]:
@@ -182,33 +172,10 @@ def lost_ends(run_dir: Path, trained_dir: Path) -> list[str]:
 
 
 def training_metrics(run_dir: Path) -> list[dict[str, Any]]:
-    """The training's metrics.jsonl: the run's, or that of the last attempt that trained."""
-    attempts = sorted(
-        run_dir.glob("logs/attempt_*/metrics.jsonl"),
-        key=lambda path: int(path.parent.name.split("_")[-1]),
-        reverse=True,
-    )
-    for path in (run_dir / "metrics.jsonl", *attempts):
-        if path.is_file():
-            lines = path.read_text(encoding="utf-8").splitlines()
-            return [json.loads(line) for line in lines if line.endswith("}")]
-    return []
-
-
-def published(metrics: Metrics) -> str:
-    """Acceptance of the published weights next to the trained ones; FP8 blocks, for one, round."""
-
-    def lengths(name: str) -> list[float]:
-        return [line[name][-1] for line in metrics if name in line]
-
-    exported = lengths("exported_acceptance_length")
-    if not exported:
-        return ""
-    trained = max(lengths("validation_acceptance_length"))
-    return (
-        f" Published, in the target's own precision: {exported[-1]:.3f}, "
-        f"{exported[-1] / trained - 1:+.2%} from the best above, {trained:.3f}."
-    )
+    """The training's metrics.jsonl; a last line that is not whole is left out."""
+    path = run_dir / "metrics.jsonl"
+    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+    return [json.loads(line) for line in lines if line.endswith("}")]
 
 
 def privacy_line(privacy: Mapping[str, Any]) -> str:

@@ -1,6 +1,9 @@
 """Models of speed: the closed loop's blocks, the open loop's rates and scenarios, and the cost."""
 
-from typing import Literal
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
 
 from outrider.eval.results.parts import DOCUMENTED, Drafters, Estimate, Part, Ratios, Variants
 
@@ -14,6 +17,12 @@ class Quantiles(Part):
     """90th percentile"""
     p99: float
     """99th percentile"""
+
+    @classmethod
+    def of(cls, values: NDArray[Any]) -> "Quantiles":
+        """Those of the values; zeros where there are none."""
+        p50, p90, p99 = np.percentile(values, [50, 90, 99]).tolist() if len(values) else [0.0] * 3
+        return cls(p50=p50, p90=p90, p99=p99)
 
 
 class Block(Part):

@@ -17,7 +17,7 @@ from outrider.eval.bench.prompts import Prompt
 from outrider.eval.choose_k import choose_k
 from outrider.eval.config import EvalConfig
 from outrider.eval.gate import judge
-from outrider.eval.lossless.greedy_match import compare_greedy, excess, text_statistics
+from outrider.eval.lossless.equal_text import compare_greedy, excess, text_statistics
 from outrider.eval.lossless.task_accuracy import task_accuracy
 from outrider.eval.replay.heldout_replay import replay_figures
 from outrider.eval.replay.replay import ReplaySums

@@ -11,9 +11,9 @@ from typing import Any
 from outrider.data.config import PrivacyConfig
 from outrider.data.privacy.guard import PrivacyTally
 from outrider.eval.config import CostConfig
-from outrider.eval.cost import money
 from outrider.eval.replay.heldout_replay import replay_figures
 from outrider.eval.report.report import write_report
+from outrider.eval.summary import money
 from tests.eval.sample_kinds import sample_kinds
 from tests.eval.sample_results import (
     BOTH_K,

@@ -9,7 +9,7 @@ import pytest
 from outrider.common.errors import OutriderError
 from outrider.data.features.feature_writer import FeatureWriter
 from outrider.eval import choose_k as module
-from outrider.eval.bench.prompts import Prompt
+from outrider.eval.bench.prompts import HeldoutRequests, Prompt
 from outrider.eval.bench.step_times import StepTimes
 from outrider.eval.choose_k import best_k, choose, choose_k, draft_plan, main_concurrency
 from outrider.eval.config import EvalConfig
@@ -17,7 +17,6 @@ from outrider.eval.context import (
     EvaluationContext,
     EvaluationData,
     EvaluationFolders,
-    HeldoutRequests,
 )
 from outrider.eval.evaluate import check
 from outrider.eval.results.choice import Choice, KindSpeed

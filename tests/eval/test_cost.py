@@ -3,8 +3,8 @@
 import pytest
 
 from outrider.eval.config import CostConfig
-from outrider.eval.cost import HOURS_A_MONTH, money
 from outrider.eval.results.speed import Block, Served, SpeedRow
+from outrider.eval.summary import HOURS_A_MONTH, money
 
 
 def served(none, base, custom):

@@ -15,11 +15,10 @@ import torch
 
 from outrider.common.child_process import in_child
 from outrider.common.cluster.config import ClusterConfig
-from outrider.common.errors import OutriderError
 from outrider.common.files import read_json
 from outrider.data.features.feature_writer import FeatureWriter
 from outrider.eval.bench import step_times
-from outrider.eval.bench.scenarios import EVERYTHING
+from outrider.eval.bench.prompts import EVERYTHING
 from outrider.eval.bench.servers import Servers
 from outrider.eval.bench.step_times import time_steps
 from outrider.eval.config import EvalConfig, GateConfig
@@ -35,6 +34,7 @@ from outrider.eval.results.parts import CURRENT, VARIANTS
 from outrider.eval.results.report import Report, Results
 from outrider.serving.client import Sampling, complete
 from outrider.serving.config import EngineConfig, ServingConfig, TargetConfig
+from outrider.serving.engine import open_engine
 from outrider.serving.load_generator import LoadGenerator
 from outrider.serving.speculator import Speculator
 from outrider.speculators.kinds.mtp.checkpoint import load_mtp, save_mtp
@@ -143,14 +143,6 @@ def _case(target, run, prompt, completion, depth):
         ),
     )
     return SimpleNamespace(run=run, context=context)
-
-
-def test_more_requests_at_once_than_the_engine_takes_is_refused(case):
-    settings = case.context.settings.model_copy(update={"concurrency": [1, 16]})
-    with pytest.raises(
-        OutriderError, match=r"eval\.concurrency has 16, but serving\.engine\.max_num_seqs is 8"
-    ):
-        evaluate(replace(case.context, settings=settings))
 
 
 def test_measurements_are_kept_and_results_computed_again(tmp_path, nano_r1, capsys):
@@ -367,11 +359,13 @@ def check_server_of_both(servers, load, speculators):
 
 @pytest.mark.engine
 def test_an_evaluation_from_servers_to_report(case, monkeypatch):
+    """Two servers and one engine, for workload and verification; lookup has its own tests."""
     in_child(os.getpid)  # starts the server that children are forked from, which stays
     before = children()
     monkeypatch.setattr(step_times, "STEP_ROUNDS", 1)
     monkeypatch.setattr(step_times, "STEP_TOKENS", 24)
-    loads = []
+    monkeypatch.setattr(EvaluationContext, "serves_lookup", False)
+    loads, opened = [], contextlib.ExitStack()
 
     @contextlib.contextmanager
     def load(*arguments):
@@ -387,7 +381,17 @@ def test_an_evaluation_from_servers_to_report(case, monkeypatch):
             yield running
             check_server_of_both(running, *loads, speculators)
 
-    line = evaluate(replace(case.context, backends=Backends(servers=servers, load=load)))
+    @functools.cache
+    def shared():
+        eager = case.context.serving.engine.model_copy(update={"mode": "eager"})
+        return opened.enter_context(open_engine(case.context.target, eager))
+
+    def engine(*_):
+        return contextlib.nullcontext(shared())
+
+    with opened:
+        backends = Backends(servers=servers, load=load, engine=engine)
+        line = evaluate(replace(case.context, backends=backends))
     out = case.run / "evaluation"
     results = Results.read(out / "results.json")
 
@@ -424,7 +428,7 @@ def test_an_evaluation_from_servers_to_report(case, monkeypatch):
     assert asked.ratio.observations == 3 and asked.by_k["base"][2] > asked.by_k["custom"][2]
     text = found.sampled_text
     assert abs(text.custom.tail_share - text.none.tail_share) < 0.02
-    assert not (out / "verification_states").exists()
+    assert not (out / "response_states").exists()
     assert (case.run / "report.html").is_file()
     report = Report.model_validate(read_json(case.run / "report.json"))
     assert report.verdict.verdict == line["verdict"]

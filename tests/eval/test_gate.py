@@ -8,7 +8,7 @@ import pytest
 
 from outrider.eval.config import GateConfig
 from outrider.eval.gate import LEAST_GREEDY_P, conclusion, judge
-from outrider.eval.lossless.greedy_match import compare_greedy, excess
+from outrider.eval.lossless.equal_text import compare_greedy, excess
 from outrider.eval.results.report import Check, Findings, Results, Verdict
 from tests.eval.sample_kinds import sample_kinds
 from tests.eval.sample_results import sample_findings

@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from outrider.eval.replay.draft_parity import complaint, engine_parity
+from outrider.eval.replay.draft_parity import engine_parity
 from outrider.serving.config import EngineConfig, TargetConfig
 from outrider.speculators.config import ParityConfig
+from outrider.speculators.parity import complaint, in_words
 from tests.gpu.inputs import (
     NANO,
     PARITY,
@@ -63,10 +64,7 @@ def compared(
     parity: ParityConfig,
     record_property: Callable[[str, object], None],
 ) -> None:
-    speculators = {"base": target.directory()}
     prompts = logged_prompts(parity.prompts)
-    found = engine_parity(target, engine, speculators, K, prompts, parity)["base"]
-    for name, value in found:
-        if isinstance(value, int | float):
-            record_property(name, value)
+    found = engine_parity(target, engine, target.directory(), K, prompts, parity)
+    record_property("parity", in_words(found))
     assert complaint(found, parity) is None

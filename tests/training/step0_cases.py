@@ -121,9 +121,3 @@ def compared(base: ChainUnroll, prepared: Prepared, batch: Batch) -> np.ndarray:
     check = StepZero(base, ParityConfig())
     check.add(batch, unroll.drafted(given(batch)))
     return check.sums_K4.numpy()
-
-
-def found(sums_K4: np.ndarray) -> dict[str, list[dict[str, float]]]:
-    """The sums as `StepZero.found` returns them."""
-    names = ("n", "equal", "near_ties", "difference")
-    return {"per_depth": [dict(zip(names, row, strict=True)) for row in sums_K4.tolist()]}

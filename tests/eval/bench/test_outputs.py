@@ -10,9 +10,8 @@ import pytest
 from outrider.common.errors import OutriderError
 from outrider.common.fingerprint import Kept
 from outrider.eval.bench.outputs import CONTROL_PROMPTS, collect
-from outrider.eval.bench.prompts import Prompt
+from outrider.eval.bench.prompts import HeldoutRequests, Prompt
 from outrider.eval.config import EvalConfig
-from outrider.eval.context import HeldoutRequests
 from outrider.eval.results.parts import Drafters
 from outrider.serving.client import Sampling, SpeculationCounters
 from outrider.serving.config import EngineConfig, ServingConfig
@@ -148,16 +147,3 @@ def test_an_interrupted_verification_repeats_only_the_passes_that_are_missing(
     assert outputs.greedy.base.token_ids[3] == [3, 7, 8]
     assert collect(context_in(tmp_path), servers, "eager", K, REQUESTS) == outputs
     assert len(servers.variants) == 6
-
-
-def test_what_the_server_counts_of_a_response_is_read_by_position():
-    metrics = {
-        "acceptance_histogram": [3, 2, 1],
-        "num_spec_steps": 6,
-        "num_draft_tokens": 12,
-        "num_accepted_draft_tokens": 4,
-    }
-    found = SpeculationCounters.of_response(metrics, tokens=11)
-    assert found == SpeculationCounters(6, 12, 4, (3, 1), 11)
-    none = SpeculationCounters.of_response(None, tokens=5)
-    assert found + none == SpeculationCounters(6, 12, 4, (3, 1), 16)

@@ -4,7 +4,7 @@ import pytest
 from pydantic import ValidationError
 
 from outrider.common.errors import OutriderError
-from outrider.eval.bench.scenarios import EVERYTHING, select
+from outrider.eval.bench.prompts import EVERYTHING, select
 from outrider.eval.config import EvalConfig, ScenarioConfig
 from outrider.serving.config import EngineConfig, ServingConfig
 
@@ -93,17 +93,3 @@ def test_prompts_that_leave_no_room_are_left_out_and_counted_in_the_error():
 def test_ranges_that_cannot_be_meant_are_refused(values, message):
     with pytest.raises(ValidationError, match=message):
         ScenarioConfig(**values)
-
-
-def test_scenarios_want_rates_and_rates_want_time():
-    with pytest.raises(
-        ValidationError, match=r"eval\.scenarios are measured at eval\.rates, which is empty"
-    ):
-        EvalConfig(scenarios={"a": ScenarioConfig()})
-    with pytest.raises(
-        ValidationError,
-        match=r"at which eval\.rate_seconds = 5 sends 5 requests; at least 6 are needed",
-    ):
-        EvalConfig(rates=[1, 4], rate_seconds=5)
-    with pytest.raises(ValidationError, match="names a value twice"):
-        EvalConfig(rates=[4, 4.0])

@@ -10,7 +10,6 @@ import pytest
 
 from outrider.eval.bench import servers as module
 from outrider.eval.bench.servers import Servers, covering
-from outrider.eval.replay.draft_parity import by_engine
 from outrider.eval.results.parts import CURRENT
 from outrider.serving.config import EngineConfig, ServingConfig, TargetConfig
 from outrider.serving.speculator import Speculator
@@ -168,12 +167,6 @@ def test_one_engine_serves_both_only_if_it_can_load_both(folder, base, groups):
     servers = opened(folder / "logs", False, speculators)
     turns = [("none", None), ("base", 3), ("custom", 3), (CURRENT, 3)]
     assert [[variant for variant, _ in group] for group in servers.groups(turns)] == groups
-
-
-def test_parity_is_recorded_in_an_engine_for_each_shape(folder: Path) -> None:
-    paths = {name: folder / name for name in ("one", "target", "two", "other layers")}
-    groups = [list(group) for group in by_engine(paths)]
-    assert groups == [["one", "two"], ["target"], ["other layers"]]
 
 
 def test_a_speculator_of_one_number_has_no_schedule(folder, log, tmp_path):

@@ -9,21 +9,13 @@ import pytest
 import torch
 
 from outrider.common.errors import OutriderError
-from outrider.eval.replay.draft_parity import (
-    Parity,
-    ParityControl,
-    Recording,
-    Step,
-    batches,
-    complaint,
-    draft_parity,
-    record_each,
-)
+from outrider.eval.replay.draft_parity import Recording, Step, draft_parity, record
 from outrider.serving.config import EngineConfig, TargetConfig
 from outrider.serving.speculator import Drafting, Speculator
 from outrider.speculators.checkpoints.target_ends import load_target_ends
 from outrider.speculators.config import ParityConfig
 from outrider.speculators.kinds.mtp.checkpoint import load_mtp, save_mtp
+from outrider.speculators.parity import complaint
 from outrider.speculators.unroll import unroll_anchors
 from tests.shipped_traffic import token_ids, with_token_ids
 from tests.tiny import HIDDEN, VOCAB, write_tiny_target
@@ -56,22 +48,21 @@ def test_the_unroll_and_the_engine_draft_the_same_tokens_at_every_depth(
         max_num_seqs=4, kv_cache_gb=0.25
     )  # fewer than requests: steps of unlike requests mix
     drafting = Drafting(Speculator.named(short_r1), 4)
+    recordings = {}
     with open_engine(target, few_seats, drafting, extension=DRAFT_EXTENSION) as engine:
-        recordings = record_each(engine, speculators, short_r1, prompts, parity)
+        for name, directory in speculators.items():
+            engine.swap(directory)
+            spec = Speculator.named(directory).features(short_r1)
+            recordings[name] = record(engine, spec, prompts, parity.max_tokens)
     for name, recording in recordings.items():
         found = draft_parity(recording, speculators[name], short_r1, 4, parity)
-        assert found.steps > 150
         assert complaint(found, parity) is None, found
-        # The engine against itself, in batches of four and of one.
-        assert found.control.drafts > 300 and found.control.missing <= 0.02, found
-        # The rest are near ties that bf16 and float32 break differently. One draft in some
-        # hundreds may differ by several nats, where bf16 routes it to another expert. So the
-        # largest gap and single drafts are not bounded.
-        assert min(found.per_depth) >= 0.97 and found.difference < 0.05, found
-        assert found.agreement + found.near_ties >= 0.98, found
+        for n, equal, near_ties, nats in found:
+            assert n > 150 and equal >= 0.97 * n and equal + near_ties >= 0.98 * n, found
+            assert nats < 0.05 * n, found
     # The other's weights do not pass for it.
     crossed = draft_parity(recordings["custom"], short_r1, short_r1, 4, parity)
-    assert "usual causes" in complaint(crossed, parity)
+    assert "Usual causes" in complaint(crossed, parity)
 
 
 @pytest.fixture(scope="module")
@@ -121,51 +112,8 @@ def tiny(tmp_path_factory):
 
 def test_the_same_drafts_agree_wholly(tiny):
     target, recording = tiny
-    found = draft_parity(recording, target, target, DEPTH, ParityConfig())
-    assert found.agreement == 1 and found.difference < 1e-4
-    assert found.steps == 30 and found.drafts == 30 * DEPTH and found.control is None
-
-
-def test_the_engine_s_own_difference_is_allowed_and_the_unroll_s_is_not(tiny, tmp_path):
-    """A second recording that differs in every tenth draft; some only after it."""
-    target, recording = tiny
-    random, again = np.random.default_rng(0), []
-    others = sums = compared = 0
-    for index, step in enumerate(recording.steps):
-        drafts, logprobs = list(step.drafts), list(step.logprobs)
-        if index == 0:  # another text: not compared
-            tokens = [*step.token_ids[:-DEPTH], *drafts]
-            other = [(tokens[0] + 1) % VOCAB, *tokens[1:]]
-            again.append(dataclasses.replace(step, token_ids=other))
-            continue
-        noise = random.normal(0, 0.1, DEPTH)
-        for depth in range(DEPTH):
-            compared += 1
-            logprobs[depth] += noise[depth]
-            if index % 10 == 1 and depth == 1:
-                drafts[depth] = (drafts[depth] + 1) % VOCAB
-                others += 1
-                break
-            sums += abs(noise[depth])
-        tokens = [*step.token_ids[:-DEPTH], *drafts]
-        again.append(dataclasses.replace(step, drafts=drafts, logprobs=logprobs, token_ids=tokens))
-    strict = ParityConfig(near_tie_nats=0)
-    both = dataclasses.replace(recording, again=again)
-    control = draft_parity(both, target, target, DEPTH, strict).control
-    assert (control.drafts, others) == (compared, 3)
-    assert control.missing == pytest.approx(others / compared)
-    assert control.difference == pytest.approx(sums / (compared - others))
-    # Drafts as far from the unroll as the engine is from itself pass; without the control not.
-    found = parity_of(300, 1 - others / compared, difference=0.05, control=control)
-    assert complaint(found, strict) is None
-    limit = f"{others / compared:.3g} + 0.005 (the engine against itself"
-    assert limit in complaint(found.model_copy(update={"agreement": 0.95}), strict)
-    assert complaint(found.model_copy(update={"control": None}), strict) is not None
-    # An engine that does not reproduce itself at all excuses no more than three limits.
-    noise = ParityControl(drafts=900, missing=0.5, difference=2.0)
-    noisy = found.model_copy(update={"control": noise})
-    assert complaint(noisy.model_copy(update={"agreement": 0.95}), strict) is not None
-    assert complaint(noisy.model_copy(update={"difference": 0.16}), strict) is not None
+    found = np.array(draft_parity(recording, target, target, DEPTH, ParityConfig()))
+    assert (found[:, :3] == [30, 30, 0]).all() and found[:, 3].max() < 3e-3
 
 
 def test_weights_that_draft_no_numbers_are_an_error(tiny):
@@ -177,29 +125,18 @@ def test_weights_that_draft_no_numbers_are_an_error(tiny):
         )
 
 
-def parity_of(steps, agreement, depths=3, difference=0.01, control=None) -> Parity:
-    return Parity(
-        steps=steps,
-        agreement=agreement,
-        near_ties=0.0,
-        difference=difference,
-        per_depth=[agreement] * depths,
-        control=control,
-    )
-
-
-@pytest.mark.parametrize("drafts", [24, 200, 500, 800, 2000])
+@pytest.mark.parametrize("drafts", [100, 200, 500, 2000])
 def test_the_number_of_drafts_does_not_decide_whether_a_sound_engine_is_refused(drafts):
     """At a true share below the limit at most 5 % are refused, and 5 % others nearly always."""
-    random, config = np.random.default_rng(0), ParityConfig()
+    random, config, depths = np.random.default_rng(0), ParityConfig(), 4
 
     def refused(share: float) -> float:
-        misses = random.binomial(drafts, share, 400)
-        found = (parity_of(drafts, 1 - missed / drafts, depths=1) for missed in misses)
-        return sum(complaint(each, config) is not None for each in found) / len(misses)
+        found = random.binomial(drafts, share, (400, depths))
+        sums = ([(drafts, drafts - other, 0, 0.01 * drafts) for other in row] for row in found)
+        return np.mean([complaint(each, config) is not None for each in sums])
 
     assert max(refused(share) for share in (0.004, 0.006, 0.008)) <= 0.05
-    assert drafts < 200 or refused(0.05) > 0.9
+    assert refused(0.05) > 0.7 and (drafts < 200 or refused(0.05) > 0.9)
 
 
 def shifted_states(speculator, recording):
@@ -229,7 +166,7 @@ def test_what_drafts_otherwise_is_refused_with_the_usual_causes(tiny, tmp_path, 
     why = complaint(
         draft_parity(recording, tmp_path / "broken", target, DEPTH, ParityConfig()), ParityConfig()
     )
-    assert "usual causes: a state fed back before the final norm" in why and "at depth 3" in why
+    assert "Usual causes: weights that were not loaded" in why and "at depth 3" in why
 
 
 def test_a_near_tie_is_told_from_another_draft(tiny):
@@ -262,22 +199,5 @@ def test_a_near_tie_is_told_from_another_draft(tiny):
         DEPTH,
         ParityConfig(near_tie_nats=bound),
     )
-    near = sum(gap <= bound for gap in gaps) / len(gaps)
-    assert found.per_depth[-1] == 0 and found.near_ties == pytest.approx(near / DEPTH)
-    assert 11 / 30 <= near < 1
-
-
-def test_long_prompts_share_no_batch_that_would_not_fit():
-    lengths = [5, 8, 100, 4000, 4090, 4096, 4097, 32_768, 32_769]
-    steps = [Step(0, 0, range(length), [], []) for length in lengths]
-    found = [[len(step.token_ids) for step in batch] for batch in batches(steps)]
-    assert found == [[5, 8, 100], [4000, 4090], [4096], [4097], [32_768], [32_769]]
-    many = [Step(0, 0, range(9), [], [])] * 40
-    assert [len(batch) for batch in batches(many)] == [16, 16, 8]
-
-
-def test_a_loose_bound_lets_it_pass():
-    found = parity_of(30, 0.9, difference=0.4)
-    assert complaint(found, ParityConfig(min_agreement=0.9, max_difference=0.4)) is None
-    assert complaint(found, ParityConfig(min_agreement=0.97, max_difference=0.4))
-    assert complaint(found, ParityConfig(min_agreement=0.9, max_difference=0.39))
+    near = sum(gap <= bound for gap in gaps)
+    assert found[-1][:3] == [30, 0, near] and 11 <= near < 30

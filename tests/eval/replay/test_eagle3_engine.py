@@ -6,7 +6,7 @@ import pytest
 
 from outrider.common.files import read_json
 from outrider.data.features.capture import capture_ids
-from outrider.eval.replay.draft_parity import complaint, draft_parity, record
+from outrider.eval.replay.draft_parity import draft_parity, record
 from outrider.eval.replay.replay import replay
 from outrider.serving.config import EngineConfig, TargetConfig
 from outrider.serving.engine import AskedRow, open_engine
@@ -14,6 +14,7 @@ from outrider.serving.speculator import Drafting, Speculator
 from outrider.serving.vllm_hooks.draft_recorder import DRAFT_EXTENSION
 from outrider.speculators.config import ParityConfig, SpeculatorConfig
 from outrider.speculators.kinds import trainable_kind
+from outrider.speculators.parity import complaint, in_words
 from outrider.speculators.planned import planned
 from outrider.training.config import TrainingConfig
 from outrider.training.distributed.launch import train
@@ -89,7 +90,7 @@ def test_a_briefly_trained_head_drafts_and_is_counted_as_predicted(
         for name, _, _ in written
     ]
     predicted = float(replay(head, nano_r1, store, described, depth=K).steps_RK[:, K - 1].sum())
-    print(f"parity {found.agreement:.4f} + {found.near_ties:.4f}, steps {predicted} {counted}")
+    print(f"{in_words(found)}, steps {predicted} {counted}")
     assert predicted == pytest.approx(counted, rel=0.005)
     tokens = sum(len(answer) - 1 for answer in answers)
     assert tokens / counted > LEAST[kind_name]

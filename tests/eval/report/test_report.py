@@ -58,8 +58,8 @@ def test_the_page_is_whole_and_needs_nothing_else(forms):
         "http://www.w3.org/2000/svg",
         "http://www.w3.org/1999/xlink",
     }
-    # Two engine modes, two scenarios, by position, by k, slices, training.
-    assert page.count("<svg") == 8 and "<svg" not in markdown
+    # Two engine modes, two scenarios, by position, training.
+    assert page.count("<svg") == 6 and "<svg" not in markdown
     for form in forms:
         assert not re.search(r"\b(nan|None|Undefined)\b", form)
 
@@ -142,20 +142,6 @@ def test_what_was_cut_or_raised_is_in_every_form(results, tmp_path):
         assert "row_tokens = 64: of 2 responses 2 lose their end (61 tokens)" in form
         assert "1 prompt is not sent" in form
         assert "on 3 responses, first KeyError at checks.py, line 7" in form
-
-
-def test_the_page_says_what_publishing_cost(results, tmp_path):
-    """Metrics are the last attempt's where the run has none; a torn last line is left out."""
-    lines = [
-        {"step": s, "validation_acceptance_length": [1.5, 2.0 + s / 100]} for s in (0, 50, 100)
-    ]
-    lines.append({"step": 100, "exported_acceptance_length": [1.5, 2.85]})
-    attempt = tmp_path / "logs" / "attempt_1"
-    attempt.mkdir(parents=True)
-    text = "".join(json.dumps(line) + "\n" for line in lines)
-    (attempt / "metrics.jsonl").write_text(text + '{"step": 12')
-    page, _ = rendered(results, tmp_path)
-    assert "own precision: 2.850, -5.00% from the best above, 3.000." in page
 
 
 def test_the_headline_s_acceptance_is_at_equal_k_and_its_speed_at_each_one_s_own(results):

@@ -8,7 +8,7 @@ import json
 import sys
 from pathlib import Path
 
-from outrider.eval.replay.draft_parity import draft_parity, record_each
+from outrider.eval.replay.draft_parity import draft_parity, record
 from outrider.serving.config import EngineConfig, TargetConfig
 from outrider.serving.engine import open_engine
 from outrider.serving.speculator import Drafting, Speculator
@@ -22,18 +22,17 @@ def main() -> None:
     """Prompts longer than a step, more requests than seats."""
     _, directory, file = sys.argv
     target, prompts = TargetConfig(model=directory), json.loads(Path(file).read_text())
-    base = {"base": target.directory()}
     parity = ParityConfig(max_tokens=24)
     small = EngineConfig(max_num_batched_tokens=32, max_num_seqs=4)
-    drafting = Drafting(Speculator.named(base["base"]), K)
-    with open_engine(target, small, drafting, extension=DRAFT_EXTENSION) as engine:
-        recordings = record_each(engine, base, target.directory(), prompts, parity)
+    base = Speculator.named(target.directory())
+    spec = base.features(target.directory())
+    with open_engine(target, small, Drafting(base, K), extension=DRAFT_EXTENSION) as engine:
+        recording = record(engine, spec, prompts, parity.max_tokens)
         runner = engine.llm.llm_engine.vllm_config.use_v2_model_runner
     directory = target.directory()
-    found = draft_parity(recordings["base"], directory, directory, K, parity)
-    states = recordings["base"].inputs[0].float()
-    steps = [dataclasses.asdict(step) for step in recordings["base"].steps]
-    found = found.model_dump()
+    found = draft_parity(recording, directory, directory, K, parity)
+    states = recording.inputs[0].float()
+    steps = [dataclasses.asdict(step) for step in recording.steps]
     print(json.dumps({"v2": runner, "found": found, "states": states.tolist(), "steps": steps}))
 
 

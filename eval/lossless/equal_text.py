@@ -1,0 +1,151 @@
+"""Speculation must change the speed and nothing else: checks on responses with and without it.
+
+    compare_greedy(without, with_speculation, gap, near_tie_nats=0.125)
+
+Greedy responses should be equal token for token. An engine in bf16 that batches differently rounds
+differently: where the two most likely tokens are nearly tied, the argmax may fall either way
+without any speculation. A first difference at such a place is a near tie, any other is unexplained.
+What the engine also shows without speculation, in other batches, is not a fault of speculation:
+`excess` tests how many more responses differ than in that control. Near ties count there: an engine
+that accepts any draft nearly as likely as the target's own differs at near ties only.
+Sampled responses cannot be compared token by token, but the log-probabilities of their tokens under
+the target can: a faulty rejection sampler draws tokens that the target would not draw. And both
+sampled responses to a prompt are draws from the target, so each could carry the other's label: a
+permutation test (`same_tokens`) swaps labels within prompts and ranks the token counts' chi-square
+distance under the true labels among those under random ones. It assumes nothing about the tokens of
+one response, which depend on each other.
+
+Shapes: R prompts, B bins of tokens, S permutations.
+"""
+
+import itertools
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.stats import binom, permutation_test
+
+from outrider.eval.config import BOOTSTRAP_SAMPLES, SEED
+from outrider.eval.results.verification import Excess, Greedy, SameText, SampledText
+
+TAIL_PROBABILITY = 1e-4
+
+RARE = 10
+"""Tokens that occur fewer times in all responses together share one bin."""
+
+Gap = Callable[[int, int, int, int], float]
+"""gap(response, index, token, other): distance in nats of the target's log-probabilities of two
+tokens at the response's token `index`."""
+
+
+def compare_greedy(
+    without: Sequence[Sequence[int]],
+    with_speculation: Sequence[Sequence[int]],
+    gap: Gap,
+    near_tie_nats: float,
+) -> Greedy:
+    """Which responses differ: at a near tie, or unexplained."""
+    near_ties: list[int] = []
+    unexplained: list[int] = []
+    for response, (a, b) in enumerate(zip(without, with_speculation, strict=True)):
+        pairs = enumerate(zip(a, b, strict=False))
+        index = next((index for index, (left, right) in pairs if left != right), None)
+        if index is None:
+            if len(a) != len(b):
+                unexplained.append(response)
+            continue
+        # NaN is not a near tie.
+        near = gap(response, index, a[index], b[index]) <= near_tie_nats
+        (near_ties if near else unexplained).append(response)
+    return Greedy(responses=len(without), near_ties=near_ties, unexplained=unexplained)
+
+
+def excess(found: Greedy, control: Greedy) -> Excess:
+    """How many more responses differ than the control's, over the control's prompts.
+
+    If speculation changes nothing, a prompt that differs on one side only is as likely to be on
+    either. So the number of those on the side of speculation is binomial (McNemar's exact test,
+    one-sided). All differences and the unexplained ones are tested; the p-value is of both together
+    (Bonferroni).
+    """
+    first = range(control.responses)
+    all_found, all_alone = (
+        {*each.near_ties, *each.unexplained} & {*first} for each in (found, control)
+    )
+    unexplained_found = {*found.unexplained} & {*first}
+    tests = [(all_found, all_alone), (unexplained_found, {*control.unexplained})]
+    p_value = min(_sign_test(len(ours - alone), len(alone - ours)) for ours, alone in tests)
+    value = (len(all_found) - len(all_alone)) / control.responses
+    return Excess(value=value, p_value=min(1.0, 2 * p_value))
+
+
+def _sign_test(more: int, fewer: int) -> float:
+    """Probability of at least `more` heads in `more` + `fewer` tosses of a fair coin."""
+    return float(binom.sf(more - 1, more + fewer, 0.5))
+
+
+def text_statistics(logprobs: Sequence[NDArray[np.float64]]) -> SampledText:
+    """The share of sampled tokens below probability 1e-4 under the target."""
+    pooled = np.concatenate(logprobs)
+    tail = pooled < np.log(TAIL_PROBABILITY)
+    return SampledText(tokens=len(pooled), tail_share=float(tail.mean()))
+
+
+def same_tokens(
+    without: Sequence[Sequence[int]],
+    with_speculation: Sequence[Sequence[int]],
+    *,
+    samples: int = BOOTSTRAP_SAMPLES,
+    seed: int = SEED,
+) -> SameText:
+    """The p-value of the distance of the token counts, sum (a - b)^2 / (a + b) over bins.
+
+    The p-value is exact where there are at most `samples` relabelings.
+    """
+    counts_2RB = _counts(without, with_speculation)
+    total_B = counts_2RB.sum(axis=(0, 1))
+    difference_RB = (counts_2RB[0] - counts_2RB[1]) / np.sqrt(total_B)
+    prompts = len(difference_RB)
+
+    def distance_S(
+        first: NDArray[np.int64], second: NDArray[np.int64], axis: int
+    ) -> NDArray[np.float64]:
+        # A relabeling is which of a prompt's two responses, 0 or 1, has the first label.
+        sign_SR = np.moveaxis(second - first, axis, -1)
+        squared_SB: NDArray[np.float64] = (sign_SR @ difference_RB) ** 2
+        # Sums in another order differ in their last bits. Equal distances must stay equal.
+        return np.round(squared_SB.sum(axis=-1), 9)
+
+    found = permutation_test(
+        (np.zeros(prompts, np.int64), np.ones(prompts, np.int64)),
+        distance_S,
+        permutation_type="samples",
+        vectorized=True,
+        alternative="greater",
+        n_resamples=samples,
+        rng=np.random.default_rng(seed),
+    )
+    return SameText(
+        prompts=prompts,
+        tokens=int(total_B.sum()),
+        p_value=float(found.pvalue),
+    )
+
+
+def _counts(
+    without: Sequence[Sequence[int]], with_speculation: Sequence[Sequence[int]]
+) -> NDArray[np.float64]:
+    """[2, R, B]: how often each common token, and any rare one, occurs in each response."""
+    everything = list(itertools.chain(*without, *with_speculation))
+    tokens, occurrences = np.unique(np.asarray(everything, np.int64), return_counts=True)
+    common = tokens[occurrences >= RARE]
+    counts_2RB = np.zeros((2, len(without), len(common) + 1))
+    for side, responses in enumerate((without, with_speculation)):
+        for row, response in enumerate(responses):
+            ids = np.asarray(response, np.int64)
+            place = np.searchsorted(common, ids)
+            known = place < len(common)
+            known[known] = common[place[known]] == ids[known]
+            np.add.at(counts_2RB[side, row], np.where(known, place, len(common)), 1)
+    used_B = counts_2RB.sum(axis=(0, 1)) > 0
+    return counts_2RB[:, :, used_B]

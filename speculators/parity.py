@@ -1,0 +1,107 @@
+"""Draft parity: two computations of a speculator draft the same tokens, at every depth.
+
+    sums_K4[depth] += compared(log_q_ND, draft_N, logprob_N, parity)
+    complaint(sums_K4.tolist(), parity)     # None where they agree
+
+The reference's log-probabilities are compared with the other's drafts and their log-probabilities,
+after the same tokens: the engine's drafts before training (eval/replay/draft_parity.py), and those
+of the speculator as prepared for training (training/step0_parity.py). Acceptance is not compared:
+with seven sequences, near ties of bf16 in a handful of drafts moved one depth's acceptance by
+0.087.
+
+The limits are those of `ParityConfig`, at every depth, plus two standard errors of the number of
+drafts n (`allowed`). Measured on nano R1, bf16 against float32, by depth: at most 0.3 % of the
+drafts differ beyond a near tie, and log-probabilities by at most 0.02 nats on average; with a state
+that is fed back before its norm, 2 to 4 % and 0.07 to 0.11 nats at depth 5.
+
+Shapes: K depths, N drafts, D draft vocabulary.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from outrider.speculators.config import ParityConfig
+
+if TYPE_CHECKING:
+    import torch
+
+MOST_NATS = 1.0
+"""Largest difference of a log-probability that counts. Where bf16 routes a token to another expert
+a draft differs by several nats, once in some hundreds; the mean would be that of these few."""
+
+STANDARD_ERRORS = 2.0
+
+DESIGN_EFFECT = 2.0
+"""Variance of a share of drafts against independent ones: drafts of a sequence are alike."""
+
+DIFFERENCE_SD = 0.1
+"""Standard deviation of |difference of log-probabilities|, in nats. Measured: 0.06 for single
+drafts, 0.1 for what the means of whole sequences vary by."""
+
+Sums = Sequence[Sequence[float]]
+"""[K, 4]: drafts, equal ones, near ties, and the sum of the log-probabilities' differences."""
+
+
+def compared(
+    log_q_ND: "torch.Tensor",
+    draft_N: "torch.Tensor",
+    logprob_N: "torch.Tensor",
+    parity: ParityConfig,
+) -> "torch.Tensor":
+    """Sums [4] over N drafts of one depth, float64 on the CPU.
+
+    `log_q_ND` is the reference's; `draft_N` and `logprob_N` are the other's drafts.
+    """
+    import torch
+
+    own_N = log_q_ND.gather(1, draft_N[:, None])[:, 0]
+    gap_N = log_q_ND.max(-1).values - own_N
+    near_N = (gap_N > 0) & (gap_N <= parity.near_tie_nats)
+    difference_N = (own_N - logprob_N).abs().clamp(max=MOST_NATS)
+    counted = torch.ones_like(gap_N), gap_N == 0, near_N, difference_N
+    return torch.stack([values_N.double().sum() for values_N in counted]).cpu()
+
+
+def allowed(n: float, parity: ParityConfig) -> tuple[float, float]:
+    """Largest share of other drafts and mean difference in nats, of n drafts of a depth."""
+    share = 1 - parity.min_agreement
+    error = math.sqrt(DESIGN_EFFECT * share * parity.min_agreement / n)
+    return (
+        share + STANDARD_ERRORS * error,
+        parity.max_difference + STANDARD_ERRORS * DIFFERENCE_SD / math.sqrt(n),
+    )
+
+
+def complaint(sums: Sums, parity: ParityConfig) -> str | None:
+    """Why parity fails, in one sentence; None where it holds."""
+    worst = None
+    for depth, (n, equal, near_ties, nats) in enumerate(sums, start=1):
+        if not n:  # no response is that long
+            continue
+        other, difference = 1 - (equal + near_ties) / n, nats / n
+        most_other, most_difference = allowed(n, parity)
+        # A NaN fails: it is not within its limit.
+        if not (other <= most_other and difference <= most_difference):
+            worst = (
+                f"at depth {depth} {other:.2%} of {n:.0f} drafts are other tokens, near ties apart"
+                f" ({most_other:.2%} allowed), and log-probabilities differ by {difference:.3f}"
+                f" nats on average ({most_difference:.3f} allowed)"
+            )
+    if worst is None:
+        return None
+    return (
+        f"{worst}. Usual causes: weights that were not loaded or belong to another checkpoint, a"
+        " state fed back before its final norm, tokens or positions off by one, another chat"
+        " template or tokenizer than the target's, a quantization that only one side has, a cast"
+        " that rounds what must stay float32 (the routing bias)"
+    )
+
+
+def in_words(sums: Sums) -> str:
+    """How far the two agree over all depths."""
+    n, equal, near_ties, nats = map(sum, zip(*sums, strict=True))
+    return (
+        f"{equal / n:.2%} of {n:.0f} draft tokens are equal, {near_ties / n:.2%} more are near"
+        f" ties, log-probabilities {nats / n:.3f} nats apart"
+    )
