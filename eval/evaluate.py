@@ -79,10 +79,6 @@ def evaluate(context: EvaluationContext) -> dict[str, Any]:
     if context.can_replay and (context.replays_on_cluster or not runs_on_cpu()):
         with context.on_cluster():
             replay_everything(context)
-    return _measure_and_conclude(context)
-
-
-def _measure_and_conclude(context: EvaluationContext) -> dict[str, Any]:
     heldout = context.data.rows(context.data.parts["heldout"])
     requests = heldout_requests(context, heldout)
     with (

@@ -273,7 +273,7 @@ def test_from_servers_to_verdict(case, nano_r1, tmp_path, kind):
     greedy = results.verification.modes["eager"].greedy
     assert greedy.base.unexplained == greedy.custom.unexplained == []
     assert (tmp_path / "out" / "report.html").is_file()
-    assert not (tmp_path / "out" / "verification_states").exists()
+    assert not (tmp_path / "out" / "response_states").exists()
 
 
 @pytest.mark.parametrize("base", ["none", "ngram"])
