@@ -65,7 +65,7 @@ class StatesByToken(Protocol):
 class ReplaySums:
     """Expected counts per response (`ReplayChain`); index k - 1 of the first K axis is k drafts.
 
-    Tokens and steps by region (slices.py) with `by_region`, else G = 0.
+    Tokens and steps by region (regions.py) with `by_region`, else G = 0.
     """
 
     sequence_ids: list[str]
@@ -177,7 +177,7 @@ def replay(
     """
     import torch
 
-    from outrider.eval.replay.slices import NAMES, Regions
+    from outrider.eval.replay.regions import NAMES, Regions
     from outrider.speculators.acceptance import pad_anchors, replay_chain
 
     rule, spec = rule_of(speculator, target_dir, draft_sample_method == "probabilistic", dtype)

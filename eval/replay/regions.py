@@ -1,0 +1,74 @@
+"""Regions of a response: reasoning and answer, and positions from the start.
+
+    regions = Regions.of_target(target_dir)
+    regions.members(token_ids_T, completion_start)     # [A, G] bool
+
+A region is a set of anchors. The step that starts at an anchor belongs to its region, and so does
+the token after the anchor. Over the regions of a dimension, steps and tokens sum to the response's.
+
+Shapes: T tokens of prompt and response, A anchors (the response's tokens but the last), G regions.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from outrider.data.tokenize.emitted_text import END_THINK, THINK
+
+POSITIONS = (128, 512)
+"""Tokens of the response after which the next region of `position in response` begins."""
+
+NAMES: tuple[tuple[str, str], ...] = (
+    ("part of response", "reasoning"),
+    ("part of response", "answer"),
+    ("position in response", f"first {POSITIONS[0]} tokens"),
+    ("position in response", f"up to {POSITIONS[1]}"),
+    ("position in response", "beyond"),
+)
+"""(dimension, name) of the G regions."""
+
+OPENING_TOKENS = 4
+"""A prompt that opens the reasoning has `<think>` among this many of its last tokens."""
+
+
+@dataclass(frozen=True)
+class Regions:
+    """Token ids that delimit a target's reasoning.
+
+    An id is None where the target has no such token; everything is then answer.
+    """
+
+    think: int | None
+    end_think: int | None
+
+    @classmethod
+    def of_target(cls, target_dir: Path) -> "Regions":
+        """The ids in the target's tokenizer."""
+        from tokenizers import Tokenizer
+
+        path = Path(target_dir) / "tokenizer.json"
+        if not path.is_file():
+            return cls(None, None)
+        tokenizer = Tokenizer.from_file(str(path))
+        return cls(tokenizer.token_to_id(THINK), tokenizer.token_to_id(END_THINK))
+
+    def members(self, token_ids_T: Tensor, completion_start: int) -> Tensor:
+        """[A, G] bool: is anchor a in region g? Reasoning includes `</think>`."""
+        # Index in the response of the token after each anchor.
+        next_A = torch.arange(1, len(token_ids_T) - completion_start)
+        answer_A = next_A > self._last_of_reasoning(token_ids_T, completion_start)
+        first_A, early_A = next_A < POSITIONS[0], next_A < POSITIONS[1]
+        return torch.stack([~answer_A, answer_A, first_A, early_A & ~first_A, ~early_A], dim=1)
+
+    def _last_of_reasoning(self, token_ids_T: Tensor, completion_start: int) -> int:
+        """Index in the response; -1 where it has no reasoning."""
+        response_T = token_ids_T[completion_start:]
+        if self.end_think is not None and len(closed := (response_T == self.end_think).nonzero()):
+            return int(closed[0])
+        opening = token_ids_T[max(0, completion_start - OPENING_TOKENS) : completion_start].tolist()
+        starts = len(response_T) > 0 and int(response_T[0]) == self.think
+        opened = self.think is not None and (self.think in opening or starts)
+        # A response cut before `</think>` is all reasoning, unless the prompt closed it.
+        return len(response_T) if opened and self.end_think not in opening else -1
