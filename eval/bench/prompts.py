@@ -211,12 +211,13 @@ def _inside(
     A share such as `50%` is a quantile of the values.
     """
     least, most = (
-        np.quantile(values_N, int(end.rstrip("%")) / 100) if isinstance(end, str) else end
+        float(np.quantile(values_N, int(end.rstrip("%")) / 100)) if isinstance(end, str) else end
         for end in limits or (0, None)
     )
+    inside_N: NDArray[np.bool_] = values_N >= (least or 0)
     if most is None:
-        return values_N >= least, f"{least:.0f} or more"
-    return (least <= values_N) & (values_N <= most), f"{least:.0f} to {most:.0f}"
+        return inside_N, f"{least or 0:.0f} or more"
+    return inside_N & (values_N <= most), f"{least or 0:.0f} to {most:.0f}"
 
 
 def _spread(values_N: NDArray[np.int64]) -> str:
