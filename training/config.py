@@ -19,8 +19,9 @@ FLOOR = 0.1
 DEPTH_DECAY, SCRATCH_DECAY = 0.6, 0.8
 """Base beta of `depth_weights: decay`: of a warm start, and from scratch."""
 
-SCRATCH_RATE = 2.0
-"""The peak learning rate from scratch, as a multiple of `training.learning_rate`."""
+SCRATCH_RATE, FITTED_RATE = 2.0, 0.1
+"""The peak learning rate from random weights and from a closed-form start, as multiples of
+`training.learning_rate`."""
 
 
 class TrainingConfig(BaseModel):
@@ -122,11 +123,11 @@ class TrainingConfig(BaseModel):
         """Whether capture and training run at the same time."""
         return self.features == "streamed"
 
-    def started(self, warm: bool) -> "TrainingConfig":
-        """The section of a run that starts from a base, or from scratch."""
+    def started(self, warm: bool, fitted: bool = False) -> "TrainingConfig":
+        """The section of a run that starts from a base, or from scratch, fitted or random."""
         if warm:
             return self
-        rate = SCRATCH_RATE * self.learning_rate
+        rate = (FITTED_RATE if fitted else SCRATCH_RATE) * self.learning_rate
         return self.model_copy(update={"epochs": self.scratch_epochs, "learning_rate": rate})
 
     def learning_rate_at(self, step: int, steps: int) -> float:

@@ -34,7 +34,15 @@ from outrider.speculators.kinds.protocol import Origin
 from outrider.speculators.parity import complaint
 from outrider.speculators.planned import planned
 from outrider.speculators.size import RowShape, drafter_size
-from outrider.training.batches import Batch, FeatureSource, Prefetch, Reading, Store, responses
+from outrider.training.batches import (
+    Batch,
+    FeatureSource,
+    Prefetch,
+    Reading,
+    Store,
+    assemble,
+    responses,
+)
 from outrider.training.checkpoints import load_checkpoint, save_checkpoint, states
 from outrider.training.config import DEPTH_DECAY, SCRATCH_DECAY
 from outrider.training.distributed.accelerator import (
@@ -79,8 +87,9 @@ class Trainer:
         self.vocab = target_config["vocab_size"]
         self.origin = self._origin()
         warm = self.origin.base_dir is not None
-        self.config = spec.training.started(warm)
         config = planned(spec.speculator, target_config)
+        fitted = not (warm or spec.training.streams) and self.kind.fitted(config)
+        self.config = spec.training.started(warm, fitted)
         self.features = self.kind.features(config, target_config)
         self.features.require(source.spec, spec.features_dir)
         self.accelerator = make_accelerator(self.config, spec.log_dir)
@@ -108,9 +117,7 @@ class Trainer:
         )
         dtype = COMPUTE_DTYPE[self.config.compute]
         ends = load_target_ends(spec.target_dir, dtype).to(self.device)
-        speculator = self.kind.start(
-            self.origin, spec.speculator, dtype, self.device, self.config.seed
-        )
+        speculator = self._started(dtype)
         self.size = drafter_size(self.kind, config, target_config)
         speculator.recompute = MemoryPlan(
             self.size,
@@ -131,7 +138,7 @@ class Trainer:
             self.samples,
             spec.sampling,
             spec.probabilistic_drafts,
-            DEPTH_DECAY if warm else SCRATCH_DECAY,
+            DEPTH_DECAY if warm or fitted else SCRATCH_DECAY,
         )
         # The digest of what decides the weights: a checkpoint of another digest is another run's.
         self.digest = value_digest([spec.settings(), source.manifest])
@@ -152,7 +159,26 @@ class Trainer:
             warm_start(self.kind, base),
             self.spec.speculator.head,
             lambda: self._token_counts(self.samples),
+            None if self.config.streams else self._rows,
         )
+
+    def _rows(self) -> Iterator[Batch]:
+        """The training part, a row at a time, in the order of the first epoch."""
+        width = self.config.row_tokens
+        for (row,) in plan_epoch(self.samples, width, 1, self.config.seed, 0):
+            yield assemble(self.source, self.samples, row, width, self.features).to(self.device)
+
+    def _started(self, dtype: torch.dtype) -> Drafter:
+        """The speculator before the first step, with equal weights in every process."""
+        origin, first = self.origin, self.accelerator.is_main_process
+        if not first:  # the first process alone is fitted to the rows
+            origin = dataclasses.replace(origin, rows=None)
+        settings = self.spec.speculator, dtype, self.device, self.config.seed
+        speculator = self.kind.start(origin, *settings)
+        if origin.base_dir is None:
+            for parameter in speculator.parameters():
+                broadcast(parameter.data)
+        return speculator
 
     def run(self) -> dict[str, Any]:
         """Trains to the end and publishes the best speculator."""

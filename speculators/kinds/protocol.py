@@ -73,6 +73,19 @@ class Abilities:
     exact for the number that was unrolled, `speculator.depth`, and for no smaller one."""
 
 
+class LoggedRow(Protocol):
+    """Packed sequences with the target's states, as `Drafter.unroll` takes them."""
+
+    token_ids_BT: "Tensor"
+    hidden_BTH: "Tensor"
+    """The target's states after its final norm."""
+    inputs_BTX: "Tensor"
+    """What the drafter reads."""
+    sequence_BT: "Tensor"
+    position_BT: "Tensor"
+    anchor_BT: "Tensor"
+
+
 @dataclasses.dataclass(frozen=True)
 class Origin:
     """What a drafter is trained for, and what it starts from."""
@@ -85,6 +98,9 @@ class Origin:
     token_counts: "Callable[[], Tensor] | None" = None
     """How often each token of the target's vocabulary occurs in the responses that are trained
     on, [V]: what a draft vocabulary is chosen from. None where no traffic is at hand."""
+    rows: "Callable[[], Iterable[LoggedRow]] | None" = None
+    """The training part's rows, in the same order every time, on the device of the speculator: what
+    it is fitted to if it starts from scratch. None: it starts with random weights."""
 
 
 class TrainedParts(Protocol):
@@ -181,6 +197,10 @@ class TrainableKind(DrafterKind):
         None: the target's, whichever it is.
         """
         return None
+
+    def fitted(self, config: Mapping[str, Any]) -> bool:
+        """Whether a speculator from scratch with this config.json is fitted to `Origin.rows`."""
+        return False
 
     def native(self, target_config: Mapping[str, Any]) -> bool:
         """True where the target itself ships a speculator of this kind."""

@@ -32,6 +32,7 @@ from outrider.speculators.checkpoints.target_ends import load_target_ends
 from outrider.speculators.checkpoints.tensors import CheckpointTensors, write_checkpoint
 from outrider.speculators.draft_vocabulary import chosen_ids
 from outrider.speculators.kinds.eagle3.check import check_embedding
+from outrider.speculators.kinds.eagle3.closed_form import fit
 from outrider.speculators.kinds.eagle3.layer import StoredHead
 from outrider.speculators.kinds.eagle3.shape import (
     D2T,
@@ -103,7 +104,7 @@ def start_head(
     makes the head's states as large as the target's, so drafts have meaning from the first steps.
     Matrices are drawn with standard deviation 0.7 / sqrt(inputs), and those that add to the
     residual stream with 0.02, so that the layer begins near the identity. The target's own norms
-    are not copied.
+    are not copied. With rows of traffic the head is then fitted to them (closed_form.py).
     """
     if origin.base_dir is not None:
         return load_head(kind, origin.base_dir, origin.target_dir, dtype, device)
@@ -114,7 +115,8 @@ def start_head(
     shape = kind.shape(config, target_config, origin.target_dir / "config.json")
     head = kind.module()(shape, ids_D)
     generator = torch.Generator().manual_seed(seed)
-    rows_VH = load_target_ends(origin.target_dir).lm_head_VH
+    ends = load_target_ends(origin.target_dir, torch.float32)
+    rows_VH = ends.lm_head_VH
     with torch.no_grad():
         for name, parameter in head.named_parameters():
             if name == "lm_head.weight":
@@ -122,7 +124,10 @@ def start_head(
             elif parameter.dim() > 1:
                 std = 0.02 if name.endswith(INTO_RESIDUAL) else 0.7 / math.sqrt(parameter.shape[1])
                 parameter.normal_(std=std, generator=generator)
-    return head.to(device=device, dtype=dtype)
+    head = head.to(device)
+    if origin.rows is not None and kind.fitted(config):
+        fit(head, ends.to(device), origin.rows, seed)
+    return head.to(dtype)
 
 
 def draft_ids(origin: Origin) -> Tensor | None:

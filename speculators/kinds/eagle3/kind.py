@@ -112,6 +112,10 @@ class Eagle3(TrainableKind):
         """As the head's attention is."""
         return layer_config(config).get("model_type") in DEEPSEEK_MODEL_TYPES
 
+    def fitted(self, config: Mapping[str, Any]) -> bool:
+        """With Llama's attention, where each draft reads the one before."""
+        return not self.abilities.fixed_k and not self.latent_cache(config)
+
     def check_target(self, target_dir: Path, base_dir: Path | None, config_only: bool) -> None:
         """The target's config.json has the keys that fix a head, and the base fits."""
         check_eagle3_target(target_dir)

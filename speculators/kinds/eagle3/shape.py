@@ -365,5 +365,8 @@ class HeadFormat(Protocol):
     ) -> dict[str, Any]:
         """config.json of a head from scratch over so many draft tokens, in the plain layout."""
 
+    def fitted(self, config: Mapping[str, Any]) -> bool:
+        """Whether a head from scratch with this config.json is fitted to rows of traffic."""
+
     def names(self, stored: Iterable[str]) -> dict[str, str]:
         """The stored name of each tensor by the module's name for it."""

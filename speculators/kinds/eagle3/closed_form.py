@@ -1,0 +1,205 @@
+"""The start of an EAGLE-3 head with Llama's attention: ridge regressions, not random weights.
+
+    fit(head, ends, rows, seed)      # the head drafts before its first training step
+
+Every matrix that writes into the residual stream solves a least-squares problem. The target is
+y_{i+1+s}, the state from which the target itself predicts the token that draft s stands for:
+
+    fc and attention    y_{i+1} ~ A a_i + B e_{i+1}        a: auxiliary states, e: normed embedding
+    mlp.down_proj       y_{i+1+s} - r_i(s) ~ D f_i(s)      r: residual stream, f: gated values of
+                                                           the MLP, drafts s = 0 and 1 together
+
+Queries and keys are one random projection of e, so a token attends to itself, and to earlier equal
+tokens, which have equal values. The values are the leading directions of B e, as many as fit into
+the heads of keys and values. Gate and up projection stay random, so the MLP is a regression on
+random features (Rahimi and Recht, 2008). It also learns the second draft, which reads the head's
+own state instead of the target's. Only anchors count, as in the loss.
+
+Memory: two matrices of float64 with the square of a regression's features, 28,672 (13 GB) for R1's
+states and embedding, 2,304 for SmolLM2's.
+
+Shapes: N anchors, H hidden, X features, Y outputs, D dims of a head, V values of all heads.
+"""
+
+import contextlib
+import math
+from collections.abc import Callable, Iterable, Iterator
+
+import torch
+from torch import Tensor
+
+from outrider.speculators.heads import TargetEnds
+from outrider.speculators.kinds.eagle3.layer import EagleHead
+from outrider.speculators.kinds.protocol import LoggedRow
+from outrider.speculators.unroll import valid_BT
+
+STRENGTHS = (1e-3, 3e-3, 1e-2, 3e-2, 1e-1, 3e-1, 1.0)
+"""Ridge strengths, relative to the mean square of each feature."""
+
+HELD_OUT = 8
+"""Every row of this number is held out to choose the strength; the solution is then over all."""
+
+ANCHORS_PER_FEATURE = 64
+"""Rows are read until there are so many; more of them change the solution little."""
+
+SELF_SCORE = 13.0
+"""Mean attention score of a token with itself, in nats. Those of other tokens are near 0."""
+
+QUERY_NOISE = 0.1
+"""Share of the random queries that is kept: heads that share keys must not stay equal."""
+
+DRAFTS, DRAFT_WEIGHT = 2, 0.6
+"""Drafts that the MLP is fitted to, and the weight of each relative to the one before."""
+
+Rows = Callable[[], Iterable[LoggedRow]]
+
+
+class Ridge:
+    """Sums of products of a ridge regression y = B x, by fitted and held-out rows."""
+
+    def __init__(self, features: int, outputs: int, device: torch.device):
+        self.anchors, self.rows = 0, 0
+        self.fitted, self.held_out = (
+            [
+                torch.zeros(features, width, dtype=torch.float64, device=device)
+                for width in (features, outputs)
+            ]
+            for _ in range(2)
+        )
+
+    def wanted(self, rows: Iterable[LoggedRow]) -> Iterator[LoggedRow]:
+        """The first rows, as many as the regression needs."""
+        for row in rows:
+            if self.anchors >= ANCHORS_PER_FEATURE * len(self.fitted[0]):
+                return
+            yield row
+            self.rows += 1
+
+    def add(self, x_NX: Tensor, y_NY: Tensor) -> None:
+        """Adds anchors of the current row."""
+        held_out = self.rows % HELD_OUT == HELD_OUT - 1
+        for total, other in zip(
+            self.held_out if held_out else self.fitted, (x_NX, y_NY), strict=True
+        ):
+            total += x_NX.float().T @ other.float()
+        self.anchors += len(x_NX)
+
+    def solve(self) -> Tensor:
+        """B [Y, X], at the strength with the least squared error on the held-out rows.
+
+        With few rows there are none, and the smallest strength is taken.
+        """
+        gram_XX, cross_XY = self.held_out
+        errors = [math.inf] * len(STRENGTHS)
+        if gram_XX.any():
+            for index, strength in enumerate(STRENGTHS):
+                b_XY = _solution(*self.fitted, strength)
+                errors[index] = float((b_XY * (gram_XX @ b_XY - 2 * cross_XY)).sum())
+        strength = STRENGTHS[errors.index(min(errors))]
+        sums = (one + other for one, other in zip(self.fitted, self.held_out, strict=True))
+        return _solution(*sums, strength).T.float()
+
+
+def _solution(gram_XX: Tensor, cross_XY: Tensor, strength: float) -> Tensor:
+    """(G + strength * diag G)^-1 C, by Cholesky on features of unit size."""
+    scale_X1 = gram_XX.diagonal().sqrt().clamp_min(1e-12)[:, None]
+    scaled_XX = gram_XX / scale_X1 / scale_X1.T
+    scaled_XX.diagonal().add_(strength)
+    return torch.cholesky_solve(cross_XY / scale_X1, torch.linalg.cholesky(scaled_XX)) / scale_X1
+
+
+@torch.no_grad()
+def fit(head: EagleHead, ends: TargetEnds, rows: Rows, seed: int) -> None:
+    """Sets fc, attention, MLP and last norm of a head with random weights.
+
+    `rows()` yields the training part's rows, on the head's device, in the same order every time.
+    """
+    hidden, states = head.shape.hidden, head.shape.states
+    ridge = Ridge(states + hidden, hidden, head.fc.weight.device)
+    sum_H = torch.zeros(hidden, device=head.fc.weight.device)
+    for row in ridge.wanted(rows()):
+        anchors_N = row.anchor_BT.flatten().nonzero()[:, 0]
+        a_NX = row.inputs_BTX.flatten(0, 1)[anchors_N].to(ends.dtype)
+        e_NH = head.midlayer.input_layernorm(ends.embed(row.token_ids_BT.flatten()[anchors_N + 1]))
+        y_NH = row.hidden_BTH.flatten(0, 1)[anchors_N + 1]
+        ridge.add(torch.cat([a_NX, e_NH], dim=-1), y_NH)
+        sum_H += e_NH.sum(0)
+    a_HX, b_HH = ridge.solve().split([states, hidden], dim=1)
+    gram_XX = ridge.fitted[0] + ridge.held_out[0]
+    covariance_HH = (gram_XX[states:, states:] / ridge.anchors).float()
+    head.fc.weight.copy_(a_HX)
+    _set_attention(head, b_HH, covariance_HH, sum_H, seed)
+    head.midlayer.mlp.down_proj.weight.zero_()
+    for drafts in range(1, DRAFTS + 1):
+        _fit_mlp(head, ends, rows, drafts)
+
+
+def _set_attention(
+    head: EagleHead, b_HH: Tensor, covariance_HH: Tensor, mean_H: Tensor, seed: int
+) -> None:
+    """Attention whose output is B e of the token itself, for e of this covariance and mean."""
+    shape, attention = head.shape, head.midlayer.self_attn
+    dim, values = shape.head_dim, shape.kv_heads * shape.head_dim
+    power_H, axes_HH = torch.linalg.eigh(covariance_HH)
+    root_HH = (axes_HH * power_H.clamp_min(0).sqrt()) @ axes_HH.T
+    # The cut with the least squared error of B e.
+    leading_HV = torch.linalg.svd(b_HH @ root_HH)[0][:, :values]
+    out_HV = torch.nn.functional.pad(leading_HV, (0, values - leading_HV.shape[1]))
+    value_VH = out_HV.T @ b_HH
+    generator = torch.Generator().manual_seed(seed)
+    for projection in (attention.k_proj, attention.v_proj):
+        projection.weight.zero_()
+    attention.q_proj.weight.mul_(QUERY_NOISE)
+    queries_each = shape.heads // shape.kv_heads
+    for group in range(shape.kv_heads):
+        drawn_HD = torch.randn(shape.hidden, dim, generator=generator).to(mean_H.device)
+        # Without the mean of e, in which all tokens are alike.
+        basis_HD = torch.linalg.qr(torch.cat([mean_H[:, None], drawn_HD], dim=1))[0][:, 1:]
+        size = (basis_HD.T @ covariance_HH @ basis_HD).trace() * head.softmax_scale
+        same_DH = basis_HD.T * (SELF_SCORE / size).sqrt()
+        of_group = slice(group * dim, (group + 1) * dim)
+        attention.k_proj.weight[of_group, : shape.hidden][: len(same_DH)] = same_DH
+        attention.v_proj.weight[of_group, : shape.hidden] = value_VH[of_group]
+        for query in range(group * queries_each, (group + 1) * queries_each):
+            of_query = slice(query * dim, (query + 1) * dim)
+            attention.q_proj.weight[of_query, : shape.hidden][: len(same_DH)] += same_DH
+            attention.o_proj.weight[:, of_query] = out_HV[:, of_group] / queries_each
+
+
+def _fit_mlp(head: EagleHead, ends: TargetEnds, rows: Rows, drafts: int) -> None:
+    """Solves the MLP's last matrix on the first drafts, and sets the last norm.
+
+    The norm's weight is the mean size of the residual stream, so that an unsure regression, whose
+    result is small, gives small logits.
+    """
+    down, seen = head.midlayer.mlp.down_proj, []
+    ridge = Ridge(down.in_features, down.out_features, down.weight.device)
+    size = 0.0
+
+    def see(_: object, given: tuple[Tensor], out_NH: Tensor) -> None:
+        seen.append((given[0], out_NH))
+
+    with contextlib.ExitStack() as hooks:
+        for module in (down, head.norm):
+            hooks.enter_context(module.register_forward_hook(see))
+        for row in ridge.wanted(rows()):
+            seen.clear()
+            anchors_N, _ = head.unroll(
+                ends,
+                row.token_ids_BT,
+                row.inputs_BTX,
+                row.sequence_BT,
+                row.position_BT,
+                row.anchor_BT,
+                drafts,
+            )
+            for s in range(drafts):
+                (features_NX, mlp_NH), (stream_NH, _) = seen[2 * s : 2 * s + 2]
+                known_N = valid_BT(row.sequence_BT, s).flatten()[anchors_N]
+                y_NH = row.hidden_BTH.flatten(0, 1)[anchors_N[known_N] + 1 + s]
+                rest_NH = y_NH - (stream_NH - mlp_NH)[known_N]
+                root = DRAFT_WEIGHT ** (s / 2)
+                ridge.add(root * features_NX[known_N], root * rest_NH)
+                size += float(stream_NH[known_N].double().pow(2).mean(-1).sum())
+    down.weight.copy_(ridge.solve())
+    head.norm.weight.fill_(math.sqrt(size / ridge.anchors))
