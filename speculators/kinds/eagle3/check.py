@@ -5,6 +5,7 @@ plain one of vLLM and SGLang, and that of vllm-project/speculators.
 """
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from outrider.common.errors import OutriderError
 from outrider.common.files import read_json
@@ -30,6 +31,9 @@ from outrider.speculators.kinds.eagle3.shape import (
     auxiliary_layers,
     layer_config,
 )
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 DEFAULT_AUX_STATES = 3
 """States of the target that a head reads where its config.json does not name the layers."""
@@ -130,22 +134,24 @@ def check_embedding(directory: Path, target: CheckpointLayout) -> None:
         )
 
 
-def _check_map(header: TensorHeader, marks: TensorHeader | None, target: CheckpointLayout) -> None:
-    """d2t: target id = draft id + d2t[draft id]. Each id is a token of the target, none twice."""
-    offsets = header.read().tolist()
-    ids = {draft + offset for draft, offset in enumerate(offsets)}
-    vocabulary = target.config["vocab_size"]
-    outside = sum(not 0 <= token < vocabulary for token in ids)
-    twice = len(offsets) - len(ids)
-    if outside or twice:
+def mapped_tokens(offsets_D: "Tensor", vocabulary: int, where: object) -> "Tensor":
+    """Target token of each draft token by d2t: ascending, so none twice, and all of the target."""
+    ids_D = offsets_D + offsets_D.new_ones(len(offsets_D)).cumsum(0) - 1
+    if (ids_D.diff() <= 0).any() or int(ids_D[0]) < 0 or int(ids_D[-1]) >= vocabulary:
         raise OutriderError(
-            f"{header.file}: d2t maps {outside} draft tokens outside the target's vocabulary of"
-            f" {vocabulary} and {twice} onto a token that another has: a stale vocabulary. Make"
-            " the draft vocabulary again from the target's tokenizer"
+            f"{where}: d2t maps draft tokens to {int(ids_D.min())} to {int(ids_D.max())}, which are"
+            f" not in ascending order, each once, within the target's vocabulary of {vocabulary}: a"
+            " stale vocabulary map; make it again from the target's tokenizer"
         )
+    return ids_D
+
+
+def _check_map(header: TensorHeader, marks: TensorHeader | None, target: CheckpointLayout) -> None:
+    """d2t, and t2d where it is there: it marks the tokens that d2t maps to."""
+    ids = mapped_tokens(header.read(), target.config["vocab_size"], header.file).tolist()
     if marks is not None and marks.dtype == "BOOL":
         marked = marks.read().nonzero().flatten().tolist()
-        if marked != sorted(ids):
+        if marked != ids:
             raise OutriderError(
                 f"{header.file}: t2d marks {len(marked)} tokens of the target, and they are not"
                 " those that d2t maps to: the two are of different vocabularies, one of them is"

@@ -18,7 +18,7 @@ it over the target's own.
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors.torch import load_file
@@ -29,10 +29,10 @@ from outrider.common.files import read_json
 from outrider.speculators.checkpoints.checks import check_names
 from outrider.speculators.checkpoints.layout import CheckpointLayout, read_layout, weight_map
 from outrider.speculators.checkpoints.target_ends import load_target_ends
-from outrider.speculators.checkpoints.tensors import CheckpointTensors, write_checkpoint
+from outrider.speculators.checkpoints.tensors import CheckpointTensors, fill, write_checkpoint
 from outrider.speculators.draft_vocabulary import chosen_ids
-from outrider.speculators.kinds.eagle3.check import check_embedding
-from outrider.speculators.kinds.eagle3.closed_form import fit
+from outrider.speculators.kinds.eagle3.check import check_embedding, mapped_tokens
+from outrider.speculators.kinds.eagle3.closed_form import fit as fit_head
 from outrider.speculators.kinds.eagle3.layer import StoredHead
 from outrider.speculators.kinds.eagle3.shape import (
     D2T,
@@ -41,22 +41,24 @@ from outrider.speculators.kinds.eagle3.shape import (
     MAPS,
     T2D,
     EagleShape,
-    HeadFormat,
     checkpoint_names,
 )
 from outrider.speculators.kinds.protocol import Origin
+
+if TYPE_CHECKING:
+    from outrider.speculators.kinds.eagle3.kind import Eagle3
 
 INTO_RESIDUAL = (".self_attn.o_proj.weight", ".mlp.down_proj.weight")
 
 
 def load_head(
-    kind: HeadFormat,
+    kind: "Eagle3",
     directory: Path,
     target_dir: Path,
     dtype: torch.dtype,
     device: torch.device | str = "cpu",
 ) -> StoredHead:
-    """The head of a directory in either layout. Every weight starts as NaN; none may stay so."""
+    """The head of a directory in either layout."""
     directory = Path(directory)
     path, stored = directory / "config.json", _stored(directory)
     shape = kind.shape(stored.layout.config, read_json(target_dir / "config.json"), path)
@@ -73,30 +75,13 @@ def load_head(
     head = head.to_empty(device=device).to(dtype)
     head.target_ids_D = None if ids_D is None else ids_D.to(device)
     state = head.state_dict()
-    with torch.no_grad():
-        for tensor in state.values():
-            tensor.fill_(float("nan"))
     check_names(directory, names.keys() - MAPS, state)
-    with torch.no_grad():
-        for name, tensor in state.items():
-            value = stored.read(names[name], torch.float32)
-            if value.numel() != tensor.numel() or value.shape[-1] != tensor.shape[-1]:
-                raise OutriderError(
-                    f"{directory}: {names[name]} has shape {tuple(value.shape)}, but {path} makes"
-                    f" it {tuple(tensor.shape)}; the weights and config.json belong to different"
-                    " models"
-                )
-            tensor.copy_(value.view(tensor.shape))
-    broken = [name for name, tensor in state.items() if not tensor.isfinite().all()]
-    if broken:
-        raise OutriderError(
-            f"{directory}: not a finite number in {', '.join(broken)}; the checkpoint is damaged"
-        )
+    fill(state, lambda name: stored.read(names[name], torch.float32), directory)
     return head
 
 
 def start_head(
-    kind: HeadFormat, origin: Origin, dtype: torch.dtype, device: torch.device | str, seed: int
+    kind: "Eagle3", origin: Origin, dtype: torch.dtype, device: torch.device | str, seed: int
 ) -> StoredHead:
     """The base's head, or a new one over the draft vocabulary of the origin's traffic.
 
@@ -126,7 +111,7 @@ def start_head(
                 parameter.normal_(std=std, generator=generator)
     head = head.to(device)
     if origin.rows is not None and kind.fitted(config):
-        fit(head, ends.to(device), origin.rows, seed)
+        fit_head(head, ends.to(device), origin.rows, seed)
     return head.to(dtype)
 
 
@@ -154,7 +139,7 @@ def trained_tensors(head: StoredHead, state: Mapping[str, Tensor]) -> Iterator[t
 
 
 def write_head(
-    kind: HeadFormat, changed: Iterable[tuple[str, Tensor]], origin: Origin, out_dir: Path
+    kind: "Eagle3", changed: Iterable[tuple[str, Tensor]], origin: Origin, out_dir: Path
 ) -> None:
     """Publishes a directory, atomically.
 
@@ -184,7 +169,7 @@ def publish_twin(directory: Path, config: Mapping[str, Any], out_dir: Path) -> N
     write_checkpoint(config, renamed, out_dir)
 
 
-def read_head_tensors(kind: HeadFormat, directory: Path) -> Iterator[tuple[str, Tensor]]:
+def read_head_tensors(kind: "Eagle3", directory: Path) -> Iterator[tuple[str, Tensor]]:
     """(name in the plain layout, float32 tensor), ordered by name; d2t is a tensor among them."""
     stored = _stored(directory)
     names = kind.names(stored.layout.weight_map)
@@ -192,7 +177,7 @@ def read_head_tensors(kind: HeadFormat, directory: Path) -> Iterator[tuple[str, 
         yield name, stored.read(names[name], torch.float32)
 
 
-def stored_head_tensors(kind: HeadFormat, directory: Path) -> Iterator[tuple[str, Tensor]]:
+def stored_head_tensors(kind: "Eagle3", directory: Path) -> Iterator[tuple[str, Tensor]]:
     """(name as stored, tensor as stored) of the head and d2t, without a copy of the embedding."""
     stored = _stored(directory)
     names = kind.names(stored.layout.weight_map)
@@ -223,25 +208,11 @@ def _target_ids(
                 " no meaning: take the whole checkpoint"
             )
         return None
-    offsets_D = stored.raw(names[D2T])
-    ids_D = offsets_D + torch.arange(len(offsets_D))
-    if len(ids_D) != shape.drafts or bool((ids_D.diff() <= 0).any()):
-        raise OutriderError(
-            f"{stored.layout.directory}: d2t maps {len(ids_D)} draft tokens (config.json:"
-            f" {shape.drafts}), and not in ascending order of the target's ids: a damaged or stale"
-            " vocabulary map; make the draft vocabulary again from the target's tokenizer"
-        )
-    if int(ids_D[0]) < 0 or int(ids_D[-1]) >= shape.vocab:
-        raise OutriderError(
-            f"{stored.layout.directory}: d2t maps draft tokens to {int(ids_D[0])} to"
-            f" {int(ids_D[-1])}, outside the target's vocabulary of {shape.vocab}: a stale"
-            " vocabulary map; make it again from the target's tokenizer"
-        )
-    return ids_D
+    return mapped_tokens(stored.raw(names[D2T]), shape.vocab, stored.layout.directory)
 
 
 def _over_base(
-    kind: HeadFormat, changed: dict[str, Tensor], base_dir: Path
+    kind: "Eagle3", changed: dict[str, Tensor], base_dir: Path
 ) -> tuple[dict[str, object], dict[str, Tensor]]:
     """The base's configuration, and its tensors with the changed ones in their place."""
     stored = _stored(base_dir)

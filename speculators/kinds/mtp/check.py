@@ -10,6 +10,7 @@ MTP directory must hold what the target's own MTP layer holds, tensor by tensor.
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TypeVar
 
 from outrider.common.errors import OutriderError
 from outrider.common.files import read_json
@@ -61,6 +62,8 @@ SAME_AS_TARGET = (
 """Keys of config.json in which a directory must agree with its target: the engine builds the layer
 from them."""
 
+T = TypeVar("T")
+
 UNQUANTIZED = {"F32", "F16", "BF16"}
 """Dtypes that the engine converts into each other."""
 
@@ -79,27 +82,17 @@ class MTPTensors:
     @property
     def suffixes(self) -> set[str]:
         """The layer's tensors without the prefix: scales included, shared copies left out."""
-        found = {
-            name.removeprefix(self.prefix)
-            for name in self.layout.weight_map
-            if name.startswith(self.prefix)
-        }
-        return {name for name in found if name not in SHARED_WITH_TARGET and not is_derived(name)}
+        return {name.removeprefix(self.prefix) for name in self.names}
 
     @property
     def names(self) -> set[str]:
         """The same with the prefix."""
-        return {self.prefix + suffix for suffix in self.suffixes}
+        return set(_of_layer(self.layout.weight_map, self.prefix))
 
 
 def layer_prefix(config: dict[str, object]) -> str:
     """Prefix of the layer's tensor names: it follows the target's last layer."""
     return f"model.layers.{config['num_hidden_layers']}."
-
-
-def is_derived(name: str) -> bool:
-    """True for a stored tensor that follows from config.json."""
-    return name.endswith(DERIVED)
 
 
 def is_shared(name: str) -> bool:
@@ -117,11 +110,11 @@ def check_mtp(directory: Path, target: CheckpointLayout) -> None:
     layer = MTPTensors(target)
     found = tensor_headers(directory)
     own = tensor_headers(target.directory, target.files([*layer.names, *target.ends]))
-    _check_tensors(directory, _layer(found, layer.prefix), _layer(own, layer.prefix), layer)
+    _check_tensors(directory, _of_layer(found, layer.prefix), _of_layer(own, layer.prefix), layer)
     for name, of_target in _shared(layer).items():
         if name in found:
             check_same_rows(found[name], own[of_target])
-    check_finite(_layer(found, layer.prefix))
+    check_finite(_of_layer(found, layer.prefix))
 
 
 def check_mtp_target(directory: Path, config_only: bool) -> None:
@@ -184,13 +177,12 @@ def _check_tensors(
             )
 
 
-def _layer(headers: Mapping[str, TensorHeader], prefix: str) -> dict[str, TensorHeader]:
-    """The layer's own tensors that the engine reads."""
-    shared = {prefix + suffix for suffix in SHARED_WITH_TARGET}
+def _of_layer(found: Mapping[str, T], prefix: str) -> dict[str, T]:
+    """What is found of the layer's own tensors that the engine reads, by their names."""
     return {
-        name: header
-        for name, header in headers.items()
-        if name.startswith(prefix) and name not in shared and not is_derived(name)
+        name: value
+        for name, value in found.items()
+        if name.startswith(prefix) and not is_shared(name) and not name.endswith(DERIVED)
     }
 
 

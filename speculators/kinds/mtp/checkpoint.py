@@ -17,10 +17,9 @@ bias) keeps its dtype. Unchanged tensors are copied, scales included, so their b
 
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import torch
-from safetensors import safe_open
 from torch import Tensor
 
 from outrider.common.errors import OutriderError
@@ -29,14 +28,16 @@ from outrider.speculators.checkpoints.checks import check_names
 from outrider.speculators.checkpoints.layout import SCALE_SUFFIX, read_layout
 from outrider.speculators.checkpoints.tensors import (
     CheckpointTensors,
-    check_tensor_shape,
+    fill,
     write_checkpoint,
 )
-from outrider.speculators.kinds.mtp.check import MTPTensors, is_derived, is_shared, layer_prefix
+from outrider.speculators.kinds.mtp.check import MTPTensors, layer_prefix
 from outrider.speculators.kinds.mtp.layer import MTPSpeculator
-from outrider.speculators.kinds.protocol import TrainedParts
 from outrider.speculators.layers.deepseek_layer import DeepseekArch, MixtureOfExperts, expert_name
 from outrider.speculators.layers.lora import ADAPTERS, AdaptedExperts
+
+if TYPE_CHECKING:
+    from outrider.speculators.config import SpeculatorConfig
 
 EXPERTS = "block.mlp.experts."
 
@@ -52,8 +53,7 @@ def load_mtp(
 ) -> MTPSpeculator:
     """The MTP layer of a target's or a speculator's directory, FP8 dequantized to `dtype`.
 
-    With `frozen_experts` the routed experts are not parameters (`Experts`). Every weight starts as
-    NaN, and none may be left NaN.
+    With `frozen_experts` the routed experts are not parameters (`Experts`).
     """
     layout = read_layout(directory)
     arch = DeepseekArch.from_config(layout.config)
@@ -86,24 +86,16 @@ def load_mtp(
         )
     scales = {name + SCALE_SUFFIX for name in views} & layer.suffixes
     check_names(layout.directory, layer.suffixes, views.keys() | scales)
-    with torch.no_grad():
-        for suffix, view in views.items():
-            view.fill_(float("nan"))
-            name = layer.prefix + suffix
-            value = tensors.read(name, torch.float32)
-            view.copy_(check_tensor_shape(layout, name, value, view.shape))
-    # Expert by expert: isfinite makes a copy of its tensor, 30 GB of a stack in float32.
-    broken = [suffix for suffix, view in views.items() if not view.isfinite().all()]
-    if broken:
-        raise OutriderError(
-            f"{layout.directory}: not a finite number in {', '.join(broken)}; the checkpoint is"
-            " damaged"
-        )
+    fill(views, lambda suffix: tensors.read(layer.prefix + suffix, torch.float32), directory)
     return speculator
 
 
 def load_trainable(
-    base_dir: Path, parts: TrainedParts, dtype: torch.dtype, device: torch.device | str, seed: int
+    base_dir: Path,
+    parts: "SpeculatorConfig",
+    dtype: torch.dtype,
+    device: torch.device | str,
+    seed: int,
 ) -> MTPSpeculator:
     """The base's MTP layer with the trained weights as its parameters (`speculator.train`).
 
@@ -169,15 +161,10 @@ def read_mtp_tensors(directory: Path) -> Iterator[tuple[str, Tensor]]:
 
 def stored_mtp_tensors(directory: Path) -> Iterator[tuple[str, Tensor]]:
     """(full name, tensor as stored) of the layer without copies of embedding and head."""
-    prefix = layer_prefix(read_json(directory / "config.json"))
-    shards = sorted(directory.glob("*.safetensors"))
-    if not shards:
-        raise OutriderError(f"{directory}: no *.safetensors here")
-    for shard in shards:
-        with safe_open(shard, "pt") as tensors:
-            for name in tensors.keys():  # noqa: SIM118 (a safetensors file is no dict)
-                if name.startswith(prefix) and not is_shared(name):
-                    yield name, tensors.get_tensor(name)
+    layout = read_layout(directory)
+    tensors = CheckpointTensors(layout)
+    for name in sorted(MTPTensors(layout).names):
+        yield name, tensors.raw(name)
 
 
 def write_nextn(directory: Path, out_dir: Path) -> None:
@@ -193,7 +180,6 @@ def write_nextn(directory: Path, out_dir: Path) -> None:
     renamed = {
         "model.layers.0." + name.removeprefix(prefix): tensor
         for name, tensor in stored_mtp_tensors(Path(directory))
-        if not is_derived(name)
     }
     config |= {"architectures": ["DeepseekV3ForCausalLMNextN"], "num_hidden_layers": 1}
     write_checkpoint(config, renamed, out_dir)
