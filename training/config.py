@@ -38,9 +38,9 @@ class TrainingConfig(BaseModel):
 
     depth_weights: DepthWeights = "decay"
     """Weight of each draft in the loss. `decay`: draft position s has weight 0.6^s (0.8^s from
-    scratch), because it counts only if all drafts before it are accepted; `uniform`: all positions
-    weigh the same; `visited`: how often the engine would draft at this place while serving the
-    logged response, from exact replay with the current weights."""
+    random weights), because it counts only if all drafts before it are accepted; `uniform`: all
+    positions weigh the same; `visited`: how often the engine would draft at this place while
+    serving the logged response, from exact replay with the current weights."""
 
     features: Literal["stored", "streamed"] = "stored"
     """Where the hidden states of the training part come from. `stored`: from the feature store,
@@ -57,8 +57,8 @@ class TrainingConfig(BaseModel):
         default=5e-4, gt=0, json_schema_extra={"default": "from the target"}
     )
     """Peak learning rate of AdamW. It warms up linearly and decays as a cosine to a tenth. A recipe
-    that leaves it out gets 1e-3 x 192 / the target's hidden size: 3e-5 for R1. A head from scratch
-    trains at twice this rate."""
+    that leaves it out gets 1e-3 x 192 / the target's hidden size: 3e-5 for R1. A head from random
+    weights trains at twice this rate, one from a closed-form start at a tenth."""
 
     warmup_fraction: ClassVar[float] = 0.05
     """Length of the warm-up, as a share of all steps."""

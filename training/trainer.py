@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from accelerate.utils import gather_object
+from accelerate.utils import broadcast, gather_object
 
 from outrider.common.errors import OutriderError
 from outrider.common.files import publish, read_json, write_json
@@ -30,6 +30,7 @@ from outrider.speculators.checkpoints.target_ends import load_target_ends
 from outrider.speculators.config import ParityConfig
 from outrider.speculators.draft_vocabulary import coverage, token_counts
 from outrider.speculators.kinds import trainable_kind
+from outrider.speculators.kinds.drafter import Drafter
 from outrider.speculators.kinds.protocol import Origin
 from outrider.speculators.parity import complaint
 from outrider.speculators.planned import planned

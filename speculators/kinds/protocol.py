@@ -46,7 +46,6 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from outrider.speculators.config import SpeculatorConfig
     from outrider.speculators.kinds.drafter import Drafter
 
 TrainedParameters = Literal["all", "non_routed", "lora"]
@@ -102,6 +101,22 @@ class Origin:
     rows: "Callable[[], Iterable[LoggedRow]] | None" = None
     """The training part's rows, in the same order every time, on the device of the speculator: what
     it is fitted to if it starts from scratch. None: it starts with random weights."""
+
+
+class TrainedParts(Protocol):
+    """Which parameters are trained: the part of the `speculator` section that a kind reads."""
+
+    @property
+    def train(self) -> TrainedParameters:
+        """`all`, `non_routed` or `lora`."""
+
+    @property
+    def lora_rank(self) -> int:
+        """Rank of the adapters."""
+
+    @property
+    def lora_alpha(self) -> float:
+        """Scale of the adapters, times their rank."""
 
 
 class DrafterKind:
@@ -223,7 +238,7 @@ class TrainableKind(DrafterKind):
     def start(
         self,
         origin: Origin,
-        parts: "SpeculatorConfig",
+        parts: TrainedParts,
         dtype: "torch.dtype",
         device: "torch.device | str",
         seed: int,

@@ -207,12 +207,12 @@ def test_files_that_are_cut_short_or_gone_are_no_traceback(target, speculator):
         (
             {},
             lambda t: t.update(d2t=t["d2t"] + VOCAB),
-            f"d2t maps {DRAFTS} draft tokens outside the target's vocabulary",
+            "d2t maps draft tokens to .*: a stale vocabulary map",
         ),
         (
             {},
             lambda t: t.update(d2t=-torch.arange(DRAFTS)),
-            "onto a token that another has: a stale vocabulary",
+            "not in ascending order, each once",
         ),
         ({}, lambda t: t["fc.weight"].fill_(float("inf")), r"not a finite number in fc\.weight"),
         ({}, lambda t: t.pop("fc.weight"), r"no tensor fc\.weight"),

@@ -18,7 +18,7 @@ it over the target's own.
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from safetensors.torch import load_file
@@ -41,18 +41,16 @@ from outrider.speculators.kinds.eagle3.shape import (
     MAPS,
     T2D,
     EagleShape,
+    HeadFormat,
     checkpoint_names,
 )
 from outrider.speculators.kinds.protocol import Origin
-
-if TYPE_CHECKING:
-    from outrider.speculators.kinds.eagle3.kind import Eagle3
 
 INTO_RESIDUAL = (".self_attn.o_proj.weight", ".mlp.down_proj.weight")
 
 
 def load_head(
-    kind: "Eagle3",
+    kind: HeadFormat,
     directory: Path,
     target_dir: Path,
     dtype: torch.dtype,
@@ -81,7 +79,7 @@ def load_head(
 
 
 def start_head(
-    kind: "Eagle3", origin: Origin, dtype: torch.dtype, device: torch.device | str, seed: int
+    kind: HeadFormat, origin: Origin, dtype: torch.dtype, device: torch.device | str, seed: int
 ) -> StoredHead:
     """The base's head, or a new one over the draft vocabulary of the origin's traffic.
 
@@ -139,7 +137,7 @@ def trained_tensors(head: StoredHead, state: Mapping[str, Tensor]) -> Iterator[t
 
 
 def write_head(
-    kind: "Eagle3", changed: Iterable[tuple[str, Tensor]], origin: Origin, out_dir: Path
+    kind: HeadFormat, changed: Iterable[tuple[str, Tensor]], origin: Origin, out_dir: Path
 ) -> None:
     """Publishes a directory, atomically.
 
@@ -169,7 +167,7 @@ def publish_twin(directory: Path, config: Mapping[str, Any], out_dir: Path) -> N
     write_checkpoint(config, renamed, out_dir)
 
 
-def read_head_tensors(kind: "Eagle3", directory: Path) -> Iterator[tuple[str, Tensor]]:
+def read_head_tensors(kind: HeadFormat, directory: Path) -> Iterator[tuple[str, Tensor]]:
     """(name in the plain layout, float32 tensor), ordered by name; d2t is a tensor among them."""
     stored = _stored(directory)
     names = kind.names(stored.layout.weight_map)
@@ -177,7 +175,7 @@ def read_head_tensors(kind: "Eagle3", directory: Path) -> Iterator[tuple[str, Te
         yield name, stored.read(names[name], torch.float32)
 
 
-def stored_head_tensors(kind: "Eagle3", directory: Path) -> Iterator[tuple[str, Tensor]]:
+def stored_head_tensors(kind: HeadFormat, directory: Path) -> Iterator[tuple[str, Tensor]]:
     """(name as stored, tensor as stored) of the head and d2t, without a copy of the embedding."""
     stored = _stored(directory)
     names = kind.names(stored.layout.weight_map)
@@ -212,7 +210,7 @@ def _target_ids(
 
 
 def _over_base(
-    kind: "Eagle3", changed: dict[str, Tensor], base_dir: Path
+    kind: HeadFormat, changed: dict[str, Tensor], base_dir: Path
 ) -> tuple[dict[str, object], dict[str, Tensor]]:
     """The base's configuration, and its tensors with the changed ones in their place."""
     stored = _stored(base_dir)

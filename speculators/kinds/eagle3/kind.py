@@ -37,13 +37,12 @@ from outrider.speculators.kinds.eagle3.shape import (
     plain_config,
     twin_config,
 )
-from outrider.speculators.kinds.protocol import Abilities, Origin, TrainableKind
+from outrider.speculators.kinds.protocol import Abilities, Origin, TrainableKind, TrainedParts
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from outrider.speculators.config import SpeculatorConfig
     from outrider.speculators.kinds.drafter import Drafter
     from outrider.speculators.kinds.eagle3.layer import StoredHead
 
@@ -149,7 +148,7 @@ class Eagle3(TrainableKind):
     def start(
         self,
         origin: Origin,
-        parts: "SpeculatorConfig",
+        parts: TrainedParts,
         dtype: "torch.dtype",
         device: "torch.device | str",
         seed: int,

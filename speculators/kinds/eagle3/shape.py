@@ -9,12 +9,15 @@ keys are those of vLLM 0.32 (llama_eagle3.py, deepseek_eagle3.py, configs/specul
 """
 
 import dataclasses
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Protocol
 
 from outrider.common.errors import OutriderError
 from outrider.speculators.features import FeatureSpec, FeatureStream
 from outrider.speculators.head_config import HeadConfig
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 EMBEDDING = "embed_tokens.weight"
 """A copy of the target's embedding, which public heads ship: neither read nor written."""
@@ -344,3 +347,26 @@ def _check_supported(layer: Mapping[str, Any], config: Mapping[str, Any], path: 
             " with Llama's or DeepSeek's attention, SiLU, no biases and a plain rotary embedding;"
             " compare this one with `evaluate-speculator`, by the engine's counters"
         )
+
+
+class HeadFormat(Protocol):
+    """What differs between kinds of head that are stored alike."""
+
+    def shape(
+        self, config: Mapping[str, Any], target_config: Mapping[str, Any], source: object
+    ) -> EagleShape:
+        """The shape of a head with this config.json."""
+
+    def module(self) -> "Callable[[EagleShape, Tensor | None], Any]":
+        """Class of the head as a module."""
+
+    def new_config(
+        self, target_config: Mapping[str, Any], head: HeadConfig, drafts: int
+    ) -> dict[str, Any]:
+        """config.json of a head from scratch over so many draft tokens, in the plain layout."""
+
+    def fitted(self, config: Mapping[str, Any]) -> bool:
+        """Whether a head from scratch with this config.json is fitted to rows of traffic."""
+
+    def names(self, stored: Iterable[str]) -> dict[str, str]:
+        """The stored name of each tensor by the module's name for it."""

@@ -17,7 +17,7 @@ bias) keeps its dtype. Unchanged tensors are copied, scales included, so their b
 
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -33,11 +33,9 @@ from outrider.speculators.checkpoints.tensors import (
 )
 from outrider.speculators.kinds.mtp.check import MTPTensors, layer_prefix
 from outrider.speculators.kinds.mtp.layer import MTPSpeculator
+from outrider.speculators.kinds.protocol import TrainedParts
 from outrider.speculators.layers.deepseek_layer import DeepseekArch, MixtureOfExperts, expert_name
 from outrider.speculators.layers.lora import ADAPTERS, AdaptedExperts
-
-if TYPE_CHECKING:
-    from outrider.speculators.config import SpeculatorConfig
 
 EXPERTS = "block.mlp.experts."
 
@@ -92,7 +90,7 @@ def load_mtp(
 
 def load_trainable(
     base_dir: Path,
-    parts: "SpeculatorConfig",
+    parts: TrainedParts,
     dtype: torch.dtype,
     device: torch.device | str,
     seed: int,

@@ -25,13 +25,13 @@ from outrider.speculators.kinds.protocol import (
     Origin,
     TrainableKind,
     TrainedParameters,
+    TrainedParts,
 )
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from outrider.speculators.config import SpeculatorConfig
     from outrider.speculators.kinds.drafter import Drafter
     from outrider.speculators.kinds.mtp.layer import MTPSpeculator
 
@@ -118,7 +118,7 @@ class MTP(TrainableKind):
     def start(
         self,
         origin: Origin,
-        parts: "SpeculatorConfig",
+        parts: TrainedParts,
         dtype: "torch.dtype",
         device: "torch.device | str",
         seed: int,

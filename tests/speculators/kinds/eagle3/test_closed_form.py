@@ -40,7 +40,7 @@ def test_first_draft_is_the_ridge_regression(target: Path, monkeypatch: pytest.M
     settings = SpeculatorConfig(kind="eagle3"), torch.float32, "cpu", 0
     head = Eagle3().start(origin, *settings)
 
-    embedding = load_target_ends(target, torch.float32).embedding_VH.numpy()
+    embedding = load_target_ends(target).embedding_VH.float().numpy()
     x, y = [], []
     for each in rows:
         for anchor in range(PROMPT - 1, TOKENS - 2):
