@@ -5,7 +5,7 @@ python -c "from outrider.data.config import SplitConfig; print(SplitConfig())"
 
 from typing import ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 
 class _Section(BaseModel):
@@ -85,15 +85,18 @@ class PrivacyConfig(_Section):
     throughout the log. It leaves out exchanges whose response holds personal data: with other
     tokens they would not be on-policy."""
 
-    entities: list[PersonalKind] = [
-        "EMAIL_ADDRESS",
-        "PHONE_NUMBER",
-        "CREDIT_CARD",
-        "IBAN_CODE",
-        "IP_ADDRESS",
-        "US_SSN",
-        "CRYPTO",
-    ]
+    entities: list[PersonalKind] = Field(
+        min_length=1,
+        default=[
+            "EMAIL_ADDRESS",
+            "PHONE_NUMBER",
+            "CREDIT_CARD",
+            "IBAN_CODE",
+            "IP_ADDRESS",
+            "US_SSN",
+            "CRYPTO",
+        ],
+    )
     """Kinds to look for, by pattern and checksum. Names, addresses and dates of birth need a model
     and are not found."""
 
@@ -102,20 +105,23 @@ class PrivacyConfig(_Section):
     shape, or a loose shape after a word such as "phone". Lower: loose shapes alone, mostly order
     numbers and amounts."""
 
-    phone_regions: list[str] = [
-        "US",
-        "GB",
-        "DE",
-        "FR",
-        "ES",
-        "IT",
-        "NL",
-        "IN",
-        "CN",
-        "JP",
-        "BR",
-        "AU",
-    ]
+    phone_regions: list[str] = Field(
+        min_length=1,
+        default=[
+            "US",
+            "GB",
+            "DE",
+            "FR",
+            "ES",
+            "IT",
+            "NL",
+            "IN",
+            "CN",
+            "JP",
+            "BR",
+            "AU",
+        ],
+    )
     """Countries (ISO 3166) whose national spellings of telephone numbers are recognized. Numbers
     that begin with + need no country."""
 
@@ -134,15 +140,6 @@ class PrivacyConfig(_Section):
     """What is deleted after the bundle is exported: nothing; the hidden states; or also the table
     of sequences and the responses of the evaluation. Weights, counts and the report are kept.
     `adapt-speculator` deletes its windows when their round has ended, unless this is `keep`."""
-
-    @field_validator("entities", "phone_regions")
-    @classmethod
-    def _names_something_once(cls, value: list[str]) -> list[str]:
-        if not value:
-            raise ValueError("must name at least one; privacy.mode: off looks for nothing")
-        if len(set(value)) != len(value):
-            raise ValueError("names a value twice")
-        return value
 
     @model_validator(mode="after")
     def _regenerates_what_was_replaced(self) -> "PrivacyConfig":

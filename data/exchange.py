@@ -7,9 +7,10 @@ or `Reject`. The ingest checks both, so that no row is lost silently.
     Record(Place("log.jsonl", 1), b'{"request": ...}')      # parse(record) -> [Exchange(...)]
 """
 
-from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any, Self
+
+from pydantic import BaseModel
 
 CONVERSATION, USER, FIRST_QUESTION = SESSION_KINDS = ("conversation", "user", "first_question")
 """What a session's name identifies: a logged conversation; a user, where no conversation was
@@ -96,32 +97,17 @@ class Exchange:
     repetition_penalty: float | None = None
     constraint: str | None = None
     """What else decided the tokens: `grammar` or `other_sampling` (formats/sampling.py)."""
-    weight: float = 1.0
     regenerate: bool = False
     """Whether the response held personal data. It then has surrogates, and the target must generate
     a new response before it is trained on."""
 
 
-class Sums:
-    """Base of dataclasses of counts and `Counter`s, so that the sums of workers add up."""
+class Sums(BaseModel):
+    """Base of counts and `Counter`s, so that the sums of workers add up."""
 
     def __add__(self, other: Self) -> Self:
         return type(self)(
             **{name: value + getattr(other, name) for name, value in vars(self).items()}
-        )
-
-    def to_json(self) -> dict[str, Any]:
-        """The counts for the file of a part."""
-        return dict(vars(self))
-
-    @classmethod
-    def from_json(cls, counts: dict[str, Any]) -> Self:
-        """Inverse of `to_json`."""
-        return cls(
-            **{
-                name: Counter(count) if isinstance(count, dict) else count
-                for name, count in counts.items()
-            }
         )
 
 
@@ -138,9 +124,9 @@ class Reject(Exception):
     - a half that cannot be joined: `no_id`, `unmatched_request`, `unmatched_response`,
       `ambiguous_id`
     - the end of the response is missing: `stream_cut`, `not_finished`, `partial_response`,
-      `end_not_logged`, `stream_not_kept`
-    - text is missing: `content_not_logged`, `text_not_logged`, `prompt_not_logged`, `prompts_only`,
-      `redacted`, `reasoning_missing`
+      `stream_not_kept`
+    - text or ids are missing: `content_not_logged`, `text_not_logged`, `no_token_ids`,
+      `prompts_only`, `redacted`, `reasoning_missing`
     - the log was cut, and the detail names the option that logs all: `truncated`, `truncated_log`,
       `incomplete_line`, `text_log`
     - the engine's input cannot be rebuilt: `tool_calls_without_ids`, `not_text`,
@@ -150,8 +136,8 @@ class Reject(Exception):
     - not a dump of SGLang: `unsafe_pickle`, `damaged_pickle`, `pickle_too_large`, `not_a_dump`
     - set aside, without counting against `traffic.max_reject_fraction`: sampled otherwise
       (`grammar`, `min_p`, `penalties`, `other_sampling`), personal data that cannot be replaced
-      (`privacy_regenerate`, `privacy_ids_only`, `privacy_unreadable`), and what is not part of the
-      traffic (`not_a_generation`, `cache_hit`, `weighted_out`, `other_model`, `beyond_first`)
+      (`privacy_regenerate`, `privacy_ids_only`), and what is not part of the traffic
+      (`not_a_generation`, `cache_hit`, `weighted_out`, `other_model`, `beyond_first`)
     """
 
     def __init__(self, reason: str, detail: str = "", place: Place | None = None, rows: int = 1):

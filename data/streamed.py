@@ -204,7 +204,6 @@ class StreamReading:
         self._pieces = self._replicas.stream(plan, source.facts["limit_bytes"])
         self._arrived: deque[tuple[str, Features]] = deque()
         self._off: dict[str, bool] = {}
-        self._off_path = source.directory / f"off_policy.rank{os.environ.get('RANK', '0')}.json"
         self._lock = threading.Lock()
 
     def read(self, sequence_id: str) -> Features:
@@ -246,18 +245,14 @@ class StreamReading:
             self._arrived.append((row.row_id, found))
 
     def _judge(self, rows: Sequence[CapturedRow]) -> None:
-        """Decides by their scores which sequences are off-policy, and lists those."""
+        """Decides by their scores which sequences are off-policy."""
         least = self._source.capture.min_on_policy
         if least is None:
             self._off |= {row.row_id: False for row in rows}
             return
         scores = [rounded(row.scores or ()) for row in rows]
         shares = Evidence.of_scores(COLUMNS, scores).own_share().tolist()
-        found = {row.row_id: share for row, share in zip(rows, shares, strict=True)}
-        self._off |= {name: share < least for name, share in found.items()}
-        if off := {name: round(share, 4) for name, share in found.items() if share < least}:
-            before = read_json(self._off_path) if self._off_path.exists() else {}
-            write_json(self._off_path, before | off, private=True)
+        self._off |= {row.row_id: share < least for row, share in zip(rows, shares, strict=True)}
         count, judged = sum(self._off.values()), len(self._off)
         if judged >= FEWEST_JUDGED and count > MOST_OFF * judged:
             raise OutriderError(

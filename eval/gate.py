@@ -26,8 +26,8 @@ from outrider.eval.stats.intervals import units_needed
 from outrider.speculators.kinds import LOOKUP
 
 NOT_SERVED = {"scrambled", "foreign", "template", "temperature"}
-"""Causes (data/on_policy/causes.py) for which the logged prompts, tokens or sampling are not those
-of the endpoint, so that what was measured with them will not be served. A template can look like a
+"""Causes (data/on_policy) for which the logged prompts, tokens or sampling are not those of the
+endpoint, so that what was measured with them will not be served. A template can look like a
 temperature: both make the logged tokens less likely. Text that was edited, tokenized again or
 written by another revision is reported, and judged by the engine's own count."""
 

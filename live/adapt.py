@@ -32,14 +32,7 @@ from rich.console import Console
 from outrider.common.errors import OutriderError
 from outrider.common.files import write_json
 from outrider.data.config import PrivacyConfig
-from outrider.data.ingest.log_tail import (
-    carried_lines,
-    cut,
-    end_of,
-    find_unread,
-    forget_rows,
-    unread_rows,
-)
+from outrider.data.ingest.log_tail import cut, end_of, find_unread, unread_rows
 from outrider.live.adapt_gate import GateVerdict, judge, watched, write_bundle
 from outrider.live.adapt_policy import reason_to_train, surplus, within_budget
 from outrider.live.deployer import EndpointDeployer, Serving, base_to_watch, recipe_from
@@ -183,14 +176,7 @@ class Adapter:
             return False
         number = len(state.windows) + 1
         skipped = max(rows - MOST_BEHIND * adapt.window, 0)
-        previous = self.window_run(number - 1)
-        after = cut(
-            unread,
-            adapt.window,
-            self.window_run(number).root / LOG,
-            skipped,
-            carried_lines(previous.traffic) if previous.root.is_dir() else None,
-        )
+        after = cut(unread, adapt.window, self.window_run(number).root / LOG, skipped)
         self.journal.append(
             "window",
             window=number,
@@ -331,10 +317,8 @@ class Adapter:
             run = self.window_run(number)
             if window.deleted:
                 shutil.rmtree(run.root, ignore_errors=True)
-            elif number < len(state.windows):  # nothing is carried over
-                shutil.rmtree(run.root / LOG, ignore_errors=True)
-            elif window.acceptance is not None:  # the log's rows are sequences now
-                forget_rows(run.root / LOG, run.traffic)
+            elif number < len(state.windows) or window.acceptance is not None:
+                shutil.rmtree(run.root / LOG, ignore_errors=True)  # its rows are sequences now
         for each in state.rounds:
             if not each.settled:
                 continue

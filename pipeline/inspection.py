@@ -20,8 +20,7 @@ from rich.text import Text
 
 from outrider.common.files import read_json
 from outrider.data.ingest.ingest import TOKENIZER_FILES
-from outrider.data.ingest.inspection import inspect
-from outrider.data.ingest.mask_view import marked
+from outrider.data.ingest.inspection import inspect, marked
 from outrider.data.ingest.traffic_facts import counted, date, facts, printable
 from outrider.data.ingest.traffic_profile import QUANTILES
 from outrider.data.sequences import load_sequences

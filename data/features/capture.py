@@ -1,7 +1,7 @@
 """Captures the target's hidden states over the traffic, from vLLM's prefill into a feature store.
 
 First come checks that the disk holds the states and that every sequence fits the engine
-(lengths.py), then checks of the states themselves (self_check.py, layer_check.py). An interrupted
+(capture_plan.py), then checks of the states themselves (engine_checks.py). An interrupted
 capture resumes after its last whole shard; another target or other sequences restart it. Responses
 to be regenerated are sampled before the capture (privacy/regenerate.py). The engine also scores
 every completion under the target, for the check that it is on-policy (on_policy/).
@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from datasets import Dataset
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import Progress
 
 from outrider.common.cluster.config import ClusterConfig
 from outrider.common.cluster.session import open_cluster
@@ -33,19 +33,20 @@ from outrider.common.lost_ends import LostEnds
 from outrider.data.config import CaptureConfig, StateDtype, bytes_per_token
 from outrider.data.features.capture_plan import (
     Piece,
+    fit,
+    longest,
     pieces,
     rows_of,
     sample_of,
     state_bytes,
     unfinished,
 )
+from outrider.data.features.engine_checks import Row, check_engine
 from outrider.data.features.feature_store import MANIFEST, STORED_AS, FeatureStore
 from outrider.data.features.feature_writer import FeatureWriter
-from outrider.data.features.lengths import fit, longest
-from outrider.data.features.replica import ReplicaSetup, check_engine
+from outrider.data.features.replica import ReplicaSetup
 from outrider.data.features.replicas import Replicas, start_replicas
-from outrider.data.features.self_check import Row
-from outrider.data.privacy.regenerate import asked_rows, regenerate
+from outrider.data.privacy.regenerate import Answers, asked_rows, regenerate
 from outrider.data.sequences import Tables, load_sequences
 from outrider.data.split.split import ids_of
 from outrider.serving.config import EngineConfig, TargetConfig
@@ -120,29 +121,20 @@ def capture_table(
     lengths: LostEnds | None = None,
     features: FeatureSpec = ONLY_FINAL,
 ) -> dict[str, Any]:
-    """Regenerates responses that the table marks, checks a spread sample, captures the table.
+    """Checks a spread sample, regenerates responses that the table marks, captures the table.
 
     `lengths` goes into the summary.
     """
     limit = longest(engine.max_model_len)
-    answers = regenerate(engine, asked_rows(table), out_dir, source, capture.batch_tokens)
     model = engine.llm.llm_engine.model_config
     spec = features.stored(model.get_hidden_size())
-    sample = sample_of(table, limit, capture.self_check_sequences, answers)
+    sample = sample_of(table, limit, capture.self_check_sequences)
     checks = check_engine(engine, sample, spec, lm_head_VH, Path(model.model))
     Console(stderr=True).print(checks.pop("in_words"), highlight=False, soft_wrap=True)
-
-    def states(plan: Iterator[Piece]) -> Iterator[Captured]:
-        rows, sent = itertools.tee(row for piece in plan for row in piece.rows)
-        captured = engine.prefill(
-            sent, spec.names, capture.batch_tokens, capture.on_policy_positions
-        )
-        return zip(rows, captured, strict=True)
-
-    rows = functools.partial(rows_of, table, limit, answers)
-    written = _write_store(spec, states, rows, out_dir, source, capture, COLUMNS)
+    states = _states_of(engine, spec, capture.batch_tokens, capture.on_policy_positions)
+    written = _write_table(table, limit, engine, states, spec, source, capture, out_dir)
     too_long = lengths._asdict() if lengths else None
-    return _summary(out_dir, written, regenerated=len(answers), **checks, too_long=too_long)
+    return _summary(out_dir, written, **checks, too_long=too_long)
 
 
 def _on_replicas(
@@ -156,10 +148,7 @@ def _on_replicas(
     lengths: LostEnds,
     spec: FeatureSpec,
 ) -> dict[str, Any]:
-    """As `capture_table`, with an engine and a self-check in each replica.
-
-    The answers to regenerate come from one replica, and the self-check's rows have logged answers.
-    """
+    """As `capture_table`, with an engine and its checks in each replica."""
     limit = lengths.limit
     longest_row = max(min(len(token_ids), limit) for token_ids in table["token_ids"])
     setup = ReplicaSetup(
@@ -174,21 +163,15 @@ def _on_replicas(
     with open_cluster(cluster) as session, start_replicas(session, cluster, setup) as (_, actors):
         replicas = Replicas(actors, state_bytes(spec), cluster.start_timeout_s)
         in_flight = session.in_flight_bytes(cluster)
-        answers = regenerate(replicas, asked_rows(table), out_dir, source, capture.batch_tokens)
 
         def states(plan: Iterator[Piece]) -> Iterator[Captured]:
             for piece, rows in replicas.stream(plan, in_flight):
                 yield from zip(piece.rows, rows, strict=True)
 
-        def note() -> str:
-            return f"{len(replicas.running)}/{len(actors)} replicas"
-
-        rows = functools.partial(rows_of, table, limit, answers)
-        written = _write_store(spec, states, rows, out_dir, source, capture, COLUMNS, note)
+        written = _write_table(table, limit, replicas, states, spec, source, capture, out_dir)
         return _summary(
             out_dir,
             written,
-            regenerated=len(answers),
             replicas=replicas.running,
             lost_replicas=replicas.lost,
             left_out=replicas.left_out,
@@ -200,6 +183,35 @@ def _summary(out_dir: Path, written: dict[str, Any], **others: Any) -> dict[str,
     """Publishes the summary: the figures of `_write_store`, and others."""
     write_json(out_dir / SUMMARY, written | others, private=True)
     return written | others
+
+
+def _states_of(
+    engine: Engine, spec: FeatureSpec, batch_tokens: int, positions: int | None = None
+) -> Callable[[Iterator[Piece]], Iterator[Captured]]:
+    """Captures with an engine of this process; scores at most `positions` of each completion."""
+
+    def states(plan: Iterator[Piece]) -> Iterator[Captured]:
+        rows, sent = itertools.tee(row for piece in plan for row in piece.rows)
+        return zip(rows, engine.prefill(sent, spec.names, batch_tokens, positions), strict=True)
+
+    return states
+
+
+def _write_table(
+    table: Dataset,
+    limit: int,
+    target: Answers,
+    states: Callable[[Iterator[Piece]], Iterator[Captured]],
+    spec: FeatureSpec,
+    source: dict[str, Any],
+    capture: CaptureConfig,
+    out_dir: Path,
+) -> dict[str, Any]:
+    """Lets the `target` answer marked rows again, then captures all with their scores."""
+    answers = regenerate(target, asked_rows(table), out_dir, source, capture.batch_tokens)
+    rows = functools.partial(rows_of, table, limit, answers)
+    written = _write_store(spec, states, rows, out_dir, source, capture, COLUMNS)
+    return written | {"regenerated": len(answers)}
 
 
 def capture_ids(
@@ -215,13 +227,9 @@ def capture_ids(
     """
     source, capture = {"sequences": _rows_digest(rows)}, capture or CaptureConfig()
     spec = features.stored(engine.llm.llm_engine.model_config.get_hidden_size())
-
-    def states(plan: Iterator[Piece]) -> Iterator[Captured]:
-        rows, sent = itertools.tee(row for piece in plan for row in piece.rows)
-        return zip(rows, engine.prefill(sent, spec.names, capture.batch_tokens), strict=True)
-
     if not _finished(out_dir, source, spec, capture.dtype):
         unsampled = [LoggedRow(*row, temperature=1.0, top_p=1.0) for row in rows]
+        states = _states_of(engine, spec, capture.batch_tokens)
         _write_store(spec, states, lambda: iter(unsampled), out_dir, source, capture)
     return FeatureStore.open(out_dir)
 
@@ -239,26 +247,14 @@ def _write_store(
     source: dict[str, Any],
     capture: CaptureConfig,
     score_columns: Sequence[str] = (),
-    note: Callable[[], str] = str,
 ) -> dict[str, Any]:
     """Captures the rows that the store lacks; returns counts and speed.
 
-    `states` yields a plan's rows in order, each with its states and scores. `note` is shown after
-    the progress.
+    `states` yields a plan's rows in order, each with its states and scores.
     """
     console, total = Console(stderr=True), _tokens(rows())
     final, *auxiliary = spec.streams
     captured = 0
-    columns = (
-        TextColumn("capture"),
-        BarColumn(),
-        TextColumn(
-            "{task.completed:,.0f}/{task.total:,.0f} tokens, {task.fields[rate]:,.0f} tokens/s,"
-            " time left"
-        ),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[note]}"),
-    )
     with (
         FeatureWriter(
             out_dir,
@@ -269,7 +265,7 @@ def _write_store(
             capture.dtype,
             auxiliary,
         ) as writer,
-        Progress(*columns, console=console, transient=True) as progress,
+        Progress(console=console, transient=True) as progress,
     ):
         if writer.restarted:
             console.print(
@@ -280,7 +276,7 @@ def _write_store(
             console.print(
                 f"{out_dir}: resumes after {len(writer.done)} captured sequences", soft_wrap=True
             )
-        task = progress.add_task("capture", total=total, completed=writer.tokens, rate=0.0, note="")
+        task = progress.add_task("capture", total=total, completed=writer.tokens)
         began, done = time.monotonic(), frozenset(writer.done)
         plan = unfinished(pieces(rows(), capture.batch_tokens), done)
         for row, (_, by_name, scores) in states(plan):
@@ -291,8 +287,7 @@ def _write_store(
                 row.row_id, row.token_ids, hidden_TH, row.completion_start, scores, by_name
             )
             captured += len(row.token_ids)
-            rate = captured / (time.monotonic() - began)
-            progress.update(task, completed=writer.tokens, rate=rate, note=note())
+            progress.update(task, completed=writer.tokens)
     seconds = time.monotonic() - began
     return {
         "sequences": len(writer.done),

@@ -11,16 +11,22 @@ interruption.
 
 Pieces of an interrupted capture that are partly in the store are captured again, and their first
 rows are skipped.
+
+Sequences that are longer than the engine prefills lose their end (`fit`): the prompt and the first
+tokens of the completion remain, whose states do not depend on what follows. Where the prompt alone
+reaches the limit nothing is left to train on, and the sequence is dropped.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from datasets import Dataset
 
+from outrider.common.errors import OutriderError
+from outrider.common.lost_ends import LostEnds, lost_ends
 from outrider.data.config import bytes_per_token
-from outrider.data.features.self_check import Row
+from outrider.data.features.engine_checks import Row
 from outrider.serving.engine import LoggedRow, batches
 from outrider.speculators.features import FeatureSpec
 
@@ -80,3 +86,34 @@ def sample_of(
     """At most `count` rows for the checks of an engine, spread over the table."""
     places = np.linspace(0, len(table) - 1, min(count, len(table)), dtype=int)
     return [row[:3] for row in rows_of(table.select(places), limit, answers)]
+
+
+def longest(max_model_len: int) -> int:
+    """Tokens that an engine prefills: it also samples one."""
+    return max_model_len - 1
+
+
+def lengths_of(
+    lengths: Sequence[int], starts: Sequence[int], max_model_len: int
+) -> tuple[LostEnds, list[int]]:
+    """Counts what the limit cuts, and finds the rows that are kept."""
+    key = f"serving.engine.max_model_len = {max_model_len:,}"
+    return lost_ends(lengths, starts, longest(max_model_len), key)
+
+
+def fit(table: Dataset, max_model_len: int) -> tuple[Dataset, LostEnds]:
+    """The table without the dropped rows, and what happened.
+
+    Rows that are cut stay whole in the table: capture reads their first `LostEnds.limit` tokens.
+
+    Raises:
+        OutriderError: none is left.
+    """
+    lengths = [len(token_ids) for token_ids in table["token_ids"]]
+    found, kept = lengths_of(lengths, table["completion_start"][:], max_model_len)
+    if not kept:
+        raise OutriderError(
+            f"serving.engine.max_model_len = {max_model_len}: none of {len(lengths)} sequences is"
+            f" left; raise it, up to {max(lengths) + 1}"
+        )
+    return (table.select(kept) if found.dropped else table), found

@@ -111,11 +111,6 @@ class FeatureStore:
         return list(self._table)
 
     @property
-    def hidden_size(self) -> int:
-        """H of the target."""
-        return int(self.manifest["hidden_size"])
-
-    @property
     def spec(self) -> FeatureSpec:
         """The streams that the store holds."""
         return FeatureSpec.from_list(self.manifest["features"])
@@ -271,7 +266,4 @@ if __name__ == "__main__":
     store = FeatureStore.open(Path(sys.argv[1]))
     store.verify()
     tokens = sum(shard["tokens"] for shard in store.manifest["shards"])
-    print(
-        f"{len(store.sequence_ids)} sequences, {tokens} tokens, hidden size {store.hidden_size}:"
-        " every checksum holds"
-    )
+    print(f"{len(store.sequence_ids)} sequences, {tokens} tokens: every checksum holds")

@@ -3,22 +3,21 @@
     with FeatureWriter(directory, hidden_size=7168, source={"target": ...}) as writer:
         writer.write(sequence_id, token_ids, hidden, completion_start)
 
-During capture `journal.jsonl` takes the manifest's place (feature_store.py), one line for each
-finished shard: an interrupted capture resumes after the last of them. In memory are the index and
-two shards at most, so a capture's memory does not grow with its states.
+`journal.jsonl` has one line for each finished shard: an interrupted capture resumes after the last
+of them. The manifest (feature_store.py) follows at the end. In memory are the index and one shard,
+so a capture's memory does not grow with its states.
 """
 
 import json
 import os
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import save
 
-from outrider.common.files import publish, read_json, write_json
+from outrider.common.files import publish, write_json
 from outrider.common.fingerprint import file_digest
 from outrider.data.config import StateDtype
 from outrider.data.features.feature_store import (
@@ -37,7 +36,7 @@ Pending = tuple[dict[str, torch.Tensor], dict[str, Any]]
 
 
 class FeatureWriter:
-    """Writes a store, one shard behind: the engine does not wait for the disk.
+    """Writes a store shard by shard.
 
         with FeatureWriter(directory, hidden_size=7168, source={"target": ...}) as writer:
             for row in rows_not_in(writer.done):
@@ -45,8 +44,8 @@ class FeatureWriter:
 
     `source` identifies what the states were made from. A journal of the same source is continued
     (`done` holds its sequences, `tokens` counts theirs, `restarted` is False); a store of any other
-    source in the directory is removed first. In memory are the shard that a thread writes and the
-    next one. Leaving the block by an exception keeps the finished shards and writes no manifest.
+    source in the directory is removed first. Leaving the block by an exception keeps the finished
+    shards and writes no manifest.
     """
 
     def __init__(
@@ -78,8 +77,6 @@ class FeatureWriter:
         self._continue_or_start()
         self.done = {sequence["id"] for shard in self.shards for sequence in shard["sequences"]}
         self.tokens = sum(shard["tokens"] for shard in self.shards)
-        self._disk = ThreadPoolExecutor(1, "feature-writer")
-        self._writing: Future[None] | None = None
 
     def write(
         self,
@@ -90,7 +87,7 @@ class FeatureWriter:
         scores: Sequence[Sequence[float]] | None = None,
         auxiliary: Mapping[str, torch.Tensor] | None = None,
     ) -> None:
-        """Adds one sequence. Waits for the disk, and raises its errors, at the end of a shard."""
+        """Adds one sequence; writes a shard that is full."""
         token_ids = torch.as_tensor(token_ids, dtype=torch.int32)
         states = {FINAL_NORM: hidden, **(auxiliary or {})}
         stored = {"token_ids": token_ids}
@@ -110,18 +107,16 @@ class FeatureWriter:
         self._pending.append((stored, {"id": sequence_id, "completion_start": completion_start}))
         self._pending_bytes += sum(tensor.nbytes for tensor in stored.values())
         if self._pending_bytes >= self.shard_bytes:
-            self._end_shard()
+            self._write_shard()
 
     def __enter__(self) -> "FeatureWriter":
         return self
 
     def __exit__(self, exception_type: type[BaseException] | None, *_: object) -> None:
-        with self._disk:
-            if exception_type is not None:
-                return
-            if self._pending:
-                self._end_shard()
-            self._wait()
+        if exception_type is not None:
+            return
+        if self._pending:
+            self._write_shard()
         sequences = []
         for index, shard in enumerate(self.shards):
             sequences += [{**sequence, "shard": index} for sequence in shard["sequences"]]
@@ -134,17 +129,14 @@ class FeatureWriter:
             {**self.header, "shards": shards, "sequences": sequences},
             private=True,
         )
-        (self.directory / JOURNAL).unlink(missing_ok=True)
 
     def _continue_or_start(self) -> None:
         for left in self.directory.glob(".*.tmp"):  # a killed capture was writing it
             left.unlink()
         journal = self.directory / JOURNAL
-        if journal.exists():
-            # A torn last line does not count.
-            lines = journal.read_text(encoding="utf-8").split("\n")[:-1]
-        else:
-            lines = self._finished_lines()
+        # A torn last line does not count.
+        content = journal.read_text(encoding="utf-8") if journal.exists() else ""
+        lines = content.split("\n")[:-1]
         if lines and json.loads(lines[0]) == self.header:
             for line in lines[1:]:
                 shard = json.loads(line)
@@ -158,36 +150,16 @@ class FeatureWriter:
             self.restarted = bool(earlier)
             for path in earlier:
                 path.unlink()
+        (self.directory / MANIFEST).unlink(missing_ok=True)
         self.directory.chmod(0o700)
         self._write_private(
             journal,
             "".join(json.dumps(line) + "\n" for line in [self.header, *self.shards]).encode(),
         )
 
-    def _finished_lines(self) -> list[str]:
-        """A finished store as journal lines.
-
-        A capture may be killed after its manifest and before its summary.
-        """
-        if not (self.directory / MANIFEST).exists():
-            return []
-        manifest = read_json(self.directory / MANIFEST)
-        shards = [{**shard, "sequences": []} for shard in manifest.pop("shards")]
-        for sequence in manifest.pop("sequences"):
-            shards[sequence.pop("shard")]["sequences"].append(sequence)
-        return [json.dumps(line) for line in (manifest, *shards)]
-
-    def _end_shard(self) -> None:
-        """Gives the pending sequences to the thread, once the shard before them is written."""
-        self._wait()
-        self._writing = self._disk.submit(self._write_shard, self._pending)
-        self._pending, self._pending_bytes = [], 0
-
-    def _wait(self) -> None:
-        if self._writing is not None:
-            self._writing.result()
-
-    def _write_shard(self, pending: list[Pending]) -> None:
+    def _write_shard(self) -> None:
+        """Writes the pending sequences. The engine prefills its next batch meanwhile."""
+        pending, self._pending, self._pending_bytes = self._pending, [], 0
         names = pending[0][0]
         tensors = {name: torch.cat([tensors[name] for tensors, _ in pending]) for name in names}
         sequences, start = [], 0

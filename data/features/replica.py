@@ -2,7 +2,7 @@
 
     replica = ray.remote(CaptureReplica).remote(setup, 0)
     checks = ray.get(replica.start.remote())
-    done, states = replica.capture.options(num_returns=2).remote(piece)
+    states = replica.capture.remote(piece)
     load_states(ray.get(states))        # [CapturedRow(row_id, {stream: [T, H]}, scores)]
 
 The actor has two threads. While one copies the states of a piece into the object store, the other
@@ -18,24 +18,19 @@ import tempfile
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from outrider.common.errors import OutriderError
 from outrider.common.process_tree import ProcessTree
 from outrider.data.config import CaptureConfig
 from outrider.data.features.capture_plan import Piece, state_bytes
-from outrider.data.features.layer_check import layer_check, norm_and_layers
-from outrider.data.features.layer_check import require as require_layers
-from outrider.data.features.self_check import Row, require, self_check
+from outrider.data.features.engine_checks import Row, check_engine
 from outrider.serving.config import EngineConfig, TargetConfig
 from outrider.serving.engine import AskedRow, Engine, open_engine
 from outrider.speculators.checkpoints.target_ends import load_target_ends
 from outrider.speculators.features import FeatureSpec
-
-if TYPE_CHECKING:
-    import torch
 
 CORES = "VLLM_CPU_OMP_THREADS_BIND"
 """vLLM's variable for the cores of an engine on a CPU."""
@@ -125,8 +120,8 @@ class CaptureReplica:
         os.environ.update(tree.environment)
         return self._opened.enter_context(open_engine(setup.target, engine, scratch=folder))
 
-    def capture(self, piece: Piece) -> tuple[None, list[CapturedRow]]:
-        """Prefills a piece; returns the states of its rows in order, behind a small first value."""
+    def capture(self, piece: Piece) -> list[CapturedRow]:
+        """Prefills a piece; returns the states of its rows in order."""
         import torch
 
         self.start()
@@ -134,7 +129,7 @@ class CaptureReplica:
             read = self._engine.prefill_batch(
                 piece.rows, self._setup.spec.names, self._setup.capture.on_policy_positions
             )
-        rows = [
+        return [
             CapturedRow(
                 row_id,
                 {name: state_TH.view(torch.int16).numpy() for name, state_TH in states.items()},
@@ -142,36 +137,12 @@ class CaptureReplica:
             )
             for row_id, states, scores in read()
         ]
-        return None, rows
 
     def answer(self, rows: Sequence[AskedRow]) -> list[list[int]]:
         """Token ids of the target's answer to each row."""
         self.start()
         with self._lock:
             return self._engine.answer(rows)
-
-
-def check_engine(
-    engine: Engine,
-    rows: Sequence[Row],
-    spec: FeatureSpec,
-    lm_head_VH: "torch.Tensor",
-    target_dir: Path,
-) -> dict[str, Any]:
-    """Checks an engine's states on `rows`; returns the checks, and `in_words` for a person.
-
-    Raises:
-        OutriderError: a check failed (self_check.py, layer_check.py).
-    """
-    check = self_check(engine, rows, lm_head_VH)
-    require(check)
-    checks: dict[str, Any] = {"self_check": asdict(check), "in_words": check.describe()}
-    if spec.auxiliary:
-        of_layers = layer_check(engine, rows, spec, *norm_and_layers(target_dir))
-        require_layers(of_layers)
-        checks["layer_check"] = asdict(of_layers)
-        checks["in_words"] += f"\n{of_layers.describe()}"
-    return checks
 
 
 def load_states(rows: Sequence[CapturedRow]) -> list[CapturedRow]:

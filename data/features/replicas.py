@@ -90,9 +90,9 @@ class _Task:
     tries: int = 0
     replica: str | None = None
     """The replica that captures it; None before that, or after the replica was lost."""
-    done: "ObjectRef | None" = None
     states: "ObjectRef | None" = None
-    is_done: bool = False
+    rows: list[CapturedRow] | None = None
+    """Copies of its states, once it is captured."""
 
 
 class Replicas:
@@ -118,9 +118,8 @@ class Replicas:
         self._token_bytes, self._timeout_s = token_bytes, start_timeout_s
         self._console = console or Console(stderr=True)
         self._idle_since = time.monotonic()
-        self._starting: dict[ObjectRef, str] = {}
-        for name in actors:
-            self._start(name)
+        # A call is answered when the engine of its replica has started.
+        self._starting = {handle.start.remote(): name for name, handle in self._actors.items()}
 
     def answer(self, rows: Sequence[AskedRow]) -> list[list[int]]:
         """Token ids of the target's answers, from one replica; as `Engine.answer`."""
@@ -142,7 +141,7 @@ class Replicas:
     ) -> Iterator[tuple[Piece, list[CapturedRow]]]:
         """Yields each piece of `plan` with copies of its states, in the plan's order.
 
-        Pieces that are being captured, wait in object stores or are with the consumer have at most
+        Pieces that are being captured, wait here or are with the consumer have at most
         `limit_bytes` together; a larger piece goes alone. So a slow consumer stops the replicas.
 
         Raises:
@@ -154,54 +153,44 @@ class Replicas:
         held = 0
         while (following is not None or tasks) and not self.stopped:
             while following is not None and (
-                not tasks or held + self._bytes(following) <= limit_bytes
+                not tasks or held + following.tokens * self._token_bytes <= limit_bytes
             ):
                 tasks.append(_Task(following))
-                held += self._bytes(following)
+                held += following.tokens * self._token_bytes
                 following = next(coming, None)
             self._give(tasks)
-            self._wait(tasks, 0 if tasks[0].is_done else POLL_S)
-            if tasks[0].is_done and (rows := self._rows(tasks[0])) is not None:
-                yield tasks[0].piece, rows
-                held -= self._bytes(tasks.popleft().piece)
-
-    def _bytes(self, piece: Piece) -> int:
-        return piece.tokens * self._token_bytes
-
-    def _start(self, name: str) -> None:
-        """Waits for a replica: the call is answered when its engine has started."""
-        self._starting[self._actors[name].start.remote()] = name
+            self._wait(tasks, 0 if tasks[0].rows is not None else POLL_S)
+            if tasks[0].rows is not None:
+                first = tasks.popleft()
+                yield first.piece, first.rows or []
+                held -= first.piece.tokens * self._token_bytes
 
     def _give(self, tasks: Iterable[_Task]) -> None:
         """Gives pieces without a replica to the replicas with the fewest, the first ones first."""
         load = dict.fromkeys(self.running, 0)
-        waiting = []
         for task in tasks:
-            if task.replica is None:
-                waiting.append(task)
-            elif task.replica in load and not task.is_done:
+            if task.replica in load and task.rows is None:
                 load[task.replica] += 1
-        for task in waiting:
-            name = min(load, key=lambda each: load[each], default=None)
+        for task in tasks:
+            if task.replica is not None:
+                continue
+            name = min(load, key=load.__getitem__, default=None)
             if name is None or load[name] >= PIECES_AT_A_TIME:
                 return
             # Not retried by Ray, which would wait until this replica is back.
-            capture = self._actors[name].capture.options(num_returns=2, max_task_retries=0)
-            task.done, task.states = capture.remote(task.piece)
-            task.replica = name
+            capture = self._actors[name].capture.options(max_task_retries=0)
+            task.replica, task.states = name, capture.remote(task.piece)
             load[name] += 1
 
     def _wait(self, tasks: Iterable[_Task], timeout_s: float) -> None:
         """Handles starts of replicas and ends of tasks, waiting for the first of them."""
         import ray
 
-        asked = {task.done: task for task in tasks if task.done is not None and not task.is_done}
-        known = [*self._starting, *asked]
-        if known:
-            ray.wait(known, timeout=timeout_s, fetch_local=False)
+        asked = {task.states: task for task in tasks if task.states is not None}
+        if known := [*self._starting, *asked]:
+            ray.wait(known, timeout=timeout_s)
             # All of them: both pieces of a lost replica, before it has started again.
-            ended, _ = ray.wait(known, num_returns=len(known), timeout=0, fetch_local=False)
-            for reference in ended:
+            for reference in ray.wait(known, num_returns=len(known), timeout=0)[0]:
                 if reference in asked:
                     self._finish(asked[reference])
                 else:
@@ -231,54 +220,39 @@ class Replicas:
         self._say(f"{name} on {found['host']} is ready after {found['start_s']:.0f} s. {words}")
 
     def _finish(self, task: _Task) -> None:
-        """Notes that a piece is captured, or gives it back."""
+        """Takes the states of a piece, or lets another replica capture it."""
         import ray
 
-        assert task.replica is not None and task.done is not None
+        states, task.states = task.states, None
         try:
-            ray.get(task.done)
-        except ray.exceptions.RayActorError as error:
-            self._lose(task.replica, error)
+            task.rows = load_states(ray.get(states))
         except ray.exceptions.RayError as error:
             cause = getattr(error, "cause", None) or error
             if isinstance(cause, OutriderError):
                 raise cause from None
             if isinstance(cause, ray.exceptions.ObjectStoreFullError):
                 time.sleep(1.0)  # other work of the cluster uses it
-            else:  # its engine may have ended; only a new actor fixes that
-                ray.kill(self._actors[task.replica], no_restart=False)
+            elif not isinstance(error, ray.exceptions.ObjectLostError):
+                assert task.replica is not None
                 self._lose(task.replica, error)
-        else:
-            task.is_done = True
-            return
-        self._give_back(task)
-
-    def _rows(self, task: _Task) -> list[CapturedRow] | None:
-        """The states of a captured piece; None if they are lost with the node that has them."""
-        import ray
-
-        assert task.states is not None
-        try:
-            return load_states(ray.get(task.states))
-        except ray.exceptions.RayError:
-            self._give_back(task)
-            return None
-
-    def _give_back(self, task: _Task) -> None:
-        task.tries += 1
-        if task.tries == TRIES:
-            raise OutriderError(
-                f"piece {task.piece.index} was lost {TRIES} times; if object stores are full, lower"
-                " cluster.in_flight_gb or capture.batch_tokens, or give Ray larger stores"
-            )
-        task.replica, task.done, task.states, task.is_done = None, None, None, False
+            task.replica, task.tries = None, task.tries + 1
+            if task.tries == TRIES:
+                raise OutriderError(
+                    f"piece {task.piece.index} was lost {TRIES} times; if object stores are full,"
+                    " lower cluster.in_flight_gb or capture.batch_tokens, or give Ray larger stores"
+                ) from None
 
     def _lose(self, name: str, error: Exception) -> None:
+        import ray
+
         if self.running.pop(name, None) is None:
             return  # known from another piece
+        if not isinstance(error, ray.exceptions.RayActorError):
+            # Its engine may have ended; only a new actor fixes that.
+            ray.kill(self._actors[name], no_restart=False)
         self.lost += 1
         self._say(f"{name} ended ({_cause(error)}); its work goes to the others")
-        self._start(name)
+        self._starting[self._actors[name].start.remote()] = name
 
     def _say(self, line: str) -> None:
         self._console.print(f"capture: {line}", highlight=False, soft_wrap=True)

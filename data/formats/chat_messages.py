@@ -55,8 +55,7 @@ def parse(record: Record) -> list[Exchange | Reject]:
         raise Reject("no_messages")
     if not _ends_with_answer(messages):
         raise Reject("no_response", "the last message is not an assistant's")
-    logged = gateway_fields(row)
-    weights = (logged["weight"], take_number(messages[-1], "weight", "the last message"))
+    weights = (take_number(row, "weight", "row"), take_number(messages[-1], "weight", "message"))
     if any(weight is not None and weight <= 0 for weight in weights):
         raise Reject("weighted_out", "its training weight is 0 or less")
     *asked, answer = openai_messages(messages, "row.messages")
@@ -66,4 +65,4 @@ def parse(record: Record) -> list[Exchange | Reject]:
         message.pop("weight", None)
     request["messages"] = asked
     choice = {"message": answer, "finish_reason": row.get("finish_reason") or "stop"}
-    return exchanges(request, {"choices": [choice]}, record.place, **logged)
+    return exchanges(request, {"choices": [choice]}, record.place, **gateway_fields(row))

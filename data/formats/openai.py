@@ -2,12 +2,11 @@
 
 Most formats wrap this shape. It covers chat completions (`messages`) and text completions
 (`prompt`, without a template). The engine's tokenizer adds its begin token to a prompt unless the
-request has `add_special_tokens: false`. A request may have several prompts; its choices follow
-their order, `n` for each.
+request has `add_special_tokens: false`.
 
     exchanges(request, response, place, session="s-17", time=1719830400.0)
 
-Values of the wrapping log (session, user, tenant, route, time, weight) are passed by name; they
+Values of the wrapping log (session, user, tenant, route, time) are passed by name; they
 apply where request and response have none. Fields, in order of precedence:
 
 - prompt ids: `response.prompt_token_ids`, `choices[0].prompt_token_ids`; else the target's chat
@@ -26,13 +25,14 @@ apply where request and response have none. Fields, in order of precedence:
 - template arguments: `request.tools`, `documents`, `chat_template_kwargs`, `reasoning_effort`,
   `add_generation_prompt`, `continue_final_message`; else vLLM's defaults
 
-Several prompts, `n`, `echo` and token-id prompts are read; `suffix` is not (`not_text`).
+`n` and prompts of token ids are read; `suffix`, `echo` (`not_text`) and several prompts of one
+request (`prompt_not_messages`) are not.
 """
 
 from typing import Any
 
 from outrider.data.exchange import Exchange, Place, Reject
-from outrider.data.formats.fields import first, take, take_ids, take_number, take_text, take_time
+from outrider.data.formats.fields import first, take, take_ids, take_text, take_time
 from outrider.data.formats.openai_stream import DATA, chunks_of_sse, join_chunks
 from outrider.data.formats.rows import kind_of, parse_row
 from outrider.data.formats.sampling import sampling_of
@@ -66,7 +66,6 @@ def gateway_fields(row: dict[str, Any]) -> dict[str, Any]:
         "tenant": take_text(row, "tenant", "row"),
         "route": take_text(row, "route", "row"),
         "time": take_time(row, "timestamp", "row"),
-        "weight": take_number(row, "weight", "row"),
     }
 
 
@@ -78,7 +77,6 @@ def exchanges(
     tenant: str | None = None,
     route: str | None = None,
     time: float | None = None,
-    weight: float | None = None,
     user: str | None = None,
 ) -> list[Exchange | Reject]:
     """Returns an exchange or reject for each choice.
@@ -110,18 +108,16 @@ def exchanges(
         "route": take_text(metadata, "route", "metadata") or route,
         "time": first(time, take_time(response, "created", "response")),
         **sampling_of(request, "request"),
-        "weight": first(weight, 1.0),
     }
-    prompts = _prompts_of(request, len(choices)) if shared["messages"] is None else []
-    if not prompts:
-        shared["prompt_tokens"] = take(usage, "prompt_tokens", int, "usage")
+    prompt = _prompt_of(request) if shared["messages"] is None else None
+    shared["prompt_tokens"] = take(usage, "prompt_tokens", int, "usage")
     prompt_ids = take_ids(response, "prompt_token_ids", "response")
     strings = stop_strings(request)
     outcomes: list[Exchange | Reject] = []
     for number, choice in enumerate(choices):
         try:
-            if prompts and isinstance(choice, dict):
-                fields = _completed(choice, prompts[number], request) | _end(choice)
+            if prompt is not None and isinstance(choice, dict):
+                fields = _completed(choice, prompt, request) | _end(choice)
                 fields["prompt_token_ids"] = first(prompt_ids, fields["prompt_token_ids"])
             else:
                 fields = _of_choice(choice, prompt_ids, shared["messages"])
@@ -237,25 +233,17 @@ def template_arguments(request: dict[str, Any]) -> dict[str, Any]:
     return arguments
 
 
-def _prompts_of(request: dict[str, Any], choices: int) -> list[Prompt]:
-    """The prompt of each choice; empty where the request has no `prompt`."""
+def _prompt_of(request: dict[str, Any]) -> Prompt | None:
+    """The request's `prompt`; None without one."""
     prompt = request.get("prompt")
-    if prompt is None:
-        return []
-    several = isinstance(prompt, list) and bool(prompt) and isinstance(prompt[0], str | list)
-    prompts = prompt if isinstance(prompt, list) and several else [prompt]
-    for one in prompts:
-        if isinstance(one, list):
-            take_ids({"prompt": one}, "prompt", "request")
-        elif take({"prompt": one}, "prompt", str, "request") is None:
-            raise Reject("wrong_type", f"request.prompt holds {kind_of(one)}")
-    if choices % len(prompts):
-        raise Reject(
-            "prompt_not_messages",
-            f"{len(prompts)} prompts with {choices} choices: which belong together is not logged",
-        )
-    each = choices // len(prompts)
-    return [prompts[choice // each] for choice in range(choices)]
+    if isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list):
+        if len(prompt) > 1:
+            raise Reject("prompt_not_messages", "several prompts in one request")
+        (prompt,) = prompt
+    if isinstance(prompt, list):
+        return take_ids({"prompt": prompt}, "prompt", "request")
+    text: str | None = take({"prompt": prompt}, "prompt", str, "request")
+    return text
 
 
 def _completed(choice: dict[str, Any], prompt: Prompt, request: dict[str, Any]) -> dict[str, Any]:
@@ -263,16 +251,8 @@ def _completed(choice: dict[str, Any], prompt: Prompt, request: dict[str, Any]) 
     text, token_ids = take(choice, "text", str, "choice"), take_ids(choice, "token_ids", "choice")
     if not text and token_ids is None:
         raise Reject("empty_response")
-    if request.get("suffix"):
-        raise Reject(
-            "not_text", "request.suffix: how the engine puts it into the prompt is not logged"
-        )
-    if request.get("echo") and text is not None:
-        if not isinstance(prompt, str) or not text.startswith(prompt):
-            raise Reject(
-                "not_text", "request.echo: the text does not begin with the prompt that it repeats"
-            )
-        text = text.removeprefix(prompt)
+    if request.get("suffix") or request.get("echo"):
+        raise Reject("not_text", "request.suffix or request.echo: the texts are not the engine's")
     as_text = isinstance(prompt, str)
     return {
         "prompt_text": prompt if as_text else None,

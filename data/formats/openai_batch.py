@@ -16,10 +16,9 @@ from pathlib import Path
 
 from outrider.data.exchange import Exchange, Record, Reject
 from outrider.data.formats.fields import take, take_text
-from outrider.data.formats.framing import Row
 from outrider.data.formats.join import joined_records, row_bytes
 from outrider.data.formats.openai import body, exchanges
-from outrider.data.formats.rows import Sample, parse_row
+from outrider.data.formats.rows import Row, Sample, parse_row
 from outrider.data.formats.sources import LogFile
 
 NAME = "openai_batch"
@@ -36,7 +35,7 @@ def records(files: Sequence[LogFile], scratch: Path) -> Iterator[Record | Reject
     return joined_records(files, scratch, _member_of)
 
 
-def _member_of(row: Row | None, previous: str | None) -> tuple[str, str, bytes]:
+def _member_of(row: Row | None) -> tuple[str, str, bytes]:
     parsed = parse_row(row)
     key = take_text(parsed, "custom_id", "row")
     if key is None:

@@ -3,7 +3,7 @@
     {"id": "req-17", "messages": [...], "model": "deepseek-r1"}
     {"id": "chatcmpl-req-17", "object": "chat.completion", "choices": [...]}
 
-or, with wrappers and in streams (one chunk per line, also as `data: {...}`):
+or, with wrappers and in streams (one chunk per line):
 
     {"request_id": "req-17", "request": {...}}
     {"request_id": "req-17", "response": {...}}
@@ -12,7 +12,7 @@ or, with wrappers and in streams (one chunk per line, also as `data: {...}`):
 `request_id` has precedence over `id`. The `chatcmpl-` that engines put before a request's id is
 ignored. A response with logged prompt ids needs no request.
 
-Client-side logs and recorded event streams look so. Tenant and session are lost unless a row has
+Client-side logs look so. Tenant and session are lost unless a row has
 them. Send `X-Request-Id` to choose the id. Duplicate ids are resolved per folder, otherwise the
 row is rejected as `ambiguous_id`.
 """
@@ -23,21 +23,17 @@ from typing import Any
 
 from outrider.data.exchange import Exchange, Record, Reject
 from outrider.data.formats.fields import first, take_text
-from outrider.data.formats.framing import Row
 from outrider.data.formats.join import joined_records, row_bytes
 from outrider.data.formats.openai import body, exchanges, gateway_fields
 from outrider.data.formats.openai_stream import join_chunks
-from outrider.data.formats.rows import Sample, parse_row
+from outrider.data.formats.rows import Row, Sample, parse_row
 from outrider.data.formats.sources import LogFile
 
 NAME = "openai_joined"
 
-STREAM_LINES = (b"data:", b"event:", b"id:", b"retry:", b":")
-"""Beginnings of the lines of a recorded event stream."""
-
 
 def recognizes(sample: Sample) -> bool:
-    return sample.head.lstrip().startswith(b"data: {") or any(_side(row) for row in sample.rows)
+    return any(_side(row) for row in sample.rows)
 
 
 def _side(row: dict[str, Any]) -> str | None:
@@ -64,12 +60,7 @@ def records(files: Sequence[LogFile], scratch: Path) -> Iterator[Record | Reject
     return joined_records(files, scratch, _member_of)
 
 
-def _member_of(row: Row | None, stream: str | None) -> tuple[str, str, bytes]:
-    if isinstance(row, bytes) and row.startswith(STREAM_LINES):
-        row = row.removeprefix(b"data:").strip()
-        if not row.startswith(b"{"):
-            # [DONE], a comment or an event name: part of the stream around it.
-            return stream or "", "rest", b""
+def _member_of(row: Row | None) -> tuple[str, str, bytes]:
     parsed = parse_row(row)
     side = _side(parsed)
     if side is None:

@@ -6,15 +6,15 @@
      [{"key": "gen_ai.input.messages", "value": {...}}]}]}]}]}
 
 The conventions also allow the attributes on an event (`gen_ai.client.inference.operation.details`),
-as a log record or within its span; both are read, and so are the events before 1.37
-(otel_events.py). A row of many spans is one record. Each span, or the log records of one call, is
-an outcome of it, numbered by `choice`.
+as a log record or within its span; both are read. A row of many spans is one record. Each span or
+log record is an outcome of it, numbered by `choice`.
+
+The conventions before 1.37 (events such as `gen_ai.user.message`) are not read.
 
 To get it: the collector's file exporter, with `OTEL_SEMCONV_STABILITY_OPT_IN` set to
 `gen_ai_latest_experimental`, `OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT=SPAN_ONLY`, no
 `OTEL_ATTRIBUTE_VALUE_LENGTH_LIMIT` (`truncated`) and batches below 64 MB. Token ids are lost.
-ClickHouse rows are read too; log records are joined within one OTLP row. vLLM's own spans have no
-messages.
+ClickHouse rows are read too. vLLM's own spans have no messages.
 """
 
 import dataclasses
@@ -25,6 +25,7 @@ from typing import Any
 from outrider.data.exchange import Exchange, Place, Record, Reject
 from outrider.data.formats.fields import (
     first,
+    mapping,
     number,
     take,
     take_names,
@@ -34,12 +35,6 @@ from outrider.data.formats.fields import (
 )
 from outrider.data.formats.message_parts import openai_answer, openai_messages
 from outrider.data.formats.openai import exchanges
-from outrider.data.formats.otel_events import (
-    attributes,
-    calls_of,
-    is_message,
-    older_messages,
-)
 from outrider.data.formats.rows import Sample, parse_row, row_records
 from outrider.data.formats.sampling import NUMBERS
 
@@ -57,6 +52,9 @@ NAMES = {
 }
 """Names of attributes for each field of an exchange, by preference."""
 
+ATTRIBUTES = ("attributes", "SpanAttributes", "LogAttributes")
+"""The latter two are columns of the collector's ClickHouse tables."""
+
 CHAT = ("chat", "generate_content", None)
 """Operations that are LLM calls; some instrumentations omit the operation."""
 
@@ -73,7 +71,7 @@ def _is_otlp(row: dict[str, Any]) -> bool:
 
 def _has_genai(row: dict[str, Any]) -> bool:
     try:
-        return any(name.startswith("gen_ai.") for name in attributes(row))
+        return any(name.startswith("gen_ai.") for name in _attributes(row))
     except Reject:
         return False
 
@@ -104,12 +102,11 @@ def _spans(row: dict[str, Any]) -> Iterator[dict[str, Any]]:
             holders = list(itertools.chain.from_iterable(inner))
             if not all(isinstance(holder, dict) for holder in holders):
                 raise Reject("wrong_type", f"OTLP.{level} holds something other than objects")
-        yield from calls_of(holders)
+        yield from holders
 
 
 def _outcomes(span: dict[str, Any], place: Place) -> list[Exchange | Reject]:
     logged = _attributes_with_details(span)
-    logged = {**older_messages(span, logged), **logged}
     operation = logged.get("gen_ai.operation.name")
     if operation == "text_completion":
         raise Reject(
@@ -123,14 +120,11 @@ def _outcomes(span: dict[str, Any], place: Place) -> list[Exchange | Reject]:
     asked, answered = (
         unpacked(logged, f"gen_ai.{side}.messages", "attributes") for side in ("input", "output")
     )
-    if is_message(span):
-        raise Reject(
-            "content_not_logged",
-            "an event in a row of its own; export the log records of a call in one OTLP batch",
-        )
     if asked is None or answered is None:
         raise Reject(
-            "content_not_logged", "the span has no messages; capture them with the instrumentation"
+            "content_not_logged",
+            "the span has no messages; capture them with an instrumentation of conventions 1.37 or"
+            " newer (OTEL_SEMCONV_STABILITY_OPT_IN=gen_ai_latest_experimental)",
         )
     logged = {**logged, "gen_ai.input.messages": asked, "gen_ai.output.messages": answered}
     instructions = unpacked(logged, "gen_ai.system_instructions", "attributes")
@@ -151,10 +145,7 @@ def _outcomes(span: dict[str, Any], place: Place) -> list[Exchange | Reject]:
         "stop": unpacked_or_text(logged, "gen_ai.request.stop_sequences", "attributes"),
         "tools": _tools(logged),
     }
-    used = first(
-        number(logged, "gen_ai.usage.output_tokens"),
-        number(logged, "gen_ai.usage.completion_tokens"),
-    )
+    used = number(logged, "gen_ai.usage.output_tokens")
     response = {
         "model": logged.get("gen_ai.response.model"),
         "choices": _choices(logged),
@@ -201,10 +192,10 @@ def _tool(tool: Any) -> Any:
 
 def _attributes_with_details(span: dict[str, Any]) -> dict[str, Any]:
     """Attributes of a span and of its event with the messages."""
-    logged = attributes(span)
+    logged = _attributes(span)
     for event in take(span, "events", list, "span") or ():
         if isinstance(event, dict) and event.get("name") == DETAILS:
-            logged = {**attributes(event), **logged}
+            logged = {**_attributes(event), **logged}
     return logged
 
 
@@ -217,3 +208,38 @@ def _time(span: dict[str, Any]) -> float | None:
     return first(
         *(take_time(span, key, "span") for key in ("start_time", "timestamp", "Timestamp"))
     )
+
+
+def _attributes(holder: dict[str, Any]) -> dict[str, Any]:
+    """Attributes of a span, log record or event, in any notation; empty without any."""
+    for key in ATTRIBUTES:
+        value = holder.get(key)
+        if isinstance(value, list) and not all(isinstance(item, tuple) for item in value):
+            return _of_pairs(value)
+        if value is not None:
+            return mapping(holder, key, "span")
+    return {}
+
+
+def _of_pairs(pairs: list[Any]) -> dict[str, Any]:
+    """OTLP's `[{"key": ..., "value": {"stringValue": ...}}]` as a dict."""
+    if not all(isinstance(pair, dict) and isinstance(pair.get("key"), str) for pair in pairs):
+        raise Reject("wrong_type", "span.attributes holds something other than keys with values")
+    return {pair["key"]: _plain(pair.get("value")) for pair in pairs}
+
+
+def _plain(value: Any) -> Any:
+    """Plain value of an OTLP value."""
+    if not isinstance(value, dict) or not value:
+        return None
+    (kind, held), *_ = value.items()
+    if kind in ("arrayValue", "kvlistValue"):
+        values = take(take(value, kind, dict, "value") or {}, "values", list, kind) or []
+        return _of_pairs(values) if kind == "kvlistValue" else [_plain(item) for item in values]
+    if kind == "intValue":
+        return (
+            int(held)
+            if isinstance(held, str) and held.lstrip("-").isdecimal() and len(held) < 20
+            else held
+        )
+    return held

@@ -76,14 +76,9 @@ def parse(record: Record) -> list[Exchange | Reject]:
         raise Reject("incomplete_pair", f"no {'obj' if asked is None else 'out'}")
     headers = take(row, "headers", dict, "row") or {}
     finished = take_time(row, "timestamp", "row")
-    return [
-        exchange(asked, answered, record.place, finished=finished, session=_routing_key(headers))
-    ]
-
-
-def _routing_key(headers: dict[str, Any]) -> str | None:
-    """Key by which SGLang's router groups the requests of one conversation."""
-    return take_text(headers, "x-smg-routing-key", "headers")
+    # SGLang's router groups the requests of one conversation by this key.
+    session = take_text(headers, "x-smg-routing-key", "headers")
+    return [exchange(asked, answered, record.place, finished=finished, session=session)]
 
 
 def exchange(
@@ -119,6 +114,7 @@ def exchange(
     if not content and completion_ids is None:
         raise Reject("empty_response")
     ended, stop_reason = _end(about)
+    took = take_number(about, "e2e_latency", "meta_info") or 0.0
     sampling = take(asked, "sampling_params", dict, "obj") or {}
     labels = take(asked, "custom_labels", dict, "obj") or {}
     own_session = take(asked, "session_params", dict, "obj") or {}
@@ -140,14 +136,9 @@ def exchange(
         or session,
         tenant=take_text(labels, "tenant", "custom_labels"),
         route=take_text(labels, "route", "custom_labels"),
-        time=_began(about, finished),
+        time=None if finished is None else finished - took,
         **sampling_of(sampling, "sampling_params"),
     )
-
-
-def _began(about: dict[str, Any], finished: float | None) -> float | None:
-    took = take_number(about, "e2e_latency", "meta_info") or 0.0
-    return finished - took if finished is not None else None
 
 
 def _end(about: dict[str, Any]) -> tuple[str, int | str | None]:

@@ -1,7 +1,7 @@
 """Log sources: files, folders, globs and fsspec URLs, plain or compressed.
 
-A `LogFile` is read in constant memory. It counts what was read: bytes for the progress bar, rows
-for the check that none is lost.
+A `LogFile` of lines is read in constant memory. It counts its rows, for the check that none is
+lost.
 
     from outrider.data.formats.sources import log_files
     log_files("s3://bucket/logs/2026-07-*.jsonl.gz")
@@ -9,7 +9,6 @@ for the check that none is lost.
 
 import contextlib
 import gzip
-import io
 import re
 import socket
 import sys
@@ -49,30 +48,10 @@ with its token ids."""
 CHUNK = 2**20
 """Bytes read at a time."""
 
-CLIENT_ERRORS = {
-    "httpx": "HTTPError",
-    "httpx2": "HTTPError",
-    "requests": "RequestException",
-    "aiohttp": "ClientError",
-    "botocore.exceptions": "BotoCoreError",
-    "gcsfs.retry": "HttpError",
-    "google.auth.exceptions": "GoogleAuthError",
-    "azure.core.exceptions": "AzureError",
-}
-"""Base error of each client: huggingface_hub (httpx, httpx2 or requests, by release), http, s3fs,
-gcsfs, adlfs."""
-
-NETWORK_ERRORS = (ConnectionError, TimeoutError, socket.gaierror)
-
-
-def store_errors() -> tuple[type[BaseException], ...]:
-    """Errors that an unreachable store raises, of the clients that are loaded."""
-    loaded = [
-        getattr(sys.modules[module], name, None)
-        for module, name in CLIENT_ERRORS.items()
-        if module in sys.modules
-    ]
-    return (*NETWORK_ERRORS, *(error for error in loaded if isinstance(error, type)))
+CLIENTS = frozenset(
+    {"httpx", "httpx2", "requests", "aiohttp", "botocore", "gcsfs", "google", "azure"}
+)
+"""Packages of the clients of huggingface_hub, http, s3fs, gcsfs and adlfs."""
 
 
 @contextlib.contextmanager
@@ -83,7 +62,10 @@ def answering(what: str) -> Iterator[None]:
     """
     try:
         yield
-    except store_errors() as error:
+    except Exception as error:
+        is_network = isinstance(error, ConnectionError | TimeoutError | socket.gaierror)
+        if not is_network and type(error).__module__.partition(".")[0] not in CLIENTS:
+            raise
         detail = f"{type(error).__name__}: {error}".rstrip(": ")
         raise OutriderError(
             f"{what}: the store does not answer ({detail}); check the address, the network and the "
@@ -93,10 +75,8 @@ def answering(what: str) -> Iterator[None]:
 
 @dataclass
 class Meter:
-    """Counts of what was read of a file."""
+    """Count of the rows that were read of a file."""
 
-    bytes: int = 0
-    """As stored, before decompression."""
     rows: int = 0
 
 
@@ -129,16 +109,15 @@ class LogFile:
     def open(self) -> Iterator[BinaryIO]:
         """Opens the file's decompressed content."""
         with self.stored() as stored:
-            counted = io.BufferedReader(_Counted(stored, self.meter), CHUNK)
             unpacked: Any
             damage: tuple[type[Exception], ...]
             if self.path.endswith(".gz"):
-                unpacked = gzip.GzipFile(fileobj=counted)
+                unpacked = gzip.GzipFile(fileobj=stored)
                 damage = (gzip.BadGzipFile, zlib.error, EOFError)
             elif self.path.endswith(".zst"):
-                unpacked, damage = zstd.ZstdFile(counted), (zstd.ZstdError, EOFError)
+                unpacked, damage = zstd.ZstdFile(stored), (zstd.ZstdError, EOFError)
             else:
-                yield counted
+                yield stored
                 return
             try:
                 yield unpacked
@@ -178,22 +157,6 @@ class LogFile:
         with answering(f"traffic.path: {self.name}"):
             info = self.filesystem.info(self.path)
         return [self.name, *store_identity(info)]
-
-
-class _Counted(io.RawIOBase):
-    """A stored file that counts the bytes read."""
-
-    def __init__(self, stored: IO[bytes], meter: Meter):
-        self.stored, self.meter = stored, meter
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        data = self.stored.read(len(buffer))
-        buffer[: len(data)] = data
-        self.meter.bytes += len(data)
-        return len(data)
 
 
 def _lines(file: BinaryIO) -> Iterator[bytes | None]:

@@ -32,7 +32,6 @@ def parse(record: Record) -> list[Exchange | Reject]:
         )
     # Texts next to the ids only serve to compare them with retokenized text.
     reasoning, content = reasoning_and_content(row)
-    logged = gateway_fields(row)
     return [
         Exchange(
             record.place,
@@ -44,6 +43,6 @@ def parse(record: Record) -> list[Exchange | Reject]:
             stop_reason=take(row, "stop_reason", (int, str), "row"),
             model=take_text(row, "model", "row"),
             **sampling_of(row, "row"),
-            **{**logged, "weight": first(logged["weight"], 1.0)},
+            **gateway_fields(row),
         )
     ]

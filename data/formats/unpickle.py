@@ -145,15 +145,13 @@ def _chosen(holder: Any, keys: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _fields(value: Any) -> dict[str, Any]:
-    return value if isinstance(value, dict) else vars(value) if _is_record(value) else {}
-
-
-def _is_record(value: Any) -> bool:
-    return isinstance(value, PlainRecord)
+    if isinstance(value, PlainRecord):
+        return vars(value)
+    return value if isinstance(value, dict) else {}
 
 
 def _plain(value: Any) -> Any:
-    return vars(value) if _is_record(value) else f"<{type(value).__name__}>"
+    return vars(value) if isinstance(value, PlainRecord) else f"<{type(value).__name__}>"
 
 
 def _reject(reason: str, detail: str) -> str:

@@ -1,35 +1,32 @@
-"""Chunks of a log, and the parts that are made of them: here, by worker processes or by Ray tasks.
+"""Chunks of a log, and the parts that are made of them: here or by worker processes.
 
 A part is `NUMBER.arrow` (sequences, `SCHEMA`) and `NUMBER.json` (counts and rejects). The JSON is
 written last and marks the part as finished; a rerun skips it. A part depends on its chunk alone, so
-its bytes are the same whoever makes it, after any interruptions; nodes of a cluster need the
-target, not the log.
+its bytes are the same whoever makes it, after any interruptions.
 
-    work = Work(target_dir, None, PrivacyConfig(), None)
+    work = Work(target_dir, None, PrivacyConfig(), key, parts_dir)
     chunks = chunks_of(records, {"log.jsonl": "0"})
-    count = make_parts(chunks, work, parts_dir, workers=8, cluster=None, done=print)
+    for records in make_parts(chunks, work, workers=8): ...
 """
 
-import contextlib
 import hmac
 import multiprocessing
 import os
 import signal
 import sys
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from datasets import Features
+from pydantic import Field
 
-from outrider.common.cluster.config import ClusterConfig
-from outrider.common.cluster.session import open_cluster
-from outrider.common.cluster.tasks import run_tasks
 from outrider.common.errors import OutriderError
 from outrider.common.files import publish, write_json
 from outrider.common.fingerprint import value_digest
@@ -54,27 +51,28 @@ CHUNK_RECORDS = 1000
 """A chunk ends at the first of the two limits: some seconds of work, and little to lose or hold."""
 
 
-SCHEMA = pa.schema(
-    {
-        "sequence_id": pa.string(),
-        "session": pa.string(),
-        "session_kind": pa.string(),
-        "user": pa.string(),
-        "tenant": pa.string(),
-        "route": pa.string(),
-        "model": pa.string(),
-        "time": pa.float64(),
-        "token_ids": pa.list_(pa.int32()),
-        "completion_start": pa.int32(),
-        "fidelity": pa.string(),
-        "finish_reason": pa.string(),
-        "temperature": pa.float32(),
-        "top_p": pa.float32(),
-        "top_k": pa.int32(),
-        "weight": pa.float32(),
-        "prompt_text": pa.string(),
-    }
-)
+SCHEMA: pa.Schema = Features.from_arrow_schema(
+    pa.schema(
+        {
+            "sequence_id": pa.string(),
+            "session": pa.string(),
+            "session_kind": pa.string(),
+            "user": pa.string(),
+            "tenant": pa.string(),
+            "route": pa.string(),
+            "model": pa.string(),
+            "time": pa.float64(),
+            "token_ids": pa.list_(pa.int32()),
+            "completion_start": pa.int32(),
+            "fidelity": pa.string(),
+            "finish_reason": pa.string(),
+            "temperature": pa.float32(),
+            "top_p": pa.float32(),
+            "top_k": pa.int32(),
+            "prompt_text": pa.string(),
+        }
+    )
+).arrow_schema
 """Columns of the table of sequences.
 
 `session_kind` is what `session` identifies (`SESSION_KINDS`). `user` is a keyed digest of the id of
@@ -82,7 +80,6 @@ the user, else of the tenant; so is the session of a user. `time` is in Unix sec
 was not logged. Other values that were not logged are empty text."""
 
 
-@dataclass
 class Tally(Sums):
     """Counts of one chunk, or of all, also in `summary.json`."""
 
@@ -92,32 +89,24 @@ class Tally(Sums):
     """Rows of records other than their first: an exchange's other half, the chunks of a stream."""
     extra_choices: int = 0
     """Outcomes of records other than their first: further choices of a response."""
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    without_time: int = 0
-    formats: Counter[str] = field(default_factory=Counter)
+    formats: Counter[str] = Field(default_factory=Counter)
     """Rows by the format they were read as."""
-    rejects: Counter[str] = field(default_factory=Counter)
-    fidelity: Counter[str] = field(default_factory=Counter)
-    models: Counter[str] = field(default_factory=Counter)
+    rejects: Counter[str] = Field(default_factory=Counter)
+    models: Counter[str] = Field(default_factory=Counter)
     """Exchanges by model name, as logged."""
-    prompt_usage: Counter[str] = field(default_factory=Counter)
+    prompt_usage: Counter[str] = Field(default_factory=Counter)
     """Whether prompts without ids have as many tokens as the engine counted."""
-    retokenized_usage: Counter[str] = field(default_factory=Counter)
+    retokenized_usage: Counter[str] = Field(default_factory=Counter)
     """The same of retokenized completions."""
 
     def add(self, exchange: Exchange, sequence: TokenSequence) -> None:
         """Counts one exchange that became a sequence."""
         self.exchanges += 1
-        self.fidelity[sequence.fidelity] += 1
         self.models[exchange.model or ""] += 1
         if sequence.agrees_with_usage is not None and exchange.completion_token_ids is None:
             self.retokenized_usage["equal" if sequence.agrees_with_usage else "different"] += 1
         if sequence.prompt_agrees_with_usage is not None and exchange.prompt_token_ids is None:
             self.prompt_usage["equal" if sequence.prompt_agrees_with_usage else "different"] += 1
-        self.prompt_tokens += sequence.completion_start
-        self.completion_tokens += len(sequence.token_ids) - sequence.completion_start
-        self.without_time += exchange.time is None
 
     def excuse_halves(self) -> None:
         """Counts rejects without their other half as `BEYOND_FIRST`: it may follow."""
@@ -137,13 +126,9 @@ class Tally(Sums):
             "extra_choices": self.extra_choices,
             "rejects": dict(self.rejects.most_common()),
             "formats": dict(self.formats),
-            "fidelity": dict(self.fidelity),
             "models": {name or "not logged": count for name, count in self.models.most_common()},
-            "prompt_tokens": self.prompt_tokens,
-            "completion_tokens": self.completion_tokens,
             "prompt_tokens_against_usage": dict(self.prompt_usage),
             "retokenized_against_usage": dict(self.retokenized_usage),
-            "without_time": self.without_time,
         }
 
 
@@ -167,25 +152,7 @@ class Work:
     privacy: PrivacyConfig
     key: bytes
     """Of surrogates and digests of users (`guard.privacy_key`)."""
-
-
-@dataclass(frozen=True)
-class Part:
-    """What a worker makes of a chunk."""
-
-    number: int
-    records: int
-    table: bytes
-    """Sequences as an Arrow stream of `SCHEMA`."""
-    facts: dict[str, Any]
-    """Counts and rejects, for the JSON file."""
-
-    def write(self, parts_dir: Path) -> None:
-        """Writes the files of the part, the JSON last."""
-        path = part_path(parts_dir, self.number)
-        with publish(path.with_suffix(".arrow")) as temporary:
-            temporary.write_bytes(self.table)
-        write_json(path, self.facts)
+    parts_dir: Path
 
 
 def chunks_of(
@@ -227,14 +194,19 @@ class ChunkWork:
 
     def __init__(self, work: Work):
         self.builder = SequenceBuilder(work.target_dir)
-        self.key = work.key
+        self.key, self.parts_dir = work.key, work.parts_dir
         self.guard = None
         if work.privacy.mode != "off":
             self.guard = PrivacyGuard(work.privacy, work.key, decode=self.builder.decode)
         self.models = None if work.models is None else {model_label(name) for name in work.models}
 
-    def make(self, chunk: Chunk) -> Part:
-        """Makes the part of a chunk."""
+    def make(self, chunk: Chunk) -> int:
+        """Writes the part of a chunk unless there is one; returns the number of its records."""
+        if not part_path(self.parts_dir, chunk.number).exists():
+            self._make(chunk)
+        return len(chunk.items)
+
+    def _make(self, chunk: Chunk) -> None:
         tally = Tally()
         if self.guard:
             self.guard.tally = PrivacyTally()
@@ -265,13 +237,19 @@ class ChunkWork:
                     continue
                 tally.add(outcome, sequence)
                 rows.append(_table_row(outcome, sequence, chunk.file_numbers, self.key))
-        sink = pa.BufferOutputStream()
-        with pa.ipc.new_stream(sink, SCHEMA) as table:
-            table.write_batch(pa.RecordBatch.from_pylist(rows, SCHEMA))
-        facts = {"tally": tally.to_json(), "rejects": [_reject_line(reject) for reject in rejects]}
+        facts = {
+            "tally": tally.model_dump(),
+            "rejects": [_reject_line(reject) for reject in rejects],
+        }
         if self.guard:
-            facts["privacy"] = self.guard.tally.to_json()
-        return Part(chunk.number, len(chunk.items), sink.getvalue().to_pybytes(), facts)
+            facts["privacy"] = self.guard.tally.model_dump()
+        path = part_path(self.parts_dir, chunk.number)
+        with (
+            publish(path.with_suffix(".arrow")) as temporary,
+            pa.ipc.new_stream(str(temporary), SCHEMA) as table,
+        ):
+            table.write_batch(pa.RecordBatch.from_pylist(rows, SCHEMA))
+        write_json(path, facts)
 
 
 def _table_row(
@@ -297,7 +275,6 @@ def _table_row(
         "temperature": sequence.temperature,
         "top_p": sequence.top_p,
         "top_k": sequence.top_k,
-        "weight": exchange.weight,
         "prompt_text": sequence.prompt_text,
     }
 
@@ -343,89 +320,50 @@ def _reject_line(reject: Reject) -> dict[str, Any]:
     return line if reject.rows == 1 else {**line, "rows": reject.rows}
 
 
-_made_works: list[tuple[Work, ChunkWork]] = []
-"""The last work of this process: its tokenizer loads slowly."""
+_started: dict[str, Any] = {}
+"""In a worker process: the ingest's `Work`, and its `ChunkWork` from the first chunk on."""
 
 
-def start_worker() -> None:
-    """Initializes a worker process: Ctrl-C reaches the whole group; the main process stops it."""
+def _start_worker(work: Work) -> None:
+    # Ctrl-C reaches the whole group; the main process stops the workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # A tokenizer does not need torch, which is most of the time (8 of 10 s) and memory (400 MB) of
+    # importing transformers.
+    sys.modules.setdefault("torch", None)  # type: ignore[arg-type]
+    os.environ["TRANSFORMERS_VERBOSITY"] = "error"  # it would print that torch is missing
+    # Its threads would compete with the other workers.
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    _started["work"] = work
 
 
-def make_part(work: Work, chunk: Chunk) -> Part:
-    """`ChunkWork.make` in a worker process or a task, which keeps the tokenizer for the next."""
-    if not _made_works or _made_works[0][0] != work:
-        # A tokenizer does not need torch, which is most of the time (8 of 10 s) and memory (400 MB)
-        # of importing transformers.
-        sys.modules.setdefault("torch", None)  # type: ignore[arg-type]
-        os.environ["TRANSFORMERS_VERBOSITY"] = "error"  # it would print that torch is missing
-        # Its threads would compete with the other workers.
-        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-        _made_works[:] = [(work, ChunkWork(work))]
-    return _made_works[0][1].make(chunk)
-
-
-def make_parts(
-    chunks: Iterable[Chunk],
-    work: Work,
-    parts_dir: Path,
-    workers: int,
-    cluster: ClusterConfig | None,
-    done: Callable[[int], None],
-) -> int:
-    """Makes the part of every chunk that has none; returns the number of chunks.
-
-    `workers` processes do it, or this one for 0, or the tasks of a `cluster`. `done` is called with
-    the number of records of each finished chunk.
-    """
-    count = 0
-
-    def missing() -> Iterator[Chunk]:
-        nonlocal count
-        for chunk in chunks:
-            count += 1
-            if part_path(parts_dir, chunk.number).exists():
-                done(len(chunk.items))
-            else:
-                yield chunk
-
-    if cluster:
-        made = _by_tasks(missing(), work, cluster)
-    elif workers:
-        made = _by_processes(missing(), work, workers)
-    else:
-        made = map(ChunkWork(work).make, missing())
-    for part in made:
-        part.write(parts_dir)
-        done(part.records)
+def _make_part(chunk: Chunk) -> int:
+    """`ChunkWork.make` in a worker process. It loads here: an initializer's error has no cause."""
+    if "chunk work" not in _started:
+        _started["chunk work"] = ChunkWork(_started["work"])
+    count: int = _started["chunk work"].make(chunk)
     return count
 
 
-def _by_tasks(chunks: Iterable[Chunk], work: Work, cluster: ClusterConfig) -> Iterator[Part]:
-    with (
-        open_cluster(cluster),
-        contextlib.closing(run_tasks(make_part, chunks, work, what="the ingest")) as parts,
-    ):
-        for _, part in parts:
-            yield part
+def make_parts(chunks: Iterable[Chunk], work: Work, workers: int) -> Iterator[int]:
+    """Makes the part of every chunk that has none; yields the records of each chunk, in order.
+
+    `workers` processes do it, or this one for 0.
+    """
+    return _by_processes(chunks, work, workers) if workers else map(ChunkWork(work).make, chunks)
 
 
-def _by_processes(chunks: Iterable[Chunk], work: Work, workers: int) -> Iterator[Part]:
+def _by_processes(chunks: Iterable[Chunk], work: Work, workers: int) -> Iterator[int]:
     # Workers are spawned, since this process has threads.
-    pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), start_worker)
-    running: set[Future[Part]] = set()
-
-    def ended(most_running: int) -> Iterator[Part]:
-        while len(running) > most_running:
-            for future in wait(running, return_when=FIRST_COMPLETED).done:
-                running.remove(future)
-                yield future.result()
-
+    spawn = multiprocessing.get_context("spawn")
+    pool = ProcessPoolExecutor(workers, spawn, _start_worker, (work,))
+    running: deque[Future[int]] = deque()
     try:
         for chunk in chunks:
-            yield from ended(workers)  # one more waits for the first that ends
-            running.add(pool.submit(make_part, work, chunk))
-        yield from ended(0)
+            running.append(pool.submit(_make_part, chunk))
+            if len(running) > 2 * workers:  # so that chunks do not pile up
+                yield running.popleft().result()
+        while running:
+            yield running.popleft().result()
     except BrokenProcessPool:
         raise OutriderError(
             "a worker of the ingest was killed, most often because the machine ran out of memory; "

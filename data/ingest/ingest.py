@@ -12,7 +12,6 @@ with the log.
     python -m outrider.data.ingest.ingest TARGET_DIR LOGS OUT_DIR
 """
 
-import contextlib
 import dataclasses
 import hashlib
 import json
@@ -20,19 +19,16 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 from datasets import DatasetInfo, Features
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from outrider.common.cluster.config import ClusterConfig
 from outrider.common.errors import OutriderError
 from outrider.common.files import publish, read_json, write_json
-from outrider.common.fingerprint import path_digest, resume_or_clear
+from outrider.common.fingerprint import file_digest, path_digest, resume_or_clear, value_digest
 from outrider.data.config import PrivacyConfig, TrafficConfig
 from outrider.data.exchange import ASIDE, Record, Reject
 from outrider.data.formats import JOINING, files_by_format, read_records
@@ -59,16 +55,13 @@ PARTS = ".parts"
 PARTS_INPUTS = ".parts.json"
 """Folder of the parts, and the digest of everything that they depend on."""
 
-PARTS_VERSION = 4
+PARTS_VERSION = 5
 """Version of the parts. Raise it when the same log gives other parts: when a format accepts other
 rows, or when sequences, rejects, surrogates or `chunks.SCHEMA` change. Parts of an interrupted
 ingest are then made again. Raise the version of the ingest stage as well
 (pipeline/stages/ingest.py): it covers finished ingests."""
 
 REJECTS = "rejects.jsonl"
-
-TABLE = "data-00000-of-00001.arrow"
-"""File name of the table, as `datasets` names a single one."""
 
 SMALL = 64 * 2**20
 """Log size in bytes up to which one process is faster than several."""
@@ -92,7 +85,6 @@ def ingest(
     workers: int | None = None,
     privacy: PrivacyConfig | None = None,
     prefix: str = "",
-    cluster: ClusterConfig | None = None,
     is_slice: bool = False,
     rows_per_file: int | None = None,
     problems: list[str] | None = None,
@@ -100,10 +92,9 @@ def ingest(
     """Ingests `traffic.path` for the target in `target_dir`; returns the summary.
 
     Ids of sequences begin with `prefix`. `workers` is the number of processes; 0 runs in this one.
-    Default: one per core, at most one for a small log. With an address in `cluster`, parts of a
-    larger log are made by tasks on all nodes, which have the target at the same path. With
-    `privacy` on, the findings are counted in `privacy.json`. `is_slice`: the log is cut out of one
-    that is being written (log_tail.py), so rows without their other half are not damage.
+    Default: one per core, at most one for a small log. With `privacy` on, the findings are counted
+    in `privacy.json`. `is_slice`: the log is cut out of one that is being written (log_tail.py), so
+    rows without their other half are not damage.
     `rows_per_file`: maximum number of rows that are read of each file. `problems`: takes what would
     stop a run, instead of raising it, except a log without rows.
     """
@@ -115,21 +106,24 @@ def ingest(
     key = privacy_key(privacy, out_dir / KEY_FILE)
     parts_dir = _parts_dir(out_dir, files, traffic, privacy, key, target_dir)
     file_numbers = {file.name: f"{prefix}{number}" for number, file in enumerate(files)}
-    work = Work(target_dir, models, privacy, key)
-    here = _workers(files) if workers is None else workers
-    is_shared = workers is None and cluster and cluster.address and _is_large(files)
+    work = Work(target_dir, models, privacy, key, parts_dir)
+    console = Console(stderr=True, highlight=False)
     with (
         tempfile.TemporaryDirectory(dir=out_dir, prefix=".scratch-") as scratch,
-        _progress(files) as done,
+        console.status("ingest") as status,
     ):
         chunks = chunks_of(_records(files, traffic.format, Path(scratch)), file_numbers)
-        count = make_parts(chunks, work, parts_dir, here, cluster if is_shared else None, done)
-    parts = [part_path(parts_dir, number) for number in range(count)]
+        made = make_parts(chunks, work, _workers(files) if workers is None else workers)
+        records: list[int] = []
+        for of_part in made:
+            records.append(of_part)
+            status.update(f"ingest: {sum(records):,} records")
+    parts = [part_path(parts_dir, number) for number in range(len(records))]
     is_cut = is_slice or any(file.limit and file.is_read_enough() for file in files)
     tally, found = _sums(parts, out_dir / REJECTS, is_cut)
     if privacy.mode != "off":
         found.write(privacy, out_dir / PRIVACY_FILE)
-        Console(stderr=True, highlight=False).print(found.line(privacy), soft_wrap=True)
+        console.print(found.line(privacy), soft_wrap=True)
     try:
         check(tally, traffic, files, out_dir / REJECTS if problems is None else None)
     except OutriderError as error:
@@ -156,12 +150,12 @@ def _sums(parts: list[Path], rejects_path: Path, is_cut: bool) -> tuple[Tally, P
         with temporary.open("w", encoding="utf-8") as rejects:
             for path in parts:
                 part = read_json(path)
-                counted = Tally.from_json(part["tally"])
+                counted = Tally.model_validate(part["tally"])
                 if is_cut and JOINING & counted.formats.keys():
                     counted.excuse_halves()
                 tally += counted
                 if "privacy" in part:
-                    found += PrivacyTally.from_json(part["privacy"])
+                    found += PrivacyTally.model_validate(part["privacy"])
                 rejects.writelines(
                     json.dumps(reject, ensure_ascii=False) + "\n" for reject in part["rejects"]
                 )
@@ -173,29 +167,20 @@ def _sums(parts: list[Path], rejects_path: Path, is_cut: bool) -> tuple[Tally, P
 
 
 def _assemble(parts: list[Path], sequences_dir: Path) -> None:
-    """Publishes the table of all parts, rows in log order.
+    """Publishes the table of all parts, rows in log order; copies of the parts are its files.
 
-    Parts are read one batch at a time: `Dataset.save_to_disk` would map them into memory. The
-    fingerprint is that of the content, so that a repeated ingest gives the same bytes and later
+    The fingerprint is that of the content, so that a repeated ingest gives the same bytes and later
     stages are not rerun.
     """
-    features = Features.from_arrow_schema(SCHEMA)
-    schema = features.arrow_schema
-    digest = hashlib.sha256()
+    files = [f"data-{number:05d}-of-{len(parts):05d}.arrow" for number in range(len(parts))]
     with publish(sequences_dir) as folder:
         folder.mkdir(mode=0o700)
-        with pa.ipc.new_stream(str(folder / TABLE), schema) as table:
-            for part in parts:
-                with pa.ipc.open_stream(str(part)) as batches:
-                    for batch in filter(len, batches):
-                        for column in batch.columns:
-                            for buffer in filter(None, column.buffers()):
-                                digest.update(buffer)
-                        table.write_batch(pa.RecordBatch.from_arrays(batch.columns, schema=schema))
-        DatasetInfo(features=features).write_to_directory(str(folder))
+        for part, name in zip(parts, files, strict=True):
+            shutil.copyfile(part, folder / name)
+        DatasetInfo(features=Features.from_arrow_schema(SCHEMA)).write_to_directory(str(folder))
         state: dict[str, Any] = {
-            "_data_files": [{"filename": TABLE}],
-            "_fingerprint": digest.hexdigest()[:16],
+            "_data_files": [{"filename": name} for name in files],
+            "_fingerprint": value_digest([file_digest(part) for part in parts])[:16],
             "_format_columns": None,
             "_format_kwargs": {},
             "_format_type": None,
@@ -249,47 +234,15 @@ def _parts_dir(
     return parts_dir
 
 
-def _is_large(files: list[LogFile]) -> bool:
+def _workers(files: list[LogFile]) -> int:
     size = sum(
         file.size() * (UNPACKED if file.path.endswith(tuple(COMPRESSIONS)) else 1) for file in files
     )
-    return size > SMALL
-
-
-def _workers(files: list[LogFile]) -> int:
-    if _is_large(files):
+    if size > SMALL:
         return len(os.sched_getaffinity(0))
     # A worker does not import torch, so it starts in a third of the time that importing
     # transformers takes here.
     return 0 if "transformers" in sys.modules else 1
-
-
-@contextlib.contextmanager
-def _progress(files: list[LogFile]) -> Iterator[Callable[[int], None]]:
-    """Shows a progress bar over the bytes read, on stderr; yields its update function."""
-    columns = (
-        TextColumn("ingest"),
-        BarColumn(),
-        TextColumn("{task.percentage:>3.0f} %, {task.fields[records]:,} records, time left"),
-        TimeRemainingColumn(),
-    )
-    console = Console(stderr=True)
-    with Progress(
-        *columns, console=console, transient=True, disable=not console.is_terminal
-    ) as progress:
-        task = progress.add_task(
-            "ingest", total=sum(file.size() for file in files) or None, records=0
-        )
-        records = 0
-
-        def add(done: int) -> None:
-            nonlocal records
-            records += done
-            progress.update(
-                task, completed=sum(file.meter.bytes for file in files), records=records
-            )
-
-        yield add
 
 
 def check(

@@ -8,18 +8,21 @@ holds no customer text. Advice names what was found, what it costs and the key t
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from datasets import Dataset
+from rich.text import Text
+from tokenizers import Tokenizer
 
 from outrider.common.errors import OutriderError
 from outrider.common.files import read_json
 from outrider.common.jackknife import ENOUGH_SESSIONS, LEAST_SESSIONS
 from outrider.data.config import PrivacyConfig, SplitConfig, TrafficConfig
-from outrider.data.exchange import BEYOND_FIRST, CONVERSATION, HALVES, SAMPLED_OTHERWISE
+from outrider.data.exchange import BEYOND_FIRST, HALVES, SAMPLED_OTHERWISE
 from outrider.data.ingest.ingest import ingest
+from outrider.data.ingest.traffic_facts import printable
 from outrider.data.sequences import load_sequences
 from outrider.data.split.split import BEGAN_EARLIER, PARTS, SEEN, describe, divide
 
@@ -30,6 +33,12 @@ out is intended."""
 SPLIT_COMPARED = 20_000
 """Sequences above which the predicted split does not compare prompts: that would take minutes and
 400 MB."""
+
+
+SHOWN = 120
+"""Number of tokens shown at either end of a prompt and of a completion."""
+
+NOTE = "italic yellow"
 
 
 def inspect(
@@ -99,23 +108,9 @@ def advise(
 ) -> list[str]:
     """All advice on an ingest's summary and a split's, which is None where none is possible."""
     return [
-        *_sessions_advice(ingested),
         *(_split_advice(divided, split) if divided else []),
         *_fidelity_advice(ingested),
         *_sampling_advice(ingested),
-    ]
-
-
-def _sessions_advice(summary: Mapping[str, Any]) -> list[str]:
-    """Advice on sessions that no pause can end because times are missing."""
-    kinds = summary["sessions"].get("exchanges", {})
-    lasting = sum(count for kind, count in kinds.items() if kind != CONVERSATION)
-    if not lasting or summary["without_time"] < summary["exchanges"]:
-        return []
-    return [
-        f"{lasting:,} exchanges have neither a conversation id nor a time, so that no pause can end"
-        " a session: all exchanges of a user, or of a first question, are one session. Log"
-        " `timestamp`, or keep `created` of the responses"
     ]
 
 
@@ -197,3 +192,22 @@ def _sampling_advice(summary: Mapping[str, Any]) -> list[str]:
     if counts.keys() & {"min_p", "other_sampling"}:
         text += ". vLLM refuses requests with min_p or logit_bias while it speculates"
     return [text]
+
+
+def marked(tokenizer: Tokenizer, token_ids: Sequence[int], completion_start: int) -> Text:
+    """A sequence for checking its mask: the only view that prints the customer's text.
+
+    Prompt and completion are under headings, so that they differ without colors too. Special tokens
+    are visible.
+    """
+    text = Text()
+    for name, ids, style in (
+        ("prompt, not trained on", token_ids[:completion_start], "dim"),
+        ("completion, trained on", token_ids[completion_start:], "green"),
+    ):
+        text.append(f"{name} ({len(ids)} tokens)\n", NOTE)
+        cut = len(ids) - 2 * SHOWN
+        ends = [ids[:SHOWN], ids[-SHOWN:]] if cut > 0 else [ids]
+        pieces = [tokenizer.decode(list(end), skip_special_tokens=False) for end in ends]
+        text.append(printable(f"\n... {cut} tokens ...\n".join(pieces)) + "\n", style)
+    return text

@@ -10,8 +10,8 @@ bytes, under a digest of the file's first line. So a file is the same one after 
 compressed by log rotation, and another one after it was truncated. Where several files begin alike,
 such as a file and its compressed copy, the one with most unread rows is read.
 
-At the edge of a slice some requests wait for their response. Their lines are carried into the next
-slice, `cut(..., carried=carried_lines(traffic_dir))`; `forget_rows` deletes all others.
+At the edge of a slice the halves of some exchanges are in two slices; the ingest leaves these out
+and counts them (`beyond_first`).
 
 Compressed files are read once nobody has written to them for `SETTLED_S`. Parquet, Arrow and
 pickle files and JSON arrays are read whole, then too, so that a slice may have more rows than asked
@@ -20,7 +20,6 @@ for.
 
 import hashlib
 import itertools
-import json
 import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -31,7 +30,7 @@ from typing import IO
 
 from outrider.common.files import publish
 from outrider.common.fingerprint import value_digest
-from outrider.data.formats.framing import TABLES, is_lines, rows
+from outrider.data.formats.rows import TABLES, is_lines, rows
 from outrider.data.formats.sources import CHUNK, COMPRESSIONS, LogFile, log_files
 
 SETTLED_S = 60.0
@@ -78,19 +77,16 @@ def cut(
     wanted: int,
     out_dir: Path,
     skipped: int = 0,
-    carried: Mapping[Path, Sequence[int]] | None = None,
 ) -> Position:
     """Publishes the next `wanted` rows as the folder `out_dir`; returns the position after them.
 
-    Every file gives its share of the rows. `skipped` rows before them are passed over. `carried`
-    names lines of earlier slices that are added (`halves`). Files are readable by their owner only.
+    Every file gives its share of the rows. `skipped` rows before them are passed over. Files are
+    readable by their owner only.
     """
     total = unread_rows(unread)
     after: Position = {}
     with publish(out_dir) as folder:
         folder.mkdir(mode=0o700)
-        for number, (slice_file, lines) in enumerate((carried or {}).items()):
-            _keep_lines(slice_file, lines, folder / f"{CARRIED}{number:03d}{slice_file.suffix}")
         passed = given = 0
         before = 0
         for number, each in enumerate(unread):
@@ -122,48 +118,6 @@ def end_of(unread: Sequence[Unread]) -> Position:
             read = 0 if each.whole else sum(map(len, itertools.islice(content, each.rows)))
         position[each.key] = each.rows if each.whole else each.start + read
     return position
-
-
-CARRIED = "carried-"
-"""Beginning of the names of files with lines of earlier slices."""
-
-OPEN_HALVES = frozenset({"unmatched_request", "stream_cut"})
-"""Reasons of rejects whose other half may follow in the next slice."""
-
-
-def carried_lines(traffic_dir: Path) -> dict[Path, list[int]]:
-    """Lines of an ingested slice that wait for their other half, by file; each is carried once."""
-    lines: dict[Path, list[int]] = {}
-    rejects = traffic_dir / "rejects.jsonl"
-    for line in rejects.read_text(encoding="utf-8").splitlines() if rejects.is_file() else ():
-        reject = json.loads(line)
-        path = Path(reject["file"])
-        if reject["reason"] in OPEN_HALVES and not path.name.startswith(CARRIED):
-            lines.setdefault(path, []).append(reject["line"])
-    return lines
-
-
-def forget_rows(log: Path, traffic_dir: Path) -> None:
-    """Deletes the rows of an ingested slice; lines that wait for their other half keep their place.
-
-    The rows are as the endpoint logged them, without `privacy.mode`.
-    """
-    waiting = {path.name: lines for path, lines in carried_lines(traffic_dir).items()}
-    for path in log.iterdir():
-        if path.name not in waiting:
-            path.unlink()
-            continue
-        with publish(path) as temporary:
-            temporary.touch(mode=0o600)
-            _keep_lines(path, waiting[path.name], temporary, instead=b"\n")
-
-
-def _keep_lines(source: Path, numbers: Sequence[int], path: Path, instead: bytes = b"") -> None:
-    """Copies some lines of a file; `instead` replaces each of the others."""
-    wanted = set(numbers)
-    with source.open("rb") as lines, path.open("wb") as out:
-        numbered = enumerate(lines, start=1)
-        out.writelines(line if number in wanted else instead for number, line in numbered)
 
 
 def _unread_of(file: LogFile, position: Mapping[str, int]) -> Unread | None:

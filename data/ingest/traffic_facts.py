@@ -84,10 +84,9 @@ def _time(summary: Mapping[str, Any]) -> str:
     time = summary["time"]
     if time is None:
         return "not logged: rows are in log order"
-    busiest = time["busiest_minute"]
     text = f"{date(time['first'])} to {date(time['last'])} UTC, {time['hours']:,} hours; "
-    text += f"{time['exchanges_per_minute']:g} exchanges a minute, {busiest['exchanges']:,} in the "
-    text += f"busiest ({date(busiest['begins'])})"
+    text += f"{time['exchanges_per_minute']:g} exchanges a minute, "
+    text += f"{time['busiest_minute']:,} in the busiest"
     if without := summary["without_time"]:
         text += f"; {without:,} without a time keep their place in the log"
     return text

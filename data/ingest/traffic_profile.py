@@ -19,16 +19,6 @@ from datasets import load_from_disk
 
 from outrider.data.tokenize.emitted_text import END_THINK, THINK
 
-STEPS = (100, 125, 160, 200, 250, 315, 400, 500, 630, 800)
-EDGES = [
-    *range(7),
-    8,
-    *(step * 10**power // 10 for power in range(5) for step in STEPS),
-    10**6,
-]
-"""Edges of the histograms: ten bins a decade, about evenly spaced on a log scale, and the same for
-every log, so that logs can be compared."""
-
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 
 MOST_NAMED = 20
@@ -54,6 +44,10 @@ def profile(sequences_dir: Path, target_dir: Path) -> dict[str, Any]:
     sessions = np.asarray([*_counts(table["session"]).values()])
     prompts = _copies(table["prompt_text"])
     return {
+        "prompt_tokens": int(lengths["prompt"].sum(dtype=np.int64)),
+        "completion_tokens": int(lengths["completion"].sum(dtype=np.int64)),
+        "fidelity": _counts(table["fidelity"]),
+        "without_time": table["time"].null_count,
         "lengths": {name: _lengths(values) for name, values in lengths.items()},
         "tenants": _largest(_counts(table["tenant"])),
         "routes": _largest(_counts(table["route"])),
@@ -74,7 +68,6 @@ def profile(sequences_dir: Path, target_dir: Path) -> dict[str, Any]:
         "time": _arrivals(table["time"].drop_null().to_numpy()),
         "duplicates": {
             "prompts": int(prompts.sum()),
-            "distinct": len(prompts),
             "identical": int(prompts.sum()) - len(prompts),
             "most_copies": int(prompts.max(initial=0)),
         },
@@ -92,18 +85,15 @@ def _reasoning_lengths(table: pa.Table, end_of_reasoning: int) -> np.ndarray:
     Completions that were cut before it are reasoning to their end.
     """
     lengths = []
-    columns = ("token_ids", "completion_start", "prompt_text")
-    for batch in table.select(columns).to_batches():
-        ids, starts, prompts = batch.columns
-        flat, offsets = ids.values.to_numpy(), ids.offsets.to_numpy()
-        marks = np.flatnonzero(flat == end_of_reasoning)
-        begins, ends = offsets[:-1] + starts.to_numpy(), offsets[1:]
-        found = np.searchsorted(marks, begins)  # first mark at or after the completion's start
-        for row, (begin, end) in enumerate(zip(begins, ends, strict=True)):
-            if found[row] < len(marks) and marks[found[row]] < end:
-                lengths.append(marks[found[row]] - begin)
-            elif prompts[row].as_py().rstrip().endswith(THINK):
-                lengths.append(end - begin)
+    for ids, start, prompt in zip(
+        table["token_ids"], table["completion_start"], table["prompt_text"], strict=True
+    ):
+        completion = ids.values.to_numpy()[start.as_py() :]
+        marks = np.flatnonzero(completion == end_of_reasoning)
+        if len(marks):
+            lengths.append(marks[0])
+        elif prompt.as_py().rstrip().endswith(THINK):
+            lengths.append(len(completion))
     return np.asarray(lengths, np.int32)
 
 
@@ -116,23 +106,12 @@ def _end_of_reasoning(target_dir: Path) -> int | None:
 
 
 def _lengths(lengths: np.ndarray) -> dict[str, Any]:
-    """Quantiles in tokens, and [least, most, count] of the bins from first to last in use."""
+    """Number, quantiles and maximum, in tokens."""
     if not len(lengths):
         return {"n": 0}
-    counts, _ = np.histogram(np.minimum(lengths, EDGES[-1]), bins=EDGES)
-    held = np.flatnonzero(counts)
     quantiles = np.quantile(lengths, list(QUANTILES.values()), method="inverted_cdf")
-    total = int(lengths.sum(dtype=np.int64))
-    return {
-        "n": len(lengths),
-        "tokens": total,
-        "mean": round(total / len(lengths), 1),
-        **{name: int(value) for name, value in zip(QUANTILES, quantiles, strict=True)},
-        "max": int(lengths.max()),
-        "bins": [
-            [EDGES[i], EDGES[i + 1] - 1, int(counts[i])] for i in range(held[0], held[-1] + 1)
-        ],
-    }
+    named = {name: int(value) for name, value in zip(QUANTILES, quantiles, strict=True)}
+    return {"n": len(lengths), **named, "max": int(lengths.max())}
 
 
 def _arrivals(times: np.ndarray) -> dict[str, Any] | None:
@@ -140,17 +119,13 @@ def _arrivals(times: np.ndarray) -> dict[str, Any] | None:
     if not len(times):
         return None
     first, last = float(times.min()), float(times.max())
-    minutes, counts = np.unique(times // MINUTE, return_counts=True)
-    busiest = int(counts.argmax())
+    _, counts = np.unique(times // MINUTE, return_counts=True)
     return {
         "first": first,
         "last": last,
         "hours": round((last - first) / 3600, 2),
         "exchanges_per_minute": round(len(times) / max((last - first) / MINUTE, 1), 3),
-        "busiest_minute": {
-            "begins": float(minutes[busiest] * MINUTE),
-            "exchanges": int(counts[busiest]),
-        },
+        "busiest_minute": int(counts.max()),
     }
 
 

@@ -3,8 +3,8 @@
 Exact replay and the training loss treat a logged response as a sample of the target. A wrong chat
 template, another model behind the endpoint, an unlogged temperature or edited text violate that
 silently: losses fall as usual, and the predicted acceptance is wrong. Capture has summed the
-target's scores of each logged token (evidence.py). Here every part and slice is judged (causes.py),
-sequences below capture.min_on_policy are quarantined, and two lines report the result.
+target's scores of each logged token. Here every part and slice is judged (evidence.py), sequences
+below capture.min_on_policy are quarantined, and two lines report the result.
 
     check_traffic(run / "traffic/sequences", run / "split", run / "features", min_on_policy=0.95)
 
@@ -12,6 +12,7 @@ Writes on_policy.json and quarantine.json into the feature store.
 """
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +24,10 @@ from outrider.common.errors import OutriderError
 from outrider.common.files import read_json, write_json
 from outrider.common.fingerprint import file_digest
 from outrider.data.features.feature_store import MANIFEST, FeatureStore
-from outrider.data.on_policy.causes import judge
-from outrider.data.on_policy.evidence import Evidence
+from outrider.data.on_policy.evidence import Evidence, judge
 from outrider.data.sequences import Tables, load_sequences
-from outrider.data.split.general_traffic import GENERAL
 from outrider.data.split.slices import Slices, load_slices
-from outrider.data.split.split import PARTS, ids_of
+from outrider.data.split.split import GENERAL, PARTS, ids_of
 
 FILE, QUARANTINE = "on_policy.json", "quarantine.json"
 MOST_ASIDE = 0.5
@@ -85,7 +84,7 @@ def examine(
         return {
             **group.summary(),
             "quarantined": int(below_S[rows_N].sum()),
-            "verdict": judge(group, evidence).as_dict(),
+            "verdict": asdict(judge(group)),
         }
 
     of_slices: dict[str, dict[str, Any]] = {}

@@ -13,8 +13,25 @@ group of sequences:
   such as in a retokenized word, weighs as much as a foreign sentence.
 - Which temperature fits best, by likelihood over a grid?
 
+`judge` names the likely cause of off-policy text. Each has a trace in the evidence; some share one:
+
+| cause | trace on nano R1 (temperature 0.6, top_p 0.95; on-policy in the last row) |
+|---|---|
+| tokens shifted, another vocabulary or language | 95 to 100 % of sure tokens (p > 0.999) differ |
+| another model's text, or answers to other prompts | 1.5 to 5 % of those; 4 to 5 % < 1e-4 |
+| another temperature than logged | none of those; none outside top_p at the best temperature |
+| wrong template, cut or shifted start | 2.6 to 4 nats a token missing in the first 8, < 0.1 after |
+| retokenized text | retokenized only; 1 to 4 % of uncertain tokens outside top_p |
+| edited | 0.82 of the missing log-probability in tokens < 1e-4; foreign text: half |
+| another revision, quantization, unlogged settings | 0.02 to 0.04 nats a token, few outliers |
+| on-policy | within 4 standard errors; 0.01 % outside top_p |
+
+Causes with the same trace are named together. Text that the target imitates perfectly, such as the
+output of the program that wrote nano R1's training texts, cannot be distinguished and does no harm.
+
     evidence = Evidence.of(FeatureStore.open(features), table)
     evidence.own_share(), evidence.z(), evidence.fit_temperature(), evidence.summary()
+    judge(evidence).text
 
 Shapes: S sequences, P the two parts of a completion (its first tokens, the rest), C columns of
 sums.
@@ -39,6 +56,43 @@ self-check's mean difference on nano R1 is 0.01. Without it the zero variance of
 would turn rounding into any z."""
 
 
+FEWEST_TOKENS = 200
+"""Minimum number of completion tokens for a verdict."""
+
+NEGLIGIBLE_NATS = 0.01
+"""Difference of the mean log-probability, in nats a token, that affects neither training nor
+replay: 1 % in probability."""
+
+STANDARD_ERRORS = 4.0
+WIDEST_Z = 1.2
+"""Standard deviation of the sequences' z up to which rounding explains it (1.0 in theory; 0.7 to
+1.12 on nano R1's traffic)."""
+
+OFF_Z = -5.0
+"""A sequence below this z is off-policy; chance gives 1 in 3 million."""
+
+MISSED_FOREIGN, MISSED_SCRAMBLED = 0.005, 0.5
+"""Share of the tokens of which the target is sure where the log has another."""
+
+STRAY_SHARE = 0.003
+"""See `TemperatureFit.stray_share`."""
+
+LEAST_GAIN, LEAST_CHANGE, FEWEST_FITTED = 8.0, 0.05, 200
+"""Minimum gain in log-likelihood, difference from the logged temperature, and number of uncertain
+tokens for reporting another temperature."""
+
+HEAD_NATS, HEAD_RATIO = 0.3, 5.0
+"""A completion's start is off by itself: nats a token missing, and ratio to the rest."""
+
+FAR_SHARE_EDITED, RARE_EDITED = 0.75, 0.1
+"""Edits: this share of the missing log-probability lies in tokens below 1e-4 (0.82 after words were
+replaced, 0.46 to 0.63 in foreign text), and at most this share of the tokens does."""
+
+FAR_SHARE_MILD, REST_NATS = 0.4, 0.1
+"""The same where no sure token differs: this share, and at most so many nats a token missing in all
+others."""
+
+
 @dataclass(frozen=True)
 class TemperatureFit:
     """Sampling temperature with the highest likelihood of the logged tokens."""
@@ -50,8 +104,6 @@ class TemperatureFit:
     """Share of the fitted tokens outside top_p even at the best temperature. Close to 0 where only
     the temperature differs, 0.5 % or more where anything else does. 0 with top_p 1."""
     tokens: int
-    without_top_p: float | None
-    """Best temperature with top_p 1, where that fits better."""
 
 
 class Evidence:
@@ -161,15 +213,9 @@ class Evidence:
         names = [name for name in self.columns if name.startswith("fit_")]
         grid = np.array([float(name.removeprefix("fit_")) for name in names])
         fits = [self.total(f"fit_{temperature:g}") for temperature in grid]
-        uncut = [self.total(f"uncut_{temperature:g}") for temperature in grid]
-        best, best_uncut = int(np.argmax(fits)), int(np.argmax(uncut))
-        without_top_p = (
-            float(grid[best_uncut]) if uncut[best_uncut] > fits[best] and grid[best_uncut] else None
-        )
+        best = int(np.argmax(fits))
         gain, stray = fits[best] - self.total("logged_fit"), self.total(f"stray_{grid[best]:g}")
-        return TemperatureFit(
-            float(grid[best]), float(gain), stray / tokens, int(tokens), without_top_p
-        )
+        return TemperatureFit(float(grid[best]), float(gain), stray / tokens, int(tokens))
 
     def summary(self) -> dict[str, Any]:
         """Counts and means, with the range of on-policy text, as plain values."""
@@ -183,3 +229,106 @@ class Evidence:
             "z": self.difference() / error if error else 0.0,
             "lowest_own_share": float(self.own_share().min(initial=1.0)),
         }
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether a group of sequences is on-policy, and otherwise the likely cause."""
+
+    own: bool | None
+    """None: too little text."""
+    cause: str
+    text: str
+
+
+def judge(evidence: Evidence) -> Verdict:
+    """Returns the first cause whose trace is present, most obvious first."""
+    if evidence.total("tokens") < FEWEST_TOKENS:
+        text = f"fewer than {FEWEST_TOKENS} completion tokens are too few"
+        return Verdict(None, "too_little", text)
+    if is_own(evidence):
+        return Verdict(True, "own", "as likely as the target's samples")
+    off_S = evidence.z() < OFF_Z
+    if 0 < off_S.mean() <= 0.5 and is_own(evidence.take(~off_S)):
+        cause, text = _cause(evidence.take(off_S))
+        text = f"{off_S.sum():,} of {len(evidence):,} sequences are off-policy: {text}"
+    else:
+        cause, text = _cause(evidence)
+    return Verdict(False, cause, text)
+
+
+def is_own(evidence: Evidence) -> bool:
+    """Whether all evidence agrees with on-policy text."""
+    difference, z_S = abs(evidence.difference()), evidence.z()
+    spread = z_S.std(ddof=1) if len(evidence) > 1 else 0.0
+    return bool(
+        difference <= max(NEGLIGIBLE_NATS, STANDARD_ERRORS * evidence.standard_error())
+        and spread <= WIDEST_Z + 3 / np.sqrt(2 * max(len(evidence), 1))
+        and evidence.missed() <= MISSED_FOREIGN / 5
+    )
+
+
+def _cause(evidence: Evidence) -> tuple[str, str]:
+    """Name and text of the cause of off-policy text."""
+    missed, fit = evidence.missed(REST), evidence.fit_temperature()
+    rare = evidence.share("rare")
+    if missed >= MISSED_SCRAMBLED:
+        return "scrambled", (
+            f"{missed:.0%} of the tokens differ where the target is sure: token ids shifted by one "
+            "or of another vocabulary, or text of another kind or language"
+        )
+    missing = evidence.total("sampled_logprob") - evidence.total("expected")
+    far_share = evidence.total("rare_difference") / missing if missing < 0 else 0.0
+    edited = (
+        "edited",
+        (
+            f"single places are unlikely ({rare:.2%} of the tokens below 1e-4) and the rest is "
+            "on-policy: text that was edited, redacted or assembled after generation"
+        ),
+    )
+    if missed >= MISSED_FOREIGN:
+        if far_share >= FAR_SHARE_EDITED and rare <= RARE_EDITED:
+            return edited
+        return "foreign", (
+            f"off-policy tokens throughout ({missed:.1%} differ where the target is sure, "
+            f"{rare:.1%} of all below 1e-4): another model wrote the text, or it answers other "
+            "prompts than those logged with it (cut, wrongly joined, or without their reasoning)"
+        )
+    if (
+        fit
+        and fit.tokens >= FEWEST_FITTED
+        and fit.stray_share <= STRAY_SHARE
+        and fit.gain >= LEAST_GAIN
+        and np.abs(fit.best - evidence.temperature_S).mean() >= LEAST_CHANGE
+    ):
+        # With top_p 1 no token is impossible at any temperature, so a blurred target looks like a
+        # hotter one.
+        return "temperature", (
+            f"sampled at a temperature of about {fit.best:g}, logged is "
+            f"{np.median(evidence.temperature_S):g} (with a top_p of 1, another revision or "
+            "quantization has the same trace)"
+        )
+    # Medians, so that one or two completions that diverge later do not hide a common bad start.
+    head = evidence.difference(HEAD)
+    rest = max(evidence.difference(REST), evidence.typical_difference(REST))
+    if head <= -HEAD_NATS and head <= HEAD_RATIO * min(rest, 0.0):
+        return "template", (
+            f"the first tokens of the completions are unlikely ({head:.1f} nats a token), the rest "
+            f"are not ({rest:.2f}): the prompts were rendered with another chat template than the "
+            "engine's (such as without `<think>`), or the completions were cut or shifted at their "
+            "start"
+        )
+    if evidence.retokenized_S.mean() > 0.5:
+        return "retokenized", (
+            "the logged text retokenizes to other tokens than the target generated, or it was "
+            "edited: log token ids (`return_token_ids`)"
+        )
+    if far_share >= FAR_SHARE_MILD and missing * (1 - far_share) >= -REST_NATS * evidence.total(
+        "tokens"
+    ):
+        return edited
+    return "revision_or_settings", (
+        f"another mean log-probability than the target's samples ({evidence.difference():+.3f} "
+        "nats a token): another revision or quantization of the target wrote it, or sampling "
+        "settings are not logged (top_p, top_k, min_p, penalties)"
+    )

@@ -8,18 +8,117 @@ receipt are mostly an order number.
 Presidio's own analyzer needs a language model for this, and compares all findings of a text with
 each other; so the recognizers run on pieces of a text.
 
+Presidio's patterns end at word boundaries, and Python counts Chinese characters as word characters:
+a number directly after one is missed, hence the ASCII flag. Where Presidio's pattern matches too
+much (an e-mail's local part with `=` and quotes) or too little (cards of any issuer with 16
+digits), it is replaced through the constructor.
+
     finder = Finder(PrivacyConfig(mode="report"))
     finder.find("call +49 30 901820, or write to ada@lovelace.org")
     # [Found("PHONE_NUMBER", 5, 19, 0.75), ...]
 """
 
+import ipaddress
+import logging
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from outrider.common.errors import OutriderError
-from outrider.data.config import PrivacyConfig
-from outrider.data.privacy.recognizers import NATIONAL, recognizers
+from outrider.data.config import NOT_INSTALLED, PrivacyConfig
+
+if TYPE_CHECKING:
+    from presidio_analyzer import PatternRecognizer
+
+RESERVED_DOMAINS = (
+    "example",
+    "example.com",
+    "example.net",
+    "example.org",
+    "invalid",
+    "localhost",
+    "test",
+)
+"""Reserved domains (RFC 2606): not personal; surrogates use them."""
+
+ROUTED_IPV6 = ipaddress.ip_network("2000::/3")
+"""The only allocated part of IPv6. Outside it, `abc::def` is mostly a name in C++ or Rust."""
+
+NATIONAL = {
+    "AU_MEDICARE": "AuMedicareRecognizer",
+    "AU_TFN": "AuTfnRecognizer",
+    "CA_SIN": "CaSinRecognizer",
+    "DE_SOCIAL_SECURITY": "DeSocialSecurityRecognizer",
+    "DE_TAX_ID": "DeTaxIdRecognizer",
+    "ES_NIE": "EsNieRecognizer",
+    "ES_NIF": "EsNifRecognizer",
+    "FI_PERSONAL_IDENTITY_CODE": "FiPersonalIdentityCodeRecognizer",
+    "IN_AADHAAR": "InAadhaarRecognizer",
+    "IT_FISCAL_CODE": "ItFiscalCodeRecognizer",
+    "KR_RRN": "KrRrnRecognizer",
+    "PL_PESEL": "PlPeselRecognizer",
+    "SE_PERSONNUMMER": "SePersonnummerRecognizer",
+    "TH_TNIN": "ThTninRecognizer",
+    "TR_NATIONAL_ID": "TrNationalIdRecognizer",
+    "UK_NHS": "NhsRecognizer",
+    "US_ITIN": "UsItinRecognizer",
+    "ZA_ID_NUMBER": "ZaIdNumberRecognizer",
+}
+"""National identity numbers by Presidio's class; all have a checksum except US_ITIN."""
+
+CLASSES = NATIONAL | {
+    "EMAIL_ADDRESS": "EmailRecognizer",
+    "CREDIT_CARD": "CreditCardRecognizer",
+    "US_SSN": "UsSsnRecognizer",
+    "URL": "UrlRecognizer",
+    "IP_ADDRESS": "IpRecognizer",
+    "IBAN_CODE": "IbanRecognizer",
+    "CRYPTO": "CryptoRecognizer",
+    "MAC_ADDRESS": "MacAddressRecognizer",
+}
+
+LEFT, RIGHT = r"(?<![A-Za-z0-9])(?<!\d[.,])", r"(?![A-Za-z0-9])(?![.,]\d)"
+"""Not inside a word, a hexadecimal digest or a decimal fraction."""
+
+LETTER, DOMAIN = (
+    "A-Za-zÀ-ɏ0-9",
+    r"@[a-z0-9]+(?:-+[a-z0-9]+)*(?:\.[a-z0-9]+(?:-+[a-z0-9]+)*)+(?![A-Za-z0-9])",
+)
+CARDS = {
+    "16 digits": r"(?:4\d{3}|5\d{3}|6\d{3}|2[2-7]\d{2}|35\d{2})(?:[- ]?\d{4}){3}",
+    "15 digits": r"3[47]\d{2}[- ]?\d{6}[- ]?\d{5}",
+    "14 digits": r"3(?:0[0-5]|[689]\d)\d[- ]?\d{6}[- ]?\d{4}",
+    "19 digits": r"(?:4\d{3}|62\d{2})(?:[- ]?\d{4}){3}[- ]?\d{3}",
+}
+"""By issuer. 13 digits that begin with 4, as on old Visa cards, are nowadays EAN bar codes."""
+
+PATTERNS = {
+    "EMAIL_ADDRESS": {
+        "plain": (
+            rf"(?<![{LETTER}])[{LETTER}](?:[{LETTER}._%+\-]{{0,62}}[{LETTER}_%+\-])?{DOMAIN}",
+            0.5,
+        ),
+        # An apostrophe is part of O'Brien; before a closing one it is a quotation mark.
+        "with an apostrophe": (
+            rf"(?<![{LETTER}])[{LETTER}](?:[{LETTER}._%+\-']{{0,62}}[{LETTER}_%+\-])?{DOMAIN}(?!')",
+            0.5,
+        ),
+    },
+    "CREDIT_CARD": {name: (LEFT + shape + RIGHT, 0.3) for name, shape in CARDS.items()},
+    "US_SSN": {
+        "dashes": (rf"{LEFT}\d{{3}}-\d{{2}}-\d{{4}}{RIGHT}", 0.5),
+        "spaces": (rf"{LEFT}\d{{3}}([ .])\d{{2}}\1\d{{4}}{RIGHT}", 0.25),
+        "bare": (rf"{LEFT}\d{{9}}{RIGHT}", 0.2),
+    },
+    "URL": {
+        "url": (
+            r"(?<![A-Za-z0-9.@])(?:https?://|www\.)[A-Za-z0-9._~:/?#@!$&*+,;=%\-]{3,2000}",
+            0.6,
+        )
+    },
+}
+"""Patterns and scores in place of Presidio's."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +174,7 @@ WORDS = {
     "US_ITIN": "itin taxpayer",
     "ZA_ID_NUMBER": "id identity",
 }
-VERSION = {"v", "ver", "version", "release", "build", "firmware", "section", "chapter"}
+VERSION = ("v", "ver", "version", "release", "build", "firmware", "section", "chapter")
 """Words before four numbers with dots that are not an address."""
 
 WORDS_BEFORE = 4
@@ -131,8 +230,15 @@ class Finder:
                     kept = value.rstrip(TRAILING) if kind == "URL" else value
                     start = begin + one.start
                     context = _words_before(text, start, before)
-                    if kind == "IP_ADDRESS" and _is_version(text, start, kept, context):
-                        continue
+                    if (
+                        kind == "IP_ADDRESS"
+                        and ":" not in kept
+                        and (
+                            (context and context[-1] in VERSION)
+                            or _goes_on(text, start, start + len(kept))
+                        )
+                    ):
+                        continue  # a version or an OID
                     score = _base_score(kind, kept, one.score) + BONUS * self._named(kind, context)
                     found.append(Found(kind, start, start + len(kept), min(score, 1.0)))
         sure = [one for one in found if one.score >= self.min_score and _is_whole(plain, one)]
@@ -186,14 +292,6 @@ class Finder:
                 taken[one.start : one.end] = b"1" * (one.end - one.start)
                 kept.append(one)
         return sorted(kept, key=lambda one: one.start)
-
-
-def _is_version(text: str, place: int, value: str, context: list[str]) -> bool:
-    """Whether numbers with dots are a version or an OID rather than an address."""
-    if ":" in value:
-        return False
-    named = bool(context) and context[-1] in VERSION
-    return named or _goes_on(text, place, place + len(value))
 
 
 def _base_score(kind: str, value: str, score: float) -> float:
@@ -257,3 +355,56 @@ def _goes_on(text: str, start: int, end: int) -> bool:
     return bool(re.match(r"\.\d", text[end : end + 2])) or bool(
         re.search(r"\d\.$", text[max(start - 2, 0) : start])
     )
+
+
+def recognizers(kinds: Sequence[str]) -> dict[str, "PatternRecognizer"]:
+    """Recognizers of each kind except telephone numbers, which `Finder` reads itself."""
+    try:
+        from presidio_analyzer import Pattern, predefined_recognizers
+    except ModuleNotFoundError as error:
+        if error.name != "presidio_analyzer":
+            raise
+        raise OutriderError(NOT_INSTALLED) from None
+    import regex
+
+    # Presidio logs texts that it could not validate.
+    logging.getLogger("presidio-analyzer").addFilter(lambda record: False)
+    found: dict[str, Any] = {}  # mypy refuses the checks of Outrider in place of Presidio's
+    for kind in kinds:
+        if kind == "PHONE_NUMBER":
+            continue
+        made = getattr(predefined_recognizers, CLASSES[kind])
+        if kind in PATTERNS:
+            shapes = PATTERNS[kind].items()
+            found[kind] = made([Pattern(name, *shape) for name, shape in shapes])
+        else:
+            found[kind] = made()
+        found[kind].global_regex_flags |= regex.ASCII
+    if "EMAIL_ADDRESS" in found:
+        found["EMAIL_ADDRESS"].validate_result = _email_check()
+    if "IP_ADDRESS" in found:
+        found["IP_ADDRESS"].invalidate_result = _is_not_public
+    return found
+
+
+def _email_check() -> Callable[[str], bool]:
+    from tldextract import TLDExtract
+
+    # Presidio's own call downloads the list of suffixes and writes it below the home directory.
+    suffixes = TLDExtract(suffix_list_urls=(), cache_dir=None)
+
+    def valid(text: str) -> bool:
+        local, _, domain = text.lower().rpartition("@")
+        reserved = any(domain == name or domain.endswith("." + name) for name in RESERVED_DOMAINS)
+        return not reserved and local != "git" and bool(suffixes.extract_str(domain).fqdn)
+
+    return valid
+
+
+def _is_not_public(text: str) -> bool:
+    """Whether an IP address identifies nobody: private, reserved, or unallocated."""
+    try:
+        address = ipaddress.ip_interface(text).ip
+    except ValueError:
+        return True
+    return not address.is_global or (address.version == 6 and address not in ROUTED_IPV6)

@@ -19,6 +19,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from pydantic import Field
+
 from outrider.common.errors import OutriderError
 from outrider.common.files import publish, write_json
 from outrider.data.config import PrivacyConfig
@@ -33,13 +35,10 @@ KEY_FILE = "privacy.key"
 KEY_BYTES = 16
 """Minimum length of a key."""
 
-REGENERATE = "privacy_regenerate"
-"""Reject: the response holds personal data and would have to be regenerated."""
-IDS_ONLY = "privacy_ids_only"
-"""Reject: the prompt holds personal data and is logged as token ids alone."""
-UNREADABLE = "privacy_unreadable"
-"""Reject: its text cannot be read."""
-LEFT_OUT = frozenset({REGENERATE, IDS_ONLY, UNREADABLE})
+REGENERATE, IDS_ONLY = "privacy_regenerate", "privacy_ids_only"
+"""Rejects: the response holds personal data and would have to be regenerated; the prompt does and
+is logged as token ids alone."""
+LEFT_OUT = frozenset({REGENERATE, IDS_ONLY})
 """Reasons that do not count towards `traffic.max_reject_fraction`: the log is not at fault."""
 
 METADATA = ("session", "user", "tenant", "route")
@@ -48,7 +47,6 @@ Texts = list[tuple[str, str]]
 """(what precedes a text, the text)"""
 
 
-@dataclasses.dataclass
 class PrivacyTally(Sums):
     """Sums over exchanges."""
 
@@ -61,9 +59,9 @@ class PrivacyTally(Sums):
     """Exchanges with surrogates."""
     to_regenerate: int = 0
     """Exchanges with surrogates whose response the target must regenerate."""
-    left_out: Counter[str] = dataclasses.field(default_factory=Counter)
+    left_out: Counter[str] = Field(default_factory=Counter)
     """Rejected exchanges by reason."""
-    found: Counter[str] = dataclasses.field(default_factory=Counter)
+    found: Counter[str] = Field(default_factory=Counter)
     """Occurrences by `KIND.field`."""
 
     def summary(self, config: PrivacyConfig) -> dict[str, Any]:
@@ -77,7 +75,7 @@ class PrivacyTally(Sums):
             "mode": config.mode,
             "min_score": config.min_score,
             "looked_for": list(config.entities),
-            **self.to_json(),
+            **self.model_dump(),
             "found": found,
         }
 
@@ -87,19 +85,11 @@ class PrivacyTally(Sums):
 
     def line(self, config: PrivacyConfig) -> str:
         """One line for the terminal."""
-        of_kind: Counter[str] = Counter()
-        for name, count in self.found.items():
-            of_kind[name.partition(".")[0]] += count
-        kinds = ", ".join(f"{kind} {count:,}" for kind, count in of_kind.most_common()) or "none"
-        line = f"privacy: {self.with_any:,} of {self.exchanges:,} exchanges hold personal data "
-        line += f"({kinds})"
+        line = f"privacy: {self.with_any:,} of {self.exchanges:,} exchanges hold personal data, "
+        line += f"{self.in_completion:,} in the response (traffic/{PRIVACY_FILE})"
         if config.mode == "surrogate":
-            line += f"; replaced in {self.replaced:,}, {self.left_out.total():,} left out"
-            if self.to_regenerate:
-                line += f"; responses to regenerate: {self.to_regenerate:,}"
-        elif self.in_completion:
-            line += f"; {self.in_completion:,} hold some in the response and would be left out "
-            line += "with surrogates"
+            line += f"; replaced in {self.replaced:,}, {self.left_out.total():,} left out, "
+            line += f"{self.to_regenerate:,} responses to regenerate"
         return line
 
 
@@ -125,10 +115,7 @@ class PrivacyGuard:
     def apply(self, exchange: Exchange) -> Exchange | Reject:
         """Returns the exchange as it may be stored, or why it may not."""
         self.tally.exchanges += 1
-        try:
-            outcome = self._looked_at(exchange)
-        except RecursionError:
-            outcome = Reject(UNREADABLE, "nested too deeply")
+        outcome = self._looked_at(exchange)
         if isinstance(outcome, Reject):
             outcome.place = exchange.place
             self.tally.left_out[outcome.reason] += 1

@@ -42,8 +42,6 @@ DOCUMENTATION_IPV4 = [
     ipaddress.ip_network(net) for net in ("192.0.2.0/24", "198.51.100.0/24", "203.0.113.0/24")
 ]
 DOCUMENTATION_DOMAINS = ("example.com", "example.net", "example.org")
-BASE58 = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
-BECH32 = "qpzry9x8gf2tvdw0s3jn54khce6mua7l"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,7 +95,6 @@ class Surrogates:
             "EMAIL_ADDRESS": self._email,
             "URL": self._url,
             "IP_ADDRESS": self._ip,
-            "CRYPTO": self._coin,
         }
         if kind in of_one_spelling:
             return Value(f"(?i:{BEFORE}{re.escape(text)}{AFTER})", of_one_spelling[kind])
@@ -151,20 +148,10 @@ class Surrogates:
         address, slash, prefix = text.partition("/")
         rng = self._random("IP_ADDRESS", str(ipaddress.ip_address(address)), 0)
         if ":" in address:
-            groups = ["2001", "db8", *(f"{rng.randrange(1, 2**16):x}" for _ in range(6))]
-            drawn = (
-                ":".join(groups) if "::" not in address else f"2001:db8:{groups[2]}::{groups[3]}"
-            )
+            drawn = f"2001:db8::{rng.randrange(1, 2**16):x}:{rng.randrange(1, 2**16):x}"
         else:
             drawn = str(rng.choice(DOCUMENTATION_IPV4)[rng.randrange(1, 255)])
         return drawn + slash + prefix
-
-    def _coin(self, text: str) -> str:
-        """A text of a Bitcoin address's alphabet and length."""
-        rng = self._random("CRYPTO", text, 0)
-        alphabet, kept = (BECH32, 4) if text.lower().startswith("bc1") else (BASE58, 1)
-        drawn = text[:kept] + "".join(rng.choices(alphabet, k=len(text) - kept))
-        return drawn.upper() if text.isupper() else drawn
 
     def _random(self, kind: str, value: str, number: int) -> random.Random:
         return random.Random(hmac.digest(self.key, f"{kind}\n{value}\n{number}".encode(), "sha256"))
@@ -197,9 +184,9 @@ def _like(text: str, rng: random.Random, kept: int = 0) -> str:
     return drawn
 
 
-KEPT = {"CREDIT_CARD": 2, "IBAN_CODE": 4, "US_SSN": 0, "MAC_ADDRESS": 0}
+KEPT = {"CREDIT_CARD": 2, "IBAN_CODE": 4, "CRYPTO": 3, "US_SSN": 0, "MAC_ADDRESS": 0}
 """Number of leading characters, 1 of the other kinds, that are kept because they identify nobody: a
-card's issuer, an account's country, a number's first digit."""
+card's issuer, an account's country, the form of a Bitcoin address, a number's first digit."""
 
 
 def _with_check_digits(kind: str, drawn: str) -> str:

@@ -14,7 +14,7 @@ import hashlib
 import random
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from datasketch import MinHash, MinHashLSH
 
@@ -40,28 +40,17 @@ class SimilarPrompts:
         self._index = MinHashLSH(
             threshold=max(similarity - CANDIDATE_MARGIN, 0.01), num_perm=PERMUTATIONS
         )
-        known: set[frozenset[int]] = set()
-        for prompt in prompts:
-            shingles = self._shingles(prompt)
-            if shingles in known:
-                continue
-            known.add(shingles)
-            self._add(shingles, _minhash(shingles))
+        for shingles in dict.fromkeys(map(self._shingles, prompts)):
+            self._index.insert(len(self._sets), _minhash(shingles))
+            self._sets.append(shingles)
 
     def holds(self, prompt: str) -> bool:
         """Whether the index has a prompt of at least the threshold's similarity."""
         shingles = self._shingles(prompt)
-        return self._holds(shingles, _minhash(shingles))
-
-    def _holds(self, shingles: frozenset[int], minhash: MinHash) -> bool:
-        candidates = self._index.query(minhash)
         return any(
-            jaccard(shingles, self._sets[candidate]) >= self.similarity for candidate in candidates
+            jaccard(shingles, self._sets[candidate]) >= self.similarity
+            for candidate in self._index.query(_minhash(shingles))
         )
-
-    def _add(self, shingles: frozenset[int], minhash: MinHash) -> None:
-        self._index.insert(len(self._sets), minhash)
-        self._sets.append(shingles)
 
     def _shingles(self, prompt: str) -> frozenset[int]:
         every = shingles_of(prompt)
@@ -85,28 +74,15 @@ def jaccard(left: frozenset[int], right: frozenset[int]) -> float:
 
 
 def _boilerplate(prompts: Sequence[str]) -> frozenset[int]:
-    return common_shingles([shingles_of(prompt) for prompt in sampled(prompts)])
-
-
-def sampled(prompts: Sequence[str]) -> list[str]:
-    """At most `PROMPTS_COUNTED` of the prompts, drawn with a fixed seed, in their order."""
-    count = min(len(prompts), PROMPTS_COUNTED)
-    chosen = sorted(random.Random(0).sample(range(len(prompts)), count))
-    return [prompts[index] for index in chosen]
-
-
-def shingle_counts(prompts: Iterable[frozenset[int]]) -> Counter[int]:
-    """Number of prompts with each shingle."""
+    """The shingles of more than half of the prompts, or of a seeded sample of them."""
+    chosen = prompts
+    if len(prompts) > PROMPTS_COUNTED:
+        rows = sorted(random.Random(0).sample(range(len(prompts)), PROMPTS_COUNTED))
+        chosen = [prompts[row] for row in rows]
     counts: Counter[int] = Counter()
-    for prompt in prompts:
-        counts.update(prompt)
-    return counts
-
-
-def common_shingles(prompts: Sequence[frozenset[int]]) -> frozenset[int]:
-    """Boilerplate: the shingles of more than half of the prompts."""
-    least = BOILERPLATE_SHARE * len(prompts)
-    counts = shingle_counts(prompts)
+    for prompt in chosen:
+        counts.update(shingles_of(prompt))
+    least = BOILERPLATE_SHARE * len(chosen)
     return frozenset(shingle for shingle, count in counts.items() if count > least)
 
 

@@ -5,7 +5,8 @@ was trained on, and measured on later traffic still. Two cuts in time separate t
 (`sequences.session_names`) belongs to the part of its first exchange. Exchanges of a session after
 the next cut are left out, so that no part overlaps a later one. Near-identical prompts of the
 training part are left out of the other two, and those of the validation part out of the held-out
-part: checkpoint and K are chosen on it. Within the training part copies are kept.
+part: checkpoint and K are chosen on it. Within the training part copies are kept. General traffic
+is mixed into the training part, and held out to measure forgetting.
 
     split(run / "traffic/sequences", SplitConfig(), run / "split")["heldout"]     # ids
 """
@@ -24,7 +25,6 @@ from outrider.common.errors import OutriderError
 from outrider.common.files import write_json
 from outrider.data.config import SplitConfig
 from outrider.data.sequences import load_sequences, log_order, session_names
-from outrider.data.split.general_traffic import GENERAL, add_general
 from outrider.data.split.near_duplicates import SimilarPrompts
 from outrider.data.split.slices import name_slices, write_slices
 
@@ -39,6 +39,13 @@ SEEN = {
 }
 """Reasons why a sequence is in no part. The others are names of limits."""
 
+GENERAL = "general"
+PREFIX = "g"
+"""Prefix of general sequence ids; the customer's begin with a digit."""
+
+HELDOUT_SHARE = 0.2
+"""Maximum share of the general traffic that is held out."""
+
 
 def split(
     sequences_dir: Path,
@@ -50,7 +57,7 @@ def split(
 
     It has the ids of each part in order of time, `left_out` {id: reason}, `sessions` {id: session}
     where a pause has ended the logged one, and `summary`.
-    `general_dir` is the table of general traffic (general_traffic.py). The slices of the whole
+    `general_dir` is the table of general traffic (`add_general`). The slices of the whole
     traffic are written to slices.json in the same folder.
     """
     table = load_sequences(sequences_dir)
@@ -201,3 +208,59 @@ def describe(table: Dataset, divided: Divided) -> dict[str, Any]:
             "last_time": logged[-1] if logged else None,
         }
     return {**described, "left_out": dict(Counter(left_out.values()).most_common())}
+
+
+def add_general(
+    parts: dict[str, Any],
+    summary: dict[str, Any],
+    customers: Dataset,
+    general: Dataset,
+    split: SplitConfig,
+) -> None:
+    """Adds general sequences to the training part and to a separate part.
+
+    They become `split.general_share` of the training part. The latest are held out as `general`;
+    their sessions and near-identical prompts are not trained on. Counts are added to the summary.
+    """
+    ids, prompts = general["sequence_id"][:], general["prompt_text"][:]
+    times = log_order(general["time"])
+    sessions = session_names(general, times, split.session_gap_minutes)
+    first_times: dict[str, tuple[float, int]] = {}
+    for row in sorted(range(len(ids)), key=times.__getitem__):
+        first_times.setdefault(sessions[row], times[row])
+    order = sorted(
+        range(len(ids)), key=lambda row: (first_times[sessions[row]], sessions[row], times[row])
+    )
+    kept = max(1, min(split.max_general_sequences, int(HELDOUT_SHARE * len(order))))
+    heldout, rest = order[-kept:], order[:-kept]
+    straddling = {sessions[row] for row in heldout}
+    rest = [row for row in rest if sessions[row] not in straddling]
+    share = split.general_share
+    wanted = round(share / (1 - share) * len(parts["train"]))
+    chosen = random.Random(f"{split.seed} general").sample(rest, min(wanted, len(rest)))
+    place = {sequence_id: row for row, sequence_id in enumerate(customers["sequence_id"])}
+    customers_prompts = customers["prompt_text"]
+    trained = [customers_prompts[place[sequence_id]] for sequence_id in parts["train"]]
+    trained += [prompts[row] for row in chosen]
+    seen = SimilarPrompts(
+        trained, split.near_duplicate_similarity, [*trained, *(prompts[row] for row in heldout)]
+    )
+    measured = [row for row in heldout if not seen.holds(prompts[row])]
+    if not measured:
+        raise OutriderError(
+            f"traffic.general: of its {len(ids)} sequences none is left to measure on: all of the "
+            "latest are near-identical to training prompts; give more or other general traffic, or "
+            "leave traffic.general out"
+        )
+    parts["train"] = [*parts["train"], *(ids[row] for row in sorted(chosen))]
+    parts[GENERAL] = [ids[row] for row in measured]
+    logged = general["session"][:]
+    parts.setdefault("sessions", {}).update(
+        (ids[row], sessions[row]) for row in measured if sessions[row] != logged[row]
+    )
+    summary[GENERAL] = {
+        "sequences": len(ids),
+        "trained_on": len(chosen),
+        "wanted": wanted,
+        "measured_on": len(measured),
+    }

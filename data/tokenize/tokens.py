@@ -8,7 +8,6 @@ conversation (chat_template.py), and the response is reconstructed as R1 emitted
     sequence = builder.build(exchange)      # or raises Reject
 """
 
-import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -198,10 +197,9 @@ class SequenceBuilder:
     def retokenize(self, exchange: Exchange, prompt_text: str) -> list[int]:
         """The completion's tokens from its text, including its end token."""
         if exchange.tool_calls:
-            calls = self.template.tool_calls(
-                exchange.messages or [], exchange.template_arguments, exchange.tool_calls
+            raise Reject(
+                "tool_calls_without_ids", "how the model wrote them is not logged: return_token_ids"
             )
-            exchange = dataclasses.replace(exchange, content=(exchange.content or "") + calls)
         if exchange.reasoning is None and exchange.content is None:
             raise Reject("empty_response")
         texts, only_if_counted = readings(exchange, opening_of(exchange, prompt_text))

@@ -21,8 +21,7 @@ from rich.table import Table
 
 from outrider.common.child_process import in_child
 from outrider.common.cluster.tasks import run_tasks, slots
-from outrider.data.on_policy.causes import judge
-from outrider.data.on_policy.evidence import Evidence
+from outrider.data.on_policy.evidence import Evidence, judge
 from outrider.eval.config import SEED
 from outrider.eval.context import EvaluationContext
 from outrider.eval.replay.replay import (

@@ -19,27 +19,18 @@ from outrider.pipeline.stages.sources import (
 
 def _ingest(run: RunDirectory, recipe: Recipe, options: Options) -> dict[str, Any]:
     from outrider.data.ingest.ingest import ingest
-    from outrider.data.split.general_traffic import PREFIX
+    from outrider.data.split.split import PREFIX
     from outrider.pipeline.preflight import check_target
 
     target_dir = recipe.target.training_directory()
     # The preflight could not: a hub model is downloaded only now.
     check_target(target_dir, recipe.speculator)
-    result = ingest(
-        target_dir, recipe.traffic, run.traffic, privacy=recipe.privacy, cluster=recipe.cluster
-    )
+    result = ingest(target_dir, recipe.traffic, run.traffic, privacy=recipe.privacy)
     if recipe.traffic.general is None:
         shutil.rmtree(run.general, ignore_errors=True)
         return result
     general = recipe.traffic.model_copy(update={"path": recipe.traffic.general})
-    ingested = ingest(
-        target_dir,
-        general,
-        run.general,
-        privacy=recipe.privacy,
-        prefix=PREFIX,
-        cluster=recipe.cluster,
-    )
+    ingested = ingest(target_dir, general, run.general, privacy=recipe.privacy, prefix=PREFIX)
     counts = {name: ingested[name] for name in ("rows", "exchanges", "rejects")}
     return {**result, "general": counts}
 
@@ -62,7 +53,7 @@ def _sources(recipe: Recipe) -> dict[str, str]:
 
 INGEST = Stage(
     name="ingest",
-    version=7,
+    version=8,
     needs=(),
     settings=_settings,
     sources=_sources,

@@ -75,7 +75,7 @@ def train_on(
 
 def _streamed(run: RunDirectory, recipe: Recipe, train: list[str]) -> "Streamed":
     """What is captured while training runs: the sequences of `train` that fit the engine."""
-    from outrider.data.features.lengths import fit
+    from outrider.data.features.capture_plan import fit
     from outrider.data.sequences import load_sequences
     from outrider.data.streamed import Streamed
     from outrider.speculators.planned import stored_features

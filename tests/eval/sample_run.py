@@ -32,7 +32,6 @@ def sample_traffic() -> dict[str, Any]:
         "p90": 18,
         "p99": 18,
         "max": 18,
-        "bins": [[10, 11, 1], [12, 15, 3], [16, 19, 1]],
     }
     return {
         **{
@@ -55,7 +54,7 @@ def sample_traffic() -> dict[str, Any]:
         },
         "sampling": {"temperature": {"0.6": 5}, "top_p": {"0.95": 5}, "top_k": {"off": 5}},
         "sessions": {"distinct": 2, "most_exchanges": 3},
-        "duplicates": {"prompts": 5, "distinct": 5, "identical": 0, "most_copies": 1},
+        "duplicates": {"prompts": 5, "identical": 0, "most_copies": 1},
         "time": None,
         "lengths": {"prompt": bins, "completion": bins, "reasoning": {"n": 0}},
     }

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from outrider.data.features.self_check import require, self_check
+from outrider.data.features.engine_checks import require_self_check, self_check
 from outrider.serving.config import EngineConfig, TargetConfig
 from outrider.serving.engine import open_engine
 from outrider.speculators.checkpoints.target_ends import load_target_ends
@@ -57,4 +57,4 @@ def checked(
     record_property("capture_tokens_per_s", tokens / seconds)
     for name, value in asdict(found).items():
         record_property(name, value)
-    require(found)
+    require_self_check(found)

@@ -55,7 +55,7 @@ class RecordedReplica:
             raise OutriderError(why)
         return {"host": "here", "start_s": 0.0, "pid": os.getpid()}
 
-    def capture(self, piece: Piece) -> tuple[None, list[CapturedRow]]:
+    def capture(self, piece: Piece) -> list[CapturedRow]:
         """The states of a piece; a byte for each is appended to RECORDED_CAPTURED."""
         time.sleep(0.02)
         rows = [
@@ -64,7 +64,7 @@ class RecordedReplica:
         ]
         with self.captured.open("ab") as file:
             file.write(b".")
-        return None, rows
+        return rows
 
     def answer(self, rows: Any) -> list[list[int]]:
         """As many tokens as are asked for."""

@@ -31,7 +31,11 @@ class StandIn:
         self.asked = asked
 
     def prefill(
-        self, rows: Iterable[LoggedRow], streams: Sequence[str], batch_tokens: int
+        self,
+        rows: Iterable[LoggedRow],
+        streams: Sequence[str],
+        batch_tokens: int,
+        positions: int | None,
     ) -> Iterator[State]:
         for row_id, token_ids, *_ in rows:
             with self.asked.open("a") as log:

@@ -7,7 +7,7 @@ import pytest
 from outrider.common.errors import OutriderError
 from outrider.data.config import CaptureConfig
 from outrider.data.features.capture import capture
-from outrider.data.features.lengths import lengths_of
+from outrider.data.features.capture_plan import lengths_of
 from outrider.serving.config import EngineConfig, TargetConfig
 from outrider.speculators.features import FeatureSpec, FeatureStream
 from tests.data.split_screenings import split_screenings

@@ -40,22 +40,6 @@ def on_disk(directory: Path) -> set[str]:
     return {row["id"] for line in whole[1:] for row in json.loads(line)["sequences"]}
 
 
-def test_pieces_are_the_engine_s_batches_and_only_whole_ones_are_captured() -> None:
-    """Boundaries depend on the lengths alone; a piece that is partly there is captured whole."""
-    rows = [
-        LoggedRow(str(index), range(length), 0, 1.0, 1.0)
-        for index, length in enumerate([30, 30, 5, 60, 70, 1, 2])
-    ]
-    plan = list(pieces(rows, BATCH_TOKENS))
-    assert [piece.row_ids for piece in plan] == [["0", "1"], ["2"], ["3"], ["4"], ["5", "6"]]
-    assert [piece.index for piece in plan] == list(range(5)) and plan[1].tokens == 5
-    left = list(unfinished(plan, {"0", "1", "2", "5"}))
-    assert [piece.index for piece in left] == [2, 3, 4]
-    # What an engine that gets the rows of the unfinished pieces in one go batches.
-    again = pieces([row for piece in left for row in piece.rows], BATCH_TOKENS)
-    assert [piece.rows for piece in again] == [piece.rows for piece in left]
-
-
 @pytest.mark.parametrize(
     "kills",
     [pytest.param(2), pytest.param(20, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])],

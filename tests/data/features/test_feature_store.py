@@ -59,8 +59,7 @@ def interrupted(directory, indices):
     ):
         for index in indices:
             writer.write(f"0-{index}", *sequence(index))
-        while len(writer.shards) < 2:
-            pass
+        assert len(writer.shards) >= 2
         raise KeyboardInterrupt
 
 
@@ -95,17 +94,6 @@ def test_a_store_that_was_finished_before_the_kill_is_not_captured_twice(tmp_pat
     } == before
     assert_whole(FeatureStore.open(tmp_path / "features"), range(10))
     assert not list((tmp_path / "features").glob(".*"))
-
-
-def test_other_inputs_start_anew(tmp_path):
-    interrupted(tmp_path / "features", range(10))
-    for source in (
-        {"target": "another"},
-        {"target": "a third"},
-    ):  # over an unfinished store, over a finished one
-        writer = fill(tmp_path / "features", range(3), source=source)
-        assert writer.restarted
-        assert_whole(FeatureStore.open(tmp_path / "features"), range(3))
 
 
 def test_a_damaged_shard_is_made_again_on_resume(tmp_path):
@@ -160,31 +148,6 @@ def test_streams_are_kept_by_name(tmp_path, dtype):
         FeatureSpec((FeatureStream("layer_9", HIDDEN),)).require(store.spec, tmp_path)
 
 
-def scores_of(index):
-    return [[index + part + column / 7 for column in range(3)] for part in range(2)]
-
-
-def fill_with_scores(directory, indices):
-    with FeatureWriter(directory, HIDDEN, SOURCE, 300 / 2**20, ["a", "b", "c"]) as writer:
-        for index in indices:
-            if f"0-{index}" not in writer.done:
-                writer.write(f"0-{index}", *sequence(index), scores=scores_of(index))
-    return writer
-
-
-def test_scores_are_in_the_shards_and_not_in_the_index(tmp_path):
-    fill_with_scores(tmp_path, range(20))
-    store = FeatureStore.open(tmp_path)
-    assert len(store.manifest["shards"]) > 2
-    assert set(store.manifest["sequences"][0]) == {
-        *("id", "completion_start", "place", "start", "length", "shard")
-    }
-    for index in reversed(range(20)):
-        rounded = [[round(value, 4) for value in part] for part in scores_of(index)]
-        assert store.scores(f"0-{index}") == rounded
-    assert_whole(store, range(20))
-
-
 def write_named(directory, name, indices, hidden=HIDDEN):
     with FeatureWriter(directory, hidden, {"of": name}, 300 / 2**20) as writer:
         for index in indices:
@@ -209,13 +172,3 @@ def test_the_wanted_sequences_of_each_store_are_read_back_from_links(tmp_path):
     assert len(shards) < len(list(tmp_path.glob("[ab]/shard-*")))  # only those that are needed
     assert all(path.stat().st_nlink == 2 for path in shards)
     assert (tmp_path / "joined").stat().st_mode & 0o077 == 0
-
-
-def test_stores_of_another_form_and_missing_sequences_are_refused(tmp_path):
-    write_named(tmp_path / "a", "a", range(3))
-    write_named(tmp_path / "narrow", "n", range(3), hidden=4)
-    with pytest.raises(OutriderError, match=r"narrow/manifest.json: hidden_size differs"):
-        join_stores([tmp_path / "a", tmp_path / "narrow"], ["a-0"], tmp_path / "joined")
-    with pytest.raises(OutriderError, match=r"no states of 1 sequences \(first a-9\)"):
-        join_stores([tmp_path / "a"], ["a-0", "a-9"], tmp_path / "joined")
-    assert not (tmp_path / "joined").exists()

@@ -7,13 +7,17 @@ import pytest
 import torch
 
 from outrider.common.errors import OutriderError
-from outrider.data.features.layer_check import FinalNorm, layer_check, norm_and_layers, require
+from outrider.data.features.engine_checks import layer_check, require_layer_check
 from outrider.speculators.features import FINAL_NORM, FeatureSpec, FeatureStream, layer_name
 
 LAYERS, HIDDEN = 6, 32
 ROWS = [(f"0-{index}", list(range(200)), 100) for index in range(3)]
 SPEC = FeatureSpec(tuple(FeatureStream(layer_name(index), HIDDEN) for index in (5, 2, 3)))
-NORM = FinalNorm(torch.rand(HIDDEN, generator=torch.Generator().manual_seed(0)) + 0.5, 1e-6)
+WEIGHT_H = torch.rand(HIDDEN, generator=torch.Generator().manual_seed(0)) + 0.5
+
+
+def norm(state_TH):
+    return torch.nn.functional.rms_norm(state_TH.float(), (HIDDEN,), WEIGHT_H, 1e-6)
 
 
 def residuals(seed: int) -> dict[str, torch.Tensor]:
@@ -23,7 +27,7 @@ def residuals(seed: int) -> dict[str, torch.Tensor]:
     for index in range(1, LAYERS + 1):
         state_TH = state_TH + torch.randn(200, HIDDEN, generator=generator)
         states[layer_name(index)] = state_TH.bfloat16()
-    return states | {FINAL_NORM: NORM(state_TH).bfloat16()}
+    return states | {FINAL_NORM: norm(state_TH).bfloat16()}
 
 
 STATES = {row_id: residuals(seed) for seed, (row_id, _, _) in enumerate(ROWS)}
@@ -54,15 +58,12 @@ class Engine:
 
 def test_right_streams_pass_with_what_one_layer_off_would_give():
     engine = Engine()
-    check = layer_check(engine, ROWS, SPEC, NORM, LAYERS)
-    require(check)
+    check = layer_check(engine, ROWS, SPEC, norm, LAYERS)
+    require_layer_check(check)
     assert engine.batches == [(3, 65536), (3, 1)]  # together, then each row alone
     assert check.positions == 3 * 170 and check.top_error < 0.01 < 0.1 < check.below_top_error
-    assert list(check.streams) == ["layer_2", "layer_3", "layer_5"]
-    for found in check.streams.values():
-        assert found.finite and found.nearest == 1 and found.error == 0
-        assert 0.1 < found.neighbour_error < 0.4
-    require(layer_check(Engine(noise=0.003), ROWS, SPEC, NORM, LAYERS))
+    assert check.nearest == {"layer_2": 1, "layer_3": 1, "layer_5": 1}
+    require_layer_check(layer_check(Engine(noise=0.003), ROWS, SPEC, norm, LAYERS))
 
 
 def shifted(by):
@@ -102,18 +103,9 @@ def renamed(one, other):
     ],
 )
 def test_wrong_streams_stop_the_capture(wrong):
-    check = layer_check(Engine(wrong), ROWS, SPEC, NORM, LAYERS)
+    check = layer_check(Engine(wrong), ROWS, SPEC, norm, LAYERS)
     with pytest.raises(OutriderError, match="counts layers in another way"):
-        require(check)
+        require_layer_check(check)
 
 
 INF_1H = torch.full((1, HIDDEN), float("inf")).bfloat16()
-
-
-def test_the_norm_comes_from_the_checkpoint(nano_r1):
-    norm, layers = norm_and_layers(nano_r1)
-    assert (tuple(norm.weight_H.shape), norm.eps, layers) == ((192,), 1e-6, 16)
-    x_TH = torch.randn(4, 192)
-    reference = torch.nn.RMSNorm(192, eps=1e-6)
-    reference.weight.data = norm.weight_H
-    torch.testing.assert_close(norm(x_TH), reference(x_TH))

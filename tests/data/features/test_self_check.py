@@ -8,7 +8,11 @@ import pytest
 import torch
 
 from outrider.common.errors import OutriderError
-from outrider.data.features.self_check import rebuilt_logprobs, require, self_check
+from outrider.data.features.engine_checks import (
+    rebuilt_logprobs,
+    require_self_check,
+    self_check,
+)
 
 VOCAB, HIDDEN, LENGTH = 50, 16, 300
 GENERATOR = torch.Generator().manual_seed(0)
@@ -79,7 +83,7 @@ def test_rebuilt_log_probabilities_are_the_literal_ones():
 
 def test_right_states_pass():
     check = self_check(Engine(lambda hidden: hidden), ROWS, HEAD)
-    require(check)
+    require_self_check(check)
     assert check.p99_difference < 1e-4 and check.top1_agreement == 1.0
     assert (check.sequences, check.positions) == (3, 3 * (LENGTH - 1))
 
@@ -96,7 +100,7 @@ def test_right_states_pass():
 def test_wrong_states_stop_the_capture(wrong):
     check = self_check(Engine(wrong), ROWS, HEAD)
     with pytest.raises(OutriderError, match="before the final norm"):
-        require(check)
+        require_self_check(check)
 
 
 def test_the_engine_s_own_noise_and_a_margin_are_allowed():
@@ -112,4 +116,4 @@ def test_the_engine_s_own_noise_and_a_margin_are_allowed():
     with pytest.raises(
         OutriderError, match=r"Allowed are 0.25, the larger of 0.15 and 0.2 \+ 0.05"
     ):
-        require(noisy)
+        require_self_check(noisy)

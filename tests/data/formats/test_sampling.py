@@ -7,8 +7,7 @@ import pytest
 from outrider.data.exchange import Exchange, Place, Record
 from outrider.data.formats import parse_record
 from outrider.data.formats.sampling import constraint_of
-from tests.data.formats.test_server_logs import ANSWER as RESPONSE
-from tests.data.formats.test_server_logs import GENERATED, PROMPT, RECEIVED, log
+from tests.data.formats.test_server_logs import WHOLE, log
 
 TOOL = {"type": "function", "function": {"name": "opening_hours", "parameters": {}}}
 MESSAGES = [{"role": "user", "content": "2+2?"}]
@@ -132,17 +131,16 @@ def test_a_span_names_its_kind_of_output():
     [
         ("structured_outputs=None, extra_args=None", None),
         ("structured_outputs=StructuredOutputsParams(json={}), extra_args=None", "grammar"),
-        ("guided_decoding=GuidedDecodingParams(regex='a')", "grammar"),
         ("bad_words=['x']", "other_sampling"),
         ("bad_words=[], min_tokens=0", None),
         ("min_tokens=4", "other_sampling"),
     ],
 )
 def test_vllms_log_writes_the_resolved_parameters(tmp_path, end, expected):
-    received = RECEIVED.format(prompt=repr(PROMPT)).replace(
+    whole = WHOLE.replace(
         "temperature=0.6, top_p=0.95, stop=[], stop_token_ids=[]",
         "presence_penalty=0.2, frequency_penalty=0.3, repetition_penalty=1.1, temperature=0.5, "
         f"top_p=0.8, top_k=20, min_p=0.1, stop=[], stop_token_ids=[], {end}",
     )
-    (one,) = log(tmp_path, received + GENERATED.format(output=repr(RESPONSE)))
+    (one,) = log(tmp_path, whole)
     assert {key: getattr(one, key) for key in SET} == SET and one.constraint == expected

@@ -34,26 +34,18 @@ def test_roles_of_langchain_and_attributes_of_a_table_of_texts():
     assert (outcome.temperature, outcome.completion_tokens, outcome.time) == (0.6, 3, 1782900000.0)
 
 
-def test_a_record_that_cannot_be_read_spoils_none_of_the_others():
-    events = [
-        {
-            "eventName": "gen_ai.user.message",
-            "body": {"kvlistValue": {"values": [pair("content", "Hi")]}},
-        },
-        {
-            "eventName": "gen_ai.choice",
-            "body": {"stringValue": '{"finish_reason": "stop", "message": {"content": "Ho"}}'},
-        },
-    ]
-    records = [
-        {**event, "traceId": "a", "spanId": "b", "attributes": [pair("gen_ai.system", "r1")]}
-        for event in events
-    ]
-    broken = {"traceId": "a", "spanId": "b", "attributes": [{"key": 17}]}
-    row = {"resourceLogs": [{"scopeLogs": [{"logRecords": [broken, *records]}]}]}
-    reject, outcome = parsed("otel_genai", row)
+def test_a_span_that_cannot_be_read_spoils_none_of_the_others():
+    messages = '[{"role": "user", "content": "Hi"}]'
+    answers = '[{"role": "assistant", "content": "Ho", "finish_reason": "stop"}]'
+    logged = {"gen_ai.input.messages": messages, "gen_ai.output.messages": answers}
+    attributes = [pair(key, text) for key, text in logged.items()]
+    older = {"eventName": "gen_ai.user.message", "attributes": [pair("gen_ai.system", "r1")]}
+    spans = [{"attributes": [{"key": 17}]}, {"attributes": attributes}, older]
+    row = {"resourceLogs": [{"scopeLogs": [{"logRecords": spans}]}]}
+    reject, outcome, old = parsed("otel_genai", row)
     assert reject.reason == "wrong_type" and reject.detail.startswith("span 1: ")
     assert (outcome.messages, outcome.content) == ([{"role": "user", "content": "Hi"}], "Ho")
+    assert old.reason == "content_not_logged" and "conventions 1.37" in old.detail
 
 
 def pair(key, text):

@@ -45,17 +45,6 @@ def look(target, tmp_path, rows, rows_per_file=None, split=None, **config):
     )
 
 
-def test_a_good_log_has_no_problems_and_a_split(text_target, tmp_path):
-    found = look(text_target, tmp_path, rows())
-    assert (found["files"], found["rows"], found["exchanges"], found["problems"]) == (1, 30, 30, [])
-    assert [found["split"][part]["sessions"] for part in ("train", "validation", "heldout")] == [
-        10,
-        2,
-        3,
-    ]
-    assert found["split"]["tokens"] == found["prompt_tokens"] + found["completion_tokens"]
-
-
 def test_a_damaged_log_is_described_and_its_problem_said(text_target, tmp_path):
     found = look(text_target, tmp_path, [DAMAGED[0], *rows(), *DAMAGED[1:]])
     assert found["rejects"] == {"incomplete_pair": 2, "not_json": 1}

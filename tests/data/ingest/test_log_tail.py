@@ -1,6 +1,5 @@
 import gzip
 import itertools
-import json
 import os
 import random
 import time
@@ -9,17 +8,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from outrider.data.config import TrafficConfig
 from outrider.data.ingest import log_tail
-from outrider.data.ingest.ingest import ingest
-from outrider.data.ingest.log_tail import (
-    carried_lines,
-    cut,
-    find_unread,
-    forget_rows,
-    unread_rows,
-)
-from tests.data.logs import pair, screenings
+from outrider.data.ingest.log_tail import cut, find_unread, unread_rows
 
 
 @pytest.fixture(autouse=True)
@@ -119,44 +109,3 @@ def test_slices_are_private(tmp_path):
     cut(find_unread(str(tmp_path), {}), 1, tmp_path / "slice")
     assert (tmp_path / "slice").stat().st_mode & 0o077 == 0
     assert all(path.stat().st_mode & 0o077 == 0 for path in (tmp_path / "slice").iterdir())
-
-
-def joined_log(count):
-    """Requests and responses as rows of their own; each response comes three rows later."""
-    requests, responses = [], []
-    for number, (messages, reasoning, answer) in enumerate(screenings(count)):
-        row = pair(messages, reasoning, answer, response__id=f"chatcmpl-{number}")
-        requests.append({"id": f"chatcmpl-{number}", **row["request"]})
-        responses.append({**row["response"], "id": f"chatcmpl-{number}"})
-    late = 3
-    lines = []
-    for number in range(count + late):
-        lines += requests[number : number + 1]
-        if number >= late:
-            lines.append(responses[number - late])
-    return "".join(json.dumps(line) + "\n" for line in lines)
-
-
-def test_a_response_in_the_next_slice_finds_its_request(tmp_path, nano_r1):
-    log = tmp_path / "log.jsonl"
-    log.write_text(joined_log(12))
-    position, ids, carried = {}, [], None
-    for number in range(2):
-        unread = find_unread(str(log), position)
-        folder = tmp_path / f"w{number}"
-        position |= cut(unread, 12, folder / "log", carried=carried)
-        out = folder / "traffic"
-        traffic = TrafficConfig(path=str(folder / "log"))
-        summary = ingest(nano_r1, traffic, out, prefix=f"w{number}-", is_slice=True)
-        ids.append(summary["exchanges"])
-        carried = carried_lines(out)
-        waits = [json.loads(line)["reason"] for line in (out / "rejects.jsonl").open()]
-        assert waits == ([] if number else ["unmatched_request"] * 4)
-        for _ in range(2):
-            forget_rows(folder / "log", out)
-            left = [
-                line for path in (folder / "log").iterdir() for line in path.open() if line != "\n"
-            ]
-            assert len(left) == len(waits) and not any('"choices"' in line for line in left)
-    assert unread_rows(find_unread(str(log), position)) == 0
-    assert ids[0] < 12 and sum(ids) == 12

@@ -7,7 +7,7 @@ import pytest
 from outrider.common.errors import OutriderError
 from outrider.data.config import PrivacyConfig, TrafficConfig
 from outrider.data.ingest import chunks, ingest
-from outrider.data.ingest.chunks import ChunkWork, Part
+from outrider.data.ingest.chunks import ChunkWork
 from outrider.data.sequences import load_sequences
 from tests.data.ingest.test_ingest import BAD, good_rows
 from tests.data.logs import pair, write_log
@@ -66,19 +66,19 @@ def test_an_interrupted_ingest_goes_on(text_target, log, tmp_path, small_chunks,
     done = []
 
     def interrupted_after(limit):
-        written = Part.write
+        made = ChunkWork._make
 
-        def write(self, parts_dir):
+        def make(self, chunk):
             if len(done) == limit:
                 raise KeyboardInterrupt
-            done.append(self.number)
-            written(self, parts_dir)
+            done.append(chunk.number)
+            return made(self, chunk)
 
-        return write
+        return make
 
     for limit in (2, 5, 100):
         with monkeypatch.context() as patch:
-            patch.setattr(Part, "write", interrupted_after(limit))
+            patch.setattr(ChunkWork, "_make", interrupted_after(limit))
             if limit < 100:
                 with pytest.raises(KeyboardInterrupt):
                     run(text_target, log, tmp_path / "out")
@@ -110,10 +110,10 @@ def test_parts_of_other_inputs_are_not_used(
         (other / "generation_config.json").write_text('{"temperature": 0.5}')
         text_target = other
     made = []
-    make = ChunkWork.make
+    make = ChunkWork._make
     with monkeypatch.context() as patch:
         patch.setattr(
-            ChunkWork, "make", lambda self, chunk: made.append(chunk.number) or make(self, chunk)
+            ChunkWork, "_make", lambda self, chunk: made.append(chunk.number) or make(self, chunk)
         )
         run(text_target, log, tmp_path / "out", **config)
     assert made and not before.exists()
@@ -146,24 +146,3 @@ def test_several_models_are_an_error_that_names_them(text_target, tmp_path):
     assert table["model"][:] == ["deepseek-ai/DeepSeek-R1", "deepseek-r1", "/models/deepseek-r1/"]
     run(text_target, log, tmp_path / "out", model=["deepseek-r1", "deepseek-v3"])
     assert len(load_sequences(tmp_path / "out" / "sequences")) == 5
-
-
-def test_choices_and_joined_rows_balance(text_target, tmp_path):
-    two = pair([{"role": "user", "content": "x"}], "r", "a")
-    two["response"]["choices"] *= 3
-    write_log(tmp_path / "pairs.jsonl", [two])
-    asked = {"id": "1", "model": "nano-r1", "messages": [{"role": "user", "content": "y"}]}
-    write_log(tmp_path / "requests.jsonl", [asked])
-    write_log(tmp_path / "responses.jsonl", [two["response"] | {"id": "chatcmpl-1"}])
-    summary = ingest.ingest(text_target, TrafficConfig(path=str(tmp_path)), tmp_path / "out", 0)
-    counted = ("rows", "extra_choices", "exchanges", "joined", "rejects", "formats")
-    assert [summary[key] for key in counted] == [
-        3,
-        4,
-        6,
-        1,
-        {},
-        {"openai_pairs": 1, "openai_joined": 2},
-    ]
-    ids = load_sequences(tmp_path / "out" / "sequences")["sequence_id"][:]
-    assert ids == ["0-1", "0-1-1", "0-1-2", "2-1", "2-1-1", "2-1-2"]

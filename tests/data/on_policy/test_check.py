@@ -1,25 +1,22 @@
 """Capture with a real engine, from the log to the verdicts: nano R1 knows its own text.
 
 One log has groups of one kind each, as tenants: genuine exchanges, answers to other prompts,
-prompts of another template, wrong temperatures, edited text.
+prompts of another template.
 """
 
 import json
-import random
 
 import pytest
 
 from outrider.data.config import CaptureConfig, PrivacyConfig, TrafficConfig
 from outrider.data.features.capture import capture_table
 from outrider.data.features.feature_store import FeatureStore
-from outrider.data.features.lengths import fit
 from outrider.data.ingest.ingest import ingest
-from outrider.data.on_policy.check import check_traffic, load_parts
+from outrider.data.on_policy.check import check_traffic
 from outrider.data.sequences import load_sequences
 from outrider.data.split.slices import name_slices, write_slices
-from outrider.data.split.split import PARTS
 from outrider.serving.config import EngineConfig, TargetConfig
-from outrider.serving.engine import Engine, open_engine
+from outrider.serving.engine import open_engine
 from outrider.speculators.checkpoints.target_ends import load_target_ends
 from outrider.speculators.features import FeatureSpec, FeatureStream
 from tests.data.logs import write_log
@@ -28,7 +25,7 @@ from tests.shipped_traffic import with_token_ids
 WORKLOADS = ("general", "document_extraction", "social_chat")
 GROUP = 10
 """Exchanges of each kind."""
-SIZES = {"genuine": 20, "logged-hot": 20}
+SIZES = {"genuine": 20}
 """Exchanges of kinds with another number."""
 MIN_ON_POLICY = 0.95
 END = 1
@@ -60,42 +57,16 @@ def with_prompt(row, prompt_ids):
     return {**row, "response": {**row["response"], "prompt_token_ids": prompt_ids}}
 
 
-def logged_at(temperature):
-    def changed(rows):
-        return [{**row, "request": {**row["request"], "temperature": temperature}} for row in rows]
-
-    return changed
-
-
-def edited(rows):
-    """Two tokens in a hundred are replaced."""
-    rng = random.Random(0)
-
-    def edit(row):
-        choice = row["response"]["choices"][0]
-        ids = [
-            rng.randrange(100, 4000) if rng.random() < 0.02 else token
-            for token in choice["token_ids"]
-        ]
-        return {**row, "response": {**row["response"], "choices": [{**choice, "token_ids": ids}]}}
-
-    return [edit(row) for row in rows]
-
-
 KINDS = {
     "genuine": genuine,
     "other-prompts": other_prompts,
     "other-template": other_template,
-    "logged-hot": logged_at(1.0),
-    "edited": edited,
 }
 
 CAUSES = [
     ("genuine", "own", "as likely as"),
     ("other-prompts", "foreign", "it answers other prompts than those logged with it"),
     ("other-template", "template", "another chat template"),
-    ("logged-hot", "temperature", "about 0.6, logged is 1"),
-    ("edited", "edited", "single places are unlikely"),
 ]
 
 
@@ -156,8 +127,7 @@ def test_every_sequence_is_captured_and_the_states_pass_their_checks(judged, seq
     rows = load_sequences(sequences / "sequences")
     store = FeatureStore.open(sequences / "features")
     assert store.spec.names == ("final_norm", "layer_2", "layer_8", "layer_13")
-    for name, found in summary["layer_check"]["streams"].items():
-        assert found["nearest"] > 0.99 and found["error"] < found["neighbour_error"] / 4, name
+    assert all(share > 0.99 for share in summary["layer_check"]["nearest"].values())
     assert summary["self_check"]["p99_difference"] < 0.1
     store.verify()
     assert store.sequence_ids == rows["sequence_id"][:]
@@ -172,55 +142,11 @@ def test_every_sequence_is_captured_and_the_states_pass_their_checks(judged, seq
 
 
 @pytest.mark.engine
-def test_long_sequences_are_cut_and_no_stage_reads_those_that_are_dropped(
-    engine, nano_r1, sequences, tmp_path
-):
-    """The engine's limit lies between the lengths, and below one prompt."""
-    table = load_sequences(sequences / "sequences").select(range(6))
-    starts, limit = table["completion_start"][:], max(table["completion_start"][:])
-    fitting, lengths = fit(table, limit + 1)
-    short, head_VH = Engine(engine.llm, limit + 1, tmp_path), load_target_ends(nano_r1).lm_head_VH
-    config = SMALL_SHARDS.model_copy(update={"self_check_sequences": 1})
-    summary = capture_table(short, fitting, head_VH, {}, config, tmp_path, lengths)
-    expected = {
-        row["sequence_id"]: row["token_ids"][:limit]
-        for row, start in zip(table, starts, strict=True)
-        if start < limit
-    }
-    assert summary["too_long"]["dropped"] == len(table) - len(expected) > 0
-    assert summary["too_long"]["cut"] > 0
-    assert summary["too_long"]["key"].startswith("serving.engine.max_model_len")
-    store = FeatureStore.open(tmp_path)
-    assert {name: store.read(name).token_ids.tolist() for name in store.sequence_ids} == expected
-    (tmp_path / "parts.json").write_text(json.dumps({"train": table["sequence_id"][:]}))
-    write_slices({}, tmp_path)
-    check_traffic(sequences / "sequences", tmp_path, tmp_path, None)
-    assert load_parts(tmp_path, tmp_path) == {"train": list(expected)}
-
-
-@pytest.mark.engine
 @pytest.mark.parametrize(("tenant", "cause", "words"), CAUSES)
 def test_each_kind_is_told_from_genuine_traffic(judged, tenant, cause, words):
     verdict = judged[2]["slices"]["tenant"][tenant]["verdict"]
     assert (verdict["own"], verdict["cause"]) == (cause == "own", cause), verdict["text"]
     assert words in verdict["text"]
-
-
-@pytest.mark.engine
-def test_what_the_target_did_not_write_is_set_aside_and_counted(judged, sequences):
-    _, kept, report = judged
-    tenants = report["slices"]["tenant"]
-    assert tenants["genuine"]["quarantined"] == 0
-    assert tenants["other-prompts"]["quarantined"] == GROUP
-    aside = json.loads((sequences / "features" / "quarantine.json").read_text())["sequences"]
-    assert (
-        len(aside)
-        == kept["quarantined"]
-        == sum(described["quarantined"] for described in tenants.values())
-    )
-    parts = load_parts(sequences, sequences / "features")
-    assert not set(aside) & {one for name in PARTS for one in parts[name]}
-    assert sum(len(parts[name]) for name in PARTS) == report["all"]["sequences"] - len(aside)
 
 
 class Interrupted:

@@ -68,23 +68,9 @@ def test_own_share_lacks_what_is_unlikely_beyond_what_is_expected(evidence):
     np.testing.assert_allclose(evidence.own_share(), [1.0, 1 - 5 / 20, 1.0])
 
 
-def test_the_typical_difference_is_the_median_sequence_s(evidence):
-    assert evidence.typical_difference(REST) == pytest.approx(
-        (-2.5 / 92 - 5 / 12) / 2
-    )  # the third has no rest
-    assert evidence.typical_difference(HEAD) == pytest.approx(0.0)
-    assert evidence.take(np.array([2])).typical_difference(REST) == 0.0
-
-
-def test_missed_is_where_the_target_is_sure(evidence):
-    assert evidence.missed() == pytest.approx((4 - 0.6) / 54)
-    assert evidence.missed(REST) == pytest.approx((3 - 0.6) / 42)
-    assert evidence.take(np.array([2])).missed() == 0.0
-
-
 def test_the_temperature_that_fits_best_is_the_likeliest_of_the_grid(evidence):
     fit = evidence.fit_temperature()
-    assert (fit.best, fit.tokens, fit.without_top_p) == (0.8, 26, 0.5)
+    assert (fit.best, fit.tokens) == (0.8, 26)
     assert fit.gain == pytest.approx(-25 + 30)
     assert fit.stray_share == pytest.approx((13 - TEMPERATURES.index(0.8)) / 26)
     assert evidence.take(np.array([2])).fit_temperature() is None

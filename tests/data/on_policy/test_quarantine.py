@@ -123,26 +123,6 @@ def test_parts_are_loaded_without_what_is_set_aside(tmp_path):
         load_parts(tmp_path, tmp_path)
 
 
-def test_parts_that_are_streamed_are_neither_looked_for_nor_judged(own, foreign, tmp_path):
-    """They are captured while training runs, which judges them by the same scores."""
-    store, table = store_of({"own": own, "foreign": foreign.take(slice(0, 3))}, tmp_path / "store")
-    table.save_to_disk(tmp_path / "sequences")
-    ids = table["sequence_id"][:]
-    parts = {"train": ["never captured"], "validation": ids[::2], "heldout": ids[1::2]}
-    (tmp_path / "parts.json").write_text(json.dumps(parts))
-    (tmp_path / "slices.json").write_text(json.dumps(slices_of(table)))
-    judged = check_traffic(tmp_path / "sequences", tmp_path, store.directory, 0.95, ("train",))
-    assert judged["quarantined"] == 3
-    report = json.loads((store.directory / "on_policy.json").read_text())
-    assert set(report["parts"]) == {"validation", "heldout"}
-    assert load_parts(tmp_path, store.directory)["train"] == ["never captured"]
-    # By the stream, from the scores of a piece alone:
-    scores = [store.scores(name) for name in ids]
-    shares = Evidence.of_scores(COLUMNS, scores).own_share()
-    assert shares.tolist() == Evidence.of(store, table).own_share().tolist()
-    assert sum(shares < 0.95) == 3
-
-
 def test_a_run_stops_where_most_is_foreign(own, foreign, tmp_path, capsys):
     _, table = store_of({"own": own.take(slice(0, 10)), "foreign": foreign}, tmp_path / "features")
     table.save_to_disk(tmp_path / "sequences")

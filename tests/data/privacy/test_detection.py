@@ -5,7 +5,6 @@ import typing
 
 import pytest
 
-from outrider.common.errors import OutriderError
 from outrider.data.config import PersonalKind, PrivacyConfig
 from outrider.data.privacy.detection import PIECE, Finder
 from tests.data.personal import EXAMPLES
@@ -133,10 +132,3 @@ def test_hostile_texts_take_time_in_proportion_to_their_length(default, piece):
     seconds(1000)
     # Twenty times the length; a quadratic search would take 400 times the time.
     assert seconds(200_000) < 100 * max(seconds(10_000), 0.002)
-
-
-def test_an_unknown_region_is_named():
-    with pytest.raises(
-        OutriderError, match=r"privacy.phone_regions names UK; they are ISO 3166 codes"
-    ):
-        Finder(PrivacyConfig(mode="report", phone_regions=["US", "UK"]))

@@ -77,10 +77,6 @@ def test_a_report_counts_by_kind_and_field_and_changes_nothing(tmp_path):
     )
     assert not re.search("lovelace|901820|4111", (tmp_path / "privacy.json").read_text())
     assert stat.S_IMODE((tmp_path / "privacy.json").stat().st_mode) == 0o600
-    assert report.tally.line(REPORT) == (
-        "privacy: 2 of 3 exchanges hold personal data (EMAIL_ADDRESS 3, CREDIT_CARD 2, "
-        "PHONE_NUMBER 1); 1 hold some in the response and would be left out with surrogates"
-    )
 
 
 def test_a_prompt_is_replaced_in_every_field_and_stays_a_conversation():
@@ -198,7 +194,7 @@ def test_with_regenerate_the_response_gets_the_same_surrogates_and_is_marked(bui
     surrogate = marked.messages[1]["content"].removeprefix("mail ")
     assert surrogate in marked.content and marked.completion_token_ids is None
     assert (one.tally.to_regenerate, one.tally.replaced, one.tally.in_completion) == (1, 1, 1)
-    assert not one.tally.left_out and "responses to regenerate: 1" in one.tally.line(one.config)
+    assert not one.tally.left_out
     sequence = builder.build(marked)
     text = builder.tokenizer.decode(sequence.token_ids)
     assert (

@@ -1,6 +1,5 @@
 """Regenerated responses: each is generated once, whatever interrupts; a stub engine counts."""
 
-import json
 import stat
 
 import pytest
@@ -41,13 +40,3 @@ def test_every_response_is_asked_for_once_across_interrupts(tmp_path):
     assert asked == list(EXPECTED) and len(first.batches) == 2
     assert plain(regenerate(third, ROWS, tmp_path, SOURCE, 8)) == EXPECTED and not third.batches
     assert stat.S_IMODE((tmp_path / FILE).stat().st_mode) == 0o600
-
-
-def test_a_line_that_was_cut_off_is_asked_for_again(tmp_path):
-    regenerate(Answering(), ROWS, tmp_path, SOURCE, 8)
-    path = tmp_path / FILE
-    path.write_text(path.read_text()[:-12])
-    again = Answering()
-    assert plain(regenerate(again, ROWS, tmp_path, SOURCE, 8)) == EXPECTED
-    assert again.batches == [["0-7"]]
-    assert [json.loads(line)["id"] for line in path.read_text().splitlines()[1:]] == list(EXPECTED)

@@ -3,14 +3,10 @@
 import ipaddress
 import re
 
-import phonenumbers
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from outrider.data.config import PrivacyConfig
-from outrider.data.privacy.detection import Finder
-from outrider.data.privacy.recognizers import RESERVED_DOMAINS
+from outrider.data.privacy.detection import RESERVED_DOMAINS, Finder
 from outrider.data.privacy.surrogates import Replacements, Surrogates
 from tests.data.personal import EXAMPLES
 
@@ -90,29 +86,3 @@ def test_what_is_drawn_is_nobodys():
     host = re.fullmatch(r"https://([a-z.]+)/[a-z]{2}/[a-z]{3}-[a-z]{8}\?[a-z]{4}=\d", url)[1]
     assert host.endswith(RESERVED_DOMAINS)
     assert not {"ada", "lovelace", "linkedin"} & set(re.split(r"\W", url))
-
-
-def test_a_value_is_found_where_it_stands_whole():
-    card = "4111111111111111"
-    assert replaced("CREDIT_CARD", card, f"x{card}1 1{card} 0{card}") == f"x{card}1 1{card} 0{card}"
-    assert card not in replaced("CREDIT_CARD", card, f"no{card}, {card}.")
-    assert replaced("EMAIL_ADDRESS", "b@c.org", "ab@c.org b@c.orgs").startswith("ab@c.org")
-    assert "b@c.org" not in replaced(
-        "EMAIL_ADDRESS", "b@c.org", r"\nb@c.org \u53f7b@c.org 'b@c.org'"
-    )
-
-
-@given(st.sampled_from(["US", "DE", "CN", "FR", "IN", "BR"]), st.integers(0, 10**6))
-def test_invented_numbers_become_valid_numbers_of_their_country(region, seed):
-    number = phonenumbers.example_number(region)
-    number.national_number += seed
-    if not phonenumbers.is_valid_number(number):
-        return
-    for style in (
-        phonenumbers.PhoneNumberFormat.INTERNATIONAL,
-        phonenumbers.PhoneNumberFormat.E164,
-    ):
-        text = phonenumbers.format_number(number, style)
-        drawn = phonenumbers.parse(replaced("PHONE_NUMBER", text))
-        assert phonenumbers.is_valid_number(drawn)
-        assert (drawn.country_code, drawn == number) == (number.country_code, False)

@@ -2,12 +2,10 @@
 
 import random
 
-import pytest
 from datasets import Dataset
 
-from outrider.common.errors import OutriderError
 from outrider.data.config import SplitConfig
-from outrider.data.split.general_traffic import add_general
+from outrider.data.split.split import add_general
 
 
 def words(rng, count=40):
@@ -56,16 +54,3 @@ def test_sessions_stay_on_one_side_and_copies_of_training_prompts_are_not_measur
     trained = {sessions[name] for name in parts["train"] if name.startswith("g")}
     assert len(trained) >= 9 and not trained & {sessions[name] for name in parts["general"]}
     assert "g0-99" not in parts["general"] and "g0-98" in parts["general"]
-
-
-def test_general_traffic_that_is_the_customers_own_is_no_measure():
-    customers = table("0-", 80)
-    with pytest.raises(
-        OutriderError, match=r"traffic\.general: of its 20 sequences none is left to measure on"
-    ):
-        mixed(
-            customers,
-            table("g0-", 20)
-            .remove_columns("sequence_id")
-            .add_column("sequence_id", [f"g0-{n}" for n in range(20)]),
-        )

@@ -71,21 +71,6 @@ def test_users_who_last_for_weeks_are_not_left_out(tmp_path):
     assert left_out[BEGAN_EARLIER] > 0.5 * len(rows)
 
 
-@pytest.mark.parametrize("kind", ["user", "conversation"])
-def test_the_parts_do_not_depend_on_the_order_of_the_log(tmp_path, kind):
-    rows = lasting_users(100, users=75 if kind == "conversation" else 4, weeks=1)
-    rows[75] = (rows[75][0], rows[75][1], rows[3][2])
-    parts = []
-    for number in range(2):
-        order = random.Random(number).sample(rows, len(rows))
-        path = table(tmp_path / str(number), order, [kind] * len(rows))
-        result = split(path, SplitConfig(), tmp_path)
-        assert split(path, SplitConfig(), tmp_path) == result
-        texts = {part: [order[int(i[2:])][2] for i in result[part]] for part in PARTS}
-        parts.append((texts, result["summary"]))
-    assert parts[0] == parts[1]
-
-
 def test_heldout_prompts_are_kept_apart_from_validation(tmp_path):
     rows = [(f"s{index}", float(index), prompt(index)) for index in range(100)]
     rows[85] = ("s85", 85.0, prompt(75))

@@ -1,10 +1,8 @@
 import itertools
 import random
 
-import pytest
 from datasets import Dataset, Features, Value
 
-from outrider.common.errors import OutriderError
 from outrider.data.config import SplitConfig
 from outrider.data.ingest.chunks import SCHEMA
 from outrider.data.split.split import PARTS, split
@@ -91,18 +89,3 @@ def test_limits_keep_a_seeded_sample_in_the_order_of_time(tmp_path):
     assert result["summary"]["left_out"]["max_train_sequences"] == 50
     assert result["train"] == sorted(result["train"], key=lambda sequence_id: int(sequence_id[2:]))
     assert split(sequences, limits, tmp_path) == result
-
-
-def test_traffic_that_cannot_be_split_says_what_is_missing(tmp_path):
-    with pytest.raises(OutriderError, match="2 sessions; a split needs at least 3"):
-        split(
-            table(tmp_path / "few", [("a", 1.0, prompt(0)), ("b", 2.0, prompt(1))]),
-            SplitConfig(),
-            tmp_path,
-        )
-    same_time = [(f"s{index}", 5.0, prompt(index)) for index in range(20)]
-    with pytest.raises(OutriderError, match="nothing is left for the train part"):
-        split(table(tmp_path / "same", same_time), SplitConfig(), tmp_path)
-    same_prompt = [(f"s{index}", float(index), prompt(0)) for index in range(20)]
-    with pytest.raises(OutriderError, match="near_identical_to_a_training_prompt 6"):
-        split(table(tmp_path / "prompt", same_prompt), SplitConfig(), tmp_path)

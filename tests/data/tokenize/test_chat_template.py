@@ -1,42 +1,10 @@
-"""Input of the chat template and its rendering of tool calls, with templates like R1's two."""
+"""Messages as the engine passes them to the chat template."""
 
 import pytest
 from transformers import AutoTokenizer
 
-from outrider.data.exchange import Reject
 from outrider.data.tokenize.chat_template import ChatTemplate, as_the_engine_reads
 
-BEGIN, END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
-ONE_CALL = (
-    "<｜tool▁call▁begin｜>function<｜tool▁sep｜>' + call['function']['name'] + "
-    "'\n```json\n' + ARGUMENTS + '\n```<｜tool▁call▁end｜>"
-)
-TURNS = (
-    "{{ bos_token }}{% for message in messages %}"
-    "{% if message['role'] in ('system', 'user', 'tool') %}"
-    "{{ '<｜User｜>' + message['content'] }}{% endif %}"
-    "{% if message['role'] == 'assistant' %}ASSISTANT{% endif %}"
-    "{% endfor %}{% if add_generation_prompt %}{{ '<｜Assistant｜><think>\n' }}{% endif %}"
-)
-CALLS = (
-    f"{{{{ '{BEGIN}' }}}}{{% for call in message['tool_calls'] %}}{{{{ '{ONE_CALL}' }}}}"
-    "{% if not loop.last %}{{ '\n' }}{% endif %}{% endfor %}"
-)
-FIRST = TURNS.replace(
-    "ASSISTANT",
-    "{% if message['content'] is none %}{{ '<｜Assistant｜>' }}"
-    + CALLS.replace("ARGUMENTS", "call['function']['arguments']")
-    # As in R1's first template: the end only after several calls.
-    + "{% if message['tool_calls'] | length > 1 %}"
-    + f"{{{{ '{END}<｜end▁of▁sentence｜>' }}}}{{% endif %}}"
-    "{% else %}{{ '<｜Assistant｜>' + message['content'] + '<｜end▁of▁sentence｜>' }}{% endif %}",
-)
-LATER = TURNS.replace(
-    "ASSISTANT",
-    "{{ '<｜Assistant｜>' + message['content'] }}{% if message['tool_calls'] %}"
-    + CALLS.replace("ARGUMENTS", "(call['function']['arguments'] | tojson)")
-    + f"{{{{ '{END}' }}}}{{% endif %}}{{{{ '<｜end▁of▁sentence｜>' }}}}",
-)
 MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Look her up."}]
 
 
@@ -56,36 +24,6 @@ def template_of(tokenizer, monkeypatch):
         return ChatTemplate(tokenizer)
 
     return make
-
-
-def written(*calls):
-    return (
-        BEGIN
-        + "\n".join(
-            f"<｜tool▁call▁begin｜>function<｜tool▁sep｜>{name}\n```json\n{arguments}\n```<｜tool▁call▁end｜>"
-            for name, arguments in calls
-        )
-        + END
-    )
-
-
-@pytest.mark.parametrize("text", [FIRST, LATER], ids=["first", "later"])
-def test_tool_calls_are_written_as_the_template_writes_them(template_of, text):
-    template = template_of(text)
-    # The arguments are the model's text with its spacing, not the result of parsing and printing.
-    one = ("find", '{"name":  "Ines \\"Go\\" Maro", "years": 5}')
-    two = ("note", "{}")
-    assert template.tool_calls(MESSAGES, {}, [call(*one)]) == written(one)
-    assert template.tool_calls(MESSAGES, {}, [call(*one), call(*two)]) == written(one, two)
-
-
-@pytest.mark.parametrize(
-    "broken", ["x", {}, {"function": {"name": "f", "arguments": {"a": 1}}}, {"function": "f"}]
-)
-def test_calls_that_are_not_the_models_text(template_of, broken):
-    with pytest.raises(Reject) as caught:
-        template_of(LATER).tool_calls(MESSAGES, {}, [broken])
-    assert caught.value.reason == "tool_calls_without_ids"
 
 
 def test_messages_as_the_engine_reads_them():

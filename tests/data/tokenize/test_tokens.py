@@ -198,26 +198,6 @@ def reason(builder, **fields):
     return caught.value.reason
 
 
-def test_what_cannot_be_rebuilt_is_rejected_with_its_reason(builder):
-    assert reason(builder, content="an answer without its reasoning") == "reasoning_missing"
-    assert reason(builder, content="too few", completion_tokens=500) == "reasoning_missing"
-    assert reason(builder, reasoning="r " * 3000, content="a") == "longer_than_target"
-    assert (
-        reason(builder, prompt_token_ids=[0, 5], completion_token_ids=[5, 1024])
-        == "token_out_of_vocabulary"
-    )
-    assert (
-        reason(builder, prompt_token_ids=[129280], reasoning="r", content="a")
-        == "token_out_of_vocabulary"
-    )
-    assert reason(builder, prompt_token_ids=[0], completion_token_ids=[]) == "empty_response"
-    broken = [*MESSAGES, {"role": "assistant", "tool_calls": [{}]}]
-    assert reason(builder, messages=broken, reasoning="r", content="a") == "template_refuses"
-    assert reason(builder, messages=None, reasoning="r", content="a") == "no_messages"
-    assert reason(builder, reasoning="r", content="a", temperature=-1.0) == "sampling_out_of_range"
-    assert reason(builder, reasoning="r", content="a", top_p=0.0) == "sampling_out_of_range"
-
-
 @pytest.mark.parametrize(
     ("fields", "expected"),
     [

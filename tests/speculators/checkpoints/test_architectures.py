@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from outrider.common.errors import OutriderError
 from outrider.common.files import read_json
-from outrider.data.features.layer_check import norm_and_layers
+from outrider.data.features.engine_checks import norm_and_layers
 from outrider.speculators.checkpoints.layout import read_layout
 from outrider.speculators.checkpoints.target_ends import load_target_ends
 from outrider.speculators.kinds import trainable_kind

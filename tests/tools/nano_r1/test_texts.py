@@ -101,26 +101,6 @@ def test_template_has_the_form_of_r1(tokenizer):
     )
 
 
-def test_tokenizer_keeps_the_marks_of_reasoning_and_single_digits(tokenizer):
-    ids = tokenizer.encode("<think>\n2048=</think>")
-    assert tokenizer.convert_ids_to_tokens(ids) == [
-        "<think>",
-        "Ċ",
-        "2",
-        "0",
-        "4",
-        "8",
-        "=",
-        "</think>",
-    ]
-    assert (
-        tokenizer.decode([*ids, tokenizer.eos_token_id], skip_special_tokens=True)
-        == "<think>\n2048=</think>"
-    )
-    assert (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id) == (0, 1, 2)
-    assert len(tokenizer) <= 4096
-
-
 def test_encode_round_trip(corpus, tokenizer):
     for conversation in texts.mixture(corpus, 1, "train", 20_000):
         ids, start = texts.encode(conversation, tokenizer)

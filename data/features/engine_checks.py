@@ -1,0 +1,295 @@
+"""Checks on a sample, before every capture, that captured states are those of the target.
+
+**Self-check.** log softmax of lm_head over the final states must give the engine's own prompt
+log-probabilities. A silent error (the state before the final norm, an index off by one, another
+revision) changes them clearly; bf16 rounding and an occasional other expert do not. So the gate
+reads the 99th percentile and the top-1 agreement, never the maximum. The engine computes its
+log-probabilities twice, in different batches: what it differs from itself is allowed, and a margin
+(common/tolerance.py).
+
+**Layer check.** Nothing in vLLM states which layer a tensor came from, and an R1 cannot be computed
+again here. So the check counts. A short sample is captured with the states of every layer, a ladder
+of L rungs for a target of L layers, each row alone. Three things must hold:
+
+    top       the final norm over rung L is the captured final state, and over rung L - 1 it is not.
+              With L rungs from L layers, in the order of the layers, each rung's layer is known
+    finite    every value of every stream is a number
+    nearest   each captured stream, taken with all others of the capture and in full batches, is at
+              most positions nearer to its own rung than to any other
+
+One layer off, streams in another order, a buffer that a later layer has overwritten, and rows of
+another request all fail. What the engine computes differently in another batch does not: an expert
+that flips moves a state less than a layer does, except at few positions.
+
+    checks = check_engine(engine, rows, spec, ends.lm_head_VH, target_dir)   # or an OutriderError
+
+Shapes: T tokens of a row, H hidden, L rungs.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import rms_norm
+
+from outrider.common.errors import OutriderError
+from outrider.common.tolerance import Tolerance
+from outrider.speculators.checkpoints.architectures import FINAL_NORM_WEIGHT
+from outrider.speculators.checkpoints.layout import read_layout
+from outrider.speculators.checkpoints.tensors import CheckpointTensors
+from outrider.speculators.features import FINAL_NORM, FeatureSpec, layer_index, layer_name
+
+if TYPE_CHECKING:
+    from outrider.serving.engine import Engine, PromptLogprobs
+
+Row = tuple[str, Sequence[int], int]
+"""(sequence id, token ids, completion start)"""
+
+POSITIONS_AT_A_TIME = 256
+"""Bounds the float32 logits: 256 x 129280 x 4 bytes = 132 MB for R1."""
+
+MAX_DIFFERENCE, MARGIN = 0.15, 0.05
+"""Maximum 99th percentile of |log-probability rebuilt from the states - the engine's|, in nats, and
+what it may exceed the engine's difference from itself by."""
+
+MAX_DISAGREEMENT, DISAGREEMENT_MARGIN = 0.05, 0.02
+"""The same for the share of positions with another most probable token."""
+
+
+@dataclass(frozen=True)
+class SelfCheck:
+    """Differences between rebuilt and engine log-probabilities."""
+
+    sequences: int
+    positions: int
+    p99_difference: float
+    """Nats, 99th percentile."""
+    top1_agreement: float
+    """Share of positions with the same most probable token."""
+    control_p99_difference: float
+    """Nats, 99th percentile between the engine's log-probabilities in two batches."""
+    control_top1_agreement: float
+    """Share of positions with the same most probable token in both."""
+
+    def describe(self) -> str:
+        """The numbers in a sentence."""
+        return (
+            f"self-check on {self.sequences} sequences, {self.positions} positions:"
+            " log-probabilities from the states differ from the engine's by less than"
+            f" {self.p99_difference:.1e} nats at 99 %, same top token at {self.top1_agreement:.2%}."
+            f" The engine differs from itself, in other batches, by"
+            f" {self.control_p99_difference:.1e} nats at 99 %, same top token at"
+            f" {self.control_top1_agreement:.2%}"
+        )
+
+
+def self_check(engine: "Engine", rows: Sequence[Row], lm_head_VH: torch.Tensor) -> SelfCheck:
+    """Runs `rows` through the engine for states and for log-probabilities, and compares them."""
+    prompts = [(row_id, token_ids) for row_id, token_ids, _ in rows]
+    hidden = {row_id: states[FINAL_NORM] for row_id, states, _ in engine.prefill(prompts)}
+    differences, agreements, control_differences, control_agreements = [], [], [], []
+    head = lm_head_VH.float()
+    for (row_id, token_ids), logged, again in zip(
+        prompts, engine.prompt_logprobs(prompts), _in_other_batches(engine, prompts), strict=True
+    ):
+        rebuilt, top = rebuilt_logprobs(
+            hidden.pop(row_id), torch.as_tensor(token_ids, dtype=torch.long), head
+        )
+        logprobs = torch.from_numpy(logged.logprobs)
+        differences.append((rebuilt - logprobs).abs())
+        agreements.append(top == torch.from_numpy(logged.top_tokens))
+        control_differences.append((torch.from_numpy(again.logprobs) - logprobs).abs())
+        control_agreements.append(torch.from_numpy(again.top_tokens == logged.top_tokens))
+    return SelfCheck(
+        sequences=len(rows),
+        positions=sum(map(len, differences)),
+        p99_difference=_percentile(torch.cat(differences), 0.99),
+        top1_agreement=torch.cat(agreements).float().mean().item(),
+        control_p99_difference=_percentile(torch.cat(control_differences), 0.99),
+        control_top1_agreement=torch.cat(control_agreements).float().mean().item(),
+    )
+
+
+def _in_other_batches(
+    engine: "Engine", prompts: list[tuple[str, Sequence[int]]]
+) -> "list[PromptLogprobs]":
+    """The engine's log-probabilities of the same rows, half of them at a time, last row first."""
+    backwards = prompts[::-1]
+    half = (len(backwards) + 1) // 2
+    parts = [part for part in (backwards[:half], backwards[half:]) if part]
+    return [answer for part in parts for answer in engine.prompt_logprobs(part)][::-1]
+
+
+def rebuilt_logprobs(
+    hidden_TH: torch.Tensor, token_ids: torch.Tensor, lm_head_VH: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Log-probability of the token after each of h_0 .. h_{T-2}, and the most probable token."""
+    logprobs, tops = [], []
+    for start in range(0, len(token_ids) - 1, POSITIONS_AT_A_TIME):
+        following = token_ids[start + 1 : start + 1 + POSITIONS_AT_A_TIME]
+        # The engine's head computes in bf16; rounding alike halves the remaining difference.
+        logits = (
+            (hidden_TH[start : start + len(following)].float() @ lm_head_VH.T)
+            .to(hidden_TH.dtype)
+            .float()
+        )
+        logprobs.append(logits.log_softmax(-1).gather(-1, following[:, None])[:, 0])
+        tops.append(logits.argmax(-1))
+    return torch.cat(logprobs), torch.cat(tops)
+
+
+def require_self_check(check: SelfCheck) -> None:
+    """Raises an `OutriderError` where the check is outside its tolerance."""
+    difference = Tolerance(MAX_DIFFERENCE, check.control_p99_difference, MARGIN)
+    disagreement = Tolerance(
+        MAX_DISAGREEMENT, 1 - check.control_top1_agreement, DISAGREEMENT_MARGIN
+    )
+    # Written so that a NaN fails too.
+    if (
+        check.p99_difference <= difference.allowed
+        and check.top1_agreement >= 1 - disagreement.allowed
+    ):
+        return
+    raise OutriderError(
+        f"{check.describe()}. Allowed are {difference.describe()} (99th percentile),"
+        f" and another top token at a share of {disagreement.describe()}. Usual"
+        " causes: states taken before the final norm instead of after it, or one position off (a"
+        " vLLM that Outrider's capture does not know); lm_head and engine from different revisions"
+        " or quantizations of the target; an engine that computes this model wrongly on this"
+        " machine"
+    )
+
+
+def _percentile(values: torch.Tensor, share: float) -> float:
+    # torch.quantile takes at most 16M values.
+    return values.sort().values[min(int(share * len(values)), len(values) - 1)].item()
+
+
+LADDER_TOKENS = 512
+"""Tokens of the ladder: all 61 of R1's rungs are 450 MB."""
+MAX_TOP_ERROR = 0.02
+"""Largest mean relative error of the final norm over the last rung. bf16 rounds by 0.004 at most;
+nano R1 has 0.002, and 0.3 over the rung below."""
+MIN_NEAREST = 0.95
+"""Smallest share of positions whose nearest rung is the stream's own. nano R1 has 1.0."""
+
+
+@dataclass(frozen=True)
+class LayerCheck:
+    """The captured streams of a sample against the states of every layer."""
+
+    layers: int
+    """L of the target."""
+    positions: int
+    top_error: float
+    """Mean relative error of the final norm over the last rung against the captured final state."""
+    below_top_error: float
+    """The same over the rung below: what one layer off would give."""
+    nearest: dict[str, float]
+    """Share of positions whose nearest rung is the stream's own; 0 where a value is not finite."""
+
+    def describe(self) -> str:
+        """The numbers in two sentences."""
+        streams = ", ".join(f"{name} {share:.2%}" for name, share in self.nearest.items())
+        return (
+            f"layer check on {self.positions} positions: the final norm over the state after layer"
+            f" {self.layers} differs from the captured one by {self.top_error:.1e}, one layer"
+            f" earlier by {self.below_top_error:.1e}. Positions nearest to the stream's own layer:"
+            f" {streams}"
+        )
+
+
+def norm_and_layers(target_dir: Path) -> tuple[Callable[[Tensor], Tensor], int]:
+    """The target's last norm ([T, H] to float32), from its checkpoint, and its number of layers."""
+    layout = read_layout(target_dir)
+    weight_H = CheckpointTensors(layout).read(FINAL_NORM_WEIGHT, torch.float32)
+    eps = layout.config["rms_norm_eps"]
+
+    def norm(state_TH: Tensor) -> Tensor:
+        return rms_norm(state_TH.float(), weight_H.shape, weight_H, eps)
+
+    return norm, layout.config["num_hidden_layers"]
+
+
+def layer_check(
+    engine: "Engine",
+    rows: Sequence[Row],
+    spec: FeatureSpec,
+    norm: Callable[[Tensor], Tensor],
+    layers: int,
+) -> LayerCheck:
+    """Captures `rows` as the capture does, their beginnings with all `layers` layers; compares."""
+    each = max(LADDER_TOKENS // len(rows), 1)
+    prompts = [(row_id, token_ids) for row_id, token_ids, _ in rows]
+    beginnings = [(row_id, token_ids[:each]) for row_id, token_ids in prompts]
+    names = [stream.name for stream in spec.auxiliary]
+    captured = {row_id: states for row_id, states, _ in engine.prefill(prompts, names)}
+    rungs = [layer_name(index) for index in range(1, layers + 1)]
+    finals, ladders, taken = [], [], []
+    # A limit of one token makes every row a separate batch.
+    for row_id, ladder, _ in engine.prefill(beginnings, [FINAL_NORM, *rungs], 1):
+        finals.append(ladder.pop(FINAL_NORM).float())
+        ladders.append(torch.stack([ladder[name] for name in rungs]))
+        taken.append({name: state_TH[:each] for name, state_TH in captured[row_id].items()})
+    final_TH, ladder_LTH = torch.cat(finals), torch.cat(ladders, dim=1)
+    top_L = [_relative(norm(rung_TH), final_TH).mean().item() for rung_TH in ladder_LTH[-2:]]
+    nearest = {}
+    for name in names:
+        finite = all(bool(states[name].isfinite().all()) for states in captured.values())
+        state_TH = torch.cat([states[name] for states in taken])
+        nearest[name] = _nearest(state_TH, ladder_LTH, name) if finite else 0.0
+    return LayerCheck(layers, len(final_TH), top_L[-1], top_L[0], nearest)
+
+
+def _nearest(state_TH: Tensor, ladder_LTH: Tensor, name: str) -> float:
+    """Share of positions that are nearer to their own rung than to any other."""
+    own, wide_TH = layer_index(name) - 1, state_TH.float()
+    error_LT = torch.stack([_relative(wide_TH, rung_TH.float()) for rung_TH in ladder_LTH])
+    others_LT = torch.cat([error_LT[:own], error_LT[own + 1 :]])
+    # False for NaN, and where two rungs are equal.
+    return (error_LT[own] < others_LT).all(0).float().mean().item()
+
+
+def _relative(state_TH: Tensor, reference_TH: Tensor) -> Tensor:
+    return (state_TH - reference_TH).norm(dim=-1) / reference_TH.norm(dim=-1)
+
+
+def require_layer_check(check: LayerCheck) -> None:
+    """Raises an `OutriderError` where a stream is not the one that its name says."""
+    # Written so that a NaN fails too.
+    top = check.top_error <= MAX_TOP_ERROR and check.top_error < check.below_top_error / 2
+    if top and all(share >= MIN_NEAREST for share in check.nearest.values()):
+        return
+    raise OutriderError(
+        f"{check.describe()}. Allowed are {MAX_TOP_ERROR} for the final norm, at most half of one"
+        f" layer earlier, and every stream nearest to its own layer at {MIN_NEAREST:.0%} of the"
+        " positions. Usual causes: a value that is not finite; a vLLM that counts layers in another"
+        " way or reuses a state's memory; engine and checkpoint from different revisions of the"
+        " target"
+    )
+
+
+def check_engine(
+    engine: "Engine",
+    rows: Sequence[Row],
+    spec: FeatureSpec,
+    lm_head_VH: Tensor,
+    target_dir: Path,
+) -> dict[str, Any]:
+    """Checks an engine's states on `rows`; returns the checks, and `in_words` for a person.
+
+    Raises:
+        OutriderError: a check failed.
+    """
+    check = self_check(engine, rows, lm_head_VH)
+    require_self_check(check)
+    checks: dict[str, Any] = {"self_check": asdict(check), "in_words": check.describe()}
+    if spec.auxiliary:
+        of_layers = layer_check(engine, rows, spec, *norm_and_layers(target_dir))
+        require_layer_check(of_layers)
+        checks["layer_check"] = asdict(of_layers)
+        checks["in_words"] += f"\n{of_layers.describe()}"
+    return checks
