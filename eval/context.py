@@ -291,7 +291,26 @@ class EvaluationContext:
     @functools.cached_property
     def digest(self) -> str:
         """Digest of all that the measurements depend on."""
-        return value_digest(self._inputs())
+        target_dir, base = self.target.directory(), self.speculators["base"]
+        parts = ("validation", "heldout", "general")
+        features = self.data.features
+        inputs: dict[str, Any] = {
+            **({"by_batch_size": True} if self.by_batch_size else {}),
+            "version": VERSION,
+            "kinds": {name: each.kind for name, each in self.speculators.items()},
+            "speculator": self.weights,
+            "base": None if base.directory in (None, target_dir) else base.weights(),
+            "target": file_digest(target_dir / "config.json"),
+            "features": file_digest(features / "manifest.json") if features else None,
+            "parts": {name: self.data.parts.get(name) for name in parts},
+            "depth": self.depth,
+            "lookup": [each.k for each in self.kinds if each.kind == LOOKUP],
+            "serving": self.serving.model_dump(mode="json"),
+            "draft_sample_method": self.draft_sample_method,
+            "evaluation": self.settings.model_dump(mode="json", exclude=POST_MEASUREMENT_SETTINGS),
+            "near_tie_nats": self.settings.gate.near_tie_nats,
+        }
+        return value_digest(inputs)
 
     def kept(self, name: str) -> Kept:
         """The measurement of that name, in a file of its own, so that an evaluation resumes.
@@ -313,25 +332,3 @@ class EvaluationContext:
         """The measurement `name` where it is kept, or that of `work`, which is then kept."""
         found = self.kept(name).run(lambda: work().model_dump(mode="json"))
         return model.model_validate(found)
-
-    def _inputs(self) -> dict[str, Any]:
-        """All that the measurements depend on."""
-        target_dir, base = self.target.directory(), self.speculators["base"]
-        parts = ("validation", "heldout", "general")
-        features = self.data.features
-        return {
-            **({"by_batch_size": True} if self.by_batch_size else {}),
-            "version": VERSION,
-            "kinds": {name: each.kind for name, each in self.speculators.items()},
-            "speculator": self.weights,
-            "base": None if base.directory in (None, target_dir) else base.weights(),
-            "target": file_digest(target_dir / "config.json"),
-            "features": file_digest(features / "manifest.json") if features else None,
-            "parts": {name: self.data.parts.get(name) for name in parts},
-            "depth": self.depth,
-            "lookup": [each.k for each in self.kinds if each.kind == LOOKUP],
-            "serving": self.serving.model_dump(mode="json"),
-            "draft_sample_method": self.draft_sample_method,
-            "evaluation": self.settings.model_dump(mode="json", exclude=POST_MEASUREMENT_SETTINGS),
-            "near_tie_nats": self.settings.gate.near_tie_nats,
-        }

@@ -17,16 +17,12 @@ from outrider.data.ingest.traffic_facts import facts
 from outrider.data.on_policy.check import FILE as ON_POLICY
 from outrider.data.on_policy.check import groups_of, two_lines
 from outrider.eval.report import charts
-from outrider.eval.report.formatting import interval, print_markdown, render
-from outrider.eval.results.choice import Choice
-from outrider.eval.results.parts import DRAFTERS, ClusteredEstimate, Estimate, k_list
+from outrider.eval.report.formatting import print_markdown, render
+from outrider.eval.results.parts import ClusteredEstimate, Estimate, k_list
 from outrider.eval.results.report import Report, Results
 
 CAPTURED = "summary.json"
 """The capture's summary in features/; its module imports torch."""
-
-PROVENANCE = ("command_line", "started", "git", "hardware", "python", "versions")
-"""Keys of provenance.json that the page shows; report.json has all of them."""
 
 Metrics = Sequence[Mapping[str, Any]]
 """Lines of the training's metrics.jsonl."""
@@ -96,22 +92,17 @@ def contents(report: Report, metrics: Metrics) -> dict[str, Any]:
         "r": report,
         "k_list": k_list(report.k),
         "tiles": headline(report),
-        "slower": slower_than_none(report),
         "speed_figures": [charts.speed_figure(m, one.speed) for m, one in report.served.items()],
         "rate_figures": [charts.rate_figure(*each) for each in rates],
         "arrivals": "those of the log, scaled to the rate"
         if arrivals == {"log"}
         else "a Poisson process where the log has no times",
         "acceptance_figures": acceptance,
-        "k_reasons": k_reasons(report.choice),
         "drafts_head": [f"k = {k}" for k in range(0 if report.by_batch_size else 1, 1 + depth)],
         "by_k_head": [f"K = {k}" for k in range(1, 1 + depth)],
-        "left_to_win": left_to_win(report),
         "facts": facts(traffic) if traffic else [],
         "on_policy_lines": two_lines(on_policy) if on_policy else [],
         "on_policy_groups": groups_of(on_policy) if on_policy else [],
-        "privacy_line": privacy_line(report.privacy) if report.privacy else "",
-        "provenance": provenance_lines(report.provenance),
     }
 
 
@@ -128,42 +119,6 @@ def headline(results: Results) -> list[Tile]:
     return tiles
 
 
-def slower_than_none(results: Results) -> list[str]:
-    """Where custom is slower than no speculation."""
-    return [
-        f"{mode} at concurrency {concurrency} ({interval(row.custom_over_none)})"
-        for mode, measured in results.served.items()
-        for concurrency, row in measured.speed.items()
-        if row.custom_over_none.value < 1
-    ]
-
-
-def k_reasons(choice: Choice) -> list[str]:
-    """K by batch size, for each speculator; empty where not both were timed."""
-    lines = []
-    for drafter in DRAFTERS:
-        rows = choice.k_per_batch_size.of(drafter) if choice.k_per_batch_size else None
-        if rows:
-            ranges = (f"{first}-{last}: {k}" for first, last, k in rows)
-            lines.append(f"{drafter}, K by batch size: {', '.join(ranges)}")
-    return lines
-
-
-def left_to_win(results: Results) -> str:
-    """What the ceiling means for this speculator; empty without exact replay."""
-    replay, k = results.replay, results.k.custom
-    if replay is None:
-        return ""
-    lookup, custom, ceiling = (
-        each.value for each in (replay.lookup, replay.custom, replay.ceiling)
-    )
-    return (
-        f"At K = {k} n-gram lookup, which needs no training, accepts {lookup:.2f} tokens per step,"
-        f" custom {custom:.2f}, and a perfect drafter of this sampling {ceiling:.2f}: at most"
-        f" {max(ceiling / custom - 1, 0):.0%} more than custom is left to win."
-    )
-
-
 def lost_ends(run_dir: Path, trained_dir: Path) -> list[str]:
     """What capture and training have cut, in words."""
     captured = (_read(run_dir / "features" / CAPTURED) or {}).get("too_long")
@@ -176,38 +131,6 @@ def training_metrics(run_dir: Path) -> list[dict[str, Any]]:
     path = run_dir / "metrics.jsonl"
     lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
     return [json.loads(line) for line in lines if line.endswith("}")]
-
-
-def privacy_line(privacy: Mapping[str, Any]) -> str:
-    """What was done about personal data, in one or two sentences."""
-    text = f"{privacy['with_any']:,} of {privacy['exchanges']:,} exchanges contain personal data. "
-    if privacy["mode"] == "report":
-        return text + "Nothing was changed."
-    text += (
-        f"Surrogates replace it in {privacy['replaced']:,} prompts; "
-        f"{sum(privacy['left_out'].values()):,} exchanges were left out, most because their "
-        "response contains some."
-    )
-    if privacy["to_regenerate"]:
-        text += (
-            f" The target wrote {privacy['to_regenerate']:,} responses again, because the logged "
-            "ones contained some."
-        )
-    return text
-
-
-def provenance_lines(provenance: Mapping[str, Any]) -> dict[str, str]:
-    """The page's part of the provenance, name -> text."""
-    lines = {}
-    for name in PROVENANCE:
-        value = provenance.get(name)
-        if isinstance(value, Mapping):
-            items = (f"{key} {item}" for key, item in value.items() if item not in (None, [], ""))
-            lines[name.replace("_", " ")] = ", ".join(items)
-        elif value:
-            text = value if isinstance(value, str) else " ".join(map(str, value))
-            lines[name.replace("_", " ")] = text
-    return lines
 
 
 def _tile(label: str, estimate: Estimate | ClusteredEstimate) -> Tile:
