@@ -69,18 +69,6 @@ class ScenarioConfig(BaseModel):
     """Longest measured response in tokens; longer ones are cut, for every variant alike. Null:
     `eval.max_tokens`."""
 
-    @field_validator("prompt_tokens", "response_tokens")
-    @classmethod
-    def _is_a_range(cls, value: LengthRange | None) -> LengthRange | None:
-        if value is None or value[1] is None:
-            return value
-        least, most = value
-        if isinstance(least, str) != isinstance(most, str):
-            raise ValueError(f"[{least}, {most}] mixes tokens and shares; give both in one form")
-        if float(str(least).rstrip("%")) > float(str(most).rstrip("%")):
-            raise ValueError(f"the range [{least}, {most}] ends before it begins")
-        return value
-
 
 class GateConfig(BaseModel):
     """What a custom speculator must show before it is exported."""

@@ -74,14 +74,12 @@ def excess(found: Greedy, control: Greedy) -> Excess:
     )
     unexplained_found = {*found.unexplained} & {*first}
     tests = [(all_found, all_alone), (unexplained_found, {*control.unexplained})]
-    p_value = min(_sign_test(len(ours - alone), len(alone - ours)) for ours, alone in tests)
+    # The probability of at least so many heads among all tosses of a fair coin.
+    p_value = min(
+        float(binom.sf(len(ours - alone) - 1, len(ours ^ alone), 0.5)) for ours, alone in tests
+    )
     value = (len(all_found) - len(all_alone)) / control.responses
     return Excess(value=value, p_value=min(1.0, 2 * p_value))
-
-
-def _sign_test(more: int, fewer: int) -> float:
-    """Probability of at least `more` heads in `more` + `fewer` tosses of a fair coin."""
-    return float(binom.sf(more - 1, more + fewer, 0.5))
 
 
 def text_statistics(logprobs: Sequence[NDArray[np.float64]]) -> SampledText:

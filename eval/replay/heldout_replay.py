@@ -84,9 +84,12 @@ def _replay_part(
 ) -> ReplaySums:
     """The sums of one speculator, which is made only where they are not cached.
 
-    Computed in a child process, or as tasks on the cluster; what needs no device in this process.
+    Of held-out and general traffic `eval.replay_sequences` at most are replayed. Computed in a
+    child process, or as tasks on the cluster; what needs no device in this process.
     """
-    ids = replayed_ids(context, part)
+    ids, most = context.data.parts.get(part, []), context.settings.replay_sequences
+    if part != "validation" and most is not None and most < len(ids):
+        ids = sorted(random.Random(SEED).sample(ids, most), key=ids.index)
 
     def work() -> dict[str, Any]:
         begin = time.monotonic()
@@ -145,15 +148,6 @@ def cluster_replay(
 
 def _replay_shard(shared: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> ReplaySums:
     return replay(rows=rows, **shared)
-
-
-def replayed_ids(context: EvaluationContext, part: str) -> list[str]:
-    """The part's sequences; of held-out and general traffic `eval.replay_sequences` at most."""
-    ids, most = context.data.parts.get(part, []), context.settings.replay_sequences
-    if part == "validation" or most is None or most >= len(ids):
-        return ids
-    drawn = random.Random(SEED).sample(ids, most)
-    return sorted(drawn, key=ids.index)
 
 
 def print_first_result(context: EvaluationContext, heldout: Replays) -> None:

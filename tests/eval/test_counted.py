@@ -15,7 +15,6 @@ from outrider.eval.bench.counted import (
     counted_passes,
 )
 from outrider.eval.bench.prompts import Prompt
-from outrider.eval.config import EvalConfig
 from outrider.eval.context import (
     Backends,
     EvaluationContext,
@@ -24,7 +23,7 @@ from outrider.eval.context import (
 )
 from outrider.eval.evaluate import evaluate
 from outrider.eval.results.parts import DRAFTERS, Drafters
-from outrider.eval.results.report import Report, Results
+from outrider.eval.results.report import Report
 from outrider.serving.config import EngineConfig, ServingConfig, TargetConfig
 from outrider.serving.speculator import Speculator
 from tests.eagle3_head import write_eagle3_head
@@ -214,66 +213,6 @@ def test_a_head_of_another_target_is_refused_before_anything_starts(case, tmp_pa
     (head / "config.json").write_text(json.dumps(config | {"vocab_size": 96}))
     with pytest.raises(OutriderError, match="a stale vocabulary"):
         evaluate(judged(case, Speculator.named(head)))
-
-
-@pytest.mark.slow
-@pytest.mark.engine
-@pytest.mark.parametrize("kind", ["eagle3", "ngram"])
-def test_from_servers_to_verdict(case, nano_r1, tmp_path, kind):
-    """Three servers, load, verification and capture in vLLM."""
-    from datasets import Dataset
-    from transformers import AutoTokenizer
-
-    tokenizer, rows = AutoTokenizer.from_pretrained(nano_r1), []
-    for n in range(6):
-        asked = [{"role": "user", "content": f"I would like {n} lattes and a tea, please."}]
-        text = tokenizer.apply_chat_template(asked, tokenize=False, add_generation_prompt=True)
-        ids = tokenizer.encode(text, add_special_tokens=False)
-        row = {"token_ids": ids + ids[:4], "completion_start": len(ids), "prompt_text": text}
-        rows.append(
-            {
-                "sequence_id": f"q{n}",
-                "session": f"s{n}",
-                "user": "",
-                "temperature": 0.6,
-                "top_p": 0.95,
-                "top_k": 0,
-                **row,
-            }
-        )
-    Dataset.from_list(rows).save_to_disk(tmp_path / "asked")
-    head = write_eagle3_head(nano_r1, tmp_path / "head") if kind == "eagle3" else None
-    context = replace(
-        judged(case, Speculator(kind, head)),
-        target=TargetConfig(model=str(nano_r1)),
-        data=replace(case.data, sequences=tmp_path / "asked"),
-        backends=Backends(),
-        serving=ServingConfig(
-            engine=EngineConfig(max_num_seqs=4, max_model_len=512, kv_cache_gb=0.25)
-        ),
-        settings=EvalConfig(
-            engine_modes=["eager"],
-            concurrency=[1],
-            requests=2,
-            repeats=2,
-            max_tokens=32,
-            verification_requests=4,
-            verification_max_tokens=32,
-        ),
-    )
-    context = replace(
-        context, speculators=context.speculators | {"base": Speculator.named(nano_r1)}
-    )
-    line = evaluate(context)
-    results = Results.read(tmp_path / "out" / "results.json")
-    assert results.counted.base.acceptance_length > 1.3 and results.counted.custom.steps > 0
-    if kind == "eagle3":  # random weights: almost nothing is accepted, and it is slow
-        assert results.counted.custom.acceptance_length < 1.1
-        assert line["verdict"] == "do not ship"
-    greedy = results.verification.modes["eager"].greedy
-    assert greedy.base.unexplained == greedy.custom.unexplained == []
-    assert (tmp_path / "out" / "report.html").is_file()
-    assert not (tmp_path / "out" / "response_states").exists()
 
 
 @pytest.mark.parametrize("base", ["none", "ngram"])

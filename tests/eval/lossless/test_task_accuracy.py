@@ -224,17 +224,3 @@ def test_nano_r1_s_own_arithmetic_is_read(tmp_path):
         check(prompt, f"{problem.reasoning}\n</think>\n\n{problem.answer.replace('42', '43')}")
         is False
     )
-
-
-def test_what_cannot_be_read_says_which_line(tmp_path):
-    path = tmp_path / "answers.jsonl"
-    path.write_text('{"question": "a", "answer": 1}\n{"question": "b"}\n')
-    with pytest.raises(
-        OutriderError, match=r"answers\.jsonl, line 2: not an object with question and answer"
-    ):
-        answer_check(path)
-    path.write_text("")
-    with pytest.raises(OutriderError, match="the file is empty"):
-        answer_check(path)
-    with pytest.raises(OutriderError, match=r"eval\.task = .*gone\.jsonl.*cannot be read"):
-        answer_check(tmp_path / "gone.jsonl")
