@@ -19,7 +19,7 @@ from typing import Any
 from rich.console import Console
 
 from outrider.common.errors import OutriderError
-from outrider.eval.bench.closed_loop import joined, run_block
+from outrider.eval.bench.closed_loop import run_block
 from outrider.eval.bench.metrics import pooled
 from outrider.eval.config import EvalConfig
 from outrider.eval.report.formatting import print_markdown
@@ -97,12 +97,17 @@ def _row(blocks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     the share of drafts whose first j tokens were all accepted; `share` the tokens of this
     measurement over all that the endpoint delivered meanwhile.
     """
-    counters = joined([{"counters": block["counters"]} for block in blocks])["counters"]
-    drafts, tokens = counters["drafts"], sum(block["output_tokens"] for block in blocks)
+    counters = [block["counters"] for block in blocks]
+    drafts, accepted, generated = (
+        sum(each[name] for each in counters)
+        for name in ("drafts", "accepted_tokens", "generation_tokens")
+    )
+    # A block without drafts has no positions.
+    positions = filter(None, (each["accepted_per_position"] for each in counters))
     return {
         **pooled(blocks).model_dump(mode="json"),
         "drafts": drafts,
-        "acceptance_length": 1 + counters["accepted_tokens"] / drafts if drafts else None,
-        "cumulative": [n / drafts for n in counters["accepted_per_position"]] if drafts else [],
-        "share": tokens / max(counters["generation_tokens"], 1),
+        "acceptance_length": 1 + accepted / drafts if drafts else None,
+        "cumulative": [sum(n) / drafts for n in zip(*positions, strict=True)] if drafts else [],
+        "share": sum(block["output_tokens"] for block in blocks) / max(generated, 1),
     }

@@ -74,22 +74,27 @@ def measure_rates(
     load: "LoadGenerator",
     requests: HeldoutRequests,
 ) -> None:
-    """Measures the scenarios and rates whose blocks are not kept.
+    """Measures the blocks that are not kept.
 
-    Variants of one group of servers take turns, in rotating order.
+    Variants of one group are measured together or not at all, since they are paired; their order
+    rotates.
     """
     settings = context.settings
     for group in servers.groups([(variant, plan[variant]) for variant in VARIANTS]):
         blocks = itertools.product(requests.traffic, settings.rates)
         for place, (scenario, rate) in enumerate(blocks):
-            turn = place % len(group)
+            files = {name: kept_block(context, mode, scenario, rate, name) for name, _ in group}
+            if all(file.done() for file in files.values()):
+                continue
+            turn, records = place % len(group), {}
             for variant, drafts in group[turn:] + group[:turn]:
-                file = kept_block(context, mode, scenario, rate, variant)
-                if file.done():
-                    continue
                 url = servers.server(mode, variant, drafts).url
                 context.say(f"{scenario.name}, {rate:g} requests/s, {variant}")
-                file.put(_timed_block(url, load, scenario, rate, requests.sampling, settings))
+                records[variant] = _timed_block(
+                    url, load, scenario, rate, requests.sampling, settings
+                )
+            for variant, record in records.items():
+                files[variant].put(record)
 
 
 def kept_block(

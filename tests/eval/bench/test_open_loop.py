@@ -125,7 +125,7 @@ def test_variants_get_the_same_requests_and_an_interruption_keeps_whole_blocks(t
     with pytest.raises(KeyboardInterrupt):
         measure_rates(context, servers, "eager", plan, interrupted, requests)
     kept = len(list(tmp_path.glob("rate_*.json")))
-    assert kept == 4
+    assert kept == (4 if apart else 3)  # variants of one group are kept together
     for _ in range(2):
         measure_rates(context, servers, "eager", plan, load, requests)
         assert len(load.sent) == 2 * 3 - kept
