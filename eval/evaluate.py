@@ -332,4 +332,4 @@ def samples_stage(
             context.settings.replay_dtype,
         )
 
-    return [Example.model_validate(each) for each in context.kept("samples").run(work)]
+    return [Example.model_validate(each) for each in context.kept("examples").run(work)]

@@ -20,7 +20,7 @@ from outrider.pipeline.run_dir import RunDirectory
 from outrider.pipeline.stages.sources import served_base_of
 from outrider.speculators.config import ParityConfig
 
-FILE = "parity.json"
+FILE = "draft_parity.json"
 
 
 def check_warm_start(run: RunDirectory, recipe: Recipe, sequence_ids: Sequence[str]) -> None:
