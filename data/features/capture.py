@@ -132,9 +132,10 @@ def capture_table(
     checks = check_engine(engine, sample, spec, lm_head_VH, Path(model.model))
     Console(stderr=True).print(checks.pop("in_words"), highlight=False, soft_wrap=True)
     states = _states_of(engine, spec, capture.batch_tokens, capture.on_policy_positions)
-    written = _write_table(table, limit, engine, states, spec, source, capture, out_dir)
-    too_long = lengths._asdict() if lengths else None
-    return _summary(out_dir, written, **checks, too_long=too_long)
+    found = _write_table(table, limit, engine, states, spec, source, capture, out_dir)
+    found |= {**checks, "too_long": lengths._asdict() if lengths else None}
+    write_json(out_dir / SUMMARY, found, private=True)
+    return found
 
 
 def _on_replicas(
@@ -168,21 +169,11 @@ def _on_replicas(
             for piece, rows in replicas.stream(plan, in_flight):
                 yield from zip(piece.rows, rows, strict=True)
 
-        written = _write_table(table, limit, replicas, states, spec, source, capture, out_dir)
-        return _summary(
-            out_dir,
-            written,
-            replicas=replicas.running,
-            lost_replicas=replicas.lost,
-            left_out=replicas.left_out,
-            too_long=lengths._asdict(),
-        )
-
-
-def _summary(out_dir: Path, written: dict[str, Any], **others: Any) -> dict[str, Any]:
-    """Publishes the summary: the figures of `_write_store`, and others."""
-    write_json(out_dir / SUMMARY, written | others, private=True)
-    return written | others
+        found = _write_table(table, limit, replicas, states, spec, source, capture, out_dir)
+        found |= {"replicas": replicas.running, "lost_replicas": replicas.lost}
+        found |= {"left_out": replicas.left_out, "too_long": lengths._asdict()}
+        write_json(out_dir / SUMMARY, found, private=True)
+        return found
 
 
 def _states_of(
@@ -211,7 +202,7 @@ def _write_table(
     answers = regenerate(target, asked_rows(table), out_dir, source, capture.batch_tokens)
     rows = functools.partial(rows_of, table, limit, answers)
     written = _write_store(spec, states, rows, out_dir, source, capture, COLUMNS)
-    return written | {"regenerated": len(answers)}
+    return {**written, "regenerated": len(answers)}
 
 
 def capture_ids(

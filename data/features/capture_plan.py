@@ -17,7 +17,7 @@ tokens of the completion remain, whose states do not depend on what follows. Whe
 reaches the limit nothing is left to train on, and the sequence is dropped.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -93,14 +93,6 @@ def longest(max_model_len: int) -> int:
     return max_model_len - 1
 
 
-def lengths_of(
-    lengths: Sequence[int], starts: Sequence[int], max_model_len: int
-) -> tuple[LostEnds, list[int]]:
-    """Counts what the limit cuts, and finds the rows that are kept."""
-    key = f"serving.engine.max_model_len = {max_model_len:,}"
-    return lost_ends(lengths, starts, longest(max_model_len), key)
-
-
 def fit(table: Dataset, max_model_len: int) -> tuple[Dataset, LostEnds]:
     """The table without the dropped rows, and what happened.
 
@@ -110,7 +102,8 @@ def fit(table: Dataset, max_model_len: int) -> tuple[Dataset, LostEnds]:
         OutriderError: none is left.
     """
     lengths = [len(token_ids) for token_ids in table["token_ids"]]
-    found, kept = lengths_of(lengths, table["completion_start"][:], max_model_len)
+    key = f"serving.engine.max_model_len = {max_model_len:,}"
+    found, kept = lost_ends(lengths, table["completion_start"][:], longest(max_model_len), key)
     if not kept:
         raise OutriderError(
             f"serving.engine.max_model_len = {max_model_len}: none of {len(lengths)} sequences is"

@@ -12,7 +12,7 @@ A format is a module with
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Protocol, cast
+from typing import Any
 
 from outrider.common.errors import OutriderError
 from outrider.data.exchange import Exchange, Place, Record, Reject
@@ -30,24 +30,11 @@ from outrider.data.formats import (
     token_ids,
     vllm_log,
 )
-from outrider.data.formats.rows import Sample, sample_of
+from outrider.data.formats.rows import sample_of
 from outrider.data.formats.sources import LogFile
 
-
-class Format(Protocol):
-    """What each module of the registry defines."""
-
-    NAME: str
-
-    def recognizes(self, sample: Sample) -> bool: ...
-
-    def records(self, files: Sequence[LogFile], scratch: Path) -> Iterator[Record | Reject]: ...
-
-    def parse(self, record: Record) -> list[Exchange | Reject]: ...
-
-
-FORMATS: dict[str, Format] = {
-    module.NAME: cast(Format, module)
+FORMATS: dict[str, Any] = {
+    module.NAME: module
     for module in (
         sglang_dump,
         sglang,
@@ -104,6 +91,7 @@ def read_records(name: str, files: Sequence[LogFile], scratch: Path) -> Iterator
 
 def parse_record(name: str, record: Record) -> list[Exchange | Reject]:
     """Parses a record; every reject gets its place."""
+    outcomes: list[Exchange | Reject]
     try:
         outcomes = FORMATS[name].parse(record)
     except Reject as reject:

@@ -192,14 +192,8 @@ def _files_of(entry: str) -> list[LogFile]:
     try:
         with answering(what):
             filesystem, paths, nothing = _found(entry)
-    except ImportError as error:
-        raise OutriderError(f"{what}: {error}, in Outrider's environment") from None
-    except PermissionError:
-        raise OutriderError(f"{what}: no permission to read it") from None
-    except (
-        OSError,
-        ValueError,
-    ) as error:  # the store refuses, the protocol is unknown, or the name is invalid
+    except (ImportError, OSError, ValueError) as error:
+        # No client is installed, the store refuses, or the protocol or the name is invalid.
         raise OutriderError(f"{what}: {error}") from error
     if not paths:
         raise OutriderError(f"{what}: {nothing}")
@@ -217,7 +211,9 @@ def _found(entry: str) -> tuple[AbstractFileSystem, list[str], str]:
     """Returns the filesystem of an entry, its files, and the message if there are none."""
     filesystem, root = url_to_fs(entry)
     if filesystem.isdir(root):
-        paths = _without_data_set_files([path for path in filesystem.find(root) if _is_log(path)])
+        paths = [path for path in filesystem.find(root) if _is_log(path)]
+        if any(path.endswith((".arrow", ".parquet")) for path in paths):
+            paths = [path for path in paths if PurePosixPath(path).name not in DATA_SET_FILES]
         endings = f"{', '.join(SUFFIXES)} or one of these with {' or '.join(COMPRESSIONS)}"
         return filesystem, paths, f"holds no file that ends in {endings}"
     if filesystem.exists(root):
@@ -234,12 +230,6 @@ def _found(entry: str) -> tuple[AbstractFileSystem, list[str], str]:
     elif entry.startswith("hf://"):  # the Hub hides private data sets
         nothing += "; a private or gated data set needs the variable HF_TOKEN"
     return filesystem, [], nothing
-
-
-def _without_data_set_files(paths: list[str]) -> list[str]:
-    if not any(path.endswith((".arrow", ".parquet")) for path in paths):
-        return paths
-    return [path for path in paths if PurePosixPath(path).name not in DATA_SET_FILES]
 
 
 def _is_log(path: str) -> bool:

@@ -17,7 +17,6 @@ from rich.text import Text
 from tokenizers import Tokenizer
 
 from outrider.common.errors import OutriderError
-from outrider.common.files import read_json
 from outrider.common.jackknife import ENOUGH_SESSIONS, LEAST_SESSIONS
 from outrider.data.config import PrivacyConfig, SplitConfig, TrafficConfig
 from outrider.data.exchange import BEYOND_FIRST, HALVES, SAMPLED_OTHERWISE
@@ -33,7 +32,6 @@ out is intended."""
 SPLIT_COMPARED = 20_000
 """Sequences above which the predicted split does not compare prompts: that would take minutes and
 400 MB."""
-
 
 SHOWN = 120
 """Number of tokens shown at either end of a prompt and of a completion."""
@@ -51,7 +49,7 @@ def inspect(
 ) -> dict[str, Any]:
     """Ingests the log into `scratch` and describes it; `problems` would stop a run."""
     problems: list[str] = []
-    ingest(
+    summary = ingest(
         target_dir,
         traffic,
         scratch,
@@ -59,7 +57,6 @@ def inspect(
         rows_per_file=rows_per_file,
         problems=problems,
     )
-    summary = read_json(scratch / "summary.json")
     predicted: dict[str, Any] | None = None
     if summary["exchanges"]:
         table = load_sequences(scratch / "sequences")

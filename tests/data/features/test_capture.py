@@ -3,11 +3,12 @@
 import json
 
 import pytest
+from datasets import Dataset
 
 from outrider.common.errors import OutriderError
 from outrider.data.config import CaptureConfig
 from outrider.data.features.capture import capture
-from outrider.data.features.capture_plan import lengths_of
+from outrider.data.features.capture_plan import fit
 from outrider.serving.config import EngineConfig, TargetConfig
 from outrider.speculators.features import FeatureSpec, FeatureStream
 from tests.data.split_screenings import split_screenings
@@ -28,8 +29,9 @@ def test_what_does_not_fit_is_said_before_an_engine_starts(nano_r1, traffic, tmp
 
 def test_a_sequence_at_the_limit_fits_and_a_prompt_at_the_limit_is_dropped():
     """The engine prefills 99 tokens of max_model_len 100: it also samples one."""
-    found, rows = lengths_of([99, 100, 109, 120], [5, 98, 98, 99], 100)
-    assert rows == [0, 1, 2]
+    ids, starts = [[7] * length for length in (99, 100, 109, 120)], [5, 98, 98, 99]
+    table, found = fit(Dataset.from_dict({"token_ids": ids, "completion_start": starts}), 100)
+    assert len(table) == 3
     assert (found.cut, found.cut_tokens, found.dropped) == (2, 11, 1)
 
 
