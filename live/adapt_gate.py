@@ -30,7 +30,7 @@ from outrider.eval.results.parts import ClusteredEstimate
 from outrider.pipeline.recipe.recipe import Recipe
 from outrider.pipeline.run_dir import RunDirectory
 from outrider.pipeline.stages.adapt import usable_ids
-from outrider.serving.bundle.speculation_profile import SpeculationProfile
+from outrider.serving.bundle.speculation_profile import speculation_profile
 from outrider.serving.speculator import Speculator
 
 Measured = tuple[ReplaySums, ReplaySums, dict[str, int]]
@@ -220,7 +220,7 @@ def write_bundle(run: RunDirectory, recipe: Recipe, verdict: GateVerdict) -> Pat
         "replay_vs_engine": None,
         "gate": verdict.model_dump(mode="json"),
     }
-    profile = SpeculationProfile.of(
+    profile = speculation_profile(
         recipe.speculator.only_kind,
         recipe.target,
         verdict.cumulative,
@@ -243,7 +243,7 @@ def _export(
     recipe: Recipe,
     k: int,
     evidence: dict[str, Any],
-    profile: SpeculationProfile,
+    profile: dict[str, Any],
 ) -> None:
     from outrider.serving.bundle.bundle import export_bundle
     from outrider.serving.speculator import Drafting, Speculator

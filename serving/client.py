@@ -90,9 +90,6 @@ class Sampling:
     top_p: float = 0.95
     top_k: int = 0
     """0: no limit."""
-    seed: int | None = None
-    """Seed of the first request; the i-th has seed + i. None: unseeded. Must be None on a CPU,
-    where a seeded request ends vLLM 0.32's worker ("CPU Generator does not use offset")."""
 
     def request(self) -> dict[str, Any]:
         """The parameters as fields of a request, those that are off too.
@@ -113,15 +110,10 @@ class Sampling:
 
 @dataclass(frozen=True)
 class Completion:
-    """A response, with the exact tokens that the engine read and produced."""
+    """A response, with the exact tokens that the engine produced."""
 
-    prompt_token_ids: list[int]
     token_ids: list[int]
     """Including the end-of-sequence token, if there is one."""
-    text: str
-    finish_reason: str
-    logprobs: list[float] | None
-    """Log-probability of each token before temperature and top-p; None unless requested."""
     counters: SpeculationCounters
     """The engine's counts of this response."""
 
@@ -133,13 +125,12 @@ def complete(
     sampling: Sampling,
     max_tokens: int,
     concurrency: int = 8,
-    logprobs: bool = False,
 ) -> list[Completion]:
     """Responses to `prompts` (token ids) in order, with `concurrency` requests in flight.
 
     The first error is raised when all requests have ended.
     """
-    timeout_s = request_timeout_s(max_tokens, concurrency)
+    timeout_s = 600 + max_tokens * concurrency / LEAST_TOKENS_PER_S
 
     def one(index: int) -> Completion:
         body: dict[str, Any] = {
@@ -149,29 +140,14 @@ def complete(
             **sampling.request(),
             "return_token_ids": True,
         }
-        if sampling.seed is not None:
-            body["seed"] = sampling.seed + index
-        if logprobs:
-            body["logprobs"] = 0
         answer = post(url, "/v1/completions", body, timeout_s)
         (choice,) = answer["choices"]
         speculation = (answer.get("metrics") or {}).get("speculative_decoding")
-        return Completion(
-            choice["prompt_token_ids"],
-            choice["token_ids"],
-            choice["text"],
-            choice["finish_reason"],
-            choice["logprobs"]["token_logprobs"] if logprobs else None,
-            SpeculationCounters.of_response(speculation, len(choice["token_ids"])),
-        )
+        counters = SpeculationCounters.of_response(speculation, len(choice["token_ids"]))
+        return Completion(choice["token_ids"], counters)
 
     with ThreadPoolExecutor(concurrency) as pool:
         return list(pool.map(one, range(len(prompts))))
-
-
-def request_timeout_s(max_tokens: int, concurrency: int) -> float:
-    """Seconds after which a request is given up: 600, and LEAST_TOKENS_PER_S for all in flight."""
-    return 600 + max_tokens * concurrency / LEAST_TOKENS_PER_S
 
 
 def post(url: str, path: str, body: dict[str, Any], timeout_s: float = 600) -> dict[str, Any]:

@@ -41,8 +41,7 @@ KEYS_OF_ARGUMENTS = {
 UNSERVABLE = {
     "speculative_config": "the evaluation serves base and custom speculator in turn (speculator.*)",
     "worker_cls": "Outrider's hooks extend vLLM's own worker",
-    "worker_extension_cls": "capture needs Outrider's extension",
-    "weight_transfer_config": "drafter swaps need Outrider's weight transfer engine",
+    "worker_extension_cls": "capture and swaps of a speculator need Outrider's extension",
     "nnodes": "an engine runs on one node",
     "node_rank": "an engine runs on one node",
     "data_parallel_rank": "a server runs all its data-parallel engines",

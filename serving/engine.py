@@ -18,12 +18,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from outrider.common.errors import OutriderError
 from outrider.common.process_tree import ProcessTree
 from outrider.common.threads import in_daemon_thread
+from outrider.serving.admin.swap import checked_directory, swap_speculator
 from outrider.serving.config import EngineConfig, TargetConfig
-from outrider.serving.hooked import BACKEND
 from outrider.serving.speculator import Drafting
 from outrider.serving.vllm_arguments import engine_arguments, engine_environment, start_environment
 from outrider.serving.vllm_hooks.plugin import register
-from outrider.serving.vllm_hooks.swap import swap_speculator
 from outrider.serving.vllm_hooks.version import runs_on_cpu
 from outrider.speculators.features import FINAL_NORM, layer_index, layer_name
 
@@ -120,9 +119,13 @@ class AskedRow(NamedTuple):
 class Engine:
     """A running vLLM engine, opened by `open_engine`."""
 
-    def __init__(self, llm: "LLM", max_model_len: int, scratch: Path) -> None:
+    def __init__(
+        self, llm: "LLM", target_dir: Path, started_with: Path | None, scratch: Path
+    ) -> None:
+        """`started_with`: the directory of its speculator, if it has one."""
         self.llm = llm
-        self.max_model_len = max_model_len
+        self.max_model_len = llm.model_config.max_model_len
+        self._target_dir, self._started_with = target_dir, started_with
         self._scratch = scratch
         self._ahead: Future[Any] | None = None
 
@@ -132,7 +135,8 @@ class Engine:
         An `OutriderError` says why not; then the speculator before it is still in use.
         """
         swap_speculator(
-            lambda method, arguments: self.llm.collective_rpc(method, kwargs=arguments), directory
+            lambda method, arguments: self.llm.collective_rpc(method, kwargs=arguments),
+            checked_directory(directory, self._started_with, self._target_dir),
         )
 
     def prefill(
@@ -145,7 +149,7 @@ class Engine:
         """Yields (id, {stream: states [T, H]}, scores) of rows of (id, token ids), in order.
 
         Other streams than `final_norm` need an engine without a drafter, or one whose drafter
-        reads them (vllm_hooks/auxiliary_states.py). With `positions`, rows are `LoggedRow`s and
+        reads them (vllm_hooks/capture_extension.py). With `positions`, rows are `LoggedRow`s and
         `scores` are the sums [2, C] over about so many tokens of the completion (logged_text.py).
 
         Rows are prefilled in batches of at most `batch_tokens` tokens, the next one while the
@@ -174,7 +178,7 @@ class Engine:
 
         One thread at a time may call this method; another one may read the states before.
         """
-        from outrider.serving.logged_text import Claim
+        from outrider.serving.logged_text import REQUEST_ARGUMENT, Claim
         from outrider.serving.vllm_hooks.capture_extension import read_states
 
         layers = sorted({layer_index(name) for name in streams if name != FINAL_NORM})
@@ -183,7 +187,7 @@ class Engine:
         claims: list[dict[str, Any] | None] = [None] * len(rows)
         if positions is not None:
             claims = [
-                Claim(start, temperature, top_p, positions, top_k).as_request_argument()
+                {REQUEST_ARGUMENT: list(Claim(start, temperature, top_p, positions, top_k))}
                 for _, _, start, temperature, top_p, top_k in rows
             ]
         self.llm.collective_rpc("capture_start", args=(layers,))
@@ -298,8 +302,7 @@ def open_engine(
     """
     engine, _ = in_process(engine)
     arguments = engine_arguments(target, engine, drafting)
-    if drafting is not None and drafting.speculator.abilities.live_swap:
-        arguments["weight_transfer_config"] = {"backend": BACKEND}
+    started_with = drafting.speculator.directory if drafting is not None else None
     with (
         ProcessTree() as tree,
         tempfile.TemporaryDirectory(dir=scratch, prefix="outrider-") as folder,
@@ -311,18 +314,11 @@ def open_engine(
             register()  # vLLM does it once in a process: perhaps in another environment
             llm = LLM(**arguments, worker_extension_cls=extension)
         try:
-            yield Engine(llm, engine.max_model_len, Path(folder))
+            yield Engine(llm, target.directory(), started_with, Path(folder))
         finally:
-            llm.llm_engine.engine_core.shutdown(timeout=end_timeout_s())
-
-
-def end_timeout_s() -> float:
-    """Seconds that an engine's processes have to end before they are killed.
-
-    With GPUs they give back memory, NCCL's groups and /dev/shm, which the next stage needs. On a
-    CPU an orderly end takes 4 to 7 s, and they hold nothing.
-    """
-    return 0 if runs_on_cpu() else 30
+            # With GPUs its processes give back memory, NCCL's groups and /dev/shm, which the next
+            # stage needs. On a CPU an orderly end takes 4 to 7 s, and they hold nothing.
+            llm.llm_engine.engine_core.shutdown(timeout=0 if runs_on_cpu() else 30)
 
 
 def _prompts(rows: Sequence[Row]) -> list[Any]:

@@ -1,7 +1,7 @@
 """Names that a vLLM process with Outrider's hooks (vllm_hooks/) and its starter share."""
 
-BACKEND = "safetensors"
-"""Name of Outrider's weight transfer engine (vllm_hooks/weight_transfer.py)."""
+SWAP_EXTENSION = "outrider.serving.vllm_hooks.swap_extension.SwapExtension"
+"""vLLM's `--worker-extension-cls` of an engine that swaps its speculator."""
 
 HOOKS = "OUTRIDER_HOOKS"
 """Variable: 1 installs the hooks in vLLM (vllm_hooks/plugin.py)."""

@@ -83,24 +83,17 @@ class LoadGenerator:
         self._log_path = Path(log_path)
 
     def __enter__(self) -> "LoadGenerator":
-        self._child: Child | None = None
+        self._child = Child(
+            [sys.executable, "-m", "outrider.serving.load_generator"],
+            self._log_path,
+            "the load generator",
+            os.environ | engine_environment(EngineConfig()) | {"OMP_NUM_THREADS": "1"},
+            pipes=True,
+        )
         return self
 
-    def start(self) -> Child:
-        """The child process; it is started at the first call, or block."""
-        if self._child is None:
-            self._child = Child(
-                [sys.executable, "-m", "outrider.serving.load_generator"],
-                self._log_path,
-                "the load generator",
-                os.environ | engine_environment(EngineConfig()) | {"OMP_NUM_THREADS": "1"},
-                pipes=True,
-            )
-        return self._child
-
     def __exit__(self, *_: object) -> None:
-        if self._child is not None:
-            self._child.stop()
+        self._child.stop()
 
     def run_block(
         self,
@@ -112,8 +105,7 @@ class LoadGenerator:
     ) -> BlockResult:
         """Closed loop: sends `prompts` to the server at `url`, with `concurrency` in flight.
 
-        Prompts are rendered text, special tokens as text. A seed is the same for all requests of
-        the block, because vLLM's generator sends one body for all.
+        Prompts are rendered text, special tokens as text.
         """
         return self._run(url, prompts, sampling, max_tokens, concurrency, None)
 
@@ -146,8 +138,6 @@ class LoadGenerator:
         arrivals: list[float] | None,
     ) -> BlockResult:
         body: dict[str, Any] = {"add_special_tokens": False, **sampling.request()}
-        if sampling.seed is not None:
-            body["seed"] = sampling.seed
         options = {
             "backend": "vllm",
             "base-url": url,
@@ -182,15 +172,14 @@ class LoadGenerator:
         return _block(result, read_counters(url) - before)
 
     def _ask(self, block: dict[str, Any]) -> dict[str, Any]:
-        child = self.start()
-        stdin, stdout = child.process.stdin, child.process.stdout
+        stdin, stdout = self._child.process.stdin, self._child.process.stdout
         assert stdin is not None and stdout is not None
         line = ""
         with contextlib.suppress(BrokenPipeError):
             print(json.dumps(block), file=stdin, flush=True)
             line = stdout.readline()
         if not line:
-            raise child.failure(f"ended with code {child.process.wait()}")
+            raise self._child.failure(f"ended with code {self._child.process.wait()}")
         result: dict[str, Any] = json.loads(line)
         return result
 
@@ -249,15 +238,7 @@ def _child() -> None:
         if block["arrivals"] is not None:
             serve.get_samples = _sent_at(serve, block["arrivals"])
         result = asyncio.run(serve.main_async(parser.parse_args(block["words"])))
-        kept = (
-            "completed",
-            "duration",
-            "output_lens",
-            "ttfts",
-            "itls",
-            "start_times",
-            "errors",
-        )
+        kept = ("completed", "duration", "output_lens", "ttfts", "itls", "start_times", "errors")
         print(json.dumps({name: result[name] for name in kept}), file=answers, flush=True)
 
 

@@ -16,7 +16,7 @@ Shapes: N positions of a step, H hidden size, P the two parts of a completion, C
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -44,16 +44,6 @@ class Claim(NamedTuple):
     positions: int
     """Maximum number of tokens of the completion that are scored, roughly."""
     top_k: int = 0
-
-    def as_request_argument(self) -> dict[str, Any]:
-        """The claim as `SamplingParams.extra_args`."""
-        return {REQUEST_ARGUMENT: list(self)}
-
-    @classmethod
-    def from_request_argument(cls, extra_args: dict[str, Any] | None) -> "Claim | None":
-        """The claim in a request's `extra_args`, if any."""
-        values = (extra_args or {}).get(REQUEST_ARGUMENT)
-        return None if values is None else cls(*values)
 
 
 class LoggedText:

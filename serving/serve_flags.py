@@ -9,6 +9,7 @@ made here, from the kind and the number of drafts.
 """
 
 import json
+import math
 import re
 import shlex
 import sys
@@ -51,17 +52,11 @@ class ServeFlags(NamedTuple):
     @property
     def gpus(self) -> int:
         """GPUs of one server, by its parallel sizes."""
-        count = 1
-        for name in _PARALLEL:
-            count *= int(self.arguments.get(name, 1))
-        return count
+        return math.prod(int(self.arguments.get(name, 1)) for name in _PARALLEL)
 
     def replacing(self, speculative: dict[str, Any] | None) -> "ServeFlags":
         """With other speculation; None: without."""
-        arguments = {k: v for k, v in self.arguments.items() if k != "speculative_config"}
-        if speculative is not None:
-            arguments["speculative_config"] = speculative
-        return ServeFlags(arguments, self.environment)
+        return self._replace(arguments=self.arguments | {"speculative_config": speculative})
 
 
 def serving_of(target: TargetConfig, engine: EngineConfig) -> dict[str, Any]:

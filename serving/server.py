@@ -10,7 +10,6 @@ Several servers can be up at once. Idle ones sleep: Intel's OpenMP, preloaded wh
 puts worker threads to sleep 5 ms after their last work.
 """
 
-import json
 import os
 import re
 import socket
@@ -23,9 +22,10 @@ from typing import Any
 
 from outrider.common.errors import OutriderError
 from outrider.common.process_tree import Child
+from outrider.serving.admin.swap import checked_directory, swap_speculator
 from outrider.serving.client import SpeculationCounters, post, read_counters
 from outrider.serving.config import EngineConfig, TargetConfig
-from outrider.serving.hooked import BACKEND
+from outrider.serving.hooked import SWAP_EXTENSION
 from outrider.serving.speculator import Drafting
 from outrider.serving.vllm_arguments import (
     engine_environment,
@@ -33,7 +33,6 @@ from outrider.serving.vllm_arguments import (
     start_environment,
     start_limit_s,
 )
-from outrider.serving.vllm_hooks.swap import swap_speculator
 
 HOST = "127.0.0.1"
 _STOP_S = 15.0
@@ -53,18 +52,13 @@ class Server:
         *,
         log_path: Path,
         reasoning_parser: str | None = None,
-        start_timeout_s: float | None = None,
     ) -> None:
-        """`reasoning_parser` (R1: `deepseek_r1`) splits chats.
-
-        `start_timeout_s` None follows the checkpoint's size.
-        """
+        """`reasoning_parser` (R1: `deepseek_r1`) splits chats."""
         self.model_name = Path(target.model).name
         self.log_path = Path(log_path)
         self.port = _free_port()
         self.url = f"http://{HOST}:{self.port}"
-        checkpoint = target.directory()
-        self._start_timeout_s = start_timeout_s or start_limit_s(checkpoint)
+        self._checkpoint = checkpoint = target.directory()
         self.swap_seconds: float | None = None
         """Time of the last `swap`."""
         self._prefix_caching = engine.prefix_caching
@@ -73,8 +67,9 @@ class Server:
         if drafting is not None and drafting.speculator.speculates:
             # Each response reports its own counts, so that a pass that was interrupted keeps them.
             words += ["--per-request-spec-decode-metrics", "summary"]
+        self._started_with = drafting.speculator.directory if drafting is not None else None
         if drafting is not None and drafting.speculator.abilities.live_swap:
-            words += ["--weight-transfer-config", json.dumps({"backend": BACKEND})]
+            words += ["--worker-extension-cls", SWAP_EXTENSION]
         if reasoning_parser is not None:
             words += ["--reasoning-parser", reasoning_parser]
         self.command = [sys.executable, "-m", "outrider.serving.vllm_command", "serve", *words]
@@ -98,9 +93,9 @@ class Server:
     def wait(self) -> None:
         """Returns when the server is healthy.
 
-        An `OutriderError` with the log's first error, if it ends or exceeds `start_timeout_s`.
+        An `OutriderError` with the log's first error, if it ends before or takes too long.
         """
-        self._child.wait_until(self._healthy, self._start_timeout_s, root_error)
+        self._child.wait_until(self._healthy, start_limit_s(self._checkpoint), root_error)
 
     def stop(self) -> None:
         """Ends the server: SIGTERM, so that vLLM frees its shared memory, then SIGKILL."""
@@ -128,7 +123,8 @@ class Server:
         An `OutriderError` says why not; then the speculator before it is still in use.
         """
         began = time.monotonic()
-        swap_speculator(self._rpc, directory)
+        new = checked_directory(directory, self._started_with, self._checkpoint)
+        swap_speculator(self._rpc, new)
         # The cached prefixes hold the other drafter's keys: 3.91 instead of 3.97 tokens a step.
         self.reset_prefix_cache()
         self.swap_seconds = time.monotonic() - began

@@ -63,7 +63,8 @@ def engine_environment(engine: EngineConfig) -> dict[str, str]:
             # again (nano R1, one core: 75 to 104 s). torch.compile's own cache works: 18 to 25 s.
             "VLLM_USE_AOT_COMPILE": "0",
         }
-        if openmp := openmp_library():
+        openmp = Path(sys.prefix) / "lib" / "libiomp5.so"
+        if openmp.is_file():
             # With Intel's OpenMP, threads sleep 5 ms after their last work, so idle servers do not
             # spin.
             preloads = [*os.environ.get("LD_PRELOAD", "").split(":"), str(openmp)]
@@ -72,12 +73,6 @@ def engine_environment(engine: EngineConfig) -> dict[str, str]:
         # vLLM's default is fork, which deadlocks after GNU's OpenMP has run in this process.
         environment["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
     return environment | engine.environment
-
-
-def openmp_library() -> Path | None:
-    """Intel's OpenMP library, which vLLM's CPU build brings along; None where it is missing."""
-    library = Path(sys.prefix) / "lib" / "libiomp5.so"
-    return library if library.is_file() else None
 
 
 def engine_arguments(

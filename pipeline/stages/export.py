@@ -18,7 +18,6 @@ from outrider.speculators.kinds import LOOKUP
 
 if TYPE_CHECKING:
     from outrider.eval.results.report import Results
-    from outrider.serving.bundle.speculation_profile import SpeculationProfile
     from outrider.serving.config import EngineConfig
 
 
@@ -59,7 +58,7 @@ def _write(
     recipe: Recipe,
     kind: str,
     evidence: dict[str, Any],
-    profile: "SpeculationProfile | None",
+    profile: dict[str, Any],
     to: str,
 ) -> None:
     """Writes the bundle of the speculator that was judged; n-gram lookup has no weights."""
@@ -112,9 +111,9 @@ def _evidence(run: RunDirectory, recipe: Recipe, results: "Results") -> dict[str
     }
 
 
-def _profile(run: RunDirectory, recipe: Recipe, results: "Results") -> "SpeculationProfile":
+def _profile(run: RunDirectory, recipe: Recipe, results: "Results") -> dict[str, Any]:
     """Acceptance by position from exact replay, else from vLLM's counters."""
-    from outrider.serving.bundle.speculation_profile import SpeculationProfile
+    from outrider.serving.bundle.speculation_profile import speculation_profile
     from outrider.serving.vllm_hooks.version import vllm_version
 
     replay, counted = results.replay, results.counted.custom
@@ -130,7 +129,7 @@ def _profile(run: RunDirectory, recipe: Recipe, results: "Results") -> "Speculat
         "draft_sample_method": results.draft_sample_method,
         "engine": f"vLLM {vllm_version()}",
     }
-    return SpeculationProfile.of(
+    return speculation_profile(
         results.speculator.kind,
         recipe.target,
         replay.cumulative["custom"] if replay else counted.cumulative,

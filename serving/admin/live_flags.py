@@ -5,7 +5,6 @@
 with the variables of `live_environment`. Development mode (VLLM_SERVER_DEV_MODE) stays off.
 """
 
-import json
 import os
 import secrets
 import shlex
@@ -16,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from outrider.common.errors import OutriderError
-from outrider.serving.hooked import BACKEND, HOOKED
+from outrider.serving.hooked import HOOKED, SWAP_EXTENSION
 
 ROOTS = "OUTRIDER_RELEASE_ROOTS"
 """Variable with the folders below which releases are accepted, separated by os.pathsep."""
@@ -28,8 +27,8 @@ TOKEN_FILE = "OUTRIDER_ADMIN_TOKEN_FILE"
 """Variable with the file of the token that the admin route asks for."""
 
 LIVE_FLAGS = (
-    "--weight-transfer-config",
-    json.dumps({"backend": BACKEND}),
+    "--worker-extension-cls",
+    SWAP_EXTENSION,
     "--per-request-spec-decode-metrics",
     "summary",
 )

@@ -79,8 +79,6 @@ class ReplicaStatus:
     """Drafter kind."""
     directory: str
     """Where the speculator was loaded from."""
-    swaps: int
-    """Swaps since the start, those that were taken back included."""
     watching: bool = False
     """True while the acceptance after a swap is being compared with its evidence."""
     reverted: str | None = None
@@ -117,7 +115,6 @@ class LiveRequest:
     """The release that drafted all of it; None before the first swap, or if a swap fell into it."""
     finished_at: float
     """Unix time in seconds."""
-    prompt_tokens: int
     completion_tokens: int
     drafts: int
     """Steps that verified drafts."""
@@ -135,6 +132,15 @@ class LiveRequest:
     """Ended before its last token: the client hung up, or the server aborted it."""
     mixed: bool = False
     """True where a swap fell into it."""
+
+
+@dataclasses.dataclass(frozen=True)
+class FinishedRequests:
+    """The last requests of a server."""
+
+    requests: list[LiveRequest]
+    next: int
+    """Index of the next one to end."""
 
 
 class Replica:

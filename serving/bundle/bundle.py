@@ -23,14 +23,14 @@ from outrider.common.errors import OutriderError
 from outrider.common.files import write_json
 from outrider.serving.bundle.bundle_digest import MANIFEST, bundle_digest, listing, read_manifest
 from outrider.serving.bundle.bundle_places import local_bundle, put_bundle
-from outrider.serving.bundle.speculation_profile import PROFILE, SpeculationProfile
+from outrider.serving.bundle.speculation_profile import PROFILE
 from outrider.serving.client import Sampling, complete
 from outrider.serving.config import EMBEDDED_TARGETS, EngineConfig, TargetConfig
 from outrider.serving.hooked import HOOKED
 from outrider.serving.serve_flags import exported_environment, serving_of
 from outrider.serving.server import Server
 from outrider.serving.speculator import Drafting, Speculator
-from outrider.serving.vllm_arguments import engine_environment, serve_arguments
+from outrider.serving.vllm_arguments import engine_arguments, engine_environment, flags_of
 from outrider.serving.vllm_hooks.version import runs_on_cpu, vllm_version
 from outrider.speculators.checkpoints.target_fingerprint import (
     KEY,
@@ -51,7 +51,7 @@ def export_bundle(
     evidence: dict[str, Any],
     out_dir: str | Path,
     other_formats: bool = True,
-    profile: SpeculationProfile | None = None,
+    profile: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Writes the bundle to a directory or an address of bundle_places.py; returns its manifest.
 
@@ -82,7 +82,7 @@ def export_bundle(
                 directory, target.directory(), str(name), drafting.k, stage
             )
         if profile is not None:
-            write_json(stage / PROFILE, profile.model_dump(mode="json"))
+            write_json(stage / PROFILE, profile)
         manifest = {
             **listing(stage),
             **drafting.as_manifest(),
@@ -145,56 +145,61 @@ def verify_bundle(
     }
 
 
+_SERVE_SH = """\
+#!/usr/bin/env bash
+# Serves the target with this speculator and the evaluated flags. Arguments are appended
+# and override them, such as --enable-prefix-caching where serving.engine has it off.
+# Variables: TARGET (another copy of the target), HOST, PORT, PYTHON (a Python that has
+# Outrider installed).
+set -euo pipefail
+here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
+python="${PYTHON:-python3}"
+{% if embedded %}
+target="${TARGET:-$("$python" -c {{ find_target }})}"
+{% else %}
+target={{ model }}
+target="${TARGET:-$target}"
+{% endif %}
+{% for name, value in environment %}
+export {{ name }}={{ value }}
+{% endfor %}
+{% if preloads %}
+openmp="$("$python" -c 'import sys; print(sys.prefix)')/lib/libiomp5.so"
+if [ -f "$openmp" ]; then export LD_PRELOAD="${LD_PRELOAD:+$LD_PRELOAD:}$openmp"; fi
+{% endif %}
+exec {{ command }} serve "$target" \\
+{% for flag in flags %}
+  {{ flag }} \\
+{% endfor %}
+  --host "${HOST:-127.0.0.1}" --port "${PORT:-8000}" "$@"
+"""
+
+
 def serve_script(target: TargetConfig, engine: EngineConfig, drafting: Drafting) -> str:
     """serve.sh: the evaluated flags and environment. It finds its own paths when it runs."""
+    import jinja2
+
     here = Speculator(drafting.speculator.kind, _HERE)
-    _, *flags = serve_arguments(target, engine, dataclasses.replace(drafting, speculator=here))
-    is_hub_id = (
-        target.model not in EMBEDDED_TARGETS and not Path(target.model).expanduser().is_dir()
-    )
-    if is_hub_id and target.revision is not None:
-        flags += ["--revision", target.revision]
-    flags += ["--served-model-name", Path(target.model).name]
+    arguments = engine_arguments(target, engine, dataclasses.replace(drafting, speculator=here))
+    del arguments["model"]
+    embedded = target.model in EMBEDDED_TARGETS
+    if not embedded and not Path(target.model).expanduser().is_dir():
+        arguments["revision"] = target.revision
+    arguments["served_model_name"] = Path(target.model).name
     environment = exported_environment(engine) | HOOKED
-    preloads = "LD_PRELOAD" in engine_environment(engine)
-    lines = [
-        "#!/usr/bin/env bash",
-        "# Serves the target with this speculator and the evaluated flags. Arguments are appended",
-        "# and override them, such as --enable-prefix-caching where serving.engine has it off.",
-        "# Variables: TARGET (another copy of the target), HOST, PORT, PYTHON (a Python that has",
-        "# Outrider installed).",
-        "set -euo pipefail",
-        'here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"',
-        'python="${PYTHON:-python3}"',
-    ]
-    if target.model in EMBEDDED_TARGETS:
-        find = (
-            "from outrider.serving.config import TargetConfig; "
-            f'print(TargetConfig(model="{target.model}").directory())'
-        )
-        lines.append(f'target="${{TARGET:-$("$python" -c {shlex.quote(find)})}}"')
-    else:
-        lines += [f"target={shlex.quote(target.model)}", 'target="${TARGET:-$target}"']
-    lines += [f"export {name}={shlex.quote(value)}" for name, value in sorted(environment.items())]
-    if preloads:
-        find = 'import pathlib, sys; print(pathlib.Path(sys.prefix) / "lib" / "libiomp5.so")'
-        lines += [
-            f'openmp="$("$python" -c {shlex.quote(find)})"',
-            'if [ -f "$openmp" ]; then export LD_PRELOAD="${LD_PRELOAD:+$LD_PRELOAD:}$openmp"; fi',
-        ]
-    command = '"$python" -m outrider.serving.vllm_command' if runs_on_cpu() else "vllm"
-    words = [shlex.quote(word).replace(str(_HERE), "'\"$here\"'") for word in flags]
-    words += ["--host", '"${HOST:-127.0.0.1}"', "--port", '"${PORT:-8000}"', '"$@"']
-    lines.append(f'exec {command} serve "$target" \\')
-    lines += [f"  {line} \\" for line in _flag_lines(words)]
-    return "\n".join(lines)[: -len(" \\")] + "\n"
-
-
-def _flag_lines(words: Sequence[str]) -> list[str]:
-    lines: list[str] = []
-    for word in words:
-        if word.startswith("--") or word == '"$@"':
-            lines.append(word)
-        else:
-            lines[-1] += f" {word}"
-    return lines
+    find_target = (
+        "from outrider.serving.config import TargetConfig; "
+        f'print(TargetConfig(model="{target.model}").directory())'
+    )
+    templates = jinja2.Environment(
+        trim_blocks=True, keep_trailing_newline=True, undefined=jinja2.StrictUndefined
+    )
+    return templates.from_string(_SERVE_SH).render(
+        embedded=embedded,
+        find_target=shlex.quote(find_target),
+        model=shlex.quote(target.model),
+        environment=[(name, shlex.quote(value)) for name, value in sorted(environment.items())],
+        preloads="LD_PRELOAD" in engine_environment(engine),
+        command='"$python" -m outrider.serving.vllm_command' if runs_on_cpu() else "vllm",
+        flags=[shlex.join(flag).replace(str(_HERE), "'\"$here\"'") for flag in flags_of(arguments)],
+    )

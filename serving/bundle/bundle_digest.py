@@ -11,7 +11,6 @@ A bundle is data from outside. Every reader and every download checks the list w
 import os
 import re
 import stat
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -61,11 +60,6 @@ def bundle_digest(directory: Path) -> str:
     for name, digest in files.items():
         if file_digest(Path(directory) / name) != digest:
             raise _changed(Path(directory) / name, "another SHA-256")
-    return digest_of(files)
-
-
-def digest_of(files: Mapping[str, str]) -> str:
-    """The digest of {file name: SHA-256}."""
     return value_digest(sorted([name, digest] for name, digest in files.items()))
 
 

@@ -24,13 +24,7 @@ from typing import IO, Any
 from outrider.common.errors import OutriderError
 from outrider.common.files import read_json, write_json
 from outrider.common.fingerprint import file_digest
-from outrider.serving.bundle.bundle_digest import (
-    FILES_LIMIT,
-    MANIFEST,
-    MANIFEST_LIMIT,
-    files_of,
-    read_manifest,
-)
+from outrider.serving.bundle.bundle_digest import FILES_LIMIT, MANIFEST_LIMIT, files_of
 
 ROOT = "models"
 """Folder of the files in the image."""
@@ -89,8 +83,8 @@ def write_oci_layout(stage: Path, address: str) -> str:
 def read_oci_layout(address: str, directory: Path) -> None:
     """Writes the files below /models of an image to `directory`; every digest is checked.
 
-    An `OutriderError` for members other than plain files below /models, and for files that
-    bundle.json does not list with their size; then nothing but bundle.json is written.
+    An `OutriderError` for members other than plain files below /models, and for more files than a
+    bundle has. They take no more room than the image; `check_files` compares them with bundle.json.
     """
     folder, tag = _folder_and_tag(address)
     if not (folder / "index.json").is_file():
@@ -103,26 +97,17 @@ def read_oci_layout(address: str, directory: Path) -> None:
     manifest = _read_json(folder, named[0], address)
     if manifest.get("mediaType") == INDEX_TYPE:
         manifest = _read_json(folder, manifest["manifests"][0], address)
-    members: dict[str, tuple[tarfile.TarFile, tarfile.TarInfo]] = {}
-    with contextlib.ExitStack() as stack:
-        for layer in manifest["layers"]:
-            blob = stack.enter_context(_checked_blob(folder, layer, address))
-            tar = stack.enter_context(tarfile.open(fileobj=blob, mode="r:"))
-            for name, member in _files_below(tar, address):
-                if members.setdefault(name, (tar, member)) != (tar, member):
-                    raise OutriderError(f"{address}: {name!r} is there twice; export again")
-        if MANIFEST not in members or members[MANIFEST][1].size > MANIFEST_LIMIT:
-            raise OutriderError(f"{address}: no bundle.json below /{ROOT}; not Outrider's bundle")
-        _extract(*members.pop(MANIFEST), directory / MANIFEST)
-        sizes = read_manifest(directory)["sizes"]
-        found = {name: member.size for name, (_, member) in members.items()}
-        if wrong := sorted(name for name in sizes | found if sizes.get(name) != found.get(name)):
-            raise OutriderError(
-                f"{address}: {wrong[0]}: {found.get(wrong[0], 'no')} bytes, but bundle.json has"
-                f" {sizes.get(wrong[0], 'none')}; export again"
-            )
-        for name, (tar, member) in members.items():
-            _extract(tar, member, directory / name)
+    count = 0
+    for layer in manifest["layers"]:
+        with (
+            _checked_blob(folder, layer, address) as blob,
+            tarfile.open(fileobj=blob, mode="r:") as tar,
+        ):
+            for member in tar:
+                if (count := count + 1) > 2 * FILES_LIMIT:
+                    raise OutriderError(f"{address}: more than {count - 1} files and folders")
+                if not member.isdir():
+                    _extract(tar, member, directory, address)
 
 
 def _tag(entry: Mapping[str, Any]) -> str | None:
@@ -205,20 +190,15 @@ def _read_json(folder: Path, entry: dict[str, Any], address: str) -> dict[str, A
     return value
 
 
-def _files_below(tar: tarfile.TarFile, address: str) -> Iterator[tuple[str, tarfile.TarInfo]]:
-    """The regular files below /models; anything else but a folder is refused."""
-    for number, member in enumerate(tar):
-        parts = PurePosixPath(member.name).parts
-        if number > 2 * FILES_LIMIT:
-            raise OutriderError(f"{address}: a layer has more than {number} members")
-        if member.isdir():
-            continue
-        if not member.isreg() or len(parts) < 2 or parts[0] != ROOT or ".." in parts:
-            raise OutriderError(f"{address}: {member.name!r} is no file below /{ROOT}")
-        yield "/".join(parts[1:]), member
-
-
-def _extract(tar: tarfile.TarFile, member: tarfile.TarInfo, place: Path) -> None:
+def _extract(tar: tarfile.TarFile, member: tarfile.TarInfo, directory: Path, address: str) -> None:
+    """Writes a plain file below /models; anything else is refused."""
+    root, *parts = PurePosixPath(member.name).parts
+    plain = member.isreg() and not member.issparse()
+    if not plain or root != ROOT or not parts or ".." in parts:
+        raise OutriderError(f"{address}: {member.name!r} is no plain file below /{ROOT}")
+    place = directory.joinpath(*parts)
+    if place.exists():
+        raise OutriderError(f"{address}: {member.name!r} is there twice; export again")
     place.parent.mkdir(parents=True, exist_ok=True)
     content = tar.extractfile(member)
     assert content is not None  # a regular file

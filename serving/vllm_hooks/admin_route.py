@@ -5,7 +5,7 @@ loopback interface, and needs its own token. It runs in the API server's event l
 
     OUTRIDER_ADMIN=unix:/run/outrider/a.admin.sock OUTRIDER_ADMIN_TOKEN_FILE=/srv/r1/admin.token \\
         OUTRIDER_RELEASE_ROOTS=/srv/r1/releases \\
-        vllm serve ... --weight-transfer-config '{"backend": "safetensors"}'
+        vllm serve ... $(python -m outrider.serving.admin.live_flags)
 
 The client is serving/admin/replica.py. Bundles are safetensors below the release roots, nothing
 else is read.
@@ -29,17 +29,11 @@ from fastapi.responses import JSONResponse
 
 from outrider.common.errors import OutriderError
 from outrider.serving.admin.address import Address, address_of
-from outrider.serving.admin.live_flags import (
-    ADMIN,
-    TOKEN_FILE,
-    admin_token,
-    release_roots,
-)
+from outrider.serving.admin.live_flags import ADMIN, TOKEN_FILE, admin_token, release_roots
 from outrider.serving.admin.replica import REQUESTS, ROUTE, SwapOrder
-from outrider.serving.hooked import BACKEND
-from outrider.serving.vllm_hooks.live_requests import RequestLog
+from outrider.serving.admin.swap import SpeculatorBroken, unswappable
+from outrider.serving.hooked import SWAP_EXTENSION
 from outrider.serving.vllm_hooks.live_speculator import LiveSpeculator
-from outrider.serving.vllm_hooks.swap import SpeculatorBroken
 from outrider.serving.vllm_hooks.version import untried_version, vllm_version
 
 if TYPE_CHECKING:
@@ -54,7 +48,6 @@ class AdminRoute:
 
     def __init__(self) -> None:
         self._live: LiveSpeculator | None = None
-        self._requests: RequestLog | None = None
         self._refusal: str | None = None
         self._listener: asyncio.Task[None] | None = None
 
@@ -87,8 +80,10 @@ class AdminRoute:
         app = self.app(admin_token(Path(os.environ[TOKEN_FILE])))
         self._refusal = _refusal(client)
         if self._refusal is None:
-            self._requests = RequestLog(client.output_processor)
-            self._live = LiveSpeculator(client, self._requests, release_roots())
+            try:
+                self._live = LiveSpeculator(client, release_roots())
+            except Exception as error:  # the engine serves in any case
+                self._refusal = f"the speculator in use cannot be read, so not swapped: {error}"
         self._listener = asyncio.create_task(_listen(app, bound(address)))
 
     def app(self, token: str) -> FastAPI:
@@ -116,40 +111,29 @@ class AdminRoute:
 
     async def status(self) -> JSONResponse:
         """GET: the speculator in use; 503 where the drafts are wrong."""
-        if self._live is None:
-            return self._refused()
-        try:
-            status = await self._live.status()
-        except Exception as error:  # the engine's errors share no base class
-            return _error(HTTPStatus.SERVICE_UNAVAILABLE, error)
-        broken = status.broken is not None
-        code = HTTPStatus.SERVICE_UNAVAILABLE if broken else HTTPStatus.OK
-        return JSONResponse(dataclasses.asdict(status), code)
+        return await self._answer(LiveSpeculator.status)
 
     async def swap(self, order: SwapOrder) -> JSONResponse:
         """POST: swaps the speculator; 409 with the reason where the old one stays."""
+        return await self._answer(LiveSpeculator.swap, order)
+
+    async def requests(self, after: Annotated[int, Query(ge=0)] = 0) -> JSONResponse:
+        """GET: finished requests from index `after` on."""
+        return await self._answer(LiveSpeculator.finished, after)
+
+    async def _answer(self, work: Callable[..., Awaitable[Any]], *given: Any) -> JSONResponse:
         if self._live is None:
-            return self._refused()
+            return _error(HTTPStatus.SERVICE_UNAVAILABLE, self._refusal)
         try:
-            return JSONResponse(dataclasses.asdict(await self._live.swap(order)))
+            answer = dataclasses.asdict(await work(self._live, *given))
         except SpeculatorBroken as error:
             return _error(HTTPStatus.INTERNAL_SERVER_ERROR, error)
         except OutriderError as error:
             return _error(HTTPStatus.CONFLICT, error)
         except Exception as error:  # of the engine: its message names the worker's log
             return _error(HTTPStatus.INTERNAL_SERVER_ERROR, error)
-
-    async def requests(self, after: Annotated[int, Query(ge=0)] = 0) -> JSONResponse:
-        """GET: finished requests from index `after` on."""
-        if self._requests is None:
-            return self._refused()
-        found, following = self._requests.after(after)
-        return JSONResponse(
-            {"requests": [dataclasses.asdict(each) for each in found], "next": following}
-        )
-
-    def _refused(self) -> JSONResponse:
-        return _error(HTTPStatus.SERVICE_UNAVAILABLE, self._refusal)
+        is_broken = answer.get("broken") is not None
+        return JSONResponse(answer, HTTPStatus.SERVICE_UNAVAILABLE if is_broken else HTTPStatus.OK)
 
 
 def bound(address: Address) -> socket.socket:
@@ -189,12 +173,11 @@ def _refusal(client: Any) -> str | None:
         return untried
     if client is None:
         return "this server has no engine"
-    transfer = client.vllm_config.weight_transfer_config
-    if transfer is None or transfer.backend != BACKEND:
-        return f'start the server with --weight-transfer-config \'{{"backend": "{BACKEND}"}}\''
+    if not client.vllm_config.parallel_config.worker_extension_cls:
+        return f"start the server with --worker-extension-cls {SWAP_EXTENSION}"
     if client.vllm_config.speculative_config is None:
         return "start the server with a speculator"
-    return None
+    return unswappable(client.vllm_config.parallel_config)
 
 
 def _error(status: HTTPStatus, error: object) -> JSONResponse:

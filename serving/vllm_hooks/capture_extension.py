@@ -1,8 +1,11 @@
 """Captures hidden states in vLLM at every prompt token: after the final norm, and before layers.
 
 The states are the model's outputs, read from the model runner after each step. So no layer needs a
-hook. After the final norm they are there in every mode; before layers, the model of an eager
-engine is made to return them (auxiliary_states.py). The scheduler's output has the number of tokens
+hook. After the final norm they are there in every mode. Before layers, vLLM's models return them
+for EAGLE-3 drafters: the model holds the layers, and the runner a flag by which it unpacks the
+states. An eager engine is switched on and off between two requests (`AuxiliaryStates`). A forward
+hook would have to know that the fused norm changes the residual in place; the model's own code
+does. The scheduler's output has the number of tokens
 of each request and the position of the first, so the rows of a prompt that is prefilled in chunks,
 preempted, or batched with others are attributed correctly. Prefix caching must be off: a cached
 position is never computed. With tensor parallelism every rank of the last pipeline stage holds the
@@ -37,8 +40,8 @@ import numpy as np
 import torch
 
 from outrider.common.errors import OutriderError
-from outrider.serving.logged_text import Claim, LoggedText, Step, score_step
-from outrider.serving.vllm_hooks.auxiliary_states import AuxiliaryStates
+from outrider.serving.logged_text import REQUEST_ARGUMENT, Claim, LoggedText, Step, score_step
+from outrider.serving.vllm_hooks.swap_extension import SwapExtension
 
 PART, FAILED = ".part", ".failed"
 """Suffixes of a file of states that is being written, and of the reason why it was not."""
@@ -133,10 +136,87 @@ def _hand_out(states_NH: Sequence[torch.Tensor], pieces: Sequence[Piece]) -> Non
         prompt.put(start, [state_NH[row : row + tokens] for state_NH in states_NH])
 
 
-class CaptureExtension:
+class AuxiliaryStates:
+    """The residual streams before `layers`, ascending, of a worker's model runner.
+
+    An engine that serves an EAGLE-3 drafter returns that drafter's layers all the time, in any
+    mode. It cannot return others: the drafter would read them.
+    """
+
+    def __init__(self, runner: Any, layers: Sequence[int]) -> None:
+        """A `RuntimeError` where this engine cannot return them."""
+        self._runner, self._layers = runner, tuple(layers)
+        self._switched = False
+        if layers:
+            self._check()
+
+    def switch_on(self) -> None:
+        """From the next step on the model returns the states."""
+        if not self._layers or self._runner.use_aux_hidden_state_outputs:
+            return
+        self._runner.get_model().set_aux_hidden_state_layers(self._layers)
+        self._runner.use_aux_hidden_state_outputs = self._switched = True
+
+    def switch_off(self) -> None:
+        """Restores what the model returned before."""
+        if self._switched:
+            self._runner.get_model().set_aux_hidden_state_layers(())
+            self._runner.use_aux_hidden_state_outputs = self._switched = False
+
+    def of(self, state: Any) -> list[torch.Tensor]:
+        """The states [N, H] of a step, in the order of `layers`."""
+        if not self._layers:
+            return []
+        returned = _layers_of(self._runner.get_model())
+        if len(state.aux_hidden_states) != len(returned):
+            raise RuntimeError(
+                f"the model returned {len(state.aux_hidden_states)} states for layers {returned}"
+            )
+        by_layer = dict(zip(returned, state.aux_hidden_states, strict=True))
+        return [by_layer[layer] for layer in self._layers]
+
+    def _check(self) -> None:
+        from vllm.model_executor.models.interfaces import supports_eagle3
+
+        runner, config = self._runner, self._runner.vllm_config
+        model = runner.get_model()
+        if config.parallel_config.pipeline_parallel_size > 1:
+            raise RuntimeError(
+                "with pipeline parallelism the last stage has the states of its own layers only;"
+                " capture with pipeline_parallel_size 1"
+            )
+        last = config.model_config.get_total_num_hidden_layers()
+        if self._layers[0] < 1 or self._layers[-1] > last:
+            raise RuntimeError(
+                f"layers {list(self._layers)}: this model has the states of 1 to {last}"
+            )
+        if not supports_eagle3(model):
+            raise RuntimeError(f"{type(model).__name__} returns no states of its layers in vLLM")
+        if runner.use_aux_hidden_state_outputs:
+            served = _layers_of(model)
+            if missing := sorted(set(self._layers) - set(served)):
+                raise RuntimeError(
+                    f"the served drafter reads layers {served}; this engine cannot return layers"
+                    f" {missing} too"
+                )
+        elif runner.speculative_config is not None:
+            raise RuntimeError(
+                "the served drafter would read the states of the layers; capture without one"
+            )
+        elif not config.model_config.enforce_eager:
+            raise RuntimeError("a compiled model cannot change what it returns; capture eagerly")
+
+
+def _layers_of(model: Any) -> list[int]:
+    """The layers of the returned states: the model goes through its layers in order."""
+    # The decoder holds them; how deep it lies depends on the model.
+    holder = next(part for part in model.modules() if hasattr(part, "aux_hidden_state_layers"))
+    return sorted(holder.aux_hidden_state_layers)
+
+
+class CaptureExtension(SwapExtension):
     """Methods that vLLM's worker gains; the annotated attributes are the worker's."""
 
-    model_runner: Any
     model_config: Any
     is_driver_worker: bool
 
@@ -203,11 +283,12 @@ class CaptureExtension:
         for request in scheduler_output.scheduled_new_reqs:
             starts[request.req_id] = request.num_computed_tokens
             self._capture_expect(request, len(states_NH), state.hidden_states.shape[-1])
-        keep = self.is_driver_worker
         steps: list[Step] = []
         pieces: list[Piece] = []
         row = 0
-        for request_id in _batch_order(self.model_runner, state):
+        # The V2 runner keeps the step's batch and its order with the state; V1 has one batch.
+        holder = state if hasattr(state, "input_batch") else self.model_runner
+        for request_id in holder.input_batch.req_ids:
             tokens, start = scheduler_output.num_scheduled_tokens[request_id], starts[request_id]
             prompt = self._capture_prompts.get(request_id)
             if prompt is not None and start < len(prompt):
@@ -216,11 +297,13 @@ class CaptureExtension:
                 steps.append(Step(self._capture_texts[request_id], row, start, tokens))
             row += tokens
         self._capture_copies.add(states_NH, pieces)
-        head, vocabulary = (
+        score_step(
+            steps,
+            state.hidden_states,
             self.model_runner.model.compute_logits,
             self.model_config.get_vocab_size(),
+            self.is_driver_worker,
         )
-        score_step(steps, state.hidden_states, head, vocabulary, keep)
         return result
 
     def _capture_expect(self, request: Any, streams: int, hidden_size: int) -> None:
@@ -228,9 +311,10 @@ class CaptureExtension:
             self._capture_prompts[request.req_id] = _Prompt(
                 request.prompt_token_ids, streams, hidden_size
             )
-        claim = Claim.from_request_argument(request.sampling_params.extra_args)
+        claim = (request.sampling_params.extra_args or {}).get(REQUEST_ARGUMENT)
         if claim is not None and request.req_id not in self._capture_texts:
-            self._capture_texts[request.req_id] = LoggedText(request.prompt_token_ids, claim)
+            text = LoggedText(request.prompt_token_ids, Claim(*claim))
+            self._capture_texts[request.req_id] = text
 
 
 def write_states(path: Path, states: list[torch.Tensor]) -> None:
@@ -299,13 +383,6 @@ def read_states(
         return States(index)
     finally:
         path.unlink()
-
-
-def _batch_order(runner: Any, state: Any) -> list[str]:
-    # The V2 runner keeps the step's batch and its order with the state; V1 has one batch.
-    return (
-        state.input_batch.req_ids if hasattr(state, "input_batch") else runner.input_batch.req_ids
-    )
 
 
 def external_id(request_id: str) -> str:

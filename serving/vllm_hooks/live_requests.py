@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
-from outrider.serving.admin.replica import LiveRequest
+from outrider.serving.admin.replica import FinishedRequests, LiveRequest
 
 KEPT = 4096
 """Finished requests that are kept: at 100 requests/s, those of the last 40 s."""
@@ -29,14 +29,15 @@ class _Swap(NamedTuple):
 class RequestLog:
     """A ring of finished requests."""
 
-    def __init__(self, processor: Any, kept: int = KEPT) -> None:
-        """`processor` is vLLM's `OutputProcessor`, whose two methods are wrapped."""
-        self._finished: deque[LiveRequest] = deque(maxlen=kept)
+    def __init__(self, processor: Any, listener: Callable[[LiveRequest], None]) -> None:
+        """`processor` is vLLM's `OutputProcessor`, whose two methods are wrapped.
+
+        `listener` is called with every finished request.
+        """
+        self._finished: deque[LiveRequest] = deque(maxlen=KEPT)
         self._swaps: deque[_Swap] = deque(maxlen=_KEPT_SWAPS)
         self._next, self._aborting = 0, False
-        self.listener: Callable[[LiveRequest], None] = lambda request: None
-        """Called with every finished request."""
-        self._processor = processor
+        self._processor, self._listener = processor, listener
         self._ended, self._abort = processor._update_stats_from_finished, processor.abort_requests
         processor._update_stats_from_finished = self._record_end
         processor.abort_requests = self._record_aborts
@@ -45,9 +46,10 @@ class RequestLog:
         """Notes that the speculator was swapped, from `began` (monotonic) until now."""
         self._swaps.append(_Swap(began, time.monotonic(), version))
 
-    def after(self, index: int) -> tuple[list[LiveRequest], int]:
-        """The kept requests from `index` on, and the index of the next one to end."""
-        return [request for request in self._finished if request.index >= index], self._next
+    def after(self, index: int) -> FinishedRequests:
+        """The kept requests from `index` on."""
+        found = [request for request in self._finished if request.index >= index]
+        return FinishedRequests(found, self._next)
 
     def version(self, arrived: float, ended: float) -> tuple[str | None, bool]:
         """The version that drafted a request, and whether a swap fell into it (monotonic)."""
@@ -89,7 +91,6 @@ class RequestLog:
             request_id=state.external_req_id,
             version=version,
             finished_at=now,
-            prompt_tokens=state.prompt_len,
             completion_tokens=stats.num_generation_tokens if stats is not None else 0,
             drafts=sum(histogram),
             accepted=sum(tokens * steps for tokens, steps in enumerate(histogram)),
@@ -102,4 +103,4 @@ class RequestLog:
         )
         self._next += 1
         self._finished.append(request)
-        self.listener(request)
+        self._listener(request)

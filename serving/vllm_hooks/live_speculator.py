@@ -1,7 +1,8 @@
 """The speculator of a live engine: swapped on request, watched, and taken back.
 
-Runs in the API server's process and reaches the workers through vLLM's engine client. The steps of
-a swap are in swap.py, what the workers do in weight_transfer.py.
+Runs in the API server's process, where it checks the files once, and reaches the workers through
+vLLM's engine client. The steps of a swap are in serving/admin/swap.py, what the workers do in
+swap_extension.py.
 """
 
 import asyncio
@@ -15,29 +16,31 @@ from typing import Any
 
 from outrider.common.anytime import ratio_of_sums
 from outrider.common.errors import OutriderError
-from outrider.serving.admin.replica import LiveRequest, ReplicaStatus, SwapOrder, SwapResult, Watch
+from outrider.common.threads import in_daemon_thread
+from outrider.serving.admin.replica import (
+    FinishedRequests,
+    LiveRequest,
+    ReplicaStatus,
+    SwapOrder,
+    SwapResult,
+    Watch,
+)
+from outrider.serving.admin.swap import (
+    Candidate,
+    Report,
+    SpeculatorBroken,
+    checked,
+    in_service,
+    swap,
+)
 from outrider.serving.vllm_hooks.live_requests import RequestLog
-from outrider.serving.vllm_hooks.swap import Report, SpeculatorBroken, swap
 
 logger = logging.getLogger("outrider.live")
 
-_POLL_S = 0.05
-"""Time between two looks at files that are being read, in seconds."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Limits:
-    """Longest times in seconds; together less than the 600 s that a client waits."""
-
-    read: float = 400.0
-    """To read and check the files, while the engine answers requests."""
-    swap: float = 120.0
-    """For the pause and the swap itself."""
-    answer: float = 30.0
-    """For the engine to resume, or to answer what it drafts with."""
-
-
-LIMITS = Limits()
+READ_S, SWAP_S, ANSWER_S = 400.0, 120.0, 30.0
+"""Longest times in seconds: to read and check the files, while the engine answers requests; for the
+pause and the swap; for the engine to resume, or to answer what it drafts with. Together they are
+less than the 600 s that a client waits."""
 
 
 @dataclasses.dataclass
@@ -73,64 +76,57 @@ class _Watching:
 class LiveSpeculator:
     """Swaps the speculator of one vLLM server."""
 
-    def __init__(
-        self, client: Any, requests: RequestLog, roots: Sequence[Path], limits: Limits = LIMITS
-    ) -> None:
-        """`client` is vLLM's `AsyncLLM`; releases are accepted below `roots`."""
-        self._client, self._requests, self._roots = client, requests, list(roots)
-        self._limits = limits
+    def __init__(self, client: Any, roots: Sequence[Path]) -> None:
+        """`client` is vLLM's `AsyncLLM`; releases are accepted below `roots`.
+
+        An error where the speculator in use cannot be read.
+        """
+        self._client, self._roots = client, list(roots)
         config = client.vllm_config
+        target = Path(config.model_config.model)
+        self._target = target if target.is_dir() else None
+        self._started_with = in_service(Path(config.speculative_config.model))
         self._k = config.speculative_config.num_speculative_tokens
         self._caches = bool(config.cache_config.enable_prefix_caching)
         self._counts = config.observability_config.per_request_spec_decode_metrics != "none"
         self._lock, self._tasks = asyncio.Lock(), set[asyncio.Task[Any]]()
         self._version: str | None = None
-        self._swaps = 0
         self._watching: _Watching | None = None
         self._reverted: str | None = None
         self._because: str | None = None
         self._broken: str | None = None
         """Why the drafts may be wrong, until a swap succeeds on all workers."""
-        requests.listener = self._finished
+        self._requests = RequestLog(client.output_processor, self._finished)
 
     async def status(self) -> ReplicaStatus:
         """The speculator in use, by what every worker reports."""
-        known = ReplicaStatus(
-            version=self._version,
-            digest="",
-            k=self._k,
-            kind="",
-            directory="",
-            swaps=self._swaps,
-            watching=self._watching is not None,
-            reverted=self._reverted,
-            reverted_because=self._because,
-            broken=self._broken,
-        )
+        reports: list[Report] = []
         try:
-            async with asyncio.timeout(self._limits.answer):
-                reports = await self._rpc("speculator_report", {})
+            reports = await self._reports()
         except Exception as error:
-            if self._broken is not None:
-                return known
-            raise OutriderError(f"the engine does not answer: {error!r}") from error
-        first = reports[0]
-        if not first["kind"]:
-            raise OutriderError(first["error"] or "the speculator in use cannot be read")
-        reasons = [self._broken, *(report["broken"] for report in reports)]
-        if any(report["digest"] != first["digest"] for report in reports):
+            if self._broken is None:
+                raise OutriderError(f"the engine does not answer: {error!r}") from error
+        broken = [self._broken, *(report["broken"] for report in reports)]
+        if len({report["digest"] for report in reports}) > 1:
             if self._lock.locked():
                 raise OutriderError("a swap is in progress; ask again")
-            reasons.append("the workers draft with different speculators; start the replica again")
-        broken = next((reason for reason in reasons if reason is not None), None)
-        return dataclasses.replace(
-            known,
-            digest=first["digest"],
-            kind=first["kind"],
-            directory=first["directory"],
-            watching=known.watching and broken is None,
-            broken=broken,
+            broken.append("the workers draft with different speculators; start the replica again")
+        why = next((reason for reason in broken if reason is not None), None)
+        return ReplicaStatus(
+            version=self._version,
+            digest=reports[0]["digest"] if reports else "",
+            k=self._k,
+            kind=self._started_with.kind.name,
+            directory=reports[0]["directory"] if reports else "",
+            watching=self._watching is not None and why is None,
+            reverted=self._reverted,
+            reverted_because=self._because,
+            broken=why,
         )
+
+    async def finished(self, after: int) -> FinishedRequests:
+        """The kept requests from index `after` on."""
+        return self._requests.after(after)
 
     async def swap(self, order: SwapOrder) -> SwapResult:
         """Swaps the speculator; an `OutriderError` says why not.
@@ -151,49 +147,28 @@ class LiveSpeculator:
                 "watch: requests are not counted; start the server with"
                 " --per-request-spec-decode-metrics summary"
             )
-        source = {
-            "directory": order.directory,
-            "root": str(self._root(order.directory)),
-            "digest": order.digest,
-        }
         async with self._lock:
             await self._check_expected(order)
-            await self._stage(source)
-            swap_id = uuid.uuid4().hex
             began = time.monotonic()
-            reports = await self._still(f"load {order.version}", swap(self._rpc, source, swap_id))
-            stall_s = time.monotonic() - began
+            new = await self._checked(order)
+            read, swap_id = time.monotonic(), uuid.uuid4().hex
+            reports = await self._still(f"load {order.version}", swap(self._rpc, new, swap_id))
+            stall_s = time.monotonic() - read
             before, self._version = self._version, order.version
-            self._swaps += 1
-            self._requests.note_swap(began, order.version)
+            self._requests.note_swap(read, order.version)
             self._reverted = self._because = self._broken = None
             self._watching = None
             if order.watch is not None:
                 self._watching = _Watching(order.watch, order.version, swap_id, before)
             logger.info("speculator %s in use after %.3f s", order.version, stall_s)
-        return SwapResult(
-            version=order.version,
-            read_s=max(report["read_s"] for report in reports),
-            apply_s=max(report["apply_s"] for report in reports),
-            stall_s=stall_s,
-        )
-
-    def _root(self, directory: str) -> Path:
-        path = Path(directory)
-        for root in self._roots:
-            if path.is_relative_to(root) and path != root and ".." not in path.parts:
-                return root
-        raise OutriderError(
-            f"{directory}: not below a release root of this server"
-            f" ({', '.join(map(str, self._roots)) or 'it has none: OUTRIDER_RELEASE_ROOTS'})"
-        )
+        apply_s = max(report["apply_s"] for report in reports)
+        return SwapResult(order.version, read - began, apply_s, stall_s)
 
     async def _check_expected(self, order: SwapOrder) -> None:
         if order.expected is None:
             return
-        async with asyncio.timeout(self._limits.answer):
-            reports = await self._rpc("speculator_report", {})
-        if (digest := reports[0]["digest"]) != order.expected:
+        digest = (await self._reports())[0]["digest"]
+        if digest != order.expected:
             raise OutriderError(
                 f"{order.directory}: not loaded, because this server drafts with"
                 f" {digest or 'the speculator of its start'}, not with"
@@ -201,26 +176,27 @@ class LiveSpeculator:
                 " was started again; run one controller for each endpoint"
             )
 
-    async def _stage(self, source: dict[str, str]) -> None:
-        """Makes every worker read and check the files while the engine keeps answering."""
+    async def _checked(self, order: SwapOrder) -> Candidate:
+        """The ordered release, read and checked while the engine keeps answering."""
+        directory = Path(order.directory)
+        root = next((root for root in self._roots if root in directory.parents), None)
+        if root is None:
+            raise OutriderError(
+                f"{directory}: not below a release root of this server"
+                f" ({', '.join(map(str, self._roots)) or 'it has none: OUTRIDER_RELEASE_ROOTS'})"
+            )
+        current, target = self._started_with, self._target
+        reading = in_daemon_thread(checked, directory, current, target, root, order.digest, self._k)
         try:
-            async with asyncio.timeout(self._limits.read):
-                await self._rpc("init_weight_transfer_engine", {"init_info": source})
-                while True:
-                    reports = await self._rpc("speculator_report", {})
-                    for report in reports:
-                        if error := report["staging_error"]:
-                            raise OutriderError(error)
-                    if all(report["staged"] for report in reports):
-                        return
-                    await asyncio.sleep(_POLL_S)
+            async with asyncio.timeout(READ_S):
+                return await asyncio.shield(asyncio.wrap_future(reading))
         except TimeoutError:
             raise OutriderError(
-                f"{source['directory']}: not read within {self._limits.read:g} s, so the speculator"
-                " before it stays in use; look at its file system"
+                f"{directory}: not read within {READ_S:g} s, so the speculator before it stays in"
+                " use; look at its file system"
             ) from None
 
-    async def _still(self, what: str, work: Any) -> list[Report]:
+    async def _still(self, what: str, work: Any) -> Sequence[Report]:
         """The reports of `work`, with the scheduler paused and its prefix cache cleared.
 
         Cached prefixes hold the old drafter's keys and values. Requests are kept: they continue
@@ -230,14 +206,14 @@ class LiveSpeculator:
         """
         try:
             try:
-                async with asyncio.timeout(self._limits.swap):
+                async with asyncio.timeout(SWAP_S):
                     if self._caches:
                         await self._client.pause_generation(mode="keep", clear_cache=True)
-                    reports: list[Report] = await work
+                    reports: Sequence[Report] = await work
             finally:
                 work.close()
                 if self._caches:
-                    async with asyncio.timeout(self._limits.answer):
+                    async with asyncio.timeout(ANSWER_S):
                         await self._client.resume_generation()
             if broken := [report["broken"] for report in reports if report["broken"] is not None]:
                 raise SpeculatorBroken(f"{what}: {broken[0]}")
@@ -279,15 +255,18 @@ class LiveSpeculator:
                 await self._still(f"take back, because {finding}", undo)
             except SpeculatorBroken:  # `status` has it
                 return
-            self._swaps += 1
             self._watching = None  # not earlier: an unset verdict would read as a pass
             self._reverted, self._because = watching.version, finding
             self._version = watching.before
             self._requests.note_swap(began, watching.before)
             logger.warning("speculator %s taken back: %s", self._reverted, finding)
 
-    async def _rpc(self, method: str, arguments: dict[str, Any]) -> list[Any]:
-        """The answers of all workers of all data-parallel engines."""
+    async def _reports(self) -> Sequence[Report]:
+        async with asyncio.timeout(ANSWER_S):
+            return await self._rpc("speculator_report", {})
+
+    async def _rpc(self, method: str, arguments: dict[str, Any]) -> list[Report]:
+        """The answers of all workers."""
         answers = await self._client.engine_core.call_utility_all_async(
             "collective_rpc", method, None, (), arguments
         )

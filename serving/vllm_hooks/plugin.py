@@ -4,14 +4,13 @@ vLLM calls `register` in every process of the environment before anything else r
 the two variables below it does nothing there.
 """
 
-import contextlib
 import logging
 import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from outrider.serving.admin.live_flags import ADMIN
-from outrider.serving.hooked import BACKEND, HOOKS
+from outrider.serving.hooked import HOOKS
 from outrider.serving.vllm_hooks.version import vllm_version
 
 if TYPE_CHECKING:
@@ -30,7 +29,7 @@ def register() -> None:
     """
     if os.environ.get(HOOKS) != "1" and ADMIN not in os.environ:
         return
-    for install in (register_weight_transfer, _admin_route, _correct_cpu_sampler):
+    for install in (_admin_route, _correct_cpu_sampler):
         try:
             install()
         except Exception as error:
@@ -40,15 +39,6 @@ def register() -> None:
                 error,
                 "outrider/serving/vllm_hooks/version.py",
             )
-
-
-def register_weight_transfer() -> None:
-    """Adds the weight transfer engine that swaps speculators; workers import it if named."""
-    from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
-
-    module = "outrider.serving.vllm_hooks.weight_transfer"
-    with contextlib.suppress(ValueError):  # registered before
-        WeightTransferEngineFactory.register_engine(BACKEND, module, "SafetensorsTransfer")
 
 
 def _admin_route() -> None:

@@ -2,7 +2,7 @@
 
 While weights of a directory `slow` are loaded, the layer runs repeatedly and the last result
 counts; with those of `relaxed`, 5 % of drafts are accepted whatever the target says. As a worker
-extension, this module is imported by the worker, where it wraps exchange and rejection sampler.
+extension, this module is imported by the worker, where it wraps swaps and rejection sampler.
 """
 
 from typing import Any
@@ -10,19 +10,13 @@ from typing import Any
 import torch
 from vllm.v1.sample import rejection_sampler
 
-from outrider.serving.admin.candidate import Candidate
-from outrider.serving.vllm_hooks.weight_transfer import SafetensorsTransfer
+from outrider.serving.vllm_hooks.swap_extension import Loaded, SwapExtension
 
 REPEATS = 25
 RELAXED = 0.05
 SLOW_DRAFTER_EXTENSION = "tests.eval.slow_drafter.SlowDrafterExtension"
 
 
-class SlowDrafterExtension:
-    """Adds no methods."""
-
-
-_load = SafetensorsTransfer._load
 _sample = rejection_sampler.rejection_sample
 _planted = {"relaxed": False}
 
@@ -36,22 +30,23 @@ def _relaxed_sample(drafts: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Te
     return _sample(drafts, *args, **kwargs)
 
 
-def _paced_load(self: SafetensorsTransfer, candidate: Candidate) -> None:
+class SlowDrafterExtension(SwapExtension):
     """Loads the weights, and plants the fault that their directory is named after."""
-    _planted["relaxed"] = candidate.directory.name == "relaxed"
-    for module in self.worker.model_runner.drafter.model.modules():
-        if type(module).__name__ != "DeepSeekMultiTokenPredictorLayer":
-            continue
-        own = type(module).forward.__get__(module)
 
-        def repeated(*args: Any, own: Any = own, **kwargs: Any) -> Any:
-            for _ in range(REPEATS):
-                own(*args, **kwargs)
-            return own(*args, **kwargs)
+    def _swap_load(self, speculator: Loaded) -> None:
+        _planted["relaxed"] = speculator.directory.name == "relaxed"
+        for module in self.model_runner.drafter.model.modules():
+            if type(module).__name__ != "DeepSeekMultiTokenPredictorLayer":
+                continue
+            own = type(module).forward.__get__(module)
 
-        module.forward = repeated if candidate.directory.name == "slow" else own
-    _load(self, candidate)
+            def repeated(*args: Any, own: Any = own, **kwargs: Any) -> Any:
+                for _ in range(REPEATS):
+                    own(*args, **kwargs)
+                return own(*args, **kwargs)
+
+            module.forward = repeated if speculator.directory.name == "slow" else own
+        super()._swap_load(speculator)
 
 
-SafetensorsTransfer._load = _paced_load
 rejection_sampler.rejection_sample = _relaxed_sample

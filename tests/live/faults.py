@@ -2,19 +2,18 @@
 
 import dataclasses
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 
-from outrider.serving.admin.candidate import Candidate
 from outrider.serving.vllm_hooks.draft_recorder import DraftExtension
+from outrider.serving.vllm_hooks.swap_extension import Loaded
 
 FAULT_EXTENSION = "tests.live.faults.FaultExtension"
 FAULT = "failed on purpose"
 
 
 @dataclasses.dataclass(frozen=True)
-class Failing(Candidate):
+class Failing(Loaded):
     """A speculator whose files end early."""
 
     after: int = 0
@@ -31,17 +30,15 @@ class Failing(Candidate):
 class FaultExtension(DraftExtension):
     """Methods that vLLM's worker gains."""
 
-    weight_transfer_engine: Any
+    _faults: tuple[int, ...] = ()
 
     def next_load_fails_after(self, tensors: int, times: int = 1) -> None:
         """The load after these is sound again."""
-        engine, left = self.weight_transfer_engine, [None] * times
+        self._faults = (tensors,) * times
 
-        def failing(candidate: Candidate) -> None:
-            left.pop()
-            if not left:
-                del engine._load
-            fields = {f.name: getattr(candidate, f.name) for f in dataclasses.fields(Candidate)}
-            type(engine)._load(engine, Failing(**fields, after=tensors))
-
-        engine._load = failing
+    def _swap_load(self, speculator: Loaded) -> None:
+        if self._faults:
+            after, *left = self._faults
+            self._faults = tuple(left)
+            speculator = Failing(speculator.directory, speculator.states, after=after)
+        super()._swap_load(speculator)

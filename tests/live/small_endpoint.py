@@ -48,9 +48,7 @@ class SmallReplica:
     def start(self) -> None:
         self.alive, self.sick, self.hangs = True, False, False
         self.unanswered = 0
-        self.status = ReplicaStatus(
-            None, "", k=3, kind="mtp", directory=str(self.started_with), swaps=0
-        )
+        self.status = ReplicaStatus(None, "", k=3, kind="mtp", directory=str(self.started_with))
         self.before = self.status
         self.watch: Watch | None = None
         self.finished: list[LiveRequest] = []
@@ -84,7 +82,6 @@ class SmallReplica:
             version=body["version"],
             digest=body["digest"],
             directory=str(directory),
-            swaps=self.status.swaps + 1,
             watching=body["watch"] is not None,
             reverted=None,
             reverted_because=None,
@@ -105,7 +102,6 @@ class SmallReplica:
                 f"cmpl-{request_id}",
                 self.status.version,
                 finished_at=at,
-                prompt_tokens=10,
                 completion_tokens=COMPLETION,
                 drafts=drafts,
                 accepted=COMPLETION - drafts,
@@ -118,7 +114,6 @@ class SmallReplica:
         if self.watch is not None and acceptance < self.watch.min_tokens_per_step:
             self.status = dataclasses.replace(
                 self.before,
-                swaps=self.status.swaps + 1,
                 reverted=self.status.version,
                 reverted_because=f"{acceptance} tokens per step",
             )

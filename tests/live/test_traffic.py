@@ -35,7 +35,6 @@ def live(number, **changes):
         request_id=f"chatcmpl-{IDS[number]}",
         version="new",
         finished_at=102.0 + number,
-        prompt_tokens=7,
         completion_tokens=50,
         drafts=20,
         accepted=30,

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from outrider.serving.config import EngineConfig, TargetConfig
 from outrider.serving.speculator import Drafting, Speculator
 from outrider.serving.vllm_arguments import engine_arguments, engine_environment
-from outrider.serving.vllm_hooks.drafter_swap import required
+from outrider.serving.vllm_hooks.swap_extension import required
 from outrider.speculators.kinds import trainable_kind_of
 
 

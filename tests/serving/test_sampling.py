@@ -35,8 +35,12 @@ def completions(
         server: Server = request.getfixturevalue("server")
         sampling = Sampling(TEMPERATURE, top_p=1.0)
         return [
-            (done.prompt_token_ids, done.token_ids)
-            for done in complete(server.url, server.model_name, asked, sampling, TOKENS)
+            (prompt, done.token_ids)
+            for prompt, done in zip(
+                asked,
+                complete(server.url, server.model_name, asked, sampling, TOKENS),
+                strict=True,
+            )
         ]
     outputs = engine.llm.generate(
         [{"prompt_token_ids": prompt} for prompt in asked],

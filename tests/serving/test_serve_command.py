@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic import ValidationError
 
 from outrider.common.errors import OutriderError
 from outrider.pipeline.recipe.load import load_recipe
@@ -136,11 +135,6 @@ def test_capture_names_each_setting_that_it_cannot_have() -> None:
 def test_what_cannot_be_served_is_named(command: str, message: str) -> None:
     with pytest.raises(OutriderError, match=message):
         read_serve_command(command)
-
-
-def test_an_extra_argument_with_its_own_key_names_the_key() -> None:
-    with pytest.raises(ValidationError, match=r"set serving\.engine\.tensor_parallel"):
-        EngineConfig(extra_arguments={"tensor_parallel_size": 8})
 
 
 def test_the_recipe_shows_the_command_and_overrides_win(tmp_path: Path) -> None:

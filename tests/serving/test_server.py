@@ -1,11 +1,10 @@
-"""A real `vllm serve`: counters, drafter swaps, load and bundle."""
+"""A real `vllm serve`: counters, load and bundle."""
 
 import json
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
 
 from outrider.common.errors import OutriderError
 from outrider.serving.bundle.bundle import export_bundle, verify_bundle
@@ -14,7 +13,7 @@ from outrider.serving.config import EngineConfig, TargetConfig
 from outrider.serving.load_generator import LoadGenerator
 from outrider.serving.server import Server
 from outrider.serving.speculator import Drafting, Speculator
-from outrider.speculators.kinds.mtp.checkpoint import load_mtp, save_mtp, stored_mtp_tensors
+from outrider.speculators.kinds.mtp.checkpoint import load_mtp, save_mtp
 
 pytestmark = pytest.mark.engine
 
@@ -43,41 +42,6 @@ def greedy(
     none = SpeculationCounters(0, 0, 0, (), 0)
     assert sum((each.counters for each in done), none) == counted
     return done, counted
-
-
-def test_the_drafter_s_weights_are_exchanged_in_the_live_engine(
-    server: Server, few_prompts: list[list[int]], k: int, short_r1: Path, tmp_path: Path
-) -> None:
-    other = {
-        name: tensor
-        if "norm" in name or "bias" in name
-        else torch.randn_like(tensor.float()).to(tensor.dtype) * 0.05
-        for name, tensor in stored_mtp_tensors(short_r1)
-    }
-    (tmp_path / "config.json").write_text((short_r1 / "config.json").read_text())
-    save_file(other, tmp_path / "model.safetensors")
-
-    first, base = greedy(server, few_prompts)
-    server.swap(short_r1)
-    again, same = greedy(server, few_prompts)
-    server.swap(tmp_path)
-    drafted_badly, noise = greedy(server, few_prompts)
-    server.swap(short_r1)
-    _, back = greedy(server, few_prompts)
-
-    assert base.drafts > 0
-    assert base.draft_tokens == k * base.drafts
-    assert base.generation_tokens == sum(len(done.token_ids) for done in first)
-    assert same == base, "the same weights accept other drafts"
-    assert back == base
-    if (
-        base.accepted_tokens > 0.1 * base.draft_tokens
-    ):  # a target with random weights accepts no draft
-        assert noise.accepted_tokens < base.accepted_tokens
-    assert [done.token_ids for done in first] == [done.token_ids for done in again]
-    assert [done.token_ids for done in first] == [done.token_ids for done in drafted_badly], (
-        "a draft changed the text"
-    )
 
 
 def test_a_block_of_load_is_counted_request_by_request(
@@ -140,7 +104,9 @@ def test_a_bundle_is_served_as_it_was_evaluated(
 ) -> None:
     save_mtp(load_mtp(short_r1, torch.bfloat16), short_r1, tmp_path / "speculator")
     server.swap(tmp_path / "speculator")
-    _, counters = greedy(server, few_prompts)
+    done, counters = greedy(server, few_prompts)
+    assert counters.draft_tokens == k * counters.drafts > 0
+    assert counters.generation_tokens == sum(len(each.token_ids) for each in done)
     out = tmp_path / "bundle"
     alone_k_else_one = [(1, 1, k), (2, 8, 1)]
     own = Speculator.named(tmp_path / "speculator")

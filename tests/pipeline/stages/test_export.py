@@ -13,10 +13,9 @@ from outrider.common.files import read_json
 from outrider.eval.config import EXIT_CODES
 from outrider.pipeline.recipe.load import load_recipe
 from outrider.pipeline.stages.export import NotShipped, _profile, _work, _write
-from outrider.serving.admin.candidate import release_files
+from outrider.serving.admin.swap import release_files
 from outrider.serving.bundle.bundle_digest import bundle_digest, check_files
 from outrider.serving.bundle.model_card import model_card
-from outrider.serving.bundle.speculation_profile import SpeculationProfile
 from outrider.serving.serve_flags import read_serve_flags
 from outrider.serving.speculator import Speculator
 from outrider.speculators.base import base_of
@@ -96,39 +95,30 @@ def test_only_ship_is_exported(tmp_path, verdict):
     assert refused.value.exit_code == EXIT_CODES[verdict]
 
 
-def test_the_profile_is_the_replay_s_and_refuses_what_contradicts_itself(tmp_path):
+def test_the_profile_is_the_replay_s(tmp_path):
     """Names and meanings of NVIDIA Model-Optimizer's schema 1.0."""
     results, recipe = sample_results(), load_recipe("resume_screening.yaml", []).recipe
     (tmp_path / "summary.json").write_text('{"time": {"hours": 36.0}}')
     found = _profile(SimpleNamespace(traffic=tmp_path), recipe, results)
     marginal, k = results.replay.cumulative["custom"], results.k.custom
-    assert found.marginal_accept_rates == marginal and found.num_speculative_tokens == k == 3
+    assert found["marginal_accept_rates"] == marginal and found["num_speculative_tokens"] == k == 3
     conditional = [marginal[0], marginal[1] / marginal[0], marginal[2] / marginal[1]]
-    assert found.conditional_accept_rates == pytest.approx(conditional)
+    assert found["conditional_accept_rates"] == pytest.approx(conditional)
     steps = [1 - marginal[0], marginal[0] - marginal[1], marginal[1] - marginal[2], marginal[2]]
-    assert [*found.acceptance_length_histogram] == [1, 2, 3, 4]
-    assert [*found.acceptance_length_histogram.values()] == pytest.approx(steps)
-    assert found.mean_accept_length == pytest.approx(1 + sum(marginal))
-    assert found.accept_length_by_k[3] == results.replay.custom.value
-    assert all(low < own < high for (low, high), own in zip(found.intervals, marginal, strict=True))
-    conditions = found.measurement_conditions
+    assert [*found["acceptance_length_histogram"]] == [1, 2, 3, 4]
+    assert [*found["acceptance_length_histogram"].values()] == pytest.approx(steps)
+    assert found["mean_accept_length"] == pytest.approx(1 + sum(marginal))
+    assert found["accept_length_by_k"][3] == results.replay.custom.value
+    assert all(
+        low < own < high for (low, high), own in zip(found["intervals"], marginal, strict=True)
+    )
+    conditions = found["measurement_conditions"]
     assert (conditions["traffic_days"], conditions["over"]) == (1.5, "60 sessions")
-    assert found.target_model == {"model": "nano_r1", "revision": None}
-
-    stored = found.model_dump(mode="json")
-    assert SpeculationProfile.model_validate(json.loads(json.dumps(stored))) == found
-    for change, why in (
-        ({"marginal_accept_rates": marginal[::-1]}, "must fall"),
-        ({"num_speculative_tokens": 4}, "positions"),
-        ({"mean_accept_length": 9.0}, "histogram's is"),
-        ({"intervals": [[0.0, 0.1]] * 3}, "does not hold"),
-    ):
-        with pytest.raises(ValueError, match=why):
-            SpeculationProfile.model_validate(stored | change)
+    assert found["target_model"] == {"model": "nano_r1", "revision": None}
     counted = _profile(
         SimpleNamespace(traffic=tmp_path / "none"),
         recipe,
         results.model_copy(update={"replay": None}),
     )
-    assert counted.measurement_conditions["source"] == "vLLM's counters"
-    assert counted.intervals == [None] * 3 and [*counted.accept_length_by_k] == [3]
+    assert counted["measurement_conditions"]["source"] == "vLLM's counters"
+    assert counted["intervals"] == [None] * 3 and [*counted["accept_length_by_k"]] == [3]

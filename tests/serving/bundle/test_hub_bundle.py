@@ -43,6 +43,12 @@ def test_the_card_has_the_measured_table_in_order(tmp_path: Path) -> None:
         "| Tokens/s, compiled, 16 at a time | 95.2 | 121.5 | 1.276 [1.211, 1.342] |",
     ]
     assert "base 1, this speculator 3" in text
+    manifest = json.loads((tmp_path / "bundle" / "bundle.json").read_text())
+    manifest["evidence"]["unknown"] = "Kanarienvogel"  # such as the text of a request
+    write_json(tmp_path / "bundle" / "bundle.json", manifest)
+    assert card(tmp_path / "bundle").text == text
+    write_json(tmp_path / "bundle" / "bundle.json", manifest | {"evidence": {}})
+    assert "Measured" not in card(tmp_path / "bundle").text
 
 
 def test_the_cards_command_is_a_shells(tmp_path: Path) -> None:
@@ -163,13 +169,3 @@ def test_of_a_repository_only_listed_files_are_downloaded(
     downloaded = [given["files"] for name, given in server.calls if name == "download"]
     assert downloaded[0] == ["bundle.json"]
     assert len(downloaded) == (2 if change == "unlisted" else 1)
-
-
-def test_the_card_quotes_no_text_of_requests(tmp_path: Path) -> None:
-    bundle = write_exported(tmp_path / "bundle")
-    manifest = json.loads((bundle / "bundle.json").read_text())
-    manifest["evidence"]["unknown"] = "Kanarienvogel"
-    write_json(bundle / "bundle.json", manifest)
-    assert "Kanarienvogel" not in model_card(bundle, REPOSITORY)
-    write_json(bundle / "bundle.json", manifest | {"evidence": {}})
-    assert "Measured" not in model_card(bundle, REPOSITORY)

@@ -17,12 +17,11 @@ from outrider.serving.admin.replica import REQUESTS, ROUTE
 from outrider.serving.vllm_hooks import admin_route
 from outrider.serving.vllm_hooks.admin_route import AdminRoute, bound
 
-TRANSFER = SimpleNamespace(backend="safetensors")
 
-
-def client(**config: Any) -> Any:
-    shown = {"weight_transfer_config": TRANSFER, "speculative_config": None} | config
-    return SimpleNamespace(vllm_config=SimpleNamespace(**shown))
+def client(speculative: Any = None, **parallel: Any) -> Any:
+    shown = {"worker_extension_cls": "x", "data_parallel_size": 1, "enable_eplb": False} | parallel
+    config = {"parallel_config": SimpleNamespace(**shown), "speculative_config": speculative}
+    return SimpleNamespace(vllm_config=SimpleNamespace(**config))
 
 
 @pytest.fixture
@@ -37,14 +36,12 @@ def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pat
     ("version", "engine", "message"),
     [
         ("0.32.0", None, "no engine"),
-        ("0.32.0", client(weight_transfer_config=None), "--weight-transfer-config"),
-        (
-            "0.32.0",
-            client(weight_transfer_config=SimpleNamespace(backend="nccl")),
-            "--weight-transfer-config",
-        ),
+        ("0.32.0", client(worker_extension_cls=""), "--worker-extension-cls"),
         ("0.32.0", client(), "with a speculator"),
-        ("0.33.0", client(speculative_config=object()), "vLLM 0.33.0 has not been tried"),
+        ("0.32.0", client(object(), data_parallel_size=2), "with the other speculator"),
+        ("0.32.0", client(object(), enable_eplb=True), "with the other speculator"),
+        ("0.32.0", client(object()), "the speculator in use cannot be read"),
+        ("0.33.0", client(object()), "vLLM 0.33.0 has not been tried"),
     ],
 )
 def test_a_server_without_what_it_needs_answers_with_the_fix(

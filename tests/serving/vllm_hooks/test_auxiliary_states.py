@@ -1,6 +1,7 @@
-"""States before layers are switched on and off, chosen by layer, and refused where they cannot be.
+"""Engines that cannot return states before layers refuse.
 
-test_capture_extension.py compares them with transformers on a real engine.
+test_capture_extension.py compares the states with transformers on a real engine, and
+tests/serving/test_other_speculators.py reads those of a served EAGLE-3 drafter.
 """
 
 from collections.abc import Sequence
@@ -11,31 +12,15 @@ import pytest
 import torch
 from vllm.model_executor.models.interfaces import SupportsEagle3
 
-from outrider.serving.vllm_hooks.auxiliary_states import AuxiliaryStates
+from outrider.serving.vllm_hooks.capture_extension import AuxiliaryStates
 
 LAYERS = 6
-
-
-class Decoder(torch.nn.Module):
-    """Layer i adds i + 1 to its input; the state before layer i is returned if it is asked for."""
-
-    aux_hidden_state_layers: tuple[int, ...] = ()
-
-    def forward(self, state_NH: torch.Tensor) -> Any:
-        states = []
-        for index in range(LAYERS):
-            if index in self.aux_hidden_state_layers:
-                states.append(state_NH)
-            state_NH = state_NH + index + 1
-        if LAYERS in self.aux_hidden_state_layers:
-            states.append(state_NH)
-        return (-state_NH, states) if states else -state_NH
 
 
 class Model(torch.nn.Module, SupportsEagle3):
     def __init__(self) -> None:
         super().__init__()
-        self.model = Decoder()
+        self.model = torch.nn.Identity()
 
     def set_aux_hidden_state_layers(self, layers: tuple[int, ...]) -> None:
         self.model.aux_hidden_state_layers = layers
@@ -58,31 +43,6 @@ def runner(served: Sequence[int] = (), model: Any = None, **changed: Any) -> Sim
             ),
         ),
     )
-
-
-def step(runner: SimpleNamespace) -> SimpleNamespace:
-    """What the runners do: the flag decides how the model's output is unpacked."""
-    output, auxiliary = runner.get_model().model(torch.zeros(3, 2)), None
-    if runner.use_aux_hidden_state_outputs:
-        output, auxiliary = output
-    assert isinstance(output, torch.Tensor)
-    return SimpleNamespace(hidden_states=output, aux_hidden_states=auxiliary)
-
-
-def before(layer: int) -> float:
-    """The value of the state before a layer."""
-    return float(sum(range(1, layer + 1)))
-
-
-def test_the_layers_of_a_served_drafter_are_read_and_stay() -> None:
-    """Its config.json may list them in any order; the model returns them in its own."""
-    engine = runner(served=(5, 1, 2), eager=False)
-    auxiliary = AuxiliaryStates(engine, [2, 5])
-    auxiliary.switch_on()
-    found = auxiliary.of(step(engine))
-    assert [state_NH[0, 0].item() for state_NH in found] == [before(2), before(5)]
-    auxiliary.switch_off()
-    assert len(step(engine).aux_hidden_states) == 3
 
 
 @pytest.mark.parametrize(

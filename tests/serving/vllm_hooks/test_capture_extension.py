@@ -139,22 +139,16 @@ def test_the_served_target_computes_what_transformers_computes(
     assert not agree(shifted, computed, stream, stream)
 
 
-def test_without_layers_the_engine_returns_to_what_it_was(
-    engine: Engine, captured: dict[str, torch.Tensor], rows: list[tuple[str, list[int]]]
+def test_what_cannot_be_captured_is_named_and_the_engine_goes_back(
+    engine: Engine, rows: list[tuple[str, list[int]]]
 ) -> None:
-    for name, states, _ in engine.prefill(rows[:2], batch_tokens=400):
-        hidden_TH = states[FINAL_NORM]
-        assert torch.cosine_similarity(hidden_TH.float(), captured[name].float()).mean() > 0.999
     with pytest.raises(OutriderError, match="stream 'last': not a state of the target"):
         list(engine.prefill(rows[:1], ["last"]))
     with pytest.raises(Exception, match="this model has the states of 1 to 16"):
         list(engine.prefill(rows[:1], ["layer_17"]))
-    assert len(list(engine.prefill(rows[:2]))) == 2
-
-
-def test_a_sequence_beyond_the_engine_s_length_is_named(engine: Engine) -> None:
     with pytest.raises(OutriderError, match="sequence long: 2048 tokens"):
         list(engine.prefill([("long", [5] * 2048)]))
+    assert len(list(engine.prefill(rows[:2]))) == 2
 
 
 def test_the_next_batch_is_prefilled_while_the_states_of_one_are_read(

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from outrider.serving.admin.replica import LiveRequest
+from outrider.serving.admin.replica import FinishedRequests, LiveRequest
 from outrider.serving.vllm_hooks.live_requests import RequestLog
 
 
@@ -55,30 +55,30 @@ def ended(histogram: list[int] | None = None, reason: str = "STOP") -> dict[str,
 
 
 def test_every_end_of_a_request_is_one_entry(processor: Any) -> None:
-    log, heard = RequestLog(processor), list[LiveRequest]()
-    log.listener = heard.append
+    heard = list[LiveRequest]()
+    log = RequestLog(processor, heard.append)
     for name in ("whole", "failed", "hung up"):
         arrives(processor, name)
         produces(processor, name, 1, at=100.0)
     produces(processor, "whole", 4, at=103.0)
-    assert log.after(0) == ([], 0)
+    assert log.after(0) == FinishedRequests([], 0)
     produces(processor, "whole", 3, at=105.5, **ended([1, 0, 2, 1]))
     produces(processor, "failed", 0, at=106.0, **ended(reason="ERROR"))
     processor.abort_requests(["hung up", "not there"], internal=False)
-    found, following = log.after(0)
-    assert found == heard and following == 3 and processor.request_states == {}
+    found = log.after(0).requests
+    assert found == heard and log.after(0).next == 3 and processor.request_states == {}
     whole, failed, hung_up = found
     assert [each.index for each in found] == [0, 1, 2]
-    assert whole.request_id == "whole" and (whole.prompt_tokens, whole.completion_tokens) == (5, 8)
+    assert whole.request_id == "whole" and whole.completion_tokens == 8
     assert (whole.drafts, whole.accepted) == (4, 0 * 1 + 2 * 2 + 3 * 1)
     assert whole.decode_s == 5.5 and 0 <= whole.ttft_s <= whole.e2e_s
     assert (failed.failed, failed.aborted, failed.drafts) == (True, False, 0)
     assert (hung_up.failed, hung_up.aborted, hung_up.completion_tokens) == (False, True, 1)
-    assert log.after(2) == ([hung_up], 3) and log.after(3) == ([], 3)
+    assert log.after(2) == FinishedRequests([hung_up], 3)
 
 
 def test_a_request_has_a_version_only_if_one_speculator_drafted_all_of_it(processor: Any) -> None:
-    log, now = RequestLog(processor), time.monotonic()
+    log, now = RequestLog(processor, lambda _: None), time.monotonic()
     assert log.version(now - 9, now) == (None, False)
     log.note_swap(now - 6, "a")
     (swap,) = log._swaps
@@ -93,6 +93,6 @@ def test_a_request_has_a_version_only_if_one_speculator_drafted_all_of_it(proces
     time.sleep(0.01)
     arrives(processor, "s")
     produces(processor, "s", 1, at=1.0, **ended([0, 1]))
-    (mixed, whole), _ = log.after(0)
+    mixed, whole = log.after(0).requests
     assert (mixed.version, mixed.mixed) == (None, True)
     assert (whole.version, whole.mixed) == ("b", False)

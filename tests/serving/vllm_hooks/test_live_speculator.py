@@ -1,11 +1,12 @@
 """Swaps in an engine that does not answer, or that fails half-way.
 
 The engine is a stand-in: a real one that hangs takes its machine's file system along. What the
-workers do is tested on a real server (tests/live/test_live_server.py).
+workers do is tested on a real server (test_live_server.py).
 """
 
 import asyncio
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,13 +15,31 @@ import pytest
 
 from outrider.common.errors import OutriderError
 from outrider.serving.admin.replica import LiveRequest, SwapOrder, Watch
-from outrider.serving.vllm_hooks.live_requests import RequestLog
-from outrider.serving.vllm_hooks.live_speculator import Limits, LiveSpeculator
-from outrider.serving.vllm_hooks.swap import SpeculatorBroken
+from outrider.serving.admin.swap import SpeculatorBroken
+from outrider.serving.vllm_hooks import live_speculator
+from outrider.serving.vllm_hooks.live_speculator import LiveSpeculator
 
-LIMITS = Limits(read=0.2, swap=0.2, answer=0.2)
 NEW = SwapOrder(directory="/releases/new", version="new", digest="1" * 64)
 WATCHED = NEW.model_copy(update={"watch": Watch(requests=200, min_tokens_per_step=2.0)})
+
+
+@pytest.fixture(autouse=True)
+def held_reads(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """Short limits, and files that are read once the event is set."""
+    free = threading.Event()
+    free.set()
+
+    def read(directory: Path, *given: Any) -> Any:
+        free.wait()
+        return SimpleNamespace(directory=directory, states={}, digest=NEW.digest)
+
+    for name in ("READ_S", "SWAP_S", "ANSWER_S"):
+        monkeypatch.setattr(live_speculator, name, 0.2)
+    kind = SimpleNamespace(name="mtp")
+    monkeypatch.setattr(live_speculator, "in_service", lambda _: SimpleNamespace(kind=kind))
+    monkeypatch.setattr(live_speculator, "checked", read)
+    yield free
+    free.set()
 
 
 class Engine:
@@ -32,7 +51,8 @@ class Engine:
             _update_stats_from_finished=None, abort_requests=None
         )
         self.vllm_config = SimpleNamespace(
-            speculative_config=SimpleNamespace(num_speculative_tokens=3),
+            model_config=SimpleNamespace(model="/nowhere"),
+            speculative_config=SimpleNamespace(num_speculative_tokens=3, model="/nowhere"),
             cache_config=SimpleNamespace(enable_prefix_caching=True),
             observability_config=SimpleNamespace(per_request_spec_decode_metrics="summary"),
         )
@@ -52,13 +72,10 @@ class Engine:
 
     async def call_utility_all_async(self, _: str, method: str, *more: Any) -> list[Any]:
         await self.call(method)
-        if method == "update_weights":
-            self.digest = more[-1]["update_info"]["digest"]
-        if method not in ("speculator_report", "speculator_take_back"):
-            return [[None]]
-        report = {"digest": self.digest, "kind": "mtp", "directory": "/r"}
-        times = {"read_s": 0.0, "apply_s": 0.0, "staged": True, "staging_error": None}
-        return [[report | times | {"error": None, "broken": self.broken}]]
+        if method == "speculator_load":
+            self.digest = more[-1]["digest"]
+        report = {"digest": self.digest, "kind": "mtp", "directory": "/r", "apply_s": 0.0}
+        return [[report | {"error": None, "broken": self.broken}]]
 
     async def pause_generation(self, **_: Any) -> None:
         self.paused = True
@@ -70,12 +87,12 @@ class Engine:
 
 
 def live(engine: Engine) -> LiveSpeculator:
-    return LiveSpeculator(engine, RequestLog(engine.output_processor), [Path("/releases")], LIMITS)
+    return LiveSpeculator(engine, [Path("/releases")])
 
 
-def test_files_that_are_not_read_in_time_change_nothing() -> None:
+def test_files_that_are_not_read_in_time_change_nothing(held_reads: threading.Event) -> None:
     engine = Engine()
-    engine.hangs = {"init_weight_transfer_engine"}
+    held_reads.clear()
 
     async def tried() -> None:
         speculator = live(engine)
@@ -83,35 +100,26 @@ def test_files_that_are_not_read_in_time_change_nothing() -> None:
             await speculator.swap(NEW)
         assert not isinstance(caught.value, SpeculatorBroken)
         assert (await speculator.status()).broken is None
-        engine.hangs = set()
+        assert set(engine.called) == {"speculator_report"}
+        held_reads.set()
         assert (await speculator.swap(NEW)).version == "new"
 
     asyncio.run(tried())
-    assert "pause" not in engine.called[:1]
 
 
-@pytest.mark.parametrize("method", ["pause", "update_weights", "speculator_report"])
+@pytest.mark.parametrize("method", ["pause", "speculator_load"])
 @pytest.mark.parametrize("fault", ["hangs", "fails"])
 def test_an_exchange_without_an_answer_ends_broken_and_not_paused(method: str, fault: str) -> None:
     engine = Engine()
 
     async def tried() -> None:
         speculator = live(engine)
-        staged = engine.call_utility_all_async
-
-        async def after_staging(*arguments: Any) -> list[Any]:
-            answer = await staged(*arguments)
-            if arguments[1] == "speculator_report":
-                setattr(engine, fault, {method})
-            return answer
-
-        engine.call_utility_all_async = after_staging  # type: ignore[method-assign]
+        setattr(engine, fault, {method})
         with pytest.raises(SpeculatorBroken, match=r"load new: .*start the replica again"):
             await speculator.swap(NEW)
         assert not engine.paused
         setattr(engine, fault, {"speculator_report"})
         assert "load new" in ((await speculator.status()).broken or ""), "without an answer too"
-        engine.call_utility_all_async = staged  # type: ignore[method-assign]
         setattr(engine, fault, set())
         assert "load new" in ((await speculator.status()).broken or "")
         await speculator.swap(NEW)
@@ -122,7 +130,7 @@ def test_an_exchange_without_an_answer_ends_broken_and_not_paused(method: str, f
 
 def requests(speculator: LiveSpeculator, count: int) -> None:
     for index in range(count):
-        poor = LiveRequest(index, f"r{index}", "new", 0.0, 5, 20, 20, 0, 0.1, 1.0, 1.1, False)
+        poor = LiveRequest(index, f"r{index}", "new", 0.0, 20, 20, 0, 0.1, 1.0, 1.1, False)
         speculator._finished(poor)
 
 

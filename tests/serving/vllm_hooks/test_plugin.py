@@ -45,7 +45,7 @@ for name in [name for name in sys.modules if name.partition(".")[0] in sys.argv[
 sys.meta_path.insert(0, Missing())
 import outrider.serving.vllm_hooks.admin_route
 import outrider.serving.vllm_hooks.plugin
-import outrider.serving.vllm_hooks.weight_transfer
+import outrider.serving.vllm_hooks.swap_extension
 """
 
 KERNELS = """

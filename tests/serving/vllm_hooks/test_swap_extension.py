@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from outrider.serving.vllm_hooks.drafter_swap import load
+from outrider.serving.vllm_hooks.swap_extension import load
 
 
 class Inner(nn.Module):

@@ -1,5 +1,6 @@
-"""A speculator is checked completely before an engine's weights are touched."""
+"""A speculator is checked completely before a weight is touched; workers agree on it."""
 
+import asyncio
 import json
 import os
 import shutil
@@ -10,7 +11,15 @@ import pytest
 import torch
 
 from outrider.common.errors import OutriderError
-from outrider.serving.admin.candidate import Candidate, checked, in_service, release_files
+from outrider.serving.admin.swap import (
+    Candidate,
+    SpeculatorBroken,
+    check_unchanged,
+    checked,
+    in_service,
+    release_files,
+    swap,
+)
 from outrider.serving.bundle.bundle_digest import bundle_digest
 from outrider.speculators.checkpoints.target_fingerprint import target_fingerprint
 from outrider.speculators.kinds.mtp.checkpoint import stored_mtp_tensors
@@ -32,26 +41,29 @@ def good(nano_r1: Path, tmp_path: Path) -> Path:
 
 def load(folder: Path, current: Candidate, target: Path, **how: Any) -> Candidate:
     digest = how.pop("digest", None) or bundle_digest(folder)
-    return checked(release_files(folder, folder.parent, digest), current, target, K, digest)
+    return checked(folder, current, target, folder.parent, digest, K)
 
 
 def test_files_that_change_after_the_check_are_not_loaded(
     good: Path, current: Candidate, nano_r1: Path, tmp_path: Path
 ) -> None:
     new = load(good, current, nano_r1)
-    assert new.digest == bundle_digest(good) and new.files.changed() == []
+    assert new.digest == bundle_digest(good)
+    check_unchanged(good, new.states)
     other = release(nano_r1, tmp_path / "other")
     kept = (good / WEIGHTS).rename(tmp_path / "kept")
     (other / WEIGHTS).rename(good / WEIGHTS)
     with pytest.raises(OutriderError, match=f"{WEIGHTS}: changed since it was checked"):
-        new.tensors()
+        check_unchanged(good, new.states)
     kept.replace(good / WEIGHTS)
     new = load(good, current, nano_r1)
     with (good / WEIGHTS).open("r+b") as file:
         file.write(b"\x01")
-    assert new.files.changed() == [WEIGHTS]
+    with pytest.raises(OutriderError, match=f"{WEIGHTS}: changed since it was checked"):
+        check_unchanged(good, new.states)
     shutil.rmtree(good)
-    assert new.files.changed() == ["config.json", WEIGHTS]
+    with pytest.raises(OutriderError, match=r"config\.json: changed since it was checked"):
+        check_unchanged(good, new.states)
 
 
 def nan(tensors: dict[str, torch.Tensor]) -> None:
@@ -203,3 +215,37 @@ def test_a_release_of_another_target_with_the_same_shapes_is_refused(
         load(good, current, nano_r1)
     listed(good, target_fingerprint=target_fingerprint(nano_r1))
     load(good, current, nano_r1)
+
+
+def ordered(
+    current: Candidate, errors: list[str | None], stuck: int | None = None
+) -> tuple[list[str], Any]:
+    """The calls of a swap, and its reports or error, with one worker for each of `errors`.
+
+    `stuck` is the worker that cannot take it back.
+    """
+    called: list[str] = []
+
+    async def rpc(method: str, arguments: dict[str, Any]) -> list[Any]:
+        called.append(method)
+        assert arguments["swap_id"] == "one"
+        reports: list[Any] = [{"error": error, "broken": None} for error in errors]
+        if method == "speculator_take_back" and stuck is not None:
+            reports[stuck]["broken"] = "not taken back"
+        return reports
+
+    try:
+        return called, asyncio.run(swap(rpc, current, "one"))
+    except OutriderError as error:
+        return called, error
+
+
+def test_all_workers_have_the_new_speculator_or_all_the_old_one(current: Candidate) -> None:
+    for errors in (["full"], ["full", "full"]):
+        called, error = ordered(current, errors)
+        assert called == ["speculator_load"] and str(error).endswith("stays in use: full")
+    called, error = ordered(current, [None, "full", None])
+    assert called == ["speculator_load", "speculator_take_back"]
+    assert "stays in use: full" in str(error) and not isinstance(error, SpeculatorBroken)
+    _, error = ordered(current, [None, "full", None], stuck=2)
+    assert isinstance(error, SpeculatorBroken) and "not taken back" in str(error)

@@ -1,0 +1,284 @@
+"""A speculator that replaces another in a running engine: checked here, loaded by the workers.
+
+    current = in_service(Path(directory_at_start))
+    new = checked(directory, current, target_dir, root, digest, k)
+    await swap(rpc, new, swap_id)       # a live server (vllm_hooks/live_speculator.py)
+    swap_speculator(rpc, new)           # a server in development mode, an engine in this process
+
+`rpc(method, arguments)` returns each worker's answer (vllm_hooks/swap_extension.py).
+
+Releases are read-only copies in folders named by their digest (live/releases.py), so they are read
+in place. A file that is replaced or written to after the check is noticed by its inode, size or
+times; the workers then keep the speculator before it, or load it again.
+"""
+
+import asyncio
+import dataclasses
+import json
+import uuid
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypedDict
+
+from outrider.common.errors import OutriderError
+from outrider.serving.bundle.bundle_digest import MANIFEST, bundle_digest, read_manifest
+from outrider.speculators.checkpoints.checks import check_finite, first_names
+from outrider.speculators.checkpoints.layout import INDEX, read_layout
+from outrider.speculators.checkpoints.safetensors_headers import tensor_headers
+from outrider.speculators.checkpoints.target_fingerprint import check_target
+from outrider.speculators.kinds import kind_of
+from outrider.speculators.kinds.protocol import TrainableKind
+
+if TYPE_CHECKING:
+    import torch
+
+Form = tuple[str, tuple[int, ...]]
+"""Kind of number, and shape."""
+
+FileStates = dict[str, list[int]]
+"""Inode, size and times of files by name."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Candidate:
+    """A speculator's directory, and what an engine loads of it."""
+
+    directory: Path
+    kind: TrainableKind
+    states: FileStates
+    """Of its files when they were checked."""
+    forms: dict[str, Form]
+    """Of each tensor that an engine loads."""
+    digest: str = ""
+    """`bundle_digest` of the release; empty for a directory that was not checked against one."""
+
+
+class Report(TypedDict):
+    """What one worker drafts with, and how the last call went."""
+
+    directory: str
+    kind: str
+    digest: str
+    apply_s: float
+    """Seconds of the last load."""
+    error: str | None
+    """Why the speculator was not loaded, or taken back; None if it was."""
+    broken: str | None
+    """Why this worker drafts with half-loaded or unproven weights; None if it does not."""
+
+
+class SpeculatorBroken(OutriderError):
+    """The workers may draft with wrong weights until a swap succeeds on all of them."""
+
+
+def in_service(directory: Path) -> Candidate:
+    """The speculator that an engine was started with."""
+    return _read(directory, file_states(directory), "")
+
+
+def checked(
+    directory: Path,
+    current: Candidate,
+    target_dir: Path | None,
+    root: Path | None = None,
+    digest: str = "",
+    k: int | None = None,
+) -> Candidate:
+    """The speculator in `directory`, which can take the place of `current`.
+
+    With a `root` it is a release with this digest (`release_files`), otherwise it is trusted. An
+    `OutriderError` where it is of another kind, has other tensors, shapes or kinds of numbers, a
+    value that is not finite, or was made for another target or another number of drafts than `k`.
+    """
+    try:
+        states, manifest = file_states(directory), dict[str, Any]()
+        if root is not None:
+            states, manifest = release_files(directory, root, digest)
+        new = _read(directory, states, digest)
+        _check_form(new, current)
+        _check_manifest(manifest, new, k)
+        if not new.kind.swappable(current.directory, directory):
+            raise OutriderError(
+                f"{directory}: its shape is not that of the speculator in use; it needs a server"
+                " that is started with it"
+            )
+        headers = tensor_headers(directory)  # by the same names: those of the files
+        check_finite({name: headers[name] for name in new.forms})
+        if target_dir is not None:
+            check_target(manifest, directory, target_dir)
+            new.kind.check(directory, read_layout(target_dir))
+    except OutriderError:
+        raise
+    except Exception as error:  # such as a broken header, from the safetensors library
+        raise OutriderError(f"{directory}: {error}") from error
+    return new
+
+
+def checked_directory(directory: Path, started_with: Path | None, target_dir: Path) -> Candidate:
+    """The speculator of a trusted directory, for an engine that was started with another one."""
+    if started_with is None:
+        raise OutriderError(f"{directory}: the engine was started without weights to swap")
+    return checked(Path(directory).resolve(), in_service(started_with), target_dir)
+
+
+async def swap(
+    rpc: Callable[[str, dict[str, Any]], Awaitable[Sequence[Report]]], new: Candidate, swap_id: str
+) -> Sequence[Report]:
+    """Loads a checked speculator on all workers; returns their reports.
+
+    `swap_id` identifies the swap, for `speculator_take_back`. All workers have the new speculator,
+    or all have the old one; then an `OutriderError` has the first worker's reason. A worker that
+    could not go back to the old one is a `SpeculatorBroken`.
+    """
+    load = {
+        "directory": str(new.directory),
+        "states": new.states,
+        "digest": new.digest,
+        "swap_id": swap_id,
+    }
+    reports = await rpc("speculator_load", load)
+    errors = [report["error"] for report in reports if report["error"] is not None]
+    if errors and len(errors) < len(reports):  # the others have the new one
+        reports = await rpc("speculator_take_back", {"swap_id": swap_id})
+    if broken := [report["broken"] for report in reports if report["broken"] is not None]:
+        raise SpeculatorBroken(f"{new.directory}: not loaded: {broken[0]}")
+    if errors:
+        raise OutriderError(
+            f"{new.directory}: not loaded, the speculator before it stays in use: {errors[0]}"
+        )
+    return reports
+
+
+def swap_speculator(rpc: Callable[[str, dict[str, Any]], Sequence[Report]], new: Candidate) -> None:
+    """As `swap`, where workers answer at once."""
+
+    async def call(method: str, arguments: dict[str, Any]) -> Sequence[Report]:
+        return rpc(method, arguments)
+
+    asyncio.run(swap(call, new, uuid.uuid4().hex))
+
+
+def unswappable(parallel_config: Any) -> str | None:
+    """Why an engine with vLLM's `parallel_config` swaps no speculator; None if it does."""
+    if parallel_config.data_parallel_size > 1 or parallel_config.enable_eplb:
+        return (
+            "a speculator is not swapped in an engine with data parallelism, of which vLLM reports"
+            " one rank only, or with EPLB, which moves experts; start the server with the other"
+            " speculator"
+        )
+    return None
+
+
+def _read(directory: Path, states: FileStates, digest: str) -> Candidate:
+    kind = kind_of(directory)
+    if not isinstance(kind, TrainableKind) or not kind.abilities.live_swap:
+        raise OutriderError(f"{directory}: {kind.in_words} cannot be swapped in a live engine")
+    forms = {
+        name: (_number(tensor), tuple(tensor.shape))
+        for name, tensor in kind.swap_tensors(directory)
+    }
+    return Candidate(directory, kind, states, forms, digest)
+
+
+def _number(tensor: "torch.Tensor") -> str:
+    """The dtype; one word for those that the engine's loader converts into each other."""
+    if tensor.dtype.itemsize > 1 and not tensor.is_complex():
+        return "float" if tensor.is_floating_point() else "integer"
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def _check_form(new: Candidate, current: Candidate) -> None:
+    source = new.directory
+    if new.kind.name != current.kind.name:
+        raise OutriderError(
+            f"{source}: {new.kind.in_words}, but the engine was started with"
+            f" {current.kind.in_words}; start another server for it"
+        )
+    # Kinds with several published layouts have several names for a tensor. With as many tensors of
+    # each form, the kind's own check of names decides.
+    names_differ = new.forms.keys() != current.forms.keys()
+    if names_differ and sorted(new.forms.values()) == sorted(current.forms.values()):
+        return
+    if missing := sorted(current.forms.keys() - new.forms.keys()):
+        raise OutriderError(f"{source}: no weights for {first_names(missing)}")
+    if more := sorted(new.forms.keys() - current.forms.keys()):
+        raise OutriderError(f"{source}: weights of another speculator: {first_names(more)}")
+    wrong = [name for name, form in new.forms.items() if form != current.forms[name]]
+    if wrong:
+        name = min(wrong)
+        (number, shape), (own_number, own_shape) = new.forms[name], current.forms[name]
+        raise OutriderError(
+            f"{source}: {name} is {number} {list(shape)}, in the engine {own_number}"
+            f" {list(own_shape)} ({len(wrong)} such tensors); export again for this target"
+        )
+
+
+def _check_manifest(manifest: dict[str, Any], new: Candidate, k: int | None) -> None:
+    """The bundle was measured with the engine's kind and number of drafts."""
+    for key, found, own in (
+        ("method", manifest.get("method"), new.kind.name),
+        ("num_speculative_tokens", manifest.get("num_speculative_tokens"), k),
+    ):
+        if None not in (found, own) and found != own:
+            raise OutriderError(
+                f"{new.directory / MANIFEST}: {key} = {found}, but the engine drafts with {own}:"
+                " start a server with the bundle's serve.sh, or export again"
+            )
+
+
+def release_files(directory: Path, root: Path, digest: str) -> tuple[FileStates, dict[str, Any]]:
+    """The files and the manifest of a bundle in a folder below `root`, every byte checked.
+
+    An `OutriderError` for a directory that is not below `root` or is reached through a symbolic
+    link there, for files that are links, are not listed in bundle.json or differ from it, and where
+    bundle.json's list does not have this `digest` (bundle_digest.py).
+    """
+    directory, root = Path(directory), Path(root)
+    if not directory.is_absolute() or ".." in directory.parts:
+        raise OutriderError(f"{directory}: expected an absolute path without `..`")
+    if root not in directory.parents:
+        raise OutriderError(f"{directory}: not below the release root {root}")
+    # The root itself may be a link: that is the operator's choice.
+    if directory.resolve() != root.resolve() / directory.relative_to(root):
+        raise OutriderError(f"{directory}: a release is a plain folder, not a link")
+    states = file_states(directory)
+    manifest = read_manifest(directory)
+    if "config.json" not in manifest["files"]:
+        raise OutriderError(
+            f"{directory / MANIFEST}: files: lists no config.json: {manifest.get('method')} has no"
+            " weights to load; start a server with the bundle's serve.sh"
+        )
+    if (found := bundle_digest(directory)) != digest:
+        raise OutriderError(f"{directory / MANIFEST}: its files have digest {found}, not {digest}")
+    if INDEX in states:
+        _check_index(directory / INDEX, states)
+    check_unchanged(directory, states)
+    return states, manifest
+
+
+def _check_index(path: Path, states: FileStates) -> None:
+    """The index names files of the release only."""
+    try:
+        named = set(json.loads(path.read_text(encoding="utf-8"))["weight_map"].values())
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise OutriderError(f"{path}: no weight_map; export again") from None
+    if unknown := sorted(map(str, named - states.keys())):
+        raise OutriderError(f"{path}: {unknown[0]!r} is not a file of the release")
+
+
+def check_unchanged(directory: Path, states: FileStates) -> None:
+    """An `OutriderError` for a file that was replaced, written to or deleted since its state."""
+    found = file_states(directory)
+    for name, state in sorted(states.items()):
+        if found.get(name) != state:
+            raise OutriderError(f"{directory / name}: changed since it was checked")
+
+
+def file_states(directory: Path) -> FileStates:
+    """Inode, size and times of the files that an engine reads."""
+    paths = [*directory.glob("*.safetensors"), directory / "config.json", directory / INDEX]
+    found = {path.name: path.stat() for path in paths if path.is_file()}
+    return {
+        name: [each.st_ino, each.st_size, each.st_mtime_ns, each.st_ctime_ns]
+        for name, each in found.items()
+    }

@@ -1,0 +1,263 @@
+"""Loads another speculator's weights over those of a running engine's drafter.
+
+    vllm serve ... --worker-extension-cls outrider.serving.vllm_hooks.swap_extension.SwapExtension
+
+vLLM mixes `SwapExtension` into its worker, and `swap` (serving/admin/swap.py), which has checked
+the files, calls it by `collective_rpc`, between two steps: either the new speculator is in place
+afterwards, or the old one. The rest of the engine stays as it is: compiled code, CUDA graphs (the
+weights change in place) and caches.
+
+A failure while loading leaves layers half new, and no copy of the parameters brings the old ones
+back: a CPU's packed weights are not parameters. So the last good files are loaded again. Where that
+fails too, also because they have changed since, the report has `broken` until a load succeeds.
+Errors are in the report: with several workers, vLLM 0.32 leaves the answers of the others unread
+where one raises. Written against vLLM 0.32, both model runners.
+"""
+
+import dataclasses
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from outrider.serving.admin.swap import (
+    FileStates,
+    Report,
+    check_unchanged,
+    file_states,
+    unswappable,
+)
+from outrider.speculators.kinds import trainable_kind_of
+from outrider.speculators.kinds.protocol import TrainableKind
+
+MASK = "mask_hidden"
+"""Name of the states that a parallel drafter reads where no token is known."""
+
+CONTEXT_COPIES = ("_fused_kv_weight", "_fused_kv_bias", "_k_norm_weights")
+"""Attributes of a drafter that projects the target's states apart from its own tokens."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Loaded:
+    """A speculator that a worker drafts with."""
+
+    directory: Path
+    states: FileStates
+    """Of its files when they were checked."""
+    digest: str = ""
+    swap_id: str = ""
+
+    @property
+    def kind(self) -> TrainableKind:
+        """By its config.json."""
+        return trainable_kind_of(self.directory)
+
+    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """(name, tensor as stored), mapped from the files."""
+        return self.kind.swap_tensors(self.directory)
+
+
+class SwapExtension:
+    """Methods that vLLM's worker gains; the annotated attributes are the worker's."""
+
+    model_runner: Any
+    vllm_config: Any
+
+    _swap_current: Loaded | None = None
+    """None: that of the engine's start."""
+    _swap_previous: Loaded | None = None
+    """The speculator before the last swap; None where there is nothing to take back."""
+    _swap_broken: str | None = None
+    _swap_apply_s = 0.0
+    _swap_copies: dict[str, torch.Tensor] | None = None
+    """The drafter's `context_copies` after its start."""
+
+    def speculator_report(self, error: str | None = None) -> Report:
+        """What this worker drafts with."""
+        current = self._swap_in_use()
+        return {
+            "directory": str(current.directory),
+            "kind": current.kind.name,
+            "digest": current.digest,
+            "apply_s": self._swap_apply_s,
+            "error": error,
+            "broken": self._swap_broken,
+        }
+
+    def speculator_load(
+        self, directory: str, states: FileStates, digest: str, swap_id: str
+    ) -> Report:
+        """Swaps the speculator for that in `directory`, whose checked files have these states."""
+        if refusal := unswappable(self.vllm_config.parallel_config):
+            return self.speculator_report(refusal)
+        began, old = time.perf_counter(), self._swap_in_use()
+        new = Loaded(Path(directory), states, digest, swap_id)
+        try:
+            self._swap_load(new)
+        except Exception as error:
+            return self.speculator_report(self._swap_restored(error))
+        self._swap_current, self._swap_previous, self._swap_broken = new, old, None
+        self._swap_apply_s = time.perf_counter() - began
+        return self.speculator_report()
+
+    def speculator_take_back(self, swap_id: str) -> Report:
+        """Undoes a swap by its id, if it took place on this worker."""
+        previous = self._swap_previous
+        if previous is None or self._swap_in_use().swap_id != swap_id:
+            return self.speculator_report()
+        try:
+            self._swap_load(previous)
+        except Exception as error:
+            self._swap_broken = f"not taken back: {self._swap_restored(error)}"
+            return self.speculator_report(self._swap_broken)
+        self._swap_current, self._swap_previous, self._swap_broken = previous, None, None
+        return self.speculator_report()
+
+    def _swap_in_use(self) -> Loaded:
+        if self._swap_current is None:
+            directory = Path(self.vllm_config.speculative_config.model)
+            self._swap_current = Loaded(directory, file_states(directory))
+        return self._swap_current
+
+    def _swap_restored(self, error: Exception) -> str:
+        """Reloads the speculator in use; returns the message of the error that made it necessary.
+
+        Where that fails too, this worker is broken.
+        """
+        reason = str(error) or repr(error)
+        try:
+            self._swap_load(self._swap_in_use())
+        except Exception as second:
+            reason = self._swap_broken = (
+                f"{reason}; and then the speculator in use could not be loaded again: {second};"
+                " drafts are wrong until the replica is started again"
+            )
+        return reason
+
+    def _swap_load(self, speculator: Loaded) -> None:
+        from vllm.config import set_current_vllm_config
+
+        drafter = self.model_runner.get_draft_model()
+        if self._swap_copies is None:
+            self._swap_copies = context_copies(drafter.model)
+        config = self.vllm_config.speculative_config.draft_model_config
+        check_unchanged(speculator.directory, speculator.states)
+        with set_current_vllm_config(self.vllm_config):
+            replace_weights(self.model_runner, drafter, config, speculator, self._swap_copies)
+        check_unchanged(speculator.directory, speculator.states)  # nor while it was read
+        torch.accelerator.synchronize()
+
+
+def replace_weights(
+    runner: Any,
+    drafter: Any,
+    model_config: Any,
+    speculator: Loaded,
+    copies: dict[str, torch.Tensor],
+) -> None:
+    """Loads a speculator's tensors into `drafter`, a model of `runner`.
+
+    `copies` are the drafter's `context_copies` after its start: CUDA graphs have their addresses.
+    An error on the way leaves the drafter with a mixture of old and new weights.
+    """
+    from vllm.model_executor.model_loader.reload import (
+        finalize_layerwise_reload,
+        initialize_layerwise_reload,
+    )
+
+    for module in drafter.modules():
+        # With its kernel set up, the experts' method would take the new weights unpacked, where
+        # the CPU kernel needs them packed.
+        method: Any = getattr(module, "quant_method", None)
+        if runner.device.type == "cpu" and getattr(method, "moe_kernel", None) is not None:
+            method.moe_kernel = None
+    initialize_layerwise_reload(drafter)
+    try:
+        # Only now are the names those of the checkpoint: kernels for FP8 may rename weights and
+        # scales.
+        expected = required(drafter, speculator.kind)
+        mask: list[torch.Tensor] = []
+
+        def noted() -> Iterator[tuple[str, torch.Tensor]]:
+            for name, tensor in speculator.tensors():
+                if name.endswith(MASK):
+                    mask.append(tensor)
+                yield name, tensor
+
+        loaded = load(drafter, noted())
+    finally:  # no layer may stay on the meta device: the next request would end the engine
+        finalize_layerwise_reload(drafter, model_config)
+    if mask:
+        # What drafts with the model is the `drafter` of model runner V1, the `speculator` of V2.
+        load_mask(getattr(runner, "drafter", None) or runner.speculator, mask[0])
+    renew_context(drafter.model, copies)
+    if missing := sorted(expected - loaded):
+        raise RuntimeError(f"no weights for {', '.join(missing)}")
+
+
+def load_mask(proposer: Any, mask: torch.Tensor) -> None:
+    """Loads a parallel drafter's mask states and projects them.
+
+    vLLM 0.32 projects them once, after its start. They are a buffer without a weight loader, which
+    is on the meta device while weights are loaded again and has no values afterwards.
+    """
+    proposer.model.mask_hidden.copy_(mask.view(1, -1))
+    projected_H = proposer.model.combine_hidden_states(proposer.model.mask_hidden.view(-1))
+    proposer.parallel_drafting_hidden_state_tensor.copy_(projected_H)
+
+
+def context_copies(model: Any) -> dict[str, torch.Tensor]:
+    """The copies of weights with which a model makes keys and values of the target's states."""
+    found = {name: getattr(model, name, None) for name in CONTEXT_COPIES}
+    return {name: tensor for name, tensor in found.items() if tensor is not None}
+
+
+@torch.no_grad()
+def renew_context(model: Any, copies: dict[str, torch.Tensor]) -> None:
+    """Derives what such a model keeps besides its weights, in the tensors that it had before.
+
+    vLLM 0.32 does so at the end of loading, in new tensors, when rotary tables are still on the
+    meta device and a CPU's kernel may have packed the weights and dropped them. Without a copy the
+    model projects its context with the layer itself.
+    """
+    if not hasattr(model, "_build_fused_kv_buffers"):
+        return
+    model._build_fused_kv_buffers()
+    if any(projection.weight.numel() == 0 for projection in model._context_qkv_projs):
+        model._fused_kv_weight = model._fused_kv_bias = None
+    for name, new in context_copies(model).items():
+        if name in copies:
+            setattr(model, name, copies[name].copy_(new))
+
+
+def load(drafter: Any, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
+    """Loads weights and returns the names of the parameters that they filled, under vLLM's names.
+
+    Models with an EAGLE-3 head return nothing, but the loader that they call does; it calls itself
+    for inner modules, so the outermost call returns all names.
+    """
+    from vllm.model_executor.models.utils import AutoWeightsLoader
+
+    original, found = AutoWeightsLoader.load_weights, list[set[str]]()
+
+    def recording(self: Any, *args: Any, **kwargs: Any) -> set[str]:
+        names: set[str] = original(self, *args, **kwargs)
+        found.append(names)
+        return names
+
+    setattr(AutoWeightsLoader, "load_weights", recording)  # noqa: B010 (a method, for mypy)
+    try:
+        loaded: set[str] | None = drafter.load_weights(weights)
+    finally:
+        setattr(AutoWeightsLoader, "load_weights", original)  # noqa: B010
+    if loaded is None:
+        loaded = found[-1] if found else set()
+    return loaded
+
+
+def required(drafter: torch.nn.Module, kind: TrainableKind) -> set[str]:
+    """The parameters that a speculator's directory must have, under vLLM's names."""
+    names = {name for name, _ in drafter.named_parameters()}
+    return {name for name in names if not kind.stays_with_target(name)}
