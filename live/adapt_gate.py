@@ -30,7 +30,7 @@ from outrider.eval.results.parts import ClusteredEstimate
 from outrider.pipeline.recipe.recipe import Recipe
 from outrider.pipeline.run_dir import RunDirectory
 from outrider.pipeline.stages.adapt import usable_ids
-from outrider.serving.bundle.speculation_profile import speculation_profile
+from outrider.serving.bundle.bundle import speculation_profile
 from outrider.serving.speculator import Speculator
 
 Measured = tuple[ReplaySums, ReplaySums, dict[str, int]]

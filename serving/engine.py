@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from outrider.common.errors import OutriderError
 from outrider.common.process_tree import ProcessTree
 from outrider.common.threads import in_daemon_thread
-from outrider.serving.admin.swap import checked_directory, swap_speculator
+from outrider.serving.admin.swap import swap_directory
 from outrider.serving.config import EngineConfig, TargetConfig
 from outrider.serving.speculator import Drafting
 from outrider.serving.vllm_arguments import engine_arguments, engine_environment, start_environment
@@ -134,9 +134,11 @@ class Engine:
 
         An `OutriderError` says why not; then the speculator before it is still in use.
         """
-        swap_speculator(
+        swap_directory(
             lambda method, arguments: self.llm.collective_rpc(method, kwargs=arguments),
-            checked_directory(directory, self._started_with, self._target_dir),
+            directory,
+            self._started_with,
+            self._target_dir,
         )
 
     def prefill(
@@ -215,9 +217,7 @@ class Engine:
             self._ahead.exception()
         self._ahead = None
 
-    def prompt_logprobs(
-        self, rows: Sequence[tuple[str, Sequence[int]]], top: int = 1
-    ) -> list[PromptLogprobs]:
+    def prompt_logprobs(self, rows: Sequence[tuple[str, Sequence[int]]]) -> list[PromptLogprobs]:
         """Log-probability of every token but each row's first, and the most likely token there."""
         import numpy as np
 
@@ -225,7 +225,7 @@ class Engine:
         self._settle()
         results = []
         for (row_id, token_ids), output in zip(
-            rows, self._generate(rows, _prefill_only(top)), strict=True
+            rows, self._generate(rows, _prefill_only(1)), strict=True
         ):
             positions = output.prompt_logprobs[1:]
             logprobs = [

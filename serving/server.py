@@ -22,7 +22,7 @@ from typing import Any
 
 from outrider.common.errors import OutriderError
 from outrider.common.process_tree import Child
-from outrider.serving.admin.swap import checked_directory, swap_speculator
+from outrider.serving.admin.swap import swap_directory
 from outrider.serving.client import SpeculationCounters, post, read_counters
 from outrider.serving.config import EngineConfig, TargetConfig
 from outrider.serving.hooked import SWAP_EXTENSION
@@ -123,8 +123,7 @@ class Server:
         An `OutriderError` says why not; then the speculator before it is still in use.
         """
         began = time.monotonic()
-        new = checked_directory(directory, self._started_with, self._checkpoint)
-        swap_speculator(self._rpc, new)
+        swap_directory(self._rpc, directory, self._started_with, self._checkpoint)
         # The cached prefixes hold the other drafter's keys: 3.91 instead of 3.97 tokens a step.
         self.reset_prefix_cache()
         self.swap_seconds = time.monotonic() - began

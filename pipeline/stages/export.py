@@ -113,7 +113,7 @@ def _evidence(run: RunDirectory, recipe: Recipe, results: "Results") -> dict[str
 
 def _profile(run: RunDirectory, recipe: Recipe, results: "Results") -> dict[str, Any]:
     """Acceptance by position from exact replay, else from vLLM's counters."""
-    from outrider.serving.bundle.speculation_profile import speculation_profile
+    from outrider.serving.bundle.bundle import speculation_profile
     from outrider.serving.vllm_hooks.version import vllm_version
 
     replay, counted = results.replay, results.counted.custom

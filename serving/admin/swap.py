@@ -3,7 +3,7 @@
     current = in_service(Path(directory_at_start))
     new = checked(directory, current, target_dir, root, digest, k)
     await swap(rpc, new, swap_id)       # a live server (vllm_hooks/live_speculator.py)
-    swap_speculator(rpc, new)           # a server in development mode, an engine in this process
+    swap_directory(rpc, directory, directory_at_start, target_dir)   # an engine in this process
 
 `rpc(method, arguments)` returns each worker's answer (vllm_hooks/swap_extension.py).
 
@@ -114,13 +114,6 @@ def checked(
     return new
 
 
-def checked_directory(directory: Path, started_with: Path | None, target_dir: Path) -> Candidate:
-    """The speculator of a trusted directory, for an engine that was started with another one."""
-    if started_with is None:
-        raise OutriderError(f"{directory}: the engine was started without weights to swap")
-    return checked(Path(directory).resolve(), in_service(started_with), target_dir)
-
-
 async def swap(
     rpc: Callable[[str, dict[str, Any]], Awaitable[Sequence[Report]]], new: Candidate, swap_id: str
 ) -> Sequence[Report]:
@@ -149,8 +142,20 @@ async def swap(
     return reports
 
 
-def swap_speculator(rpc: Callable[[str, dict[str, Any]], Sequence[Report]], new: Candidate) -> None:
-    """As `swap`, where workers answer at once."""
+def swap_directory(
+    rpc: Callable[[str, dict[str, Any]], Sequence[Report]],
+    directory: Path,
+    started_with: Path | None,
+    target_dir: Path,
+) -> None:
+    """Swaps to the speculator of a trusted directory, where workers answer at once.
+
+    `started_with`: that of the engine's start. An `OutriderError` says why not; then the speculator
+    before it is still in use.
+    """
+    if started_with is None:
+        raise OutriderError(f"{directory}: the engine was started without weights to swap")
+    new = checked(Path(directory).resolve(), in_service(started_with), target_dir)
 
     async def call(method: str, arguments: dict[str, Any]) -> Sequence[Report]:
         return rpc(method, arguments)
