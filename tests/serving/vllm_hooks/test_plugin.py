@@ -12,7 +12,6 @@ import torch
 from outrider.serving.admin.live_flags import ADMIN
 from outrider.serving.hooked import HOOKS
 from outrider.serving.vllm_hooks.plugin import expand
-from outrider.serving.vllm_hooks.version import runs_on_cpu
 
 ROOT = Path(__file__).resolve().parents[3]
 ELSEWHERE = """
@@ -46,17 +45,6 @@ sys.meta_path.insert(0, Missing())
 import outrider.serving.vllm_hooks.admin_route
 import outrider.serving.vllm_hooks.plugin
 import outrider.serving.vllm_hooks.swap_extension
-"""
-
-KERNELS = """
-from outrider.serving.vllm_hooks import plugin
-
-plugin.register()
-from vllm.platforms.cpu import CpuPlatform
-from vllm.v1.sample import rejection_sampler
-
-CpuPlatform.register_triton_kernel_overrides()
-assert rejection_sampler.expand_kernel.func is plugin.expand
 """
 
 EVERYTHING = """
@@ -117,9 +105,3 @@ def test_each_request_s_value_is_repeated_for_each_of_its_drafts(dtype: torch.dt
     output = torch.full((sum(drafts),), -1).to(dtype)
     expand(output, values, torch.tensor(drafts).cumsum(0).to(torch.int32), 0, 1)
     assert output.tolist() == expected
-
-
-@pytest.mark.skipif(not runs_on_cpu(), reason="the fault is the CPU build's")
-def test_the_worker_registers_its_kernels_after_the_plugins_and_still_gets_ours() -> None:
-    # A separate process: vLLM looks through all modules, and some that other tests load break it.
-    subprocess.run([sys.executable, "-c", KERNELS], check=True, env=os.environ | {HOOKS: "1"})
