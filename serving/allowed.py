@@ -2,6 +2,7 @@
 
     why_not_variable("LD_PRELOAD", "/tmp/x.so")       # a reason
     why_not_argument("block_size", 64)                # None: allowed
+    KEYS_OF_ARGUMENTS["dtype"]                        # the key of the recipe that sets it
 
 An allow-list: settings that change what the engine computes. Left out are secrets, and whatever
 names code, files or hosts: a bundle is data from outside. Other settings of the machine belong into
@@ -45,7 +46,39 @@ ARGUMENTS = frozenset({
     "structured_outputs_config", "swa_bounded_replay", "tokenizer", "tokenizer_mode",
     "tokenizer_revision", "ubatch_size", "use_fp64_gumbel", "watermark",
 })  # fmt: skip
-"""Arguments of vLLM 0.32 without a key of their own (serving/config.py has those with one)."""
+"""Arguments of vLLM 0.32 that `serving.engine.extra_arguments` may have."""
+
+KEYS_OF_ARGUMENTS = {
+    "model": "target.model",
+    "revision": "target.revision",
+    "dtype": "serving.engine.dtype",
+    "max_model_len": "serving.engine.max_model_len",
+    "max_num_seqs": "serving.engine.max_num_seqs",
+    "max_num_batched_tokens": "serving.engine.max_num_batched_tokens",
+    "kv_cache_memory_bytes": "serving.engine.kv_cache_gb",
+    "gpu_memory_utilization": "serving.engine.gpu_memory_utilization",
+    "tensor_parallel_size": "serving.engine.tensor_parallel",
+    "pipeline_parallel_size": "serving.engine.pipeline_parallel",
+    "data_parallel_size": "serving.engine.data_parallel",
+    "enforce_eager": "serving.engine.mode",
+}
+"""Keys of the recipe by the names of vLLM's arguments."""
+
+UNSERVABLE = {
+    "speculative_config": "the evaluation serves base and custom speculator in turn (speculator.*)",
+    "worker_cls": "Outrider's hooks extend vLLM's own worker",
+    "worker_extension_cls": "capture and swaps of a speculator need Outrider's extension",
+    "nnodes": "an engine runs on one node",
+    "node_rank": "an engine runs on one node",
+    "data_parallel_rank": "a server runs all its data-parallel engines",
+    "data_parallel_start_rank": "a server runs all its data-parallel engines",
+    "data_parallel_address": "an engine runs on one node",
+    "data_parallel_external_lb": "a server runs all its data-parallel engines",
+    "data_parallel_hybrid_lb": "a server runs all its data-parallel engines",
+    "disable_log_stats": "acceptance is read from the engine's counters",
+    "skip_tokenizer_init": "requests are sent as text",
+}
+"""vLLM's arguments that no engine of Outrider can have, and why."""
 
 _VARIABLES = re.compile(
     r"VLLM_(ALL2ALL|ALLOW_LONG_MAX_MODEL_LEN|ALLREDUCE|ATTENTION|BATCH_INVARIANT|BLOCKSCALE|CPU"
@@ -83,22 +116,22 @@ def why_not_argument(name: str, value: object) -> str | None:
     """Why an engine is not given this argument of vLLM; None if it is. Names no value."""
     if looks_secret(name):
         return f"{name}: it looks like a secret; secrets belong into the server's environment"
-    if name not in ARGUMENTS:
+    if name not in ARGUMENTS and name not in KEYS_OF_ARGUMENTS:
         return f"{name}: not one of vLLM's arguments that change what the engine computes"
-    return why_not_value(name, value)
+    return _why_not_value(name, value)
 
 
-def why_not_value(name: str, value: Any) -> str | None:
+def _why_not_value(name: str, value: Any) -> str | None:
     """Why an allowed argument cannot have this value; None if it can."""
     if isinstance(value, dict):
         for key, inner in value.items():
             if looks_secret(str(key)) or (_CODE.fullmatch(str(key)) and key not in _ARE_SETTINGS):
                 return f"{name}.{key}: names code, a file or a secret"
-            if reason := why_not_value(f"{name}.{key}", inner):
+            if reason := _why_not_value(f"{name}.{key}", inner):
                 return reason
         return None
     if isinstance(value, list):
-        return next((reason for each in value if (reason := why_not_value(name, each))), None)
+        return next((reason for each in value if (reason := _why_not_value(name, each))), None)
     if value is None or isinstance(value, bool | int | float):
         return None
     if not isinstance(value, str) or not value.isprintable() or redacted(value) != value:

@@ -9,7 +9,12 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from outrider.common.errors import OutriderError
-from outrider.serving.allowed import why_not_argument, why_not_variable
+from outrider.serving.allowed import (
+    KEYS_OF_ARGUMENTS,
+    UNSERVABLE,
+    why_not_argument,
+    why_not_variable,
+)
 from outrider.speculators.checkpoints.layout import INDEX, read_layout
 from outrider.speculators.kinds import target_tensors
 
@@ -20,39 +25,6 @@ EMBEDDED_TARGETS = {
 
 SMALL_FILES = ("*.json", "*.jinja", "*.model", "*.txt", "*.py")
 """Files of a checkpoint on the hub besides its weights: config, index, tokenizer, template."""
-
-
-KEYS_OF_ARGUMENTS = {
-    "model": "target.model",
-    "revision": "target.revision",
-    "dtype": "serving.engine.dtype",
-    "max_model_len": "serving.engine.max_model_len",
-    "max_num_seqs": "serving.engine.max_num_seqs",
-    "max_num_batched_tokens": "serving.engine.max_num_batched_tokens",
-    "kv_cache_memory_bytes": "serving.engine.kv_cache_gb",
-    "gpu_memory_utilization": "serving.engine.gpu_memory_utilization",
-    "tensor_parallel_size": "serving.engine.tensor_parallel",
-    "pipeline_parallel_size": "serving.engine.pipeline_parallel",
-    "data_parallel_size": "serving.engine.data_parallel",
-    "enforce_eager": "serving.engine.mode",
-}
-"""Keys of the recipe by the names of vLLM's arguments."""
-
-UNSERVABLE = {
-    "speculative_config": "the evaluation serves base and custom speculator in turn (speculator.*)",
-    "worker_cls": "Outrider's hooks extend vLLM's own worker",
-    "worker_extension_cls": "capture and swaps of a speculator need Outrider's extension",
-    "nnodes": "an engine runs on one node",
-    "node_rank": "an engine runs on one node",
-    "data_parallel_rank": "a server runs all its data-parallel engines",
-    "data_parallel_start_rank": "a server runs all its data-parallel engines",
-    "data_parallel_address": "an engine runs on one node",
-    "data_parallel_external_lb": "a server runs all its data-parallel engines",
-    "data_parallel_hybrid_lb": "a server runs all its data-parallel engines",
-    "disable_log_stats": "acceptance is read from the engine's counters",
-    "skip_tokenizer_init": "requests are sent as text",
-}
-"""vLLM's arguments that no engine of Outrider can have, and why."""
 
 
 class TargetConfig(BaseModel):

@@ -20,8 +20,12 @@ from typing import Any, NamedTuple, NoReturn
 
 from outrider.common.errors import OutriderError
 from outrider.common.redaction import redacted
-from outrider.serving.allowed import why_not_argument, why_not_value, why_not_variable
-from outrider.serving.config import KEYS_OF_ARGUMENTS, UNSERVABLE
+from outrider.serving.allowed import (
+    KEYS_OF_ARGUMENTS,
+    UNSERVABLE,
+    why_not_argument,
+    why_not_variable,
+)
 from outrider.serving.vllm_hooks.version import WRITTEN_FOR
 
 DEFAULTS_OF_VLLM = {
@@ -66,7 +70,7 @@ def read_serve_command(text: str) -> ServeCommand:
     extra: dict[str, Any] = {}
     for name, value in given.items():
         key = KEYS_OF_ARGUMENTS.get(name)
-        if why_not_value(name, value) if key else why_not_argument(name, value):
+        if why_not_argument(name, value):
             left_out.append(_flag(name))
         elif key is None:
             extra[name] = value

@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 
 from outrider.common.errors import OutriderError
 from outrider.common.files import read_json
-from outrider.serving.allowed import why_not_argument, why_not_value, why_not_variable
-from outrider.serving.config import KEYS_OF_ARGUMENTS, EngineConfig, TargetConfig
+from outrider.serving.allowed import why_not_argument, why_not_variable
+from outrider.serving.config import EngineConfig, TargetConfig
 from outrider.serving.hooked import HOOKED
 from outrider.serving.speculator import Drafting
 from outrider.serving.vllm_arguments import engine_arguments, engine_environment, flags_of
@@ -91,8 +91,8 @@ def read_serve_flags(bundle: Path, speculator: str) -> ServeFlags:
             f"{path}: serve: expected the arguments and the environment of vLLM; export again"
         ) from None
     for name, value in arguments.items():
-        keyed = name in KEYS_OF_ARGUMENTS and name != "model"
-        if reason := why_not_value(name, value) if keyed else why_not_argument(name, value):
+        reason = "model: the target" if name == "model" else why_not_argument(name, value)
+        if reason is not None:
             raise OutriderError(f"{path}: serve.arguments: {reason}; refused")
     for name, value in environment.items():
         if reason := why_not_variable(name, value):

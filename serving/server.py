@@ -58,7 +58,7 @@ class Server:
         self.log_path = Path(log_path)
         self.port = _free_port()
         self.url = f"http://{HOST}:{self.port}"
-        self._checkpoint = checkpoint = target.directory()
+        self._checkpoint = target.directory()
         self.swap_seconds: float | None = None
         """Time of the last `swap`."""
         self._prefix_caching = engine.prefix_caching
@@ -76,7 +76,7 @@ class Server:
         # Development mode opens /collective_rpc, through which drafters of any directory are
         # swapped. The server listens on this machine only.
         self._environment = (
-            start_environment(checkpoint)
+            start_environment(self._checkpoint)
             | engine_environment(engine)
             | {"VLLM_SERVER_DEV_MODE": "1"}
         )

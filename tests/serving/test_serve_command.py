@@ -8,8 +8,8 @@ import pytest
 
 from outrider.common.errors import OutriderError
 from outrider.pipeline.recipe.load import load_recipe
-from outrider.serving.allowed import ARGUMENTS
-from outrider.serving.config import KEYS_OF_ARGUMENTS, UNSERVABLE, EngineConfig, TargetConfig
+from outrider.serving.allowed import ARGUMENTS, KEYS_OF_ARGUMENTS, UNSERVABLE
+from outrider.serving.config import EngineConfig, TargetConfig
 from outrider.serving.engine import CONTRADICTS, in_process
 from outrider.serving.serve_command import read_serve_command
 from outrider.serving.vllm_arguments import engine_arguments
