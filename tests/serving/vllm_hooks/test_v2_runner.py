@@ -14,31 +14,29 @@ from safetensors.torch import load_file
 from outrider.speculators.config import ParityConfig
 from outrider.speculators.parity import complaint
 
-pytestmark = [pytest.mark.engine, pytest.mark.slow]
-RUN, STREAMS = "tests.serving.vllm_hooks.v2_parity", "tests.serving.vllm_hooks.v2_streams"
-ON_CPU = "tests.serving.vllm_hooks.v2_on_cpu"
+HOOKS, ON_CPU = "tests.serving.vllm_hooks.v2_hooks", "tests.serving.vllm_hooks.v2_on_cpu"
 
 
-def run(words: list[str], arguments: list[str]) -> dict[str, Any]:
-    done = subprocess.run(
-        [sys.executable, "-m", *words, *arguments],
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-        env=os.environ | {"VLLM_LOGGING_LEVEL": "ERROR"},
-    )
-    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return result
-
-
+@pytest.mark.engine
+@pytest.mark.slow
 def test_v2_captures_swaps_and_drafts_as_v1_does(
     nano_r1: Path, prompts: list[list[int]], tmp_path: Path
 ) -> None:
     file = tmp_path / "prompts.json"
     file.write_text(json.dumps(prompts))
-    arguments = [str(nano_r1), str(file)]
-    v2 = run([ON_CPU, RUN], arguments)
-    v1 = run([RUN], arguments)
+    found, streams = [], []
+    for words in ([HOOKS], [ON_CPU, HOOKS]):
+        out = tmp_path / f"{len(words)}.safetensors"
+        done = subprocess.run(
+            [sys.executable, "-m", *words, str(nano_r1), str(file), str(out)],
+            stdout=subprocess.PIPE,
+            text=True,
+            check=True,
+            env=os.environ | {"VLLM_LOGGING_LEVEL": "ERROR"},
+        )
+        found.append(json.loads(done.stdout.splitlines()[-1]))
+        streams.append(load_file(out))
+    v1, v2 = found
     assert (v1["v2"], v2["v2"]) == (False, True)
     assert complaint(v2["found"], ParityConfig()) is None
     torch.testing.assert_close(torch.tensor(v2["states"]), torch.tensor(v1["states"]))
@@ -48,21 +46,9 @@ def test_v2_captures_swaps_and_drafts_as_v1_does(
     shared = drafts_v1.keys() & drafts_v2.keys()
     assert len(shared) > 40
     assert sum(drafts_v1[at] == drafts_v2[at] for at in shared) >= 0.8 * len(shared)
-
-
-def test_v2_captures_the_streams_of_layers_as_v1_does(
-    nano_r1: Path, prompts: list[list[int]], tmp_path: Path
-) -> None:
-    file = tmp_path / "prompts.json"
-    file.write_text(json.dumps(prompts[:4]))
-    found = {}
-    for v2, words in ((True, [ON_CPU, STREAMS]), (False, [STREAMS])):
-        out = tmp_path / f"{v2}.safetensors"
-        assert run(words, [str(nano_r1), str(file), str(out)]) == {"v2": v2}
-        found[v2] = load_file(out)
-    assert len(found[True]) == 4 * 4
-    for name, state_TH in found[False].items():
-        torch.testing.assert_close(found[True][name], state_TH, msg=name)
+    assert len(streams[0]) == 4 * 4
+    for name, state_TH in streams[0].items():
+        torch.testing.assert_close(streams[1][name], state_TH, msg=name)
 
 
 def text(step: dict[str, Any]) -> tuple[int, ...]:
