@@ -86,15 +86,12 @@ def ranked(
     ]
     kinds.sort(key=lambda each: -each.tokens_per_s(main))
     chosen = next(each for each in kinds if each.kind != LOOKUP)
-    if LOOKUP in replays and not _faster(chosen.over_lookup):
-        chosen = next(each for each in kinds if each.kind == LOOKUP)
+    if (ratio := chosen.over_lookup) is not None:
+        # With too few sessions for an interval it must gain more than MIN_GAIN.
+        faster = ratio.value > 1 + MIN_GAIN if ratio.low is None else ratio.low > 1
+        if not faster:
+            chosen = next(each for each in kinds if each.kind == LOOKUP)
     return [chosen, *(each for each in kinds if each is not chosen)]
-
-
-def _faster(ratio: ClusteredEstimate | None) -> bool:
-    """Whether a kind is shown to be faster; with too few sessions by more than MIN_GAIN."""
-    assert ratio is not None
-    return ratio.value > 1 + MIN_GAIN if ratio.low is None else ratio.low > 1
 
 
 def _time_kinds(contexts: Mapping[str, EvaluationContext]) -> StepTimes:

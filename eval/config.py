@@ -164,7 +164,7 @@ class EvalConfig(BaseModel):
     """Drafted tokens per step that the endpoint runs today. Base is then also measured at this
     number, and custom must beat it too. null: base's best K is the only reference."""
 
-    engine_modes: list[Literal["eager", "compiled"]] = ["eager", "compiled"]
+    engine_modes: list[Literal["eager", "compiled"]] = Field(["eager", "compiled"], min_length=1)
     """Engine modes in which tokens/s are measured and the verification pass runs. On a small target
     they differ: compiled, it leaves less to gain."""
 
@@ -173,7 +173,7 @@ class EvalConfig(BaseModel):
     so that short blocks of all three interleave. false where the machine holds one at a time, as
     R1's does: the servers then alternate, once per repeat."""
 
-    concurrency: list[PositiveInt] = [1, 4, 8]
+    concurrency: list[PositiveInt] = Field([1, 4, 8], min_length=1)
     """Requests in flight at once, one measurement each. At the main one, K is chosen and custom
     must be faster than base: the lowest at which base keeps up with the logged tokens per second,
     the first one where the log has no times. At the others custom must not be slower than base, and
@@ -247,13 +247,6 @@ class EvalConfig(BaseModel):
 
     gate: GateConfig = GateConfig()
     """What it takes to ship."""
-
-    @field_validator("concurrency", "engine_modes")
-    @classmethod
-    def _not_empty(cls, value: list[Any]) -> list[Any]:
-        if not value:
-            raise ValueError("must name at least one value")
-        return value
 
     @field_validator("concurrency", "engine_modes", "rates")
     @classmethod

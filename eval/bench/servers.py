@@ -23,7 +23,6 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import TypeVar
 
 from outrider.serving.config import ServingConfig, TargetConfig
@@ -130,12 +129,7 @@ class Servers:
     def __enter__(self) -> "Servers":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     def _start(self, name: str, variant: str, numbers: tuple[int, ...]) -> _Running:

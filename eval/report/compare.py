@@ -42,14 +42,6 @@ SETTINGS = ("kind of custom", "K, base and custom", "temperature, top_p")
 Figure = str | int | ClusteredEstimate | Estimate
 
 
-class FigureRow(BaseModel):
-    """One figure in every run."""
-
-    figure: str
-    values: list[Figure | None]
-    """By run; null where the run has no such figure"""
-
-
 class Change(BaseModel):
     """A figure of a later run over the first run's, with its 95 % interval."""
 
@@ -90,7 +82,8 @@ class Comparison(BaseModel):
 
     runs: list[str]
     """As given"""
-    figures: list[FigureRow]
+    figures: dict[str, list[Figure | None]]
+    """Figure -> its value in every run; null where the run has no such figure"""
     notes: list[str]
     """Reasons why figures may not compare"""
     history: list[Series]
@@ -101,14 +94,14 @@ def compare(runs: Sequence[Path]) -> Comparison:
     reports = {str(run): _read_run(run) for run in runs}
     figures = [_figures(report) for report in reports.values()]
     keys = dict.fromkeys(key for each in figures for key in each)
-    rows = [FigureRow(figure=key, values=[each.get(key) for each in figures]) for key in keys]
+    rows = {key: [each.get(key) for each in figures] for key in keys}
     return Comparison(
         runs=list(reports),
         figures=rows,
         notes=[
-            f"The runs differ in {row.figure}: compare their figures with care."
-            for row in rows
-            if row.figure in SETTINGS and len(set(row.values)) > 1
+            f"The runs differ in {setting}: compare their figures with care."
+            for setting in SETTINGS
+            if len(set(rows[setting])) > 1
         ],
         history=history(reports),
     )
@@ -227,7 +220,7 @@ def _figures(run: Report) -> dict[str, Figure]:
 
 
 def _contents(compared: Comparison) -> dict[str, Any]:
-    cells = [[row.figure, *map(_text, row.values)] for row in compared.figures]
+    cells = [[name, *map(_text, values)] for name, values in compared.figures.items()]
     return {"compared": compared, "cells": cells, "date": date}
 
 

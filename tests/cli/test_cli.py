@@ -293,7 +293,7 @@ def test_runs_are_compared_without_measuring_anything(tmp_path):
     )
     assert finished.returncode == 0, finished.stderr
     line = json.loads(finished.stdout)
-    assert line["runs"] == ["june", "march"] and line["figures"][0]["figure"] == "verdict"
+    assert line["runs"] == ["june", "march"] and next(iter(line["figures"])) == "verdict"
     assert [point["run"] for point in line["history"][0]["points"]] == ["march", "june"]
     assert (
         "drifts away" in (tmp_path / "pages" / "drift.html").read_text()

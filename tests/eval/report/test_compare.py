@@ -37,7 +37,7 @@ def runs(tmp_path_factory):
 
 def test_figures_of_all_runs_and_a_dash_where_one_has_none(runs):
     compared = compare(runs)
-    by_name = {row.figure: row.values for row in compared.figures}
+    by_name = compared.figures
     assert by_name["verdict"] == ["ship"] * 3 and by_name["K, base and custom"] == ["2 / 3"] * 3
     assert by_name["kind of custom"] == ["mtp", "mtp", "eagle3"]
     assert by_name["acceptance, tenant: <b>small</b>, custom / base"][2] is None
