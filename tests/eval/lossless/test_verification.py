@@ -141,57 +141,38 @@ def test_scores_of_a_long_response_are_made_piece_by_piece(tmp_path, dtype):
     assert found == pytest.approx(literal.numpy(), abs=1e-5)
 
 
-def test_tasks_leave_out_prompts_without_an_answer(monkeypatch):
+def test_tasks_leave_out_prompts_without_an_answer_and_count_errors(monkeypatch):
     tokenizer = SimpleNamespace(eos_token_id=0, decode=lambda ids: " ".join(map(str, ids)))
     monkeypatch.setattr("transformers.AutoTokenizer.from_pretrained", lambda _: tokenizer)
-    monkeypatch.setattr(
-        verification,
-        "task_of",
-        lambda at: at.task and (lambda prompt, text: None if prompt == "no" else text == "5"),
-    )
-    prompts = [Prompt("a", "s", "", [1], "yes"), Prompt("b", "s", "", [1], "no")]
-
-    def recorded(*token_ids):
-        return Recorded(token_ids=list(token_ids), counted=[NOTHING] * len(token_ids))
-
-    same = recorded([5, 0], [5])
-    outputs = Outputs(
-        samplings={"greedy": Sampling(), "sampled": Sampling()},
-        greedy=Variants(none=same, base=recorded([5], [5]), custom=recorded([6, 0], [5])),
-        sampled=Variants(none=same, base=same, custom=same),
-        control=same,
-        repeated=same,
-    )
     target = SimpleNamespace(directory=lambda: "nowhere")
-    result = judge_tasks([outputs], prompts, target, EvalConfig(task="a:b"))
-    assert (result.none, result.custom) == (2, 1)
-    twice = judge_tasks([outputs, outputs], prompts, target, EvalConfig(task="a:b"))
-    assert (twice.none, twice.custom, twice.custom_minus_none.observations) == (4, 2, 4)
-    assert judge_tasks([outputs], prompts, target, EvalConfig()) is None
 
+    def check(prompt, text):
+        return None if prompt == "no" else int(prompt) == int(text)
 
-def test_a_check_that_raises_later_is_counted_and_only_a_check_that_always_does_is_an_error(
-    monkeypatch,
-):
-    tokenizer = SimpleNamespace(eos_token_id=0, decode=lambda ids: " ".join(map(str, ids)))
-    monkeypatch.setattr("transformers.AutoTokenizer.from_pretrained", lambda _: tokenizer)
-    same = Recorded(token_ids=[[5, 0], [7]], counted=[NOTHING] * 2)
-    every = Variants(none=same, base=same, custom=same)
-    outputs = Outputs(
-        samplings={"greedy": Sampling(), "sampled": Sampling()},
-        greedy=every,
-        sampled=every,
-        control=same,
-        repeated=same,
-    )
-    prompts = [Prompt("a", "s", "", [1], "5"), Prompt("b", "s", "", [1], "five")]
-    target = SimpleNamespace(directory=lambda: "nowhere")
-    settings = EvalConfig(task="a:b")
-    check = lambda prompt, text: int(prompt) == int(text)  # noqa: E731
-    monkeypatch.setattr(verification, "task_of", lambda _: check)
-    result = judge_tasks([outputs], prompts, target, settings)
-    assert result.none == 2
-    assert result.errors == 2 * 3 and result.first_error.startswith("ValueError at ")
-    assert "five" not in result.first_error
+    def judged(texts, answers, times=1):
+        """Solved tasks of prompts with these texts; custom's greedy answers are others."""
+        monkeypatch.setattr(verification, "task_of", lambda at: at.task and check)
+        prompts = [Prompt(text, "s", "", [1], text) for text in texts]
+        same, other = (
+            Recorded(token_ids=[[answer, 0] for answer in ids], counted=[NOTHING] * len(ids))
+            for ids in ([5] * len(texts), answers)
+        )
+        outputs = Outputs(
+            samplings={"greedy": Sampling(), "sampled": Sampling()},
+            greedy=Variants(none=same, base=same, custom=other),
+            sampled=Variants(none=same, base=same, custom=same),
+            control=same,
+            repeated=same,
+        )
+        return judge_tasks([outputs] * times, prompts, target, EvalConfig(task="a:b"))
+
+    found = judged(["5", "no"], [6, 5])
+    assert (found.none, found.custom, found.errors) == (2, 1, 0)
+    found = judged(["5", "no"], [6, 5], times=2)
+    assert (found.none, found.custom, found.custom_minus_none.observations) == (4, 2, 4)
+    assert judged(["no"], [5]) is None
+    found = judged(["5", "five"], [5, 5])
+    assert found.none == 2 and found.errors == 2 * 3
+    assert found.first_error.startswith("ValueError at ") and "five" not in found.first_error
     with pytest.raises(OutriderError, match=r"raised on all responses, first ValueError at .*kept"):
-        judge_tasks([outputs], prompts[1:], target, settings)
+        judged(["five"], [5])

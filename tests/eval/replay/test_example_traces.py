@@ -4,9 +4,8 @@ import pytest
 
 from outrider.eval.replay.example_traces import sample_responses, walk, walks
 from outrider.eval.replay.replay import replay
-from outrider.eval.report.report import write_report
 from tests.eval.replay_case import DEPTH, replay_case, states_of
-from tests.eval.sample_results import sample_examples, sample_results
+from tests.eval.sample_run import write_sample_run
 
 SECRET = "<b>Kanarienvogel</b>"
 
@@ -63,30 +62,11 @@ def test_examples_are_where_custom_gains_least_usually_and_most(case):
         assert len(walked["shown"]) == 1 + walked["steps"]
 
 
-@pytest.fixture(scope="module")
-def pages(tmp_path_factory):
-    """Reports with and without examples."""
-    written = {}
-    for shown in (False, True):
-        run = tmp_path_factory.mktemp("samples")
-        samples = sample_examples(SECRET) if shown else None
-        results = sample_results().model_copy(update={"samples": samples})
-        results.write(run / "evaluation" / "results.json")
-        write_report(run, run / "evaluation", run)
-        written[shown] = run
-    return written
-
-
-def test_the_page_shows_them_escaped_and_only_where_they_are(pages):
-    page, plain = ((pages[shown] / "report.html").read_text() for shown in (True, False))
-    assert "Kanarienvogel" not in plain and "Step by step" not in plain
+def test_the_page_shows_them_escaped_and_to_its_owner_alone(tmp_path):
+    write_sample_run(tmp_path, SECRET)
+    page, markdown = ((tmp_path / f"report.{form}").read_text() for form in ("html", "md"))
     assert "&lt;b&gt;Kanarienvogel&lt;/b&gt;" in page and SECRET not in page
     assert "acceptance length 3.50" in page
-    markdown = (pages[True] / "report.md").read_text()
     assert "Kanarienvogel" in markdown and "## Step by step" in markdown
-    assert "Step by step" not in (pages[False] / "report.md").read_text()
-
-
-def test_a_report_with_customer_text_is_its_owners_alone(pages):
-    for name in ("report.html", "report.md", "report.json"):
-        assert (pages[True] / name).stat().st_mode & 0o077 == 0
+    for form in ("html", "md", "json"):
+        assert (tmp_path / f"report.{form}").stat().st_mode & 0o077 == 0

@@ -117,7 +117,13 @@ def test_both_forms_have_every_figure_that_people_act_on(forms, report):
 def test_sections_without_figures_are_left_out(results, tmp_path):
     bare = results.model_copy(update={"rates": {}, "scenarios": {}, "slices": {}})
     for form in rendered(bare, tmp_path):
-        for section in ("Kinds of drafter", "Cost", "Speed by request rate", "Traffic"):
+        for section in (
+            "Kinds of drafter",
+            "Cost",
+            "Speed by request rate",
+            "Traffic",
+            "Step by step",
+        ):
             assert section not in form
         assert "no provenance.json" in form
 
