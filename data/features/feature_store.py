@@ -206,7 +206,7 @@ def decode(stored: Mapping[str, torch.Tensor]) -> torch.Tensor:
 
 
 def stored_names(stream: str) -> dict[str, str]:
-    """Names in a shard of a stream's values and scales (`state_dtype.encode`)."""
+    """Names in a shard of a stream's values and scales (`encode`)."""
     if stream == FINAL_NORM:
         return {"hidden": "hidden", "scale": "scale"}
     return {"hidden": stream, "scale": f"{stream}.scale"}

@@ -78,7 +78,7 @@ def row_records(files: Sequence[LogFile], scratch: Path) -> Iterator[Record | Re
 
 
 def row_record(place: Place, row: Row | None) -> Record | Reject:
-    """The record of one row of `framing.rows`."""
+    """The record of one row of `rows`."""
     if row is None:
         return Reject("line_too_long", f"more than {LONGEST_LINE >> 20} MB", place)
     return Record(place, row)

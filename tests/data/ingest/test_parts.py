@@ -144,5 +144,3 @@ def test_several_models_are_an_error_that_names_them(text_target, tmp_path):
     run(text_target, log, tmp_path / "out", model="vendor/DEEPSEEK-R1")
     table = load_sequences(tmp_path / "out" / "sequences")
     assert table["model"][:] == ["deepseek-ai/DeepSeek-R1", "deepseek-r1", "/models/deepseek-r1/"]
-    run(text_target, log, tmp_path / "out", model=["deepseek-r1", "deepseek-v3"])
-    assert len(load_sequences(tmp_path / "out" / "sequences")) == 5
