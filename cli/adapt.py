@@ -3,8 +3,6 @@
 outrider adapt resume_screening.yaml --endpoint endpoints/resume.yaml
 """
 
-import contextlib
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -19,7 +17,6 @@ def adapt_speculator(
     endpoint: EndpointName,
     rounds: int | None = None,
     once: Annotated[bool, Flag] = False,
-    metrics_port: int | None = None,
 ) -> int:
     """Follow an endpoint's traffic: watch acceptance, train when it falls, gate, deploy.
 
@@ -32,8 +29,6 @@ def adapt_speculator(
         Stop after this many training rounds, whether they shipped or not.
     once
         Stop when the log has no whole window left and nothing is under way.
-    metrics_port
-        Serve Prometheus metrics on this port of 127.0.0.1.
     """
     from outrider.common.process_tree import stopped_by_signal
     from outrider.live.endpoint_file import load_endpoint
@@ -44,20 +39,8 @@ def adapt_speculator(
     live = load_endpoint(endpoint)
     # torch, so after the mistakes that are known without it.
     from outrider.live.adapt import Adapter, summary
-    from outrider.live.deployer import EndpointDeployer
-    from outrider.live.metrics import reporting
 
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(stopped_by_signal())
-        metrics = stack.enter_context(reporting(live, metrics_port))
-        deployer = EndpointDeployer(live, _say, metrics=metrics)
-        adapter = stack.enter_context(
-            Adapter.open(loaded, live.state_dir, deployer, listener=metrics.publish)
-        )
+    with stopped_by_signal(), Adapter.open(loaded, live) as adapter:
         adapter.run(rounds, once)
         print_json(summary(adapter))
     return 0
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)

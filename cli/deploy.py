@@ -34,7 +34,6 @@ def deploy_speculator(
     local: Annotated[bool, Flag] = False,
     load: str | None = None,
     manifest: Literal["kserve", "argo"] | None = None,
-    metrics_port: int | None = None,
 ) -> int:
     """Deploy a speculator to a live endpoint: canary, then promote or roll back.
 
@@ -61,8 +60,6 @@ def deploy_speculator(
         With --local: send the requests of this log (a path, or the name of shipped traffic).
     manifest
         Print Kubernetes manifests for this bundle and endpoint instead of deploying.
-    metrics_port
-        Serve Prometheus metrics on this port of 127.0.0.1.
     """
     from outrider.live.endpoint_file import load_endpoint
 
@@ -102,8 +99,8 @@ def deploy_speculator(
         ended = end_deployment(live, "promote" if promote else "roll_back", say=_say)
         return _ended(live, ended, wanted="promote" if promote else "roll_back")
     if local:
-        return _local(live, bundle, in_place, load, metrics_port)
-    return _deploy(live, bundle or "", in_place, metrics_port)
+        return _local(live, bundle, in_place, load)
+    return _deploy(live, bundle or "", in_place)
 
 
 def _bundle_of(place: str) -> str:
@@ -119,27 +116,18 @@ def _bundle_of(place: str) -> str:
     return str(root / "bundle")
 
 
-def _deploy(endpoint: "Endpoint", bundle: str, in_place: bool, metrics_port: int | None) -> int:
+def _deploy(endpoint: "Endpoint", bundle: str, in_place: bool) -> int:
     from outrider.live.controller import deploy_bundle
-    from outrider.live.metrics import reporting
 
-    with reporting(endpoint, metrics_port) as metrics:
-        return _ended(endpoint, deploy_bundle(bundle, endpoint, in_place, _say, metrics))
+    return _ended(endpoint, deploy_bundle(bundle, endpoint, in_place, _say))
 
 
-def _local(
-    endpoint: "Endpoint",
-    bundle: str | None,
-    in_place: bool,
-    load: str | None,
-    metrics_port: int | None,
-) -> int:
+def _local(endpoint: "Endpoint", bundle: str | None, in_place: bool, load: str | None) -> int:
     import contextlib
     import threading
 
     from outrider.common.process_tree import stopped_by_signal
-    from outrider.live.load import Load, read_prompts
-    from outrider.live.local import local_endpoint
+    from outrider.live.local import Load, local_endpoint, read_prompts
 
     with stopped_by_signal(), contextlib.ExitStack() as stack:
         prompts = read_prompts(load) if load is not None else []
@@ -147,7 +135,7 @@ def _local(
         if prompts:
             stack.enter_context(Load(endpoint, prompts))
         if bundle is not None:
-            return _deploy(endpoint, bundle, in_place, metrics_port)
+            return _deploy(endpoint, bundle, in_place)
         _say(f"serving on {endpoint.router.listen}; Ctrl-C ends everything")
         threading.Event().wait()
     return 0
@@ -173,9 +161,9 @@ def _ended(endpoint: "Endpoint", ended: "Deployment", wanted: str = "promote") -
             "outcome": ended.outcome,
             "release": ended.new,
             "replaced": ended.old,
-            "by": ended.by,
-            "reason": ended.reason,
-            "figures": ended.figures,
+            "by": ended.verdict.by,
+            "reason": ended.verdict.reason,
+            "figures": ended.verdict.figures,
             "behind": list(ended.behind),
             "seconds": None if ended.ended_at is None else ended.ended_at - ended.began_at,
         }

@@ -158,7 +158,7 @@ def _optional() -> list[Finding]:
     extras = {
         "privacy": ("presidio_analyzer", "privacy.mode"),
         "cluster": ("ray", "cluster.address"),
-        "live": ("prometheus_client", "--metrics-port, and outrider deploy --local"),
+        "live": ("prometheus_client", "outrider deploy and outrider adapt"),
     }
     return [
         _judged(

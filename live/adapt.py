@@ -1,6 +1,6 @@
 """Keeps a live endpoint's speculator fitted to its traffic: watch, train, gate, deploy.
 
-    with Adapter.open(loaded, state_dir, deployer) as adapter:
+    with Adapter.open(loaded, endpoint) as adapter:
         adapter.run(rounds=None)                      # until it is stopped
         adapter.run(once=True)                        # until the log is used up
 
@@ -22,7 +22,7 @@ import math
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,16 +33,23 @@ from outrider.common.errors import OutriderError
 from outrider.common.files import write_json
 from outrider.data.config import PrivacyConfig
 from outrider.data.ingest.log_tail import cut, end_of, find_unread, unread_rows
-from outrider.live.adapt_gate import GateVerdict, judge, watched, write_bundle
+from outrider.live.adapt_gate import judge, watched, write_bundle
 from outrider.live.adapt_policy import reason_to_train, surplus, within_budget
-from outrider.live.deployer import EndpointDeployer, Serving, base_to_watch, recipe_from
-from outrider.live.journal import Journal, lock
-from outrider.live.state import Round, State, Window
+from outrider.live.controller import controlled
+from outrider.live.endpoint_file import Endpoint
+from outrider.live.fleet import replicas_of
+from outrider.live.journal import Journal, Locked, lock, read_state
+from outrider.live.metrics import LiveMetrics
+from outrider.live.releases import Releases
+from outrider.live.state import PROMOTED, Round, State, Window
 from outrider.pipeline.recipe.load import LoadedRecipe
 from outrider.pipeline.recipe.recipe import Recipe
 from outrider.pipeline.run_dir import RunDirectory
 from outrider.pipeline.run_stages import StageFailed, run_stages
 from outrider.pipeline.stages.adapt import ADAPT_ROUND, ADAPT_WINDOW, PLAN
+from outrider.serving.bundle.bundle_digest import bundle_digest
+from outrider.speculators.base import base_of
+from outrider.speculators.kinds import kind_of
 
 MOST_BEHIND = 4
 """Windows that may wait to be captured. Rows before them are passed over: where more arrives than
@@ -68,42 +75,62 @@ FOLDER = "adapt"
 LOG = "log"
 """Folder of a window with rows of the log, until they are sequences."""
 
+BASE = "base"
+"""Name of the speculator in use before the first release."""
+
+
+@dataclass(frozen=True)
+class Serving:
+    """The speculator in use."""
+
+    name: str
+    """Of its release, or `BASE`"""
+    directory: Path
+    """Its weights; the target's own directory where it serves the target's own layer"""
+    k: int
+    """Drafts per step"""
+
+
+def serving_of(endpoint: Endpoint) -> Serving:
+    """The release in use; before the first one, what a stable replica was started with."""
+    name = read_state(endpoint).serving
+    if name is not None:
+        release = Releases(endpoint.releases).get(name)
+        return Serving(name, release.directory, release.k)
+    status = replicas_of(endpoint)[endpoint.stable[0].name].status()
+    return Serving(BASE, Path(status.directory), status.k)
+
 
 @dataclass
 class Adapter:
     """The loop. `step` does one thing and returns whether there was one to do."""
 
     loaded: LoadedRecipe
-    folder: Path
-    deployer: EndpointDeployer
+    endpoint: Endpoint
     journal: Journal
     console: Console
-    parity: bool = True
-    """Whether the first round checks trainer against engine (draft_parity_check.py)"""
-    clock: Callable[[], float] = time.time
+    wait: Callable[[float], None] = time.sleep
+    step_began: float = 0.0
+    """Time of the monotonic clock"""
 
     @classmethod
     @contextlib.contextmanager
     def open(
         cls,
         loaded: LoadedRecipe,
-        state_dir: Path,
-        deployer: EndpointDeployer,
+        endpoint: Endpoint,
         console: Console | None = None,
-        parity: bool = True,
-        listener: Callable[[State], None] = lambda state: None,
+        wait: Callable[[float], None] = time.sleep,
     ) -> Iterator["Adapter"]:
-        """Locks and opens `state_dir`/adapt; a second process gets an error.
-
-        `listener` gets the journal's state after each step.
-        """
-        folder = state_dir / FOLDER
+        """Locks and opens `state_dir`/adapt; a second process gets an error."""
+        listener = LiveMetrics(endpoint).publish
+        doing = "follows this traffic already; wait for it, or end it"
         with (
-            Journal(state_dir / "journal.jsonl", listener=listener) as journal,
-            lock(folder / "adapt.lock", "follows this traffic already; wait for it, or end it"),
+            Journal(endpoint.journal, listener=listener) as journal,
+            lock(endpoint.state_dir / FOLDER / "adapt.lock", doing),
         ):
             console = console or Console(stderr=True, highlight=False, soft_wrap=True)
-            yield cls(loaded, folder, deployer, journal, console, parity)
+            yield cls(loaded, endpoint, journal, console, wait)
 
     @property
     def recipe(self) -> Recipe:
@@ -111,24 +138,27 @@ class Adapter:
         return self.loaded.recipe
 
     @property
+    def folder(self) -> Path:
+        """Where windows and rounds are."""
+        return self.endpoint.state_dir / FOLDER
+
+    @property
     def state(self) -> State:
         """What has been done."""
         return self.journal.read()
 
-    def run(
-        self, rounds: int | None = None, once: bool = False,
-        wait: Callable[[float], None] = time.sleep,
-    ) -> None:  # fmt: skip
+    def run(self, rounds: int | None = None, once: bool = False) -> None:
         """Steps until `rounds` more rounds are settled, or, with `once`, nothing is left to do."""
         before = self._settled()
         while rounds is None or self._settled() - before < rounds:
             if not self.step():
                 if once:
                     return
-                wait(POLL_S)
+                self.wait(POLL_S)
 
     def step(self) -> bool:
         """Does the next step; False where it has to wait for traffic or for the budget."""
+        self.step_began = time.monotonic()
         self._delete(self.state)
         state = self.state
         if (window := state.unsettled) is not None:
@@ -144,13 +174,11 @@ class Adapter:
             if state.fresh:
                 self._gate(pending, state.fresh)
                 return True
-        else:
-            if self._within_budget(state):
-                serving = self.deployer.serving()
-                reason = reason_to_train(state, serving.name, self.recipe.adapt)
-                if reason is not None:
-                    self._begin_round(state, reason)
-                    return True
+        elif within_budget(state, self.recipe.adapt):
+            reason = reason_to_train(state, serving_of(self.endpoint).name, self.recipe.adapt)
+            if reason is not None:
+                self._begin_round(state, reason)
+                return True
         return self._cut(state)
 
     def window_run(self, number: int) -> RunDirectory:
@@ -172,7 +200,7 @@ class Adapter:
             return True
         unread = find_unread(path, state.position)
         rows = unread_rows(unread)
-        if rows < adapt.window or not self._within_budget(state):
+        if rows < adapt.window or not within_budget(state, adapt):
             return False
         number = len(state.windows) + 1
         skipped = max(rows - MOST_BEHIND * adapt.window, 0)
@@ -188,12 +216,8 @@ class Adapter:
             self._say(f"{skipped:,} rows passed over: more traffic than can be captured")
         return True
 
-    def _within_budget(self, state: State) -> bool:
-        return within_budget(state, self.clock(), self.recipe.adapt.gpu_hours_per_day)
-
     def _watch(self, window: Window) -> None:
         """Captures a window and replays the speculator in use, and the base, on it."""
-        began = time.monotonic()
         (serving, followed), run = self._in_use(), self.window_run(window.n)
         traffic = followed.traffic.model_copy(
             update={"path": [str(run.root / LOG)], "general": None}
@@ -201,28 +225,23 @@ class Adapter:
         recipe = followed.model_copy(update={"traffic": traffic, "name": run.root.name})
         try:
             self._run_stage(run, recipe, ADAPT_WINDOW.name, {})
-            base = base_to_watch(self.recipe, serving)
+            base = self._base_to_watch(serving)
             found, ratio = watched(run, serving.directory, base, followed, serving.k)
         except OutriderError as error:
             if error.exit_code == INTERRUPTED:
                 raise
-            spent = self._gpu_seconds(began)
-            self.journal.append(
-                "refused_window", window=window.n, reason=str(error), gpu_seconds=spent
-            )
+            self._record("refused_window", window=window.n, reason=str(error))
             self._say(f"window {window.n} refused: {error}")
             last = list(self.state.windows.values())[-MOST_REFUSED - 1 :]
             if len(last) > MOST_REFUSED and not any(each.acceptance for each in last):
                 raise
             return
-        self.journal.append(
+        self._record(
             "watched",
             window=window.n,
             release=serving.name,
-            k=serving.k,
             acceptance=found.model_dump(mode="json"),
             ratio=ratio.model_dump(mode="json") if ratio else None,
-            gpu_seconds=self._gpu_seconds(began),
         )
         self._say(
             f"window {window.n}: {found.observations} sequences,"
@@ -232,13 +251,11 @@ class Adapter:
 
     def _begin_round(self, state: State, reason: str) -> None:
         number = len(state.rounds) + 1
-        older = [window.n for window in state.older]
-        newer = [window.n for window in state.fresh]
+        older, newer = [one.n for one in state.older], [one.n for one in state.fresh]
         self.journal.append("round", round=number, newer=newer, older=older, reason=reason)
         self._say(f"round {number}: {reason}")
 
     def _train(self, pending: Round) -> None:
-        began = time.monotonic()
         run, (serving, followed) = self.round_run(pending.n), self._in_use()
         training = followed.training.model_copy(update={"epochs": 1})
         recipe = followed.model_copy(update={"training": training, "name": run.root.name})
@@ -251,20 +268,17 @@ class Adapter:
         run.root.mkdir(parents=True, exist_ok=True, mode=0o700)
         write_json(run.root / PLAN, plan)
         try:
-            parity = self.parity and pending.n == 1
-            result = self._run_stage(run, recipe, ADAPT_ROUND.name, {"parity": parity})
+            # The first round checks trainer against engine (draft_parity_check.py).
+            options = {"parity": pending.n == 1}
+            result = self._run_stage(run, recipe, ADAPT_ROUND.name, options)
         except StageFailed as error:
             if error.exit_code == INTERRUPTED:
                 raise
-            self._settle(pending, f"the training failed: {error}", began)
+            self._settle(pending, False, f"the training failed: {error}")
             return
-        spent = self._gpu_seconds(began)
-        self.journal.append(
-            "trained", round=pending.n, sequences=result["sequences"], gpu_seconds=spent
-        )
+        self._record("trained", round=pending.n, sequences=result["sequences"])
 
     def _gate(self, pending: Round, windows: list[Window]) -> None:
-        began = time.monotonic()
         run, (serving, recipe) = self.round_run(pending.n), self._in_use()
         runs = [self.window_run(window.n) for window in windows]
         kept = [n for n in pending.older if not self.state.windows[n].deleted]
@@ -274,34 +288,31 @@ class Adapter:
         write_json(run.root / "gate.json", verdict.model_dump(mode="json"))
         if verdict.ships:
             write_bundle(run, recipe, verdict)
-        self._settle(pending, verdict.reason, began, verdict, [window.n for window in windows])
+        self._settle(pending, verdict.ships, verdict.reason)
 
-    def _settle(
-        self,
-        pending: Round,
-        reason: str,
-        began: float,
-        verdict: GateVerdict | None = None,
-        windows: Sequence[int] = (),
-    ) -> None:
-        """Records the gate's verdict; None where the training failed."""
-        ships = verdict is not None and verdict.ships
-        self.journal.append(
-            "gated",
-            round=pending.n,
-            ships=ships,
-            reason=reason,
-            windows=windows,
-            acceptance=verdict.measured if verdict is not None else None,
-            gpu_seconds=self._gpu_seconds(began),
-        )
+    def _settle(self, pending: Round, ships: bool, reason: str) -> None:
+        """Records the gate's verdict."""
+        self._record("gated", round=pending.n, ships=ships, reason=reason)
         self._say(f"round {pending.n} {'ships' if ships else 'does not ship'}: {reason}")
 
     def _deploy(self, pending: Round) -> None:
-        outcome = self.deployer.deploy(self.round_run(pending.n).bundle)
-        name = self.deployer.serving().name
-        self.journal.append("deployed", round=pending.n, outcome=outcome, release=name)
-        self._say(f"round {pending.n}: {outcome}, {name} serves")
+        """Deploys a round's bundle; while another process deploys, the next step tries again."""
+        try:
+            outcome = self._outcome(self.round_run(pending.n).bundle)
+        except Locked as busy:
+            self._say(str(busy))
+            self.wait(POLL_S)
+            return
+        self.journal.append("deployed", round=pending.n, outcome=outcome)
+        self._say(f"round {pending.n}: {outcome}")
+
+    def _outcome(self, bundle: Path) -> str | None:
+        """Of the bundle's deployment, which may have been interrupted after its verdict."""
+        with controlled(self.endpoint, self._say) as controller:
+            serving = controller.recover().serving
+            if serving and controller.releases.get(serving).digest == bundle_digest(bundle):
+                return PROMOTED
+            return controller.deploy(bundle).outcome
 
     def _delete(self, state: State) -> None:
         """Deletes windows by retention, age and size, and what settled rounds need no more."""
@@ -311,7 +322,7 @@ class Adapter:
         kept = {n: self.window_run(n) for n, each in state.windows.items() if not each.deleted}
         sizes = {number: _bytes(run.root) for number, run in kept.items()}
         keep_older = self.recipe.privacy.retention == "keep"
-        if doomed := surplus(state, sizes, keep_older, self.clock(), self.recipe.adapt):
+        if doomed := surplus(state, sizes, keep_older, self.recipe.adapt):
             self.journal.append("deleted", windows=doomed)
         for number, window in state.windows.items():
             run = self.window_run(number)
@@ -330,9 +341,25 @@ class Adapter:
                 shutil.rmtree(path, ignore_errors=True)
 
     def _in_use(self) -> tuple[Serving, Recipe]:
-        """The speculator in use, and the recipe of the next step, which starts from it."""
-        serving = self.deployer.serving()
-        return serving, recipe_from(self._with_key(), serving)
+        """The speculator in use, and the recipe that trains on from it, of its kind and K."""
+        serving, recipe = serving_of(self.endpoint), self._with_key()
+        is_own = serving.directory.resolve() == recipe.target.training_directory().resolve()
+        speculator = recipe.speculator.of_kinds([kind_of(serving.directory).name])
+        base = None if is_own else str(serving.directory)
+        depth = max(speculator.depth, serving.k)
+        speculator = speculator.model_copy(update={"base": base, "depth": depth})
+        return serving, recipe.model_copy(update={"speculator": speculator})
+
+    def _base_to_watch(self, serving: Serving) -> Path | None:
+        """The base that the speculator in use is compared with, where it reads the same states.
+
+        None where the base itself is in use.
+        """
+        recipe = self.recipe
+        base = base_of(recipe.speculator.base, recipe.target.training_directory()).directory
+        if base is None or base.resolve() == serving.directory.resolve():
+            return None
+        return base if kind_of(base).name == kind_of(serving.directory).name else None
 
     def _with_key(self) -> Recipe:
         """The recipe with one key for all windows: of surrogates, and of users' digests."""
@@ -356,9 +383,10 @@ class Adapter:
     def _settled(self) -> int:
         return sum(each.settled for each in self.state.rounds)
 
-    def _gpu_seconds(self, began: float) -> float:
-        """Of work that began at a time of the monotonic clock."""
-        return round(self.recipe.serving.engine.gpus * (time.monotonic() - began), 1)
+    def _record(self, event: str, **facts: object) -> None:
+        """Adds an entry, with the GPU-seconds of the step."""
+        seconds = self.recipe.serving.engine.gpus * (time.monotonic() - self.step_began)
+        self.journal.append(event, **facts, gpu_seconds=round(seconds, 1))
 
     def _say(self, line: str) -> None:
         self.console.print(line, markup=False)
@@ -378,7 +406,7 @@ def summary(adapter: Adapter) -> dict[str, Any]:
         "rounds": len(state.rounds),
         "shipped": sum(each.won for each in state.rounds),
         "lost": sum(each.settled and not each.won for each in state.rounds),
-        "serving": adapter.deployer.serving().name,
+        "serving": serving_of(adapter.endpoint).name,
         "acceptance_length": last.value if last else None,
         "state": str(adapter.folder),
     }

@@ -1,6 +1,6 @@
 """Exact replay of windows, and the gate of a training round.
 
-    acceptance, ratio = watched(window, serving_dir, base_dir, recipe, k)     # cached by the window
+    acceptance, ratio = watched(window, serving_dir, base_dir, recipe, k)
     verdict = judge(round_run, windows, older, serving_dir, recipe, k)        # ships, or why not
     write_bundle(round_run, recipe, verdict)
 
@@ -20,7 +20,7 @@ from pydantic import BaseModel
 
 from outrider.common.child_process import in_child
 from outrider.common.files import read_json
-from outrider.common.fingerprint import Kept, file_digest, value_digest
+from outrider.common.fingerprint import value_digest
 from outrider.data.sequences import load_sequences
 from outrider.data.split.rounds import held_back, unseen
 from outrider.eval.config import DO_NOT_SHIP, SHIP
@@ -30,11 +30,8 @@ from outrider.eval.results.parts import ClusteredEstimate
 from outrider.pipeline.recipe.recipe import Recipe
 from outrider.pipeline.run_dir import RunDirectory
 from outrider.pipeline.stages.adapt import usable_ids
-from outrider.serving.bundle.bundle import speculation_profile
-from outrider.serving.speculator import Speculator
-
-Measured = tuple[ReplaySums, ReplaySums, dict[str, int]]
-"""Sums of the speculator in use and of the round's, and the sequences that were left out."""
+from outrider.serving.bundle.bundle import export_bundle, speculation_profile
+from outrider.serving.speculator import Drafting, Speculator
 
 LEAST_OLDER = 0.97
 """Of the speculator in use's acceptance length, on older traffic."""
@@ -65,53 +62,29 @@ class GateVerdict(BaseModel):
     cumulative_ci95: list[tuple[float, float] | None] = []
     """95 % intervals of these shares"""
 
-    @property
-    def measured(self) -> dict[str, Any] | None:
-        """Values of the three estimates for the journal."""
-        facts = self.model_dump(mode="json", include={"base", "custom", "ratio", "older"})
-        return facts if self.ratio is not None else None
-
 
 def replayed(
     window: RunDirectory, speculator_dir: Path, recipe: Recipe, only: Sequence[str] | None = None
 ) -> ReplaySums:
-    """The sums of a speculator on the usable sequences of a window, or `only` on these.
-
-    Computed once.
-    """
-    ids = usable_ids(window) if only is None else list(only)
-    weights = Speculator.named(speculator_dir).weights()
-    depth, method = recipe.speculator.depth, recipe.speculator.draft_sample_method
-    inputs = {
-        "weights": weights,
-        "config": file_digest(speculator_dir / "config.json"),
-        "states": file_digest(window.features / "quarantine.json"),
-        "settings": [depth, method, recipe.eval.replay_dtype],
-        "sequences": ids,
-    }
-    kept = Kept(window.root / "replay" / f"{value_digest(inputs)[:12]}.json", inputs, private=True)
-    target_dir = recipe.target.training_directory()
-
-    def work() -> dict[str, Any]:
-        return in_child(
-            _replay_window, window, ids, speculator_dir, target_dir, depth, method,
-            recipe.eval.replay_dtype,
-        )  # fmt: skip
-
-    return ReplaySums.from_dict(kept.run(work))
+    """The sums of a speculator on the usable sequences of a window, or `only` on these."""
+    return in_child(_replay, window, speculator_dir, recipe, only)
 
 
-def _replay_window(
-    window: RunDirectory, ids: list[str], speculator_dir: Path, target_dir: Path, depth: int,
-    method: str, dtype: str,
-) -> dict[str, Any]:  # fmt: skip
+def _replay(
+    window: RunDirectory, speculator_dir: Path, recipe: Recipe, only: Sequence[str] | None
+) -> ReplaySums:
     from outrider.data.features.feature_store import FeatureStore
 
-    store = FeatureStore.open(window.features)
-    rows = load_sequences(window.sequences, ids).select_columns(COLUMNS).to_list()
+    ids = usable_ids(window) if only is None else only
     return replay(
-        speculator_dir, target_dir, store, rows, depth, method, dtype=dtype
-    ).as_dict()  # fmt: skip
+        speculator_dir,
+        recipe.target.training_directory(),
+        FeatureStore.open(window.features),
+        load_sequences(window.sequences, ids).select_columns(COLUMNS).to_list(),
+        recipe.speculator.depth,
+        recipe.speculator.draft_sample_method,
+        dtype=recipe.eval.replay_dtype,
+    )
 
 
 def watched(
@@ -138,7 +111,9 @@ def judge(
     `windows` arrived after the training; `older` are those of earlier rounds.
     """
 
-    def measured(of: Mapping[RunDirectory, Sequence[str]], seen: Dataset) -> Measured:
+    def measured(
+        of: Mapping[RunDirectory, Sequence[str]], seen: Dataset
+    ) -> tuple[ReplaySums, ReplaySums, dict[str, int]]:
         table = load_sequences(
             [window.sequences for window in of], [name for ids in of.values() for name in ids]
         )
@@ -198,7 +173,7 @@ def _verdict(
     return False, f"{text}, but {on_older}, not above {LEAST_OLDER}"
 
 
-def write_bundle(run: RunDirectory, recipe: Recipe, verdict: GateVerdict) -> Path:
+def write_bundle(run: RunDirectory, recipe: Recipe, verdict: GateVerdict) -> None:
     """The bundle of a round that ships; its evidence is the gate's."""
     if verdict.base is None or verdict.custom is None or verdict.ratio is None:
         raise ValueError("a round without measurements does not ship")
@@ -234,21 +209,7 @@ def write_bundle(run: RunDirectory, recipe: Recipe, verdict: GateVerdict) -> Pat
             "draft_sample_method": recipe.speculator.draft_sample_method,
         },
     )
-    in_child(_export, run, recipe, verdict.k, evidence, profile)
-    return run.bundle
-
-
-def _export(
-    run: RunDirectory,
-    recipe: Recipe,
-    k: int,
-    evidence: dict[str, Any],
-    profile: dict[str, Any],
-) -> None:
-    from outrider.serving.bundle.bundle import export_bundle
-    from outrider.serving.speculator import Drafting, Speculator
-
-    own = Speculator.named(run.speculator)
-    drafting = Drafting(own, k, recipe.speculator.draft_sample_method)
+    method = recipe.speculator.draft_sample_method
+    drafting = Drafting(Speculator.named(run.speculator), verdict.k, method)
     engine = recipe.serving.engine
     export_bundle(drafting, recipe.target, engine, evidence, run.bundle, False, profile)

@@ -15,6 +15,7 @@ Shapes: W windows, S splits of them into windows before and last ones.
 """
 
 import math
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -114,13 +115,14 @@ def newest_fall(state: State, release: str, min_drop: float) -> Fall | None:
     return Fall(value, value / margin, value * margin, int(last_S[best]), shown)
 
 
-def within_budget(state: State, now: float, limit: float | None) -> bool:
-    """Whether the last 24 hours leave some of `limit` GPU-hours for another step."""
-    return limit is None or state.gpu_seconds_since(now - DAY_S) / 3600 < limit
+def within_budget(state: State, policy: AdaptConfig) -> bool:
+    """Whether the last 24 hours leave some GPU-hours for another step."""
+    limit = policy.gpu_hours_per_day
+    return limit is None or state.gpu_seconds_since(time.time() - DAY_S) / 3600 < limit
 
 
 def surplus(
-    state: State, sizes: Mapping[int, int], keep_older: bool, now: float, policy: AdaptConfig
+    state: State, sizes: Mapping[int, int], keep_older: bool, policy: AdaptConfig
 ) -> list[int]:
     """Windows to delete: refused, too old, or beyond `adapt.max_gb`. Sizes are in bytes.
 
@@ -131,7 +133,7 @@ def surplus(
         window.n
         for window in alive
         if window.acceptance is not None
-        and now - window.at <= MAX_AGE_S
+        and time.time() - window.at <= MAX_AGE_S
         and (keep_older or window.n > state.last_trained)
     ]
     while len(kept) > 1 and sum(sizes[n] for n in kept) > policy.max_gb * 1e9:

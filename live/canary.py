@@ -1,7 +1,7 @@
 """The canary's test: shares of the traffic, step by step, until there is a verdict.
 
     test = CanaryTest(fleet, router, new, old)
-    verdict = test.measure_baseline()    # before the swap; None: continue
+    test.measure_baseline()              # before the swap
     verdict = test.run()                 # promote or roll back, why, and by whom
 
 Replicas differ in speed, and the router keeps a user at one of them. So the canary's replicas are
@@ -11,24 +11,26 @@ that they have kept, and with new ones where those are too few.
 A step ends after `min_requests` requests of the canary and `min_seconds`. A canary never gets more
 than its fair share, that of a replica like the others: above it, it would be slower for its load.
 In the last step, stable and canary replicas have the same load, so their speeds are compared, and
-the canary can be promoted. It can be rolled back in any step, by the judge, by the replica's own
-watch, by a person, or because it does not answer or ends no request.
+the canary can be promoted. It can be rolled back in any step: by the judge, or, as `Decided`, by
+the replica's own watch, by a person, or because it does not answer or ends no request.
 """
 
 import contextlib
 from collections.abc import Callable
 
 from outrider.live.endpoint_file import Endpoint
-from outrider.live.fleet import LOOK_S, Fleet
-from outrider.live.judge import Arms, Verdict, decide
+from outrider.live.fleet import LOOK_S, Decided, Fleet
+from outrider.live.judge import Arms, decide
 from outrider.live.router import Router, RouterUnavailable
+from outrider.live.state import Verdict
 from outrider.live.traffic import Traffic
 
 SILENCE_S = 5.0
 """How long a canary may give no answer before it is rolled back, in seconds."""
 
 STALL_S = 600.0
-"""A canary that has requests and ends none of them for this long is rolled back, in seconds."""
+"""A canary that ends no request for this long is rolled back, in seconds: a hung engine still
+reports its status."""
 
 _SAY_S = 10.0
 """Time between two reports of the figures, in seconds."""
@@ -58,135 +60,101 @@ class CanaryTest:
         self._traffic = Traffic(self._endpoint, fleet, old, self._journal.read().steady_since)
         self._baseline: Arms = [], []
         self._silent_since: dict[str, float] = {}
-        self._canary_requests = 0
-        self._alive_at = self._clock.time()  # when the canary last had no requests, or ended one
         self._said_at = 0.0
         self._share = fair_share(self._endpoint)
 
-    def measure_baseline(self) -> Verdict | None:
-        """Waits for `baseline_requests`, at the fair share; a verdict where something intervenes.
+    def measure_baseline(self) -> None:
+        """Waits for `baseline_requests`, at the fair share, for at most `max_seconds`.
 
         The canary's replicas still serve the old release.
         """
-        ends = self._clock.time() + self._policy.max_seconds
+        began, wanted = self._clock.time(), self._policy.baseline_requests
         while True:
             looked = self._clock.time()
-            if (trouble := self._trouble(self._old)) is not None:
-                return trouble
-            self._baseline = self._traffic.collect()
-            count, wanted = len(self._baseline[1]), self._policy.baseline_requests
-            now = self._clock.time()
-            if (stalled := self._stalled(count)) is not None:
-                return stalled
-            if count >= wanted or now > ends:
-                self._say(f"baseline: {count} of {wanted} requests of the canary's replicas")
-                return None
-            self._report(f"baseline: {count} of {wanted} requests, with release {self._old}")
+            self._baseline = self._collect(self._old)
+            count, now = len(self._baseline[1]), self._clock.time()
+            line = f"baseline: {count} of {wanted} requests of the canary's replicas"
+            if count >= wanted or now - began > self._policy.max_seconds:
+                self._say(line)
+                return
+            self._report(line)
             self._clock.sleep(max(LOOK_S, 5 * (now - looked)))
 
     def run(self) -> Verdict:
         """Goes through the steps; the canary's replicas have been swapped."""
         self._traffic.start_test(self._new, self._clock.time())
-        self._canary_requests = 0
         fair = fair_share(self._endpoint)
         for share in (share for share in self._policy.shares if share < fair):
-            if (verdict := self._step(share, is_last=False)) is not None:
+            verdict = self._step(share, is_last=False)
+            if verdict.action == "roll_back":
                 return verdict
-        verdict = self._step(fair, is_last=True)
-        assert verdict is not None
-        return verdict
+        return self._step(fair, is_last=True)
 
-    def _step(self, share: float, is_last: bool) -> Verdict | None:
-        """The verdict of a step; None when the next one may begin."""
+    def _step(self, share: float, is_last: bool) -> Verdict:
+        """The verdict of a step; to wait where the next one may begin."""
         self._share = share
         self._journal.append("share", percent=share)
-        self._keep_share()
         self._say(f"canary: {share:g} % of the requests")
-        began, before = self._clock.time(), self._canary_requests
+        before = seen = len(self._collect(self._new)[1])
+        began = alive_at = self._clock.time()
         pause = LOOK_S
         while True:
             self._clock.sleep(pause)
             looked = self._clock.time()
-            if (trouble := self._trouble(self._new)) is not None:
-                return trouble
-            stable, canary = self._traffic.collect()
-            if (stalled := self._stalled(len(canary))) is not None:
-                return stalled
+            stable, canary = self._collect(self._new)
             verdict = decide(
                 (stable, canary), self._baseline, self._policy, began if is_last else None
             )
             self._on_verdict(verdict)
             self._report(f"canary: {len(canary)} requests, stable {len(stable)}; {verdict.reason}")
-            if verdict.action == "roll_back":
-                return verdict
-            now = self._clock.time()
+            now, count = self._clock.time(), len(canary)
             pause = max(LOOK_S, 5 * (now - looked))  # many requests: fewer looks
-            enough = self._canary_requests - before >= self._policy.min_requests
-            if enough and now - began >= self._policy.min_seconds:
-                if not is_last:
-                    return None
-                if verdict.action == "promote":
-                    return verdict
+            if count > seen:
+                seen, alive_at = count, now
+            enough = count - before >= self._policy.min_requests
+            done = enough and now - began >= self._policy.min_seconds
+            if verdict.action == "roll_back" or (done and verdict.action == "promote"):
+                return verdict
+            if done and not is_last:
+                return verdict
+            if now - alive_at > STALL_S:
+                return Verdict("roll_back", f"the canary ended no request in {STALL_S:g} s")
             if now - began > self._policy.max_seconds:
                 reason = (
                     f"undecided after {self._policy.max_seconds:.0f} s and"
-                    f" {self._canary_requests} requests at {share:g} %: {verdict.reason}"
+                    f" {count} requests at {share:g} %: {verdict.reason}"
                 )
-                return Verdict("roll_back", reason, "controller", verdict.figures)
+                return Verdict("roll_back", reason, figures=verdict.figures)
 
-    def _trouble(self, serving: str) -> Verdict | None:
-        """A verdict without figures: a person's, the watch's, or of something that broke.
+    def _collect(self, serving: str) -> Arms:
+        """All requests so far: stable, canary. `Decided` where something intervenes.
 
         `serving`: the release that the canary's replicas have to serve.
         """
         deployment = self._journal.read().open
         if deployment is not None and deployment.request is not None:
-            action, by = deployment.request
-            return Verdict(action, "by request", by)
+            raise Decided(deployment.request)
         for name in (each.name for each in self._endpoint.canary):
             status = self._fleet.status(name)
             if status is None:
                 since = self._silent_since.setdefault(name, self._clock.time())
                 if self._clock.time() - since >= SILENCE_S:
-                    return Verdict("roll_back", f"{name} does not answer", "controller")
+                    raise Decided(Verdict("roll_back", f"{name} does not answer"))
                 continue
             self._silent_since.pop(name, None)
             if status.broken:
-                reason = f"{name} drafts wrongly until it is started again: {status.broken}"
-                return Verdict("roll_back", reason, "controller")
+                raise self._fleet.broken(name, status)
             if status.reverted == serving:
-                return Verdict("roll_back", str(self._fleet.reverted(name, status)), "watch")
+                raise self._fleet.reverted(name, status)
             if self._fleet.served_by(status) != serving:
                 reason = f"{name} was started again, or swapped by another controller"
-                return Verdict("roll_back", reason, "controller")
-        self._keep_share()
-        return None
+                raise Decided(Verdict("roll_back", reason))
+        with contextlib.suppress(RouterUnavailable):  # after a restart, Envoy has a share of 0
+            if self._router.share() != self._share:
+                self._router.set_canary_share(self._share)
+        return self._traffic.collect()
 
     def _report(self, line: str) -> None:
         if self._clock.time() - self._said_at >= _SAY_S:
             self._said_at = self._clock.time()
             self._say(line)
-
-    def _stalled(self, ended: int) -> Verdict | None:
-        """A verdict if the canary has requests and has ended none for too long.
-
-        `ended`: requests of the canary so far. A replica whose engine hangs still reports its
-        status.
-        """
-        try:
-            idle = not self._router.active("canary")
-        except RouterUnavailable:
-            idle = True
-        if idle or ended > self._canary_requests:
-            self._alive_at = self._clock.time()
-        self._canary_requests = ended
-        if self._clock.time() - self._alive_at <= STALL_S:
-            return None
-        reason = f"the canary has requests and ended none of them in {STALL_S:g} s"
-        return Verdict("roll_back", reason, "controller")
-
-    def _keep_share(self) -> None:
-        """Sets the share if it differs: after a restart, Envoy has the initial one."""
-        with contextlib.suppress(RouterUnavailable):  # it is set once the router answers
-            if self._router.share() != self._share:
-                self._router.set_canary_share(self._share)

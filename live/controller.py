@@ -3,29 +3,29 @@
     with controlled(load_endpoint("endpoints/resume.yaml")) as controller:
         controller.recover()                            # first, always
         deployment = controller.deploy(Path("runs/march/bundle"))
-        deployment.outcome, deployment.reason
+        deployment.outcome, deployment.verdict.reason
 
 Every change is in the journal before it is made (state.py lists the entries). `recover` reads the
 journal, asks the replicas what they serve, and brings all of them to one release: without a verdict
-the old one, after a verdict the one that it names. A release that a replica took back since is
-replaced by the one before it. `recover` may itself be interrupted and started again.
+the old one, after a verdict the one that it names. `recover` may itself be interrupted and started
+again.
 """
 
 import contextlib
 import time
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Literal
 
 from outrider.common.errors import OutriderError
 from outrider.live.canary import CanaryTest, fair_share
 from outrider.live.endpoint_file import Endpoint
-from outrider.live.fleet import Fleet, Undone
-from outrider.live.journal import Journal, Locked, holder, lock, read_journal
-from outrider.live.judge import Verdict
-from outrider.live.releases import Release, Releases, adopt
+from outrider.live.fleet import Decided, Fleet
+from outrider.live.journal import Journal, Locked, holder, lock, read_state
+from outrider.live.metrics import LiveMetrics
+from outrider.live.releases import Release, Releases, first_release
 from outrider.live.router import Router, RouterUnavailable
-from outrider.live.state import Action, Deployment, Mode, State, fold
+from outrider.live.state import Deployment, Mode, State, Verdict
 from outrider.serving.admin.replica import (
     ReplicaStatus,
     ReplicaUnreachable,
@@ -33,9 +33,6 @@ from outrider.serving.admin.replica import (
     SwapRefused,
 )
 from outrider.serving.bundle.bundle_places import local_bundle, pinned
-
-if TYPE_CHECKING:
-    from outrider.live.metrics import LiveMetrics
 
 KEPT_RELEASES = 5
 """Newest releases that are kept for a rollback."""
@@ -45,10 +42,6 @@ _FOLLOW_S = 0.5
 Say = Callable[[str], None]
 
 
-class BundleRefused(OutriderError):
-    """A bundle that cannot be deployed to this endpoint; nothing was begun."""
-
-
 class Controller:
     """Deploys to one endpoint; the caller holds its lock (`controlled`)."""
 
@@ -56,8 +49,8 @@ class Controller:
         self, endpoint: Endpoint, journal: Journal, say: Say = lambda text: None, clock: Any = time
     ) -> None:
         """`clock` has `time()` and `sleep(seconds)`, as the module has."""
-        self.endpoint, self.journal, self.say, self.clock = endpoint, journal, say, clock
-        self.releases = Releases(endpoint.releases, clock.time)
+        self.endpoint, self.journal, self.say = endpoint, journal, say
+        self.releases = Releases(endpoint.releases)
         self.router = Router(endpoint)
         self.fleet = Fleet(endpoint, journal, self.releases, say, clock)
         self.on_verdict: Callable[[Verdict], None] = lambda verdict: None
@@ -72,20 +65,16 @@ class Controller:
         """Brings every replica that answers to one release; the first thing after a start."""
         state = self.state
         if state.open is not None:
-            self.journal.append("recover")
             self.say(f"deployment {state.open.id} was not finished")
-            if state.open.verdict is None:
+            if state.open.verdict.action == "wait":
                 reason = "the controller ended before there was a verdict"
-                self._decided(Verdict("roll_back", reason, "controller"))
+                self._decided(Verdict("roll_back", reason))
             self._finish()
-        elif state.serving and state.previous and (why := self._taken_back(state.serving)):
-            verdict = Verdict("promote", why, "watch")
-            self._run(state.previous, state.serving, "rollback", verdict)
         else:
             behind: list[str] = []
-            names = [each.name for each in self.endpoint.replicas]
-            if state.serving and any(self._serves(name) != state.serving for name in names):
-                behind = self.fleet.bring(names, self.releases.verified(state.serving))
+            if state.serving and any(map(self._is_behind, self.fleet.replicas)):
+                release = self.releases.verified(state.serving)
+                behind = self.fleet.bring(self.fleet.replicas, release)
             self._settle_share(behind)
         return self.state
 
@@ -93,20 +82,12 @@ class Controller:
         """Copies and checks a bundle, tests it on the canary, and promotes it or rolls it back.
 
         `in_place`, or without a canary replica: the replicas are swapped one after another, and
-        only their watch decides. An `OutriderError` where nothing was begun; `BundleRefused` where
-        that is because of the bundle.
+        only their watch decides. An `OutriderError` where nothing was begun.
         """
-        try:
-            serving = self._adopted()
-            new = self._checked(bundle, serving, source)
-        except ReplicaUnreachable:
-            raise
-        except OutriderError as error:
-            self.journal.append("refused", reason=str(error))
-            raise BundleRefused(str(error)) from error
+        serving = self.adopted()
+        new = self._checked(bundle, serving, source)
         if in_place or not self.endpoint.canary:
-            verdict = Verdict("promote", "in place, without a canary", "controller")
-            return self._run(new, serving, "in_place", verdict)
+            return self._run(new, serving, "in_place", Verdict("promote", "in place, no canary"))
         return self._run(new, serving, "canary", None)
 
     def roll_back(self) -> Deployment:
@@ -131,17 +112,17 @@ class Controller:
         self._decided(Verdict("promote", "by request", "operator"))
         return self._finish()
 
-    def _adopted(self) -> str:
+    def adopted(self) -> str:
         """The release in use; before the first one, what the replicas serve becomes one."""
         if self.state.serving is None:
-            statuses = [self._sound(each.name) for each in self.endpoint.replicas]
+            statuses = [self._sound(name) for name in self.fleet.replicas]
             found = sorted({str(Path(each.directory).resolve()) for each in statuses})
             if len(found) != 1:
                 raise OutriderError(
                     f"the replicas serve different speculators ({', '.join(found)}); start them"
                     " with the same bundle"
                 )
-            release = adopt(self.releases, Path(found[0]), statuses[0].k)
+            release = first_release(self.releases, Path(found[0]), statuses[0].k)
             self.journal.append("adopt", release=release.name, directory=found[0])
         serving = self.state.serving
         assert serving is not None
@@ -153,14 +134,14 @@ class Controller:
         new = self.releases.add(bundle, source)
         if new.name == serving:
             raise OutriderError(f"{bundle}: release {new.name} is in use already")
-        for each in self.endpoint.replicas:
-            status = self._sound(each.name)
+        for name in self.fleet.replicas:
+            status = self._sound(name)
             for what, has, needs in (("kind", status.kind, new.kind), ("K", status.k, new.k)):
                 if has != needs:
                     raise OutriderError(
-                        f"{bundle}: {what} is {needs}, but {each.name} was started for {has}: a"
+                        f"{bundle}: {what} is {needs}, but {name} was started for {has}: a"
                         " live server cannot change that; start servers with this bundle's"
-                        " serve.sh and shift the traffic (`deploy-speculator --manifest`)"
+                        " serve.sh and shift the traffic (`outrider deploy --manifest`)"
                     )
         return new.name
 
@@ -168,10 +149,7 @@ class Controller:
         """A replica's status; an `OutriderError` where nothing can be swapped there."""
         status = self.fleet.replicas[name].status()
         if status.broken:
-            raise OutriderError(
-                f"{name} drafts wrongly until it is started again: {status.broken}; start it again,"
-                " then run this command again"
-            )
+            raise self.fleet.broken(name, status)
         return status
 
     def _run(self, new: str, old: str, mode: Mode, verdict: Verdict | None) -> Deployment:
@@ -185,97 +163,51 @@ class Controller:
         """The test of the new release on the canary replicas."""
         self._share(fair_share(self.endpoint))
         test = CanaryTest(self.fleet, self.router, new.name, old, self.on_verdict)
-        if (ended := test.measure_baseline()) is not None:
-            return ended
         try:
+            test.measure_baseline()
             self._share(0)
             for each in self.endpoint.canary:
                 status = self.fleet.replicas[each.name].status()
                 self.fleet.swap(each.name, status, new, watched=True)
-        except (SwapRefused, SwapFailed, ReplicaUnreachable) as error:
-            return Verdict("roll_back", str(error), "controller")
-        try:
             return test.run()
+        except Decided as error:
+            return error.verdict
+        except (SwapRefused, SwapFailed, ReplicaUnreachable) as error:
+            return Verdict("roll_back", str(error))
         except BaseException:  # Ctrl-C, a full disk: the canary gets no requests until `recover`
             with contextlib.suppress(RouterUnavailable):
                 self.router.set_canary_share(0)
             raise
 
     def _finish(self) -> Deployment:
-        """Carries out the verdict."""
+        """Carries out the verdict: all replicas get its release, the canary first."""
         deployment = self.state.open
         assert deployment is not None
+        names = [each.name for each in [*self.endpoint.canary, *self.endpoint.stable]]
         behind: list[str] | None = None
-        if deployment.verdict == "promote" and deployment.mode != "rollback":
-            behind = self._promote(deployment)
+        if deployment.verdict.action == "promote" and deployment.mode != "rollback":
+            self._share(fair_share(self.endpoint))  # a watch needs requests
+            try:
+                release = self.releases.verified(deployment.new)
+                behind = self.fleet.promote(names, release, set(deployment.swapped))
+            except Decided as error:
+                self._decided(error.verdict)
+            except OutriderError as error:  # refused, or the release is gone
+                self._decided(Verdict("roll_back", str(error)))
         if behind is None:
-            behind = self._go_back(deployment)
+            # Unwatched: the release served before, and there is none to take it back to.
+            self._share(0)
+            behind = self.fleet.bring(names, self.releases.verified(deployment.wanted))
         self._settle_share(behind)
-        serving = deployment.wanted
-        outcome = "promoted" if deployment.verdict == "promote" else "rolled_back"
+        serving, verdict = deployment.wanted, deployment.verdict
+        outcome = "promoted" if verdict.action == "promote" else "rolled_back"
         self.journal.append("end", outcome=outcome, serving=serving, behind=behind)
         self.releases.prune(KEPT_RELEASES, self.state.in_use)
-        self.say(f"{outcome}: {deployment.reason}; in use: {serving}")
+        self.say(f"{outcome}: {verdict.reason}; in use: {serving}")
         return deployment
 
-    def _promote(self, deployment: Deployment) -> list[str] | None:
-        """Replicas left behind; None if the new release was refused or taken back instead."""
-        self._share(fair_share(self.endpoint))  # a watch needs requests
-        try:
-            return self.fleet.promote(
-                self._canary_first(),
-                self.releases.verified(deployment.new),
-                set(deployment.swapped),
-                self._look,
-            )
-        except Undone as error:
-            self._decided(Verdict("roll_back", str(error), error.by))
-        except OutriderError as error:  # refused, undecided, or the release is gone
-            self._decided(Verdict("roll_back", str(error), "controller"))
-        return None
-
-    def _look(self, undecided_s: float) -> bool:
-        """True where a person promotes what a replica's watch cannot decide in time."""
-        deployment = self.state.open
-        request = deployment.request if deployment is not None else None
-        if request is not None and request[0] == "roll_back":
-            raise Undone("by request", by=request[1])
-        if undecided_s <= self.endpoint.policy.max_seconds:
-            return False
-        if request is None:
-            raise Undone(
-                f"undecided after {undecided_s:.0f} s: a replica had fewer than"
-                f" {self.endpoint.policy.watch_requests} requests that its watch can compare"
-            )
-        return True
-
-    def _go_back(self, deployment: Deployment) -> list[str]:
-        """Brings every replica to the release of the verdict, the canary first; those left behind.
-
-        Unwatched: it served before, and there is none to take it back to.
-        """
-        self._share(0)
-        return self.fleet.bring(self._canary_first(), self.releases.verified(deployment.wanted))
-
-    def _canary_first(self) -> list[str]:
-        return [each.name for each in [*self.endpoint.canary, *self.endpoint.stable]]
-
-    def _taken_back(self, serving: str) -> str | None:
-        """Why the release in use must go: a replica took it back after its promotion."""
-        for name in self.fleet.replicas:
-            status = self.fleet.status(name)
-            if status is not None and status.reverted == serving:
-                return str(self.fleet.reverted(name, status))
-        return None
-
     def _decided(self, verdict: Verdict) -> None:
-        self.journal.append(
-            "verdict",
-            action=verdict.action,
-            reason=verdict.reason,
-            by=verdict.by,
-            figures=verdict.figures,
-        )
+        self.journal.append("verdict", **vars(verdict))
         self.say(f"verdict: {verdict.action}, by the {verdict.by}: {verdict.reason}")
 
     def _settle_share(self, behind: Collection[str]) -> None:
@@ -287,41 +219,36 @@ class Controller:
         """Sets the canary's share; a router that is down gets it at the next start."""
         if not self.endpoint.canary:
             return
-        differs = False
         try:
-            differs = self.router.share() != percent
+            if self.router.share() == percent == self.state.share:
+                return
+            self.journal.append("share", percent=percent)
+            self.router.set_canary_share(percent)
         except RouterUnavailable as error:
             self.say(str(error))
-        if differs or self.state.share != percent:
-            self.journal.append("share", percent=percent)
-        if differs:
-            with contextlib.suppress(RouterUnavailable):
-                self.router.set_canary_share(percent)
 
-    def _serves(self, name: str) -> str | None:
+    def _is_behind(self, name: str) -> bool:
         status = self.fleet.status(name)
-        return self.fleet.served_by(status) if status is not None else None
+        return status is None or self.fleet.served_by(status) != self.state.serving
 
 
 @contextlib.contextmanager
-def controlled(
-    endpoint: Endpoint,
-    say: Say = lambda text: None,
-    metrics: "LiveMetrics | None" = None,
-) -> Iterator[Controller]:
+def controlled(endpoint: Endpoint, say: Say = lambda text: None) -> Iterator[Controller]:
     """The controller of an endpoint, with its lock held and its journal open.
 
-    `Locked` where another process deploys to it. `metrics` are kept up to date.
+    `Locked` where another process deploys to it.
     """
-    listener = metrics.publish if metrics is not None else lambda state: None
+    metrics = LiveMetrics(endpoint)
     doing = (
         "is deploying to this endpoint; wait for it, or end its deployment with --rollback or"
         " --promote"
     )
-    with lock(endpoint.lock, doing), Journal(endpoint.journal, listener=listener) as journal:
+    with (
+        lock(endpoint.lock, doing),
+        Journal(endpoint.journal, listener=metrics.publish) as journal,
+    ):
         controller = Controller(endpoint, journal, say)
-        if metrics is not None:
-            controller.on_verdict = metrics.decided
+        controller.on_verdict = lambda verdict: metrics.publish(verdict=verdict)
         yield controller
 
 
@@ -330,22 +257,21 @@ def deploy_bundle(
     endpoint: Endpoint,
     in_place: bool = False,
     say: Say = lambda text: None,
-    metrics: "LiveMetrics | None" = None,
 ) -> Deployment:
     """Tests a bundle on the endpoint's canary and promotes it or rolls it back; blocks until then.
 
-    `bundle` is a folder, or an address that `export-speculator --to` wrote. A deployment that was
+    `bundle` is a folder, or an address that `outrider export --to` wrote. A deployment that was
     interrupted is finished first. An `OutriderError` means that nothing was begun (a bad bundle, a
     replica that does not answer), or that a replica refuses to go back; then use `--recover`.
     """
     source = pinned(bundle)
-    with controlled(endpoint, say, metrics) as controller, local_bundle(source) as directory:
+    with controlled(endpoint, say) as controller, local_bundle(source) as directory:
         controller.recover()
         return controller.deploy(directory, in_place, source)
 
 
 def end_deployment(
-    endpoint: Endpoint, action: Action, by: str = "operator", say: Say = lambda text: None
+    endpoint: Endpoint, action: Literal["promote", "roll_back"], say: Say = lambda text: None
 ) -> Deployment:
     """`--promote` and `--rollback`: of the deployment in progress, else of the one in use.
 
@@ -360,25 +286,18 @@ def end_deployment(
             if ended is not None and ended is not before and ended.went_back:
                 return ended
             return controller.roll_back()
-    except Locked as busy:
+    except Locked:
         open_now = read_state(endpoint).open
         if open_now is None:
             raise
-        with Journal(endpoint.journal) as journal:
-            journal.append("request", deployment=open_now.id, action=action, by=by)
-            say(
-                f"process {busy.pid} was asked to {action.replace('_', ' ')} deployment"
-                f" {open_now.id}"
-            )
-            while (last := journal.read().last) is None or last.id != open_now.id:
-                if holder(endpoint.lock) is None:
-                    raise OutriderError(
-                        f"process {busy.pid} ended before the deployment did; run the command again"
-                    ) from None
-                time.sleep(_FOLLOW_S)
-            return last
-
-
-def read_state(endpoint: Endpoint) -> State:
-    """What the journal says; needs no lock."""
-    return fold(read_journal(endpoint.journal))
+    with Journal(endpoint.journal) as journal:
+        journal.append("request", deployment=open_now.id, action=action, by="operator")
+        say(f"the process that deploys was asked to {action.replace('_', ' ')} {open_now.new}")
+        while (last := journal.read().last) is None or last.id != open_now.id:
+            if holder(endpoint.lock) is None:
+                raise OutriderError(
+                    f"{endpoint.lock}: its process ended before the deployment did; run the"
+                    " command again"
+                )
+            time.sleep(_FOLLOW_S)
+        return last

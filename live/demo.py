@@ -15,16 +15,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from outrider.common.child_process import in_child
 from outrider.common.errors import OutriderError
-from outrider.live.controller import deploy_bundle, read_state
+from outrider.live.controller import deploy_bundle
 from outrider.live.endpoint_file import Endpoint, load_endpoint
-from outrider.live.load import Load, read_prompts
-from outrider.live.local import local_endpoint
-from outrider.live.state import as_json
+from outrider.live.local import Load, local_endpoint, read_prompts
 from outrider.live.status import endpoint_status, status_lines
 from outrider.pipeline.attempt import attempt, open_run
 
@@ -42,9 +40,6 @@ RECIPE = (
 
 PROMISED = {"acceptance_length": {"custom": 1.5}}
 """Evidence of the trained bundle: each replica's watch takes it back below this length."""
-
-NOISE = 1.0
-"""Of the bad bundle, relative to the spread of each tensor."""
 
 
 def main() -> int:
@@ -68,32 +63,32 @@ def main() -> int:
 def demonstrate(endpoint: Endpoint, say: Callable[[str], None]) -> dict[str, Any]:
     """Trains, serves, deploys; the JSON object's values."""
     good_bundle, changed, bad_bundle = demo_bundles()
-    load = Load(endpoint, read_prompts("nano_r1/resume_screening"))
+    load, refused = Load(endpoint, read_prompts("nano_r1/resume_screening")), False
     with local_endpoint(endpoint, good_bundle, say):
         with load:
             good = deploy_bundle(good_bundle, endpoint, say=say)
-            say(f"{load.requests} requests, {len(load.failures)} failed")
             try:
                 deploy_bundle(changed, endpoint, say=say)
             except OutriderError as error:
+                refused = True
                 say(f"refused: {error}")
             bad = deploy_bundle(bad_bundle, endpoint, say=say)
         for line in status_lines(endpoint_status(endpoint)) + load.failures[:5]:
             say(line)
-    counts = read_state(endpoint).counts
-    outcomes = (good.outcome, bad.outcome, counts["refused"], len(load.failures))
+    outcomes = (good.outcome, bad.outcome, refused, len(load.failures))
     return {
         "requests": load.requests,
         "failed_requests": len(load.failures),
-        **counts,
-        "as_expected": outcomes == ("promoted", "rolled_back", 1, 0),
-        "deployments": {"good": as_json(good), "bad": as_json(bad)},
-        "longest_gap_ms": round(1000 * load.longest_gap_s, 1),
+        "as_expected": outcomes == ("promoted", "rolled_back", True, 0),
+        "deployments": {"good": asdict(good), "bad": asdict(bad)},
     }
 
 
 def demo_bundles() -> tuple[Path, Path, Path]:
     """Trains, if that was not done before, and writes the bundles: good, changed and bad."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
     from outrider.serving.bundle.bundle import export_bundle
     from outrider.serving.speculator import Drafting, Speculator
 
@@ -103,37 +98,22 @@ def demo_bundles() -> tuple[Path, Path, Path]:
         perform(["ingest", "split", "capture", "train"], {})
     folder = run.root / "live"
     shutil.rmtree(folder, ignore_errors=True)
-    good, changed, bad = (folder / name for name in ("good", "changed", "bad"))
-    engine, method = recipe.serving.engine, recipe.speculator.draft_sample_method
-    drafting = Drafting(Speculator.named(run.speculator), K, method)
-    export_bundle(drafting, recipe.target, engine, PROMISED, good, False)
-    in_child(write_noise, run.speculator, recipe.target.directory(), folder / "noise", NOISE)
-    noise = Drafting(Speculator.named(folder / "noise"), K, method)
-    export_bundle(noise, recipe.target, engine, {}, bad, False)
-    shutil.copytree(good, changed)
-    weights = changed / "model.safetensors"
-    content = bytearray(weights.read_bytes())
-    content[-1] ^= 1
-    weights.write_bytes(content)
-    return good, changed, bad
-
-
-def write_noise(speculator: Path, target: Path, out: Path, noise: float) -> None:
-    """A speculator with noise added to its weights: valid but useless."""
-    import torch
-
-    from outrider.speculators.kinds import trainable_kind_of
-    from outrider.speculators.kinds.protocol import Origin
-
-    kind = trainable_kind_of(speculator)
+    noise = shutil.copytree(run.speculator, folder / "noise")
+    weights = load_file(noise / "model.safetensors")
     generator = torch.Generator().manual_seed(0)
-    changed = []
-    for name, tensor in kind.tensors(speculator):
+    for tensor in weights.values():
         if tensor.dim() > 1:
-            spread = noise * float(tensor.std())
-            tensor = tensor + spread * torch.randn(tensor.shape, generator=generator)
-        changed.append((name, tensor))
-    kind.write(changed, Origin(target, speculator), out)
+            tensor += tensor.std() * torch.randn(tensor.shape, generator=generator)
+    save_file(weights, noise / "model.safetensors", {"format": "pt"})
+    good, changed, bad = (folder / name for name in ("good", "changed", "bad"))
+    for speculator, evidence, out in ((run.speculator, PROMISED, good), (noise, {}, bad)):
+        method = recipe.speculator.draft_sample_method
+        drafting = Drafting(Speculator.named(speculator), K, method)
+        export_bundle(drafting, recipe.target, recipe.serving.engine, evidence, out, False)
+    content = bytearray((shutil.copytree(good, changed) / "model.safetensors").read_bytes())
+    content[-1] ^= 1
+    (changed / "model.safetensors").write_bytes(content)
+    return good, changed, bad
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@
 Relative paths are relative to the file's folder, those of sockets and logs to `state_dir`.
 """
 
-import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -25,15 +24,15 @@ from outrider.common.errors import OutriderError
 from outrider.serving.admin.address import Address
 from outrider.serving.admin.live_flags import admin_token
 
-SOURCE = re.compile(r"(hf|s3|gs|oci|pvc)://[A-Za-z0-9][A-Za-z0-9._:@/+-]*")
+SOURCE = r"(hf|s3|gs|oci|pvc)://[A-Za-z0-9][A-Za-z0-9._:@/+-]*"
 """Addresses that a pod can read a model from."""
-
-NOT_FROM_A_BUNDLE = ("own", "none")
-"""Values of `stable` that name no bundle."""
 
 SHIPPED_ENDPOINTS = Path(__file__).resolve().parents[1] / "recipes" / "endpoints"
 """Endpoints that come with the package; a name without a folder is looked up here."""
 
+Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_-]{0,62}$")]
+
+Role = Literal["stable", "canary"]
 
 AnyAddress = Annotated[str, AfterValidator(lambda text: str(Address.parse(text)))]
 
@@ -49,7 +48,7 @@ class Section(BaseModel):
 class EndpointReplica(Section):
     """One server, with one copy of the target and its speculator."""
 
-    name: str = Field(pattern=r"^[a-z0-9][a-z0-9_-]{0,62}$")
+    name: Name
     """Name in the journal, the metrics and the router's log."""
 
     data: AnyAddress
@@ -59,7 +58,7 @@ class EndpointReplica(Section):
     """Address of the route that swaps the speculator (OUTRIDER_ADMIN of the server): a Unix
     socket, or on the loopback interface. Default: `unix:NAME.admin.sock`."""
 
-    role: Literal["stable", "canary"] = "stable"
+    role: Role = "stable"
     """`canary`: a new speculator is served here first."""
 
     @property
@@ -84,20 +83,16 @@ class RouterSettings(Section):
     listen: AnyAddress = "127.0.0.1:8000"
     """Address for the customers' requests: `HOST:PORT` or `unix:PATH`."""
 
-    sticky_header: str | None = "x-session-id"
+    sticky_header: str = Field(default="x-session-id", pattern=r"^[a-z0-9!#$&'*+.^_`|~-]+$")
     """Requests with an equal value of this header go to the same replica as long as the share of
-    the canary does not fall. null: every request is assigned independently."""
+    the canary does not fall. In lower case."""
 
     @field_validator("sticky_header")
     @classmethod
-    def _is_a_header(cls, value: str | None) -> str | None:
-        if value is None:
-            return None
-        if not re.fullmatch(r"[A-Za-z0-9!#$&'*+.^_`|~-]+", value):
-            raise ValueError("not the name of an HTTP header; such as x-session-id")
-        if value.lower() in ("authorization", "cookie", "proxy-authorization"):
+    def _is_no_secret(cls, value: str) -> str:
+        if value in ("authorization", "cookie", "proxy-authorization"):
             raise ValueError("the access log has this header's value, which must not be a secret")
-        return value.lower()
+        return value
 
 
 class CanaryPolicy(Section):
@@ -157,15 +152,15 @@ class ClusterSettings(Section):
     namespace: str = Field(default="default", pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")
     """Namespace of all objects."""
 
-    model: str | None = None
+    model: str | None = Field(default=None, pattern=f"^{SOURCE}$")
     """Where the pods read the target from: `hf://`, `s3://`, `gs://`, `oci://` or
     `pvc://CLAIM/PATH`. null: `hf://` and the bundle's `target.model`, at its revision."""
 
-    speculator: str | None = None
+    speculator: str | None = Field(default=None, pattern=f"^{SOURCE}$")
     """Where the pods read the new bundle from, in the same forms. null: the address that is given
     to `outrider deploy`, if any."""
 
-    stable: str | None = None
+    stable: str | None = Field(default=None, pattern=f"^({SOURCE}|own|none)$")
     """What the stable group of KServe serves: the address of the bundle in use, `own` (the target's
     own drafter) or `none` (no speculation). An Argo Rollout keeps what it serves."""
 
@@ -189,21 +184,11 @@ class ClusterSettings(Section):
     limits, once per step. `controller`: the sequential test of an Outrider controller whose metrics
     Prometheus scrapes (`outrider_canary_verdict`); the limits still abort."""
 
-    @field_validator("model", "speculator", "stable")
-    @classmethod
-    def _is_a_source(cls, value: str | None) -> str | None:
-        if value is None or value in NOT_FROM_A_BUNDLE or SOURCE.fullmatch(value):
-            return value
-        raise ValueError(
-            f"{value}: not an address that a pod can read; write hf://OWNER/NAME, s3://BUCKET/PATH,"
-            " gs://BUCKET/PATH, oci://REGISTRY/NAME:TAG or pvc://CLAIM/PATH"
-        )
-
 
 class Endpoint(Section):
     """A live endpoint."""
 
-    name: str = Field(pattern=r"^[a-z0-9][a-z0-9_-]{0,62}$")
+    name: Name
     """Name in the metrics. Default: the file's."""
 
     state_dir: Path
@@ -221,29 +206,16 @@ class Endpoint(Section):
     cluster: ClusterSettings = ClusterSettings()
     """What `--manifest` needs to write the same canary for Kubernetes."""
 
-    @field_validator("replicas")
-    @classmethod
-    def _are_different(cls, value: list[EndpointReplica]) -> list[EndpointReplica]:
-        if not any(replica.role == "stable" for replica in value):
-            raise ValueError("at least one replica has `role: stable`")
-        names = [replica.name for replica in value]
-        if len(set(names)) < len(names):
-            raise ValueError(f"two replicas have one name: {', '.join(names)}")
-        return value
-
     @model_validator(mode="after")
-    def _addresses_are_different(self) -> "Endpoint":
-        administration = str(Address.parse(self.envoy_admin))
-        used = {"Envoy's administration": administration, "router.listen": self.router.listen}
+    def _replicas_are_different(self) -> "Endpoint":
+        if not self.stable:
+            raise ValueError("replicas: at least one has `role: stable`")
+        used = [str(Address.parse(self.envoy_admin)), self.router.listen]
         for each in self.replicas:
-            used |= {f"{each.name}: data": each.data, f"{each.name}: admin": each.admin}
-        owner: dict[str, str] = {}
-        for what, address in used.items():
-            if address in owner:
-                raise ValueError(
-                    f"{what} = {address} is the address of {owner[address]}; each needs its own"
-                )
-            owner[address] = what
+            used += [each.name, each.data, each.admin]
+        twice = sorted({text for text in used if used.count(text) > 1})
+        if twice:
+            raise ValueError(f"{', '.join(twice)}: used twice; names and addresses must differ")
         return self
 
     @property

@@ -19,7 +19,7 @@ from outrider.common.errors import OutriderError
 from outrider.live.endpoint_file import Endpoint
 from outrider.live.journal import Journal
 from outrider.live.releases import Release, Releases, release_name, watch_of
-from outrider.live.state import State
+from outrider.live.state import State, Verdict
 from outrider.serving.admin.replica import (
     Replica,
     ReplicaStatus,
@@ -35,13 +35,12 @@ LOOK_S = 0.5
 """Time between two looks, in seconds."""
 
 
-class Undone(OutriderError):
-    """A replica cannot keep a release, or a person takes it back."""
+class Decided(OutriderError):
+    """A verdict that interrupts: a watch's, a person's, or because of a failure."""
 
-    def __init__(self, reason: str, by: str = "controller") -> None:
-        """`by`: who decided so, as in `Verdict`."""
-        super().__init__(reason)
-        self.by = by
+    def __init__(self, verdict: Verdict) -> None:
+        super().__init__(verdict.reason)
+        self.verdict = verdict
 
 
 class Fleet:
@@ -79,17 +78,13 @@ class Fleet:
         which one serves.
         """
         self.journal.append("swap", replica=name, release=release.name)
-        try:
-            done = self.replicas[name].swap(
-                release.directory,
-                release.name,
-                release.digest,
-                watch_of(release, self.endpoint.policy) if watched else None,
-                expected=seen.digest,
-            )
-        except SwapRefused:
-            self.journal.append("refused_swap", replica=name)
-            raise
+        done = self.replicas[name].swap(
+            release.directory,
+            release.name,
+            release.digest,
+            watch_of(release, self.endpoint.policy) if watched else None,
+            expected=seen.digest,
+        )
         times = {"read_s": done.read_s, "apply_s": done.apply_s, "stall_s": done.stall_s}
         self.journal.append("swapped", replica=name, release=release.name, **times)
         self.say(
@@ -106,57 +101,48 @@ class Fleet:
         behind = []
         for name in names:
             try:
-                answers = self._bring_one(name, release)
-            except (Undone, SwapRefused, SwapFailed) as error:
+                answers = self._bring_one(name, release, tried=True, watched=False)
+            except (Decided, SwapRefused, SwapFailed) as error:
                 answers = False
                 self.say(f"{error}; left behind")
             if not answers:
                 behind.append(name)
         return behind
 
-    def promote(
-        self,
-        names: Iterable[str],
-        release: Release,
-        tried: Collection[str],
-        look: Callable[[float], bool],
-    ) -> list[str]:
+    def promote(self, names: Iterable[str], release: Release, tried: Collection[str]) -> list[str]:
         """As `bring`, and waits for the verdict of each replica's watch.
 
-        `look` is called before each look at a replica, with the seconds that its watch has been
-        undecided for. True continues without the watch's verdict; it may raise, to stop.
-
-        Only replicas that do not answer are left behind. `Undone` where a watch took the release
-        back, also earlier on one of the replicas in `tried`; another `OutriderError` where a
-        replica refuses it or is broken.
+        Only replicas that do not answer are left behind. `Decided` where a person wants it back, a
+        replica is broken, or a watch is undecided after `policy.max_seconds` or took the release
+        back, also earlier on one of the replicas in `tried`. `SwapRefused` and `SwapFailed` as in
+        `swap`.
         """
-        return [name for name in names if not self._bring_one(name, release, name in tried, look)]
+        return [name for name in names if not self._bring_one(name, release, name in tried, True)]
 
-    def _bring_one(
-        self,
-        name: str,
-        release: Release,
-        tried: bool = True,
-        look: Callable[[float], bool] | None = None,
-    ) -> bool:
-        """False where the replica does not answer. Without `look` it is not watched."""
+    def _bring_one(self, name: str, release: Release, tried: bool, watched: bool) -> bool:
+        """False where the replica does not answer."""
         failed: SwapFailed | None = None
-        watch_began: float | None = None
+        watch_ends: float | None = None
         deadline = self.clock.time() + PATIENCE_S
         while True:
-            now = self.clock.time()
-            unwatched = look is None or look(0.0 if watch_began is None else now - watch_began)
-            status = self.status(name)
+            deployment = self.journal.read().open
+            request = deployment.request if deployment is not None else None
+            if watched and request is not None and request.action == "roll_back":
+                raise Decided(request)
+            now, status = self.clock.time(), self.status(name)
             if status is None:
                 if now > deadline:
                     self.say(f"{name}: no answer for {PATIENCE_S:.0f} s; left behind")
                     return False
             elif status.broken:
-                raise Undone(f"{name} drafts wrongly until it is started again: {status.broken}")
+                raise self.broken(name, status)
             elif self.served_by(status) == release.name:
-                if unwatched or not status.watching:
+                if not (watched and status.watching):
                     return True
-                watch_began = now if watch_began is None else watch_began
+                watch_ends = watch_ends or now + self.endpoint.policy.max_seconds
+                if now > watch_ends:
+                    reason = f"{name}: its watch is undecided after policy.max_seconds"
+                    raise Decided(Verdict("roll_back", reason))
                 deadline = now + PATIENCE_S
             elif status.reverted == release.name and tried:
                 raise self.reverted(name, status)
@@ -165,7 +151,7 @@ class Fleet:
             else:
                 tried = True
                 try:
-                    self.swap(name, status, release, watched=look is not None)
+                    self.swap(name, status, release, watched)
                     deadline = self.clock.time() + PATIENCE_S
                     continue
                 except SwapFailed as error:  # which one serves is in its status
@@ -174,11 +160,17 @@ class Fleet:
                     pass  # looked at again
             self.clock.sleep(LOOK_S)
 
-    def reverted(self, name: str, status: ReplicaStatus) -> Undone:
-        """The error of a replica that took its swap back; journalled."""
+    def broken(self, name: str, status: ReplicaStatus) -> Decided:
+        """The verdict about a replica whose drafts are wrong."""
+        reason = f"{name} drafts wrongly until it is started again: {status.broken}"
+        return Decided(Verdict("roll_back", reason))
+
+    def reverted(self, name: str, status: ReplicaStatus) -> Decided:
+        """The verdict of a replica that took its swap back; journalled."""
         because = status.reverted_because
         self.journal.append("reverted", replica=name, release=status.reverted, reason=because)
-        return Undone(f"{name} took release {status.reverted} back: {because}", by="watch")
+        reason = f"{name} took release {status.reverted} back: {because}"
+        return Decided(Verdict("roll_back", reason, by="watch"))
 
 
 def replicas_of(endpoint: Endpoint) -> dict[str, Replica]:

@@ -19,7 +19,8 @@ from pathlib import Path
 
 from outrider.common.errors import OutriderError
 from outrider.common.files import says_disk_is_full
-from outrider.live.state import Entry, State
+from outrider.live.endpoint_file import Endpoint
+from outrider.live.state import Entry, State, fold
 
 
 class Journal:
@@ -31,7 +32,7 @@ class Journal:
         clock: Callable[[], float] = time.time,
         listener: Callable[[State], None] = lambda state: None,
     ) -> None:
-        """`listener` gets the state after each of this process's entries.
+        """`listener` gets the state at first and after each of this process's entries.
 
         The folder is created privately; an `OutriderError` where others may use an existing one.
         """
@@ -50,7 +51,7 @@ class Journal:
         self.entries: list[Entry] = []
         """All entries that were read, the oldest first."""
         self._state, self._end = State(), 0
-        self.read()
+        listener(self.read())
 
     def read(self) -> State:
         """The state after all entries, those of other processes included."""
@@ -89,15 +90,11 @@ class Journal:
         self._listener(self._state)
         return self.entries[-1]
 
-    def close(self) -> None:
-        """Closes the file."""
-        os.close(self._file)
-
     def __enter__(self) -> "Journal":
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
+        os.close(self._file)
 
     def _write(self, line: bytes) -> None:
         written = 0
@@ -108,10 +105,6 @@ class Journal:
 
 class Locked(OutriderError):
     """Another process holds a lock of the endpoint."""
-
-    def __init__(self, message: str, pid: int | None) -> None:
-        super().__init__(message)
-        self.pid = pid
 
 
 @contextlib.contextmanager
@@ -125,32 +118,35 @@ def lock(path: Path, doing: str) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            pid = _written_pid(path)
-            raise Locked(f"{path.parent}: process {pid} {doing}", pid) from None
+            raise Locked(f"{path.parent}: process {holder(path)} {doing}") from None
         file.truncate(0)
         # The disk may be full: the lock holds without the name of its holder.
         with contextlib.suppress(OSError):
             file.write(str(os.getpid()))
             file.flush()
         yield
-        file.truncate(0)
 
 
 def holder(path: Path) -> int | None:
-    """Process id of the holder of a lock; None where nobody holds it."""
+    """Process id of the holder of a lock, 0 if unknown; None where nobody holds it."""
     try:
         with path.open(encoding="utf-8") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except FileNotFoundError:
         return None
     except BlockingIOError:
-        return _written_pid(path) or 0
+        return int(path.read_text() or 0)
     return None
 
 
 def read_journal(path: Path) -> list[Entry]:
     """The entries of a journal that another process may be writing; none where there is no file."""
     return _parse(path.read_bytes(), 0, path)[0] if path.is_file() else []
+
+
+def read_state(endpoint: Endpoint) -> State:
+    """The state after all entries; needs no lock."""
+    return fold(read_journal(endpoint.journal))
 
 
 def _parse(content: bytes, known: int, path: Path) -> tuple[list[Entry], int]:
@@ -171,10 +167,3 @@ def _parse(content: bytes, known: int, path: Path) -> tuple[list[Entry], int]:
             break
         end += len(line)
     return entries, end
-
-
-def _written_pid(path: Path) -> int | None:
-    try:
-        return int(path.read_text())
-    except (OSError, ValueError):
-        return None

@@ -19,14 +19,15 @@ acceptance beyond its limit holds a promotion, so the test ends undecided.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from outrider.common.anytime import Bounds, ratio_of_groups
 from outrider.live.endpoint_file import CanaryPolicy
+from outrider.live.state import Verdict
 from outrider.live.traffic import Observation
+from outrider.serving.admin.replica import LiveRequest
 
 ALPHA = 0.05
 """Largest probability of a wrong promotion, and of a wrong rollback for speed."""
@@ -50,20 +51,8 @@ LEAST_TAIL_REQUESTS = 200
 Arms = tuple[Sequence[Observation], Sequence[Observation]]
 """Requests of stable and of the canary's replicas."""
 
-
-@dataclass(frozen=True)
-class Verdict:
-    """What to do with a canary, why, and by whom."""
-
-    action: Literal["wait", "promote", "roll_back"]
-    reason: str
-    """One line, without customers' text."""
-    by: str = "judge"
-    """judge, watch, operator or controller."""
-    figures: dict[str, Any] = field(default_factory=dict)
-    """Ratios canary / stable, over those of the baseline: `speed` as [value, low, high],
-    `acceptance`, `ttft`, `latency_p99`; `replica`: the baseline's speed, canary / stable; counts:
-    `stable_requests`, `canary_requests`, `failures`. None where there is no figure."""
+Requests = Sequence[tuple[Observation, LiveRequest]]
+"""Those that are compared, with their replica's counts."""
 
 
 def decide(test: Arms, baseline: Arms, policy: CanaryPolicy, fair_since: float | None) -> Verdict:
@@ -71,6 +60,10 @@ def decide(test: Arms, baseline: Arms, policy: CanaryPolicy, fair_since: float |
 
     `baseline`: requests of the same replicas at the fair share, all with the old release.
     `fair_since`: Unix time since which the canary has its fair share; None before.
+
+    Figures are ratios canary / stable, over those of the baseline: `speed` as [value, low, high],
+    `acceptance`, `ttft`, `latency_p99`; `replica`: the baseline's speed, canary / stable; counts:
+    `stable_requests`, `canary_requests`, `failures`. None where there is no figure.
     """
     stable, canary = test
     failures = sum(each.failed for each in canary)
@@ -85,60 +78,60 @@ def decide(test: Arms, baseline: Arms, policy: CanaryPolicy, fair_since: float |
             f"errors: {failures} of the canary's {len(canary)} requests failed;"
             f" max_error_rate = {policy.max_error_rate:g}"
         )
-        return Verdict("roll_back", reason, figures=figures)
+        return Verdict("roll_back", reason, "judge", figures)
     if fair_since is None:
-        return Verdict("wait", "not yet at the fair share", figures=figures)
-    test = _compared(stable, fair_since), _compared(canary, fair_since)
-    baseline = _compared(baseline[0], 0.0), _compared(baseline[1], 0.0)
-    stable_now, canary_now = map(_sessions, test)
-    stable_before, canary_before = map(_sessions, baseline)
+        return Verdict("wait", "not yet at the fair share", "judge", figures)
+    now = _compared(stable, fair_since), _compared(canary, fair_since)
+    before = _compared(baseline[0], 0.0), _compared(baseline[1], 0.0)
+    stable_now, canary_now = map(_sessions, now)
+    stable_before, canary_before = map(_sessions, before)
     for when, groups in (
         ("", (stable_now, canary_now)),
         (" before the swap", (stable_before, canary_before)),
     ):
         if min(len(tokens) for tokens, _ in groups) < LEAST_SESSIONS:
             reason = f"speed: fewer than {LEAST_SESSIONS} sessions of canary or stable{when}"
-            return Verdict("wait", reason, figures=figures)
+            return Verdict("wait", reason, "judge", figures)
     speed = ratio_of_groups([canary_now, stable_before], [stable_now, canary_before], alpha=ALPHA)
     figures["replica"] = ratio_of_groups([canary_before], [stable_before], alpha=ALPHA).value
-    limits = _limits(test, baseline, policy)
+    limits = _limits(now, before, policy)
     bounds = (speed.value, speed.low, speed.high)
     figures["speed"] = [value if math.isfinite(value) else None for value in bounds]
     figures |= {name: ratio for name, ratio, _, _ in limits}
     if speed.high < 1:
-        return Verdict("roll_back", f"speed: {_say(speed)}; slower", figures=figures)
+        return Verdict("roll_back", f"speed: {_say(speed)}; slower", "judge", figures)
     least = 1 - policy.margin
     if not speed.low > least:
-        return Verdict("wait", f"speed: {_say(speed)}; not yet above {least:g}", figures=figures)
+        return Verdict("wait", f"speed: {_say(speed)}; not yet above {least:g}", "judge", figures)
     for name, ratio, key, holds in limits:
         if not holds:
-            return Verdict("wait", f"{name}: {ratio:.3f} of stable's; {key}", figures=figures)
+            return Verdict("wait", f"{name}: {ratio:.3f} of stable's; {key}", "judge", figures)
     if failures > allowed:
-        return Verdict("wait", f"errors: {failures} requests failed", figures=figures)
-    return Verdict("promote", f"speed: {_say(speed)}; above {least:g}", figures=figures)
+        return Verdict("wait", f"errors: {failures} requests failed", "judge", figures)
+    return Verdict("promote", f"speed: {_say(speed)}; above {least:g}", "judge", figures)
 
 
 def _failure_rate(requests: Sequence[Observation]) -> float:
     return sum(each.failed for each in requests) / max(len(requests), 1)
 
 
-def _compared(requests: Sequence[Observation], since: float) -> list[Observation]:
-    return [each for each in requests if each.started_at >= since and each.counts]
+def _compared(requests: Sequence[Observation], since: float) -> Requests:
+    return [(each, each.live) for each in requests if each.started_at >= since and each.live]
 
 
-def _sessions(requests: Sequence[Observation]) -> tuple[list[float], list[float]]:
+def _sessions(requests: Requests) -> tuple[list[float], list[float]]:
     """Tokens after the first, and seconds of decoding, of each session."""
     tokens: dict[str, float] = {}
     seconds: dict[str, float] = {}
-    for each in requests:
-        if not each.failed and each.completion_tokens >= LEAST_TOKENS and each.decode_s > 0:
-            tokens[each.session] = tokens.get(each.session, 0) + each.completion_tokens - 1
-            seconds[each.session] = seconds.get(each.session, 0) + each.decode_s
+    for each, live in requests:
+        if not each.failed and live.completion_tokens >= LEAST_TOKENS and live.decode_s > 0:
+            tokens[each.session] = tokens.get(each.session, 0) + live.completion_tokens - 1
+            seconds[each.session] = seconds.get(each.session, 0) + live.decode_s
     return list(tokens.values()), list(seconds.values())
 
 
 def _limits(
-    test: Arms, baseline: Arms, policy: CanaryPolicy
+    test: tuple[Requests, Requests], baseline: tuple[Requests, Requests], policy: CanaryPolicy
 ) -> list[tuple[str, float | None, str, bool]]:
     """Name, canary / stable over the baseline's, the policy's limit in words, and if it holds."""
     acceptance, ttft, tail = (
@@ -154,29 +147,22 @@ def _limits(
     ]
 
 
-def _ratios(
-    stable: Sequence[Observation], canary: Sequence[Observation]
-) -> tuple[float | None, float | None, float | None]:
+def _ratios(stable: Requests, canary: Requests) -> tuple[float | None, float | None, float | None]:
     """Acceptance, median time to the first token and 99th percentile of the latency."""
-    tail = None
-    if min(len(stable), len(canary)) >= LEAST_TAIL_REQUESTS:
-        tail = _ratio(_quantile(canary, "latency_s", 0.99), _quantile(stable, "latency_s", 0.99))
-    return (
-        _ratio(_acceptance(canary), _acceptance(stable)),
-        _ratio(_quantile(canary, "ttft_s", 0.5), _quantile(stable, "ttft_s", 0.5)),
-        tail,
-    )
+    (s_length, s_ttft, s_tail), (c_length, c_ttft, c_tail) = map(_figures, (stable, canary))
+    tail = _ratio(c_tail, s_tail) if min(len(stable), len(canary)) >= LEAST_TAIL_REQUESTS else None
+    return _ratio(c_length, s_length), _ratio(c_ttft, s_ttft), tail
 
 
-def _acceptance(requests: Sequence[Observation]) -> float | None:
-    """Tokens per step, 1 + accepted / drafts."""
-    drafts = sum(each.drafts for each in requests)
-    return 1 + sum(each.accepted for each in requests) / drafts if drafts else None
-
-
-def _quantile(requests: Sequence[Observation], name: str, level: float) -> float | None:
-    values = [getattr(each, name) for each in requests if not each.failed]
-    return float(np.quantile(values, level)) if values else None
+def _figures(requests: Requests) -> tuple[float | None, float | None, float | None]:
+    """Tokens per step (1 + accepted / drafts), median TTFT and 99th percentile of the latency."""
+    drafts = sum(live.drafts for _, live in requests)
+    length = 1 + sum(live.accepted for _, live in requests) / drafts if drafts else None
+    times = [(live.ttft_s, each.latency_s) for each, live in requests if not each.failed]
+    if not times:
+        return length, None, None
+    ttft, latency = zip(*times, strict=True)
+    return length, float(np.quantile(ttft, 0.5)), float(np.quantile(latency, 0.99))
 
 
 def _ratio(canary: float | None, stable: float | None) -> float | None:

@@ -1,26 +1,37 @@
-"""An endpoint on this machine: its replicas and Envoy as child processes, for a trial.
+"""An endpoint on this machine and its users, for a trial: all are children of this process.
 
     with local_endpoint(load_endpoint("nano_r1"), "runs/march/bundle", say=print) as endpoint:
-        ...      # customers' requests go to endpoint.router.listen
+        with Load(endpoint, read_prompts("nano_r1/resume_screening"), users=4) as load:
+            ...      # customers' requests go to endpoint.router.listen
+    load.requests, load.failures
 
 Each replica is started with the flags of the release's bundle.json, on a Unix socket and without
 vLLM's development mode, and gets its share of the cores. The first release is the target's own
 speculator, with the bundle's K. All processes end with this one, also after kill -9.
+
+Users send streamed chats one after another. A request failed if it has no status 200, breaks off,
+or ends without the stream's last event.
 """
 
 import contextlib
+import gzip
+import http.client
+import itertools
+import json
 import os
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from outrider.common.errors import OutriderError
 from outrider.common.files import read_json
 from outrider.common.process_tree import Child
-from outrider.live.controller import controlled, read_state
+from outrider.live.controller import controlled
 from outrider.live.endpoint_file import Endpoint, EndpointReplica
 from outrider.live.fleet import replicas_of
+from outrider.live.journal import read_state
 from outrider.live.releases import Release, Releases, first_release
 from outrider.live.router import Router
 from outrider.serving.admin.address import Address
@@ -35,23 +46,17 @@ from outrider.serving.server import root_error
 START_S = 300.0
 """Longest start of a server, in seconds."""
 
+SHIPPED_TRAFFIC = Path(__file__).resolve().parents[1] / "recipes" / "nano_r1" / "traffic"
+REQUESTS_PER_SESSION = 2
+MAX_TOKENS = 160
+
 _STOP_S = 20.0
+_TIMEOUT_S = 120.0
+_MOST_PROMPTS = 400
 _FIRST_K = 3
 """Drafts per step where no bundle says how many."""
 
 Say = Callable[[str], None]
-
-
-@contextlib.contextmanager
-def servers() -> Iterator[dict[str, Child]]:
-    """Servers as child processes, by name; leaving the context ends them."""
-    started: dict[str, Child] = {}
-    try:
-        yield started
-    finally:
-        # All at once: vLLM takes seconds to free its shared memory after SIGTERM.
-        with ThreadPoolExecutor() as pool:
-            list(pool.map(lambda child: child.stop(_STOP_S), started.values()))
 
 
 @contextlib.contextmanager
@@ -67,30 +72,36 @@ def local_endpoint(
                 " end it"
             )
     release = started_release(endpoint, bundle)
-    with servers() as started:
-        cores = sorted(os.sched_getaffinity(0))
+    cores = sorted(os.sched_getaffinity(0))
+    with contextlib.ExitStack() as stack:
+        started: dict[str, Child] = {}
+        say(f"starting {len(replicas)} replicas with release {release.name}")
         for index, each in enumerate(endpoint.replicas):
             command, environment = replica_command(endpoint, each, release)
             share = cores[index :: len(endpoint.replicas)] or cores
             threads = {"VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, share))}  # none on a GPU
             log = endpoint.state_dir / f"{each.name}.log"
             started[each.name] = Child(command, log, each.name, environment | threads)
-        say(f"starting {len(replicas)} replicas with release {release.name}")
-        for name, replica in replicas.items():
-            started[name].wait_until(partial(_answers, replica), START_S, root_error)
-        start_router(started, endpoint)
+            stack.callback(started[each.name].stop, _STOP_S)
+        for name, child in started.items():
+            child.wait_until(partial(_answers, replicas[name]), START_S, root_error)
+        stack.callback(start_router(endpoint).stop, _STOP_S)
         say(f"router: requests to {endpoint.router.listen}")
         with controlled(endpoint, say) as controller:
             controller.recover()
         yield endpoint
 
 
-def start_router(started: dict[str, Child], endpoint: Endpoint) -> Router:
+def start_router(endpoint: Endpoint) -> Child:
     """Starts Envoy, and returns when it takes requests."""
     router = Router(endpoint)
-    started["Envoy"] = Child(router.prepare(), router.log_path, "Envoy", os.environ)
-    started["Envoy"].wait_until(router.ready, START_S, root_error)
-    return router
+    child = Child(router.prepare(), router.log_path, "Envoy", os.environ)
+    try:
+        child.wait_until(router.ready, START_S, root_error)
+    except BaseException:
+        child.stop()
+        raise
+    return child
 
 
 def started_release(endpoint: Endpoint, bundle: str | Path | None) -> Release:
@@ -108,7 +119,7 @@ def started_release(endpoint: Endpoint, bundle: str | Path | None) -> Release:
         target = TargetConfig.model_validate(manifest["target"])
         k, method = manifest["num_speculative_tokens"], manifest["draft_sample_method"]
     engine = EngineConfig(max_model_len=2048, max_num_seqs=8, kv_cache_gb=0.5)
-    return first_release(releases, target.directory(), True, target, engine, k, method)
+    return first_release(releases, target.directory(), k, target, engine, method)
 
 
 def replica_command(
@@ -132,3 +143,85 @@ def _answers(replica: Replica) -> bool:
         return replica.healthy() and bool(replica.status())
     except ReplicaUnreachable:
         return False
+
+
+def read_prompts(log: str) -> list[dict[str, Any]]:
+    """Chats of a log: a path of JSON lines with `request.messages`, or shipped traffic's name.
+
+    The newest come first, since what a speculator was trained on is older.
+    """
+    path = Path(log).expanduser()
+    path = path if path.exists() else SHIPPED_TRAFFIC / f"{path.name}.jsonl.gz"
+    if not path.is_file():
+        raise OutriderError(f"--load {log}: no such file, and no such shipped traffic")
+    bodies = []
+    with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as lines:
+        for line in lines:
+            with contextlib.suppress(ValueError, KeyError, TypeError):
+                request = json.loads(line)["request"]
+                kept = {key: request[key] for key in ("messages", "temperature", "top_p")}
+                bodies.append(kept | {"max_tokens": MAX_TOKENS, "stream": True})
+    if not bodies:
+        raise OutriderError(f"--load {log}: no line has a `request` with `messages`")
+    return bodies[::-1][:_MOST_PROMPTS]
+
+
+class Load:
+    """Users in threads, from entering the context to leaving it."""
+
+    def __init__(
+        self, endpoint: Endpoint, bodies: Sequence[dict[str, Any]], users: int = 4
+    ) -> None:
+        """`bodies`: of /v1/chat/completions."""
+        self._outcomes: list[str] = []
+        self._endpoint, self._bodies, self._numbers = endpoint, bodies, itertools.count()
+        self._ended = threading.Event()
+        self._threads = [threading.Thread(target=self._user, daemon=True) for _ in range(users)]
+
+    @property
+    def requests(self) -> int:
+        """Finished requests."""
+        return len(self._outcomes)
+
+    @property
+    def failures(self) -> list[str]:
+        """How requests failed; never text of a response."""
+        return [outcome for outcome in self._outcomes if outcome]
+
+    def __enter__(self) -> "Load":
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Returns when every user has received the rest of a response."""
+        self._ended.set()
+        for thread in self._threads:
+            thread.join()
+
+    def _user(self) -> None:
+        while not self._ended.is_set():
+            try:
+                outcome = self._request(next(self._numbers))
+            except (OSError, http.client.HTTPException) as error:
+                outcome = type(error).__name__
+            self._outcomes.append(outcome)
+
+    def _request(self, number: int) -> str:
+        """How a request failed; empty where it did not."""
+        router = self._endpoint.router
+        headers = {
+            "Content-Type": "application/json",
+            router.sticky_header: f"user-{number // REQUESTS_PER_SESSION}",
+            "Authorization": f"Bearer {os.environ.get('VLLM_API_KEY', '')}",  # the replicas' too
+        }
+        body = json.dumps(self._bodies[number % len(self._bodies)])
+        with contextlib.closing(Address.parse(router.listen).connect(_TIMEOUT_S)) as connection:
+            connection.request("POST", "/v1/chat/completions", body, headers)
+            response = connection.getresponse()
+            events = response.read().splitlines()
+        if response.status != http.client.OK:
+            return f"status {response.status}"
+        if any(event.startswith(b'data: {"error"') for event in events):
+            return "an error in the stream"
+        return "" if b"data: [DONE]" in events else "broke off"

@@ -17,9 +17,9 @@ import math
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from outrider.common.errors import OutriderError
 from outrider.common.files import publish, read_json, write_json
@@ -31,9 +31,7 @@ from outrider.serving.bundle.bundle_digest import (
     bundle_digest,
     check_files,
 )
-
-if TYPE_CHECKING:
-    from outrider.serving.config import EngineConfig, TargetConfig
+from outrider.serving.config import EngineConfig, TargetConfig
 
 _FACTS = "release.json"
 _NAME_LENGTH = 12
@@ -72,8 +70,8 @@ class Release:
 class Releases:
     """The folder of releases."""
 
-    def __init__(self, folder: Path, clock: Callable[[], float] = time.time) -> None:
-        self.folder, self._clock = Path(folder), clock
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
 
     def add(self, bundle: Path, source: str | None = None) -> Release:
         """Copies a bundle, checking it, and returns its release; an equal one is kept as it is.
@@ -96,7 +94,7 @@ class Releases:
                 if bundle_digest(copy) != digest:
                     raise OutriderError(f"{bundle}: changed while it was being copied; try again")
                 source = without_credentials(source or str(bundle))
-                facts = {"digest": digest, "source": source, "added_at": self._clock()}
+                facts = {"digest": digest, "source": source, "added_at": time.time()}
                 write_json(temporary / _FACTS, facts)
                 for path in temporary.rglob("*"):
                     if path.is_file():
@@ -134,8 +132,8 @@ class Releases:
         names = [path.parent.name for path in found if not path.parent.name.startswith(".")]
         return sorted((self.get(name) for name in names), key=lambda each: each.added_at)
 
-    def prune(self, keep: int, in_use: Collection[str]) -> list[str]:
-        """Deletes all but the last `keep` releases and those `in_use`; returns their names.
+    def prune(self, keep: int, in_use: Collection[str]) -> None:
+        """Deletes all but the last `keep` releases and those `in_use`.
 
         Nobody may add one meanwhile: the controller has the endpoint's lock.
         """
@@ -146,16 +144,23 @@ class Releases:
                 (self.folder / name).rename(retired)
         for left in self.folder.glob(".*"):  # and copies of a process that was killed
             shutil.rmtree(left, ignore_errors=True)
-        return removed
 
 
-def adopt(releases: Releases, directory: Path, k: int) -> Release:
-    """What servers load from `directory`, as the release that the first rollback goes back to.
+def first_release(
+    releases: Releases,
+    directory: Path,
+    k: int,
+    target: TargetConfig | None = None,
+    engine: EngineConfig | None = None,
+    sample_method: str = "greedy",
+) -> Release:
+    """The release that the first rollback goes back to: what servers load from `directory`.
 
-    A bundle as it is; of a plain directory, or of the target's own layer, one is made that drafts
-    `k` tokens per step.
+    A bundle as it is; of a plain directory, or of the target's own layer, one is made, without
+    evidence, that drafts `k` tokens per step.
     """
-    from outrider.serving.config import EngineConfig, TargetConfig
+    from outrider.serving.bundle.bundle import export_bundle
+    from outrider.serving.speculator import Drafting, Speculator, served_base
     from outrider.speculators.kinds import trainable_kind_of
 
     if not directory.is_dir():
@@ -166,30 +171,11 @@ def adopt(releases: Releases, directory: Path, k: int) -> Release:
     if (directory / MANIFEST).is_file():
         return releases.add(directory)
     whole = trainable_kind_of(directory).native(read_json(directory / "config.json"))
-    target = TargetConfig(model=str(directory))
-    return first_release(releases, directory, whole, target, EngineConfig(), k)
-
-
-def first_release(
-    releases: Releases,
-    directory: Path,
-    whole: bool,
-    target: "TargetConfig",
-    engine: "EngineConfig",
-    k: int,
-    sample_method: str = "greedy",
-) -> Release:
-    """A release, without evidence, of the speculator in `directory`.
-
-    `whole`: the directory may be the whole target's checkpoint, of which only the layer is kept.
-    """
-    from outrider.serving.bundle.bundle import export_bundle
-    from outrider.serving.speculator import Drafting, Speculator, served_base
-
+    target, engine = target or TargetConfig(model=str(directory)), engine or EngineConfig()
     with tempfile.TemporaryDirectory(prefix="outrider-") as folder:
-        scratch = Path(folder)
-        speculator = served_base(directory, directory, scratch) if whole else directory
-        out = scratch / "bundle"
+        # Of a whole target's checkpoint only the layer is kept.
+        speculator = served_base(directory, directory, Path(folder)) if whole else directory
+        out = Path(folder) / "bundle"
         drafting = Drafting(Speculator.named(speculator), k, sample_method)
         export_bundle(drafting, target, engine, {}, out, other_formats=False)
         return releases.add(out)

@@ -1,6 +1,6 @@
 """What an endpoint's journal says: the release in use, the deployment in progress, adaptation.
 
-    state = read_state(endpoint)
+    state = read_state(endpoint)    # journal.py
     state.serving, state.open, state.usable[-1].acceptance
 
 | event | written before | facts |
@@ -10,13 +10,10 @@
 | `share` | the router is set | percent |
 | `swap` | a replica's speculator is swapped | replica, release |
 | `swapped` | nothing | replica, release, and its times in seconds |
-| `refused_swap` | nothing | replica |
 | `reverted` | a release that a replica took back is replaced | replica, release, reason |
 | `request` | nothing | deployment, action, by: `--promote` or `--rollback` of another process |
 | `verdict` | it is acted on | action: promote or roll_back; reason; by: whom; figures |
-| `recover` | an interrupted deployment is finished | |
 | `end` | nothing | outcome: promoted or rolled_back; serving; behind: replicas left out |
-| `refused` | nothing | reason: nothing was begun |
 
 A deployment whose controller has stopped is rolled back if it has no verdict; else its last verdict
 is carried out. `adapt-speculator` writes each of its steps after it is done, so a process that was
@@ -26,16 +23,15 @@ killed repeats at most one:
 |---|---|
 | `start` | position: where reading of the log begins |
 | `window` | window, rows, skipped, position: a slice of the log was cut |
-| `watched` | window, release, k, acceptance, ratio, gpu_seconds: captured and replayed |
+| `watched` | window, release, acceptance, ratio, gpu_seconds: captured and replayed |
 | `refused_window` | window, reason, gpu_seconds |
 | `round` | round, newer, older, reason: training on these windows begins |
 | `trained` | round, sequences, gpu_seconds |
-| `gated` | round, ships, reason, windows, acceptance, gpu_seconds |
-| `deployed` | round, outcome, release |
+| `gated` | round, ships, reason, gpu_seconds |
+| `deployed` | round, outcome |
 | `deleted` | windows |
 """
 
-import dataclasses
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -43,7 +39,6 @@ from typing import Any, Literal
 
 from outrider.eval.results.parts import ClusteredEstimate
 
-Action = Literal["promote", "roll_back"]
 Mode = Literal["canary", "in_place", "rollback"]
 
 PROMOTED = "promoted"
@@ -63,6 +58,19 @@ class Entry:
     """What else is known about the event; never text of a customer."""
 
 
+@dataclass(frozen=True)
+class Verdict:
+    """What to do with a new release, why, and by whom."""
+
+    action: Literal["wait", "promote", "roll_back"]
+    reason: str
+    """One line, without customers' text."""
+    by: str = "controller"
+    """judge, watch, operator or controller."""
+    figures: dict[str, Any] = field(default_factory=dict)
+    """The judge's (judge.py)."""
+
+
 @dataclass
 class Deployment:
     """A deployment that has begun, and perhaps ended."""
@@ -74,17 +82,11 @@ class Deployment:
     old: str
     mode: Mode
     began_at: float
-    swapped: set[str] = field(default_factory=set)
+    swapped: list[str] = field(default_factory=list)
     """Replicas that were to get the new release."""
-    request: tuple[Action, str] | None = None
-    """What a person asked for, and who."""
-    verdict: Action | None = None
-    reason: str = ""
-    by: str = ""
-    """Who gave the verdict: judge, watch, operator, controller."""
-    decided_at: float | None = None
-    figures: dict[str, Any] = field(default_factory=dict)
-    """Figures of the decision."""
+    request: Verdict | None = None
+    """A person's, given in another process."""
+    verdict: Verdict = Verdict("wait", "")
     ended_at: float | None = None
     outcome: Literal["promoted", "rolled_back"] | None = None
     behind: list[str] = field(default_factory=list)
@@ -93,7 +95,7 @@ class Deployment:
     @property
     def wanted(self) -> str:
         """The release that every replica has in the end."""
-        return self.new if self.verdict == "promote" else self.old
+        return self.new if self.verdict.action == "promote" else self.old
 
     @property
     def went_back(self) -> bool:
@@ -134,7 +136,6 @@ class Round:
     ships: bool | None = None
     """The gate's verdict; None before it."""
     outcome: str | None = None
-    release: str | None = None
 
     @property
     def settled(self) -> bool:
@@ -151,7 +152,6 @@ class Round:
 class State:
     """An endpoint, as its journal has it."""
 
-    entries: int = 0
     serving: str | None = None
     """Name of the release in use; None before the first deployment."""
     before: dict[str, str] = field(default_factory=dict)
@@ -167,9 +167,7 @@ class State:
     last: Deployment | None = None
     """The last one that ended."""
     counts: Counter[str] = field(default_factory=Counter)
-    """Deployments that were promoted, rolled_back or refused."""
-    swaps: Counter[tuple[str, str]] = field(default_factory=Counter)
-    """By replica and outcome: applied, refused, reverted."""
+    """Deployments that were promoted or rolled_back."""
     served: dict[str, str] = field(default_factory=dict)
     """The release that each replica got last."""
     position: dict[str, int] | None = None
@@ -182,7 +180,6 @@ class State:
     def add(self, entry: Entry) -> None:
         """Follows one entry."""
         facts = entry.facts
-        self.entries = entry.n
         if gpu_seconds := facts.get("gpu_seconds"):
             self.spent.append((entry.at, gpu_seconds))
         if entry.event in ("share", "swap", "swapped", "reverted"):
@@ -196,24 +193,15 @@ class State:
             case "share":
                 self.share = facts["percent"]
             case "swap" if self.open is not None and facts["release"] == self.open.new:
-                self.open.swapped.add(facts["replica"])
+                self.open.swapped.append(facts["replica"])
             case "swapped":
-                self.swaps[facts["replica"], "applied"] += 1
                 self.served[facts["replica"]] = facts["release"]
-            case "refused_swap":
-                self.swaps[facts["replica"], "refused"] += 1
-            case "reverted":
-                self.swaps[facts["replica"], "reverted"] += 1
             case "request" if self.open is not None and self.open.id == facts["deployment"]:
-                self.open.request = (facts["action"], facts["by"])
+                self.open.request = Verdict(facts["action"], "by request", facts["by"])
             case "verdict" if self.open is not None:
-                self.open.verdict, self.open.decided_at = facts["action"], entry.at
-                self.open.reason, self.open.by = facts["reason"], facts["by"]
-                self.open.figures = facts["figures"]
+                self.open.verdict = Verdict(**facts)
             case "end" if self.open is not None:
                 self._ended(self.open, entry)
-            case "refused":
-                self.counts["refused"] += 1
             case _:
                 self._adapted(entry)
 
@@ -251,7 +239,6 @@ class State:
                 self.rounds[-1].ships = facts["ships"]
             case "deployed":
                 self.rounds[-1].outcome = facts["outcome"]
-                self.rounds[-1].release = facts["release"]
             case "deleted":
                 for number in facts["windows"]:
                     self.windows[number].deleted = True
@@ -268,14 +255,6 @@ class State:
         if self.open is not None:
             names |= {self.open.new, self.open.old}
         return {name for name in names if name is not None}
-
-    @property
-    def phase(self) -> str:
-        """What the controller does: idle, canary, promoting or rolling_back."""
-        if self.open is None:
-            return "idle"
-        phases = {None: "canary", "promote": "promoting", "roll_back": "rolling_back"}
-        return phases[self.open.verdict]
 
     @property
     def usable(self) -> list[Window]:
@@ -328,8 +307,3 @@ def fold(entries: Iterable[Entry]) -> State:
     for entry in entries:
         state.add(entry)
     return state
-
-
-def as_json(deployment: Deployment) -> dict[str, Any]:
-    """A deployment's values for JSON."""
-    return dataclasses.asdict(deployment) | {"swapped": sorted(deployment.swapped)}

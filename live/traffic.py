@@ -19,17 +19,15 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from outrider.common.errors import OutriderError
-from outrider.live.endpoint_file import Endpoint
+from outrider.live.endpoint_file import Endpoint, Role
 from outrider.live.fleet import Fleet
 from outrider.serving.admin.replica import LiveRequest
 
-Role = Literal["stable", "canary"]
-
 _MOST_BYTES = 16 << 20
-"""Of the log, read in one call."""
+"""Of the log, read of what was written before."""
 
 _FAILURES = {"UC", "UF", "UH", "UR", "LR", "UT", "SI", "UPE"}
 """Envoy's response flags of requests that the endpoint failed. DC is a client that disconnected."""
@@ -39,7 +37,6 @@ _FAILURES = {"UC", "UF", "UH", "UR", "LR", "UT", "SI", "UPE"}
 class Observation:
     """One request: what the router measured, and what its replica counted."""
 
-    id: str
     session: str
     """Requests of one session are not independent. The request's id if it has no session."""
     started_at: float
@@ -48,16 +45,9 @@ class Observation:
     """Seconds from arrival at the router to the last byte."""
     failed: bool
     """The replica that its share selected did not answer it in full, even if another one did."""
-    completion_tokens: int = 0
-    drafts: int = 0
-    """Steps that verified drafts."""
-    accepted: int = 0
-    """Accepted draft tokens."""
-    ttft_s: float = 0.0
-    decode_s: float = 0.0
-    """Seconds from the first token to the last."""
-    counts: bool = True
-    """False where a swap fell into it, or it ended early: it counts for nothing but failures."""
+    live: LiveRequest | None = None
+    """Its replica's counts; None where a swap fell into it, or it ended early: then it counts for
+    nothing but failures."""
 
 
 class Traffic:
@@ -67,7 +57,7 @@ class Traffic:
         """`old`: the release that all serve. `began`: Unix time in seconds; it may be long ago."""
         self._endpoint, self._fleet, self._began = endpoint, fleet, began
         self._wanted = {each.name: old for each in endpoint.replicas}
-        self._roles: dict[str, Role] = {each.host: each.role for each in endpoint.replicas}
+        self._roles = {each.host: each.role for each in endpoint.replicas}
         self._after: dict[str, int] = {}
         self._offset = 0
         with contextlib.suppress(FileNotFoundError):
@@ -84,12 +74,8 @@ class Traffic:
                 self._finished += self._read(name)
             except OutriderError:  # the controller looks at its status
                 continue
-        while True:
-            routed, offset = read_log(self._endpoint.access_log, self._offset)
-            self._routed += routed
-            if offset == self._offset:
-                break
-            self._offset = offset
+        routed, self._offset = read_log(self._endpoint.access_log, self._offset)
+        self._routed += routed
         self._routed = [row for row in self._routed if float(row["started_at"]) >= self._began]
         return observations(self._routed, self._finished, self._roles)
 
@@ -134,7 +120,7 @@ def read_log(path: Path, offset: int) -> tuple[list[dict[str, Any]], int]:
             if log.seek(0, 2) < offset:
                 offset = 0
             log.seek(offset)
-            data = log.read(_MOST_BYTES)
+            data = log.read()
     except FileNotFoundError:
         return [], 0
     complete = data[: data.rfind(b"\n") + 1]
@@ -169,12 +155,9 @@ def observations(
         request_id = row["request_id"] or f"at {started_at}"
         session = hashlib.sha256((row.get("session") or request_id).encode()).hexdigest()[:16]
         latency_s = float(row["duration_ms"]) / 1000
-        measured = (request_id, session, started_at, latency_s, failed)
-        if live is None:
-            arms[role].append(Observation(*measured, counts=False))
-            continue
-        counted = (live.completion_tokens, live.drafts, live.accepted, live.ttft_s, live.decode_s)
-        arms[role].append(Observation(*measured, *counted, counts=not (live.mixed or live.aborted)))
+        counts = live is not None and not (live.mixed or live.aborted)
+        observation = Observation(session, started_at, latency_s, failed, live if counts else None)
+        arms[role].append(observation)
     return arms["stable"], arms["canary"]
 
 

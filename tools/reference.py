@@ -16,6 +16,7 @@ import typing
 from pathlib import Path
 
 from annotated_types import Ge, Gt, Le, Lt
+from prometheus_client.core import CounterMetricFamily
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
@@ -25,7 +26,8 @@ from outrider.data.exchange import Reject
 from outrider.data.formats import FORMATS, openai, sampling
 from outrider.eval.results.report import Report
 from outrider.live.endpoint_file import SHIPPED_ENDPOINTS, Endpoint
-from outrider.live.metrics import LiveMetrics
+from outrider.live.metrics import measures
+from outrider.live.state import State, Verdict
 from outrider.pipeline.recipe.recipe import EFFORTS, Recipe
 from outrider.pipeline.recipe.shipped import shipped_recipes
 
@@ -155,8 +157,8 @@ METRICS_HEAD = """# Metrics
 
 <!-- Written by `make reference` from live/metrics.py; change that. -->
 
-The controller and `adapt` write `state_dir/metrics.prom` for node_exporter's textfile collector,
-and serve the same on 127.0.0.1 with `--metrics-port`. Most are counts of the endpoint's journal;
+The controller and `adapt` write `state_dir/metrics.prom` for node_exporter's textfile collector.
+Most are counts of the endpoint's journal;
 vLLM has the metrics of requests. `live/grafana/live_endpoint.json` is a dashboard. Every metric
 also has the label `endpoint`.
 
@@ -238,18 +240,13 @@ def log_formats() -> str:
 
 
 def metrics() -> str:
-    """The page of the live endpoint's metrics, from the calls that make them."""
-    rows, text = [], ""
-    call = r'_(gauge|count)\(\s*"(\w+)", (?:"([^"]+)"|text), .*?((?:, "\w+")*)\)\n'
-    for found in re.finditer(
-        rf'text = "([^"]+)"|{call}', inspect.getsource(LiveMetrics), re.DOTALL
-    ):
-        assigned, kind, name, literal, labels = found.groups()
-        text = assigned or literal or text
-        if name:
-            name += "_total" * (kind == "count")
-            rows.append(f"| `outrider_{name}` | {labels[2:].replace(chr(34), chr(96))} | {text} |")
-    return METRICS_HEAD + "\n".join(rows) + "\n"
+    """The page of the live endpoint's metrics."""
+    rows = [
+        f"| `outrider_{name}{'_total' * (kind is CounterMetricFamily)}` |"
+        f" {', '.join(f'`{label}`' for label in labels)} | {text} |\n"
+        for kind, name, text, labels, _ in measures(State(), Verdict("wait", ""))
+    ]
+    return METRICS_HEAD + "".join(rows)
 
 
 PAGES = {

@@ -21,7 +21,7 @@ from typing import Any
 import yaml
 
 from outrider.live.endpoint_file import Endpoint, load_endpoint
-from outrider.live.local import servers, start_router
+from outrider.live.local import start_router
 from outrider.live.router import POOLS, Router
 from outrider.serving.admin.address import Address
 
@@ -116,14 +116,22 @@ class Fleet:
 @contextlib.contextmanager
 def running(fleet: Fleet) -> Iterator[Router]:
     """Envoy in front of the replicas."""
-    with servers() as started:
-        yield start_router(started, fleet.endpoint)
+    envoy = start_router(fleet.endpoint)
+    try:
+        yield Router(fleet.endpoint)
+    finally:
+        envoy.stop(5.0)
+
+
+def stat(router: Router, role: str, name: str) -> int:
+    """One of Envoy's figures about the replicas of a role."""
+    text = router._call("GET", f"/stats?filter=^cluster.{POOLS[role]}.{name}$")
+    return int(text.rpartition(":")[2])
 
 
 def healthy(router: Router, role: str) -> int:
     """Replicas of a role that get requests now."""
-    (count,) = router.stats(f"^cluster.{POOLS[role]}.membership_healthy$").values()
-    return count
+    return stat(router, role, "membership_healthy")
 
 
 class Load:

@@ -6,6 +6,7 @@ import numpy as np
 
 from outrider.live.judge import decide
 from outrider.live.traffic import Observation
+from outrider.serving.admin.replica import LiveRequest
 
 BEGAN = 0.0
 """When the canary got its fair share."""
@@ -51,18 +52,18 @@ class Traffic:
         at = np.cumsum(random.exponential(1.0, count)) + 1000
         arms = [], []
         for i in range(count):
+            live = LiveRequest(
+                i, str(i), None, float(at[i]), 10, int(tokens[i]), int(steps[i]),
+                int(max(tokens[i] - steps[i], 0)), float(ttft[i]), float(decode[i]),
+                float(ttft[i] + decode[i]), failed=False,
+            )  # fmt: skip
             arms[int(canary[i])].append(
                 Observation(
-                    id=str(i),
-                    session=str(session[i]),
-                    started_at=float(at[i] - ttft[i] - decode[i]),
-                    latency_s=float(ttft[i] + decode[i]),
-                    failed=bool(failed[i]),
-                    completion_tokens=int(tokens[i]),
-                    drafts=int(steps[i]),
-                    accepted=int(max(tokens[i] - steps[i], 0)),
-                    ttft_s=float(ttft[i]),
-                    decode_s=float(decode[i]),
+                    str(session[i]),
+                    live.finished_at - live.e2e_s,
+                    live.e2e_s,
+                    bool(failed[i]),
+                    live,
                 )
             )
         return arms

@@ -20,7 +20,7 @@ class Story:
         self.between, self.error = between, 0.1 / math.sqrt(sessions)
 
     def add(self, event, at=0.0, **facts):
-        self.state.add(Entry(self.state.entries + 1, at, event, facts))
+        self.state.add(Entry(0, at, event, facts))
 
     def estimate(self, log):
         value, half = math.exp(log), math.exp(1.96 * self.error)
@@ -41,14 +41,14 @@ class Story:
             gpu_seconds=seconds,
         )
 
-    def round(self, ships, release="base"):
+    def round(self, ships):
         number = len(self.state.rounds) + 1
         newer = [window.n for window in self.state.fresh]
         self.add("round", round=number, newer=newer, older=[], reason="")
         self.add("trained", round=number)
-        self.add("gated", round=number, ships=ships, reason="", acceptance=None)
+        self.add("gated", round=number, ships=ships, reason="")
         if ships:
-            self.add("deployed", round=number, outcome="promoted", release=release)
+            self.add("deployed", round=number, outcome="promoted")
 
 
 def alarm(story, shift, windows):

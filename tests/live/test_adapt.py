@@ -1,13 +1,15 @@
 """The loop's steps, killed at every one; what is expensive is replaced by arithmetic on the rows.
 
-The whole loop with engines and training is in test_adapt_loop.py (slow).
+The whole loop with engines and training is in test_adapt_loop.py (slow). Rounds are deployed to the
+simulated endpoint of world.py at the end of this file.
 """
 
 import dataclasses
 import io
 import json
 import math
-from contextlib import suppress
+import shutil
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -17,28 +19,26 @@ from outrider.common.errors import OutriderError
 from outrider.common.files import read_json, write_json
 from outrider.eval.results.parts import ClusteredEstimate
 from outrider.live import adapt
-from outrider.live.adapt import Adapter, summary
+from outrider.live.adapt import BASE, Adapter, Serving, serving_of, summary
 from outrider.live.adapt_gate import GateVerdict
-from outrider.live.deployer import Serving
-from outrider.live.journal import Journal, read_journal
+from outrider.live.endpoint_file import Endpoint
+from outrider.live.journal import Journal, lock, read_journal, read_state
 from outrider.pipeline.recipe.load import load_recipe
 from outrider.pipeline.run_stages import StageFailed
 from outrider.speculators.kinds import KINDS
+from tests.cli.commands import assert_one_message, run
+from tests.live.world import Killed
 
 ROWS, FIRST = 10, "r0000"
 
 
-class Killed(BaseException):
-    """As if the process had ended here."""
-
-
-class World:
+class Log:
     """A log whose rows have an acceptance length by speculator, and an endpoint."""
 
     def __init__(self, folder, nano_r1, monkeypatch, **settings):
-        self.folder, self.log = folder, folder / "log.jsonl"
+        self.log = folder / "log.jsonl"
         self.log.touch()
-        self.begin()
+        self.begin(folder)
         words = [f"adapt.{name}={value}" for name, value in settings.items()]
         self.loaded = load_recipe(
             "resume_screening",
@@ -47,10 +47,10 @@ class World:
         )  # fmt: skip
         self.kill_at, self.reached = None, 0
         monkeypatch.setattr(adapt, "MOST_BEHIND", 99)
-        monkeypatch.setattr(adapt, "run_stages", self.run_stages)
-        monkeypatch.setattr(adapt, "watched", self.watched)
-        monkeypatch.setattr(adapt, "judge", self.judge)
-        monkeypatch.setattr(adapt, "write_bundle", self.write_bundle)
+        for name in ("run_stages", "watched", "judge", "write_bundle"):
+            monkeypatch.setattr(adapt, name, getattr(self, name))
+        monkeypatch.setattr(adapt, "serving_of", lambda endpoint: self.serving())
+        monkeypatch.setattr(Adapter, "_outcome", lambda adapter, bundle: self.deploy(bundle))
         append = Journal.append
 
         def killed_around(journal, event, **facts):
@@ -61,9 +61,12 @@ class World:
 
         monkeypatch.setattr(Journal, "append", killed_around)
 
-    def begin(self):
+    def begin(self, folder):
         """An endpoint that serves a speculator fitted to traffic of kind a."""
-        self.bundles = self.folder / "endpoint"
+        folder.mkdir(mode=0o700, exist_ok=True)
+        replicas = [{"name": "a", "data": "unix:/a", "admin": "unix:/b"}]
+        self.endpoint = Endpoint(name="small", state_dir=folder, replicas=replicas)
+        self.folder, self.bundles = folder, folder / "endpoint"
         write_json(self.bundles / FIRST / "config.json", ["a"])
 
     def point(self):
@@ -141,7 +144,7 @@ class World:
 
     def run(self, **how):
         console = Console(file=io.StringIO())
-        with Adapter.open(self.loaded, self.folder, self, console, parity=False) as adapter:
+        with Adapter.open(self.loaded, self.endpoint, console) as adapter:
             adapter.run(once=True, **how)
             return summary(adapter)
 
@@ -164,14 +167,14 @@ def estimate(value):
 
 @pytest.fixture(autouse=True)
 def native_kind(monkeypatch):
-    """Directories of this world are of the target's own kind."""
-    monkeypatch.setattr("outrider.live.deployer.kind_of", lambda directory: KINDS["mtp"])
+    """Directories of these tests are of the target's own kind."""
+    monkeypatch.setattr("outrider.live.adapt.kind_of", lambda directory: KINDS["mtp"])
 
 
 @pytest.fixture
 def shifting(tmp_path, nano_r1, monkeypatch):
     """Traffic that shifts and comes back."""
-    world = World(tmp_path, nano_r1, monkeypatch)
+    world = Log(tmp_path, nano_r1, monkeypatch)
     for kind, windows in (("a", 3), ("b", 4), ("a", 2)):
         world.traffic(kind, windows)
     return world
@@ -192,10 +195,9 @@ def test_a_shift_is_followed_by_a_round_and_a_release(shifting):
     assert rounds[0]["newer"] == [1, 2, 3, 4] and "fell to 0.75" in rounds[0]["reason"]
     watched = [entry.facts for entry in shifting.entries if entry.event == "watched"]
     assert [one["release"] for one in watched] == [FIRST] * 5 + ["r0001"] * 4
-    gated = [entry.facts for entry in shifting.entries if entry.event == "gated"]
-    assert gated[0]["windows"] == [5] and gated[0]["ships"]
     text = shifting.folder / "adapt" / "rounds" / "r0001"
-    assert (text / "gate.json").is_file() and not (text / "traffic").exists()
+    gate = read_json(text / "gate.json")
+    assert gate["windows"] == ["w000005"] and gate["ships"] and not (text / "traffic").exists()
     assert windows_left(shifting.folder) == list(range(1, 10))
     left = (shifting.folder / "adapt" / "windows").rglob("log/*")
     assert list(left) == [], "rows of the log are deleted once they are sequences"
@@ -203,16 +205,14 @@ def test_a_shift_is_followed_by_a_round_and_a_release(shifting):
 
 def test_the_loop_can_be_killed_at_every_point(tmp_path, nano_r1, monkeypatch):
     monkeypatch.setattr("os.fsync", lambda descriptor: None)  # nothing is lost with the machine
-    world = World(tmp_path, nano_r1, monkeypatch)
+    world = Log(tmp_path, nano_r1, monkeypatch)
     world.traffic("a", 1)
     world.traffic("b", 3)
     assert world.run()["shipped"] == 1
     whole, points = story(world.entries), world.reached
     assert points > 30
     for kill_at in range(1, points + 1):
-        world.folder = tmp_path / f"killed at {kill_at}"
-        world.folder.mkdir(mode=0o700)
-        world.begin()
+        world.begin(tmp_path / f"killed at {kill_at}")
         world.kill_at, world.reached = kill_at, 0
         with suppress(Killed):
             world.run()
@@ -223,7 +223,7 @@ def test_the_loop_can_be_killed_at_every_point(tmp_path, nano_r1, monkeypatch):
 
 
 def test_a_round_that_loses_does_not_ship_and_the_next_waits(tmp_path, nano_r1, monkeypatch):
-    world = World(tmp_path, nano_r1, monkeypatch)
+    world = Log(tmp_path, nano_r1, monkeypatch)
     world.traffic("a", 2)
     world.traffic("hopeless", 8)
     found = world.run()
@@ -236,7 +236,7 @@ def test_a_round_that_loses_does_not_ship_and_the_next_waits(tmp_path, nano_r1, 
 
 
 def test_a_window_that_cannot_be_used_is_left_out(tmp_path, nano_r1, monkeypatch):
-    world = World(tmp_path, nano_r1, monkeypatch)
+    world = Log(tmp_path, nano_r1, monkeypatch)
     for kind in ("a", "broken", "a", "b", "b"):
         world.traffic(kind, 1)
     assert world.run()["shipped"] == 1
@@ -249,7 +249,7 @@ def test_a_window_that_cannot_be_used_is_left_out(tmp_path, nano_r1, monkeypatch
 
 
 def test_more_traffic_than_can_be_captured_is_passed_over(tmp_path, nano_r1, monkeypatch):
-    world = World(tmp_path, nano_r1, monkeypatch)
+    world = Log(tmp_path, nano_r1, monkeypatch)
     monkeypatch.setattr(adapt, "MOST_BEHIND", 2)
     world.traffic("a", 7)
     world.run()
@@ -258,7 +258,7 @@ def test_more_traffic_than_can_be_captured_is_passed_over(tmp_path, nano_r1, mon
 
 
 def test_without_from_start_only_what_comes_later_is_read(tmp_path, nano_r1, monkeypatch):
-    world = World(tmp_path, nano_r1, monkeypatch, from_start="false")
+    world = Log(tmp_path, nano_r1, monkeypatch, from_start="false")
     world.traffic("a", 5)
     assert world.run()["windows"] == 0
     world.traffic("b", 2)
@@ -267,8 +267,7 @@ def test_without_from_start_only_what_comes_later_is_read(tmp_path, nano_r1, mon
 
 def test_rounds_ends_the_loop_and_one_process_at_a_time(shifting):
     console = Console(file=io.StringIO())
-    opened = Adapter.open(shifting.loaded, shifting.folder, shifting, console, parity=False)
-    with opened as adapter:
+    with Adapter.open(shifting.loaded, shifting.endpoint, console) as adapter:
         with pytest.raises(OutriderError, match="follows this traffic already"):
             shifting.run()
         adapter.run(rounds=1)
@@ -281,7 +280,7 @@ def windows_left(folder):
 
 @pytest.mark.parametrize("retention", ["delete_features", "delete_all"])
 def test_with_retention_windows_end_with_their_round(tmp_path, nano_r1, monkeypatch, retention):
-    world = World(tmp_path, nano_r1, monkeypatch)
+    world = Log(tmp_path, nano_r1, monkeypatch)
     privacy = world.loaded.recipe.privacy.model_copy(update={"retention": retention})
     recipe = world.loaded.recipe.model_copy(update={"privacy": privacy})
     world.loaded = dataclasses.replace(world.loaded, recipe=recipe)
@@ -290,3 +289,56 @@ def test_with_retention_windows_end_with_their_round(tmp_path, nano_r1, monkeypa
     assert world.run()["shipped"] == 1
     rounds = [entry.facts for entry in world.entries if entry.event == "round"]
     assert rounds[0]["newer"] == [1, 2, 3, 4] and windows_left(tmp_path) == [5, 6, 7]
+
+
+@pytest.fixture
+def deploying(make_world, monkeypatch, nano_r1):
+    """A simulated endpoint, and an adapter of it whose deployments cost no time."""
+    world = make_world()
+
+    @contextmanager
+    def controlled(endpoint, say):
+        with lock(endpoint.lock, "is deploying to this endpoint"), world.controller() as controller:
+            yield controller
+
+    monkeypatch.setattr(adapt, "controlled", controlled)
+    loaded = load_recipe("resume_screening", [f"target.model={nano_r1}"])
+    with Adapter.open(loaded, world.endpoint, Console(file=io.StringIO())) as adapter:
+        adapter.journal.append("round", round=1, newer=[1], older=[], reason="")
+        adapter.journal.append("trained", round=1)
+        adapter.journal.append("gated", round=1, ships=True, reason="")
+        shutil.copytree(world.bundles["better"], adapter.round_run(1).bundle)
+        yield world, adapter
+
+
+def test_a_round_is_deployed_once_also_if_its_outcome_was_not_recorded(deploying):
+    world, adapter = deploying
+    assert serving_of(world.endpoint) == Serving(BASE, world.bundles["first"], 3)
+    assert adapter.step() and world.everywhere("better")
+    serving = serving_of(world.endpoint)
+    assert serving.directory.is_relative_to(world.endpoint.releases) and serving.k == 3
+    done = read_state(world.endpoint).last
+    assert adapter._outcome(adapter.round_run(1).bundle) == "promoted"
+    assert read_state(world.endpoint).last == done and adapter.state.rounds[0].won
+
+
+def test_another_deployment_is_waited_for(deploying):
+    world, adapter = deploying
+    held, waits = lock(world.endpoint.lock, "is deploying"), []
+    held.__enter__()
+    adapter.wait = waits.append
+    assert adapter.step() and waits == [adapt.POLL_S] and not adapter.state.rounds[0].settled
+    held.__exit__(None, None, None)
+    assert adapter.step() and adapter.state.rounds[0].won
+
+
+def test_the_command_without_new_traffic(make_world, tmp_path):
+    world = make_world()
+    (tmp_path / "log.jsonl").write_text("{}\n")
+    words = ["--recipe", "resume_screening", "traffic.path=log.jsonl", "--endpoint", world.file()]
+    done = run("adapt-speculator", *words, "--once", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert (found["windows"], found["rounds"], found["serving"]) == (0, 0, BASE)
+    wrong = run("adapt-speculator", *words, "--rounds", "0", cwd=tmp_path)
+    assert_one_message(wrong, "--rounds 0: give 1 or more", status=2)

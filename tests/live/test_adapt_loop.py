@@ -11,8 +11,9 @@ from outrider.common.files import read_json
 from outrider.data.features.feature_store import FeatureStore
 from outrider.data.sequences import load_sequences
 from outrider.eval.replay.replay import compare, replay
-from outrider.live.adapt import Adapter
-from outrider.live.deployer import BASE, Serving
+from outrider.live import adapt
+from outrider.live.adapt import BASE, Adapter, Serving
+from outrider.live.endpoint_file import Endpoint
 from outrider.live.state import PROMOTED
 from outrider.pipeline.recipe.load import load_recipe
 from outrider.pipeline.recipe.shipped import EMBEDDED_TRAFFIC
@@ -20,23 +21,9 @@ from outrider.pipeline.recipe.shipped import EMBEDDED_TRAFFIC
 WINDOW = 40
 
 
-class AtOnce:
-    """An endpoint where a bundle serves at once."""
-
-    def __init__(self, target):
-        self.now = Serving(BASE, target, 5)
-
-    def serving(self):
-        return self.now
-
-    def deploy(self, bundle):
-        self.now = Serving("first", bundle, 5)
-        return PROMOTED
-
-
 @pytest.mark.engine
 @pytest.mark.slow
-def test_new_traffic_becomes_a_release_that_the_gate_measured(tmp_path, nano_r1):
+def test_new_traffic_becomes_a_release_that_the_gate_measured(tmp_path, nano_r1, monkeypatch):
     log = tmp_path / "log.jsonl"
     with gzip.open(EMBEDDED_TRAFFIC / "resume_screening.jsonl.gz", "rb") as shipped:
         log.write_bytes(b"".join(itertools.islice(shipped, 2 * WINDOW)))
@@ -52,12 +39,16 @@ def test_new_traffic_becomes_a_release_that_the_gate_measured(tmp_path, nano_r1)
             "training.wandb_project=null",
         ],
     )
-    endpoint, console = AtOnce(nano_r1), Console(file=io.StringIO())
-    with Adapter.open(loaded, tmp_path, endpoint, console, parity=False) as adapter:
+    replicas, state_dir = [{"name": "a", "data": "unix:/a", "admin": "unix:/b"}], tmp_path / "state"
+    endpoint = Endpoint(name="small", state_dir=state_dir, replicas=replicas)
+    # The base serves, and a bundle would serve at once.
+    monkeypatch.setattr(adapt, "serving_of", lambda endpoint: Serving(BASE, nano_r1, 5))
+    monkeypatch.setattr(Adapter, "_outcome", lambda adapter, bundle: PROMOTED)
+    with Adapter.open(loaded, endpoint, Console(file=io.StringIO())) as adapter:
         adapter.run(rounds=1)
         state = adapter.state
         (done,) = state.rounds
-        assert done.won and endpoint.now.name == "first"
+        assert done.won
         run, gate = adapter.round_run(1), adapter.window_run(2)
         verdict = read_json(run.root / "gate.json")
         # The same figures from the bundle, by hand.

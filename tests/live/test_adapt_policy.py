@@ -62,17 +62,17 @@ def test_fresh_traffic_starts_a_round_and_losing_rounds_wait_longer():
             story.window()
             waited += 100
         waits.append(waited)
-        story.round(ships, release="base")
+        story.round(ships)
     assert waits == [300, 300, 600, 1200, 300]
 
 
-def test_the_budget_is_that_of_the_last_24_hours():
+def test_the_budget_is_that_of_the_last_24_hours(monkeypatch):
     story = Story(np.random.default_rng(0))
     story.window(seconds=1000.0, at=1000.0)
     story.window(seconds=900.0, at=50_000.0)
-    assert not within_budget(story.state, 60_000.0, 0.5)  # 1,900 s
-    assert within_budget(story.state, 1000.0 + 86_401, 0.5)
-    assert within_budget(story.state, 60_000.0, None)
+    for now, hours, within in ((60_000, 0.5, False), (87_401, 0.5, True), (60_000, None, True)):
+        monkeypatch.setattr("time.time", lambda now=now: now)
+        assert within_budget(story.state, AdaptConfig(gpu_hours_per_day=hours)) == within
 
 
 def limited(windows, **limits):
@@ -80,14 +80,14 @@ def limited(windows, **limits):
     return AdaptConfig(window=100, max_gb=windows + 0.5, **limits)
 
 
-def doomed(story, policy, keep_older=True, now=0.0):
+def doomed(story, policy, keep_older=True):
     sizes = dict.fromkeys(story.state.windows, 10**9)
     for number, window in story.state.windows.items():
         sizes[number] *= not window.deleted
-    return surplus(story.state, sizes, keep_older, now, policy)
+    return surplus(story.state, sizes, keep_older, policy)
 
 
-def test_refused_and_old_windows_go_and_with_retention_those_of_ended_rounds():
+def test_refused_and_old_windows_go_and_with_retention_those_of_ended_rounds(monkeypatch):
     story = Story(np.random.default_rng(0))
     story.window(at=1000.0)
     story.window(at=1000.0)
@@ -96,12 +96,15 @@ def test_refused_and_old_windows_go_and_with_retention_those_of_ended_rounds():
     story.add("refused_window", 2000.0, window=3, reason="broken")
     story.window(at=2000.0)
     policy = limited(99)
-    assert doomed(story, policy, now=2000.0) == [3]
-    assert doomed(story, policy, keep_older=False, now=2000.0) == [1, 2, 3]
-    assert doomed(story, policy, now=1000.0 + 30 * 86_400 + 1) == [1, 2, 3]
+    monkeypatch.setattr("time.time", lambda: 2000.0)
+    assert doomed(story, policy) == [3]
+    assert doomed(story, policy, keep_older=False) == [1, 2, 3]
+    monkeypatch.setattr("time.time", lambda: 1000.0 + 30 * 86_400 + 1)
+    assert doomed(story, policy) == [1, 2, 3]
 
 
-def test_beyond_the_disk_space_the_oldest_windows_go_and_never_the_newest():
+def test_beyond_the_disk_space_the_oldest_windows_go_and_never_the_newest(monkeypatch):
+    monkeypatch.setattr("time.time", lambda: 0.0)
     story = Story(np.random.default_rng(0))
     for _ in range(7):
         story.window()

@@ -53,10 +53,16 @@ def decided(stable, canary, fair_since=BEGAN, baseline=BASELINE):
     return decide((stable, canary), baseline, POLICY, fair_since)
 
 
-def changed(arm, **factors):
-    """Each request with these figures multiplied."""
+def changed(arm, latency=1.0, **factors):
+    """Each request with its latency and these counts multiplied."""
     return [
-        dataclasses.replace(each, **{n: getattr(each, n) * f for n, f in factors.items()})
+        dataclasses.replace(
+            each,
+            latency_s=each.latency_s * latency,
+            live=dataclasses.replace(
+                each.live, **{n: getattr(each.live, n) * f for n, f in factors.items()}
+            ),
+        )
         for each in arm
     ]
 
@@ -87,7 +93,7 @@ def test_errors_roll_back_at_any_share_unless_stable_fails_too():
     [
         ({"ttft_s": 1.7}, "ttft"),
         ({"accepted": 0.4}, "acceptance"),
-        ({"latency_s": 2.0}, "latency_p99"),
+        ({"latency": 2.0}, "latency_p99"),
     ],
 )
 def test_a_limit_that_is_exceeded_holds_a_promotion(factors, name):
@@ -105,10 +111,7 @@ def test_too_little_is_waited_for(arms):
 
 def test_requests_that_count_for_nothing_change_no_speed():
     stable, canary = drawn(speed=1.25)
-    slow = [
-        dataclasses.replace(each, id=f"x{i}", decode_s=9e9, counts=False)
-        for i, each in enumerate(canary[:50])
-    ]
+    slow = [dataclasses.replace(each, live=None) for each in canary[:50]]
     one, other = (decided(stable, [*canary, *more]) for more in ((), slow))
     assert one.figures["speed"] == other.figures["speed"]
 
@@ -117,7 +120,7 @@ def test_a_baseline_of_few_sessions_is_waited_for_and_its_ratios_are_divided_out
     arms = drawn(speed=1.25)
     few = decided(*arms, baseline=(BASELINE[0], BASELINE[1][:3]))
     assert few.action == "wait" and few.reason.endswith("before the swap")
-    slow_start = {"ttft_s": 1.7, "latency_s": 1.5, "accepted": 0.4}
+    slow_start = {"ttft_s": 1.7, "latency": 1.5, "accepted": 0.4}
     before = (BASELINE[0], changed(BASELINE[1], **slow_start))
     found = decided(arms[0], changed(arms[1], **slow_start), baseline=before)
     plain = decided(*arms)

@@ -9,7 +9,7 @@ import yaml
 from outrider.common.errors import OutriderError
 from outrider.live.manifests import ManifestKind, write_manifest
 from outrider.serving.bundle.bundle_digest import bundle_digest
-from tests.live.manifest_endpoint import SOURCE, endpoint
+from tests.live.bundles import SOURCE, cluster_endpoint
 from tests.serving.exported import R1, write_exported
 
 
@@ -18,7 +18,7 @@ def written(
 ) -> dict[tuple[str, str], dict[str, Any]]:
     """(kind, name) -> object."""
     bundle = write_exported(folder / "bundle")
-    text = write_manifest(kind, bundle, endpoint(folder, policy, **cluster))
+    text = write_manifest(kind, bundle, cluster_endpoint(folder, policy, **cluster))
     documents = list(yaml.safe_load_all(text))
     return {(each["kind"], each["metadata"]["name"]): each for each in documents}
 
@@ -62,7 +62,9 @@ def test_argo_has_the_policys_shares_and_names_that_exist(tmp_path: Path) -> Non
         declared = {each["name"] for each in objects["AnalysisTemplate", template]["spec"]["args"]}
         assert given == declared
     with pytest.raises(OutriderError, match=r"policy\.shares: 2\.5"):
-        write_manifest("argo", tmp_path / "bundle", endpoint(tmp_path, {"shares": [2.5, 100]}))
+        write_manifest(
+            "argo", tmp_path / "bundle", cluster_endpoint(tmp_path, {"shares": [2.5, 100]})
+        )
 
 
 def test_argo_routes_no_administration_and_pods_finish_their_requests(tmp_path: Path) -> None:
@@ -140,7 +142,7 @@ def test_kserve_with_another_bundle_or_none(tmp_path: Path) -> None:
 def test_a_missing_setting_is_named(tmp_path: Path, cluster, model: str, message: str) -> None:
     bundle = write_exported(tmp_path / "bundle", model=model)
     with pytest.raises(OutriderError, match=message):
-        write_manifest("kserve", bundle, endpoint(tmp_path, **cluster))
+        write_manifest("kserve", bundle, cluster_endpoint(tmp_path, **cluster))
     (bundle / "model.safetensors").write_bytes(b"other")
     with pytest.raises(OutriderError, match=r"model\.safetensors: changed"):
-        write_manifest("kserve", bundle, endpoint(tmp_path))
+        write_manifest("kserve", bundle, cluster_endpoint(tmp_path))

@@ -1,6 +1,5 @@
 """Releases are checked copies: what happens to the bundle afterwards does not matter."""
 
-import itertools
 import json
 import os
 import shutil
@@ -16,8 +15,7 @@ from tests.live.bundles import write_bundle
 
 @pytest.fixture
 def releases(tmp_path: Path) -> Releases:
-    ticks = itertools.count(1)
-    return Releases(tmp_path / "state" / "releases", clock=lambda: float(next(ticks)))
+    return Releases(tmp_path / "state" / "releases")
 
 
 def test_a_release_is_a_read_only_copy(releases: Releases, tmp_path: Path) -> None:
@@ -28,18 +26,14 @@ def test_a_release_is_a_read_only_copy(releases: Releases, tmp_path: Path) -> No
     assert facts["source"] == address
     digest = bundle_digest(bundle)
     assert (release.name, release.digest) == (digest[:12], digest)
-    assert (release.kind, release.k, release.added_at) == ("mtp", 4, 1.0)
+    assert (release.kind, release.k) == ("mtp", 4)
     for path in release.directory.rglob("*"):
         assert path.is_dir() or path.stat().st_mode & 0o222 == 0, path
     assert os.access(release.directory / "serve.sh", os.X_OK)
+    assert releases.add(write_bundle(tmp_path / "same", b"weights", k=4)) == release
     shutil.rmtree(bundle)
     assert releases.verified(release.name) == release
     assert releases.all() == [release]
-
-
-def test_the_same_bundle_is_the_same_release(releases: Releases, tmp_path: Path) -> None:
-    first = releases.add(write_bundle(tmp_path / "a", b"weights"))
-    assert releases.add(write_bundle(tmp_path / "b", b"weights")) == first
 
 
 @pytest.mark.parametrize(
@@ -97,7 +91,6 @@ def test_only_old_releases_that_nobody_needs_are_deleted(releases, tmp_path: Pat
         releases.add(write_bundle(tmp_path / str(i), b"weights %d" % i)).name for i in range(5)
     ]
     shutil.copytree(releases.folder / added[0], releases.folder / f".{added[0]}.77.tmp")  # killed
-    assert releases.prune(2, in_use={added[1]}) == [added[0], added[2]]
+    releases.prune(2, in_use={added[1]})
     assert [each.name for each in releases.all()] == [added[1], *added[3:]]
-    assert releases.prune(2, in_use={added[1]}) == []
     assert not list(releases.folder.glob(".*")), "nothing half-deleted"

@@ -1,4 +1,4 @@
-"""A canary's replica that is slower, on real servers: an equal release is promoted there."""
+"""Replicas that differ in speed, on real servers: the baseline takes the difference out."""
 
 import os
 from pathlib import Path
@@ -9,40 +9,53 @@ import pytest
 from outrider.live import local
 from outrider.live.controller import deploy_bundle
 from outrider.live.endpoint_file import load_endpoint
-from outrider.live.load import Load, read_prompts
 from outrider.serving.bundle.bundle import export_bundle
 from outrider.serving.config import EngineConfig, TargetConfig
 from outrider.serving.speculator import Drafting, Speculator, served_base
+from tests.live.releases import release
 
 K = 4
+NOISE = 0.5
+"""Of the worse release."""
 
 
 @pytest.mark.engine
 @pytest.mark.slow
-def test_an_equal_release_is_promoted_on_a_slower_replica(nano_r1, monkeypatch, tmp_path):
+@pytest.mark.timeout(2400)
+def test_a_faster_replica_promotes_no_slower_release(nano_r1, monkeypatch, tmp_path):
     core, command = min(os.sched_getaffinity(0)), local.replica_command
 
     def one_core(endpoint, replica, release):
-        """Both replicas on one core, of which the canary's gets the smaller share."""
+        """Both replicas on one core, of which the stable one gets the smaller share."""
         words, environment = command(endpoint, replica, release)
-        priority = "5" if replica.role == "canary" else "0"
+        priority = "3" if replica.role == "stable" else "0"
         return ["taskset", "-c", str(core), "nice", "-n", priority, *words], environment
 
     monkeypatch.setattr(local, "replica_command", one_core)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {core})
-    drafting = Drafting(Speculator.named(served_base(nano_r1, nano_r1, tmp_path)), K)
-    engine = EngineConfig(max_model_len=2048, max_num_seqs=8, kv_cache_gb=0.5)
-    target, equal = TargetConfig(model=str(nano_r1)), tmp_path / "bundle"
-    export_bundle(drafting, target, engine, {"n": 1}, equal, other_formats=False)
+    engine = EngineConfig(max_model_len=1024, max_num_seqs=8, kv_cache_gb=0.5)
+    target = TargetConfig(model=str(nano_r1))
+    speculators = {
+        "equal": served_base(nano_r1, nano_r1, tmp_path),
+        "worse": release(nano_r1, tmp_path / "noise", noise=NOISE),
+    }
+    for name, directory in speculators.items():
+        drafting = Drafting(Speculator.named(directory), K)
+        export_bundle(drafting, target, engine, {}, tmp_path / name, other_formats=False)
+    prompts = [body | {"max_tokens": 48} for body in local.read_prompts("nano_r1/resume_screening")]
     with TemporaryDirectory(prefix="outrider-") as folder:  # a socket's path is short
         state = Path(folder)
         endpoint = load_endpoint("nano_r1", state)
-        policy = endpoint.policy.model_copy(update={"margin": 0.3, "shares": [100.0]})
+        limits = {"margin": 0.3, "shares": [100.0], "baseline_requests": 40}
+        policy = endpoint.policy.model_copy(update=limits)
         router = endpoint.router.model_copy(update={"listen": f"unix:{state}/front.sock"})
         endpoint = endpoint.model_copy(update={"policy": policy, "router": router})
-        load = Load(endpoint, read_prompts("nano_r1/resume_screening"))
-        with local.local_endpoint(endpoint, equal), load:
-            done = deploy_bundle(equal, endpoint)
+        load = local.Load(endpoint, prompts)
+        with local.local_endpoint(endpoint, tmp_path / "equal"), load:
+            equal = deploy_bundle(tmp_path / "equal", endpoint, say=print)
+            worse = deploy_bundle(tmp_path / "worse", endpoint, say=print)
+    print(load.requests, equal.verdict, worse.verdict, sep="\n")
     assert not load.failures
-    assert done.figures["replica"] < 0.9, "without a baseline it would have been rolled back"
-    assert (done.outcome, done.by) == ("promoted", "judge"), done.reason
+    assert equal.verdict.figures["replica"] > 1.1
+    assert (equal.outcome, equal.verdict.by) == ("promoted", "judge"), equal.verdict
+    assert (worse.outcome, worse.verdict.by) == ("rolled_back", "judge"), worse.verdict

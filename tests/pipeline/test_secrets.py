@@ -21,7 +21,7 @@ from outrider.serving.serve_flags import bundle_command
 from outrider.speculators.kinds.mtp.checkpoint import load_mtp, save_mtp
 from tests.cli import commands
 from tests.data.logs import pair, screenings, write_log
-from tests.live.manifest_endpoint import endpoint
+from tests.live.bundles import cluster_endpoint
 
 SECRET = "geheim"
 """In every planted value, and nowhere else."""
@@ -125,7 +125,7 @@ def test_a_run_and_its_bundle_have_no_secret(
     (made / "README.md").write_text(model_card(made / "bundle", "acme/resume"))
     cluster = {"model": "pvc://models/r1", "speculator": "pvc://models/resume", "stable": "own"}
     for kind in ("kserve", "argo"):
-        text = write_manifest(kind, made / "bundle", endpoint(tmp_path, **cluster))
+        text = write_manifest(kind, made / "bundle", cluster_endpoint(tmp_path, **cluster))
         (made / f"{kind}.yaml").write_text(text)
     with local_bundle(f"oci:{made}/image:march") as directory:
         Releases(made / "releases").add(directory, "https://user:geheim@host/bundle")
