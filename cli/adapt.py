@@ -38,9 +38,9 @@ def adapt_speculator(
     loaded, _ = open_run(recipe, overrides, Path("runs"))
     live = load_endpoint(endpoint)
     # torch, so after the mistakes that are known without it.
-    from outrider.live.adapt import Adapter, summary
+    from outrider.live.adapt import adapting, summary
 
-    with stopped_by_signal(), Adapter.open(loaded, live) as adapter:
+    with stopped_by_signal(), adapting(loaded, live) as adapter:
         adapter.run(rounds, once)
         print_json(summary(adapter))
     return 0

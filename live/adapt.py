@@ -1,6 +1,6 @@
 """Keeps a live endpoint's speculator fitted to its traffic: watch, train, gate, deploy.
 
-    with Adapter.open(loaded, endpoint) as adapter:
+    with adapting(loaded, endpoint) as adapter:
         adapter.run(rounds=None)                      # until it is stopped
         adapter.run(once=True)                        # until the log is used up
 
@@ -101,46 +101,17 @@ def serving_of(endpoint: Endpoint) -> Serving:
     return Serving(BASE, Path(status.directory), status.k)
 
 
-@dataclass
 class Adapter:
     """The loop. `step` does one thing and returns whether there was one to do."""
 
-    loaded: LoadedRecipe
-    endpoint: Endpoint
-    journal: Journal
-    console: Console
-    wait: Callable[[float], None] = time.sleep
-    step_began: float = 0.0
-    """Time of the monotonic clock"""
-
-    @classmethod
-    @contextlib.contextmanager
-    def open(
-        cls,
-        loaded: LoadedRecipe,
-        endpoint: Endpoint,
-        console: Console | None = None,
-        wait: Callable[[float], None] = time.sleep,
-    ) -> Iterator["Adapter"]:
-        """Locks and opens `state_dir`/adapt; a second process gets an error."""
-        listener = LiveMetrics(endpoint).publish
-        doing = "follows this traffic already; wait for it, or end it"
-        with (
-            Journal(endpoint.journal, listener=listener) as journal,
-            lock(endpoint.state_dir / FOLDER / "adapt.lock", doing),
-        ):
-            console = console or Console(stderr=True, highlight=False, soft_wrap=True)
-            yield cls(loaded, endpoint, journal, console, wait)
-
-    @property
-    def recipe(self) -> Recipe:
-        """The recipe as the user wrote it."""
-        return self.loaded.recipe
-
-    @property
-    def folder(self) -> Path:
-        """Where windows and rounds are."""
-        return self.endpoint.state_dir / FOLDER
+    def __init__(
+        self, loaded: LoadedRecipe, endpoint: Endpoint, journal: Journal, console: Console
+    ) -> None:
+        self.loaded, self.endpoint, self.journal, self.console = loaded, endpoint, journal, console
+        self.folder = endpoint.state_dir / FOLDER
+        self.recipe = _with_key(loaded.recipe, self.folder / "privacy.key")
+        self.wait: Callable[[float], None] = time.sleep
+        self._step_began = 0.0
 
     @property
     def state(self) -> State:
@@ -158,7 +129,7 @@ class Adapter:
 
     def step(self) -> bool:
         """Does the next step; False where it has to wait for traffic or for the budget."""
-        self.step_began = time.monotonic()
+        self._step_began = time.monotonic()
         self._delete(self.state)
         state = self.state
         if (window := state.unsettled) is not None:
@@ -342,7 +313,7 @@ class Adapter:
 
     def _in_use(self) -> tuple[Serving, Recipe]:
         """The speculator in use, and the recipe that trains on from it, of its kind and K."""
-        serving, recipe = serving_of(self.endpoint), self._with_key()
+        serving, recipe = serving_of(self.endpoint), self.recipe
         is_own = serving.directory.resolve() == recipe.target.training_directory().resolve()
         speculator = recipe.speculator.of_kinds([kind_of(serving.directory).name])
         base = None if is_own else str(serving.directory)
@@ -361,18 +332,6 @@ class Adapter:
             return None
         return base if kind_of(base).name == kind_of(serving.directory).name else None
 
-    def _with_key(self) -> Recipe:
-        """The recipe with one key for all windows: of surrogates, and of users' digests."""
-        from outrider.data.privacy.guard import privacy_key
-
-        privacy = self.recipe.privacy
-        if privacy.key_file is not None:
-            return self.recipe
-        path = self.folder / "privacy.key"
-        privacy_key(privacy, path)
-        shared = PrivacyConfig.model_validate({**dict(privacy), "key_file": str(path)})
-        return self.recipe.model_copy(update={"privacy": shared})
-
     def _run_stage(
         self, run: RunDirectory, recipe: Recipe, name: str, options: dict[str, Any]
     ) -> dict[str, Any]:
@@ -385,11 +344,36 @@ class Adapter:
 
     def _record(self, event: str, **facts: object) -> None:
         """Adds an entry, with the GPU-seconds of the step."""
-        seconds = self.recipe.serving.engine.gpus * (time.monotonic() - self.step_began)
+        seconds = self.recipe.serving.engine.gpus * (time.monotonic() - self._step_began)
         self.journal.append(event, **facts, gpu_seconds=round(seconds, 1))
 
     def _say(self, line: str) -> None:
         self.console.print(line, markup=False)
+
+
+@contextlib.contextmanager
+def adapting(
+    loaded: LoadedRecipe, endpoint: Endpoint, console: Console | None = None
+) -> Iterator[Adapter]:
+    """The loop with its lock held and its journal open; a second process gets an error."""
+    doing = "follows this traffic already; wait for it, or end it"
+    with (
+        Journal(endpoint.journal, listener=LiveMetrics(endpoint).publish) as journal,
+        lock(endpoint.state_dir / FOLDER / "adapt.lock", doing),
+    ):
+        console = console or Console(stderr=True, highlight=False, soft_wrap=True)
+        yield Adapter(loaded, endpoint, journal, console)
+
+
+def _with_key(recipe: Recipe, path: Path) -> Recipe:
+    """The recipe with one key for all windows: of surrogates, and of users' digests."""
+    from outrider.data.privacy.guard import privacy_key
+
+    if recipe.privacy.key_file is not None:
+        return recipe
+    privacy_key(recipe.privacy, path)
+    privacy = PrivacyConfig.model_validate({**dict(recipe.privacy), "key_file": str(path)})
+    return recipe.model_copy(update={"privacy": privacy})
 
 
 def _bytes(folder: Path) -> int:

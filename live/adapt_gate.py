@@ -47,8 +47,6 @@ class GateVerdict(BaseModel):
     k: int
     sequences: int
     sessions: int
-    left_out: dict[str, int]
-    """Why other sequences of these windows were not measured, with their number"""
     base: ClusteredEstimate | None = None
     """Acceptance length of the speculator in use; None where nothing was left to measure"""
     custom: ClusteredEstimate | None = None
@@ -111,31 +109,28 @@ def judge(
     `windows` arrived after the training; `older` are those of earlier rounds.
     """
 
-    def measured(
-        of: Mapping[RunDirectory, Sequence[str]], seen: Dataset
-    ) -> tuple[ReplaySums, ReplaySums, dict[str, int]]:
+    def measured(of: Mapping[RunDirectory, Sequence[str]], seen: Dataset) -> list[ReplaySums]:
+        """The sums of the speculator in use and of the round's, without what was seen."""
         table = load_sequences(
             [window.sequences for window in of], [name for ids in of.values() for name in ids]
         )
         allowed = unseen(
             seen, table, recipe.split.session_gap_minutes, recipe.split.near_duplicate_similarity
         )
-        base, custom = (
+        return [
             ReplaySums.joined(
                 [replayed(window, directory, recipe, ids) for window, ids in of.items()]
             ).selected(allowed.ids, allowed.sessions)
             for directory in (serving_dir, trained.speculator)
-        )
-        return base, custom, allowed.left_out
+        ]
 
     fresh = {window: usable_ids(window) for window in windows}
-    base, custom, left_out = measured(fresh, load_sequences(trained.sequences))
+    base, custom = measured(fresh, load_sequences(trained.sequences))
     facts: dict[str, Any] = {
         "windows": [window.root.name for window in windows],
         "k": k,
         "sequences": len(base.sequence_ids),
         "sessions": len(set(base.sessions)),
-        "left_out": left_out,
     }
     if not base.sequence_ids:
         reason = "no sequence is left to measure: all were seen in training"
@@ -150,7 +145,7 @@ def judge(
     }
     if held:
         parts = read_json(trained.split / "parts.json")
-        base, custom, _ = measured(held, load_sequences(trained.sequences, parts["train"]))
+        base, custom = measured(held, load_sequences(trained.sequences, parts["train"]))
         if base.sequence_ids:
             facts["older"] = compare(base, custom, k)["ratio"]
     ships, reason = _verdict(found["ratio"], facts.get("older"), facts["sessions"])

@@ -73,8 +73,7 @@ def demonstrate(endpoint: Endpoint, say: Callable[[str], None]) -> dict[str, Any
                 refused = True
                 say(f"refused: {error}")
             bad = deploy_bundle(bad_bundle, endpoint, say=say)
-        for line in status_lines(endpoint_status(endpoint)) + load.failures[:5]:
-            say(line)
+        say("\n".join(status_lines(endpoint_status(endpoint)) + load.failures[:5]))
     outcomes = (good.outcome, bad.outcome, refused, len(load.failures))
     return {
         "requests": load.requests,
@@ -101,8 +100,8 @@ def demo_bundles() -> tuple[Path, Path, Path]:
     noise = shutil.copytree(run.speculator, folder / "noise")
     weights = load_file(noise / "model.safetensors")
     generator = torch.Generator().manual_seed(0)
-    for tensor in weights.values():
-        if tensor.dim() > 1:
+    for name, tensor in weights.items():
+        if tensor.dim() > 1 and "embed_tokens" not in name and "shared_head" not in name:
             tensor += tensor.std() * torch.randn(tensor.shape, generator=generator)
     save_file(weights, noise / "model.safetensors", {"format": "pt"})
     good, changed, bad = (folder / name for name in ("good", "changed", "bad"))

@@ -7,7 +7,7 @@ Relative paths are relative to the file's folder, those of sockets and logs to `
 """
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import (
     AfterValidator,
@@ -15,11 +15,12 @@ from pydantic import (
     ConfigDict,
     Field,
     ValidationError,
+    ValidationInfo,
     field_validator,
     model_validator,
 )
 
-from outrider.common.config_file import Origins, explain, read_yaml
+from outrider.common.config_file import explain, read_yaml
 from outrider.common.errors import OutriderError
 from outrider.serving.admin.address import Address
 from outrider.serving.admin.live_flags import admin_token
@@ -34,7 +35,15 @@ Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_-]{0,62}$")]
 
 Role = Literal["stable", "canary"]
 
-AnyAddress = Annotated[str, AfterValidator(lambda text: str(Address.parse(text)))]
+
+def _address(text: str, info: ValidationInfo) -> str:
+    """An address; relative paths of sockets are relative to `state_dir`, the context."""
+    if info.context is not None and text.startswith("unix:") and text != "unix:":
+        text = f"unix:{info.context / Path(text.removeprefix('unix:')).expanduser()}"
+    return str(Address.parse(text))
+
+
+AnyAddress = Annotated[str, AfterValidator(_address)]
 
 
 class Section(BaseModel):
@@ -54,7 +63,7 @@ class EndpointReplica(Section):
     data: AnyAddress
     """Address that the router sends requests to: `unix:PATH` or `http://HOST:PORT`."""
 
-    admin: AnyAddress
+    admin: AnyAddress = Field(default_factory=lambda data: f"unix:{data.get('name')}.admin.sock")
     """Address of the route that swaps the speculator (OUTRIDER_ADMIN of the server): a Unix
     socket, or on the loopback interface. Default: `unix:NAME.admin.sock`."""
 
@@ -182,7 +191,7 @@ class ClusterSettings(Section):
     verdict: Literal["limits", "controller"] = "limits"
     """What promotes an Argo Rollout. `limits`: ratios of vLLM's metrics against the policy's fixed
     limits, once per step. `controller`: the sequential test of an Outrider controller whose metrics
-    Prometheus scrapes (`outrider_canary_verdict`); the limits still abort."""
+    Prometheus reads (`outrider_canary_verdict`); the limits still abort."""
 
 
 class Endpoint(Section):
@@ -269,48 +278,23 @@ def load_endpoint(name: str | Path, state_dir: Path | None = None) -> Endpoint:
 
     `state_dir` replaces the file's. A mistake is an `OutriderError` with its place and the fix.
     """
-    path = find_endpoint(name)
+    path = Path(name).expanduser()
+    if not path.exists():
+        path = SHIPPED_ENDPOINTS / f"{path.with_suffix('')}.yaml"
+    if not path.is_file():
+        included = ", ".join(sorted(each.stem for each in SHIPPED_ENDPOINTS.glob("*.yaml")))
+        raise OutriderError(
+            f"{name}: no such endpoint; give the path of its file or a shipped name: {included}"
+        )
     values, origins = read_yaml(path, "an endpoint")
     origins[()] = str(path)
     values.setdefault("name", path.stem)
-    _resolve(values, path.resolve().parent, state_dir, origins)
+    state = path.resolve().parent
+    given = state_dir.absolute() if state_dir is not None else values.get("state_dir")
+    if isinstance(given, str | Path):
+        state /= Path(given).expanduser()
+        values["state_dir"] = str(state)
     try:
-        return Endpoint.model_validate(values)
+        return Endpoint.model_validate(values, context=state)
     except ValidationError as error:
         raise OutriderError(explain(error, Endpoint, origins, "an endpoint")) from None
-
-
-def find_endpoint(name: str | Path) -> Path:
-    """The file of an endpoint: a path, or a shipped name."""
-    path = Path(name).expanduser()
-    if path.exists():
-        return path
-    shipped = SHIPPED_ENDPOINTS / f"{path.with_suffix('')}.yaml"
-    if len(path.parts) == 1 and shipped.is_file():
-        return shipped
-    included = ", ".join(sorted(each.stem for each in SHIPPED_ENDPOINTS.glob("*.yaml")))
-    raise OutriderError(
-        f"{name}: no such endpoint; give the path of its file or a shipped name: {included}"
-    )
-
-
-def _resolve(
-    values: dict[str, Any], folder: Path, state_dir: Path | None, origins: Origins
-) -> None:
-    """Makes relative paths absolute, before the values are checked: pydantic has the messages."""
-    given = state_dir.absolute() if state_dir is not None else values.get("state_dir")
-    state = folder / Path(given).expanduser() if isinstance(given, str | Path) else folder
-    if isinstance(given, str | Path):
-        values["state_dir"] = str(state)
-
-    def socket(section: Any, key: str, default: str | None = None) -> None:
-        value = section.get(key, default) if isinstance(section, dict) else None
-        if isinstance(value, str) and value.startswith("unix:") and value != "unix:":
-            section[key] = f"unix:{state / Path(value.removeprefix('unix:')).expanduser()}"
-
-    replicas = values.get("replicas")
-    for replica in replicas if isinstance(replicas, list) else []:
-        socket(replica, "data")
-        if isinstance(replica, dict):
-            socket(replica, "admin", f"unix:{replica.get('name')}.admin.sock")
-    socket(values.get("router"), "listen")

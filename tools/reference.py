@@ -368,7 +368,7 @@ def _by_effort(key: str) -> str | None:
 def _default(field: FieldInfo) -> str:
     if isinstance(field.json_schema_extra, dict):
         return str(field.json_schema_extra["default"])
-    default = field.get_default(call_default_factory=True)
+    default = field.get_default(call_default_factory=True, validated_data={"name": "NAME"})
     if default is PydanticUndefined:
         return "required"
     if isinstance(default, bool):

@@ -70,7 +70,8 @@ class Fleet:
         for replica in self.endpoint.replicas:
             self.launch(replica.name)
         for replica in self.endpoint.replicas:
-            self.await_replica(replica.name)
+            address = Address.parse(replica.data)
+            wait_for(lambda address=address: request(address, "GET", "/health").status == 200)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -79,15 +80,8 @@ class Fleet:
         self._folder.cleanup()
 
     def launch(self, name: str) -> None:
-        command = [sys.executable, "-S", str(BACKEND), name, str(self.socket(name))]
+        command = [sys.executable, "-S", str(BACKEND), name, str(self.state / f"{name}.sock")]
         self.processes[name] = subprocess.Popen(command)
-
-    def await_replica(self, name: str) -> None:
-        address = Address(path=str(self.socket(name)))
-        wait_for(lambda: request(address, "GET", "/health").status == 200)
-
-    def socket(self, name: str) -> Path:
-        return self.state / f"{name}.sock"
 
     def kill(self, name: str) -> None:
         """kill -9."""
@@ -104,6 +98,21 @@ class Fleet:
     ) -> Answer:
         """A request to the router."""
         return request(Address.parse(self.endpoint.router.listen), method, path, body, headers)
+
+    @contextlib.contextmanager
+    def load(self, bodies: Sequence[dict[str, Any]]) -> Iterator[list[Answer]]:
+        """Clients that send requests until the context ends, and what they got."""
+        answers: list[Answer] = []
+        ended = threading.Event()
+
+        def send(body: dict[str, Any]) -> None:
+            while not ended.is_set():
+                answers.append(self.ask(body))
+
+        with ThreadPoolExecutor(len(bodies)) as pool:
+            pool.map(send, bodies)
+            yield answers
+            ended.set()
 
     def names(self, count: int, clients: int = 4, **arguments: Any) -> list[str | None]:
         """Replicas that answered `count` requests, which all succeeded."""
@@ -132,35 +141,6 @@ def stat(router: Router, role: str, name: str) -> int:
 def healthy(router: Router, role: str) -> int:
     """Replicas of a role that get requests now."""
     return stat(router, role, "membership_healthy")
-
-
-class Load:
-    """Clients that send requests until the context ends; `answers` has what each got."""
-
-    def __init__(self, fleet: Fleet, bodies: Sequence[dict[str, Any]]) -> None:
-        self._fleet = fleet
-        self._ended = threading.Event()
-        self._threads = [threading.Thread(target=self._send, args=[body]) for body in bodies]
-        self.answers: list[Answer] = []
-
-    def _send(self, body: dict[str, Any]) -> None:
-        while not self._ended.is_set():
-            self.answers.append(self._fleet.ask(body))
-
-    def __enter__(self) -> "Load":
-        for thread in self._threads:
-            thread.start()
-        return self
-
-    def more(self, count: int) -> None:
-        """Returns when `count` more answers have come."""
-        have = len(self.answers)
-        wait_for(lambda: len(self.answers) >= have + count)
-
-    def __exit__(self, *_: object) -> None:
-        self._ended.set()
-        for thread in self._threads:
-            thread.join()
 
 
 def request(

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -52,16 +51,4 @@ def truncated(folder: Path, relist: bool = True) -> Path:
     (folder / WEIGHTS).write_bytes(data[: len(data) // 2])
     if relist:
         listed(folder)
-    return folder
-
-
-def with_header(folder: Path, change: Callable[[dict[str, Any]], None]) -> Path:
-    """Changes the header of the weights' file and lists the files again."""
-    data = (folder / WEIGHTS).read_bytes()
-    (size,) = struct.unpack("<Q", data[:8])
-    header, body = json.loads(data[8 : 8 + size]), data[8 + size :]
-    change(header)
-    text = json.dumps(header).encode()
-    (folder / WEIGHTS).write_bytes(struct.pack("<Q", len(text)) + text + body)
-    listed(folder)
     return folder

@@ -19,7 +19,7 @@ from outrider.common.errors import OutriderError
 from outrider.common.files import read_json, write_json
 from outrider.eval.results.parts import ClusteredEstimate
 from outrider.live import adapt
-from outrider.live.adapt import BASE, Adapter, Serving, serving_of, summary
+from outrider.live.adapt import BASE, Adapter, Serving, adapting, serving_of, summary
 from outrider.live.adapt_gate import GateVerdict
 from outrider.live.endpoint_file import Endpoint
 from outrider.live.journal import Journal, lock, read_journal, read_state
@@ -123,7 +123,7 @@ class Log:
         base, custom = (sum(values) / len(of) for values in zip(*of.values(), strict=True))
         return GateVerdict(
             ships=custom > base, reason="", windows=[run.root.name for run in windows], k=k,
-            sequences=ROWS, sessions=ROWS, left_out={}, base=estimate(base),
+            sequences=ROWS, sessions=ROWS, base=estimate(base),
             custom=estimate(custom), ratio=estimate(custom / base),
         )  # fmt: skip
 
@@ -144,7 +144,7 @@ class Log:
 
     def run(self, **how):
         console = Console(file=io.StringIO())
-        with Adapter.open(self.loaded, self.endpoint, console) as adapter:
+        with adapting(self.loaded, self.endpoint, console) as adapter:
             adapter.run(once=True, **how)
             return summary(adapter)
 
@@ -267,7 +267,7 @@ def test_without_from_start_only_what_comes_later_is_read(tmp_path, nano_r1, mon
 
 def test_rounds_ends_the_loop_and_one_process_at_a_time(shifting):
     console = Console(file=io.StringIO())
-    with Adapter.open(shifting.loaded, shifting.endpoint, console) as adapter:
+    with adapting(shifting.loaded, shifting.endpoint, console) as adapter:
         with pytest.raises(OutriderError, match="follows this traffic already"):
             shifting.run()
         adapter.run(rounds=1)
@@ -303,7 +303,7 @@ def deploying(make_world, monkeypatch, nano_r1):
 
     monkeypatch.setattr(adapt, "controlled", controlled)
     loaded = load_recipe("resume_screening", [f"target.model={nano_r1}"])
-    with Adapter.open(loaded, world.endpoint, Console(file=io.StringIO())) as adapter:
+    with adapting(loaded, world.endpoint, Console(file=io.StringIO())) as adapter:
         adapter.journal.append("round", round=1, newer=[1], older=[], reason="")
         adapter.journal.append("trained", round=1)
         adapter.journal.append("gated", round=1, ships=True, reason="")

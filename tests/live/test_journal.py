@@ -14,25 +14,6 @@ def events(path: Path) -> list[tuple[int, str, dict[str, object]]]:
     return [(entry.n, entry.event, entry.facts) for entry in read_journal(path)]
 
 
-def test_entries_come_back_in_order_and_go_on_after_a_restart(tmp_path: Path) -> None:
-    path, heard = tmp_path / "state" / "journal.jsonl", []
-    with Journal(
-        path, clock=lambda: 12.5, listener=lambda state: heard.append(state.share)
-    ) as journal:
-        journal.append("share", percent=5.0)
-        journal.append("note", text="é", number=None)
-        assert events(path) == [
-            (1, "share", {"percent": 5.0}),
-            (2, "note", {"text": "é", "number": None}),
-        ]
-        assert heard == [None, 5.0, 5.0] and journal.entries == read_journal(path)
-        assert journal.entries[0].at == 12.5
-    with Journal(path) as journal:
-        assert journal.append("three").n == 3
-    assert [n for n, *_ in events(path)] == [1, 2, 3]
-    assert path.stat().st_mode & 0o777 == 0o600 and path.parent.stat().st_mode & 0o777 == 0o700
-
-
 def test_a_line_torn_at_any_byte_is_left_out_and_written_over(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
     with Journal(path) as journal:
@@ -90,11 +71,16 @@ def test_a_folder_that_others_may_use_is_refused(tmp_path):
 
 
 def test_two_processes_append_to_one_journal(tmp_path: Path) -> None:
-    path = tmp_path / "journal.jsonl"
-    with Journal(path) as one, Journal(path) as other:
-        one.append("share", percent=5.0)
+    path, heard = tmp_path / "state" / "journal.jsonl", []
+    with (
+        Journal(path, lambda: 12.5, lambda state: heard.append(state.share)) as one,
+        Journal(path) as other,
+    ):
+        assert one.append("share", percent=5.0) == read_journal(path)[0]
+        assert one.entries[0].at == 12.5 and heard == [None, 5.0]
         assert other.append("share", percent=25.0).n == 2
         assert one.read().share == 25.0 and one.append("note").n == 3
         path.write_bytes(path.read_bytes() + b'{"at')  # a third one was killed
         assert other.append("note").n == 4
     assert [n for n, *_ in events(path)] == [1, 2, 3, 4]
+    assert path.stat().st_mode & 0o777 == 0o600 and path.parent.stat().st_mode & 0o777 == 0o700
