@@ -75,38 +75,29 @@ def test_the_budget_is_that_of_the_last_24_hours(monkeypatch):
         assert within_budget(story.state, AdaptConfig(gpu_hours_per_day=hours)) == within
 
 
-def limited(windows, **limits):
-    """A policy that has space for so many windows of a gigabyte each."""
-    return AdaptConfig(window=100, max_gb=windows + 0.5, **limits)
+def test_which_windows_are_deleted(monkeypatch):
+    """Refused and old ones, with retention those of ended rounds, and beyond the space the oldest.
 
+    All are a gigabyte each.
+    """
+    monkeypatch.setattr("time.time", lambda: 2000.0)
 
-def doomed(story, policy, keep_older=True):
-    sizes = dict.fromkeys(story.state.windows, 10**9)
-    for number, window in story.state.windows.items():
-        sizes[number] *= not window.deleted
-    return surplus(story.state, sizes, keep_older, policy)
+    def doomed(keep_older=True, gigabytes=99.5):
+        sizes = {n: 10**9 * (not window.deleted) for n, window in story.state.windows.items()}
+        policy = AdaptConfig(window=100, max_gb=gigabytes)
+        return surplus(story.state, sizes, keep_older, policy)
 
-
-def test_refused_and_old_windows_go_and_with_retention_those_of_ended_rounds(monkeypatch):
     story = Story(np.random.default_rng(0))
     story.window(at=1000.0)
     story.window(at=1000.0)
     story.round(ships=False)
     story.add("window", 2000.0, window=3, rows=100, position={})
     story.add("refused_window", 2000.0, window=3, reason="broken")
-    story.window(at=2000.0)
-    policy = limited(99)
-    monkeypatch.setattr("time.time", lambda: 2000.0)
-    assert doomed(story, policy) == [3]
-    assert doomed(story, policy, keep_older=False) == [1, 2, 3]
+    for _ in range(4):
+        story.window(at=2000.0)
+    assert doomed() == [3]
+    assert doomed(keep_older=False) == [1, 2, 3]
+    assert doomed(gigabytes=4.5) == [1, 2, 3]
+    assert doomed(gigabytes=0.1) == [1, 2, 3, 4, 5, 6], "never the newest one"
     monkeypatch.setattr("time.time", lambda: 1000.0 + 30 * 86_400 + 1)
-    assert doomed(story, policy) == [1, 2, 3]
-
-
-def test_beyond_the_disk_space_the_oldest_windows_go_and_never_the_newest(monkeypatch):
-    monkeypatch.setattr("time.time", lambda: 0.0)
-    story = Story(np.random.default_rng(0))
-    for _ in range(7):
-        story.window()
-    assert doomed(story, limited(5)) == [1, 2]
-    assert doomed(story, limited(0.1)) == [1, 2, 3, 4, 5, 6]
+    assert doomed() == [1, 2, 3]
