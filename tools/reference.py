@@ -158,9 +158,8 @@ METRICS_HEAD = """# Metrics
 <!-- Written by `make reference` from live/metrics.py; change that. -->
 
 The controller and `adapt` write `state_dir/metrics.prom` for node_exporter's textfile collector.
-Most are counts of the endpoint's journal;
-vLLM has the metrics of requests. `live/grafana/live_endpoint.json` is a dashboard. Every metric
-also has the label `endpoint`.
+Most are counts of the endpoint's journal; vLLM has the metrics of requests.
+`live/grafana/live_endpoint.json` is a dashboard. Every metric also has the label `endpoint`.
 
 | metric | labels | meaning |
 |---|---|---|
