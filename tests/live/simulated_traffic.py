@@ -53,7 +53,7 @@ class Traffic:
         arms = [], []
         for i in range(count):
             live = LiveRequest(
-                i, str(i), None, float(at[i]), 10, int(tokens[i]), int(steps[i]),
+                i, str(i), None, float(at[i]), int(tokens[i]), int(steps[i]),
                 int(max(tokens[i] - steps[i], 0)), float(ttft[i]), float(decode[i]),
                 float(ttft[i] + decode[i]), failed=False,
             )  # fmt: skip

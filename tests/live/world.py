@@ -61,7 +61,7 @@ class SimulatedReplica:
     def start(self, directory: Path) -> None:
         """Starts the server, with this speculator."""
         self.alive, self.sick, self.hangs = True, False, False
-        self.now = ReplicaStatus(None, "", k=3, kind="mtp", directory=str(directory), swaps=0)
+        self.now = ReplicaStatus(None, "", k=3, kind="mtp", directory=str(directory))
         self.before, self.watch = self.now, None
         self.finished: list[LiveRequest] = []
 
@@ -93,8 +93,7 @@ class SimulatedReplica:
             raise SwapFailed("failed on purpose")
         assert bundle_digest(directory) == digest
         self.before, self.watch = self.now, watch
-        swaps, watching = self.now.swaps + 1, watch is not None
-        self.now = ReplicaStatus(version, digest, 3, "mtp", str(directory), swaps, watching)
+        self.now = ReplicaStatus(version, digest, 3, "mtp", str(directory), watch is not None)
         self.world.point()
         self.alive &= fault != "die_after"
         self.answers()
@@ -108,7 +107,7 @@ class SimulatedReplica:
         drafts, index = round(TOKENS / length), len(self.finished)
         decode_s = drafts * 0.01 * (0.8 + 0.1 * (index * 2 % 5))
         self.finished.append(
-            LiveRequest(index, f"cmpl-{request_id}", self.now.version, at, 10, TOKENS, drafts,
+            LiveRequest(index, f"cmpl-{request_id}", self.now.version, at, TOKENS, drafts,
                         TOKENS - drafts, ttft_s=0.05, decode_s=decode_s, e2e_s=0.1, failed=False)
         )  # fmt: skip
         if self.watch is None:
