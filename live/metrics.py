@@ -72,7 +72,7 @@ def measures(state: State, verdict: Verdict) -> list[Measure]:
         (gauge, "round_running", "1 while a round is under way", [],
          {(): float(state.pending_round is not None)}),
         (count, "adapt_gpu_seconds", "GPU time of adaptation", [],
-         {(): state.gpu_seconds_since(0.0)}),
+         {(): sum(seconds for _, seconds in state.spent)}),
     ]  # fmt: skip
 
 

@@ -12,6 +12,7 @@ import sys
 import tempfile
 import threading
 import time
+import urllib.parse
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -111,8 +112,10 @@ class Fleet:
 
         with ThreadPoolExecutor(len(bodies)) as pool:
             pool.map(send, bodies)
-            yield answers
-            ended.set()
+            try:
+                yield answers
+            finally:
+                ended.set()
 
     def names(self, count: int, clients: int = 4, **arguments: Any) -> list[str | None]:
         """Replicas that answered `count` requests, which all succeeded."""
@@ -134,7 +137,8 @@ def running(fleet: Fleet) -> Iterator[Router]:
 
 def stat(router: Router, role: str, name: str) -> int:
     """One of Envoy's figures about the replicas of a role."""
-    text = router._call("GET", f"/stats?filter=^cluster.{POOLS[role]}.{name}$")
+    pattern = urllib.parse.quote(f"^cluster.{POOLS[role]}.{name}$")
+    text = router._call("GET", f"/stats?filter={pattern}")
     return int(text.rpartition(":")[2])
 
 

@@ -186,12 +186,14 @@ def test_an_engine_that_died_under_its_server_gets_no_requests() -> None:
 def test_envoy_is_killed_and_started_again_by_a_supervisor(fleet) -> None:
     command = [sys.executable, "-m", "outrider.live.router", str(fleet.state / "fleet.yaml")]
     router, first = Router(fleet.endpoint), subprocess.Popen(command)
-    wait_for(router.ready)
-    second = subprocess.run(command, capture_output=True, text=True)
-    assert second.returncode == 1 and "a router runs there already" in second.stderr
-    router.set_canary_share(100)
-    first.kill()
-    first.wait()
+    try:
+        wait_for(router.ready)
+        second = subprocess.run(command, capture_output=True, text=True)
+        assert second.returncode == 1 and "a router runs there already" in second.stderr
+        router.set_canary_share(100)
+    finally:
+        first.kill()
+        first.wait()
     for call in (router.share, lambda: router.set_canary_share(5)):
         with pytest.raises(RouterUnavailable, match="start the router"):
             call()
