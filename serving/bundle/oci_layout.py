@@ -192,15 +192,16 @@ def _read_json(folder: Path, entry: dict[str, Any], address: str) -> dict[str, A
 
 def _extract(tar: tarfile.TarFile, member: tarfile.TarInfo, directory: Path, address: str) -> None:
     """Writes a plain file below /models; anything else is refused."""
-    root, *parts = PurePosixPath(member.name).parts
+    parts = PurePosixPath(member.name).parts
     plain = member.isreg() and not member.issparse()
-    if not plain or root != ROOT or not parts or ".." in parts:
+    if not plain or len(parts) < 2 or parts[0] != ROOT or ".." in parts:
         raise OutriderError(f"{address}: {member.name!r} is no plain file below /{ROOT}")
-    place = directory.joinpath(*parts)
-    if place.exists():
-        raise OutriderError(f"{address}: {member.name!r} is there twice; export again")
-    place.parent.mkdir(parents=True, exist_ok=True)
+    place = directory.joinpath(*parts[1:])
     content = tar.extractfile(member)
     assert content is not None  # a regular file
-    with place.open("xb") as out:
-        shutil.copyfileobj(content, out)
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with place.open("xb") as out:
+            shutil.copyfileobj(content, out)
+    except (OSError, ValueError, tarfile.TarError) as error:
+        raise OutriderError(f"{address}: {member.name!r}: {error}; export again") from None
