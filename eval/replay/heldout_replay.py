@@ -8,11 +8,10 @@ A replay gives every k at once, so it needs no choice of k and no server.
 """
 
 import contextlib
-import functools
 import math
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -56,7 +55,7 @@ def replay_drafters(context: EvaluationContext, part: str) -> Replays:
     """Base and custom on one part of the traffic, and lookup; the ceiling where it is measured."""
     sums = {str(drafter): replay_drafter(context, part, drafter) for drafter in DRAFTERS}
     return sums | {
-        name: _replay_part(context, part, name, functools.partial(str, own))
+        name: _replay_part(context, part, name, own)
         for name, own in REFERENCES.items()
         if own == LOOKUP or part != "validation"
     }
@@ -64,8 +63,7 @@ def replay_drafters(context: EvaluationContext, part: str) -> Replays:
 
 def replay_drafter(context: EvaluationContext, part: str, drafter: Drafter) -> ReplaySums:
     """Base or custom on one part of the traffic."""
-    speculator = context.speculators[drafter]
-    return _replay_part(context, part, drafter, lambda: speculator.replayed_as)
+    return _replay_part(context, part, drafter, context.speculators[drafter].replayed_as)
 
 
 def replay_everything(context: EvaluationContext) -> None:
@@ -80,7 +78,7 @@ def replay_everything(context: EvaluationContext) -> None:
 
 
 def _replay_part(
-    context: EvaluationContext, part: str, name: str, speculator: Callable[[], Path | str]
+    context: EvaluationContext, part: str, name: str, speculator: Path | str
 ) -> ReplaySums:
     """The sums of one speculator, which is made only where they are not cached.
 
@@ -95,7 +93,7 @@ def _replay_part(
         begin = time.monotonic()
         rows = context.data.rows(ids).select_columns(COLUMNS).to_list()
         shared: dict[str, Any] = {
-            "speculator": speculator(),
+            "speculator": speculator,
             "target_dir": context.target.directory(),
             "feature_store": context.feature_store,
             "depth": context.depth,
@@ -103,7 +101,7 @@ def _replay_part(
             "dtype": context.settings.replay_dtype,
             "by_region": part == "heldout",
         }
-        if weightless_kind(str(shared["speculator"])):
+        if weightless_kind(str(speculator)):
             sums = replay(rows=rows, **shared)
         elif not context.replays_on_cluster:
             sums = in_child(replay, rows=rows, **shared)
