@@ -73,7 +73,7 @@ def _replay(
 ) -> ReplaySums:
     from outrider.data.features.feature_store import FeatureStore
 
-    ids = usable_ids(window) if only is None else only
+    ids = usable_ids(window) if only is None else list(only)
     return replay(
         speculator_dir,
         recipe.target.training_directory(),
