@@ -15,8 +15,8 @@ the heads of keys and values. Gate and up projection stay random, so the MLP is 
 random features (Rahimi and Recht, 2008). It also learns the second draft, which reads the head's
 own state instead of the target's. Only anchors count, as in the loss.
 
-Memory: two matrices of float64 with the square of a regression's features, 28,672 (13 GB) for R1's
-states and embedding, 2,304 for SmolLM2's.
+Memory, before the optimizer has any: four matrices of float64 with the square of a regression's
+features: 26 GB for R1's 28,672 of states and embedding, 0.2 GB for SmolLM2's 2,304.
 
 Shapes: N anchors, H hidden, X features, Y outputs, D dims of a head, V values of all heads.
 """
@@ -33,11 +33,11 @@ from outrider.speculators.kinds.eagle3.layer import EagleHead
 from outrider.speculators.kinds.protocol import LoggedRow
 from outrider.speculators.unroll import valid_BT
 
-STRENGTHS = (1e-3, 3e-3, 1e-2, 3e-2, 1e-1, 3e-1, 1.0)
+STRENGTHS = (1.0, 3e-1, 1e-1, 3e-2, 1e-2, 3e-3, 1e-3)
 """Ridge strengths, relative to the mean square of each feature."""
 
 HELD_OUT = 8
-"""Every row of this number is held out to choose the strength; the solution is then over all."""
+"""The second of so many rows is held out to choose the strength; the solution is over all."""
 
 ANCHORS_PER_FEATURE = 64
 """Rows are read until there are so many; more of them change the solution little."""
@@ -77,33 +77,31 @@ class Ridge:
 
     def add(self, x_NX: Tensor, y_NY: Tensor) -> None:
         """Adds anchors of the current row."""
-        held_out = self.rows % HELD_OUT == HELD_OUT - 1
-        for total, other in zip(
-            self.held_out if held_out else self.fitted, (x_NX, y_NY), strict=True
-        ):
-            total += x_NX.float().T @ other.float()
+        gram_XX, cross_XY = self.held_out if self.rows % HELD_OUT == 1 else self.fitted
+        x_NX = x_NX.float()
+        gram_XX += x_NX.T @ x_NX
+        cross_XY += x_NX.T @ y_NY.float()
         self.anchors += len(x_NX)
 
     def solve(self) -> Tensor:
-        """B [Y, X], at the strength with the least squared error on the held-out rows.
+        """B [Y, X] over all rows, at the strength with the least squared error on held-out ones.
 
-        With few rows there are none, and the smallest strength is taken.
+        With one row none is held out, and the largest strength is taken. It is called once.
         """
-        gram_XX, cross_XY = self.held_out
-        errors = [math.inf] * len(STRENGTHS)
-        if gram_XX.any():
-            for index, strength in enumerate(STRENGTHS):
-                b_XY = _solution(*self.fitted, strength)
-                errors[index] = float((b_XY * (gram_XX @ b_XY - 2 * cross_XY)).sum())
-        strength = STRENGTHS[errors.index(min(errors))]
-        sums = (one + other for one, other in zip(self.fitted, self.held_out, strict=True))
-        return _solution(*sums, strength).T.float()
+        (gram_XX, cross_XY), (held_gram_XX, held_cross_XY) = self.fitted, self.held_out
+        errors = {}
+        for strength in STRENGTHS:
+            b_XY = _solution(gram_XX, cross_XY, strength)
+            errors[strength] = float((b_XY * (held_gram_XX @ b_XY - 2 * held_cross_XY)).sum())
+        gram_XX += held_gram_XX
+        cross_XY += held_cross_XY
+        return _solution(gram_XX, cross_XY, min(errors, key=errors.__getitem__)).T.float()
 
 
 def _solution(gram_XX: Tensor, cross_XY: Tensor, strength: float) -> Tensor:
     """(G + strength * diag G)^-1 C, by Cholesky on features of unit size."""
     scale_X1 = gram_XX.diagonal().sqrt().clamp_min(1e-12)[:, None]
-    scaled_XX = gram_XX / scale_X1 / scale_X1.T
+    scaled_XX = (gram_XX / scale_X1).div_(scale_X1.T)
     scaled_XX.diagonal().add_(strength)
     return torch.cholesky_solve(cross_XY / scale_X1, torch.linalg.cholesky(scaled_XX)) / scale_X1
 
@@ -125,8 +123,7 @@ def fit(head: EagleHead, ends: TargetEnds, rows: Rows, seed: int) -> None:
         ridge.add(torch.cat([a_NX, e_NH], dim=-1), y_NH)
         sum_H += e_NH.sum(0)
     a_HX, b_HH = ridge.solve().split([states, hidden], dim=1)
-    gram_XX = ridge.fitted[0] + ridge.held_out[0]
-    covariance_HH = (gram_XX[states:, states:] / ridge.anchors).float()
+    covariance_HH = (ridge.fitted[0][states:, states:] / ridge.anchors).float()
     head.fc.weight.copy_(a_HX)
     _set_attention(head, b_HH, covariance_HH, sum_H, seed)
     head.midlayer.mlp.down_proj.weight.zero_()
