@@ -100,7 +100,7 @@ class LiveSpeculator:
 
     async def status(self) -> ReplicaStatus:
         """The speculator in use, by what every worker reports."""
-        reports: list[Report] = []
+        reports: Sequence[Report] = []
         try:
             reports = await self._reports()
         except Exception as error:
