@@ -134,9 +134,10 @@ def ratio_of_groups(above: Sequence[Group], below: Sequence[Group], alpha: float
     shares = sum(
         v**2 / float(degrees_R[0]) for v, (_, degrees_R) in zip(variances, parts, strict=True)
     )
-    value, margin = math.exp(log), math.inf
-    if shares > 0:
-        margin = math.sqrt(sum(variances)) * float(critical_t(sum(variances) ** 2 / shares, alpha))
+    # Without variance, as where no draft is ever accepted, the fewest degrees decide.
+    total = sum(variances)
+    degrees = total**2 / shares if shares > 0 else min(float(own_R[0]) for _, own_R in parts)
+    value, margin = math.exp(log), math.sqrt(total) * float(critical_t(degrees, alpha))
     if not math.isfinite(margin):
         return Bounds(value, 0.0, math.inf, clusters)
     return Bounds(value, value * math.exp(-margin), value * math.exp(margin), clusters)

@@ -44,6 +44,8 @@ def test_the_critical_t_is_where_the_mixture_reaches_its_threshold(degrees, alph
 def test_too_few_clusters_have_no_bounds(numerator, denominator):
     found = ratio_of_sums(numerator, denominator, 0.05)
     assert (found.low, found.high, found.clusters) == (0.0, math.inf, len(numerator))
+    equal = ratio_of_sums([9] * 30, [9] * 30, 0.05)  # a drafter of which nothing is accepted
+    assert (equal.low, equal.high) == (1.0, 1.0)
 
 
 def ever_missed(numerator, denominator, log_truth, alpha):
