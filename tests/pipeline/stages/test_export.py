@@ -27,8 +27,8 @@ def speculator(tmp_path):
     """Bytes by that name; nothing loads them here."""
     directory = tmp_path / "speculator"
     directory.mkdir()
-    config = '{"num_hidden_layers": 4, "num_nextn_predict_layers": 1}'
-    (directory / "config.json").write_text(config)
+    config = {"architectures": ["DeepseekV3ForCausalLM"], "num_hidden_layers": 4}
+    (directory / "config.json").write_text(json.dumps(config | {"num_nextn_predict_layers": 1}))
     tensors = {"model.layers.4.enorm.weight": torch.zeros(1)}
     save_file(tensors, directory / "model.safetensors")
     return directory
