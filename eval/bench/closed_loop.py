@@ -19,7 +19,7 @@ import itertools
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -67,7 +67,7 @@ def measure(
     Requests carry no seed: under speculation the same seed draws other tokens, and seeded requests
     take a slower path through the sampler.
     """
-    sampling, evaluation = replace(sampling, seed=None), speeds.settings
+    evaluation = speeds.settings
     two_engines = servers.name("base") != servers.name("custom")
     supply = itertools.cycle(range(len(prompts)))
     blocks: list[Record] = []

@@ -16,7 +16,6 @@ the time from sending it to its last token, with as many other requests running 
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -187,8 +186,7 @@ def _timed_block(
     count = settings.rate_requests(rate)
     arrivals_s, source = customers_arrivals(scenario.times, count, rate, SEED)
     texts = list(itertools.islice(itertools.cycle(scenario.texts), count))
-    unseeded = replace(sampling, seed=None)
-    block = load.run_timed(url, texts, arrivals_s, unseeded, scenario.max_tokens)
+    block = load.run_timed(url, texts, arrivals_s, sampling, scenario.max_tokens)
     return {
         **record_of(block),
         "arrivals_s": arrivals_s,

@@ -72,7 +72,7 @@ def workplace(tmp_path_factory, nano_r1) -> Path:
         ),
         (
             ["--recipe", "mine.yaml", "eval.task=posixpath:jion"],
-            ["eval.task = 'posixpath:jion'", "no function jion"],
+            ["eval.task = 'posixpath:jion'", "no attribute 'jion'"],
         ),
         (
             ["--recipe", "mine.yaml", "--stages", "learn"],
