@@ -1,23 +1,30 @@
-"""Planted faults: a drafter that is slower with the same drafts, and a relaxed acceptance.
+"""Planted faults: a slower drafter with the same drafts, a relaxed acceptance, a slow start.
 
 While weights of a directory `slow` are loaded, the layer runs repeatedly and the last result
-counts; with those of `relaxed`, 5 % of drafts are accepted whatever the target says. As a worker
-extension, this module is imported by the worker, where it wraps swaps and rejection sampler.
+counts; with those of `relaxed`, 25 % of drafts are accepted whatever the target says. An engine
+with SLOW_START in its environment sleeps in every step. As a worker extension, this module is
+imported by the worker, where it wraps swaps, rejection sampler and model runner.
 """
 
+import os
+import time
 from typing import Any
 
 import torch
 from vllm.v1.sample import rejection_sampler
+from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 from outrider.serving.vllm_hooks.swap_extension import Loaded, SwapExtension
 
 REPEATS = 25
-RELAXED = 0.05
+RELAXED = 0.25
+SLOW_START, SLEEP = "OUTRIDER_PLANTED_SLOW_START", 1.0
+"""Of the environment; seconds asleep over those of the target's pass."""
 SLOW_DRAFTER_EXTENSION = "tests.eval.slow_drafter.SlowDrafterExtension"
 
 
 _sample = rejection_sampler.rejection_sample
+_execute = GPUModelRunner.execute_model
 _planted = {"relaxed": False}
 
 
@@ -49,4 +56,13 @@ class SlowDrafterExtension(SwapExtension):
         super()._swap_load(speculator)
 
 
+def _slow_execute(self: GPUModelRunner, *args: Any, **kwargs: Any) -> Any:
+    began = time.monotonic()
+    found = _execute(self, *args, **kwargs)
+    time.sleep(SLEEP * (time.monotonic() - began))
+    return found
+
+
+if SLOW_START in os.environ:
+    GPUModelRunner.execute_model = _slow_execute
 rejection_sampler.rejection_sample = _relaxed_sample

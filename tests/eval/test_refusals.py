@@ -59,8 +59,8 @@ from outrider.serving.vllm_hooks.draft_recorder import DRAFT_EXTENSION
 from outrider.speculators.checkpoints.target_ends import load_target_ends
 from outrider.speculators.kinds.mtp.checkpoint import load_mtp, save_mtp
 from tests.data.logs import write_log
-from tests.eval.slow_drafter import SLOW_DRAFTER_EXTENSION
-from tests.eval.slow_start import SLOW_START_EXTENSION
+from tests.eval.sample_results import sample_findings
+from tests.eval.slow_drafter import SLOW_DRAFTER_EXTENSION, SLOW_START
 from tests.shipped_traffic import token_ids, with_token_ids
 
 K = 2
@@ -241,7 +241,10 @@ def test_what_gains_in_acceptance_and_loses_tokens_per_second_is_refused(
 @pytest.mark.slow
 @pytest.mark.engine
 def test_an_engine_that_accepts_more_than_it_may_is_refused(bench, nano_r1, weakened):
-    """Of all drafts 5 % are accepted whatever the target says: custom is faster, and lossy."""
+    """Of all drafts 25 % are accepted whatever the target says: custom is faster, and lossy.
+
+    With 5 % four of these 16 short responses differ, which is `undecided`.
+    """
     custom = published(nano_r1, bench.home / "relaxed")
     results = bench.judged(custom, weakened, repeats=1, max_tokens=8, verification_requests=16)
     assert results.verdict.verdict == "do not ship"
@@ -250,26 +253,29 @@ def test_an_engine_that_accepts_more_than_it_may_is_refused(bench, nano_r1, weak
 
 @pytest.mark.slow
 @pytest.mark.engine
-def test_a_gain_in_one_user_s_traffic_does_not_ship(bench, nano_r1, weakened, gains):
-    """Of seven users one has 8 of 20 responses, and custom drafts better for this one alone."""
+def test_a_gain_in_one_user_s_traffic_does_not_pass(bench, nano_r1, weakened):
+    """One user has most sessions, four others one each; custom drafts better for the first alone.
+
+    Both speculators are replayed on the engine's states.
+    """
     rows = load_sequences(bench.traffic.run / "sequences", bench.traffic.parts["heldout"])
     rows = rows.select_columns(COLUMNS).to_list()
     base, custom = (
         replay(directory, nano_r1, bench.traffic.store, rows, K, "greedy")
         for directory in (weakened, nano_r1)
     )
-    users = ["easy" if row < 8 else f"user {row % 6}" for row in range(len(base.users))]
+    easy = sorted({*base.sessions})[:-4]
+    users = ["easy" if session in easy else session for session in base.sessions]
     hard_R = np.array(users) != "easy"
     custom.steps_RK[hard_R] = base.steps_RK[hard_R]
-    verdicts = {}
+    outcomes, findings = [], sample_findings()
     for owners in ([""] * len(users), users):
         ratio = compare(replace(base, users=owners), custom, K)["ratio"]
-        own = gains.replay.model_copy(update={"ratio": ratio})
-        verdicts[ratio.over] = judge(
-            gains.model_copy(update={"replay": own}), EVALUATION.gate
-        ).verdict
-    assert [*verdicts.values()] == ["ship", "undecided"], verdicts
-    assert [*verdicts][1].endswith("of 7 users, the wider interval by user")
+        replayed = findings.replay.model_copy(update={"ratio": ratio})
+        found = findings.model_copy(update={"replay": replayed})
+        outcomes.append(judge(found, EVALUATION.gate).checks[0].outcome)
+    assert outcomes == ["passed", "undecided"]
+    assert ratio.over.endswith("the wider interval by user")
 
 
 @pytest.mark.slow
@@ -280,9 +286,9 @@ def test_a_slow_start_does_not_make_the_other_engine_faster(nano_r1, tmp_path, m
 
     def start(target, engine, drafting, log_path):
         if "base" in log_path.name and log_path.name not in started:
-            engine = engine.model_copy(
-                update={"extra_arguments": {"worker_extension_cls": SLOW_START_EXTENSION}}
-            )
+            extension = {"worker_extension_cls": SLOW_DRAFTER_EXTENSION}
+            fault = {"environment": {SLOW_START: "1"}, "extra_arguments": extension}
+            engine = engine.model_copy(update=fault)
         started.append(log_path.name)
         return Server(target, engine, drafting, log_path=log_path)
 
