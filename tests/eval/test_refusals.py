@@ -54,7 +54,6 @@ from outrider.serving.engine import open_engine
 from outrider.serving.load_generator import LoadGenerator
 from outrider.serving.server import Server
 from outrider.serving.speculator import Drafting, Speculator
-from outrider.serving.vllm_arguments import serve_arguments
 from outrider.serving.vllm_hooks.draft_recorder import DRAFT_EXTENSION
 from outrider.speculators.checkpoints.target_ends import load_target_ends
 from outrider.speculators.kinds.mtp.checkpoint import load_mtp, save_mtp
@@ -152,10 +151,7 @@ def bench(nano_r1, tmp_path_factory):
     """Engine, servers, load generator, captured traffic, and `evaluate` on them."""
     home, patch = tmp_path_factory.mktemp("bench"), pytest.MonkeyPatch()
     target = TargetConfig(model=str(nano_r1))
-    extension = ["--worker-extension-cls", SLOW_DRAFTER_EXTENSION]
-    patch.setattr(
-        "outrider.serving.server.serve_arguments", lambda *each: serve_arguments(*each) + extension
-    )
+    patch.setattr("outrider.serving.server.SWAP_EXTENSION", SLOW_DRAFTER_EXTENSION)
     with contextlib.ExitStack() as stack:
         stack.callback(patch.undo)
         speculators = {name: Speculator("mtp", nano_r1) for name in ("base", "custom")}
@@ -286,12 +282,11 @@ def test_a_slow_start_does_not_make_the_other_engine_faster(nano_r1, tmp_path, m
 
     def start(target, engine, drafting, log_path):
         if "base" in log_path.name and log_path.name not in started:
-            extension = {"worker_extension_cls": SLOW_DRAFTER_EXTENSION}
-            fault = {"environment": {SLOW_START: "1"}, "extra_arguments": extension}
-            engine = engine.model_copy(update=fault)
+            engine = engine.model_copy(update={"environment": {SLOW_START: "1"}})
         started.append(log_path.name)
         return Server(target, engine, drafting, log_path=log_path)
 
+    monkeypatch.setattr("outrider.serving.server.SWAP_EXTENSION", SLOW_DRAFTER_EXTENSION)
     monkeypatch.setattr("outrider.eval.bench.servers.Server", start)
     monkeypatch.setattr(EngineConfig, "changes_drafters", False)
     target, sampling = TargetConfig(model=str(nano_r1)), Sampling(0.0, 1.0)
