@@ -42,7 +42,7 @@ def inspect_traffic(
             "--samples prints customer text, which --json never contains; give one of them"
         )
     if recipe is not None and "=" in recipe:
-        recipe, overrides = None, (recipe, *overrides)
+        overrides, recipe = (recipe, *overrides), None
     if recipe is None and not any("traffic.path" in word for word in overrides):
         raise UsageError(
             "nothing to inspect: give a recipe, or traffic.path=LOGS for logs without a recipe"

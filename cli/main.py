@@ -15,6 +15,7 @@ import contextlib
 import functools
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 try:
@@ -34,7 +35,7 @@ from outrider.common.process_tree import Interrupted
 from outrider.common.redaction import redacted
 from outrider.pipeline.recipe.shipped import shipped_recipes
 
-VERBS = {
+VERBS: dict[str, Callable[..., int]] = {
     "doctor": doctor,
     "init": init,
     "inspect": inspect.inspect_traffic,
