@@ -56,8 +56,8 @@ def test_nothing_gained_rarely_ships_and_the_reported_ratio_is_true(scale):
 def test_a_ratio_that_passed_is_corrected_for_it(margin):
     """At a power of 0.98 to 0.11 the ratio that is seen is up to 7 % too large."""
     error, random = margin / ERRORS_A_MARGIN, np.random.default_rng(0)
-    found = 1.1 * np.exp(error * random.standard_normal(50_000))
-    passed = [ratio for ratio in found if ratio * np.exp(-margin) > 1][:5000]
+    found = 1.1 * np.exp(error * random.standard_normal(6000))
+    passed = [ratio for ratio in found if ratio * np.exp(-margin) > 1][:500]
     corrected = [given_passed(ratio, ratio * np.exp(-margin), 1.0) for ratio in passed]
-    assert min(corrected) >= 1.0 and abs(np.mean(corrected) / 1.1 - 1) < 0.012
+    assert min(corrected) >= 1.0 and abs(np.mean(corrected) / 1.1 - 1) < 0.015
     assert margin < 0.09 or np.mean(passed) / 1.1 - 1 > 0.01
