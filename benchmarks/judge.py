@@ -265,7 +265,6 @@ def judged(trials: int, false_trials: int, seed: int = 0) -> dict[str, float]:
     biases = [
         abs(bias(each, what, setting))
         for setting, own in zip(better, faster, strict=True)
-        if not setting.two_engines
         for what, each in (("ratio", own), ("corrected", [one for one in own if one.shipped]))
     ]
     return {
