@@ -74,9 +74,9 @@ def test_it_drafts_and_the_text_is_the_same(engine, target, prompts, k, tmp_path
         assert found[0][0] > 60
         assert complaint(found, PARITY) is None, (name, found)
     if heads:
-        assert [step.drafts for step in restored.steps] == [
-            step.drafts for step in recordings["second"].steps
-        ], "after faults the engine drafts otherwise"
+        # Not step by step: the prompts are cached by now, and near ties of bf16 fall otherwise.
+        found = draft_parity(restored, heads["second"], target.directory(), k, PARITY)
+        assert complaint(found, PARITY) is None, ("after faults", found)
         crossed = draft_parity(recordings["second"], heads["first"], target.directory(), k, PARITY)
         assert complaint(crossed, PARITY) is not None
 
