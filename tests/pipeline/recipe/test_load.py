@@ -169,11 +169,6 @@ def test_a_base_is_a_kind_a_shipped_head_or_a_directory_beside_the_recipe(
             r"mine.yaml:6: eval\.scenarios\.long_in\.prompt_token: no such key; did you mean "
             r"`eval.scenarios.long_in.prompt_tokens`",
         ),
-        (
-            "traffic: {path: a}\neval:\n  rates: [8]\n  scenarios:\n    long_in:\n"
-            "      prompt_tokens: [9, 3]\n",
-            r"mine.yaml:6: eval\.scenarios\.long_in\.prompt_tokens.* range \[9, 3\] ends before",
-        ),
         ("traffic: {path: a\n", r"mine.yaml:2: not valid YAML"),
         ("- a\n", r"mine.yaml:1: a recipe is a mapping"),
         ("traffic: {path: a}\nname: ../up\n", r"mine.yaml:2: name = '../up'"),
