@@ -50,6 +50,8 @@ def load_recipe(
     A serve command's values replace the recipe's; overrides replace both.
     """
     path = find_recipe(name)
+    if path.name == RESOLVED and any(word.startswith("effort=") for word in overrides or ()):
+        raise UsageError(f"effort: {path} has a value for every key; name its recipe instead")
     values, origins, files = _read_chain(path, ())
     values.setdefault("name", path.stem)
     origins[()] = str(path)
