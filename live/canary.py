@@ -28,9 +28,9 @@ from outrider.live.traffic import Traffic
 SILENCE_S = 5.0
 """How long a canary may give no answer before it is rolled back, in seconds."""
 
-STALL_S = 600.0
-"""A canary that ends no request for this long is rolled back, in seconds: a hung engine still
-reports its status."""
+STALL_S, STALL_REQUESTS = 600.0, 20
+"""A canary is rolled back if it ends no request for so many seconds while, by the stable replicas'
+requests, it should have ended so many: a hung engine still reports its status."""
 
 _SAY_S = 10.0
 """Time between two reports of the figures, in seconds."""
@@ -97,7 +97,7 @@ class CanaryTest:
         self._say(f"canary: {share:g} % of the requests")
         before = seen = len(self._collect(self._new)[1])
         began = alive_at = self._clock.time()
-        pause = LOOK_S
+        pause, others = LOOK_S, 0
         while True:
             self._clock.sleep(pause)
             looked = self._clock.time()
@@ -110,15 +110,17 @@ class CanaryTest:
             now, count = self._clock.time(), len(canary)
             pause = max(LOOK_S, 5 * (now - looked))  # many requests: fewer looks
             if count > seen:
-                seen, alive_at = count, now
+                seen, alive_at, others = count, now, len(stable)
             enough = count - before >= self._policy.min_requests
             done = enough and now - began >= self._policy.min_seconds
             if verdict.action == "roll_back" or (done and verdict.action == "promote"):
                 return verdict
             if done and not is_last:
                 return verdict
-            if now - alive_at > STALL_S:
-                return Verdict("roll_back", f"the canary ended no request in {STALL_S:g} s")
+            due = (len(stable) - others) * share / max(100 - share, 1)
+            if now - alive_at > STALL_S and due >= STALL_REQUESTS:
+                reason = f"the canary ended no request in {STALL_S:g} s, and {due:.0f} were due"
+                return Verdict("roll_back", reason)
             if now - began > self._policy.max_seconds:
                 reason = (
                     f"undecided after {self._policy.max_seconds:.0f} s and"

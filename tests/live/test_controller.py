@@ -236,6 +236,15 @@ def test_a_canary_that_fails_is_rolled_back_and_recovered(
     assert world.everywhere("first")
 
 
+def test_a_canary_without_traffic_is_not_taken_for_hung(make_world, monkeypatch) -> None:
+    monkeypatch.setattr("outrider.live.canary.STALL_S", 5.0)
+    world = make_world(max_seconds=60)
+    world.requests = 0
+    with world.controller() as controller:
+        done = controller.deploy(world.bundle("equal", b"2.00"))
+    assert "undecided after 60 s" in done.verdict.reason
+
+
 def test_undecided_goes_back_and_a_person_may_promote_before(make_world) -> None:
     world = make_world(stable=2, max_seconds=20)
     equal = world.bundle("equal", b"2.00")
