@@ -200,7 +200,7 @@ def test_training_goes_on_with_what_a_lost_node_leaves_and_grows_again(
         printed = capfd.readouterr().out
         assert "it resumes with 1 processes from step-00000" in printed
         assert "it resumes with 2 processes" in printed
-        assert printed.count("resuming with") == 2
+        assert printed.count("it resumes with") == 2
         run(corpus, tmp_path / "whole", own, **longer)
     ours, theirs = (
         load_file(folder / "speculator" / "model.safetensors")
