@@ -244,10 +244,11 @@ def check_nodes() -> None:
             only_there = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
             name = f"{node['NodeManagerHostname']} (node {node['NodeID'][:8]})"
             asked[name] = ask.options(scheduling_strategy=only_there).remote()
+    ray.wait([*asked.values()], num_returns=len(asked), timeout=_CHECK_S)  # of all nodes together
     wrong = []
     for name, reference in asked.items():
         try:
-            versions = ray.get(reference, timeout=_CHECK_S)
+            versions = ray.get(reference, timeout=0)
         except (ray.exceptions.NodeDiedError, ray.exceptions.TaskUnschedulableError):
             continue  # it has ended since; a task without cores fits any other
         except ray.exceptions.RayError as error:
