@@ -30,7 +30,7 @@ from typing import Any
 from rich.console import Console
 
 from outrider.common.errors import OutriderError
-from outrider.common.files import write_json
+from outrider.common.files import Locked, lock, write_json
 from outrider.data.config import PrivacyConfig
 from outrider.data.ingest.log_tail import cut, end_of, find_unread, unread_rows
 from outrider.live.adapt_gate import judge, watched, write_bundle
@@ -38,7 +38,7 @@ from outrider.live.adapt_policy import reason_to_train, surplus, within_budget
 from outrider.live.controller import controlled
 from outrider.live.endpoint_file import Endpoint
 from outrider.live.fleet import replicas_of
-from outrider.live.journal import Journal, Locked, lock, read_state
+from outrider.live.journal import Journal, read_state
 from outrider.live.metrics import LiveMetrics
 from outrider.live.releases import Releases
 from outrider.live.state import PROMOTED, Round, State, Window

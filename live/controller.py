@@ -18,10 +18,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from outrider.common.errors import OutriderError
+from outrider.common.files import Locked, holder, lock
 from outrider.live.canary import CanaryTest, fair_share
 from outrider.live.endpoint_file import Endpoint
 from outrider.live.fleet import Decided, Fleet
-from outrider.live.journal import Journal, Locked, holder, lock, read_state
+from outrider.live.journal import Journal, read_state
 from outrider.live.metrics import LiveMetrics
 from outrider.live.releases import Release, Releases, first_release
 from outrider.live.router import Router, RouterUnavailable
@@ -46,15 +47,22 @@ class Controller:
     """Deploys to one endpoint; the caller holds its lock (`controlled`)."""
 
     def __init__(
-        self, endpoint: Endpoint, journal: Journal, say: Say = lambda text: None, clock: Any = time
+        self,
+        endpoint: Endpoint,
+        journal: Journal,
+        say: Say = lambda text: None,
+        clock: Any = time,
+        on_verdict: Callable[[Verdict], None] = lambda verdict: None,
     ) -> None:
-        """`clock` has `time()` and `sleep(seconds)`, as the module has."""
+        """`clock` has `time()` and `sleep(seconds)`, as the module has.
+
+        `on_verdict` gets each verdict of a canary's test, also those to wait.
+        """
         self.endpoint, self.journal, self.say = endpoint, journal, say
         self.releases = Releases(endpoint.releases)
         self.router = Router(endpoint)
         self.fleet = Fleet(endpoint, journal, self.releases, say, clock)
-        self.on_verdict: Callable[[Verdict], None] = lambda verdict: None
-        """Gets each verdict of a canary's test, also those to wait."""
+        self._on_verdict = on_verdict
 
     @property
     def state(self) -> State:
@@ -72,7 +80,8 @@ class Controller:
             self._finish()
         else:
             behind: list[str] = []
-            if state.serving and any(map(self._is_behind, self.fleet.replicas)):
+            served = {self.fleet.served_by(self.fleet.status(name)) for name in self.fleet.replicas}
+            if state.serving and served != {state.serving}:
                 release = self.releases.verified(state.serving)
                 behind = self.fleet.bring(self.fleet.replicas, release)
             self._settle_share(behind)
@@ -162,7 +171,7 @@ class Controller:
     def _canary(self, new: Release, old: str) -> Verdict:
         """The test of the new release on the canary replicas."""
         self._share(fair_share(self.endpoint))
-        test = CanaryTest(self.fleet, self.router, new.name, old, self.on_verdict)
+        test = CanaryTest(self.fleet, self.router, new.name, old, self._on_verdict)
         try:
             test.measure_baseline()
             self._share(0)
@@ -227,10 +236,6 @@ class Controller:
         except RouterUnavailable as error:
             self.say(str(error))
 
-    def _is_behind(self, name: str) -> bool:
-        status = self.fleet.status(name)
-        return status is None or self.fleet.served_by(status) != self.state.serving
-
 
 @contextlib.contextmanager
 def controlled(endpoint: Endpoint, say: Say = lambda text: None) -> Iterator[Controller]:
@@ -239,17 +244,17 @@ def controlled(endpoint: Endpoint, say: Say = lambda text: None) -> Iterator[Con
     `Locked` where another process deploys to it.
     """
     metrics = LiveMetrics(endpoint)
-    doing = (
-        "is deploying to this endpoint; wait for it, or end its deployment with --rollback or"
-        " --promote"
-    )
     with (
-        lock(endpoint.lock, doing),
+        lock(
+            endpoint.lock,
+            "is deploying to this endpoint; wait for it, or end its deployment with --rollback or"
+            " --promote",
+        ),
         Journal(endpoint.journal, listener=metrics.publish) as journal,
     ):
-        controller = Controller(endpoint, journal, say)
-        controller.on_verdict = lambda verdict: metrics.publish(verdict=verdict)
-        yield controller
+        yield Controller(
+            endpoint, journal, say, on_verdict=lambda verdict: metrics.publish(verdict=verdict)
+        )
 
 
 def deploy_bundle(

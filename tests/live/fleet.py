@@ -1,6 +1,6 @@
 """Small replicas behind a real Envoy, all on Unix sockets.
 
-with Fleet(stable=["a", "b"], canary=["c"]) as fleet, running(fleet) as router:
+with Fleet(stable=["a", "b"], canary=["c"]) as fleet, running_router(fleet.endpoint) as router:
     assert fleet.ask().name in ("a", "b")
 """
 
@@ -22,7 +22,6 @@ from typing import Any
 import yaml
 
 from outrider.live.endpoint_file import Endpoint, load_endpoint
-from outrider.live.local import start_router
 from outrider.live.router import POOLS, Router
 from outrider.serving.admin.address import Address
 
@@ -123,16 +122,6 @@ class Fleet:
             answers = list(pool.map(lambda _: self.ask(**arguments), range(count)))
         assert [answer for answer in answers if answer.status != 200] == []
         return [answer.name for answer in answers]
-
-
-@contextlib.contextmanager
-def running(fleet: Fleet) -> Iterator[Router]:
-    """Envoy in front of the replicas."""
-    envoy = start_router(fleet.endpoint)
-    try:
-        yield Router(fleet.endpoint)
-    finally:
-        envoy.stop(5.0)
 
 
 def stat(router: Router, role: str, name: str) -> int:

@@ -16,13 +16,13 @@ import pytest
 from rich.console import Console
 
 from outrider.common.errors import OutriderError
-from outrider.common.files import read_json, write_json
+from outrider.common.files import lock, read_json, write_json
 from outrider.eval.results.parts import ClusteredEstimate
 from outrider.live import adapt
 from outrider.live.adapt import BASE, Adapter, Serving, adapting, serving_of, summary
 from outrider.live.adapt_gate import GateVerdict
 from outrider.live.endpoint_file import Endpoint
-from outrider.live.journal import Journal, lock, read_journal, read_state
+from outrider.live.journal import Journal, read_journal, read_state
 from outrider.pipeline.recipe.load import load_recipe
 from outrider.pipeline.run_stages import StageFailed
 from outrider.speculators.kinds import KINDS

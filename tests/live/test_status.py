@@ -6,8 +6,9 @@ import threading
 import pytest
 
 from outrider.common.errors import OutriderError
+from outrider.common.files import Locked, holder, lock
 from outrider.common.process_tree import wait_until
-from outrider.live.journal import Locked, holder, lock, read_state
+from outrider.live.journal import read_state
 from outrider.live.status import endpoint_status, status_lines
 from tests.cli.commands import assert_one_message, run
 

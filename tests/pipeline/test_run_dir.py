@@ -31,7 +31,7 @@ def test_a_second_run_is_told_who_holds_the_directory_and_may_enter_when_it_is_k
         assert holder.stdout.readline() == "held\n"
         with (
             pytest.raises(
-                OutriderError, match=f"in use by process {holder.pid} since .*--runs DIR"
+                OutriderError, match=f"process {holder.pid} is using this run; .*--runs DIR"
             ),
             run.locked(),
         ):
