@@ -64,14 +64,9 @@ class Controller:
         self.fleet = Fleet(endpoint, journal, self.releases, say, clock)
         self._on_verdict = on_verdict
 
-    @property
-    def state(self) -> State:
-        """What the journal says."""
-        return self.journal.read()
-
     def recover(self) -> State:
         """Brings every replica that answers to one release; the first thing after a start."""
-        state = self.state
+        state = self.journal.read()
         if state.open is not None:
             self.say(f"deployment {state.open.id} was not finished")
             if state.open.verdict.action == "wait":
@@ -85,7 +80,7 @@ class Controller:
                 release = self.releases.verified(state.serving)
                 behind = self.fleet.bring(self.fleet.replicas, release)
             self._settle_share(behind)
-        return self.state
+        return self.journal.read()
 
     def deploy(self, bundle: Path, in_place: bool = False, source: str | None = None) -> Deployment:
         """Copies and checks a bundle, tests it on the canary, and promotes it or rolls it back.
@@ -101,7 +96,7 @@ class Controller:
 
     def roll_back(self) -> Deployment:
         """Goes back to the release before the one in use, on all replicas."""
-        state = self.state
+        state = self.journal.read()
         if state.serving is None or state.previous is None:
             raise OutriderError(
                 f"endpoint {self.endpoint.name}: no release before the one in use"
@@ -113,7 +108,7 @@ class Controller:
 
     def promote(self) -> Deployment:
         """Finishes a deployment whose controller has stopped, by promoting it."""
-        if self.state.open is None:
+        if self.journal.read().open is None:
             raise OutriderError(
                 f"endpoint {self.endpoint.name}: no deployment is in progress, so there is nothing"
                 " to promote"
@@ -123,7 +118,7 @@ class Controller:
 
     def adopted(self) -> str:
         """The release in use; before the first one, what the replicas serve becomes one."""
-        if self.state.serving is None:
+        if self.journal.read().serving is None:
             statuses = [self._sound(name) for name in self.fleet.replicas]
             found = sorted({str(Path(each.directory).resolve()) for each in statuses})
             if len(found) != 1:
@@ -133,7 +128,7 @@ class Controller:
                 )
             release = first_release(self.releases, Path(found[0]), statuses[0].k)
             self.journal.append("adopt", release=release.name, directory=found[0])
-        serving = self.state.serving
+        serving = self.journal.read().serving
         assert serving is not None
         return serving
 
@@ -190,7 +185,7 @@ class Controller:
 
     def _finish(self) -> Deployment:
         """Carries out the verdict: all replicas get its release, the canary first."""
-        deployment = self.state.open
+        deployment = self.journal.read().open
         assert deployment is not None
         names = [each.name for each in [*self.endpoint.canary, *self.endpoint.stable]]
         behind: list[str] | None = None
@@ -211,7 +206,7 @@ class Controller:
         serving, verdict = deployment.wanted, deployment.verdict
         outcome = "promoted" if verdict.action == "promote" else "rolled_back"
         self.journal.append("end", outcome=outcome, serving=serving, behind=behind)
-        self.releases.prune(KEPT_RELEASES, self.state.in_use)
+        self.releases.prune(KEPT_RELEASES, self.journal.read().in_use)
         self.say(f"{outcome}: {verdict.reason}; in use: {serving}")
         return deployment
 
@@ -229,7 +224,7 @@ class Controller:
         if not self.endpoint.canary:
             return
         try:
-            if self.router.share() == percent == self.state.share:
+            if self.router.share() == percent == self.journal.read().share:
                 return
             self.journal.append("share", percent=percent)
             self.router.set_canary_share(percent)
@@ -286,7 +281,7 @@ def end_deployment(
         with controlled(endpoint, say) as controller:
             if action == "promote":
                 return controller.promote()
-            before = controller.state.last
+            before = controller.journal.read().last
             ended = controller.recover().last
             if ended is not None and ended is not before and ended.went_back:
                 return ended

@@ -20,7 +20,7 @@ import itertools
 import json
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -29,7 +29,7 @@ from typing import Any
 from outrider.common.errors import OutriderError
 from outrider.common.files import read_json
 from outrider.common.process_tree import Child
-from outrider.live.controller import controlled
+from outrider.live.controller import Say, controlled
 from outrider.live.endpoint_file import Endpoint, EndpointReplica
 from outrider.live.fleet import replicas_of
 from outrider.live.journal import read_state
@@ -56,8 +56,6 @@ _TIMEOUT_S = 120.0
 _MOST_PROMPTS = 400
 _FIRST_K = 3
 """Drafts per step where no bundle says how many."""
-
-Say = Callable[[str], None]
 
 
 @contextlib.contextmanager

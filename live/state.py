@@ -255,11 +255,6 @@ class State:
         return [window for window in self.windows.values() if window.acceptance]
 
     @property
-    def unsettled(self) -> Window | None:
-        """The window that is cut and not yet measured."""
-        return next((each for each in self.windows.values() if not each.settled), None)
-
-    @property
     def pending_round(self) -> Round | None:
         """The round that is under way."""
         return self.rounds[-1] if self.rounds and not self.rounds[-1].settled else None
@@ -288,7 +283,3 @@ class State:
                 break
             count += each.settled
         return count
-
-    def gpu_seconds_since(self, time: float) -> float:
-        """GPU-seconds of work that ended after a Unix time."""
-        return sum(seconds for at, seconds in self.spent if at > time)

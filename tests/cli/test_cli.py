@@ -4,7 +4,6 @@ import json
 import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -12,31 +11,16 @@ import yaml
 
 import outrider
 from outrider.common.errors import OutriderError
+from outrider.common.process_tree import wait_until
 from outrider.pipeline.stages.registry import STAGES
 from tests.cli.commands import COMMANDS, assert_one_message, run, start
-from tests.data.logs import pair, screenings, write_log
+from tests.cli.workplace import write_workplace
 from tests.eval.sample_history import report
 
 
 @pytest.fixture(scope="module")
 def workplace(tmp_path_factory, nano_r1) -> Path:
-    """A folder with a log of 40 screenings and a recipe for it."""
-    folder = tmp_path_factory.mktemp("workplace")
-    rows = [
-        pair(
-            messages,
-            reasoning,
-            answer,
-            request__metadata__session_id=f"s-{i}",
-            response__created=1_700_000_000 + 60 * i,
-            response__id=f"c-{i}",
-        )
-        for i, (messages, reasoning, answer) in enumerate(screenings(40))
-    ]
-    write_log(folder / "log.jsonl", rows)
-    recipe = {"target": {"model": str(nano_r1)}, "traffic": {"path": "log.jsonl"}}
-    (folder / "mine.yaml").write_text(yaml.safe_dump(recipe))
-    return folder
+    return write_workplace(tmp_path_factory.mktemp("workplace"), nano_r1, {})
 
 
 @pytest.mark.parametrize(
@@ -267,10 +251,7 @@ def test_a_terminated_run_ends_with_75_and_the_same_command_goes_on(workplace):
         text=True,
     )
     started = workplace / "runs" / "stopped" / "stages" / "ingest.started.json"
-    deadline = time.monotonic() + 120
-    while not started.is_file():
-        assert going.poll() is None and time.monotonic() < deadline
-        time.sleep(0.01)
+    assert wait_until(lambda: started.is_file() or going.poll() is not None, 120)
     going.terminate()
     _, told = going.communicate(timeout=120)
     assert going.returncode == 75

@@ -62,18 +62,6 @@ def test_a_share_is_that_of_the_requests_and_a_larger_one_only_adds_sessions(fle
     assert cohorts[0] < cohorts[1] and cohorts[0] == cohorts[2]
 
 
-def test_a_stream_is_passed_on_event_by_event(fleet, router, tmp_path) -> None:
-    # The second event comes after the file, which is written after the first has arrived.
-    connection = Address.parse(fleet.endpoint.router.listen).connect(60)
-    body = json.dumps({"until": str(tmp_path / "go")})
-    connection.request("POST", "/v1/completions", body)
-    response = connection.getresponse()
-    assert response.readline().endswith(b" 0\n")
-    (tmp_path / "go").touch()
-    assert response.read().endswith(b"data: [DONE]\n\n")
-    connection.close()
-
-
 def test_the_log_has_each_request_and_no_text_and_clients_set_no_header_of_it(
     fleet, router
 ) -> None:
@@ -136,6 +124,7 @@ def test_an_answer_that_is_an_error_is_not_asked_for_again(fleet, router) -> Non
 
 
 def test_a_response_that_breaks_off_is_a_failure_of_the_replica(tmp_path) -> None:
+    """It breaks off after its first event, which the client has by then."""
     with Fleet() as fleet, running_router(fleet.endpoint) as router:
         router.set_canary_share(100)
         address = Address.parse(fleet.endpoint.router.listen)
@@ -184,7 +173,7 @@ def test_an_engine_that_died_under_its_server_gets_no_requests() -> None:
 
 
 def test_envoy_is_killed_and_started_again_by_a_supervisor(fleet) -> None:
-    command = [sys.executable, "-m", "outrider.live.router", str(fleet.state / "fleet.yaml")]
+    command = [sys.executable, "-m", "outrider.live.router", str(fleet.file)]
     router, first = Router(fleet.endpoint), subprocess.Popen(command)
     try:
         wait_for(router.ready)
