@@ -246,7 +246,8 @@ class Adapter:
     def _gate(self, pending: Round, windows: list[Window]) -> None:
         run, (serving, recipe) = self.round_run(pending.n), self._in_use()
         runs = [self.window_run(window.n) for window in windows]
-        kept = [n for n in pending.older if not self.journal.read().windows[n].deleted]
+        known = self.journal.read().windows
+        kept = [n for n in pending.older if not known[n].deleted]
         # Evenly spaced in time, because each costs two replays.
         older = [self.window_run(n) for n in kept[:: math.ceil(len(kept) / OLDER_WINDOWS) or 1]]
         verdict = judge(run, runs, older, serving.directory, recipe, serving.k)
