@@ -52,13 +52,12 @@ def test_a_template_run_resolves_them_before_anything_runs(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_a_template_names_what_it_needs_and_has_a_comment_for_every_key(
-    name: str, tmp_path: Path
+    name: str, nano_r1: Path, tmp_path: Path
 ) -> None:
-    target = write_tiny_target(tmp_path / "target")
     with pytest.raises(
         OutriderError, match=r"traffic\.path = '.*YOUR_LOGS': no such .* give a log"
     ):
-        open_run(name, (f"target.model={target}",), tmp_path, dry_run=True)
+        open_run(name, (f"target.model={nano_r1}",), tmp_path, dry_run=True)
     lines = (SHIPPED / f"{name}.yaml").read_text().splitlines()
     keys = [line for line in lines if line.startswith("  ") and ": " in line]
     assert keys and all(" # " in line for line in keys)
