@@ -32,7 +32,7 @@ smollm2: setup
 	$(BIN)/python -m tools.smollm2 build build/smollm2
 
 live: setup
-	$(BIN)/python -m outrider.live.demo
+	$(BIN)/python -m tools.live_demo
 
 test: setup
 	@sh requirements/browser.sh

@@ -127,13 +127,13 @@ def _local(endpoint: "Endpoint", bundle: str | None, in_place: bool, load: str |
     import threading
 
     from outrider.common.process_tree import stopped_by_signal
-    from outrider.live.local import Load, local_endpoint, read_prompts
+    from outrider.live import local
 
     with stopped_by_signal(), contextlib.ExitStack() as stack:
-        prompts = read_prompts(load) if load is not None else []
-        stack.enter_context(local_endpoint(endpoint, bundle, _say))
+        prompts = local.read_prompts(load) if load is not None else []
+        stack.enter_context(local.local_endpoint(endpoint, bundle, _say))
         if prompts:
-            stack.enter_context(Load(endpoint, prompts))
+            stack.enter_context(local.load(endpoint, prompts))
         if bundle is not None:
             return _deploy(endpoint, bundle, in_place)
         _say(f"serving on {endpoint.router.listen}; Ctrl-C ends everything")

@@ -136,12 +136,11 @@ def _examined(logs: str, target: str) -> tuple["Recipe", Mapping[str, Any]]:
     """A recipe of the bare log with all kinds of its target, and the target's config.json."""
     from outrider.pipeline.kinds import with_kinds
     from outrider.pipeline.plan.training_cost import target_config
-    from outrider.pipeline.preflight import check_traffic, local_target
+    from outrider.pipeline.preflight import local_target
     from outrider.pipeline.recipe.load import load_overrides
 
     words = [f"traffic.path={json.dumps(logs)}", f"target.model={json.dumps(target)}"]
     recipe = load_overrides([*words, "speculator.kind=auto"]).recipe
-    check_traffic(recipe)
     config, source = target_config(recipe, local_target(recipe))
     if config is None:
         raise OutriderError(str(source))

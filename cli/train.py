@@ -86,7 +86,6 @@ def _plan(
         console = Console(stderr=True)
         print_plan(rows, priced, console)
         console.print(f"every key with its value: {run.resolved_recipe}", soft_wrap=True)
-    stages = {row.stage: {"action": row.action, "cost": row.cost} for row in rows}
     result = {"recipe": loaded.recipe.name, "run_dir": str(run.root)}
-    print_json({**result, "dry_run": stages, "price": priced})
+    print_json({**result, "dry_run": rows, "price": priced})
     return 0

@@ -54,7 +54,11 @@ def in_child(
         answer = receiver.recv_bytes()
     except EOFError:
         process.join()
-        raise _killed(function, process.exitcode) from None
+        raise OutriderError(
+            f"the child process of {function.__name__} ended with exit status {process.exitcode}"
+            " before it returned a result (-9: killed, most often because memory ran out; the"
+            " kernel's log names killed processes)"
+        ) from None
     finally:
         receiver.close()
         process.kill()
@@ -72,7 +76,14 @@ def answer_of(work: Callable[[], object]) -> bytes:
     try:
         return pickle.dumps((work(), None, None))
     except Exception as error:
-        return _failure(error)
+        frames = "".join(traceback.format_tb(error.__traceback__)) + type(error).__name__
+        error.__traceback__ = error.__context__ = error.__cause__ = None
+        try:
+            answer = pickle.dumps((None, error, frames))
+            pickle.loads(answer)  # some exceptions cannot be made again from their arguments
+        except Exception:
+            return pickle.dumps((None, None, frames))
+        return answer
 
 
 def returned(answer: bytes, where: str) -> Any:
@@ -92,22 +103,3 @@ def _work(sender: Connection, work: bytes) -> None:
 
     sender.send_bytes(answer_of(call))
     sender.close()
-
-
-def _failure(error: Exception) -> bytes:
-    frames = "".join(traceback.format_tb(error.__traceback__)) + type(error).__name__
-    error.__traceback__ = error.__context__ = error.__cause__ = None
-    try:
-        answer = pickle.dumps((None, error, frames))
-        pickle.loads(answer)  # some exceptions cannot be made again from their arguments
-    except Exception:
-        return pickle.dumps((None, None, frames))
-    return answer
-
-
-def _killed(function: Callable[..., object], status: int | None) -> OutriderError:
-    how = f"signal {-status}" if status is not None and status < 0 else f"exit status {status}"
-    return OutriderError(
-        f"the child process of {function.__name__} ended with {how} before it returned a result;"
-        " usual cause: too little memory (the kernel's log names killed processes)"
-    )

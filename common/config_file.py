@@ -159,11 +159,9 @@ def _all_keys(model: type[BaseModel], prefix: str = "") -> list[str]:
     paths = []
     for name, field in model.model_fields.items():
         paths.append(prefix + name)
-        below, chosen = _below(field.annotation), ""
-        if typing.get_args(below):
-            below, chosen = _below(typing.get_args(below)[-1]), "NAME."
-        if below:
-            paths += _all_keys(below, f"{prefix}{name}.{chosen}")
+        below = _below(field.annotation)
+        if isinstance(below, type):
+            paths += _all_keys(below, f"{prefix}{name}.")
     return paths
 
 

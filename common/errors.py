@@ -12,8 +12,9 @@ class OutriderError(Exception):
 
     exit_code = 1
 
-    def __init__(self, *message: object) -> None:
+    def __init__(self, *message: object, exit_code: int | None = None) -> None:
         super().__init__(*map(without_credentials, map(str, message)))
+        self.exit_code = exit_code or self.exit_code
 
 
 class UsageError(OutriderError):

@@ -1,10 +1,12 @@
-"""Atomic publication of files and folders: readers see all of a result or none of it.
+"""Atomic publication of files and folders, and locks between processes.
 
-with publish(path) as temporary: temporary.write_bytes(...)
+with publish(path) as temporary: temporary.write_bytes(...)     # readers see all of it, or nothing
+with lock(folder / ".lock", "uses this run"): ...               # one process at a time
 """
 
 import contextlib
 import errno
+import fcntl
 import json
 import os
 import shutil
@@ -34,7 +36,7 @@ def publish(path: Path) -> Iterator[Path]:
     _remove(temporary)
     try:
         yield temporary
-        _sync(temporary)
+        _sync_tree(temporary)
         if temporary.is_dir():
             _remove_leftovers(path.parent)
         if path.is_dir():
@@ -45,7 +47,7 @@ def publish(path: Path) -> Iterator[Path]:
             _remove(retired)
         else:
             temporary.rename(path)
-        _sync_one(path.parent)
+        sync(path.parent)
     except Exception as error:
         if says_disk_is_full(error):
             raise OutriderError(
@@ -85,6 +87,51 @@ def read_json(path: Path) -> Any:
         raise OutriderError(f"{path}: not valid JSON ({error})") from None
 
 
+class Locked(OutriderError):
+    """Another process holds a lock."""
+
+
+@contextlib.contextmanager
+def lock(path: Path, doing: str) -> Iterator[None]:
+    """Holds a lock file; the kernel releases it when this process ends.
+
+    `Locked` with the other process and what it is `doing` where one holds it.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with path.open("a+", encoding="utf-8") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise Locked(f"{path.parent}: process {holder(path)} {doing}") from None
+        file.truncate(0)
+        # The disk may be full: the lock holds without the name of its holder.
+        with contextlib.suppress(OSError):
+            file.write(str(os.getpid()))
+            file.flush()
+        yield
+
+
+def holder(path: Path) -> int | None:
+    """Process id of the holder of a lock, 0 if unknown; None where nobody holds it."""
+    try:
+        with path.open(encoding="utf-8") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return None
+    except BlockingIOError:
+        return int(path.read_text() or 0)
+    return None
+
+
+def sync(path: Path) -> None:
+    """Writes a file, or a folder's names, to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def _remove_leftovers(folder: Path) -> None:
     """Removes temporaries whose processes on this machine have ended."""
     for left in folder.glob(f".*.{socket.gethostname()}.*"):
@@ -103,16 +150,8 @@ def _remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def _sync(path: Path) -> None:
+def _sync_tree(path: Path) -> None:
     if path.is_dir():
         for child in path.iterdir():
-            _sync(child)
-    _sync_one(path)
-
-
-def _sync_one(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+            _sync_tree(child)
+    sync(path)

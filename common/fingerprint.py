@@ -111,7 +111,8 @@ class Kept:
         """What changed since the result was computed. Empty: nothing; None: there is no result."""
         if not self.path.is_file():
             return None
-        return changes(read_json(self.path).get("inputs"), _as_json(self.inputs))
+        # As the file returns them: tuples as lists, keys as text.
+        return changes(read_json(self.path).get("inputs"), json.loads(json.dumps(self.inputs)))
 
     def done(self) -> bool:
         """Whether there is a result of these inputs."""
@@ -156,11 +157,6 @@ def _content_or_status(path: Path) -> str:
     if status.st_size <= CONTENT_LIMIT:
         return file_digest(path)
     return f"{status.st_size} bytes of {status.st_mtime_ns}"
-
-
-def _as_json(value: Any) -> Any:
-    """`value` as a JSON file returns it: tuples as lists, keys as text."""
-    return json.loads(json.dumps(value))
 
 
 def _is_digest(value: Any) -> bool:

@@ -86,11 +86,12 @@ class Child:
         name: str,
         environment: Mapping[str, str] | None = None,
         pipes: bool = False,
+        descriptors: Sequence[int] = (),
     ) -> None:
         """Starts the process, whose output is appended to `log`, a private file.
 
         `name` is for errors; `environment` None is this process's. With `pipes`, stdin and stdout
-        are text pipes of this process.
+        are text pipes of this process. `descriptors` of this process stay open in it.
         """
         self.log, self._name = log, name
         log.parent.mkdir(parents=True, exist_ok=True)
@@ -109,6 +110,7 @@ class Child:
                 stdout=subprocess.PIPE if pipes else output,
                 stderr=output,
                 text=True,
+                pass_fds=descriptors,
                 start_new_session=True,  # Ctrl-C reaches the starter, which stops it in order
             )
 
@@ -228,38 +230,29 @@ def run_supervised(argv: list[str], log: Path, environment: dict[str, str]) -> i
     `Interrupted` after a signal.
     """
     received: list[int] = []
-    with contextlib.ExitStack() as stack:
+    try:
+        terminal = os.dup(sys.stderr.fileno())
+    except OSError:  # a notebook's stderr has no descriptor; the kernel shows what 2 gets
+        terminal = os.dup(2)
+    with signal_handlers(lambda number, _: received.append(number)):
+        variables = environment | {TERMINAL_DESCRIPTOR: str(terminal)}
+        child = Child(argv, log, log.stem, variables, descriptors=(terminal,))
+        os.close(terminal)
         try:
-            terminal = os.dup(sys.stderr.fileno())
-        except OSError:  # a notebook's stderr has no descriptor; the kernel shows what 2 gets
-            terminal = os.dup(2)
-        stack.callback(os.close, terminal)
-        log.touch(mode=0o600)
-        output = stack.enter_context(log.open("ab"))
-        stack.enter_context(signal_handlers(lambda number, _: received.append(number)))
-        tree = stack.enter_context(ProcessTree())
-        process = subprocess.Popen(
-            argv,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env=environment | {TERMINAL_DESCRIPTOR: str(terminal)} | tree.environment,
-            pass_fds=(terminal,),
-            process_group=0,
-        )
-        wait_until(lambda: received or process.poll() is not None, math.inf)
-        if received:
-            print(
-                "stopping; completed work is kept (Ctrl-C again to stop at once)",
-                file=sys.stderr,
-                flush=True,
-            )
-            process.terminate()
-            wait_until(lambda: len(received) > 1 or process.poll() is not None, math.inf)
-    status = process.wait()
+            wait_until(lambda: received or child.process.poll() is not None, math.inf)
+            if received:
+                print(
+                    "stopping; completed work is kept (Ctrl-C again to stop at once)",
+                    file=sys.stderr,
+                    flush=True,
+                )
+                child.process.terminate()
+                wait_until(lambda: len(received) > 1 or child.process.poll() is not None, math.inf)
+        finally:
+            child.stop()
     if received:
         raise Interrupted(received[0])
-    return status
+    return child.process.returncode
 
 
 @contextlib.contextmanager

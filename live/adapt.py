@@ -30,7 +30,7 @@ from typing import Any
 from rich.console import Console
 
 from outrider.common.errors import OutriderError
-from outrider.common.files import write_json
+from outrider.common.files import Locked, lock, write_json
 from outrider.data.config import PrivacyConfig
 from outrider.data.ingest.log_tail import cut, end_of, find_unread, unread_rows
 from outrider.live.adapt_gate import judge, watched, write_bundle
@@ -38,7 +38,7 @@ from outrider.live.adapt_policy import reason_to_train, surplus, within_budget
 from outrider.live.controller import controlled
 from outrider.live.endpoint_file import Endpoint
 from outrider.live.fleet import replicas_of
-from outrider.live.journal import Journal, Locked, lock, read_state
+from outrider.live.journal import Journal, read_state
 from outrider.live.metrics import LiveMetrics
 from outrider.live.releases import Releases
 from outrider.live.state import PROMOTED, Round, State, Window
@@ -46,6 +46,7 @@ from outrider.pipeline.recipe.load import LoadedRecipe
 from outrider.pipeline.recipe.recipe import Recipe
 from outrider.pipeline.run_dir import RunDirectory
 from outrider.pipeline.run_stages import StageFailed, run_stages
+from outrider.pipeline.stage_process import INTERRUPTED
 from outrider.pipeline.stages.adapt import ADAPT_ROUND, ADAPT_WINDOW, PLAN
 from outrider.serving.bundle.bundle_digest import bundle_digest
 from outrider.speculators.base import base_of
@@ -66,8 +67,6 @@ OLDER_WINDOWS = 20
 
 KEPT_ROUNDS = 3
 """Newest rounds that keep their weights. All keep their figures."""
-
-INTERRUPTED = 75
 
 FOLDER = "adapt"
 """Below the endpoint's `state_dir`."""
@@ -113,11 +112,6 @@ class Adapter:
         self.wait: Callable[[float], None] = time.sleep
         self._step_began = 0.0
 
-    @property
-    def state(self) -> State:
-        """What has been done."""
-        return self.journal.read()
-
     def run(self, rounds: int | None = None, once: bool = False) -> None:
         """Steps until `rounds` more rounds are settled, or, with `once`, nothing is left to do."""
         before = self._settled()
@@ -130,9 +124,9 @@ class Adapter:
     def step(self) -> bool:
         """Does the next step; False where it has to wait for traffic or for the budget."""
         self._step_began = time.monotonic()
-        self._delete(self.state)
-        state = self.state
-        if (window := state.unsettled) is not None:
+        self._delete(self.journal.read())
+        state = self.journal.read()
+        if state.windows and not (window := state.windows[len(state.windows)]).settled:
             self._watch(window)
             return True
         if (pending := state.pending_round) is not None:
@@ -203,7 +197,7 @@ class Adapter:
                 raise
             self._record("refused_window", window=window.n, reason=str(error))
             self._say(f"window {window.n} refused: {error}")
-            last = list(self.state.windows.values())[-MOST_REFUSED - 1 :]
+            last = list(self.journal.read().windows.values())[-MOST_REFUSED - 1 :]
             if len(last) > MOST_REFUSED and not any(each.acceptance for each in last):
                 raise
             return
@@ -252,7 +246,8 @@ class Adapter:
     def _gate(self, pending: Round, windows: list[Window]) -> None:
         run, (serving, recipe) = self.round_run(pending.n), self._in_use()
         runs = [self.window_run(window.n) for window in windows]
-        kept = [n for n in pending.older if not self.state.windows[n].deleted]
+        known = self.journal.read().windows
+        kept = [n for n in pending.older if not known[n].deleted]
         # Evenly spaced in time, because each costs two replays.
         older = [self.window_run(n) for n in kept[:: math.ceil(len(kept) / OLDER_WINDOWS) or 1]]
         verdict = judge(run, runs, older, serving.directory, recipe, serving.k)
@@ -340,7 +335,7 @@ class Adapter:
             return run_stages(run, recipe, [name], options, self.console)[name]
 
     def _settled(self) -> int:
-        return sum(each.settled for each in self.state.rounds)
+        return sum(each.settled for each in self.journal.read().rounds)
 
     def _record(self, event: str, **facts: object) -> None:
         """Adds an entry, with the GPU-seconds of the step."""
@@ -382,7 +377,7 @@ def _bytes(folder: Path) -> int:
 
 def summary(adapter: Adapter) -> dict[str, Any]:
     """The line for scripts."""
-    state = adapter.state
+    state = adapter.journal.read()
     last = state.usable[-1].acceptance if state.usable else None
     return {
         "recipe": adapter.recipe.name,

@@ -117,8 +117,8 @@ def newest_fall(state: State, release: str, min_drop: float) -> Fall | None:
 
 def within_budget(state: State, policy: AdaptConfig) -> bool:
     """Whether the last 24 hours leave some GPU-hours for another step."""
-    limit = policy.gpu_hours_per_day
-    return limit is None or state.gpu_seconds_since(time.time() - DAY_S) / 3600 < limit
+    limit, since = policy.gpu_hours_per_day, time.time() - DAY_S
+    return limit is None or sum(spent for at, spent in state.spent if at > since) / 3600 < limit
 
 
 def surplus(

@@ -18,10 +18,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from outrider.common.errors import OutriderError
+from outrider.common.files import Locked, holder, lock
 from outrider.live.canary import CanaryTest, fair_share
 from outrider.live.endpoint_file import Endpoint
 from outrider.live.fleet import Decided, Fleet
-from outrider.live.journal import Journal, Locked, holder, lock, read_state
+from outrider.live.journal import Journal, read_state
 from outrider.live.metrics import LiveMetrics
 from outrider.live.releases import Release, Releases, first_release
 from outrider.live.router import Router, RouterUnavailable
@@ -46,24 +47,26 @@ class Controller:
     """Deploys to one endpoint; the caller holds its lock (`controlled`)."""
 
     def __init__(
-        self, endpoint: Endpoint, journal: Journal, say: Say = lambda text: None, clock: Any = time
+        self,
+        endpoint: Endpoint,
+        journal: Journal,
+        say: Say = lambda text: None,
+        clock: Any = time,
+        on_verdict: Callable[[Verdict], None] = lambda verdict: None,
     ) -> None:
-        """`clock` has `time()` and `sleep(seconds)`, as the module has."""
+        """`clock` has `time()` and `sleep(seconds)`, as the module has.
+
+        `on_verdict` gets each verdict of a canary's test, also those to wait.
+        """
         self.endpoint, self.journal, self.say = endpoint, journal, say
         self.releases = Releases(endpoint.releases)
         self.router = Router(endpoint)
         self.fleet = Fleet(endpoint, journal, self.releases, say, clock)
-        self.on_verdict: Callable[[Verdict], None] = lambda verdict: None
-        """Gets each verdict of a canary's test, also those to wait."""
-
-    @property
-    def state(self) -> State:
-        """What the journal says."""
-        return self.journal.read()
+        self._on_verdict = on_verdict
 
     def recover(self) -> State:
         """Brings every replica that answers to one release; the first thing after a start."""
-        state = self.state
+        state = self.journal.read()
         if state.open is not None:
             self.say(f"deployment {state.open.id} was not finished")
             if state.open.verdict.action == "wait":
@@ -72,11 +75,12 @@ class Controller:
             self._finish()
         else:
             behind: list[str] = []
-            if state.serving and any(map(self._is_behind, self.fleet.replicas)):
+            served = {self.fleet.served_by(self.fleet.status(name)) for name in self.fleet.replicas}
+            if state.serving and served != {state.serving}:
                 release = self.releases.verified(state.serving)
                 behind = self.fleet.bring(self.fleet.replicas, release)
             self._settle_share(behind)
-        return self.state
+        return self.journal.read()
 
     def deploy(self, bundle: Path, in_place: bool = False, source: str | None = None) -> Deployment:
         """Copies and checks a bundle, tests it on the canary, and promotes it or rolls it back.
@@ -92,7 +96,7 @@ class Controller:
 
     def roll_back(self) -> Deployment:
         """Goes back to the release before the one in use, on all replicas."""
-        state = self.state
+        state = self.journal.read()
         if state.serving is None or state.previous is None:
             raise OutriderError(
                 f"endpoint {self.endpoint.name}: no release before the one in use"
@@ -104,7 +108,7 @@ class Controller:
 
     def promote(self) -> Deployment:
         """Finishes a deployment whose controller has stopped, by promoting it."""
-        if self.state.open is None:
+        if self.journal.read().open is None:
             raise OutriderError(
                 f"endpoint {self.endpoint.name}: no deployment is in progress, so there is nothing"
                 " to promote"
@@ -114,7 +118,7 @@ class Controller:
 
     def adopted(self) -> str:
         """The release in use; before the first one, what the replicas serve becomes one."""
-        if self.state.serving is None:
+        if self.journal.read().serving is None:
             statuses = [self._sound(name) for name in self.fleet.replicas]
             found = sorted({str(Path(each.directory).resolve()) for each in statuses})
             if len(found) != 1:
@@ -124,7 +128,7 @@ class Controller:
                 )
             release = first_release(self.releases, Path(found[0]), statuses[0].k)
             self.journal.append("adopt", release=release.name, directory=found[0])
-        serving = self.state.serving
+        serving = self.journal.read().serving
         assert serving is not None
         return serving
 
@@ -162,7 +166,7 @@ class Controller:
     def _canary(self, new: Release, old: str) -> Verdict:
         """The test of the new release on the canary replicas."""
         self._share(fair_share(self.endpoint))
-        test = CanaryTest(self.fleet, self.router, new.name, old, self.on_verdict)
+        test = CanaryTest(self.fleet, self.router, new.name, old, self._on_verdict)
         try:
             test.measure_baseline()
             self._share(0)
@@ -181,7 +185,7 @@ class Controller:
 
     def _finish(self) -> Deployment:
         """Carries out the verdict: all replicas get its release, the canary first."""
-        deployment = self.state.open
+        deployment = self.journal.read().open
         assert deployment is not None
         names = [each.name for each in [*self.endpoint.canary, *self.endpoint.stable]]
         behind: list[str] | None = None
@@ -202,7 +206,7 @@ class Controller:
         serving, verdict = deployment.wanted, deployment.verdict
         outcome = "promoted" if verdict.action == "promote" else "rolled_back"
         self.journal.append("end", outcome=outcome, serving=serving, behind=behind)
-        self.releases.prune(KEPT_RELEASES, self.state.in_use)
+        self.releases.prune(KEPT_RELEASES, self.journal.read().in_use)
         self.say(f"{outcome}: {verdict.reason}; in use: {serving}")
         return deployment
 
@@ -220,16 +224,12 @@ class Controller:
         if not self.endpoint.canary:
             return
         try:
-            if self.router.share() == percent == self.state.share:
+            if self.router.share() == percent == self.journal.read().share:
                 return
             self.journal.append("share", percent=percent)
             self.router.set_canary_share(percent)
         except RouterUnavailable as error:
             self.say(str(error))
-
-    def _is_behind(self, name: str) -> bool:
-        status = self.fleet.status(name)
-        return status is None or self.fleet.served_by(status) != self.state.serving
 
 
 @contextlib.contextmanager
@@ -239,17 +239,17 @@ def controlled(endpoint: Endpoint, say: Say = lambda text: None) -> Iterator[Con
     `Locked` where another process deploys to it.
     """
     metrics = LiveMetrics(endpoint)
-    doing = (
-        "is deploying to this endpoint; wait for it, or end its deployment with --rollback or"
-        " --promote"
-    )
     with (
-        lock(endpoint.lock, doing),
+        lock(
+            endpoint.lock,
+            "is deploying to this endpoint; wait for it, or end its deployment with --rollback or"
+            " --promote",
+        ),
         Journal(endpoint.journal, listener=metrics.publish) as journal,
     ):
-        controller = Controller(endpoint, journal, say)
-        controller.on_verdict = lambda verdict: metrics.publish(verdict=verdict)
-        yield controller
+        yield Controller(
+            endpoint, journal, say, on_verdict=lambda verdict: metrics.publish(verdict=verdict)
+        )
 
 
 def deploy_bundle(
@@ -281,7 +281,7 @@ def end_deployment(
         with controlled(endpoint, say) as controller:
             if action == "promote":
                 return controller.promote()
-            before = controller.state.last
+            before = controller.journal.read().last
             ended = controller.recover().last
             if ended is not None and ended is not before and ended.went_back:
                 return ended

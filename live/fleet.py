@@ -66,7 +66,7 @@ class Fleet:
         except OutriderError:
             return None
 
-    def served_by(self, status: ReplicaStatus) -> str | None:
+    def served_by(self, status: ReplicaStatus | None) -> str | None:
         """Name of the release that a replica serves; None if unknown."""
         return served_by(status, self.journal.read(), self._releases)
 
@@ -179,12 +179,13 @@ def replicas_of(endpoint: Endpoint) -> dict[str, Replica]:
     return {each.name: Replica(each.admin, each.data, token) for each in endpoint.replicas}
 
 
-def served_by(status: ReplicaStatus, state: State, releases: Releases) -> str | None:
+def served_by(status: ReplicaStatus | None, state: State, releases: Releases) -> str | None:
     """Name of the release that a replica serves; None if unknown.
 
-    A broken replica serves none. One that was started again serves what its directory has.
+    None too for a broken replica and for one without a status. One that was started again serves
+    what its directory has.
     """
-    if status.broken:
+    if status is None or status.broken:
         return None
     if status.digest:
         return release_name(status.digest)

@@ -9,18 +9,17 @@ what other processes have appended, writes a line and syncs it. A process that i
 most a torn last line: readers leave it out, and the next writer cuts it off.
 """
 
-import contextlib
 import fcntl
 import json
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 from outrider.common.errors import OutriderError
-from outrider.common.files import says_disk_is_full
+from outrider.common.files import says_disk_is_full, sync
 from outrider.live.endpoint_file import Endpoint
-from outrider.live.state import Entry, State, fold
+from outrider.live.state import Entry, State
 
 
 class Journal:
@@ -45,9 +44,7 @@ class Journal:
                 f" chmod 700 {folder}"
             )
         self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        directory = os.open(folder, os.O_RDONLY)
-        os.fsync(directory)  # the file's name is on the disk as well
-        os.close(directory)
+        sync(folder)  # the file's name
         self.entries: list[Entry] = []
         """All entries that were read, the oldest first."""
         self._state, self._end = State(), 0
@@ -103,42 +100,6 @@ class Journal:
         os.fsync(self._file)
 
 
-class Locked(OutriderError):
-    """Another process holds a lock of the endpoint."""
-
-
-@contextlib.contextmanager
-def lock(path: Path, doing: str) -> Iterator[None]:
-    """Holds a lock file; the kernel releases it when this process ends.
-
-    `Locked` with the other process and what it is `doing` where one holds it.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with path.open("a+", encoding="utf-8") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise Locked(f"{path.parent}: process {holder(path)} {doing}") from None
-        file.truncate(0)
-        # The disk may be full: the lock holds without the name of its holder.
-        with contextlib.suppress(OSError):
-            file.write(str(os.getpid()))
-            file.flush()
-        yield
-
-
-def holder(path: Path) -> int | None:
-    """Process id of the holder of a lock, 0 if unknown; None where nobody holds it."""
-    try:
-        with path.open(encoding="utf-8") as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except FileNotFoundError:
-        return None
-    except BlockingIOError:
-        return int(path.read_text() or 0)
-    return None
-
-
 def read_journal(path: Path) -> list[Entry]:
     """The entries of a journal that another process may be writing; none where there is no file."""
     return _parse(path.read_bytes(), 0, path)[0] if path.is_file() else []
@@ -146,7 +107,10 @@ def read_journal(path: Path) -> list[Entry]:
 
 def read_state(endpoint: Endpoint) -> State:
     """The state after all entries; needs no lock."""
-    return fold(read_journal(endpoint.journal))
+    state = State()
+    for entry in read_journal(endpoint.journal):
+        state.add(entry)
+    return state
 
 
 def _parse(content: bytes, known: int, path: Path) -> tuple[list[Entry], int]:

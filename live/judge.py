@@ -67,7 +67,8 @@ def decide(test: Arms, baseline: Arms, policy: CanaryPolicy, fair_since: float |
     """
     stable, canary = test
     failures = sum(each.failed for each in canary)
-    allowed = max(policy.max_error_rate, OF_STABLE * _failure_rate(stable)) * len(canary)
+    failure_rate = sum(each.failed for each in stable) / max(len(stable), 1)
+    allowed = max(policy.max_error_rate, OF_STABLE * failure_rate) * len(canary)
     figures: dict[str, Any] = {
         "stable_requests": len(stable),
         "canary_requests": len(canary),
@@ -109,10 +110,6 @@ def decide(test: Arms, baseline: Arms, policy: CanaryPolicy, fair_since: float |
     if failures > allowed:
         return Verdict("wait", f"errors: {failures} requests failed", "judge", figures)
     return Verdict("promote", f"speed: {_say(speed)}; above {least:g}", "judge", figures)
-
-
-def _failure_rate(requests: Sequence[Observation]) -> float:
-    return sum(each.failed for each in requests) / max(len(requests), 1)
 
 
 def _compared(requests: Sequence[Observation], since: float) -> Requests:

@@ -1,9 +1,9 @@
 """An endpoint on this machine and its users, for a trial: all are children of this process.
 
     with local_endpoint(load_endpoint("nano_r1"), "runs/march/bundle", say=print) as endpoint:
-        with Load(endpoint, read_prompts("nano_r1/resume_screening"), users=4) as load:
+        with load(endpoint, read_prompts("nano_r1/resume_screening"), users=4) as outcomes:
             ...      # customers' requests go to endpoint.router.listen
-    load.requests, load.failures
+    len(outcomes), [outcome for outcome in outcomes if outcome]
 
 Each replica is started with the flags of the release's bundle.json, on a Unix socket and without
 vLLM's development mode, and gets its share of the cores. The first release is the target's own
@@ -20,7 +20,8 @@ import itertools
 import json
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ from typing import Any
 from outrider.common.errors import OutriderError
 from outrider.common.files import read_json
 from outrider.common.process_tree import Child
-from outrider.live.controller import controlled
+from outrider.live.controller import Say, controlled
 from outrider.live.endpoint_file import Endpoint, EndpointReplica
 from outrider.live.fleet import replicas_of
 from outrider.live.journal import read_state
@@ -55,8 +56,6 @@ _TIMEOUT_S = 120.0
 _MOST_PROMPTS = 400
 _FIRST_K = 3
 """Drafts per step where no bundle says how many."""
-
-Say = Callable[[str], None]
 
 
 @contextlib.contextmanager
@@ -85,23 +84,23 @@ def local_endpoint(
             stack.callback(started[each.name].stop, _STOP_S)
         for name, child in started.items():
             child.wait_until(partial(_answers, replicas[name]), START_S, root_error)
-        stack.callback(start_router(endpoint).stop, _STOP_S)
+        stack.enter_context(running_router(endpoint))
         say(f"router: requests to {endpoint.router.listen}")
         with controlled(endpoint, say) as controller:
             controller.recover()
         yield endpoint
 
 
-def start_router(endpoint: Endpoint) -> Child:
-    """Starts Envoy, and returns when it takes requests."""
+@contextlib.contextmanager
+def running_router(endpoint: Endpoint) -> Iterator[Router]:
+    """Envoy, which takes requests until the context ends."""
     router = Router(endpoint)
     child = Child(router.prepare(), router.log_path, "Envoy", os.environ)
     try:
         child.wait_until(router.ready, START_S, root_error)
-    except BaseException:
-        child.stop()
-        raise
-    return child
+        yield router
+    finally:
+        child.stop(_STOP_S)
 
 
 def started_release(endpoint: Endpoint, bundle: str | Path | None) -> Release:
@@ -166,62 +165,50 @@ def read_prompts(log: str) -> list[dict[str, Any]]:
     return bodies[::-1][:_MOST_PROMPTS]
 
 
-class Load:
-    """Users in threads, from entering the context to leaving it."""
+@contextlib.contextmanager
+def load(
+    endpoint: Endpoint, bodies: Sequence[dict[str, Any]], users: int = 4
+) -> Iterator[list[str]]:
+    """Users in threads, who send requests until the context ends and wait for their responses.
 
-    def __init__(
-        self, endpoint: Endpoint, bodies: Sequence[dict[str, Any]], users: int = 4
-    ) -> None:
-        """`bodies`: of /v1/chat/completions."""
-        self._outcomes: list[str] = []
-        self._endpoint, self._bodies, self._numbers = endpoint, bodies, itertools.count()
-        self._ended = threading.Event()
-        self._threads = [threading.Thread(target=self._user, daemon=True) for _ in range(users)]
+    `bodies`: of /v1/chat/completions. Yields how each finished request failed, never with text of a
+    response; empty where it did not.
+    """
+    outcomes: list[str] = []
+    numbers, ended = itertools.count(), threading.Event()
 
-    @property
-    def requests(self) -> int:
-        """Finished requests."""
-        return len(self._outcomes)
+    def use() -> None:
+        while not ended.is_set():
+            number = next(numbers)
+            body = bodies[number % len(bodies)]
+            outcomes.append(_request(endpoint, body, f"user-{number // REQUESTS_PER_SESSION}"))
 
-    @property
-    def failures(self) -> list[str]:
-        """How requests failed; never text of a response."""
-        return [outcome for outcome in self._outcomes if outcome]
+    with ThreadPoolExecutor(users) as pool:
+        for _ in range(users):
+            pool.submit(use)
+        try:
+            yield outcomes
+        finally:
+            ended.set()
 
-    def __enter__(self) -> "Load":
-        for thread in self._threads:
-            thread.start()
-        return self
 
-    def __exit__(self, *_: object) -> None:
-        """Returns when every user has received the rest of a response."""
-        self._ended.set()
-        for thread in self._threads:
-            thread.join()
-
-    def _user(self) -> None:
-        while not self._ended.is_set():
-            try:
-                outcome = self._request(next(self._numbers))
-            except (OSError, http.client.HTTPException) as error:
-                outcome = type(error).__name__
-            self._outcomes.append(outcome)
-
-    def _request(self, number: int) -> str:
-        """How a request failed; empty where it did not."""
-        router = self._endpoint.router
-        headers = {
-            "Content-Type": "application/json",
-            router.sticky_header: f"user-{number // REQUESTS_PER_SESSION}",
-            "Authorization": f"Bearer {os.environ.get('VLLM_API_KEY', '')}",  # the replicas' too
-        }
-        body = json.dumps(self._bodies[number % len(self._bodies)])
-        with contextlib.closing(Address.parse(router.listen).connect(_TIMEOUT_S)) as connection:
-            connection.request("POST", "/v1/chat/completions", body, headers)
+def _request(endpoint: Endpoint, body: dict[str, Any], session: str) -> str:
+    """How a request failed; empty where it did not."""
+    headers = {
+        "Content-Type": "application/json",
+        endpoint.router.sticky_header: session,
+        "Authorization": f"Bearer {os.environ.get('VLLM_API_KEY', '')}",  # the replicas' too
+    }
+    address = Address.parse(endpoint.router.listen)
+    try:
+        with contextlib.closing(address.connect(_TIMEOUT_S)) as connection:
+            connection.request("POST", "/v1/chat/completions", json.dumps(body), headers)
             response = connection.getresponse()
             events = response.read().splitlines()
-        if response.status != http.client.OK:
-            return f"status {response.status}"
-        if any(event.startswith(b'data: {"error"') for event in events):
-            return "an error in the stream"
-        return "" if b"data: [DONE]" in events else "broke off"
+    except (OSError, http.client.HTTPException) as error:
+        return type(error).__name__
+    if response.status != http.client.OK:
+        return f"status {response.status}"
+    if any(event.startswith(b'data: {"error"') for event in events):
+        return "an error in the stream"
+    return "" if b"data: [DONE]" in events else "broke off"

@@ -34,7 +34,6 @@ from outrider.serving.bundle.bundle_digest import (
 from outrider.serving.config import EngineConfig, TargetConfig
 
 _FACTS = "release.json"
-_NAME_LENGTH = 12
 
 WATCH_LEVEL = 0.01
 """Probability that a watch takes back a speculator that holds what its evidence promises. It comes
@@ -183,7 +182,7 @@ def first_release(
 
 def release_name(digest: str) -> str:
     """The name of the release with this digest."""
-    return digest[:_NAME_LENGTH]
+    return digest[:12]
 
 
 def watch_of(release: Release, policy: CanaryPolicy) -> Watch | None:

@@ -9,7 +9,6 @@ After a restart of Envoy the canary's share is 0.
 """
 
 import http.client
-import json
 import os
 import shutil
 import sys
@@ -92,29 +91,23 @@ class Router:
 
     def share(self) -> float:
         """Percent of the requests that the canary gets now."""
-        entries = json.loads(self._call("GET", "/runtime?format=json"))["entries"]
+        entries = self._call("GET", "/runtime?format=json")["entries"]
         value = entries.get(f"{RUNTIME_KEY}.canary", {}).get("final_value") or 0
         return int(value) * 100 / WHOLE
 
-    def _call(self, method: str, path: str) -> str:
-        connection = self._admin.connect(_ADMIN_TIMEOUT_S)
+    def _call(self, method: str, path: str) -> Any:
         try:
-            connection.request(method, path)
-            response = connection.getresponse()
-            text = response.read().decode(errors="replace")
+            status, answer = self._admin.call(method, path, timeout_s=_ADMIN_TIMEOUT_S)
         except (OSError, http.client.HTTPException) as error:
             raise RouterUnavailable(
                 f"{self._admin}: no answer ({error}); start the router:"
                 f" {self.config_path} is its configuration, {self.log_path} its log"
             ) from error
-        finally:
-            connection.close()
-        if response.status != http.client.OK:
+        if status != http.client.OK:
             raise RouterUnavailable(
-                f"{self._admin}: {method} {path.partition('?')[0]}: status"
-                f" {response.status}: {text[:200]}"
+                f"{self._admin}: {method} {path.partition('?')[0]}: status {status}: {answer}"
             )
-        return text
+        return answer
 
 
 def envoy_config(endpoint: Endpoint) -> str:

@@ -33,7 +33,6 @@ killed repeats at most one:
 """
 
 from collections import Counter
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -202,21 +201,6 @@ class State:
                 self.open.verdict = Verdict(**facts)
             case "end" if self.open is not None:
                 self._ended(self.open, entry)
-            case _:
-                self._adapted(entry)
-
-    def _ended(self, ended: Deployment, entry: Entry) -> None:
-        ended.ended_at, ended.outcome = entry.at, entry.facts["outcome"]
-        ended.behind = entry.facts["behind"]
-        if ended.outcome == PROMOTED and ended.mode != "rollback":
-            self.before[ended.new] = ended.old
-            self.counts["promoted"] += 1
-        self.counts["rolled_back"] += ended.went_back
-        self.serving, self.open, self.last = entry.facts["serving"], None, ended
-
-    def _adapted(self, entry: Entry) -> None:
-        facts = entry.facts
-        match entry.event:
             case "start":
                 self.position = facts["position"]
             case "window":
@@ -243,6 +227,15 @@ class State:
                 for number in facts["windows"]:
                     self.windows[number].deleted = True
 
+    def _ended(self, ended: Deployment, entry: Entry) -> None:
+        ended.ended_at, ended.outcome = entry.at, entry.facts["outcome"]
+        ended.behind = entry.facts["behind"]
+        if ended.outcome == PROMOTED and ended.mode != "rollback":
+            self.before[ended.new] = ended.old
+            self.counts["promoted"] += 1
+        self.counts["rolled_back"] += ended.went_back
+        self.serving, self.open, self.last = entry.facts["serving"], None, ended
+
     @property
     def previous(self) -> str | None:
         """What a rollback goes back to."""
@@ -260,11 +253,6 @@ class State:
     def usable(self) -> list[Window]:
         """Windows that were captured and measured."""
         return [window for window in self.windows.values() if window.acceptance]
-
-    @property
-    def unsettled(self) -> Window | None:
-        """The window that is cut and not yet measured."""
-        return next((each for each in self.windows.values() if not each.settled), None)
 
     @property
     def pending_round(self) -> Round | None:
@@ -295,15 +283,3 @@ class State:
                 break
             count += each.settled
         return count
-
-    def gpu_seconds_since(self, time: float) -> float:
-        """GPU-seconds of work that ended after a Unix time."""
-        return sum(seconds for at, seconds in self.spent if at > time)
-
-
-def fold(entries: Iterable[Entry]) -> State:
-    """The state after all entries."""
-    state = State()
-    for entry in entries:
-        state.add(entry)
-    return state

@@ -12,9 +12,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from outrider.common.errors import OutriderError
+from outrider.common.files import holder
 from outrider.live.endpoint_file import Endpoint
 from outrider.live.fleet import replicas_of, served_by
-from outrider.live.journal import holder, read_state
+from outrider.live.journal import read_state
 from outrider.live.releases import Releases
 from outrider.live.router import Router, RouterUnavailable
 from outrider.live.state import State

@@ -120,7 +120,9 @@ def _facts(found: Mapping[str, Any]) -> Table:
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="dim", no_wrap=True)
     grid.add_column(overflow="fold")
-    for name, text in (("target", found["target"]), *facts(found), ("capture", _capture(found))):
+    of = "what the split keeps" if found["split"] else "everything"
+    capture = f"{found['predicted']['text']}; of {of}"
+    for name, text in (("target", found["target"]), *facts(found), ("capture", capture)):
         grid.add_row(name, Text(printable(text)))
     return grid
 
@@ -175,8 +177,3 @@ def _table(
     for row in rows:
         table.add_row(*row)
     return table
-
-
-def _capture(found: Mapping[str, Any]) -> str:
-    of = "what the split keeps" if found["split"] else "everything"
-    return f"{found['predicted']['text']}; of {of}"

@@ -138,24 +138,18 @@ def _unserved(recipe: Recipe, name: str, target_config: Mapping[str, Any], mla: 
     )
 
 
-def learning_rate(hidden_size: int) -> float:
-    """The learning rate tuned on nano R1, for a layer of another width; one significant digit.
-
-    Adam's best rate for matrices falls as 1 / width (muP, Yang et al. 2022). 1e-3 becomes 3e-5 at
-    R1's width of 7168.
-    """
-    return float(f"{TUNED_RATE * TUNED_WIDTH / hidden_size:.0e}")
-
-
 def with_target_defaults(recipe: Recipe, target_config: Mapping[str, Any]) -> Recipe:
-    """The recipe with every value that its target decides."""
-    training, engine = recipe.training, recipe.serving.engine
-    width = target_config["hidden_size"]
+    """The recipe with every value that its target decides.
+
+    Adam's best learning rate for matrices falls as 1 / width (muP, Yang et al. 2022): 1e-3 becomes
+    3e-5 at R1's width of 7168.
+    """
     length = min(target_config.get("max_position_embeddings", MAX_MODEL_LEN), MAX_MODEL_LEN)
-    engine = _filled(engine, max_model_len=length)
+    engine = _filled(recipe.serving.engine, max_model_len=length)
+    rate = TUNED_RATE * TUNED_WIDTH / target_config["hidden_size"]
     training = _filled(
-        training,
-        learning_rate=learning_rate(width),
+        recipe.training,
+        learning_rate=float(f"{rate:.0e}"),  # one significant digit
         row_tokens=engine.max_model_len,
     )
     serving = recipe.serving.model_copy(update={"engine": engine})

@@ -111,14 +111,11 @@ def _processor() -> str:
     )
 
 
-def _git() -> dict[str, Any] | None:
-    """Commit of the checkout that this package runs from; None outside a checkout."""
+def _git() -> str | None:
+    """Commit of the checkout that this package runs from, `-dirty` where files were changed."""
     if not shutil.which("git"):
         return None
-    here = ["git", "-C", str(Path(__file__).resolve().parent)]
-    settings: dict[str, Any] = {"capture_output": True, "text": True, "check": False}
-    commit = subprocess.run([*here, "rev-parse", "HEAD"], **settings)
-    if commit.returncode != 0:
-        return None
-    status = subprocess.run([*here, "status", "--porcelain"], **settings)
-    return {"commit": commit.stdout.strip(), "changed_files": len(status.stdout.splitlines())}
+    describe = ["describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    here = ["git", "-C", str(Path(__file__).resolve().parent), *describe]
+    answer = subprocess.run(here, capture_output=True, text=True, check=False)
+    return answer.stdout.strip() or None

@@ -24,10 +24,6 @@ n-gram lookup has neither `speculator` nor metrics.
 
 import contextlib
 import dataclasses
-import datetime
-import fcntl
-import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -35,7 +31,7 @@ from typing import Any
 import yaml
 
 from outrider.common.errors import OutriderError
-from outrider.common.files import publish, read_json, write_json
+from outrider.common.files import lock, publish, read_json, write_json
 from outrider.pipeline.provenance import provenance
 from outrider.pipeline.recipe.recipe import Recipe
 
@@ -190,27 +186,15 @@ class RunDirectory:
 
         The kernel releases the lock when the holder dies.
         """
+        file = self.root / ".lock"
         try:
             self.root.mkdir(parents=True, exist_ok=True)
-            file = (self.root / ".lock").open("a+", encoding="utf-8")
+            file.touch()
         except OSError as error:
             raise OutriderError(
                 f"{self.root}: cannot write here ({error.strerror}); use another place with "
                 "--runs DIR"
             ) from None
-        with file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                file.seek(0)
-                holder = json.loads(file.read() or "{}")
-                raise OutriderError(
-                    f"{self.root}: in use by process {holder.get('pid', 'unknown')} since "
-                    f"{holder.get('since', 'unknown')}; wait for it, end it, or use another place "
-                    "with --runs DIR"
-                ) from None
-            file.truncate(0)
-            now = datetime.datetime.now().astimezone().isoformat(timespec="seconds")
-            file.write(json.dumps({"pid": os.getpid(), "since": now}))
-            file.flush()
+        doing = "is using this run; wait for it, end it, or use another place with --runs DIR"
+        with lock(file, doing):
             yield

@@ -79,10 +79,6 @@ STAGE_ENVIRONMENT = {
 class StageFailed(OutriderError):
     """A stage failed; carries the exit status of a user's mistake."""
 
-    def __init__(self, message: str, exit_code: int = 1) -> None:
-        super().__init__(message)
-        self.exit_code = exit_code
-
 
 def run_stage(stage: Stage, run: RunDirectory, options: Options) -> None:
     """Runs a stage to its end; raises `StageFailed` with the stage's own message if it has one."""
@@ -92,7 +88,7 @@ def run_stage(stage: Stage, run: RunDirectory, options: Options) -> None:
     failure = run.attempt() / f"{stage.name}.failed.json"
     if status and failure.is_file():
         mistake = read_json(failure)
-        raise StageFailed(mistake["message"], mistake["exit_code"])
+        raise StageFailed(mistake["message"], exit_code=mistake["exit_code"])
     if status == UNEXPECTED:
         lines = log.read_text(encoding="utf-8", errors="replace").split("\n")
         last = next(filter(None, map(str.strip, reversed(lines))), "no output")

@@ -7,7 +7,6 @@
 A replay gives every k at once, so it needs no choice of k and no server.
 """
 
-import contextlib
 import math
 import random
 import time
@@ -137,11 +136,7 @@ def cluster_replay(
         return replay(rows=kept, **shared)  # which raises that there is nothing to replay
     size = math.ceil(len(kept) / slots(cpus, gpus))
     shards = [kept[start : start + size] for start in range(0, len(kept), size)]
-    with contextlib.closing(
-        run_tasks(_replay_shard, shards, shared, "exact replay", cpus, gpus)
-    ) as ended:
-        sums = dict(ended)
-    return ReplaySums.joined([sums[number] for number in range(len(shards))])
+    return ReplaySums.joined(run_tasks(_replay_shard, shards, shared, "exact replay", cpus, gpus))
 
 
 def _replay_shard(shared: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> ReplaySums:

@@ -142,12 +142,19 @@ NANO_R1_ON_2_CORES = Rates(
 )
 
 
-def assumed_rates(recipe: Recipe, target_config: Mapping[str, Any]) -> Rates:
-    """Rates of any other target on H100s, from bytes and FLOPs; nothing here is measured.
+def rates_of(recipe: Recipe, target_config: Mapping[str, Any]) -> Rates | None:
+    """The rates of a known target, else those of H100s from bytes and FLOPs.
 
-    Decoding reads the weights, prefill and training multiply by them. Shares of the peak: 0.6 of
-    the bandwidth, 0.4 of the FLOPs in prefill and 0.1 in training a head.
+    Of the latter nothing is measured. Decoding reads the weights, prefill and training multiply by
+    them. Shares of the peak: 0.6 of the bandwidth, 0.4 of the FLOPs in prefill and 0.1 in training
+    a head.
     """
+    if recipe.target.model in EMBEDDED_TARGETS:
+        return NANO_R1_ON_2_CORES
+    if target_config.get("hidden_size") == 7168 and "kv_lora_rank" in target_config:
+        return R1_ON_8_H200
+    if "architectures" not in target_config:
+        return None
     target, gpus = target_size(target_config), recipe.serving.engine.gpus
     speculator = recipe.of_kinds(recipe.speculator.kinds[:1]).speculator
     kind = trainable_kind(speculator.only_kind)
@@ -164,15 +171,6 @@ def assumed_rates(recipe: Recipe, target_config: Mapping[str, Any]) -> Rates:
         one_request_tokens_per_s=one_request,
         eight_requests_tokens_per_s=6 * one_request,
     )
-
-
-def rates_of(recipe: Recipe, target_config: Mapping[str, Any]) -> Rates | None:
-    """The rates of a known target."""
-    if recipe.target.model in EMBEDDED_TARGETS:
-        return NANO_R1_ON_2_CORES
-    if target_config.get("hidden_size") == 7168 and "kv_lora_rank" in target_config:
-        return R1_ON_8_H200
-    return assumed_rates(recipe, target_config) if "architectures" in target_config else None
 
 
 def stage_seconds(

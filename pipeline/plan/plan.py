@@ -6,9 +6,8 @@
 What it costs is in training_cost.py.
 """
 
-import dataclasses
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,34 +22,27 @@ from outrider.pipeline.stage import Options
 from outrider.pipeline.stages.registry import stage_of
 
 
-@dataclasses.dataclass(frozen=True)
-class PlannedStage:
-    """One row of the plan."""
-
-    stage: str
-    action: str
-    cost: str
-    """Time by part; empty for a stage that would be skipped."""
-
-
 def plan(
     run: RunDirectory, recipe: Recipe, wanted: list[str], options: Options, priced: dict[str, Any]
-) -> list[PlannedStage]:
-    """What each wanted stage would do now, in order; `priced` is the estimate of `price`."""
+) -> dict[str, dict[str, str]]:
+    """What each wanted stage would do now (`action`), and its time by part (`cost`).
+
+    The cost of a stage that would be skipped is empty. `priced` is the estimate of `price`.
+    """
     target = local_target(recipe)
-    rows: list[PlannedStage] = []
+    rows: dict[str, dict[str, str]] = {}
     will_run: set[str] = set()
     for name in wanted:
         action = _why_it_runs(name, run, recipe, options, target, will_run)
         if action is None:
-            rows.append(PlannedStage(name, "nothing changed, would be kept", ""))
+            rows[name] = {"action": "nothing changed, would be kept", "cost": ""}
             continue
         will_run.add(name)
         parts = priced.get("stages", {}).get(name, {})
         texts = [f"{part} {duration(seconds)}" for part, seconds in parts.items() if seconds]
         if len(texts) > 1:
             texts = [f"{duration(sum(parts.values()))}: {', '.join(texts)}"]
-        rows.append(PlannedStage(name, action, "".join(texts)))
+        rows[name] = {"action": action, "cost": "".join(texts)}
     return rows
 
 
@@ -76,16 +68,17 @@ def _why_it_runs(
     return None if state.done else f"would run: {'; '.join(state.reasons)}"
 
 
-def print_plan(rows: Sequence[PlannedStage], found: dict[str, Any], console: Console) -> None:
+def print_plan(rows: Mapping[str, dict[str, str]], found: dict[str, Any], console: Console) -> None:
     """Prints stages, parameters and disk, then memory for each device it was compared with."""
     table = _table("dry run", "stage", "now", "cost")
-    for row in rows:
-        table.add_row(row.stage, row.action, row.cost)
+    for name, row in rows.items():
+        table.add_row(name, row["action"], row["cost"])
     console.print(table)
     if "missing" in found:
         _say(console, f"no price: {found['missing']}")
         return
-    seconds = sum(sum(found["stages"].get(row.stage, {}).values()) for row in rows if row.cost)
+    running = [name for name, row in rows.items() if row["cost"]]
+    seconds = sum(sum(found["stages"].get(name, {}).values()) for name in running)
     if seconds:
         _say(console, f"together {duration(seconds)} ({found['rates']['source']})")
     kinds: dict[str, dict[str, Any]] = found.get("kinds", {"": found})

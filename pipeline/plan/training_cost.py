@@ -219,14 +219,10 @@ def memories(gpu_bytes: int | None = None) -> list[Memory]:
     """Memories to compare with, in order of preference."""
     if gpu_bytes is not None:
         return [Memory(gpu_bytes, "a GPU of --gpu-memory")]
-    if found := _smallest_gpu():
-        return [found]
+    if found := gpus():
+        smallest = min(found, key=lambda gpu: gpu.mebibytes)
+        return [Memory(smallest.mebibytes * 2**20, f"{smallest.name}, found here")]
     return [
         Memory(psutil.virtual_memory().total, "this machine's memory, no GPU", shared=True),
         Memory(int(ASSUMED_GPU), "an assumed H200 (none found; --gpu-memory GB sets another size)"),
     ]
-
-
-def _smallest_gpu() -> Memory | None:
-    smallest = min(gpus(), key=lambda gpu: gpu.mebibytes, default=None)
-    return smallest and Memory(smallest.mebibytes * 2**20, f"{smallest.name}, found here")

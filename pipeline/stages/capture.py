@@ -46,11 +46,6 @@ def _features(recipe: Recipe) -> FeatureSpec:
     return stored_features(recipe.speculator, config)
 
 
-def _reads(recipe: Recipe) -> dict[str, Any]:
-    """The kinds that are trained, and the states that they read."""
-    return {"kind": recipe.speculator.kinds, "streams": list(_features(recipe).names)}
-
-
 CAPTURE = Stage(
     name="capture",
     version=3,
@@ -58,7 +53,10 @@ CAPTURE = Stage(
     settings=lambda recipe: {
         "target": section(recipe.target),
         "capture": section(recipe.capture),
-        "speculator": _reads(recipe),
+        "speculator": {
+            "kind": recipe.speculator.kinds,
+            "streams": list(_features(recipe).names),
+        },
         "serving": {"engine": section(recipe.serving.engine, SPEED_ONLY)},
         **({"training": {"features": "streamed"}} if recipe.training.streams else {}),
     },

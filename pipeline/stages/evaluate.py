@@ -44,11 +44,13 @@ def _choose_kind(run: RunDirectory, recipe: Recipe, options: Options) -> dict[st
     from outrider.eval.choose_kind import choose_kind
     from outrider.speculators.checkpoints.safetensors_headers import tensor_headers
 
-    contexts = {kind: context_of_kind(run, recipe, kind) for kind in recipe.speculator.candidates}
-    facts = {}
+    contexts, facts = {}, {}
+    for kind in recipe.speculator.candidates:
+        own, one = run.of_kind(kind), recipe.of_kinds([kind])
+        named = kind if kind == LOOKUP else str(own.speculator)
+        contexts[kind] = evaluation_context(own, one, named, own.evaluation, own.evaluation)
     for kind in recipe.speculator.kinds:
-        speculator = run.of_kind(kind).speculator
-        headers = tensor_headers(speculator).values()
+        headers = tensor_headers(run.of_kind(kind).speculator).values()
         record = run.read_record(f"train_{kind}") or {}
         facts[kind] = {
             "parameters": sum(header.floats for header in headers),
@@ -99,14 +101,6 @@ def _linked(source: str, destination: str) -> None:
         shutil.copy2(source, destination)
 
 
-def context_of_kind(run: RunDirectory, recipe: Recipe, kind: str) -> "EvaluationContext":
-    """The evaluation of one of several kinds, in its own folder."""
-    own = run.of_kind(kind)
-    one = recipe.of_kinds([kind])
-    named = kind if kind == LOOKUP else str(own.speculator)
-    return evaluation_context(own, one, named, own.evaluation, own.evaluation)
-
-
 def evaluation_context(
     run: RunDirectory, recipe: Recipe, speculator: str, out: Path, report: Path
 ) -> "EvaluationContext":
@@ -136,22 +130,17 @@ def evaluation_context(
     )
 
 
-def evaluation_settings(recipe: Recipe) -> dict[str, Any]:
-    """The part of the recipe that an evaluation follows."""
-    return {
+EVALUATE = Stage(
+    name="evaluate",
+    version=5,
+    needs=("split", "capture", "train"),
+    settings=lambda recipe: {
         "serving": section(recipe.serving),
         "eval": section(recipe.eval),
         "speculator": section(recipe.speculator),
         "report": section(recipe.report),
         "export": {"k_per_batch_size": recipe.export.k_per_batch_size},
-    }
-
-
-EVALUATE = Stage(
-    name="evaluate",
-    version=5,
-    needs=("split", "capture", "train"),
-    settings=evaluation_settings,
+    },
     sources=target_and_base_digests,
     work=_evaluate,
     reads=lambda run: (run.sequences, run.features / "manifest.json"),

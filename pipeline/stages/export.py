@@ -18,30 +18,21 @@ from outrider.speculators.kinds import LOOKUP
 
 if TYPE_CHECKING:
     from outrider.eval.results.report import Results
-    from outrider.serving.config import EngineConfig
-
-
-class NotShipped(OutriderError):
-    """The evaluation does not allow the export."""
-
-    def __init__(self, verdict: str, reason: str) -> None:
-        from outrider.eval.config import EXIT_CODES
-
-        super().__init__(
-            f"not exported, the verdict is `{verdict}`: {reason}; to export anyway: --force"
-        )
-        self.exit_code = EXIT_CODES[verdict]
 
 
 def _work(run: RunDirectory, recipe: Recipe, options: Options) -> dict[str, Any]:
     """Publishes the bundle once vLLM reaches the evaluated acceptance with it."""
-    from outrider.eval.config import SHIP
+    from outrider.eval.config import EXIT_CODES, SHIP
     from outrider.eval.results.report import Results
 
     results = Results.read(run.evaluation / "results.json")
     verdict = results.verdict
     if verdict.verdict != SHIP and not options.get("force"):
-        raise NotShipped(verdict.verdict, verdict.reason)
+        raise OutriderError(
+            f"not exported, the verdict is `{verdict.verdict}`: {verdict.reason}; to export"
+            " anyway: --force",
+            exit_code=EXIT_CODES[verdict.verdict],
+        )
     unverified = run.root / "bundle.unverified"
     evidence, profile = _evidence(run, recipe, results), _profile(run, recipe, results)
     _write(run, recipe, results.speculator.kind, evidence, profile, str(unverified))
@@ -72,15 +63,11 @@ def _write(
         recipe.speculator.draft_sample_method,
         schedule,
     )
-    engine = engine_as_measured(recipe)
+    engine, modes = recipe.serving.engine, recipe.eval.engine_modes
+    if engine.mode not in modes:  # in one that was measured
+        engine = engine.model_copy(update={"mode": modes[0]})
     formats = recipe.export.other_formats
     export_bundle(drafting, recipe.target, engine, evidence, to, formats, profile)
-
-
-def engine_as_measured(recipe: Recipe) -> "EngineConfig":
-    """The recipe's engine in a mode that was measured, else in the first one."""
-    engine, modes = recipe.serving.engine, recipe.eval.engine_modes
-    return engine if engine.mode in modes else engine.model_copy(update={"mode": modes[0]})
 
 
 def _schedule(recipe: Recipe, evidence: dict[str, Any]) -> list[tuple[int, int, int]] | None:

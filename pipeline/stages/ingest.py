@@ -84,16 +84,12 @@ def _split(run: RunDirectory, recipe: Recipe, options: Options) -> dict[str, Any
     return parts["summary"]
 
 
-def _split_settings(recipe: Recipe) -> dict[str, Any]:
-    """The split's own section, and the check that is tried on its held-out part."""
-    return {"split": section(recipe.split), "eval": {"task": recipe.eval.task}}
-
-
 SPLIT = Stage(
     name="split",
     version=3,
     needs=("ingest",),
-    settings=_split_settings,
+    # `eval.task` is tried on the held-out part.
+    settings=lambda recipe: {"split": section(recipe.split), "eval": {"task": recipe.eval.task}},
     sources=general_digests,
     work=_split,
     reads=lambda run: (run.sequences,),

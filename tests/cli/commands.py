@@ -11,12 +11,10 @@ imported, are tested once for each command.
 import os
 import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from _pytest.capture import FDCapture, MultiCapture
 
 from outrider.cli import main
 
@@ -46,14 +44,16 @@ def run(command: str, *words: str, cwd: Path, **environment: str) -> Finished:
         patch.setattr(sys, "argv", argv)
         for name, value in (WIDTH | environment).items():
             patch.setenv(name, value)
-        with (
-            _captured(1, "stdout") as stdout,
-            _captured(2, "stderr") as stderr,
-            pytest.raises(SystemExit) as ended,
-        ):
-            function()
+        capture = MultiCapture(in_=None, out=FDCapture(1), err=FDCapture(2))
+        capture.start_capturing()
+        try:
+            with pytest.raises(SystemExit) as ended:
+                function()
+            stdout, stderr = capture.readouterr()
+        finally:
+            capture.stop_capturing()
     status = ended.value.code or 0  # None is success
-    return subprocess.CompletedProcess(argv, status, stdout[0], stderr[0])
+    return subprocess.CompletedProcess(argv, status, stdout, stderr)
 
 
 def assert_one_message(finished: Finished, *parts: str, status: int = 1) -> None:
@@ -63,23 +63,3 @@ def assert_one_message(finished: Finished, *parts: str, status: int = 1) -> None
     assert finished.stdout == ""
     for part in parts:
         assert part in finished.stderr
-
-
-@contextmanager
-def _captured(descriptor: int, name: str) -> Iterator[list[str]]:
-    """Sends a descriptor and its stream in `sys` to a list, which is filled after the context."""
-    texts: list[str] = []
-    with tempfile.TemporaryFile("w+", encoding="utf-8", newline="") as file:
-        saved = os.dup(descriptor)
-        os.dup2(file.fileno(), descriptor)
-        stream = os.fdopen(os.dup(descriptor), "w", encoding="utf-8", buffering=1)
-        try:
-            with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(sys, name, stream)
-                yield texts
-        finally:
-            stream.close()
-            os.dup2(saved, descriptor)
-            os.close(saved)
-            file.seek(0)
-            texts.append(file.read())

@@ -4,7 +4,6 @@ import json
 import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -12,31 +11,16 @@ import yaml
 
 import outrider
 from outrider.common.errors import OutriderError
+from outrider.common.process_tree import wait_until
 from outrider.pipeline.stages.registry import STAGES
 from tests.cli.commands import COMMANDS, assert_one_message, run, start
-from tests.data.logs import pair, screenings, write_log
+from tests.cli.workplace import write_workplace
 from tests.eval.sample_history import report
 
 
 @pytest.fixture(scope="module")
 def workplace(tmp_path_factory, nano_r1) -> Path:
-    """A folder with a log of 40 screenings and a recipe for it."""
-    folder = tmp_path_factory.mktemp("workplace")
-    rows = [
-        pair(
-            messages,
-            reasoning,
-            answer,
-            request__metadata__session_id=f"s-{i}",
-            response__created=1_700_000_000 + 60 * i,
-            response__id=f"c-{i}",
-        )
-        for i, (messages, reasoning, answer) in enumerate(screenings(40))
-    ]
-    write_log(folder / "log.jsonl", rows)
-    recipe = {"target": {"model": str(nano_r1)}, "traffic": {"path": "log.jsonl"}}
-    (folder / "mine.yaml").write_text(yaml.safe_dump(recipe))
-    return folder
+    return write_workplace(tmp_path_factory.mktemp("workplace"), nano_r1, {})
 
 
 @pytest.mark.parametrize(
@@ -112,43 +96,26 @@ def test_a_wrong_command_line_is_one_message_and_status_2(workplace, words, part
     assert_one_message(run("outrider", *words, cwd=workplace), *parts, status=2)
 
 
-def test_a_target_without_mtp_weights_is_known_before_the_first_stage(workplace, tmp_path, nano_r1):
-    for file in nano_r1.iterdir():
-        shutil.copyfile(file, tmp_path / file.name)
-    config = json.loads((nano_r1 / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps(config | {"num_nextn_predict_layers": 0}))
-    words = ["--recipe", "mine.yaml", f"target.model={tmp_path}", "name=no_mtp"]
-    assert_one_message(
-        run("train-speculator", *words, cwd=workplace),
-        f"{tmp_path}/config.json: num_nextn_predict_layers is 0",
-        "target.model",
-    )
-    (tmp_path / "config.json").write_text(
-        json.dumps(config | {"num_hidden_layers": config["num_hidden_layers"] + 1})
-    )
-    assert_one_message(
-        run("train-speculator", *words, cwd=workplace), "no tensor named model.layers."
-    )
-    assert not (workplace / "runs" / "no_mtp" / "stages").exists()
-
-
-def test_a_speculator_that_is_not_the_target_s_is_known_before_the_first_stage(
-    workplace, tmp_path, nano_r1
+@pytest.mark.parametrize(
+    ("change", "words", "message"),
+    [
+        (
+            {"num_nextn_predict_layers": 0},
+            ["train", "mine.yaml", "target.model="],
+            "num_nextn_predict_layers is 0",
+        ),
+        ({"vocab_size": 4000}, ["eval", "mine.yaml", "--speculator="], "vocab_size = 4000, but"),
+    ],
+)
+def test_weights_that_do_not_fit_are_known_before_the_first_stage(
+    workplace, tmp_path, nano_r1, change, words, message
 ):
-    words = ["--recipe", "mine.yaml", "name=not_mine", "--speculator"]
-    gone = run("evaluate-speculator", *words, str(tmp_path / "gone"), cwd=workplace)
-    assert_one_message(gone, f"{tmp_path}/gone/config.json: no such file")
-    (tmp_path / "stale").mkdir()
-    shutil.copyfile(nano_r1 / "model.safetensors", tmp_path / "stale" / "model.safetensors")
-    config = json.loads((nano_r1 / "config.json").read_text())
-    (tmp_path / "stale" / "config.json").write_text(json.dumps(config | {"vocab_size": 4000}))
-    stale = run("evaluate-speculator", *words, str(tmp_path / "stale"), cwd=workplace)
-    assert_one_message(
-        stale,
-        f"{tmp_path}/stale/config.json: vocab_size = 4000, but the target's is 4096",
-        "stale vocab",
-    )
-    assert not (workplace / "runs" / "not_mine" / "stages").exists()
+    config = json.loads((nano_r1 / "config.json").read_text()) | change
+    (shutil.copytree(nano_r1, tmp_path / "x") / "config.json").write_text(json.dumps(config))
+    words = [*words[:2], f"{words[2]}{tmp_path}/x", "name=unfit"]
+    finished = run("outrider", *words, cwd=workplace)
+    assert_one_message(finished, f"{tmp_path}/x/config.json: {message}")
+    assert not (workplace / "runs" / "unfit" / "stages").exists()
 
 
 def test_help_and_recipes_do_not_import_torch():
@@ -267,10 +234,7 @@ def test_a_terminated_run_ends_with_75_and_the_same_command_goes_on(workplace):
         text=True,
     )
     started = workplace / "runs" / "stopped" / "stages" / "ingest.started.json"
-    deadline = time.monotonic() + 120
-    while not started.is_file():
-        assert going.poll() is None and time.monotonic() < deadline
-        time.sleep(0.01)
+    assert wait_until(lambda: started.is_file() or going.poll() is not None, 120)
     going.terminate()
     _, told = going.communicate(timeout=120)
     assert going.returncode == 75

@@ -55,19 +55,11 @@ def test_unfinished_work_is_resumed_with_the_same_inputs_and_deleted_with_others
     tmp_path: Path,
 ) -> None:
     stamp, parts, log = tmp_path / "started.json", tmp_path / "parts", tmp_path / "log"
-
-    def leave_unfinished() -> None:
+    for seed, resumed in ((0, False), (0, True), (1, False)):
         parts.mkdir(exist_ok=True)
         log.touch()
-
-    leave_unfinished()
-    assert not resume_or_clear(stamp, {"seed": 0}, [parts, log])
-    assert not parts.exists() and not log.exists()
-    leave_unfinished()
-    assert resume_or_clear(stamp, {"seed": 0}, [parts, log])
-    assert parts.exists() and log.exists()
-    assert not resume_or_clear(stamp, {"seed": 1}, [parts, log])
-    assert not parts.exists() and not log.exists()
+        assert resume_or_clear(stamp, {"seed": seed}, [parts, log]) == resumed
+        assert parts.exists() == log.exists() == resumed
 
 
 def test_a_private_result_is_readable_by_its_owner_only(tmp_path: Path) -> None:

@@ -30,7 +30,6 @@ class Handler(BaseHTTPRequestHandler):
         answer = {
             "name": self.name,
             "path": self.path,
-            "bytes": len(data),
             "headers": {key.lower(): value for key, value in self.headers.items()},
         }
         return self.answer(503 if sick else body.get("status", 200), answer)
@@ -52,7 +51,6 @@ class Handler(BaseHTTPRequestHandler):
 
     def chunk(self, data: bytes) -> None:
         self.wfile.write(b"%x\r\n%s\r\n" % (len(data), data))
-        self.wfile.flush()
 
     def answer(self, status: int, body: dict) -> None:
         data = json.dumps(body).encode()
@@ -63,9 +61,6 @@ class Handler(BaseHTTPRequestHandler):
         if self.command != "HEAD":
             self.wfile.write(data)
 
-    def address_string(self) -> str:
-        return "unix"
-
     def log_message(self, *_: object) -> None:
         pass
 
@@ -73,9 +68,6 @@ class Handler(BaseHTTPRequestHandler):
 class Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
     daemon_threads = True
     request_queue_size = 512
-
-    def handle_error(self, *_: object) -> None:
-        pass  # a client that left
 
 
 if __name__ == "__main__":

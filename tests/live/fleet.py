@@ -1,6 +1,6 @@
 """Small replicas behind a real Envoy, all on Unix sockets.
 
-with Fleet(stable=["a", "b"], canary=["c"]) as fleet, running(fleet) as router:
+with Fleet(stable=["a", "b"], canary=["c"]) as fleet, running_router(fleet.endpoint) as router:
     assert fleet.ask().name in ("a", "b")
 """
 
@@ -11,7 +11,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 import urllib.parse
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -21,10 +20,11 @@ from typing import Any
 
 import yaml
 
+from outrider.common.process_tree import wait_until
 from outrider.live.endpoint_file import Endpoint, load_endpoint
-from outrider.live.local import start_router
 from outrider.live.router import POOLS, Router
 from outrider.serving.admin.address import Address
+from outrider.serving.admin.replica import Replica
 
 BACKEND = Path(__file__).with_name("backend.py")
 PATIENCE_S = 240.0
@@ -38,7 +38,6 @@ class Answer:
     status: int
     body: Any = None
     complete: bool = True
-    error: str = ""
 
     @property
     def name(self) -> str | None:
@@ -62,17 +61,16 @@ class Fleet:
             ],
             "router": {"listen": "unix:front.sock"} | router,
         }
-        path = self.state / "fleet.yaml"
-        path.write_text(yaml.safe_dump(tree))
-        self.endpoint: Endpoint = load_endpoint(path)
+        self.file = self.state / "fleet.yaml"
+        self.file.write_text(yaml.safe_dump(tree))
+        self.endpoint: Endpoint = load_endpoint(self.file)
         self.processes: dict[str, subprocess.Popen] = {}
 
     def __enter__(self) -> "Fleet":
         for replica in self.endpoint.replicas:
             self.launch(replica.name)
         for replica in self.endpoint.replicas:
-            address = Address.parse(replica.data)
-            wait_for(lambda address=address: request(address, "GET", "/health").status == 200)
+            wait_for(Replica(replica.admin, replica.data, "").healthy)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -125,16 +123,6 @@ class Fleet:
         return [answer.name for answer in answers]
 
 
-@contextlib.contextmanager
-def running(fleet: Fleet) -> Iterator[Router]:
-    """Envoy in front of the replicas."""
-    envoy = start_router(fleet.endpoint)
-    try:
-        yield Router(fleet.endpoint)
-    finally:
-        envoy.stop(5.0)
-
-
 def stat(router: Router, role: str, name: str) -> int:
     """One of Envoy's figures about the replicas of a role."""
     pattern = urllib.parse.quote(f"^cluster.{POOLS[role]}.{name}$")
@@ -154,18 +142,16 @@ def request(
     body: dict[str, Any] | None = None,
     headers: dict[str, str] | None = None,
 ) -> Answer:
-    connection = address.connect(PATIENCE_S)
     status = 0
     try:
-        data = json.dumps(body) if body is not None else None
-        connection.request(method, path, data, headers or {})
-        response = connection.getresponse()
-        status = response.status
-        text = response.read().decode()
-    except (OSError, http.client.HTTPException) as error:
-        return Answer(status, complete=False, error=repr(error))
-    finally:
-        connection.close()
+        with contextlib.closing(address.connect(PATIENCE_S)) as connection:
+            data = json.dumps(body) if body is not None else None
+            connection.request(method, path, data, headers or {})
+            response = connection.getresponse()
+            status = response.status
+            text = response.read().decode()
+    except (OSError, http.client.HTTPException):
+        return Answer(status, complete=False)
     if response.headers.get("Content-Type") == "application/json" and text:
         return Answer(status, json.loads(text))
     if text.startswith("data: "):
@@ -174,7 +160,4 @@ def request(
 
 
 def wait_for(condition: Callable[[], object]) -> None:
-    ends = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < ends, "did not happen"
-        time.sleep(0.01)
+    assert wait_until(condition, PATIENCE_S), "did not happen"

@@ -16,13 +16,13 @@ import pytest
 from rich.console import Console
 
 from outrider.common.errors import OutriderError
-from outrider.common.files import read_json, write_json
+from outrider.common.files import lock, read_json, write_json
 from outrider.eval.results.parts import ClusteredEstimate
 from outrider.live import adapt
 from outrider.live.adapt import BASE, Adapter, Serving, adapting, serving_of, summary
 from outrider.live.adapt_gate import GateVerdict
 from outrider.live.endpoint_file import Endpoint
-from outrider.live.journal import Journal, lock, read_journal, read_state
+from outrider.live.journal import Journal, read_journal, read_state
 from outrider.pipeline.recipe.load import load_recipe
 from outrider.pipeline.run_stages import StageFailed
 from outrider.speculators.kinds import KINDS
@@ -80,23 +80,20 @@ class Log:
             rows = ROWS * windows
             log.writelines(json.dumps({"kind": kind, "n": n}) + "\n" for n in range(rows))
 
-    def rows_of(self, run):
-        return read_json(run.root / "traffic" / "rows.json")
-
-    def ingest(self, run):
-        paths = sorted((run.root / "log").iterdir())
-        rows = [json.loads(line) for path in paths for line in path.read_text().splitlines()]
-        if any(row["kind"] == "broken" for row in rows):
-            raise StageFailed("the log is broken")
-        write_json(run.root / "traffic" / "rows.json", rows)
+    def rows_of(self, root):
+        return read_json(root / "traffic" / "rows.json")
 
     def run_stages(self, run, recipe, names, options, console):
         self.point()
         if names == ["adapt_window"]:
-            self.ingest(run)
+            paths = sorted((run.root / "log").iterdir())
+            rows = [json.loads(line) for path in paths for line in path.read_text().splitlines()]
+            if any(row["kind"] == "broken" for row in rows):
+                raise StageFailed("the log is broken")
+            write_json(run.root / "traffic" / "rows.json", rows)
             return {"adapt_window": {}}
         plan = read_json(run.root / "round.json")
-        kinds = {row["kind"] for path in plan["newer"] for row in self.rows_of(Run(Path(path)))}
+        kinds = {row["kind"] for path in plan["newer"] for row in self.rows_of(Path(path))}
         if kinds == {"hopeless"}:
             raise StageFailed("does not train")
         write_json(run.speculator / "config.json", sorted(kinds - {"hopeless"}))
@@ -111,7 +108,7 @@ class Log:
         fitted = set()
         if directory != self.loaded.recipe.target.training_directory():
             fitted = set(read_json(directory / "config.json"))
-        kinds = [row["kind"] for row in self.rows_of(run)]
+        kinds = [row["kind"] for row in self.rows_of(run.root)]
         return estimate(sum(4.0 if kind in fitted else 3.0 for kind in kinds) / len(kinds))
 
     def judge(self, trained, windows, older, serving, recipe, k):
@@ -137,14 +134,14 @@ class Log:
 
     def deploy(self, bundle):
         self.point()
-        name = f"{bundle.parent.name}"
-        write_json(self.bundles / name / "config.json", read_json(bundle / "config.json"))
+        write_json(
+            self.bundles / bundle.parent.name / "config.json", read_json(bundle / "config.json")
+        )
         self.point()
         return "promoted"
 
     def run(self, **how):
-        console = Console(file=io.StringIO())
-        with adapting(self.loaded, self.endpoint, console) as adapter:
+        with adapting(self.loaded, self.endpoint, Console(file=io.StringIO())) as adapter:
             adapter.run(once=True, **how)
             return summary(adapter)
 
@@ -152,10 +149,8 @@ class Log:
     def entries(self):
         return read_journal(self.folder / "journal.jsonl")
 
-
-class Run:
-    def __init__(self, root):
-        self.root = root
+    def facts(self, event):
+        return [entry.facts for entry in self.entries if entry.event == event]
 
 
 def estimate(value):
@@ -191,9 +186,8 @@ def story(entries):
 def test_a_shift_is_followed_by_a_round_and_a_release(shifting):
     found = shifting.run()
     assert (found["windows"], found["shipped"], found["lost"]) == (9, 1, 0)
-    rounds = [entry.facts for entry in shifting.entries if entry.event == "round"]
-    assert rounds[0]["newer"] == [1, 2, 3, 4] and "fell to 0.75" in rounds[0]["reason"]
-    watched = [entry.facts for entry in shifting.entries if entry.event == "watched"]
+    (first,), watched = shifting.facts("round"), shifting.facts("watched")
+    assert first["newer"] == [1, 2, 3, 4] and "fell to 0.75" in first["reason"]
     assert [one["release"] for one in watched] == [FIRST] * 5 + ["r0001"] * 4
     text = shifting.folder / "adapt" / "rounds" / "r0001"
     gate = read_json(text / "gate.json")
@@ -228,10 +222,10 @@ def test_a_round_that_loses_does_not_ship_and_the_next_waits(tmp_path, nano_r1, 
     world.traffic("hopeless", 8)
     found = world.run()
     assert found["shipped"] == 0 and found["serving"] == FIRST
-    rounds = [entry.facts["newer"] for entry in world.entries if entry.event == "round"]
-    assert rounds == [[1, 2, 3], [4, 5], [6, 7, 8, 9]]
-    gated = [entry.facts for entry in world.entries if entry.event == "gated"]
-    assert [one["ships"] for one in gated] == [False] * len(gated)
+    newer = [one["newer"] for one in world.facts("round")]
+    assert newer == [[1, 2, 3], [4, 5], [6, 7, 8, 9]]
+    gated = world.facts("gated")
+    assert not any(one["ships"] for one in gated)
     assert "does not train" in gated[1]["reason"]
 
 
@@ -240,8 +234,7 @@ def test_a_window_that_cannot_be_used_is_left_out(tmp_path, nano_r1, monkeypatch
     for kind in ("a", "broken", "a", "b", "b"):
         world.traffic(kind, 1)
     assert world.run()["shipped"] == 1
-    rounds = [entry.facts for entry in world.entries if entry.event == "round"]
-    assert rounds[0]["newer"] == [1, 3, 4]
+    assert world.facts("round")[0]["newer"] == [1, 3, 4]
     assert not (tmp_path / "adapt" / "windows" / "w000002").exists()
     world.traffic("broken", 4)
     with pytest.raises(OutriderError, match="the log is broken"):
@@ -257,13 +250,11 @@ def test_only_later_rows_are_read_and_more_than_can_be_captured_are_passed_over(
     assert world.run()["windows"] == 0
     world.traffic("a", 7)
     world.run()
-    windows = [entry.facts for entry in world.entries if entry.event == "window"]
-    assert [one["skipped"] for one in windows] == [5 * ROWS, 0]
+    assert [one["skipped"] for one in world.facts("window")] == [5 * ROWS, 0]
 
 
 def test_rounds_ends_the_loop_and_one_process_at_a_time(shifting):
-    console = Console(file=io.StringIO())
-    with adapting(shifting.loaded, shifting.endpoint, console) as adapter:
+    with adapting(shifting.loaded, shifting.endpoint, Console(file=io.StringIO())) as adapter:
         with pytest.raises(OutriderError, match="follows this traffic already"):
             shifting.run()
         adapter.run(rounds=1)
@@ -283,8 +274,7 @@ def test_with_retention_windows_end_with_their_round(tmp_path, nano_r1, monkeypa
     for kind, windows in (("a", 3), ("b", 4)):
         world.traffic(kind, windows)
     assert world.run()["shipped"] == 1
-    rounds = [entry.facts for entry in world.entries if entry.event == "round"]
-    assert rounds[0]["newer"] == [1, 2, 3, 4] and windows_left(tmp_path) == [5, 6, 7]
+    assert world.facts("round")[0]["newer"] == [1, 2, 3, 4] and windows_left(tmp_path) == [5, 6, 7]
 
 
 @pytest.fixture
@@ -315,17 +305,20 @@ def test_a_round_is_deployed_once_also_if_its_outcome_was_not_recorded(deploying
     assert serving.directory.is_relative_to(world.endpoint.releases) and serving.k == 3
     done = read_state(world.endpoint).last
     assert adapter._outcome(adapter.round_run(1).bundle) == "promoted"
-    assert read_state(world.endpoint).last == done and adapter.state.rounds[0].won
+    assert read_state(world.endpoint).last == done and adapter.journal.read().rounds[0].won
 
 
 def test_another_deployment_is_waited_for(deploying):
     world, adapter = deploying
-    held, waits = lock(world.endpoint.lock, "is deploying"), []
-    held.__enter__()
+    waits = []
     adapter.wait = waits.append
-    assert adapter.step() and waits == [adapt.POLL_S] and not adapter.state.rounds[0].settled
-    held.__exit__(None, None, None)
-    assert adapter.step() and adapter.state.rounds[0].won
+    with lock(world.endpoint.lock, "is deploying"):
+        assert (
+            adapter.step()
+            and waits == [adapt.POLL_S]
+            and not adapter.journal.read().rounds[0].settled
+        )
+    assert adapter.step() and adapter.journal.read().rounds[0].won
 
 
 def test_the_command_without_new_traffic(make_world, tmp_path):

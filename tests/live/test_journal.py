@@ -51,14 +51,17 @@ def test_an_entry_is_synced_before_append_returns(tmp_path: Path, monkeypatch) -
     journal.append("one")
     assert synced == [journal.path.stat().st_size]
 
-    def broken(file: int) -> None:
-        raise OSError(errno.EIO, "broken disk")
+    def failing(file: int) -> None:
+        raise failure
 
-    monkeypatch.setattr(os, "fsync", broken)
-    with pytest.raises(OSError, match="broken disk"):
-        journal.append("two")
+    monkeypatch.setattr(os, "fsync", failing)
+    full = OutriderError, "journal.jsonl: no space left on the disk.*--recover"
+    for number, (error, message) in ((errno.EIO, (OSError, "failed")), (errno.ENOSPC, full)):
+        failure = OSError(number, "failed")
+        with pytest.raises(error, match=message):
+            journal.append("two")
+        assert [event for _, event, _ in events(journal.path)] == ["one"]
     assert [entry.event for entry in journal.entries] == ["one"]
-    assert [event for _, event, _ in events(journal.path)] == ["one"]
 
 
 def test_a_folder_that_others_may_use_is_refused(tmp_path):

@@ -1,5 +1,6 @@
 """Manifests for clusters: an Argo Rollout and KServe's services."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +24,6 @@ def written(
     return {(each["kind"], each["metadata"]["name"]): each for each in documents}
 
 
-def argo(folder: Path, policy: dict[str, Any] | None = None, **cluster: Any) -> Any:
-    return written("argo", folder, policy, **cluster)
-
-
 def kserve(folder: Path, **cluster: Any) -> list[dict[str, Any]]:
     """The services: stable, canary."""
     return list(written("kserve", folder, **cluster).values())
@@ -43,7 +40,7 @@ def flags(document: dict[str, Any]) -> list[str]:
 
 
 def test_argo_has_the_policys_shares_and_names_that_exist(tmp_path: Path) -> None:
-    objects = argo(tmp_path, policy={"shares": [5, 25, 100]})
+    objects = written("argo", tmp_path, policy={"shares": [5, 25, 100]})
     canary = objects["Rollout", "resume-eu"]["spec"]["strategy"]["canary"]
     steps = canary["steps"]
     assert [step["setWeight"] for step in steps if "setWeight" in step] == [5, 25]
@@ -63,7 +60,7 @@ def test_argo_has_the_policys_shares_and_names_that_exist(tmp_path: Path) -> Non
 
 
 def test_argo_routes_no_administration_and_pods_finish_their_requests(tmp_path: Path) -> None:
-    objects = argo(tmp_path)
+    objects = written("argo", tmp_path)
     rules = objects["HTTPRoute", "resume-eu"]["spec"]["rules"]
     paths = {m["path"]["value"]: bool(r.get("backendRefs")) for r in rules for m in r["matches"]}
     assert paths == {"/v1": True, "/health": True, "/v1/admin": False}
@@ -79,7 +76,7 @@ def test_argo_routes_no_administration_and_pods_finish_their_requests(tmp_path: 
 
 
 def test_argo_may_wait_for_the_controllers_verdict(tmp_path: Path) -> None:
-    objects = argo(tmp_path, verdict="controller")
+    objects = written("argo", tmp_path, verdict="controller")
     for role, condition in (("promotion", "result[0] == 1"), ("guards", "result[0] == -1")):
         template = objects["AnalysisTemplate", f"resume-eu-{role}"]
         (one,) = (each for each in template["spec"]["metrics"] if each["name"] == "verdict")
@@ -112,13 +109,11 @@ def test_kserve_serves_the_bundle_next_to_the_targets_own(tmp_path: Path) -> Non
 
 
 def test_kserve_with_another_bundle_or_none(tmp_path: Path) -> None:
-    one, other = tmp_path / "one", tmp_path / "other"
-    one.mkdir()
-    other.mkdir()
-    stable, _ = kserve(one, stable="none")
+    stable, _ = kserve(tmp_path, stable="none")
     assert not [flag for flag in flags(stable) if "speculative" in flag]
+    shutil.rmtree(tmp_path / "bundle")
     stable, canary = kserve(
-        other, stable="pvc://releases/february", speculator="oci://registry.example/resume:march"
+        tmp_path, stable="pvc://releases/february", speculator="oci://registry.example/resume:march"
     )
     claim = stable["spec"]["template"]["volumes"][0]["persistentVolumeClaim"]["claimName"]
     assert claim == "releases" and container(stable)["volumeMounts"][0]["subPath"] == "february"

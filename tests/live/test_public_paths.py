@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from outrider.live.local import running_router
 from outrider.serving.admin.address import Address
-from tests.live.fleet import Answer, Fleet, running
+from tests.live.fleet import Answer, Fleet
 
 ADMIN = "/v1/admin/speculator"
 """The route that swaps speculators: an endpoint plugin of Outrider's."""
@@ -24,7 +25,7 @@ BELOW_V1 = {"/v1/load_lora_adapter", "/v1/unload_lora_adapter", ADMIN, f"{ADMIN}
 
 @pytest.fixture(scope="module")
 def fleet() -> Iterator[Fleet]:
-    with Fleet() as fleet, running(fleet):
+    with Fleet() as fleet, running_router(fleet.endpoint):
         yield fleet
 
 

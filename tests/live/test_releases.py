@@ -1,6 +1,5 @@
 """Releases are checked copies: what happens to the bundle afterwards does not matter."""
 
-import json
 import os
 import shutil
 from pathlib import Path
@@ -22,11 +21,9 @@ def test_a_release_is_a_read_only_copy(releases: Releases, tmp_path: Path) -> No
     bundle = write_bundle(tmp_path / "bundle", b"weights", k=4)
     address = f"hf://acme/x@{'c' * 40}"
     release = releases.add(bundle, address)
-    facts = json.loads((release.directory.parent / "release.json").read_text())
-    assert facts["source"] == address
+    assert address in (release.directory.parent / "release.json").read_text()
     digest = bundle_digest(bundle)
     assert (release.name, release.digest) == (digest[:12], digest)
-    assert (release.kind, release.k) == ("mtp", 4)
     for path in release.directory.rglob("*"):
         assert path.is_dir() or path.stat().st_mode & 0o222 == 0, path
     assert os.access(release.directory / "serve.sh", os.X_OK)
@@ -65,14 +62,6 @@ def _link(path: Path) -> None:
     moved = path.parent.parent / path.name
     path.rename(moved)
     path.symlink_to(moved)
-
-
-def test_a_full_disk_leaves_nothing(small_disk: Path, tmp_path: Path) -> None:
-    bundle = write_bundle(tmp_path / "bundle", bytes(6_000_000))
-    releases = Releases(small_disk / "releases")
-    with pytest.raises(OutriderError, match="no space left on the disk"):
-        releases.add(bundle)
-    assert not list(releases.folder.iterdir())
 
 
 def test_a_release_that_was_changed_is_not_used(releases: Releases, tmp_path: Path) -> None:

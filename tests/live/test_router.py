@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from outrider.common.errors import OutriderError
-from outrider.live.local import start_router
+from outrider.live.local import load, running_router
 from outrider.live.router import Router, RouterUnavailable
 from outrider.live.traffic import observations, read_log
 from outrider.serving.admin.address import Address
-from tests.live.fleet import Fleet, healthy, running, stat, wait_for
+from tests.live.fleet import Fleet, healthy, stat, wait_for
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +39,7 @@ def host(fleet: Fleet, row: dict[str, Any]) -> str:
 
 @pytest.fixture
 def router(fleet: Fleet) -> Iterator[Router]:
-    with running(fleet) as router:
+    with running_router(fleet.endpoint) as router:
         yield router
 
 
@@ -60,18 +60,6 @@ def test_a_share_is_that_of_the_requests_and_a_larger_one_only_adds_sessions(fle
         cohorts.append({name for name, replicas in seen.items() if replicas == {"c"}})
     assert 0 < len(cohorts[0]) < len(cohorts[1]) < 60
     assert cohorts[0] < cohorts[1] and cohorts[0] == cohorts[2]
-
-
-def test_a_stream_is_passed_on_event_by_event(fleet, router, tmp_path) -> None:
-    # The second event comes after the file, which is written after the first has arrived.
-    connection = Address.parse(fleet.endpoint.router.listen).connect(60)
-    body = json.dumps({"until": str(tmp_path / "go")})
-    connection.request("POST", "/v1/completions", body)
-    response = connection.getresponse()
-    assert response.readline().endswith(b" 0\n")
-    (tmp_path / "go").touch()
-    assert response.read().endswith(b"data: [DONE]\n\n")
-    connection.close()
 
 
 def test_the_log_has_each_request_and_no_text_and_clients_set_no_header_of_it(
@@ -98,7 +86,7 @@ def test_the_log_has_each_request_and_no_text_and_clients_set_no_header_of_it(
 def test_a_killed_canary_costs_only_requests_that_it_had() -> None:
     plain, stream, large = {"seconds": 0.05}, {"stream": 10}, {"seconds": 0.02, "p": "x" * 2**21}
     bodies = [plain] * 4 + [stream] * 3 + [large]
-    with Fleet() as fleet, running(fleet) as router:
+    with Fleet() as fleet, running_router(fleet.endpoint) as router:
         router.set_canary_share(100)
         with fleet.load(bodies) as answers:
             wait_for(lambda: len(answers) >= 30)
@@ -114,7 +102,7 @@ def test_a_killed_canary_costs_only_requests_that_it_had() -> None:
 
 
 def test_a_request_that_kills_its_replica_is_not_repeated_on_the_next() -> None:
-    with Fleet() as fleet, running(fleet) as router:
+    with Fleet() as fleet, running_router(fleet.endpoint) as router:
         router.set_canary_share(100)
         with ThreadPoolExecutor() as pool:
             deadly = [pool.submit(fleet.ask, {"never": "c"}) for _ in range(3)]
@@ -136,7 +124,8 @@ def test_an_answer_that_is_an_error_is_not_asked_for_again(fleet, router) -> Non
 
 
 def test_a_response_that_breaks_off_is_a_failure_of_the_replica(tmp_path) -> None:
-    with Fleet() as fleet, running(fleet) as router:
+    """It breaks off after its first event, which the client has by then."""
+    with Fleet() as fleet, running_router(fleet.endpoint) as router:
         router.set_canary_share(100)
         address = Address.parse(fleet.endpoint.router.listen)
         body = json.dumps({"until": str(tmp_path / "never")})
@@ -156,7 +145,7 @@ def test_a_response_that_breaks_off_is_a_failure_of_the_replica(tmp_path) -> Non
 
 
 def test_a_killed_stable_replica_is_replaced_by_its_peers_then_by_the_canary() -> None:
-    with Fleet(stable=["a", "b"]) as fleet, running(fleet) as router:
+    with Fleet(stable=["a", "b"]) as fleet, running_router(fleet.endpoint) as router:
         with fleet.load([{"seconds": 0.02}] * 4) as answers:
             wait_for(lambda: len(answers) >= 12)
             fleet.kill("a")
@@ -173,7 +162,7 @@ def test_a_killed_stable_replica_is_replaced_by_its_peers_then_by_the_canary() -
 
 def test_an_engine_that_died_under_its_server_gets_no_requests() -> None:
     # vLLM's server outlives its engine for a while: /health is 503, requests fail with 500.
-    with Fleet() as fleet, running(fleet) as router:
+    with Fleet() as fleet, running_router(fleet.endpoint) as router:
         router.set_canary_share(100)
         sick = fleet.state / "c.sock.sick"
         sick.touch()
@@ -184,7 +173,7 @@ def test_an_engine_that_died_under_its_server_gets_no_requests() -> None:
 
 
 def test_envoy_is_killed_and_started_again_by_a_supervisor(fleet) -> None:
-    command = [sys.executable, "-m", "outrider.live.router", str(fleet.state / "fleet.yaml")]
+    command = [sys.executable, "-m", "outrider.live.router", str(fleet.file)]
     router, first = Router(fleet.endpoint), subprocess.Popen(command)
     try:
         wait_for(router.ready)
@@ -197,8 +186,18 @@ def test_envoy_is_killed_and_started_again_by_a_supervisor(fleet) -> None:
     for call in (router.share, lambda: router.set_canary_share(5)):
         with pytest.raises(RouterUnavailable, match="start the router"):
             call()
-    with running(fleet):
+    with running_router(fleet.endpoint):
         assert router.share() == 0  # shares are the controller's: it sets them again
     listen = fleet.endpoint.router.model_copy(update={"listen": "203.0.113.1:1"})
-    with pytest.raises(OutriderError, match=r"(?s)Envoy ended with code 1: .*203.*\(log"):
-        start_router(fleet.endpoint.model_copy(update={"router": listen}))
+    elsewhere = fleet.endpoint.model_copy(update={"router": listen})
+    with (
+        pytest.raises(OutriderError, match=r"(?s)Envoy ended with code 1: .*203.*\(log"),
+        running_router(elsewhere),
+    ):
+        pass
+
+
+def test_users_of_a_trial_count_their_failures(fleet, router) -> None:
+    with load(fleet.endpoint, [{"stream": 2}, {"status": 500}], users=2) as outcomes:
+        wait_for(lambda: len(outcomes) >= 4)
+    assert set(outcomes) == {"", "status 500"}

@@ -30,6 +30,7 @@ from outrider.live.controller import Controller
 from outrider.live.endpoint_file import Endpoint
 from outrider.live.journal import Journal
 from outrider.live.router import RouterUnavailable
+from outrider.live.state import Deployment
 from outrider.serving.admin.replica import (
     LiveRequest,
     ReplicaStatus,
@@ -168,6 +169,11 @@ class World:
         with WorldJournal(self) as self.journal:
             yield Controller(self.endpoint, self.journal, self.said.append, self)
 
+    def deploy(self, bundle: str, in_place: bool = False) -> Deployment:
+        """One start of the controller that deploys a bundle."""
+        with self.controller() as controller:
+            return controller.deploy(self.bundles[bundle], in_place)
+
     def events(self, event: str) -> list[dict[str, Any]]:
         """What the journal of the last controller has of an event."""
         return [entry.facts for entry in self.journal.entries if entry.event == event]
@@ -230,11 +236,11 @@ class World:
         with self.endpoint.access_log.open("a") as log:
             log.writelines(json.dumps(row) + "\n" for row in rows)
 
-    def bundle(self, name: str, weights: bytes, promised: float | None = None) -> Path:
-        """A further bundle, whose evidence is an acceptance length."""
+    def bundle(self, name: str, weights: bytes, promised: float | None = None) -> str:
+        """The name of a further bundle, whose evidence is an acceptance length."""
         evidence = {"acceptance_length": {"custom": promised}}
         self.bundles[name] = write_bundle(self.folder / name / "bundle", weights, evidence=evidence)
-        return self.bundles[name]
+        return name
 
     def served(self) -> dict[str, str]:
         """What each replica that is alive serves, by the name of the bundle."""

@@ -37,7 +37,7 @@ def good_rows(count=30):
             "content": f"{messages[-1]['content']}\n{CANARY} {index}",
             "name": CANARY,
         }
-        row = pair(
+        yield pair(
             [{"role": "system", "content": f"{CANARY} is the customer"}, *messages[:-1], last],
             f"{reasoning} {CANARY}",
             f"{answer} {CANARY}",
@@ -49,7 +49,6 @@ def good_rows(count=30):
             response__id=f"chatcmpl-{CANARY}",
             response__system_fingerprint=CANARY,
         )
-        yield row
 
 
 def leaves(value, path=()):

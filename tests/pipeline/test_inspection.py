@@ -6,13 +6,12 @@ import stat
 from pathlib import Path
 
 import pytest
-import yaml
 from rich.console import Console
 
 from outrider.pipeline.inspection import inspect_recipe, print_inspection
 from outrider.pipeline.recipe.load import load_overrides, load_recipe
 from tests.cli.commands import assert_one_message, run
-from tests.data.logs import pair, screenings, write_log
+from tests.cli.workplace import write_workplace
 
 KEYS = {
     *(
@@ -37,21 +36,6 @@ KEYS = {
         "problems",
     ),
 }
-
-
-def rows(count=40, model="nano-r1"):
-    return [
-        pair(
-            messages,
-            reasoning,
-            answer,
-            request__metadata__session_id=f"s-{index}",
-            request__metadata__tenant="[bold]acme[/]\x1b[2J",
-            response__model=model,
-            timestamp=1_700_000_000 + 60 * index,
-        )
-        for index, (messages, reasoning, answer) in enumerate(screenings(count))
-    ]
 
 
 def page(found, width=100):
@@ -92,14 +76,7 @@ def test_the_shipped_log(shipped):
 def test_the_page_says_what_was_found(shipped):
     found, _ = shipped
     text = page(found)
-    for part in (
-        "600 = 600 exchanges + 0 rejects",
-        "corner-and-co 600",
-        "5,500 tokens/s",
-        "heldout",
-        "lengths in tokens",
-    ):
-        assert part in text
+    assert "600 = 600 exchanges + 0 rejects" in text and "5,500 tokens/s" in text
     assert max(map(len, text.splitlines())) <= 100
 
 
@@ -115,10 +92,8 @@ def test_names_of_a_log_are_printed_and_not_obeyed(shipped):
 
 @pytest.fixture(scope="module")
 def workplace(tmp_path_factory, nano_r1):
-    folder = tmp_path_factory.mktemp("workplace")
-    write_log(folder / "log.jsonl", rows())
-    recipe = {"target": {"model": str(nano_r1)}, "traffic": {"path": "log.jsonl"}}
-    (folder / "mine.yaml").write_text(yaml.safe_dump(recipe))
+    hostile = {"request__metadata__tenant": "[bold]acme[/]\x1b[2J"}
+    folder = write_workplace(tmp_path_factory.mktemp("workplace"), nano_r1, hostile)
     (folder / "bare").mkdir()
     (folder / "bare" / "config.json").write_text((nano_r1 / "config.json").read_text())
     return folder

@@ -72,17 +72,13 @@ def test_auto_is_every_kind_that_the_target_supports(
     recipe = with_kinds(recipe_of(target, "speculator.kind=auto", "speculator.base=ngram"))
     assert recipe.speculator.candidates == recipe.speculator.kinds
     # A conversion that dropped the layer: the kind that needs it is left out, and why is printed.
-    other = tmp_path / "other"
-    shutil.copytree(target, other)
+    other = shutil.copytree(target, tmp_path / "other")
     config = read_json(other / "config.json") | {"num_nextn_predict_layers": 0}
     (other / "config.json").write_text(json.dumps(config))
-    words = ("speculator.kind=auto", "speculator.base=none")
-    capsys.readouterr()
-    recipe = with_kinds(recipe_of(other, *words))
+    recipe = with_kinds(recipe_of(other, "speculator.kind=auto", "speculator.base=none"))
     assert "eagle3" in recipe.speculator.kinds and "mtp" not in recipe.speculator.kinds
-    printed = " ".join(capsys.readouterr().err.split())
+    printed = capsys.readouterr().err
     assert "speculator.kind = auto:" in printed and "not mtp:" in printed
-    assert "num_nextn_predict_layers" in printed
 
 
 WITH_MLA = "serving.engine.environment.VLLM_MLA_DISABLE='0'"
@@ -110,7 +106,7 @@ def test_a_head_has_the_attention_that_the_engine_s_cache_is_made_for(
     assert with_kinds(mtp) == mtp
 
 
-def test_one_kind_keeps_its_stages_paths_and_inputs(target: Path, tmp_path: Path) -> None:
+def test_one_kind_keeps_its_stages_and_inputs(target: Path) -> None:
     one, both = recipe_of(target), recipe_of(target, BOTH)
     assert stages_of(one) is STAGES and "choose_kind" not in STAGES
     names = ["ingest", "split", "capture", "train_mtp", "train_eagle3", "choose_kind"]
@@ -118,11 +114,6 @@ def test_one_kind_keeps_its_stages_paths_and_inputs(target: Path, tmp_path: Path
     assert stage_names("train,split", both) == ["split", "train_mtp", "train_eagle3"]
     with pytest.raises(OutriderError, match=r"no stage `choose_kind`.* with several kinds"):
         stage_names("choose_kind", one)
-    run = RunDirectory(tmp_path / "run")
-    assert run.speculator == run.root / "speculator" and run.training == run.root / "training"
-    assert run.metrics == run.root / "metrics.jsonl" and run.evaluation == run.root / "evaluation"
-    assert run.of_kind("eagle3").speculator == run.root / "speculators" / "eagle3" / "speculator"
-    assert run.of_kind("eagle3").evaluation == run.root / "evaluation" / "eagle3"
     # Lookup reads no states, so a run that adds it captures nothing again.
     more = recipe_of(target, "speculator.kind=[mtp,ngram]")
     assert "train_mtp" in stages_of(more) and CAPTURE.settings(more) == CAPTURE.settings(one)
@@ -143,7 +134,7 @@ def test_a_dry_run_prices_each_kind_and_their_states_together(target: Path, tmp_
     assert more == 2 * 2 * HIDDEN
     rows = plan(run, recipe_of(target, BOTH), list(stages_of(recipe_of(target, BOTH))), {}, both)
     before = "split, capture, train_mtp, train_eagle3, choose_kind"
-    assert rows[-2].action == f"would run after {before}" and rows[3].cost
+    assert rows["evaluate"]["action"] == f"would run after {before}" and rows["train_mtp"]["cost"]
 
 
 @pytest.fixture(scope="module")
@@ -188,26 +179,18 @@ def run(captured: Corpus, tmp_path: Path) -> RunDirectory:
     return run
 
 
-class Trained:
-    """Counts the trainings that were started, by kind; the ranks are real."""
-
-    def __init__(self) -> None:
-        self.kinds: list[str] = []
-        self.stop_at: str | None = None
-
-    def __call__(self, command: list[str], spec: Any, log_path: Path) -> tuple[int, bool]:
-        kind = spec.speculator.only_kind
-        self.kinds.append(kind)
-        if kind == self.stop_at:
-            return 1, False
-        return run_forked(command, spec, log_path)
-
-
 def test_kinds_are_trained_in_turn_and_a_finished_one_not_again(
     captured: Corpus, run: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    trained, compared = Trained(), []
-    monkeypatch.setattr(launch, "_run", trained)
+    trained: list[str] = []
+    compared: list[str] = []
+
+    def train(command: list[str], spec: Any, log_path: Path) -> tuple[int, bool]:
+        """Real ranks, but the first training of EAGLE-3 fails."""
+        trained.append(spec.speculator.only_kind)
+        return (1, False) if trained == ["mtp", "eagle3"] else run_forked(command, spec, log_path)
+
+    monkeypatch.setattr(launch, "_run", train)
     # The engine's half of the parity check has its own tests.
     monkeypatch.setattr(
         draft_parity_check,
@@ -224,20 +207,17 @@ def test_kinds_are_trained_in_turn_and_a_finished_one_not_again(
         "training.wandb_project=null",
     ]
     recipe = recipe_of(captured.target_dir, BOTH, *words)
-    trained.stop_at = "eagle3"
     mtp, eagle3 = map(train_of, ("mtp", "eagle3"))
     mtp.perform(run, recipe, {})
     with pytest.raises(OutriderError, match="without a message"):
         eagle3.perform(run, recipe, {})
     assert mtp.state(run, recipe, {}).done and not eagle3.state(run, recipe, {}).done
-    trained.stop_at = None
     eagle3.perform(run, recipe, {})
-    assert trained.kinds == ["mtp", "eagle3", "eagle3"] and compared == ["mtp", "eagle3", "eagle3"]
+    assert trained == compared == ["mtp", "eagle3", "eagle3"]
     for kind in ("mtp", "eagle3"):
         own = run.of_kind(kind)
         assert kind_of(own.speculator).name == kind
-        lines = own.metrics.read_text().splitlines()
-        assert any("validation_acceptance_length" in line for line in lines)
+        assert "validation_acceptance_length" in own.metrics.read_text()
     assert not run.speculator.exists() and not run.metrics.exists()
     # Another learning rate concerns both; a missing speculator its own kind.
     changed = recipe_of(captured.target_dir, BOTH, *words, "training.learning_rate=0.1")

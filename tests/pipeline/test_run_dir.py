@@ -24,21 +24,17 @@ with RunDirectory(Path(sys.argv[1])).locked():
 
 def test_a_second_run_is_told_who_holds_the_directory_and_may_enter_when_it_is_killed(tmp_path):
     run = RunDirectory(tmp_path / "demo")
-    holder = subprocess.Popen(
-        [sys.executable, "-c", HOLD, str(run.root)], stdout=subprocess.PIPE, text=True
-    )
-    try:
+    command = [sys.executable, "-c", HOLD, str(run.root)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as holder:
         assert holder.stdout.readline() == "held\n"
         with (
             pytest.raises(
-                OutriderError, match=f"in use by process {holder.pid} since .*--runs DIR"
+                OutriderError, match=f"process {holder.pid} is using this run; .*--runs DIR"
             ),
             run.locked(),
         ):
             pass
-    finally:
         holder.kill()
-        holder.communicate()
     with run.locked():
         pass
 

@@ -9,7 +9,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import yaml
 
 from outrider.live.manifests import write_manifest
 from outrider.live.releases import Releases
@@ -20,7 +19,7 @@ from outrider.serving.bundle.model_card import model_card
 from outrider.serving.serve_flags import bundle_command
 from outrider.speculators.kinds.mtp.checkpoint import load_mtp, save_mtp
 from tests.cli import commands
-from tests.data.logs import pair, screenings, write_log
+from tests.cli.workplace import write_workplace
 from tests.live.bundles import cluster_endpoint
 
 SECRET = "geheim"
@@ -61,25 +60,8 @@ MISTAKES = (
 @pytest.fixture(scope="module")
 def workplace(tmp_path_factory: pytest.TempPathFactory, nano_r1: Path) -> Path:
     folder = tmp_path_factory.mktemp("secrets")
-    rows = [
-        pair(
-            *each,
-            request__metadata__session_id=f"s-{i}",
-            response__created=1_700_000_000 + 60 * i,
-            response__id=f"c-{i}",
-        )
-        for i, each in enumerate(screenings(40))
-    ]
-    write_log(folder / "log.jsonl", rows)
-    recipe = {
-        "name": "mine",
-        "target": {"model": str(nano_r1)},
-        "traffic": {"path": "log.jsonl"},
-        "split": {"near_duplicate_similarity": 1.0},
-        "eval": {"concurrency": [1]},
-    }
-    (folder / "mine.yaml").write_text(yaml.safe_dump(recipe))
-    return folder
+    split = {"near_duplicate_similarity": 1.0}
+    return write_workplace(folder, nano_r1, {}, split=split, eval={"concurrency": [1]})
 
 
 def assert_none(folder: Path, *texts: str) -> set[str]:

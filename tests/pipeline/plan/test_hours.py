@@ -62,13 +62,11 @@ def test_a_stage_is_the_sum_of_its_parts() -> None:
 def test_replicas_share_the_capture_and_streams_repeat_it() -> None:
     replicas = ("cluster.address=auto", "cluster.capture_replicas=4", "training.epochs=2")
     volume = Volume(200_000_000, 140_000_000, 20_000_000, 40_000_000, True)
-    seconds = {}
-    for features in ("stored", "streamed"):
+    for features, captured in (("stored", 200e6), ("streamed", 60e6)):
         recipe = recipe_for("r1/resume_screening", *replicas, f"training.features={features}")
-        stages = stage_seconds(volume, recipe, R1, CHECKPOINT)
-        seconds[features] = stages["capture"]["prefill"], stages["train"]["2 epochs"]
-    rates = rates_of(recipe, R1)
-    pace, trained = 4 * rates.capture_tokens_per_s, 280e6 / rates.training_tokens_per_s
-    assert seconds["stored"] == pytest.approx((200e6 / pace, trained))
-    assert seconds["streamed"] == pytest.approx((60e6 / pace, max(trained, 280e6 / pace)))
+        stages, rates = stage_seconds(volume, recipe, R1, CHECKPOINT), rates_of(recipe, R1)
+        pace, trained = 4 * rates.capture_tokens_per_s, 280e6 / rates.training_tokens_per_s
+        assert stages["capture"]["prefill"] == pytest.approx(captured / pace)
+        again = 280e6 / pace if features == "streamed" else 0
+        assert stages["train"]["2 epochs"] == pytest.approx(max(trained, again))
     assert stage_seconds(volume, recipe, {"hidden_size": 64}, CHECKPOINT) == {}

@@ -32,22 +32,10 @@ def r1_target(tmp_path_factory) -> Path:
     return directory
 
 
-def words(target: Path, *more: str) -> list[str]:
-    traffic = "traffic.path=nano_r1/social_chat"
-    return [
-        "--recipe",
-        "r1/resume_screening",
-        f"target.model={target}",
-        traffic,
-        "--dry-run",
-        *more,
-    ]
-
-
 def test_r1_is_priced_without_its_weights_as_one_object(r1_target, tmp_path):
-    finished = run(
-        "train-speculator", *words(r1_target, "--json", "--gpu-memory", "150"), cwd=tmp_path
-    )
+    words = ["r1/resume_screening", f"target.model={r1_target}", "traffic.path=nano_r1/social_chat"]
+    options = ["--dry-run", "--json", "--gpu-memory", "150"]
+    finished = run("outrider", "train", *words, *options, cwd=tmp_path)
     assert finished.returncode == 0, finished.stderr
     assert finished.stderr == ""
     told = json.loads(finished.stdout)
@@ -83,13 +71,11 @@ def test_states_of_layers_take_their_disk(r1_target, tmp_path, dtype, each):
 
 
 def test_a_head_is_published_in_bf16_though_the_target_is_in_fp8(r1_target, tmp_path):
-    traffic = ["traffic.path=nano_r1/social_chat", f"target.model={r1_target}"]
-    bytes_each = {}
-    for kind in ("mtp", "eagle3"):
-        recipe = load_recipe("r1/resume_screening", [*traffic, f"speculator.kind={kind}"]).recipe
+    for kind, each in (("mtp", 1), ("eagle3", 2)):
+        recipe = recipe_for(r1_target, f"speculator.kind={kind}")
         found = price(RunDirectory(tmp_path), recipe, H200)
-        bytes_each[kind] = found["speculator_bytes"] / found["parameters"]["total"]
-    assert bytes_each == pytest.approx({"mtp": 1, "eagle3": 2}, rel=0.001)
+        total = found["parameters"]["total"]
+        assert found["speculator_bytes"] / total == pytest.approx(each, rel=0.001)
 
 
 def test_a_hub_model_with_its_config_alone_is_not_downloaded(r1_target, tmp_path, monkeypatch):
@@ -104,7 +90,10 @@ def test_a_hub_model_with_its_config_alone_is_not_downloaded(r1_target, tmp_path
         )
     run_dir = RunDirectory.of(recipe, tmp_path)
     rows = plan(run_dir, recipe, ["ingest", "capture"], {}, price(run_dir, recipe))
-    assert [row.action.split(";")[0] for row in rows] == ["would run", "would run after ingest"]
+    assert [row["action"].split(";")[0] for row in rows.values()] == [
+        "would run",
+        "would run after ingest",
+    ]
     assert price(run_dir, recipe, H200)["parameters"]["total"] == mtp_size(R1).total
 
 

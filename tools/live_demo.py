@@ -1,6 +1,6 @@
 """`make live`: a live endpoint on this machine, from the base speculator to a better one and back.
 
-    python -m outrider.live.demo
+    python -m tools.live_demo
 
 Trains a small speculator on the shipped traffic (ingest, split, capture, train: without an
 evaluation), starts two replicas of the embedded target and Envoy, sends the newest requests, and
@@ -22,7 +22,7 @@ from typing import Any
 from outrider.common.errors import OutriderError
 from outrider.live.controller import deploy_bundle
 from outrider.live.endpoint_file import Endpoint, load_endpoint
-from outrider.live.local import Load, local_endpoint, read_prompts
+from outrider.live.local import load, local_endpoint, read_prompts
 from outrider.live.status import endpoint_status, status_lines
 from outrider.pipeline.attempt import attempt, open_run
 
@@ -63,9 +63,9 @@ def main() -> int:
 def demonstrate(endpoint: Endpoint, say: Callable[[str], None]) -> dict[str, Any]:
     """Trains, serves, deploys; the JSON object's values."""
     good_bundle, changed, bad_bundle = demo_bundles()
-    load, refused = Load(endpoint, read_prompts("nano_r1/resume_screening")), False
+    prompts, refused = read_prompts("nano_r1/resume_screening"), False
     with local_endpoint(endpoint, good_bundle, say):
-        with load:
+        with load(endpoint, prompts) as sent:
             good = deploy_bundle(good_bundle, endpoint, say=say)
             try:
                 deploy_bundle(changed, endpoint, say=say)
@@ -73,11 +73,12 @@ def demonstrate(endpoint: Endpoint, say: Callable[[str], None]) -> dict[str, Any
                 refused = True
                 say(f"refused: {error}")
             bad = deploy_bundle(bad_bundle, endpoint, say=say)
-        say("\n".join(status_lines(endpoint_status(endpoint)) + load.failures[:5]))
-    outcomes = (good.outcome, bad.outcome, refused, len(load.failures))
+        failures = [outcome for outcome in sent if outcome]
+        say("\n".join(status_lines(endpoint_status(endpoint)) + failures[:5]))
+    outcomes = (good.outcome, bad.outcome, refused, len(failures))
     return {
-        "requests": load.requests,
-        "failed_requests": len(load.failures),
+        "requests": len(sent),
+        "failed_requests": len(failures),
         "as_expected": outcomes == ("promoted", "rolled_back", True, 0),
         "deployments": {"good": asdict(good), "bad": asdict(bad)},
     }
