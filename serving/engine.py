@@ -8,7 +8,6 @@ It reads hidden states, so it cannot have every setting of a server (`in_process
 """
 
 import contextlib
-import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from outrider.common.errors import OutriderError
-from outrider.common.process_tree import ProcessTree
+from outrider.common.process_tree import ProcessTree, changed_environment
 from outrider.common.threads import in_daemon_thread
 from outrider.serving.admin.swap import swap_directory
 from outrider.serving.config import EngineConfig, TargetConfig
@@ -308,7 +307,7 @@ def open_engine(
         tempfile.TemporaryDirectory(dir=scratch, prefix="outrider-") as folder,
     ):
         variables = start_environment(target.directory()) | engine_environment(engine)
-        with _environment(variables | tree.environment):
+        with changed_environment(variables | tree.environment):
             from vllm import LLM
 
             register()  # vLLM does it once in a process: perhaps in another environment
@@ -353,17 +352,3 @@ def batches(rows: Iterable[SomeRow], batch_tokens: int) -> Iterator[list[SomeRow
         tokens += len(row[1])
     if batch:
         yield batch
-
-
-@contextlib.contextmanager
-def _environment(variables: dict[str, str]) -> Iterator[None]:
-    before = {name: os.environ.get(name) for name in variables}
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value

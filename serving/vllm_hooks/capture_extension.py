@@ -189,27 +189,19 @@ class CaptureExtension(SwapExtension):
         texts, self._capture_texts = self._capture_texts, {}
         if not prompts:  # another rank keeps the states
             return None
-        index: dict[str, Any] = {
-            "path": str(Path(folder) / f"{uuid.uuid4().hex}.bf16"),
-            "streams": 0,
-            "hidden_size": 0,
-            "requests": {},
-        }
-        offset = 0
+        path = Path(folder) / f"{uuid.uuid4().hex}.pt"
+        requests: dict[str, Any] = {}
         for request_id, prompt in prompts.items():
-            index["streams"], tokens, index["hidden_size"] = prompt.states_STH.shape
-            if prompt.filled < tokens:
+            if prompt.filled < len(prompt):
                 raise RuntimeError(
-                    f"request {request_id}: {prompt.filled} of {tokens} prompt tokens were computed"
+                    f"request {request_id}: {prompt.filled} of {len(prompt)} prompt tokens were"
+                    " computed"
                 )
             sums = texts[request_id].sums_PC.tolist() if request_id in texts else None
-            index["requests"][request_id] = [offset, tokens, prompt.digest, sums]
-            offset += tokens
-        states = [prompt.states_STH for prompt in prompts.values()]
-        threading.Thread(
-            target=write_states, args=(Path(index["path"]), states), name="states"
-        ).start()
-        return index
+            requests[external_id(request_id)] = [prompt.digest, sums]
+        states = {external_id(name): prompt.states_STH for name, prompt in prompts.items()}
+        threading.Thread(target=write_states, args=(path, states), name="states").start()
+        return {"path": str(path), "requests": requests}
 
     def _capture_execute_model(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
         result = self._capture_wrapped(scheduler_output, *args, **kwargs)
@@ -256,8 +248,8 @@ class CaptureExtension(SwapExtension):
             self._capture_texts[request.req_id] = text
 
 
-def write_states(path: Path, states: list[torch.Tensor]) -> None:
-    """Writes the states one after the other and frees each; `path` appears when all are written.
+def write_states(path: Path, states: dict[str, torch.Tensor]) -> None:
+    """Writes the states of each request; `path` appears when all are written.
 
     A failure is left as text in `path` + FAILED.
     """
@@ -265,10 +257,9 @@ def write_states(path: Path, states: list[torch.Tensor]) -> None:
     try:
         descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(descriptor, "wb") as file:
-            while states:
-                file.write(states.pop(0).view(torch.int16).numpy().data)
+            torch.save(states, file)
         part.rename(path)
-    except OSError as error:
+    except (OSError, RuntimeError) as error:  # torch's own where the disk is full
         with contextlib.suppress(OSError):  # the folder may be gone: the capture has been stopped
             part.unlink(missing_ok=True)
         with contextlib.suppress(OSError):
@@ -279,12 +270,8 @@ class States:
     """The states of a batch of requests, mapped from the worker's file."""
 
     def __init__(self, index: dict[str, Any]) -> None:
-        self._rows = {external_id(request_id): row for request_id, row in index["requests"].items()}
-        # Private pages, which torch may take as its own: the file is open for reading alone.
-        mapped = np.memmap(index["path"], np.int16, mode="c")
-        self._streams = index["streams"]
-        self._states_NH = torch.from_numpy(mapped).view(torch.bfloat16)
-        self._states_NH = self._states_NH.view(-1, index["hidden_size"])
+        self._requests = index["requests"]
+        self._states = torch.load(index["path"], mmap=True)
 
     def take(
         self, request_id: str, token_ids: Sequence[int]
@@ -293,14 +280,13 @@ class States:
 
         An `OutriderError` where the request had other tokens than `token_ids`.
         """
-        offset, tokens, digest, sums = self._rows.pop(request_id)
+        digest, sums = self._requests.pop(request_id)
         if digest != _digest(token_ids):
             raise OutriderError(
                 f"captured request {request_id}: the engine prefilled other tokens than it was"
                 " given; this vLLM numbers its requests in a way that Outrider does not know"
             )
-        rows_NH = self._states_NH[self._streams * offset : self._streams * (offset + tokens)]
-        return rows_NH.view(self._streams, tokens, -1), sums
+        return self._states.pop(request_id), sums
 
 
 def read_states(

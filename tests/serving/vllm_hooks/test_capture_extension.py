@@ -158,7 +158,7 @@ def test_the_next_batch_is_prefilled_while_the_states_of_one_are_read(
     name, first, _ = next(reading)
     ahead = engine._ahead
     assert ahead is not None and ahead.exception(timeout=60) is None  # without another row read
-    while not list(engine._scratch.glob("*.bf16")):
+    while not list(engine._scratch.glob("*.pt")):
         time.sleep(0.01)
     # Bounded: the file that is being read is gone, and one batch is ahead.
     assert len(list(engine._scratch.iterdir())) == 1
@@ -183,10 +183,10 @@ def test_an_engine_whose_states_were_left_halfway_serves_the_next_call(
 
 
 def test_states_that_cannot_be_written_end_the_capture_with_the_reason(tmp_path: Path) -> None:
-    path = tmp_path / "states.bf16"
+    path = tmp_path / "states.pt"
     path.with_suffix(PART).mkdir()  # in place of a full disk
-    index = {"path": str(path), "streams": 1, "hidden_size": 2, "requests": {}}
-    write_states(path, [torch.zeros(3, 2, dtype=torch.bfloat16)])
+    index = {"path": str(path), "requests": {}}
+    write_states(path, {"a": torch.zeros(3, 2, dtype=torch.bfloat16)})
     with pytest.raises(OutriderError, match="the states were not written"):
         read_states([None, index])
 
