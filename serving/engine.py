@@ -202,9 +202,10 @@ class Engine:
             core.ensure_alive()
 
         def read() -> Iterator[State]:
-            states = read_states(index, check)
-            for (row_id, token_ids, *_), output in zip(rows, outputs, strict=True):
-                states_STH, sums = states.take(output.request_id, token_ids)
+            names = (output.request_id for output in outputs)
+            requests = zip(names, (row[1] for row in rows), strict=True)
+            states = read_states(index, requests, check)
+            for (row_id, *_), (states_STH, sums) in zip(rows, states, strict=True):
                 by_name = dict(zip(captured, states_STH, strict=True))
                 yield row_id, {name: by_name[name] for name in streams}, sums
 
@@ -222,10 +223,9 @@ class Engine:
 
         self._check_lengths(rows)
         self._settle()
+        outputs = self.llm.generate(_prompts(rows), _prefill_only(1), use_tqdm=False)
         results = []
-        for (row_id, token_ids), output in zip(
-            rows, self._generate(rows, _prefill_only(1)), strict=True
-        ):
+        for (row_id, token_ids), output in zip(rows, outputs, strict=True):
             positions = output.prompt_logprobs[1:]
             logprobs = [
                 position[token].logprob
@@ -256,10 +256,11 @@ class Engine:
             )
             for row in rows
         ]
-        return [list(output.outputs[0].token_ids) for output in self._generate(rows, sampling)]
+        outputs = self.llm.generate(_prompts(rows), sampling, use_tqdm=False)
+        return [list(output.outputs[0].token_ids) for output in outputs]
 
     def _together(self, rows: Sequence[Row], sampling: "list[SamplingParams]") -> list[Any]:
-        """As `_generate`, with the same batches in every engine and at every time.
+        """As `llm.generate`, with the same batches in every engine and at every time.
 
         The engine starts to compute when it has all rows. Otherwise its first batches depend on how
         fast they arrive, and bf16 results on the batch.
@@ -270,11 +271,6 @@ class Engine:
         finally:
             self.llm.wake_up(tags=["scheduling"])
         return self.llm.wait_for_completion(use_tqdm=False)
-
-    def _generate(
-        self, rows: Sequence[Row], sampling: "SamplingParams | list[SamplingParams]"
-    ) -> list[Any]:
-        return self.llm.generate(_prompts(rows), sampling, use_tqdm=False)
 
     def _check_lengths(self, rows: Sequence[Row]) -> None:
         for row_id, token_ids, *_ in rows:

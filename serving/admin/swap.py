@@ -57,10 +57,7 @@ class Report(TypedDict):
     """What one worker drafts with, and how the last call went."""
 
     directory: str
-    kind: str
     digest: str
-    apply_s: float
-    """Seconds of the last load."""
     error: str | None
     """Why the speculator was not loaded, or taken back; None if it was."""
     broken: str | None

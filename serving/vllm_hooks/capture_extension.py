@@ -19,8 +19,8 @@ vLLM mixes `CaptureExtension` into its worker (`worker_extension_cls`); `Engine.
 
     llm.collective_rpc("capture_start", args=([2, 8, 13],))
     llm.generate(...)
-    states = read_states(llm.collective_rpc("capture_stop", args=(folder,)))
-    states_STH, sums_PC = states.take(request_id, token_ids)
+    index = llm.collective_rpc("capture_stop", args=(folder,))
+    for states_STH, sums_PC in read_states(index, [(request_id, token_ids)]): ...
 
 Shapes: S streams, the final norm's first and then by layer, T tokens of a prompt, N of a step, H
 hidden, C columns of scores in P parts of a completion.
@@ -32,7 +32,7 @@ import os
 import threading
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -266,36 +266,16 @@ def write_states(path: Path, states: dict[str, torch.Tensor]) -> None:
             path.with_suffix(FAILED).write_text(str(error), encoding="utf-8")
 
 
-class States:
-    """The states of a batch of requests, mapped from the worker's file."""
-
-    def __init__(self, index: dict[str, Any]) -> None:
-        self._requests = index["requests"]
-        self._states = torch.load(index["path"], mmap=True)
-
-    def take(
-        self, request_id: str, token_ids: Sequence[int]
-    ) -> tuple[torch.Tensor, list[list[float]] | None]:
-        """States [S, T, H] of a request of `LLM.generate`, and its claim's sums [2, C] if any.
-
-        An `OutriderError` where the request had other tokens than `token_ids`.
-        """
-        digest, sums = self._requests.pop(request_id)
-        if digest != _digest(token_ids):
-            raise OutriderError(
-                f"captured request {request_id}: the engine prefilled other tokens than it was"
-                " given; this vLLM numbers its requests in a way that Outrider does not know"
-            )
-        return self._states.pop(request_id), sums
-
-
 def read_states(
-    results: Sequence[dict[str, Any] | None], check: Callable[[], object] = lambda: None
-) -> States:
-    """Maps and removes the file of `capture_stop`, once the worker has written it.
+    results: Sequence[dict[str, Any] | None],
+    requests: Iterable[tuple[str, Sequence[int]]],
+    check: Callable[[], object] = lambda: None,
+) -> Iterator[tuple[torch.Tensor, list[list[float]] | None]]:
+    """States [S, T, H] of requests of `LLM.generate`, and their claims' sums [2, C] if any.
 
-    `results` are those of all ranks. `check` is called while waiting; it raises if the engine has
-    ended.
+    `results` are those of `capture_stop` on all ranks, `requests` ids and token ids. The file is
+    mapped and removed once the worker has written it; `check` is called while waiting, and raises
+    if the engine has ended. An `OutriderError` where a request had other tokens.
     """
     index = next(result for result in results if result is not None)
     path = Path(index["path"])
@@ -305,9 +285,17 @@ def read_states(
         check()
         time.sleep(POLL_S)
     try:
-        return States(index)
+        states = torch.load(path, mmap=True)
     finally:
         path.unlink()
+    for request_id, token_ids in requests:
+        digest, sums = index["requests"][request_id]
+        if digest != _digest(token_ids):
+            raise OutriderError(
+                f"captured request {request_id}: the engine prefilled other tokens than it was"
+                " given; this vLLM numbers its requests in a way that Outrider does not know"
+            )
+        yield states.pop(request_id), sums
 
 
 def external_id(request_id: str) -> str:

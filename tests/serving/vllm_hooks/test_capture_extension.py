@@ -188,7 +188,7 @@ def test_states_that_cannot_be_written_end_the_capture_with_the_reason(tmp_path:
     index = {"path": str(path), "requests": {}}
     write_states(path, {"a": torch.zeros(3, 2, dtype=torch.bfloat16)})
     with pytest.raises(OutriderError, match="the states were not written"):
-        read_states([None, index])
+        next(read_states([None, index], []))
 
 
 def test_chunks_and_a_restart_after_preemption_fill_every_stream_once() -> None:

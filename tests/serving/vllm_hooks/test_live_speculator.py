@@ -74,7 +74,7 @@ class Engine:
         await self.call(method)
         if method == "speculator_load":
             self.digest = more[-1]["digest"]
-        report = {"digest": self.digest, "kind": "mtp", "directory": "/r", "apply_s": 0.0}
+        report = {"digest": self.digest, "directory": "/r"}
         return [[report | {"error": None, "broken": self.broken}]]
 
     async def pause_generation(self, **_: Any) -> None:
