@@ -235,7 +235,6 @@ def release_files(directory: Path, root: Path, digest: str) -> tuple[FileStates,
     link there, for files that are links, are not listed in bundle.json or differ from it, and where
     bundle.json's list does not have this `digest` (bundle_digest.py).
     """
-    directory, root = Path(directory), Path(root)
     if not directory.is_absolute() or ".." in directory.parts:
         raise OutriderError(f"{directory}: expected an absolute path without `..`")
     if root not in directory.parents:

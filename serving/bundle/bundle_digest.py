@@ -58,14 +58,13 @@ def bundle_digest(directory: Path) -> str:
     """
     files = check_files(directory)
     for name, digest in files.items():
-        if file_digest(Path(directory) / name) != digest:
-            raise _changed(Path(directory) / name, "another SHA-256")
+        if file_digest(directory / name) != digest:
+            raise _changed(directory / name, "another SHA-256")
     return value_digest(sorted([name, digest] for name, digest in files.items()))
 
 
 def read_manifest(directory: Path) -> dict[str, Any]:
     """bundle.json of a directory; an `OutriderError` for another version."""
-    directory = Path(directory)
     if not directory.is_dir():
         raise OutriderError(
             f"{directory}: no such folder; give the bundle that export-speculator wrote"
@@ -89,7 +88,6 @@ def check_files(directory: Path) -> dict[str, str]:
     An `OutriderError` for a file that is missing, a link, no regular file, of another size, or not
     in bundle.json: vLLM would load it.
     """
-    directory = Path(directory)
     manifest = read_manifest(directory)
     for name, size in manifest["sizes"].items():
         if (found := _size(directory, name)) != size:
