@@ -1,11 +1,10 @@
 """The files of an export bundle: which there may be, how large they are, and their one digest.
 
-    manifest = read_manifest(directory)
-    files = listed_files(manifest, directory)    # {name: SHA-256}, before anything is downloaded
+    manifest = read_manifest(directory)          # its list is checked before any download
     check_files(directory)                       # plain files of the listed sizes, and no others
     bundle_digest(directory)                     # and their content
 
-A bundle is data from outside. Every reader and every download checks the list with `listed_files`.
+A bundle is data from outside. Every reader and every download checks its list.
 """
 
 import os
@@ -64,7 +63,7 @@ def bundle_digest(directory: Path) -> str:
 
 
 def read_manifest(directory: Path) -> dict[str, Any]:
-    """bundle.json of a directory; an `OutriderError` for another version."""
+    """bundle.json of a directory; an `OutriderError` for another version or a wrong list."""
     if not directory.is_dir():
         raise OutriderError(
             f"{directory}: no such folder; give the bundle that export-speculator wrote"
@@ -72,14 +71,14 @@ def read_manifest(directory: Path) -> dict[str, Any]:
     path = directory / MANIFEST
     if os.path.lexists(path) and _size(directory, MANIFEST) > MANIFEST_LIMIT:
         raise OutriderError(f"{path}: larger than {MANIFEST_LIMIT} bytes; export again")
-    manifest = read_json(path)
-    if isinstance(manifest, dict) and manifest.get("version") != VERSION:
+    manifest: dict[str, Any] = read_json(path)  # or what a hostile file has
+    version = manifest.get("version") if isinstance(manifest, dict) else None
+    if version != VERSION:
         raise OutriderError(
-            f"{path}: version {manifest.get('version')}, but this Outrider reads version"
-            f" {VERSION}; export again"
+            f"{path}: version {version}, but this Outrider reads version {VERSION}; export again"
         )
-    listed_files(manifest, directory)
-    return dict(manifest)
+    _check_list(manifest, path)
+    return manifest
 
 
 def check_files(directory: Path) -> dict[str, str]:
@@ -105,15 +104,13 @@ def check_files(directory: Path) -> dict[str, str]:
     return files
 
 
-def listed_files(manifest: Any, directory: Path) -> dict[str, str]:
-    """{file name: SHA-256} of bundle.json; an `OutriderError` for names outside of the bundle.
+def _check_list(manifest: dict[str, Any], path: Path) -> None:
+    """An `OutriderError` for names outside of the bundle, and for wrong digests or sizes.
 
     Names are relative and normalised, of letters, digits and `_.+-`. Every file has a size, and
     their sum is below `TOTAL_LIMIT`.
     """
-    manifest = manifest if isinstance(manifest, dict) else {}
     files, sizes = manifest.get("files"), manifest.get("sizes")
-    path = directory / MANIFEST
     if not isinstance(files, dict) or not 0 < len(files) <= FILES_LIMIT:
         raise OutriderError(f"{path}: files: expected the SHA-256 of each file; export again")
     for name, digest in files.items():
@@ -131,7 +128,6 @@ def listed_files(manifest: Any, directory: Path) -> dict[str, str]:
             raise OutriderError(f"{path}: sizes: {name}: {size!r} is not a number of bytes")
     if sum(sizes.values()) > TOTAL_LIMIT:
         raise OutriderError(f"{path}: sizes: {sum(sizes.values())} bytes, above {TOTAL_LIMIT}")
-    return dict(files)
 
 
 def _size(directory: Path, name: str) -> int:
