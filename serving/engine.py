@@ -223,7 +223,7 @@ class Engine:
 
         self._check_lengths(rows)
         self._settle()
-        outputs = self.llm.generate(_prompts(rows), _prefill_only(1), use_tqdm=False)
+        outputs: list[Any] = self.llm.generate(_prompts(rows), _prefill_only(1), use_tqdm=False)
         results = []
         for (row_id, token_ids), output in zip(rows, outputs, strict=True):
             positions = output.prompt_logprobs[1:]
