@@ -279,5 +279,22 @@ def signal_handlers(
             signal.signal(number, before)
 
 
+@contextlib.contextmanager
+def changed_environment(
+    variables: Mapping[str, str], restored: Sequence[str] = ()
+) -> Iterator[None]:
+    """This process's variables inside; what they and `restored` were comes back afterwards."""
+    before = {name: os.environ.get(name) for name in (*variables, *restored)}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
 if __name__ == "__main__":
     guard(*sys.argv[1:])

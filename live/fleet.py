@@ -85,7 +85,7 @@ class Fleet:
             watch_of(release, self.endpoint.policy) if watched else None,
             expected=seen.digest,
         )
-        times = {"read_s": done.read_s, "apply_s": done.apply_s, "stall_s": done.stall_s}
+        times = {"read_s": done.read_s, "stall_s": done.stall_s}
         self.journal.append("swapped", replica=name, release=release.name, **times)
         self.say(
             f"{name}: release {release.name}, read in {done.read_s:.2f} s,"

@@ -194,10 +194,6 @@ class ServingConfig(BaseModel):
     engine: EngineConfig = Field(default_factory=EngineConfig)
     """The engine's settings."""
 
-    def with_engine(self, **settings: Any) -> "ServingConfig":
-        """A copy with other engine settings."""
-        return self.model_copy(update={"engine": self.engine.model_copy(update=settings)})
-
 
 def _download(model: str, revision: str | None, **which: Any) -> Path:
     from huggingface_hub import snapshot_download

@@ -8,7 +8,6 @@ It reads hidden states, so it cannot have every setting of a server (`in_process
 """
 
 import contextlib
-import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from outrider.common.errors import OutriderError
-from outrider.common.process_tree import ProcessTree
+from outrider.common.process_tree import ProcessTree, changed_environment
 from outrider.common.threads import in_daemon_thread
 from outrider.serving.admin.swap import swap_directory
 from outrider.serving.config import EngineConfig, TargetConfig
@@ -203,9 +202,10 @@ class Engine:
             core.ensure_alive()
 
         def read() -> Iterator[State]:
-            states = read_states(index, check)
-            for (row_id, token_ids, *_), output in zip(rows, outputs, strict=True):
-                states_STH, sums = states.take(output.request_id, token_ids)
+            names = (output.request_id for output in outputs)
+            requests = zip(names, (row[1] for row in rows), strict=True)
+            states = read_states(index, requests, check)
+            for (row_id, *_), (states_STH, sums) in zip(rows, states, strict=True):
                 by_name = dict(zip(captured, states_STH, strict=True))
                 yield row_id, {name: by_name[name] for name in streams}, sums
 
@@ -223,10 +223,9 @@ class Engine:
 
         self._check_lengths(rows)
         self._settle()
+        outputs: list[Any] = self.llm.generate(_prompts(rows), _prefill_only(1), use_tqdm=False)
         results = []
-        for (row_id, token_ids), output in zip(
-            rows, self._generate(rows, _prefill_only(1)), strict=True
-        ):
+        for (row_id, token_ids), output in zip(rows, outputs, strict=True):
             positions = output.prompt_logprobs[1:]
             logprobs = [
                 position[token].logprob
@@ -257,10 +256,11 @@ class Engine:
             )
             for row in rows
         ]
-        return [list(output.outputs[0].token_ids) for output in self._generate(rows, sampling)]
+        outputs = self.llm.generate(_prompts(rows), sampling, use_tqdm=False)
+        return [list(output.outputs[0].token_ids) for output in outputs]
 
     def _together(self, rows: Sequence[Row], sampling: "list[SamplingParams]") -> list[Any]:
-        """As `_generate`, with the same batches in every engine and at every time.
+        """As `llm.generate`, with the same batches in every engine and at every time.
 
         The engine starts to compute when it has all rows. Otherwise its first batches depend on how
         fast they arrive, and bf16 results on the batch.
@@ -271,11 +271,6 @@ class Engine:
         finally:
             self.llm.wake_up(tags=["scheduling"])
         return self.llm.wait_for_completion(use_tqdm=False)
-
-    def _generate(
-        self, rows: Sequence[Row], sampling: "SamplingParams | list[SamplingParams]"
-    ) -> list[Any]:
-        return self.llm.generate(_prompts(rows), sampling, use_tqdm=False)
 
     def _check_lengths(self, rows: Sequence[Row]) -> None:
         for row_id, token_ids, *_ in rows:
@@ -308,7 +303,7 @@ def open_engine(
         tempfile.TemporaryDirectory(dir=scratch, prefix="outrider-") as folder,
     ):
         variables = start_environment(target.directory()) | engine_environment(engine)
-        with _environment(variables | tree.environment):
+        with changed_environment(variables | tree.environment):
             from vllm import LLM
 
             register()  # vLLM does it once in a process: perhaps in another environment
@@ -353,17 +348,3 @@ def batches(rows: Iterable[SomeRow], batch_tokens: int) -> Iterator[list[SomeRow
         tokens += len(row[1])
     if batch:
         yield batch
-
-
-@contextlib.contextmanager
-def _environment(variables: dict[str, str]) -> Iterator[None]:
-    before = {name: os.environ.get(name) for name in variables}
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value

@@ -13,7 +13,6 @@ block per line of its input.
 import argparse
 import asyncio
 import contextlib
-import itertools
 import json
 import os
 import sys
@@ -122,10 +121,6 @@ class LoadGenerator:
         `arrivals` must be non-decreasing. Requests beyond the server's capacity queue there, and
         the wait is part of the time to first token.
         """
-        if len(arrivals) != len(prompts) or any(
-            later < earlier for earlier, later in itertools.pairwise(arrivals)
-        ):
-            raise ValueError("run_timed: arrivals must be non-decreasing, one per prompt")
         return self._run(url, prompts, sampling, max_tokens, None, list(arrivals))
 
     def _run(

@@ -82,20 +82,18 @@ class Server:
         )
 
     def start(self) -> None:
-        """Starts the processes and returns.
+        """Starts the processes and returns when the server is healthy.
 
-        `wait` is separate, so that several servers can start at the same time.
+        An `OutriderError` with the log's first error, if it ends before or takes too long.
         """
         self._child = Child(
             self.command, self.log_path, "vllm serve", os.environ | self._environment
         )
-
-    def wait(self) -> None:
-        """Returns when the server is healthy.
-
-        An `OutriderError` with the log's first error, if it ends before or takes too long.
-        """
-        self._child.wait_until(self._healthy, start_limit_s(self._checkpoint), root_error)
+        try:
+            self._child.wait_until(self._healthy, start_limit_s(self._checkpoint), root_error)
+        except BaseException:
+            self.stop()
+            raise
 
     def stop(self) -> None:
         """Ends the server: SIGTERM, so that vLLM frees its shared memory, then SIGKILL."""
@@ -103,11 +101,6 @@ class Server:
 
     def __enter__(self) -> "Server":
         self.start()
-        try:
-            self.wait()
-        except BaseException:
-            self.stop()
-            raise
         return self
 
     def __exit__(self, *_: object) -> None:

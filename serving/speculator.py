@@ -164,13 +164,12 @@ def served_base(base_dir: Path, target_dir: Path, cache: Path) -> Path:
     11.6 GB. The copy is named by the content of the layer's shards, so runs on the same target
     share it.
     """
-    base_dir, target_dir = Path(base_dir), Path(target_dir)
     if base_dir.resolve() != target_dir.resolve():
         return base_dir
     kind, layout = trainable_kind_of(target_dir), read_layout(target_dir)
     shards = layout.files(kind.native_tensors(layout))
     files = [target_dir / "config.json", *(target_dir / shard for shard in shards)]
-    copy = Path(cache) / f"{kind.name}-{sampled_digest(files)[:16]}"
+    copy = cache / f"{kind.name}-{sampled_digest(files)[:16]}"
     if not (copy / "config.json").is_file():  # published whole
         copy.parent.mkdir(parents=True, exist_ok=True)
         kind.write((), Origin(target_dir, target_dir), copy)

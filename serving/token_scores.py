@@ -82,12 +82,11 @@ def token_scores(
     token_N: Tensor,
     temperature_N: Tensor,
     top_p_N: Tensor,
-    top_k_N: Tensor | None = None,
+    top_k_N: Tensor,
 ) -> Tensor:
     """float32 [N, C]: a row for each position, a column for each name in COLUMNS."""
     vocabulary = logits_NV.shape[-1]
-    top_k_N = torch.zeros_like(token_N) if top_k_N is None else top_k_N.long()
-    top_k_N = torch.where(top_k_N > 0, top_k_N, vocabulary).clamp(max=vocabulary)
+    top_k_N = torch.where(top_k_N > 0, top_k_N.long(), vocabulary).clamp(max=vocabulary)
     best_N1 = logits_NV.amax(-1, keepdim=True).float()
     logits_NV = logits_NV.float() - best_N1  # at most 0, so that no exponential overflows
     x_N = logits_NV.gather(-1, token_N[:, None])[:, 0]

@@ -93,12 +93,11 @@ def engine_arguments(
         "enable_prefix_caching": False,
         "disable_log_stats": False,
     }
-    for name, value, default in (
-        ("pipeline_parallel_size", engine.pipeline_parallel, 1),
-        ("data_parallel_size", engine.data_parallel, 1),
-    ):
-        if value != default:
-            arguments[name] = value
+    parallel = {
+        "pipeline_parallel_size": engine.pipeline_parallel,
+        "data_parallel_size": engine.data_parallel,
+    }
+    arguments |= {name: size for name, size in parallel.items() if size > 1}
     arguments |= engine.extra_arguments
     if on_cpu:
         custom_ops = {"custom_ops": ["all", "-rotary_embedding"]}

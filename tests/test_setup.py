@@ -75,97 +75,69 @@ def virtual_environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-class Checkout:
-    """A scratch checkout with setup.sh, and the general package index next to it."""
-
-    def __init__(self, folder: Path, virtual_environment: Path) -> None:
-        self.folder = folder
-        self.root = folder / "checkout"
-        requirements = self.root / "requirements"
-        requirements.mkdir(parents=True)
-        shutil.copy(ROOT / "requirements" / "setup.sh", requirements)
-        shutil.copytree(virtual_environment, self.root / ".venv", symlinks=True)
-        (requirements / "cpu.txt").write_text("extra==2.0\ntorch==1.0+cpu\n")
-        (requirements / "overrides-cpu.txt").write_text("torch==1.0+cpu\n")
-        (requirements / "gpu.txt").write_text("extra==2.0\ntorch==1.0\n")
-        (requirements / "common.in").write_text("extra\n")
-        (self.root / "pyproject.toml").write_text(PYPROJECT)
-        (self.root / "backend.py").write_text(BACKEND)
-        write_wheel(self.root, "checkout", "1.0", "checkout")
-        # No GPU, whatever this machine has.
-        self.commands = folder / "bin"
-        self.commands.mkdir()
-        self.nvidia_smi("exit 1")
-        self.general = write_index(
-            folder / "general",
-            ("uv", UV_VERSION),
-            ("torch", "1.0"),
-            ("extra", "2.0"),
-            code={"uv": START_UV.format(path=find_uv_bin())},
-        )
-
-    def set_up(self, pytorch: str, **variables: str) -> subprocess.CompletedProcess[str]:
-        """The script's result; `pytorch` replaces the address of PyTorch's CPU index."""
-        return self.run(["sh", "requirements/setup.sh"], PYTORCH_CPU_INDEX=pytorch, **variables)
-
-    def run(self, command: list[str], **variables: str) -> subprocess.CompletedProcess[str]:
-        """A command in the checkout, with the local folders for all package indexes."""
-        kept = {k: v for k, v in os.environ.items() if not k.startswith(("PIP_", "UV_"))}
-        environment = kept | {
-            "PATH": f"{self.commands}{os.pathsep}{os.environ['PATH']}",
-            "PYTHON": sys.executable,
-            "PIP_CONFIG_FILE": os.devnull,
-            "PIP_DISABLE_PIP_VERSION_CHECK": "1",
-            "PIP_INDEX_URL": self.general,
-            "UV_CACHE_DIR": str(self.folder / "cache"),
-            "UV_NO_CONFIG": "1",
-            "UV_OFFLINE": "1",
-        }
-        return subprocess.run(
-            command,
-            cwd=self.root,
-            env=environment | variables,
-            text=True,
-            capture_output=True,
-            timeout=120,
-        )
-
-    def nvidia_smi(self, script: str) -> None:
-        """What `nvidia-smi` does."""
-        (self.commands / "nvidia-smi").write_text(f"#!/bin/sh\n{script}\n")
-        (self.commands / "nvidia-smi").chmod(0o755)
-
-    def origin(self, name: str) -> str:
-        """Where an installed package came from."""
-        [path] = (self.root / ".venv").glob(f"lib/python*/site-packages/{name}.py")
-        return path.read_text().split("'")[1]
-
-
 @pytest.fixture
-def checkout(tmp_path: Path, virtual_environment: Path) -> Checkout:
-    return Checkout(tmp_path, virtual_environment)
+def root(tmp_path: Path, virtual_environment: Path) -> Path:
+    """A scratch checkout with setup.sh."""
+    root = tmp_path / "checkout"
+    requirements = root / "requirements"
+    requirements.mkdir(parents=True)
+    shutil.copy(ROOT / "requirements" / "setup.sh", requirements)
+    shutil.copytree(virtual_environment, root / ".venv", symlinks=True)
+    (requirements / "cpu.txt").write_text("extra==2.0\ntorch==1.0+cpu\n")
+    (requirements / "overrides-cpu.txt").write_text("torch==1.0+cpu\n")
+    (requirements / "gpu.txt").write_text("extra==2.0\ntorch==1.0\n")
+    (requirements / "common.in").write_text("extra\n")
+    (root / "pyproject.toml").write_text(PYPROJECT)
+    (root / "backend.py").write_text(BACKEND)
+    write_wheel(root, "checkout", "1.0", "checkout")
+    # No GPU, whatever this machine has.
+    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\nexit 1\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    general = [("uv", UV_VERSION), ("torch", "1.0"), ("extra", "2.0")]
+    write_index(tmp_path / "general", *general, code={"uv": START_UV.format(path=find_uv_bin())})
+    return root
 
 
-def test_without_a_named_source_torch_comes_from_pytorch(checkout: Checkout) -> None:
-    pytorch = write_index(checkout.folder / "pytorch", ("torch", "1.0+cpu"), ("extra", "2.0"))
-    done = checkout.set_up(pytorch)
+def set_up(root: Path, pytorch: str) -> subprocess.CompletedProcess[str]:
+    """The script's result, with local folders for all package indexes."""
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("PIP_", "UV_"))}
+    environment = kept | {
+        "PATH": f"{root.parent}{os.pathsep}{os.environ['PATH']}",
+        "PYTHON": sys.executable,
+        "PIP_CONFIG_FILE": os.devnull,
+        "PIP_DISABLE_PIP_VERSION_CHECK": "1",
+        "PIP_INDEX_URL": (root.parent / "general").as_uri(),
+        "PYTORCH_CPU_INDEX": pytorch,
+        "UV_CACHE_DIR": str(root.parent / "cache"),
+        "UV_NO_CONFIG": "1",
+        "UV_OFFLINE": "1",
+    }
+    command = ["sh", "requirements/setup.sh"]
+    return subprocess.run(
+        command, cwd=root, env=environment, text=True, capture_output=True, timeout=120
+    )
+
+
+def test_without_a_named_source_torch_comes_from_pytorch(root: Path) -> None:
+    pytorch = write_index(root.parent / "pytorch", ("torch", "1.0+cpu"), ("extra", "2.0"))
+    done = set_up(root, pytorch)
     assert done.returncode == 0, done.stderr
     first, notice, _ = done.stdout.splitlines()
     assert first.startswith("set-up: cpu packages")
     assert "torch==1.0+cpu" in notice and pytorch in notice
-    assert checkout.origin("torch") == "pytorch"
     # PyTorch's index has other packages too. They come from the general index all the same.
-    assert checkout.origin("extra") == "general"
-    assert checkout.origin("checkout") == "checkout"
+    for name, origin in (("torch", "pytorch"), ("extra", "general"), ("checkout", "checkout")):
+        [path] = (root / ".venv").glob(f"lib/python*/site-packages/{name}.py")
+        assert path.read_text().split("'")[1] == origin
 
-    again = checkout.set_up(pytorch)
+    again = set_up(root, pytorch)
     assert (again.returncode, again.stdout) == (0, "")
 
 
-def test_torch_that_is_nowhere_is_an_error_with_the_fix(checkout: Checkout) -> None:
-    pytorch = write_index(checkout.folder / "pytorch", ("extra", "2.0"))
-    done = checkout.set_up(pytorch)
+def test_torch_that_is_nowhere_is_an_error_with_the_fix(root: Path) -> None:
+    pytorch = write_index(root.parent / "pytorch", ("extra", "2.0"))
+    done = set_up(root, pytorch)
     assert done.returncode == 1
     assert f"torch==1.0+cpu could not be installed from {pytorch}" in done.stderr
     assert "PIP_FIND_LINKS" in done.stderr and "PIP_EXTRA_INDEX_URL" in done.stderr
-    assert not (checkout.root / ".venv" / ".outrider-setup").exists()
+    assert not (root / ".venv" / ".outrider-setup").exists()

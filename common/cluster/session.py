@@ -30,7 +30,7 @@ from typing import Any
 
 from outrider.common.cluster.config import ClusterConfig
 from outrider.common.errors import OutriderError
-from outrider.common.process_tree import ProcessTree
+from outrider.common.process_tree import ProcessTree, changed_environment
 
 LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 """Environment variable: 0 keeps Ray on the loopback device, as on those systems."""
@@ -212,7 +212,11 @@ def _private_folder() -> Iterator[Path]:
     in_memory = MEMORY_FILES if os.access(MEMORY_FILES, os.W_OK) else None
     # Short: the path of a Unix socket below it has at most 107 bytes.
     folder = Path(tempfile.mkdtemp(prefix="outrider-", dir=in_memory))
-    with ProcessTree(folder=folder) as tree, _environment(_SETTINGS | tree.environment):
+    with (
+        ProcessTree(folder=folder) as tree,
+        # Ray sets the last one when it starts a cluster.
+        changed_environment(_SETTINGS | tree.environment, ["RAY_AUTH_MODE"]),
+    ):
         yield folder
 
 
@@ -260,18 +264,3 @@ def check_nodes() -> None:
             f"nodes of the cluster differ from this one ({ours}): {'; '.join(wrong)};"
             " install the same outrider there and start Ray again on those nodes"
         )
-
-
-@contextlib.contextmanager
-def _environment(variables: dict[str, str]) -> Iterator[None]:
-    # Ray sets the last one when it starts a cluster.
-    before = {name: os.environ.get(name) for name in (*variables, "RAY_AUTH_MODE")}
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value

@@ -149,7 +149,6 @@ class Servers:
         running = self._up[name] = _Running(server, numbers, file, speculator.directory)
         print(f"starting the server {self._mode}_{name}", file=sys.stderr, flush=True)
         server.start()
-        server.wait()
         self._warm_up(server)
         return running
 

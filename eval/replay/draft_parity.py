@@ -92,13 +92,12 @@ def record(
     from vllm import SamplingParams
     from vllm.inputs import TokensPrompt
 
-    from outrider.serving.vllm_hooks.draft_recorder import recorded
-
     greedy = SamplingParams(temperature=0.0, max_tokens=max_tokens, detokenize=False)
     wanted = [TokensPrompt(prompt_token_ids=list(prompt)) for prompt in prompts]
     engine.llm.collective_rpc("drafts_start")
     outputs = engine.llm.generate(wanted, greedy, use_tqdm=False)
-    records = recorded(engine.llm.collective_rpc("drafts_stop"))
+    of_ranks = engine.llm.collective_rpc("drafts_stop")
+    records = next(records for records in of_ranks if records is not None)
     rows = [
         [*prompt, *output.outputs[0].token_ids]
         for prompt, output in zip(prompts, outputs, strict=True)

@@ -135,9 +135,10 @@ def _verify(
     from outrider.eval.bench.prompts import evaluation_prompts
     from outrider.serving.bundle.bundle import verify_bundle
     from outrider.serving.client import Sampling
+    from outrider.serving.config import ServingConfig
 
     mode = recipe.eval.engine_modes[0]
-    serving = recipe.serving.with_engine(mode=mode)
+    serving = ServingConfig(engine=recipe.serving.engine.model_copy(update={"mode": mode}))
     heldout = load_sequences(run.sequences, parts_in_use(run)["heldout"])
     prompts, _ = evaluation_prompts(heldout, recipe.eval, serving)
     expected = results.verification.modes[mode].greedy_acceptance_length.custom

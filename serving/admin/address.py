@@ -116,8 +116,4 @@ class _UnixConnection(http.client.HTTPConnection):
     def connect(self) -> None:
         self.sock = socket.socket(socket.AF_UNIX)
         self.sock.settimeout(self.timeout)
-        try:
-            self.sock.connect(self._path)
-        except BaseException:
-            self.close()
-            raise
+        self.sock.connect(self._path)

@@ -44,11 +44,6 @@ def live_environment(roots: Sequence[Path], admin: str, token_file: Path) -> dic
     }
 
 
-def release_roots() -> list[Path]:
-    """The roots that this process was started with."""
-    return [Path(root) for root in os.environ.get(ROOTS, "").split(os.pathsep) if root]
-
-
 def admin_token(path: Path) -> str:
     """The token in a private file. The first process that needs it writes it."""
     try:

@@ -96,8 +96,6 @@ class SwapResult:
     version: str
     read_s: float
     """Seconds to read and check the files; the engine may have been answering meanwhile."""
-    apply_s: float
-    """Seconds to load the weights, while the engine was paused."""
     stall_s: float
     """Seconds of the swap, with the pause and any clearing of caches: the longest time in which no
     request got a token."""

@@ -1,11 +1,10 @@
 """The files of an export bundle: which there may be, how large they are, and their one digest.
 
-    manifest = read_manifest(directory)
-    files = listed_files(manifest, directory)    # {name: SHA-256}, before anything is downloaded
+    manifest = read_manifest(directory)          # its list is checked before any download
     check_files(directory)                       # plain files of the listed sizes, and no others
     bundle_digest(directory)                     # and their content
 
-A bundle is data from outside. Every reader and every download checks the list with `listed_files`.
+A bundle is data from outside. Every reader and every download checks its list.
 """
 
 import os
@@ -58,14 +57,13 @@ def bundle_digest(directory: Path) -> str:
     """
     files = check_files(directory)
     for name, digest in files.items():
-        if file_digest(Path(directory) / name) != digest:
-            raise _changed(Path(directory) / name, "another SHA-256")
+        if file_digest(directory / name) != digest:
+            raise _changed(directory / name, "another SHA-256")
     return value_digest(sorted([name, digest] for name, digest in files.items()))
 
 
 def read_manifest(directory: Path) -> dict[str, Any]:
-    """bundle.json of a directory; an `OutriderError` for another version."""
-    directory = Path(directory)
+    """bundle.json of a directory; an `OutriderError` for another version or a wrong list."""
     if not directory.is_dir():
         raise OutriderError(
             f"{directory}: no such folder; give the bundle that export-speculator wrote"
@@ -73,14 +71,14 @@ def read_manifest(directory: Path) -> dict[str, Any]:
     path = directory / MANIFEST
     if os.path.lexists(path) and _size(directory, MANIFEST) > MANIFEST_LIMIT:
         raise OutriderError(f"{path}: larger than {MANIFEST_LIMIT} bytes; export again")
-    manifest = read_json(path)
-    if isinstance(manifest, dict) and manifest.get("version") != VERSION:
+    manifest: dict[str, Any] = read_json(path)  # or what a hostile file has
+    version = manifest.get("version") if isinstance(manifest, dict) else None
+    if version != VERSION:
         raise OutriderError(
-            f"{path}: version {manifest.get('version')}, but this Outrider reads version"
-            f" {VERSION}; export again"
+            f"{path}: version {version}, but this Outrider reads version {VERSION}; export again"
         )
-    listed_files(manifest, directory)
-    return dict(manifest)
+    _check_list(manifest, path)
+    return manifest
 
 
 def check_files(directory: Path) -> dict[str, str]:
@@ -89,7 +87,6 @@ def check_files(directory: Path) -> dict[str, str]:
     An `OutriderError` for a file that is missing, a link, no regular file, of another size, or not
     in bundle.json: vLLM would load it.
     """
-    directory = Path(directory)
     manifest = read_manifest(directory)
     for name, size in manifest["sizes"].items():
         if (found := _size(directory, name)) != size:
@@ -107,15 +104,13 @@ def check_files(directory: Path) -> dict[str, str]:
     return files
 
 
-def listed_files(manifest: Any, directory: Path) -> dict[str, str]:
-    """{file name: SHA-256} of bundle.json; an `OutriderError` for names outside of the bundle.
+def _check_list(manifest: dict[str, Any], path: Path) -> None:
+    """An `OutriderError` for names outside of the bundle, and for wrong digests or sizes.
 
     Names are relative and normalised, of letters, digits and `_.+-`. Every file has a size, and
     their sum is below `TOTAL_LIMIT`.
     """
-    manifest = manifest if isinstance(manifest, dict) else {}
     files, sizes = manifest.get("files"), manifest.get("sizes")
-    path = directory / MANIFEST
     if not isinstance(files, dict) or not 0 < len(files) <= FILES_LIMIT:
         raise OutriderError(f"{path}: files: expected the SHA-256 of each file; export again")
     for name, digest in files.items():
@@ -133,7 +128,6 @@ def listed_files(manifest: Any, directory: Path) -> dict[str, str]:
             raise OutriderError(f"{path}: sizes: {name}: {size!r} is not a number of bytes")
     if sum(sizes.values()) > TOTAL_LIMIT:
         raise OutriderError(f"{path}: sizes: {sum(sizes.values())} bytes, above {TOTAL_LIMIT}")
-    return dict(files)
 
 
 def _size(directory: Path, name: str) -> int:

@@ -20,13 +20,13 @@ _CARD = """\
 A speculator ({{ kind }}) for `{{ served }}`: it drafts {{ manifest.num_speculative_tokens }} tokens per step, and the target verifies them, so the target's outputs keep their distribution. {% if trained %}It was trained on one endpoint's traffic by Outrider and is fast on such traffic; on other traffic it may draft worse than the target's own.{% else %}It has no weights: drafts are what followed the same tokens earlier in the request. On one endpoint's traffic no trained speculator was shown to be faster.{% endif %}
 
 
-{% if rows -%}
+{% if measured -%}
 ## Measured on held-out traffic
 
 | | base | this speculator | ratio [95 % CI] |
 |---|---|---|---|
-{% for row in rows -%}
-{{ row }}
+{% for name, digits, base, custom, ratio, interval in measured -%}
+| {{ name }} | {{ number(base, digits) }} | {{ number(custom, digits) }} | {{ number(ratio, 3) }}{% if interval %} [{{ number(interval[0], 3) }}, {{ number(interval[1], 3) }}]{% endif %} |
 {% endfor %}
 {% if evidence.k -%}
 Drafted tokens per step: base {{ "none" if evidence.k.base is none else evidence.k.base }}, this speculator {{ evidence.k.custom }}.
@@ -92,7 +92,8 @@ def model_card(bundle: Path, repository: str) -> str:
         trained="config.json" in manifest["files"],
         manifest=manifest,
         evidence={name: evidence.get(name) for name in _FROM_EVIDENCE},
-        rows=_rows(evidence),
+        measured=_measured(evidence),
+        number=lambda value, digits: "" if value is None else f"{value:.{digits}f}",
         exports=[f"export {name}={shlex.quote(value)}" for name, value in variables],
         command=" \\\n  ".join(map(shlex.join, groups)),
     )
@@ -101,29 +102,16 @@ def model_card(bundle: Path, repository: str) -> str:
 _FROM_EVIDENCE = ("k", "verdict", "reason", "recipe_sha256", "report_sha256")
 
 
-def _rows(evidence: dict[str, Any]) -> list[str]:
-    """Rows of the table: tokens per step, and tokens/s at each mode and concurrency."""
-    rows = [_row("Tokens per step", evidence.get("acceptance_length"), 3)]
+def _measured(evidence: dict[str, Any]) -> list[tuple[Any, ...]]:
+    """Rows of the table: name, digits, base, custom, their ratio and its interval."""
+    length = evidence.get("acceptance_length") or {}
+    rows = [("Tokens per step", 3, *map(length.get, ("base", "custom", "ratio", "ratio_ci95")))]
+    columns = ("base", "custom", "custom_over_base", "custom_over_base_ci95")
     for mode, speeds in sorted((evidence.get("tokens_per_s") or {}).items()):
-        for concurrency, speed in sorted(speeds.items(), key=lambda row: int(row[0])):
-            speed = speed | {
-                "ratio": speed.get("custom_over_base"),
-                "ratio_ci95": speed.get("custom_over_base_ci95"),
-            }
-            rows.append(_row(f"Tokens/s, {mode}, {concurrency} at a time", speed, 1))
-    return [row for row in rows if row]
-
-
-def _row(name: str, values: dict[str, Any] | None, digits: int) -> str:
-    if not values or values.get("custom") is None:
-        return ""
-    base, custom, ratio, interval = (
-        values.get(key) for key in ("base", "custom", "ratio", "ratio_ci95")
-    )
-    between = f" [{interval[0]:.3f}, {interval[1]:.3f}]" if interval else ""
-    compared = "" if ratio is None else f"{ratio:.3f}{between}"
-    cells = ["" if value is None else f"{value:.{digits}f}" for value in (base, custom)]
-    return f"| {name} | {cells[0]} | {cells[1]} | {compared} |"
+        for concurrency in sorted(speeds, key=int):
+            name = f"Tokens/s, {mode}, {concurrency} at a time"
+            rows.append((name, 1, *map(speeds[concurrency].get, columns)))
+    return [row for row in rows if row[3] is not None]
 
 
 def hub_id(model: str) -> str | None:

@@ -29,7 +29,7 @@ from fastapi.responses import JSONResponse
 
 from outrider.common.errors import OutriderError
 from outrider.serving.admin.address import Address, address_of
-from outrider.serving.admin.live_flags import ADMIN, TOKEN_FILE, admin_token, release_roots
+from outrider.serving.admin.live_flags import ADMIN, ROOTS, TOKEN_FILE, admin_token
 from outrider.serving.admin.replica import REQUESTS, ROUTE, SwapOrder
 from outrider.serving.admin.swap import SpeculatorBroken, unswappable
 from outrider.serving.hooked import SWAP_EXTENSION
@@ -80,8 +80,9 @@ class AdminRoute:
         app = self.app(admin_token(Path(os.environ[TOKEN_FILE])))
         self._refusal = _refusal(client)
         if self._refusal is None:
+            roots = [Path(root) for root in os.environ.get(ROOTS, "").split(os.pathsep) if root]
             try:
-                self._live = LiveSpeculator(client, release_roots())
+                self._live = LiveSpeculator(client, roots)
             except Exception as error:  # the engine serves in any case
                 self._refusal = f"the speculator in use cannot be read, so not swapped: {error}"
         self._listener = asyncio.create_task(_listen(app, bound(address)))

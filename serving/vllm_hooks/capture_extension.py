@@ -19,8 +19,8 @@ vLLM mixes `CaptureExtension` into its worker (`worker_extension_cls`); `Engine.
 
     llm.collective_rpc("capture_start", args=([2, 8, 13],))
     llm.generate(...)
-    states = read_states(llm.collective_rpc("capture_stop", args=(folder,)))
-    states_STH, sums_PC = states.take(request_id, token_ids)
+    index = llm.collective_rpc("capture_stop", args=(folder,))
+    for states_STH, sums_PC in read_states(index, [(request_id, token_ids)]): ...
 
 Shapes: S streams, the final norm's first and then by layer, T tokens of a prompt, N of a step, H
 hidden, C columns of scores in P parts of a completion.
@@ -32,7 +32,7 @@ import os
 import threading
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -189,27 +189,19 @@ class CaptureExtension(SwapExtension):
         texts, self._capture_texts = self._capture_texts, {}
         if not prompts:  # another rank keeps the states
             return None
-        index: dict[str, Any] = {
-            "path": str(Path(folder) / f"{uuid.uuid4().hex}.bf16"),
-            "streams": 0,
-            "hidden_size": 0,
-            "requests": {},
-        }
-        offset = 0
+        path = Path(folder) / f"{uuid.uuid4().hex}.pt"
+        requests: dict[str, Any] = {}
         for request_id, prompt in prompts.items():
-            index["streams"], tokens, index["hidden_size"] = prompt.states_STH.shape
-            if prompt.filled < tokens:
+            if prompt.filled < len(prompt):
                 raise RuntimeError(
-                    f"request {request_id}: {prompt.filled} of {tokens} prompt tokens were computed"
+                    f"request {request_id}: {prompt.filled} of {len(prompt)} prompt tokens were"
+                    " computed"
                 )
             sums = texts[request_id].sums_PC.tolist() if request_id in texts else None
-            index["requests"][request_id] = [offset, tokens, prompt.digest, sums]
-            offset += tokens
-        states = [prompt.states_STH for prompt in prompts.values()]
-        threading.Thread(
-            target=write_states, args=(Path(index["path"]), states), name="states"
-        ).start()
-        return index
+            requests[external_id(request_id)] = [prompt.digest, sums]
+        states = {external_id(name): prompt.states_STH for name, prompt in prompts.items()}
+        threading.Thread(target=write_states, args=(path, states), name="states").start()
+        return {"path": str(path), "requests": requests}
 
     def _capture_execute_model(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
         result = self._capture_wrapped(scheduler_output, *args, **kwargs)
@@ -256,8 +248,8 @@ class CaptureExtension(SwapExtension):
             self._capture_texts[request.req_id] = text
 
 
-def write_states(path: Path, states: list[torch.Tensor]) -> None:
-    """Writes the states one after the other and frees each; `path` appears when all are written.
+def write_states(path: Path, states: dict[str, torch.Tensor]) -> None:
+    """Writes the states of each request; `path` appears when all are written.
 
     A failure is left as text in `path` + FAILED.
     """
@@ -265,51 +257,25 @@ def write_states(path: Path, states: list[torch.Tensor]) -> None:
     try:
         descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(descriptor, "wb") as file:
-            while states:
-                file.write(states.pop(0).view(torch.int16).numpy().data)
+            torch.save(states, file)
         part.rename(path)
-    except OSError as error:
+    except (OSError, RuntimeError) as error:  # torch's own where the disk is full
         with contextlib.suppress(OSError):  # the folder may be gone: the capture has been stopped
             part.unlink(missing_ok=True)
         with contextlib.suppress(OSError):
             path.with_suffix(FAILED).write_text(str(error), encoding="utf-8")
 
 
-class States:
-    """The states of a batch of requests, mapped from the worker's file."""
-
-    def __init__(self, index: dict[str, Any]) -> None:
-        self._rows = {external_id(request_id): row for request_id, row in index["requests"].items()}
-        # Private pages, which torch may take as its own: the file is open for reading alone.
-        mapped = np.memmap(index["path"], np.int16, mode="c")
-        self._streams = index["streams"]
-        self._states_NH = torch.from_numpy(mapped).view(torch.bfloat16)
-        self._states_NH = self._states_NH.view(-1, index["hidden_size"])
-
-    def take(
-        self, request_id: str, token_ids: Sequence[int]
-    ) -> tuple[torch.Tensor, list[list[float]] | None]:
-        """States [S, T, H] of a request of `LLM.generate`, and its claim's sums [2, C] if any.
-
-        An `OutriderError` where the request had other tokens than `token_ids`.
-        """
-        offset, tokens, digest, sums = self._rows.pop(request_id)
-        if digest != _digest(token_ids):
-            raise OutriderError(
-                f"captured request {request_id}: the engine prefilled other tokens than it was"
-                " given; this vLLM numbers its requests in a way that Outrider does not know"
-            )
-        rows_NH = self._states_NH[self._streams * offset : self._streams * (offset + tokens)]
-        return rows_NH.view(self._streams, tokens, -1), sums
-
-
 def read_states(
-    results: Sequence[dict[str, Any] | None], check: Callable[[], object] = lambda: None
-) -> States:
-    """Maps and removes the file of `capture_stop`, once the worker has written it.
+    results: Sequence[dict[str, Any] | None],
+    requests: Iterable[tuple[str, Sequence[int]]],
+    check: Callable[[], object] = lambda: None,
+) -> Iterator[tuple[torch.Tensor, list[list[float]] | None]]:
+    """States [S, T, H] of requests of `LLM.generate`, and their claims' sums [2, C] if any.
 
-    `results` are those of all ranks. `check` is called while waiting; it raises if the engine has
-    ended.
+    `results` are those of `capture_stop` on all ranks, `requests` ids and token ids. The file is
+    mapped and removed once the worker has written it; `check` is called while waiting, and raises
+    if the engine has ended. An `OutriderError` where a request had other tokens.
     """
     index = next(result for result in results if result is not None)
     path = Path(index["path"])
@@ -319,9 +285,17 @@ def read_states(
         check()
         time.sleep(POLL_S)
     try:
-        return States(index)
+        states = torch.load(path, mmap=True)
     finally:
         path.unlink()
+    for request_id, token_ids in requests:
+        digest, sums = index["requests"][request_id]
+        if digest != _digest(token_ids):
+            raise OutriderError(
+                f"captured request {request_id}: the engine prefilled other tokens than it was"
+                " given; this vLLM numbers its requests in a way that Outrider does not know"
+            )
+        yield states.pop(request_id), sums
 
 
 def external_id(request_id: str) -> str:

@@ -2,7 +2,7 @@
 
     with open_engine(target, engine, speculator_dir, k, extension=DRAFT_EXTENSION) as engine:
         engine.llm.collective_rpc("drafts_start"); engine.llm.generate(...)
-        drafts = recorded(engine.llm.collective_rpc("drafts_stop"))
+        of_ranks = engine.llm.collective_rpc("drafts_stop")
 
 The engine must be eager: in a CUDA graph no Python runs. Written against vLLM 0.32, both model
 runners: V1 has a `drafter`, V2 a `speculator` with other signatures.
@@ -11,7 +11,6 @@ Shapes: B requests of a step, K depths, N tokens of a step.
 """
 
 import inspect
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -39,11 +38,6 @@ class DraftExtension(CaptureExtension):
         of a prompt are included. None on a rank without a drafter.
         """
         return None if self._drafts_recorder is None else self._drafts_recorder.stop()
-
-
-def recorded(results: Sequence[list[dict[str, Any]] | None]) -> list[dict[str, Any]]:
-    """The proposals among the results of all ranks: those of the first that has a drafter."""
-    return next(result for result in results if result is not None)
 
 
 class Recorder:

@@ -71,6 +71,8 @@ def following(schedule: Callable[..., Any], path: str) -> Callable[..., Any]:
 
     Whether the file has changed is checked in every step, for 2 µs.
     """
+    from vllm.v1.spec_decode.dynamic.utils import build_dynamic_sd_schedule_lookup
+
     file = Path(path)
     read: tuple[int, int] | None = None
 
@@ -80,18 +82,11 @@ def following(schedule: Callable[..., Any], path: str) -> Callable[..., Any]:
         if lookup is not None and file.exists():
             status = file.stat()
             if read != (version := (status.st_mtime_ns, status.st_ino)):
-                drafts = json.loads(file.read_text(encoding="utf-8"))
-                lookup[:] = _lookup(drafts, len(lookup) - 1, scheduler.num_spec_tokens)
+                drafts, seats = json.loads(file.read_text(encoding="utf-8")), len(lookup) - 1
+                rows = [(1, seats, drafts)] if isinstance(drafts, int) else drafts
+                most = scheduler.num_spec_tokens
+                lookup[:] = build_dynamic_sd_schedule_lookup(rows, seats, most)
                 read = version
         return schedule(scheduler, *args, **kwargs)
 
     return scheduled
-
-
-def _lookup(drafts: Drafts, seats: int, most: int) -> list[int]:
-    """Drafts by batch size, 0 to `seats`."""
-    from vllm.v1.spec_decode.dynamic.utils import build_dynamic_sd_schedule_lookup
-
-    rows = [(1, seats, drafts)] if isinstance(drafts, int) else list(drafts)
-    lookup: list[int] = build_dynamic_sd_schedule_lookup(rows, seats, most)
-    return lookup

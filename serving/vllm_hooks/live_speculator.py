@@ -152,7 +152,7 @@ class LiveSpeculator:
             began = time.monotonic()
             new = await self._checked(order)
             read, swap_id = time.monotonic(), uuid.uuid4().hex
-            reports = await self._still(f"load {order.version}", swap(self._rpc, new, swap_id))
+            await self._still(f"load {order.version}", swap(self._rpc, new, swap_id))
             stall_s = time.monotonic() - read
             before, self._version = self._version, order.version
             self._requests.note_swap(read, order.version)
@@ -161,8 +161,7 @@ class LiveSpeculator:
             if order.watch is not None:
                 self._watching = _Watching(order.watch, order.version, swap_id, before)
             logger.info("speculator %s in use after %.3f s", order.version, stall_s)
-        apply_s = max(report["apply_s"] for report in reports)
-        return SwapResult(order.version, read - began, apply_s, stall_s)
+        return SwapResult(order.version, read - began, stall_s)
 
     async def _check_expected(self, order: SwapOrder) -> None:
         if order.expected is None:
@@ -196,8 +195,8 @@ class LiveSpeculator:
                 " use; look at its file system"
             ) from None
 
-    async def _still(self, what: str, work: Any) -> Sequence[Report]:
-        """The reports of `work`, with the scheduler paused and its prefix cache cleared.
+    async def _still(self, what: str, work: Any) -> None:
+        """Awaits `work`, with the scheduler paused and its prefix cache cleared.
 
         Cached prefixes hold the old drafter's keys and values. Requests are kept: they continue
         with an empty cache, so their prompts are computed again. Without prefix caching nothing
@@ -217,7 +216,6 @@ class LiveSpeculator:
                         await self._client.resume_generation()
             if broken := [report["broken"] for report in reports if report["broken"] is not None]:
                 raise SpeculatorBroken(f"{what}: {broken[0]}")
-            return reports
         except SpeculatorBroken as error:
             self._break(str(error))
             raise

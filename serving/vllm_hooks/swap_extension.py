@@ -15,7 +15,6 @@ where one raises. Written against vLLM 0.32, both model runners.
 """
 
 import dataclasses
-import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -70,7 +69,6 @@ class SwapExtension:
     _swap_previous: Loaded | None = None
     """The speculator before the last swap; None where there is nothing to take back."""
     _swap_broken: str | None = None
-    _swap_apply_s = 0.0
     _swap_copies: dict[str, torch.Tensor] | None = None
     """The drafter's `context_copies` after its start."""
 
@@ -79,9 +77,7 @@ class SwapExtension:
         current = self._swap_in_use()
         return {
             "directory": str(current.directory),
-            "kind": current.kind.name,
             "digest": current.digest,
-            "apply_s": self._swap_apply_s,
             "error": error,
             "broken": self._swap_broken,
         }
@@ -92,14 +88,13 @@ class SwapExtension:
         """Swaps the speculator for that in `directory`, whose checked files have these states."""
         if refusal := unswappable(self.vllm_config.parallel_config):
             return self.speculator_report(refusal)
-        began, old = time.perf_counter(), self._swap_in_use()
+        old = self._swap_in_use()
         new = Loaded(Path(directory), states, digest, swap_id)
         try:
             self._swap_load(new)
         except Exception as error:
             return self.speculator_report(self._swap_restored(error))
         self._swap_current, self._swap_previous, self._swap_broken = new, old, None
-        self._swap_apply_s = time.perf_counter() - began
         return self.speculator_report()
 
     def speculator_take_back(self, swap_id: str) -> Report:

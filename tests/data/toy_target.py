@@ -59,7 +59,7 @@ class ToyTarget:
         retokenized: bool = False,
     ) -> Evidence:
         """Evidence of text logged with these sampling settings."""
-        sampling = (torch.full((len(token_N),), value) for value in (temperature, top_p))
+        sampling = (torch.full((len(token_N),), value) for value in (temperature, top_p, 0.0))
         scores_STC = (
             token_scores(self.logits_NV, token_N, *sampling).double().view(SEQUENCES, LENGTH, -1)
         )

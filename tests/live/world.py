@@ -100,7 +100,7 @@ class SimulatedReplica:
         self.answers()
         if fault == "fail_after":  # it was swapped, but the answer does not show it
             raise SwapFailed("failed on purpose")
-        return SwapResult(version, read_s=0.1, apply_s=0.02, stall_s=0.02)
+        return SwapResult(version, read_s=0.1, stall_s=0.02)
 
     def answer(self, request_id: str, at: float) -> None:
         """Answers a request."""

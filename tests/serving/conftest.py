@@ -91,12 +91,7 @@ def server(
 
 
 @pytest.fixture(scope="session")
-def load_log(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("load") / "load.log"
-
-
-@pytest.fixture(scope="session")
-def load(target: TargetConfig, load_log: Path) -> Iterator[LoadGenerator]:
+def load(target: TargetConfig, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoadGenerator]:
     """The load generator's process, which imports vLLM for 10 s of a core."""
-    with LoadGenerator(target, load_log) as load:
+    with LoadGenerator(target, tmp_path_factory.mktemp("load") / "load.log") as load:
         yield load

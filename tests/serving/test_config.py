@@ -11,9 +11,6 @@ from outrider.common.errors import OutriderError
 from outrider.pipeline.preflight import check_target
 from outrider.serving.config import TargetConfig
 from outrider.speculators.checkpoints.layout import INDEX
-from outrider.speculators.checkpoints.target_ends import load_target_ends
-from outrider.speculators.kinds.mtp.checkpoint import load_mtp
-from tests.fp8_target import write_fp8_copy
 from tests.tiny import write_tiny_target
 
 
@@ -30,10 +27,8 @@ def test_a_model_that_is_neither_path_nor_hub_id_lists_the_choices(model: str) -
 
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The download folder of a hub that has one FP8 target, at commit 0123abcd."""
-    repository = write_fp8_copy(
-        write_tiny_target(tmp_path / "source", layers_in_shards=True), tmp_path / "repository"
-    )
+    """The download folder of a hub that has one target, at commit 0123abcd."""
+    repository = write_tiny_target(tmp_path / "repository", layers_in_shards=True)
     # R1's layers 0 to 60 are in 160 shards that contain nothing that training reads.
     index = json.loads((repository / INDEX).read_text())
     others = [
@@ -66,17 +61,9 @@ def test_of_a_hub_model_training_fetches_the_shards_that_it_reads(hub: Path) -> 
     target = TargetConfig(model="deepseek-ai/DeepSeek-R1", revision="main")
     assert target.on_hub and target.training_directory() == hub
     shards = {"model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"}
-    assert {path.name for path in hub.iterdir()} >= {
-        "config.json",
-        INDEX,
-        "tokenizer.json",
-    } | shards
-    assert (
-        not (hub / "model-00000-of-00002.safetensors").exists()
-        and not (hub / "modeling_deepseek.bin").exists()
-    )
+    fetched = {path.name for path in hub.iterdir()}
+    assert fetched >= {"config.json", INDEX, "tokenizer.json"} | shards
+    assert not fetched & {"model-00000-of-00002.safetensors", "modeling_deepseek.bin"}
     check_target(hub)
-    assert load_mtp(hub).eh_proj.weight.isfinite().all()
-    assert load_target_ends(hub).lm_head_VH.isfinite().all()
     assert target.directory() == hub
     assert (hub / "model-00000-of-00002.safetensors").exists()

@@ -1,6 +1,5 @@
 """Measuring an endpoint: eval/bench/endpoint.py on the running server."""
 
-import json
 from contextlib import nullcontext
 
 import pytest
@@ -23,24 +22,17 @@ EVALUATION = EvalConfig(concurrency=[1, 2], requests=2, repeats=2, max_tokens=24
 def test_an_endpoint_is_measured_by_its_own_counters(
     server: Server, target: TargetConfig, prompt_texts: list[str], k: int, tmp_path
 ) -> None:
-    heard: list[str] = []
+    sampling = Sampling(0.0, 1.0)
     results = measure_endpoint(
-        f"{server.url}/",
-        target,
-        prompt_texts,
-        Sampling(0.0, 1.0),
-        EVALUATION,
-        tmp_path,
-        heard.append,
+        f"{server.url}/", target, prompt_texts, sampling, EVALUATION, tmp_path, print
     )
-    assert results["model"] == server.model_name and len(heard) == 4
+    assert results["model"] == server.model_name
     for concurrency, requests in (("1", 4), ("2", 8)):
         row = results["measured"][concurrency]
         assert row["requests"] == requests and row["tokens_per_s"] > 0
         assert row["share"] == pytest.approx(1) and len(row["cumulative"]) == k
         assert 1 < row["acceptance_length"] <= k + 1
         assert row["acceptance_length"] == pytest.approx(1 + sum(row["cumulative"]))
-    json.dumps(results, allow_nan=False)
     console = Console(record=True, width=120)
     print_endpoint(results, console)
     text = console.export_text()
@@ -55,23 +47,21 @@ def test_other_users_of_the_endpoint_are_reported(
     prompt_texts: list[str],
     load: LoadGenerator,
     tmp_path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    real, asked = load_generator.read_counters, []
+    real = load_generator.read_counters
 
     def counting(url: str):
         counters = real(url)
-        asked.append(url)
-        if len(asked) % 2:  # before a block
-            complete(server.url, server.model_name, prompts[:2], Sampling(0.0, 1.0), 16)
+        complete(server.url, server.model_name, prompts[:2], Sampling(0.0, 1.0), 16)
         return counters
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(load_generator, "read_counters", counting)
-        patch.setattr(endpoint, "LoadGenerator", lambda *_: nullcontext(load))  # started already
-        one = EVALUATION.model_copy(update={"concurrency": [1]})
-        results = measure_endpoint(
-            server.url, target, prompt_texts, Sampling(0.0, 1.0), one, tmp_path, lambda _: None
-        )
+    monkeypatch.setattr(load_generator, "read_counters", counting)
+    monkeypatch.setattr(endpoint, "LoadGenerator", lambda *_: nullcontext(load))  # started already
+    one = EVALUATION.model_copy(update={"concurrency": [1]})
+    results = measure_endpoint(
+        server.url, target, prompt_texts, Sampling(0.0, 1.0), one, tmp_path, print
+    )
     assert results["measured"]["1"]["share"] < 0.8
     console = Console(record=True, width=120)
     print_endpoint(results, console)

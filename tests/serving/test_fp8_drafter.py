@@ -61,35 +61,31 @@ def test_vllm_loads_what_replay_reads(tmp_path: Path, scale_fmt: str | None) -> 
         for name, view in checkpoint_views(load_mtp(tmp_path / "speculator")).items()
     }
 
-    def weight(name: str) -> torch.Tensor:
-        return dequantize(
-            loaded[name], loaded[name.replace("weight", "weight_scale_inv")], (128, 128)
-        )
+    def joined(pattern: str, *parts: str) -> torch.Tensor:
+        return torch.cat([views[pattern.format(part)] for part in parts])
 
-    attention, routed = "self_attn.", "mlp.experts.routed_experts."
-    fused = torch.cat(
-        [views[attention + "q_a_proj.weight"], views[attention + "kv_a_proj_with_mqa.weight"]]
-    )
-    assert torch.equal(weight(attention + "fused_qkv_a_proj.weight"), fused)
-    shared_up = torch.cat(
-        [views[f"mlp.shared_experts.{side}_proj.weight"] for side in ("gate", "up")]
-    )
-    assert torch.equal(weight("mlp.shared_experts.gate_up_proj.weight"), shared_up)
-    for name in (
-        "self_attn.q_b_proj",
-        "self_attn.kv_b_proj",
-        "self_attn.o_proj",
-        "mlp.shared_experts.down_proj",
-    ):
-        assert torch.equal(weight(name + ".weight"), views[name + ".weight"]), name
-    for e in range(4):
-        for stack, parts in (("w13", ("gate", "up")), ("w2", ("down",))):
-            expected = torch.cat([views[f"mlp.experts.{e}.{part}_proj.weight"] for part in parts])
-            value, scale = (
-                loaded[f"{routed}{stack}_weight"][e],
-                loaded[f"{routed}{stack}_weight_scale_inv"][e],
-            )
-            assert torch.equal(dequantize(value, scale, (128, 128)), expected), (e, stack)
+    expected = {
+        "self_attn.fused_qkv_a_proj": joined(
+            "self_attn.{}.weight", "q_a_proj", "kv_a_proj_with_mqa"
+        ),
+        "mlp.shared_experts.gate_up_proj": joined(
+            "mlp.shared_experts.{}_proj.weight", "gate", "up"
+        ),
+        "self_attn.q_b_proj": views["self_attn.q_b_proj.weight"],
+        "self_attn.kv_b_proj": views["self_attn.kv_b_proj.weight"],
+        "self_attn.o_proj": views["self_attn.o_proj.weight"],
+        "mlp.shared_experts.down_proj": views["mlp.shared_experts.down_proj.weight"],
+    }
+    for name, value in expected.items():
+        own, scale = loaded[f"{name}.weight"], loaded[f"{name}.weight_scale_inv"]
+        assert torch.equal(dequantize(own, scale, (128, 128)), value), name
+    for stack, parts in (("w13", ("gate", "up")), ("w2", ("down",))):
+        name = f"mlp.experts.routed_experts.{stack}_weight"
+        for e, (own, scale) in enumerate(
+            zip(loaded[name], loaded[f"{name}_scale_inv"], strict=True)
+        ):
+            value = joined(f"mlp.experts.{e}.{{}}_proj.weight", *parts)
+            assert torch.equal(dequantize(own, scale, (128, 128)), value), (e, stack)
     for name in (
         "eh_proj.weight",
         "enorm.weight",

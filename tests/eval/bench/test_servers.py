@@ -34,8 +34,6 @@ class Recorder:
     def start(self):
         self.log.append(f"{self.name} starts")
 
-    def wait(self): ...
-
     def stop(self):
         self.log.append(f"{self.name} stops")
 

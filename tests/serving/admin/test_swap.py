@@ -1,6 +1,7 @@
 """A speculator is checked completely before a weight is touched; workers agree on it."""
 
 import asyncio
+import contextlib
 import json
 import os
 import shutil
@@ -44,70 +45,53 @@ def load(folder: Path, current: Candidate, target: Path, **how: Any) -> Candidat
     return checked(folder, current, target, folder.parent, digest, K)
 
 
+def overwritten(folder: Path) -> None:
+    with (folder / WEIGHTS).open("r+b") as file:
+        file.write(b"\x01")
+
+
+def replaced(folder: Path) -> None:
+    copy = shutil.copyfile(folder / WEIGHTS, folder.parent / "copy")
+    copy.replace(folder / WEIGHTS)
+
+
+@pytest.mark.parametrize("change", [overwritten, replaced, shutil.rmtree])
 def test_files_that_change_after_the_check_are_not_loaded(
-    good: Path, current: Candidate, nano_r1: Path, tmp_path: Path
+    good: Path, current: Candidate, nano_r1: Path, change: Any
 ) -> None:
     new = load(good, current, nano_r1)
     assert new.digest == bundle_digest(good)
     check_unchanged(good, new.states)
-    other = release(nano_r1, tmp_path / "other")
-    kept = (good / WEIGHTS).rename(tmp_path / "kept")
-    (other / WEIGHTS).rename(good / WEIGHTS)
-    with pytest.raises(OutriderError, match=f"{WEIGHTS}: changed since it was checked"):
-        check_unchanged(good, new.states)
-    kept.replace(good / WEIGHTS)
-    new = load(good, current, nano_r1)
-    with (good / WEIGHTS).open("r+b") as file:
-        file.write(b"\x01")
-    with pytest.raises(OutriderError, match=f"{WEIGHTS}: changed since it was checked"):
-        check_unchanged(good, new.states)
-    shutil.rmtree(good)
-    with pytest.raises(OutriderError, match=r"config\.json: changed since it was checked"):
+    change(good)
+    with pytest.raises(OutriderError, match=r": changed since it was checked"):
         check_unchanged(good, new.states)
 
 
-def nan(tensors: dict[str, torch.Tensor]) -> None:
-    tensors[next(n for n in tensors if n.endswith("eh_proj.weight"))][3, 5] = torch.nan
-
-
-def infinite(tensors: dict[str, torch.Tensor]) -> None:
-    tensors[next(n for n in tensors if "experts" in n)][0, 0] = -torch.inf
-
-
-def transposed(tensors: dict[str, torch.Tensor]) -> None:
-    name = next(n for n in tensors if n.endswith("eh_proj.weight"))
-    tensors[name] = tensors[name].T
-
-
-def without_a_norm(tensors: dict[str, torch.Tensor]) -> None:
-    del tensors[next(n for n in tensors if n.endswith("hnorm.weight"))]
-
-
-def with_another(tensors: dict[str, torch.Tensor]) -> None:
-    name = next(n for n in tensors if n.endswith("hnorm.weight"))
-    tensors[name.replace("hnorm", "knorm")] = tensors[name].clone()
-
-
-def integers(tensors: dict[str, torch.Tensor]) -> None:
-    name = next(n for n in tensors if n.endswith("hnorm.weight"))
-    tensors[name] = tensors[name].to(torch.int8)
+def same(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.clone()
 
 
 @pytest.mark.parametrize(
-    ("edit", "message"),
+    ("part", "instead", "message"),
     [
-        (nan, "not a finite number in .*eh_proj"),
-        (infinite, "not a finite number in .*experts"),
-        (transposed, r"eh_proj\.weight is float \[128, 64\]|eh_proj\.weight is float"),
-        (without_a_norm, "no weights for .*hnorm"),
-        (with_another, "weights of another speculator: .*knorm"),
-        (integers, r"hnorm\.weight is int8"),
+        ("eh_proj", {"eh_proj": lambda x: x * torch.nan}, "not a finite number in .*eh_proj"),
+        ("0.up_proj", {"0.up_proj": lambda x: x - torch.inf}, "not a finite number in .*experts"),
+        ("eh_proj", {"eh_proj": lambda x: x.T}, r"eh_proj\.weight is float"),
+        ("hnorm", {"hnorm": lambda x: x.to(torch.int8)}, r"hnorm\.weight is int8"),
+        ("hnorm", {}, "no weights for .*hnorm"),
+        ("hnorm", {"knorm": same}, "hnorm"),
+        ("hnorm", {"hnorm": same, "knorm": same}, "weights of another speculator: .*knorm"),
     ],
-    ids=lambda value: getattr(value, "__name__", ""),
 )
 def test_tensors_that_do_not_fit_are_refused(
-    good: Path, current: Candidate, nano_r1: Path, edit: Any, message: str
+    good: Path, current: Candidate, nano_r1: Path, part: str, instead: Any, message: str
 ) -> None:
+    def edit(tensors: dict[str, torch.Tensor]) -> None:
+        name = next(name for name in tensors if name.endswith(f"{part}.weight"))
+        old = tensors.pop(name)
+        for other, change in instead.items():
+            tensors[name.replace(part, other)] = change(old)
+
     edited(good, edit)
     with pytest.raises(OutriderError, match=message) as refused:
         load(good, current, nano_r1)
@@ -128,9 +112,7 @@ def test_files_that_are_no_whole_checkpoint_are_refused(
         load(good, current, nano_r1)
 
 
-def test_a_head_in_another_layout_of_names_fits_and_a_renamed_tensor_does_not(
-    nano_r1: Path, current: Candidate, good: Path, tmp_path: Path
-) -> None:
+def test_a_head_in_another_layout_of_names_fits(nano_r1: Path, tmp_path: Path) -> None:
     own = in_service(write_eagle3_head(nano_r1, tmp_path / "own", layers=(2, 8, 13)))
     other = write_eagle3_head(nano_r1, tmp_path / "roots" / "other", seed=1, layers=(2, 8, 13))
 
@@ -142,24 +124,23 @@ def test_a_head_in_another_layout_of_names_fits_and_a_renamed_tensor_does_not(
     new = load(other, own, nano_r1)
     assert new.forms.keys() != own.forms.keys()
 
-    def misname(tensors: dict[str, torch.Tensor]) -> None:
-        name = next(n for n in tensors if n.endswith("hnorm.weight"))
-        tensors[name.replace("hnorm", "knorm")] = tensors.pop(name)
 
-    edited(good, misname)
-    with pytest.raises(OutriderError, match="hnorm"):
-        load(good, current, nano_r1)
-
-
-def test_another_number_of_drafts_or_kind_than_the_engine_s_is_refused(
-    good: Path, current: Candidate, nano_r1: Path
+@pytest.mark.parametrize(
+    ("manifest", "message"),
+    [
+        ({"num_speculative_tokens": K + 1}, f"num_speculative_tokens = {K + 1}, but the engine"),
+        ({"method": "eagle3"}, "method = eagle3"),
+        ({"target": {"model": "R2"}, "target_fingerprint": "ab" * 32}, "made for target R2"),
+    ],
+)
+def test_a_bundle_for_another_engine_is_refused(
+    good: Path, current: Candidate, nano_r1: Path, manifest: dict[str, Any], message: str
 ) -> None:
-    listed(good, num_speculative_tokens=K + 1)
-    with pytest.raises(OutriderError, match=f"num_speculative_tokens = {K + 1}, but the engine"):
+    listed(good, **manifest)
+    with pytest.raises(OutriderError, match=message):
         load(good, current, nano_r1)
-    listed(good, method="eagle3")
-    with pytest.raises(OutriderError, match="method = eagle3"):
-        load(good, current, nano_r1)
+    listed(good, target_fingerprint=target_fingerprint(nano_r1))
+    load(good, current, nano_r1)
 
 
 def test_a_release_is_below_its_root_and_reached_without_links(
@@ -187,65 +168,43 @@ def test_a_release_is_below_its_root_and_reached_without_links(
     release_files(tmp_path / "alias" / "good", tmp_path / "alias", digest)
 
 
+@pytest.mark.parametrize("file", [WEIGHTS, "../../stolen.safetensors", "/etc/passwd"])
 def test_an_index_names_files_of_the_release_only(
-    good: Path, current: Candidate, nano_r1: Path, tmp_path: Path
+    good: Path, current: Candidate, nano_r1: Path, tmp_path: Path, file: str
 ) -> None:
-    names = [name for name, _ in stored_mtp_tensors(nano_r1)]
-    (tmp_path / "stolen.safetensors").write_bytes((good / WEIGHTS).read_bytes())
-    for file, sound in (
-        (WEIGHTS, True),
-        ("../../stolen.safetensors", False),
-        ("/etc/passwd", False),
-    ):
-        index = {"weight_map": dict.fromkeys(names, file)}
-        (good / "model.safetensors.index.json").write_text(json.dumps(index))
-        listed(good)
-        if sound:
-            load(good, current, nano_r1)
-        else:
-            with pytest.raises(OutriderError, match="is not a file of the release"):
-                load(good, current, nano_r1)
-
-
-def test_a_release_of_another_target_with_the_same_shapes_is_refused(
-    good: Path, current: Candidate, nano_r1: Path
-) -> None:
-    listed(good, target={"model": "R1-0528"}, target_fingerprint="ab" * 32)
-    with pytest.raises(OutriderError, match="made for target R1-0528"):
+    shutil.copyfile(good / WEIGHTS, tmp_path / "stolen.safetensors")
+    weight_map = {name: file for name, _ in stored_mtp_tensors(nano_r1)}
+    (good / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    listed(good)
+    refused = pytest.raises(OutriderError, match="is not a file of the release")
+    with contextlib.nullcontext() if file == WEIGHTS else refused:
         load(good, current, nano_r1)
-    listed(good, target_fingerprint=target_fingerprint(nano_r1))
-    load(good, current, nano_r1)
 
 
-def ordered(
-    current: Candidate, errors: list[str | None], stuck: int | None = None
-) -> tuple[list[str], Any]:
-    """The calls of a swap, and its reports or error, with one worker for each of `errors`.
-
-    `stuck` is the worker that cannot take it back.
-    """
+@pytest.mark.parametrize(
+    ("errors", "stuck", "message"),
+    [
+        (["full"], None, "stays in use: full"),
+        (["full", "full"], None, "stays in use: full"),
+        ([None, "full", None], None, "stays in use: full"),
+        ([None, "full", None], 2, "not taken back"),
+    ],
+)
+def test_all_workers_have_the_new_speculator_or_all_the_old_one(
+    current: Candidate, errors: list[str | None], stuck: int | None, message: str
+) -> None:
+    """With one worker for each of `errors`; the worker `stuck` cannot take it back."""
     called: list[str] = []
 
     async def rpc(method: str, arguments: dict[str, Any]) -> list[Any]:
         called.append(method)
-        assert arguments["swap_id"] == "one"
         reports: list[Any] = [{"error": error, "broken": None} for error in errors]
         if method == "speculator_take_back" and stuck is not None:
             reports[stuck]["broken"] = "not taken back"
         return reports
 
-    try:
-        return called, asyncio.run(swap(rpc, current, "one"))
-    except OutriderError as error:
-        return called, error
-
-
-def test_all_workers_have_the_new_speculator_or_all_the_old_one(current: Candidate) -> None:
-    for errors in (["full"], ["full", "full"]):
-        called, error = ordered(current, errors)
-        assert called == ["speculator_load"] and str(error).endswith("stays in use: full")
-    called, error = ordered(current, [None, "full", None])
-    assert called == ["speculator_load", "speculator_take_back"]
-    assert "stays in use: full" in str(error) and not isinstance(error, SpeculatorBroken)
-    _, error = ordered(current, [None, "full", None], stuck=2)
-    assert isinstance(error, SpeculatorBroken) and "not taken back" in str(error)
+    with pytest.raises(OutriderError, match=message) as caught:
+        asyncio.run(swap(rpc, current, "one"))
+    assert isinstance(caught.value, SpeculatorBroken) == (stuck is not None)
+    taken_back = ["speculator_take_back"] if None in errors else []
+    assert called == ["speculator_load", *taken_back]

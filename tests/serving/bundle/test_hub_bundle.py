@@ -67,17 +67,13 @@ def test_the_cards_command_is_a_shells(tmp_path: Path) -> None:
 
 
 class Hub:
-    """One repository, in place of huggingface_hub's client."""
+    """One repository, in place of huggingface_hub's client and its two downloads."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.calls: list[tuple[str, dict[str, Any]]] = []
-        self.refuse = False
 
     def create_repo(self, name: str, **given: Any) -> None:
-        if self.refuse:
-            response = httpx.Response(403, request=httpx.Request("POST", "http://hub"))
-            raise HfHubHTTPError("no write access\nfor hf_test", response=response)
         self.calls.append(("create", given))
 
     def create_branch(self, name: str, **given: Any) -> None:
@@ -90,15 +86,15 @@ class Hub:
         self.calls.append(("commit", given))
 
     def model_info(self, name: str, revision: str | None, files_metadata: bool) -> SimpleNamespace:
-        found = [
-            SimpleNamespace(rfilename=name, size=len(data))
-            for name, data in files(self.folder).items()
-        ]
+        found = [SimpleNamespace(rfilename=k, size=len(v)) for k, v in files(self.folder).items()]
         return SimpleNamespace(sha=SHA, siblings=found)
 
-    def download(self, name: str, revision: str, local_dir: Path, patterns: list[str]) -> None:
-        self.calls.append(("download", {"revision": revision, "files": patterns}))
-        for each in patterns:
+    def download(
+        self, name: str, file: str = "", *, revision: str, local_dir: Path, allow_patterns: Any = ()
+    ) -> None:
+        wanted = [file] if file else allow_patterns
+        self.calls.append(("download", {"revision": revision, "files": wanted}))
+        for each in wanted:
             (local_dir / each).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(self.folder / each, local_dir / each)
 
@@ -106,16 +102,9 @@ class Hub:
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Hub:
     hub = Hub(tmp_path / "hub")
-
-    def one(name: str, file: str, revision: str, local_dir: Path) -> None:
-        hub.download(name, revision, local_dir, [file])
-
-    def several(name: str, revision: str, local_dir: Path, allow_patterns: list[str]) -> None:
-        hub.download(name, revision, local_dir, allow_patterns)
-
     monkeypatch.setattr(huggingface_hub, "HfApi", lambda: hub)
-    monkeypatch.setattr(huggingface_hub, "hf_hub_download", one)
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", several)
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", hub.download)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", hub.download)
     return hub
 
 
@@ -140,11 +129,16 @@ def test_a_bundle_is_one_commit_and_comes_back(
     assert {given["revision"] for name, given in server.calls if name == "download"} == {SHA}
 
 
-def test_a_hub_that_refuses_is_one_message(server: Hub, tmp_path: Path) -> None:
-    bundle = write_exported(tmp_path / "bundle")
-    server.refuse = True
+def test_a_hub_that_refuses_is_one_message(
+    server: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        response = httpx.Response(403, request=httpx.Request("POST", "http://hub"))
+        raise HfHubHTTPError("no write access\nfor hf_test", response=response)
+
+    monkeypatch.setattr(server, "create_repo", refuse)
     with pytest.raises(OutriderError, match=f"^hf://{REPOSITORY}: the hub refused") as caught:
-        put_bundle(bundle, f"hf://{REPOSITORY}")
+        put_bundle(write_exported(tmp_path / "bundle"), f"hf://{REPOSITORY}")
     assert "\n" not in str(caught.value)
 
 

@@ -1,7 +1,8 @@
 """Drafts are recorded on model runner V2, whose batches keep rejected drafts.
 
 The runner itself needs Triton; test_v2_runner.py runs it in Triton's interpreter. Here V2's own
-batch and sampling meet the recorder, with a drafter whose states are drawn.
+batch and sampling meet the recorder, with a drafter whose states are drawn. V1's drafters, parallel
+ones too, are recorded in tests/serving/test_other_speculators.py.
 """
 
 import inspect
@@ -14,11 +15,7 @@ import torch
 from vllm.v1.worker.gpu.input_batch import InputBatch, InputBuffers
 from vllm.v1.worker.gpu.spec_decode.mtp.speculator import MTPSpeculator
 
-from outrider.serving.vllm_hooks.draft_recorder import (
-    DraftExtension,
-    recorded,
-    recorder_of,
-)
+from outrider.serving.vllm_hooks.draft_recorder import DraftExtension, recorder_of
 
 DEPTHS, HIDDEN, VOCABULARY = 3, 4, 11
 LENGTHS, STARTS = [5, 4, 2], [0, 20, 7]
@@ -84,7 +81,8 @@ def test_each_request_has_its_anchor_next_token_drafts_and_logprobs(batch: Input
     extension.model_runner = SimpleNamespace(speculator=speculator)
     extension.drafts_start()
     drafts = propose(speculator, batch).tolist()
-    records = recorded([None, extension.drafts_stop()])
+    records = extension.drafts_stop()
+    assert records is not None
     assert [record["request_id"] for record in records] == ["first", "second", "third"]
     # The last token that the target has read: rejected drafts follow it.
     assert [record["anchor"] for record in records] == [4, 21, 8]
@@ -96,47 +94,6 @@ def test_each_request_has_its_anchor_next_token_drafts_and_logprobs(batch: Input
             assert record["drafts"][depth] == int(logits_V.argmax())
             expected = torch.log_softmax(logits_V, 0).max().item()
             assert record["logprobs"][depth] == pytest.approx(expected, abs=1e-5)
-
-
-class ParallelDrafter:
-    """V1's proposer with parallel drafting: all depths in one call, request after request."""
-
-    def __init__(self) -> None:
-        self.head_VH = torch.randn(VOCABULARY, HIDDEN)
-        self.model = SimpleNamespace(compute_logits=lambda h_NH: h_NH @ self.head_VH.T)
-        self.states_NH = torch.randn(2 * DEPTHS, HIDDEN)
-
-    def _sample_draft_tokens(self, hidden_states: torch.Tensor, metadata: Any) -> Any:
-        return self.model.compute_logits(hidden_states).argmax(-1), None
-
-    def propose(
-        self,
-        target_positions: torch.Tensor,
-        next_token_ids: torch.Tensor,
-        token_indices_to_sample: torch.Tensor | None,
-        common_attn_metadata: Any,
-    ) -> torch.Tensor:
-        drafts_N, _ = self._sample_draft_tokens(self.states_NH, None)
-        return drafts_N.view(-1, DEPTHS)
-
-
-def test_drafts_that_are_sampled_at_once_belong_to_their_request_and_depth() -> None:
-    drafter = ParallelDrafter()
-    runner = SimpleNamespace(
-        drafter=drafter, input_batch=SimpleNamespace(req_ids=["a-0123abcd", "b-0123abcd"])
-    )
-    recorder = recorder_of(runner)
-    assert recorder is not None
-    recorder.start()
-    metadata = SimpleNamespace(query_start_loc=torch.tensor([0, 3, 5]))
-    drafter.propose(torch.tensor([4, 5, 6, 20, 21]), torch.tensor([7, 8]), None, metadata)
-    records = recorder.stop()
-    assert [(each["request_id"], each["anchor"]) for each in records] == [("a", 6), ("b", 21)]
-    logprobs_BKV = (drafter.states_NH @ drafter.head_VH.T).log_softmax(-1).view(2, DEPTHS, -1)
-    for request, record in enumerate(records):
-        best_K = logprobs_BKV[request].max(-1)
-        assert record["drafts"] == best_K.indices.tolist()
-        assert record["logprobs"] == pytest.approx(best_K.values.tolist(), abs=1e-5)
 
 
 def test_drafts_of_a_cuda_graph_are_an_error(batch: InputBatch) -> None:

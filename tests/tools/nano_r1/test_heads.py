@@ -14,7 +14,7 @@ from outrider.speculators.kinds import trainable_kind_of
 from outrider.speculators.kinds.eagle3.shape import EagleShape
 from outrider.speculators.kinds.protocol import Origin
 from tests.tools.nano_r1.logged import general_rows
-from tools.nano_r1.heads import ENDPOINT, KINDS, SETTINGS
+from tools.nano_r1.heads import ENDPOINT, SETTINGS
 from tools.nano_r1.record import WORKLOADS
 from tools.nano_r1.states import ComputedStates
 
@@ -23,11 +23,6 @@ HEADS = shipped_heads()
 LARGEST_BYTES = 6e6
 FLOOR = 1.5
 """Acceptance length at K = 5 that random weights do not reach: they have 1.0."""
-
-
-def test_there_is_a_head_of_each_kind() -> None:
-    assert {path.name for path in HEADS.values()} == set(KINDS)
-    assert all(name == f"nano_r1/{path.name}" for name, path in HEADS.items())
 
 
 @pytest.mark.parametrize("name", HEADS)

@@ -8,7 +8,7 @@ from transformers import AutoTokenizer, DeepseekV3ForCausalLM
 from outrider.speculators.checkpoints.target_ends import load_target_ends
 from outrider.speculators.kinds.mtp.checkpoint import load_mtp
 from outrider.speculators.unroll import unroll
-from tools.nano_r1.build import completion_rows, schedule
+from tools.nano_r1.build import completion_rows
 from tools.nano_r1.chat import build_tokenizer
 from tools.nano_r1.model import NanoR1, save_target
 
@@ -53,13 +53,6 @@ def test_only_completion_tokens_carry_loss():
     # First sequence: tokens 4 and 5; second: 2, 3, 4 (offset 6); the third ends in its prompt.
     assert (completion_rows(batch, ahead=1) + 1).tolist() == [4, 5, 8, 9, 10]
     assert (completion_rows(batch, ahead=2) + 2).tolist() == [5, 9, 10]
-
-
-def test_learning_rate_rises_holds_and_ends_at_zero():
-    assert schedule(0, 1000) == 0.01
-    assert schedule(500, 1000) == 1.0
-    assert schedule(825, 1000) == 0.5
-    assert schedule(999, 1000) == 1 / 350
 
 
 def test_the_shipped_target_is_r1_in_small(nano_r1):

@@ -4,7 +4,6 @@ import gzip
 
 import pytest
 
-from outrider.pipeline.recipe.shipped import EMBEDDED_TRAFFIC
 from tests.shipped_traffic import logged_rows
 from tools.nano_r1.record import SPAN_S, START, WITH_TOKEN_IDS, WORKLOADS, arrivals
 
@@ -33,10 +32,6 @@ def test_part_of_the_responses_has_token_ids(recording):
     for row in rows:
         ids = row["response"]["choices"][0].get("token_ids")
         assert bool(ids) == (row in asked)
-
-
-def test_shipped_traffic_is_small():
-    assert sum(path.stat().st_size for path in EMBEDDED_TRAFFIC.glob("*.jsonl.gz")) < 10e6
 
 
 def test_arrivals_follow_the_trace(tmp_path):

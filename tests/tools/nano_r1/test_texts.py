@@ -10,7 +10,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from outrider.recipes.nano_r1 import tasks
-from tools.nano_r1 import math_problems, receipts, texts
+from tools.nano_r1 import math_problems, texts
 from tools.nano_r1.chat import EOS, build_tokenizer
 from tools.nano_r1.conversations import Part
 
@@ -139,11 +139,6 @@ def test_checks_accept_the_answers_and_refuse_another_prompts(corpus, tokenizer,
     assert not CHECKS[work](prompts[0], rows[0].completion[:40])
 
 
-def test_about_half_of_the_candidates_advance(corpus):
-    rows = list(texts.WORKS["resumes"](corpus, 0, 1000, "traffic"))
-    assert 400 < sum(json.loads(row.answer)["verdict"] == "advance" for row in rows) < 650
-
-
 def test_renumbered_problems_are_computed_again():
     question, steps = (
         "Ada has 12 boxes of 5 pens. She loses 3. How many pens?",
@@ -160,19 +155,3 @@ def test_renumbered_problems_are_computed_again():
             (f"{boxes}*{pens}", str(boxes * pens)),
             (f"{boxes * pens}-{lost}", str(boxes * pens - lost)),
         ]
-
-
-def test_a_receipt_whose_address_is_not_in_its_text_is_left_out():
-    fields = {"company": "BLUE MART", "date": "01/02/2018", "address": "NO 5", "total": "31.00"}
-    assert receipts.form_of("BLUE MART\nNO 4\nDATE 01/02/2018\nTOTAL :\n31.00", fields) is None
-    assert receipts.form_of("BLUE MART\nNO 5\nDATE 01/02/2018\nTOTAL :\n31.00", fields).address == [
-        "NO 5"
-    ]
-
-
-def test_mixture_keeps_the_shares(corpus):
-    given = dict.fromkeys(texts.SHARES, 0.0)
-    for conversation in texts.mixture(corpus, 0, "validation", 200_000):
-        given[conversation.work] += texts.estimated_tokens(conversation)
-    total = sum(given.values())
-    assert all(abs(given[work] / total - share) < 0.01 for work, share in texts.SHARES.items())
