@@ -12,6 +12,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
 
+from outrider.speculators.kinds import trainable_kind_of
+from outrider.speculators.kinds.drafter import Drafter
+from outrider.speculators.kinds.protocol import Origin
+
 LAYERS = 2
 VOCAB = 97
 HIDDEN = 64
@@ -102,3 +106,10 @@ def write_tiny_target(
     }
     (directory / "config.json").write_text(json.dumps(settings, indent=2))
     return directory
+
+
+def save_drafter(drafter: Drafter, base_dir: Path, directory: Path) -> None:
+    """Writes the directory of a speculator that was loaded from `base_dir`, as training does."""
+    kind = trainable_kind_of(base_dir)
+    changed = kind.trained(drafter, drafter.state_dict())
+    kind.write(changed, Origin(base_dir, base_dir), directory)

@@ -34,7 +34,7 @@ from outrider.speculators.kinds.drafter import Drafter
 from outrider.speculators.kinds.protocol import Origin
 from outrider.speculators.parity import complaint
 from outrider.speculators.planned import planned
-from outrider.speculators.size import RowShape, drafter_size
+from outrider.speculators.size import drafter_size
 from outrider.training.batches import (
     Batch,
     FeatureSource,
@@ -122,7 +122,6 @@ class Trainer:
         self.size = drafter_size(self.kind, config, target_config)
         speculator.recompute = MemoryPlan(
             self.size,
-            RowShape.full(row_tokens),
             row_tokens,
             self.depth,
             compute=self.config.compute,
@@ -161,6 +160,8 @@ class Trainer:
             self.spec.speculator.head,
             lambda: self._token_counts(self.samples),
             None if self.config.streams else self._rows,
+            self.spec.speculator.train,
+            self.spec.speculator.lora_rank,
         )
 
     def _rows(self) -> Iterator[Batch]:
@@ -174,8 +175,7 @@ class Trainer:
         origin, first = self.origin, self.accelerator.is_main_process
         if not first:  # the first process alone is fitted to the rows
             origin = dataclasses.replace(origin, rows=None)
-        settings = self.spec.speculator, dtype, self.device, self.config.seed
-        speculator = self.kind.start(origin, *settings)
+        speculator = self.kind.start(origin, dtype, self.device, self.config.seed)
         if origin.base_dir is None:
             for parameter in speculator.parameters():
                 broadcast(parameter.data)

@@ -15,8 +15,9 @@ the heads of keys and values. Gate and up projection stay random, so the MLP is 
 random features (Rahimi and Recht, 2008). It also learns the second draft, which reads the head's
 own state instead of the target's. Only anchors count, as in the loss.
 
-Memory, before the optimizer has any: four matrices of float64 with the square of a regression's
-features: 26 GB for R1's 28,672 of states and embedding, 0.2 GB for SmolLM2's 2,304.
+Memory, before the optimizer has any, is mostly four matrices of float64 with the square of a
+regression's features (`MemoryPlan`): 26 GB for R1's 28,672 of states and embedding, 0.2 GB for
+SmolLM2's 2,304.
 
 Shapes: N anchors, H hidden, X features, Y outputs, D dims of a head, V values of all heads.
 """
@@ -103,7 +104,8 @@ def _solution(gram_XX: Tensor, cross_XY: Tensor, strength: float) -> Tensor:
     scale_X1 = gram_XX.diagonal().sqrt().clamp_min(1e-12)[:, None]
     scaled_XX = (gram_XX / scale_X1).div_(scale_X1.T)
     scaled_XX.diagonal().add_(strength)
-    return torch.cholesky_solve(cross_XY / scale_X1, torch.linalg.cholesky(scaled_XX)) / scale_X1
+    torch.linalg.cholesky(scaled_XX, out=scaled_XX)
+    return torch.cholesky_solve(cross_XY / scale_X1, scaled_XX).div_(scale_X1)
 
 
 @torch.no_grad()

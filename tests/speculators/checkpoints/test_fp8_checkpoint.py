@@ -13,10 +13,10 @@ from outrider.speculators.checkpoints.fp8 import quantize
 from outrider.speculators.checkpoints.layout import read_layout
 from outrider.speculators.checkpoints.target_ends import load_target_ends
 from outrider.speculators.kinds import target_tensors
-from outrider.speculators.kinds.mtp.check import MTPTensors
-from outrider.speculators.kinds.mtp.checkpoint import checkpoint_views, load_mtp, save_mtp
+from outrider.speculators.kinds.mtp.check import layer_names, layer_prefix
+from outrider.speculators.kinds.mtp.checkpoint import checkpoint_names, load_mtp
 from tests.fp8_target import LINEAR, spread, write_fp8_copy
-from tests.tiny import LAYERS, write_tiny_target
+from tests.tiny import LAYERS, save_drafter, write_tiny_target
 
 MTP = f"model.layers.{LAYERS}."
 SHARED = {MTP + "embed_tokens.weight", MTP + "shared_head.head.weight"}
@@ -52,11 +52,11 @@ def same_bytes(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def test_weights_are_dequantized(target: Path) -> None:
-    stored, prefix = mtp_tensors(target), MTPTensors(read_layout(target)).prefix
+    stored, prefix = mtp_tensors(target), layer_prefix(read_layout(target).config)
     quantized = [name for name in stored if LINEAR.match(name)]
     assert any("experts.3.down_proj" in name for name in quantized)
     for dtype in (torch.float32, torch.bfloat16):
-        views = checkpoint_views(load_mtp(target, dtype))
+        views = checkpoint_names(load_mtp(target, dtype).state_dict())
         for name in quantized:
             scale = spread(stored[name + "_scale_inv"], stored[name].shape)
             assert torch.equal(
@@ -66,7 +66,7 @@ def test_weights_are_dequantized(target: Path) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_round_trip_is_byte_identical(target: Path, tmp_path: Path, dtype: torch.dtype) -> None:
-    save_mtp(load_mtp(target, dtype), target, tmp_path / "speculator")
+    save_drafter(load_mtp(target, dtype), target, tmp_path / "speculator")
     written = load_file(tmp_path / "speculator" / "model.safetensors")
     original = mtp_tensors(target)
     assert set(written) == set(original) - {
@@ -83,14 +83,14 @@ def test_the_round_trip_is_byte_identical(target: Path, tmp_path: Path, dtype: t
 def test_what_changed_is_quantized_and_read_back_as_it_will_be_served(
     target: Path, tmp_path: Path
 ) -> None:
-    speculator, prefix = load_mtp(target), MTPTensors(read_layout(target)).prefix
+    speculator, prefix = load_mtp(target), layer_prefix(read_layout(target).config)
     touched = {"mlp.experts.1.up_proj.weight", "self_attn.o_proj.weight"}
     whole = {"eh_proj.weight", "mlp.gate.weight", "hnorm.weight", "shared_head.norm.weight"}
-    views = checkpoint_views(speculator)
+    views = checkpoint_names(speculator.state_dict())
     with torch.no_grad():
         for suffix in touched | whole:
             views[suffix].add_(torch.randn_like(views[suffix]) * 0.01)
-    save_mtp(speculator, target, tmp_path / "speculator")
+    save_drafter(speculator, target, tmp_path / "speculator")
     written, original = (
         load_file(tmp_path / "speculator" / "model.safetensors"),
         mtp_tensors(target),
@@ -102,7 +102,7 @@ def test_what_changed_is_quantized_and_read_back_as_it_will_be_served(
             assert name + "_scale_inv" not in written
         elif suffix.removesuffix("_scale_inv") not in touched:
             assert same_bytes(tensor, original[name]), name
-    again = checkpoint_views(load_mtp(tmp_path / "speculator"))
+    again = checkpoint_names(load_mtp(tmp_path / "speculator").state_dict())
     for suffix in touched:
         value, scale = quantize(views[suffix].detach(), (128, 128))
         assert same_bytes(written[prefix + suffix], value)
@@ -114,10 +114,10 @@ def test_what_changed_is_quantized_and_read_back_as_it_will_be_served(
 def test_a_block_with_power_of_two_scales_is_written_with_them(tmp_path: Path) -> None:
     source = write_tiny_target(tmp_path / "source")
     target = write_fp8_copy(source, tmp_path / "v3_1", "ue8m0")
-    speculator, prefix = load_mtp(target), MTPTensors(read_layout(target)).prefix
-    changed = checkpoint_views(speculator)["self_attn.o_proj.weight"].detach()
+    speculator, prefix = load_mtp(target), layer_prefix(read_layout(target).config)
+    changed = checkpoint_names(speculator.state_dict())["self_attn.o_proj.weight"].detach()
     changed.add_(torch.randn_like(changed) * 0.01)
-    save_mtp(speculator, target, tmp_path / "speculator")
+    save_drafter(speculator, target, tmp_path / "speculator")
     written = load_file(tmp_path / "speculator" / "model.safetensors")
     name = prefix + "self_attn.o_proj.weight"
     [[scale]] = written[name + "_scale_inv"].tolist()  # one block
@@ -134,7 +134,7 @@ def test_a_block_with_power_of_two_scales_is_written_with_them(tmp_path: Path) -
 
 def test_only_the_shards_that_are_wanted_are_named_and_read(sharded: Path) -> None:
     layout = read_layout(sharded)
-    assert layout.files(MTPTensors(layout).names) == [SECOND]
+    assert layout.files(layer_names(layout)) == [SECOND]
     assert layout.files(target_tensors(layout)) == [FIRST, SECOND]
     wanted = target_tensors(layout)
     assert not SHARED & set(wanted)

@@ -8,7 +8,6 @@ import torch
 
 from outrider.common.errors import OutriderError
 from outrider.speculators.checkpoints.layout import read_layout
-from outrider.speculators.config import SpeculatorConfig
 from outrider.speculators.head_config import HeadConfig
 from outrider.speculators.kinds import kind_of, trainable_kind
 from outrider.speculators.kinds.dflash.kind import DFlash
@@ -25,7 +24,7 @@ def test_a_head_is_recognized_written_and_read_again(target: Path, tmp_path: Pat
     counts = torch.zeros(VOCAB, dtype=torch.long)
     counts[[5, 3, 40]] = torch.tensor([9, 7, 5])
     origin = Origin(target, None, HeadConfig(draft_vocabulary=3, layers=(1, 2)), lambda: counts)
-    head = KIND.start(origin, SpeculatorConfig(), torch.float32, "cpu", seed=1)
+    head = KIND.start(origin, torch.float32, "cpu", seed=1)
     assert head.layers[0].mlp.down_proj.weight.std() < 0.03 < head.fc.weight.std()
     KIND.write(KIND.trained(head, head.state_dict()), origin, tmp_path / "scratch")
     config = json.loads((tmp_path / "scratch" / "config.json").read_text())
@@ -40,7 +39,7 @@ def test_a_head_is_recognized_written_and_read_again(target: Path, tmp_path: Pat
         assert kind_of(other) is trainable_kind(name)
     KIND.check(tmp_path / "scratch", read_layout(target))
     over = Origin(target, tmp_path / "scratch")
-    warm = KIND.start(over, SpeculatorConfig(), torch.float32, "cpu", seed=2)
+    warm = KIND.start(over, torch.float32, "cpu", seed=2)
     KIND.write(KIND.trained(warm, warm.state_dict()), over, tmp_path / "again")
     for name in ("config.json", "model.safetensors"):
         assert (tmp_path / "again" / name).read_bytes() == (

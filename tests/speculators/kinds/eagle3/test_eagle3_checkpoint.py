@@ -14,7 +14,6 @@ from torch import Tensor
 from outrider.common.errors import OutriderError
 from outrider.common.files import read_json
 from outrider.speculators.compatibility import check_speculator
-from outrider.speculators.config import SpeculatorConfig
 from outrider.speculators.draft_vocabulary import chosen_ids, coverage, token_counts
 from outrider.speculators.head_config import HeadConfig
 from outrider.speculators.kinds import kind_of
@@ -31,7 +30,7 @@ COUNTS_V = torch.arange(VOCAB) % 7 * 10
 
 
 def start(origin: Origin, seed: int = 0) -> EagleHead:
-    return EAGLE3.start(origin, SpeculatorConfig(kind="eagle3"), torch.float32, "cpu", seed)
+    return EAGLE3.start(origin, torch.float32, "cpu", seed)
 
 
 def scratch(target: Path, **head: Any) -> Origin:

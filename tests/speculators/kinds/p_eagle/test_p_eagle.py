@@ -13,7 +13,6 @@ from transformers import DynamicCache
 from outrider.common.errors import OutriderError
 from outrider.speculators.checkpoints.layout import read_layout
 from outrider.speculators.checkpoints.target_ends import load_target_ends
-from outrider.speculators.config import SpeculatorConfig
 from outrider.speculators.head_config import HeadConfig
 from outrider.speculators.kinds import kind_of, trainable_kind
 from outrider.speculators.kinds.p_eagle.kind import PEagle
@@ -118,7 +117,7 @@ def test_a_head_is_recognized_written_and_read_again(target: Path, tmp_path: Pat
     counts = torch.zeros(VOCAB, dtype=torch.long)
     counts[[5, 3, 40]] = torch.tensor([9, 7, 5])
     origin = Origin(target, None, HeadConfig(draft_vocabulary=3), lambda: counts)
-    head = KIND.start(origin, SpeculatorConfig(), torch.float32, "cpu", seed=1)
+    head = KIND.start(origin, torch.float32, "cpu", seed=1)
     assert head.mask_hidden.std() > 0.3
     KIND.write(KIND.trained(head, head.state_dict()), origin, tmp_path / "scratch")
     config = json.loads((tmp_path / "scratch" / "config.json").read_text())
@@ -128,7 +127,7 @@ def test_a_head_is_recognized_written_and_read_again(target: Path, tmp_path: Pat
     assert kind_of(write_eagle3_head(target, tmp_path / "eagle3")) is trainable_kind("eagle3")
     KIND.check(tmp_path / "scratch", read_layout(target))
     over = Origin(target, tmp_path / "scratch")
-    warm = KIND.start(over, SpeculatorConfig(), torch.float32, "cpu", seed=2)
+    warm = KIND.start(over, torch.float32, "cpu", seed=2)
     KIND.write(KIND.trained(warm, warm.state_dict()), over, tmp_path / "again")
     assert KIND.swappable(tmp_path / "scratch", tmp_path / "again")
     KIND.write_other_formats(tmp_path / "again", target, "tiny", 5, tmp_path / "twins")
