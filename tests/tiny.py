@@ -6,7 +6,9 @@ transformers writes the layers under DeepSeek's names; the MTP layer is one more
 """
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -113,3 +115,11 @@ def save_drafter(drafter: Drafter, base_dir: Path, directory: Path) -> None:
     kind = trainable_kind_of(base_dir)
     changed = kind.trained(drafter, drafter.state_dict())
     kind.write(changed, Origin(base_dir, base_dir), directory)
+
+
+def edit_tensors(directory: Path, change: Callable[[dict[str, Any]], object]) -> Path:
+    """Changes the tensors of a checkpoint in place."""
+    tensors = load_file(directory / "model.safetensors")
+    change(tensors)
+    save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
+    return directory

@@ -37,7 +37,7 @@ import dataclasses
 import importlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 from outrider.common.errors import OutriderError
 from outrider.speculators.checkpoints.layout import CheckpointLayout
@@ -75,19 +75,6 @@ class Abilities:
     exact for the number that was unrolled, `speculator.depth`, and for no smaller one."""
 
 
-class LoggedRow(Protocol):
-    """Packed sequences with the target's states, as `Drafter.unroll` takes them."""
-
-    token_ids_BT: "Tensor"
-    hidden_BTH: "Tensor"
-    """The target's states after its final norm."""
-    inputs_BTX: "Tensor"
-    """What the drafter reads."""
-    sequence_BT: "Tensor"
-    position_BT: "Tensor"
-    anchor_BT: "Tensor"
-
-
 @dataclasses.dataclass(frozen=True)
 class Origin:
     """What a drafter is trained for, and what it starts from."""
@@ -100,9 +87,10 @@ class Origin:
     token_counts: "Callable[[], Tensor] | None" = None
     """How often each token of the target's vocabulary occurs in the responses that are trained
     on, [V]: what a draft vocabulary is chosen from. None where no traffic is at hand."""
-    rows: "Callable[[], Iterable[LoggedRow]] | None" = None
-    """The training part's rows, in the same order every time, on the device of the speculator: what
-    it is fitted to if it starts from scratch. None: it starts with random weights."""
+    rows: "Callable[[], Iterable[Any]] | None" = None
+    """The training part's rows (`training.batches.Batch`), in the same order every time, on the
+    device of the speculator: what it is fitted to if it starts from scratch. None: it starts with
+    random weights."""
     train: TrainedParameters = "all"
     lora_rank: int = 16
     """Rank of the adapters of `lora`."""

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from outrider.common.errors import OutriderError
 from outrider.speculators.compatibility import check_speculator
@@ -14,7 +14,7 @@ from outrider.speculators.kinds import kind_of
 from outrider.speculators.kinds.mtp.checkpoint import load_mtp
 from tests.eagle3_head import write_eagle3_head
 from tests.fp8_target import write_fp8_copy
-from tests.tiny import LAYERS, VOCAB, save_drafter, write_tiny_target
+from tests.tiny import LAYERS, VOCAB, edit_tensors, save_drafter, write_tiny_target
 
 MTP = f"model.layers.{LAYERS}."
 DRAFTS = VOCAB // 4
@@ -25,12 +25,6 @@ DRAFTS = VOCAB // 4
 def speculator(target, tmp_path):
     save_drafter(load_mtp(target), target, tmp_path / "speculator")
     return tmp_path / "speculator"
-
-
-def edit_tensors(directory: Path, change) -> None:
-    tensors = load_file(directory / "model.safetensors")
-    change(tensors)
-    save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
 
 
 def edit_config(directory: Path, **values) -> None:

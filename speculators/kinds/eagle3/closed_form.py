@@ -25,13 +25,13 @@ Shapes: N anchors, H hidden, X features, Y outputs, D dims of a head, V values o
 import contextlib
 import math
 from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from outrider.speculators.heads import TargetEnds
 from outrider.speculators.kinds.eagle3.layer import EagleHead
-from outrider.speculators.kinds.protocol import LoggedRow
 from outrider.speculators.unroll import valid_BT
 
 STRENGTHS = (1.0, 3e-1, 1e-1, 3e-2, 1e-2, 3e-3, 1e-3)
@@ -52,7 +52,8 @@ QUERY_NOISE = 0.1
 DRAFTS, DRAFT_WEIGHT = 2, 0.6
 """Drafts that the MLP is fitted to, and the weight of each relative to the one before."""
 
-Rows = Callable[[], Iterable[LoggedRow]]
+Rows = Callable[[], Iterable[Any]]
+"""Packed sequences with the target's states, as `Origin.rows` gives them."""
 
 
 class Ridge:
@@ -68,7 +69,7 @@ class Ridge:
             for _ in range(2)
         )
 
-    def wanted(self, rows: Iterable[LoggedRow]) -> Iterator[LoggedRow]:
+    def wanted(self, rows: Iterable[Any]) -> Iterator[Any]:
         """The first rows, as many as the regression needs."""
         for row in rows:
             if self.anchors >= ANCHORS_PER_FEATURE * len(self.fitted[0]):

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from outrider.common.errors import OutriderError
 from outrider.speculators.kinds.mtp.checkpoint import load_mtp
 from outrider.speculators.kinds.mtp.kind import MTP
-from tests.tiny import LAYERS, save_drafter
+from tests.tiny import LAYERS, edit_tensors, save_drafter
 
 PREFIX = f"model.layers.{LAYERS}."
 
@@ -20,12 +20,6 @@ PREFIX = f"model.layers.{LAYERS}."
 @pytest.fixture
 def broken(target: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(target, tmp_path / "broken"))
-
-
-def edit(directory: Path, change) -> None:
-    tensors = load_file(directory / "model.safetensors")
-    change(tensors)
-    save_file(tensors, directory / "model.safetensors")
 
 
 def test_round_trip_is_byte_identical(target: Path, tmp_path: Path) -> None:
@@ -57,7 +51,7 @@ def test_missing_and_unexpected_tensors_are_named(broken: Path) -> None:
             PREFIX + "mlp.experts.1.up_proj.weight"
         )
 
-    edit(broken, change)
+    edit_tensors(broken, change)
     with pytest.raises(
         OutriderError, match=r"missing: .*experts\.1\.up_proj.*unexpected: .*experts\.9\.up_proj"
     ):
@@ -67,7 +61,7 @@ def test_missing_and_unexpected_tensors_are_named(broken: Path) -> None:
 def test_a_nan_of_one_expert_is_found_in_that_expert(broken: Path) -> None:
     """Each weight is checked by itself: of R1's stacked experts the check would copy 30 GB."""
     name = "mlp.experts.1.up_proj.weight"
-    edit(broken, lambda tensors: tensors[PREFIX + name][3].fill_(float("nan")))
+    edit_tensors(broken, lambda tensors: tensors[PREFIX + name][3].fill_(float("nan")))
     with pytest.raises(OutriderError, match=rf"not a finite number in {re.escape(name)};"):
         load_mtp(broken)
 
@@ -77,7 +71,7 @@ def test_a_target_without_mtp_layer(broken: Path) -> None:
         for name in [name for name in tensors if name.startswith(PREFIX)]:
             del tensors[name]
 
-    edit(broken, drop)
+    edit_tensors(broken, drop)
     with pytest.raises(OutriderError, match=r"no tensor named model\.layers\.2"):
         MTP().check_target(broken, None, config_only=False)
     config = json.loads((broken / "config.json").read_text())
