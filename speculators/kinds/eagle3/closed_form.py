@@ -25,13 +25,14 @@ Shapes: N anchors, H hidden, X features, Y outputs, D dims of a head, V values o
 import contextlib
 import math
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from outrider.speculators.heads import TargetEnds
 from outrider.speculators.kinds.eagle3.layer import EagleHead
+from outrider.speculators.layers.llama_attention import LlamaAttention
 from outrider.speculators.unroll import valid_BT
 
 STRENGTHS = (1.0, 3e-1, 1e-1, 3e-2, 1e-2, 3e-3, 1e-3)
@@ -138,7 +139,7 @@ def _set_attention(
     head: EagleHead, b_HH: Tensor, covariance_HH: Tensor, mean_H: Tensor, seed: int
 ) -> None:
     """Attention whose output is B e of the token itself, for e of this covariance and mean."""
-    shape, attention = head.shape, head.midlayer.self_attn
+    shape, attention = head.shape, cast(LlamaAttention, head.midlayer.self_attn)
     dim, values = shape.head_dim, shape.kv_heads * shape.head_dim
     power_H, axes_HH = torch.linalg.eigh(covariance_HH)
     root_HH = (axes_HH * power_H.clamp_min(0).sqrt()) @ axes_HH.T
