@@ -12,8 +12,7 @@ Both are base classes with defaults, so that a kind states only what differs.
 
 The modules of this folder that the registry imports do not import torch, so that
 `train-speculator --help` and `--dry-run` start fast. What needs torch is a function of the kind's
-`checkpoint` module, with the method's name and the kind as its first argument; the module is
-imported when the method is called.
+`checkpoint` module under the method's name; the module is imported when the method is called.
 
 How a trainable kind is used:
 
