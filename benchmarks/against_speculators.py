@@ -69,14 +69,10 @@ def ours(args: argparse.Namespace) -> None:
     """Trains by the trainer's own parts."""
     import torch
 
+    from outrider.common.files import read_json
     from outrider.data.features.feature_store import FeatureStore
     from outrider.serving.config import TargetConfig
     from outrider.speculators.checkpoints.target_ends import load_target_ends
-    from outrider.speculators.kinds.eagle3.checkpoint import (
-        load_head,
-        trained_tensors,
-        write_head,
-    )
     from outrider.speculators.kinds.eagle3.kind import Eagle3
     from outrider.speculators.kinds.protocol import Origin
     from outrider.training.batches import assemble
@@ -88,22 +84,21 @@ def ours(args: argparse.Namespace) -> None:
     target_dir = TargetConfig().directory()
     samples, rows = planned(args)
     store = FeatureStore.open(args.run / "states")
-    head, ends = (
-        load_head(Eagle3(), args.out / "start", target_dir, torch.float32),
-        load_target_ends(target_dir),
-    )
+    kind, ends = Eagle3(), load_target_ends(target_dir)
+    head = kind.load(args.out / "start", target_dir, torch.float32)
     model = ChainUnroll(head, ends, args.depth)
     optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.95), weight_decay=0.0)
     plain = {sample.sequence_id: Sampling(temperature=1.0, top_p=1.0) for sample in samples}
     config = TrainingConfig(loss="kl", depth_weights="decay")
     objective = Objective(config, args.depth, ends.lm_head_VH, samples, plain, False)
-    features = head.shape.features()
+    configs = (read_json(path / "config.json") for path in (args.out / "start", target_dir))
+    features = kind.features(*configs)
 
     def work(command: dict[str, Any]) -> float:
         if "write" in command:
             origin = Origin(target_dir, args.out / "start")
-            tensors = trained_tensors(head, head.state_dict())
-            write_head(Eagle3(), tensors, origin, Path(command["write"]))
+            tensors = kind.trained(head, head.state_dict())
+            kind.write(tensors, origin, Path(command["write"]))
             return 0.0
         step, row = command["step"], rows[command["step"]]
         batch = assemble(store, samples, row, args.row_tokens, features)
@@ -244,16 +239,12 @@ def prepare(args: argparse.Namespace) -> int:
     import torch
     from safetensors.torch import save_file
 
+    from outrider.common.files import read_json
     from outrider.data.features.feature_store import FeatureStore
     from outrider.serving.config import TargetConfig
     from outrider.speculators.checkpoints.target_ends import load_target_ends
     from outrider.speculators.draft_vocabulary import token_counts
     from outrider.speculators.head_config import HeadConfig
-    from outrider.speculators.kinds.eagle3.checkpoint import (
-        start_head,
-        trained_tensors,
-        write_head,
-    )
     from outrider.speculators.kinds.eagle3.kind import Eagle3
     from outrider.speculators.kinds.protocol import Origin
 
@@ -269,12 +260,14 @@ def prepare(args: argparse.Namespace) -> int:
         HeadConfig(draft_vocabulary=args.draft_vocabulary),
         lambda: token_counts(responses, vocab),
     )
-    head = start_head(Eagle3(), origin, torch.float32, "cpu", seed=0)
-    write_head(Eagle3(), trained_tensors(head, head.state_dict()), origin, args.out / "start")
+    kind = Eagle3()
+    head = kind.start(origin, torch.float32, "cpu", seed=0)
+    kind.write(kind.trained(head, head.state_dict()), origin, args.out / "start")
     embedding, lm_head = ends.embedding_VH.float(), ends.lm_head_VH.float()
     save_file({"embedding": embedding, "lm_head": lm_head}, args.out / "ends.safetensors")
     (args.out / "rows").mkdir(exist_ok=True)
-    layers = head.shape.features()
+    configs = (read_json(path / "config.json") for path in (args.out / "start", target_dir))
+    layers = kind.features(*configs)
     for step, row in enumerate(rows):
         tensors = {}
         for number, index in enumerate(row):

@@ -4,7 +4,7 @@ SpeculatorConfig(depth=4)
 """
 
 from collections.abc import Sequence
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 from pydantic import (
     AfterValidator,
@@ -122,9 +122,6 @@ class SpeculatorConfig(BaseModel):
     lora_rank: int = Field(default=16, ge=8, multiple_of=8)
     """Rank of the adapters of each expert's projections, a multiple of 8 for the grouped products;
     with `train: lora` only."""
-
-    lora_alpha: ClassVar[float] = 32.0
-    """The adapters' product is scaled by `lora_alpha / lora_rank`; with `train: lora` only."""
 
     draft_sample_method: Literal["greedy", "probabilistic"] = "greedy"
     """How drafts are chosen, in serving, in exact replay and in the training loss. `greedy`: the

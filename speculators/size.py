@@ -2,7 +2,7 @@
 
     size = drafter_size(kind, config, target_config, "config.json")
     size.total, size.trained("non_routed"), size.parts      # R1: 11.6 B, 336 M, {...}
-    size.kept(row, depth=3).linear                          # bytes until backward
+    size.kept(8192, 8190, depth=3).linear                   # bytes until backward
 
 Both are read off the module on the meta device, where tensors have shapes and no memory: parameters
 by name, and the storages that autograd saves while the unroll runs.
@@ -11,7 +11,7 @@ by name, and the storages that autograd saves while the unroll runs.
 import dataclasses
 import functools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from outrider.speculators.kinds.protocol import TrainableKind, TrainedParameters
@@ -33,33 +33,6 @@ PARTS = (
 """(part of a parameter's name, part of the layer); first match, else the name's first word."""
 
 
-@dataclasses.dataclass(frozen=True)
-class RowShape:
-    """The sequences of a training row, each as (tokens, anchors)."""
-
-    sequences: tuple[tuple[int, int], ...]
-
-    @classmethod
-    def of_sequences(cls, sequences: Iterable[tuple[int, int]]) -> "RowShape":
-        """The row of sequences given as (tokens, anchors)."""
-        return cls(tuple(sequences))
-
-    @classmethod
-    def full(cls, tokens: int) -> "RowShape":
-        """The largest row of `tokens` slots: one sequence that is all response."""
-        return cls(((tokens, tokens - 2),))
-
-    @property
-    def tokens(self) -> int:
-        """Slots that hold a token."""
-        return sum(tokens for tokens, _ in self.sequences)
-
-    @property
-    def anchors(self) -> int:
-        """Slots from which a chain starts."""
-        return sum(anchors for _, anchors in self.sequences)
-
-
 class Kept(NamedTuple):
     """Bytes that autograd keeps of an unroll until backward, without weights."""
 
@@ -68,7 +41,6 @@ class Kept(NamedTuple):
     scores: int
     """Scores, probabilities and masks of a CPU's dense attention."""
     largest_scores: int
-    """The largest of them, of one sequence."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -139,56 +111,43 @@ class DrafterSize:
         return anchors * (6.0 * depth * used + 2.0 * head + depth * (6 * own_head or 4 * head))
 
     @functools.cache  # noqa: B019 (a size is as old as its plan)
-    def kept(self, row: RowShape, depth: int) -> Kept:
-        """What autograd keeps of the unroll of a row in bf16, where no depth is computed again."""
+    def kept(self, tokens: int, anchors: int, depth: int) -> Kept:
+        """What autograd keeps of the unroll of a row of one sequence, in bf16.
+
+        A chain starts from the last `anchors` of its `tokens` from which two tokens follow.
+
+        Each storage counts once, and no depth is computed again. Weights are left out.
+        """
         import torch
 
         from outrider.speculators.heads import TargetEnds
 
         dtype = torch.bfloat16  # on the meta device, grouped products take no other
         drafter = self.drafter.to(dtype)
-        lengths = torch.tensor([tokens for tokens, _ in row.sequences])
-        sequence_BT = torch.arange(len(lengths)).repeat_interleave(lengths)[None]
-        anchor_BT = torch.cat([_anchors(*each) for each in row.sequences])[None]
-        found = _Saved(drafter, row.sequences)
+        ours = {parameter.untyped_storage()._cdata for parameter in drafter.parameters()}
+        linear: dict[int, Any] = {}
+        scores: dict[int, Any] = {}
+
+        def save(tensor: "torch.Tensor") -> "torch.Tensor":
+            storage = tensor.untyped_storage()
+            if storage._cdata not in ours:
+                quadratic = tuple(tensor.shape[-2:]) == (anchors, tokens)
+                (scores if quadratic else linear)[storage._cdata] = storage
+            return tensor
+
+        sequence_BT = torch.zeros(1, tokens, dtype=torch.long)
+        anchor_BT = torch.zeros(1, tokens, dtype=torch.bool)
+        anchor_BT[0, tokens - 2 - anchors : tokens - 2] = True
         with torch.device("meta"):
             ends = TargetEnds(*(torch.empty(self.vocab, self.hidden, dtype=dtype) for _ in "EW"))
-            token_BT = torch.empty(1, row.tokens, dtype=torch.long)
-            inputs_BTX = torch.empty(1, row.tokens, self.read, dtype=dtype)
-        with torch.autograd.graph.saved_tensors_hooks(found.save, lambda tensor: tensor):
+            token_BT = torch.empty(1, tokens, dtype=torch.long)
+            inputs_BTX = torch.empty(1, tokens, self.read, dtype=dtype)
+        with torch.autograd.graph.saved_tensors_hooks(save, lambda tensor: tensor):
             drafter.unroll(ends, token_BT, inputs_BTX, sequence_BT, token_BT, anchor_BT, depth)
-        return found.kept()
-
-
-class _Saved:
-    """The distinct storages that autograd saves, without weights."""
-
-    def __init__(self, drafter: "Drafter", sequences: Sequence[tuple[int, int]]):
-        self.ours = {parameter.untyped_storage()._cdata for parameter in drafter.parameters()}
-        self.score_shapes = {(anchors, tokens) for tokens, anchors in sequences}
-        self.linear: dict[int, Any] = {}
-        self.scores: dict[int, Any] = {}
-
-    def save(self, tensor: "torch.Tensor") -> "torch.Tensor":
-        storage = tensor.untyped_storage()
-        if storage._cdata not in self.ours:
-            quadratic = tuple(tensor.shape[-2:]) in self.score_shapes
-            (self.scores if quadratic else self.linear)[storage._cdata] = storage
-        return tensor
-
-    def kept(self) -> Kept:
-        linear, scores = (
-            [storage.nbytes() for storage in found.values()] for found in (self.linear, self.scores)
+        linear_bytes, score_bytes = (
+            [storage.nbytes() for storage in found.values()] for found in (linear, scores)
         )
-        return Kept(sum(linear), sum(scores), max(scores, default=0))
-
-
-def _anchors(tokens: int, anchors: int) -> "torch.Tensor":
-    """Marks the last anchors of a sequence from which two tokens follow."""
-    import torch
-
-    slot_T = torch.arange(tokens)
-    return (slot_T >= tokens - 2 - anchors) & (slot_T < tokens - 2)
+        return Kept(sum(linear_bytes), sum(score_bytes), max(score_bytes, default=0))
 
 
 def drafter_size(

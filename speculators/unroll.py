@@ -13,8 +13,9 @@ depths exists, and only the first part depends on the device (layers/prefix_atte
 are the logged ones. That is teacher forcing along an accepted chain, the only case that matters:
 the engine discards a chain after a rejected token.
 
-    u = unroll(chain, ends, token_ids_BT, inputs_BTX, sequence_BT, position_BT, depth=4)
-    head.logits(u[s])[b, i]      # for the token at i+2+s, where valid_BT(sequence_BT, s)[b, i]
+    anchors_N, u = unroll_anchors(chain, ends, token_ids_BT, inputs_BTX, sequence_BT, position_BT,
+                                  anchor_BT, depth=4)
+    head.logits(u[s])            # for the tokens at i+2+s, where valid_BT(sequence_BT, s)
 
 The kinds' layers (`Chain`) supply inputs, projections and states; this file supplies the order.
 
@@ -68,34 +69,6 @@ def valid_BT(sequence_BT: Tensor, depth: int) -> Tensor:
     return valid
 
 
-def unroll(
-    chain: Chain,
-    ends: TargetEnds,
-    token_ids_BT: Tensor,
-    inputs_BTX: Tensor,
-    sequence_BT: Tensor,
-    position_BT: Tensor,
-    depth: int,
-) -> list[Tensor]:
-    """States u[s] [B, T, H] for s < depth; zero where `valid_BT(sequence_BT, s)` is false.
-
-    `sequence_BT` numbers the sequence of a slot, contiguous within a row, -1 for padding;
-    `position_BT` counts from 0 in each sequence.
-    """
-    anchor_BT = valid_BT(sequence_BT, 0)
-    anchors_N, states = unroll_anchors(
-        chain, ends, token_ids_BT, inputs_BTX, sequence_BT, position_BT, anchor_BT, depth
-    )
-    spread = []
-    for s, u_NH in enumerate(states):
-        keep_N = valid_BT(sequence_BT, s).flatten()[anchors_N]
-        out = u_NH.new_zeros(sequence_BT.numel(), u_NH.shape[-1])
-        spread.append(
-            out.index_copy(0, anchors_N[keep_N], u_NH[keep_N]).view(*sequence_BT.shape, -1)
-        )
-    return spread
-
-
 def unroll_anchors(
     chain: Chain,
     ends: TargetEnds,
@@ -108,10 +81,12 @@ def unroll_anchors(
     mask_token: int | None = None,
     recompute: bool = False,
 ) -> tuple[Tensor, list[Tensor]]:
-    """As `unroll` for chosen anchors: flat indices [N] into B*T, and u[s] of shape [N, H].
+    """The chains of all anchors: flat indices [N] into B*T, and u[s] of shape [N, H] for s < depth.
 
-    Every anchor must be valid at depth 0. A chain that runs past the end of its sequence repeats
-    the last token; its states there mean nothing and are not read (`valid_BT`).
+    `sequence_BT` numbers the sequence of a slot, contiguous within a row, -1 for padding;
+    `position_BT` counts from 0 in each sequence. Every anchor must be valid at depth 0. A chain
+    that runs past the end of its sequence repeats the last token; its states there mean nothing and
+    are not read (`valid_BT`).
 
     A parallel drafter reads `mask_token` at every depth but the first, and no draft. Its inputs
     there are one row [1, ...] for all anchors, and only the positions differ.

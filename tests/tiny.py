@@ -6,11 +6,17 @@ transformers writes the layers under DeepSeek's names; the MTP layer is one more
 """
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
+
+from outrider.speculators.kinds import trainable_kind_of
+from outrider.speculators.kinds.drafter import Drafter
+from outrider.speculators.kinds.protocol import Origin
 
 LAYERS = 2
 VOCAB = 97
@@ -101,4 +107,19 @@ def write_tiny_target(
         "scoring_func": "sigmoid",
     }
     (directory / "config.json").write_text(json.dumps(settings, indent=2))
+    return directory
+
+
+def save_drafter(drafter: Drafter, base_dir: Path, directory: Path) -> None:
+    """Writes the directory of a speculator that was loaded from `base_dir`, as training does."""
+    kind = trainable_kind_of(base_dir)
+    changed = kind.trained(drafter, drafter.state_dict())
+    kind.write(changed, Origin(base_dir, base_dir), directory)
+
+
+def edit_tensors(directory: Path, change: Callable[[dict[str, Any]], object]) -> Path:
+    """Changes the tensors of a checkpoint in place."""
+    tensors = load_file(directory / "model.safetensors")
+    change(tensors)
+    save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
     return directory

@@ -36,7 +36,11 @@ class States(Protocol):
 
 
 class Store(States, Protocol):
-    """The part of a feature store that training reads."""
+    """The part of a feature store that training reads.
+
+    A stream (data/streamed.py) has the validation part, and `reading(sequence_ids)` of the training
+    part in that order, captured while training runs: its `read`, `off_policy` and `close`.
+    """
 
     @property
     def manifest(self) -> dict[str, Any]:
@@ -48,23 +52,6 @@ class Store(States, Protocol):
 
     def tokens(self, sequence_id: str) -> Tensor:
         """[T]: its token ids alone."""
-
-
-class Reading(States, Protocol):
-    """The sequences of a stream that one process reads, in order."""
-
-    def off_policy(self, sequence_ids: Sequence[str]) -> list[bool]:
-        """Which of these sequences are off-policy and therefore get no loss."""
-
-    def close(self) -> None:
-        """Ends a `read` that waits in another thread."""
-
-
-class FeatureSource(Store, Protocol):
-    """A stream (data/streamed.py), captured while training runs; `read` has the validation part."""
-
-    def reading(self, sequence_ids: Sequence[str]) -> Reading:
-        """Reads these sequences of the training part, in this order."""
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,12 @@
 """Memory of one training process, by part and phase, computed before it exists.
 
-    plan = MemoryPlan(size, RowShape.full(8192), row_tokens=8192, depth=3, zero_stage=2)
+    plan = MemoryPlan(size, row_tokens=8192, depth=3, zero_stage=2)
     needed = plan.phases()                # {"start": {part: bytes}, "steps": {part: bytes}}
     plan.peak()                           # ("steps", bytes)
 
-Two phases can be the largest: the start, when the base speculator in float32 exists next to the
-prepared one (step-0 parity), and backward of a step. Weights, masters, AdamW's moments and the sum
+Three phases can be the largest: the closed-form fit of a head from scratch, the start, when the
+base speculator in float32 exists next to the prepared one (step-0 parity), and backward of a step.
+The largest row is one response that fills it. Weights, masters, AdamW's moments and the sum
 of gradients over rows take what DeepSpeed estimates: 2 P + 18 P / n bytes for ZeRO-2 in bf16
 (`estimate_zero2_model_states_mem_needs`). But every depth of the unroll uses every weight, so
 autograd holds whole gradients until depth 0 hands them over: 2 P instead of 2 P / n, and the newest
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from outrider.speculators.kinds.protocol import TrainedParameters
-from outrider.speculators.size import DrafterSize, RowShape
+from outrider.speculators.size import DrafterSize
 
 if TYPE_CHECKING:
     import torch
@@ -56,8 +57,6 @@ class MemoryPlan:
     """The settings that decide the memory of a training process."""
 
     size: DrafterSize
-    row: RowShape
-    """The largest row."""
     row_tokens: int
     depth: int
     zero_stage: int = 1
@@ -69,6 +68,19 @@ class MemoryPlan:
     device: Literal["cpu", "cuda"] = "cuda"
     warm: bool = True
     """Whether training starts from a base, which step-0 parity computes in float32."""
+    fitted: bool = False
+    """Whether a closed-form fit gives the first weights."""
+    sequence: tuple[int, int] | None = None
+    """Tokens and anchors of a row's only sequence; None: a response that fills the row."""
+
+    @property
+    def row(self) -> tuple[int, int]:
+        """Tokens of the row, and slots from which a chain starts."""
+        return self.sequence or self._full
+
+    @property
+    def _full(self) -> tuple[int, int]:
+        return self.row_tokens, self.row_tokens - 2
 
     @property
     def trained(self) -> int:
@@ -83,7 +95,10 @@ class MemoryPlan:
 
     def phases(self) -> dict[str, dict[str, int]]:
         """Bytes by part in each phase; the parts of a phase exist at once."""
-        phases = {"start": self._always() | self._start(), "steps": self._always() | self._steps()}
+        always = self._always()
+        phases = {"start": always | self._start(), "steps": always | self._steps()}
+        if self.fitted:
+            phases["fit"] = self._fit(always)
         return {
             phase: {part: int(value) for part, value in parts.items() if value}
             for phase, parts in phases.items()
@@ -108,8 +123,7 @@ class MemoryPlan:
     @property
     def recompute(self) -> bool:
         """Whether backward computes every depth again, which the largest possible row decides."""
-        full = RowShape.full(self.row_tokens)
-        return self.size.drafter.recomputes and self._kept(full, self.depth) > KEPT_AT_MOST
+        return self.size.drafter.recomputes and self._kept(*self._full, self.depth) > KEPT_AT_MOST
 
     @property
     def _b(self) -> int:
@@ -150,6 +164,20 @@ class MemoryPlan:
             "libraries": LIBRARIES * (not gpu),
         }
 
+    def _fit(self, always: dict[str, float]) -> dict[str, float]:
+        """The head and the target's ends in float32, and a ridge regression in float64.
+
+        It holds products of the features, states and embedding, for fitted and for held-out rows,
+        and solves one set of them. Masters and sums of gradients do not exist yet.
+        """
+        features = self.size.read + self.size.hidden
+        squares, crosses = features**2, features * self.size.hidden
+        parts = ("embedding_and_head", "rows_in_flight", "cuda_context_assumed", "libraries")
+        return {part: always[part] for part in parts} | {
+            "head_and_ends_float32": 4 * self.size.total + 3 * self.size.ends,
+            "regression": 8 * (4 * squares + 5 * crosses),
+        }
+
     def _start(self) -> dict[str, float]:
         """Exact replay of a validation row without gradients, by the base in float32 if any.
 
@@ -157,20 +185,20 @@ class MemoryPlan:
         gradients takes half of what autograd would keep of it (measured: 0.35 to 0.5).
         """
         size, width = self.size, 4 if self.warm else self._b
-        states = width * self.depth * self.row.anchors * size.hidden
+        states = width * self.depth * self.row[1] * size.hidden
         return {
             "base_speculator_float32": 4 * size.total * self.warm,
             "mapped_checkpoint": 2 * size.total * (self.warm and self.device == "cpu"),
             "head_float32": 2 * size.ends * (self.warm and self._b == 2),
-            "activations": 0.5 * self._kept(self.row, 1) * width / self._b + states,
+            "activations": 0.5 * self._kept(*self.row, 1) * width / self._b + states,
             "loss_chunk": self._chunk,
         }
 
     def _steps(self) -> dict[str, float]:
         """Peak memory of backward: before any gradient exists, and when all but one do."""
-        size, b, row = self.size, self._b, self.row
+        size, b = self.size, self._b
         # A trained head's rows are handed over as a copy.
-        states = b * (3 * self.depth * row.anchors * size.hidden + size.parts.get("lm_head", 0))
+        states = b * (3 * self.depth * self.row[1] * size.hidden + size.parts.get("lm_head", 0))
         always = {"adam_moments": 8 * self._share, "drafted_states": states}
         newest: float = b * size.largest if self.trained_parameters == "all" else 0
         gradients: float = b * self.trained
@@ -181,7 +209,7 @@ class MemoryPlan:
             bucket = BUCKET if self.device == "cuda" else min(BUCKET, self.trained)
             newest = b * bucket + max(newest, 4 * max(bucket, min(size.largest, self._share)))
         # Attention's backward on a CPU: gradients of probabilities and of scores.
-        scratch = 2 * size.kept(row, 1).largest_scores * (self.device == "cpu")
+        scratch = 2 * size.kept(*self.row, 1).largest_scores * (self.device == "cpu")
         first = always | {"activations": self._held(self.depth) + max(scratch, self._chunk)}
         later = always | {
             "activations": self._held(self.depth - 1) + max(scratch - newest, 0),
@@ -197,18 +225,19 @@ class MemoryPlan:
     def _held(self, depth: int) -> float:
         """Bytes of the activations of so many depths; where they are computed again, of one."""
         if not self.recompute:
-            return self._kept(self.row, depth) if depth else 0
+            return self._kept(*self.row, depth) if depth else 0
         # A depth is computed again from its state, input, queries, keys and values.
         inputs = self._b * self.size.drafter.input_values()
         # Gradients of keys and values wait for depth 0. The parts of a depth are computed again one
         # after the other: three quarters of it at once.
-        waiting = inputs * (depth * self.row.anchors + self.row.tokens)
-        again = self.size.kept(self.row, 1)
+        tokens, anchors = self.row
+        waiting = inputs * (depth * anchors + tokens)
+        again = self.size.kept(*self.row, 1)
         return waiting + self._b / 2 * (0.75 * again.linear + again.scores * (self.device == "cpu"))
 
-    def _kept(self, row: RowShape, depth: int) -> float:
+    def _kept(self, tokens: int, anchors: int, depth: int) -> float:
         """Bytes that autograd keeps where nothing is computed again."""
-        found = self.size.kept(row, depth)
+        found = self.size.kept(tokens, anchors, depth)
         return self._b / 2 * (found.linear + found.scores * (self.device == "cpu"))
 
 

@@ -17,7 +17,7 @@ import signal
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from accelerate.utils import broadcast, gather_object
@@ -34,12 +34,10 @@ from outrider.speculators.kinds.drafter import Drafter
 from outrider.speculators.kinds.protocol import Origin
 from outrider.speculators.parity import complaint
 from outrider.speculators.planned import planned
-from outrider.speculators.size import RowShape, drafter_size
+from outrider.speculators.size import drafter_size
 from outrider.training.batches import (
     Batch,
-    FeatureSource,
     Prefetch,
-    Reading,
     Store,
     assemble,
     responses,
@@ -122,7 +120,6 @@ class Trainer:
         self.size = drafter_size(self.kind, config, target_config)
         speculator.recompute = MemoryPlan(
             self.size,
-            RowShape.full(row_tokens),
             row_tokens,
             self.depth,
             compute=self.config.compute,
@@ -161,6 +158,8 @@ class Trainer:
             self.spec.speculator.head,
             lambda: self._token_counts(self.samples),
             None if self.config.streams else self._rows,
+            self.spec.speculator.train,
+            self.spec.speculator.lora_rank,
         )
 
     def _rows(self) -> Iterator[Batch]:
@@ -174,8 +173,7 @@ class Trainer:
         origin, first = self.origin, self.accelerator.is_main_process
         if not first:  # the first process alone is fitted to the rows
             origin = dataclasses.replace(origin, rows=None)
-        settings = self.spec.speculator, dtype, self.device, self.config.seed
-        speculator = self.kind.start(origin, *settings)
+        speculator = self.kind.start(origin, dtype, self.device, self.config.seed)
         if origin.base_dir is None:
             for parameter in speculator.parameters():
                 broadcast(parameter.data)
@@ -294,7 +292,7 @@ class Trainer:
             reading: Any = self.source
             if self.config.streams:
                 names = [self.samples[index].sequence_id for row in rows for index in row]
-                reading = cast(FeatureSource, self.source).reading(names)
+                reading = reading.reading(names)
             shape = self.config.row_tokens, self.features
             batches = stack.enter_context(Prefetch(reading, self.samples, rows, *shape))
             if self.config.streams:  # ends a read that the thread of `batches` waits in
@@ -315,9 +313,7 @@ class Trainer:
                         " rerun the command to resume"
                     )
 
-    def _step(
-        self, step: int, supply: Iterator[Batch], batches: Prefetch, reading: Reading
-    ) -> None:
+    def _step(self, step: int, supply: Iterator[Batch], batches: Prefetch, reading: Any) -> None:
         """One optimizer step over this process's rows of the step."""
         began, waited = time.perf_counter(), batches.waited
         rows = self.steps[step]
@@ -436,7 +432,7 @@ class Trainer:
         self._say(export_line(state["base"], state["best"], profile))
         return profile
 
-    def _masked(self, rows: Sequence[Row], reading: Reading) -> frozenset[int]:
+    def _masked(self, rows: Sequence[Row], reading: Any) -> frozenset[int]:
         """Samples of a step without a loss: each process judges those of the rows that it reads."""
         if not self.config.streams:
             return frozenset()

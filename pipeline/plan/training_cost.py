@@ -31,7 +31,7 @@ from outrider.pipeline.recipe.recipe import Recipe
 from outrider.pipeline.run_dir import RunDirectory
 from outrider.speculators.kinds import trainable_kind
 from outrider.speculators.planned import planned, stored_features, warms_up
-from outrider.speculators.size import RowShape, drafter_size
+from outrider.speculators.size import drafter_size
 from outrider.training.memory import MemoryPlan
 
 ASSUMED_GPU = 150e9
@@ -59,11 +59,14 @@ class Memory(NamedTuple):
 
 
 def price(
-    run: RunDirectory, recipe: Recipe, gpu_bytes: int | None = None, row: RowShape | None = None
+    run: RunDirectory,
+    recipe: Recipe,
+    gpu_bytes: int | None = None,
+    sequence: tuple[int, int] | None = None,
 ) -> dict[str, Any]:
     """The whole estimate as one object.
 
-    `gpu_bytes` is a GPU's memory from the command line; `row` replaces the largest possible row.
+    `gpu_bytes` is a GPU's memory from the command line; `sequence` is that of `MemoryPlan`.
     """
     target = local_target(recipe)
     config, source = target_config(recipe, target)
@@ -74,7 +77,7 @@ def price(
         }
     volume, rates = traffic_volume(run, recipe), rates_of(recipe, config)
     kinds = {
-        name: _of_kind(recipe.of_kinds([name]), config, source, gpu_bytes, row)
+        name: _of_kind(recipe.of_kinds([name]), config, source, gpu_bytes, sequence)
         for name in recipe.speculator.kinds
     }
     checkpoints = {name: kind["checkpoint_bytes"] for name, kind in kinds.items()}
@@ -121,10 +124,10 @@ def _of_kind(
     config: dict[str, Any],
     source: object,
     gpu: int | None,
-    row: RowShape | None,
+    sequence: tuple[int, int] | None,
 ) -> dict[str, Any]:
     """Parameters, memory and checkpoint of the training of the recipe's only kind."""
-    plan = memory_plan(recipe, config, source, row)
+    plan = dataclasses.replace(memory_plan(recipe, config, source), sequence=sequence)
     size = plan.size
     # A head is published in bf16, whatever its target is in.
     published = planned(recipe.speculator, config).get("quantization_config")
@@ -136,22 +139,22 @@ def _of_kind(
             "target_ends_frozen": size.ends,
             "parts": size.parts,
         },
-        "row": {"tokens": plan.row.tokens, "anchors": plan.row.anchors},
+        "row": dict(zip(("tokens", "anchors"), plan.row, strict=True)),
         "checkpoint_bytes": plan.checkpoint_bytes(),
         "speculator_bytes": int(size.total * (FP8_BYTES if published else 2)),
         "memory": list(_judged(plan, recipe, gpu)),
     }
 
 
-def memory_plan(
-    recipe: Recipe, config: dict[str, Any], source: object, row: RowShape | None = None
-) -> MemoryPlan:
-    """The memory of the training of the recipe's only kind; by default for a full row."""
-    speculator = planned(recipe.speculator, config)
-    training = recipe.training
+def memory_plan(recipe: Recipe, config: dict[str, Any], source: object) -> MemoryPlan:
+    """The memory of the training of the recipe's only kind."""
+    kind, speculator = (
+        trainable_kind(recipe.speculator.only_kind),
+        planned(recipe.speculator, config),
+    )
+    training, warm = recipe.training, warms_up(recipe.speculator, config)
     return MemoryPlan(
-        drafter_size(trainable_kind(recipe.speculator.only_kind), speculator, config, source),
-        row or RowShape.full(training.row_tokens),
+        drafter_size(kind, speculator, config, source),
         training.row_tokens,
         recipe.speculator.depth,
         zero_stage=training.zero_stage,
@@ -159,7 +162,8 @@ def memory_plan(
         compute=training.compute,
         trained_parameters=recipe.speculator.train,
         lora_rank=recipe.speculator.lora_rank,
-        warm=warms_up(recipe.speculator, config),
+        warm=warm,
+        fitted=kind.fitted(speculator) and not warm and not training.streams,
     )
 
 

@@ -24,6 +24,9 @@ SCALE_SUFFIX = "_scale_inv"
 POWERS_OF_TWO = "ue8m0"
 """`scale_fmt` of scales that are powers of two."""
 
+DERIVED = ".rotary_emb.inv_freq"
+"""Rotary frequencies that some conversions store: they follow from config.json and are not read."""
+
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 
 

@@ -11,20 +11,20 @@ this folder names a kind. There are two levels:
 Both are base classes with defaults, so that a kind states only what differs.
 
 The modules of this folder that the registry imports do not import torch, so that
-`train-speculator --help` and `--dry-run` start fast. Methods that need torch import the torch half
-of their kind (such as mtp/checkpoint.py) when they are called.
+`train-speculator --help` and `--dry-run` start fast. What needs torch is a function of the kind's
+`checkpoint` module under the method's name; the module is imported when the method is called.
 
 How a trainable kind is used:
 
     config = kind.config(target_config, head, base)     of the speculator that is trained
     spec = kind.features(config, target_config)         capture: which states are stored
     kind.build(config, target_config, source)           --dry-run: the module on the meta device
-    drafter = kind.start(origin, parts, dtype, ...)     training: trainable parts as parameters
+    drafter = kind.start(origin, dtype, device, seed)   training: trainable parts as parameters
     drafter.unroll(ends, ...), drafter.head(ends)       drafter.py: loss, validation, replay, parity
     kind.write(kind.trained(drafter, state), origin, out_dir)
     kind.load(out_dir, target_dir, dtype, device)       replay, draft parity, export check
     kind.vllm_settings(out_dir, k, ...)                 serving
-    kind.swap_tensors(out_dir)                               swapping the drafter of a live engine
+    kind.swap_tensors(out_dir)                          swapping the drafter of a live engine
 
 Teacher and draft are separate: the teacher is the target's head over the full vocabulary
 (`TargetEnds`), the draft's head (`DraftHead`) may be trained and may cover fewer tokens.
@@ -33,9 +33,10 @@ Shapes: T tokens, N anchors, K depths.
 """
 
 import dataclasses
+import importlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 from outrider.common.errors import OutriderError
 from outrider.speculators.checkpoints.layout import CheckpointLayout
@@ -73,19 +74,6 @@ class Abilities:
     exact for the number that was unrolled, `speculator.depth`, and for no smaller one."""
 
 
-class LoggedRow(Protocol):
-    """Packed sequences with the target's states, as `Drafter.unroll` takes them."""
-
-    token_ids_BT: "Tensor"
-    hidden_BTH: "Tensor"
-    """The target's states after its final norm."""
-    inputs_BTX: "Tensor"
-    """What the drafter reads."""
-    sequence_BT: "Tensor"
-    position_BT: "Tensor"
-    anchor_BT: "Tensor"
-
-
 @dataclasses.dataclass(frozen=True)
 class Origin:
     """What a drafter is trained for, and what it starts from."""
@@ -98,25 +86,13 @@ class Origin:
     token_counts: "Callable[[], Tensor] | None" = None
     """How often each token of the target's vocabulary occurs in the responses that are trained
     on, [V]: what a draft vocabulary is chosen from. None where no traffic is at hand."""
-    rows: "Callable[[], Iterable[LoggedRow]] | None" = None
-    """The training part's rows, in the same order every time, on the device of the speculator: what
-    it is fitted to if it starts from scratch. None: it starts with random weights."""
-
-
-class TrainedParts(Protocol):
-    """Which parameters are trained: the part of the `speculator` section that a kind reads."""
-
-    @property
-    def train(self) -> TrainedParameters:
-        """`all`, `non_routed` or `lora`."""
-
-    @property
-    def lora_rank(self) -> int:
-        """Rank of the adapters."""
-
-    @property
-    def lora_alpha(self) -> float:
-        """Scale of the adapters, times their rank."""
+    rows: "Callable[[], Iterable[Any]] | None" = None
+    """The training part's rows (`training.batches.Batch`), in the same order every time, on the
+    device of the speculator: what it is fitted to if it starts from scratch. None: it starts with
+    random weights."""
+    train: TrainedParameters = "all"
+    lora_rank: int = 16
+    """Rank of the adapters of `lora`."""
 
 
 class DrafterKind:
@@ -173,6 +149,8 @@ class TrainableKind(DrafterKind):
     """Keys of `speculator.head` that a speculator from scratch reads; others are refused."""
     trains: frozenset[TrainedParameters] = frozenset(("all",))
     """Values of `speculator.train` that the kind can do."""
+    checkpoint: str
+    """Import path of the module that reads and writes its weights."""
 
     def config(
         self,
@@ -233,18 +211,17 @@ class TrainableKind(DrafterKind):
         device: "torch.device | str" = "cpu",
     ) -> "Drafter":
         """The drafter of a directory, with every weight loaded and finite."""
-        raise NotImplementedError
+        return self._weights.load(self, directory, target_dir, dtype, device)
 
     def start(
         self,
         origin: Origin,
-        parts: TrainedParts,
         dtype: "torch.dtype",
         device: "torch.device | str",
         seed: int,
     ) -> "Drafter":
         """The drafter that training starts with; its parameters are what is trained."""
-        raise NotImplementedError
+        return self._weights.start(self, origin, dtype, device, seed)
 
     def trained(
         self, drafter: "Drafter", state: Mapping[str, "Tensor"]
@@ -253,14 +230,14 @@ class TrainableKind(DrafterKind):
 
         `state` is the drafter's whole state dict: under ZeRO-3 the module itself holds shards.
         """
-        yield from state.items()
+        return self._weights.trained(drafter, state)
 
     def write(self, changed: Iterable[tuple[str, "Tensor"]], origin: Origin, out_dir: Path) -> None:
         """Publishes a directory that the engine loads, atomically.
 
         Tensors that are not in `changed`, or equal in value, keep the bytes of the base.
         """
-        raise NotImplementedError
+        self._weights.write(self, changed, origin, out_dir)
 
     def write_other_formats(
         self, directory: Path, target_dir: Path, target: str, drafts: int, out_dir: Path
@@ -268,16 +245,17 @@ class TrainableKind(DrafterKind):
         """Writes the directory in other formats that people load, a folder of `out_dir` for each.
 
         `target` is the target's name or path, `drafts` the number to draft. Folders are named after
-        the format; none where the kind has no other.
+        the format; none where the format has no such drafter.
         """
+        self._weights.write_other_formats(self, directory, target_dir, target, drafts, out_dir)
 
     def tensors(self, directory: Path) -> Iterator[tuple[str, "Tensor"]]:
         """(checkpoint name, tensor in float32), in the order of the names; for `write`."""
-        raise NotImplementedError
+        return self._weights.tensors(self, directory)
 
     def swap_tensors(self, directory: Path) -> Iterator[tuple[str, "Tensor"]]:
         """(name, tensor as stored) that a live engine's drafter loads."""
-        raise NotImplementedError
+        return self._weights.swap_tensors(self, directory)
 
     def swappable(self, one: Path, other: Path) -> bool:
         """True where an engine that was started with one directory can load the other."""
@@ -286,3 +264,7 @@ class TrainableKind(DrafterKind):
     def stays_with_target(self, name: str) -> bool:
         """True for a parameter of the engine's drafter that is not swapped: the target's own."""
         return False
+
+    @property
+    def _weights(self) -> Any:
+        return importlib.import_module(self.checkpoint)

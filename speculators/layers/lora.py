@@ -19,6 +19,9 @@ from torch import Tensor, nn
 
 from outrider.speculators.layers.deepseek_layer import Experts, expert_name, grouped_linear
 
+ALPHA = 32.0
+"""The adapters' product is scaled by alpha / rank."""
+
 ADAPTERS = ("gate_up_a", "gate_up_b", "down_a", "down_b")
 
 

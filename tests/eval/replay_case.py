@@ -9,8 +9,8 @@ import torch
 
 from outrider.speculators.checkpoints.target_ends import load_target_ends
 from outrider.speculators.kinds.mtp.checkpoint import load_mtp
-from outrider.speculators.unroll import unroll
 from tests.tiny import HIDDEN, VOCAB, write_tiny_target
+from tools.unrolled import unroll
 
 DEPTH = 3
 TEMPERATURE, TOP_P, TOP_K = 0.7, 0.9, 8

@@ -37,9 +37,9 @@ from outrider.serving.config import EngineConfig, ServingConfig, TargetConfig
 from outrider.serving.engine import open_engine
 from outrider.serving.load_generator import LoadGenerator
 from outrider.serving.speculator import Speculator
-from outrider.speculators.kinds.mtp.checkpoint import load_mtp, save_mtp
+from outrider.speculators.kinds.mtp.checkpoint import load_mtp
 from tests.eval.sample_results import EVALUATION, served_measurements
-from tests.tiny import write_tiny_target
+from tests.tiny import save_drafter, write_tiny_target
 
 TEXTS = [
     "How many apples are left?",
@@ -106,7 +106,7 @@ def _case(target, run, prompt, completion, depth):
     speculator = load_mtp(target)
     with torch.no_grad():
         speculator.eh_proj.weight.normal_(std=float(speculator.eh_proj.weight.std()))
-    save_mtp(speculator, target, run / "speculator")
+    save_drafter(speculator, target, run / "speculator")
     ids = [row["sequence_id"] for row in rows]
     workload = run / "gsm8k.jsonl"
     workload.write_text("".join(json.dumps({"question": f"{n} + {n}?"}) + "\n" for n in range(3)))

@@ -56,11 +56,12 @@ from outrider.serving.server import Server
 from outrider.serving.speculator import Drafting, Speculator
 from outrider.serving.vllm_hooks.draft_recorder import DRAFT_EXTENSION
 from outrider.speculators.checkpoints.target_ends import load_target_ends
-from outrider.speculators.kinds.mtp.checkpoint import load_mtp, save_mtp
+from outrider.speculators.kinds.mtp.checkpoint import load_mtp
 from tests.data.logs import write_log
 from tests.eval.sample_results import sample_findings
 from tests.eval.slow_drafter import SLOW_DRAFTER_EXTENSION, SLOW_START
 from tests.shipped_traffic import token_ids, with_token_ids
+from tests.tiny import save_drafter
 
 K = 2
 REPOSITORY = Path(__file__).parents[2]
@@ -198,7 +199,7 @@ def published(nano_r1, directory, change=None):
     if change:
         with torch.no_grad():
             change(speculator)
-    save_mtp(speculator, nano_r1, directory)
+    save_drafter(speculator, nano_r1, directory)
     return directory
 
 

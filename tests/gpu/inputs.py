@@ -7,7 +7,6 @@ import gzip
 import itertools
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from safetensors.torch import load_file, save_file
 
@@ -16,12 +15,9 @@ from outrider.pipeline.recipe.shipped import EMBEDDED_TRAFFIC
 from outrider.serving.config import EngineConfig, TargetConfig
 from outrider.speculators.config import ParityConfig
 from outrider.speculators.kinds import trainable_kind_of
-from outrider.speculators.kinds.protocol import Origin
+from tests.tiny import save_drafter
 from tools.rehearsal.rehearse import R1_CONFIG, cut_config
 from tools.rehearsal.target import write_random_target
-
-if TYPE_CHECKING:
-    from outrider.speculators.kinds.drafter import Drafter
 
 NANO = TargetConfig(model="nano_r1")
 K = 4
@@ -109,13 +105,5 @@ def weakened_speculator(target: TargetConfig, directory: Path) -> Path:
             if parameter.dim() > 1:
                 noise = torch.empty_like(parameter).normal_(generator=generator)
                 parameter.add_(noise * parameter.std())
-    publish_drafter(drafter, target_dir, directory)
+    save_drafter(drafter, target_dir, directory)
     return directory
-
-
-def publish_drafter(drafter: "Drafter", target_dir: Path, directory: Path) -> None:
-    """Writes a speculator's directory, as training does."""
-    kind = trainable_kind_of(target_dir)
-    kind.write(
-        kind.trained(drafter, drafter.state_dict()), Origin(target_dir, target_dir), directory
-    )

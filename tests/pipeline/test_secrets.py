@@ -17,10 +17,11 @@ from outrider.pipeline.stages.export import _write
 from outrider.serving.bundle.bundle_places import local_bundle, put_bundle
 from outrider.serving.bundle.model_card import model_card
 from outrider.serving.serve_flags import bundle_command
-from outrider.speculators.kinds.mtp.checkpoint import load_mtp, save_mtp
+from outrider.speculators.kinds.mtp.checkpoint import load_mtp
 from tests.cli import commands
 from tests.cli.workplace import write_workplace
 from tests.live.bundles import cluster_endpoint
+from tests.tiny import save_drafter
 
 SECRET = "geheim"
 """In every planted value, and nowhere else."""
@@ -98,7 +99,7 @@ def test_a_run_and_its_bundle_have_no_secret(
         monkeypatch.setenv(name, value)
     import torch
 
-    save_mtp(load_mtp(nano_r1, torch.bfloat16), nano_r1, tmp_path / "speculator")
+    save_drafter(load_mtp(nano_r1, torch.bfloat16), nano_r1, tmp_path / "speculator")
     made = tmp_path / "made"
     evidence: dict[str, Any] = {"k": {"base": 1, "custom": 2}, "k_per_batch_size": None}
     stub: Any = SimpleNamespace(speculator=tmp_path / "speculator")

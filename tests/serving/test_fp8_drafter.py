@@ -11,10 +11,10 @@ import torch
 from safetensors import safe_open
 
 from outrider.speculators.checkpoints.fp8 import dequantize
-from outrider.speculators.kinds.mtp.checkpoint import checkpoint_views, load_mtp, save_mtp
+from outrider.speculators.kinds.mtp.checkpoint import checkpoint_names, load_mtp
 from tests.fp8_target import write_fp8_copy
 from tests.serving.fp8_loader import load_drafter
-from tests.tiny import LAYERS, write_tiny_target
+from tests.tiny import LAYERS, save_drafter, write_tiny_target
 
 SIDES = {
     "hidden_size": 256,
@@ -38,7 +38,7 @@ def test_vllm_loads_what_replay_reads(tmp_path: Path, scale_fmt: str | None) -> 
     with torch.no_grad():
         for parameter in speculator.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.01)
-    save_mtp(speculator, target, tmp_path / "speculator")
+    save_drafter(speculator, target, tmp_path / "speculator")
     out = tmp_path / "loaded.safetensors"
     # In its own process, because it changes vLLM's classes and groups; forked, because vLLM takes
     # 8 s to import.
@@ -58,7 +58,7 @@ def test_vllm_loads_what_replay_reads(tmp_path: Path, scale_fmt: str | None) -> 
         }
     views = {
         name: view.detach()
-        for name, view in checkpoint_views(load_mtp(tmp_path / "speculator")).items()
+        for name, view in checkpoint_names(load_mtp(tmp_path / "speculator").state_dict()).items()
     }
 
     def joined(pattern: str, *parts: str) -> torch.Tensor:

@@ -13,7 +13,8 @@ from outrider.serving.config import EngineConfig, TargetConfig
 from outrider.serving.load_generator import LoadGenerator
 from outrider.serving.server import Server
 from outrider.serving.speculator import Drafting, Speculator
-from outrider.speculators.kinds.mtp.checkpoint import load_mtp, save_mtp
+from outrider.speculators.kinds.mtp.checkpoint import load_mtp
+from tests.tiny import save_drafter
 
 pytestmark = pytest.mark.engine
 
@@ -79,7 +80,7 @@ def test_a_bundle_is_served_as_it_was_evaluated(
     short_r1: Path,
     tmp_path: Path,
 ) -> None:
-    save_mtp(load_mtp(short_r1, torch.bfloat16), short_r1, tmp_path / "speculator")
+    save_drafter(load_mtp(short_r1, torch.bfloat16), short_r1, tmp_path / "speculator")
     server.swap(tmp_path / "speculator")
     # Few and one at a time: only then are responses the same bit for bit.
     few, greedy = prompts[:3], Sampling(temperature=0)

@@ -3,8 +3,8 @@
     directory = write_short_r1(nano_r1, tmp_path / "short_r1")
 
 For tests of servers and engines that generate text, and for which any trained target will do. The
-layers were distilled from nano R1's (build.py); embedding, head, MTP layer and tokenizer are its
-own. Figures of traffic and of the shipped heads need nano R1 itself.
+layers were distilled from nano R1's (tools/nano_r1/short_r1.py); embedding, head, MTP layer and
+tokenizer are its own. Figures of traffic and of the shipped heads need nano R1 itself.
 """
 
 import json

@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from outrider.common.errors import OutriderError
 from outrider.speculators.compatibility import check_speculator
 from outrider.speculators.kinds import kind_of
-from outrider.speculators.kinds.mtp.checkpoint import load_mtp, save_mtp
+from outrider.speculators.kinds.mtp.checkpoint import load_mtp
 from tests.eagle3_head import write_eagle3_head
 from tests.fp8_target import write_fp8_copy
-from tests.tiny import LAYERS, VOCAB, write_tiny_target
+from tests.tiny import LAYERS, VOCAB, edit_tensors, save_drafter, write_tiny_target
 
 MTP = f"model.layers.{LAYERS}."
 DRAFTS = VOCAB // 4
@@ -23,14 +23,8 @@ DRAFTS = VOCAB // 4
 
 @pytest.fixture
 def speculator(target, tmp_path):
-    save_mtp(load_mtp(target), target, tmp_path / "speculator")
+    save_drafter(load_mtp(target), target, tmp_path / "speculator")
     return tmp_path / "speculator"
-
-
-def edit_tensors(directory: Path, change) -> None:
-    tensors = load_file(directory / "model.safetensors")
-    change(tensors)
-    save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
 
 
 def edit_config(directory: Path, **values) -> None:
@@ -53,7 +47,7 @@ def test_what_outrider_writes_and_the_target_itself_belong_to_it(target, specula
 
 def test_fp8_is_compared_block_by_block(target, tmp_path):
     target = write_fp8_copy(target, tmp_path / "target")
-    save_mtp(load_mtp(target), target, tmp_path / "speculator")
+    save_drafter(load_mtp(target), target, tmp_path / "speculator")
     check_speculator(tmp_path / "speculator", target)
     name = MTP + "self_attn.o_proj.weight"
     edit_tensors(

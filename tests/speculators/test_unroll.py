@@ -16,8 +16,9 @@ from outrider.speculators.heads import TargetEnds
 from outrider.speculators.kinds.mtp.checkpoint import load_mtp
 from outrider.speculators.kinds.mtp.layer import MTPSpeculator
 from outrider.speculators.layers.deepseek_layer import DeepseekArch
-from outrider.speculators.unroll import _last_slots, unroll, unroll_anchors, valid_BT
+from outrider.speculators.unroll import _last_slots, unroll_anchors, valid_BT
 from tests.tiny import HIDDEN, LAYERS, VOCAB, tiny_config
+from tools.unrolled import unroll
 
 DEPTH = 4
 LENGTHS = (9, 14, 3)

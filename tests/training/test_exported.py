@@ -13,10 +13,9 @@ from safetensors.torch import load_file
 from outrider.data.features.feature_store import FeatureStore
 from outrider.eval.replay.replay import replay
 from outrider.speculators.config import SpeculatorConfig
-from outrider.speculators.kinds.mtp.checkpoint import (
-    load_mtp,
-    load_trainable,
-)
+from outrider.speculators.kinds.mtp.checkpoint import load_mtp
+from outrider.speculators.kinds.mtp.kind import MTP
+from outrider.speculators.kinds.protocol import Origin
 from outrider.training.distributed.spec import Preempted
 from tests.fp8_target import write_fp8_copy
 from tests.training.corpus import Corpus, make_corpus
@@ -53,10 +52,8 @@ def moved(corpus: Corpus, speculator_dir: Path) -> set[str]:
 
 @pytest.mark.parametrize("train", ["all", "non_routed", "lora"])
 def test_parameters_are_what_is_trained(corpus: Corpus, train: str) -> None:
-    config = SpeculatorConfig(train=train, lora_rank=8)
-    speculator = load_trainable(
-        corpus.target_dir, config, torch.float32, torch.device("cpu"), seed=0
-    )
+    origin = Origin(corpus.target_dir, None, train=train, lora_rank=8)
+    speculator = MTP().start(origin, torch.float32, "cpu", seed=0)
     everything = {name for name, _ in load_mtp(corpus.target_dir).named_parameters()}
     adapters = {f"block.mlp.experts.{side}_{part}" for side in ("gate_up", "down") for part in "ab"}
     expected = {
@@ -107,9 +104,8 @@ def test_only_what_is_trained_moves(
     assert same == (experts if config.train == "non_routed" else set())
     checkpoint = next((run_dir / "training" / "checkpoints").iterdir())
     largest = max(path.stat().st_size for path in checkpoint.rglob("*") if path.is_file())
-    parameters = load_trainable(
-        corpus.target_dir, config, torch.float32, torch.device("cpu"), seed=0
-    ).parameters()
+    origin = Origin(corpus.target_dir, None, train=config.train, lora_rank=8)
+    parameters = MTP().start(origin, torch.float32, "cpu", seed=0).parameters()
     # Float32 masters and two moments; with the experts it would be nearly twice as much.
     assert largest < 1.1 * 12 * sum(parameter.numel() for parameter in parameters)
 

@@ -21,12 +21,12 @@ from outrider.data.features.feature_store import FeatureStore
 from outrider.speculators.acceptance import target_distribution
 from outrider.speculators.checkpoints.target_ends import load_target_ends
 from outrider.speculators.kinds.mtp.checkpoint import load_mtp
-from outrider.speculators.unroll import unroll
 from outrider.training.config import DEPTH_DECAY, TrainingConfig
 from outrider.training.distributed.spec import Preempted
 from outrider.training.packing import make_samples, plan_epoch
 from tests.training.corpus import Corpus, make_corpus
 from tests.training.forked_ranks import RUNNING
+from tools.unrolled import unroll
 
 SETTINGS = {"epochs": 5, "checkpoint_every": 4, "evaluate_every": 7}
 """15 steps: checkpoints at 4, 8, 12, 15, evaluations at 7, 14, 15."""

@@ -32,11 +32,11 @@ from outrider.speculators.checkpoints.target_ends import load_target_ends
 from outrider.speculators.kinds import trainable_kind_of
 from outrider.speculators.kinds.eagle3.shape import EagleShape
 from outrider.speculators.kinds.mtp.checkpoint import load_mtp
-from outrider.speculators.unroll import unroll
 from tools.nano_r1 import heads
 from tools.nano_r1.record import WORKLOADS
 from tools.nano_r1.states import ComputedStates
 from tools.nano_r1.texts import WORKS, encode
+from tools.unrolled import unroll
 
 HERE = SHIPPED / "nano_r1"
 CHECKS = {

@@ -25,7 +25,7 @@ from transformers import PreTrainedTokenizerFast
 from outrider.common.files import publish
 from outrider.speculators.kinds.mtp.checkpoint import (
     KEPT_IN_FLOAT32,
-    checkpoint_views,
+    checkpoint_names,
     experts_apart,
 )
 from outrider.speculators.kinds.mtp.layer import MTPSpeculator
@@ -152,7 +152,8 @@ def save_target(model: NanoR1, tokenizer: PreTrainedTokenizerFast, out_dir: Path
     copies of embedding and head; they are left out, because every reader uses the target's.
     """
     prefix = f"model.layers.{model.arch.layers}."
-    tensors = {prefix + suffix: tensor for suffix, tensor in checkpoint_views(model.mtp).items()}
+    views = checkpoint_names(model.mtp.state_dict())
+    tensors = {prefix + suffix: tensor for suffix, tensor in views.items()}
     tensors |= layer_tensors(cast(nn.ModuleList, model.layers))
     tensors |= {
         "model.embed_tokens.weight": model.embed_tokens.weight,

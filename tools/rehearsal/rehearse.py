@@ -38,7 +38,6 @@ from outrider.pipeline.run_dir import RunDirectory
 from outrider.pipeline.stages.registry import STAGES
 from outrider.speculators.config import AUTO
 from outrider.speculators.kinds import DEFAULT_KIND
-from outrider.speculators.size import RowShape
 from tools.rehearsal.target import random_target
 
 TOLERANCE = 0.1
@@ -97,8 +96,7 @@ def rehearse(
     length, anchors = (
         trained[key] // trained["sequences"] for key in ("tokens", "completion_tokens")
     )
-    shape = RowShape.of_sequences([(length, anchors)])
-    rows = compared(price(run, loaded.recipe, row=shape), run)
+    rows = compared(price(run, loaded.recipe, sequence=(length, anchors)), run)
     table = Table(title="rehearsal: --dry-run against measured", title_justify="left")
     for column in ("", "predicted", "measured", "difference", "within 10 %"):
         table.add_column(column, justify="right" if column else "left")

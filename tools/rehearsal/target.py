@@ -96,7 +96,7 @@ def shapes(config: Mapping[str, Any]) -> "dict[str, torch.Size]":
     """The shape of every weight by name, from modules without memory."""
     import torch
 
-    from outrider.speculators.kinds.mtp.checkpoint import checkpoint_views, experts_apart
+    from outrider.speculators.kinds.mtp.checkpoint import checkpoint_names, experts_apart
     from outrider.speculators.kinds.mtp.layer import MTPSpeculator
     from outrider.speculators.layers.deepseek_layer import DecoderLayer, DeepseekArch
 
@@ -112,6 +112,6 @@ def shapes(config: Mapping[str, Any]) -> "dict[str, torch.Size]":
             for suffix, tensor in DecoderLayer(arch, index).state_dict().items():
                 for name, view in experts_apart(suffix, tensor).items():
                     found[f"model.layers.{index}.{name}"] = view.shape
-        for suffix, view in checkpoint_views(MTPSpeculator(arch)).items():
+        for suffix, view in checkpoint_names(MTPSpeculator(arch).state_dict()).items():
             found[f"model.layers.{arch.layers}.{suffix}"] = view.shape
     return found

@@ -56,9 +56,8 @@ def train(
     """Trains on parts["train"] and publishes the speculator that is best on parts["validation"].
 
     `sampling` has (temperature, top_p, top_k) of each sequence. An unfinished run in `out_dir` with
-    the same settings is resumed. Returns the content of `result.json`. `masked`: off-policy
-    sequences that keep their places in the rows without a loss; a stream finds its own. With an
-    address in `cluster` the ranks run there. `run` replaces the subprocess in tests.
+    the same settings is resumed. Returns the content of `result.json`. With an address in `cluster`
+    the ranks run there. `run` replaces the subprocess in tests.
     """
     spec = TrainingSpec(
         target_dir=Path(target_dir).resolve(),

@@ -12,16 +12,13 @@ It is stored as an EAGLE-3 head is, with other names and another config.json, an
 other files: dflash/shape.py (config.json), dflash/layer.py (the module).
 """
 
-from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from outrider.common.errors import OutriderError
 from outrider.common.files import read_json
 from outrider.speculators.checkpoints.checks import check_header_shape
 from outrider.speculators.checkpoints.layout import CheckpointLayout
 from outrider.speculators.checkpoints.safetensors_headers import tensor_headers
-from outrider.speculators.head_config import HeadConfig
 from outrider.speculators.kinds.dflash.shape import (
     is_dflash,
     plain_config,
@@ -31,11 +28,7 @@ from outrider.speculators.kinds.dflash.shape import (
 )
 from outrider.speculators.kinds.eagle3.check import check_head
 from outrider.speculators.kinds.eagle3.kind import Eagle3
-from outrider.speculators.kinds.eagle3.shape import EagleShape
 from outrider.speculators.kinds.protocol import Abilities
-
-if TYPE_CHECKING:
-    from outrider.speculators.kinds.eagle3.layer import StoredHead
 
 MASK_EMBEDDING = "mask_embedding"
 """vLLM's embedding of the mask token, unused unless a directory has mask_embedding.pt."""
@@ -57,10 +50,12 @@ class DFlash(Eagle3):
         one_block=True,
     )
     head_keys: frozenset[str] = frozenset(("layers", "draft_vocabulary"))
-
-    def recognizes(self, config: Mapping[str, Any]) -> bool:
-        """A DFlash architecture, section or `speculators_model_type`."""
-        return is_dflash(config)
+    recognizes = staticmethod(is_dflash)
+    module = "outrider.speculators.kinds.dflash.layer:DFlashHead"
+    shape = staticmethod(read_shape)
+    new_config = staticmethod(plain_config)
+    names = staticmethod(tensor_names)
+    speculators_config = staticmethod(speculators_config)
 
     def check(self, directory: Path, target: CheckpointLayout) -> None:
         """One layer, vocabulary, widths, layers of the target, shapes, and finiteness."""
@@ -76,34 +71,6 @@ class DFlash(Eagle3):
             wanted = (rows * shape.head_dim, hidden)
             check_header_shape(found, f"self_attn.{name}.weight", wanted, path, self.in_words)
         check_head(directory, target, self.in_words, len(shape.layers))
-
-    def new_config(
-        self, target_config: Mapping[str, Any], head: HeadConfig, drafts: int
-    ) -> dict[str, Any]:
-        """config.json of a head from scratch over so many draft tokens, in the plain layout."""
-        return plain_config(target_config, head, drafts)
-
-    def module(self) -> "type[StoredHead]":
-        """Class of the head as a module."""
-        from outrider.speculators.kinds.dflash.layer import DFlashHead
-
-        return DFlashHead
-
-    def shape(
-        self, config: Mapping[str, Any], target_config: Mapping[str, Any], source: object
-    ) -> EagleShape:
-        """The shape of a head with this config.json."""
-        return read_shape(config, target_config, source)
-
-    def names(self, stored: Iterable[str]) -> dict[str, str]:
-        """The stored name of each tensor by the module's name for it."""
-        return tensor_names(stored)
-
-    def speculators_config(
-        self, config: Mapping[str, Any], target_config: Mapping[str, Any], target: str, drafts: int
-    ) -> dict[str, Any] | None:
-        """config.json in the format of vllm-project/speculators."""
-        return speculators_config(config, target_config, target, drafts)
 
     def stays_with_target(self, name: str) -> bool:
         """The embedding, and the mask token's, which is a row of it."""

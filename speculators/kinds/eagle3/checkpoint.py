@@ -1,7 +1,7 @@
 """Reads an EAGLE-3 head, and writes one that vLLM and SGLang load.
 
-    head = load_head(kind, directory, target_dir, torch.float32)
-    write_head(kind, trained_tensors(head, head.state_dict()), origin, out_dir)
+    head = kind.load(directory, target_dir, torch.float32)
+    kind.write(kind.trained(head, head.state_dict()), origin, out_dir)
 
 A directory holds config.json and the head's tensors: fc, `midlayer.*` (`layers.0.*` in the layout
 of vllm-project/speculators), norm, lm_head with a row for each draft token, and the draft
@@ -12,16 +12,16 @@ the whole vocabulary.
 The embedding is the target's and never written: SGLang, and vLLM's swap of weights, would copy
 it over the target's own.
 
-`kind` states what differs between heads that are stored alike: shape, module, names.
+The functions are the kind's methods (protocol.py); `kind` states what differs between heads that
+are stored alike: shape, module, names.
 """
 
 import math
+import pkgutil
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor
 
 from outrider.common.errors import OutriderError
@@ -33,6 +33,7 @@ from outrider.speculators.checkpoints.tensors import CheckpointTensors, fill, wr
 from outrider.speculators.draft_vocabulary import chosen_ids
 from outrider.speculators.kinds.eagle3.check import check_embedding, mapped_tokens
 from outrider.speculators.kinds.eagle3.closed_form import fit as fit_head
+from outrider.speculators.kinds.eagle3.kind import Eagle3
 from outrider.speculators.kinds.eagle3.layer import StoredHead
 from outrider.speculators.kinds.eagle3.shape import (
     D2T,
@@ -41,7 +42,6 @@ from outrider.speculators.kinds.eagle3.shape import (
     MAPS,
     T2D,
     EagleShape,
-    HeadFormat,
     checkpoint_names,
 )
 from outrider.speculators.kinds.protocol import Origin
@@ -49,8 +49,8 @@ from outrider.speculators.kinds.protocol import Origin
 INTO_RESIDUAL = (".self_attn.o_proj.weight", ".mlp.down_proj.weight")
 
 
-def load_head(
-    kind: HeadFormat,
+def load(
+    kind: Eagle3,
     directory: Path,
     target_dir: Path,
     dtype: torch.dtype,
@@ -69,7 +69,7 @@ def load_head(
     names = kind.names(stored.layout.weight_map)
     ids_D = _target_ids(stored, names, shape)
     with torch.device("meta"):
-        head = kind.module()(shape, ids_D)
+        head = pkgutil.resolve_name(kind.module)(shape, ids_D)
     head = head.to_empty(device=device).to(dtype)
     head.target_ids_D = None if ids_D is None else ids_D.to(device)
     state = head.state_dict()
@@ -78,8 +78,8 @@ def load_head(
     return head
 
 
-def start_head(
-    kind: HeadFormat, origin: Origin, dtype: torch.dtype, device: torch.device | str, seed: int
+def start(
+    kind: Eagle3, origin: Origin, dtype: torch.dtype, device: torch.device | str, seed: int
 ) -> StoredHead:
     """The base's head, or a new one over the draft vocabulary of the origin's traffic.
 
@@ -90,13 +90,21 @@ def start_head(
     are not copied. With rows of traffic the head is then fitted to them (closed_form.py).
     """
     if origin.base_dir is not None:
-        return load_head(kind, origin.base_dir, origin.target_dir, dtype, device)
+        return load(kind, origin.base_dir, origin.target_dir, dtype, device)
     target_config = read_json(origin.target_dir / "config.json")
-    ids_D = draft_ids(origin)
+    wanted = origin.head.draft_vocabulary
+    ids_D = None
+    if wanted != "all":
+        if origin.token_counts is None:
+            raise OutriderError(
+                "speculator.head.draft_vocabulary: no traffic is known to choose the draft"
+                " vocabulary from; set it to all, or start from a head (speculator.base)"
+            )
+        ids_D = chosen_ids(origin.token_counts(), wanted)
     drafts = target_config["vocab_size"] if ids_D is None else len(ids_D)
     config = kind.new_config(target_config, origin.head, drafts)
     shape = kind.shape(config, target_config, origin.target_dir / "config.json")
-    head = kind.module()(shape, ids_D)
+    head = pkgutil.resolve_name(kind.module)(shape, ids_D)
     generator = torch.Generator().manual_seed(seed)
     ends = load_target_ends(origin.target_dir, torch.float32)
     rows_VH = ends.lm_head_VH
@@ -113,20 +121,7 @@ def start_head(
     return head.to(dtype)
 
 
-def draft_ids(origin: Origin) -> Tensor | None:
-    """The draft vocabulary [D] by `speculator.head.draft_vocabulary`; None: the target's."""
-    wanted = origin.head.draft_vocabulary
-    if wanted == "all":
-        return None
-    if origin.token_counts is None:
-        raise OutriderError(
-            "speculator.head.draft_vocabulary: no traffic is known to choose the draft vocabulary"
-            " from; set it to all, or start from a head (speculator.base)"
-        )
-    return chosen_ids(origin.token_counts(), wanted)
-
-
-def trained_tensors(head: StoredHead, state: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+def trained(head: StoredHead, state: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
     """(name in the plain layout, tensor) of the head, the draft vocabulary included."""
     yield from state.items()
     ids_D = head.target_ids_D
@@ -136,8 +131,8 @@ def trained_tensors(head: StoredHead, state: Mapping[str, Tensor]) -> Iterator[t
         yield T2D, torch.zeros(head.shape.vocab, dtype=torch.bool).index_fill_(0, ids_D, True)
 
 
-def write_head(
-    kind: HeadFormat, changed: Iterable[tuple[str, Tensor]], origin: Origin, out_dir: Path
+def write(
+    kind: Eagle3, changed: Iterable[tuple[str, Tensor]], origin: Origin, out_dir: Path
 ) -> None:
     """Publishes a directory, atomically.
 
@@ -155,19 +150,25 @@ def write_head(
     write_checkpoint(config, written, out_dir)
 
 
-def publish_twin(directory: Path, config: Mapping[str, Any], out_dir: Path) -> None:
-    """Writes the tensors of a plain directory under the format's names, and its config.json."""
-    tensors: dict[str, Tensor] = {}
-    for file in sorted(directory.glob("*.safetensors")):
-        tensors |= load_file(file)
+def write_other_formats(
+    kind: Eagle3, directory: Path, target_dir: Path, target: str, drafts: int, out_dir: Path
+) -> None:
+    """`speculators`: the format of vllm-project/speculators, where it has such a head."""
+    config, target_config = (read_json(path / "config.json") for path in (directory, target_dir))
+    if "speculators_model_type" in config:
+        return
+    twin = kind.speculators_config(config, target_config, target, drafts)
+    if twin is None:
+        return
+    stored = _stored(directory)
     renamed = {
-        name.replace(LAYER, LAYER_OF_SPECULATORS): tensors[stored].contiguous()
-        for name, stored in checkpoint_names(tensors).items()
+        name.replace(LAYER, LAYER_OF_SPECULATORS): stored.raw(of_head)
+        for name, of_head in checkpoint_names(stored.layout.weight_map).items()
     }
-    write_checkpoint(config, renamed, out_dir)
+    write_checkpoint(twin, renamed, out_dir / "speculators")
 
 
-def read_head_tensors(kind: HeadFormat, directory: Path) -> Iterator[tuple[str, Tensor]]:
+def tensors(kind: Eagle3, directory: Path) -> Iterator[tuple[str, Tensor]]:
     """(name in the plain layout, float32 tensor), ordered by name; d2t is a tensor among them."""
     stored = _stored(directory)
     names = kind.names(stored.layout.weight_map)
@@ -175,7 +176,7 @@ def read_head_tensors(kind: HeadFormat, directory: Path) -> Iterator[tuple[str, 
         yield name, stored.read(names[name], torch.float32)
 
 
-def stored_head_tensors(kind: HeadFormat, directory: Path) -> Iterator[tuple[str, Tensor]]:
+def swap_tensors(kind: Eagle3, directory: Path) -> Iterator[tuple[str, Tensor]]:
     """(name as stored, tensor as stored) of the head and d2t, without a copy of the embedding."""
     stored = _stored(directory)
     names = kind.names(stored.layout.weight_map)
@@ -210,7 +211,7 @@ def _target_ids(
 
 
 def _over_base(
-    kind: HeadFormat, changed: dict[str, Tensor], base_dir: Path
+    kind: Eagle3, changed: dict[str, Tensor], base_dir: Path
 ) -> tuple[dict[str, object], dict[str, Tensor]]:
     """The base's configuration, and its tensors with the changed ones in their place."""
     stored = _stored(base_dir)

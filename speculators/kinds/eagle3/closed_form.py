@@ -15,8 +15,9 @@ the heads of keys and values. Gate and up projection stay random, so the MLP is 
 random features (Rahimi and Recht, 2008). It also learns the second draft, which reads the head's
 own state instead of the target's. Only anchors count, as in the loss.
 
-Memory, before the optimizer has any: four matrices of float64 with the square of a regression's
-features: 26 GB for R1's 28,672 of states and embedding, 0.2 GB for SmolLM2's 2,304.
+Memory, before the optimizer has any, is mostly four matrices of float64 with the square of a
+regression's features (`MemoryPlan`): 26 GB for R1's 28,672 of states and embedding, 0.2 GB for
+SmolLM2's 2,304.
 
 Shapes: N anchors, H hidden, X features, Y outputs, D dims of a head, V values of all heads.
 """
@@ -24,13 +25,14 @@ Shapes: N anchors, H hidden, X features, Y outputs, D dims of a head, V values o
 import contextlib
 import math
 from collections.abc import Callable, Iterable, Iterator
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from outrider.speculators.heads import TargetEnds
 from outrider.speculators.kinds.eagle3.layer import EagleHead
-from outrider.speculators.kinds.protocol import LoggedRow
+from outrider.speculators.layers.llama_attention import LlamaAttention
 from outrider.speculators.unroll import valid_BT
 
 STRENGTHS = (1.0, 3e-1, 1e-1, 3e-2, 1e-2, 3e-3, 1e-3)
@@ -51,7 +53,8 @@ QUERY_NOISE = 0.1
 DRAFTS, DRAFT_WEIGHT = 2, 0.6
 """Drafts that the MLP is fitted to, and the weight of each relative to the one before."""
 
-Rows = Callable[[], Iterable[LoggedRow]]
+Rows = Callable[[], Iterable[Any]]
+"""Packed sequences with the target's states, as `Origin.rows` gives them."""
 
 
 class Ridge:
@@ -67,7 +70,7 @@ class Ridge:
             for _ in range(2)
         )
 
-    def wanted(self, rows: Iterable[LoggedRow]) -> Iterator[LoggedRow]:
+    def wanted(self, rows: Iterable[Any]) -> Iterator[Any]:
         """The first rows, as many as the regression needs."""
         for row in rows:
             if self.anchors >= ANCHORS_PER_FEATURE * len(self.fitted[0]):
@@ -103,7 +106,8 @@ def _solution(gram_XX: Tensor, cross_XY: Tensor, strength: float) -> Tensor:
     scale_X1 = gram_XX.diagonal().sqrt().clamp_min(1e-12)[:, None]
     scaled_XX = (gram_XX / scale_X1).div_(scale_X1.T)
     scaled_XX.diagonal().add_(strength)
-    return torch.cholesky_solve(cross_XY / scale_X1, torch.linalg.cholesky(scaled_XX)) / scale_X1
+    torch.linalg.cholesky(scaled_XX, out=scaled_XX)
+    return torch.cholesky_solve(cross_XY / scale_X1, scaled_XX).div_(scale_X1)
 
 
 @torch.no_grad()
@@ -135,7 +139,7 @@ def _set_attention(
     head: EagleHead, b_HH: Tensor, covariance_HH: Tensor, mean_H: Tensor, seed: int
 ) -> None:
     """Attention whose output is B e of the token itself, for e of this covariance and mean."""
-    shape, attention = head.shape, head.midlayer.self_attn
+    shape, attention = head.shape, cast(LlamaAttention, head.midlayer.self_attn)
     dim, values = shape.head_dim, shape.kv_heads * shape.head_dim
     power_H, axes_HH = torch.linalg.eigh(covariance_HH)
     root_HH = (axes_HH * power_H.clamp_min(0).sqrt()) @ axes_HH.T

@@ -15,15 +15,16 @@ The other files of the kind: eagle3/shape.py (config.json, names), eagle3/check.
 eagle3/layer.py (the module), eagle3/checkpoint.py (reading, writing, start of training).
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+import pkgutil
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from outrider.common.errors import OutriderError
 from outrider.common.files import read_json
 from outrider.speculators.checkpoints.layout import CheckpointLayout
 from outrider.speculators.checkpoints.safetensors_headers import tensor_headers
-from outrider.speculators.features import FeatureSpec
+from outrider.speculators.features import FeatureSpec, FeatureStream, layer_name
 from outrider.speculators.head_config import HeadConfig
 from outrider.speculators.kinds.eagle3.check import check_eagle3, check_eagle3_target
 from outrider.speculators.kinds.eagle3.shape import (
@@ -37,13 +38,9 @@ from outrider.speculators.kinds.eagle3.shape import (
     plain_config,
     twin_config,
 )
-from outrider.speculators.kinds.protocol import Abilities, Origin, TrainableKind, TrainedParts
+from outrider.speculators.kinds.protocol import Abilities, TrainableKind
 
 if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
-
-    from outrider.speculators.kinds.drafter import Drafter
     from outrider.speculators.kinds.eagle3.layer import StoredHead
 
 
@@ -58,6 +55,17 @@ class Eagle3(TrainableKind):
     )
     abilities = Abilities(draft_parity=True, live_swap=True, drafts_every_step=True)
     head_keys: frozenset[str] = frozenset(HeadConfig.model_fields)
+    checkpoint = "outrider.speculators.kinds.eagle3.checkpoint"
+    module = "outrider.speculators.kinds.eagle3.layer:EagleHead"
+    """Import path of the head's class."""
+    shape = staticmethod(EagleShape.read)
+    """The shape of a head with this config.json."""
+    new_config = staticmethod(plain_config)
+    """config.json of a head from scratch over so many draft tokens, in the plain layout."""
+    names = staticmethod(checkpoint_names)
+    """The stored name of each tensor by the module's name for it."""
+    speculators_config = staticmethod(twin_config)
+    """config.json in the format of vllm-project/speculators; None where it has no such head."""
 
     def recognizes(self, config: Mapping[str, Any]) -> bool:
         """A head has an Eagle3 architecture or a draft vocabulary."""
@@ -82,31 +90,12 @@ class Eagle3(TrainableKind):
         drafts = head.planned_vocabulary(target_config["vocab_size"])
         return base_config or self.new_config(target_config, head, drafts)
 
-    def new_config(
-        self, target_config: Mapping[str, Any], head: HeadConfig, drafts: int
-    ) -> dict[str, Any]:
-        """config.json of a head from scratch over so many draft tokens, in the plain layout."""
-        return plain_config(target_config, head, drafts)
-
-    def module(self) -> "type[StoredHead]":
-        """Class of the head as a module."""
-        from outrider.speculators.kinds.eagle3.layer import EagleHead
-
-        return EagleHead
-
-    def shape(
-        self, config: Mapping[str, Any], target_config: Mapping[str, Any], source: object
-    ) -> EagleShape:
-        """The shape of a head with this config.json."""
-        return EagleShape.read(config, target_config, source)
-
-    def names(self, stored: Iterable[str]) -> dict[str, str]:
-        """The stored name of each tensor by the module's name for it."""
-        return checkpoint_names(stored)
-
     def features(self, config: Mapping[str, Any], target_config: Mapping[str, Any]) -> FeatureSpec:
-        """The residual stream before some layers."""
-        return self.shape(config, target_config, "config.json").features()
+        """The residual stream before some layers, in whose order the engine concatenates."""
+        shape = self.shape(config, target_config, "config.json")
+        return FeatureSpec(
+            tuple(FeatureStream(layer_name(index), shape.target_hidden) for index in shape.layers)
+        )
 
     def latent_cache(self, config: Mapping[str, Any]) -> bool | None:
         """As the head's attention is."""
@@ -131,77 +120,7 @@ class Eagle3(TrainableKind):
         import torch
 
         shape = self.shape(config, target_config, source)
-        return self.module()(shape, torch.arange(shape.drafts))
-
-    def load(
-        self,
-        directory: Path,
-        target_dir: Path,
-        dtype: "torch.dtype",
-        device: "torch.device | str" = "cpu",
-    ) -> "StoredHead":
-        """Either published layout."""
-        from outrider.speculators.kinds.eagle3.checkpoint import load_head
-
-        return load_head(self, directory, target_dir, dtype, device)
-
-    def start(
-        self,
-        origin: Origin,
-        parts: TrainedParts,
-        dtype: "torch.dtype",
-        device: "torch.device | str",
-        seed: int,
-    ) -> "StoredHead":
-        """The base's head, or a new one over the traffic's draft vocabulary."""
-        from outrider.speculators.kinds.eagle3.checkpoint import start_head
-
-        return start_head(self, origin, dtype, device, seed)
-
-    def trained(
-        self, drafter: "Drafter", state: "Mapping[str, Tensor]"
-    ) -> "Iterator[tuple[str, Tensor]]":
-        """Every weight, and the draft vocabulary."""
-        from outrider.speculators.kinds.eagle3.checkpoint import trained_tensors
-
-        return trained_tensors(cast("StoredHead", drafter), state)
-
-    def write(self, changed: "Iterable[tuple[str, Tensor]]", origin: Origin, out_dir: Path) -> None:
-        """In the layout of the base, or the plain one."""
-        from outrider.speculators.kinds.eagle3.checkpoint import write_head
-
-        write_head(self, changed, origin, out_dir)
-
-    def write_other_formats(
-        self, directory: Path, target_dir: Path, target: str, drafts: int, out_dir: Path
-    ) -> None:
-        """`speculators`: the format of vllm-project/speculators, where it has such a head."""
-        from outrider.speculators.kinds.eagle3.checkpoint import publish_twin
-
-        config = read_json(directory / "config.json")
-        target_config = read_json(Path(target_dir) / "config.json")
-        if "speculators_model_type" not in config:
-            twin = self.speculators_config(config, target_config, target, drafts)
-            if twin is not None:
-                publish_twin(directory, twin, out_dir / "speculators")
-
-    def speculators_config(
-        self, config: Mapping[str, Any], target_config: Mapping[str, Any], target: str, drafts: int
-    ) -> dict[str, Any] | None:
-        """config.json in that format; None where it has no such head, such as DeepSeek's."""
-        return twin_config(config, target_config, target, drafts)
-
-    def tensors(self, directory: Path) -> "Iterator[tuple[str, Tensor]]":
-        """Names in the plain layout; d2t is one of them."""
-        from outrider.speculators.kinds.eagle3.checkpoint import read_head_tensors
-
-        return read_head_tensors(self, directory)
-
-    def swap_tensors(self, directory: Path) -> "Iterator[tuple[str, Tensor]]":
-        """Head and d2t; the embedding stays the target's."""
-        from outrider.speculators.kinds.eagle3.checkpoint import stored_head_tensors
-
-        return stored_head_tensors(self, directory)
+        return pkgutil.resolve_name(self.module)(shape, torch.arange(shape.drafts))
 
     def swappable(self, one: Path, other: Path) -> bool:
         """Heads of equal shape over the same states; tokens of the draft vocabulary may differ."""

@@ -9,15 +9,12 @@ keys are those of vLLM 0.32 (llama_eagle3.py, deepseek_eagle3.py, configs/specul
 """
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from outrider.common.errors import OutriderError
-from outrider.speculators.features import FeatureSpec, FeatureStream
+from outrider.speculators.checkpoints.layout import DERIVED
 from outrider.speculators.head_config import HeadConfig
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 EMBEDDING = "embed_tokens.weight"
 """A copy of the target's embedding, which public heads ship: neither read nor written."""
@@ -28,9 +25,6 @@ MAPS = frozenset({D2T, T2D})
 """The draft vocabulary: integers that are not trained."""
 
 LAYER, LAYER_OF_SPECULATORS = "midlayer.", "layers.0."
-
-DERIVED = ".rotary_emb.inv_freq"
-"""Rotary frequencies that some conversions store: they follow from config.json and are not read."""
 
 LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
 
@@ -142,12 +136,6 @@ class EagleShape:
     def states(self) -> int:
         """Values of a token that `fc` reads."""
         return len(self.layers) * self.target_hidden
-
-    def features(self) -> FeatureSpec:
-        """The auxiliary states in the order of the layers, in which the engine concatenates."""
-        return FeatureSpec(
-            tuple(FeatureStream(f"layer_{index}", self.target_hidden) for index in self.layers)
-        )
 
 
 def checkpoint_names(stored: Iterable[str]) -> dict[str, str]:
@@ -347,26 +335,3 @@ def _check_supported(layer: Mapping[str, Any], config: Mapping[str, Any], path: 
             " with Llama's or DeepSeek's attention, SiLU, no biases and a plain rotary embedding;"
             " compare this one with `evaluate-speculator`, by the engine's counters"
         )
-
-
-class HeadFormat(Protocol):
-    """What differs between kinds of head that are stored alike."""
-
-    def shape(
-        self, config: Mapping[str, Any], target_config: Mapping[str, Any], source: object
-    ) -> EagleShape:
-        """The shape of a head with this config.json."""
-
-    def module(self) -> "Callable[[EagleShape, Tensor | None], Any]":
-        """Class of the head as a module."""
-
-    def new_config(
-        self, target_config: Mapping[str, Any], head: HeadConfig, drafts: int
-    ) -> dict[str, Any]:
-        """config.json of a head from scratch over so many draft tokens, in the plain layout."""
-
-    def fitted(self, config: Mapping[str, Any]) -> bool:
-        """Whether a head from scratch with this config.json is fitted to rows of traffic."""
-
-    def names(self, stored: Iterable[str]) -> dict[str, str]:
-        """The stored name of each tensor by the module's name for it."""

@@ -1,13 +1,11 @@
 """Names of an MTP layer's tensors, and the check that a directory fits its target. No torch.
 
-    layer = MTPTensors(read_layout(directory))
-    layer.suffixes      # {"eh_proj.weight", ...}, without `model.layers.61.`
+    layer_names(read_layout(directory))      # {"model.layers.61.eh_proj.weight", ...}
 
 DeepSeek stores the layer as `model.layers.{num_hidden_layers}.*`, one tensor for each expert. An
 MTP directory must hold what the target's own MTP layer holds, tensor by tensor.
 """
 
-import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TypeVar
@@ -23,6 +21,7 @@ from outrider.speculators.checkpoints.checks import (
     foreign,
 )
 from outrider.speculators.checkpoints.layout import (
+    DERIVED,
     INDEX,
     SINGLE,
     CheckpointLayout,
@@ -33,9 +32,6 @@ from outrider.speculators.checkpoints.safetensors_headers import TensorHeader, t
 
 SHARED_WITH_TARGET = ("embed_tokens.weight", "shared_head.head.weight")
 """Copies of the target's embedding and head that DeepSeek ships: neither read nor written."""
-
-DERIVED = ".rotary_emb.inv_freq"
-"""Rotary frequencies that some conversions store: they follow from config.json and are not read."""
 
 SAME_AS_TARGET = (
     "hidden_size",
@@ -68,26 +64,9 @@ UNQUANTIZED = {"F32", "F16", "BF16"}
 """Dtypes that the engine converts into each other."""
 
 
-@dataclasses.dataclass(frozen=True)
-class MTPTensors:
-    """The MTP layer of one checkpoint, by name."""
-
-    layout: CheckpointLayout
-
-    @property
-    def prefix(self) -> str:
-        """Prefix of the layer's tensor names."""
-        return layer_prefix(self.layout.config)
-
-    @property
-    def suffixes(self) -> set[str]:
-        """The layer's tensors without the prefix: scales included, shared copies left out."""
-        return {name.removeprefix(self.prefix) for name in self.names}
-
-    @property
-    def names(self) -> set[str]:
-        """The same with the prefix."""
-        return set(_of_layer(self.layout.weight_map, self.prefix))
+def layer_names(layout: CheckpointLayout) -> set[str]:
+    """The layer's tensors: scales included, shared copies left out."""
+    return set(_of_layer(layout.weight_map, layer_prefix(layout.config)))
 
 
 def layer_prefix(config: dict[str, object]) -> str:
@@ -107,14 +86,14 @@ def check_mtp(directory: Path, target: CheckpointLayout) -> None:
     for key in SAME_AS_TARGET:
         if config.get(key) != target.config.get(key):
             raise foreign(path, key, config.get(key), target, target.config.get(key))
-    layer = MTPTensors(target)
-    found = tensor_headers(directory)
-    own = tensor_headers(target.directory, target.files([*layer.names, *target.ends]))
-    _check_tensors(directory, _of_layer(found, layer.prefix), _of_layer(own, layer.prefix), layer)
-    for name, of_target in _shared(layer).items():
-        if name in found:
-            check_same_rows(found[name], own[of_target])
-    check_finite(_of_layer(found, layer.prefix))
+    prefix, found = layer_prefix(target.config), tensor_headers(directory)
+    own = tensor_headers(target.directory, target.files([*layer_names(target), *target.ends]))
+    layer = _of_layer(found, prefix)
+    _check_tensors(directory, layer, _of_layer(own, prefix), target.directory)
+    for copy, end in zip(SHARED_WITH_TARGET, target.ends, strict=True):
+        for name in {prefix + copy, end} & found.keys():
+            check_same_rows(found[name], own[end])
+    check_finite(layer)
 
 
 def check_mtp_target(directory: Path, config_only: bool) -> None:
@@ -156,10 +135,9 @@ def _check_tensors(
     directory: Path,
     found: Mapping[str, TensorHeader],
     own: Mapping[str, TensorHeader],
-    layer: MTPTensors,
+    target_dir: Path,
 ) -> None:
     """Every tensor of the target's layer, no other, each in its shape and a dtype that fits."""
-    target_dir = layer.layout.directory
     files = sorted({header.file.name for header in found.values()}) or ["*.safetensors"]
     check_names(directory / files[0], found, own)
     for name, header in found.items():
@@ -184,12 +162,3 @@ def _of_layer(found: Mapping[str, T], prefix: str) -> dict[str, T]:
         for name, value in found.items()
         if name.startswith(prefix) and not is_shared(name) and not name.endswith(DERIVED)
     }
-
-
-def _shared(layer: MTPTensors) -> dict[str, str]:
-    """Names of copies of the target's ends, and the target's tensor that each must equal."""
-    ends = layer.layout.ends
-    copies = {
-        layer.prefix + suffix: end for suffix, end in zip(SHARED_WITH_TARGET, ends, strict=True)
-    }
-    return copies | {end: end for end in ends}

@@ -1,7 +1,8 @@
 """Reads the MTP layer out of a checkpoint, and writes one that the serving engine loads.
 
-    speculator = load_mtp(target_dir)                  # or a directory that write_mtp made
-    save_mtp(speculator, target_dir, "runs/NAME/speculator")
+    speculator = load_mtp(target_dir)                  # or a directory that `write` made
+
+Its other functions are the kind's methods (protocol.py).
 
 The layer's tensors are `model.layers.{num_hidden_layers}.*`, experts one by one, as DeepSeek names
 them. A speculator's directory holds the target's full config.json and those tensors only: vLLM
@@ -31,11 +32,12 @@ from outrider.speculators.checkpoints.tensors import (
     fill,
     write_checkpoint,
 )
-from outrider.speculators.kinds.mtp.check import MTPTensors, layer_prefix
+from outrider.speculators.kinds.mtp.check import layer_names, layer_prefix
+from outrider.speculators.kinds.mtp.kind import MTP
 from outrider.speculators.kinds.mtp.layer import MTPSpeculator
-from outrider.speculators.kinds.protocol import TrainedParts
+from outrider.speculators.kinds.protocol import Origin
 from outrider.speculators.layers.deepseek_layer import DeepseekArch, MixtureOfExperts, expert_name
-from outrider.speculators.layers.lora import ADAPTERS, AdaptedExperts
+from outrider.speculators.layers.lora import ADAPTERS, ALPHA, AdaptedExperts
 
 EXPERTS = "block.mlp.experts."
 
@@ -73,27 +75,25 @@ def load_mtp(
     if isinstance(speculator.block.mlp, MixtureOfExperts):
         gate = speculator.block.mlp.gate  # KEPT_IN_FLOAT32
         gate.e_score_correction_bias = gate.e_score_correction_bias.float()
-    tensors, layer = CheckpointTensors(layout), MTPTensors(layout)
+    stored, prefix = CheckpointTensors(layout), layer_prefix(layout.config)
+    found = {name.removeprefix(prefix) for name in layer_names(layout)}
     stacks = dict(speculator.named_parameters()) | dict(speculator.named_buffers())
     views = checkpoint_names({name: stack.detach() for name, stack in stacks.items()})
-    if not layer.suffixes:
-        raise OutriderError(
-            f"{layout.directory}: no tensor named {layer.prefix}*, though num_nextn_predict_layers"
-            " in config.json promises a multi-token prediction layer; conversions often drop it:"
-            " use the original checkpoint"
-        )
-    scales = {name + SCALE_SUFFIX for name in views} & layer.suffixes
-    check_names(layout.directory, layer.suffixes, views.keys() | scales)
-    fill(views, lambda suffix: tensors.read(layer.prefix + suffix, torch.float32), directory)
+    scales = {name + SCALE_SUFFIX for name in views} & found
+    check_names(layout.directory, found, views.keys() | scales)
+    fill(views, lambda suffix: stored.read(prefix + suffix, torch.float32), directory)
     return speculator
 
 
-def load_trainable(
-    base_dir: Path,
-    parts: TrainedParts,
-    dtype: torch.dtype,
-    device: torch.device | str,
-    seed: int,
+def load(
+    kind: MTP, directory: Path, target_dir: Path, dtype: torch.dtype, device: torch.device | str
+) -> MTPSpeculator:
+    """FP8 weights are dequantized to `dtype`."""
+    return load_mtp(directory, dtype, device)
+
+
+def start(
+    kind: MTP, origin: Origin, dtype: torch.dtype, device: torch.device | str, seed: int
 ) -> MTPSpeculator:
     """The base's MTP layer with the trained weights as its parameters (`speculator.train`).
 
@@ -103,17 +103,16 @@ def load_trainable(
 
     Every process holds all frozen experts, and a resumed run reads them from the base again.
     """
-    speculator = load_mtp(base_dir, dtype, device, frozen_experts=parts.train != "all")
-    if parts.train == "lora":
+    base_dir = origin.base_dir or origin.target_dir
+    speculator = load_mtp(base_dir, dtype, device, frozen_experts=origin.train != "all")
+    if origin.train == "lora":
         mlp = cast(MixtureOfExperts, speculator.block.mlp)
-        adapted = AdaptedExperts(mlp.experts, parts.lora_rank, parts.lora_alpha, seed)
+        adapted = AdaptedExperts(mlp.experts, origin.lora_rank, ALPHA, seed)
         mlp.experts = adapted.to(device=device, dtype=dtype)
     return speculator
 
 
-def trained_tensors(
-    speculator: MTPSpeculator, state: Mapping[str, Tensor]
-) -> Iterator[tuple[str, Tensor]]:
+def trained(speculator: MTPSpeculator, state: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
     """What training may have changed, under the checkpoint's names without the prefix.
 
     Adapters are merged into their experts in float32. `state` is the whole state dict: under
@@ -128,45 +127,42 @@ def trained_tensors(
         yield from cast(AdaptedExperts, mlp.experts).merged(adapters)
 
 
-def save_mtp(speculator: MTPSpeculator, base_dir: Path, out_dir: Path) -> None:
-    """Publishes a directory that vLLM's method `mtp` loads, atomically."""
-    write_mtp(checkpoint_views(speculator).items(), base_dir, out_dir)
+def write(kind: MTP, changed: Iterable[tuple[str, Tensor]], origin: Origin, out_dir: Path) -> None:
+    """From (name without the layer's prefix, tensor) of what may have changed.
 
-
-def write_mtp(changed: Iterable[tuple[str, Tensor]], base_dir: Path, out_dir: Path) -> None:
-    """As `save_mtp`, from (name without the layer's prefix, tensor) of what may have changed.
-
-    The rest is copied from `base_dir`, byte for byte.
+    The rest is copied from the base, byte for byte.
     """
-    layout = read_layout(base_dir)
-    layer, tensors = MTPTensors(layout), CheckpointTensors(layout)
+    layout = read_layout(origin.base_dir or origin.target_dir)
+    stored, prefix = CheckpointTensors(layout), layer_prefix(layout.config)
     written: dict[str, Tensor] = {}
     for suffix, tensor in changed:
-        written |= tensors.encode(layer.prefix + suffix, tensor.detach().cpu())
-    for name in layer.names:
-        if name not in written:
-            written[name] = tensors.raw(name)
+        written |= stored.encode(prefix + suffix, tensor.detach().cpu())
+    for name in layer_names(layout) - written.keys():
+        written[name] = stored.raw(name)
     write_checkpoint(layout.config, written, out_dir)
 
 
-def read_mtp_tensors(directory: Path) -> Iterator[tuple[str, Tensor]]:
+def tensors(kind: MTP, directory: Path) -> Iterator[tuple[str, Tensor]]:
     """(name without the prefix, float32 tensor) of the layer, one at a time, ordered by name."""
     layout = read_layout(directory)
-    layer, tensors = MTPTensors(layout), CheckpointTensors(layout)
-    for suffix in sorted(name for name in layer.suffixes if not name.endswith(SCALE_SUFFIX)):
-        yield suffix, tensors.read(layer.prefix + suffix, torch.float32)
+    stored, prefix = CheckpointTensors(layout), layer_prefix(layout.config)
+    for name in sorted(layer_names(layout)):
+        if not name.endswith(SCALE_SUFFIX):
+            yield name.removeprefix(prefix), stored.read(name, torch.float32)
 
 
-def stored_mtp_tensors(directory: Path) -> Iterator[tuple[str, Tensor]]:
+def swap_tensors(kind: MTP, directory: Path) -> Iterator[tuple[str, Tensor]]:
     """(full name, tensor as stored) of the layer without copies of embedding and head."""
     layout = read_layout(directory)
-    tensors = CheckpointTensors(layout)
-    for name in sorted(MTPTensors(layout).names):
-        yield name, tensors.raw(name)
+    stored = CheckpointTensors(layout)
+    for name in sorted(layer_names(layout)):
+        yield name, stored.raw(name)
 
 
-def write_nextn(directory: Path, out_dir: Path) -> None:
-    """Publishes the layer as the draft model that SGLang loads, atomically.
+def write_other_formats(
+    kind: MTP, directory: Path, target_dir: Path, target: str, drafts: int, out_dir: Path
+) -> None:
+    """`sglang_nextn`: the layer as the draft model that SGLang loads, published atomically.
 
     SGLang calls the layer NextN and loads it as a model of one layer: the tensors are
     `model.layers.0.*`, and config.json is the target's with that architecture and
@@ -177,15 +173,10 @@ def write_nextn(directory: Path, out_dir: Path) -> None:
     prefix = layer_prefix(config)
     renamed = {
         "model.layers.0." + name.removeprefix(prefix): tensor
-        for name, tensor in stored_mtp_tensors(Path(directory))
+        for name, tensor in swap_tensors(kind, directory)
     }
     config |= {"architectures": ["DeepseekV3ForCausalLMNextN"], "num_hidden_layers": 1}
-    write_checkpoint(config, renamed, out_dir)
-
-
-def checkpoint_views(speculator: MTPSpeculator) -> dict[str, Tensor]:
-    """Views of the speculator's tensors under the checkpoint's names, without the prefix."""
-    return checkpoint_names(speculator.state_dict())
+    write_checkpoint(config, renamed, out_dir / "sglang_nextn")
 
 
 def checkpoint_names(state: Mapping[str, Tensor]) -> dict[str, Tensor]:

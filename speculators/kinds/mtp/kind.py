@@ -11,28 +11,18 @@ The other files of the kind: mtp/check.py (names of tensors, compatibility), mtp
 module), mtp/checkpoint.py (reading and writing).
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from outrider.common.errors import OutriderError
 from outrider.speculators.checkpoints.layout import CheckpointLayout
 from outrider.speculators.features import FINAL_NORM, FeatureSpec, FeatureStream
 from outrider.speculators.head_config import HeadConfig
-from outrider.speculators.kinds.mtp.check import MTPTensors, check_mtp, check_mtp_target, is_shared
-from outrider.speculators.kinds.protocol import (
-    Abilities,
-    Origin,
-    TrainableKind,
-    TrainedParameters,
-    TrainedParts,
-)
+from outrider.speculators.kinds.mtp.check import check_mtp, check_mtp_target, is_shared, layer_names
+from outrider.speculators.kinds.protocol import Abilities, TrainableKind, TrainedParameters
 
 if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
-
-    from outrider.speculators.kinds.drafter import Drafter
     from outrider.speculators.kinds.mtp.layer import MTPSpeculator
 
 CACHE_SCALES = (".q_scale", ".k_scale", ".v_scale", ".prob_scale")
@@ -51,6 +41,7 @@ class MTP(TrainableKind):
     )
     abilities = Abilities(draft_parity=True, live_swap=True, drafts_every_step=True)
     trains: frozenset[TrainedParameters] = frozenset(("all", "non_routed", "lora"))
+    checkpoint = "outrider.speculators.kinds.mtp.checkpoint"
 
     def recognizes(self, config: Mapping[str, Any]) -> bool:
         """A directory has the target's configuration."""
@@ -79,7 +70,7 @@ class MTP(TrainableKind):
 
     def native_tensors(self, target: CheckpointLayout) -> set[str]:
         """The layer's tensors without the copies of embedding and head."""
-        return MTPTensors(target).names
+        return layer_names(target)
 
     def check_target(self, target_dir: Path, base_dir: Path | None, config_only: bool) -> None:
         """The target and the base have the layer, in weights that training reads."""
@@ -102,65 +93,6 @@ class MTP(TrainableKind):
                 " layer (DeepSeek-V3 and R1 have one)"
             ) from None
         return MTPSpeculator(arch)
-
-    def load(
-        self,
-        directory: Path,
-        target_dir: Path,
-        dtype: "torch.dtype",
-        device: "torch.device | str" = "cpu",
-    ) -> "MTPSpeculator":
-        """FP8 weights are dequantized to `dtype`."""
-        from outrider.speculators.kinds.mtp.checkpoint import load_mtp
-
-        return load_mtp(directory, dtype, device)
-
-    def start(
-        self,
-        origin: Origin,
-        parts: TrainedParts,
-        dtype: "torch.dtype",
-        device: "torch.device | str",
-        seed: int,
-    ) -> "MTPSpeculator":
-        """The base's layer, or the target's own; `seed` draws the adapters of `lora`."""
-        from outrider.speculators.kinds.mtp.checkpoint import load_trainable
-
-        return load_trainable(origin.base_dir or origin.target_dir, parts, dtype, device, seed)
-
-    def trained(
-        self, drafter: "Drafter", state: "Mapping[str, Tensor]"
-    ) -> "Iterator[tuple[str, Tensor]]":
-        """Names are those of the checkpoint, without the layer's prefix."""
-        from outrider.speculators.kinds.mtp.checkpoint import trained_tensors
-
-        return trained_tensors(cast("MTPSpeculator", drafter), state)
-
-    def write(self, changed: "Iterable[tuple[str, Tensor]]", origin: Origin, out_dir: Path) -> None:
-        """In the precision of the base, tensor by tensor."""
-        from outrider.speculators.kinds.mtp.checkpoint import write_mtp
-
-        write_mtp(changed, origin.base_dir or origin.target_dir, out_dir)
-
-    def write_other_formats(
-        self, directory: Path, target_dir: Path, target: str, drafts: int, out_dir: Path
-    ) -> None:
-        """`sglang_nextn`: the draft model that SGLang loads."""
-        from outrider.speculators.kinds.mtp.checkpoint import write_nextn
-
-        write_nextn(directory, out_dir / "sglang_nextn")
-
-    def tensors(self, directory: Path) -> "Iterator[tuple[str, Tensor]]":
-        """Names without the layer's prefix."""
-        from outrider.speculators.kinds.mtp.checkpoint import read_mtp_tensors
-
-        return read_mtp_tensors(directory)
-
-    def swap_tensors(self, directory: Path) -> "Iterator[tuple[str, Tensor]]":
-        """The layer's tensors; embedding and head stay the target's."""
-        from outrider.speculators.kinds.mtp.checkpoint import stored_mtp_tensors
-
-        return stored_mtp_tensors(directory)
 
     def stays_with_target(self, name: str) -> bool:
         """Embedding, head, and cache scales that no checkpoint brings."""

@@ -15,7 +15,7 @@ The module is in p_eagle/layer.py.
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from outrider.common.errors import OutriderError
 from outrider.common.files import read_json
@@ -28,12 +28,10 @@ from outrider.speculators.kinds.eagle3.shape import (
     PARALLEL_OF_SPECULATORS,
     EagleShape,
     mask_token,
+    plain_config,
     spare_token,
 )
 from outrider.speculators.kinds.protocol import Abilities, KPerBatchSize
-
-if TYPE_CHECKING:
-    from outrider.speculators.kinds.eagle3.layer import StoredHead
 
 MASK_TOKEN = "pard_token"
 MASK_STATE = "mask_hidden"
@@ -55,6 +53,7 @@ class PEagle(Eagle3):
         fixed_k=True,
     )
     head_keys: frozenset[str] = Eagle3.head_keys - {"layer_type"}
+    module = "outrider.speculators.kinds.p_eagle.layer:ParallelHead"
 
     def recognizes(self, config: Mapping[str, Any]) -> bool:
         """An EAGLE-3 head with a mask token."""
@@ -83,18 +82,13 @@ class PEagle(Eagle3):
         settings = super().vllm_settings(directory, k, draft_sample_method, k_per_batch_size)
         return {**(settings or {}), "method": Eagle3.name, "parallel_drafting": True}
 
+    @staticmethod
     def new_config(
-        self, target_config: Mapping[str, Any], head: HeadConfig, drafts: int
+        target_config: Mapping[str, Any], head: HeadConfig, drafts: int
     ) -> dict[str, Any]:
         """An EAGLE-3 head's, with a mask token that no text contains."""
         mask = {MASK_TOKEN: spare_token(target_config)}
-        return super().new_config(target_config, head, drafts) | mask
-
-    def module(self) -> "type[StoredHead]":
-        """Class of the head as a module."""
-        from outrider.speculators.kinds.p_eagle.layer import ParallelHead
-
-        return ParallelHead
+        return plain_config(target_config, head, drafts) | mask
 
     def check_target(self, target_dir: Path, base_dir: Path | None, config_only: bool) -> None:
         """As for an EAGLE-3 head, and the base has a mask token."""

@@ -14,11 +14,11 @@ from outrider.serving.config import EngineConfig, TargetConfig
 from outrider.serving.speculator import Drafting, Speculator
 from outrider.speculators.checkpoints.target_ends import load_target_ends
 from outrider.speculators.config import ParityConfig
-from outrider.speculators.kinds.mtp.checkpoint import load_mtp, save_mtp
+from outrider.speculators.kinds.mtp.checkpoint import load_mtp
 from outrider.speculators.parity import complaint
 from outrider.speculators.unroll import unroll_anchors
 from tests.shipped_traffic import token_ids, with_token_ids
-from tests.tiny import HIDDEN, VOCAB, write_tiny_target
+from tests.tiny import HIDDEN, VOCAB, save_drafter, write_tiny_target
 
 DEPTH = 3
 
@@ -42,7 +42,7 @@ def test_the_unroll_and_the_engine_draft_the_same_tokens_at_every_depth(
     with torch.no_grad():
         for weight in custom.parameters():
             weight.add_(torch.randn_like(weight) * weight.std() * 0.05 if weight.ndim > 1 else 0)
-    save_mtp(custom, short_r1, tmp_path / "custom")
+    save_drafter(custom, short_r1, tmp_path / "custom")
     speculators = {"base": short_r1, "custom": tmp_path / "custom"}
     few_seats = EngineConfig(
         max_num_seqs=4, kv_cache_gb=0.25
@@ -162,7 +162,7 @@ def other_norm(speculator, recording):
 def test_what_drafts_otherwise_is_refused_with_the_usual_causes(tiny, tmp_path, break_it):
     target, recording = tiny
     speculator, recording = break_it(load_mtp(target), recording)
-    save_mtp(speculator, target, tmp_path / "broken")
+    save_drafter(speculator, target, tmp_path / "broken")
     why = complaint(
         draft_parity(recording, tmp_path / "broken", target, DEPTH, ParityConfig()), ParityConfig()
     )

@@ -11,7 +11,6 @@ from outrider.pipeline.plan.plan import plan
 from outrider.pipeline.plan.training_cost import Memory, price
 from outrider.pipeline.recipe.load import load_recipe
 from outrider.pipeline.run_dir import RunDirectory
-from outrider.speculators.size import RowShape
 from outrider.training.memory import MemoryPlan
 from tests.cli.commands import run
 from tests.r1_config import R1, mtp_size
@@ -99,7 +98,7 @@ def test_a_hub_model_with_its_config_alone_is_not_downloaded(r1_target, tmp_path
 
 def test_the_cheapest_layout_is_the_first_that_fits_and_all_before_it_do_not():
     memory, rows = Memory(H200, "a GPU"), 32
-    r1 = MemoryPlan(mtp_size(R1), RowShape.full(8192), 8192, 3)
+    r1 = MemoryPlan(mtp_size(R1), 8192, 3)
 
     def fits(processes: int, stage: int) -> bool:
         return memory.missing(dataclasses.replace(r1, processes=processes, zero_stage=stage)) <= 0

@@ -22,10 +22,10 @@ from outrider.pipeline.run_dir import RunDirectory
 from outrider.pipeline.stages.evaluate import CHOOSE_KIND, EVALUATE_KINDS
 from outrider.speculators.features import FeatureStream
 from outrider.speculators.kinds import kind_of
-from outrider.speculators.kinds.mtp.checkpoint import load_mtp, save_mtp
+from outrider.speculators.kinds.mtp.checkpoint import load_mtp
 from tests.eagle3_head import write_eagle3_head
 from tests.eval.sample_kinds import sample_steps
-from tests.tiny import HIDDEN, write_tiny_target
+from tests.tiny import HIDDEN, save_drafter, write_tiny_target
 
 KINDS = ("mtp", "eagle3")
 CANDIDATES = (*KINDS, "ngram")
@@ -88,7 +88,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunDirectory, Recipe]
     layer = load_mtp(target)
     with torch.no_grad():
         layer.eh_proj.weight.add_(0.01)
-    save_mtp(layer, target, run.of_kind("mtp").speculator)
+    save_drafter(layer, target, run.of_kind("mtp").speculator)
     write_eagle3_head(target, run.of_kind("eagle3").speculator, layers=LAYERS)
     for kind in KINDS:
         write_json(run.stage_record(f"train_{kind}"), {"seconds": 90, "result": {}})

@@ -7,11 +7,12 @@ import torch
 from torch import Tensor
 
 from outrider.speculators.kinds.mtp.checkpoint import (
-    checkpoint_views,
+    checkpoint_names,
     load_mtp,
-    write_mtp,
 )
+from outrider.speculators.kinds.mtp.kind import MTP
 from outrider.speculators.kinds.mtp.layer import MTPSpeculator
+from outrider.speculators.kinds.protocol import Origin
 from outrider.speculators.layers.deepseek_layer import Experts
 from outrider.speculators.layers.lora import ADAPTERS, AdaptedExperts
 from tests.fp8_target import write_fp8_copy
@@ -66,7 +67,7 @@ def test_frozen_experts_compute_what_plain_ones_do(target: Path, x_NH: Tensor) -
 def test_adapted_experts_are_the_literal_sum(target: Path, x_NH: Tensor) -> None:
     """Token by token, expert by expert: W x + (alpha / rank) B (A x) in each projection."""
     speculator = adapted(target, moved=True)
-    mlp, weights = speculator.block.mlp, checkpoint_views(load_mtp(target))
+    mlp, weights = speculator.block.mlp, checkpoint_names(load_mtp(target).state_dict())
     experts, scale = mlp.experts, 6.0 / 4
     weight_Nk, index_Nk = mlp.gate(x_NH)
     expected = torch.zeros_like(x_NH)
@@ -91,7 +92,7 @@ def test_merged_weights_compute_what_the_adapters_did(target: Path, x_NH: Tensor
     plain = load_mtp(target)
     views = {
         name: view
-        for name, view in checkpoint_views(plain).items()
+        for name, view in checkpoint_names(plain.state_dict()).items()
         if ".experts." in name and "shared" not in name
     }
     assert set(merged) == set(views)
@@ -111,14 +112,11 @@ def test_an_expert_whose_adapter_never_moved_keeps_its_bytes(target: Path, tmp_p
     with torch.no_grad():
         experts.gate_up_b[2] = 0
         experts.down_b[2] = 0
-    write_mtp(
-        experts.merged({name: getattr(experts, name) for name in ADAPTERS}),
-        target,
-        tmp_path / "speculator",
-    )
+    merged = experts.merged({name: getattr(experts, name) for name in ADAPTERS})
+    MTP().write(merged, Origin(target, None), tmp_path / "speculator")
     before, after = (
-        checkpoint_views(load_mtp(target)),
-        checkpoint_views(load_mtp(tmp_path / "speculator")),
+        checkpoint_names(load_mtp(target).state_dict()),
+        checkpoint_names(load_mtp(tmp_path / "speculator").state_dict()),
     )
     changed = {name for name in before if not torch.equal(before[name], after[name])}
     assert changed == {

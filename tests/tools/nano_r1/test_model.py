@@ -7,10 +7,10 @@ from transformers import AutoTokenizer, DeepseekV3ForCausalLM
 
 from outrider.speculators.checkpoints.target_ends import load_target_ends
 from outrider.speculators.kinds.mtp.checkpoint import load_mtp
-from outrider.speculators.unroll import unroll
 from tools.nano_r1.build import completion_rows
 from tools.nano_r1.chat import build_tokenizer
 from tools.nano_r1.model import NanoR1, save_target
+from tools.unrolled import unroll
 
 
 def test_checkpoint_computes_what_was_trained(tmp_path):

@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from outrider.speculators.checkpoints.target_ends import load_target_ends
-from outrider.speculators.config import SpeculatorConfig
 from outrider.speculators.head_config import HeadConfig
 from outrider.speculators.kinds.eagle3 import closed_form
 from outrider.speculators.kinds.eagle3.kind import Eagle3
@@ -37,7 +36,7 @@ def test_first_draft_is_the_ridge_regression(target: Path, monkeypatch: pytest.M
     monkeypatch.setattr(closed_form, "STRENGTHS", (strength,))
     rows = [row(seed) for seed in range(ROWS)]
     origin = Origin(target, None, HeadConfig(draft_vocabulary="all"), rows=lambda: rows)
-    settings = SpeculatorConfig(kind="eagle3"), torch.float32, "cpu", 0
+    settings = torch.float32, "cpu", 0
     head = Eagle3().start(origin, *settings)
 
     embedding = load_target_ends(target).embedding_VH.float().numpy()

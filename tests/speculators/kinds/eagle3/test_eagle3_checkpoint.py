@@ -8,13 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from outrider.common.errors import OutriderError
 from outrider.common.files import read_json
 from outrider.speculators.compatibility import check_speculator
-from outrider.speculators.config import SpeculatorConfig
 from outrider.speculators.draft_vocabulary import chosen_ids, coverage, token_counts
 from outrider.speculators.head_config import HeadConfig
 from outrider.speculators.kinds import kind_of
@@ -23,7 +22,7 @@ from outrider.speculators.kinds.eagle3.layer import EagleHead
 from outrider.speculators.kinds.protocol import Origin
 from outrider.speculators.size import drafter_size
 from tests.eagle3_head import write_eagle3_head
-from tests.tiny import HIDDEN, VOCAB
+from tests.tiny import HIDDEN, VOCAB, edit_tensors
 
 EAGLE3 = Eagle3()
 COUNTS_V = torch.arange(VOCAB) % 7 * 10
@@ -31,7 +30,7 @@ COUNTS_V = torch.arange(VOCAB) % 7 * 10
 
 
 def start(origin: Origin, seed: int = 0) -> EagleHead:
-    return EAGLE3.start(origin, SpeculatorConfig(kind="eagle3"), torch.float32, "cpu", seed)
+    return EAGLE3.start(origin, torch.float32, "cpu", seed)
 
 
 def scratch(target: Path, **head: Any) -> Origin:
@@ -41,15 +40,6 @@ def scratch(target: Path, **head: Any) -> Origin:
 def publish(head: EagleHead, origin: Origin, directory: Path) -> Path:
     EAGLE3.write(EAGLE3.trained(head, head.state_dict()), origin, directory)
     return directory
-
-
-def rewritten(directory: Path, change: Callable[[dict[str, Tensor]], None], to: Path) -> Path:
-    """A copy of a checkpoint whose tensors are changed."""
-    shutil.copytree(directory, to)
-    tensors = load_file(to / "model.safetensors")
-    change(tensors)
-    save_file(tensors, to / "model.safetensors")
-    return to
 
 
 @pytest.mark.parametrize("layer_type", ["llama", "mla"])
@@ -111,36 +101,16 @@ def test_another_vocabulary_than_the_bases_is_refused(target: Path, tmp_path: Pa
         tensors["d2t"] += 1
         tensors["t2d"] = tensors["t2d"].roll(1)
 
-    other = rewritten(base, shifted, tmp_path / "other")
+    other = edit_tensors(Path(shutil.copytree(base, tmp_path / "other")), shifted)
     with pytest.raises(OutriderError, match="another draft vocabulary"):
         EAGLE3.write(EAGLE3.tensors(other), Origin(target, base), tmp_path / "out")
 
 
-def test_the_twin_is_the_same_head(target: Path, tmp_path: Path) -> None:
-    origin = scratch(target, draft_vocabulary=20)
-    directory = publish(start(origin), origin, tmp_path / "head")
-    EAGLE3.write_other_formats(directory, target, "tiny", 5, tmp_path / "twins")
-    twin = tmp_path / "twins" / "speculators"
-    check_speculator(twin, target)
-    config = read_json(twin / "config.json")
-    assert config["norm_before_residual"] is False and "eagle_config" not in config
-    assert config["eagle_aux_hidden_state_layer_ids"] == [1, 2]
-    one, two = (EAGLE3.load(path, target, torch.float32) for path in (directory, twin))
-    assert one.shape == two.shape
-    assert one.target_ids_D is not None and two.target_ids_D is not None
-    assert torch.equal(one.target_ids_D, two.target_ids_D)
-    for name, tensor in one.state_dict().items():
-        assert torch.equal(tensor, two.state_dict()[name]), name
-    del config["norm_before_residual"]  # the format's default
-    (twin / "config.json").write_text(json.dumps(config))
-    assert EAGLE3.load(twin, target, torch.float32).shape.norm_before_residual
-    names = load_file(twin / "model.safetensors").keys()
-    assert "layers.0.hidden_norm.weight" in names and "embed_tokens.weight" not in names
+def test_a_head_with_latent_attention_has_no_twin(target: Path, tmp_path: Path) -> None:
     mla = scratch(target, layer_type="mla", draft_vocabulary=20)
-    EAGLE3.write_other_formats(
-        publish(start(mla), mla, tmp_path / "mla"), target, "tiny", 5, tmp_path / "x"
-    )
-    assert not (tmp_path / "x").exists()
+    directory = publish(start(mla), mla, tmp_path / "mla")
+    EAGLE3.write_other_formats(directory, target, "tiny", 5, tmp_path / "twins")
+    assert not (tmp_path / "twins").exists()
 
 
 BROKEN: dict[str, tuple[Callable[[dict[str, Tensor]], Any], str]] = {
@@ -162,9 +132,9 @@ BROKEN: dict[str, tuple[Callable[[dict[str, Tensor]], Any], str]] = {
 def test_a_broken_checkpoint_is_not_loaded(target: Path, tmp_path: Path, mistake: str) -> None:
     change, said = BROKEN[mistake]
     base = write_eagle3_head(target, tmp_path / "base", layers=[1, 2])
-    broken = rewritten(base, change, tmp_path / "broken")
+    edit_tensors(base, change)
     with pytest.raises(OutriderError, match=said):
-        EAGLE3.load(broken, target, torch.float32)
+        EAGLE3.load(base, target, torch.float32)
 
 
 def test_a_stale_mark_is_found_in_the_files(target: Path, tmp_path: Path) -> None:
@@ -174,7 +144,7 @@ def test_a_stale_mark_is_found_in_the_files(target: Path, tmp_path: Path) -> Non
         tensors["t2d"] = tensors["t2d"].roll(1)
 
     with pytest.raises(OutriderError, match=r"t2d marks .* stale"):
-        check_speculator(rewritten(base, marked, tmp_path / "other"), target)
+        check_speculator(edit_tensors(base, marked), target)
 
 
 @pytest.mark.parametrize("layers", [[0, 1], [2, 1], [1, 1], [1, 3]])

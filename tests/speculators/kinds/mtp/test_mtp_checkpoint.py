@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from outrider.common.errors import OutriderError
-from outrider.speculators.kinds.mtp.checkpoint import load_mtp, save_mtp
-from tests.tiny import LAYERS
+from outrider.speculators.kinds.mtp.checkpoint import load_mtp
+from outrider.speculators.kinds.mtp.kind import MTP
+from tests.tiny import LAYERS, edit_tensors, save_drafter
 
-MTP = f"model.layers.{LAYERS}."
+PREFIX = f"model.layers.{LAYERS}."
 
 
 @pytest.fixture
@@ -21,18 +22,12 @@ def broken(target: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(target, tmp_path / "broken"))
 
 
-def edit(directory: Path, change) -> None:
-    tensors = load_file(directory / "model.safetensors")
-    change(tensors)
-    save_file(tensors, directory / "model.safetensors")
-
-
 def test_round_trip_is_byte_identical(target: Path, tmp_path: Path) -> None:
-    save_mtp(load_mtp(target), target, tmp_path / "speculator")
+    save_drafter(load_mtp(target), target, tmp_path / "speculator")
     original = load_file(target / "model.safetensors")
     written = load_file(tmp_path / "speculator" / "model.safetensors")
-    shared = {MTP + "embed_tokens.weight", MTP + "shared_head.head.weight"}
-    assert set(written) == {name for name in original if name.startswith(MTP)} - shared
+    shared = {PREFIX + "embed_tokens.weight", PREFIX + "shared_head.head.weight"}
+    assert set(written) == {name for name in original if name.startswith(PREFIX)} - shared
     for name, tensor in written.items():
         assert tensor.dtype == original[name].dtype
         assert torch.equal(tensor.view(torch.uint8), original[name].view(torch.uint8)), name
@@ -52,11 +47,11 @@ def test_half_precision_keeps_the_routing_bias(target: Path) -> None:
 
 def test_missing_and_unexpected_tensors_are_named(broken: Path) -> None:
     def change(tensors: dict) -> None:
-        tensors[MTP + "mlp.experts.9.up_proj.weight"] = tensors.pop(
-            MTP + "mlp.experts.1.up_proj.weight"
+        tensors[PREFIX + "mlp.experts.9.up_proj.weight"] = tensors.pop(
+            PREFIX + "mlp.experts.1.up_proj.weight"
         )
 
-    edit(broken, change)
+    edit_tensors(broken, change)
     with pytest.raises(
         OutriderError, match=r"missing: .*experts\.1\.up_proj.*unexpected: .*experts\.9\.up_proj"
     ):
@@ -66,19 +61,19 @@ def test_missing_and_unexpected_tensors_are_named(broken: Path) -> None:
 def test_a_nan_of_one_expert_is_found_in_that_expert(broken: Path) -> None:
     """Each weight is checked by itself: of R1's stacked experts the check would copy 30 GB."""
     name = "mlp.experts.1.up_proj.weight"
-    edit(broken, lambda tensors: tensors[MTP + name][3].fill_(float("nan")))
+    edit_tensors(broken, lambda tensors: tensors[PREFIX + name][3].fill_(float("nan")))
     with pytest.raises(OutriderError, match=rf"not a finite number in {re.escape(name)};"):
         load_mtp(broken)
 
 
 def test_a_target_without_mtp_layer(broken: Path) -> None:
     def drop(tensors: dict) -> None:
-        for name in [name for name in tensors if name.startswith(MTP)]:
+        for name in [name for name in tensors if name.startswith(PREFIX)]:
             del tensors[name]
 
-    edit(broken, drop)
+    edit_tensors(broken, drop)
     with pytest.raises(OutriderError, match=r"no tensor named model\.layers\.2"):
-        load_mtp(broken)
+        MTP().check_target(broken, None, config_only=False)
     config = json.loads((broken / "config.json").read_text())
     (broken / "config.json").write_text(json.dumps(config | {"num_nextn_predict_layers": 0}))
     with pytest.raises(OutriderError, match="num_nextn_predict_layers is 0"):

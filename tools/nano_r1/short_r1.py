@@ -1,6 +1,6 @@
 """Distils nano R1's 16 layers into 4, from its own logged responses.
 
-    python -m tests.short_r1.build [--epochs 4] [--tokens 1000000]
+    python -m tools.nano_r1.short_r1 [--epochs 4] [--tokens 1000000]
 
 Every fifth layer is the start. Embedding, final norm and head are nano R1's and stay, so
 that its MTP layer can read the states: the loss is their squared distance from nano R1's, in units

@@ -1,0 +1,148 @@
+"""What heads of all kinds show: files, twins, gradients, a fixed number of drafts."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from outrider.common.errors import OutriderError
+from outrider.common.files import read_json
+from outrider.speculators.checkpoints.layout import read_layout
+from outrider.speculators.checkpoints.target_ends import load_target_ends
+from outrider.speculators.head_config import HeadConfig
+from outrider.speculators.kinds import kind_of, trainable_kind
+from outrider.speculators.kinds.protocol import Origin
+from outrider.speculators.unroll import valid_BT
+from tests.dflash_head import write_dflash_head
+from tests.eagle3_head import write_eagle3_head
+from tests.speculators.kinds.eagle3.test_eagle3_unroll import DEPTH, LAYERS, packed_row
+from tests.tiny import VOCAB
+
+WRITERS: dict[str, tuple[Callable[..., Path], dict[str, Any]]] = {
+    "eagle3": (write_eagle3_head, {"fc_norm": True}),
+    "p_eagle": (write_eagle3_head, {"fc_norm": True, "pard_token": 2}),
+    "dflash": (write_dflash_head, {"mask_token": 2}),
+}
+# The target has no padding token, so its end is the mask. DFlash's ids count outputs of layers.
+CONFIGS: dict[str, dict[str, Any]] = {
+    "eagle3": {"architectures": ["LlamaForCausalLMEagle3"]},
+    "p_eagle": {"architectures": ["LlamaForCausalLMEagle3"], "pard_token": 1},
+    "dflash": {
+        "architectures": ["DFlashDraftModel"],
+        "model_type": "qwen3",
+        "dflash_config": {"mask_token_id": 1, "target_layer_ids": [0, 1], "causal": False},
+    },
+}
+TWINS: dict[str, dict[str, Any]] = {
+    "eagle3": {"speculators_model_type": "eagle3", "norm_before_residual": False},
+    "p_eagle": {"speculators_model_type": "peagle", "mask_token_id": 1},
+    "dflash": {
+        "speculators_model_type": "dflash",
+        "mask_token_id": 1,
+        "sliding_window_non_causal": True,
+        "block_size": 6,
+    },
+}
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_a_head_is_recognized_written_and_read_again(
+    name: str, target: Path, tmp_path: Path
+) -> None:
+    """From scratch with the traffic's draft vocabulary, over a base, and as a twin."""
+    kind, counts = trainable_kind(name), torch.zeros(VOCAB, dtype=torch.long)
+    counts[[5, 3, 40]] = torch.tensor([9, 7, 5])
+    head_config = HeadConfig(draft_vocabulary=3, layers=(1, 2))
+    origin = Origin(target, None, head_config, lambda: counts)
+    head: Any = kind.start(origin, torch.float32, "cpu", seed=1)
+    layer = head.layers[0] if name == "dflash" else head.midlayer
+    assert layer.mlp.down_proj.weight.std() < 0.03 < head.fc.weight.std()
+    scratch, again = tmp_path / "scratch", tmp_path / "again"
+    kind.write(kind.trained(head, head.state_dict()), origin, scratch)
+    config = read_json(scratch / "config.json")
+    assert CONFIGS[name].items() <= config.items()
+    assert kind.features(config, read_layout(target).config).names == ("layer_1", "layer_2")
+    kind.check(scratch, read_layout(target))
+    over = Origin(target, scratch)
+    warm = kind.start(over, torch.float32, "cpu", seed=2)
+    kind.write(kind.trained(warm, warm.state_dict()), over, again)
+    for file in ("config.json", "model.safetensors"):
+        assert (again / file).read_bytes() == (scratch / file).read_bytes()
+    assert kind.swappable(scratch, again)
+    swapped = dict(kind.swap_tensors(again)).keys()
+    assert swapped == dict(kind.trained(warm, warm.state_dict())).keys() - {"t2d"}
+    kind.write_other_formats(again, target, "tiny", 5, tmp_path / "twins")
+    twin = tmp_path / "twins" / "speculators"
+    published = read_json(twin / "config.json")
+    assert TWINS[name].items() <= published.items()
+    assert "pard_token" not in published["transformer_layer_config"]
+    assert published[f"{'' if name == 'dflash' else 'eagle_'}aux_hidden_state_layer_ids"] == [1, 2]
+    kind.check(twin, read_layout(target))
+    assert kind_of(scratch) is kind_of(twin) is kind
+    one, two = (kind.load(path, target, torch.float32) for path in (again, twin))
+    assert one.shape == two.shape and one.state_dict().keys() == two.state_dict().keys()
+    for key, tensor in one.state_dict().items():
+        assert torch.equal(tensor, two.state_dict()[key]), key
+    if name != "dflash":
+        del published["norm_before_residual"]  # the format's defaults
+        (twin / "config.json").write_text(json.dumps(published))
+        default = kind.load(twin, target, torch.float32).shape.norm_before_residual
+        assert default is (name == "eagle3")
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_gradients_reach_every_parameter(name: str, target: Path, tmp_path: Path) -> None:
+    write, options = WRITERS[name]
+    directory = write(target, tmp_path / "head", layers=LAYERS, **options)
+    head, ends = (
+        trainable_kind(name).load(directory, target, torch.float32),
+        load_target_ends(target),
+    )
+    row = packed_row()
+    _, states = head.unroll(ends, *row, valid_BT(row[2], 0), DEPTH)
+    sum(head.head(ends).logits(u).square().sum() for u in states).backward()
+    for key, parameter in head.named_parameters():
+        assert parameter.grad is not None and parameter.grad.abs().sum() > 0, key
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("p_eagle", {"method": "eagle3", "parallel_drafting": True}),
+        ("dflash", {"method": "dflash"}),
+    ],
+)
+def test_vllm_is_given_a_fixed_number_of_parallel_drafts(
+    name: str, settings: dict[str, Any], tmp_path: Path
+) -> None:
+    kind = trainable_kind(name)
+    assert kind.vllm_settings(tmp_path, 5, "greedy", None) == settings | {
+        "model": str(tmp_path),
+        "num_speculative_tokens": 5,
+        "draft_sample_method": "greedy",
+    }
+    with pytest.raises(OutriderError, match="drafts 5 tokens in every step"):
+        kind.vllm_settings(tmp_path, 5, "greedy", [(1, 4, 5), (5, 8, 2)])
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("p_eagle", {"pard_token": 3}),
+        ("dflash", {"mask_token": 3}),
+        ("dflash", {"layers": [1]}),
+        ("dflash", {"rope_theta": 5e5}),
+    ],
+)
+def test_keys_that_the_engine_reads_at_its_start_are_not_exchanged(
+    name: str, options: dict[str, Any], target: Path, tmp_path: Path
+) -> None:
+    write, written = WRITERS[name]
+    given = {"layers": LAYERS} | written
+    one = write(target, tmp_path / "one", **given)
+    kind = trainable_kind(name)
+    assert kind.swappable(one, write(target, tmp_path / "two", seed=1, **given))
+    assert not kind.swappable(one, write(target, tmp_path / "other", **given | options))

@@ -1,0 +1,34 @@
+"""The unroll of every position as tensors [B, T, H], as references compute it."""
+
+from torch import Tensor
+
+from outrider.speculators.heads import TargetEnds
+from outrider.speculators.unroll import Chain, unroll_anchors, valid_BT
+
+
+def unroll(
+    chain: Chain,
+    ends: TargetEnds,
+    token_ids_BT: Tensor,
+    inputs_BTX: Tensor,
+    sequence_BT: Tensor,
+    position_BT: Tensor,
+    depth: int,
+) -> list[Tensor]:
+    """States u[s] [B, T, H] for s < depth; zero where `valid_BT(sequence_BT, s)` is false.
+
+    `sequence_BT` numbers the sequence of a slot, contiguous within a row, -1 for padding;
+    `position_BT` counts from 0 in each sequence.
+    """
+    anchor_BT = valid_BT(sequence_BT, 0)
+    anchors_N, states = unroll_anchors(
+        chain, ends, token_ids_BT, inputs_BTX, sequence_BT, position_BT, anchor_BT, depth
+    )
+    spread = []
+    for s, u_NH in enumerate(states):
+        keep_N = valid_BT(sequence_BT, s).flatten()[anchors_N]
+        out = u_NH.new_zeros(sequence_BT.numel(), u_NH.shape[-1])
+        spread.append(
+            out.index_copy(0, anchors_N[keep_N], u_NH[keep_N]).view(*sequence_BT.shape, -1)
+        )
+    return spread
