@@ -17,7 +17,7 @@ from outrider.pipeline.stages.sources import parts_in_use, section, target_diges
 from outrider.speculators.kinds import LOOKUP
 
 if TYPE_CHECKING:
-    from outrider.eval.results.report import Results
+    from outrider.eval.results.report import Report
     from outrider.serving.config import EngineConfig
 
 
@@ -36,9 +36,9 @@ class NotShipped(OutriderError):
 def _work(run: RunDirectory, recipe: Recipe, options: Options) -> dict[str, Any]:
     """Publishes the bundle once vLLM reaches the evaluated acceptance with it."""
     from outrider.eval.config import SHIP
-    from outrider.eval.results.report import Results
+    from outrider.eval.results.report import Report
 
-    results = Results.read(run.evaluation / "results.json")
+    results = Report.read(run.root / "report.json")
     verdict = results.verdict
     if verdict.verdict != SHIP and not options.get("force"):
         raise NotShipped(verdict.verdict, verdict.reason)
@@ -96,7 +96,7 @@ def _schedule(recipe: Recipe, evidence: dict[str, Any]) -> list[tuple[int, int, 
     return [tuple(row) for row in ranges]
 
 
-def _evidence(run: RunDirectory, recipe: Recipe, results: "Results") -> dict[str, Any]:
+def _evidence(run: RunDirectory, recipe: Recipe, results: "Report") -> dict[str, Any]:
     from outrider.eval.summary import summary
 
     judged = summary(results)
@@ -111,7 +111,7 @@ def _evidence(run: RunDirectory, recipe: Recipe, results: "Results") -> dict[str
     }
 
 
-def _profile(run: RunDirectory, recipe: Recipe, results: "Results") -> dict[str, Any]:
+def _profile(run: RunDirectory, recipe: Recipe, results: "Report") -> dict[str, Any]:
     """Acceptance by position from exact replay, else from vLLM's counters."""
     from outrider.serving.bundle.bundle import speculation_profile
     from outrider.serving.vllm_hooks.version import vllm_version
@@ -141,7 +141,7 @@ def _profile(run: RunDirectory, recipe: Recipe, results: "Results") -> dict[str,
 
 
 def _verify(
-    run: RunDirectory, recipe: Recipe, bundle: Path, results: "Results", tolerance: float
+    run: RunDirectory, recipe: Recipe, bundle: Path, results: "Report", tolerance: float
 ) -> dict[str, Any]:
     """Serves the bundle greedily to the verification prompts, in the engine mode of their pass."""
     from outrider.data.sequences import load_sequences
@@ -186,7 +186,7 @@ EXPORT = Stage(
     },
     sources=target_digest,
     work=_work,
-    reads=lambda run: (run.sequences, run.evaluation / "results.json"),
+    reads=lambda run: (run.sequences, run.root / "report.json"),
     artifact=lambda run: run.bundle / "bundle.json",
     identity=lambda run: run.bundle / "bundle.json",
     options=("force",),
