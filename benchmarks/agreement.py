@@ -20,7 +20,7 @@ from outrider.data.features.feature_store import FeatureStore
 from outrider.data.on_policy.check import load_parts
 from outrider.data.sequences import load_sequences
 from outrider.eval.replay.replay import length_at, replay
-from outrider.eval.report.formatting import interval
+from outrider.eval.results.parts import interval
 from outrider.serving.client import Sampling
 from outrider.serving.config import EngineConfig, TargetConfig
 from outrider.serving.engine import Engine, open_engine

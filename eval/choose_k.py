@@ -44,9 +44,6 @@ MIN_GAIN = 0.01
 Speeds = Mapping[int, Mapping[int, float]]
 """Tokens/s by batch size and number of drafts."""
 
-Margin = Callable[[int, int], float]
-"""Margin of the log ratio of two numbers' tokens/s."""
-
 
 def choose(
     context: EvaluationContext,
@@ -213,8 +210,15 @@ def speeds_of(lengths: Sequence[float], steps: Speeds) -> dict[int, dict[int, fl
     }
 
 
-def best_k(speeds: Mapping[int, float], least: int = 0, margin: Margin = lambda k, n: 0.0) -> int:
-    """The smallest k, from `least`, over which no larger one is shown to gain over MIN_GAIN."""
+def best_k(
+    speeds: Mapping[int, float],
+    least: int = 0,
+    margin: Callable[[int, int], float] = lambda k, n: 0.0,
+) -> int:
+    """The smallest k, from `least`, over which no larger one is shown to gain over MIN_GAIN.
+
+    `margin` is that of the log ratio of two numbers' tokens/s.
+    """
     allowed = {k: speed for k, speed in speeds.items() if k >= least}
     return min(
         k

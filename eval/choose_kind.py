@@ -27,9 +27,6 @@ from outrider.eval.results.parts import ClusteredEstimate
 from outrider.eval.stats.clusters import clustered
 from outrider.speculators.kinds import LOOKUP
 
-Steps = Mapping[str, Mapping[int, float]]
-"""Seconds of a step at the main concurrency, by kind and number of drafts."""
-
 
 def choose_kind(
     contexts: Mapping[str, EvaluationContext], facts: Mapping[str, Mapping[str, Any]]
@@ -42,11 +39,9 @@ def choose_kind(
     for context in contexts.values():
         check(context)
     first = next(iter(contexts.values()))
-    with first.on_cluster():
-        replays = {
-            kind: replay_drafter(context, "validation", "custom")
-            for kind, context in contexts.items()
-        }
+    replays = {
+        kind: replay_drafter(context, "validation", "custom") for kind, context in contexts.items()
+    }
     times = first.cached("step_times_of_kinds", StepTimes, lambda: _time_kinds(contexts))
     main = first.settings.main
     steps = {kind: row[main] for kind, row in times.seconds.items()}
@@ -54,9 +49,15 @@ def choose_kind(
 
 
 def ranked(
-    replays: Mapping[str, ReplaySums], steps: Steps, main: int, facts: Mapping[str, Any]
+    replays: Mapping[str, ReplaySums],
+    steps: Mapping[str, Mapping[int, float]],
+    main: int,
+    facts: Mapping[str, Any],
 ) -> list[KindSpeed]:
-    """The chosen kind, then the others, the fastest first."""
+    """The chosen kind, then the others, the fastest first.
+
+    `steps` are seconds of a step at the main concurrency, by kind and number of drafts.
+    """
     best = {
         kind: best_k(speeds_of(own.acceptance_length(), {main: steps[kind]})[main], least=1)
         for kind, own in replays.items()
@@ -109,7 +110,7 @@ def _time_kinds(contexts: Mapping[str, EvaluationContext]) -> StepTimes:
         for kind, own in speculators.items()
     }
     first.say(f"timing steps of the {mode} engine: {', '.join(contexts)} in turn")
-    with first.open_load() as load, first.open_servers(speculators, load, texts) as servers:
+    with first.open_servers(speculators, texts) as (load, servers):
         return time_steps(
             servers, mode, load, numbers, [settings.main], texts, sampling, speculators
         )

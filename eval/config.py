@@ -28,12 +28,11 @@ STEP_ROUNDS = 5
 STEP_TOKENS = 96
 """Longest response of these blocks: steps do not get longer with responses as with batches."""
 
-BOOTSTRAP_SAMPLES = 2000
-"""Resamples of prompts for intervals, and permutations of the token frequency test: enough for the
-gate's least p-value, 0.001."""
+PERMUTATIONS = 2000
+"""Of the token frequency test: enough for the gate's least p-value, 0.001."""
 
 SEED = 0
-"""Of prompt choice and resampling. Requests carry none: vLLM 0.32 cannot serve a seeded one on a
+"""Of prompt choice and permutations. Requests carry none: vLLM 0.32 cannot serve a seeded one on a
 CPU."""
 
 ANSWERS = ".jsonl"

@@ -21,14 +21,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
+from datasets import Dataset
 from pydantic import BaseModel
 from rich.console import Console
 
 from outrider.common.cluster.config import ClusterConfig
-from outrider.common.cluster.session import open_cluster
 from outrider.common.errors import OutriderError
 from outrider.common.fingerprint import Kept, file_digest, value_digest
-from outrider.data.sequences import Tables
+from outrider.data.sequences import Tables, load_sequences
 from outrider.eval.bench.servers import Servers
 from outrider.eval.config import EvalConfig
 from outrider.eval.replay.slices import Slices
@@ -46,20 +46,11 @@ from outrider.speculators.features import FeatureSpec
 from outrider.speculators.kinds import LOOKUP
 
 if TYPE_CHECKING:
-    from datasets import Dataset
-
     from outrider.data.features.feature_store import FeatureStore
 
 Model = TypeVar("Model", bound=BaseModel)
 Row = tuple[str, list[int], int]
 """A response with its prompt: id, token ids, start of the response."""
-
-POST_MEASUREMENT_SETTINGS: dict[str, Any] = {
-    "gate": True,
-    "cost": True,
-    "task": True,
-}
-"""Settings that change what is computed from the measurements, not the measurements."""
 
 
 @dataclass(frozen=True)
@@ -79,10 +70,8 @@ class EvaluationData:
     sessions: Mapping[str, str] = field(default_factory=dict)
     """Sessions by sequence id, where the split has other ones than the log."""
 
-    def rows(self, ids: list[str]) -> "Dataset":
+    def rows(self, ids: list[str]) -> Dataset:
         """The rows of sequences, with the sessions of the split."""
-        from outrider.data.sequences import load_sequences
-
         return load_sequences(self.sequences, ids, self.sessions)
 
 
@@ -93,7 +82,7 @@ class EvaluationFolders:
     run: Path
     """The run's directory; the report's other sections come from here."""
     out: Path
-    """results.json and the measurement cache."""
+    """The measurement cache."""
     report: Path
     """report.html, report.md and report.json."""
     logs: Path
@@ -147,13 +136,11 @@ class EvaluationContext:
         """Prints one line of progress."""
         self.console.print(line)
 
+    @contextlib.contextmanager
     def open_servers(
-        self,
-        speculators: Mapping[str, Speculator],
-        load: LoadGenerator,
-        texts: Sequence[str],
-    ) -> AbstractContextManager[Servers]:
-        """Servers of none and of `speculators`; each starts when it is needed.
+        self, speculators: Mapping[str, Speculator], texts: Sequence[str]
+    ) -> Iterator[tuple[LoadGenerator, Servers]]:
+        """A load generator, and servers of none and `speculators`, which start when needed.
 
         `texts` are the rendered prompts of their warm-up: a short block at the highest concurrency.
         """
@@ -164,20 +151,20 @@ class EvaluationContext:
             self.say(f"warm-up, {server.log_path.stem}")
             load.run_block(server.url, first, widest, Sampling(), WARM_UP_TOKENS)
 
-        return self.backends.servers(
-            self.target,
-            self.serving,
-            speculators,
-            self.draft_numbers,
-            self.folders.logs,
-            self.settings.side_by_side,
-            warm_up,
-            self.draft_sample_method,
-        )
-
-    def open_load(self) -> AbstractContextManager[LoadGenerator]:
-        """A load generator that logs into the evaluation's folder."""
-        return self.backends.load(self.target, self.folders.logs / "load.log")
+        with (
+            self.backends.load(self.target, self.folders.logs / "load.log") as load,
+            self.backends.servers(
+                self.target,
+                self.serving,
+                speculators,
+                self.draft_numbers,
+                self.folders.logs,
+                self.settings.side_by_side,
+                warm_up,
+                self.draft_sample_method,
+            ) as servers,
+        ):
+            yield load, servers
 
     @property
     def draft_numbers(self) -> list[int]:
@@ -185,20 +172,6 @@ class EvaluationContext:
         if self.settings.k == "auto":
             return [*range(0 if self.by_batch_size else 1, self.depth + 1)]
         return sorted({self.settings.k, self.settings.current_k or self.settings.k})
-
-    @property
-    def replays_on_cluster(self) -> bool:
-        """Whether exact replay runs as tasks of a cluster."""
-        return self.cluster.address is not None
-
-    @contextlib.contextmanager
-    def on_cluster(self) -> Iterator[None]:
-        """One connection to the cluster for several replays; nothing without a cluster."""
-        if self.cluster.address is None:
-            yield
-            return
-        with open_cluster(self.cluster):
-            yield
 
     @contextlib.contextmanager
     def captured(self, rows: Callable[[Engine], Sequence[Row]]) -> Iterator["FeatureStore"]:
@@ -307,7 +280,8 @@ class EvaluationContext:
             "lookup": [each.k for each in self.kinds if each.kind == LOOKUP],
             "serving": self.serving.model_dump(mode="json"),
             "draft_sample_method": self.draft_sample_method,
-            "evaluation": self.settings.model_dump(mode="json", exclude=POST_MEASUREMENT_SETTINGS),
+            # The others change what is computed from the measurements, not the measurements.
+            "evaluation": self.settings.model_dump(mode="json", exclude={"gate", "cost", "task"}),
             "near_tie_nats": self.settings.gate.near_tie_nats,
         }
         return value_digest(inputs)
@@ -324,8 +298,7 @@ class EvaluationContext:
         """The target's states of the sequences; exact replay reads them."""
         from outrider.data.features.feature_store import FeatureStore
 
-        if self.data.features is None:
-            raise ValueError("this evaluation has no feature store")
+        assert self.data.features
         return FeatureStore.open(self.data.features)
 
     def cached(self, name: str, model: type[Model], work: Callable[[], Model]) -> Model:

@@ -6,27 +6,28 @@ Evaluates every kind of speculator. Where a speculator reads states that are not
 replay is not measured: its figures are null, `not_measured` says why, and the verdict rests on what
 vLLM counted and on the clock.
 
-Leaves results.json (for machines), the report, and the servers' logs. Each measurement is cached,
-so an interrupted evaluation resumes; intervals, verdict and report are computed from the cache
-every time.
+Leaves the report and the servers' logs. Each measurement is cached, so an interrupted evaluation
+resumes; intervals, verdict and report are computed from the cache every time.
 """
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from datasets import Dataset
 
 from outrider.common.child_process import in_child
 from outrider.common.errors import OutriderError
 from outrider.common.fingerprint import value_digest
 from outrider.data.sequences import load_sequences
-from outrider.eval.bench.closed_loop import Record, measure
+from outrider.eval.bench.closed_loop import measure
 from outrider.eval.bench.counted import (
     CountedPass,
     counted_acceptance,
     counted_passes,
     verification_passes,
 )
-from outrider.eval.bench.metrics import ReplayedSteps, SpeedRatios, repeats_of
-from outrider.eval.bench.open_loop import measure_rates, summarise_rates
+from outrider.eval.bench.metrics import Record, ReplayedSteps, SpeedRatios, repeats_of
+from outrider.eval.bench.open_loop import RateBlocks, measure_rates, summarise_rates
 from outrider.eval.bench.outputs import Outputs, collect
 from outrider.eval.bench.prompts import (
     HeldoutRequests,
@@ -35,12 +36,10 @@ from outrider.eval.bench.prompts import (
     logged_tokens_per_s,
     prompt_room,
     select,
-    unsent_text,
 )
 from outrider.eval.bench.servers import Servers
 from outrider.eval.choose_k import choose, draft_plan
 from outrider.eval.context import EvaluationContext
-from outrider.eval.lossless.task_accuracy import task_of
 from outrider.eval.lossless.verification import verify
 from outrider.eval.replay.example_traces import sample_responses
 from outrider.eval.replay.heldout_replay import (
@@ -61,7 +60,7 @@ from outrider.eval.results.report import (
     RequestSampling,
     SpeculatorIdentity,
 )
-from outrider.eval.results.speed import Served
+from outrider.eval.results.speed import RateRow, Served
 from outrider.eval.summary import conclude
 from outrider.eval.workloads import measured_workloads, prompts_of
 from outrider.serving.load_generator import LoadGenerator
@@ -69,22 +68,15 @@ from outrider.serving.vllm_hooks.drafts_file import Drafts
 from outrider.serving.vllm_hooks.version import runs_on_cpu
 from outrider.speculators.compatibility import check_speculator
 
-if TYPE_CHECKING:
-    from datasets import Dataset
-
 
 def evaluate(context: EvaluationContext) -> dict[str, Any]:
     """Evaluates custom against base and no speculation; returns the line for scripts."""
     check(context)
-    if context.can_replay and (context.replays_on_cluster or not runs_on_cpu()):
-        with context.on_cluster():
-            replay_everything(context)
+    if context.can_replay and (context.cluster.address or not runs_on_cpu()):
+        replay_everything(context)
     heldout = context.data.rows(context.data.parts["heldout"])
     requests = heldout_requests(context, heldout)
-    with (
-        context.open_load() as load,
-        context.open_servers(context.served, load, requests.timed_texts) as servers,
-    ):
+    with context.open_servers(context.served, requests.timed_texts) as (load, servers):
         replays, validation = None, None
         if context.can_replay:
             replays = replay_drafters(context, "heldout")
@@ -99,6 +91,7 @@ def evaluate(context: EvaluationContext) -> dict[str, Any]:
         context.say(f"k = {k.base} for base, {k.custom} for custom{lookup}")
         replayed = replay_stage(context, replays, k, heldout)
         served: dict[str, Served] = {}
+        rates: dict[str, dict[str, dict[str, RateRow]]] = {}
         outputs: dict[str, Outputs] = {}
         passes: list[CountedPass] = []
         for mode in context.settings.engine_modes:
@@ -106,7 +99,11 @@ def evaluate(context: EvaluationContext) -> dict[str, Any]:
             if mode != first:
                 own = choose(context, servers, load, requests, validation, mode, main)
             outputs[mode] = collect(context, servers, mode, k, requests)
-            served[mode], blocks = serve(context, servers, load, mode, own, requests, replays)
+            served[mode], blocks, open_loop = serve(
+                context, servers, load, mode, own, requests, replays
+            )
+            if requests.traffic:
+                rates[mode] = summarise_rates(open_loop, served[mode])
             passes += verification_passes(outputs[mode], requests.verification)
             if own.k == k:
                 passes += counted_passes(blocks, requests.timed)
@@ -130,16 +127,12 @@ def evaluate(context: EvaluationContext) -> dict[str, Any]:
         ),
         draft_sample_method=context.draft_sample_method,
         not_measured=not_measured(context),
-        lost_ends=(requests.unsent,) if requests.unsent else (),
+        lost_ends=requests.lost_ends,
         **replayed,
         workloads=workloads,
         counted=counted_acceptance(passes, context.speculators, k),
         served=served,
-        rates={
-            mode: summarise_rates(context, mode, requests.traffic, one)
-            for mode, one in served.items()
-            if requests.traffic
-        },
+        rates=rates,
         scenarios={traffic.name: traffic.described for traffic in requests.traffic},
         verification=verification,
         samples=samples_stage(context, replays, k.custom),
@@ -151,19 +144,6 @@ def evaluate(context: EvaluationContext) -> dict[str, Any]:
 def check(context: EvaluationContext) -> None:
     """Finds mistakes that would otherwise show only after servers have started."""
     settings, depth = context.settings, context.depth
-    task_of(settings)
-    widest, seats = max(settings.concurrency), context.serving.engine.max_num_seqs
-    if widest > seats:
-        raise OutriderError(
-            f"eval.concurrency has {widest}, but serving.engine.max_num_seqs is {seats}: requests "
-            "would queue, and their waiting would be measured; raise serving.engine.max_num_seqs "
-            f"to {widest} or lower eval.concurrency"
-        )
-    if settings.k != "auto" and settings.k > depth:
-        raise OutriderError(
-            f"eval.k = {settings.k}, but the speculator was trained to speculator.depth = {depth}; "
-            "lower eval.k"
-        )
     if settings.current_k is not None and settings.current_k > depth:
         raise OutriderError(
             f"eval.current_k = {settings.current_k}, but the speculator was trained to "
@@ -220,7 +200,7 @@ def not_measured(context: EvaluationContext) -> dict[str, str]:
     }
 
 
-def heldout_requests(context: EvaluationContext, heldout: "Dataset") -> HeldoutRequests:
+def heldout_requests(context: EvaluationContext, heldout: Dataset) -> HeldoutRequests:
     """Which held-out requests are sent, and how they are sampled."""
     settings, serving = context.settings, context.serving
     verification, timed = evaluation_prompts(heldout, settings, serving)
@@ -229,9 +209,14 @@ def heldout_requests(context: EvaluationContext, heldout: "Dataset") -> HeldoutR
     comparable = custom.abilities.drafts_every_step or not custom.speculates
     traffic = select(heldout, settings, serving) if comparable else []
     room, starts = prompt_room(settings, serving), heldout["completion_start"]
-    unsent = unsent_text(sum(start > room for start in starts), len(starts))
-    if unsent:
-        context.say(unsent)
+    lost_ends: tuple[str, ...] = ()
+    if unsent := sum(start > room for start in starts):
+        lost_ends = (
+            f"serving.engine.max_model_len: of {len(starts):,} held-out prompts {unsent:,} are not"
+            " sent, for want of room for a response; raise it, or lower eval.max_tokens and"
+            " eval.verification_max_tokens",
+        )
+        context.say(*lost_ends)
     tokens_per_s = None
     if "time" in heldout.column_names:
         general = set(context.data.parts.get("general") or ())
@@ -240,11 +225,11 @@ def heldout_requests(context: EvaluationContext, heldout: "Dataset") -> HeldoutR
         times = [time for name, time in named if name not in general]
         tokens_per_s = logged_tokens_per_s(heldout, times)
     sampling = customers_sampling(heldout)
-    return HeldoutRequests(sampling, verification, timed, traffic, unsent, tokens_per_s)
+    return HeldoutRequests(sampling, verification, timed, traffic, lost_ends, tokens_per_s)
 
 
 def replay_stage(
-    context: EvaluationContext, heldout: Replays | None, k: Drafters[int], table: "Dataset"
+    context: EvaluationContext, heldout: Replays | None, k: Drafters[int], table: Dataset
 ) -> dict[str, Any]:
     """The findings of exact replay; reads states, needs no server.
 
@@ -273,8 +258,8 @@ def serve(
     choice: Choice,
     requests: HeldoutRequests,
     replays: Replays | None,
-) -> tuple[Served, list[Record]]:
-    """Speeds and timed blocks, and the blocks of rates, of one engine mode at its own choice of k.
+) -> tuple[Served, list[Record], RateBlocks]:
+    """Speeds, timed blocks and blocks of rates of one engine mode at its own choice of k.
 
     Each measurement is kept. Servers start only for what is missing.
     """
@@ -290,14 +275,14 @@ def serve(
         choice.main_concurrency,
         replayed_steps(replays, plan) if replays else None,
     )
-    timed = context.kept(f"speed_{mode}")
-    if not timed.done():
-        texts, sampling = requests.timed_texts, requests.sampling
-        timed.put(measure(servers, mode, plan, load, texts, sampling, speeds, context.say))
-    measure_rates(context, servers, mode, plan, load, requests)
-    blocks = timed.get()
+    blocks = context.kept(f"speed_{mode}").run(
+        lambda: measure(servers, mode, plan, load, requests.sampling, speeds, context.say)
+    )
+    rates = context.kept(f"rates_{mode}").run(
+        lambda: measure_rates(context, servers, mode, plan, load, requests)
+    )
     served = Served(k=choice.k, speed=speeds.summarise(blocks), repeats=repeats_of(blocks))
-    return served, blocks
+    return served, blocks, rates
 
 
 def replayed_steps(replays: Replays, plan: Mapping[str, Drafts | None]) -> ReplayedSteps:

@@ -11,7 +11,7 @@ from outrider.common.tolerance import Tolerance
 from outrider.eval.config import DO_NOT_SHIP, SHIP, UNDECIDED, GateConfig
 from outrider.eval.lossless.task_accuracy import responses_needed
 from outrider.eval.results.acceptance import OnPolicy, Replay
-from outrider.eval.results.parts import ClusteredEstimate
+from outrider.eval.results.parts import ClusteredEstimate, Variants, interval
 from outrider.eval.results.report import Check, Findings, Outcome, Verdict
 from outrider.eval.results.verification import (
     Equivalence,
@@ -19,7 +19,6 @@ from outrider.eval.results.verification import (
     Greedy,
     ReplayAgainstEngine,
     SameText,
-    SampledText,
 )
 from outrider.eval.speed_checks import above, speed_checks
 from outrider.eval.stats.intervals import units_needed
@@ -48,7 +47,7 @@ def judge(findings: Findings, gate: GateConfig) -> Verdict:
     for mode, found in findings.verification.modes.items():
         checks += [
             _greedy(mode, found.greedy.custom, found.control, found.excess),
-            _sampled_text(mode, found.sampled_text.none, found.sampled_text.custom, gate),
+            _sampled_text(mode, found.tail_share, gate),
             _same_text(mode, found.same_text, gate),
         ]
         if found.replay_vs_engine:
@@ -123,7 +122,7 @@ def _over_sessions(name: str, ratio: ClusteredEstimate, least: float, how: str =
     return Check(
         name=name,
         outcome=outcome,
-        seen=f"{ratio.value:.3f} [{ratio.low:.3f}, {ratio.high:.3f}] over {ratio.over}{how}",
+        seen=f"{interval(ratio, 3)} over {ratio.over}{how}",
         demand=demand,
     )
 
@@ -153,12 +152,12 @@ def _greedy(mode: str, custom: Greedy, alone: Greedy, added: Excess) -> Check:
     )
 
 
-def _sampled_text(mode: str, none: SampledText, custom: SampledText, gate: GateConfig) -> Check:
+def _sampled_text(mode: str, tail: Variants[float], gate: GateConfig) -> Check:
     return Check(
         name=f"sampled tokens are likely under the target, {mode}",
-        outcome=_outcome(custom.tail_share - none.tail_share <= gate.max_tail_excess),
-        seen=f"{custom.tail_share:.2%} of tokens below probability 1e-4 with speculation, "
-        f"{none.tail_share:.2%} without",
+        outcome=_outcome(tail.custom - tail.none <= gate.max_tail_excess),
+        seen=f"{tail.custom:.2%} of tokens below probability 1e-4 with speculation, "
+        f"{tail.none:.2%} without",
         demand=f"at most {gate.max_tail_excess:.1%} more",
     )
 

@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from outrider.eval.config import GateConfig
-from outrider.eval.results.parts import Estimate
+from outrider.eval.results.parts import Estimate, interval
 from outrider.eval.results.report import Check, Findings, Outcome
 from outrider.eval.results.speed import SpeedRow
 from outrider.eval.stats.intervals import given_passed, units_needed
@@ -84,7 +84,7 @@ class Demand:
         return f"about {needed} eval.repeats would decide it, {repeats} were measured"
 
     def __str__(self) -> str:
-        return f"custom / {self.versus} at {self.concurrency} {interval(self.ratio)}"
+        return f"custom / {self.versus} at {self.concurrency} {interval(self.ratio, 3)}"
 
 
 def demands(speed: Mapping[str, SpeedRow], main: int, gate: GateConfig) -> list[Demand]:
@@ -116,7 +116,7 @@ def speed_checks(findings: Findings, gate: GateConfig) -> list[Check]:
             if each.kind == SUPERIOR:
                 versus = each.versus
                 if versus.endswith("current_k"):
-                    versus += f" = {findings.current_k}"
+                    versus += f" = {findings.settings['current_k']}"
                 name = f"tokens/s, custom / {versus}, {mode}, concurrency {each.concurrency}"
                 checks.append(_check(name, [each], [], served.repeats))
         if others := [each for each in asked if each.kind == ELSEWHERE]:
@@ -152,11 +152,13 @@ def _check(name: str, asked: Sequence[Demand], off: Sequence[Demand], repeats: i
     if undecided:
         demand += f"; undecided: {'; '.join(undecided)}"
     outcome: Outcome = "undecided" if undecided else "passed"
+    replayed = " with replay's acceptance"
     return Check(
         name=name,
         outcome="failed" if "failed" in outcomes else outcome,
         seen=", ".join(
-            f"at {each.concurrency} {interval(each.ratio)}{_estimator(each.ratio)}{each.corrected}"
+            f"at {each.concurrency} {interval(each.ratio, 3)}"
+            f"{replayed if each.ratio.estimator == 'replay' else ''}{each.corrected}"
             for each in asked
         ),
         demand=demand,
@@ -188,12 +190,3 @@ def scheduled(rows: list[tuple[int, int, int]], requests: int) -> int | None:
         if requests <= last:
             return k
     return rows[-1][2] if rows else None
-
-
-def interval(estimate: Estimate) -> str:
-    """The estimate as the verdict shows it."""
-    return f"{estimate.value:.3f} [{estimate.low:.3f}, {estimate.high:.3f}]"
-
-
-def _estimator(ratio: Estimate) -> str:
-    return " with replay's acceptance" if ratio.estimator == "replay" else ""

@@ -1,4 +1,4 @@
-"""The end of every evaluation: price, verdict, results.json, the report, and the line for scripts.
+"""The end of every evaluation: price, verdict, the report, and the line for scripts.
 
     conclude(context, findings)["acceptance_length"]["ratio"]
 
@@ -13,27 +13,28 @@ from outrider.eval.config import CostConfig
 from outrider.eval.context import EvaluationContext
 from outrider.eval.gate import judge
 from outrider.eval.results.parts import DRAFTERS, VARIANTS, Estimate, Variants
-from outrider.eval.results.report import Findings, Results
+from outrider.eval.results.report import Findings, Report
 from outrider.eval.results.speed import Cost, Served, SpeedRow
 
 HOURS_A_MONTH = 730
 
 
 def conclude(context: EvaluationContext, findings: Findings) -> dict[str, Any]:
-    """Prices and judges the findings, and writes results.json and the report."""
-    from outrider.eval.report.report import write_report
+    """Prices and judges the findings, and writes the report."""
+    from outrider.eval.report.report import lost_ends, sections_of, write_report
 
     settings, folders = context.settings, context.folders
-    gpus = context.serving.engine.gpus
-    results = Results(
-        **dict(findings),
+    gpus, trained = context.serving.engine.gpus, folders.trained or folders.run
+    lost = (*lost_ends(folders.run, trained), *findings.lost_ends)
+    report = Report(
+        **dict(findings) | {"lost_ends": lost},
         cost=money(findings.served, settings.cost, gpus) if settings.cost else None,
         verdict=judge(findings, settings.gate),
         kinds=context.kinds,
+        **sections_of(folders.run),
     )
-    results.write(folders.out / "results.json")
-    page = write_report(folders.run, folders.out, folders.report, folders.trained)
-    return {**summary(results), "report": str(page), "bundle": None}
+    page = write_report(report, folders.report, trained)
+    return {**summary(report), "report": str(page), "bundle": None}
 
 
 def money(served: Mapping[str, Served], cost: CostConfig, gpus: int) -> dict[str, dict[str, Cost]]:
@@ -54,7 +55,7 @@ def money(served: Mapping[str, Served], cost: CostConfig, gpus: int) -> dict[str
     }
 
 
-def summary(results: Results) -> dict[str, Any]:
+def summary(results: Report) -> dict[str, Any]:
     """The line that scripts read; the caller adds `report` and `bundle`."""
     against = next(iter(results.verification.modes.values())).replay_vs_engine
     return {
@@ -71,7 +72,7 @@ def summary(results: Results) -> dict[str, Any]:
     }
 
 
-def _lengths(results: Results) -> dict[str, Any]:
+def _lengths(results: Report) -> dict[str, Any]:
     """Acceptance on which the verdict rests: both at custom's K."""
     replay, counted = results.replay, results.counted
     ratio = results.acceptance_ratio

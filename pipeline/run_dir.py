@@ -18,7 +18,7 @@ A run of several kinds (`speculator.kind: [mtp, eagle3]`) has for each kind
     speculators/KIND/          training/ speculator/ metrics.jsonl
     evaluation/KIND/           replay of the validation part
 
-and `speculator`, `metrics.jsonl`, `evaluation/results.json` and the report are the chosen kind's;
+and `speculator`, `metrics.jsonl` and the report are the chosen kind's;
 n-gram lookup has neither `speculator` nor metrics.
 """
 

@@ -1,7 +1,7 @@
 """Timed closed-loop blocks of none, base and custom, interleaved over the same prompts.
 
     plan = {"none": None, "base": 2, "custom": 3}
-    blocks = measure(servers, "eager", plan, load, prompts, sampling, speeds, say=print)
+    blocks = measure(servers, "eager", plan, load, sampling, speeds, say=print)
 
 The speed of a shared machine drifts by more than the differences to be measured, so speeds are
 compared only within a repeat: every variant gets the same prompts, in an order that rotates. At one
@@ -20,26 +20,17 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from outrider.eval.bench.metrics import SpeedRatios
+from outrider.eval.bench.metrics import Record, SpeedRatios
 from outrider.eval.bench.servers import Servers, Turn
 from outrider.eval.config import EvalConfig
 from outrider.eval.results.parts import CURRENT, LOOKUP
 from outrider.eval.speed_checks import SUPERIOR, demands
 from outrider.eval.stats.sequential import looks_of
-from outrider.serving.client import Sampling
+from outrider.serving.client import Sampling, SpeculationCounters
+from outrider.serving.load_generator import BlockResult, LoadGenerator
 from outrider.serving.vllm_hooks.drafts_file import Drafts
 
-if TYPE_CHECKING:
-    from outrider.serving.load_generator import BlockResult, LoadGenerator
-
-Say = Callable[[str], None]
-"""Prints a line of progress."""
-Record = dict[str, Any]
-"""A block as JSON values."""
 Plan = Mapping[str, Drafts | None]
 """Variant -> drafts per step."""
 
@@ -52,24 +43,22 @@ def measure(
     servers: Servers,
     mode: str,
     plan: Plan,
-    load: "LoadGenerator",
-    prompts: Sequence[str],
+    load: LoadGenerator,
     sampling: Sampling,
     speeds: SpeedRatios,
-    say: Say,
+    say: Callable[[str], None],
 ) -> list[Record]:
-    """Timed blocks, one per repeat, concurrency and variant.
+    """Timed blocks of `speeds.prompts`, one per repeat, concurrency and variant.
 
-    `prompts` are rendered text; a record's `prompts` are their indices, its `engine` is the name of
-    its server, which was started `start` times before, and its `alternated` is true where variants
-    alternated by request.
+    A record's `prompts` are indices of prompts, its `engine` is the name of its server, which was
+    started `start` times before, and its `alternated` is true where variants alternated by request.
 
     Requests carry no seed: under speculation the same seed draws other tokens, and seeded requests
     take a slower path through the sampler.
     """
     evaluation = speeds.settings
     two_engines = servers.name("base") != servers.name("custom")
-    supply = itertools.cycle(range(len(prompts)))
+    supply = itertools.cycle(range(len(speeds.prompts)))
     blocks: list[Record] = []
     began, most = time.monotonic(), "at most " if evaluation.measure == "until_decided" else ""
     for repeat in range(evaluation.repeats):
@@ -84,7 +73,7 @@ def measure(
             each = (time.monotonic() - began) / 60 / max(repeat, 1)
             left = f", {most}{each * (evaluation.repeats - repeat):.0f} min left" if repeat else ""
             say(f"repeat {repeat + 1}/{evaluation.repeats}, concurrency {size}, {names}{left}")
-            texts = [prompts[index] for index in chosen[size]]
+            texts = [speeds.prompts[index].text for index in chosen[size]]
             start = repeat if two_engines else 0
             place = {"repeat": repeat, "concurrency": size, "prompts": chosen[size], "start": start}
             for timed in _blocks(
@@ -144,7 +133,7 @@ def _end(blocks: Sequence[Record], repeats: int, speeds: SpeedRatios) -> str | N
 def _blocks(
     servers: Servers,
     mode: str,
-    load: "LoadGenerator",
+    load: LoadGenerator,
     turns: Sequence[Turn],
     prompts: Sequence[str],
     concurrency: int,
@@ -159,23 +148,22 @@ def _blocks(
     """
     alternated = len(turns) > 1
     ahead, size, place = list(prompts), 1 if alternated else len(prompts), 0
-    records: dict[str, list[Record]] = {variant: [] for variant, _ in turns}
+    results: dict[str, list[BlockResult]] = {variant: [] for variant, _ in turns}
     seconds, requests, swap = 0.0, 0, 0.0
     while ahead:
         texts, ahead = ahead[:size], ahead[size:]
         for variant, drafts in turns[:: -1 if (repeat + place) % 2 else 1]:
             server = servers.server(mode, variant, drafts)
             swap = max(swap, server.swap_seconds or 0.0)
-            record = run_block(
-                server.url, load, texts, concurrency, sampling, evaluation.max_tokens
-            )
-            records[variant].append(record)
-            seconds, requests = seconds + sum(record["request_seconds"]), requests + len(texts)
+            block = load.run_block(server.url, texts, concurrency, sampling, evaluation.max_tokens)
+            results[variant].append(block)
+            seconds += sum(request.latency_s for request in block.requests)
+            requests += len(texts)
         place += 1
         size = requests_between_swaps(swap, seconds / requests)
     return [
-        {"variant": variant, "alternated": alternated, **joined(own)}
-        for variant, own in records.items()
+        {"variant": variant, "alternated": alternated, **record_of(own)}
+        for variant, own in results.items()
     ]
 
 
@@ -189,48 +177,20 @@ def requests_between_swaps(swap_seconds: float, request_seconds: float) -> int:
     return max(math.ceil(least), 1)
 
 
-def run_block(
-    url: str,
-    load: "LoadGenerator",
-    prompts: list[str],
-    concurrency: int,
-    sampling: Sampling,
-    max_tokens: int,
-) -> Record:
-    """One closed-loop block on the server at `url`."""
-    return record_of(load.run_block(url, prompts, concurrency, sampling, max_tokens))
-
-
-def record_of(block: "BlockResult") -> Record:
-    """A block's figures; lists are in the order of its requests."""
-    requests = block.requests
+def record_of(blocks: Sequence[BlockResult]) -> Record:
+    """Consecutive blocks as one, as JSON values; lists are in the order of the requests."""
+    requests = [request for block in blocks for request in block.requests]
     tpot_ms = [request.tpot_ms for request in requests if request.tpot_ms is not None]
     itl_ms = itertools.chain.from_iterable(request.itl_ms for request in requests)
+    counters = sum((block.counters for block in blocks), SpeculationCounters(0, 0, 0, (), 0))
     return {
-        "seconds": block.seconds,
-        "output_tokens": block.output_tokens,
+        "seconds": sum(block.seconds for block in blocks),
+        "output_tokens": sum(block.output_tokens for block in blocks),
         "request_tokens": [request.output_tokens for request in requests],
         "request_seconds": [request.latency_s for request in requests],
         "request_deliveries": [len(request.itl_ms) for request in requests],
         "ttft_ms": [round(request.ttft_ms, 3) for request in requests],
         "tpot_ms": [round(value, 3) for value in tpot_ms],
         "itl_ms": [round(value, 3) for value in itl_ms],
-        "counters": asdict(block.counters),
+        "counters": asdict(counters),
     }
-
-
-def joined(records: Sequence[Mapping[str, Any]]) -> Record:
-    """One record of consecutive blocks: lists concatenated, numbers and counters added."""
-    whole: Record = {}
-    for name, first in records[0].items():
-        values = [record[name] for record in records]
-        if name == "counters":
-            whole[name] = {
-                count: np.sum([value[count] for value in values], axis=0).tolist()
-                for count in first
-            }
-        elif isinstance(first, list):
-            whole[name] = list(itertools.chain.from_iterable(values))
-        else:
-            whole[name] = sum(values)
-    return whole

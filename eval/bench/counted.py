@@ -29,9 +29,6 @@ from outrider.eval.results.parts import DRAFTERS, Drafter, Drafters
 from outrider.eval.stats.clusters import clustered
 from outrider.serving.speculator import Speculator
 
-Counters = Mapping[str, Any]
-"""The fields of `SpeculationCounters`."""
-
 
 @dataclass(frozen=True)
 class CountedPass:
@@ -39,8 +36,8 @@ class CountedPass:
 
     prompts: Sequence[Prompt]
     """Of each response."""
-    counters: Mapping[Drafter, Counters]
-    """Of all responses together."""
+    counters: Mapping[Drafter, Mapping[str, Any]]
+    """The fields of `SpeculationCounters`, of all responses together."""
     received: Mapping[Drafter, Sequence[tuple[int, int]]] = field(default_factory=dict)
     """Tokens and deliveries of each response; not needed for a single one."""
 

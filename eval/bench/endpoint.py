@@ -19,13 +19,13 @@ from typing import Any
 from rich.console import Console
 
 from outrider.common.errors import OutriderError
-from outrider.eval.bench.closed_loop import run_block
+from outrider.eval.bench.closed_loop import record_of
 from outrider.eval.bench.metrics import pooled
 from outrider.eval.config import EvalConfig
 from outrider.eval.report.formatting import print_markdown
-from outrider.serving.client import Sampling
+from outrider.serving.client import Sampling, SpeculationCounters
 from outrider.serving.config import TargetConfig
-from outrider.serving.load_generator import WARM_UP_TOKENS, LoadGenerator
+from outrider.serving.load_generator import WARM_UP_TOKENS, BlockResult, LoadGenerator
 
 LEAST_SHARE = 0.98
 
@@ -54,16 +54,16 @@ def measure_endpoint(
             "of a vLLM server, such as http://127.0.0.1:8000"
         ) from None
     supply = itertools.cycle(prompts)
-    blocks: dict[int, list[Mapping[str, Any]]] = {size: [] for size in settings.concurrency}
+    blocks: dict[int, list[BlockResult]] = {size: [] for size in settings.concurrency}
     with LoadGenerator(target, Path(log_dir) / "load.log", model) as load:
         widest = max(settings.concurrency)
         first = list(itertools.islice(supply, widest))
-        run_block(url, load, first, widest, sampling, WARM_UP_TOKENS)
+        load.run_block(url, first, widest, sampling, WARM_UP_TOKENS)
         for repeat in range(settings.repeats):
             for size in settings.concurrency:
                 say(f"repeat {repeat + 1}/{settings.repeats}, concurrency {size}")
                 chosen = list(itertools.islice(supply, settings.block_requests(size)))
-                block = run_block(url, load, chosen, size, sampling, settings.max_tokens)
+                block = load.run_block(url, chosen, size, sampling, settings.max_tokens)
                 blocks[size].append(block)
     measured = {str(size): _row(own) for size, own in blocks.items()}
     return {"endpoint": url, "model": model, "sampling": asdict(sampling), "measured": measured}
@@ -90,24 +90,20 @@ def print_endpoint(results: Mapping[str, Any], console: Console) -> None:
         )
 
 
-def _row(blocks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _row(blocks: Sequence[BlockResult]) -> dict[str, Any]:
     """Pooled blocks with what the endpoint counted.
 
     `acceptance_length` is 1 + accepted / drafts, null without drafts; `cumulative` by position j
     the share of drafts whose first j tokens were all accepted; `share` the tokens of this
     measurement over all that the endpoint delivered meanwhile.
     """
-    counters = [block["counters"] for block in blocks]
-    drafts, accepted, generated = (
-        sum(each[name] for each in counters)
-        for name in ("drafts", "accepted_tokens", "generation_tokens")
-    )
-    # A block without drafts has no positions.
-    positions = filter(None, (each["accepted_per_position"] for each in counters))
+    record = record_of(blocks)
+    counters = SpeculationCounters(**record["counters"])
+    drafts = counters.drafts
     return {
-        **pooled(blocks).model_dump(mode="json"),
+        **pooled([record]).model_dump(mode="json"),
         "drafts": drafts,
-        "acceptance_length": 1 + accepted / drafts if drafts else None,
-        "cumulative": [sum(n) / drafts for n in zip(*positions, strict=True)] if drafts else [],
-        "share": sum(block["output_tokens"] for block in blocks) / max(generated, 1),
+        "acceptance_length": counters.acceptance_length if drafts else None,
+        "cumulative": [n / drafts for n in counters.accepted_per_position] if drafts else [],
+        "share": record["output_tokens"] / max(counters.generation_tokens, 1),
     }

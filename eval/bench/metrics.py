@@ -1,7 +1,7 @@
 """Speed from timed blocks: each variant's pooled figures, and paired ratios with intervals.
 
 speeds = SpeedRatios(settings, timed, main=1, replayed=replayed)
-blocks = measure(servers, "eager", plan, load, prompts, sampling, speeds, say=print)
+blocks = measure(servers, "eager", plan, load, sampling, speeds, say=print)
 speeds.summarise(blocks)["4"].custom_over_base
 """
 
@@ -18,7 +18,6 @@ from outrider.eval.bench.prompts import Prompt
 from outrider.eval.config import EvalConfig
 from outrider.eval.results.parts import (
     CURRENT,
-    CUSTOM_OVER,
     DRAFTERS,
     LOOKUP,
     RATIOS,
@@ -43,7 +42,7 @@ START_NOISE = 0.05
 """Standard deviation (log) by which starts of one engine are assumed to differ in speed: 3 to 10 %
 are usual. Comparisons of two engines that were started once have it for both."""
 
-COMPARED = RATIOS | {name: ("custom", base) for name, base in CUSTOM_OVER.items()}
+COMPARED = {**RATIOS, "current": ("custom", CURRENT), "lookup": ("custom", LOOKUP)}
 """Name of each ratio -> numerator and denominator."""
 
 Record = Mapping[str, Any]

@@ -1,7 +1,7 @@
 """Open loop: none, base and custom under the customer's own arrivals, from idle to overrun.
 
-    measure_rates(context, servers, "eager", plan, load, requests)
-    table = summarise_rates(context, "eager", requests.traffic, served)
+    blocks = measure_rates(context, servers, "eager", plan, load, requests)
+    table = summarise_rates(blocks, served)
 
 A closed loop of C requests sends the next one when one is answered, so it slows down with the
 server and never overruns it. Customers do not wait: requests come in bursts, and queue. The gaps
@@ -16,24 +16,24 @@ the time from sending it to its last token, with as many other requests running 
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 
-from outrider.common.fingerprint import Kept
-from outrider.eval.bench.closed_loop import Plan, Record, record_of
-from outrider.eval.bench.metrics import pooled
+from outrider.eval.bench.closed_loop import Plan, record_of
+from outrider.eval.bench.metrics import Record, pooled
 from outrider.eval.bench.prompts import HeldoutRequests, Traffic
 from outrider.eval.bench.servers import Servers
 from outrider.eval.config import SEED, EvalConfig
 from outrider.eval.context import EvaluationContext
-from outrider.eval.results.parts import RATIOS, VARIANTS, Variant
+from outrider.eval.results.parts import RATIOS, VARIANTS
 from outrider.eval.results.speed import RateBlock, RateRow, Served
 from outrider.eval.stats.speed_ratio import Units, measured_ratio, widened
 from outrider.serving.client import Sampling
+from outrider.serving.load_generator import LoadGenerator
 
-if TYPE_CHECKING:
-    from outrider.serving.load_generator import LoadGenerator
+RateBlocks = dict[str, dict[str, dict[str, Record]]]
+"""Scenario -> requests per second -> variant -> block."""
 
 KEPT_UP = 0.9
 """A block counts as saturated only below this share of the offered rate."""
@@ -51,8 +51,6 @@ def customers_arrivals(
     (count - 1) / rate seconds. A log with fewer requests is repeated, a mean gap after its end.
     Without times in the log the gaps are exponential (a Poisson process), drawn from `seed`.
     """
-    if count < 2:
-        raise ValueError(f"customers_arrivals: {count} arrivals have no gap between them")
     gaps = np.zeros(count - 1)
     source: Literal["log", "poisson"] = "log"
     logged = [time for time in times if time is not None]
@@ -70,42 +68,27 @@ def measure_rates(
     servers: Servers,
     mode: str,
     plan: Plan,
-    load: "LoadGenerator",
+    load: LoadGenerator,
     requests: HeldoutRequests,
-) -> None:
-    """Measures the blocks that are not kept.
-
-    Variants of one group are measured together or not at all, since they are paired; their order
-    rotates.
-    """
+) -> RateBlocks:
+    """The variants in turn at every rate; their order rotates."""
     settings = context.settings
+    measured: RateBlocks = {
+        scenario.name: {f"{rate:g}": {} for rate in settings.rates} for scenario in requests.traffic
+    }
     for group in servers.groups([(variant, plan[variant]) for variant in VARIANTS]):
         blocks = itertools.product(requests.traffic, settings.rates)
         for place, (scenario, rate) in enumerate(blocks):
-            files = {name: kept_block(context, mode, scenario, rate, name) for name, _ in group}
-            if all(file.done() for file in files.values()):
-                continue
-            turn, records = place % len(group), {}
+            turn = place % len(group)
             for variant, drafts in group[turn:] + group[:turn]:
                 url = servers.server(mode, variant, drafts).url
                 context.say(f"{scenario.name}, {rate:g} requests/s, {variant}")
-                records[variant] = _timed_block(
-                    url, load, scenario, rate, requests.sampling, settings
-                )
-            for variant, record in records.items():
-                files[variant].put(record)
+                block = _timed_block(url, load, scenario, rate, requests.sampling, settings)
+                measured[scenario.name][f"{rate:g}"][variant] = block
+    return measured
 
 
-def kept_block(
-    context: EvaluationContext, mode: str, scenario: Traffic, rate: float, variant: str
-) -> Kept:
-    """The file of one block."""
-    return context.kept(f"rate_{mode}_{scenario.name.replace(' ', '_')}_{rate:g}_{variant}")
-
-
-def summarise_rates(
-    context: EvaluationContext, mode: str, traffic: Sequence[Traffic], served: Served
-) -> dict[str, dict[str, RateRow]]:
+def summarise_rates(blocks: RateBlocks, served: Served) -> dict[str, dict[str, RateRow]]:
     """A row by scenario and rate.
 
     The closed loop of the same mode gives the margin of one block, a lower bound: near saturation a
@@ -117,18 +100,13 @@ def summarise_rates(
         for name in RATIOS
         if (ratios := [getattr(row, name) for row in served.speed.values()])
     }
-
-    def row(scenario: Traffic, rate: float) -> RateRow:
-        kept = {name: kept_block(context, mode, scenario, rate, name) for name in VARIANTS}
-        return rate_row({name: file.get() for name, file in kept.items()}, noise)
-
     return {
-        scenario.name: {f"{rate:g}": row(scenario, rate) for rate in context.settings.rates}
-        for scenario in traffic
+        scenario: {rate: rate_row(own, noise) for rate, own in by_rate.items()}
+        for scenario, by_rate in blocks.items()
     }
 
 
-def rate_row(blocks: Mapping[Variant, Record], noise: Mapping[str, float]) -> RateRow:
+def rate_row(blocks: Mapping[str, Record], noise: Mapping[str, float]) -> RateRow:
     """Figures of one scenario and rate; ratios are of a request's own tokens/s, by request."""
     ratios = {}
     for name, (over, under) in RATIOS.items():
@@ -176,7 +154,7 @@ def saturated(block: Record) -> bool:
 
 def _timed_block(
     url: str,
-    load: "LoadGenerator",
+    load: LoadGenerator,
     scenario: Traffic,
     rate: float,
     sampling: Sampling,
@@ -188,7 +166,7 @@ def _timed_block(
     texts = list(itertools.islice(itertools.cycle(scenario.texts), count))
     block = load.run_timed(url, texts, arrivals_s, sampling, scenario.max_tokens)
     return {
-        **record_of(block),
+        **record_of([block]),
         "arrivals_s": arrivals_s,
         "request_start_s": [request.start_s for request in block.requests],
         "source": source,

@@ -15,9 +15,10 @@ import collections
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from datasets import Dataset
 from numpy.typing import NDArray
 
 from outrider.common.errors import OutriderError
@@ -26,9 +27,6 @@ from outrider.eval.config import SEED, EvalConfig, LengthRange, ScenarioConfig
 from outrider.eval.results.speed import Quantiles, Scenario
 from outrider.serving.client import Sampling
 from outrider.serving.config import ServingConfig
-
-if TYPE_CHECKING:
-    from datasets import Dataset
 
 EVERYTHING = "all held-out traffic"
 """Name of the scenario of a recipe that names none."""
@@ -73,7 +71,7 @@ class HeldoutRequests:
     """Prompts of the timed blocks."""
     traffic: list[Traffic] = field(default_factory=list)
     """Requests of each scenario of the open loop; empty where no rate is measured."""
-    unsent: str = ""
+    lost_ends: tuple[str, ...] = ()
     """Held-out prompts that are too long to be sent, in words."""
     tokens_per_s: float | None = None
     """Logged response tokens per second; None where the log has no times."""
@@ -99,17 +97,6 @@ def prompt_room(evaluation: EvalConfig, serving: ServingConfig) -> int:
     """Tokens of the longest prompt that is sent: the longest response must fit behind it."""
     longest = max(evaluation.verification_max_tokens, evaluation.max_tokens)
     return serving.engine.max_model_len - longest - 1
-
-
-def unsent_text(unsent: int, prompts: int) -> str:
-    """Held-out prompts that are too long to be sent, in words; empty where all are sent."""
-    return (
-        f"serving.engine.max_model_len: of {prompts:,} held-out prompts {unsent:,} are not sent,"
-        " for want of room for a response; raise it, or lower eval.max_tokens and"
-        " eval.verification_max_tokens"
-        if unsent
-        else ""
-    )
 
 
 def evaluation_prompts(
@@ -145,7 +132,7 @@ def evaluation_prompts(
     return prompts[:wanted], timed
 
 
-def select(heldout: "Dataset", settings: EvalConfig, serving: ServingConfig) -> list[Traffic]:
+def select(heldout: Dataset, settings: EvalConfig, serving: ServingConfig) -> list[Traffic]:
     """The requests of each of `eval.scenarios`, or one scenario of all; empty without rates.
 
     `heldout` has the columns `time`, `prompt_text`, `token_ids` and `completion_start`.
@@ -186,7 +173,7 @@ def select(heldout: "Dataset", settings: EvalConfig, serving: ServingConfig) -> 
     return traffic
 
 
-def logged_tokens_per_s(heldout: "Dataset", times: Sequence[float | None]) -> float | None:
+def logged_tokens_per_s(heldout: Dataset, times: Sequence[float | None]) -> float | None:
     """Response tokens per second of the log over the time of its held-out part.
 
     `times` are those of all logged requests: the held-out part may be a sample. None where the log

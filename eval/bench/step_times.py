@@ -19,7 +19,7 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,11 +29,8 @@ from outrider.common.errors import OutriderError
 from outrider.eval.bench.servers import Servers
 from outrider.eval.config import STEP_ROUNDS, STEP_TOKENS
 from outrider.serving.client import Sampling
+from outrider.serving.load_generator import LoadGenerator
 from outrider.serving.speculator import Speculator
-
-if TYPE_CHECKING:
-    from outrider.serving.load_generator import LoadGenerator
-
 
 MEDIAN_VARIANCE = 1.5
 """Variance of a median of a few rounds over that of their mean."""
@@ -50,7 +47,7 @@ class StepTimes(BaseModel):
 def time_steps(
     servers: Servers,
     mode: str,
-    load: "LoadGenerator",
+    load: LoadGenerator,
     numbers: Mapping[str, Sequence[int]],
     batch_sizes: Sequence[int],
     prompts: Sequence[str],

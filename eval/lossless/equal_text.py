@@ -25,26 +25,26 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import binom, permutation_test
 
-from outrider.eval.config import BOOTSTRAP_SAMPLES, SEED
-from outrider.eval.results.verification import Excess, Greedy, SameText, SampledText
+from outrider.eval.config import PERMUTATIONS, SEED
+from outrider.eval.results.verification import Excess, Greedy, SameText
 
 TAIL_PROBABILITY = 1e-4
 
 RARE = 10
 """Tokens that occur fewer times in all responses together share one bin."""
 
-Gap = Callable[[int, int, int, int], float]
-"""gap(response, index, token, other): distance in nats of the target's log-probabilities of two
-tokens at the response's token `index`."""
-
 
 def compare_greedy(
     without: Sequence[Sequence[int]],
     with_speculation: Sequence[Sequence[int]],
-    gap: Gap,
+    gap: Callable[[int, int, int, int], float],
     near_tie_nats: float,
 ) -> Greedy:
-    """Which responses differ: at a near tie, or unexplained."""
+    """Which responses differ: at a near tie, or unexplained.
+
+    `gap(response, index, token, other)` is the distance in nats of the target's log-probabilities
+    of two tokens at the response's token `index`.
+    """
     near_ties: list[int] = []
     unexplained: list[int] = []
     for response, (a, b) in enumerate(zip(without, with_speculation, strict=True)):
@@ -82,18 +82,16 @@ def excess(found: Greedy, control: Greedy) -> Excess:
     return Excess(value=value, p_value=min(1.0, 2 * p_value))
 
 
-def text_statistics(logprobs: Sequence[NDArray[np.float64]]) -> SampledText:
+def tail_share(logprobs: Sequence[NDArray[np.float64]]) -> float:
     """The share of sampled tokens below probability 1e-4 under the target."""
-    pooled = np.concatenate(logprobs)
-    tail = pooled < np.log(TAIL_PROBABILITY)
-    return SampledText(tokens=len(pooled), tail_share=float(tail.mean()))
+    return float((np.concatenate(logprobs) < np.log(TAIL_PROBABILITY)).mean())
 
 
 def same_tokens(
     without: Sequence[Sequence[int]],
     with_speculation: Sequence[Sequence[int]],
     *,
-    samples: int = BOOTSTRAP_SAMPLES,
+    samples: int = PERMUTATIONS,
     seed: int = SEED,
 ) -> SameText:
     """The p-value of the distance of the token counts, sum (a - b)^2 / (a + b) over bins.

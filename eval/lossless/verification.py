@@ -20,9 +20,10 @@ import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 
 from outrider.common.child_process import in_child
@@ -35,7 +36,7 @@ from outrider.eval.lossless.equal_text import (
     compare_greedy,
     excess,
     same_tokens,
-    text_statistics,
+    tail_share,
 )
 from outrider.eval.lossless.task_accuracy import raised_at, response_text, task_accuracy, task_of
 from outrider.eval.replay.replay import StatesByToken, replay
@@ -44,14 +45,11 @@ from outrider.eval.results.verification import (
     EngineFindings,
     Greedy,
     ReplayAgainstEngine,
-    SampledText,
     Task,
     Verification,
 )
 from outrider.serving.config import TargetConfig
-
-if TYPE_CHECKING:
-    import torch
+from outrider.speculators.checkpoints.target_ends import load_target_ends
 
 POSITIONS_AT_A_TIME = 256
 """Bounds the float32 logits: 256 x 129280 x 4 bytes = 132 MB for R1."""
@@ -109,8 +107,8 @@ def findings(
 
         return compare_greedy(without, recorded.token_ids, gap, near_tie_nats)
 
-    def sampled_text(recorded: Recorded) -> SampledText:
-        return text_statistics(
+    def tail(recorded: Recorded) -> float:
+        return tail_share(
             [
                 scores.logprobs(prompt, ids, temperature)
                 for prompt, ids in zip(prompts, recorded.token_ids, strict=True)
@@ -119,14 +117,14 @@ def findings(
 
     greedy = {drafter: against_none(outputs.greedy.of(drafter)) for drafter in DRAFTERS}
     control = against_none(outputs.control)
-    sampled = {variant: sampled_text(outputs.sampled.of(variant)) for variant in VARIANTS}
+    tails = {variant: tail(outputs.sampled.of(variant)) for variant in VARIANTS}
     counted = {drafter: outputs.greedy.of(drafter).acceptance_length for drafter in DRAFTERS}
     return EngineFindings(
         greedy=Drafters[Greedy](**greedy),
         control=control,
         excess=excess(greedy["custom"], control),
         greedy_acceptance_length=Drafters[float | None](**counted),
-        sampled_text=Variants[SampledText](**sampled),
+        tail_share=Variants[float](**tails),
         same_text=same_tokens(outputs.sampled.none.token_ids, outputs.sampled.custom.token_ids),
         replay_vs_engine=(
             replay_against_engine(context, k, prompts, outputs, store)
@@ -212,10 +210,6 @@ class TargetScores:
     """
 
     def __init__(self, target_dir: Path, store: StatesByToken, dtype: str) -> None:
-        import torch
-
-        from outrider.speculators.checkpoints.target_ends import load_target_ends
-
         self._device = "cuda" if torch.cuda.is_available() else "cpu"
         self._dtype: torch.dtype = getattr(torch, dtype)
         self.store = store
@@ -225,8 +219,6 @@ class TargetScores:
         self, prompt: Prompt, completion: Sequence[int], temperature: float
     ) -> NDArray[np.float64]:
         """Log-probability of each token of the completion, before any top-p cut."""
-        import torch
-
         features = self.store.read(row_id(prompt, completion))
         start = features.completion_start
         token_T = features.token_ids[start:].long().to(self._device)
@@ -250,9 +242,7 @@ class TargetScores:
         logits_V = self._logits(features.hidden[features.completion_start + index - 1])
         return abs(float(logits_V[token] - logits_V[other]))
 
-    def _logits(self, hidden: "torch.Tensor") -> "torch.Tensor":
-        import torch.nn.functional as F
-
+    def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
         state = hidden.to(device=self._device, dtype=self._dtype)
         return F.linear(state, self._head_VH).float()
 

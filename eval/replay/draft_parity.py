@@ -16,21 +16,18 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import torch
 
 from outrider.common.child_process import in_child
 from outrider.common.errors import OutriderError
 from outrider.eval.replay.replay import Replayed, load_replayed
 from outrider.serving.config import EngineConfig, TargetConfig
+from outrider.serving.engine import Engine, open_engine
 from outrider.serving.speculator import Drafting, Speculator
 from outrider.speculators.config import ParityConfig
 from outrider.speculators.features import FeatureSpec
 from outrider.speculators.parity import compared
-
-if TYPE_CHECKING:
-    import torch
-
-    from outrider.serving.engine import Engine
 
 
 @dataclass(frozen=True)
@@ -52,7 +49,7 @@ class Recording:
     """The engine's steps over its own greedy responses."""
 
     steps: list[Step]
-    inputs: list["torch.Tensor"]
+    inputs: list[torch.Tensor]
     """[T, X] of each response with its prompt: the states that the drafter reads"""
 
 
@@ -70,7 +67,6 @@ def engine_parity(
     The engine has ended when the unroll starts, so that both fit on a GPU; the unroll's memory ends
     with its process.
     """
-    from outrider.serving.engine import open_engine
     from outrider.serving.vllm_hooks.draft_recorder import DRAFT_EXTENSION
 
     eager = engine_config.model_copy(update={"mode": "eager"})
@@ -82,13 +78,12 @@ def engine_parity(
 
 
 def record(
-    engine: "Engine", spec: FeatureSpec, prompts: Sequence[Sequence[int]], max_tokens: int
+    engine: Engine, spec: FeatureSpec, prompts: Sequence[Sequence[int]], max_tokens: int
 ) -> Recording:
     """Records the drafter's proposals while the engine answers, and the states of the answers.
 
     `spec` are the states that the drafter reads. The engine has the draft extension.
     """
-    import torch
     from vllm import SamplingParams
     from vllm.inputs import TokensPrompt
 
@@ -134,8 +129,6 @@ def draft_parity(
 
     At most `parity.anchors` steps are compared, drawn by seed.
     """
-    import torch
-
     if not recording.steps:
         raise OutriderError(
             "draft parity: the engine drafted for no token; are the prompts' answers a single"
@@ -162,11 +155,9 @@ def draft_parity(
 
 
 def _log_probabilities(
-    model: Replayed, step: Step, inputs_TX: "torch.Tensor", k: int
-) -> "torch.Tensor":
+    model: Replayed, step: Step, inputs_TX: torch.Tensor, k: int
+) -> torch.Tensor:
     """log q [K, D] of every depth at the step's anchor, on the CPU."""
-    import torch
-
     token_BT = torch.tensor(step.token_ids)[None]
     width, known = token_BT.shape[1], step.anchor + 1
     position_BT = torch.arange(width)[None]

@@ -66,12 +66,12 @@ def walks(
     head = model.drafter.head(model.ends)
     rows = [{"sequence_id": name, "session": name} for name in sequence_ids]
     found = []
-    for batch in batches(store, rows, Sampling(0.0, 1.0), model.spec):
+    for batch in batches(store, rows, Sampling(0.0, 1.0)):
         for response in batch:
             states = unroll_responses(model, [response], k).states
             logits = (head.logits(u_NH).argmax(dim=-1) for u_NH in states)
             drafts_NK = torch.stack([head.to_target(draft_N) for draft_N in logits], dim=1).tolist()
-            completion = response.token_ids_T[response.completion_start :].tolist()
+            completion = response.states.token_ids[response.states.completion_start :].tolist()
             found.append(walk(completion, drafts_NK.__getitem__))
     return found
 

@@ -14,10 +14,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from datasets import Dataset
 from rich import box
 from rich.table import Table
 
 from outrider.common.child_process import in_child
+from outrider.common.cluster.session import open_cluster
 from outrider.common.cluster.tasks import run_tasks, slots
 from outrider.data.on_policy.evidence import Evidence, judge
 from outrider.eval.config import SEED
@@ -30,14 +32,12 @@ from outrider.eval.replay.replay import (
     length_at,
     replay,
 )
-from outrider.eval.report.formatting import interval, number
+from outrider.eval.report.formatting import number
 from outrider.eval.results.acceptance import OnPolicy, Replay
-from outrider.eval.results.parts import DRAFTERS, Drafter, Drafters
+from outrider.eval.results.parts import DRAFTERS, Drafter, Drafters, interval
 from outrider.speculators.kinds import LOOKUP, weightless_kind
 
 if TYPE_CHECKING:
-    from datasets import Dataset
-
     from outrider.data.features.feature_store import FeatureStore
 
 Replays = Mapping[str, ReplaySums]
@@ -102,10 +102,10 @@ def _replay_part(
         }
         if weightless_kind(str(speculator)):
             sums = replay(rows=rows, **shared)
-        elif not context.replays_on_cluster:
+        elif context.cluster.address is None:
             sums = in_child(replay, rows=rows, **shared)
         else:
-            with context.on_cluster():
+            with open_cluster(context.cluster):
                 sums = cluster_replay(shared, rows)
         seconds = time.monotonic() - begin
         context.say(f"exact replay, {part}, {name}: {len(ids)} sequences in {seconds:.0f} s")
@@ -177,7 +177,7 @@ def replay_figures(replays: Replays, k: Drafters[int]) -> Replay:
     )
 
 
-def on_policy(store: "FeatureStore", heldout: "Dataset") -> OnPolicy | None:
+def on_policy(store: "FeatureStore", heldout: Dataset) -> OnPolicy | None:
     """Whether these rows are on-policy; None where capture kept no evidence.
 
     Capture sets single off-policy sequences aside. The rest can still be off-policy as a whole, for

@@ -79,11 +79,6 @@ class ReplaySums:
     regions: Sequence[tuple[str, str]] = ()
     """(dimension, name) of the G regions."""
 
-    @property
-    def depth(self) -> int:
-        """The largest k."""
-        return int(self.steps_RK.shape[1])
-
     def acceptance_length(self) -> list[float]:
         """Delivered tokens per step for k = 1..K, pooled: sum of tokens over sum of steps."""
         return [float(value) for value in self.tokens_R.sum() / self.steps_RK.sum(axis=0)]
@@ -180,26 +175,21 @@ def replay(
     from outrider.eval.replay.regions import NAMES, Regions
     from outrider.speculators.acceptance import pad_anchors, replay_chain
 
-    rule, spec = rule_of(speculator, target_dir, draft_sample_method == "probabilistic", dtype)
+    rule = rule_of(speculator, target_dir, draft_sample_method == "probabilistic", dtype)
     regions = Regions.of_target(target_dir) if by_region else None
     chains, tokens_by_region, steps_by_region = [], [], []
-    ids: list[str] = []
-    sessions: list[str] = []
-    users: list[str] = []
-    for batch in batches(feature_store, rows, sampling, spec):
+    replayed: list[Mapping[str, Any]] = []
+    for batch in batches(feature_store, rows, sampling):
         a_NK, anchors_R = rule(batch, depth)
         chain = replay_chain(pad_anchors(a_NK, anchors_R), anchors_R)
         chains.append(chain)
         for response, visits_AK in zip(batch, chain.visits_RAK.cpu(), strict=True):
             if regions:
-                member_AG = regions.members(
-                    response.token_ids_T, response.completion_start
-                ).double()
+                states = response.states
+                member_AG = regions.members(states.token_ids, states.completion_start).double()
                 tokens_by_region.append(member_AG.sum(dim=0))
                 steps_by_region.append(member_AG.T @ visits_AK[: len(member_AG)])
-        ids += [response.sequence_id for response in batch]
-        sessions += [response.session for response in batch]
-        users += [response.user for response in batch]
+        replayed += [response.row for response in batch]
     if not chains:
         raise OutriderError(
             "exact replay: no sequence has a response of two tokens or more; is the held-out part"
@@ -210,14 +200,15 @@ def replay(
         found: Array = torch.cat([getattr(chain, name) for chain in chains]).cpu().numpy()
         return found
 
-    tokens_RG, steps_RGK = np.zeros((len(ids), 0)), np.zeros((len(ids), 0, depth))
+    count = len(replayed)
+    tokens_RG, steps_RGK = np.zeros((count, 0)), np.zeros((count, 0, depth))
     if regions:
         tokens_RG = torch.stack(tokens_by_region).numpy()
         steps_RGK = torch.stack(steps_by_region).numpy()
     return ReplaySums(
-        sequence_ids=ids,
-        sessions=sessions,
-        users=users,
+        sequence_ids=[row["sequence_id"] for row in replayed],
+        sessions=[row["session"] for row in replayed],
+        users=[row.get("user", "") for row in replayed],
         tokens_R=stack("tokens_R"),
         steps_RK=stack("steps_RK"),
         accepted_RKK=stack("accepted_RKK"),
@@ -241,13 +232,20 @@ def compare(base: ReplaySums, custom: ReplaySums, k: int) -> dict[str, Clustered
     if base.sequence_ids != custom.sequence_ids:
         raise ValueError("base and custom were replayed on different sequences")
     sums_RM = np.stack([base.tokens_R, base.steps_RK[:, k - 1], custom.steps_RK[:, k - 1]], axis=1)
+    return lengths_and_ratio(sums_RM, base.sessions, base.users)
+
+
+def lengths_and_ratio(
+    sums_RM: Array, sessions: Sequence[str], users: Sequence[str]
+) -> dict[str, ClusteredEstimate]:
+    """`base`, `custom` and `ratio`, from tokens and the steps of base and of custom [R, 3]."""
     statistics: dict[str, Callable[[Array], Any]] = {
         "base": lambda s: s[..., 0] / s[..., 1],
         "custom": lambda s: s[..., 0] / s[..., 2],
         "ratio": lambda s: s[..., 1] / s[..., 2],  # the tokens are the same
     }
     return {
-        name: clustered(sums_RM, base.sessions, statistic, users=base.users)
+        name: clustered(sums_RM, sessions, statistic, users=users)
         for name, statistic in statistics.items()
     }
 
@@ -258,17 +256,14 @@ AcceptanceRule = Callable[[Sequence["Response"], int], tuple["torch.Tensor", "to
 
 def rule_of(
     speculator: Path | str, target_dir: Path, probabilistic: bool, dtype: str
-) -> tuple[AcceptanceRule, FeatureSpec | None]:
-    """How the drafts of a speculator are accepted, and the states that it reads.
-
-    None: it reads the text alone.
-    """
+) -> AcceptanceRule:
+    """How the drafts of a speculator are accepted."""
     if kind := weightless_kind(str(speculator)):
-        return functools.partial(text_acceptances, kind), None
+        return functools.partial(text_acceptances, kind)
     if speculator == CEILING and probabilistic:
-        return all_accepted, None
+        return all_accepted
     model = load_replayed(speculator, target_dir, dtype)
-    return functools.partial(acceptances, model, probabilistic), model.spec
+    return functools.partial(acceptances, model, probabilistic)
 
 
 @dataclass(frozen=True)
@@ -308,48 +303,28 @@ def load_replayed(speculator: Path | str, target_dir: Path, dtype: str) -> Repla
 class Response:
     """One response and what its replay reads."""
 
-    sequence_id: str
-    session: str
-    user: str
-    token_ids_T: "torch.Tensor"
-    hidden_TH: "torch.Tensor"
-    """The target's states after the final norm"""
-    inputs_TX: "torch.Tensor"
-    """The states that the drafter reads"""
-    completion_start: int
+    row: Mapping[str, Any]
+    """Of the table of sequences"""
+    states: SequenceStates
     sampling: Sampling
 
 
 def batches(
-    store: StatesByToken,
-    rows: Iterable[Mapping[str, Any]],
-    sampling: Sampling | None,
-    spec: FeatureSpec | None,
+    store: StatesByToken, rows: Iterable[Mapping[str, Any]], sampling: Sampling | None
 ) -> Iterator[list[Response]]:
     """The rows' responses of two or more tokens, about BATCH_TOKENS at a time."""
     batch: list[Response] = []
     tokens = 0
     for row in rows:
-        features = store.read(row["sequence_id"])
-        length = len(features.token_ids)
-        if not has_steps(length, features.completion_start):
+        states = store.read(row["sequence_id"])
+        length = len(states.token_ids)
+        if not has_steps(length, states.completion_start):
             continue
         if tokens > 0 and tokens + length > BATCH_TOKENS:
             yield batch
             batch, tokens = [], 0
         own = sampling or Sampling(float(row["temperature"]), float(row["top_p"]), row["top_k"])
-        batch.append(
-            Response(
-                row["sequence_id"],
-                row["session"],
-                row.get("user", ""),
-                features.token_ids,
-                features.hidden,
-                spec.inputs(features) if spec else features.hidden,
-                features.completion_start,
-                own,
-            )
-        )
+        batch.append(Response(row, states, own))
         tokens += length
     if batch:
         yield batch
@@ -385,10 +360,11 @@ def unroll_responses(model: Replayed, batch: Sequence[Response], depth: int) -> 
     """Drafts `depth` tokens at every anchor; attention stays within a response's sequence."""
     import torch
 
-    lengths = torch.tensor([len(response.token_ids_T) for response in batch])
+    read = [response.states for response in batch]
+    lengths = torch.tensor([len(states.token_ids) for states in read])
     starts = lengths.cumsum(0) - lengths
     # The first token of a response is delivered by the prefill.
-    first_R = starts + torch.tensor([response.completion_start for response in batch])
+    first_R = starts + torch.tensor([states.completion_start for states in read])
     sequence_T = torch.repeat_interleave(torch.arange(len(batch)), lengths)
     index_T = torch.arange(len(sequence_T))
     position_T = index_T - starts[sequence_T]
@@ -400,13 +376,14 @@ def unroll_responses(model: Replayed, batch: Sequence[Response], depth: int) -> 
     chain_T[anchor_N - 1] = True
 
     device, dtype = model.device, model.ends.lm_head_VH.dtype
-    token_ids_BT = torch.cat([response.token_ids_T for response in batch]).long()[None].to(device)
-    hidden_BTH = torch.cat([response.hidden_TH for response in batch])[None].to(device, dtype)
+    token_ids_BT = torch.cat([states.token_ids for states in read]).long()[None].to(device)
+    hidden_BTH = torch.cat([states.hidden for states in read])[None].to(device, dtype)
+    inputs = [model.spec.inputs(states) for states in read]
     inputs_BTX = hidden_BTH
-    if batch[0].inputs_TX is not batch[0].hidden_TH:
-        inputs_BTX = torch.cat([response.inputs_TX for response in batch])[None].to(device, dtype)
+    if inputs[0] is not read[0].hidden:
+        inputs_BTX = torch.cat(inputs)[None].to(device, dtype)
     with torch.no_grad():
-        _, states = model.drafter.unroll(
+        _, drafted = model.drafter.unroll(
             model.ends,
             token_ids_BT,
             inputs_BTX,
@@ -416,7 +393,7 @@ def unroll_responses(model: Replayed, batch: Sequence[Response], depth: int) -> 
             depth,
         )
     return Unrolled(
-        states,
+        drafted,
         token_ids_BT,
         hidden_BTH,
         anchor_N.to(device),
@@ -464,7 +441,8 @@ def all_accepted(batch: Sequence[Response], depth: int) -> tuple["torch.Tensor",
     """`acceptances` of drafts that are drawn from the target's distribution."""
     import torch
 
-    anchors_R = torch.tensor([len(each.token_ids_T) - 1 - each.completion_start for each in batch])
+    read = [response.states for response in batch]
+    anchors_R = torch.tensor([len(own.token_ids) - 1 - own.completion_start for own in read])
     return torch.ones(int(anchors_R.sum()), depth, dtype=torch.float64), anchors_R
 
 
@@ -476,7 +454,7 @@ def text_acceptances(
 
     found = []
     for response in batch:
-        ids_T, start = response.token_ids_T.numpy(), response.completion_start
+        ids_T, start = response.states.token_ids.numpy(), response.states.completion_start
         logged_AK = np.full((len(ids_T) - 1 - start, depth), NO_TOKEN)
         for j in range(min(depth, len(logged_AK))):
             logged_AK[: len(logged_AK) - j, j] = ids_T[start + 1 + j :]

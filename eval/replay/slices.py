@@ -14,10 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider.eval.replay.replay import ReplaySums
+from outrider.eval.replay.replay import ReplaySums, lengths_and_ratio
 from outrider.eval.results.acceptance import Slice
-from outrider.eval.results.parts import ClusteredEstimate
-from outrider.eval.stats.clusters import Statistic, clustered
 
 PROMPT_LENGTHS = (256, 1024, 4096, 16384)
 """Upper ends in tokens of the slices by prompt length; longer prompts are the last slice."""
@@ -53,8 +51,9 @@ def sliced(base: ReplaySums, custom: ReplaySums, k: int, slices: Slices) -> dict
     ):
         # A region may be so small that no step is expected to start in it.
         if sums_NM.sum(axis=0).all():
-            whose = [(base.sessions[row], base.users[row]) for row in rows_N]
-            table.setdefault(dimension, []).append(_slice(name, sums_NM, whose))
+            sessions, users = ([of[row] for row in rows_N] for of in (base.sessions, base.users))
+            found = Slice(name=name, **lengths_and_ratio(sums_NM, sessions, users))
+            table.setdefault(dimension, []).append(found)
     return {dimension: rows for dimension, rows in table.items() if len(rows) > 1}
 
 
@@ -78,17 +77,3 @@ def _of_regions(base: ReplaySums, custom: ReplaySums, k: int) -> Iterator[SliceS
         rows_N = tokens_R.nonzero()[0]
         steps = [sums.region_steps_RGK[rows_N, g, k - 1] for sums in (base, custom)]
         yield dimension, name, rows_N, np.stack([tokens_R[rows_N], *steps], axis=1)
-
-
-def _slice(name: str, sums_NM: NDArray[Any], whose: Sequence[tuple[str, str]]) -> Slice:
-    sessions, users = zip(*whose, strict=True)
-
-    def estimate(statistic: Statistic) -> ClusteredEstimate:
-        return clustered(sums_NM, sessions, statistic, users=users)
-
-    return Slice(
-        name=name,
-        base=estimate(lambda s: s[..., 0] / s[..., 1]),
-        custom=estimate(lambda s: s[..., 0] / s[..., 2]),
-        ratio=estimate(lambda s: s[..., 1] / s[..., 2]),
-    )

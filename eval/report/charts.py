@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import altair as alt
 
 from outrider.eval.results.parts import DRAFTERS, VARIANTS
-from outrider.eval.results.report import Results
+from outrider.eval.results.report import Report
 from outrider.eval.results.speed import RateRow, SpeedRow
 
 ORDER = list(VARIANTS)
@@ -32,7 +32,7 @@ class Figure(NamedTuple):
     note: str
 
 
-def acceptance_figure(results: Results) -> Figure:
+def acceptance_figure(results: Report) -> Figure:
     """Share of steps whose drafts up to a position were all accepted."""
     replayed = results.replay
     rows = []

@@ -26,9 +26,9 @@ from scipy.stats import norm
 from outrider.common.errors import OutriderError
 from outrider.common.files import publish
 from outrider.data.ingest.traffic_facts import date
-from outrider.eval.report.formatting import interval, print_markdown, render
+from outrider.eval.report.formatting import print_markdown, render
 from outrider.eval.results.acceptance import Replay
-from outrider.eval.results.parts import ClusteredEstimate, Estimate, k_list
+from outrider.eval.results.parts import ClusteredEstimate, Estimate, interval, k_list
 from outrider.eval.results.report import Report
 
 Z = float(norm.isf(0.025))
@@ -163,23 +163,24 @@ def _point(name: str, run: Report, first: Report, comparisons: int) -> Point:
         return point
     for setting in ("k", "sampling", "draft_sample_method"):
         if getattr(run, setting) != getattr(first, setting):
-            return point.model_copy(update={"reading": f"not comparable, another {setting}"})
+            point.reading = f"not comparable, another {setting}"
+            return point
     for ratio in (first.replay.ratio, run.replay.ratio):
         if ratio.low is None:
-            why = f"not comparable, {ratio.over}: too few for an interval"
-            return point.model_copy(update={"reading": why})
+            point.reading = f"not comparable, {ratio.over}: too few for an interval"
+            return point
     length = change(first.replay.custom, run.replay.custom, comparisons)
     over_base = change(first.replay.ratio, run.replay.ratio, comparisons)
+    point.acceptance_length, point.over_base = length, over_base
     if over_base.beyond_chance:
         less = "drifts away: it gains less over base"
-        reading = f"{less if over_base.value < 1 else 'gains more over base'} ({over_base})"
+        point.reading = f"{less if over_base.value < 1 else 'gains more over base'} ({over_base})"
     elif length.beyond_chance:
         harder = "harder" if length.value < 1 else "easier"
-        reading = f"the traffic is {harder} to draft, for base as well ({length})"
+        point.reading = f"the traffic is {harder} to draft, for base as well ({length})"
     else:
-        reading = f"no significant change ({over_base})"
-    update = {"acceptance_length": length, "over_base": over_base, "reading": reading}
-    return point.model_copy(update=update)
+        point.reading = f"no significant change ({over_base})"
+    return point
 
 
 def _read_run(run: Path) -> Report:

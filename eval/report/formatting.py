@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from rich.console import Console
 
-from outrider.eval.results.parts import ClusteredEstimate, Estimate
+from outrider.eval.results.parts import interval
 
 TEMPLATES = Path(__file__).parent / "templates"
 WIDTH = 110
@@ -66,14 +66,6 @@ def count(value: int) -> str:
         if value >= size:
             return f"{value / size:.3g} {unit}"
     return str(value)
-
-
-def interval(estimate: Estimate | ClusteredEstimate, digits: int = 2) -> str:
-    """An estimate with its interval, if it has one."""
-    value = f"{estimate.value:.{digits}f}"
-    if estimate.low is None or estimate.high is None:
-        return value
-    return f"{value} [{estimate.low:.{digits}f}, {estimate.high:.{digits}f}]"
 
 
 def bytes_text(count: float) -> str:

@@ -1,17 +1,15 @@
 """The report: an offline page for people, Markdown, JSON for machines, and the terminal's table.
 
-python -m outrider.eval.report.report runs/resume_screening      # renders results.json again
+write_report(report, Path("runs/resume_screening"), Path("runs/resume_screening"))
 """
 
 import json
-import sys
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from rich.console import Console
 
-from outrider.common.files import publish, read_json, write_json
+from outrider.common.files import publish, read_json
 from outrider.common.lost_ends import LostEnds
 from outrider.data.ingest.traffic_facts import facts
 from outrider.data.on_policy.check import FILE as ON_POLICY
@@ -19,13 +17,10 @@ from outrider.data.on_policy.check import groups_of, two_lines
 from outrider.eval.report import charts
 from outrider.eval.report.formatting import print_markdown, render
 from outrider.eval.results.parts import ClusteredEstimate, Estimate, k_list
-from outrider.eval.results.report import Report, Results
+from outrider.eval.results.report import Report
 
 CAPTURED = "summary.json"
 """The capture's summary in features/; its module imports torch."""
-
-Metrics = Sequence[Mapping[str, Any]]
-"""Lines of the training's metrics.jsonl."""
 
 
 class Tile(NamedTuple):
@@ -36,46 +31,36 @@ class Tile(NamedTuple):
     note: str
 
 
-def write_report(
-    run_dir: Path, out_dir: Path, report_dir: Path, trained_dir: Path | None = None
-) -> Path:
-    """Renders `out_dir`/results.json into `report_dir` and prints its summary; returns the page.
+def write_report(report: Report, report_dir: Path, trained_dir: Path) -> Path:
+    """Writes report.html, report.md and report.json, and prints the summary; returns the page.
 
-    Writes report.html, report.md and report.json. `trained_dir` has the training's metrics.jsonl;
-    None: `run_dir`.
+    `trained_dir` has the training's metrics.jsonl.
     """
-    run_dir, report_dir = Path(run_dir), Path(report_dir)
-    trained_dir = trained_dir or run_dir
-    report = load(run_dir, Results.read(Path(out_dir) / "results.json"), trained_dir)
     values = contents(report, training_metrics(trained_dir))
-    private = report.samples is not None  # customer text
     page = report_dir / "report.html"
     for path, text in (
         (page, render("report.j2", "html", **values)),
         (report_dir / "report.md", render("report.j2", "markdown", **values)),
     ):
         with publish(path) as temporary:
-            temporary.touch(mode=0o600 if private else 0o666)
+            temporary.touch(mode=0o666 if report.samples is None else 0o600)  # customer text
             temporary.write_text(text, encoding="utf-8")
     print_markdown(render("summary.j2", "markdown", **values), Console(stderr=True))
-    # Last: its presence marks the stage as complete.
-    write_json(report_dir / "report.json", report.model_dump(mode="json"), private)
+    report.write(report_dir / "report.json")  # last: its presence marks the stage as complete
     return page
 
 
-def load(run_dir: Path, results: Results, trained_dir: Path) -> Report:
-    """The results with what the run's other stages left; absent files give null sections."""
-    traffic = _read(run_dir / "traffic" / "summary.json")
-    return Report(
-        **dict(results) | {"lost_ends": (*lost_ends(run_dir, trained_dir), *results.lost_ends)},
-        traffic=traffic if traffic and "lengths" in traffic else None,
-        privacy=_read(run_dir / "traffic" / "privacy.json"),
-        on_policy=_read(run_dir / "features" / ON_POLICY),
-        provenance=_read(run_dir / "provenance.json") or {},
-    )
+def sections_of(run_dir: Path) -> dict[str, Any]:
+    """What the run's other stages left; absent files give null sections."""
+    return {
+        "traffic": _read(run_dir / "traffic" / "summary.json"),
+        "privacy": _read(run_dir / "traffic" / "privacy.json"),
+        "on_policy": _read(run_dir / "features" / ON_POLICY),
+        "provenance": _read(run_dir / "provenance.json") or {},
+    }
 
 
-def contents(report: Report, metrics: Metrics) -> dict[str, Any]:
+def contents(report: Report, metrics: charts.Rows) -> dict[str, Any]:
     """What the template shows besides the report's own figures."""
     replay, traffic, on_policy = report.replay, report.traffic, report.on_policy
     depth = len(replay.by_k["custom"]) if replay else 0
@@ -106,7 +91,7 @@ def contents(report: Report, metrics: Metrics) -> dict[str, Any]:
     }
 
 
-def headline(results: Results) -> list[Tile]:
+def headline(results: Report) -> list[Tile]:
     """The figures at the top of the page."""
     tiles = [_tile(f"acceptance, custom / base, {results.at_k}", results.acceptance_ratio)]
     own_k = "" if results.k.base == results.k.custom else ", each at its own K"
@@ -142,8 +127,3 @@ def _tile(label: str, estimate: Estimate | ClusteredEstimate) -> Tile:
 
 def _read(path: Path) -> dict[str, Any] | None:
     return read_json(path) if path.is_file() else None
-
-
-if __name__ == "__main__":
-    (run,) = map(Path, sys.argv[1:])
-    print(write_report(run, run / "evaluation", run))

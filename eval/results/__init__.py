@@ -1,1 +1,1 @@
-"""The models of results.json and report.json, which every stage of an evaluation returns."""
+"""The models of report.json, which every stage of an evaluation returns."""

@@ -1,4 +1,4 @@
-"""What all models of results.json share: the base class, estimates, groups of variants."""
+"""What all models of report.json share: the base class, estimates, groups of variants."""
 
 from typing import Generic, Literal, TypeVar
 
@@ -24,8 +24,6 @@ CURRENT = "base_current"
 """Base at eval.current_k, measured where that is not base's K."""
 LOOKUP = "lookup"
 """N-gram lookup, which needs no training: a variant where neither base nor custom is it."""
-CUSTOM_OVER = {"custom_over_base": "base", "current": CURRENT, "lookup": LOOKUP}
-"""Name of each ratio of custom to base or lookup -> the variant below it."""
 
 
 class Part(BaseModel):
@@ -79,6 +77,14 @@ class ClusteredEstimate(Part):
         return f"undecided: one of {self.over} holds all tokens"
 
 
+def interval(estimate: Estimate | ClusteredEstimate, digits: int = 2) -> str:
+    """An estimate with its interval, if it has one."""
+    value = f"{estimate.value:.{digits}f}"
+    if estimate.low is None or estimate.high is None:
+        return value
+    return f"{value} [{estimate.low:.{digits}f}, {estimate.high:.{digits}f}]"
+
+
 BASE = Field(description="The speculator in use")
 CUSTOM = Field(description="The trained speculator")
 NONE = Field(description="No speculation")
@@ -107,20 +113,14 @@ def k_list(k: Drafters[int]) -> str:
     return str(k.custom) if k.base == k.custom else f"{k.base} / {k.custom}"
 
 
-class Variants(Part, Generic[T]):
+class Variants(Drafters[T]):
     """One value without speculation, one for base, one for custom."""
 
-    model_config = DESCRIBED
-
     none: T = NONE
-    base: T = BASE
-    custom: T = CUSTOM
 
     def of(self, variant: Variant) -> T:
         """The value of one of VARIANTS."""
-        if variant == "none":
-            return self.none
-        return self.base if variant == "base" else self.custom
+        return self.none if variant == "none" else super().of(variant)
 
 
 class Ratios(Part):

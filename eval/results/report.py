@@ -1,6 +1,6 @@
-"""The whole of results.json and report.json.
+"""The whole of report.json.
 
-    Results.read(Path("runs/resume_screening/evaluation/results.json")).verdict.verdict
+    Report.read(Path("runs/resume_screening/report.json")).verdict.verdict
 
 docs/reference/report.schema.json is generated from `Report` (`make reference`);
 docs/how-to/read-a-report.md says what to do with the figures. The data room's counts (`traffic`,
@@ -10,7 +10,7 @@ docs/how-to/read-a-report.md says what to do with the figures. The data room's c
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from outrider.common.errors import OutriderError
 from outrider.common.files import read_json, write_json
@@ -20,17 +20,17 @@ from outrider.eval.results.parts import (
     DOCUMENTED,
     ClusteredEstimate,
     Drafters,
-    Estimate,
     Part,
+    interval,
     k_list,
 )
 from outrider.eval.results.speed import Cost, RateRow, Scenario, Served
 from outrider.eval.results.verification import Verification
 from outrider.speculators.kinds import LOOKUP
 
-VERSION = 13
-"""Version of the measurements and of results.json. Raise it when the same settings measure
-something else, or when the shape of results.json changes."""
+VERSION = 14
+"""Version of the measurements and of report.json. Raise it when the same settings measure
+something else, or when the shape of report.json changes."""
 
 
 Outcome = Literal["passed", "failed", "undecided"]
@@ -165,12 +165,6 @@ class Findings(Part):
         return self.choice.main_concurrency
 
     @property
-    def current_k(self) -> int | None:
-        """eval.current_k, what the endpoint drafts today."""
-        found: int | None = self.settings["current_k"]
-        return found
-
-    @property
     def acceptance_ratio(self) -> ClusteredEstimate:
         """custom / base at equal K: by exact replay, else by vLLM's counters.
 
@@ -190,8 +184,8 @@ class Findings(Part):
         return f"{'both ' if k.base == k.custom else ''}at K = {k_list(k)}"
 
 
-class Results(Findings):
-    """results.json: what was measured, its price, and the verdict."""
+class Report(Findings):
+    """report.json: what was measured, its price, the verdict, and the run that they belong to."""
 
     cost: dict[str, dict[str, Cost]] | None
     """Engine mode -> concurrency -> money; null without eval.cost"""
@@ -199,6 +193,14 @@ class Results(Findings):
     """The verdict"""
     kinds: list[KindSpeed] = Field(default_factory=list)
     """The kinds that were compared on validation, the chosen one first; empty with one kind"""
+    traffic: dict[str, Any] | None = None
+    """The ingest's counts (docs/how-to/log-formats.md); null where the run has none"""
+    privacy: dict[str, Any] | None = None
+    """Counts of personal data (docs/how-to/privacy.md); null with privacy.mode off"""
+    on_policy: dict[str, Any] | None = None
+    """The capture's on-policy check (docs/explanation/traffic.md); null without a capture"""
+    provenance: dict[str, Any] = Field(default_factory=dict)
+    """Command line, versions, commit, hardware, digests of the recipe files; empty outside a run"""
 
     @property
     def lookup_line(self) -> str:
@@ -208,7 +210,7 @@ class Results(Findings):
             others = [each for each in self.kinds if each.over_lookup]
             if others and (best := others[0].over_lookup):
                 text += ": no trained kind is shown to be faster on validation"
-                text += f" ({others[0].kind} / lookup {_words(best)})"
+                text += f" ({others[0].kind} / lookup {interval(best)})"
             return f"{text}."
         for mode, served in self.served.items():
             row = served.speed[str(self.main_concurrency)]
@@ -219,14 +221,14 @@ class Results(Findings):
                 if words:
                     return (
                         f"N-gram lookup, which needs no training, is {words} ({mode}: custom /"
-                        f" lookup {_words(ratio)}): ship that. `outrider eval RECIPE"
+                        f" lookup {interval(ratio)}): ship that. `outrider eval RECIPE"
                         f" --speculator {LOOKUP}` judges it."
                     )
         return ""
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """Loads a results.json, or a report.json as a `Report`; raises for another version."""
+        """Loads a report.json; raises for another version."""
         value = read_json(path)
         version = value.get("version") if isinstance(value, dict) else None
         if version != VERSION:
@@ -234,32 +236,8 @@ class Results(Findings):
                 f"{path}: version {version}, but this Outrider reads {VERSION}; run "
                 "evaluate-speculator again"
             )
-        try:
-            return cls.model_validate(value)
-        except ValidationError as error:
-            first = error.errors()[0]
-            place = ".".join(map(str, first["loc"]))
-            raise OutriderError(f"{path}: {place}: {first['msg']}") from None
+        return cls.model_validate(value)
 
     def write(self, path: Path) -> None:
-        """Publishes the results; only the owner may read them if they hold customer text."""
+        """Publishes the report; only the owner may read it if it holds customer text."""
         write_json(path, self.model_dump(mode="json"), private=self.samples is not None)
-
-
-def _words(ratio: ClusteredEstimate | Estimate) -> str:
-    if ratio.low is None or ratio.high is None:
-        return f"{ratio.value:.2f}"
-    return f"{ratio.value:.2f} [{ratio.low:.2f}, {ratio.high:.2f}]"
-
-
-class Report(Results):
-    """report.json: the results, and the run that they belong to."""
-
-    traffic: dict[str, Any] | None
-    """The ingest's counts (docs/how-to/log-formats.md); null where the run has none"""
-    privacy: dict[str, Any] | None
-    """Counts of personal data (docs/how-to/privacy.md); null with privacy.mode off"""
-    on_policy: dict[str, Any] | None
-    """The capture's on-policy check (docs/explanation/traffic.md); null without a capture"""
-    provenance: dict[str, Any]
-    """Command line, versions, commit, hardware, digests of the recipe files; empty outside a run"""

@@ -29,15 +29,6 @@ class Excess(Part):
     ones, if speculation changed nothing"""
 
 
-class SampledText(Part):
-    """Sampled tokens under the target."""
-
-    tokens: int
-    """Number of tokens"""
-    tail_share: float
-    """Share of tokens below probability 1e-4"""
-
-
 class SameText(Part):
     """Permutation test of token frequencies against no speculation."""
 
@@ -107,8 +98,8 @@ class EngineFindings(Part):
     greedy_acceptance_length: Drafters[float | None]
     """1 + accepted / drafts of the greedy responses by vLLM's counters, which an exported bundle
     must reach; null without drafts"""
-    sampled_text: Variants[SampledText]
-    """Sampled tokens under the target"""
+    tail_share: Variants[float]
+    """Share of sampled tokens whose probability under the target is below 1e-4"""
     same_text: SameText
     """Token frequencies of custom against no speculation"""
     replay_vs_engine: ReplayAgainstEngine | None

@@ -1,12 +1,10 @@
-"""What all intervals share: the level, percentiles, and how many units would decide.
+"""What all intervals share: the level, and how many units would decide.
 
 units_needed(1.1, 0.98, 1.2, threshold=1.0, units=3)      # 4
 given_passed(1.10, 1.04, threshold=1.0)                   # 1.100
 """
 
 import math
-
-import numpy as np
 
 LEVEL = 0.95
 """Confidence level of every interval that is reported."""
@@ -50,9 +48,3 @@ def given_passed(value: float, low: float, threshold: float) -> float:
     least = -ERRORS_A_MARGIN
     mean = least if excess(least) >= 0 else brentq(excess, least, above + 1)
     return threshold * math.exp((mean - least) * error)
-
-
-def percentile_interval(drawn_S: np.ndarray, level: float = LEVEL) -> tuple[float, float]:
-    """The central `level` of resampled values."""
-    low, high = np.quantile(drawn_S, [(1 - level) / 2, (1 + level) / 2])
-    return float(low), float(high)

@@ -17,15 +17,37 @@ from outrider.pipeline.stages.sources import parts_in_use, section, target_diges
 from outrider.speculators.kinds import LOOKUP
 
 if TYPE_CHECKING:
+<<<<<<< HEAD
     from outrider.eval.results.report import Results
+=======
+    from outrider.eval.results.report import Report
+    from outrider.serving.config import EngineConfig
+
+
+class NotShipped(OutriderError):
+    """The evaluation does not allow the export."""
+
+    def __init__(self, verdict: str, reason: str) -> None:
+        from outrider.eval.config import EXIT_CODES
+
+        super().__init__(
+            f"not exported, the verdict is `{verdict}`: {reason}; to export anyway: --force"
+        )
+        self.exit_code = EXIT_CODES[verdict]
+>>>>>>> 622ac6e9876b2b28444512a66d7a36432e17116d
 
 
 def _work(run: RunDirectory, recipe: Recipe, options: Options) -> dict[str, Any]:
     """Publishes the bundle once vLLM reaches the evaluated acceptance with it."""
+<<<<<<< HEAD
     from outrider.eval.config import EXIT_CODES, SHIP
     from outrider.eval.results.report import Results
+=======
+    from outrider.eval.config import SHIP
+    from outrider.eval.results.report import Report
+>>>>>>> 622ac6e9876b2b28444512a66d7a36432e17116d
 
-    results = Results.read(run.evaluation / "results.json")
+    results = Report.read(run.root / "report.json")
     verdict = results.verdict
     if verdict.verdict != SHIP and not options.get("force"):
         raise OutriderError(
@@ -83,7 +105,7 @@ def _schedule(recipe: Recipe, evidence: dict[str, Any]) -> list[tuple[int, int, 
     return [tuple(row) for row in ranges]
 
 
-def _evidence(run: RunDirectory, recipe: Recipe, results: "Results") -> dict[str, Any]:
+def _evidence(run: RunDirectory, recipe: Recipe, results: "Report") -> dict[str, Any]:
     from outrider.eval.summary import summary
 
     judged = summary(results)
@@ -98,7 +120,7 @@ def _evidence(run: RunDirectory, recipe: Recipe, results: "Results") -> dict[str
     }
 
 
-def _profile(run: RunDirectory, recipe: Recipe, results: "Results") -> dict[str, Any]:
+def _profile(run: RunDirectory, recipe: Recipe, results: "Report") -> dict[str, Any]:
     """Acceptance by position from exact replay, else from vLLM's counters."""
     from outrider.serving.bundle.bundle import speculation_profile
     from outrider.serving.vllm_hooks.version import vllm_version
@@ -128,7 +150,7 @@ def _profile(run: RunDirectory, recipe: Recipe, results: "Results") -> dict[str,
 
 
 def _verify(
-    run: RunDirectory, recipe: Recipe, bundle: Path, results: "Results", tolerance: float
+    run: RunDirectory, recipe: Recipe, bundle: Path, results: "Report", tolerance: float
 ) -> dict[str, Any]:
     """Serves the bundle greedily to the verification prompts, in the engine mode of their pass."""
     from outrider.data.sequences import load_sequences
@@ -174,7 +196,7 @@ EXPORT = Stage(
     },
     sources=target_digest,
     work=_work,
-    reads=lambda run: (run.sequences, run.evaluation / "results.json"),
+    reads=lambda run: (run.sequences, run.root / "report.json"),
     artifact=lambda run: run.bundle / "bundle.json",
     identity=lambda run: run.bundle / "bundle.json",
     options=("force",),

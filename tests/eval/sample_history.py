@@ -33,5 +33,4 @@ def report(day: float, base: float, custom: float, **other: Any) -> Report:
         update={name: estimate(value) for name, value in lengths.items()}
     )
     update = {"heldout_until": 1.76e9 + 86400 * day, "replay": replay} | other
-    whole = Report(**dict(results), traffic=None, privacy=None, on_policy=None, provenance={})
-    return whole.model_copy(update=update)
+    return results.model_copy(update=update)

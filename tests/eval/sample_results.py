@@ -1,4 +1,4 @@
-"""A whole results.json from synthetic measurements, computed by the real code.
+"""A whole report.json from synthetic measurements, computed by the real code.
 
 sample_results(custom_speed=1.4)
 """
@@ -17,7 +17,7 @@ from outrider.eval.bench.prompts import Prompt
 from outrider.eval.choose_k import choose_k
 from outrider.eval.config import EvalConfig
 from outrider.eval.gate import judge
-from outrider.eval.lossless.equal_text import compare_greedy, excess, text_statistics
+from outrider.eval.lossless.equal_text import compare_greedy, excess, tail_share
 from outrider.eval.lossless.task_accuracy import task_accuracy
 from outrider.eval.replay.heldout_replay import replay_figures
 from outrider.eval.replay.replay import ReplaySums
@@ -28,8 +28,8 @@ from outrider.eval.results.report import (
     VERSION,
     Example,
     Findings,
+    Report,
     RequestSampling,
-    Results,
     SpeculatorIdentity,
     Walk,
 )
@@ -224,9 +224,9 @@ def sample_engine_findings() -> EngineFindings:
         control=greedy,
         excess=added,
         greedy_acceptance_length=Drafters(base=2.69, custom=2.69),
-        sampled_text=Variants(
+        tail_share=Variants(
             **{
-                variant: text_statistics([random.normal(-0.4, 0.2, 100) for _ in range(24)])
+                variant: tail_share([random.normal(-0.4, 0.2, 100) for _ in range(24)])
                 for variant in VARIANTS
             }
         ),
@@ -269,6 +269,7 @@ def served_measurements(
     passes |= {"greedy_none_again": outputs.control, "greedy_custom_again": outputs.repeated}
     return {
         "speed_eager": blocks,
+        "rates_eager": {},
         "verification_eager": sample_engine_findings().model_dump(mode="json"),
         **{
             f"responses_eager_{name}_k{0 if '_none' in name else 3}": one.model_dump(mode="json")
@@ -346,12 +347,7 @@ def _findings(custom_speed: float) -> Findings:
     )
 
 
-def judged(findings: Findings) -> Results:
-    """Results without prices."""
-    verdict = judge(findings, EVALUATION.gate)
-    return Results(**dict(findings), cost=None, verdict=verdict)
-
-
-def sample_results(custom_speed: float = 1.4) -> Results:
-    """As evaluate() writes it."""
-    return judged(sample_findings(custom_speed))
+def sample_results(custom_speed: float = 1.4) -> Report:
+    """As evaluate() makes it, without prices and the run's other sections."""
+    findings = sample_findings(custom_speed)
+    return Report(**dict(findings), cost=None, verdict=judge(findings, EVALUATION.gate))

@@ -12,7 +12,7 @@ from outrider.data.config import PrivacyConfig
 from outrider.data.privacy.guard import PrivacyTally
 from outrider.eval.config import CostConfig
 from outrider.eval.replay.heldout_replay import replay_figures
-from outrider.eval.report.report import write_report
+from outrider.eval.report.report import sections_of, write_report
 from outrider.eval.summary import money
 from tests.eval.sample_kinds import sample_kinds
 from tests.eval.sample_results import (
@@ -97,7 +97,6 @@ def write_sample_run(run: Path, text: str = "word") -> Path:
         }
     )
     files = {
-        "evaluation/results.json": results.model_dump(mode="json"),
         "provenance.json": {
             "command_line": ["train-speculator", "--recipe", "resume_screening.yaml", "x" * 300],
             "started": "2026-03-01T10:00:00+00:00",
@@ -125,4 +124,4 @@ def write_sample_run(run: Path, text: str = "word") -> Path:
         {"step": s, "validation_acceptance_length": [1.5, 2.0 + s / 100]} for s in (0, 50, 100)
     ]
     (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return write_report(run, run / "evaluation", run)
+    return write_report(results.model_copy(update=sections_of(run)), run, run)

@@ -1,7 +1,10 @@
 """Speculators without exact replay are judged by the engine's counters; the report says so."""
 
 import json
+import shutil
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,7 +30,6 @@ from outrider.eval.results.report import Report
 from outrider.serving.config import EngineConfig, ServingConfig, TargetConfig
 from outrider.serving.speculator import Speculator
 from tests.eagle3_head import write_eagle3_head
-from tests.eval.recycled_prompts import recycled_blocks
 from tests.eval.sample_results import EVALUATION, sample_blocks, served_measurements
 from tests.tiny import write_tiny_target
 
@@ -71,6 +73,65 @@ def test_steps_without_a_draft_are_steps():
     assert found.custom.cumulative == pytest.approx([3 / 8, 2 / 8])
     found = counted("none", counters(9))
     assert found.custom.acceptance_length == 1.0 and found.custom.cumulative == [0.0, 0.0]
+
+
+STEPS = 60
+"""Steps of a response."""
+
+
+def recycled_blocks(
+    random: np.random.Generator,
+    sessions: int,
+    spread: float,
+    repeats: int = 8,
+    concurrency: Sequence[int] = (1, 4),
+    user: Callable[[int], int] | None = None,
+) -> tuple[list[dict[str, Any]], list[Prompt]]:
+    """Blocks of base and custom that accept alike on average, and their prompts.
+
+    Custom's acceptance length differs from base's by a factor of each session (log-normal with that
+    standard deviation and mean 1), and every response by 5 %. With `user` (of a session) it
+    is each user's.
+    """
+    whose = [number if user is None else user(number) for number in range(sessions)]
+    prompts_P = [
+        Prompt(f"q{number}", f"s{number // 2}", f"u{whose[number // 2]}" if user else "", [], "")
+        for number in range(2 * sessions)
+    ]
+    factor_G = np.exp(spread * random.standard_normal(sessions) - spread**2 / 2)
+    factor_P = factor_G[whose].repeat(2)
+    blocks: list[dict[str, Any]] = []
+    supply = 0
+    for repeat in range(repeats):
+        for size in concurrency:
+            count = max(5, 2 * size)
+            prompts = [(supply + place) % len(prompts_P) for place in range(count)]
+            supply += count
+            for variant in ("base", "custom"):
+                length_R = 2.5 * np.exp(0.05 * random.standard_normal(count))
+                if variant == "custom":
+                    length_R *= factor_P[prompts]
+                later_R = np.round(STEPS * length_R).astype(int)
+                accepted = int(later_R.sum()) - STEPS * count
+                counters = {
+                    "drafts": STEPS * count,
+                    "draft_tokens": 4 * STEPS * count,
+                    "accepted_tokens": accepted,
+                    "accepted_per_position": [accepted, 0, 0, 0],
+                    "generation_tokens": int(later_R.sum()) + count,
+                }
+                blocks.append(
+                    {
+                        "repeat": repeat,
+                        "concurrency": size,
+                        "variant": variant,
+                        "prompts": prompts,
+                        "request_tokens": (later_R + 1).tolist(),
+                        "request_deliveries": [STEPS] * count,
+                        "counters": counters,
+                    }
+                )
+    return blocks, prompts_P
 
 
 @pytest.mark.parametrize("custom", ["mtp", "ngram"])
@@ -217,3 +278,15 @@ def test_a_head_of_another_target_is_refused_before_anything_starts(case, tmp_pa
     (head / "config.json").write_text(json.dumps(config | {"vocab_size": 96}))
     with pytest.raises(OutriderError, match="a stale vocabulary"):
         evaluate(judged(case, Speculator.named(head)))
+
+
+def test_a_base_that_changes_in_place_is_measured_again(case, tmp_path):
+    own = case.target.directory()
+    for name in ("base", "custom"):
+        shutil.copytree(own, tmp_path / name)
+    both = {name: Speculator("mtp", tmp_path / name) for name in ("base", "custom")}
+    context = replace(case, speculators=both)
+    context.kept("measured").put({"seconds": 1.0})
+    assert replace(context).kept("measured").done()
+    (tmp_path / "base" / "model.safetensors").write_bytes(b"second")
+    assert not replace(context).kept("measured").done()

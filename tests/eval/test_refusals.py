@@ -46,7 +46,7 @@ from outrider.eval.evaluate import evaluate
 from outrider.eval.gate import NOT_SERVED, judge
 from outrider.eval.replay.heldout_replay import COLUMNS, on_policy
 from outrider.eval.replay.replay import compare, replay
-from outrider.eval.results.report import Results
+from outrider.eval.results.report import Report
 from outrider.eval.speed_checks import LEAST_STARTS, SUPERIOR, Demand
 from outrider.serving.client import Sampling
 from outrider.serving.config import EngineConfig, ServingConfig, TargetConfig
@@ -188,7 +188,7 @@ def bench(nano_r1, tmp_path_factory):
             context = context_of(base, custom, data, folders)
             own = context.settings.model_copy(update=settings)
             evaluate(replace(context, backends=backends, settings=own))
-            return Results.read(out / "results.json")
+            return Report.read(out / "report.json")
 
         yield SimpleNamespace(engine=engine, traffic=traffic, judged=judged, home=home)
 
@@ -218,7 +218,7 @@ def gains(bench, nano_r1, weakened):
 def test_what_gains_ships_on_this_very_bench(gains):
     """Otherwise the refusals below would prove nothing."""
     assert gains.verdict.verdict == "ship", failed(gains)
-    assert gains.own_text.own is True
+    assert gains.own_text.cause == "own"
     assert gains.replay.ratio.low > 1.2 and gains.counted.ratio.value > 1.2
 
 
@@ -301,12 +301,12 @@ def test_a_slow_start_does_not_make_the_other_engine_faster(nano_r1, tmp_path, m
         for ids in token_ids(row)[:1]
     ]
     speeds = SpeedRatios(settings, prompts, main=1)
-    texts, plan = [prompt.text for prompt in prompts], {"base": K, "custom": K}
+    plan = {"base": K, "custom": K}
     with (
         LoadGenerator(target, tmp_path / "load.log") as load,
         Servers(target, SERVING, speculators, [K], tmp_path) as servers,
     ):
-        blocks = measure(servers, "eager", plan, load, texts, sampling, speeds, print)
+        blocks = measure(servers, "eager", plan, load, sampling, speeds, print)
     assert sum("base" in name for name in started) == LEAST_STARTS
     found = speeds.ratio(blocks, 1, "custom_over_base")
     slow = speeds.ratio([each for each in blocks if not each["repeat"]], 1, "custom_over_base")

@@ -245,9 +245,9 @@ def test_retention_finds_the_text_of_every_kinds_evaluation(tmp_path: Path) -> N
         "evaluation/eagle3/verification_states/shard.safetensors",
         "evaluation/steps/kind_steps.json",
     ]
-    for name in (*names, "evaluation/mtp/results.json", "evaluation/kinds.json"):
+    for name in (*names, "evaluation/mtp/report.json", "evaluation/kinds.json"):
         (run.root / name).parent.mkdir(parents=True, exist_ok=True)
         (run.root / name).write_text("{}")
     retain(run, "delete_all")
     assert not any((run.root / name).exists() for name in names)
-    assert (run.root / "evaluation/mtp/results.json").is_file() and run.kind_choice.is_file()
+    assert (run.root / "evaluation/mtp/report.json").is_file() and run.kind_choice.is_file()

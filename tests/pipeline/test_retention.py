@@ -26,7 +26,6 @@ KEPT = [
     "features/summary.json",
     "split/parts.json",
     "speculator/model.safetensors",
-    "evaluation/results.json",
     "report.json",
     "bundle/bundle.json",
 ]

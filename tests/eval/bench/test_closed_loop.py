@@ -1,12 +1,11 @@
 """The order of timed blocks, and when they end. Servers and load are real in test_evaluate.py."""
 
+from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from outrider.eval.bench import closed_loop as blocks
 from outrider.eval.bench import servers as module
 from outrider.eval.bench.closed_loop import measure
 from outrider.eval.bench.counted import counted_passes
@@ -15,8 +14,9 @@ from outrider.eval.bench.prompts import Prompt
 from outrider.eval.bench.servers import Servers
 from outrider.eval.config import EvalConfig
 from outrider.eval.results.parts import CURRENT
-from outrider.serving.client import Sampling
+from outrider.serving.client import Sampling, SpeculationCounters
 from outrider.serving.config import ServingConfig, TargetConfig
+from outrider.serving.load_generator import BlockResult, LoadGenerator, RequestResult
 from outrider.serving.speculator import Speculator
 
 
@@ -40,39 +40,22 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, tuple[str, ...
 
         def reset_prefix_cache(self) -> None: ...
 
-    def block(url, load, prompts, concurrency, sampling, max_tokens):
+    def block(self, url, prompts, concurrency, sampling, max_tokens):
         heard.append((url, concurrency, tuple(prompts)))
         drafts = 0 if url == "none" else len(prompts)
         speed = 2.0 if url == "faster" else 1.0
         wobble = 1 + 0.1 * (-1) ** len(heard)  # no two blocks take exactly the same time
-        seconds = [wobble * len(prompt) / speed for prompt in prompts]
-        counters = {
-            "draft_tokens": drafts,
-            "generation_tokens": 3 * len(prompts),
-            "drafts": drafts,
-            "accepted_tokens": drafts,
-            "accepted_per_position": [drafts] if drafts else [],
-        }
-        tokens = [len(prompt) for prompt in prompts]
-        lists = (
-            "request_tokens",
-            "request_seconds",
-            "request_deliveries",
-            "ttft_ms",
-            "tpot_ms",
-            "itl_ms",
-        )
-        return {
-            **dict.fromkeys(lists, tokens),
-            "ttft_ms": [0.0] * len(tokens),
-            "seconds": sum(seconds),
-            "output_tokens": sum(tokens),
-            "request_seconds": seconds,
-            "counters": counters,
-        }
+        requests = [
+            RequestResult(len(prompt), 0.0, (1000 * wobble / speed,) * len(prompt))
+            for prompt in prompts
+        ]
+        reached = (drafts,) if drafts else ()
+        counters = SpeculationCounters(drafts, drafts, drafts, reached, 3 * len(prompts))
+        seconds = sum(request.latency_s for request in requests)
+        return BlockResult(seconds, tuple(requests), counters)
 
     monkeypatch.setattr(module, "Server", Played)
-    monkeypatch.setattr(blocks, "run_block", block)
+    monkeypatch.setattr(LoadGenerator, "run_block", block)
     return heard
 
 
@@ -102,11 +85,12 @@ def measured(
     """The blocks that `measure` records with these servers."""
     speculators = {"base": mtp("base"), "custom": custom} | (LOOKUP if "lookup" in plan else {})
     target, serving = TargetConfig(), ServingConfig()
-    speeds = SpeedRatios(evaluation, timed(len(prompts)), main=1)
+    asked = [
+        replace(own, text=text) for own, text in zip(timed(len(prompts)), prompts, strict=True)
+    ]
+    speeds, load = SpeedRatios(evaluation, asked, main=1), LoadGenerator(target, tmp_path / "log")
     with Servers(target, serving, speculators, [1, 2, 3], tmp_path, side_by_side) as servers:
-        return measure(
-            servers, "eager", plan, SimpleNamespace(), prompts, Sampling(), speeds, say=say
-        )
+        return measure(servers, "eager", plan, load, Sampling(), speeds, say=say)
 
 
 @pytest.mark.parametrize("side_by_side", [True, False])
@@ -165,7 +149,7 @@ def test_alone_the_variants_of_servers_that_are_up_alternate_by_request(
     (base,) = (block for block, place in zip(found, places, strict=True) if place == (0, 1, "base"))
     assert base["request_tokens"] == [1, 2, 3] and base["output_tokens"] == 6
     assert base["seconds"] == pytest.approx(sum(base["request_seconds"]))
-    assert base["counters"]["accepted_per_position"] == [3]
+    assert base["counters"]["accepted_per_position"] == (3,)
     assert [prompts[index] for index in base["prompts"]] == ["a", "bb", "ccc"]
     # Each session has its own responses, however the variants took turns.
     asked = [Prompt(f"q{number}", f"s{number}", "", [], "") for number in range(6)]
@@ -206,32 +190,28 @@ def test_base_at_current_k_is_measured_next_to_base(sent, tmp_path):
 PROMPTS = ["a" * length for length in (30, 41, 52, 33, 44)]
 
 
-def measured_until_decided(tmp_path: Path, custom: str, **settings) -> tuple[int, list[str]]:
-    """Repeats that were measured, and the lines of progress."""
+@pytest.mark.parametrize(
+    ("custom", "threshold", "repeats", "end"),
+    [
+        ("faster", 1.0, 2, "decided after 2 of at most 6 repeats: custom / base at 1 2."),
+        ("equal", 1.0, 6, "undecided after all 6 repeats: custom / base at 1"),
+        ("faster", 2.0, 6, "undecided after all 6 repeats: custom / base at 1 2."),
+    ],
+)
+def test_repeats_end_at_the_first_look_that_decides(
+    sent, tmp_path, custom, threshold, repeats, end
+):
     evaluation = EvalConfig(
-        measure="until_decided", concurrency=[1], requests=5, repeats=6, **settings
+        measure="until_decided",
+        concurrency=[1],
+        requests=5,
+        repeats=6,
+        gate={"min_speed_ratio": threshold},
     )
     lines: list[str] = []
     found = measured(tmp_path, mtp(custom), PROMPTS, evaluation, say=lines.append)
-    return 1 + max(block["repeat"] for block in found), lines
-
-
-def test_a_speculator_twice_as_fast_is_decided_at_the_first_look(sent, tmp_path):
-    repeats, lines = measured_until_decided(tmp_path, "faster")
-    assert repeats == 2
-    assert lines[-1].startswith("decided after 2 of at most 6 repeats: custom / base at 1 2.")
-    assert "custom / none at 1 2." in lines[-1]
-
-
-def test_equal_speeds_are_measured_to_the_last_repeat(sent, tmp_path):
-    repeats, lines = measured_until_decided(tmp_path, "equal")
-    assert repeats == 6
-    assert lines[-1].startswith("undecided after all 6 repeats: custom / base at 1")
-
-
-def test_the_threshold_of_the_gate_is_what_has_to_be_decided(sent, tmp_path):
-    repeats, _ = measured_until_decided(tmp_path, "faster", gate={"min_speed_ratio": 2.0})
-    assert repeats == 6
+    assert 1 + max(block["repeat"] for block in found) == repeats
+    assert lines[-1].startswith(end)
 
 
 def test_two_engines_start_again_in_every_repeat_and_do_not_alternate(sent, tmp_path):

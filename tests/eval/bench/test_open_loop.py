@@ -1,4 +1,4 @@
-"""Open loop: saturation, figures of blocks, and resuming an interrupted measurement."""
+"""Open loop: saturation, and figures of blocks."""
 
 import itertools
 from collections import Counter
@@ -8,7 +8,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from outrider.common.fingerprint import Kept
 from outrider.eval.bench.open_loop import (
     customers_arrivals,
     measure_rates,
@@ -89,30 +88,19 @@ def test_ratios_are_of_a_request_s_own_speed_and_paired_by_request():
     assert noisy.base_over_none.high == pytest.approx(np.exp(0.2))
 
 
-class Load:
-    """Answers each request after 0.5 s with 20 tokens; a fourth block fails."""
-
-    def __init__(self, fails_at=None):
-        self.sent, self.fails_at = [], fails_at
-
-    def run_timed(self, url, prompts, arrivals, sampling, max_tokens):
-        if len(self.sent) == self.fails_at:
-            raise KeyboardInterrupt
-        self.sent.append((url, prompts, arrivals, max_tokens))
-        requests = tuple(RequestResult(20, 100.0, (20.0,) * 19, arrival) for arrival in arrivals)
-        counters = SpeculationCounters(0, 0, 0, (), 0)
-        return BlockResult(arrivals[-1] + 0.5, requests, counters)
-
-
 @pytest.mark.parametrize("apart", [False, True])
-def test_variants_get_the_same_requests_and_an_interruption_keeps_whole_blocks(tmp_path, apart):
-    settings = EvalConfig(rates=[2, 5], rate_seconds=3)
-    times = np.cumsum([0, 5, 1, 1, 30, 2, 7, 4, 4, 9]) + 1.7e9
+def test_variants_get_the_same_requests_at_the_same_times(apart):
+    times, sent = np.cumsum([0, 5, 1, 1, 30, 2, 7, 4, 4, 9]) + 1.7e9, []
     traffic = [Traffic("chats", [f"prompt {i}" for i in range(10)], times.tolist(), 64, {})]
+
+    def run_timed(url, prompts, arrivals, sampling, max_tokens):
+        """Each request is answered after 0.5 s with 20 tokens."""
+        sent.append((url, prompts, arrivals, max_tokens))
+        requests = tuple(RequestResult(20, 100.0, (20.0,) * 19, arrival) for arrival in arrivals)
+        return BlockResult(arrivals[-1] + 0.5, requests, SpeculationCounters(0, 0, 0, (), 0))
+
     context = SimpleNamespace(
-        settings=settings,
-        kept=lambda name: Kept(tmp_path / f"{name}.json", "inputs"),
-        say=lambda line: None,
+        settings=EvalConfig(rates=[2, 5], rate_seconds=3), say=lambda line: None
     )
     servers = SimpleNamespace(
         groups=lambda turns: [turns[:1], turns[1:]] if apart else [turns],
@@ -120,24 +108,15 @@ def test_variants_get_the_same_requests_and_an_interruption_keeps_whole_blocks(t
     )
     requests = HeldoutRequests(Sampling(), [], [], traffic)
     plan = {"none": None, "base": 2, "custom": 3}
-
-    interrupted, load = Load(fails_at=4), Load()
-    with pytest.raises(KeyboardInterrupt):
-        measure_rates(context, servers, "eager", plan, interrupted, requests)
-    kept = len(list(tmp_path.glob("rate_*.json")))
-    assert kept == (4 if apart else 3)  # variants of one group are kept together
-    for _ in range(2):
-        measure_rates(context, servers, "eager", plan, load, requests)
-        assert len(load.sent) == 2 * 3 - kept
-
-    sent = interrupted.sent[:kept] + load.sent
+    load = SimpleNamespace(run_timed=run_timed)
+    blocks = measure_rates(context, servers, "eager", plan, load, requests)
     assert Counter(url for url, *_ in sent) == dict.fromkeys(("none", "base", "custom"), 2)
     for count in (6, 15):
         seen = [request[1:] for request in sent if len(request[1]) == count]
         assert len(seen) == 3 and all(one == seen[0] for one in seen)
         assert seen[0][0][:10] == traffic[0].texts[:count] and seen[0][2] == 64
     served = sample_findings().served["eager"]
-    table = summarise_rates(context, "eager", traffic, served)
+    table = summarise_rates(blocks, served)
     # At least as wide as one block of the closed loop.
     ratio = table["chats"]["2"].custom_over_base
     assert all(
@@ -145,10 +124,7 @@ def test_variants_get_the_same_requests_and_an_interruption_keeps_whole_blocks(t
         >= np.sqrt(3) * np.log(row.custom_over_base.high / row.custom_over_base.value) - 1e-9
         for row in served.speed.values()
     )
-    assert list(table["chats"]) == ["2", "5"]
-    base = table["chats"]["5"].base
-    assert base.requests == 15
-    assert base.request_tokens_per_s == pytest.approx(20 / 0.48) and base.acceptance_length == 1
+    assert list(table["chats"]) == ["2", "5"] and table["chats"]["5"].base.requests == 15
 
 
 def scaled_literally(times: list[int], count: int, rate: Fraction) -> list[Fraction]:

@@ -1,80 +1,48 @@
-"""The verification pass against a small HTTP server that fails on the way."""
+"""The verification pass: which prompts every variant and the controls get, and what is kept."""
 
-import json
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import SimpleNamespace
 
 import pytest
 
 from outrider.common.errors import OutriderError
 from outrider.common.fingerprint import Kept
+from outrider.eval.bench import outputs as module
 from outrider.eval.bench.outputs import CONTROL_PROMPTS, collect
 from outrider.eval.bench.prompts import HeldoutRequests, Prompt
 from outrider.eval.config import EvalConfig
 from outrider.eval.results.parts import Drafters
-from outrider.serving.client import Sampling, SpeculationCounters
+from outrider.serving.client import Completion, Sampling, SpeculationCounters
 from outrider.serving.config import EngineConfig, ServingConfig
 
 PROMPTS = [[1, number] for number in range(6)]
+COUNTED = SpeculationCounters(2, 4, 2, (1, 1), 3)
 
 
-class Endpoint(ThreadingHTTPServer):
-    """Answers completions with the prompt's last token; `fails` decides by prompt."""
+class Endpoint:
+    """Answers completions with the prompt's last token."""
 
-    daemon_threads = True
+    url = model_name = "tiny"
 
     def __init__(self):
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.server_port}"
-        self.model_name = "tiny"
-        self.fails = lambda prompt: None
+        self.fails = lambda prompt: False
         self.spoils = lambda prompt: False
-        self.asked, self.lock = [], threading.Lock()
+        self.asked = []
 
-
-class Handler(BaseHTTPRequestHandler):
-    def do_POST(self):
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        prompt = body["prompt"]
-        with self.server.lock:
-            self.server.asked.append(prompt[-1])
-        failure = self.server.fails(prompt)
-        if failure == "dies":
-            self.connection.close()
-            return
-        ids = [prompt[-1], 9 if self.server.spoils(prompt) else 7, 8]
-        choice = {
-            "prompt_token_ids": prompt,
-            "token_ids": ids,
-            "text": "",
-            "finish_reason": "stop",
-        }
-        counts = {
-            "acceptance_histogram": [1, 0, 1],
-            "num_spec_steps": 2,
-            "num_draft_tokens": 4,
-            "num_accepted_draft_tokens": 2,
-        }
-        answer = {"choices": [choice], "metrics": {"speculative_decoding": counts}}
-        payload = json.dumps(answer if failure is None else {"error": "out of memory"}).encode()
-        self.send_response(200 if failure is None else 500)
-        self.send_header("Content-Length", str(len(payload)))
-        self.end_headers()
-        self.wfile.write(payload)
-
-    def log_message(self, *_):
-        pass
+    def complete(self, url, model, prompts, sampling, max_tokens, seats):
+        self.asked = [prompt[-1] for prompt in prompts]
+        if any(map(self.fails, prompts)):
+            raise OutriderError("out of memory")
+        return [
+            Completion([prompt[-1], 9 if self.spoils(prompt) else 7, 8], COUNTED)
+            for prompt in prompts
+        ]
 
 
 @pytest.fixture
-def endpoint():
-    with Endpoint() as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
-        yield server
-        server.shutdown()
-        thread.join()
+def endpoint(monkeypatch):
+    running = Endpoint()
+    monkeypatch.setattr(module, "complete", running.complete)
+    return running
 
 
 def context_in(folder):
@@ -99,7 +67,6 @@ class Asked:
 
     def server(self, mode, variant, drafts):
         self.variants.append(variant)
-        self.endpoint.asked = []
         return self.endpoint
 
 
@@ -131,17 +98,12 @@ def test_the_control_has_few_prompts_unless_a_response_differs(endpoint, tmp_pat
     assert len(outputs.control.token_ids) == 6
 
 
-@pytest.mark.parametrize("failure", ["error", "dies"])
-def test_an_interrupted_verification_repeats_only_the_passes_that_are_missing(
-    endpoint, tmp_path, failure
-):
+def test_an_interrupted_verification_repeats_only_the_passes_that_are_missing(endpoint, tmp_path):
     servers = Asked(endpoint)
-    endpoint.fails = lambda prompt: (
-        failure if prompt[-1] == 3 and servers.variants[-1] == "custom" else None
-    )
-    with pytest.raises(OutriderError, match=r"500 .*out of memory|no answer"):
+    endpoint.fails = lambda prompt: servers.variants[-1] == "custom"
+    with pytest.raises(OutriderError, match="out of memory"):
         collect(context_in(tmp_path), servers, "eager", K, REQUESTS)
-    endpoint.fails, servers.variants = lambda prompt: None, []
+    endpoint.fails, servers.variants = lambda prompt: False, []
     outputs = collect(context_in(tmp_path), servers, "eager", K, REQUESTS)
     assert servers.variants == ["custom", "none", "base", "custom", "custom", "none"]
     assert outputs.greedy.base.token_ids[3] == [3, 7, 8]

@@ -11,7 +11,7 @@ from outrider.eval.lossless.equal_text import (
     compare_greedy,
     excess,
     same_tokens,
-    text_statistics,
+    tail_share,
 )
 
 VOCABULARY = 40
@@ -31,10 +31,8 @@ def test_only_differences_without_a_near_tie_are_unexplained():
     assert (result.equal, result.near_ties, result.unexplained) == (1, [1], [2, 3])
 
 
-def test_text_statistics_find_the_tail():
-    logprobs = [np.log([0.5, 0.5, 1e-5]), np.log([0.25])]
-    result = text_statistics(logprobs)
-    assert result.tokens == 4 and result.tail_share == 0.25
+def test_the_tail_is_below_one_in_ten_thousand():
+    assert tail_share([np.log([0.5, 0.5, 1e-5]), np.log([0.25])]) == 0.25
 
 
 def greedy(responses, differing, gap=3.0):

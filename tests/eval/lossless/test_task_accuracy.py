@@ -19,11 +19,9 @@ from outrider.eval.lossless.task_accuracy import (
     responses_needed,
     same_answer,
     task_accuracy,
-    task_of,
     try_task,
 )
 from outrider.pipeline.recipe.shipped import SHIPPED
-from tools.nano_r1.math_problems import conversation
 
 NANO_R1 = SHIPPED / "nano_r1" / "target"
 ROWS = [
@@ -211,16 +209,3 @@ def test_a_prompt_is_judged_by_the_question_that_it_holds(answers):
     assert check(asked + "<think>\n", "35?</think> 36") is True
     assert check(asked.replace("How many?", "How many? Mind the lid."), "35") is True
     assert check("<｜User｜>Something else?<｜Assistant｜>", "36") is None
-
-
-def test_nano_r1_s_own_arithmetic_is_read(tmp_path):
-    problem = conversation("Ann has 12 pens and buys 30. How many has she?", [("12+30", "42")])
-    path = tmp_path / "answers.jsonl"
-    path.write_text(json.dumps({"question": problem.messages[0]["content"], "answer": "42"}))
-    check = task_of(EvalConfig(task=str(path)))
-    prompt = f"<｜User｜>{problem.messages[0]['content']}<｜Assistant｜><think>\n"
-    assert check(prompt, f"{problem.reasoning}\n</think>\n\n{problem.answer}") is True
-    assert (
-        check(prompt, f"{problem.reasoning}\n</think>\n\n{problem.answer.replace('42', '43')}")
-        is False
-    )

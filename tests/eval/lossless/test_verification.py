@@ -20,18 +20,12 @@ from outrider.serving.client import Sampling, SpeculationCounters
 from outrider.serving.config import ServingConfig, TargetConfig
 from outrider.serving.speculator import Speculator
 from outrider.speculators.checkpoints.target_ends import load_target_ends
+from tests.eval.replay_case import Store
 from tests.tiny import HIDDEN, VOCAB, write_tiny_target
 
 K = 2
 
 NOTHING = SpeculationCounters(0, 0, 0, (), 0)
-
-
-class Store(dict):
-    """A feature store in memory."""
-
-    def read(self, sequence_id):
-        return self[sequence_id]
 
 
 def test_the_checks_read_the_states_of_the_outputs(tmp_path):

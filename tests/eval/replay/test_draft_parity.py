@@ -75,33 +75,16 @@ def tiny(tmp_path_factory):
     for request, hidden_TH in enumerate(hidden):
         for anchor in range(4, 14):
             tokens = torch.randint(VOCAB, (anchor + 2,)).tolist()
-            logprobs = []
+            logprobs, width = [], anchor + 2 + DEPTH
+            hidden_BTH = torch.zeros(1, width, HIDDEN)
+            hidden_BTH[0, : anchor + 1] = hidden_TH[: anchor + 1]
+            position_BT = torch.arange(width)[None]
             for depth in range(DEPTH):  # token by token, as the engine drafts
-                width = anchor + 2 + depth
-                token_BT = torch.tensor(tokens)[None]
-                hidden_BTH = torch.zeros(1, width, HIDDEN)
-                hidden_BTH[0, : anchor + 1] = hidden_TH[: anchor + 1]
-                anchor_BT = torch.arange(width)[None] == anchor
-                sequence_BT, position_BT = (
-                    torch.zeros(1, width, dtype=torch.long),
-                    torch.arange(width)[None],
-                )
-                if depth == 0:  # an anchor needs the token that it predicts to exist
-                    token_BT = torch.cat([token_BT, torch.zeros(1, 1, dtype=torch.long)], dim=1)
-                    hidden_BTH = torch.cat([hidden_BTH, torch.zeros(1, 1, HIDDEN)], dim=1)
-                    anchor_BT = torch.arange(width + 1)[None] == anchor
-                    sequence_BT = torch.zeros(1, width + 1, dtype=torch.long)
-                    position_BT = torch.arange(width + 1)[None]
+                token_BT = torch.tensor([*tokens, *[0] * (width - len(tokens))])[None]
+                rest = torch.zeros_like(token_BT), position_BT, position_BT == anchor
                 with torch.no_grad():
                     _, states = unroll_anchors(
-                        speculator,
-                        ends,
-                        token_BT,
-                        hidden_BTH,
-                        sequence_BT,
-                        position_BT,
-                        anchor_BT,
-                        depth=depth + 1,
+                        speculator, ends, token_BT, hidden_BTH, *rest, depth=depth + 1
                     )
                 logprob, draft = ends.logits(states[depth][0]).log_softmax(-1).max(-1)
                 tokens.append(int(draft))

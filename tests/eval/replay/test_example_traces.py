@@ -5,9 +5,6 @@ import pytest
 from outrider.eval.replay.example_traces import sample_responses, walk, walks
 from outrider.eval.replay.replay import replay
 from tests.eval.replay_case import DEPTH, replay_case, states_of
-from tests.eval.sample_run import write_sample_run
-
-SECRET = "<b>Kanarienvogel</b>"
 
 
 @pytest.fixture(scope="module")
@@ -60,13 +57,3 @@ def test_examples_are_where_custom_gains_least_usually_and_most(case):
         assert walked == example["custom"] and example["tokens"] == sums.tokens_R[row]
         assert walked["steps"] == pytest.approx(sums.steps_RK[row, 1])
         assert len(walked["shown"]) == 1 + walked["steps"]
-
-
-def test_the_page_shows_them_escaped_and_to_its_owner_alone(tmp_path):
-    write_sample_run(tmp_path, SECRET)
-    page, markdown = ((tmp_path / f"report.{form}").read_text() for form in ("html", "md"))
-    assert "&lt;b&gt;Kanarienvogel&lt;/b&gt;" in page and SECRET not in page
-    assert "acceptance length 3.50" in page
-    assert "Kanarienvogel" in markdown and "## Step by step" in markdown
-    for form in ("html", "md", "json"):
-        assert (tmp_path / f"report.{form}").stat().st_mode & 0o077 == 0

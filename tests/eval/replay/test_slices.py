@@ -107,21 +107,21 @@ def reasoning(prompt, response):
     ]
 
 
-def test_reasoning_ends_with_its_closing_token():
-    assert reasoning([1, 2, THINK, NEWLINE], [3, 4, END, 5, 6]) == [4, END]
-
-
-def test_a_response_cut_while_reasoning_is_all_reasoning():
-    assert reasoning([1, 2, THINK, NEWLINE], [3, 4, 5]) == [4, 5]
-    assert reasoning([1, 2], [THINK, 4, 5]) == [4, 5]
-
-
-def test_a_prompt_without_reasoning_or_with_a_closed_one_has_an_answer_only():
-    assert reasoning([1, 2], [3, 4, 5]) == []
-    assert reasoning([1, THINK, NEWLINE, END], [3, 4, 5]) == []
-    assert (
-        reasoning([THINK, 1, 1, 1, 1, 1], [3, 4, 5]) == []
-    )  # a customer's text far back in the prompt
+@pytest.mark.parametrize(
+    ("prompt", "response", "found"),
+    [
+        ([1, 2, THINK, NEWLINE], [3, 4, END, 5, 6], [4, END]),
+        # A response that was cut while reasoning is all reasoning.
+        ([1, 2, THINK, NEWLINE], [3, 4, 5], [4, 5]),
+        ([1, 2], [THINK, 4, 5], [4, 5]),
+        # Without reasoning, or with one that the prompt closes, it is an answer only.
+        ([1, 2], [3, 4, 5], []),
+        ([1, THINK, NEWLINE, END], [3, 4, 5], []),
+        ([THINK, 1, 1, 1, 1, 1], [3, 4, 5], []),  # a customer's text far back in the prompt
+    ],
+)
+def test_reasoning_ends_with_its_closing_token(prompt, response, found):
+    assert reasoning(prompt, response) == found
 
 
 def test_positions_count_tokens_of_the_response():

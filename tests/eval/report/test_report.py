@@ -9,10 +9,10 @@ import pytest
 
 from outrider.common.errors import OutriderError
 from outrider.common.files import write_json
-from outrider.common.lost_ends import lost_ends
-from outrider.eval.report.formatting import interval
-from outrider.eval.report.report import headline, write_report
-from outrider.eval.results.report import Report, Results
+from outrider.common.lost_ends import lost_ends as cut
+from outrider.eval.report.report import headline, lost_ends, write_report
+from outrider.eval.results.parts import interval
+from outrider.eval.results.report import Report
 from outrider.eval.summary import summary
 from tests.eval.sample_results import sample_replay, sample_results
 from tests.eval.sample_run import write_sample_run
@@ -28,7 +28,7 @@ def results():
 def run(tmp_path_factory):
     """A run whose report has every section."""
     folder = tmp_path_factory.mktemp("run")
-    write_sample_run(folder)
+    write_sample_run(folder, "<b>Kanarienvogel</b>")
     return folder
 
 
@@ -42,10 +42,9 @@ def forms(run):
     return [(run / f"report.{form}").read_text() for form in ("html", "md")]
 
 
-def rendered(results: Results, run: Path) -> list[str]:
-    """The page and the Markdown of these results."""
-    results.write(run / "evaluation" / "results.json")
-    write_report(run, run / "evaluation", run)
+def rendered(report: Report, run: Path) -> list[str]:
+    """The page and the Markdown of this report."""
+    write_report(report, run, run)
     return [(run / f"report.{form}").read_text() for form in ("html", "md")]
 
 
@@ -64,8 +63,12 @@ def test_the_page_is_whole_and_needs_nothing_else(forms):
         assert not re.search(r"\b(nan|None|Undefined)\b", form)
 
 
-def test_names_and_customer_text_are_escaped(forms):
+def test_names_and_customer_text_are_escaped_and_only_the_owner_s(forms, run):
     page, markdown = forms
+    assert "&lt;b&gt;Kanarienvogel&lt;/b&gt;" in page and "<b>Kanarienvogel" not in page
+    assert "Kanarienvogel" in markdown and "## Step by step" in markdown
+    for form in ("html", "md", "json"):
+        assert (run / f"report.{form}").stat().st_mode & 0o077 == 0
     assert "tenant: &lt;b&gt;small&lt;/b&gt;" in page and "<b>small" not in page
     assert "| tenant: acme\\|corp | 114 |" in markdown
     assert "0123456789abcdef" in page and "x" * 300 in page
@@ -135,14 +138,15 @@ def test_a_mode_slower_than_none_is_named(tmp_path):
 
 
 def test_what_was_cut_or_raised_is_in_every_form(results, tmp_path):
-    captured, _ = lost_ends([90, 120], [5, 5], 99, "serving.engine.max_model_len = 100")
-    trained, _ = lost_ends([90, 99], [5, 5], 64, "training.row_tokens = 64")
+    captured, _ = cut([90, 120], [5, 5], 99, "serving.engine.max_model_len = 100")
+    trained, _ = cut([90, 99], [5, 5], 64, "training.row_tokens = 64")
     write_json(tmp_path / "features" / "summary.json", {"too_long": captured._asdict()})
     write_json(tmp_path / "training" / "result.json", {"lost_ends": trained._asdict()})
     raised = {"errors": 3, "first_error": "KeyError at checks.py, line 7"}
     task = results.verification.task.model_copy(update=raised)
     verification = results.verification.model_copy(update={"task": task})
-    update = {"lost_ends": ("1 prompt is not sent",), "verification": verification}
+    lost = (*lost_ends(tmp_path, tmp_path), "1 prompt is not sent")
+    update = {"lost_ends": lost, "verification": verification}
     for form in rendered(results.model_copy(update=update), tmp_path):
         assert "max_model_len = 100: of 2 responses 1 lose their end (21 tokens)" in form
         assert "row_tokens = 64: of 2 responses 2 lose their end (61 tokens)" in form
@@ -184,15 +188,10 @@ def test_a_report_is_as_its_schema_says_and_has_every_key(report, run):
             assert inner.get("description") or "$ref" in inner, f"{name}.{key}"
 
 
-def test_another_version_or_shape_is_an_error_that_names_it(results, tmp_path):
-    path = tmp_path / "results.json"
+def test_another_version_is_an_error_that_names_it(results, tmp_path):
+    path = tmp_path / "report.json"
     results.write(path)
-    assert Results.read(path) == results
-    value = results.model_dump(mode="json")
-    path.write_text(json.dumps(value | {"version": 5}))
-    with pytest.raises(OutriderError, match=r"results.json: version 5, but this Outrider reads 1"):
-        Results.read(path)
-    value["replay"]["ratio"]["value"] = None
-    path.write_text(json.dumps(value))
-    with pytest.raises(OutriderError, match=r"replay\.ratio\.value: Input should be"):
-        Results.read(path)
+    assert Report.read(path) == results
+    path.write_text(json.dumps(results.model_dump(mode="json") | {"version": 5}))
+    with pytest.raises(OutriderError, match=r"report.json: version 5, but this Outrider reads 1"):
+        Report.read(path)

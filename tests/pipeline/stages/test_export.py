@@ -83,10 +83,11 @@ def test_k_by_batch_size_where_the_recipe_wants_it(speculator):
 def test_only_ship_is_exported(tmp_path, verdict):
     results = sample_results()
     judged = results.verdict.model_copy(update={"verdict": verdict, "reason": "too few sessions"})
-    results.model_copy(update={"verdict": judged}).write(tmp_path / "results.json")
+    results.model_copy(update={"verdict": judged}).write(tmp_path / "report.json")
+    run = SimpleNamespace(root=tmp_path)
     recipe = load_recipe("resume_screening.yaml", []).recipe
     with pytest.raises(OutriderError, match=f"verdict is `{verdict}`: too few sessions") as refused:
-        _work(SimpleNamespace(evaluation=tmp_path), recipe, {"force": False})
+        _work(run, recipe, {"force": False})
     assert refused.value.exit_code == EXIT_CODES[verdict]
 
 
