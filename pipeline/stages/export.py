@@ -17,35 +17,13 @@ from outrider.pipeline.stages.sources import parts_in_use, section, target_diges
 from outrider.speculators.kinds import LOOKUP
 
 if TYPE_CHECKING:
-<<<<<<< HEAD
-    from outrider.eval.results.report import Results
-=======
     from outrider.eval.results.report import Report
-    from outrider.serving.config import EngineConfig
-
-
-class NotShipped(OutriderError):
-    """The evaluation does not allow the export."""
-
-    def __init__(self, verdict: str, reason: str) -> None:
-        from outrider.eval.config import EXIT_CODES
-
-        super().__init__(
-            f"not exported, the verdict is `{verdict}`: {reason}; to export anyway: --force"
-        )
-        self.exit_code = EXIT_CODES[verdict]
->>>>>>> 622ac6e9876b2b28444512a66d7a36432e17116d
 
 
 def _work(run: RunDirectory, recipe: Recipe, options: Options) -> dict[str, Any]:
     """Publishes the bundle once vLLM reaches the evaluated acceptance with it."""
-<<<<<<< HEAD
     from outrider.eval.config import EXIT_CODES, SHIP
-    from outrider.eval.results.report import Results
-=======
-    from outrider.eval.config import SHIP
     from outrider.eval.results.report import Report
->>>>>>> 622ac6e9876b2b28444512a66d7a36432e17116d
 
     results = Report.read(run.root / "report.json")
     verdict = results.verdict
