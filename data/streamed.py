@@ -38,7 +38,7 @@ from outrider.data.features.feature_store import (
 from outrider.data.features.replica import CapturedRow, CaptureReplica, ReplicaSetup
 from outrider.data.features.replicas import Replicas, start_replicas
 from outrider.data.on_policy.evidence import Evidence
-from outrider.data.sequences import Tables, load_sequences
+from outrider.data.sequences import load_sequences
 from outrider.serving.config import EngineConfig, TargetConfig
 from outrider.serving.engine import LoggedRow
 from outrider.serving.token_scores import COLUMNS
@@ -64,7 +64,7 @@ class Streamed:
     cluster: ClusterConfig
     spec: FeatureSpec
     """Streams of each sequence."""
-    tables: Tables
+    tables: Sequence[Path]
     train: list[str]
     """Sequences of the training part."""
     limit: int
@@ -94,13 +94,12 @@ def streaming(
         in_memory=True,
         piece_tokens=max(capture.batch_tokens, longest),
     )
-    for_ranks, cores = ranks * cluster.training_cores, None
-    if cluster.address == "local":
-        needed = for_ranks + cluster.capture_replicas * (cluster.cores_per_replica or 1)
-        cores = max(len(os.sched_getaffinity(0)), needed)
+    # A private cluster counts as many as it needs, where the machine has fewer.
+    needed = ranks * cluster.training_cores + cluster.capture_replicas * cluster.cores_per_replica
+    cores = max(len(os.sched_getaffinity(0)), needed)
     with (
         open_cluster(cluster, cores) as session,
-        start_replicas(session, cluster, setup, actor, for_ranks) as (namespace, actors),
+        start_replicas(cluster, setup, actor) as (namespace, actors),
     ):
         limit_bytes = session.in_flight_bytes(cluster) // ranks
         piece_bytes = setup.piece_tokens * state_bytes(streamed.spec)
@@ -111,8 +110,6 @@ def streaming(
                 f" {piece_bytes / 1e9:.3g} GB; raise cluster.in_flight_gb (and the object stores),"
                 " or lower capture.batch_tokens"
             )
-        tables = streamed.tables
-        paths = [tables] if isinstance(tables, str | Path) else tables
         facts = {
             "address": session.address,
             "namespace": namespace,
@@ -121,7 +118,7 @@ def streaming(
             "limit_bytes": limit_bytes,
             "features": streamed.spec.as_list(),
             "capture": capture.model_dump(mode="json"),
-            "tables": [str(path) for path in paths],
+            "tables": [str(path) for path in streamed.tables],
             "limit": streamed.limit,
             "store": str(streamed.store),
         }

@@ -49,7 +49,7 @@ def config_of(address, **settings):
 @contextlib.contextmanager
 def replicas_of(session, config):
     """The replicas, without their engines; all of them run where there is room."""
-    with start_replicas(session, config, SETUP, RecordedReplica) as (_, actors):
+    with start_replicas(config, SETUP, RecordedReplica) as (_, actors):
         yield Replicas(actors, TOKEN_BYTES, config.start_timeout_s)
 
 
