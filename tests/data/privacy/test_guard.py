@@ -20,18 +20,12 @@ from outrider.data.privacy.guard import (
     PrivacyGuard,
     privacy_key,
 )
-from outrider.data.tokenize.tokens import SequenceBuilder
 from tests.data.personal import EXAMPLES
 from tests.fuzzing import examples
 
 KEY = b"k" * 32
 REPORT, SURROGATE = PrivacyConfig(mode="report"), PrivacyConfig(mode="surrogate")
 EMAIL, PHONE, CARD = "ada@lovelace.org", "+49 30 901820", "4111 1111 1111 1111"
-
-
-@pytest.fixture(scope="module")
-def builder(text_target):
-    return SequenceBuilder(text_target)
 
 
 def exchange(prompt="hello", reasoning="r", content="a", **fields):

@@ -15,11 +15,6 @@ from tests.fuzzing import examples
 MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "2+2?"}]
 
 
-@pytest.fixture(scope="module")
-def builder(text_target):
-    return SequenceBuilder(text_target)
-
-
 def exchange(**fields):
     return Exchange(**{"place": Place("log", 1), "messages": MESSAGES, **fields})
 
