@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from outrider.common.cluster.config import ClusterConfig
@@ -247,8 +248,10 @@ class StreamReading:
         if least is None:
             self._off |= {row.row_id: False for row in rows}
             return
-        scores = [rounded(row.scores or ()) for row in rows]
-        shares = Evidence.of_scores(COLUMNS, scores).own_share().tolist()
+        scores = np.array([rounded(row.scores or ()) for row in rows])
+        unlogged_S = np.full(len(rows), np.nan)  # `own_share` needs no sampling settings
+        evidence = Evidence(list(COLUMNS), scores, unlogged_S, unlogged_S, unlogged_S)
+        shares = evidence.own_share().tolist()
         self._off |= {row.row_id: share < least for row, share in zip(rows, shares, strict=True)}
         count, judged = sum(self._off.values()), len(self._off)
         if judged >= FEWEST_JUDGED and count > MOST_OFF * judged:

@@ -10,7 +10,6 @@ from outrider.data.exchange import Exchange, Place, Record
 from outrider.data.formats import format_of, parse_record
 from outrider.data.formats.sampling import constraint_of
 from outrider.data.formats.sources import log_files
-from outrider.data.tokenize.tokens import SequenceBuilder
 from tests.data.formats.test_golden import GOLDEN
 from tests.data.logs import read_exchanges, write_log
 
@@ -47,41 +46,13 @@ PROMPT = "<｜User｜>When is it open?<｜Assistant｜><think>\n"
 TEXT = "Hm.\n</think>\n\nOn Saturdays."
 
 
-def test_a_text_completion_is_the_engines_whole_output(text_target):
-    """A text without `</think>` is complete: no parser has removed anything."""
-    builder = SequenceBuilder(text_target)
-    payload = {
-        "request": {"prompt": PROMPT},
-        "response": {"choices": [{"text": "No thoughts.", "finish_reason": "stop"}]},
-    }
-    (bare,) = parse_record("openai_pairs", Record(Place("log", 1), json.dumps(payload).encode()))
-    sequence = builder.build(bare)
-    ids, start = sequence.token_ids, sequence.completion_start
-    assert ids[:start] == builder.tokenizer(PROMPT).input_ids
-    assert builder.tokenizer.decode(ids[start:]) == "No thoughts.<｜end▁of▁sentence｜>"
-
-
-def test_halves_that_stand_apart(tmp_path):
+def test_halves_of_a_text_completion(tmp_path):
     request = {"id": "r1", "model": "r1", "prompt": PROMPT, "temperature": 0.5}
-    response = {
-        "id": "r1",
-        "object": "text_completion",
-        "choices": [{"text": TEXT, "finish_reason": "stop"}],
-    }
+    choices = [{"text": TEXT, "finish_reason": "stop"}]
+    response = {"id": "r1", "object": "text_completion", "choices": choices}
     write_log(tmp_path / "joined.jsonl", [request, response])
     (joined,) = read_exchanges(log_files(str(tmp_path / "joined.jsonl")))
-    batch = [
-        {
-            "custom_id": "a",
-            "url": "/v1/completions",
-            "body": {"model": "r1", "prompt": PROMPT, "temperature": 0.5},
-        },
-        {"custom_id": "a", "response": {"status_code": 200, "body": response}, "error": None},
-    ]
-    write_log(tmp_path / "batch.jsonl", batch)
-    (batched,) = read_exchanges(log_files(str(tmp_path / "batch.jsonl")))
-    for one in (joined, batched):
-        assert (one.prompt_text, one.content, one.temperature) == (PROMPT, TEXT, 0.5)
+    assert (joined.prompt_text, joined.content, joined.temperature) == (PROMPT, TEXT, 0.5)
 
 
 def asked(key, text):

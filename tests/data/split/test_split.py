@@ -10,7 +10,7 @@ from datasets import Dataset, Features, Value
 from outrider.data.config import SplitConfig
 from outrider.data.ingest.chunks import SCHEMA
 from outrider.data.sequences import load_sequences, log_order, session_names
-from outrider.data.split.split import BEGAN_EARLIER, PARTS, add_general, split
+from outrider.data.split.split import PARTS, add_general, split
 
 COLUMNS = Features.from_arrow_schema(SCHEMA)
 
@@ -126,34 +126,16 @@ def test_sessions_equal_those_of_a_slow_reference(tmp_path):
         assert (one == two) == (same_user and not any(np.diff(between) > GAP))
 
 
-def lasting_users(count=300, users=12, weeks=2, seed=0):
-    """Users who come back every day or so, with some exchanges each time."""
-    rng = random.Random(seed)
-    rows = []
-    while len(rows) < count:
-        user, start = f"u{rng.randrange(users)}", rng.uniform(0, weeks * 7 * 86400.0)
-        times = itertools.accumulate(rng.uniform(10, 600) for _ in range(rng.randint(1, 5)))
-        rows += [(user, start + time, prompt(len(rows) + turn)) for turn, time in enumerate(times)]
-    return rows[:count]
-
-
 def test_users_who_last_for_weeks_are_not_left_out(tmp_path):
-    rows = lasting_users()
-    of_users = split(table(tmp_path / "a", rows, ["user"] * len(rows)), SplitConfig(), tmp_path)
-    assert of_users["summary"]["left_out"].get(BEGAN_EARLIER, 0) < 0.02 * len(rows)
-    for earlier, later in itertools.pairwise(PARTS):
-        times = [[rows[int(i[2:])][1] for i in of_users[part]] for part in (earlier, later)]
-        assert max(times[0]) < min(times[1])
-    named_by = {**{f"0-{n}": row[0] for n, row in enumerate(rows)}, **of_users["sessions"]}
-    kept = [{named_by[i] for i in of_users[part]} for part in PARTS]
-    assert not kept[0] & kept[1] and not kept[1] & kept[2] and not kept[0] & kept[2]
-    assert [len(names) for names in kept] == [
-        of_users["summary"][part]["sessions"] for part in PARTS
-    ]
-    # With ids of conversations that last as long, most are.
-    lasting = table(tmp_path / "b", rows, ["conversation"] * len(rows))
-    left_out = split(lasting, SplitConfig(), tmp_path)["summary"]["left_out"]
-    assert left_out[BEGAN_EARLIER] > 0.5 * len(rows)
+    """Four users who come back every day, with three exchanges each time."""
+    times = [86_400.0 * (index // 3) + 60 * (index % 3) for index in range(120)]
+    rows = [(f"u{index // 3 % 4}", time, prompt(index)) for index, time in enumerate(times)]
+    result = split(table(tmp_path, rows, ["user"] * len(rows)), SplitConfig(), tmp_path)
+    assert result["summary"]["left_out"] == {}
+    logged = {f"0-{index}": user for index, (user, *_) in enumerate(rows)}
+    kept = [{(logged | result["sessions"])[name] for name in result[part]} for part in PARTS]
+    assert [len(names) for names in kept] == [result["summary"][part]["sessions"] for part in PARTS]
+    assert sum(map(len, kept)) == len(set.union(*kept)) == 40
 
 
 def test_heldout_prompts_are_kept_apart_from_validation(tmp_path):
