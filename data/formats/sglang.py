@@ -113,11 +113,7 @@ def exchange(
     content = take(answered, "text", str, "out")
     if not content and completion_ids is None:
         raise Reject("empty_response")
-    reason = about.get("finish_reason")
-    if not isinstance(reason, dict):
-        raise Reject("not_finished", "meta_info.finish_reason is not an object")
-    ended = finish_reason(take(reason, "type", str, "finish_reason"))
-    stop_reason = take(reason, "matched", (int, str), "finish_reason")
+    ended, stop_reason = _end(about)
     took = take_number(about, "e2e_latency", "meta_info") or 0.0
     sampling = take(asked, "sampling_params", dict, "obj") or {}
     labels = take(asked, "custom_labels", dict, "obj") or {}
@@ -142,6 +138,15 @@ def exchange(
         route=take_text(labels, "route", "custom_labels"),
         time=None if finished is None else finished - took,
         **sampling_of(sampling, "sampling_params"),
+    )
+
+
+def _end(about: dict[str, Any]) -> tuple[str, int | str | None]:
+    reason = about.get("finish_reason")
+    if not isinstance(reason, dict):
+        raise Reject("not_finished", "meta_info.finish_reason is not an object")
+    return finish_reason(take(reason, "type", str, "finish_reason")), take(
+        reason, "matched", (int, str), "finish_reason"
     )
 
 
