@@ -28,7 +28,15 @@ def load_sequences(
     (`session_names`).
     """
     directories = [sequences_dir] if isinstance(sequences_dir, (str, Path)) else sequences_dir
-    table = concatenate_datasets([_load(directory) for directory in directories])
+    loaded = []
+    for directory in directories:
+        try:
+            loaded.append(load_from_disk(str(directory)))
+        except FileNotFoundError:
+            raise OutriderError(
+                f"{directory}: no table of sequences; run the ingest stage first"
+            ) from None
+    table = concatenate_datasets(loaded)
     if sessions:
         pairs = zip(table["sequence_id"], table["session"], strict=True)
         names = [sessions.get(sequence_id, logged) for sequence_id, logged in pairs]
@@ -70,15 +78,12 @@ def session_names(
     pauses: the split then leaves out too much rather than too little (`inspect-traffic` warns).
     """
     logged, ids = table["session"][:], table["sequence_id"][:]
-    lasting = set(logged)
-    if "session_kind" in table.column_names:  # tables of other origin have conversations
-        lasting -= {
-            name
-            for name, kind in zip(logged, table["session_kind"], strict=True)
-            if kind in (CONVERSATION, "")
-        }
-    else:
-        lasting.clear()
+    # Tables of other origin have conversations.
+    has_kinds = "session_kind" in table.column_names
+    kinds = table["session_kind"] if has_kinds else [CONVERSATION] * len(ids)
+    lasting = set(logged) - {
+        name for name, kind in zip(logged, kinds, strict=True) if kind in (CONVERSATION, "")
+    }
     names, latest = list(logged), dict[str, tuple[str, float]]()
     for row in sorted(range(len(names)), key=times.__getitem__):
         name, time = logged[row], times[row][0]
@@ -90,12 +95,3 @@ def session_names(
         latest[name] = (session, time)
         names[row] = session
     return names
-
-
-def _load(directory: Path | str) -> Dataset:
-    try:
-        return load_from_disk(str(directory))
-    except FileNotFoundError:
-        raise OutriderError(
-            f"{directory}: no table of sequences; run the ingest stage first"
-        ) from None

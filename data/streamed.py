@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from outrider.common.cluster.config import ClusterConfig
@@ -38,7 +39,7 @@ from outrider.data.features.feature_store import (
 from outrider.data.features.replica import CapturedRow, CaptureReplica, ReplicaSetup
 from outrider.data.features.replicas import Replicas, start_replicas
 from outrider.data.on_policy.evidence import Evidence
-from outrider.data.sequences import Tables, load_sequences
+from outrider.data.sequences import load_sequences
 from outrider.serving.config import EngineConfig, TargetConfig
 from outrider.serving.engine import LoggedRow
 from outrider.serving.token_scores import COLUMNS
@@ -64,7 +65,7 @@ class Streamed:
     cluster: ClusterConfig
     spec: FeatureSpec
     """Streams of each sequence."""
-    tables: Tables
+    tables: Sequence[Path]
     train: list[str]
     """Sequences of the training part."""
     limit: int
@@ -94,13 +95,12 @@ def streaming(
         in_memory=True,
         piece_tokens=max(capture.batch_tokens, longest),
     )
-    for_ranks, cores = ranks * cluster.training_cores, None
-    if cluster.address == "local":
-        needed = for_ranks + cluster.capture_replicas * (cluster.cores_per_replica or 1)
-        cores = max(len(os.sched_getaffinity(0)), needed)
+    # A private cluster counts as many as it needs, where the machine has fewer.
+    needed = ranks * cluster.training_cores + cluster.capture_replicas * cluster.cores_per_replica
+    cores = max(len(os.sched_getaffinity(0)), needed)
     with (
         open_cluster(cluster, cores) as session,
-        start_replicas(session, cluster, setup, actor, for_ranks) as (namespace, actors),
+        start_replicas(cluster, setup, actor) as (namespace, actors),
     ):
         limit_bytes = session.in_flight_bytes(cluster) // ranks
         piece_bytes = setup.piece_tokens * state_bytes(streamed.spec)
@@ -111,8 +111,6 @@ def streaming(
                 f" {piece_bytes / 1e9:.3g} GB; raise cluster.in_flight_gb (and the object stores),"
                 " or lower capture.batch_tokens"
             )
-        tables = streamed.tables
-        paths = [tables] if isinstance(tables, str | Path) else tables
         facts = {
             "address": session.address,
             "namespace": namespace,
@@ -121,7 +119,7 @@ def streaming(
             "limit_bytes": limit_bytes,
             "features": streamed.spec.as_list(),
             "capture": capture.model_dump(mode="json"),
-            "tables": [str(path) for path in paths],
+            "tables": [str(path) for path in streamed.tables],
             "limit": streamed.limit,
             "store": str(streamed.store),
         }
@@ -250,8 +248,10 @@ class StreamReading:
         if least is None:
             self._off |= {row.row_id: False for row in rows}
             return
-        scores = [rounded(row.scores or ()) for row in rows]
-        shares = Evidence.of_scores(COLUMNS, scores).own_share().tolist()
+        scores = np.array([rounded(row.scores or ()) for row in rows])
+        unlogged_S = np.full(len(rows), np.nan)  # `own_share` needs no sampling settings
+        evidence = Evidence(list(COLUMNS), scores, unlogged_S, unlogged_S, unlogged_S)
+        shares = evidence.own_share().tolist()
         self._off |= {row.row_id: share < least for row, share in zip(rows, shares, strict=True)}
         count, judged = sum(self._off.values()), len(self._off)
         if judged >= FEWEST_JUDGED and count > MOST_OFF * judged:

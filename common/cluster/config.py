@@ -23,11 +23,9 @@ class ClusterConfig(BaseModel):
     """Engines that capture at the same time, each on `serving.engine`'s number of GPUs of one node.
     The feature store does not depend on it (on a CPU with the same `cores_per_replica`)."""
 
-    cores_per_replica: int | None = Field(default=None, ge=1)
-    """CPU cores of each replica. null: on a CPU, the cores of the smallest node divided by the
-    replicas that run there, less those of training where the features are streamed; with GPUs 1,
-    which Ray only counts. On a CPU bf16 states depend on it in single positions, as on any engine's
-    number of threads: set it where stores must have the same bits."""
+    cores_per_replica: int = Field(default=1, ge=1)
+    """CPU cores that Ray counts for each replica. On a CPU they are also the threads of its engine,
+    on which bf16 states depend in single positions."""
 
     in_flight_gb: float | None = Field(default=None, gt=0)
     """States in GB between capture and their consumer: being captured, waiting in object stores,

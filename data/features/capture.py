@@ -34,7 +34,6 @@ from outrider.data.config import CaptureConfig, StateDtype, bytes_per_token
 from outrider.data.features.capture_plan import (
     Piece,
     fit,
-    longest,
     pieces,
     rows_of,
     sample_of,
@@ -125,7 +124,7 @@ def capture_table(
 
     `lengths` goes into the summary.
     """
-    limit = longest(engine.max_model_len)
+    limit = engine.max_model_len - 1
     model = engine.llm.llm_engine.model_config
     spec = features.stored(model.get_hidden_size())
     sample = sample_of(table, limit, capture.self_check_sequences)
@@ -161,7 +160,7 @@ def _on_replicas(
         in_memory=False,
         piece_tokens=max(capture.batch_tokens, longest_row),
     )
-    with open_cluster(cluster) as session, start_replicas(session, cluster, setup) as (_, actors):
+    with open_cluster(cluster) as session, start_replicas(cluster, setup) as (_, actors):
         replicas = Replicas(actors, state_bytes(spec), cluster.start_timeout_s)
         in_flight = session.in_flight_bytes(cluster)
 

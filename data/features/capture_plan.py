@@ -80,17 +80,10 @@ def rows_of(
         yield logged._replace(token_ids=logged.token_ids[:limit])
 
 
-def sample_of(
-    table: Dataset, limit: int, count: int, answers: Mapping[str, np.ndarray] | None = None
-) -> list[Row]:
+def sample_of(table: Dataset, limit: int, count: int) -> list[Row]:
     """At most `count` rows for the checks of an engine, spread over the table."""
     places = np.linspace(0, len(table) - 1, min(count, len(table)), dtype=int)
-    return [row[:3] for row in rows_of(table.select(places), limit, answers)]
-
-
-def longest(max_model_len: int) -> int:
-    """Tokens that an engine prefills: it also samples one."""
-    return max_model_len - 1
+    return [row[:3] for row in rows_of(table.select(places), limit)]
 
 
 def fit(table: Dataset, max_model_len: int) -> tuple[Dataset, LostEnds]:
@@ -103,7 +96,8 @@ def fit(table: Dataset, max_model_len: int) -> tuple[Dataset, LostEnds]:
     """
     lengths = [len(token_ids) for token_ids in table["token_ids"]]
     key = f"serving.engine.max_model_len = {max_model_len:,}"
-    found, kept = lost_ends(lengths, table["completion_start"][:], longest(max_model_len), key)
+    # The engine also samples one token.
+    found, kept = lost_ends(lengths, table["completion_start"][:], max_model_len - 1, key)
     if not kept:
         raise OutriderError(
             f"serving.engine.max_model_len = {max_model_len}: none of {len(lengths)} sequences is"

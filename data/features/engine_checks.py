@@ -43,7 +43,7 @@ from outrider.speculators.checkpoints.tensors import CheckpointTensors
 from outrider.speculators.features import FINAL_NORM, FeatureSpec, layer_index, layer_name
 
 if TYPE_CHECKING:
-    from outrider.serving.engine import Engine, PromptLogprobs
+    from outrider.serving.engine import Engine
 
 Row = tuple[str, Sequence[int], int]
 """(sequence id, token ids, completion start)"""
@@ -92,8 +92,13 @@ def self_check(engine: "Engine", rows: Sequence[Row], lm_head_VH: torch.Tensor) 
     hidden = {row_id: states[FINAL_NORM] for row_id, states, _ in engine.prefill(prompts)}
     differences, agreements, control_differences, control_agreements = [], [], [], []
     head = lm_head_VH.float()
+    logged_once = engine.prompt_logprobs(prompts)
+    # In other batches: half of the rows at a time, the last row first.
+    backwards, half = prompts[::-1], (len(prompts) + 1) // 2
+    parts = [part for part in (backwards[:half], backwards[half:]) if part]
+    logged_again = [answer for part in parts for answer in engine.prompt_logprobs(part)]
     for (row_id, token_ids), logged, again in zip(
-        prompts, engine.prompt_logprobs(prompts), _in_other_batches(engine, prompts), strict=True
+        prompts, logged_once, reversed(logged_again), strict=True
     ):
         rebuilt, top = rebuilt_logprobs(
             hidden.pop(row_id), torch.as_tensor(token_ids, dtype=torch.long), head
@@ -111,16 +116,6 @@ def self_check(engine: "Engine", rows: Sequence[Row], lm_head_VH: torch.Tensor) 
         control_p99_difference=_percentile(torch.cat(control_differences), 0.99),
         control_top1_agreement=torch.cat(control_agreements).float().mean().item(),
     )
-
-
-def _in_other_batches(
-    engine: "Engine", prompts: list[tuple[str, Sequence[int]]]
-) -> "list[PromptLogprobs]":
-    """The engine's log-probabilities of the same rows, half of them at a time, last row first."""
-    backwards = prompts[::-1]
-    half = (len(backwards) + 1) // 2
-    parts = [part for part in (backwards[:half], backwards[half:]) if part]
-    return [answer for part in parts for answer in engine.prompt_logprobs(part)][::-1]
 
 
 def rebuilt_logprobs(

@@ -240,7 +240,10 @@ def join_stores(directories: Sequence[Path], wanted: Collection[str], out_dir: P
                 place[number] = len(shards)
                 shard = store.manifest["shards"][number]
                 name = f"shard-{len(shards):05d}.safetensors"
-                _link(store.directory / shard["file"], folder / name)
+                try:
+                    os.link(store.directory / shard["file"], folder / name)
+                except OSError:  # States of R1 take terabytes, so a copy is the last resort.
+                    shutil.copy2(store.directory / shard["file"], folder / name)
                 shards.append({**shard, "file": name})
             sequences += [{**row, "shard": place[row["shard"]]} for row in rows]
         if missing:
@@ -252,14 +255,6 @@ def join_stores(directories: Sequence[Path], wanted: Collection[str], out_dir: P
         header = {key: first[key] for key in SAME if key in first}
         manifest = {**header, "source": source, "shards": shards, "sequences": sequences}
         write_json(folder / MANIFEST, manifest, private=True)
-
-
-def _link(source: Path, destination: Path) -> None:
-    """States of R1 take terabytes, so a copy is the last resort."""
-    try:
-        os.link(source, destination)
-    except OSError:
-        shutil.copy2(source, destination)
 
 
 if __name__ == "__main__":

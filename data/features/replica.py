@@ -1,6 +1,6 @@
 """A capture replica: one engine in a Ray actor, captures whole pieces of a plan.
 
-    replica = ray.remote(CaptureReplica).remote(setup, 0)
+    replica = ray.remote(CaptureReplica).remote(setup)
     checks = ray.get(replica.start.remote())
     states = replica.capture.remote(piece)
     load_states(ray.get(states))        # [CapturedRow(row_id, {stream: [T, H]}, scores)]
@@ -29,11 +29,9 @@ from outrider.data.features.capture_plan import Piece, state_bytes
 from outrider.data.features.engine_checks import Row, check_engine
 from outrider.serving.config import EngineConfig, TargetConfig
 from outrider.serving.engine import AskedRow, Engine, open_engine
+from outrider.serving.vllm_hooks.version import runs_on_cpu
 from outrider.speculators.checkpoints.target_ends import load_target_ends
 from outrider.speculators.features import FeatureSpec
-
-CORES = "VLLM_CPU_OMP_THREADS_BIND"
-"""vLLM's variable for the cores of an engine on a CPU."""
 
 MEMORY_FILES = Path("/dev/shm")
 PIECES_AT_A_TIME = 2
@@ -55,8 +53,6 @@ class ReplicaSetup:
     """Whether states may pass through files in memory only."""
     piece_tokens: int
     """Tokens of the largest piece."""
-    cores: int | None = None
-    """Cores of its engine on a CPU; None: vLLM's choice, or the engine's environment."""
 
 
 class CapturedRow(NamedTuple):
@@ -72,9 +68,8 @@ class CapturedRow(NamedTuple):
 class CaptureReplica:
     """A capture replica; `ray.remote` makes it an actor (replicas.py)."""
 
-    def __init__(self, setup: ReplicaSetup, number: int) -> None:
-        """`number` of this replica decides which cores its engine uses on a CPU."""
-        self._setup, self._number = setup, number
+    def __init__(self, setup: ReplicaSetup) -> None:
+        self._setup = setup
         self._opened = contextlib.ExitStack()
         self._lock = threading.Lock()
         self._checks: dict[str, Any] | None = None
@@ -90,27 +85,27 @@ class CaptureReplica:
             if self._failed is not None:
                 raise self._failed
             if self._checks is None:
+                began, target_dir = time.monotonic(), self._setup.target.directory()
                 try:
-                    self._checks = self._begin()
+                    self._engine = self._open()
+                    start_s = round(time.monotonic() - began, 1)
+                    head = load_target_ends(target_dir).lm_head_VH
+                    checks = check_engine(
+                        self._engine, self._setup.checked, self._setup.spec, head, target_dir
+                    )
                 except Exception as error:
                     self._failed = error  # other processes that ask get the same answer
                     self._opened.close()
                     raise
+                self._checks = {"host": socket.gethostname(), "start_s": start_s, **checks}
             return self._checks
-
-    def _begin(self) -> dict[str, Any]:
-        began, setup, target_dir = time.monotonic(), self._setup, self._setup.target.directory()
-        self._engine = self._open()
-        start_s = round(time.monotonic() - began, 1)
-        head = load_target_ends(target_dir).lm_head_VH
-        checks = check_engine(self._engine, setup.checked, setup.spec, head, target_dir)
-        return {"host": socket.gethostname(), "start_s": start_s, **checks}
 
     def _open(self) -> Engine:
         setup, engine = self._setup, self._setup.engine
-        if setup.cores is not None:
-            cores = _cores(engine.environment.get(CORES, "auto"), self._number, setup.cores)
-            engine = engine.model_copy(update={"environment": engine.environment | {CORES: cores}})
+        if runs_on_cpu():
+            # Ray sets OMP_NUM_THREADS to the actor's cores; vLLM would take all of the machine's.
+            environment = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", **engine.environment}
+            engine = engine.model_copy(update={"environment": environment})
         if engine.gpus > 1 and "distributed_executor_backend" not in engine.extra_arguments:
             # Inside an actor vLLM might choose Ray, and start actors outside of this one.
             extra = engine.extra_arguments | {"distributed_executor_backend": "mp"}
@@ -159,19 +154,6 @@ def load_states(rows: Sequence[CapturedRow]) -> list[CapturedRow]:
         )
         for row in rows
     ]
-
-
-def _cores(pool: str, number: int, count: int) -> str:
-    """Cores of a replica: `count` of the recipe's, or of those that this process may use."""
-    if pool == "auto":
-        available = sorted(os.sched_getaffinity(0))
-    else:
-        available = []
-        for part in pool.split(","):
-            first, _, last = part.partition("-")
-            available += range(int(first), int(last or first) + 1)
-    chosen = [available[(number * count + index) % len(available)] for index in range(count)]
-    return ",".join(map(str, dict.fromkeys(chosen)))
 
 
 def _scratch(needed: int, in_memory: bool) -> Path:

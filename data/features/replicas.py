@@ -1,6 +1,6 @@
 """Capture replicas on a Ray cluster, and pieces of a plan from them in the plan's order.
 
-    with start_replicas(session, config, setup) as (_, actors):
+    with start_replicas(config, setup) as (_, actors):
         replicas = Replicas(actors, state_bytes(setup.spec), config.start_timeout_s)
         for piece, rows in replicas.stream(plan, limit_bytes):
             ...
@@ -12,18 +12,16 @@ does not start or whose self-check fails is left out. Any process of the cluster
 """
 
 import contextlib
-import dataclasses
 import time
 import uuid
-from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
 from outrider.common.cluster.config import ClusterConfig
-from outrider.common.cluster.session import ClusterSession
 from outrider.common.errors import OutriderError
 from outrider.data.features.capture_plan import Piece
 from outrider.data.features.replica import (
@@ -33,7 +31,6 @@ from outrider.data.features.replica import (
     ReplicaSetup,
     load_states,
 )
-from outrider.serving.config import EngineConfig
 from outrider.serving.engine import AskedRow, in_process
 from outrider.serving.vllm_hooks.version import runs_on_cpu
 
@@ -49,21 +46,13 @@ TRIES = 10
 
 @contextlib.contextmanager
 def start_replicas(
-    session: ClusterSession,
-    config: ClusterConfig,
-    setup: ReplicaSetup,
-    actor: type = CaptureReplica,
-    other_cores: int = 0,
+    config: ClusterConfig, setup: ReplicaSetup, actor: type = CaptureReplica
 ) -> "Iterator[tuple[str, dict[str, ActorHandle]]]":
-    """Starts the actors and ends them; yields their namespace, and their handles by name.
-
-    `other_cores`: cores that other work needs on every node.
-    """
+    """Starts the actors and ends them; yields their namespace, and their handles by name."""
     import ray
 
-    resources, cores = resources_of(session, config, setup.engine, other_cores)
-    setup = dataclasses.replace(setup, cores=cores)
-    remote: Any = ray.remote(actor)
+    gpus = 0 if runs_on_cpu() else in_process(setup.engine)[0].gpus
+    remote: Any = ray.remote(num_cpus=config.cores_per_replica, num_gpus=gpus)(actor)
     namespace, actors = f"outrider-{uuid.uuid4().hex}", {}
     for number in range(config.capture_replicas):
         name = f"replica {number}"
@@ -73,8 +62,7 @@ def start_replicas(
             max_concurrency=PIECES_AT_A_TIME,
             max_restarts=config.replica_restarts,
             max_task_retries=-1,
-            **resources,
-        ).remote(setup, number)
+        ).remote(setup)
     try:
         yield namespace, actors
     finally:
@@ -165,22 +153,17 @@ class Replicas:
                 yield first.piece, first.rows or []
                 held -= first.piece.tokens * self._token_bytes
 
-    def _give(self, tasks: Iterable[_Task]) -> None:
+    def _give(self, tasks: Collection[_Task]) -> None:
         """Gives pieces without a replica to the replicas with the fewest, the first ones first."""
-        load = dict.fromkeys(self.running, 0)
         for task in tasks:
-            if task.replica in load and task.rows is None:
-                load[task.replica] += 1
-        for task in tasks:
-            if task.replica is not None:
-                continue
-            name = min(load, key=load.__getitem__, default=None)
-            if name is None or load[name] >= PIECES_AT_A_TIME:
-                return
-            # Not retried by Ray, which would wait until this replica is back.
-            capture = self._actors[name].capture.options(max_task_retries=0)
-            task.replica, task.states = name, capture.remote(task.piece)
-            load[name] += 1
+            if task.replica is None and self.running:
+                load = Counter(other.replica for other in tasks if other.rows is None)
+                name = min(self.running, key=lambda replica: load[replica])
+                if load[name] >= PIECES_AT_A_TIME:
+                    return
+                # Not retried by Ray, which would wait until this replica is back.
+                capture = self._actors[name].capture.options(max_task_retries=0)
+                task.replica, task.states = name, capture.remote(task.piece)
 
     def _wait(self, tasks: Iterable[_Task], timeout_s: float) -> None:
         """Handles starts of replicas and ends of tasks, waiting for the first of them."""
@@ -256,21 +239,6 @@ class Replicas:
 
     def _say(self, line: str) -> None:
         self._console.print(f"capture: {line}", highlight=False, soft_wrap=True)
-
-
-def resources_of(
-    session: ClusterSession, config: ClusterConfig, engine: EngineConfig, other_cores: int
-) -> tuple[dict[str, float], int | None]:
-    """Ray's options for one replica, and the cores of its engine where replicas share a CPU."""
-    if not runs_on_cpu():
-        cores = config.cores_per_replica or 1
-        return {"num_cpus": cores, "num_gpus": in_process(engine)[0].gpus}, None
-    nodes = session.nodes()
-    smallest = int(min(node.cpus for node in nodes))
-    free = smallest - other_cores
-    cores = config.cores_per_replica or max(free // -(-config.capture_replicas // len(nodes)), 1)
-    shares = config.cores_per_replica is not None or cores < smallest
-    return {"num_cpus": cores}, cores if shares else None
 
 
 def _cause(error: Exception) -> str:

@@ -118,11 +118,11 @@ def _is_ambiguous(members: Iterable[Member]) -> bool:
 
 def _pairs(members: list[Member]) -> Iterator[Record | Reject]:
     """Yields every response with a request; equal requests were sent again and count once."""
-    sides: dict[str, list[Member]] = {}
-    for member in members:
-        sides.setdefault(member.side, []).append(member)
-    requests, chunks = sides.get("request", []), sides.get("chunk", [])
-    responses = [[member] for member in sides.get("response", [])] or ([chunks] if chunks else [])
+    requests, whole, chunks = (
+        [member for member in members if member.side == side]
+        for side in ("request", "response", "chunk")
+    )
+    responses = [[member] for member in whole] or ([chunks] if chunks else [])
     for number, response in enumerate(responses):
         used = len(response) + (number < len(requests))
         if number == 0:  # with the rest: chunks of a whole response

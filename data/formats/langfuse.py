@@ -84,7 +84,11 @@ def parse(record: Record) -> list[Exchange | Reject]:
         raise Reject("error_response", "level ERROR")
     parameters = mapping(row, "model_parameters", "row")
     metadata = mapping(row, "metadata", "row")
-    used = _output_tokens(row)
+    usage = mapping(row, "usage_details", "row")
+    # Langfuse subtracts separately counted kinds (`output_reasoning_tokens`) from `output`.
+    counts = [number(usage, key) for key in usage if "output" in key]
+    found = [count for count in counts if count is not None]
+    used = int(sum(found)) if found else None
     model = take_text(row, "provided_model_name", "row") or None
     request = {
         **{key: unpacked_or_text(parameters, key, "model_parameters") for key in CONSTRAINTS},
@@ -119,23 +123,19 @@ def _asked(row: dict[str, Any]) -> dict[str, Any]:
         messages = [messages]
     if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
         raise Reject("prompt_not_messages", "row.input is not a list of messages")
-    return {
-        **{key: request[key] for key in CONSTRAINTS if request.get(key) is not None},
-        "messages": openai_messages(messages, "row.input"),
-        "tools": first(take(request, "tools", list, "row.input"), _tool_definitions(row)),
-    }
-
-
-def _tool_definitions(row: dict[str, Any]) -> list[dict[str, Any]] | None:
-    """The tools that Langfuse took out of a request, as OpenAI's request has them, by name."""
-    definitions = mapping(row, "tool_definitions", "row")
-    return [
+    definitions = mapping(row, "tool_definitions", "row")  # which Langfuse took out of a request
+    tools = [
         {
             "type": "function",
             "function": {"name": name, **mapping(definitions, name, "tool_definitions")},
         }
         for name in definitions
     ] or None
+    return {
+        **{key: request[key] for key in CONSTRAINTS if request.get(key) is not None},
+        "messages": openai_messages(messages, "row.input"),
+        "tools": first(take(request, "tools", list, "row.input"), tools),
+    }
 
 
 def _answered(row: dict[str, Any], finish_reason: str | None) -> dict[str, Any]:
@@ -179,17 +179,6 @@ def _finish_reason(parameters: dict[str, Any], used: int | None) -> str | None:
             "a token limit without a count: it is not logged whether it was cut",
         )
     return "length" if used >= limit else "stop"
-
-
-def _output_tokens(row: dict[str, Any]) -> int | None:
-    """Tokens of the response of all kinds.
-
-    Langfuse subtracts separately counted kinds (`output_reasoning_tokens`) from `output`.
-    """
-    usage = mapping(row, "usage_details", "row")
-    counts = [number(usage, key) for key in usage if "output" in key]
-    found = [count for count in counts if count is not None]
-    return int(sum(found)) if found else None
 
 
 def _text(metadata: dict[str, Any], key: str) -> str | None:

@@ -68,7 +68,14 @@ def parse(record: Record) -> list[Exchange | Reject]:
         raise Reject("cache_hit")
     if _is_redacted(row.get("messages")) or _is_redacted(row.get("response")):
         raise Reject("redacted", "turn_off_message_logging was on")
-    response = _response(row)
+    response = row.get("response")
+    if isinstance(response, str) and response and not response.lstrip().startswith("{"):
+        raise Reject("wrong_type", "row.response is a text")
+    response = body(row, "response") if response not in ({}, "", None) else None
+    if not response:
+        raise Reject("prompts_only", "the call succeeded, and its response was not logged")
+    counted = take(row, "completion_tokens", int, "row")
+    usage = {"completion_tokens": counted} if counted else {}
     messages = take(row, "messages", list, "row")
     parameters = take(row, "model_parameters", dict, "row") or {}
     extra = take(parameters, "extra_body", dict, "model_parameters") or {}
@@ -85,27 +92,12 @@ def parse(record: Record) -> list[Exchange | Reject]:
     request["user"] = first(parameters.get("user"), row.get("end_user") or None)
     return exchanges(
         request,
-        {"usage": _usage(row), **response},
+        {"usage": usage, **response},
         record.place,
         **take_names(metadata, {"tenant": TENANTS}, "metadata"),
         route=take_text(row, "model_group", "row"),
         time=take_time(row, "startTime", "row"),
     )
-
-
-def _response(row: dict[str, Any]) -> dict[str, Any]:
-    response = row.get("response")
-    if isinstance(response, str) and response and not response.lstrip().startswith("{"):
-        raise Reject("wrong_type", "row.response is a text")
-    response = body(row, "response") if response not in ({}, "", None) else None
-    if not response:
-        raise Reject("prompts_only", "the call succeeded, and its response was not logged")
-    return response
-
-
-def _usage(row: dict[str, Any]) -> dict[str, Any]:
-    counted = take(row, "completion_tokens", int, "row")
-    return {"completion_tokens": counted} if counted else {}
 
 
 def _is_redacted(value: Any) -> bool:

@@ -101,6 +101,7 @@ def exchanges(
         "completion_tokens": take(usage, "completion_tokens", int, "usage")
         if len(choices) == 1
         else None,
+        "prompt_tokens": take(usage, "prompt_tokens", int, "usage"),
         "model": take_text(response, "model", "response") or take_text(request, "model", "request"),
         "session": take_text(metadata, "session_id", "metadata") or session,
         "user": take_text(request, "user", "request") or user,
@@ -110,55 +111,56 @@ def exchanges(
         **sampling_of(request, "request"),
     }
     prompt = _prompt_of(request) if shared["messages"] is None else None
-    shared["prompt_tokens"] = take(usage, "prompt_tokens", int, "usage")
     prompt_ids = take_ids(response, "prompt_token_ids", "response")
-    strings = stop_strings(request)
     outcomes: list[Exchange | Reject] = []
     for number, choice in enumerate(choices):
         try:
-            if prompt is not None and isinstance(choice, dict):
-                fields = _completed(choice, prompt, request) | _end(choice)
-                fields["prompt_token_ids"] = first(prompt_ids, fields["prompt_token_ids"])
-            else:
-                fields = _of_choice(choice, prompt_ids, shared["messages"])
-            possible_ends = (
-                strings if "stop_reason" not in choice and fields["finish_reason"] == "stop" else ()
-            )
-            outcomes.append(Exchange(choice=number, stop_strings=possible_ends, **shared, **fields))
+            fields = _of_choice(choice, prompt_ids, shared["messages"], prompt, request)
+            outcomes.append(Exchange(choice=number, **shared, **fields))
         except Reject as reject:
             outcomes.append(reject)
     return outcomes
 
 
 def _of_choice(
-    choice: Any, prompt_ids: list[int] | None, messages: list[dict[str, Any]] | None
+    choice: Any,
+    prompt_ids: list[int] | None,
+    messages: list[dict[str, Any]] | None,
+    prompt: Prompt | None,
+    request: dict[str, Any],
 ) -> dict[str, Any]:
+    """A choice of a chat or text completion as fields of `Exchange`."""
     if not isinstance(choice, dict):
         raise Reject("wrong_type", "a choice of the response is not an object")
-    message = take(choice, "message", dict, "choice") or {}
     completion_ids = take_ids(choice, "token_ids", "choice")
-    prompt_ids = first(prompt_ids, take_ids(choice, "prompt_token_ids", "choice"))
-    if messages is None and prompt_ids is None:
-        raise Reject("no_messages")
-    reasoning, content = reasoning_and_content(message)
-    tool_calls = take(message, "tool_calls", list, "message") or None
-    if not reasoning and not content and tool_calls is None and completion_ids is None:
-        raise Reject("empty_response")
-    return {
-        "prompt_token_ids": prompt_ids,
+    fields: dict[str, Any] = {
+        "prompt_token_ids": first(prompt_ids, take_ids(choice, "prompt_token_ids", "choice")),
         "completion_token_ids": completion_ids,
-        "reasoning": reasoning,
-        "content": content,
-        "tool_calls": tool_calls,
-        **_end(choice),
     }
-
-
-def _end(choice: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "finish_reason": finish_reason(take(choice, "finish_reason", str, "choice")),
-        "stop_reason": take(choice, "stop_reason", (int, str), "choice"),
-    }
+    if prompt is not None:  # of a text completion; `logprobs` are not needed
+        fields |= {"content": take(choice, "text", str, "choice"), "completion_is_raw": True}
+        if request.get("suffix") or request.get("echo"):
+            raise Reject(
+                "not_text", "request.suffix or request.echo: the texts are not the engine's"
+            )
+        if isinstance(prompt, str):
+            is_raw = request.get("add_special_tokens") is not False
+            fields |= {"prompt_text": prompt, "prompt_is_raw": is_raw}
+        else:
+            fields["prompt_token_ids"] = first(fields["prompt_token_ids"], prompt)
+    else:
+        message = take(choice, "message", dict, "choice") or {}
+        if messages is None and fields["prompt_token_ids"] is None:
+            raise Reject("no_messages")
+        fields["reasoning"], fields["content"] = reasoning_and_content(message)
+        fields["tool_calls"] = take(message, "tool_calls", list, "message") or None
+    if completion_ids is None and not any(map(fields.get, ("reasoning", "content", "tool_calls"))):
+        raise Reject("empty_response")
+    ended = finish_reason(take(choice, "finish_reason", str, "choice"))
+    stop_reason = take(choice, "stop_reason", (int, str), "choice")
+    if ended == "stop" and "stop_reason" not in choice:
+        fields["stop_strings"] = stop_strings(request)
+    return {**fields, "finish_reason": ended, "stop_reason": stop_reason}
 
 
 def reasoning_and_content(message: dict[str, Any]) -> tuple[str | None, str | None]:
@@ -180,17 +182,17 @@ def finish_reason(logged: str | None) -> str:
     return logged
 
 
-def messages_of(request: dict[str, Any], where: str = "request") -> list[dict[str, Any]] | None:
+def messages_of(request: dict[str, Any]) -> list[dict[str, Any]] | None:
     """The request's messages, each content as one text; None without the key.
 
     Parts of a content are joined as in vLLM.
     """
-    messages = take(request, "messages", list, where)
+    messages = take(request, "messages", list, "request")
     if messages is None:
         return None
     if not messages:
         raise Reject("no_messages")
-    return [_plain(message, f"{where}.messages[{index}]") for index, message in enumerate(messages)]
+    return [_plain(message, f"request.messages[{index}]") for index, message in enumerate(messages)]
 
 
 def _plain(message: Any, where: str) -> dict[str, Any]:
@@ -244,23 +246,3 @@ def _prompt_of(request: dict[str, Any]) -> Prompt | None:
         return take_ids({"prompt": prompt}, "prompt", "request")
     text: str | None = take({"prompt": prompt}, "prompt", str, "request")
     return text
-
-
-def _completed(choice: dict[str, Any], prompt: Prompt, request: dict[str, Any]) -> dict[str, Any]:
-    """Prompt and completion of a choice as fields of `Exchange`; `logprobs` are not needed."""
-    text, token_ids = take(choice, "text", str, "choice"), take_ids(choice, "token_ids", "choice")
-    if not text and token_ids is None:
-        raise Reject("empty_response")
-    if request.get("suffix") or request.get("echo"):
-        raise Reject("not_text", "request.suffix or request.echo: the texts are not the engine's")
-    as_text = isinstance(prompt, str)
-    return {
-        "prompt_text": prompt if as_text else None,
-        "prompt_is_raw": as_text and request.get("add_special_tokens") is not False,
-        "prompt_token_ids": first(
-            take_ids(choice, "prompt_token_ids", "choice"), None if as_text else prompt
-        ),
-        "completion_token_ids": token_ids,
-        "completion_is_raw": True,
-        "content": text,
-    }

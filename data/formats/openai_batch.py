@@ -11,15 +11,13 @@ same.
 The times of requests are lost.
 """
 
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+import functools
 
 from outrider.data.exchange import Exchange, Record, Reject
 from outrider.data.formats.fields import take, take_text
 from outrider.data.formats.join import joined_records, row_bytes
 from outrider.data.formats.openai import body, exchanges
 from outrider.data.formats.rows import Row, Sample, parse_row
-from outrider.data.formats.sources import LogFile
 
 NAME = "openai_batch"
 
@@ -31,16 +29,15 @@ def recognizes(sample: Sample) -> bool:
     return any("custom_id" in row and ("body" in row or "response" in row) for row in sample.rows)
 
 
-def records(files: Sequence[LogFile], scratch: Path) -> Iterator[Record | Reject]:
-    return joined_records(files, scratch, _member_of)
-
-
 def _member_of(row: Row | None) -> tuple[str, str, bytes]:
     parsed = parse_row(row)
     key = take_text(parsed, "custom_id", "row")
     if key is None:
         raise Reject("no_id", "no custom_id")
     return key, "request" if "body" in parsed else "response", row_bytes(row)
+
+
+records = functools.partial(joined_records, member_of=_member_of)
 
 
 def parse(record: Record) -> list[Exchange | Reject]:

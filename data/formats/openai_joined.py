@@ -17,8 +17,7 @@ them. Send `X-Request-Id` to choose the id. Duplicate ids are resolved per folde
 row is rejected as `ambiguous_id`.
 """
 
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+import functools
 from typing import Any
 
 from outrider.data.exchange import Exchange, Record, Reject
@@ -27,7 +26,6 @@ from outrider.data.formats.join import joined_records, row_bytes
 from outrider.data.formats.openai import body, exchanges, gateway_fields
 from outrider.data.formats.openai_stream import join_chunks
 from outrider.data.formats.rows import Row, Sample, parse_row
-from outrider.data.formats.sources import LogFile
 
 NAME = "openai_joined"
 
@@ -56,24 +54,19 @@ def _side(row: dict[str, Any]) -> str | None:
     return "request" if isinstance(row.get("request"), dict | str) else None
 
 
-def records(files: Sequence[LogFile], scratch: Path) -> Iterator[Record | Reject]:
-    return joined_records(files, scratch, _member_of)
-
-
 def _member_of(row: Row | None) -> tuple[str, str, bytes]:
     parsed = parse_row(row)
     side = _side(parsed)
     if side is None:
         named = "id" in parsed or "request_id" in parsed
         raise Reject("incomplete_pair" if named else "no_id")
-    return _key(parsed), side, row_bytes(row)
-
-
-def _key(row: dict[str, Any]) -> str:
-    key = take_text(row, "request_id", "row") or take_text(row, "id", "row")
+    key = take_text(parsed, "request_id", "row") or take_text(parsed, "id", "row")
     if key is None:
         raise Reject("no_id")
-    return key.removeprefix("chatcmpl-")
+    return key.removeprefix("chatcmpl-"), side, row_bytes(row)
+
+
+records = functools.partial(joined_records, member_of=_member_of)
 
 
 def parse(record: Record) -> list[Exchange | Reject]:
@@ -87,16 +80,11 @@ def parse(record: Record) -> list[Exchange | Reject]:
     )
     asked = parse_row(request_row) if request_row is not None else {}
     request = first(body(asked, "request"), asked)
-    if request_row is None and not _has_prompt_ids(response):
-        raise Reject("unmatched_response", "no request with its id, and no prompt ids")
-    return exchanges(request, response, record.place, **{**_logged(answer), **_logged(asked)})
-
-
-def _has_prompt_ids(response: dict[str, Any]) -> bool:
     choices = response.get("choices")
     holders = [response, *(choices if isinstance(choices, list) else ())]
-    return any(isinstance(holder, dict) and holder.get("prompt_token_ids") for holder in holders)
-
-
-def _logged(row: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in gateway_fields(row).items() if value is not None}
+    has_ids = any(isinstance(each, dict) and each.get("prompt_token_ids") for each in holders)
+    if request_row is None and not has_ids:
+        raise Reject("unmatched_response", "no request with its id, and no prompt ids")
+    logged = gateway_fields(answer)
+    logged |= {key: value for key, value in gateway_fields(asked).items() if value is not None}
+    return exchanges(request, response, record.place, **logged)

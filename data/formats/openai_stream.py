@@ -62,7 +62,12 @@ def join_chunks(chunks: Iterable[Any]) -> dict[str, Any]:
     if not choices:
         raise Reject("stream_cut", "no chunk has a choice")
     response["choices"] = [_finished(choices[index]) for index in sorted(choices)]
-    _leave_out_partial_ids(response)
+    usage = take(response, "usage", dict, "response") or {}
+    counted = take(usage, "completion_tokens", int, "usage")
+    ids = [choice.get("token_ids") for choice in response["choices"]]
+    if counted is not None and None not in ids and sum(map(len, ids)) != counted:
+        for choice in response["choices"]:  # deltas are missing
+            del choice["token_ids"]
     return response
 
 
@@ -116,13 +121,3 @@ def _finished(choice: dict[str, Any]) -> dict[str, Any]:
     if choice["token_ids"] and None not in choice["token_ids"]:
         finished["token_ids"] = list(itertools.chain.from_iterable(choice["token_ids"]))
     return finished
-
-
-def _leave_out_partial_ids(response: dict[str, Any]) -> None:
-    """Drops ids of deltas that are fewer than the engine generated."""
-    usage = take(response, "usage", dict, "response") or {}
-    counted = take(usage, "completion_tokens", int, "usage")
-    ids = [choice.get("token_ids") for choice in response["choices"]]
-    if counted is not None and None not in ids and sum(map(len, ids)) != counted:
-        for choice in response["choices"]:
-            del choice["token_ids"]

@@ -78,7 +78,7 @@ def _has_genai(row: dict[str, Any]) -> bool:
 
 def parse(record: Record) -> list[Exchange | Reject]:
     row = parse_row(record.payload)
-    if not any(outer in row for outer, *_ in OTLP):
+    if not _is_otlp(row):
         return _outcomes(row, record.place)
     outcomes: list[Exchange | Reject] = []
     for index, span in enumerate(_spans(row), start=1):
@@ -106,7 +106,10 @@ def _spans(row: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _outcomes(span: dict[str, Any], place: Place) -> list[Exchange | Reject]:
-    logged = _attributes_with_details(span)
+    logged = _attributes(span)
+    for event in take(span, "events", list, "span") or ():
+        if isinstance(event, dict) and event.get("name") == DETAILS:  # has the messages
+            logged = {**_attributes(event), **logged}
     operation = logged.get("gen_ai.operation.name")
     if operation == "text_completion":
         raise Reject(
@@ -180,23 +183,11 @@ def _tools(logged: dict[str, Any]) -> list[Any] | None:
     tools = unpacked(logged, "gen_ai.tool.definitions", "attributes")
     if not isinstance(tools, list):
         return None
-    return [_tool(tool) for tool in tools]
-
-
-def _tool(tool: Any) -> Any:
-    if not isinstance(tool, dict) or "function" in tool:
-        return tool
-    function = {key: value for key, value in tool.items() if key != "type"}
-    return {"type": "function", "function": function}
-
-
-def _attributes_with_details(span: dict[str, Any]) -> dict[str, Any]:
-    """Attributes of a span and of its event with the messages."""
-    logged = _attributes(span)
-    for event in take(span, "events", list, "span") or ():
-        if isinstance(event, dict) and event.get("name") == DETAILS:
-            logged = {**_attributes(event), **logged}
-    return logged
+    for place, tool in enumerate(tools):
+        if isinstance(tool, dict) and "function" not in tool:
+            function = {key: value for key, value in tool.items() if key != "type"}
+            tools[place] = {"type": "function", "function": function}
+    return tools
 
 
 def _time(span: dict[str, Any]) -> float | None:

@@ -256,10 +256,18 @@ def _row(piece: bytes, between: bool = False) -> Iterator[bytes | None]:
 
 def _table(file: LogFile) -> Iterator[dict[str, Any]]:
     import pyarrow as pa
+    import pyarrow.parquet
 
     with file.stored() as stored:
         try:
-            for batch in _parquet(stored) if file.path.endswith(".parquet") else _arrow(stored):
+            if file.path.endswith(".parquet"):
+                # Otherwise a row group is read whole, and a file may be a single one (446 MB: 635
+                # MB resident; 230 MB with this).
+                parquet = pyarrow.parquet.ParquetFile(stored, pre_buffer=False, buffer_size=CHUNK)
+                batches = parquet.iter_batches(TABLE_ROWS)
+            else:
+                batches = _arrow(stored)
+            for batch in batches:
                 # Arrow trusts the offsets in a file and reads beyond its memory where they are
                 # wrong.
                 batch.validate(full=True)
@@ -273,15 +281,6 @@ def _table(file: LogFile) -> Iterator[dict[str, Any]]:
         ) as error:  # a column name, a length
             kind = "Parquet" if file.path.endswith(".parquet") else "Arrow"
             raise OutriderError(f"{file.name}: damaged {kind} ({error}); copy it again") from None
-
-
-def _parquet(stored: IO[bytes]) -> Iterator[Any]:
-    import pyarrow.parquet
-
-    # Otherwise a row group is read whole, and a file may be a single one (446 MB: 635 MB resident;
-    # 230 MB with this).
-    parquet = pyarrow.parquet.ParquetFile(stored, pre_buffer=False, buffer_size=CHUNK)
-    return parquet.iter_batches(TABLE_ROWS)
 
 
 def _arrow(stored: IO[bytes]) -> Iterator[Any]:

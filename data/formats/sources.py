@@ -211,7 +211,8 @@ def _found(entry: str) -> tuple[AbstractFileSystem, list[str], str]:
     """Returns the filesystem of an entry, its files, and the message if there are none."""
     filesystem, root = url_to_fs(entry)
     if filesystem.isdir(root):
-        paths = [path for path in filesystem.find(root) if _is_log(path)]
+        names = {path: unpacked_name(path) for path in filesystem.find(root)}
+        paths = [path for path, name in names.items() if name.endswith(SUFFIXES) and name[0] != "."]
         if any(path.endswith((".arrow", ".parquet")) for path in paths):
             paths = [path for path in paths if PurePosixPath(path).name not in DATA_SET_FILES]
         endings = f"{', '.join(SUFFIXES)} or one of these with {' or '.join(COMPRESSIONS)}"
@@ -232,8 +233,9 @@ def _found(entry: str) -> tuple[AbstractFileSystem, list[str], str]:
     return filesystem, [], nothing
 
 
-def _is_log(path: str) -> bool:
+def unpacked_name(path: str) -> str:
+    """Name of a file without its folder and the suffix of its compression."""
     name = PurePosixPath(path).name
     for compression in COMPRESSIONS:
         name = name.removesuffix(compression)
-    return not name.startswith(".") and name.endswith(SUFFIXES)
+    return name

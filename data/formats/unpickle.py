@@ -12,6 +12,7 @@ import collections
 import io
 import json
 import pickle
+import re
 import resource
 import sys
 from collections.abc import Iterator
@@ -79,7 +80,8 @@ class SafeUnpickler(pickle.Unpickler):
         if name in RECORDS.get(module, ()):
             return type(name, (PlainRecord,), {})
         if (module, name) not in CONTAINERS:
-            raise UnsafePickle(f"asks for {_shown(module)}.{_shown(name)}")
+            shown = re.sub(r"[^\w.<>]", "?", f"{module[:80]}.{name[:80]}")
+            raise UnsafePickle(f"asks for {shown}")
         return CONTAINERS[module, name]
 
     def persistent_load(self, pid: Any) -> Any:
@@ -156,10 +158,6 @@ def _plain(value: Any) -> Any:
 
 def _reject(reason: str, detail: str) -> str:
     return json.dumps({"reject": [reason, detail]})
-
-
-def _shown(name: str) -> str:
-    return "".join(one if one.isalnum() or one in "._<>" else "?" for one in name[:80])
 
 
 if __name__ == "__main__":

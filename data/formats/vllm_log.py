@@ -57,7 +57,7 @@ _PARAMETERS = re.compile(r"params: SamplingParams\((.*)\), lora_request: [^\n]*\
 _NUMBER = re.compile(
     rf"\b({'|'.join(NUMBERS)})=(-?\d{{1,18}}(?:\.\d{{0,30}})?(?:e-?\d{{1,3}})?)(?:,|\Z)"
 )
-_CHOICES = re.compile(r"params: SamplingParams\(n=(\d{1,4}),")
+_CHOICES = re.compile(r"params: SamplingParams\(n=([1-9]\d{0,3}),")
 _GRAMMAR = re.compile(r"\bstructured_outputs=(?!None)")
 _OTHER = re.compile(r"\b(?:bad_words=\[[^\]]|thinking_token_budget=\d|min_tokens=[1-9])")
 _FINISH = re.compile(r", finish_reason: (\w+)\s*\Z")
@@ -93,12 +93,6 @@ class _Waiting:
             self.outputs[-1][kind] = rest
         else:
             self.outputs.append({kind: rest})
-
-    def is_whole(self) -> bool:
-        """Whether all choices were logged."""
-        wanted = _CHOICES.match(self.lines.get("received", ""))
-        count = int(wanted[1]) if wanted else 1
-        return len(self.outputs) >= count and "output" in self.outputs[-1]
 
     def record(self, longest: int) -> Record | Reject:
         """The record of these lines, or their reject."""
@@ -157,7 +151,9 @@ def _join(file: LogFile, longest: int) -> Iterator[Record | Reject | Place | Non
         request.rows += 1
         if event["stream"] != " (streaming delta)":  # the line for the whole stream follows
             request.add(kind, event["rest"])
-        if request.outputs and request.is_whole():
+        wanted = _CHOICES.match(request.lines.get("received", ""))
+        count = int(wanted[1]) if wanted else 1
+        if len(request.outputs) >= count and "output" in request.outputs[-1]:
             yield waiting.pop(key).record(longest)
         if len(waiting) > MOST_WAITING:
             yield waiting.pop(next(iter(waiting))).record(longest)

@@ -4,11 +4,12 @@ A part is `NUMBER.arrow` (sequences, `SCHEMA`) and `NUMBER.json` (counts and rej
 written last and marks the part as finished; a rerun skips it. A part depends on its chunk alone, so
 its bytes are the same whoever makes it, after any interruptions.
 
-    work = Work(target_dir, None, PrivacyConfig(), key, parts_dir)
-    chunks = chunks_of(records, {"log.jsonl": "0"})
+    work = Work(target_dir, None, PrivacyConfig(), key, parts_dir, {"log.jsonl": "0"})
+    chunks = chunks_of(records)
     for records in make_parts(chunks, work, workers=8): ...
 """
 
+import dataclasses
 import hmac
 import multiprocessing
 import os
@@ -43,6 +44,7 @@ from outrider.data.exchange import (
     Sums,
 )
 from outrider.data.formats import parse_record
+from outrider.data.ingest.traffic_profile import NOT_LOGGED
 from outrider.data.privacy.guard import PrivacyGuard, PrivacyTally
 from outrider.data.tokenize.tokens import SequenceBuilder, TokenSequence
 
@@ -94,19 +96,20 @@ class Tally(Sums):
     rejects: Counter[str] = Field(default_factory=Counter)
     models: Counter[str] = Field(default_factory=Counter)
     """Exchanges by model name, as logged."""
-    prompt_usage: Counter[str] = Field(default_factory=Counter)
+    prompt_tokens_against_usage: Counter[str] = Field(default_factory=Counter)
     """Whether prompts without ids have as many tokens as the engine counted."""
-    retokenized_usage: Counter[str] = Field(default_factory=Counter)
+    retokenized_against_usage: Counter[str] = Field(default_factory=Counter)
     """The same of retokenized completions."""
 
     def add(self, exchange: Exchange, sequence: TokenSequence) -> None:
         """Counts one exchange that became a sequence."""
         self.exchanges += 1
-        self.models[exchange.model or ""] += 1
+        self.models[exchange.model or NOT_LOGGED] += 1
+        names = {True: "equal", False: "different"}
         if sequence.agrees_with_usage is not None and exchange.completion_token_ids is None:
-            self.retokenized_usage["equal" if sequence.agrees_with_usage else "different"] += 1
+            self.retokenized_against_usage[names[sequence.agrees_with_usage]] += 1
         if sequence.prompt_agrees_with_usage is not None and exchange.prompt_token_ids is None:
-            self.prompt_usage["equal" if sequence.prompt_agrees_with_usage else "different"] += 1
+            self.prompt_tokens_against_usage[names[sequence.prompt_agrees_with_usage]] += 1
 
     def excuse_halves(self) -> None:
         """Counts rejects without their other half as `BEYOND_FIRST`: it may follow."""
@@ -118,18 +121,9 @@ class Tally(Sums):
         return self.rows + self.extra_choices - self.exchanges - self.rejects.total() - self.joined
 
     def summary(self) -> dict[str, Any]:
-        """The counts for `summary.json`."""
-        return {
-            "rows": self.rows,
-            "exchanges": self.exchanges,
-            "joined": self.joined,
-            "extra_choices": self.extra_choices,
-            "rejects": dict(self.rejects.most_common()),
-            "formats": dict(self.formats),
-            "models": {name or "not logged": count for name, count in self.models.most_common()},
-            "prompt_tokens_against_usage": dict(self.prompt_usage),
-            "retokenized_against_usage": dict(self.retokenized_usage),
-        }
+        """The counts for `summary.json`; the most frequent reasons and models first."""
+        ranked = {name: dict(getattr(self, name).most_common()) for name in ("rejects", "models")}
+        return self.model_dump() | ranked
 
 
 @dataclass(frozen=True)
@@ -139,8 +133,6 @@ class Chunk:
     number: int
     format: str
     items: list[Record | Reject]
-    file_numbers: dict[str, str]
-    """Beginning of the ids of sequences, by the names of the items' files."""
 
 
 @dataclass(frozen=True)
@@ -153,11 +145,11 @@ class Work:
     key: bytes
     """Of surrogates and digests of users (`guard.privacy_key`)."""
     parts_dir: Path
+    file_numbers: dict[str, str]
+    """Beginning of the ids of sequences, by the names of their files."""
 
 
-def chunks_of(
-    records: Iterable[tuple[str, Record | Reject]], file_numbers: dict[str, str]
-) -> Iterator[Chunk]:
+def chunks_of(records: Iterable[tuple[str, Record | Reject]]) -> Iterator[Chunk]:
     """Groups records, each with the name of its format, into chunks."""
     chunk: Chunk | None = None
     size = 0
@@ -166,12 +158,10 @@ def chunks_of(
             name != chunk.format or size >= CHUNK_BYTES or len(chunk.items) >= CHUNK_RECORDS
         ):
             yield chunk
-            chunk, size = Chunk(chunk.number + 1, name, [], {}), 0
-        chunk = chunk or Chunk(0, name, [], {})
+            chunk, size = Chunk(chunk.number + 1, name, []), 0
+        chunk = chunk or Chunk(0, name, [])
         chunk.items.append(item)
         size += _size(item.payload) if isinstance(item, Record) else 0
-        if item.place:
-            chunk.file_numbers[item.place.file] = file_numbers[item.place.file]
     if chunk:
         yield chunk
 
@@ -194,7 +184,7 @@ class ChunkWork:
 
     def __init__(self, work: Work):
         self.builder = SequenceBuilder(work.target_dir)
-        self.key, self.parts_dir = work.key, work.parts_dir
+        self.work = work
         self.guard = None
         if work.privacy.mode != "off":
             self.guard = PrivacyGuard(work.privacy, work.key, decode=self.builder.decode)
@@ -202,7 +192,7 @@ class ChunkWork:
 
     def make(self, chunk: Chunk) -> int:
         """Writes the part of a chunk unless there is one; returns the number of its records."""
-        if not part_path(self.parts_dir, chunk.number).exists():
+        if not part_path(self.work.parts_dir, chunk.number).exists():
             self._make(chunk)
         return len(chunk.items)
 
@@ -211,7 +201,7 @@ class ChunkWork:
         if self.guard:
             self.guard.tally = PrivacyTally()
         rows: list[dict[str, Any]] = []
-        rejects: list[Reject] = []
+        rejects: list[dict[str, Any]] = []
         for item in chunk.items:
             tally.rows += item.rows
             tally.formats[chunk.format] += item.rows
@@ -231,19 +221,22 @@ class ChunkWork:
                     outcome = guarded
                     sequence = self.builder.build(outcome)
                 except Reject as reject:
-                    reject.place = reject.place or outcome.place
+                    place = reject.place or outcome.place
+                    assert place is not None
                     tally.rejects[reject.reason] += reject.rows
-                    rejects.append(reject)
+                    line = {"reason": reject.reason, "detail": reject.detail}
+                    rows_of_it = {"rows": reject.rows} if reject.rows > 1 else {}
+                    rejects.append({**dataclasses.asdict(place), **line, **rows_of_it})
                     continue
                 tally.add(outcome, sequence)
-                rows.append(_table_row(outcome, sequence, chunk.file_numbers, self.key))
+                rows.append(_table_row(outcome, sequence, self.work))
         facts = {
             "tally": tally.model_dump(),
-            "rejects": [_reject_line(reject) for reject in rejects],
+            "rejects": rejects,
         }
         if self.guard:
             facts["privacy"] = self.guard.tally.model_dump()
-        path = part_path(self.parts_dir, chunk.number)
+        path = part_path(self.work.parts_dir, chunk.number)
         with (
             publish(path.with_suffix(".arrow")) as temporary,
             pa.ipc.new_stream(str(temporary), SCHEMA) as table,
@@ -252,15 +245,17 @@ class ChunkWork:
         write_json(path, facts)
 
 
-def _table_row(
-    exchange: Exchange, sequence: TokenSequence, file_numbers: dict[str, str], key: bytes
-) -> dict[str, Any]:
+def _table_row(exchange: Exchange, sequence: TokenSequence, work: Work) -> dict[str, Any]:
     place, choice = exchange.place, f"-{exchange.choice}" if exchange.choice else ""
     user = exchange.user or exchange.tenant or ""
-    digest = user and "user-" + hmac.digest(key, user.encode(), "sha256").hex()[:16]
-    session, session_kind = _session(exchange, sequence.prompt_text, digest)
+    digest = user and "user-" + hmac.digest(work.key, user.encode(), "sha256").hex()[:16]
+    session, session_kind = digest, USER
+    if exchange.session:
+        session, session_kind = exchange.session, CONVERSATION
+    elif not exchange.user:
+        session, session_kind = _conversation(exchange, sequence.prompt_text), FIRST_QUESTION
     return {
-        "sequence_id": f"{file_numbers[place.file]}-{place.line}{choice}",
+        "sequence_id": f"{work.file_numbers[place.file]}-{place.line}{choice}",
         "session": session,
         "session_kind": session_kind,
         "user": digest,
@@ -284,15 +279,6 @@ def model_label(name: str | None) -> str:
     return (name or "").rstrip("/").rpartition("/")[2].lower()
 
 
-def _session(exchange: Exchange, prompt_text: str, user: str) -> tuple[str, str]:
-    """Name and kind of the session; `user` is the user's digest."""
-    if exchange.session:
-        return exchange.session, CONVERSATION
-    if exchange.user:
-        return user, USER
-    return _conversation(exchange, prompt_text), FIRST_QUESTION
-
-
 def _conversation(exchange: Exchange, prompt_text: str) -> str:
     """Session id where none was logged.
 
@@ -307,17 +293,6 @@ def _conversation(exchange: Exchange, prompt_text: str) -> str:
             message["content"] for message in exchange.messages[: users[0] + 1 if users else None]
         ]
     return "conversation-" + value_digest(beginning)[:16]
-
-
-def _reject_line(reject: Reject) -> dict[str, Any]:
-    assert reject.place is not None
-    line = {
-        "file": reject.place.file,
-        "line": reject.place.line,
-        "reason": reject.reason,
-        "detail": reject.detail,
-    }
-    return line if reject.rows == 1 else {**line, "rows": reject.rows}
 
 
 _started: dict[str, Any] = {}
@@ -349,10 +324,9 @@ def make_parts(chunks: Iterable[Chunk], work: Work, workers: int) -> Iterator[in
 
     `workers` processes do it, or this one for 0.
     """
-    return _by_processes(chunks, work, workers) if workers else map(ChunkWork(work).make, chunks)
-
-
-def _by_processes(chunks: Iterable[Chunk], work: Work, workers: int) -> Iterator[int]:
+    if not workers:
+        yield from map(ChunkWork(work).make, chunks)
+        return
     # Workers are spawned, since this process has threads.
     spawn = multiprocessing.get_context("spawn")
     pool = ProcessPoolExecutor(workers, spawn, _start_worker, (work,))

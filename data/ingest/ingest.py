@@ -42,7 +42,7 @@ from outrider.data.ingest.chunks import (
     model_label,
     part_path,
 )
-from outrider.data.ingest.traffic_profile import profile
+from outrider.data.ingest.traffic_profile import NOT_LOGGED, profile
 from outrider.data.privacy.guard import (
     KEY_FILE,
     LEFT_OUT,
@@ -55,7 +55,7 @@ PARTS = ".parts"
 PARTS_INPUTS = ".parts.json"
 """Folder of the parts, and the digest of everything that they depend on."""
 
-PARTS_VERSION = 5
+PARTS_VERSION = 6
 """Version of the parts. Raise it when the same log gives other parts: when a format accepts other
 rows, or when sequences, rejects, surrogates or `chunks.SCHEMA` change. Parts of an interrupted
 ingest are then made again. Raise the version of the ingest stage as well
@@ -106,13 +106,13 @@ def ingest(
     key = privacy_key(privacy, out_dir / KEY_FILE)
     parts_dir = _parts_dir(out_dir, files, traffic, privacy, key, target_dir)
     file_numbers = {file.name: f"{prefix}{number}" for number, file in enumerate(files)}
-    work = Work(target_dir, models, privacy, key, parts_dir)
+    work = Work(target_dir, models, privacy, key, parts_dir, file_numbers)
     console = Console(stderr=True, highlight=False)
     with (
         tempfile.TemporaryDirectory(dir=out_dir, prefix=".scratch-") as scratch,
         console.status("ingest") as status,
     ):
-        chunks = chunks_of(_records(files, traffic.format, Path(scratch)), file_numbers)
+        chunks = chunks_of(_records(files, traffic.format, Path(scratch)))
         made = make_parts(chunks, work, _workers(files) if workers is None else workers)
         records: list[int] = []
         for of_part in made:
@@ -271,9 +271,10 @@ def check(
             f"{where}: {counts}. That is {fraction:.1%}, above traffic.max_reject_fraction = "
             f"{traffic.max_reject_fraction:g}; correct the log or raise that key"
         )
-    named = {model_label(name) for name in tally.models if name}
+    logged = [(name, n) for name, n in tally.models.most_common() if name != NOT_LOGGED]
+    named = {model_label(name) for name, _ in logged}
     if traffic.model is None and len(named) > 1:
-        models = ", ".join(f"{name} {count}" for name, count in tally.models.most_common() if name)
+        models = ", ".join(f"{name} {count}" for name, count in logged)
         raise OutriderError(
             f"{where}: the exchanges come from {len(named)} models ({models}); a speculator is "
             "trained for one. Choose it with traffic.model (several names of one model as a list)"

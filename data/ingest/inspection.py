@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from datasets import Dataset
 from rich.text import Text
 from tokenizers import Tokenizer
 
@@ -61,7 +60,10 @@ def inspect(
     if summary["exchanges"]:
         table = load_sequences(scratch / "sequences")
         try:
-            predicted = _split(table, split)
+            compared = len(table) <= SPLIT_COMPARED
+            described = describe(table, divide(table, split, drop_seen=compared))
+            tokens = sum(described[part]["tokens"] for part in PARTS)
+            predicted = {**described, "tokens": tokens, "prompts_compared": compared}
         except OutriderError as error:
             # Too few sessions are expected where only the beginning of the log was read.
             problems += [] if rows_per_file else [str(error)]
@@ -88,16 +90,6 @@ def _examples(rejects: Path, counted: Mapping[str, int]) -> dict[str, dict[str, 
                 {"place": place, "detail": reject["detail"]},
             )
     return examples
-
-
-def _split(table: Dataset, split: SplitConfig) -> dict[str, Any]:
-    compared = len(table) <= SPLIT_COMPARED
-    described = describe(table, divide(table, split, drop_seen=compared))
-    return {
-        **described,
-        "tokens": sum(described[part]["tokens"] for part in PARTS),
-        "prompts_compared": compared,
-    }
 
 
 def advise(

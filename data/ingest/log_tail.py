@@ -31,7 +31,7 @@ from typing import IO
 from outrider.common.files import publish
 from outrider.common.fingerprint import value_digest
 from outrider.data.formats.rows import TABLES, is_lines, rows
-from outrider.data.formats.sources import CHUNK, COMPRESSIONS, LogFile, log_files
+from outrider.data.formats.sources import CHUNK, COMPRESSIONS, LogFile, log_files, unpacked_name
 
 SETTLED_S = 60.0
 """Seconds without a change after which a file that is read whole is complete."""
@@ -121,15 +121,13 @@ def end_of(unread: Sequence[Unread]) -> Position:
 
 
 def _unread_of(file: LogFile, position: Mapping[str, int]) -> Unread | None:
-    compressed = file.path.endswith(tuple(COMPRESSIONS))
-    name = _name(file)
-    if name.endswith(NOT_LINES) or not is_lines(file.head()):
+    if unpacked_name(file.path).endswith(NOT_LINES) or not is_lines(file.head()):
         if not _settled(file):
             return None
         key = f"whole {value_digest(file.identity())}"
         count = 0 if key in position else sum(1 for _ in rows(file))
         return Unread(file, key, 0, count, whole=True) if count else None
-    if compressed and not _settled(file):
+    if file.path.endswith(tuple(COMPRESSIONS)) and not _settled(file):
         return None
     with _content(file, 0) as content:
         first = content.readline(LONGEST_FIRST_LINE)
@@ -144,17 +142,10 @@ def _unread_of(file: LogFile, position: Mapping[str, int]) -> Unread | None:
     return Unread(file, key, start, count) if count else None
 
 
-def _name(file: LogFile) -> str:
-    name = PurePosixPath(file.path).name
-    for compression in COMPRESSIONS:
-        name = name.removesuffix(compression)
-    return name
-
-
 def _suffix(file: LogFile, whole: bool) -> str:
     if whole:  # copied as it is stored
         return "".join(PurePosixPath(file.path).suffixes[-2:]) or ".json"
-    return PurePosixPath(_name(file)).suffix or ".log"
+    return PurePosixPath(unpacked_name(file.path)).suffix or ".log"
 
 
 def _settled(file: LogFile) -> bool:

@@ -18,19 +18,28 @@ LONGEST_NAME = 60
 def facts(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Name and text of each fact, without empty ones."""
     sampling, sessions = summary["sampling"], summary["sessions"]
+    counts = summary["retokenized_against_usage"]
+    total = sum(summary["fidelity"].values())
+    shares = (f"{name} {n:,} ({n / total:.1%})" for name, n in summary["fidelity"].items())
+    duplicates = summary["duplicates"]
+    copies = (
+        f" (the most frequent occurs {duplicates['most_copies']:,} times)"
+        if duplicates["identical"]
+        else ""
+    )
     named = (
         ("rows", _rows(summary)),
         ("formats", _counts(summary["formats"])),
         ("models", _counts(summary["models"])),
         ("tenants", _counts(summary["tenants"])),
         ("routes", _counts(summary["routes"])),
-        ("fidelity", _shares(summary["fidelity"])),
+        ("fidelity", ", ".join(shares)),
         (
             "token counts",
-            _agreement(
-                summary["retokenized_against_usage"],
-                "retokenized completions are as long as the engine counted",
-            ),
+            f"{counts.get('equal', 0):,} of {sum(counts.values()):,} retokenized completions are"
+            " as long as the engine counted"
+            if counts
+            else "",
         ),
         ("temperature", _counts(sampling["temperature"])),
         ("top_p", _counts(sampling["top_p"])),
@@ -42,7 +51,11 @@ def facts(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
             f"{counted(sessions['most_exchanges'], 'exchange')}; exchanges by "
             f"{_counts(sessions.get('exchanges', {})) or 'unknown id'}",
         ),
-        ("duplicates", _duplicates(summary["duplicates"])),
+        (
+            "duplicates",
+            f"{duplicates['identical']:,} of {duplicates['prompts']:,} prompts repeat an earlier"
+            f" one{copies}",
+        ),
     )
     return [(name, text) for name, text in named if text]
 
@@ -70,16 +83,6 @@ def _counts(counts: Mapping[str, int]) -> str:
     return ", ".join(named) + (f", and {more} more" if more else "")
 
 
-def _shares(counts: Mapping[str, int]) -> str:
-    total = sum(counts.values())
-    return ", ".join(f"{name} {count:,} ({count / total:.1%})" for name, count in counts.items())
-
-
-def _agreement(counts: Mapping[str, int], what: str) -> str:
-    total = sum(counts.values())
-    return f"{counts.get('equal', 0):,} of {total:,} {what}" if total else ""
-
-
 def _time(summary: Mapping[str, Any]) -> str:
     time = summary["time"]
     if time is None:
@@ -89,13 +92,6 @@ def _time(summary: Mapping[str, Any]) -> str:
     text += f"{time['busiest_minute']:,} in the busiest"
     if without := summary["without_time"]:
         text += f"; {without:,} without a time keep their place in the log"
-    return text
-
-
-def _duplicates(duplicates: Mapping[str, Any]) -> str:
-    text = f"{duplicates['identical']:,} of {duplicates['prompts']:,} prompts repeat an earlier one"
-    if duplicates["identical"]:
-        text += f" (the most frequent occurs {duplicates['most_copies']:,} times)"
     return text
 
 

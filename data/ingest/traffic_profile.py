@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from datasets import load_from_disk
+from tokenizers import Tokenizer
 
 from outrider.data.tokenize.emitted_text import END_THINK, THINK
 
@@ -38,9 +39,11 @@ def profile(sequences_dir: Path, target_dir: Path) -> dict[str, Any]:
         "prompt": starts,
         "completion": pc.list_value_length(table["token_ids"]).to_numpy() - starts,
     }
-    end_of_reasoning = _end_of_reasoning(target_dir)
-    if end_of_reasoning is not None:
-        lengths["reasoning"] = _reasoning_lengths(table, end_of_reasoning)
+    tokenizer = Path(target_dir) / "tokenizer.json"
+    if tokenizer.is_file():
+        end_of_reasoning = Tokenizer.from_file(str(tokenizer)).token_to_id(END_THINK)
+        if end_of_reasoning is not None:
+            lengths["reasoning"] = _reasoning_lengths(table, end_of_reasoning)
     sessions = np.asarray([*_counts(table["session"]).values()])
     prompts = _copies(table["prompt_text"])
     return {
@@ -95,14 +98,6 @@ def _reasoning_lengths(table: pa.Table, end_of_reasoning: int) -> np.ndarray:
         elif prompt.as_py().rstrip().endswith(THINK):
             lengths.append(len(completion))
     return np.asarray(lengths, np.int32)
-
-
-def _end_of_reasoning(target_dir: Path) -> int | None:
-    """Id of `</think>`; None for a target without this token, so without reasoning lengths."""
-    from tokenizers import Tokenizer
-
-    path = Path(target_dir) / "tokenizer.json"
-    return Tokenizer.from_file(str(path)).token_to_id(END_THINK) if path.is_file() else None
 
 
 def _lengths(lengths: np.ndarray) -> dict[str, Any]:

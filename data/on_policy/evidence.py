@@ -37,7 +37,6 @@ Shapes: S sequences, P the two parts of a completion (its first tokens, the rest
 sums.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -130,14 +129,6 @@ class Evidence:
             np.round(np.array(table["temperature"], np.float64), 4),  # the table holds float32
             np.round(np.array(table["top_p"], np.float64), 4),
             np.array([fidelity == "retokenized" for fidelity in table["fidelity"]]),
-        )
-
-    @classmethod
-    def of_scores(cls, columns: Sequence[str], sums_SPC: Sequence[Any]) -> "Evidence":
-        """Sums without the logged sampling settings, which `own_share` does not need."""
-        unknown_S = np.full(len(sums_SPC), np.nan)
-        return cls(
-            list(columns), np.array(sums_SPC), unknown_S, unknown_S, np.zeros(len(sums_SPC), bool)
         )
 
     def __len__(self) -> int:

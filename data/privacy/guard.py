@@ -15,7 +15,7 @@ import dataclasses
 import json
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +42,6 @@ LEFT_OUT = frozenset({REGENERATE, IDS_ONLY})
 """Reasons that do not count towards `traffic.max_reject_fraction`: the log is not at fault."""
 
 METADATA = ("session", "user", "tenant", "route")
-COMPLETION = ("reasoning", "content", "tool_calls")
 Texts = list[tuple[str, str]]
 """(what precedes a text, the text)"""
 
@@ -64,24 +63,21 @@ class PrivacyTally(Sums):
     found: Counter[str] = Field(default_factory=Counter)
     """Occurrences by `KIND.field`."""
 
-    def summary(self, config: PrivacyConfig) -> dict[str, Any]:
-        """The counts for `privacy.json`."""
+    def write(self, config: PrivacyConfig, path: Path) -> None:
+        """Publishes the summary, readable by its owner only: even counts are confidential."""
         found: dict[str, dict[str, int]] = {}
         for kind in config.entities:
             counts = {field: self.found[f"{kind}.{field}"] for field in FIELDS}
             if any(counts.values()):
                 found[kind] = counts
-        return {
+        summary = {
             "mode": config.mode,
             "min_score": config.min_score,
             "looked_for": list(config.entities),
             **self.model_dump(),
             "found": found,
         }
-
-    def write(self, config: PrivacyConfig, path: Path) -> None:
-        """Publishes the summary, readable by its owner only: even counts are confidential."""
-        write_json(path, self.summary(config), private=True)
+        write_json(path, summary, private=True)
 
     def line(self, config: PrivacyConfig) -> str:
         """One line for the terminal."""
@@ -122,23 +118,29 @@ class PrivacyGuard:
         return outcome
 
     def _looked_at(self, exchange: Exchange) -> Exchange | Reject:
-        metadata = [("", getattr(exchange, name) or "") for name in METADATA]
+        prompt_ids, completion_ids = exchange.prompt_token_ids, exchange.completion_token_ids
+        response = [exchange.reasoning, exchange.content, exchange.tool_calls]
         fields = {
-            "prompt": self._prompt(exchange),
-            "completion": self._completion(exchange),
-            "metadata": metadata,
+            "prompt": _texts(
+                _prompt_of(exchange) if prompt_ids is None else self.decode(prompt_ids)
+            ),
+            "completion": _texts(
+                response if completion_ids is None else self.decode(completion_ids)
+            ),
+            "metadata": _texts([getattr(exchange, name) for name in METADATA]),
         }
         found: set[tuple[str, str]] = set()
         for field, texts in fields.items():
-            for before, text in texts:
-                found.update(self._find(field, before, text))
+            values = self._values(texts)
+            self.tally.found.update(f"{kind}.{field}" for kind, _ in values)
+            found.update(values)
         if not found:
             return exchange
         self.tally.with_any += 1
         if self.config.mode == "surrogate":
             return self._replaced(exchange, fields, found)
-        response = "\0".join(text for _, text in fields["completion"])
-        self.tally.in_completion += any(value in response for _, value in found)
+        answer = "\0".join(text for _, text in fields["completion"])
+        self.tally.in_completion += any(value in answer for _, value in found)
         return exchange
 
     def _replaced(
@@ -149,25 +151,24 @@ class PrivacyGuard:
         logged_as_text = exchange.messages is not None or exchange.prompt_text is not None
         if logged_as_text and exchange.prompt_token_ids is not None:
             # The ids were examined; the text that replaces them was not.
-            for before, text in _prompt_texts(exchange):
-                found.update(self._find(None, before, text))
+            found.update(self._values(_texts(_prompt_of(exchange))))
         kinds: list[str] = list(self.config.entities)
         in_order = sorted(found, key=lambda value: (kinds.index(value[0]), value[1]))
         replacements = Replacements(self._surrogates.value(kind, text) for kind, text in in_order)
         holds: dict[str, bool] = {}
         for name, texts in fields.items():
             holds[name] = any(replacements.hold(text) for _, text in texts)
-        changes: dict[str, Any] = {
-            name: replacements.sub(getattr(exchange, name))
-            for name in METADATA
-            if getattr(exchange, name)
-        }
+
+        def substitute(value: Any) -> Any:
+            return _mapped(value, lambda text, key: replacements.sub(text))
+
+        changes = {name: substitute(getattr(exchange, name)) for name in METADATA}
         if holds["completion"]:
             self.tally.in_completion += 1
             if not self.config.regenerate:
                 kinds = sorted({kind for kind, _ in found})
                 return Reject(REGENERATE, f"the response holds personal data ({', '.join(kinds)})")
-            changes |= self._to_regenerate(exchange, replacements.sub)
+            changes |= self._to_regenerate(exchange, substitute)
         if holds["prompt"]:
             if not logged_as_text:
                 return Reject(
@@ -176,24 +177,22 @@ class PrivacyGuard:
             changes |= {
                 "prompt_token_ids": None,
                 "prompt_tokens": None,
-                "messages": _mapped(exchange.messages, replacements.sub),
+                "messages": substitute(exchange.messages),
+                "prompt_text": substitute(exchange.prompt_text),
+                "template_arguments": substitute(exchange.template_arguments),
             }
-            changes["prompt_text"] = exchange.prompt_text and replacements.sub(exchange.prompt_text)
-            changes["template_arguments"] = _mapped(exchange.template_arguments, replacements.sub)
         self.tally.replaced += 1
         self.tally.to_regenerate += changes.get("regenerate", False)
         return dataclasses.replace(exchange, **changes)
 
-    def _to_regenerate(self, exchange: Exchange, change: Callable[[str], str]) -> dict[str, Any]:
+    def _to_regenerate(
+        self, exchange: Exchange, substitute: Callable[[Any], Any]
+    ) -> dict[str, Any]:
         """The response with surrogates, without token counts and stop strings of the logged one."""
+        response = [exchange.reasoning, exchange.content, exchange.tool_calls]
         if exchange.completion_token_ids is not None:
-            reasoning, content = None, change(self.decode(exchange.completion_token_ids))
-            calls = None
-        else:
-            reasoning, content, calls = (
-                _mapped(value, change)
-                for value in (exchange.reasoning, exchange.content, exchange.tool_calls)
-            )
+            response = [None, self.decode(exchange.completion_token_ids), None]
+        reasoning, content, calls = substitute(response)
         if calls:
             content = (content or "") + json.dumps(calls, ensure_ascii=False)
         return {
@@ -207,22 +206,13 @@ class PrivacyGuard:
             "stop_strings": (),
         }
 
-    def _prompt(self, exchange: Exchange) -> Texts:
-        if exchange.prompt_token_ids is not None:
-            return [("", self.decode(exchange.prompt_token_ids))]
-        return list(_prompt_texts(exchange))
-
-    def _completion(self, exchange: Exchange) -> Texts:
-        if exchange.completion_token_ids is not None:
-            return [("", self.decode(exchange.completion_token_ids))]
-        return [text for name in COMPLETION for text in _texts(getattr(exchange, name))]
-
-    def _find(self, field: str | None, before: str, text: str) -> Iterator[tuple[str, str]]:
-        """Returns (kind, value) of all findings; counts them under `field`."""
-        found = self._finder.find(text, before)
-        if field is not None:
-            self.tally.found.update(f"{one.kind}.{field}" for one in found)
-        return ((one.kind, text[one.start : one.end]) for one in found)
+    def _values(self, texts: Texts) -> list[tuple[str, str]]:
+        """Kind and value of all findings."""
+        return [
+            (one.kind, text[one.start : one.end])
+            for before, text in texts
+            for one in self._finder.find(text, before)
+        ]
 
 
 def privacy_key(config: PrivacyConfig, own: Path) -> bytes:
@@ -247,36 +237,32 @@ def privacy_key(config: PrivacyConfig, own: Path) -> bytes:
     return key
 
 
-def _prompt_texts(exchange: Exchange) -> Iterator[tuple[str, str]]:
-    yield from _texts(exchange.messages)
-    yield from _texts(exchange.template_arguments)
-    yield from _texts(exchange.prompt_text)
+def _prompt_of(exchange: Exchange) -> list[Any]:
+    return [exchange.messages, exchange.template_arguments, exchange.prompt_text]
 
 
-def _texts(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
-    """Yields every text of a JSON value, also integers and keys, each with its key."""
+def _texts(value: Any) -> Texts:
+    """Every text of a JSON value, also integers and keys, each with its key."""
+    found: Texts = []
+
+    def note(text: str, key: str) -> str:
+        found.append((key, text))
+        return text
+
+    _mapped(value, note)
+    return found
+
+
+def _mapped(value: Any, change: Callable[[str, str], str], key: str = "") -> Any:
+    """Changes every text, integer as long as a number of a card or telephone, and key."""
     if isinstance(value, dict):
-        for name, inner in value.items():
-            yield "", name
-            yield from _texts(inner, f"{name}: ")
-    elif isinstance(value, list):
-        for inner in value:
-            yield from _texts(inner, key)
-    elif isinstance(value, str) or _may_be_personal(value):
-        yield key, str(value)
-
-
-def _mapped(value: Any, change: Callable[[str], str]) -> Any:
-    """Changes every text, integer and key that `_texts` yields."""
-    if isinstance(value, dict):
-        return {change(name): _mapped(inner, change) for name, inner in value.items()}
+        return {
+            change(name, ""): _mapped(inner, change, f"{name}: ") for name, inner in value.items()
+        }
     if isinstance(value, list):
-        return [_mapped(inner, change) for inner in value]
+        return [_mapped(inner, change, key) for inner in value]
     if isinstance(value, str):
-        return change(value)
-    return int(change(str(value))) if _may_be_personal(value) else value
-
-
-def _may_be_personal(value: Any) -> bool:
-    """Whether a value is an integer as long as a telephone or card number."""
-    return type(value) is int and 10**6 <= value < 10**19
+        return change(value, key)
+    if type(value) is int and 10**6 <= value < 10**19:
+        return int(change(str(value), key))
+    return value

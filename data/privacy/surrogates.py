@@ -90,7 +90,16 @@ class Surrogates:
     def value(self, kind: str, text: str) -> Value:
         """The value found as `text`, for replacing all of its spellings."""
         if kind == "PHONE_NUMBER":
-            return self._phone(text)
+            country, core = _national_number(text, self.regions)
+            prefix = (
+                rf"(?:(?:(?:\+|00)?{country}|0|1|8){SEPARATOR}(?:\(0\){SEPARATOR})?)?"
+                if country
+                else ""
+            )
+            return Value(
+                BEFORE_DIGITS + prefix + SEPARATOR.join(core) + AFTER_DIGITS,
+                lambda spelled: respell(spelled, self._core(kind, core, country)),
+            )
         of_one_spelling = {
             "EMAIL_ADDRESS": self._email,
             "URL": self._url,
@@ -104,18 +113,6 @@ class Surrogates:
         return Value(
             f"(?i:{before}{separator.join(core)}{after})",
             lambda spelled: respell(spelled, self._core(kind, core)),
-        )
-
-    def _phone(self, text: str) -> Value:
-        country, core = _national_number(text, self.regions)
-        prefix = (
-            rf"(?:(?:(?:\+|00)?{country}|0|1|8){SEPARATOR}(?:\(0\){SEPARATOR})?)?"
-            if country
-            else ""
-        )
-        return Value(
-            BEFORE_DIGITS + prefix + SEPARATOR.join(core) + AFTER_DIGITS,
-            lambda spelled: respell(spelled, self._core("PHONE_NUMBER", core, country)),
         )
 
     def _core(self, kind: str, core: str, country: str = "") -> str:

@@ -51,7 +51,14 @@ def name_slices(table: Dataset) -> Slices:
         for temperature, top_p, top_k in sampling
     ]
     named["template"] = name_templates(table["prompt_text"][:])
-    return {dimension: _grouped(ids, names) for dimension, names in named.items()}
+    slices: Slices = {}
+    for dimension, names in named.items():
+        kept = {name for name, _ in Counter(names).most_common(LARGEST)}
+        groups: defaultdict[str, list[str]] = defaultdict(list)
+        for sequence_id, name in zip(ids, names, strict=True):
+            groups[name if name in kept else "others"].append(sequence_id)
+        slices[dimension] = dict(sorted(groups.items(), key=lambda item: -len(item[1])))
+    return slices
 
 
 def write_slices(slices: Slices, split_dir: Path) -> None:
@@ -75,14 +82,6 @@ def name_templates(prompts: Sequence[str]) -> list[str]:
         if count >= least
     }
     return [names.get(beginning, "no template") for beginning in beginnings]
-
-
-def _grouped(ids: Sequence[str], names: Sequence[str]) -> dict[str, list[str]]:
-    kept = {name for name, _ in Counter(names).most_common(LARGEST)}
-    groups: defaultdict[str, list[str]] = defaultdict(list)
-    for sequence_id, name in zip(ids, names, strict=True):
-        groups[name if name in kept else "others"].append(sequence_id)
-    return dict(sorted(groups.items(), key=lambda item: -len(item[1])))
 
 
 def _rounded(values: Iterable[float]) -> list[float]:

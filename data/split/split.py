@@ -14,7 +14,7 @@ is mixed into the training part, and held out to measure forgetting.
 import bisect
 import random
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -118,11 +118,14 @@ def divide(table: Dataset, split: SplitConfig, drop_seen: bool = True) -> Divide
     }
     prompts, seen = table["prompt_text"], dict[str, SimilarPrompts]()
     for part in PARTS:
-        _drop_seen(parts, part, prompts, seen, left_out)
+        for earlier, similar in seen.items():
+            dropped = {row for row in parts[part] if similar.holds(prompts[row])}
+            left_out.update((row, SEEN[earlier]) for row in dropped)
+            parts[part] = [row for row in parts[part] if row not in dropped]
         _sample(parts, part, limits[part], split.seed, left_out)
         if drop_seen and part != PARTS[-1]:
-            earlier = [prompts[row] for row in parts[part]]
-            seen[part] = SimilarPrompts(earlier, split.near_duplicate_similarity, prompts)
+            its_prompts = [prompts[row] for row in parts[part]]
+            seen[part] = SimilarPrompts(its_prompts, split.near_duplicate_similarity, prompts)
     for part in PARTS:
         if not parts[part]:
             reasons = ", ".join(
@@ -175,20 +178,6 @@ def _sample(
     kept = set(random.Random(f"{seed} {part}").sample(rows, limit))
     parts[part] = [row for row in rows if row in kept]
     left_out.update((row, f"max_{part}_sequences") for row in rows if row not in kept)
-
-
-def _drop_seen(
-    parts: dict[str, list[int]],
-    part: str,
-    prompts: Sequence[str],
-    seen: Mapping[str, SimilarPrompts],
-    left_out: dict[int, str],
-) -> None:
-    """Leaves out the rows of a part whose prompts are near-identical to an earlier part's."""
-    for earlier, similar in seen.items():
-        dropped = {row for row in parts[part] if similar.holds(prompts[row])}
-        left_out.update((row, SEEN[earlier]) for row in dropped)
-        parts[part] = [row for row in parts[part] if row not in dropped]
 
 
 def describe(table: Dataset, divided: Divided) -> dict[str, Any]:

@@ -204,10 +204,12 @@ class SequenceBuilder:
             raise Reject("empty_response")
         texts, only_if_counted = readings(exchange, opening_of(exchange, prompt_text))
         counted = exchange.completion_tokens
+        end_token = [exchange.stop_reason if isinstance(exchange.stop_reason, int) else self._eos]
+        self._check_vocabulary(end_token)
         likeliest = None
         for text in texts:
             for stop_string, ends in endings(exchange):
-                ids = self._encode(text + stop_string) + (self._end_token(exchange) if ends else [])
+                ids = self._encode(text + stop_string) + (end_token if ends else [])
                 if len(ids) == counted or (counted is None and not only_if_counted):
                     return ids
                 likeliest = likeliest or ids
@@ -223,13 +225,6 @@ class SequenceBuilder:
     def _encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
         # Without offsets, a third faster than `encode`.
         return self._encoder.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
-
-    def _end_token(self, exchange: Exchange) -> list[int]:
-        stop = exchange.stop_reason
-        if not isinstance(stop, int):
-            return [self._eos]
-        self._check_vocabulary([stop])
-        return [stop]
 
     def _check_vocabulary(self, token_ids: list[int]) -> None:
         if max(token_ids, default=0) >= self.vocabulary or min(token_ids, default=0) < 0:

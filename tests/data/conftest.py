@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from outrider.data.tokenize.tokens import SequenceBuilder
 from tests.data.logs import WORDS, screenings
 from tools.nano_r1 import chat
 
@@ -28,3 +29,8 @@ def text_target(tmp_path_factory) -> Path:
         json.dumps({"temperature": 0.6, "top_p": 0.95})
     )
     return directory
+
+
+@pytest.fixture(scope="session")
+def builder(text_target) -> SequenceBuilder:
+    return SequenceBuilder(text_target)

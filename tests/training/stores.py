@@ -91,9 +91,7 @@ def write_stream(features_dir: Path, directory: Path, limit_bytes: int = 2000) -
     return directory
 
 
-def recorded_row(
-    store: FeatureStore, name: str, off_policy: tuple[str, ...] = OFF_POLICY
-) -> CapturedRow:
+def recorded_row(store: FeatureStore, name: str, off_policy: tuple[str, ...]) -> CapturedRow:
     """A sequence of a store as a replica captures it, with a score that decides its verdict."""
     scores = dict.fromkeys(COLUMNS, 0.0) | {"tokens": 1.0, "unlikely": float(name in off_policy)}
     return CapturedRow(name, {FINAL_NORM: store.read(name).hidden}, [[*scores.values()]] * 2)

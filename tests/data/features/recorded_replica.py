@@ -46,7 +46,7 @@ def states_of(token_ids: Any) -> np.ndarray:
 class RecordedReplica:
     """As `CaptureReplica`; the environment of its node may make it slow or wrong."""
 
-    def __init__(self, setup: ReplicaSetup, number: int) -> None:
+    def __init__(self, setup: ReplicaSetup) -> None:
         self.captured = Path(os.environ.get("RECORDED_CAPTURED", os.devnull))
 
     def start(self) -> dict[str, Any]:

@@ -1,13 +1,17 @@
+"""Feature stores: written, interrupted, damaged, joined, in both types of storage."""
+
 import json
-import stat
 
 import pytest
 import torch
 
 from outrider.common.errors import OutriderError
-from outrider.data.features.feature_store import JOURNAL, FeatureStore, join_stores
+from outrider.data.config import CaptureConfig
+from outrider.data.features.capture import capture_ids
+from outrider.data.features.feature_store import JOURNAL, FeatureStore, decode, encode, join_stores
 from outrider.data.features.feature_writer import FeatureWriter
 from outrider.speculators.features import FINAL_NORM, FeatureSpec, FeatureStream
+from tests.data.features.stand_in_capture import WIDTH, StandIn
 
 HIDDEN = 8
 SOURCE = {"target": "t", "sequences": "s"}
@@ -44,14 +48,6 @@ def assert_whole(store, indices):
         assert store.length(f"0-{index}") == len(token_ids)
 
 
-def test_only_the_owner_can_read_it(tmp_path):
-    fill(tmp_path / "features", range(5))
-    assert stat.S_IMODE((tmp_path / "features").stat().st_mode) == 0o700
-    assert {stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "features").iterdir()} == {
-        0o600
-    }
-
-
 def interrupted(directory, indices):
     with (
         pytest.raises(KeyboardInterrupt),
@@ -70,8 +66,9 @@ def test_an_interrupted_writing_goes_on_after_the_last_whole_shard(tmp_path):
     with (tmp_path / "features" / JOURNAL).open("a") as journal:
         journal.write('{"file": "shard-000')  # the machine died here
     before = (tmp_path / "features" / "shard-00001.safetensors").stat().st_mtime_ns
-    writer = fill(tmp_path / "features", range(20))
-    assert not writer.restarted
+    assert not fill(tmp_path / "features", range(20)).restarted
+    for path in (tmp_path / "features", *(tmp_path / "features").iterdir()):
+        assert path.stat().st_mode & 0o077 == 0
     assert (tmp_path / "features" / "shard-00001.safetensors").stat().st_mtime_ns == before
     store = FeatureStore.open(tmp_path / "features")
     assert_whole(store, range(20))
@@ -80,20 +77,13 @@ def test_an_interrupted_writing_goes_on_after_the_last_whole_shard(tmp_path):
 
 def test_a_store_that_was_finished_before_the_kill_is_not_captured_twice(tmp_path):
     fill(tmp_path / "features", range(10))
-    (tmp_path / "features" / ".shard-00007.safetensors.99.tmp").write_bytes(
-        b"what an earlier kill left behind"
-    )
-    before = {
-        path.name: path.stat().st_mtime_ns for path in (tmp_path / "features").glob("shard-*")
-    }
+    left = tmp_path / "features" / ".shard-00007.safetensors.99.tmp"
+    left.write_bytes(b"what an earlier kill left behind")
     with FeatureWriter(tmp_path / "features", HIDDEN, SOURCE, 300 / 2**20) as writer:
         assert not writer.restarted
         assert writer.done == {f"0-{index}" for index in range(10)}
-    assert {
-        path.name: path.stat().st_mtime_ns for path in (tmp_path / "features").glob("shard-*")
-    } == before
     assert_whole(FeatureStore.open(tmp_path / "features"), range(10))
-    assert not list((tmp_path / "features").glob(".*"))
+    assert not left.exists()
 
 
 def test_a_damaged_shard_is_made_again_on_resume(tmp_path):
@@ -172,3 +162,64 @@ def test_the_wanted_sequences_of_each_store_are_read_back_from_links(tmp_path):
     assert len(shards) < len(list(tmp_path.glob("[ab]/shard-*")))  # only those that are needed
     assert all(path.stat().st_nlink == 2 for path in shards)
     assert (tmp_path / "joined").stat().st_mode & 0o077 == 0
+
+
+def states(tokens: int, hidden: int, seed: int = 0) -> torch.Tensor:
+    """States like a target's: entries of about 1, a few channels 30 times larger, uneven tokens."""
+    torch.manual_seed(seed)
+    h_TH = torch.randn(tokens, hidden) * torch.logspace(-3, 3, tokens)[:, None]
+    h_TH[:, :3] *= 30
+    return h_TH.bfloat16()
+
+
+def test_each_value_is_off_by_at_most_half_a_step_of_e4m3():
+    """Half a step of a 3-bit mantissa is 1/16 of the value; below 2^-6 (scaled to 448) it is 2^-9.
+
+    bf16 adds 2^-9 of the value.
+    """
+    h_TH = states(64, 256)
+    back_TH = decode(encode(h_TH, "fp8"))
+    assert back_TH.dtype == torch.bfloat16
+    largest_T1 = h_TH.float().abs().amax(-1, keepdim=True)
+    bound_TH = (h_TH.float().abs() / 16).maximum(
+        largest_T1 / 448 * 2**-10
+    ) + back_TH.float().abs() * 2**-8
+    error_TH = (back_TH.float() - h_TH.float()).abs()
+    assert (error_TH <= bound_TH).all()
+    assert (error_TH > h_TH.float().abs() / 40).any(), "the bound would hold of anything"
+    assert torch.equal(back_TH.abs().amax(-1), h_TH.abs().amax(-1)), (
+        "each token's largest value is exact"
+    )
+
+
+def test_zeros_stay_zeros_and_what_is_not_finite_stays_so():
+    h_TH = states(4, 32)
+    h_TH[1] = 0
+    h_TH[2, 5] = float("nan")
+    h_TH[3, 6] = float("inf")
+    back_TH = decode(encode(h_TH, "fp8"))
+    assert torch.equal(back_TH[1], torch.zeros(32).bfloat16())
+    assert not back_TH[2].isfinite().all() and not back_TH[3].isfinite().all()
+    assert back_TH[0].isfinite().all()
+
+
+def test_states_of_the_other_type_are_captured_anew(tmp_path):
+    """The same sequences, another `capture.dtype`: nothing of the old store is taken for it."""
+
+    asked, rows = tmp_path / "asked", [("a", [1, 2, 3, 4], 2)]
+    engine = StandIn(asked)
+    for dtype, prefills in (("bf16", 1), ("bf16", 1), ("fp8", 2), ("fp8", 2)):
+        store = capture_ids(engine, rows, tmp_path / "features", CaptureConfig(dtype=dtype))
+        assert asked.read_text().count("a") == prefills
+        assert store.manifest["dtype"] == {"bf16": "bfloat16", "fp8": "float8_e4m3fn"}[dtype]
+    more = FeatureSpec((FeatureStream("layer_2", WIDTH),))
+    for features, prefills in ((more, 3), (more, 3), (FeatureSpec(()), 3)):
+        store = capture_ids(
+            engine, rows, tmp_path / "features", CaptureConfig(dtype="fp8"), features
+        )
+        assert (
+            asked.read_text().count("a") == prefills
+        )  # a store with more streams serves a drafter of fewer
+        assert store.spec.names == ("final_norm", "layer_2")
+    expected_TH = torch.tensor([[1.0], [2], [3], [4]]).expand(4, WIDTH)
+    torch.testing.assert_close(store.read("a").hidden.float(), expected_TH, rtol=0.07, atol=0)

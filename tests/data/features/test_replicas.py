@@ -38,6 +38,9 @@ from tests.data.features.recorded_replica import (
 pytest.importorskip("ray")
 pytestmark = pytest.mark.slow
 
+PIECE_BYTES = 2 * 400 * TOKEN_BYTES
+"""States of the largest piece of `plan`."""
+
 ROOT = Path(__file__).resolve().parents[3]
 
 
@@ -49,17 +52,13 @@ def config_of(address, **settings):
 @contextlib.contextmanager
 def replicas_of(session, config):
     """The replicas, without their engines; all of them run where there is room."""
-    with start_replicas(session, config, SETUP, RecordedReplica) as (_, actors):
+    with start_replicas(config, SETUP, RecordedReplica) as (_, actors):
         yield Replicas(actors, TOKEN_BYTES, config.start_timeout_s)
 
 
 def all_running(replicas, count=2):
     while len(replicas.running) < count:
         replicas._wait([], 0.1)
-
-
-def largest(pieces):
-    return max(piece.tokens for piece in pieces) * TOKEN_BYTES
 
 
 def bits(rows):
@@ -84,7 +83,7 @@ def test_a_private_cluster_loses_nothing_and_leaves_nothing():
         all_running(replicas)
         taken = []
         order = [*asked[6:], *asked[:6], asked[0]]
-        for piece, rows in replicas.stream(order, 4 * largest(asked)):
+        for piece, rows in replicas.stream(order, 4 * PIECE_BYTES):
             taken.append((piece, bits(rows)))
             assert rows[0].scores == [[1.0], [2.0]]
             if len(taken) == 3:
@@ -115,7 +114,7 @@ def test_a_killed_node_s_pieces_go_to_the_others_and_a_new_node_joins(capsys):
         with open_cluster(config) as session, replicas_of(session, config) as replicas:
             all_running(replicas)
             taken = []
-            for piece, rows in replicas.stream(asked, 6 * largest(asked)):
+            for piece, rows in replicas.stream(asked, 6 * PIECE_BYTES):
                 taken.append((piece, bits(rows)))
                 if len(taken) == 5:
                     nodes.kill(first)
@@ -135,7 +134,7 @@ def test_a_slow_consumer_stops_the_replicas_at_the_limit(tmp_path):
             nodes.add(environment={"RECORDED_CAPTURED": str(log)})
         config, taken, ahead = config_of(nodes.address), [], []
         with open_cluster(config) as session, replicas_of(session, config) as replicas:
-            for piece, rows in replicas.stream(asked, 3 * largest(asked)):
+            for piece, rows in replicas.stream(asked, 3 * PIECE_BYTES):
                 time.sleep(0.2)
                 taken.append((piece, bits(rows)))
                 ahead.append(log.stat().st_size - len(taken))
@@ -159,7 +158,7 @@ def test_a_full_object_store_delays_and_never_loses():
             ray.wait([held], fetch_local=False)
             with replicas_of(session, config) as replicas:
                 taken = []
-                for piece, rows in replicas.stream(asked, 8 * largest(asked)):
+                for piece, rows in replicas.stream(asked, 8 * 8 * 400 * TOKEN_BYTES):
                     taken.append((piece, bits(rows)))
                     if len(taken) == 5:
                         del held
@@ -170,11 +169,8 @@ def test_a_replica_that_fails_its_check_is_left_out_and_the_last_one_is_an_error
     asked = plan(6)
     with local_nodes() as nodes:
         nodes.add(environment={"RECORDED_FAILS": "self-check: states of another model"})
-        alone, greedy = (
-            config_of(nodes.address, capture_replicas=1, **settings)
-            for settings in ({}, {"cores_per_replica": 8})
-        )
-        greedy = greedy.model_copy(update={"start_timeout_s": 2})
+        alone = config_of(nodes.address, capture_replicas=1)
+        greedy = alone.model_copy(update={"cores_per_replica": 8, "start_timeout_s": 2})
         with open_cluster(alone) as session:
             with (
                 replicas_of(session, alone) as replicas,

@@ -30,7 +30,7 @@ pytestmark = pytest.mark.slow
 class ReplayedReplica:
     """As `CaptureReplica`; the store is next to the target's directory."""
 
-    def __init__(self, setup: Any, number: int) -> None:
+    def __init__(self, setup: Any) -> None:
         self.store = FeatureStore.open(Path(setup.target.model).parent / "features")
 
     def start(self) -> dict[str, Any]:
@@ -40,7 +40,7 @@ class ReplayedReplica:
         import torch
 
         time.sleep(0.05)
-        captured = (recorded_row(self.store, name) for name in piece.row_ids)
+        captured = (recorded_row(self.store, name, off_policy=()) for name in piece.row_ids)
         return [
             row._replace(
                 states={

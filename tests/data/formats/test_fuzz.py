@@ -19,7 +19,6 @@ from outrider.common.errors import OutriderError
 from outrider.data.exchange import Exchange, Record, Reject
 from outrider.data.formats import FORMATS, format_of, parse_record, read_records
 from outrider.data.formats.sources import log_files
-from outrider.data.tokenize.tokens import SequenceBuilder
 from tests.data.formats.test_golden import FOLDERS, GOLDEN
 from tests.data.logs import read_exchanges
 from tests.fuzzing import examples
@@ -47,9 +46,8 @@ INVALID = (
 def damaged(rng: random.Random, content: bytes) -> bytes:
     """The content with one to three defects."""
     for _ in range(rng.randint(1, 3)):
-        content = rng.choice((other_value, other_value, other_value, other_bytes, other_lines))(
-            rng, content
-        )
+        how = rng.choice((other_value, other_value, other_value, other_bytes, other_lines))
+        content = how(rng, content)
     return content
 
 
@@ -67,11 +65,9 @@ def other_value(rng: random.Random, content: bytes) -> bytes:
     while isinstance(holder[key], dict | list) and holder[key] and rng.random() < 0.8:
         holder = holder[key]
         key = rng.choice(list(holder)) if isinstance(holder, dict) else rng.randrange(len(holder))
-    how = rng.randrange(3)
-    if how == 0:
+    holder[key] = rng.choice((rng.choice(STRANGE), "@@mark@@"))
+    if rng.random() < 0.3:
         del holder[key]
-    else:
-        holder[key] = rng.choice(STRANGE) if how == 1 else "@@mark@@"
     written = json.dumps(row, ensure_ascii=rng.random() < 0.5).encode("utf-8", "surrogatepass")
     lines[at] = written.replace(b'"@@mark@@"', rng.choice(INVALID))
     return b"\n".join(lines)
@@ -79,33 +75,30 @@ def other_value(rng: random.Random, content: bytes) -> bytes:
 
 def other_bytes(rng: random.Random, content: bytes) -> bytes:
     """Bytes flipped, lost, added or cut off, or a piece of another log."""
-    at = rng.randrange(len(content) + 1)
-    how = rng.randrange(5)
-    if how == 0:
-        return content[:at] + bytes([rng.randrange(256)]) + content[at + 1 :]
-    if how == 1:
-        return content[:at] + content[at + rng.randint(1, 20) :]
-    if how == 2:
-        piece = rng.choice((b"\xff", b"\x00", b'"', b"\\", b"{", b"]", b"\n", b"\r\n", b"'"))
-        return content[:at] + piece + content[at:]
-    if how == 3:
-        return content[:at] if rng.random() < 0.7 else content[at:]
-    other = rng.choice(CONTENTS)
-    begin = rng.randrange(len(other) + 1)
-    return content[:at] + other[begin : begin + rng.randint(1, 2000)] + content[at:]
+    at, other = rng.randrange(len(content) + 1), rng.choice(CONTENTS)
+    piece = rng.choice((b"\xff", b"\x00", b'"', b"\\", b"{", b"]", b"\n", b"\r\n", b"'"))
+    begin, end = rng.randrange(len(other) + 1), rng.randint(1, 2000)
+    ways = [
+        content[:at] + bytes([rng.randrange(256)]) + content[at + 1 :],
+        content[:at] + content[at + rng.randint(1, 20) :],
+        content[:at] + piece + content[at:],
+        content[:at],
+        content[at:],
+        content[:at] + other[begin : begin + end] + content[at:],
+    ]
+    return rng.choice(ways)
 
 
 def other_lines(rng: random.Random, content: bytes) -> bytes:
     """Lines lost, duplicated or reordered."""
     lines = content.split(b"\n")
-    how, at = rng.randrange(3), rng.randrange(len(lines))
-    if how == 0:
-        del lines[at]
-    elif how == 1:
-        lines[at:at] = [lines[at]] * rng.randint(1, 3)
-    else:
-        rng.shuffle(lines)
-    return b"\n".join(lines)
+    at = rng.randrange(len(lines))
+    ways = [
+        lines[:at] + lines[at + 1 :],
+        lines[:at] + [lines[at]] * rng.randint(1, 3) + lines[at:],
+        rng.sample(lines, len(lines)),
+    ]
+    return b"\n".join(rng.choice(ways))
 
 
 def checked(path: Path, name: str, scratch: Path) -> list[Exchange | Reject]:
@@ -133,11 +126,6 @@ def checked(path: Path, name: str, scratch: Path) -> list[Exchange | Reject]:
             assert outcome.reason.isidentifier() and outcome.rows >= 1
             json.dumps([outcome.reason, outcome.detail]).encode()
     return outcomes
-
-
-@pytest.fixture(scope="module")
-def builder(text_target):
-    return SequenceBuilder(text_target)
 
 
 @pytest.mark.parametrize(

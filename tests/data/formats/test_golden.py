@@ -33,11 +33,6 @@ CUSTOMERS_WORDS = ("Husum", "Tönning", "museum", "résumé", "screening", "Ines
 
 
 @pytest.fixture(scope="module")
-def builder(text_target):
-    return SequenceBuilder(text_target)
-
-
-@pytest.fixture(scope="module")
 def expected():
     held = json.loads(EXPECTED.read_text(encoding="utf-8")) if EXPECTED.exists() else {}
     yield held

@@ -14,14 +14,6 @@ from outrider.data.formats import unpickle
 from outrider.data.formats.sources import log_files
 from tests.data.logs import read_exchanges
 
-
-def read(path):
-    (file,) = log_files(str(path))
-    rows = list(read_exchanges([file]))
-    assert file.meter.rows == len(rows)
-    return rows
-
-
 RAN = []
 
 
@@ -131,6 +123,6 @@ def test_values_that_requests_share_do_not_multiply(tmp_path):
     path.write_bytes(
         pickle.dumps({"requests": [(asked, {"text": "a</think>b", "meta_info": {}})] * 20})
     )
-    rows = read(path)
+    rows = list(read_exchanges(log_files(str(path))))
     assert len(rows) == 20
     assert rows[-1].reason == "pickle_too_large"

@@ -1,14 +1,19 @@
+"""Ingest: sequences, rejects, interrupts, workers, and what is refused."""
+
+import hashlib
 import hmac
 import json
+import shutil
 import stat
 
 import pytest
-from transformers import AutoTokenizer
 
 from outrider.common.errors import OutriderError
 from outrider.common.redaction import without_credentials
 from outrider.data.config import PrivacyConfig, TrafficConfig
 from outrider.data.formats.sources import log_files
+from outrider.data.ingest import chunks
+from outrider.data.ingest.chunks import ChunkWork
 from outrider.data.ingest.ingest import ingest
 from outrider.data.sequences import load_sequences
 from outrider.data.tokenize.tokens import SequenceBuilder
@@ -189,10 +194,6 @@ def test_paths_that_cannot_be_read(text_target, tmp_path):
             log_files(str(path))
     signed = "http://user:s3cret@host/log.jsonl?part=1&sig=s3cret"
     assert without_credentials(signed) == "http://***@host/log.jsonl?***"
-    cut = write_log(tmp_path / "cut.jsonl.gz", good_rows(10))
-    cut.write_bytes(cut.read_bytes()[:-100])
-    with pytest.raises(OutriderError, match=r"cut.jsonl.gz: damaged or cut-off gzip"):
-        ingest(text_target, TrafficConfig(path=str(cut)), tmp_path / "out")
     with pytest.raises(OutriderError, match=r"choose auto or one of [a-z_]+, "):
         run(text_target, tmp_path, good_rows(1), format="openai_pair")
 
@@ -219,10 +220,7 @@ def test_only_the_owner_can_read_what_is_written(text_target, tmp_path):
 def test_personal_data_is_replaced_before_it_is_tokenized_and_stored(text_target, tmp_path):
     rows = good_rows(4)
     rows[1]["request"]["messages"][-1]["content"] += " Write to ada.lovelace@analytical.org."
-    rows[2]["request"]["messages"][-1]["content"] += " Write to ada.lovelace@analytical.org."
-    rows[2]["response"]["choices"][0]["message"]["content"] += (
-        " Written to ada.lovelace@analytical.org."
-    )
+    rows[2]["response"]["choices"][0]["message"]["content"] += " To ada.lovelace@analytical.org."
     log = write_log(tmp_path / "log.jsonl", rows)
     summary = ingest(
         text_target,
@@ -235,20 +233,123 @@ def test_personal_data_is_replaced_before_it_is_tokenized_and_stored(text_target
     assert (counts["exchanges"], counts["with_any"], counts["replaced"]) == (4, 2, 1)
     texts = load_sequences(tmp_path / "out" / "sequences")["prompt_text"][:]
     assert "Write to " in texts[1] and "ada.lovelace" not in "".join(texts)
-    regenerated = ingest(
-        text_target,
-        TrafficConfig(path=str(log)),
-        tmp_path / "anew",
-        privacy=PrivacyConfig(mode="surrogate", regenerate=True),
-    )
-    assert regenerated["exchanges"] == 4 and regenerated["fidelity"]["regenerate"] == 1
-    table = load_sequences(tmp_path / "anew" / "sequences")
-    decoded = AutoTokenizer.from_pretrained(text_target).batch_decode(table["token_ids"][:])
-    assert [fidelity == "regenerate" for fidelity in table["fidelity"]] == [
-        False,
-        False,
-        True,
-        False,
+
+
+@pytest.fixture
+def small_chunks(monkeypatch):
+    monkeypatch.setattr(chunks, "CHUNK_RECORDS", 7)
+
+
+@pytest.fixture
+def log(tmp_path):
+    rows = good_rows(40)
+    for index, bad in enumerate(BAD.values()):
+        rows.insert(2 * index, bad)
+    rows[3]["response"]["created"] = rows[9]["response"]["created"] = None
+    return write_log(tmp_path / "log.jsonl", rows)
+
+
+def ingested(target, log, out, workers=0, **config):
+    traffic = TrafficConfig(path=str(log), max_reject_fraction=0.9, **config)
+    ingest(target, traffic, out, workers, with_key(log))
+    return digests(out)
+
+
+def with_key(log):
+    """Digests of users have the same key in every folder."""
+    (log.parent / "key").write_bytes(bytes(32))
+    return PrivacyConfig(key_file=str(log.parent / "key"))
+
+
+def digests(out):
+    """SHA-256 by name of all files of an ingest."""
+    return {
+        path.name: hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in out.rglob("*")
+        if path.is_file()
+    }
+
+
+def test_any_number_of_workers_gives_the_same_bytes(
+    text_target, log, tmp_path, small_chunks, monkeypatch
+):
+    alone = ingested(text_target, log, tmp_path / "alone")
+    monkeypatch.undo()  # one chunk
+    assert ingested(text_target, log, tmp_path / "whole")["rejects.jsonl"] == alone["rejects.jsonl"]
+    whole = load_sequences(tmp_path / "whole" / "sequences")
+    assert whole.to_list() == load_sequences(tmp_path / "alone" / "sequences").to_list()
+    # Chunks are cut in this process, so its workers need no patch.
+    monkeypatch.setattr(chunks, "CHUNK_RECORDS", 7)
+    assert ingested(text_target, log, tmp_path / "two", workers=2) == alone
+
+
+def test_an_interrupted_ingest_goes_on(text_target, log, tmp_path, small_chunks, monkeypatch):
+    expected = ingested(text_target, log, tmp_path / "expected")
+    done, interrupted = [], []
+
+    made = ChunkWork._make
+
+    def make(self, chunk):
+        if len(done) in (2, 5) and not interrupted.count(len(done)):
+            interrupted.append(len(done))
+            raise KeyboardInterrupt
+        done.append(chunk.number)
+        return made(self, chunk)
+
+    monkeypatch.setattr(ChunkWork, "_make", make)
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            ingested(text_target, log, tmp_path / "out")
+        assert not (tmp_path / "out" / "sequences").exists()
+    assert ingested(text_target, log, tmp_path / "out") == expected
+    assert done == list(range(len(done))) and len(done) > 6  # each chunk once
+
+
+@pytest.mark.parametrize("change", ["log", "model", "target"])
+def test_parts_of_other_inputs_are_not_used(
+    text_target, log, tmp_path, small_chunks, monkeypatch, change
+):
+    with monkeypatch.context() as patch:
+        patch.setattr("outrider.data.ingest.ingest.check", None)
+        with pytest.raises(TypeError):
+            ingested(text_target, log, tmp_path / "out")
+    config = {}
+    if change == "log":
+        log.write_bytes(log.read_bytes() + b"\n")
+    elif change == "model":
+        config = {"model": "nano-r1"}
+    else:
+        text_target = shutil.copytree(text_target, tmp_path / "target")
+        (text_target / "generation_config.json").write_text('{"temperature": 0.5}')
+    made = []
+    make = ChunkWork._make
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            ChunkWork, "_make", lambda self, chunk: made.append(chunk.number) or make(self, chunk)
+        )
+        ingested(text_target, log, tmp_path / "out", **config)
+    assert made and not (tmp_path / "out" / ".parts").exists()
+
+
+def test_several_models_are_an_error_that_names_them(text_target, tmp_path):
+    names = [
+        "deepseek-ai/DeepSeek-R1",
+        "deepseek-r1",
+        "/models/deepseek-r1/",
+        None,
+        "DeepSeek-V3",
+        "DeepSeek-V3",
     ]
-    assert "Written to " in decoded[2] and "lovelace" not in "".join(decoded)
-    assert json.loads((tmp_path / "anew" / "privacy.json").read_text())["to_regenerate"] == 1
+    rows = [
+        pair(
+            [{"role": "user", "content": "x"}], "r", "a", response__model=name, request__model=None
+        )
+        for name in names
+    ]
+    log = write_log(tmp_path / "log.jsonl", rows)
+    with pytest.raises(OutriderError) as caught:
+        ingested(text_target, log, tmp_path / "out")
+    assert "2 models (DeepSeek-V3 2, " in str(caught.value)
+    ingested(text_target, log, tmp_path / "out", model="vendor/DEEPSEEK-R1")
+    table = load_sequences(tmp_path / "out" / "sequences")
+    assert table["model"][:] == ["deepseek-ai/DeepSeek-R1", "deepseek-r1", "/models/deepseek-r1/"]

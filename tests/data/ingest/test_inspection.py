@@ -12,20 +12,6 @@ from tests.data.logs import pair, screenings, write_log
 SECRET = "Ada Lovelace, born 1815"
 
 
-def rows(count=30, model="nano-r1"):
-    return [
-        pair(
-            messages,
-            reasoning,
-            answer,
-            request__metadata__session_id=f"s{index // 2}",
-            response__model=model,
-            timestamp=1_714_564_800 + 60 * index,
-        )
-        for index, (messages, reasoning, answer) in enumerate(screenings(count))
-    ]
-
-
 DAMAGED = [
     b'{"request": {"messages": [{"content": "' + SECRET.encode() + b'"',
     {"request": {"messages": [{"role": "user", "content": SECRET}]}, "response": None},
@@ -33,24 +19,29 @@ DAMAGED = [
 ]
 
 
-def look(target, tmp_path, rows, rows_per_file=None, split=None, **config):
-    log = write_log(tmp_path / "log.jsonl", rows)
-    scratch = tmp_path / "scratch"
-    return inspect(
-        target,
-        TrafficConfig(path=str(log), **config),
-        SplitConfig(**split or {}),
-        scratch,
-        rows_per_file,
-    )
+@pytest.fixture
+def logs(tmp_path):
+    (tmp_path / "logs").mkdir()
+    return tmp_path / "logs"
 
 
-def test_a_damaged_log_is_described_and_its_problem_said(text_target, tmp_path):
-    found = look(text_target, tmp_path, [DAMAGED[0], *rows(), *DAMAGED[1:]])
+@pytest.fixture
+def look_at(text_target, tmp_path, logs):
+    def inspected(rows_per_file=None, **traffic):
+        config = TrafficConfig(path=str(logs), **traffic)
+        return inspect(text_target, config, SplitConfig(), tmp_path / "scratch", rows_per_file)
+
+    return inspected
+
+
+def test_a_damaged_log_is_described_and_its_problem_said(look_at, logs):
+    sessions = daily(30, request__metadata__session_id=lambda index: f"s{index // 2}")
+    write_log(logs / "log.jsonl", [DAMAGED[0], *sessions, *DAMAGED[1:]])
+    found = look_at()
     assert found["rejects"] == {"incomplete_pair": 2, "not_json": 1}
-    assert found["reject_examples"]["not_json"]["place"] == f"{tmp_path}/log.jsonl:1"
+    assert found["reject_examples"]["not_json"]["place"] == f"{logs}/log.jsonl:1"
     assert found["reject_examples"]["incomplete_pair"] == {
-        "place": f"{tmp_path}/log.jsonl:32",
+        "place": f"{logs}/log.jsonl:32",
         "detail": "no response",
     }
     (problem,) = found["problems"]
@@ -83,31 +74,16 @@ def user(index):
     return f"user-{index // 3 % 4}"
 
 
-def test_users_are_cut_into_sessions_and_small_traffic_is_named(text_target, tmp_path):
-    found = look(
-        text_target, tmp_path, daily(60, request__metadata=lambda index: None, request__user=user)
-    )
+def test_users_are_cut_into_sessions_and_small_traffic_is_named(look_at, logs):
+    users = daily(60, request__metadata=lambda index: None, request__user=user)
+    write_log(logs / "log.jsonl", users)
+    found = look_at()
     assert found["sessions"]["exchanges"] == {"user": 60} and found["sessions"]["distinct"] == 4
     assert found["split"]["left_out"] == {} and found["split"]["heldout"]["sessions"] == 4
     small, *_ = found["advice"]
     assert "60 exchanges, 4 held-out sessions" in small and "undecided" in small
     assert "at least 5 held-out sessions, about 25 in the log" in small and "about 150" in small
     assert not [text for text in found["advice"] if "leaves out" in text]
-
-
-@pytest.fixture
-def logs(tmp_path):
-    (tmp_path / "logs").mkdir()
-    return tmp_path / "logs"
-
-
-@pytest.fixture
-def look_at(text_target, tmp_path, logs):
-    def inspected(rows_per_file=None, **traffic):
-        config = TrafficConfig(path=str(logs), **traffic)
-        return inspect(text_target, config, SplitConfig(), tmp_path / "scratch", rows_per_file)
-
-    return inspected
 
 
 def asked(number):

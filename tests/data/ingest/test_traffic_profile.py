@@ -1,7 +1,5 @@
 """The profile of a small log against hand-computed numbers."""
 
-import pytest
-
 from outrider.data.config import TrafficConfig
 from outrider.data.ingest.ingest import ingest
 from outrider.data.sequences import load_sequences
@@ -44,17 +42,11 @@ def rows():
     return made
 
 
-@pytest.fixture(scope="module")
-def ingested(text_target, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("profile")
-    log = write_log(folder / "log.jsonl", rows())
-    return folder, ingest(text_target, TrafficConfig(path=str(log)), folder / "out", workers=0)
-
-
-def test_lengths_are_those_of_the_table(ingested, text_target):
-    folder, summary = ingested
-    table = load_sequences(folder / "out" / "sequences")
-    end_of_reasoning = profile_id(text_target)
+def test_lengths_are_those_of_the_table(text_target, builder, tmp_path):
+    log = write_log(tmp_path / "log.jsonl", rows())
+    summary = ingest(text_target, TrafficConfig(path=str(log)), tmp_path / "out", workers=0)
+    table = load_sequences(tmp_path / "out" / "sequences")
+    end_of_reasoning = builder.tokenizer.convert_tokens_to_ids("</think>")
     completions = [row["token_ids"][row["completion_start"] :] for row in table]
     expected = {
         "prompt": table["completion_start"][:],
@@ -70,9 +62,3 @@ def test_lengths_are_those_of_the_table(ingested, text_target):
         assert told["p50"] == sorted(lengths)[(len(lengths) - 1) // 2]
     assert summary["time"]["busiest_minute"] == 5
     assert (summary["duplicates"]["identical"], summary["duplicates"]["most_copies"]) == (3, 4)
-
-
-def profile_id(target):
-    from tokenizers import Tokenizer
-
-    return Tokenizer.from_file(str(target / "tokenizer.json")).token_to_id("</think>")

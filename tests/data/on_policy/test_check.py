@@ -23,20 +23,12 @@ from tests.data.logs import write_log
 from tests.shipped_traffic import with_token_ids
 
 WORKLOADS = ("general", "document_extraction", "social_chat")
-GROUP = 10
-"""Exchanges of each kind."""
-SIZES = {"genuine": 20}
-"""Exchanges of kinds with another number."""
 MIN_ON_POLICY = 0.95
 END = 1
 """Nano R1's end token."""
 SMALL_SHARDS = CaptureConfig(batch_tokens=2000).model_copy(update={"shard_megabytes": 0.5})
 LAYERS = FeatureSpec(tuple(FeatureStream(f"layer_{index}", 192) for index in (13, 2, 8)))
 """What an EAGLE-3 head reads of nano R1."""
-
-
-def genuine(rows):
-    return rows
 
 
 def other_prompts(rows):
@@ -50,24 +42,24 @@ def other_prompts(rows):
 
 def other_template(rows):
     """Rendered without the `<think>\\n` with which R1's template opens the answer."""
-    return [with_prompt(row, row["response"]["prompt_token_ids"][:-2]) for row in rows]
-
-
-def with_prompt(row, prompt_ids):
-    return {**row, "response": {**row["response"], "prompt_token_ids": prompt_ids}}
+    return [
+        {
+            **row,
+            "response": {
+                **row["response"],
+                "prompt_token_ids": row["response"]["prompt_token_ids"][:-2],
+            },
+        }
+        for row in rows
+    ]
 
 
 KINDS = {
-    "genuine": genuine,
-    "other-prompts": other_prompts,
-    "other-template": other_template,
+    "genuine": (list, 20, "own", "as likely as"),
+    "other-prompts": (other_prompts, 10, "foreign", "other prompts than those logged with it"),
+    "other-template": (other_template, 10, "template", "another chat template"),
 }
-
-CAUSES = [
-    ("genuine", "own", "as likely as"),
-    ("other-prompts", "foreign", "it answers other prompts than those logged with it"),
-    ("other-template", "template", "another chat template"),
-]
+"""By tenant: how exchanges are changed, their number, cause and words of the verdict."""
 
 
 @pytest.fixture(scope="module")
@@ -84,11 +76,9 @@ def sequences(nano_r1, tmp_path_factory):
     run = tmp_path_factory.mktemp("run")
     pool = [row for rows in zip(*map(with_token_ids, WORKLOADS), strict=False) for row in rows]
     rows = []
-    for tenant, change in KINDS.items():
-        rows += [
-            {**row, "tenant": tenant}
-            for row in change([pool.pop(0) for _ in range(SIZES.get(tenant, GROUP))])
-        ]
+    for tenant, (change, count, *_) in KINDS.items():
+        changed = change([pool.pop(0) for _ in range(count)])
+        rows += [{**row, "tenant": tenant} for row in changed]
     log = write_log(run / "log.jsonl", rows)
     summary = ingest(nano_r1, TrafficConfig(path=str(log)), run, workers=0)
     assert summary["exchanges"] == summary["fidelity"]["exact"] == len(rows)
@@ -142,8 +132,9 @@ def test_every_sequence_is_captured_and_the_states_pass_their_checks(judged, seq
 
 
 @pytest.mark.engine
-@pytest.mark.parametrize(("tenant", "cause", "words"), CAUSES)
-def test_each_kind_is_told_from_genuine_traffic(judged, tenant, cause, words):
+@pytest.mark.parametrize("tenant", KINDS)
+def test_each_kind_is_told_from_genuine_traffic(judged, tenant):
+    _, _, cause, words = KINDS[tenant]
     verdict = judged[2]["slices"]["tenant"][tenant]["verdict"]
     assert (verdict["own"], verdict["cause"]) == (cause == "own", cause), verdict["text"]
     assert words in verdict["text"]

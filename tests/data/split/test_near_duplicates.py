@@ -23,17 +23,6 @@ def test_resumes_under_one_long_rubric_are_not_identical():
     assert all(seen.holds(prompt) for prompt in prompts[:10])
 
 
-def test_a_small_edit_is_still_the_same_prompt():
-    prompts = [
-        f"{RUBRIC}\n{resume(index)} {resume(index + 100)} {resume(index + 200)}"
-        for index in range(20)
-    ]
-    seen = SimilarPrompts(prompts[:10], 0.9, prompts)
-    assert seen.holds(prompts[3].replace(resume(3).split()[-1], "another"))
-    half = prompts[3].split()
-    assert not seen.holds(" ".join([*half[:-60], *resume(999).split()]))
-
-
 def test_agrees_with_the_exact_similarity_of_every_pair():
     prompts = [messages[-1]["content"] for messages, _, _ in screenings(60)]
     edited = [

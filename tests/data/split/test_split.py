@@ -1,11 +1,16 @@
+"""The split by session and time, sessions, and general traffic."""
+
 import itertools
 import random
 
+import numpy as np
+import pytest
 from datasets import Dataset, Features, Value
 
 from outrider.data.config import SplitConfig
 from outrider.data.ingest.chunks import SCHEMA
-from outrider.data.split.split import PARTS, split
+from outrider.data.sequences import load_sequences, log_order, session_names
+from outrider.data.split.split import PARTS, add_general, split
 
 COLUMNS = Features.from_arrow_schema(SCHEMA)
 
@@ -89,3 +94,108 @@ def test_limits_keep_a_seeded_sample_in_the_order_of_time(tmp_path):
     assert result["summary"]["left_out"]["max_train_sequences"] == 50
     assert result["train"] == sorted(result["train"], key=lambda sequence_id: int(sequence_id[2:]))
     assert split(sequences, limits, tmp_path) == result
+
+
+GAP = 30 * 60
+
+
+def named(tmp_path, rows, kinds):
+    sequences = load_sequences(table(tmp_path, rows, kinds))
+    return session_names(sequences, log_order(sequences["time"]), gap_minutes=30)
+
+
+@pytest.mark.parametrize(
+    ("kind", "sessions"), [("user", 3), ("first_question", 3), ("conversation", 1), ("", 1)]
+)
+def test_a_pause_ends_a_session_without_a_conversation_id(tmp_path, kind, sessions):
+    times = [0.0, GAP, 2 * GAP + 1, 2 * GAP + 2, 9 * GAP]
+    names = named(tmp_path, [("ada", time, prompt(0)) for time in times], [kind] * 5)
+    assert len(set(names)) == sessions
+    if sessions == 3:
+        assert names == ["ada", "ada", "session 0-2", "session 0-2", "session 0-4"]
+
+
+def test_sessions_equal_those_of_a_slow_reference(tmp_path):
+    rng = random.Random(0)
+    rows = [(f"u{rng.randrange(4)}", rng.uniform(0, 40) * GAP, prompt(i)) for i in range(200)]
+    names = named(tmp_path, rows, ["user"] * 200)
+    for (one, first), (two, second) in itertools.combinations(zip(names, rows, strict=True), 2):
+        same_user = first[0] == second[0]
+        low, high = sorted((first[1], second[1]))
+        between = sorted(row[1] for row in rows if row[0] == first[0] and low <= row[1] <= high)
+        assert (one == two) == (same_user and not any(np.diff(between) > GAP))
+
+
+def test_users_who_last_for_weeks_are_not_left_out(tmp_path):
+    """Four users who come back every day, with three exchanges each time."""
+    times = [86_400.0 * (index // 3) + 60 * (index % 3) for index in range(120)]
+    rows = [(f"u{index // 3 % 4}", time, prompt(index)) for index, time in enumerate(times)]
+    result = split(table(tmp_path, rows, ["user"] * len(rows)), SplitConfig(), tmp_path)
+    assert result["summary"]["left_out"] == {}
+    logged = {f"0-{index}": user for index, (user, *_) in enumerate(rows)}
+    kept = [{(logged | result["sessions"])[name] for name in result[part]} for part in PARTS]
+    assert [len(names) for names in kept] == [result["summary"][part]["sessions"] for part in PARTS]
+    assert sum(map(len, kept)) == len(set.union(*kept)) == 40
+
+
+def test_heldout_prompts_are_kept_apart_from_validation(tmp_path):
+    rows = [(f"s{index}", float(index), prompt(index)) for index in range(100)]
+    rows[85] = ("s85", 85.0, prompt(75))
+    rows[95] = ("s95", 95.0, prompt(3).replace("w", "W") + " thanks")
+    result = split(table(tmp_path, rows), SplitConfig(), tmp_path)
+    assert result["left_out"] == {
+        "0-85": "near_identical_to_a_validation_prompt",
+        "0-95": "near_identical_to_a_training_prompt",
+    }
+    assert "0-75" in result["validation"]
+    # A prompt that was not sampled for validation has chosen nothing.
+    few = split(table(tmp_path / "few", rows), SplitConfig(max_validation_sequences=1), tmp_path)
+    assert ("0-85" in few["left_out"]) == ("0-75" in few["validation"])
+
+
+def words(rng, count=40):
+    return " ".join(f"w{rng.randrange(10**6)}" for _ in range(count))
+
+
+def general_table(prefix, count, session_of=lambda number: number, seed=0):
+    rng = random.Random(seed)
+    return Dataset.from_dict(
+        {
+            "sequence_id": [f"{prefix}{number}" for number in range(count)],
+            "session": [f"{prefix}s{session_of(number)}" for number in range(count)],
+            "time": [float(number) for number in range(count)],
+            "prompt_text": [words(rng) for _ in range(count)],
+        }
+    )
+
+
+def mixed(customers, general, general_share=0.2, **limits):
+    parts = {"train": customers["sequence_id"][:], "validation": [], "heldout": []}
+    summary = {}
+    split = SplitConfig(general_share=general_share, **limits)
+    add_general(parts, summary, customers, general, split)
+    return parts, summary["general"]
+
+
+def test_the_share_is_of_the_whole_training_part_and_the_latest_is_measured():
+    customers, general = general_table("0-", 80), general_table("g0-", 100, seed=1)
+    parts, noted = mixed(customers, general)
+    trained = [name for name in parts["train"] if name.startswith("g")]
+    assert len(parts["train"]) == 100 and len(trained) == 20  # 20 %
+    assert parts["general"] == [f"g0-{number}" for number in range(80, 100)]  # a fifth, the latest
+    assert not set(trained) & set(parts["general"])
+    assert noted == {"sequences": 100, "trained_on": 20, "wanted": 20, "measured_on": 20}
+    assert mixed(customers, general)[0] == parts
+
+
+def test_sessions_stay_on_one_side_and_copies_of_training_prompts_are_not_measured():
+    customers = general_table("0-", 80)
+    general = general_table("g0-", 100, session_of=lambda number: number // 8, seed=1)
+    prompts = general["prompt_text"][:]
+    prompts[99] = customers["prompt_text"][3]
+    general = general.remove_columns("prompt_text").add_column("prompt_text", prompts)
+    parts, _ = mixed(customers, general, general_share=0.45)
+    sessions = dict(zip(general["sequence_id"], general["session"], strict=True))
+    trained = {sessions[name] for name in parts["train"] if name.startswith("g")}
+    assert len(trained) >= 9 and not trained & {sessions[name] for name in parts["general"]}
+    assert "g0-99" not in parts["general"] and "g0-98" in parts["general"]

@@ -15,11 +15,6 @@ from tests.fuzzing import examples
 MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "2+2?"}]
 
 
-@pytest.fixture(scope="module")
-def builder(text_target):
-    return SequenceBuilder(text_target)
-
-
 def exchange(**fields):
     return Exchange(**{"place": Place("log", 1), "messages": MESSAGES, **fields})
 
@@ -107,89 +102,71 @@ def test_how_a_response_ended(builder, fields, text):
     assert completion(builder, **fields) == text
 
 
-def test_the_engines_token_count_decides_between_readings(builder):
-    def count(text):
-        return len(builder.tokenizer.encode(text, add_special_tokens=False)) + 1
-
-    fields = {"reasoning": "r", "content": "a"}
-    assert (
-        completion(builder, **fields, completion_tokens=count("r</think>a")) == "r</think>a" + EOS
-    )
-    assert (
-        completion(builder, **fields, completion_tokens=count("r\n</think>\n\na"))
-        == "r\n</think>\n\na" + EOS
-    )
-    assert (
-        completion(builder, content="a", completion_tokens=count("\n</think>\n\na"))
-        == "\n</think>\n\na" + EOS
-    )
-    assert builder.build(exchange(**fields, completion_tokens=999)).agrees_with_usage is False
-
-
-def test_stop_strings(builder):
-    def count(text, ends):
-        return len(builder.tokenizer.encode(text, add_special_tokens=False)) + ends
-
-    fields = {"reasoning": "r\n", "content": "\n\na}", "stop_strings": ("!", "END")}
-    text = "r\n</think>\n\na}"
+R_A = {"reasoning": "r", "content": "a"}
+BEFORE_STOP = {"reasoning": "r\n", "content": "\n\na}"}
+INCLUDED_STOP = BEFORE_STOP | {"content": "\n\na}END", "stop_reason": "END"}
+STOPPED = "r\n</think>\n\na}"
+EMPTY = "\n</think>\n\na"
+COUNTED = [
+    # The engine's token count decides between readings.
+    (R_A, "r</think>a" + EOS, "r</think>a" + EOS),
+    (R_A, "r\n</think>\n\na" + EOS, "r\n</think>\n\na" + EOS),
+    ({"content": "a"}, EMPTY + EOS, EMPTY + EOS),
     # Whether the end token or a stop string ended it was not logged: only the count can decide.
-    assert completion(builder, **fields) == text
-    assert completion(builder, **fields, completion_tokens=count(text, 1)) == text + EOS
-    assert completion(builder, **fields, completion_tokens=count(text + "END", 0)) == text + "END"
+    (BEFORE_STOP | {"stop_strings": ("!", "END")}, None, STOPPED),
+    (BEFORE_STOP | {"stop_strings": ("!", "END")}, STOPPED + EOS, STOPPED + EOS),
+    (BEFORE_STOP | {"stop_strings": ("!", "END")}, STOPPED + "END", STOPPED + "END"),
     # The log names the string, which is not in the text; the count shows that the tokens have it.
-    ended = {"reasoning": "r\n", "content": "\n\na}", "stop_reason": "END"}
-    assert completion(builder, **ended, completion_tokens=count(text + "END", 0)) == text + "END"
+    (BEFORE_STOP | {"stop_reason": "END"}, STOPPED + "END", STOPPED + "END"),
     # include_stop_str_in_output: the text has it already.
-    whole = {"reasoning": "r\n", "content": "\n\na}END", "stop_reason": "END"}
-    assert completion(builder, **whole, completion_tokens=count(text + "END", 0)) == text + "END"
-    assert completion(builder, **whole) == text + "END"
+    (BEFORE_STOP | {"content": "\n\na}END", "stop_reason": "END"}, None, STOPPED + "END"),
+    (
+        BEFORE_STOP | {"content": "\n\na}END", "stop_reason": "END"},
+        STOPPED + "END",
+        STOPPED + "END",
+    ),
+    # Empty reasoning, also from a parser that strips.
+    ({"reasoning": "\n", "content": "\n\na"}, None, EMPTY + EOS),
+    ({"reasoning": "", "content": "a"}, None, EMPTY + EOS),
+    ({"reasoning": "", "content": "a"}, EMPTY + EOS, EMPTY + EOS),
+    ({"reasoning": None, "content": "a"}, EMPTY + EOS, EMPTY + EOS),
+    ({"reasoning": "", "content": "\n\na"}, "</think>\n\na" + EOS, "</think>\n\na" + EOS),
+]
+"""Fields, the text that the engine counted, and the completion."""
 
 
-def test_empty_reasoning(builder):
-    emitted = "\n</think>\n\na" + EOS
-    count = len(builder.tokenizer.encode(emitted, add_special_tokens=False))
-    assert completion(builder, reasoning="\n", content="\n\na") == emitted
-    assert (
-        completion(builder, reasoning="", content="a") == emitted
-    )  # empty, from a parser that strips
-    assert completion(builder, reasoning="", content="a", completion_tokens=count) == emitted
-    assert completion(builder, reasoning=None, content="a", completion_tokens=count) == emitted
-    assert (
-        completion(builder, reasoning="", content="\n\na", completion_tokens=count - 1)
-        == "</think>\n\na" + EOS
-    )
+@pytest.mark.parametrize(("fields", "counted", "text"), COUNTED)
+def test_the_engines_token_count_decides_between_readings(builder, fields, counted, text):
+    count = None if counted is None else len(builder._encode(counted))
+    assert completion(builder, **fields, completion_tokens=count) == text
+
+
+def test_a_count_that_no_reading_has(builder):
+    assert builder.build(exchange(**R_A, completion_tokens=999)).agrees_with_usage is False
     assert reason(builder, reasoning="", content="a", completion_tokens=500) == "reasoning_missing"
     assert reason(builder, reasoning=None, content="a") == "reasoning_missing"
 
 
-def prefilled(builder, begun, **fields):
-    messages = [*MESSAGES, {"role": "assistant", "content": begun}]
-    arguments = {"continue_final_message": True, "add_generation_prompt": False}
-    sequence = builder.build(exchange(messages=messages, template_arguments=arguments, **fields))
-    assert sequence.prompt_text.endswith("<｜Assistant｜>" + begun)
-    return builder.tokenizer.decode(
-        sequence.token_ids[sequence.completion_start :], skip_special_tokens=False
-    )
-
-
-def test_prefilled_turns(builder):
-    # A continued answer. vLLM's parser sees no </think> and treats all of it as reasoning; others
-    # as content.
-    assert prefilled(builder, '{"verdict":', reasoning=' "advance"}') == ' "advance"}' + EOS
-    assert prefilled(builder, '{"verdict":', content=' "advance"}') == ' "advance"}' + EOS
-    # Continued reasoning.
-    assert (
-        prefilled(builder, "<think>\nFirst,", reasoning=" why\n", content="\n\na")
-        == " why\n</think>\n\na" + EOS
-    )
-    assert (
-        prefilled(builder, "<think>\nFirst,", reasoning="why", content="a")
-        == "why\n</think>\n\na" + EOS
-    )
-    assert (
-        prefilled(builder, "<think>\nFirst,", content="why\n</think>\n\na")
-        == "why\n</think>\n\na" + EOS
-    )
+@pytest.mark.parametrize(
+    ("begun", "fields", "text"),
+    [
+        # A continued answer. vLLM's parser sees no </think> and treats all of it as reasoning;
+        # others as content.
+        ('{"verdict":', {"reasoning": ' "advance"}'}, ' "advance"}'),
+        ('{"verdict":', {"content": ' "advance"}'}, ' "advance"}'),
+        # Continued reasoning.
+        ("<think>\nFirst,", {"reasoning": " why\n", "content": "\n\na"}, " why\n</think>\n\na"),
+        ("<think>\nFirst,", {"reasoning": "why", "content": "a"}, "why\n</think>\n\na"),
+        ("<think>\nFirst,", {"content": "why\n</think>\n\na"}, "why\n</think>\n\na"),
+    ],
+)
+def test_prefilled_turns(builder, begun, fields, text):
+    fields |= {
+        "messages": [*MESSAGES, {"role": "assistant", "content": begun}],
+        "template_arguments": {"continue_final_message": True, "add_generation_prompt": False},
+    }
+    assert builder.build(exchange(**fields)).prompt_text.endswith("<｜Assistant｜>" + begun)
+    assert completion(builder, **fields) == text + EOS
 
 
 def reason(builder, **fields):
