@@ -7,7 +7,7 @@ Each rank asks the replicas (replicas.py) for the sequences that it reads next, 
 within its share of `cluster.in_flight_gb`. Nothing of the text or the states is written to a disk:
 states are in the replicas, in the object stores of the cluster and in the ranks. `directory` gets
 the names of the replicas. The validation and held-out parts are in the feature store that the
-capture stage wrote. `StreamedFeatures` is a `training.batches.Store` that streams.
+capture stage wrote. `StreamedFeatures` is a `training.batches.Stream`.
 """
 
 import contextlib

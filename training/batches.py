@@ -13,15 +13,15 @@ Shapes: B rows (1), T slots, H hidden, X values that the drafter reads of a toke
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from outrider.speculators.features import FINAL_NORM, FeatureSpec, SequenceStates, stream_of
+from outrider.speculators.kinds.drafter import Batch
 from outrider.training.packing import Row, Sample
 
 AHEAD = 2
@@ -36,11 +36,7 @@ class States(Protocol):
 
 
 class Store(States, Protocol):
-    """The part of a feature store that training reads.
-
-    A stream (data/streamed.py) has the validation part, and `reading(sequence_ids)` of the training
-    part in that order, captured while training runs: its `read`, `off_policy` and `close`.
-    """
+    """The part of a feature store that training reads."""
 
     @property
     def manifest(self) -> dict[str, Any]:
@@ -54,33 +50,21 @@ class Store(States, Protocol):
         """[T]: its token ids alone."""
 
 
-@dataclass(frozen=True)
-class Batch:
-    """One row, as `Drafter.unroll` takes it (B = 1)."""
+class Reading(States, Protocol):
+    """The sequences of a stream that one process reads, in order."""
 
-    row: Row
-    token_ids_BT: Tensor
-    hidden_BTH: Tensor
-    """What the teacher reads: the target's states after the final norm."""
-    inputs_BTX: Tensor
-    """What the drafter reads; the same tensor as `hidden_BTH` where that is all it reads."""
-    sequence_BT: Tensor
-    """Number of the slot's sequence in the row, from 0; -1 is padding."""
-    position_BT: Tensor
-    anchor_BT: Tensor
+    def off_policy(self, sequence_ids: Sequence[str]) -> list[bool]:
+        """Which of these sequences are off-policy and therefore get no loss."""
 
-    def to(self, device: torch.device) -> "Batch":
-        """The batch on another device."""
-        return self._mapped(lambda tensor: tensor.to(device, non_blocking=True))
+    def close(self) -> None:
+        """Ends a `read` that waits in another thread."""
 
-    def pinned(self) -> "Batch":
-        """The batch in page-locked memory, from which copies to a GPU overlap with its work."""
-        return self._mapped(Tensor.pin_memory)
 
-    def _mapped(self, change: Callable[[Tensor], Tensor]) -> "Batch":
-        tensors = {name: value for name, value in vars(self).items() if name != "row"}
-        changed = {id(tensor): change(tensor) for tensor in tensors.values()}
-        return Batch(self.row, **{name: changed[id(tensor)] for name, tensor in tensors.items()})
+class Stream(Store, Protocol):
+    """Features that are captured while training runs; `read` has the validation part."""
+
+    def reading(self, sequence_ids: Sequence[str]) -> Reading:
+        """Reads these sequences of the training part, in this order."""
 
 
 def assemble(

@@ -29,7 +29,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from outrider.speculators.acceptance import pad_anchors, replay_chain
-from outrider.training.batches import Batch
+from outrider.speculators.kinds.drafter import Batch
 from outrider.training.config import DEPTH_DECAY, TrainingConfig
 from outrider.training.distributed.accelerator import Drafted
 from outrider.training.distributed.spec import Sampling

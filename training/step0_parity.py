@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 import torch
 
 from outrider.speculators.config import ParityConfig
+from outrider.speculators.kinds.drafter import Batch
 from outrider.speculators.parity import compared
 from outrider.speculators.unroll import valid_BT
-from outrider.training.batches import Batch
 from outrider.training.distributed.accelerator import ChainUnroll, Drafted
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ import signal
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from accelerate.utils import broadcast, gather_object
@@ -30,15 +30,16 @@ from outrider.speculators.checkpoints.target_ends import load_target_ends
 from outrider.speculators.config import ParityConfig
 from outrider.speculators.draft_vocabulary import coverage, token_counts
 from outrider.speculators.kinds import trainable_kind
-from outrider.speculators.kinds.drafter import Drafter
+from outrider.speculators.kinds.drafter import Batch, Drafter
 from outrider.speculators.kinds.protocol import Origin
 from outrider.speculators.parity import complaint
 from outrider.speculators.planned import planned
 from outrider.speculators.size import drafter_size
 from outrider.training.batches import (
-    Batch,
     Prefetch,
+    Reading,
     Store,
+    Stream,
     assemble,
     responses,
 )
@@ -292,7 +293,7 @@ class Trainer:
             reading: Any = self.source
             if self.config.streams:
                 names = [self.samples[index].sequence_id for row in rows for index in row]
-                reading = reading.reading(names)
+                reading = cast(Stream, self.source).reading(names)
             shape = self.config.row_tokens, self.features
             batches = stack.enter_context(Prefetch(reading, self.samples, rows, *shape))
             if self.config.streams:  # ends a read that the thread of `batches` waits in
@@ -313,7 +314,9 @@ class Trainer:
                         " rerun the command to resume"
                     )
 
-    def _step(self, step: int, supply: Iterator[Batch], batches: Prefetch, reading: Any) -> None:
+    def _step(
+        self, step: int, supply: Iterator[Batch], batches: Prefetch, reading: Reading
+    ) -> None:
         """One optimizer step over this process's rows of the step."""
         began, waited = time.perf_counter(), batches.waited
         rows = self.steps[step]
@@ -432,7 +435,7 @@ class Trainer:
         self._say(export_line(state["base"], state["best"], profile))
         return profile
 
-    def _masked(self, rows: Sequence[Row], reading: Any) -> frozenset[int]:
+    def _masked(self, rows: Sequence[Row], reading: Reading) -> frozenset[int]:
         """Samples of a step without a loss: each process judges those of the rows that it reads."""
         if not self.config.streams:
             return frozenset()

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from outrider.speculators.acceptance import accept_matrix, pad_anchors, replay_chain
 from outrider.speculators.features import FeatureSpec
-from outrider.training.batches import Batch, Prefetch, States
+from outrider.speculators.kinds.drafter import Batch
+from outrider.training.batches import Prefetch, States
 from outrider.training.distributed.accelerator import ChainUnroll, Drafted
 from outrider.training.distributed.spec import Sampling
 from outrider.training.packing import Sample, pack

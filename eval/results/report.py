@@ -10,7 +10,7 @@ docs/how-to/read-a-report.md says what to do with the figures. The data room's c
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, ValidationError
 
 from outrider.common.errors import OutriderError
 from outrider.common.files import read_json, write_json
@@ -228,7 +228,7 @@ class Report(Findings):
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """Loads a report.json; raises for another version."""
+        """Loads a report.json; raises for another version or shape."""
         value = read_json(path)
         version = value.get("version") if isinstance(value, dict) else None
         if version != VERSION:
@@ -236,7 +236,15 @@ class Report(Findings):
                 f"{path}: version {version}, but this Outrider reads {VERSION}; run "
                 "evaluate-speculator again"
             )
-        return cls.model_validate(value)
+        try:
+            return cls.model_validate(value)
+        except ValidationError as error:
+            first = error.errors()[0]
+            place = ".".join(map(str, first["loc"]))
+            raise OutriderError(
+                f"{path}: {place}: {first['msg']}; delete the file and evaluate again, which writes"
+                " it from the measurements that are kept"
+            ) from None
 
     def write(self, path: Path) -> None:
         """Publishes the report; only the owner may read it if it holds customer text."""

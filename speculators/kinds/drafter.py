@@ -12,6 +12,8 @@ Shapes: B rows, T slots of a row, X values that the drafter reads of a token, N 
 of the state that the head reads, K depths.
 """
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import cast
 
 import torch
@@ -19,6 +21,36 @@ from torch import Tensor, nn
 
 from outrider.speculators.heads import DraftHead, TargetEnds
 from outrider.speculators.unroll import Chain, unroll_anchors
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One row, as `Drafter.unroll` takes it (B = 1)."""
+
+    row: tuple[int, ...]
+    """Indices of its samples."""
+    token_ids_BT: Tensor
+    hidden_BTH: Tensor
+    """What the teacher reads: the target's states after the final norm."""
+    inputs_BTX: Tensor
+    """What the drafter reads; the same tensor as `hidden_BTH` where that is all it reads."""
+    sequence_BT: Tensor
+    """Number of the slot's sequence in the row, from 0; -1 is padding."""
+    position_BT: Tensor
+    anchor_BT: Tensor
+
+    def to(self, device: torch.device) -> "Batch":
+        """The batch on another device."""
+        return self._mapped(lambda tensor: tensor.to(device, non_blocking=True))
+
+    def pinned(self) -> "Batch":
+        """The batch in page-locked memory, from which copies to a GPU overlap with its work."""
+        return self._mapped(Tensor.pin_memory)
+
+    def _mapped(self, change: Callable[[Tensor], Tensor]) -> "Batch":
+        tensors = {name: value for name, value in vars(self).items() if name != "row"}
+        changed = {id(tensor): change(tensor) for tensor in tensors.values()}
+        return Batch(self.row, **{name: changed[id(tensor)] for name, tensor in tensors.items()})
 
 
 class Drafter(nn.Module):

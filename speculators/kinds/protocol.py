@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from outrider.speculators.kinds.drafter import Drafter
+    from outrider.speculators.kinds.drafter import Batch, Drafter
 
 TrainedParameters = Literal["all", "non_routed", "lora"]
 """Trained weights: all, all but the routed experts, or these with low-rank adapters."""
@@ -86,10 +86,9 @@ class Origin:
     token_counts: "Callable[[], Tensor] | None" = None
     """How often each token of the target's vocabulary occurs in the responses that are trained
     on, [V]: what a draft vocabulary is chosen from. None where no traffic is at hand."""
-    rows: "Callable[[], Iterable[Any]] | None" = None
-    """The training part's rows (`training.batches.Batch`), in the same order every time, on the
-    device of the speculator: what it is fitted to if it starts from scratch. None: it starts with
-    random weights."""
+    rows: "Callable[[], Iterable[Batch]] | None" = None
+    """The training part's rows, in the same order every time, on the device of the speculator: what
+    it is fitted to if it starts from scratch. None: it starts with random weights."""
     train: TrainedParameters = "all"
     lora_rank: int = 16
     """Rank of the adapters of `lora`."""

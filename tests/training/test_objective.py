@@ -8,7 +8,8 @@ import torch
 from outrider.speculators.acceptance import target_distribution
 from outrider.speculators.features import FINAL_NORM, FeatureSpec, FeatureStream
 from outrider.speculators.heads import DraftHead
-from outrider.training.batches import Batch, assemble
+from outrider.speculators.kinds.drafter import Batch
+from outrider.training.batches import assemble
 from outrider.training.config import TrainingConfig
 from outrider.training.distributed.accelerator import Drafted
 from outrider.training.distributed.spec import Sampling

@@ -23,8 +23,7 @@ from torch import Tensor, nn
 
 from outrider.common.errors import OutriderError
 from outrider.speculators.heads import DraftHead, TargetEnds
-from outrider.speculators.kinds.drafter import Drafter
-from outrider.training.batches import Batch
+from outrider.speculators.kinds.drafter import Batch, Drafter
 from outrider.training.config import TrainingConfig
 from outrider.training.memory import BUCKET
 from outrider.training.packing import turns

@@ -25,12 +25,13 @@ Shapes: N anchors, H hidden, X features, Y outputs, D dims of a head, V values o
 import contextlib
 import math
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor
 
 from outrider.speculators.heads import TargetEnds
+from outrider.speculators.kinds.drafter import Batch
 from outrider.speculators.kinds.eagle3.layer import EagleHead
 from outrider.speculators.layers.llama_attention import LlamaAttention
 from outrider.speculators.unroll import valid_BT
@@ -53,8 +54,8 @@ QUERY_NOISE = 0.1
 DRAFTS, DRAFT_WEIGHT = 2, 0.6
 """Drafts that the MLP is fitted to, and the weight of each relative to the one before."""
 
-Rows = Callable[[], Iterable[Any]]
-"""Packed sequences with the target's states, as `Origin.rows` gives them."""
+Rows = Callable[[], Iterable[Batch]]
+"""As `Origin.rows` gives them."""
 
 
 class Ridge:
@@ -70,7 +71,7 @@ class Ridge:
             for _ in range(2)
         )
 
-    def wanted(self, rows: Iterable[Any]) -> Iterator[Any]:
+    def wanted(self, rows: Iterable[Batch]) -> Iterator[Batch]:
         """The first rows, as many as the regression needs."""
         for row in rows:
             if self.anchors >= ANCHORS_PER_FEATURE * len(self.fitted[0]):

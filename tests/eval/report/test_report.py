@@ -188,10 +188,13 @@ def test_a_report_is_as_its_schema_says_and_has_every_key(report, run):
             assert inner.get("description") or "$ref" in inner, f"{name}.{key}"
 
 
-def test_another_version_is_an_error_that_names_it(results, tmp_path):
+def test_another_version_or_shape_is_an_error_that_names_it(results, tmp_path):
     path = tmp_path / "report.json"
     results.write(path)
     assert Report.read(path) == results
     path.write_text(json.dumps(results.model_dump(mode="json") | {"version": 5}))
     with pytest.raises(OutriderError, match=r"report.json: version 5, but this Outrider reads 1"):
+        Report.read(path)
+    path.write_text(json.dumps(results.model_dump(mode="json") | {"verdict": {}}))
+    with pytest.raises(OutriderError, match=r"report.json: verdict.verdict: Field required; del"):
         Report.read(path)

@@ -8,10 +8,10 @@ import torch
 
 from outrider.speculators.checkpoints.target_ends import load_target_ends
 from outrider.speculators.head_config import HeadConfig
+from outrider.speculators.kinds.drafter import Batch
 from outrider.speculators.kinds.eagle3 import closed_form
 from outrider.speculators.kinds.eagle3.kind import Eagle3
 from outrider.speculators.kinds.protocol import Origin
-from outrider.training.batches import Batch
 from tests.tiny import HIDDEN, VOCAB
 
 ROWS, TOKENS, PROMPT = 16, 40, 9
