@@ -106,8 +106,7 @@ def lock(path: Path, doing: str) -> Iterator[None]:
         file.truncate(0)
         # The disk may be full: the lock holds without the name of its holder.
         with contextlib.suppress(OSError):
-            file.write(str(os.getpid()))
-            file.flush()
+            os.write(file.fileno(), b"%d" % os.getpid())  # closing a buffer would try again
         yield
 
 

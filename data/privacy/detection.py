@@ -207,11 +207,11 @@ class Finder:
     """Finds personal data of the configured kinds."""
 
     def __init__(self, config: PrivacyConfig):
-        import phonenumbers
-
         self.min_score = config.min_score
         self.kinds: list[str] = list(config.entities)
-        self.recognizers = recognizers(self.kinds)
+        self.recognizers = recognizers(self.kinds)  # first: it explains a missing installation
+        import phonenumbers
+
         self.regions = config.phone_regions if "PHONE_NUMBER" in self.kinds else ()
         if unknown := sorted(set(self.regions) - phonenumbers.SUPPORTED_REGIONS):
             raise OutriderError(

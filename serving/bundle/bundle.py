@@ -2,7 +2,7 @@
 
     drafting = Drafting(Speculator.named(directory), k=3)
     export_bundle(drafting, target, engine, evidence={...}, out_dir="runs/NAME/bundle")
-    verify_bundle("runs/NAME/bundle", target, engine, prompts, Sampling(), max_tokens=256, ...)
+    verify_bundle(bundle_dir, target, engine, prompts, Sampling(), max_tokens=256, ...)
 
 `config.json` and the speculator's safetensors are what `--speculative-config` reads. Subfolders
 hold the speculator in other formats, where its kind has some. A kind without weights has neither.

@@ -1,10 +1,12 @@
 """Personal data that is found, and similar text that is not, for every kind."""
 
+import sys
 import time
 import typing
 
 import pytest
 
+from outrider.common.errors import OutriderError
 from outrider.data.config import PersonalKind, PrivacyConfig
 from outrider.data.privacy.detection import PIECE, Finder
 from tests.data.personal import EXAMPLES
@@ -102,6 +104,13 @@ def test_values_stand_clear_of_escapes_quotes_and_markup(default):
 def test_a_long_row_of_values_is_cut_nowhere(default):
     values = [f"person{index}@lovelace.org" for index in range(3 * PIECE // 20)]
     assert [value for _, value in found(default, " ".join(values))] == values
+
+
+def test_a_missing_installation_is_explained(monkeypatch):
+    for name in ("presidio_analyzer", "phonenumbers"):  # which only it needs
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(OutriderError, match="privacy"):
+        Finder(PrivacyConfig())
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from outrider.serving.config import EngineConfig, TargetConfig
 from outrider.serving.engine import Engine, open_engine
 from outrider.serving.vllm_hooks.capture_extension import (
     PART,
+    _digest,
     _Prompt,
     read_states,
     write_states,
@@ -140,7 +141,7 @@ def test_the_next_batch_is_prefilled_while_the_states_of_one_are_read(
     name, first, _ = next(reading)
     ahead = engine._ahead
     assert ahead is not None and ahead.exception(timeout=60) is None  # without another row read
-    while not list(engine._scratch.glob("*.pt")):
+    while not list(engine._scratch.glob("*.bf16")):
         time.sleep(0.01)
     # Bounded: the file that is being read is gone, and one batch is ahead.
     assert len(list(engine._scratch.iterdir())) == 1
@@ -163,12 +164,25 @@ def test_an_engine_whose_states_were_left_halfway_serves_the_next_call(
 
 
 def test_states_that_cannot_be_written_end_the_capture_with_the_reason(tmp_path: Path) -> None:
-    path = tmp_path / "states.pt"
+    path = tmp_path / "states.bf16"
     path.with_suffix(PART).mkdir()  # in place of a full disk
-    index = {"path": str(path), "requests": {}}
-    write_states(path, {"a": torch.zeros(3, 2, dtype=torch.bfloat16)})
-    with pytest.raises(OutriderError, match="the states were not written"):
-        next(read_states([None, index], []))
+    write_states(path, [torch.zeros(1, 3, 2, dtype=torch.bfloat16)])
+    with pytest.raises(OutriderError, match=r"the states were not written: .*File exists"):
+        next(read_states([None, {"path": str(path), "requests": {}}], []))
+
+
+def test_states_are_freed_as_they_are_written_and_read_in_any_order(tmp_path: Path) -> None:
+    whole = {"a": torch.randn(2, 3, 5).bfloat16(), "b": torch.randn(2, 1, 5).bfloat16()}
+    path, written = tmp_path / "states.bf16", list(whole.values())
+    write_states(path, written)
+    assert written == []
+    requests = {name: [list(whole[name].shape), _digest([7]), None] for name in whole}
+    index = {"path": str(path), "requests": requests}
+    read = [states for states, _ in read_states([None, index], [("b", [7]), ("a", [7])])]
+    assert read[0].equal(whole["b"]) and read[1].equal(whole["a"]) and not path.exists()
+    write_states(path, list(whole.values()))
+    with pytest.raises(OutriderError, match="prefilled other tokens"):
+        next(read_states([index], [("a", [8])]))
 
 
 def test_chunks_and_a_restart_after_preemption_fill_every_stream_once() -> None:
