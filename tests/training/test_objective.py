@@ -126,3 +126,6 @@ def test_the_loss_is_the_sum_over_single_drafts(weighting: str) -> None:
             t += s + 1
     assert loss.item() == pytest.approx(expected, rel=1e-5)
     assert sums.kl_K.tolist() == pytest.approx(kl_K, rel=1e-5)
+    # A surplus row does not count.
+    loss, sums = goal.of_row(by_target_head(u_KNH, head_VH), batch, torch.zeros(DEPTH))
+    assert loss == 0 and not sums.kl_K.any()
