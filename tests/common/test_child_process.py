@@ -16,12 +16,6 @@ from outrider.common.process_tree import signal_handlers, wait_until
 SECRET = "Ada Lovelace, born 1815"
 
 
-def tensor_of(values: list[float]) -> object:
-    import torch
-
-    return os.getpid(), torch.tensor(values)
-
-
 def fail(error: BaseException) -> None:
     raise error
 
@@ -33,12 +27,6 @@ def kill() -> None:
 def sleep(note: Path) -> None:
     note.write_text(str(os.getpid()))
     time.sleep(600)
-
-
-def test_a_result_comes_back_and_its_process_has_ended() -> None:
-    pid, values = in_child(tensor_of, [1.0, 2.0])
-    assert pid != os.getpid() and not psutil.pid_exists(pid)
-    assert values.tolist() == [1.0, 2.0]
 
 
 def test_another_error_has_the_childs_frames_and_its_message_apart() -> None:

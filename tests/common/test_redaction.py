@@ -55,8 +55,10 @@ def test_texts(text: str, kept: str | None) -> None:
 
 def test_a_command_line_hides_the_words_after_a_secret_flag() -> None:
     words = ["vllm", "serve", "x", "--api-key", "one", "two", "--port", "8000", "A_KEY=three"]
+    words += ["--hf-token=four", "traffic.path=https://user:five@host/x?sig=six"]
     assert redacted_words(words) == [
         "vllm", "serve", "x", "--api-key", "***", "***", "--port", "8000", "A_KEY=***",
+        "--hf-token=***", "traffic.path=https://***@host/x?***",
     ]  # fmt: skip
     command = redacted_words(
         ["--from-serve-command", "HF_TOKEN=s3cret vllm serve x --api-key s3cret"]

@@ -25,14 +25,21 @@ class Handler(BaseHTTPRequestHandler):
         body = json.loads(data or b"{}")
         time.sleep(10_000 if body.get("never") == self.name else body.get("seconds", 0))
         if "stream" in body or "until" in body:
-            return self.stream(body)
+            self.stream(body)
+            return
         sick = self.path == "/health" and self.sick.exists()
         answer = {
             "name": self.name,
             "path": self.path,
             "headers": {key.lower(): value for key, value in self.headers.items()},
         }
-        return self.answer(503 if sick else body.get("status", 200), answer)
+        data = json.dumps(answer).encode()
+        self.send_response(503 if sick else body.get("status", 200))
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(data)
 
     do_GET = do_POST = do_PUT = do_DELETE = do_OPTIONS = do_PATCH = do_HEAD = answer_request
 
@@ -51,15 +58,6 @@ class Handler(BaseHTTPRequestHandler):
 
     def chunk(self, data: bytes) -> None:
         self.wfile.write(b"%x\r\n%s\r\n" % (len(data), data))
-
-    def answer(self, status: int, body: dict) -> None:
-        data = json.dumps(body).encode()
-        self.send_response(status)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(data)
 
     def log_message(self, *_: object) -> None:
         pass

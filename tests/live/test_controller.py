@@ -130,23 +130,21 @@ def test_a_baseline_begins_again_with_a_replica_that_is_started_again(make_world
     assert next(e.at for e in world.journal.entries if e.event == "swap") >= 1005
 
 
-@pytest.mark.parametrize("fault", ["die_before", "die_after"])
+@pytest.mark.parametrize("fault", ["die_before", "die_after", "fail_after"])
 @pytest.mark.parametrize("replica", ["canary", "stable0"])
-def test_a_replica_killed_in_its_swap(world, fault, replica) -> None:
+def test_a_replica_killed_in_its_swap_and_a_swap_whose_answer_is_lost(
+    world, fault, replica
+) -> None:
     world.replicas[replica].fault = fault
+    reached, killed = "first" if replica == "canary" else "better", fault != "fail_after"
     with world.controller() as controller:
         done = controller.deploy(world.bundles["better"])
-        assert done.outcome == ("rolled_back" if replica == "canary" else "promoted")
-        assert done.behind == [replica]
-        world.replicas[replica].start(world.bundles["first"])  # with its first command
+        assert done.outcome == ("rolled_back" if reached == "first" else "promoted")
+        assert done.behind == ([replica] if killed else [])
+        if killed:
+            world.replicas[replica].start(world.bundles["first"])  # with its first command
         controller.recover()
-    assert world.everywhere("first" if replica == "canary" else "better")
-
-
-def test_a_swap_whose_answer_is_lost_counts(world) -> None:
-    world.replicas["stable0"].fault = "fail_after"
-    assert world.deploy("better").outcome == "promoted"
-    assert world.everywhere("better")
+    assert world.everywhere(reached)
 
 
 def test_the_share_is_set_again_after_a_restart_of_the_router(world) -> None:
@@ -220,16 +218,12 @@ def test_a_canary_that_fails_is_rolled_back_and_recovered(
     assert world.everywhere("first")
 
 
-def test_a_canary_without_traffic_is_not_taken_for_hung(make_world, monkeypatch) -> None:
+def test_without_traffic_it_goes_back_as_undecided_and_a_person_may_promote(
+    make_world, monkeypatch
+) -> None:
     monkeypatch.setattr("outrider.live.canary.STALL_S", 5.0)
-    world = make_world(max_seconds=60)
-    world.requests = 0
-    assert "undecided after 60 s" in world.deploy("better").verdict.reason
-
-
-def test_undecided_goes_back_and_a_person_may_promote_before(make_world) -> None:
     world = make_world(stable=2, max_seconds=20)
-    equal = world.bundle("equal", b"2.00")
+    equal, world.requests = world.bundle("equal", b"2.00"), 0
     done = world.deploy(equal)
     assert done.outcome == "rolled_back" and "undecided after 20 s" in done.verdict.reason
     world.then = lambda now: world.ask("promote")

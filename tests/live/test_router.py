@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from outrider.common.errors import OutriderError
-from outrider.live.local import load, running_router
+from outrider.live.local import running_router
 from outrider.live.router import Router, RouterUnavailable
 from outrider.live.traffic import observations, read_log
 from outrider.serving.admin.address import Address
@@ -195,9 +195,3 @@ def test_envoy_is_killed_and_started_again_by_a_supervisor(fleet) -> None:
         running_router(elsewhere),
     ):
         pass
-
-
-def test_users_of_a_trial_count_their_failures(fleet, router) -> None:
-    with load(fleet.endpoint, [{"stream": 2}, {"status": 500}], users=2) as outcomes:
-        wait_for(lambda: len(outcomes) >= 4)
-    assert set(outcomes) == {"", "status 500"}

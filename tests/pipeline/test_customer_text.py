@@ -151,7 +151,11 @@ def assert_no_canary(finished, run_dir):
 
 
 def test_a_log_full_of_canaries_leaves_none_outside_traffic(workplace):
-    finished = run(workplace, "--stages", "ingest,split", "name=whole")
+    previous = os.umask(0o022)
+    try:
+        finished = run(workplace, "--stages", "ingest,split", "name=whole")
+    finally:
+        os.umask(previous)
     assert finished.returncode == 0, finished.stderr
     run_dir = workplace / "runs" / "whole"
     looked_at = assert_no_canary(finished, run_dir)
@@ -169,6 +173,11 @@ def test_a_log_full_of_canaries_leaves_none_outside_traffic(workplace):
         if path.is_file() and CANARY.encode() in path.read_bytes()
     ]
     assert held, "the table itself holds what it was made from, or this test looks at nothing"
+    mode = {path.name: stat.S_IMODE(path.stat().st_mode) for path in run_dir.rglob("*")}
+    assert mode["attempt_1"] == mode["traffic"] == mode["sequences"] == 0o700
+    assert mode["ingest.log"] == mode["rejects.jsonl"] == mode["recipe.resolved.yaml"] == 0o600
+    assert mode["provenance.json"] == 0o600
+    assert {path.stat().st_mode & 0o777 for path in held} == {0o600}
 
 
 def test_an_error_about_the_log_quotes_nothing_of_it(workplace):
@@ -230,19 +239,3 @@ def test_an_unexpected_error_is_logged_without_its_message_unless_samples_are_al
         and "KeyError: " in finished.stderr
     )
     assert (CANARY in finished.stderr) == quotes and (WITHHELD in finished.stderr) != quotes
-
-
-def test_logs_of_attempts_are_their_owners_alone(workplace):
-    previous = os.umask(0o022)
-    try:
-        finished = run(workplace, "--stages", "ingest", "name=modes")
-    finally:
-        os.umask(previous)
-    assert finished.returncode == 0, finished.stderr
-    run_dir = workplace / "runs" / "modes"
-    mode = {path.name: stat.S_IMODE(path.stat().st_mode) for path in run_dir.rglob("*")}
-    assert mode["attempt_1"] == mode["traffic"] == mode["sequences"] == 0o700
-    assert mode["ingest.log"] == mode["rejects.jsonl"] == mode["recipe.resolved.yaml"] == 0o600
-    assert {
-        stat.S_IMODE(path.stat().st_mode) for path in (run_dir / "traffic" / "sequences").iterdir()
-    } == {0o600}

@@ -38,12 +38,6 @@ KEYS = {
 }
 
 
-def page(found, width=100):
-    console = Console(record=True, width=width, file=io.StringIO())
-    print_inspection(found, console)
-    return console.export_text()
-
-
 @pytest.fixture(scope="module")
 def shipped():
     recipe = load_recipe("social_chat").recipe
@@ -67,26 +61,22 @@ def test_the_shipped_log(shipped):
     )
     assert predicted["bytes"] == predicted["tokens"] * (192 * 2 + 4)
     assert len(samples) == 2 and "completion, trained on" in samples[0].plain
-    assert not samples[0].style  # the title's bold must not spread: it would hide dim
     *_, completion = samples[0].plain.partition("completion, trained on")
     words = [word for word in completion.split() if word.isalpha() and len(word) > 6]
     assert words and not [word for word in words if word in json.dumps(found)]
 
 
-def test_the_page_says_what_was_found(shipped):
-    found, _ = shipped
-    text = page(found)
-    assert "600 = 600 exchanges + 0 rejects" in text and "5,500 tokens/s" in text
-    assert max(map(len, text.splitlines())) <= 100
-
-
-def test_names_of_a_log_are_printed_and_not_obeyed(shipped):
+def test_the_page_prints_names_of_a_log_and_does_not_obey_them(shipped):
     found, _ = shipped
     hostile = {**found, "tenants": {"[red]x[/]\x1b[2J": 5}, "rejects": {"not_json": 1}}
     hostile["reject_examples"] = {
         "not_json": {"place": "/logs/[b]\x07.jsonl:3", "detail": "at character 3"}
     }
-    text = page(hostile)
+    console = Console(record=True, width=100, file=io.StringIO())
+    print_inspection(hostile, console)
+    text = console.export_text()
+    assert "600 = 600 exchanges + 1 rejects" in text and "5,500 tokens/s" in text
+    assert max(map(len, text.splitlines())) <= 100
     assert "[red]x[/]␛[2J 5" in text and "/logs/[b]␇.jsonl:3" in text and "\x1b" not in text
 
 

@@ -19,10 +19,8 @@ from outrider.pipeline.plan.plan import plan
 from outrider.pipeline.plan.training_cost import price
 from outrider.pipeline.recipe.load import load_recipe
 from outrider.pipeline.recipe.recipe import Recipe
-from outrider.pipeline.retention import retain
 from outrider.pipeline.run_dir import RunDirectory
 from outrider.pipeline.stages.capture import CAPTURE
-from outrider.pipeline.stages.evaluate import publish_chosen
 from outrider.pipeline.stages.registry import STAGES, stage_names, stages_of
 from outrider.pipeline.stages.train import train_of
 from outrider.speculators.features import FeatureStream
@@ -225,29 +223,3 @@ def test_kinds_are_trained_in_turn_and_a_finished_one_not_again(
     (run.of_kind("mtp").speculator / "model.safetensors").rename(tmp_path / "weights")
     assert mtp.state(run, recipe, {}).reasons == ("model.safetensors is missing",)
     assert eagle3.state(run, recipe, {}).done
-    (tmp_path / "weights").rename(run.of_kind("mtp").speculator / "model.safetensors")
-
-    # The chosen kind's files are the run's; the next choice replaces them.
-    for kind in ("eagle3", "mtp"):
-        publish_chosen(run, kind)
-        assert kind_of(run.speculator).name == kind
-        own = run.of_kind(kind)
-        weights = (path / "model.safetensors" for path in (run.speculator, own.speculator))
-        assert len({path.stat().st_ino for path in weights}) == 1  # not copied
-        assert run.metrics.read_bytes() == own.metrics.read_bytes()
-
-
-def test_retention_finds_the_text_of_every_kinds_evaluation(tmp_path: Path) -> None:
-    run = RunDirectory(tmp_path / "run")
-    names = [
-        "evaluation/mtp/steps/verification_outputs.json",
-        "evaluation/eagle3/steps/verification_outputs.json",
-        "evaluation/eagle3/verification_states/shard.safetensors",
-        "evaluation/steps/kind_steps.json",
-    ]
-    for name in (*names, "evaluation/mtp/report.json", "evaluation/kinds.json"):
-        (run.root / name).parent.mkdir(parents=True, exist_ok=True)
-        (run.root / name).write_text("{}")
-    retain(run, "delete_all")
-    assert not any((run.root / name).exists() for name in names)
-    assert (run.root / "evaluation/mtp/report.json").is_file() and run.kind_choice.is_file()

@@ -16,8 +16,15 @@ TEXT = [
     "traffic/rejects.jsonl",
     "traffic/privacy.key",
     "evaluation/steps/verification_outputs.json",
+    "evaluation/mtp/steps/verification_outputs.json",
+    "evaluation/eagle3/steps/verification_outputs.json",
+    "evaluation/steps/kind_steps.json",
 ]
-STATES = ["features/manifest.json", "features/shard-00000.safetensors"]
+STATES = [
+    "features/manifest.json",
+    "features/shard-00000.safetensors",
+    "evaluation/eagle3/verification_states/shard.safetensors",
+]
 KEPT = [
     "traffic/summary.json",
     "traffic/privacy.json",
@@ -27,6 +34,8 @@ KEPT = [
     "split/parts.json",
     "speculator/model.safetensors",
     "report.json",
+    "evaluation/mtp/report.json",
+    "evaluation/kinds.json",
     "bundle/bundle.json",
 ]
 

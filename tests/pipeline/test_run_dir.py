@@ -1,16 +1,16 @@
-"""The run directory: one user at a time, attempts numbered, no secret in what is written down."""
+"""The run directory: one user at a time, attempts numbered, a crashed stage named."""
 
-import json
-import stat
 import subprocess
 import sys
 
 import pytest
 
 from outrider.common.errors import OutriderError
-from outrider.pipeline.provenance import provenance
+from outrider.pipeline import run_stages
 from outrider.pipeline.recipe.load import load_recipe
 from outrider.pipeline.run_dir import RunDirectory
+from outrider.pipeline.run_stages import StageFailed, run_stage
+from outrider.pipeline.stages.registry import STAGES
 
 HOLD = """
 import sys, time
@@ -46,25 +46,20 @@ def test_attempts_are_numbered_and_the_recipe_comes_back_as_it_was(tmp_path):
         run.begin_attempt(loaded.recipe, loaded.files, ["train-speculator"])
         assert run.attempt().name == f"attempt_{number}"
     assert run.read_resolved() == loaded.recipe
-    private = (run.resolved_recipe, run.root / "provenance.json")
-    assert {stat.S_IMODE(path.stat().st_mode) for path in private} == {0o600}
 
 
-def test_provenance_holds_versions_and_no_secret(monkeypatch):
-    for name in ("HF_TOKEN", "VLLM_API_KEY", "WANDB_API_KEY", "AWS_SECRET_ACCESS_KEY"):
-        monkeypatch.setenv(name, "s3cret")
-    monkeypatch.setenv("OMP_NUM_THREADS", "2")
-    story = provenance(
-        [
-            "train-speculator", "traffic.path=https://user:s3cret@host/log.jsonl?signature=s3cret",
-            "--api-key", "s3cret", "--hf-token=s3cret", "x.api_key=s3cret", "HF_TOKEN=s3cret",
-            "--from-serve-command", "MY_KEY=s3cret vllm serve x --api-key s3cret s3cret",
-            "training.max_tokens=5",
-        ],
-        (),
-    )  # fmt: skip
-    assert "training.max_tokens=5" in story["command_line"]
-    assert "s3cret" not in json.dumps(story)
-    assert story["environment"]["OMP_NUM_THREADS"] == "2"
-    assert {"outrider", "torch", "transformers"} <= set(story["versions"])
-    assert story["hardware"]["cores"] >= 1
+CRASH = "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)"
+
+
+def test_a_stage_that_crashes_is_named_with_its_log(tmp_path, monkeypatch):
+    loaded = load_recipe("resume_screening", [])
+    run = RunDirectory.of(loaded.recipe, tmp_path)
+    run.begin_attempt(loaded.recipe, loaded.files, ["train-speculator"])
+    supervised = run_stages.run_supervised
+    monkeypatch.setattr(
+        run_stages,
+        "run_supervised",
+        lambda argv, log, environment: supervised([argv[0], "-c", CRASH], log, environment),
+    )
+    with pytest.raises(StageFailed, match=r"split crashed with SIGSEGV; see .*split\.log"):
+        run_stage(STAGES["split"], run, {})

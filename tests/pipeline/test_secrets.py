@@ -48,7 +48,9 @@ COMMAND = (
 MISTAKES = (
     f"traffic.path=https://user:{SECRET}@127.0.0.1:9/log.jsonl",
     f"traffic.path=https://127.0.0.1:9/log.jsonl?X-Amz-Signature={SECRET}",
+    f"traffic.path=[a, 'https://host/log.jsonl?X-Amz-Date=1&X-Amz-Signature={SECRET}']",
     f"speculator.base=https://key:{SECRET}@bucket/x",
+    f"target.model=https://user:{SECRET}@host/x",
     f"serving.engine.environment.HF_TOKEN={SECRET}",
     f"serving.engine.extra_arguments.hf_token={SECRET}",
     f"serving.engine.extra_arguments.tokenizer=https://user:{SECRET}@host/x",
@@ -82,7 +84,8 @@ def test_a_run_and_its_bundle_have_no_secret(
     workplace: Path, nano_r1: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     command = COMMAND.replace("TARGET", str(nano_r1))
-    words = ["--recipe", "mine.yaml", "--stages", "ingest,split", "--from-serve-command", command]
+    words = ["--recipe", "mine.yaml", "--stages", "ingest,split", "split.heldout_fraction=0.25"]
+    words += ["--from-serve-command", command]
     finished = commands.run("train-speculator", *words, cwd=workplace, **VARIABLES)
     assert finished.returncode == 0, finished.stderr
     for name in ("--api-key", "--hf-token", "HF_TOKEN", "LD_PRELOAD"):
@@ -90,7 +93,9 @@ def test_a_run_and_its_bundle_have_no_secret(
     run = RunDirectory(workplace / "runs" / "mine")
     files = assert_none(run.root, finished.stdout, finished.stderr)
     assert {"recipe.resolved.yaml", "provenance.json", "ingest.log", "summary.json"} <= files
-    assert "vllm serve" in (run.root / "provenance.json").read_text()  # or nothing was redacted
+    told = (run.root / "provenance.json").read_text()
+    for word in ("vllm serve", "transformers", "split.heldout_fraction=0.25"):
+        assert word in told  # or nothing was written down
     recipe = run.read_resolved()
     assert recipe.serving.engine.environment == {"VLLM_USE_DEEP_GEMM": "0"}
     assert recipe.serving.engine.max_num_batched_tokens == 4096
@@ -121,7 +126,7 @@ def test_a_run_and_its_bundle_have_no_secret(
 def test_a_mistake_with_a_secret_is_one_message_without_it(workplace: Path, mistake: str) -> None:
     words = ["--recipe", "mine.yaml", "--stages", "ingest", "name=wrong", mistake]
     finished = commands.run("train-speculator", *words, cwd=workplace)
-    wrong_line = "[" in mistake or mistake.startswith("--")
+    wrong_line = f"=[{SECRET}" in mistake or mistake.startswith("--")
     commands.assert_one_message(finished, status=2 if wrong_line else 1)
     assert SECRET not in finished.stderr
     assert not (workplace / "runs" / "wrong").exists()

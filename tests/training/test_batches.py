@@ -51,24 +51,9 @@ def test_alignment_brings_every_depth_to_the_token_it_predicts() -> None:
     # A state that holds the index of the token it predicts: i + 2 + s for anchor i and depth s.
     u_KNH = torch.stack([(anchors_N + 2 + s)[:, None].float() for s in range(depth)])
     shifted, valid = align_to_targets(u_KNH, batch.sequence_BT[0, anchors_N])
-    found = {
-        (s, int(shifted[s, n, 0]))
-        for s in range(depth)
-        for n in range(len(anchors_N))
-        if valid[s, n]
-    }
     for s in range(depth):
         assert (shifted[s, :, 0] == anchors_N + 2)[valid[s]].all()
-    expected = {
-        (s, int(i) + 2 + s)
-        for s in range(depth)
-        for i in anchors_N
-        if valid_BT(batch.sequence_BT, s)[0, int(i)]
-    }
-    assert found == expected
-    assert [int(row.sum()) for row in valid] == [
-        sum(sample.targets(s) for sample in samples) for s in range(depth)
-    ]
+        assert int(valid[s].sum()) == sum(sample.targets(s) for sample in samples)
 
 
 def test_prefetch_keeps_the_order_and_raises_what_the_thread_met() -> None:

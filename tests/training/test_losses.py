@@ -155,75 +155,46 @@ def test_loss_gradients_and_other_results_equal_the_literal_ones(
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-7)
 
 
-PLAIN = Served(torch.ones(1), torch.ones(1), probabilistic=True)
 P, Q = (0.75, 0.25), (0.5, 0.5)
 KL = 0.75 * math.log(1.5) + 0.25 * math.log(0.5)
 MIN, DOT = 0.75, 0.5
 
 
-def two_tokens(served: Served, kind: str) -> tuple[float, list[float], Judged]:
-    """W is the identity, so states are logits: p = (3/4, 1/4), q = (1/2, 1/2), logged token 0."""
-    teacher_NH = torch.tensor([[math.log(3.0), 0.0]])
-    u_KNH = torch.zeros(1, 1, 2, requires_grad=True)
-    one = torch.ones(1, 1, dtype=torch.bool)
-    loss_KN, judged = distillation_loss(
-        u_KNH, teacher_NH, torch.tensor([0]), one, torch.eye(2), served, kind
-    )
-    loss_KN.sum().backward()
-    return loss_KN.item(), u_KNH.grad.flatten().tolist(), judged
-
-
 @pytest.mark.parametrize(
-    ("kind", "loss", "slope"),
+    ("kind", "sampled", "loss", "slope"),
     [
-        ("kl", KL, -0.25),
-        ("ce", math.log(2), -0.5),
-        ("tv", 1 - MIN, -0.25),  # m = (1, 0), <m, q> = 1/2: q (m - <m, q>) = (1/4, -1/4)
-        ("lk_alpha", -math.log(MIN), -0.25 / MIN),
-        ("lk_hybrid", math.exp(-3 * MIN) * KL + (1 - math.exp(-3 * MIN)) * (1 - MIN), -0.25),
-    ],
-)
-def test_closed_forms_for_sampled_drafts(kind: str, loss: float, slope: float) -> None:
-    found, gradient, judged = two_tokens(PLAIN, kind)
-    assert found == pytest.approx(loss)
-    assert gradient == pytest.approx([slope, -slope])
-    assert judged.kl_KN.item() == pytest.approx(KL)
-    assert judged.acceptance_KN.item() == pytest.approx(MIN)
-    assert judged.accepted_KN.item() == pytest.approx(Q[0] / P[0])
-
-
-@pytest.mark.parametrize(
-    ("kind", "loss", "slope"),
-    [
-        ("tv", 1 - DOT, -0.125),  # m = p, <m, q> = 1/2: q (m - <m, q>) = (1/8, -1/8)
-        ("lk_alpha", -math.log(DOT), -0.125 / DOT),
+        ("kl", True, KL, -0.25),
+        ("ce", True, math.log(2), -0.5),
+        # m = (1, 0), <m, q> = 1/2: q (m - <m, q>) = (1/4, -1/4)
+        ("tv", True, 1 - MIN, -0.25),
+        ("lk_alpha", True, -math.log(MIN), -0.25 / MIN),
+        ("lk_hybrid", True, math.exp(-3 * MIN) * KL + (1 - math.exp(-3 * MIN)) * (1 - MIN), -0.25),
+        ("tv", False, 1 - DOT, -0.125),  # m = p, <m, q> = 1/2: q (m - <m, q>) = (1/8, -1/8)
+        ("lk_alpha", False, -math.log(DOT), -0.125 / DOT),
         (
             "lk_hybrid",
+            False,
             math.exp(-3 * DOT) * KL + (1 - math.exp(-3 * DOT)) * (1 - DOT),
             -0.25 * math.exp(-3 * DOT) - 0.125 * (1 - math.exp(-3 * DOT)),
         ),
     ],
 )
-def test_closed_forms_for_argmax_drafts(kind: str, loss: float, slope: float) -> None:
-    found, gradient, judged = two_tokens(PLAIN._replace(probabilistic=False), kind)
-    assert found == pytest.approx(loss)
-    assert gradient == pytest.approx([slope, -slope])
-    assert judged.acceptance_KN.item() == pytest.approx(P[0])  # q's argmax is the first of the two
-    assert judged.accepted_KN.item() == 1.0
-
-
-def test_a_temperature_applies_to_p_and_to_sampled_drafts() -> None:
-    # At 1/2, p = (9/10, 1/10) and q = (1/2, 1/2): alpha = 1/2 + 1/10; dz/du = 2.
-    found, gradient, _ = two_tokens(
-        Served(torch.tensor([0.5]), torch.ones(1), probabilistic=True), "kl"
+def test_closed_forms(kind: str, sampled: bool, loss: float, slope: float) -> None:
+    """W is the identity, so states are logits: p = (3/4, 1/4), q = (1/2, 1/2), logged token 0."""
+    teacher_NH = torch.tensor([[math.log(3.0), 0.0]])
+    u_KNH = torch.zeros(1, 1, 2, requires_grad=True)
+    one = torch.ones(1, 1, dtype=torch.bool)
+    served = Served(torch.ones(1), torch.ones(1), probabilistic=sampled)
+    loss_KN, judged = distillation_loss(
+        u_KNH, teacher_NH, torch.tensor([0]), one, torch.eye(2), served, kind
     )
-    assert found == pytest.approx(0.9 * math.log(1.8) + 0.1 * math.log(0.2))
-    assert gradient == pytest.approx([2 * (0.5 - 0.9), 2 * (0.5 - 0.1)])
-    _, _, judged = two_tokens(Served(torch.tensor([0.5]), torch.ones(1), probabilistic=True), "tv")
-    assert judged.acceptance_KN.item() == pytest.approx(0.6)
-    # A nucleus of 0.7 is the first token alone.
-    found, _, _ = two_tokens(Served(torch.ones(1), torch.tensor([0.7]), probabilistic=True), "kl")
-    assert found == pytest.approx(math.log(2))
+    loss_KN.sum().backward()
+    assert loss_KN.item() == pytest.approx(loss)
+    assert u_KNH.grad.flatten().tolist() == pytest.approx([slope, -slope])
+    assert judged.kl_KN.item() == pytest.approx(KL)
+    # Of argmax drafts, q's is the first of the two.
+    assert judged.acceptance_KN.item() == pytest.approx(MIN if sampled else P[0])
+    assert judged.accepted_KN.item() == pytest.approx(Q[0] / P[0] if sampled else 1.0)
 
 
 def test_drafts_without_a_target_have_no_loss_and_such_chunks_are_skipped() -> None:

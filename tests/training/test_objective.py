@@ -88,17 +88,6 @@ def test_rows_add_up_however_sequences_share_them(weighting: str, probabilistic:
         torch.testing.assert_close(totals[0][1][index], totals[1][1][index])
 
 
-def test_a_surplus_row_does_not_count() -> None:
-    goal, head_VH = objective(False, depth_weights="visited")
-    batch = assemble(RandomStore(), SAMPLES, (0, 1), 40, SPEC)
-    u_KNH = drafts(batch)
-    loss, sums = goal.of_row(by_target_head(u_KNH, head_VH), batch, torch.zeros(DEPTH))
-    (grad_KNH,) = torch.autograd.grad(loss, u_KNH)
-    assert loss == 0
-    assert not grad_KNH.any()
-    assert not sums.kl_K.any()
-
-
 @pytest.mark.parametrize("weighting", ["decay", "visited"])
 def test_the_loss_is_the_sum_over_single_drafts(weighting: str) -> None:
     """Draft by draft: token, teacher, the request's sampling parameters, weight."""
@@ -138,3 +127,6 @@ def test_the_loss_is_the_sum_over_single_drafts(weighting: str) -> None:
             t += s + 1
     assert loss.item() == pytest.approx(expected, rel=1e-5)
     assert sums.kl_K.tolist() == pytest.approx(kl_K, rel=1e-5)
+    # A surplus row does not count.
+    loss, sums = goal.of_row(by_target_head(u_KNH, head_VH), batch, torch.zeros(DEPTH))
+    assert loss == 0 and not sums.kl_K.any()

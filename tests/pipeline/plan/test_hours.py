@@ -41,16 +41,14 @@ def test_a_stage_is_the_sum_of_its_parts() -> None:
         "engine start": rates.engine_start_s,
         "prefill": pytest.approx(1e6 / 15_000),
     }
-    train, measured = stages["train"], recipe.eval
+    train = stages["train"]
     assert train["2 epochs"] == pytest.approx(14e5 / rates.training_tokens_per_s)
     assert train["1 checkpoint"] == pytest.approx(CHECKPOINT["mtp"] / rates.disk_bytes_per_s)
-    assert rates.decoded_per_s(1) == 85 and rates.decoded_per_s(8) == pytest.approx(470)
     timed = sum(
-        max(16, 2 * size) * measured.max_tokens / rates.decoded_per_s(size)
-        for size in measured.concurrency
+        max(16, 2 * size) * recipe.eval.max_tokens / rates.decoded_per_s(size)
+        for size in recipe.eval.concurrency
     )
     assert stages["evaluate"]["60 timed blocks"] == pytest.approx(15 * timed)
-    assert "step timing" not in stages["evaluate"]
     # Verification starts both servers, the first repeat those and lookup's, four more one each.
     assert engine_starts(recipe) == 2 + 3 + 4
     # A server for each speculator and number, in each of five repeats; lookup is the base.

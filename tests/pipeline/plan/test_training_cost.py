@@ -35,8 +35,7 @@ def test_r1_is_priced_without_its_weights_as_one_object(r1_target, tmp_path):
     words = ["r1/resume_screening", f"target.model={r1_target}", "traffic.path=nano_r1/social_chat"]
     options = ["--dry-run", "--json", "--gpu-memory", "150"]
     finished = run("outrider", "train", *words, *options, cwd=tmp_path)
-    assert finished.returncode == 0, finished.stderr
-    assert finished.stderr == ""
+    assert (finished.returncode, finished.stderr) == (0, "")
     told = json.loads(finished.stdout)
     assert list(told["dry_run"]) == ["ingest", "split", "capture", "train", "evaluate", "export"]
     assert "weights are not on this machine" in told["dry_run"]["ingest"]["action"]
@@ -44,14 +43,10 @@ def test_r1_is_priced_without_its_weights_as_one_object(r1_target, tmp_path):
     assert found["target"]["weights_here"] is False
     assert found["parameters"]["trained"] == pytest.approx(11.6e9, rel=0.005)
     assert sum(found["parameters"]["parts"].values()) == found["parameters"]["total"]
-    assert found["features"]["bytes_per_token"] == 14_340
-    assert found["features"]["bytes"] == found["features"]["tokens"] * 14_340 > 0
     [judged] = found["memory"]
-    for phase, parts in judged["phases"].items():
-        assert sum(parts.values()) <= judged["peak_bytes"], phase
-    assert sum(judged["phases"][judged["peak_phase"]].values()) == judged["peak_bytes"]
+    phases = {name: sum(parts.values()) for name, parts in judged["phases"].items()}
+    assert phases[judged["peak_phase"]] == judged["peak_bytes"] == max(phases.values())
     assert judged["fits"] == (judged["peak_bytes"] <= 0.95 * H200)
-    assert judged["short_by_bytes"] == max(0, judged["peak_bytes"] - judged["usable_bytes"])
 
 
 def recipe_for(target: Path, *overrides: str):
@@ -61,20 +56,24 @@ def recipe_for(target: Path, *overrides: str):
     ).recipe
 
 
-@pytest.mark.parametrize(("dtype", "each"), [("bf16", 57_348), ("fp8", 28_692)])
-def test_states_of_layers_take_their_disk(r1_target, tmp_path, dtype, each):
-    """Four states of 7,168 values, 2 bytes each, or 1 byte and a scale; and the token id."""
-    recipe = recipe_for(r1_target, "speculator.kind=eagle3", f"capture.dtype={dtype}")
-    found = price(RunDirectory(tmp_path), recipe, H200)["features"]
-    assert found["bytes_per_token"] == each and found["bytes"] == found["tokens"] * each
+@pytest.mark.parametrize(
+    ("kind", "dtype", "state", "weight"),
+    [
+        ("mtp", "bf16", 14_340, 1),
+        ("eagle3", "bf16", 57_348, 2),
+        ("eagle3", "fp8", 28_692, 2),
+    ],
+)
+def test_states_and_weights_take_their_disk(r1_target, tmp_path, kind, dtype, state, weight):
+    """States of 7,168 values, 2 bytes each, or 1 byte and a scale; and the token id.
 
-
-def test_a_head_is_published_in_bf16_though_the_target_is_in_fp8(r1_target, tmp_path):
-    for kind, each in (("mtp", 1), ("eagle3", 2)):
-        recipe = recipe_for(r1_target, f"speculator.kind={kind}")
-        found = price(RunDirectory(tmp_path), recipe, H200)
-        total = found["parameters"]["total"]
-        assert found["speculator_bytes"] / total == pytest.approx(each, rel=0.001)
+    A head is published in bf16, though the target is in FP8.
+    """
+    recipe = recipe_for(r1_target, f"speculator.kind={kind}", f"capture.dtype={dtype}")
+    found = price(RunDirectory(tmp_path), recipe, H200)
+    states, total = found["features"], found["parameters"]["total"]
+    assert states["bytes_per_token"] == state and states["bytes"] == states["tokens"] * state
+    assert found["speculator_bytes"] / total == pytest.approx(weight, rel=0.001)
 
 
 def test_a_hub_model_with_its_config_alone_is_not_downloaded(r1_target, tmp_path, monkeypatch):

@@ -137,3 +137,7 @@ def test_the_fastest_kind_is_published_and_evaluated(run, monkeypatch, step_s) -
         assert not directory.speculator.exists() and not directory.metrics.exists()
         return
     assert kind_of(directory.speculator).name == chosen
+    own = directory.of_kind(chosen)
+    for path in ("model.safetensors", "config.json"):
+        assert (directory.speculator / path).samefile(own.speculator / path), "copied"
+    assert directory.metrics.read_bytes() == own.metrics.read_bytes()
