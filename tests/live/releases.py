@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from outrider.serving.bundle.bundle_digest import bundle_digest, listing
-from outrider.speculators.kinds.mtp.checkpoint import stored_mtp_tensors
+from outrider.speculators.kinds.mtp.kind import MTP
 
 WEIGHTS = "model.safetensors"
 
@@ -18,7 +18,7 @@ WEIGHTS = "model.safetensors"
 def release(target: Path, folder: Path, noise: float = 0.0, **manifest: Any) -> Path:
     """A bundle of the target's layer; `noise` is added to the projection, relative to it."""
     folder.mkdir(parents=True)
-    tensors = dict(stored_mtp_tensors(target))
+    tensors = dict(MTP().swap_tensors(target))
     for name in [name for name in tensors if name.endswith("eh_proj.weight")]:
         weight = tensors[name].float()
         tensors[name] = (weight + noise * weight.std() * torch.randn_like(weight)).to(

@@ -21,7 +21,7 @@ from outrider.serving.admin.replica import (
 from outrider.serving.bundle.bundle_digest import bundle_digest
 from outrider.serving.client import Completion, Sampling, SpeculationCounters, complete
 from outrider.serving.server import Server
-from outrider.speculators.kinds.mtp.checkpoint import stored_mtp_tensors
+from outrider.speculators.kinds.mtp.kind import MTP
 from tests.live.faults import FAULT
 from tests.live.releases import edited, release
 
@@ -161,7 +161,7 @@ def test_after_a_fault_at_any_tensor_the_old_speculator_drafts_as_before(
 ) -> None:
     swap(releases["base"])
     before, (texts, base) = replica.status(), answered(server, prompts[:1])
-    tensors = len(list(stored_mtp_tensors(short_r1)))
+    tensors = len(list(MTP().swap_tensors(short_r1)))
     for after in range(tensors + 1):
         server._rpc("next_load_fails_after", {"tensors": after})
         with pytest.raises(SwapRefused, match=f"stays in use: {FAULT}"):

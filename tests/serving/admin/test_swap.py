@@ -23,7 +23,7 @@ from outrider.serving.admin.swap import (
 )
 from outrider.serving.bundle.bundle_digest import bundle_digest
 from outrider.speculators.checkpoints.target_fingerprint import target_fingerprint
-from outrider.speculators.kinds.mtp.checkpoint import stored_mtp_tensors
+from outrider.speculators.kinds.mtp.kind import MTP
 from tests.eagle3_head import write_eagle3_head
 from tests.live.releases import WEIGHTS, edited, listed, release, truncated
 
@@ -173,7 +173,7 @@ def test_an_index_names_files_of_the_release_only(
     good: Path, current: Candidate, nano_r1: Path, tmp_path: Path, file: str
 ) -> None:
     shutil.copyfile(good / WEIGHTS, tmp_path / "stolen.safetensors")
-    weight_map = {name: file for name, _ in stored_mtp_tensors(nano_r1)}
+    weight_map = {name: file for name, _ in MTP().swap_tensors(nano_r1)}
     (good / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
     listed(good)
     refused = pytest.raises(OutriderError, match="is not a file of the release")
