@@ -81,17 +81,15 @@ class MTP(TrainableKind):
     ) -> "MTPSpeculator":
         """The layer that the target's config.json describes."""
         from outrider.speculators.kinds.mtp.layer import MTPSpeculator
-        from outrider.speculators.layers.deepseek_layer import DeepseekArch
 
         try:
-            arch = DeepseekArch.from_config(target_config)
+            return MTPSpeculator(target_config)
         except KeyError as missing:
             raise OutriderError(
                 f"{source}: no {missing.args[0]}, so this is no config of a DeepSeek-V3"
                 " architecture; point target.model at a checkpoint with a multi-token prediction"
                 " layer (DeepSeek-V3 and R1 have one)"
             ) from None
-        return MTPSpeculator(arch)
 
     def stays_with_target(self, name: str) -> bool:
         """Embedding, head, and cache scales that no checkpoint brings."""
