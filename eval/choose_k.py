@@ -62,7 +62,7 @@ def choose(
     the main concurrency; None: it follows from the logged load.
     """
     settings = context.settings
-    fixed = [name for name in DRAFTERS if context.speculators[name].abilities.fixed_k]
+    fixed = [name for name in DRAFTERS if context.speculators[name].family.fixed_k]
     if context.base_has_own_k and settings.current_k is None:
         fixed.remove("base")
     timed = [name for name in DRAFTERS if context.speculators[name].speculates]

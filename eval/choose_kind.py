@@ -106,8 +106,7 @@ def _time_kinds(contexts: Mapping[str, EvaluationContext]) -> StepTimes:
     speculators = {kind: context.speculators["custom"] for kind, context in contexts.items()}
     wanted = range(1, first.depth + 1) if settings.k == "auto" else [settings.k]
     numbers: dict[str, Sequence[int]] = {
-        kind: [max(wanted)] if own.abilities.fixed_k else wanted
-        for kind, own in speculators.items()
+        kind: [max(wanted)] if own.family.fixed_k else wanted for kind, own in speculators.items()
     }
     first.say(f"timing steps of the {mode} engine: {', '.join(contexts)} in turn")
     with first.open_servers(speculators, texts) as (load, servers):

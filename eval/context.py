@@ -244,8 +244,8 @@ class EvaluationContext:
         Not where custom takes turns in it, or where the drafts depend on their number.
         """
         base = self.speculators["base"]
-        able = base.abilities
-        return able.fixed_k and not self.one_engine and not able.one_block
+        kind = base.family
+        return kind.fixed_k and not self.one_engine and not kind.one_block
 
     @property
     def directories(self) -> dict[str, Path]:

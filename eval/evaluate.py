@@ -149,7 +149,7 @@ def check(context: EvaluationContext) -> None:
             f"eval.current_k = {settings.current_k}, but the speculator was trained to "
             f"speculator.depth = {depth}; raise speculator.depth or leave eval.current_k out"
         )
-    fixed = [each.in_words for each in context.speculators.values() if each.abilities.fixed_k]
+    fixed = [each.in_words for each in context.speculators.values() if each.family.fixed_k]
     if fixed and context.by_batch_size:
         raise OutriderError(
             f"export.k_per_batch_size: true, but {fixed[0]} drafts the same number of tokens at"
@@ -160,7 +160,7 @@ def check(context: EvaluationContext) -> None:
             "export.k_per_batch_size: true, but with data parallelism vLLM ignores the schedule"
             " (serving.engine.data_parallel), and with EPLB it cannot be measured; set it to false"
         )
-    blocks = [each.in_words for each in context.speculators.values() if each.abilities.one_block]
+    blocks = [each.in_words for each in context.speculators.values() if each.family.one_block]
     if blocks and settings.k not in ("auto", depth):
         raise OutriderError(
             f"eval.k = {settings.k}: the drafts of {blocks[0]} depend on their number, so it is"
@@ -169,7 +169,7 @@ def check(context: EvaluationContext) -> None:
         )
     base, base_k = context.speculators["base"], depth if settings.k == "auto" else settings.k
     own_k = context.base_has_own_k and settings.k == "auto"
-    if base.abilities.fixed_k and not own_k and settings.current_k not in (None, base_k):
+    if base.family.fixed_k and not own_k and settings.current_k not in (None, base_k):
         raise OutriderError(
             f"eval.current_k = {settings.current_k}: {base.in_words} drafts as many tokens as its"
             f" engine was started for, here {base_k}; set eval.k and eval.current_k to the same"
@@ -206,7 +206,7 @@ def heldout_requests(context: EvaluationContext, heldout: Dataset) -> HeldoutReq
     verification, timed = evaluation_prompts(heldout, settings, serving)
     # By rate, acceptance is accepted drafts over drafts, so it needs drafts in every step.
     custom = context.speculators["custom"]
-    comparable = custom.abilities.drafts_every_step or not custom.speculates
+    comparable = custom.trainable or not custom.speculates
     traffic = select(heldout, settings, serving) if comparable else []
     room, starts = prompt_room(settings, serving), heldout["completion_start"]
     lost_ends: tuple[str, ...] = ()
@@ -264,7 +264,7 @@ def serve(
     Each measurement is kept. Servers start only for what is missing.
     """
     settings, base = context.settings, context.speculators["base"]
-    fixed = base.abilities.fixed_k or not base.speculates
+    fixed = base.family.fixed_k or not base.speculates
     plan: dict[str, Drafts | None] = {
         "none": None,
         **draft_plan(choice, settings.current_k, context.by_batch_size, fixed),

@@ -29,7 +29,7 @@ def check_warm_start(run: RunDirectory, recipe: Recipe, sequence_ids: Sequence[s
     from outrider.speculators.parity import complaint, in_words
 
     base = served_base_of(run, recipe)
-    if base.directory is None or not base.abilities.draft_parity:
+    if base.directory is None or not base.trainable:
         return
     if base.kind != recipe.speculator.only_kind:
         return  # from scratch: the evaluation compares replay with the engine's steps

@@ -68,7 +68,7 @@ class Server:
             # Each response reports its own counts, so that a pass that was interrupted keeps them.
             words += ["--per-request-spec-decode-metrics", "summary"]
         self._started_with = drafting.speculator.directory if drafting is not None else None
-        if drafting is not None and drafting.speculator.abilities.live_swap:
+        if drafting is not None and drafting.speculator.trainable:
             words += ["--worker-extension-cls", SWAP_EXTENSION]
         if reasoning_parser is not None:
             words += ["--reasoning-parser", reasoning_parser]

@@ -23,7 +23,6 @@ from outrider.speculators.kinds import (
     weightless_names,
 )
 from outrider.speculators.kinds.protocol import (
-    Abilities,
     DrafterKind,
     KPerBatchSize,
     Origin,
@@ -42,7 +41,7 @@ class Speculator:
     @property
     def has_replay(self) -> bool:
         """True where exact replay computes its drafts: from states, or from the text alone."""
-        return isinstance(self._kind, TrainableKind | WeightlessKind)
+        return isinstance(self.family, TrainableKind | WeightlessKind)
 
     @property
     def replayed_as(self) -> Path | str:
@@ -66,26 +65,25 @@ class Speculator:
         return {path.name: file_digest(path) for path in files}
 
     @property
-    def _kind(self) -> DrafterKind:
+    def family(self) -> DrafterKind:
+        """The kind, which decides what can be measured."""
         return kind_named(self.kind)
 
     @property
-    def abilities(self) -> Abilities:
-        """What can be measured for it."""
-        return self._kind.abilities
+    def trainable(self) -> bool:
+        """True where it has drafts in every step, draft parity and live swaps."""
+        return isinstance(self.family, TrainableKind)
 
     def swaps_with(self, other: "Speculator") -> bool:
         """True where one engine can serve both in turn, by swapping the drafter's weights."""
-        kind = self._kind
-        if other.kind != self.kind or not self.abilities.live_swap:
+        kind, ours, theirs = self.family, self.directory, other.directory
+        if other.kind != self.kind or not isinstance(kind, TrainableKind):
             return False
-        if not isinstance(kind, TrainableKind) or None in (self.directory, other.directory):
-            return False
-        return kind.swappable(Path(str(self.directory)), Path(str(other.directory)))
+        return ours is not None and theirs is not None and kind.swappable(ours, theirs)
 
     def features(self, target_dir: Path) -> FeatureSpec:
         """The target's states that its drafts are computed from; none without weights."""
-        kind = self._kind
+        kind = self.family
         if not isinstance(kind, TrainableKind) or self.directory is None:
             return FeatureSpec(())
         config, target_config = (
@@ -104,14 +102,14 @@ class Speculator:
         vLLM counts no step without a draft. It delivers one token, so the steps are the tokens
         after each response's first without accepted drafts.
         """
-        if self.abilities.drafts_every_step:
+        if self.trainable:
             return int(counters["drafts"])
         return int(counters["generation_tokens"] - responses - counters["accepted_tokens"])
 
     @property
     def in_words(self) -> str:
         """The kind in words, such as `no speculation`."""
-        return self._kind.in_words
+        return self.family.in_words
 
 
 @dataclasses.dataclass(frozen=True)

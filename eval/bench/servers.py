@@ -159,7 +159,7 @@ class Servers:
             return ()
         return (
             (drafts,)
-            if isinstance(drafts, int) and (self._apart or speculator.abilities.fixed_k)
+            if isinstance(drafts, int) and (self._apart or speculator.family.fixed_k)
             else self._numbers
         )
 
@@ -170,7 +170,7 @@ class Servers:
 
 def _sharing(speculators: Mapping[str, Speculator]) -> set[str]:
     """The variants that take turns in one engine: the last one, and those of its kind and shape."""
-    able = [name for name, each in speculators.items() if each.abilities.live_swap]
+    able = [name for name, each in speculators.items() if each.trainable]
     if not able:
         return set()
     last = speculators[able[-1]]

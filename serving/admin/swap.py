@@ -173,7 +173,7 @@ def unswappable(parallel_config: Any) -> str | None:
 
 def _read(directory: Path, states: FileStates, digest: str) -> Candidate:
     kind = kind_of(directory)
-    if not isinstance(kind, TrainableKind) or not kind.abilities.live_swap:
+    if not isinstance(kind, TrainableKind):
         raise OutriderError(f"{directory}: {kind.in_words} cannot be swapped in a live engine")
     forms = {
         name: (_number(tensor), tuple(tensor.shape))

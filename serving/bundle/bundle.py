@@ -166,7 +166,7 @@ def speculation_profile(
     `intervals` are 95 % intervals of the marginal rates, None where the sessions are few. In
     `lengths`, the last step of a response may lack the target's own token.
     """
-    one_block = KINDS[method].abilities.one_block
+    one_block = KINDS[method].one_block
     k, reached = len(marginal), [1.0, *marginal, 0.0]
     pairs = [*itertools.pairwise(reached)]
     # A path is of this machine; a published profile names the model alone.

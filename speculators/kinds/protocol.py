@@ -6,7 +6,7 @@ this folder names a kind. There are two levels:
     DrafterKind     can be served and counted: how it is recognized, checked against the target,
                     and configured in vLLM
     TrainableKind   can also be captured for, trained, replayed, compared with the engine, sized
-                    before training, and swapped in a live engine
+                    before training, and swapped in a live engine; it drafts in every step
 
 Both are base classes with defaults, so that a kind states only what differs.
 
@@ -57,24 +57,6 @@ KPerBatchSize = Sequence[tuple[int, int, int]]
 
 
 @dataclasses.dataclass(frozen=True)
-class Abilities:
-    """What can be measured for a kind, and how."""
-
-    draft_parity: bool = False
-    """Its drafts can be compared with those of the engine, depth by depth."""
-    live_swap: bool = False
-    """Another speculator of the kind can be loaded into a running engine."""
-    drafts_every_step: bool = False
-    """The engine's count of drafts is its count of steps."""
-    fixed_k: bool = False
-    """Every step drafts as many tokens as the engine was started for. The engine cannot draft
-    another number in a step, so it has no schedule by batch size."""
-    one_block: bool = False
-    """Drafts of a step attend to each other, so fewer of them are different drafts. Replay is
-    exact for the number that was unrolled, `speculator.depth`, and for no smaller one."""
-
-
-@dataclasses.dataclass(frozen=True)
 class Origin:
     """What a drafter is trained for, and what it starts from."""
 
@@ -103,7 +85,12 @@ class DrafterKind:
     """The kind in a sentence, such as `an MTP layer`."""
     directory_in_words: str | None = None
     """How a directory of this kind looks; None for a kind without weights, which is named."""
-    abilities = Abilities()
+    fixed_k = False
+    """Every step drafts as many tokens as the engine was started for. The engine cannot draft
+    another number in a step, so it has no schedule by batch size."""
+    one_block = False
+    """Drafts of a step attend to each other, so fewer of them are different drafts. Replay is
+    exact for the number that was unrolled, `speculator.depth`, and for no smaller one."""
 
     def recognizes(self, config: Mapping[str, Any]) -> bool:
         """True for the config.json of a directory of this kind."""
@@ -130,7 +117,7 @@ class DrafterKind:
             "draft_sample_method": draft_sample_method,
         }
         if k_per_batch_size:
-            if self.abilities.fixed_k:
+            if self.fixed_k:
                 raise OutriderError(
                     f"{self.in_words} drafts {k} tokens in every step, and a batch size with fewer"
                     " ends vLLM 0.32 or drafts other tokens than were measured; leave the schedule"
@@ -142,7 +129,10 @@ class DrafterKind:
 
 
 class TrainableKind(DrafterKind):
-    """A kind that Outrider captures for, trains, replays, sizes and swaps."""
+    """A kind that Outrider captures for, trains, replays, sizes and swaps.
+
+    Each of its steps has drafts, which can be compared with those of the engine.
+    """
 
     head_keys: frozenset[str] = frozenset()
     """Keys of `speculator.head` that a speculator from scratch reads; others are refused."""

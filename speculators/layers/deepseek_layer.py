@@ -5,15 +5,14 @@ layer is written here so that the unroll can split the attention (depth-0 keys a
 and read at every depth) and so that training is fast. It is tested against transformers'
 DeepseekV3DecoderLayer in float32.
 
-    arch = DeepseekArch.from_config(json.load(open("config.json")))
-    layer = DecoderLayer(arch, layer_index=arch.layers)     # the MTP layer, after the last
+    config = json.load(open("config.json"))
+    layer = DecoderLayer(config, config["num_hidden_layers"])     # the MTP layer, after the last
 
 Shapes: B rows, T tokens, N = B*T, M tokens of one expert or of a group, H hidden, A heads, D = nope
 + rope dims of a query or key head, V value dims of a head, R = rope dims, X experts, F intermediate
 size of an expert, k experts of a token.
 """
 
-import dataclasses
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -22,97 +21,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-
-@dataclasses.dataclass(frozen=True)
-class DeepseekArch:
-    """The numbers of a config.json that fix shapes and arithmetic of a layer."""
-
-    vocab: int
-    hidden: int
-    layers: int
-    heads: int
-    q_rank: int | None
-    kv_rank: int
-    nope_dim: int
-    rope_dim: int
-    value_dim: int
-    dense_intermediate: int
-    dense_layers: int
-    expert_intermediate: int
-    experts: int
-    shared_experts: int
-    experts_per_token: int
-    expert_groups: int
-    groups_per_token: int
-    routed_scale: float
-    normalise_routing: bool
-    norm_eps: float
-    max_positions: int
-    rope_theta: float
-    rope_scaling: tuple[tuple[str, float], ...] | None
-    mtp_layers: int
-
-    @classmethod
-    def from_config(cls, config: Mapping[str, Any]) -> "DeepseekArch":
-        """Reads a Hugging Face config.
-
-        Rope parameters may have the old spelling (rope_theta, rope_scaling) or the new one.
-        """
-        rope = config.get("rope_parameters") or {}
-        scaling = config.get("rope_scaling") or rope
-        kind = scaling.get("rope_type", scaling.get("type", "default"))
-        numbers = {
-            k: float(v)
-            for k, v in scaling.items()
-            if isinstance(v, int | float) and not isinstance(v, bool)
-        }
-        return cls(
-            vocab=config["vocab_size"],
-            hidden=config["hidden_size"],
-            layers=config["num_hidden_layers"],
-            heads=config["num_attention_heads"],
-            q_rank=config.get("q_lora_rank"),
-            kv_rank=config["kv_lora_rank"],
-            nope_dim=config["qk_nope_head_dim"],
-            rope_dim=config["qk_rope_head_dim"],
-            value_dim=config["v_head_dim"],
-            dense_intermediate=config["intermediate_size"],
-            dense_layers=config["first_k_dense_replace"],
-            expert_intermediate=config["moe_intermediate_size"],
-            experts=config["n_routed_experts"],
-            shared_experts=config["n_shared_experts"],
-            experts_per_token=config["num_experts_per_tok"],
-            expert_groups=config["n_group"],
-            groups_per_token=config["topk_group"],
-            routed_scale=config["routed_scaling_factor"],
-            normalise_routing=config["norm_topk_prob"],
-            norm_eps=config["rms_norm_eps"],
-            max_positions=config["max_position_embeddings"],
-            rope_theta=float(rope.get("rope_theta", config.get("rope_theta", 10000.0))),
-            rope_scaling=tuple(sorted(numbers.items())) if kind == "yarn" else None,
-            mtp_layers=config.get("num_nextn_predict_layers") or 0,
-        )
-
-    @property
-    def softmax_scale(self) -> float:
-        """1/sqrt(D), times YaRN's mscale squared for an extended context such as R1's."""
-        scale = (self.nope_dim + self.rope_dim) ** -0.5
-        if self.rope_scaling:
-            yarn = dict(self.rope_scaling)
-            scale *= _yarn_mscale(yarn["factor"], yarn.get("mscale_all_dim", 0.0)) ** 2
-        return scale
-
+Config = Mapping[str, Any]
+"""A config.json of DeepSeek-V3's architecture."""
 
 Rotary = tuple[Tensor, Tensor]
 
 
-def rotary_tables(arch: DeepseekArch, position_BT: Tensor) -> Rotary:
+def rotary_tables(config: Config, position_BT: Tensor) -> Rotary:
     """cos and sin [B, 1, T, R/2] in float32 for positions [B, T]: an angle per interleaved pair."""
-    frequency_R = _rope_frequencies(arch).to(position_BT.device)
+    frequency_R = _rope_frequencies(config).to(position_BT.device)
     angle_B1TR = position_BT[:, None, :, None].float() * frequency_R
     scale = 1.0
-    if arch.rope_scaling:
-        yarn = dict(arch.rope_scaling)
+    if yarn := _rope(config)[1]:
         both = (
             _yarn_mscale(yarn["factor"], yarn.get("mscale", 1.0)),
             _yarn_mscale(yarn["factor"], yarn.get("mscale_all_dim", 0.0)),
@@ -143,46 +63,57 @@ class LatentAttention(nn.Module):
     is H wide, or `into` wide.
     """
 
-    def __init__(self, arch: DeepseekArch, into: int | None = None):
+    def __init__(self, config: Config, into: int | None = None):
         super().__init__()
-        self.arch = arch
-        into = arch.hidden if into is None else into
-        query_width = arch.heads * (arch.nope_dim + arch.rope_dim)
-        if arch.q_rank is None:
-            self.q_proj = nn.Linear(into, query_width, bias=False)
-        else:
-            self.q_a_proj = nn.Linear(into, arch.q_rank, bias=False)
-            self.q_a_layernorm = RMSNorm(arch.q_rank, arch.norm_eps)
-            self.q_b_proj = nn.Linear(arch.q_rank, query_width, bias=False)
-        self.kv_a_proj_with_mqa = nn.Linear(into, arch.kv_rank + arch.rope_dim, bias=False)
-        self.kv_a_layernorm = RMSNorm(arch.kv_rank, arch.norm_eps)
-        self.kv_b_proj = nn.Linear(
-            arch.kv_rank, arch.heads * (arch.nope_dim + arch.value_dim), bias=False
+        self.config = config
+        hidden, heads, eps = (
+            config[key] for key in ("hidden_size", "num_attention_heads", "rms_norm_eps")
         )
-        self.o_proj = nn.Linear(arch.heads * arch.value_dim, arch.hidden, bias=False)
+        into = hidden if into is None else into
+        q_rank, kv_rank = config.get("q_lora_rank"), config["kv_lora_rank"]
+        nope, rope = config["qk_nope_head_dim"], config["qk_rope_head_dim"]
+        if q_rank is None:
+            self.q_proj = nn.Linear(into, heads * (nope + rope), bias=False)
+        else:
+            self.q_a_proj = nn.Linear(into, q_rank, bias=False)
+            self.q_a_layernorm = RMSNorm(q_rank, eps)
+            self.q_b_proj = nn.Linear(q_rank, heads * (nope + rope), bias=False)
+        self.kv_a_proj_with_mqa = nn.Linear(into, kv_rank + rope, bias=False)
+        self.kv_a_layernorm = RMSNorm(kv_rank, eps)
+        self.kv_b_proj = nn.Linear(kv_rank, heads * (nope + config["v_head_dim"]), bias=False)
+        self.o_proj = nn.Linear(heads * config["v_head_dim"], hidden, bias=False)
+
+    @property
+    def softmax_scale(self) -> float:
+        """1/sqrt(D), times YaRN's mscale squared for an extended context such as R1's."""
+        scale = (self.config["qk_nope_head_dim"] + self.config["qk_rope_head_dim"]) ** -0.5
+        if yarn := _rope(self.config)[1]:
+            scale *= _yarn_mscale(yarn["factor"], yarn.get("mscale_all_dim", 0.0)) ** 2
+        return scale
 
     def project(self, x_BTH: Tensor, rotary: Rotary) -> tuple[Tensor, Tensor, Tensor]:
         """Rotated queries and keys [B, A, T, D] and values [B, A, T, V] of normed inputs."""
-        a = self.arch
         rows, tokens, _ = x_BTH.shape
+        heads, nope, rope, value_dim = (
+            self.config[key]
+            for key in ("num_attention_heads", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+        )
         q = (
             self.q_proj(x_BTH)
-            if a.q_rank is None
+            if self.config.get("q_lora_rank") is None
             else self.q_b_proj(self.q_a_layernorm(self.q_a_proj(x_BTH)))
         )
-        q_nope, q_rope = (
-            q.view(rows, tokens, a.heads, -1)
-            .transpose(1, 2)
-            .split([a.nope_dim, a.rope_dim], dim=-1)
+        q_nope, q_rope = q.view(rows, tokens, heads, -1).transpose(1, 2).split([nope, rope], dim=-1)
+        latent, k_rope = self.kv_a_proj_with_mqa(x_BTH).split(
+            [self.config["kv_lora_rank"], rope], dim=-1
         )
-        latent, k_rope = self.kv_a_proj_with_mqa(x_BTH).split([a.kv_rank, a.rope_dim], dim=-1)
         kv = (
             self.kv_b_proj(self.kv_a_layernorm(latent))
-            .view(rows, tokens, a.heads, -1)
+            .view(rows, tokens, heads, -1)
             .transpose(1, 2)
         )
-        k_nope, value = kv.split([a.nope_dim, a.value_dim], dim=-1)
-        k_rope = _rotate(k_rope[:, None], rotary).expand(-1, a.heads, -1, -1)
+        k_nope, value = kv.split([nope, value_dim], dim=-1)
+        k_rope = _rotate(k_rope[:, None], rotary).expand(-1, heads, -1, -1)
         return (
             torch.cat([q_nope, _rotate(q_rope, rotary)], -1),
             torch.cat([k_nope, k_rope], -1),
@@ -216,34 +147,33 @@ class Router(nn.Module):
 
     e_score_correction_bias: Tensor
 
-    def __init__(self, arch: DeepseekArch):
+    def __init__(self, config: Config):
         super().__init__()
-        self.arch = arch
-        self.weight = nn.Parameter(torch.empty(arch.experts, arch.hidden))
+        self.groups, self.best_groups = config["n_group"], config["topk_group"]
+        self.chosen, self.normalised = config["num_experts_per_tok"], config["norm_topk_prob"]
+        self.scale, experts = config["routed_scaling_factor"], config["n_routed_experts"]
+        self.weight = nn.Parameter(torch.empty(experts, config["hidden_size"]))
         nn.init.normal_(self.weight, std=0.02)
-        self.register_buffer(
-            "e_score_correction_bias", torch.zeros(arch.experts, dtype=torch.float32)
-        )
+        self.register_buffer("e_score_correction_bias", torch.zeros(experts, dtype=torch.float32))
 
     def forward(self, x_NH: Tensor) -> tuple[Tensor, Tensor]:
         """Weights [N, k] in float32 and expert indices [N, k], from the best groups of experts."""
-        a = self.arch
         score_NX = F.linear(x_NH.float(), self.weight.float()).sigmoid()
         choice_NX = score_NX.detach() + self.e_score_correction_bias
-        if a.expert_groups > 1:
-            by_group = choice_NX.unflatten(1, (a.expert_groups, -1))
+        if self.groups > 1:
+            by_group = choice_NX.unflatten(1, (self.groups, -1))
             best_groups = (
-                by_group.topk(2, dim=-1).values.sum(-1).topk(a.groups_per_token, dim=-1).indices
+                by_group.topk(2, dim=-1).values.sum(-1).topk(self.best_groups, dim=-1).indices
             )
             outside = torch.ones_like(by_group[..., 0], dtype=torch.bool).scatter_(
                 1, best_groups, False
             )
             choice_NX = by_group.masked_fill(outside[..., None], float("-inf")).flatten(1)
-        index_Nk = choice_NX.topk(a.experts_per_token, dim=-1, sorted=False).indices
+        index_Nk = choice_NX.topk(self.chosen, dim=-1, sorted=False).indices
         weight_Nk = score_NX.gather(1, index_Nk)
-        if a.normalise_routing:
+        if self.normalised:
             weight_Nk = weight_Nk / (weight_Nk.sum(-1, keepdim=True) + 1e-20)
-        return weight_Nk * a.routed_scale, index_Nk
+        return weight_Nk * self.scale, index_Nk
 
 
 class Experts(nn.Module):
@@ -257,11 +187,11 @@ class Experts(nn.Module):
     gate_up_proj: Tensor
     down_proj: Tensor
 
-    def __init__(self, arch: DeepseekArch, frozen: bool = False):
+    def __init__(self, config: Config, frozen: bool):
         super().__init__()
-        self.count = arch.experts
-        gate_up = torch.empty(arch.experts, 2 * arch.expert_intermediate, arch.hidden)
-        down = torch.empty(arch.experts, arch.hidden, arch.expert_intermediate)
+        self.count, hidden = config["n_routed_experts"], config["hidden_size"]
+        gate_up = torch.empty(self.count, 2 * config["moe_intermediate_size"], hidden)
+        down = torch.empty(self.count, hidden, config["moe_intermediate_size"])
         for name, stack in (("gate_up_proj", gate_up), ("down_proj", down)):
             if frozen:
                 self.register_buffer(name, stack, persistent=False)
@@ -331,11 +261,13 @@ def expert_name(expert: int, projection: str) -> str:
 class MixtureOfExperts(nn.Module):
     """Routed experts plus the shared ones that every token goes through."""
 
-    def __init__(self, arch: DeepseekArch, frozen_experts: bool = False):
+    def __init__(self, config: Config, frozen_experts: bool):
         super().__init__()
-        self.gate = Router(arch)
-        self.experts = Experts(arch, frozen_experts)
-        self.shared_experts = GatedMLP(arch.hidden, arch.expert_intermediate * arch.shared_experts)
+        self.gate = Router(config)
+        self.experts = Experts(config, frozen_experts)
+        self.shared_experts = GatedMLP(
+            config["hidden_size"], config["moe_intermediate_size"] * config["n_shared_experts"]
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         x_NH = x.flatten(0, -2)
@@ -348,16 +280,16 @@ class DecoderLayer(nn.Module):
     `layer_index` decides between a dense MLP and experts.
     """
 
-    def __init__(self, arch: DeepseekArch, layer_index: int, frozen_experts: bool = False):
+    def __init__(self, config: Config, layer_index: int, frozen_experts: bool = False):
         super().__init__()
-        self.arch = arch
-        self.input_layernorm = RMSNorm(arch.hidden, arch.norm_eps)
-        self.self_attn = LatentAttention(arch)
-        self.post_attention_layernorm = RMSNorm(arch.hidden, arch.norm_eps)
-        if layer_index < arch.dense_layers:
-            self.mlp: nn.Module = GatedMLP(arch.hidden, arch.dense_intermediate)
+        hidden, eps = config["hidden_size"], config["rms_norm_eps"]
+        self.input_layernorm = RMSNorm(hidden, eps)
+        self.self_attn = LatentAttention(config)
+        self.post_attention_layernorm = RMSNorm(hidden, eps)
+        if layer_index < config["first_k_dense_replace"]:
+            self.mlp: nn.Module = GatedMLP(hidden, config["intermediate_size"])
         else:
-            self.mlp = MixtureOfExperts(arch, frozen_experts)
+            self.mlp = MixtureOfExperts(config, frozen_experts)
 
     def project(self, x_BTH: Tensor, rotary: Rotary) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values of the layer's input."""
@@ -373,7 +305,7 @@ class DecoderLayer(nn.Module):
         q, k, v = self.project(x_BTH, rotary)
         mask = None if mask_BTT is None else mask_BTT[:, None]
         attended = F.scaled_dot_product_attention(
-            q, k, v, mask, is_causal=mask is None, scale=self.arch.softmax_scale
+            q, k, v, mask, is_causal=mask is None, scale=self.self_attn.softmax_scale
         )
         return self.finish(x_BTH, attended)
 
@@ -385,30 +317,38 @@ def _rotate(x: Tensor, rotary: Rotary) -> Tensor:
     return torch.cat([first * cos - second * sin, second * cos + first * sin], -1).to(x.dtype)
 
 
-def _rope_frequencies(arch: DeepseekArch) -> Tensor:
+def _rope(config: Config) -> tuple[float, Config | None]:
+    """Base of the rotary embedding; YaRN's numbers, or None without it.
+
+    Rope parameters may have the old spelling (rope_theta, rope_scaling) or the new one.
+    """
+    rope = config.get("rope_parameters") or {}
+    scaling = config.get("rope_scaling") or rope
+    theta = float(rope.get("rope_theta", config.get("rope_theta", 10000.0)))
+    if scaling.get("rope_type", scaling.get("type")) != "yarn":
+        return theta, None
+    return theta, {key: value for key, value in scaling.items() if value is not None}
+
+
+def _rope_frequencies(config: Config) -> Tensor:
     """R/2 frequencies. YaRN interpolates long wavelengths by `factor` and keeps short ones.
 
     arXiv:2309.00071.
     """
-    exponent = torch.arange(0, arch.rope_dim, 2, dtype=torch.float32) / arch.rope_dim
-    plain = arch.rope_theta**-exponent
-    if not arch.rope_scaling:
+    dims, (theta, yarn) = config["qk_rope_head_dim"], _rope(config)
+    exponent = torch.arange(0, dims, 2, dtype=torch.float32) / dims
+    plain = theta**-exponent
+    if not yarn:
         return plain
-    yarn = dict(arch.rope_scaling)
     original = yarn["original_max_position_embeddings"]
 
     def dimension_of(rotations: float) -> float:
-        return (
-            arch.rope_dim
-            * math.log(original / (rotations * 2 * math.pi))
-            / (2 * math.log(arch.rope_theta))
-        )
+        return dims * math.log(original / (rotations * 2 * math.pi)) / (2 * math.log(theta))
 
     low = max(math.floor(dimension_of(yarn.get("beta_fast", 32.0))), 0)
-    high = min(math.ceil(dimension_of(yarn.get("beta_slow", 1.0))), arch.rope_dim - 1)
-    ramp = (
-        (torch.arange(arch.rope_dim // 2, dtype=torch.float32) - low) / max(high - low, 0.001)
-    ).clamp(0, 1)
+    high = min(math.ceil(dimension_of(yarn.get("beta_slow", 1.0))), dims - 1)
+    ramp = (torch.arange(dims // 2, dtype=torch.float32) - low) / max(high - low, 0.001)
+    ramp = ramp.clamp(0, 1)
     return plain / yarn["factor"] * ramp + plain * (1 - ramp)
 
 

@@ -14,7 +14,6 @@ from outrider.speculators.heads import TargetEnds
 from outrider.speculators.kinds.eagle3.closed_form import Ridge
 from outrider.speculators.kinds.eagle3.kind import Eagle3
 from outrider.speculators.kinds.mtp.layer import MTPSpeculator
-from outrider.speculators.layers.deepseek_layer import DeepseekArch
 from outrider.speculators.size import drafter_size
 from outrider.training import memory
 from outrider.training.memory import MemoryPlan
@@ -37,7 +36,7 @@ def peak_bytes(work: Callable[[], object]) -> int:
 
 def mtp_layer(settings: dict) -> MTPSpeculator:
     torch.manual_seed(0)
-    speculator = MTPSpeculator(DeepseekArch.from_config(settings)).bfloat16()
+    speculator = MTPSpeculator(settings).bfloat16()
     for module in speculator.modules():
         for name, buffer in module.named_buffers(recurse=False):
             setattr(module, name, buffer.float())

@@ -26,7 +26,7 @@ from transformers import PreTrainedTokenizerFast
 from outrider.common.files import publish
 from outrider.pipeline.recipe.shipped import SHIPPED
 from outrider.speculators.layers.deepseek_layer import Router
-from tools.nano_r1.model import NanoR1, save_target
+from tools.nano_r1.model import CONFIG, NanoR1, save_target
 from tools.nano_r1.texts import encode, mixture, tokenizer_for
 
 WARMUP_STEPS = 100
@@ -56,7 +56,7 @@ class Trainer:
             fused=True,
         )
         self.routers = [m for m in self.model.modules() if isinstance(m, Router)]
-        self.expert_counts = torch.zeros(len(self.routers), self.model.arch.experts)
+        self.expert_counts = torch.zeros(len(self.routers), CONFIG["n_routed_experts"])
         for index, router in enumerate(self.routers):
             router.register_forward_hook(self._count(index))
         self.step, self.read = 0, 0
@@ -64,7 +64,7 @@ class Trainer:
     def _count(self, index: int):
         def hook(_module, _inputs, output: tuple[Tensor, Tensor]) -> None:
             self.expert_counts[index] += (
-                output[1].flatten().bincount(minlength=self.model.arch.experts)
+                output[1].flatten().bincount(minlength=CONFIG["n_routed_experts"])
             )
 
         return hook

@@ -14,7 +14,7 @@ N tokens of several sequences are concatenated without padding; attention runs p
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -31,12 +31,11 @@ from outrider.speculators.kinds.mtp.checkpoint import (
 from outrider.speculators.kinds.mtp.layer import MTPSpeculator
 from outrider.speculators.layers.deepseek_layer import (
     DecoderLayer,
-    DeepseekArch,
     RMSNorm,
     rotary_tables,
 )
 
-CONFIG = {
+CONFIG: dict[str, Any] = {
     "architectures": ["DeepseekV3ForCausalLM"],
     "model_type": "deepseek_v3",
     "torch_dtype": "bfloat16",
@@ -89,19 +88,19 @@ class NanoR1(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.arch = DeepseekArch.from_config(CONFIG)
-        self.embed_tokens = nn.Embedding(self.arch.vocab, self.arch.hidden)
+        vocab, hidden = CONFIG["vocab_size"], CONFIG["hidden_size"]
+        self.embed_tokens = nn.Embedding(vocab, hidden)
         self.layers = nn.ModuleList(
-            DecoderLayer(self.arch, index) for index in range(self.arch.layers)
+            DecoderLayer(CONFIG, index) for index in range(CONFIG["num_hidden_layers"])
         )
-        self.norm = RMSNorm(self.arch.hidden, self.arch.norm_eps)
-        self.lm_head = nn.Linear(self.arch.hidden, self.arch.vocab, bias=False)
-        self.mtp = MTPSpeculator(self.arch)
+        self.norm = RMSNorm(hidden, CONFIG["rms_norm_eps"])
+        self.lm_head = nn.Linear(hidden, vocab, bias=False)
+        self.mtp = MTPSpeculator(CONFIG)
         self._initialise()
 
     def _initialise(self) -> None:
         # Each layer adds twice to the residual stream. Scaling by 1/sqrt(2L) keeps its variance 1.
-        shrink = (2 * self.arch.layers) ** -0.5
+        shrink = (2 * CONFIG["num_hidden_layers"]) ** -0.5
         for name, parameter in self.named_parameters():
             if parameter.dim() >= 2:
                 adds = name.endswith(("o_proj.weight", "down_proj.weight", "down_proj"))
@@ -128,16 +127,14 @@ class NanoR1(nn.Module):
 
     def rotary(self, lengths: list[int]) -> tuple[Tensor, Tensor]:
         """Rotary tables of concatenated sequences, positions from 0 in each."""
-        return rotary_tables(
-            self.arch, torch.cat([torch.arange(length) for length in lengths])[None]
-        )
+        return rotary_tables(CONFIG, torch.cat([torch.arange(length) for length in lengths])[None])
 
     def _layer(
         self, layer: DecoderLayer, x_1NH: Tensor, rotary: tuple[Tensor, Tensor], lengths: list[int]
     ) -> Tensor:
         q, k, v = layer.project(x_1NH, rotary)
         attended = [
-            F.scaled_dot_product_attention(*sequence, is_causal=True, scale=self.arch.softmax_scale)
+            F.scaled_dot_product_attention(*sequence, is_causal=True, scale=self.mtp.softmax_scale)
             for sequence in zip(
                 q.split(lengths, 2), k.split(lengths, 2), v.split(lengths, 2), strict=True
             )
@@ -151,7 +148,7 @@ def save_target(model: NanoR1, tokenizer: PreTrainedTokenizerFast, out_dir: Path
     Tokenizer, chat template and generation config are included. DeepSeek also ships the MTP layer's
     copies of embedding and head; they are left out, because every reader uses the target's.
     """
-    prefix = f"model.layers.{model.arch.layers}."
+    prefix = f"model.layers.{CONFIG['num_hidden_layers']}."
     views = checkpoint_names(model.mtp.state_dict())
     tensors = {prefix + suffix: tensor for suffix, tensor in views.items()}
     tensors |= layer_tensors(cast(nn.ModuleList, model.layers))

@@ -98,20 +98,22 @@ def shapes(config: Mapping[str, Any]) -> "dict[str, torch.Size]":
 
     from outrider.speculators.kinds.mtp.checkpoint import checkpoint_names, experts_apart
     from outrider.speculators.kinds.mtp.layer import MTPSpeculator
-    from outrider.speculators.layers.deepseek_layer import DecoderLayer, DeepseekArch
+    from outrider.speculators.layers.deepseek_layer import DecoderLayer
 
-    arch = DeepseekArch.from_config(config)
-    ends = torch.Size([arch.vocab, arch.hidden])
+    layers, ends = (
+        config["num_hidden_layers"],
+        torch.Size([config["vocab_size"], config["hidden_size"]]),
+    )
     found = {
         "model.embed_tokens.weight": ends,
         "lm_head.weight": ends,
-        "model.norm.weight": torch.Size([arch.hidden]),
+        "model.norm.weight": ends[1:],
     }
     with torch.device("meta"):
-        for index in range(arch.layers):
-            for suffix, tensor in DecoderLayer(arch, index).state_dict().items():
+        for index in range(layers):
+            for suffix, tensor in DecoderLayer(config, index).state_dict().items():
                 for name, view in experts_apart(suffix, tensor).items():
                     found[f"model.layers.{index}.{name}"] = view.shape
-        for suffix, view in checkpoint_names(MTPSpeculator(arch).state_dict()).items():
-            found[f"model.layers.{arch.layers}.{suffix}"] = view.shape
+        for suffix, view in checkpoint_names(MTPSpeculator(config).state_dict()).items():
+            found[f"model.layers.{layers}.{suffix}"] = view.shape
     return found

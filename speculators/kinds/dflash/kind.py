@@ -28,7 +28,6 @@ from outrider.speculators.kinds.dflash.shape import (
 )
 from outrider.speculators.kinds.eagle3.check import check_head
 from outrider.speculators.kinds.eagle3.kind import Eagle3
-from outrider.speculators.kinds.protocol import Abilities
 
 MASK_EMBEDDING = "mask_embedding"
 """vLLM's embedding of the mask token, unused unless a directory has mask_embedding.pt."""
@@ -42,13 +41,8 @@ class DFlash(Eagle3):
     directory_in_words: str | None = (
         "a DFlash checkpoint (config.json with dflash_config, and the weights of one layer)"
     )
-    abilities = Abilities(
-        draft_parity=True,
-        live_swap=True,
-        drafts_every_step=True,
-        fixed_k=True,
-        one_block=True,
-    )
+    fixed_k = True
+    one_block = True
     head_keys: frozenset[str] = frozenset(("layers", "draft_vocabulary"))
     recognizes = staticmethod(is_dflash)
     module = "outrider.speculators.kinds.dflash.layer:DFlashHead"

@@ -38,7 +38,7 @@ from outrider.speculators.kinds.eagle3.shape import (
     plain_config,
     twin_config,
 )
-from outrider.speculators.kinds.protocol import Abilities, TrainableKind
+from outrider.speculators.kinds.protocol import TrainableKind
 
 if TYPE_CHECKING:
     from outrider.speculators.kinds.eagle3.layer import StoredHead
@@ -53,7 +53,6 @@ class Eagle3(TrainableKind):
         "an EAGLE-3 checkpoint (config.json with draft_vocab_size or an Eagle3 architecture, and"
         " its weights)"
     )
-    abilities = Abilities(draft_parity=True, live_swap=True, drafts_every_step=True)
     head_keys: frozenset[str] = frozenset(HeadConfig.model_fields)
     checkpoint = "outrider.speculators.kinds.eagle3.checkpoint"
     module = "outrider.speculators.kinds.eagle3.layer:EagleHead"
@@ -103,7 +102,7 @@ class Eagle3(TrainableKind):
 
     def fitted(self, config: Mapping[str, Any]) -> bool:
         """With Llama's attention, where each draft reads the one before."""
-        return not self.abilities.fixed_k and not self.latent_cache(config)
+        return not self.fixed_k and not self.latent_cache(config)
 
     def check_target(self, target_dir: Path, base_dir: Path | None, config_only: bool) -> None:
         """The target's config.json has the keys that fix a head, and the base fits."""

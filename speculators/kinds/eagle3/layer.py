@@ -16,9 +16,6 @@ Shapes: N tokens, A heads, D and V dims of a key and a value, H hidden, X values
 states; D of the head's rows is the draft vocabulary.
 """
 
-from collections.abc import Mapping
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
@@ -26,7 +23,6 @@ from outrider.speculators.heads import DraftHead, TargetEnds
 from outrider.speculators.kinds.drafter import ChainDrafter, Drafter
 from outrider.speculators.kinds.eagle3.shape import EagleShape
 from outrider.speculators.layers.deepseek_layer import (
-    DeepseekArch,
     GatedMLP,
     LatentAttention,
     RMSNorm,
@@ -76,7 +72,7 @@ class EagleHead(StoredHead, ChainDrafter):
     @property
     def softmax_scale(self) -> float:
         """Scale of the attention scores."""
-        return self.midlayer.softmax_scale
+        return self.midlayer.self_attn.softmax_scale
 
     def first_state(self, inputs_NX: Tensor) -> Tensor:
         """The projected auxiliary states."""
@@ -115,14 +111,11 @@ class EagleLayer(nn.Module):
         self.input_layernorm = RMSNorm(hidden, eps)
         self.hidden_norm = RMSNorm(hidden, eps)
         if shape.latent is not None:
-            arch = _arch(shape.latent)
-            self.self_attn = LatentAttention(arch, 2 * hidden)
-            self.softmax_scale = arch.softmax_scale
+            self.self_attn = LatentAttention(shape.latent, 2 * hidden)
         else:
             self.self_attn = LlamaAttention(
                 hidden, shape.heads, shape.kv_heads, shape.head_dim, shape.theta, 2 * hidden
             )
-            self.softmax_scale = self.self_attn.softmax_scale
         self.post_attention_layernorm = RMSNorm(hidden, eps)
         self.mlp = GatedMLP(hidden, shape.intermediate)
 
@@ -134,7 +127,7 @@ class EagleLayer(nn.Module):
         )
         if isinstance(self.self_attn, LlamaAttention):
             return self.self_attn.project(normed_NX, position_N)
-        rotary = rotary_tables(self.self_attn.arch, position_N[None])
+        rotary = rotary_tables(self.self_attn.config, position_N[None])
         q, key, value = self.self_attn.project(normed_NX[None], rotary)
         return q[0], key[0], value[0]
 
@@ -148,22 +141,3 @@ class EagleLayer(nn.Module):
             out_NH = self.self_attn.combine(attended_ANV[None])[0]
         residual_NH = residual_NH + out_NH
         return residual_NH + self.mlp(self.post_attention_layernorm(residual_NH))
-
-
-def _arch(config: Mapping[str, Any]) -> DeepseekArch:
-    """The widths of DeepSeek's attention; a head has no experts."""
-    no_experts = dict.fromkeys(
-        (
-            "first_k_dense_replace",
-            "moe_intermediate_size",
-            "n_routed_experts",
-            "n_shared_experts",
-            "num_experts_per_tok",
-            "n_group",
-            "topk_group",
-        ),
-        0,
-    )
-    return DeepseekArch.from_config(
-        no_experts | {"routed_scaling_factor": 1.0, "norm_topk_prob": False} | dict(config)
-    )

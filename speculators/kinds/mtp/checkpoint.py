@@ -36,7 +36,7 @@ from outrider.speculators.kinds.mtp.check import layer_names, layer_prefix
 from outrider.speculators.kinds.mtp.kind import MTP
 from outrider.speculators.kinds.mtp.layer import MTPSpeculator
 from outrider.speculators.kinds.protocol import Origin
-from outrider.speculators.layers.deepseek_layer import DeepseekArch, MixtureOfExperts, expert_name
+from outrider.speculators.layers.deepseek_layer import MixtureOfExperts, expert_name
 from outrider.speculators.layers.lora import ADAPTERS, ALPHA, AdaptedExperts
 
 EXPERTS = "block.mlp.experts."
@@ -56,21 +56,24 @@ def load_mtp(
     With `frozen_experts` the routed experts are not parameters (`Experts`).
     """
     layout = read_layout(directory)
-    arch = DeepseekArch.from_config(layout.config)
-    if arch.mtp_layers != 1:
+    layers = layout.config.get("num_nextn_predict_layers") or 0
+    if layers != 1:
         raise OutriderError(
-            f"{layout.directory / 'config.json'}: num_nextn_predict_layers is {arch.mtp_layers},"
+            f"{layout.directory / 'config.json'}: num_nextn_predict_layers is {layers},"
             " but Outrider trains targets with exactly 1 multi-token prediction layer; point"
             " target.model at a checkpoint that has one (DeepSeek-V3 and R1 do; conversions to"
             " other formats often drop it)"
         )
-    if frozen_experts and arch.layers < arch.dense_layers:
+    if (
+        frozen_experts
+        and layout.config["num_hidden_layers"] < layout.config["first_k_dense_replace"]
+    ):
         raise OutriderError(
             f"{layout.directory / 'config.json'}: the MTP layer has a dense MLP and no routed"
             " experts to freeze; set speculator.train: all"
         )
     with torch.device("meta"):
-        speculator = MTPSpeculator(arch, frozen_experts)
+        speculator = MTPSpeculator(layout.config, frozen_experts)
     speculator = speculator.to_empty(device=device).to(dtype)
     if isinstance(speculator.block.mlp, MixtureOfExperts):
         gate = speculator.block.mlp.gate  # KEPT_IN_FLOAT32

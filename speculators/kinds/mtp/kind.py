@@ -20,7 +20,7 @@ from outrider.speculators.checkpoints.layout import CheckpointLayout
 from outrider.speculators.features import FINAL_NORM, FeatureSpec, FeatureStream
 from outrider.speculators.head_config import HeadConfig
 from outrider.speculators.kinds.mtp.check import check_mtp, check_mtp_target, is_shared, layer_names
-from outrider.speculators.kinds.protocol import Abilities, TrainableKind, TrainedParameters
+from outrider.speculators.kinds.protocol import TrainableKind, TrainedParameters
 
 if TYPE_CHECKING:
     from outrider.speculators.kinds.mtp.layer import MTPSpeculator
@@ -39,7 +39,6 @@ class MTP(TrainableKind):
         "an MTP directory (the target's config.json, with num_nextn_predict_layers, and the"
         " tensors of its MTP layer)"
     )
-    abilities = Abilities(draft_parity=True, live_swap=True, drafts_every_step=True)
     trains: frozenset[TrainedParameters] = frozenset(("all", "non_routed", "lora"))
     checkpoint = "outrider.speculators.kinds.mtp.checkpoint"
 
@@ -82,17 +81,15 @@ class MTP(TrainableKind):
     ) -> "MTPSpeculator":
         """The layer that the target's config.json describes."""
         from outrider.speculators.kinds.mtp.layer import MTPSpeculator
-        from outrider.speculators.layers.deepseek_layer import DeepseekArch
 
         try:
-            arch = DeepseekArch.from_config(target_config)
+            return MTPSpeculator(target_config)
         except KeyError as missing:
             raise OutriderError(
                 f"{source}: no {missing.args[0]}, so this is no config of a DeepSeek-V3"
                 " architecture; point target.model at a checkpoint with a multi-token prediction"
                 " layer (DeepSeek-V3 and R1 have one)"
             ) from None
-        return MTPSpeculator(arch)
 
     def stays_with_target(self, name: str) -> bool:
         """Embedding, head, and cache scales that no checkpoint brings."""

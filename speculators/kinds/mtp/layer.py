@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from outrider.speculators.heads import DraftHead, TargetEnds
 from outrider.speculators.kinds.drafter import ChainDrafter
 from outrider.speculators.layers.deepseek_layer import (
+    Config,
     DecoderLayer,
-    DeepseekArch,
     RMSNorm,
     rotary_tables,
 )
@@ -30,29 +30,20 @@ from outrider.speculators.layers.deepseek_layer import (
 class MTPSpeculator(ChainDrafter):
     """Two norms, a projection of 2H to H, one decoder layer, the final norm."""
 
-    def __init__(self, arch: DeepseekArch, frozen_experts: bool = False):
+    def __init__(self, config: Config, frozen_experts: bool = False):
         super().__init__()
-        self.arch = arch
-        self.used_experts = arch.experts_per_token / arch.experts
-        self.enorm = RMSNorm(arch.hidden, arch.norm_eps)
-        self.hnorm = RMSNorm(arch.hidden, arch.norm_eps)
-        self.eh_proj = nn.Linear(2 * arch.hidden, arch.hidden, bias=False)
-        self.block = DecoderLayer(arch, arch.layers, frozen_experts)
-        self.norm = RMSNorm(arch.hidden, arch.norm_eps)
+        self.config, self.width = config, config["hidden_size"]
+        self.used_experts = config["num_experts_per_tok"] / config["n_routed_experts"]
+        self.enorm = RMSNorm(self.width, config["rms_norm_eps"])
+        self.hnorm = RMSNorm(self.width, config["rms_norm_eps"])
+        self.eh_proj = nn.Linear(2 * self.width, self.width, bias=False)
+        self.block = DecoderLayer(config, config["num_hidden_layers"], frozen_experts)
+        self.norm = RMSNorm(self.width, config["rms_norm_eps"])
+        self.softmax_scale = self.block.self_attn.softmax_scale
 
     def head(self, ends: TargetEnds) -> DraftHead:
         """The target's head over the whole vocabulary."""
         return DraftHead(ends.lm_head_VH)
-
-    @property
-    def width(self) -> int:
-        """H of the states that the head reads."""
-        return self.arch.hidden
-
-    @property
-    def softmax_scale(self) -> float:
-        """Scale of the attention scores."""
-        return self.arch.softmax_scale
 
     def first_state(self, inputs_NX: Tensor) -> Tensor:
         """The state that depth 0 reads: the target's own."""
@@ -67,7 +58,7 @@ class MTPSpeculator(ChainDrafter):
 
     def project(self, x_NH: Tensor, position_N: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries [A, N, D], keys [A, N, D] and values [A, N, V] of block inputs."""
-        q, key, value = self.block.project(x_NH[None], rotary_tables(self.arch, position_N[None]))
+        q, key, value = self.block.project(x_NH[None], rotary_tables(self.config, position_N[None]))
         return q[0], key[0], value[0]
 
     def finish(self, x_NH: Tensor, attended_ANV: Tensor) -> tuple[Tensor, Tensor]:

@@ -31,7 +31,7 @@ from outrider.speculators.kinds.eagle3.shape import (
     plain_config,
     spare_token,
 )
-from outrider.speculators.kinds.protocol import Abilities, KPerBatchSize
+from outrider.speculators.kinds.protocol import KPerBatchSize
 
 MASK_TOKEN = "pard_token"
 MASK_STATE = "mask_hidden"
@@ -46,12 +46,7 @@ class PEagle(Eagle3):
         "a P-EAGLE checkpoint (config.json of an EAGLE-3 head with pard_token, and its weights with"
         " mask_hidden)"
     )
-    abilities = Abilities(
-        draft_parity=True,
-        live_swap=True,
-        drafts_every_step=True,
-        fixed_k=True,
-    )
+    fixed_k = True
     head_keys: frozenset[str] = Eagle3.head_keys - {"layer_type"}
     module = "outrider.speculators.kinds.p_eagle.layer:ParallelHead"
 

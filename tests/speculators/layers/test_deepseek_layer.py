@@ -14,7 +14,6 @@ from transformers.models.deepseek_v3.modeling_deepseek_v3 import (
 from outrider.speculators.kinds.mtp.checkpoint import experts_apart
 from outrider.speculators.layers.deepseek_layer import (
     DecoderLayer,
-    DeepseekArch,
     grouped_linear,
     rotary_tables,
 )
@@ -75,7 +74,7 @@ def test_layer_and_gradients_equal_transformers(changes, layer_index):
         tensor.copy_(
             torch.rand_like(tensor) + 0.5 if "norm" in name else torch.randn_like(tensor) * 0.3
         )
-    layer = DecoderLayer(DeepseekArch.from_config(SHAPE | changes), layer_index)
+    layer = DecoderLayer(SHAPE | changes, layer_index)
     layer.load_state_dict(reference.state_dict())
 
     tokens = 90
@@ -86,10 +85,10 @@ def test_layer_and_gradients_equal_transformers(changes, layer_index):
     expected = reference(
         x, position_embeddings=tables, attention_mask=causal, position_ids=position
     )
-    ours = layer(x, rotary_tables(layer.arch, position))
+    ours = layer(x, rotary_tables(SHAPE | changes, position))
     masked = layer(
         x,
-        rotary_tables(layer.arch, position),
+        rotary_tables(SHAPE | changes, position),
         torch.ones(2, tokens, tokens, dtype=torch.bool).tril(),
     )
     torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-4)
@@ -110,7 +109,7 @@ def test_layer_and_gradients_equal_transformers(changes, layer_index):
 
 
 def test_the_correction_bias_chooses_but_does_not_weigh():
-    layer = DecoderLayer(DeepseekArch.from_config(SHAPE | {"n_group": 1, "topk_group": 1}), 1)
+    layer = DecoderLayer(SHAPE | {"n_group": 1, "topk_group": 1}, 1)
     router = layer.mlp.gate
     x = torch.randn(5, SHAPE["hidden_size"])
     router.e_score_correction_bias[3] = 10.0
