@@ -1,7 +1,7 @@
 """Memory of one training process, by part and phase, computed before it exists.
 
     plan = MemoryPlan(size, row_tokens=8192, depth=3, zero_stage=2)
-    needed = plan.phases()                # {"start": {part: bytes}, "steps": {part: bytes}}
+    needed = plan.phases()                # {"start": {part: bytes}, "steps": ..., "fit": ...}
     plan.peak()                           # ("steps", bytes)
 
 Three phases can be the largest: the closed-form fit of a head from scratch, the start, when the

@@ -128,9 +128,11 @@ def compared(priced: dict[str, Any], run: RunDirectory) -> dict[str, dict[str, A
         phase: sum(size for part, size in parts.items() if part != "cuda_context_assumed")
         for phase, parts in memory["phases"].items()
     }
+    # The measured start includes the closed-form fit.
+    start = max(phases["start"], phases.get("fit", 0))
     pairs = {
         "memory of the training process": (max(phases.values()), trained["peak_bytes"]),
-        "its start": (phases["start"], trained["start_peak_bytes"]),
+        "its start": (start, trained["start_peak_bytes"]),
         "states on disk": (priced["features"]["bytes"], _folder_bytes(run.features, "shard-*")),
         "a training checkpoint": (priced["checkpoint_bytes"], _folder_bytes(checkpoint)),
         "the speculator": (priced["speculator_bytes"], _folder_bytes(run.speculator)),
