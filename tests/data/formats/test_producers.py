@@ -234,6 +234,13 @@ def test_each_format_reads_all_parameters(name):
     assert one_exchange(name, ROWS[name]({"min_tokens": 3})).constraint == "other_sampling"
 
 
+@pytest.mark.parametrize("logged", [{}, {"stop_reason": None}, {"stop_reason": 7}])
+def test_stop_strings_are_for_logs_without_what_ended_the_response(logged):
+    row = ROWS["openai_pairs"]({"stop": ["END"]})
+    row["response"]["choices"][0] |= logged
+    assert one_exchange("openai_pairs", row).stop_strings == (() if logged else ("END",))
+
+
 def test_a_span_names_its_kind_of_output():
     said = {
         "gen_ai.operation.name": "chat",

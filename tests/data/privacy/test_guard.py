@@ -211,6 +211,13 @@ def test_ids_are_dropped_only_where_the_prompts_text_changed(builder):
         and changed.completion_token_ids == told.completion_token_ids
     )
     assert builder.build(one.apply(named)).fidelity == "exact"
+    more = dataclasses.replace(told, messages=exchange(f"{EMAIL}, card {CARD}").messages)
+    assert "4111" not in everything(one.apply(more)), "the text is examined where it is used"
+
+
+def test_a_key_is_what_precedes_its_value():
+    one = exchange(template_arguments={"customer": {"phone": ["030 901820"]}})
+    assert "901820" not in everything(guard().apply(one))
 
 
 SURROUNDING = st.text(st.sampled_from("ab .,:;\n\t\\\"'{}[]<>()=/-+@电话é09"), max_size=12)
