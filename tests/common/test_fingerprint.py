@@ -49,6 +49,9 @@ def test_a_kept_result_is_computed_again_only_when_its_inputs_change(tmp_path: P
     assert other.changes() == ["seed: 0 -> 1"]
     assert other.run(work) == other.get() == 2
     assert Kept(path, inputs).changes() == ["seed: 1 -> 0"]
+    private = tmp_path / "steps" / "result.json"
+    Kept(private, 1, private=True).put("text")
+    assert [stat.S_IMODE(p.stat().st_mode) for p in (private.parent, private)] == [0o700, 0o600]
 
 
 def test_unfinished_work_is_resumed_with_the_same_inputs_and_deleted_with_others(
@@ -60,9 +63,3 @@ def test_unfinished_work_is_resumed_with_the_same_inputs_and_deleted_with_others
         log.touch()
         assert resume_or_clear(stamp, {"seed": seed}, [parts, log]) == resumed
         assert parts.exists() == log.exists() == resumed
-
-
-def test_a_private_result_is_readable_by_its_owner_only(tmp_path: Path) -> None:
-    path = tmp_path / "steps" / "result.json"
-    Kept(path, 1, private=True).put("text")
-    assert [stat.S_IMODE(each.stat().st_mode) for each in (path.parent, path)] == [0o700, 0o600]

@@ -48,7 +48,8 @@ def test_relative_paths_are_relative_to_the_file_and_sockets_to_the_state(tmp_pa
 
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in SHIPPED_ENDPOINTS.glob("*.yaml")))
-def test_shipped_endpoints_load_by_name(name) -> None:
+def test_shipped_endpoints_load_by_name_and_are_listed_for_another(name, tmp_path) -> None:
+    assert f"give the path of its file or a shipped name: {name}" in mistake(tmp_path / "none")
     endpoint = load_endpoint(name)
     assert endpoint.name == name
     assert endpoint.stable and endpoint.canary
@@ -102,10 +103,6 @@ def test_a_mistyped_key_is_named_with_its_line_and_the_nearest_key(tmp_path) -> 
 )
 def test_a_mistake_names_key_value_and_fix(tmp_path, values, message) -> None:
     assert message in mistake(changed(tmp_path, **values))
-
-
-def test_a_missing_file_lists_the_shipped_endpoints(tmp_path) -> None:
-    assert "give the path of its file or a shipped name: nano_r1" in mistake(tmp_path / "none")
 
 
 def test_the_token_is_made_with_the_private_state_folder(tmp_path) -> None:

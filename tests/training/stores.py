@@ -41,20 +41,18 @@ class BugInRank1(FeatureStore):
     def read(self, sequence_id: str) -> Features:
         self.reads += 1
         if os.environ["RANK"] == "1" and self.reads > 6:
-            raise RuntimeError("a kernel failed")
+            self.fail()
         return super().read(sequence_id)
 
+    def fail(self) -> None:
+        raise RuntimeError("a kernel failed")
 
-class KilledInRank1(FeatureStore):
+
+class KilledInRank1(BugInRank1):
     """Rank 1 is killed without a message, as by the out-of-memory killer."""
 
-    reads = 0
-
-    def read(self, sequence_id: str) -> Features:
-        self.reads += 1
-        if os.environ["RANK"] == "1" and self.reads > 6:
-            os.kill(os.getpid(), 9)
-        return super().read(sequence_id)
+    def fail(self) -> None:
+        os.kill(os.getpid(), 9)
 
 
 RECORDED_STREAM = "tests.training.stores:RecordedStream"

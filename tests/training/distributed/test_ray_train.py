@@ -6,9 +6,7 @@ python -m pytest tests/training/distributed/test_ray_train.py -m slow       # mi
 import contextlib
 import os
 import signal
-import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -24,7 +22,8 @@ from outrider.training.distributed.launch import train
 from outrider.training.distributed.spec import WORKER, Preempted
 from tests.cluster_nodes import LocalNodes, local_nodes
 from tests.training.corpus import FEATURE_STORE, Corpus, make_corpus
-from tests.training.distributed.test_kills import assert_same_end, losses
+from tests.training.distributed.test_kills import assert_same_end
+from tests.training.test_trainer import metrics, once_at_step
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
@@ -88,26 +87,6 @@ def ranks(run_dir: Path) -> list[psutil.Process]:
     return [found[number] for number in sorted(found)]
 
 
-def step_of(run_dir: Path) -> int:
-    """The last step of the metrics."""
-    metrics = run_dir / "logs" / "metrics.jsonl"
-    return max((step for step, _ in losses(run_dir)), default=0) if metrics.exists() else 0
-
-
-def disturb(run_dir: Path, *when: tuple[int, Callable[[], object]]) -> threading.Thread:
-    """A started thread that calls each function when the run has reached its step."""
-
-    def work() -> None:
-        for step, action in when:
-            while step_of(run_dir) < step:
-                time.sleep(0.05)
-            action()
-
-    thread = threading.Thread(target=work, daemon=True)
-    thread.start()
-    return thread
-
-
 def test_weights_and_log_are_torchruns(corpus: Corpus, whole: Path, tmp_path: Path) -> None:
     run(corpus, tmp_path, None, **LONG)
     assert_same_end(tmp_path, whole)
@@ -123,9 +102,8 @@ def test_a_killed_rank_starts_again_and_the_weights_are_the_same(
     tmp_path: Path,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    thread = disturb(tmp_path, (23, lambda: ranks(tmp_path)[1].kill()))
-    run(corpus, tmp_path, nodes, **LONG)
-    thread.join(1)
+    with once_at_step(tmp_path, 23, lambda: ranks(tmp_path)[1].kill()):
+        run(corpus, tmp_path, nodes, **LONG)
     assert_same_end(whole, tmp_path)
     printed = capfd.readouterr().out
     assert "training lost processes, or has room for more; it resumes with 2" in printed
@@ -135,8 +113,10 @@ def test_a_killed_rank_starts_again_and_the_weights_are_the_same(
 def test_sigterm_writes_a_checkpoint_and_the_same_command_goes_on(
     corpus: Corpus, whole: Path, nodes: LocalNodes, tmp_path: Path
 ) -> None:
-    disturb(tmp_path, (17, lambda: os.kill(os.getpid(), signal.SIGTERM)))
-    with pytest.raises(Preempted, match=r"step \d+ of 60 is saved") as stopped:
+    with (
+        once_at_step(tmp_path, 17, lambda: os.kill(os.getpid(), signal.SIGTERM)),
+        pytest.raises(Preempted, match=r"step \d+ of 60 is saved") as stopped,
+    ):
         run(corpus, tmp_path, nodes, **LONG)
     assert stopped.value.exit_code == 75
     newest = sorted((tmp_path / "training" / "checkpoints").glob("step-*"))[-1]
@@ -194,8 +174,11 @@ def test_training_goes_on_with_what_a_lost_node_leaves_and_grows_again(
     with local_nodes() as own:
         _, second = own.add(), own.add()
         longer = LONG | {"epochs": 120}
-        disturb(tmp_path, (23, lambda: own.kill(second)), (40, own.add))
-        result = run(corpus, tmp_path, own, **longer)
+        with (
+            once_at_step(tmp_path, 23, lambda: own.kill(second)),
+            once_at_step(tmp_path, 40, own.add),
+        ):
+            result = run(corpus, tmp_path, own, **longer)
         assert result["stopped_at"] == result["steps"] == 360
         printed = capfd.readouterr().out
         assert "it resumes with 1 processes from step-00000" in printed
@@ -208,5 +191,5 @@ def test_training_goes_on_with_what_a_lost_node_leaves_and_grows_again(
     )
     for name, tensor in theirs.items():
         torch.testing.assert_close(ours[name], tensor, rtol=1e-3, atol=1e-4)
-    steps = [step for step, _ in losses(tmp_path)]
+    steps = [line["step"] for line in metrics(tmp_path) if "loss" in line]
     assert steps == list(range(1, 361)), "a step is missing or was logged twice"
