@@ -20,12 +20,10 @@ from outrider.speculators.kinds.p_eagle.kind import PEagle
 from outrider.speculators.kinds.protocol import DrafterKind, TrainableKind
 from outrider.speculators.kinds.weightless import NGramLookup, NoSpeculation, WeightlessKind
 
-
-def _by_name(*kinds: DrafterKind) -> dict[str, DrafterKind]:
-    return {kind.name: kind for kind in kinds}
-
-
-KINDS = _by_name(DFlash(), PEagle(), Eagle3(), MTP(), NGramLookup(), NoSpeculation())
+KINDS: dict[str, DrafterKind] = {
+    kind.name: kind
+    for kind in (DFlash(), PEagle(), Eagle3(), MTP(), NGramLookup(), NoSpeculation())
+}
 """By name. A directory is of the first kind that recognizes it."""
 
 DEFAULT_KIND = "mtp"

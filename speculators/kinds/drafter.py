@@ -63,6 +63,8 @@ class ChainDrafter(Drafter):
     """A drafter that implements `Chain`: one attention over the prefix and its own drafts."""
 
     recomputes = True
+    mask_token: int | None = None
+    """Token at every depth but the first, for a parallel drafter; None: the token before."""
 
     def input_values(self) -> int:
         """A state, x, query, key and value."""
@@ -72,11 +74,6 @@ class ChainDrafter(Drafter):
         position = torch.zeros(1, dtype=torch.long, device=weight.device)
         x = chain.inputs(state, state, position)
         return sum(each.numel() for each in (state, x, *chain.project(x, position)))
-
-    @property
-    def mask_token(self) -> int | None:
-        """Token at every depth but the first, for a parallel drafter; None: the token before."""
-        return None
 
     def unroll(
         self,
