@@ -12,7 +12,8 @@ from typing import Any
 
 from outrider.common.errors import OutriderError
 from outrider.common.files import read_json
-from outrider.speculators.checkpoints.layout import CheckpointLayout
+from outrider.speculators.checkpoints.layout import CheckpointLayout, read_layout
+from outrider.speculators.checkpoints.target_fingerprint import check_target
 from outrider.speculators.kinds.dflash.kind import DFlash
 from outrider.speculators.kinds.eagle3.kind import Eagle3
 from outrider.speculators.kinds.mtp.kind import MTP
@@ -114,3 +115,20 @@ def target_tensors(target: CheckpointLayout) -> list[str]:
     for kind in native_kinds(target.config):
         names |= kind.native_tensors(target)
     return sorted(names)
+
+
+def check_speculator(directory: Path, target_dir: Path) -> None:
+    """Checks from files alone that a speculator belongs to the target; no torch.
+
+    An engine that gets a speculator of another target, with another vocabulary or with damaged
+    weights ends in a traceback after minutes, or drafts nonsense silently. Everything is read from
+    the two config.json and the safetensors headers. Only finiteness, and whether a copied
+    vocabulary equals the target's, are read from the weights. A bundle must also have been made
+    for this very target (target_fingerprint.py).
+
+    Raises an `OutriderError` with file, key, value and fix where they do not fit.
+    """
+    directory = Path(directory)
+    if (directory / "bundle.json").is_file():
+        check_target(read_json(directory / "bundle.json"), directory, target_dir)
+    kind_of(directory).check(directory, read_layout(target_dir))
