@@ -170,9 +170,9 @@ def _found(recipe: "Recipe") -> dict[str, Any]:
 
 def _template(config: Mapping[str, Any]) -> str:
     """The shipped template for targets of this architecture and size."""
-    from outrider.speculators.checkpoints.architectures import architecture_of
+    from outrider.speculators.checkpoints.architectures import WITH_OWN_SPECULATOR, architecture_of
 
-    if not architecture_of(config, "config.json").own_speculator:
+    if architecture_of(config, "config.json") not in WITH_OWN_SPECULATOR:
         return "r1_distill/template"
     return "r1/template" if config["hidden_size"] == R1_WIDTH else "template"
 

@@ -1,6 +1,6 @@
 """Bounds that stay valid at every look, from few clusters: Student's t for continuous monitoring.
 
-    bounds = ratio_of_sums(tokens_G, steps_G, alpha=0.05)     # after every request, for ever
+    bounds = ratio_of_groups([(tokens_G, steps_G)], [], 0.05)     # after every request, for ever
     if bounds.high < floor:
         ...
 
@@ -79,15 +79,6 @@ def critical_t(degrees: ArrayLike, alpha: float, best_at: float = BEST_AT) -> Ar
     return critical
 
 
-def ratio_of_sums(numerator_G: ArrayLike, denominator_G: ArrayLike, alpha: float) -> Bounds:
-    """sum(numerator) / sum(denominator) with bounds, from independent clusters.
-
-    A cluster is a session, or a request where sessions are not known. There are no bounds where one
-    cluster has all of a sum.
-    """
-    return ratio_of_groups([(numerator_G, denominator_G)], [], alpha)
-
-
 def _jackknife(numerator_RG: Array, denominator_RG: Array) -> tuple[Array, Array]:
     """Variance of log(sum(numerator) / sum(denominator)) and its degrees of freedom, by row.
 
@@ -111,7 +102,9 @@ Group = tuple[ArrayLike, ArrayLike]
 def ratio_of_groups(above: Sequence[Group], below: Sequence[Group], alpha: float) -> Bounds:
     """Product of the ratios of the groups `above` over that of `below`, with bounds.
 
-    A group's ratio is sum(numerator) / sum(denominator) of its clusters. The groups are
+    A group's ratio is sum(numerator) / sum(denominator) of its clusters. A cluster is a session, or
+    a request where sessions are not known. There are no bounds where one has all of a sum. The
+    groups are
     independent: the variance of the log is the sum of their jackknife variances, and its degrees
     of freedom are Welch's and Satterthwaite's. Clusters: those of the first group.
 

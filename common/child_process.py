@@ -63,8 +63,7 @@ def in_child(
         receiver.close()
         process.kill()
         process.join()
-    result: Result = returned(answer, f"the child process of {function.__name__}")
-    return result
+    return returned(answer, f"the child process of {function.__name__}")
 
 
 def answer_of(work: Callable[[], object]) -> bytes:

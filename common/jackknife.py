@@ -35,5 +35,4 @@ def degrees_of_freedom(share_RG: ArrayLike) -> Array:
     trace = (1 + total) * zeroth - 2 * first
     between = total**2 * zeroth**2 + 2 * (zeroth * second + first**2) - 4 * total * zeroth * first
     within = (weight**2 * (1 + 2 * (total[:, None] - 2 * share_RG))).sum(axis=1)
-    degrees: Array = np.maximum(trace**2 / (between + within), 1.0)
-    return degrees
+    return np.maximum(trace**2 / (between + within), 1.0)

@@ -66,7 +66,7 @@ from outrider.eval.workloads import measured_workloads, prompts_of
 from outrider.serving.load_generator import LoadGenerator
 from outrider.serving.vllm_hooks.drafts_file import Drafts
 from outrider.serving.vllm_hooks.version import runs_on_cpu
-from outrider.speculators.compatibility import check_speculator
+from outrider.speculators.kinds import check_speculator
 
 
 def evaluate(context: EvaluationContext) -> dict[str, Any]:

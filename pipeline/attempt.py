@@ -136,7 +136,7 @@ def _named_speculator(name: str, recipe: "Recipe") -> "Options":
     from outrider.common.fingerprint import path_digest
     from outrider.serving.bundle.bundle_digest import MANIFEST, bundle_digest
     from outrider.serving.speculator import Speculator
-    from outrider.speculators.compatibility import check_speculator
+    from outrider.speculators.kinds import check_speculator
 
     found = Speculator.named(name)
     if (directory := found.directory) is None:

@@ -20,11 +20,10 @@ from outrider.pipeline.preflight import local_target
 from outrider.pipeline.recipe.recipe import Recipe
 from outrider.serving.attention import mixed_cache_refusal, mla_refusal
 from outrider.serving.vllm_arguments import runs_mla
-from outrider.speculators.base import supported_kinds
+from outrider.speculators.base import planned, supported_kinds
 from outrider.speculators.checkpoints.architectures import architecture_of
 from outrider.speculators.config import AUTO
 from outrider.speculators.kinds import DEFAULT_KIND, LOOKUP, trainable_kind
-from outrider.speculators.planned import planned
 
 MAX_MODEL_LEN = 32_768
 """Largest default of `serving.engine.max_model_len`. R1 has 163,840 positions; few logs need them,

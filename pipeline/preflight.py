@@ -16,11 +16,9 @@ from outrider.pipeline.recipe.recipe import Recipe
 from outrider.pipeline.recipe.shipped import EMBEDDED_TRAFFIC
 from outrider.serving.config import EMBEDDED_TARGETS
 from outrider.serving.vllm_hooks.version import untried_version, vllm_version
-from outrider.speculators.base import base_of, is_directory
-from outrider.speculators.compatibility import check_speculator
+from outrider.speculators.base import base_of, is_directory, warm_directory
 from outrider.speculators.config import SpeculatorConfig
-from outrider.speculators.kinds import trainable_kind
-from outrider.speculators.planned import warm_directory
+from outrider.speculators.kinds import check_speculator, trainable_kind
 
 
 def check(recipe: Recipe, dry_run: bool = False) -> None:

@@ -19,7 +19,7 @@ from outrider.common.errors import OutriderError
 from outrider.common.files import read_json
 from outrider.common.process_tree import run_supervised
 from outrider.pipeline.recipe.recipe import Recipe
-from outrider.pipeline.retention import retain
+from outrider.pipeline.retention import deletion_of, retain
 from outrider.pipeline.run_dir import RunDirectory
 from outrider.pipeline.stage import Options, Stage
 from outrider.pipeline.stage_process import UNEXPECTED
@@ -49,13 +49,21 @@ def run_stages(
                     f"{name} needs the output of {needed}, which has not finished in {run.root};"
                     f" run it first: --stages {needed},{name}"
                 )
-        state = stage.state(run, recipe, options)
-        if state.done:
-            deleted = f"its output was deleted after the export ({state.deleted})"
-            say("[green]✓[/]", name, f"nothing changed, {deleted if state.deleted else 'kept'}")
+        reasons = "; ".join(stage.reasons(run, recipe, options))
+        if not reasons:
+            deleted = deletion_of(run, stage.artifact(run))
+            kept = f"its output was deleted after the export ({deleted})" if deleted else "kept"
+            say("[green]✓[/]", name, f"nothing changed, {kept}")
         else:
-            stage.require_readable(run, state.reasons)
-            say("[cyan]▸[/]", name, "; ".join(state.reasons))
+            for path in stage.reads(run):
+                if deleted := deletion_of(run, path):
+                    raise OutriderError(
+                        f"{name} must run ({reasons}), but its input {path} was deleted after the"
+                        f" export ({deleted}). To compute it again from the logs, set"
+                        " privacy.retention=keep in the recipe or on the command line and leave out"
+                        " --stages. To leave it deleted, undo the change or use another --name"
+                    )
+            say("[cyan]▸[/]", name, reasons)
             begin = time.monotonic()
             run_stage(stage, run, options)
             say("[green]✓[/]", name, f"{time.monotonic() - begin:.0f} s")

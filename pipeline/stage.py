@@ -1,6 +1,6 @@
 """A stage of a run: whether it is done, why it runs, and the record that it leaves.
 
-    stage_of("capture", recipe).state(run, recipe, {})      # done, or why it runs
+    stage_of("capture", recipe).reasons(run, recipe, {})    # why it runs; empty: it is done
     stage_of("capture", recipe).perform(run, recipe, {})    # in its own process: stage_process.py
 
 A stage is skipped when its artifact exists and its inputs are unchanged: its part of the recipe,
@@ -14,7 +14,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from outrider.common.errors import OutriderError
 from outrider.common.fingerprint import Kept, path_digest, resume_or_clear
 from outrider.pipeline.recipe.recipe import Recipe
 from outrider.pipeline.retention import deletion_of
@@ -22,16 +21,6 @@ from outrider.pipeline.run_dir import RunDirectory
 
 Options = dict[str, Any]
 """Options of the command line that are not in the recipe, such as `force` for export."""
-
-
-@dataclasses.dataclass(frozen=True)
-class State:
-    """Whether a stage is done; if not, why it runs."""
-
-    done: bool
-    reasons: tuple[str, ...] = ()
-    deleted: str | None = None
-    """For a stage that is done: when and by which setting retention deleted its output."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,31 +64,17 @@ class Stage:
             "option": {name: options.get(name) for name in self.options},
         }
 
-    def state(self, run: RunDirectory, recipe: Recipe, options: Options) -> State:
-        """Done, or why it runs."""
+    def reasons(self, run: RunDirectory, recipe: Recipe, options: Options) -> list[str]:
+        """Why it runs; empty where it is done."""
         if not run.stage_record(self.name).is_file():
-            started = self._started(run).is_file()
-            return State(False, ("resumes where it stopped" if started else "not done yet",))
+            return ["resumes where it stopped" if self._started(run).is_file() else "not done yet"]
         artifact = self.artifact(run)
         deleted = deletion_of(run, artifact)
         if deleted and recipe.privacy.retention == "keep":
-            reason = f"retention deleted {artifact.name} after the export ({deleted})"
-            return State(False, (reason,))
+            return [f"retention deleted {artifact.name} after the export ({deleted})"]
         if not deleted and not artifact.exists():
-            return State(False, (f"{artifact.name} is missing",))
-        changed = self._kept(run, recipe, options).changes() or []
-        return State(not changed, tuple(changed), None if changed else deleted)
-
-    def require_readable(self, run: RunDirectory, reasons: tuple[str, ...]) -> None:
-        """Refuses to run where retention has deleted an input of this stage."""
-        for path in self.reads(run):
-            if deleted := deletion_of(run, path):
-                raise OutriderError(
-                    f"{self.name} must run ({'; '.join(reasons)}), but its input {path} was "
-                    f"deleted after the export ({deleted}). To compute it again from the logs, set "
-                    "privacy.retention=keep in the recipe or on the command line and leave out "
-                    "--stages. To leave it deleted, undo the change or use another --name"
-                )
+            return [f"{artifact.name} is missing"]
+        return self._kept(run, recipe, options).changes() or []
 
     def perform(self, run: RunDirectory, recipe: Recipe, options: Options) -> None:
         """Does the work and publishes the record last."""

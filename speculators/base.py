@@ -1,17 +1,24 @@
-"""The speculator in use today (`speculator.base`): what training starts from or is compared with.
+"""The speculator in use today (`speculator.base`), and the one that a recipe trains from it.
 
     base = base_of(speculator.base, target_dir)      # a directory, or a kind's name; None: its own
     warm_start(trainable_kind("mtp"), base)          # the directory, where the kinds are the same
+
+    config = planned(recipe.speculator, target_config)     # config.json, before it exists
+    drafter_size(kind, config, target_config)
 
 A base of another kind than the one that is trained is compared with, and training starts from
 scratch. No torch.
 """
 
 import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from outrider.common.errors import OutriderError
 from outrider.common.files import read_json
+from outrider.speculators.config import SpeculatorConfig
+from outrider.speculators.features import FeatureSpec
 from outrider.speculators.kinds import (
     KINDS,
     kind_of,
@@ -81,3 +88,36 @@ def supported_kinds(base: str | None, target_dir: Path) -> tuple[list[str], dict
 def is_directory(base: str | None) -> bool:
     """True where `speculator.base` names a directory and neither a kind nor the default."""
     return base is not None and base not in KINDS
+
+
+def planned(speculator: SpeculatorConfig, target_config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """config.json of the base where training starts from a directory, else of a new head."""
+    kind, of_base = trainable_kind(speculator.only_kind), None
+    if (base := warm_directory(speculator)) is not None:
+        of_base = read_json(base / "config.json")
+    return kind.config(target_config, speculator.head, of_base)
+
+
+def stored_features(speculator: SpeculatorConfig, target_config: Mapping[str, Any]) -> FeatureSpec:
+    """What one feature store holds for drafters of all kinds that the recipe trains."""
+    specs = []
+    for name in speculator.kinds:
+        config = planned(speculator.of_kinds([name]), target_config)
+        specs.append(trainable_kind(name).features(config, target_config))
+    return FeatureSpec.union(specs).stored(target_config["hidden_size"])
+
+
+def warm_directory(speculator: SpeculatorConfig) -> Path | None:
+    """The directory that `speculator.base` names, if it is of the trained kind."""
+    if not is_directory(speculator.base):
+        return None
+    directory = Path(str(speculator.base)).expanduser()
+    return directory if kind_of(directory).name == speculator.only_kind else None
+
+
+def warms_up(speculator: SpeculatorConfig, target_config: Mapping[str, Any]) -> bool:
+    """Whether training starts from a base: a directory of the kind, or the target's own."""
+    if is_directory(speculator.base):
+        return warm_directory(speculator) is not None
+    native = trainable_kind(speculator.only_kind).native(target_config)
+    return native and speculator.base in (None, speculator.only_kind)

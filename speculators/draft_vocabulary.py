@@ -18,9 +18,6 @@ from torch import Tensor
 
 from outrider.common.errors import OutriderError
 
-DraftVocabulary = Literal["all"] | int | float
-"""A share of the response tokens below 1, a number of tokens, or the target's whole vocabulary."""
-
 
 def token_counts(responses: Iterable[Tensor], vocab: int) -> Tensor:
     """How often each token occurs in the responses, [V] int64."""
@@ -30,8 +27,10 @@ def token_counts(responses: Iterable[Tensor], vocab: int) -> Tensor:
     return counts_V
 
 
-def chosen_ids(counts_V: Tensor, wanted: DraftVocabulary) -> Tensor | None:
+def chosen_ids(counts_V: Tensor, wanted: Literal["all"] | int | float) -> Tensor | None:
     """Target tokens [D], ascending; None for `all`.
+
+    `wanted` is a share of the response tokens below 1, a number of tokens, or the whole vocabulary.
 
     Equally frequent tokens come in the order of their ids. A size beyond the tokens that occur is
     filled with the lowest ids that do not.

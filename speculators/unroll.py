@@ -38,13 +38,10 @@ from outrider.speculators.layers.prefix_attention import Attend, Span, prefix_at
 class Chain(Protocol):
     """A layer that drafts one token after the other, with one attention over prefix and chain."""
 
-    @property
-    def width(self) -> int:
-        """H of the states that the head reads."""
-
-    @property
-    def softmax_scale(self) -> float:
-        """Scale of the attention scores."""
+    width: int
+    """H of the states that the head reads."""
+    softmax_scale: float
+    """Scale of the attention scores."""
 
     def first_state(self, inputs_NX: Tensor) -> Tensor:
         """The state that depth 0 reads, from the target's states."""
@@ -175,12 +172,8 @@ def row_of(sequence_BT: Tensor, anchor_BT: Tensor, device: torch.device) -> Row:
     place_P = torch.full_like(sequence_BT.flatten(), -1)
     place_P[slots_P] = torch.arange(len(slots_P), device=slots_P.device)
     place_N, spans = place_P[anchors_N].to(device), _spans(sequence_BT, anchor_BT)
-    attend = prefix_attention(place_N, spans, len(slots_P)) if spans else _no_anchors
+    attend = prefix_attention(place_N, spans, len(slots_P))
     return Row(slots_P.to(device), anchors_N.to(device), place_N, attend)
-
-
-def _no_anchors(*_: object) -> tuple[Tensor, Tensor]:
-    raise ValueError("no anchors, so no attention over prefixes")
 
 
 def merge(

@@ -123,7 +123,8 @@ class MemoryPlan:
     @property
     def recompute(self) -> bool:
         """Whether backward computes every depth again, which the largest possible row decides."""
-        return self.size.drafter.recomputes and self._kept(*self._full, self.depth) > KEPT_AT_MOST
+        can = self.size.drafter.input_values() > 0
+        return can and self._kept(*self._full, self.depth) > KEPT_AT_MOST
 
     @property
     def _b(self) -> int:

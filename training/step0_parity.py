@@ -51,5 +51,4 @@ class StepZero:
     def sums(self, accelerator: "Accelerator") -> list[list[float]]:
         """The sums [K, 4] over all processes."""
         sums_K4 = accelerator.reduce(self.sums_K4.to(accelerator.device), reduction="sum")
-        found: list[list[float]] = sums_K4.tolist()
-        return found
+        return sums_K4.tolist()

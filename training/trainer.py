@@ -25,7 +25,7 @@ from accelerate.utils import broadcast, gather_object
 from outrider.common.errors import OutriderError
 from outrider.common.files import publish, read_json, write_json
 from outrider.common.fingerprint import value_digest
-from outrider.speculators.base import base_of, warm_start
+from outrider.speculators.base import base_of, planned, warm_start
 from outrider.speculators.checkpoints.target_ends import load_target_ends
 from outrider.speculators.config import ParityConfig
 from outrider.speculators.draft_vocabulary import coverage, token_counts
@@ -33,7 +33,6 @@ from outrider.speculators.kinds import trainable_kind
 from outrider.speculators.kinds.drafter import Batch, Drafter
 from outrider.speculators.kinds.protocol import Origin
 from outrider.speculators.parity import complaint
-from outrider.speculators.planned import planned
 from outrider.speculators.size import drafter_size
 from outrider.training.batches import (
     Prefetch,

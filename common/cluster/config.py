@@ -51,9 +51,8 @@ class ClusterConfig(BaseModel):
     @field_validator("address")
     @classmethod
     def _is_an_address(cls, value: str | None) -> str | None:
-        if value in (None, "local", "auto"):
+        if value is None or value in ("local", "auto"):
             return value
-        assert value is not None
         if not re.fullmatch(r"[A-Za-z0-9._-]+:\d{1,5}|\[[0-9a-fA-F:]+\]:\d{1,5}", value):
             raise ValueError(
                 f"{value!r} is no address of a Ray cluster; give local, auto or HOST:PORT (ray://"

@@ -93,9 +93,14 @@ def exchanges(
         raise Reject("no_choices")
     metadata = take(request, "metadata", dict, "request") or {}
     usage = take(response, "usage", dict, "response") or {}
+    messages = take(request, "messages", list, "request")
+    if messages is not None:
+        if not messages:
+            raise Reject("no_messages")
+        messages = [_plain(each, f"request.messages[{at}]") for at, each in enumerate(messages)]
     shared = {
         "place": place,
-        "messages": messages_of(request),
+        "messages": messages,
         "template_arguments": template_arguments(request),
         # The engine counts the tokens of all choices together.
         "completion_tokens": take(usage, "completion_tokens", int, "usage")
@@ -110,12 +115,12 @@ def exchanges(
         "time": first(time, take_time(response, "created", "response")),
         **sampling_of(request, "request"),
     }
-    prompt = _prompt_of(request) if shared["messages"] is None else None
+    prompt = _prompt_of(request) if messages is None else None
     prompt_ids = take_ids(response, "prompt_token_ids", "response")
     outcomes: list[Exchange | Reject] = []
     for number, choice in enumerate(choices):
         try:
-            fields = _of_choice(choice, prompt_ids, shared["messages"], prompt, request)
+            fields = _of_choice(choice, prompt_ids, messages, prompt, request)
             outcomes.append(Exchange(choice=number, **shared, **fields))
         except Reject as reject:
             outcomes.append(reject)
@@ -182,20 +187,8 @@ def finish_reason(logged: str | None) -> str:
     return logged
 
 
-def messages_of(request: dict[str, Any]) -> list[dict[str, Any]] | None:
-    """The request's messages, each content as one text; None without the key.
-
-    Parts of a content are joined as in vLLM.
-    """
-    messages = take(request, "messages", list, "request")
-    if messages is None:
-        return None
-    if not messages:
-        raise Reject("no_messages")
-    return [_plain(message, f"request.messages[{index}]") for index, message in enumerate(messages)]
-
-
 def _plain(message: Any, where: str) -> dict[str, Any]:
+    """A message with its content as one text, whose parts are joined as in vLLM."""
     if not isinstance(message, dict) or not isinstance(message.get("role"), str):
         raise Reject("wrong_type", f"{where} is not a message with a role")
     content = message.get("content")
@@ -244,5 +237,4 @@ def _prompt_of(request: dict[str, Any]) -> Prompt | None:
         (prompt,) = prompt
     if isinstance(prompt, list):
         return take_ids({"prompt": prompt}, "prompt", "request")
-    text: str | None = take({"prompt": prompt}, "prompt", str, "request")
-    return text
+    return take({"prompt": prompt}, "prompt", str, "request")

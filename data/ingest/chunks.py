@@ -315,8 +315,7 @@ def _make_part(chunk: Chunk) -> int:
     """`ChunkWork.make` in a worker process. It loads here: an initializer's error has no cause."""
     if "chunk work" not in _started:
         _started["chunk work"] = ChunkWork(_started["work"])
-    count: int = _started["chunk work"].make(chunk)
-    return count
+    return _started["chunk work"].make(chunk)
 
 
 def make_parts(chunks: Iterable[Chunk], work: Work, workers: int) -> Iterator[int]:

@@ -19,8 +19,8 @@ from outrider.pipeline.plan.target_size import target_size
 from outrider.pipeline.recipe.recipe import Recipe
 from outrider.pipeline.run_dir import RunDirectory
 from outrider.serving.config import EMBEDDED_TARGETS
+from outrider.speculators.base import planned, warms_up
 from outrider.speculators.kinds import LOOKUP, trainable_kind
-from outrider.speculators.planned import planned, warms_up
 from outrider.speculators.size import drafter_size
 
 LOG_BYTES_PER_TOKEN = 6

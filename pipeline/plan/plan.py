@@ -61,11 +61,11 @@ def _why_it_runs(
         return f"would run after {', '.join(after)}"
     if target is None:
         return "would run; the target is not on this machine yet and would be downloaded"
-    # Without the weights, `stage.state` would start the download of a hub model.
+    # Without the weights, `stage.reasons` would start the download of a hub model.
     if not has_weights(target):
         return "would run; the target's weights are not on this machine yet"
-    state = stage.state(run, recipe, options)
-    return None if state.done else f"would run: {'; '.join(state.reasons)}"
+    reasons = stage.reasons(run, recipe, options)
+    return f"would run: {'; '.join(reasons)}" if reasons else None
 
 
 def print_plan(rows: Mapping[str, dict[str, str]], found: dict[str, Any], console: Console) -> None:

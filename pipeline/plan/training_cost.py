@@ -29,8 +29,8 @@ from outrider.pipeline.preflight import has_weights, local_target
 from outrider.pipeline.provenance import gpus
 from outrider.pipeline.recipe.recipe import Recipe
 from outrider.pipeline.run_dir import RunDirectory
+from outrider.speculators.base import planned, stored_features, warms_up
 from outrider.speculators.kinds import trainable_kind
-from outrider.speculators.planned import planned, stored_features, warms_up
 from outrider.speculators.size import drafter_size
 from outrider.training.memory import MemoryPlan
 

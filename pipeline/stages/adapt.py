@@ -35,8 +35,7 @@ PLAN = "round.json"
 
 def usable_ids(window: RunDirectory) -> list[str]:
     """The window's sequences in log order, without those that are quarantined."""
-    ids: list[str] = parts_in_use(window)["train"]
-    return ids
+    return parts_in_use(window)["train"]
 
 
 def _window(run: RunDirectory, recipe: Recipe, options: Options) -> dict[str, Any]:

@@ -7,8 +7,8 @@ from outrider.pipeline.recipe.recipe import Recipe
 from outrider.pipeline.run_dir import RunDirectory
 from outrider.pipeline.stage import Options, Stage
 from outrider.pipeline.stages.sources import section, target_digest
+from outrider.speculators.base import stored_features
 from outrider.speculators.features import FeatureSpec
-from outrider.speculators.planned import stored_features
 
 SPEED_ONLY = {
     "mode",

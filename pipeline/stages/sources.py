@@ -81,8 +81,7 @@ def parts_in_use(run: RunDirectory) -> dict[str, Any]:
     from outrider.data.on_policy.check import load_parts
 
     if not has_quarantine(run):
-        parts: dict[str, Any] = read_json(run.split / "parts.json")
-        return parts
+        return read_json(run.split / "parts.json")
     return load_parts(run.split, run.features)
 
 

@@ -78,7 +78,7 @@ def _streamed(run: RunDirectory, recipe: Recipe, train: list[str]) -> "Streamed"
     from outrider.data.features.capture_plan import fit
     from outrider.data.sequences import load_sequences
     from outrider.data.streamed import Streamed
-    from outrider.speculators.planned import stored_features
+    from outrider.speculators.base import stored_features
 
     config = read_json(recipe.target.training_directory() / "config.json")
     table = load_sequences(run.tables, train)

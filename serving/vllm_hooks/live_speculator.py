@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from outrider.common.anytime import ratio_of_sums
+from outrider.common.anytime import ratio_of_groups
 from outrider.common.errors import OutriderError
 from outrider.common.threads import in_daemon_thread
 from outrider.serving.admin.replica import (
@@ -63,7 +63,7 @@ class _Watching:
             return None
         self.tokens.append(request.drafts + request.accepted)
         self.steps.append(request.drafts)
-        bounds = ratio_of_sums(self.tokens, self.steps, alpha=self.watch.level)
+        bounds = ratio_of_groups([(self.tokens, self.steps)], [], self.watch.level)
         if bounds.high >= self.watch.min_tokens_per_step:
             return None
         return (

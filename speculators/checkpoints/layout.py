@@ -16,7 +16,12 @@ from safetensors import safe_open
 
 from outrider.common.errors import OutriderError
 from outrider.common.files import read_json
-from outrider.speculators.checkpoints.architectures import EMBEDDING, HEAD, architecture_of
+from outrider.speculators.checkpoints.architectures import (
+    EMBEDDING,
+    HEAD,
+    WITH_OWN_SPECULATOR,
+    architecture_of,
+)
 
 SCALE_SUFFIX = "_scale_inv"
 """DeepSeek stores the scales of NAME.weight as NAME.weight_scale_inv, though they multiply."""
@@ -50,32 +55,23 @@ class CheckpointLayout:
         """True where FP8 scales are powers of two, as DeepSeek-V3.1's are."""
         return (self.config.get("quantization_config") or {}).get("scale_fmt") == POWERS_OF_TWO
 
-    def scale_of(self, name: str) -> str | None:
-        """Name of the tensor with the scales; None where `name` is not quantized."""
-        return name + SCALE_SUFFIX if name + SCALE_SUFFIX in self.weight_map else None
-
     def files(self, names: Iterable[str]) -> list[str]:
         """Names of the files with these tensors; an `OutriderError` for a missing one."""
-        return sorted(self.by_file(names))
-
-    def by_file(self, names: Iterable[str]) -> dict[str, list[str]]:
-        """The files with these tensors, and the tensors of each."""
-        found: dict[str, list[str]] = {}
-        for name in sorted(names):
+        wanted = sorted(names)
+        for name in wanted:
             if name not in self.weight_map:
                 raise OutriderError(f"{self.directory}: the checkpoint has no tensor {name}")
-            found.setdefault(self.weight_map[name], []).append(name)
-        return found
+        return sorted({self.weight_map[name] for name in wanted})
 
 
 def read_layout(directory: Path) -> CheckpointLayout:
     """Reads config.json and the index, or the only file's header; shards may be absent."""
     directory = Path(directory)
     config = read_json(directory / "config.json")
-    architecture = architecture_of(config, directory / "config.json")
+    name = architecture_of(config, directory / "config.json")
     quantization = config.get("quantization_config") or {}
     # Of a target without an MTP layer only the ends are read, which other formats leave in bf16.
-    read = architecture.own_speculator or "weight_block_size" in quantization
+    read = name in WITH_OWN_SPECULATOR or "weight_block_size" in quantization
     blocks = fp8_blocks(config, directory / "config.json") if read else None
     return CheckpointLayout(directory, config, weight_map(directory), blocks)
 

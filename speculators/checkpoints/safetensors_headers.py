@@ -73,8 +73,6 @@ def tensor_headers(directory: Path, only: Iterable[str] | None = None) -> dict[s
 
 def is_finite(header: TensorHeader) -> bool:
     """True for a tensor without infinities and NaN. Integers are always finite."""
-    if not header.floats:
-        return True
     value = header.read()
     return bool((value.float() if value.itemsize == 1 else value).isfinite().all())
 

@@ -43,11 +43,11 @@ class CheckpointTensors:
 
         An `OutriderError` where values or scales are missing or have the wrong shape.
         """
-        value, scale_name = self.raw(name), self.layout.scale_of(name)
-        if scale_name is None:
+        value, scale_name = self.raw(name), name + SCALE_SUFFIX
+        if scale_name not in self.layout.weight_map:
             if value.dtype == FP8:
                 raise OutriderError(
-                    f"{self.layout.directory}: {name} is FP8, but there is no {name}{SCALE_SUFFIX}"
+                    f"{self.layout.directory}: {name} is FP8, but there is no {scale_name}"
                 )
             return value, None
         if self.layout.blocks is None:
@@ -116,14 +116,13 @@ def fill(views: Mapping[str, Tensor], read: Callable[[str], Tensor], where: obje
 
 def check_tensor_shape(
     layout: CheckpointLayout, name: str, tensor: Tensor, shape: Iterable[int]
-) -> Tensor:
-    """The tensor itself; an `OutriderError` where its shape is not the one of config.json."""
+) -> None:
+    """An `OutriderError` where the tensor's shape is not the one of config.json."""
     if tuple(tensor.shape) != tuple(shape):
         raise OutriderError(
             f"{layout.directory}: {name} has shape {tuple(tensor.shape)}, but config.json makes it"
             f" {tuple(shape)}; the weights and config.json belong to different models"
         )
-    return tensor
 
 
 def write_checkpoint(config: Mapping[str, Any], tensors: dict[str, Tensor], out_dir: Path) -> None:

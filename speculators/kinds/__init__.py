@@ -12,7 +12,8 @@ from typing import Any
 
 from outrider.common.errors import OutriderError
 from outrider.common.files import read_json
-from outrider.speculators.checkpoints.layout import CheckpointLayout
+from outrider.speculators.checkpoints.layout import CheckpointLayout, read_layout
+from outrider.speculators.checkpoints.target_fingerprint import check_target
 from outrider.speculators.kinds.dflash.kind import DFlash
 from outrider.speculators.kinds.eagle3.kind import Eagle3
 from outrider.speculators.kinds.mtp.kind import MTP
@@ -20,12 +21,10 @@ from outrider.speculators.kinds.p_eagle.kind import PEagle
 from outrider.speculators.kinds.protocol import DrafterKind, TrainableKind
 from outrider.speculators.kinds.weightless import NGramLookup, NoSpeculation, WeightlessKind
 
-
-def _by_name(*kinds: DrafterKind) -> dict[str, DrafterKind]:
-    return {kind.name: kind for kind in kinds}
-
-
-KINDS = _by_name(DFlash(), PEagle(), Eagle3(), MTP(), NGramLookup(), NoSpeculation())
+KINDS: dict[str, DrafterKind] = {
+    kind.name: kind
+    for kind in (DFlash(), PEagle(), Eagle3(), MTP(), NGramLookup(), NoSpeculation())
+}
 """By name. A directory is of the first kind that recognizes it."""
 
 DEFAULT_KIND = "mtp"
@@ -116,3 +115,20 @@ def target_tensors(target: CheckpointLayout) -> list[str]:
     for kind in native_kinds(target.config):
         names |= kind.native_tensors(target)
     return sorted(names)
+
+
+def check_speculator(directory: Path, target_dir: Path) -> None:
+    """Checks from files alone that a speculator belongs to the target; no torch.
+
+    An engine that gets a speculator of another target, with another vocabulary or with damaged
+    weights ends in a traceback after minutes, or drafts nonsense silently. Everything is read from
+    the two config.json and the safetensors headers. Only finiteness, and whether a copied
+    vocabulary equals the target's, are read from the weights. A bundle must also have been made
+    for this very target (target_fingerprint.py).
+
+    Raises an `OutriderError` with file, key, value and fix where they do not fit.
+    """
+    directory = Path(directory)
+    if (directory / "bundle.json").is_file():
+        check_target(read_json(directory / "bundle.json"), directory, target_dir)
+    kind_of(directory).check(directory, read_layout(target_dir))

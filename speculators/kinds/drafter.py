@@ -58,8 +58,6 @@ class Drafter(nn.Module):
 
     recompute = False
     """Whether backward computes every depth again instead of keeping what it reads."""
-    recomputes = False
-    """Whether the kind can do so."""
     used_experts = 1.0
     """Share of the routed experts that a token uses."""
 
@@ -87,14 +85,15 @@ class Drafter(nn.Module):
         raise NotImplementedError
 
     def input_values(self) -> int:
-        """Values of one anchor from which a depth is computed again, where `recomputes`."""
-        raise NotImplementedError
+        """Values of one anchor from which a depth is computed again; 0 where it cannot be."""
+        return 0
 
 
 class ChainDrafter(Drafter):
     """A drafter that implements `Chain`: one attention over the prefix and its own drafts."""
 
-    recomputes = True
+    mask_token: int | None = None
+    """Token at every depth but the first, for a parallel drafter; None: the token before."""
 
     def input_values(self) -> int:
         """A state, x, query, key and value."""
@@ -104,11 +103,6 @@ class ChainDrafter(Drafter):
         position = torch.zeros(1, dtype=torch.long, device=weight.device)
         x = chain.inputs(state, state, position)
         return sum(each.numel() for each in (state, x, *chain.project(x, position)))
-
-    @property
-    def mask_token(self) -> int | None:
-        """Token at every depth but the first, for a parallel drafter; None: the token before."""
-        return None
 
     def unroll(
         self,

@@ -35,6 +35,7 @@ class LlamaAttention(nn.Module):
     ):
         super().__init__()
         self.heads, self.kv_heads, self.head_dim, self.theta = heads, kv_heads, head_dim, theta
+        self.softmax_scale = head_dim**-0.5
         self.q_proj = nn.Linear(into, heads * head_dim, bias=False)
         self.k_proj = nn.Linear(into, kv_heads * head_dim, bias=False)
         self.v_proj = nn.Linear(into, kv_heads * head_dim, bias=False)
@@ -42,11 +43,6 @@ class LlamaAttention(nn.Module):
         if norm_eps is not None:
             self.q_norm, self.k_norm = (RMSNorm(head_dim, norm_eps) for _ in range(2))
         self.normed = norm_eps is not None
-
-    @property
-    def softmax_scale(self) -> float:
-        """1/sqrt(D)."""
-        return self.head_dim**-0.5
 
     def project(self, x_NX: Tensor, position_N: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Rotated queries and keys and values [A, N, D]; keys and values repeated over a group."""

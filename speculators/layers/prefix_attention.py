@@ -37,7 +37,8 @@ def prefix_attention(place_N: Tensor, spans: list[Span], tokens: int) -> Attend:
 
     `place_N` is the index of each anchor among the `tokens`, the last that it attends to.
     """
-    return FlexPrefix(place_N, spans, tokens) if place_N.is_cuda else DensePrefix(place_N, spans)
+    flex = place_N.is_cuda and spans
+    return FlexPrefix(place_N, spans, tokens) if flex else DensePrefix(place_N, spans)
 
 
 class DensePrefix:

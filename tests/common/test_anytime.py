@@ -11,7 +11,6 @@ from outrider.common.anytime import (
     _jackknife,
     critical_t,
     ratio_of_groups,
-    ratio_of_sums,
 )
 from outrider.common.jackknife import degrees_of_freedom
 
@@ -42,9 +41,11 @@ def test_the_critical_t_is_where_the_mixture_reaches_its_threshold(degrees, alph
     [([], []), ([1.0], [1.0]), ([3.0, 2.0], [1.0, 1.0]), ([5.0] + [0.0] * 30, [1.0] * 31)],
 )
 def test_too_few_clusters_have_no_bounds(numerator, denominator):
-    found = ratio_of_sums(numerator, denominator, 0.05)
+    found = ratio_of_groups([(numerator, denominator)], [], 0.05)
     assert (found.low, found.high, found.clusters) == (0.0, math.inf, len(numerator))
-    equal = ratio_of_sums([9] * 30, [9] * 30, 0.05)  # a drafter of which nothing is accepted
+    equal = ratio_of_groups(
+        [([9] * 30, [9] * 30)], [], 0.05
+    )  # a drafter of which nothing is accepted
     assert (equal.low, equal.high) == (1.0, 1.0)
 
 
@@ -77,6 +78,24 @@ def test_the_truth_is_missed_at_any_look_in_five_percent_at_most(spread, between
     assert max(above, below) <= 0.05
     # Not by being useless: Student's quantile would have missed often.
     assert critical_t(79, 0.05) < 3
+
+
+def test_a_broken_drafter_is_found_within_ten_requests_and_a_good_one_is_left_alone():
+    """A watch's level and floor, on requests of 20 to 60 steps."""
+    random = np.random.default_rng(3)
+    steps = random.integers(20, 60, (200, 32))
+    good = steps + random.binomial(4 * steps, 0.5)
+    broken = steps + random.binomial(4 * steps, 0.02)
+
+    def taken_back(tokens, of):
+        looks = range(1, 33)
+        return next(
+            (n for n in looks if ratio_of_groups([(tokens[:n], of[:n])], [], 0.01).high < 2.85),
+            None,
+        )
+
+    assert all(taken_back(broken[i], steps[i]) in range(5, 11) for i in range(20))
+    assert sum(taken_back(good[i], steps[i]) is not None for i in range(100)) == 0
 
 
 def test_the_ratio_of_two_groups_has_the_jackknifes_error_and_welchs_degrees():

@@ -209,7 +209,7 @@ def test_kinds_are_trained_in_turn_and_a_finished_one_not_again(
     mtp.perform(run, recipe, {})
     with pytest.raises(OutriderError, match="without a message"):
         eagle3.perform(run, recipe, {})
-    assert mtp.state(run, recipe, {}).done and not eagle3.state(run, recipe, {}).done
+    assert not mtp.reasons(run, recipe, {}) and eagle3.reasons(run, recipe, {})
     eagle3.perform(run, recipe, {})
     assert trained == compared == ["mtp", "eagle3", "eagle3"]
     for kind in ("mtp", "eagle3"):
@@ -219,7 +219,7 @@ def test_kinds_are_trained_in_turn_and_a_finished_one_not_again(
     assert not run.speculator.exists() and not run.metrics.exists()
     # Another learning rate concerns both; a missing speculator its own kind.
     changed = recipe_of(captured.target_dir, BOTH, *words, "training.learning_rate=0.1")
-    assert not mtp.state(run, changed, {}).done and not eagle3.state(run, changed, {}).done
+    assert mtp.reasons(run, changed, {}) and eagle3.reasons(run, changed, {})
     (run.of_kind("mtp").speculator / "model.safetensors").rename(tmp_path / "weights")
-    assert mtp.state(run, recipe, {}).reasons == ("model.safetensors is missing",)
-    assert eagle3.state(run, recipe, {}).done
+    assert mtp.reasons(run, recipe, {}) == ["model.safetensors is missing"]
+    assert not eagle3.reasons(run, recipe, {})

@@ -7,8 +7,8 @@ from outrider.eval.replay.draft_parity import draft_parity, record
 from outrider.serving.config import EngineConfig
 from outrider.serving.engine import CAPTURE_EXTENSION, AskedRow, open_engine
 from outrider.serving.speculator import Drafting, Speculator
-from outrider.speculators.compatibility import check_speculator
 from outrider.speculators.config import ParityConfig
+from outrider.speculators.kinds import check_speculator
 from outrider.speculators.parity import complaint
 from tests.dflash_head import write_dflash_head
 from tests.eagle3_head import write_eagle3_head

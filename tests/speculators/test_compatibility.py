@@ -9,8 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 from outrider.common.errors import OutriderError
-from outrider.speculators.compatibility import check_speculator
-from outrider.speculators.kinds import kind_of
+from outrider.speculators.kinds import check_speculator, kind_of
 from outrider.speculators.kinds.mtp.checkpoint import load_mtp
 from tests.eagle3_head import write_eagle3_head
 from tests.fp8_target import write_fp8_copy

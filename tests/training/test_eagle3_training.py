@@ -12,11 +12,10 @@ from transformers import DeepseekV3ForCausalLM
 from outrider.data.features.feature_store import FeatureStore
 from outrider.data.features.feature_writer import FeatureWriter
 from outrider.eval.replay.replay import replay
-from outrider.speculators.compatibility import check_speculator
 from outrider.speculators.config import SpeculatorConfig
 from outrider.speculators.features import FeatureStream
 from outrider.speculators.head_config import HeadConfig
-from outrider.speculators.kinds import kind_of, trainable_kind
+from outrider.speculators.kinds import check_speculator, kind_of, trainable_kind
 from tests.tiny import HIDDEN
 from tests.training.corpus import Corpus, make_corpus
 

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from outrider.common.errors import OutriderError
 from outrider.common.files import read_json
-from outrider.speculators.checkpoints.architectures import architecture_of
 from outrider.speculators.checkpoints.checks import (
     check_finite,
     check_header_shape,
@@ -43,16 +42,6 @@ TAKEN_FOR_MTP = {"deepseek_v3", "deepseek_v32", "glm_moe_dsa"}
 
 vLLM 0.32, `SpeculativeConfig.hf_config_override`."""
 
-NEEDED = (
-    "vocab_size",
-    "hidden_size",
-    "num_hidden_layers",
-    "intermediate_size",
-    "rms_norm_eps",
-    "max_position_embeddings",
-)
-"""Keys of the target's config.json that fix a head from scratch."""
-
 
 def check_eagle3(directory: Path, target: CheckpointLayout, in_words: str) -> None:
     """Vocabulary, widths, auxiliary layers, shapes, the map of tokens, and finiteness."""
@@ -63,8 +52,15 @@ def check_eagle3(directory: Path, target: CheckpointLayout, in_words: str) -> No
             " and not for the EAGLE-3 head that it is; an EAGLE-3 head with DeepSeek's"
             ' attention has model_type "deepseek_v2"'
         )
-    layers = auxiliary_layers(config)
-    _check_layers(path, layers, target)
+    layers, count = auxiliary_layers(config), target.config["num_hidden_layers"]
+    if layers and max(layers) > count:
+        raise foreign(path, LAYER_IDS, list(layers), target, f"{count} layers")
+    if layers and (min(layers) < 1 or list(layers) != sorted(set(layers))):
+        raise OutriderError(
+            f"{path}: {LAYER_IDS} = {list(layers)}: the engine reads the residual stream before"
+            f" layers 1 to {count}, in ascending order, each once. Write them so, with the columns"
+            " of fc.weight in the same order"
+        )
     check_head(directory, target, in_words, len(layers) if layers else DEFAULT_AUX_STATES)
 
 
@@ -88,33 +84,6 @@ def check_head(directory: Path, target: CheckpointLayout, in_words: str, states:
         offsets = check_header_shape(found, D2T, (vocabulary,), path, in_words)
         _check_map(offsets, header_named(found, T2D), target)
     check_finite(found)
-
-
-def check_eagle3_target(directory: Path) -> None:
-    """The target is supported, and its config.json fixes a head's shape."""
-    path = Path(directory) / "config.json"
-    config = read_json(path)
-    architecture_of(config, path)
-    if missing := [key for key in NEEDED if key not in config]:
-        raise OutriderError(
-            f"{path}: no {', '.join(missing)}, from which the shape of an EAGLE-3 head follows;"
-            " point target.model at a whole checkpoint"
-        )
-
-
-def _check_layers(path: Path, layers: tuple[int, ...] | None, target: CheckpointLayout) -> None:
-    """The engine collects the states in the order of the layers, each once, and none before 1."""
-    count = target.config["num_hidden_layers"]
-    if layers is None:
-        return
-    if max(layers) > count:
-        raise foreign(path, LAYER_IDS, list(layers), target, f"{count} layers")
-    if min(layers) < 1 or list(layers) != sorted(set(layers)):
-        raise OutriderError(
-            f"{path}: {LAYER_IDS} = {list(layers)}: the engine reads the residual stream before"
-            f" layers 1 to {count}, in ascending order, each once. Write them so, with the columns"
-            " of fc.weight in the same order"
-        )
 
 
 def check_embedding(directory: Path, target: CheckpointLayout) -> None:

@@ -41,7 +41,6 @@ from outrider.speculators.kinds.eagle3.shape import (
     LAYER_OF_SPECULATORS,
     MAPS,
     T2D,
-    EagleShape,
     checkpoint_names,
 )
 from outrider.speculators.kinds.protocol import Origin
@@ -67,7 +66,15 @@ def load(
         )
     check_embedding(directory, read_layout(target_dir))
     names = kind.names(stored.layout.weight_map)
-    ids_D = _target_ids(stored, names, shape)
+    ids_D = None
+    if shape.drafts != shape.vocab:
+        if D2T not in names:
+            raise OutriderError(
+                f"{directory}: no tensor d2t, though config.json has draft_vocab_size"
+                f" {shape.drafts} of {shape.vocab}; without it draft tokens have no meaning: take"
+                " the whole checkpoint"
+            )
+        ids_D = mapped_tokens(stored.raw(names[D2T]), shape.vocab, directory)
     with torch.device("meta"):
         head = pkgutil.resolve_name(kind.module)(shape, ids_D)
     head = head.to_empty(device=device).to(dtype)
@@ -194,20 +201,6 @@ def _stored(directory: Path) -> CheckpointTensors:
     return CheckpointTensors(
         CheckpointLayout(Path(directory), config, weight_map(Path(directory)), None)
     )
-
-
-def _target_ids(
-    stored: CheckpointTensors, names: Mapping[str, str], shape: EagleShape
-) -> Tensor | None:
-    if D2T not in names or shape.drafts == shape.vocab:
-        if shape.drafts != shape.vocab:
-            raise OutriderError(
-                f"{stored.layout.directory}: no tensor d2t, though config.json has"
-                f" draft_vocab_size {shape.drafts} of {shape.vocab}; without it draft tokens have"
-                " no meaning: take the whole checkpoint"
-            )
-        return None
-    return mapped_tokens(stored.raw(names[D2T]), shape.vocab, stored.layout.directory)
 
 
 def _over_base(

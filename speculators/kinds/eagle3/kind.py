@@ -22,11 +22,12 @@ from typing import TYPE_CHECKING, Any
 
 from outrider.common.errors import OutriderError
 from outrider.common.files import read_json
+from outrider.speculators.checkpoints.architectures import architecture_of
 from outrider.speculators.checkpoints.layout import CheckpointLayout
 from outrider.speculators.checkpoints.safetensors_headers import tensor_headers
 from outrider.speculators.features import FeatureSpec, FeatureStream, layer_name
 from outrider.speculators.head_config import HeadConfig
-from outrider.speculators.kinds.eagle3.check import check_eagle3, check_eagle3_target
+from outrider.speculators.kinds.eagle3.check import check_eagle3
 from outrider.speculators.kinds.eagle3.shape import (
     DEEPSEEK_MODEL_TYPES,
     EMBEDDING,
@@ -42,6 +43,16 @@ from outrider.speculators.kinds.protocol import TrainableKind
 
 if TYPE_CHECKING:
     from outrider.speculators.kinds.eagle3.layer import StoredHead
+
+NEEDED = (
+    "vocab_size",
+    "hidden_size",
+    "num_hidden_layers",
+    "intermediate_size",
+    "rms_norm_eps",
+    "max_position_embeddings",
+)
+"""Keys of the target's config.json that fix a head from scratch."""
 
 
 class Eagle3(TrainableKind):
@@ -106,9 +117,15 @@ class Eagle3(TrainableKind):
 
     def check_target(self, target_dir: Path, base_dir: Path | None, config_only: bool) -> None:
         """The target's config.json has the keys that fix a head, and the base fits."""
-        check_eagle3_target(target_dir)
+        target_path = Path(target_dir) / "config.json"
+        target_config = read_json(target_path)
+        architecture_of(target_config, target_path)
+        if missing := [key for key in NEEDED if key not in target_config]:
+            raise OutriderError(
+                f"{target_path}: no {', '.join(missing)}, from which the shape of an EAGLE-3 head"
+                " follows; point target.model at a whole checkpoint"
+            )
         if base_dir is not None:
-            target_config = read_json(Path(target_dir) / "config.json")
             path = Path(base_dir) / "config.json"
             self.shape(read_json(path), target_config, path)
 

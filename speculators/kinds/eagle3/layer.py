@@ -63,16 +63,7 @@ class EagleHead(StoredHead, ChainDrafter):
         self.fc = nn.Linear(shape.states, shape.hidden, bias=False)
         self.midlayer = EagleLayer(shape)
         self.norm = RMSNorm(shape.hidden, eps)
-
-    @property
-    def width(self) -> int:
-        """H of the states that the head reads."""
-        return self.shape.hidden
-
-    @property
-    def softmax_scale(self) -> float:
-        """Scale of the attention scores."""
-        return self.midlayer.self_attn.softmax_scale
+        self.width, self.softmax_scale = shape.hidden, self.midlayer.self_attn.softmax_scale
 
     def first_state(self, inputs_NX: Tensor) -> Tensor:
         """The projected auxiliary states."""

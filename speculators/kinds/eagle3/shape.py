@@ -111,6 +111,7 @@ class EagleShape:
         _check_supported(layer, config, path)
         latent = layer if layer.get("model_type") in DEEPSEEK_MODEL_TYPES else None
         eagle = config.get("eagle_config") or {}
+        rope = layer.get("rope_parameters") or {}
         heads, hidden = layer["num_attention_heads"], layer["hidden_size"]
         return cls(
             vocab=layer["vocab_size"],
@@ -123,7 +124,7 @@ class EagleShape:
             heads=heads,
             kv_heads=layer.get("num_key_value_heads") or heads,
             head_dim=layer.get("head_dim") or hidden // heads,
-            theta=_theta(layer),
+            theta=float(rope.get("rope_theta", layer.get("rope_theta", 10000.0))),
             latent=latent,
             fc_norm=bool(config.get("fc_norm", False)),
             norm_before_fc=bool(eagle.get("norm_before_fc", config.get("norm_before_fc", False))),
@@ -305,11 +306,6 @@ def llama_widths(hidden: int) -> dict[str, Any]:
         "head_dim": head_dim,
         "rope_theta": 10000.0,
     }
-
-
-def _theta(layer: Mapping[str, Any]) -> float:
-    rope = layer.get("rope_parameters") or {}
-    return float(rope.get("rope_theta", layer.get("rope_theta", 10000.0)))
 
 
 def _check_supported(layer: Mapping[str, Any], config: Mapping[str, Any], path: object) -> None:

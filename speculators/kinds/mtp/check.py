@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from outrider.common.errors import OutriderError
 from outrider.common.files import read_json
-from outrider.speculators.checkpoints.architectures import architecture_of
+from outrider.speculators.checkpoints.architectures import WITH_OWN_SPECULATOR, architecture_of
 from outrider.speculators.checkpoints.checks import (
     check_finite,
     check_names,
@@ -80,7 +80,7 @@ def is_shared(name: str) -> bool:
 
 
 def check_mtp(directory: Path, target: CheckpointLayout) -> None:
-    """Configuration, names, shapes, dtypes, copies of the vocabulary, and finiteness."""
+    """The directory holds what the target's own layer holds, tensor by tensor."""
     path, config = directory / "config.json", read_json(directory / "config.json")
     check_vocabulary_size(path, config, target)
     for key in SAME_AS_TARGET:
@@ -103,7 +103,7 @@ def check_mtp_target(directory: Path, config_only: bool) -> None:
     """
     config_path = directory / "config.json"
     config = read_json(config_path)
-    if not architecture_of(config, config_path).own_speculator:
+    if architecture_of(config, config_path) not in WITH_OWN_SPECULATOR:
         raise OutriderError(
             f"{config_path}: architectures = {config['architectures']} has no MTP layer that"
             " Outrider trains (DeepSeek-V3, V3.1 and R1 have one); train a head instead, such as"

@@ -41,14 +41,11 @@ class MTP(TrainableKind):
     )
     trains: frozenset[TrainedParameters] = frozenset(("all", "non_routed", "lora"))
     checkpoint = "outrider.speculators.kinds.mtp.checkpoint"
+    check = staticmethod(check_mtp)
 
     def recognizes(self, config: Mapping[str, Any]) -> bool:
         """A directory has the target's configuration."""
         return bool(config.get("num_nextn_predict_layers"))
-
-    def check(self, directory: Path, target: CheckpointLayout) -> None:
-        """The directory holds what the target's own layer holds, tensor by tensor."""
-        check_mtp(directory, target)
 
     def config(
         self,

@@ -24,11 +24,7 @@ class ParallelHead(EagleHead):
     def __init__(self, shape: EagleShape, target_ids_D: Tensor | None):
         super().__init__(shape, target_ids_D)
         self.mask_hidden = nn.Parameter(torch.empty(1, 1, shape.states))
-
-    @property
-    def mask_token(self) -> int | None:
-        """The token that is embedded where none is known."""
-        return self.shape.mask_token
+        self.mask_token = shape.mask_token
 
     def finish(self, x_NX: Tensor, attended_ANV: Tensor) -> tuple[Tensor, Tensor]:
         """The state [1, H] of the next slot, and the state that the head reads."""

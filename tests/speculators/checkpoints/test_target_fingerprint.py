@@ -12,7 +12,7 @@ from outrider.speculators.checkpoints.target_fingerprint import (
     check_target,
     target_fingerprint,
 )
-from outrider.speculators.compatibility import check_speculator
+from outrider.speculators.kinds import check_speculator
 
 
 def copied(target: Path, folder: Path) -> Path:

@@ -9,8 +9,7 @@ import pytest
 from outrider.common.files import read_json
 from outrider.eval.replay.replay import replay
 from outrider.pipeline.recipe.shipped import shipped_heads
-from outrider.speculators.compatibility import check_speculator
-from outrider.speculators.kinds import trainable_kind_of
+from outrider.speculators.kinds import check_speculator, trainable_kind_of
 from outrider.speculators.kinds.eagle3.shape import EagleShape
 from outrider.speculators.kinds.protocol import Origin
 from tests.tools.nano_r1.logged import general_rows

@@ -13,10 +13,9 @@ from torch import Tensor
 
 from outrider.common.errors import OutriderError
 from outrider.common.files import read_json
-from outrider.speculators.compatibility import check_speculator
 from outrider.speculators.draft_vocabulary import chosen_ids, coverage, token_counts
 from outrider.speculators.head_config import HeadConfig
-from outrider.speculators.kinds import kind_of
+from outrider.speculators.kinds import check_speculator, kind_of
 from outrider.speculators.kinds.eagle3.kind import Eagle3
 from outrider.speculators.kinds.eagle3.layer import EagleHead
 from outrider.speculators.kinds.protocol import Origin
