@@ -10,7 +10,9 @@ AL(k) tokens per request, so
 AL is replayed on the validation part, T measured in each engine mode. A larger k must be shown to
 gain more than MIN_GAIN over the smaller one: the one-sided 95 % margin of the log of the ratio of
 two numbers' tokens/s has the noise of their steps and, over sessions, that of their acceptance.
-Where two cannot be told apart the smaller one is taken. Where base and custom take turns in one
+Where two cannot be told apart the smaller one is taken, unless the larger one is estimated to gain
+more than MIN_GAIN and MOST_MARGIN: on a machine so noisy that nothing can be told apart the estimate
+is better than one draft. Where base and custom take turns in one
 engine they have the same step times; speculators of two kinds have a server and times each.
 
 The main concurrency follows from the logged load. By Little's law the mean number of requests in
@@ -40,6 +42,9 @@ from outrider.speculators.kinds import LOOKUP as LOOKUP_KIND
 
 MIN_GAIN = 0.01
 """Least gain in tokens/s of a larger k; less is not worth its longer steps at higher load."""
+
+MOST_MARGIN = 0.05
+"""Largest margin (log) that a larger k must gain in addition."""
 
 Speeds = Mapping[int, Mapping[int, float]]
 """Tokens/s by batch size and number of drafts."""
@@ -224,7 +229,7 @@ def best_k(
         k
         for k, speed in allowed.items()
         if all(
-            math.log(other / speed) <= math.log1p(MIN_GAIN) + margin(k, n)
+            math.log(other / speed) <= math.log1p(MIN_GAIN) + min(margin(k, n), MOST_MARGIN)
             for n, other in allowed.items()
             if n > k
         )

@@ -80,11 +80,11 @@ def baseline_of(traffic, random, requests):
 
 
 def first_verdict(arms, baseline, policy, looks):
-    """What the first verdict that is not to wait decides; `wait` where there is none."""
+    """The first verdict that is not to wait, and the requests until then: all, the canary's."""
     times = np.sort([ended_at(each) for arm in arms for each in arm])
     for count in np.unique(np.geomspace(60, len(times), looks).astype(int)):
         until = [[each for each in arm if ended_at(each) <= times[count - 1]] for arm in arms]
         decision = decide(until, baseline, policy, BEGAN)
         if decision.action != "wait":
             break
-    return decision.action
+    return decision.action, int(count), decision.figures["canary_requests"]

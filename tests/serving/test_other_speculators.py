@@ -8,7 +8,7 @@ from outrider.serving.config import EngineConfig
 from outrider.serving.engine import CAPTURE_EXTENSION, AskedRow, open_engine
 from outrider.serving.speculator import Drafting, Speculator
 from outrider.speculators.config import ParityConfig
-from outrider.speculators.kinds import check_speculator
+from outrider.speculators.kinds import check_speculator, kind_of
 from outrider.speculators.parity import complaint
 from tests.dflash_head import write_dflash_head
 from tests.eagle3_head import write_eagle3_head
@@ -84,7 +84,7 @@ def test_it_drafts_and_the_text_is_the_same(engine, target, prompts, k, tmp_path
 def fail_at_every_tensor(engine, directory):
     """Each load ends early, and what the engine drafted with is loaded again."""
     (before,) = engine.llm.collective_rpc("speculator_report")
-    for after in range(len(list(Speculator.named(directory)._kind.swap_tensors(directory))) + 1):
+    for after in range(len(list(kind_of(directory).swap_tensors(directory))) + 1):
         engine.llm.collective_rpc("next_load_fails_after", args=(after,))
         with pytest.raises(OutriderError, match=FAULT):
             engine.swap(directory)
