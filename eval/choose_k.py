@@ -11,9 +11,9 @@ AL is replayed on the validation part, T measured in each engine mode. A larger 
 gain more than MIN_GAIN over the smaller one: the one-sided 95 % margin of the log of the ratio of
 two numbers' tokens/s has the noise of their steps and, over sessions, that of their acceptance.
 Where two cannot be told apart the smaller one is taken, unless the larger one is estimated to gain
-more than MIN_GAIN and MOST_MARGIN: on a machine so noisy that nothing can be told apart the estimate
-is better than one draft. Where base and custom take turns in one
-engine they have the same step times; speculators of two kinds have a server and times each.
+more than MIN_GAIN and MOST_MARGIN: where noise hides everything, the estimate is better than one
+draft. Where base and custom take turns in one engine they have the same step times; speculators of
+two kinds have a server and times each.
 
 The main concurrency follows from the logged load. By Little's law the mean number of requests in
 flight is L = (requests/s) W, and a request of n tokens takes W = n B / (tokens/s at B). So L <= B
