@@ -104,9 +104,8 @@ def ratio_of_groups(above: Sequence[Group], below: Sequence[Group], alpha: float
 
     A group's ratio is sum(numerator) / sum(denominator) of its clusters. A cluster is a session, or
     a request where sessions are not known. There are no bounds where one has all of a sum. The
-    groups are
-    independent: the variance of the log is the sum of their jackknife variances, and its degrees
-    of freedom are Welch's and Satterthwaite's. Clusters: those of the first group.
+    groups are independent: the variance of the log is the sum of their jackknife variances, and its
+    degrees of freedom are Welch's and Satterthwaite's. Clusters: those of the first group.
 
     Some groups may be complete at the first look and others grow, as where an offset that was
     measured before is subtracted. The bounds hold at all looks then too: with a fixed variance v
