@@ -122,6 +122,14 @@ def holder(path: Path) -> int | None:
     return None
 
 
+def link_or_copy(source: str | Path, destination: str | Path) -> None:
+    """A hard link, since states of R1 take terabytes; a copy where links fail."""
+    try:
+        os.link(source, destination)
+    except OSError:
+        shutil.copy2(source, destination)
+
+
 def sync(path: Path) -> None:
     """Writes a file, or a folder's names, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)

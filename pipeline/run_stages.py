@@ -55,14 +55,7 @@ def run_stages(
             kept = f"its output was deleted after the export ({deleted})" if deleted else "kept"
             say("[green]✓[/]", name, f"nothing changed, {kept}")
         else:
-            for path in stage.reads(run):
-                if deleted := deletion_of(run, path):
-                    raise OutriderError(
-                        f"{name} must run ({reasons}), but its input {path} was deleted after the"
-                        f" export ({deleted}). To compute it again from the logs, set"
-                        " privacy.retention=keep in the recipe or on the command line and leave out"
-                        " --stages. To leave it deleted, undo the change or use another --name"
-                    )
+            _check_inputs(stage, run, reasons)
             say("[cyan]▸[/]", name, reasons)
             begin = time.monotonic()
             run_stage(stage, run, options)
@@ -72,6 +65,18 @@ def run_stages(
         what = f"privacy.retention = {recipe.privacy.retention}: deleted {', '.join(deleted_now)}"
         say("[green]✓[/]", "retention", what)
     return results
+
+
+def _check_inputs(stage: Stage, run: RunDirectory, reasons: str) -> None:
+    """An `OutriderError` where retention has deleted an input of a stage that must run."""
+    for path in stage.reads(run):
+        if deleted := deletion_of(run, path):
+            raise OutriderError(
+                f"{stage.name} must run ({reasons}), but its input {path} was deleted after the"
+                f" export ({deleted}). To compute it again from the logs, set"
+                " privacy.retention=keep in the recipe or on the command line and leave out"
+                " --stages. To leave it deleted, undo the change or use another --name"
+            )
 
 
 STAGE_ENVIRONMENT = {

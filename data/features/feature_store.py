@@ -15,7 +15,6 @@ Hidden states can be inverted to the text they came from: only their owner can r
 """
 
 import os
-import shutil
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,7 +25,7 @@ import torch
 from safetensors import safe_open
 
 from outrider.common.errors import OutriderError
-from outrider.common.files import publish, read_json, write_json
+from outrider.common.files import link_or_copy, publish, read_json, write_json
 from outrider.common.fingerprint import file_digest
 from outrider.data.config import StateDtype
 from outrider.speculators.features import FINAL_NORM, FeatureSpec
@@ -240,10 +239,7 @@ def join_stores(directories: Sequence[Path], wanted: Collection[str], out_dir: P
                 place[number] = len(shards)
                 shard = store.manifest["shards"][number]
                 name = f"shard-{len(shards):05d}.safetensors"
-                try:
-                    os.link(store.directory / shard["file"], folder / name)
-                except OSError:  # States of R1 take terabytes, so a copy is the last resort.
-                    shutil.copy2(store.directory / shard["file"], folder / name)
+                link_or_copy(store.directory / shard["file"], folder / name)
                 shards.append({**shard, "file": name})
             sequences += [{**row, "shard": place[row["shard"]]} for row in rows]
         if missing:

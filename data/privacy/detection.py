@@ -174,8 +174,6 @@ WORDS = {
     "US_ITIN": "itin taxpayer",
     "ZA_ID_NUMBER": "id identity",
 }
-COMES_ON, GOES_ON = re.compile(r"\d\.$"), re.compile(r"\.\d")
-"""Before and after a number with dots that is part of a longer one, such as an OID."""
 VERSION = ("v", "ver", "version", "release", "build", "firmware", "section", "chapter")
 """Words before four numbers with dots that are not an address."""
 
@@ -210,14 +208,7 @@ class Finder:
         self.min_score = config.min_score
         self.kinds: list[str] = list(config.entities)
         self.recognizers = recognizers(self.kinds)  # first: it explains a missing installation
-        import phonenumbers
-
-        self.regions = config.phone_regions if "PHONE_NUMBER" in self.kinds else ()
-        if unknown := sorted(set(self.regions) - phonenumbers.SUPPORTED_REGIONS):
-            raise OutriderError(
-                f"privacy.phone_regions names {', '.join(unknown)}; they are ISO 3166 codes in "
-                "capitals, such as US, GB, DE, CN"
-            )
+        self.regions = _known_regions(config.phone_regions) if "PHONE_NUMBER" in self.kinds else ()
         self.words = {kind: WORDS.get(kind, "").split() for kind in self.kinds}
 
     def find(self, text: str, before: str = "") -> list[Found]:
@@ -239,31 +230,19 @@ class Finder:
                     kept = value.rstrip(TRAILING) if kind == "URL" else value
                     start = begin + one.start
                     context = _words_before(text, start, before)
-                    end = start + len(kept)
-                    if kind == "IP_ADDRESS" and ":" not in kept:
-                        is_version = bool(context) and context[-1] in VERSION
-                        if (
-                            is_version
-                            or GOES_ON.match(text[end : end + 2])
-                            or (COMES_ON.search(text[max(start - 2, 0) : start]))
-                        ):
-                            continue  # a version or an OID
+                    if (
+                        kind == "IP_ADDRESS"
+                        and ":" not in kept
+                        and (
+                            (context and context[-1] in VERSION)
+                            or _goes_on(text, start, start + len(kept))
+                        )
+                    ):
+                        continue  # a version or an OID
                     score = _base_score(kind, kept, one.score) + BONUS * self._named(kind, context)
-                    found.append(Found(kind, start, end, min(score, 1.0)))
-        # Of overlapping values, the highest score, then the longest, then the recipe's order.
-        order = sorted(
-            (one for one in found if one.score >= self.min_score and _is_whole(plain, one)),
-            key=lambda one: (
-                *(-one.score, one.start - one.end),
-                *(self.kinds.index(one.kind), one.start),
-            ),
-        )
-        kept, taken = [], bytearray(len(text))
-        for one in order:
-            if not any(taken[one.start : one.end]):
-                taken[one.start : one.end] = b"1" * (one.end - one.start)
-                kept.append(one)
-        return sorted(kept, key=lambda one: one.start)
+                    found.append(Found(kind, start, start + len(kept), min(score, 1.0)))
+        sure = [one for one in found if one.score >= self.min_score and _is_whole(plain, one)]
+        return self._without_overlaps(sure, len(text))
 
     def _named(self, kind: str, context: list[str]) -> bool:
         """Whether a word before a value names its kind; Chinese has no spaces between words."""
@@ -293,9 +272,28 @@ class Finder:
                 )
                 match = next(iter(matches), None)
                 if match and first + match.start < anchor.end():
-                    span = (first + match.start, first + match.end)
-                    yield Found("PHONE_NUMBER", *span, PHONE_SCORE + BONUS)
+                    start = first + match.start
+                    yield Found("PHONE_NUMBER", start, first + match.end, PHONE_SCORE + BONUS)
                     break
+
+    def _without_overlaps(self, found: list[Found], length: int) -> list[Found]:
+        """Of overlapping values, keeps the highest score, then the longest, then the recipe's
+        order.
+        """
+        kept, taken = [], bytearray(length)
+        for one in sorted(
+            found,
+            key=lambda one: (
+                -one.score,
+                one.start - one.end,
+                self.kinds.index(one.kind),
+                one.start,
+            ),
+        ):
+            if not any(taken[one.start : one.end]):
+                taken[one.start : one.end] = b"1" * (one.end - one.start)
+                kept.append(one)
+        return sorted(kept, key=lambda one: one.start)
 
 
 def _base_score(kind: str, value: str, score: float) -> float:
@@ -305,6 +303,18 @@ def _base_score(kind: str, value: str, score: float) -> float:
     if kind in NATIONAL and not any(map(str.isalpha, value)):
         return PHONE_SCORE  # one number in ten has the check digit by chance
     return score
+
+
+def _known_regions(regions: list[str]) -> tuple[str, ...]:
+    import phonenumbers
+
+    unknown = sorted(set(regions) - set(phonenumbers.SUPPORTED_REGIONS))
+    if unknown:
+        raise OutriderError(
+            f"privacy.phone_regions names {', '.join(unknown)}; they are ISO 3166 codes in "
+            "capitals, such as US, GB, DE, CN"
+        )
+    return tuple(regions)
 
 
 def _words_before(text: str, place: int, before: str) -> list[str]:
@@ -339,6 +349,13 @@ def _is_whole(text: str, one: Found) -> bool:
     glued = re.compile(r"\d" if digits_only else r"[A-Za-z0-9]")
     return not (
         glued.match(text[one.start - 1 : one.start]) or glued.match(text[one.end : one.end + 1])
+    )
+
+
+def _goes_on(text: str, start: int, end: int) -> bool:
+    """Whether a number with dots is part of a longer one, such as an OID."""
+    return bool(re.match(r"\.\d", text[end : end + 2])) or bool(
+        re.search(r"\d\.$", text[max(start - 2, 0) : start])
     )
 
 

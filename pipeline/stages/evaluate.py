@@ -5,12 +5,11 @@ publishes and evaluates it.
 """
 
 import dataclasses
-import os
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from outrider.common.files import publish, read_json, write_json
+from outrider.common.files import link_or_copy, publish, read_json, write_json
 from outrider.pipeline.recipe.recipe import Recipe
 from outrider.pipeline.run_dir import RunDirectory
 from outrider.pipeline.stage import Options, Stage
@@ -87,18 +86,10 @@ def publish_chosen(run: RunDirectory, kind: str) -> str:
         run.metrics.unlink(missing_ok=True)
         return kind
     with publish(run.speculator) as temporary:
-        shutil.copytree(own.speculator, temporary, copy_function=_linked)
+        shutil.copytree(own.speculator, temporary, copy_function=link_or_copy)
     with publish(run.metrics) as temporary:
         shutil.copyfile(own.metrics, temporary)
     return str(run.speculator)
-
-
-def _linked(source: str, destination: str) -> None:
-    """A hard link, since weights of an R1 layer take 12 GB and more; a copy where links fail."""
-    try:
-        os.link(source, destination)
-    except OSError:
-        shutil.copy2(source, destination)
 
 
 def evaluation_context(
