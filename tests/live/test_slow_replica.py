@@ -1,6 +1,5 @@
 """Replicas that differ in speed, on real servers: the baseline takes the difference out."""
 
-import os
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -11,28 +10,31 @@ from outrider.live.controller import deploy_bundle
 from outrider.live.endpoint_file import load_endpoint
 from outrider.serving.bundle.bundle import export_bundle
 from outrider.serving.config import EngineConfig, TargetConfig
+from outrider.serving.hooked import SWAP_EXTENSION
 from outrider.serving.speculator import Drafting, Speculator, served_base
+from tests.eval.slow_drafter import SLOW_DRAFTER_EXTENSION, SLOW_START
 from tests.live.releases import release
 
 K = 4
-NOISE = 0.5
+NOISE = 1.0
 """Of the worse release."""
+REPOSITORY = Path(__file__).parents[2]
 
 
 @pytest.mark.engine
 @pytest.mark.slow
 @pytest.mark.timeout(2400)
 def test_a_faster_replica_promotes_no_slower_release(nano_r1, monkeypatch, tmp_path):
-    core, command = min(os.sched_getaffinity(0)), local.replica_command
+    command = local.replica_command
 
-    def one_core(endpoint, replica, release):
-        """Both replicas on one core, of which the stable one gets the smaller share."""
+    def planted(endpoint, replica, release):
+        """The stable replica sleeps in every step."""
         words, environment = command(endpoint, replica, release)
-        priority = "3" if replica.role == "stable" else "0"
-        return ["taskset", "-c", str(core), "nice", "-n", priority, *words], environment
+        words = [SLOW_DRAFTER_EXTENSION if word == SWAP_EXTENSION else word for word in words]
+        environment["PYTHONPATH"] = str(REPOSITORY)
+        return words, environment | ({SLOW_START: "1"} if replica.role == "stable" else {})
 
-    monkeypatch.setattr(local, "replica_command", one_core)
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {core})
+    monkeypatch.setattr(local, "replica_command", planted)
     engine = EngineConfig(max_model_len=1024, max_num_seqs=8, kv_cache_gb=0.5)
     target = TargetConfig(model=str(nano_r1))
     speculators = {
@@ -46,7 +48,7 @@ def test_a_faster_replica_promotes_no_slower_release(nano_r1, monkeypatch, tmp_p
     with TemporaryDirectory(prefix="outrider-") as folder:  # a socket's path is short
         state = Path(folder)
         endpoint = load_endpoint("nano_r1", state)
-        limits = {"margin": 0.3, "shares": [100.0], "baseline_requests": 40}
+        limits = {"margin": 0.3, "shares": [100.0], "baseline_requests": 160}
         policy = endpoint.policy.model_copy(update=limits)
         router = endpoint.router.model_copy(update={"listen": f"unix:{state}/front.sock"})
         endpoint = endpoint.model_copy(update={"policy": policy, "router": router})
@@ -58,6 +60,9 @@ def test_a_faster_replica_promotes_no_slower_release(nano_r1, monkeypatch, tmp_p
             worse = deploy_bundle(tmp_path / "worse", endpoint, say=print)
     print(len(outcomes), equal.verdict, worse.verdict, sep="\n")
     assert not any(outcomes)
-    assert equal.verdict.figures["replica"] > 1.1
+    assert equal.verdict.figures["replica"] > 1.3, "nothing was planted"
     assert (equal.outcome, equal.verdict.by) == ("promoted", "judge"), equal.verdict
     assert (worse.outcome, worse.verdict.by) == ("rolled_back", "judge"), worse.verdict
+    # As measured, the worse release is fast enough: only its replica is.
+    speed, *_ = worse.verdict.figures["speed"]
+    assert speed * worse.verdict.figures["replica"] > 1 - policy.margin
