@@ -13,6 +13,9 @@ where any differs. Custom repeats CONTROL_PROMPTS prompts in the same way: its o
 equal in other batches either, which bounds how closely exact replay can predict them.
 """
 
+import itertools
+import statistics
+import time
 from typing import Literal
 
 from outrider.eval.bench.prompts import HeldoutRequests
@@ -80,12 +83,18 @@ def collect(
     token_ids = [prompt.token_ids for prompt in prompts]
     seats, few = context.serving.engine.max_num_seqs, min(CONTROL_PROMPTS, len(prompts))
     drafts = {"none": None, "base": k.base, "custom": k.custom}
+    numbers, total = itertools.count(1), len(REGIMES) * len(drafts) + 2
+    took_s: list[float] = []
 
     def answered(name: str, variant: str, regime: Regime, indices: range, seats: int) -> Recorded:
         """Responses by prompt; `indices` are the prompts in the order in which they are sent."""
+        number = next(numbers)
 
         def work() -> Recorded:
-            context.say(f"verification, {mode}, {name}, {len(indices)} prompts")
+            place = f"verification, {mode}, {number} of {total}, {name}, {len(indices)} prompts"
+            seconds = statistics.mean(took_s or [0]) * (total - number + 1)
+            context.say(f"{place}, about {seconds / 60:.0f} min left" if took_s else place)
+            began = time.monotonic()
             server = servers.server(mode, variant, drafts[variant])
             responses = complete(
                 server.url,
@@ -95,6 +104,7 @@ def collect(
                 settings.verification_max_tokens,
                 seats,
             )
+            took_s.append(time.monotonic() - began)
             found = dict(zip(indices, responses, strict=True))
             return Recorded(
                 token_ids=[found[index].token_ids for index in sorted(indices)],
