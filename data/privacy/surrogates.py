@@ -26,7 +26,8 @@ import re
 import string
 from collections.abc import Callable, Iterable
 
-SEPARATOR = r"[ \t().\-/\u00a0]{0,3}"
+SEPARATOR = r"[^\w\n]{0,3}"
+"""Between digits; phonenumbers reads on over brackets, tildes and dashes of every kind."""
 BEFORE = r"(?:(?<![A-Za-z0-9])|(?<=\\[bfnrt])|(?<=\\u[0-9a-fA-F]{4}))"
 """A value begins after anything but a letter or digit, or after a JSON escape."""
 BEFORE_DIGITS = r"(?:(?<!\d)|(?<=\\u[0-9a-fA-F]{4}))"

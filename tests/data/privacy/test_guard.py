@@ -6,7 +6,7 @@ import re
 import stat
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from outrider.common.errors import OutriderError
@@ -244,6 +244,7 @@ FINDER = Finder(EVERY)
 
 
 @examples(80)
+@example(["at +49 30 901820]0"], "", False)
 @given(st.lists(texts_with_values(), min_size=1, max_size=3), texts_with_values(), st.booleans())
 def test_no_value_that_is_found_is_left_and_no_completion_is_changed(prompts, completion, as_json):
     contents = [json.dumps({"x": text, "y": [text, 4]}) if as_json else text for text in prompts]
