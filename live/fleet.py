@@ -43,6 +43,11 @@ class Decided(OutriderError):
         self.verdict = verdict
 
 
+def rolled_back(reason: str, by: str = "controller") -> Decided:
+    """The verdict that ends a deployment with its old release."""
+    return Decided(Verdict("roll_back", reason, by))
+
+
 class Fleet:
     """All replicas of an endpoint."""
 
@@ -141,8 +146,7 @@ class Fleet:
                     return True
                 watch_ends = watch_ends or now + self.endpoint.policy.max_seconds
                 if now > watch_ends:
-                    reason = f"{name}: its watch is undecided after policy.max_seconds"
-                    raise Decided(Verdict("roll_back", reason))
+                    raise rolled_back(f"{name}: its watch is undecided after policy.max_seconds")
                 deadline = now + PATIENCE_S
             elif status.reverted == release.name and tried:
                 raise self.reverted(name, status)
@@ -162,15 +166,13 @@ class Fleet:
 
     def broken(self, name: str, status: ReplicaStatus) -> Decided:
         """The verdict about a replica whose drafts are wrong."""
-        reason = f"{name} drafts wrongly until it is started again: {status.broken}"
-        return Decided(Verdict("roll_back", reason))
+        return rolled_back(f"{name} drafts wrongly until it is started again: {status.broken}")
 
     def reverted(self, name: str, status: ReplicaStatus) -> Decided:
         """The verdict of a replica that took its swap back; journalled."""
         because = status.reverted_because
         self.journal.append("reverted", replica=name, release=status.reverted, reason=because)
-        reason = f"{name} took release {status.reverted} back: {because}"
-        return Decided(Verdict("roll_back", reason, by="watch"))
+        return rolled_back(f"{name} took release {status.reverted} back: {because}", "watch")
 
 
 def replicas_of(endpoint: Endpoint) -> dict[str, Replica]:

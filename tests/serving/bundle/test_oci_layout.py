@@ -116,17 +116,17 @@ def put_image(layout: Path, members: list[tuple[tarfile.TarInfo, bytes]]) -> str
 @pytest.mark.parametrize(
     ("name", "kind", "message"),
     [
-        ("models/../../outside", tarfile.REGTYPE, "is no plain file below /models"),
-        ("/etc/outside", tarfile.REGTYPE, "is no plain file below /models"),
-        ("outside", tarfile.REGTYPE, "is no plain file below /models"),
-        (".", tarfile.REGTYPE, "is no plain file below /models"),
+        ("models/../../outside", tarfile.REGTYPE, "outside the destination; export again"),
+        ("/etc/outside", tarfile.REGTYPE, "is no new plain file below /models"),
+        ("outside", tarfile.REGTYPE, "is no new plain file below /models"),
+        (".", tarfile.REGTYPE, "is no new plain file below /models"),
         ("models/config.json/below", tarfile.REGTYPE, "config.json/below': .*; export again"),
-        ("models/link", tarfile.SYMTYPE, "is no plain file below /models"),
-        ("models/link", tarfile.LNKTYPE, "is no plain file below /models"),
-        ("models/pipe", tarfile.FIFOTYPE, "is no plain file below /models"),
+        ("models/link", tarfile.SYMTYPE, "is no new plain file below /models"),
+        ("models/link", tarfile.LNKTYPE, "is no new plain file below /models"),
+        ("models/pipe", tarfile.FIFOTYPE, "is no new plain file below /models"),
         ("models/extra.safetensors", tarfile.REGTYPE, r"extra\.safetensors: bundle\.json does not"),
-        ("models/config.json", tarfile.REGTYPE, "File exists"),
-        ("models/./config.json", tarfile.REGTYPE, "File exists"),
+        ("models/config.json", tarfile.REGTYPE, "is no new plain file below /models"),
+        ("models/./config.json", tarfile.REGTYPE, "is no new plain file below /models"),
     ],
 )
 def test_a_layer_has_listed_files_only(
