@@ -103,11 +103,10 @@ def run_stage(stage: Stage, run: RunDirectory, options: Options) -> None:
         mistake = read_json(failure)
         raise StageFailed(mistake["message"], exit_code=mistake["exit_code"])
     if status == UNEXPECTED:
-        lines = log.read_text(encoding="utf-8", errors="replace").split("\n")
-        last = next(filter(None, map(str.strip, reversed(lines))), "no output")
+        last = log.read_text(encoding="utf-8", errors="replace").strip().split("\n")[-1].strip()
         raise StageFailed(
-            f"{stage.name} failed: {last} (an error in Outrider or in a library; the traceback is"
-            f" in {log})"
+            f"{stage.name} failed: {last or 'no output'} (an error in Outrider or in a library; the"
+            f" traceback is in {log})"
         )
     if status < 0:
         name = signal.Signals(-status).name

@@ -36,8 +36,8 @@ def _work(run: RunDirectory, recipe: Recipe, options: Options) -> dict[str, Any]
         cluster=recipe.cluster,
     )
     least = recipe.capture.min_on_policy
-    judged = check_traffic(run.tables, run.split, run.features, least, streamed)
-    return {**captured, "on_policy": judged}
+    captured["on_policy"] = check_traffic(run.tables, run.split, run.features, least, streamed)
+    return captured
 
 
 def _features(recipe: Recipe) -> FeatureSpec:

@@ -10,6 +10,7 @@ A bundle is data from outside. Every reader and every download checks its list.
 import os
 import re
 import stat
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -104,13 +105,13 @@ def check_files(directory: Path) -> dict[str, str]:
     return files
 
 
-def _check_list(manifest: dict[str, Any], path: Path) -> None:
+def _check_list(manifest: Mapping[str, Any], path: Path) -> None:
     """An `OutriderError` for names outside of the bundle, and for wrong digests or sizes.
 
     Names are relative and normalised, of letters, digits and `_.+-`. Every file has a size, and
     their sum is below `TOTAL_LIMIT`.
     """
-    files, sizes = manifest.get("files"), manifest.get("sizes")
+    files, sizes = (manifest.get(key, {}) for key in ("files", "sizes"))
     listed = isinstance(files, dict) and isinstance(sizes, dict) and files.keys() == sizes.keys()
     if not listed or not 0 < len(files) <= FILES_LIMIT:
         raise OutriderError(

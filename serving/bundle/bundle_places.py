@@ -101,8 +101,7 @@ def _upload(stage: Path, url: str) -> None:
         filesystem.makedirs(root, exist_ok=True)
         if filesystem.exists(f"{root}/{MANIFEST}"):
             filesystem.rm(f"{root}/{MANIFEST}")
-        files = sorted(files_of(stage), key=lambda file: file.name == MANIFEST)
-        for file in files:
+        for file in sorted(files_of(stage), key=lambda file: file.name == MANIFEST):
             place = f"{root}/{file.relative_to(stage).as_posix()}"
             filesystem.makedirs(place.rpartition("/")[0], exist_ok=True)
             filesystem.put_file(str(file), place)
@@ -187,8 +186,7 @@ def _answering(address: str) -> Iterator[None]:
     try:
         yield
     except (HfHubHTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled) as error:
-        detail = str(error).strip().splitlines()[0] if str(error).strip() else ""
         raise OutriderError(
-            f"{address}: the hub refused or did not answer ({type(error).__name__}: {detail}); "
-            "check the name, the token (`hf auth login`, needs write access) and HF_HUB_OFFLINE"
+            f"{address}: the hub refused or did not answer ({' '.join(str(error).split())}); check"
+            " the name, the token (`hf auth login`, needs write access) and HF_HUB_OFFLINE"
         ) from None
