@@ -308,19 +308,6 @@ def test_a_round_is_deployed_once_also_if_its_outcome_was_not_recorded(deploying
     assert read_state(world.endpoint).last == done and adapter.journal.read().rounds[0].won
 
 
-def test_another_deployment_is_waited_for(deploying):
-    world, adapter = deploying
-    waits = []
-    adapter.wait = waits.append
-    with lock(world.endpoint.lock, "is deploying"):
-        assert (
-            adapter.step()
-            and waits == [adapt.POLL_S]
-            and not adapter.journal.read().rounds[0].settled
-        )
-    assert adapter.step() and adapter.journal.read().rounds[0].won
-
-
 def test_the_command_without_new_traffic(make_world, tmp_path):
     world = make_world()
     (tmp_path / "log.jsonl").write_text("{}\n")

@@ -23,7 +23,7 @@ from outrider.serving.client import Completion, Sampling, SpeculationCounters, c
 from outrider.serving.server import Server
 from outrider.speculators.kinds.mtp.kind import MTP
 from tests.live.faults import FAULT
-from tests.live.releases import edited, release
+from tests.live.releases import release
 
 pytestmark = pytest.mark.engine
 
@@ -118,37 +118,6 @@ def test_finished_requests_are_counted_with_their_version_and_without_their_text
         assert 0 < request.ttft_s < request.e2e_s and 0 < request.decode_s < request.e2e_s
         assert began - 60 < request.finished_at <= began
     assert replica.requests(following) == ([], following)
-
-
-def test_what_is_wrong_with_a_release_is_said_and_nothing_changes(
-    server: Server,
-    replica: Replica,
-    swap: Callable[..., SwapResult],
-    short_r1: Path,
-    release_root: Path,
-    tmp_path: Path,
-    k: int,
-) -> None:
-    def nan(tensors):
-        next(iter(tensors.values())).view(-1)[0] = float("nan")
-
-    bad = release_root / "bad"
-    attempts = {
-        "not a finite number": edited(release(short_r1, bad / "nan"), nan),
-        f"the engine drafts with {k}": release(short_r1, bad / "k", num_speculative_tokens=k + 1),
-        "not below a release root": release(short_r1, tmp_path / "outside"),
-    }
-    before = replica.status()
-    for message, folder in attempts.items():
-        with pytest.raises(SwapRefused, match=message):
-            swap(folder)
-        assert replica.status() == before, message
-    with pytest.raises(SwapRefused, match="its files have digest"):
-        swap(release(short_r1, bad / "good"), digest="0" * 64)
-    for fields in ({"version": "a b"}, {"digest": "xyz"}, {"directory": ""}):
-        order = {"directory": "/x", "version": "1", "digest": "0" * 64} | fields
-        assert replica._call("POST", ROUTE, order)[0] in (400, 422)
-    assert replica.status() == before
 
 
 def test_after_a_fault_at_any_tensor_the_old_speculator_drafts_as_before(

@@ -55,9 +55,8 @@ def test_a_name_outside_of_the_bundle_is_refused(bundle: Path, name: str) -> Non
         bundle_digest(bundle)
 
 
-@pytest.mark.parametrize("changed", [{}, {"files": {}}, {"files": {"config.json": "abc"}}])
-def test_a_manifest_without_digests_is_refused(bundle: Path, changed: dict[str, object]) -> None:
-    (bundle / "bundle.json").write_text(json.dumps({"version": VERSION} | changed))
+def test_a_manifest_without_digests_is_refused(bundle: Path) -> None:
+    (bundle / "bundle.json").write_text(json.dumps({"version": VERSION, "files": {}}))
     with pytest.raises(OutriderError, match=r"bundle\.json: files"):
         bundle_digest(bundle)
 
