@@ -157,15 +157,13 @@ def post(url: str, path: str, body: dict[str, Any], timeout_s: float = 600) -> d
     request = urllib.request.Request(
         url + path, json.dumps(body).encode(), {"Content-Type": "application/json"}
     )
-    answer: dict[str, Any] = json.loads(_answer(request, timeout_s))
-    return answer
+    return dict(json.loads(_answer(request, timeout_s)))
 
 
 def _answer(request: urllib.request.Request, timeout_s: float) -> str:
     try:
         with urllib.request.urlopen(request, timeout=timeout_s) as response:
-            text: str = response.read().decode()
-            return text
+            return str(response.read(), "utf-8")
     except urllib.error.HTTPError as error:
         raise OutriderError(
             f"{request.full_url}: {error.code} {error.read().decode(errors='replace')[:2000]}"

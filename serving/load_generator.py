@@ -175,8 +175,7 @@ class LoadGenerator:
             line = stdout.readline()
         if not line:
             raise self._child.failure(f"ended with code {self._child.process.wait()}")
-        result: dict[str, Any] = json.loads(line)
-        return result
+        return dict(json.loads(line))
 
 
 def _block(result: dict[str, Any], counters: SpeculationCounters) -> BlockResult:

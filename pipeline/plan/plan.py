@@ -56,8 +56,7 @@ def _why_it_runs(
 ) -> str | None:
     """Why a stage would run; None if it would be skipped."""
     stage = stage_of(name, recipe)
-    after = [needed for needed in stage.needs if needed in will_run]
-    if after:
+    if after := [needed for needed in stage.needs if needed in will_run]:
         return f"would run after {', '.join(after)}"
     if target is None:
         return "would run; the target is not on this machine yet and would be downloaded"

@@ -17,7 +17,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from outrider.common.errors import OutriderError
-from outrider.serving.admin.address import address_of
+from outrider.serving.admin.address import Address
 
 ROUTE = "/v1/admin/speculator"
 REQUESTS = ROUTE + "/requests"
@@ -146,7 +146,7 @@ class Replica:
 
     def __init__(self, admin: str, data: str, token: str) -> None:
         """Addresses (`unix:/path`, `http://127.0.0.1:PORT`) of the route and of its requests."""
-        self.admin, self.data = address_of(admin), address_of(data)
+        self.admin, self.data = Address.parse(admin), Address.parse(data)
         self._token = token
 
     def status(self) -> ReplicaStatus:

@@ -180,8 +180,7 @@ def _checked_blob(folder: Path, entry: dict[str, Any], address: str) -> Iterator
 
 def _read_json(folder: Path, entry: dict[str, Any], address: str) -> dict[str, Any]:
     with _checked_blob(folder, entry, address) as stream:
-        value: dict[str, Any] = json.load(stream)
-    return value
+        return dict(json.load(stream))
 
 
 def _extract(tar: tarfile.TarFile, member: tarfile.TarInfo, directory: Path, address: str) -> None:

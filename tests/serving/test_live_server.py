@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from outrider.serving.admin.address import address_of
+from outrider.serving.admin.address import Address
 from outrider.serving.admin.live_flags import admin_token
 from outrider.serving.admin.replica import (
     REQUESTS,
@@ -239,6 +239,6 @@ def test_only_the_token_opens_the_route_which_customers_do_not_reach(
     for token in (None, "", "another", replica._token + "x"):
         for method, route in (("GET", ROUTE), ("POST", ROUTE), ("GET", "/docs"), ("GET", "/")):
             assert replica.admin.call(method, route, {}, token)[0] == 401, (method, route, token)
-    customers = address_of(server.url)
+    customers = Address.parse(server.url)
     for method, route in (("GET", ROUTE), ("POST", ROUTE), ("GET", REQUESTS)):
         assert customers.call(method, route, {}, replica._token)[0] == 404
