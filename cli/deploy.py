@@ -170,8 +170,7 @@ def _ended(endpoint: "Endpoint", ended: "Deployment", wanted: str = "promote") -
     )
     if ended.behind:
         return 1
-    went_back = ended.outcome == "rolled_back" or ended.mode == "rollback"
-    return 0 if went_back == (wanted == "roll_back") else UNDONE
+    return 0 if ended.went_back == (wanted == "roll_back") else UNDONE
 
 
 def _say(text: str) -> None:

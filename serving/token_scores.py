@@ -155,10 +155,7 @@ def _open_positions(
     top_k_M: Tensor,
     candidates: int = CANDIDATES,
 ) -> Tensor:
-    """[6, M]: expected, variance, outside, unlikely, its expectation, the best token's probability.
-
-    Of open positions.
-    """
+    """[6, M]: expected, variance, outside, unlikely, unlikely_expected, best_drawn."""
     vocabulary = scaled_MV.shape[-1]
     candidates = _candidates(top_k_M, vocabulary, candidates)
     values_MK = scaled_MV.topk(candidates).values
