@@ -124,26 +124,23 @@ class Adapter:
         """Does the next step; False where it has to wait for traffic or for the budget."""
         self._step_began = time.monotonic()
         self._delete(self.journal.read())
-        state = self.journal.read()
-        if state.windows and not (window := state.windows[len(state.windows)]).settled:
-            self._watch(window)
-            return True
-        if (pending := state.pending_round) is not None:
-            if not pending.trained:
-                self._train(pending)
-                return True
-            if pending.ships:
-                self._deploy(pending)
-                return True
-            if state.fresh:
-                self._gate(pending, state.fresh)
-                return True
-        elif within_budget(state, self.recipe.adapt):
+        state, reason = self.journal.read(), None
+        newest, pending = state.windows.get(len(state.windows)), state.pending_round
+        if pending is None and within_budget(state, self.recipe.adapt):
             reason = reason_to_train(state, serving_of(self.endpoint).name, self.recipe.adapt)
-            if reason is not None:
-                self._begin_round(state, reason)
-                return True
-        return self._cut(state)
+        if newest is not None and not newest.settled:
+            self._watch(newest)
+        elif pending is not None and not pending.trained:
+            self._train(pending)
+        elif pending is not None and pending.ships:
+            self._deploy(pending)
+        elif pending is not None and state.fresh:
+            self._gate(pending, state.fresh)
+        elif reason is not None:
+            self._begin_round(state, reason)
+        else:
+            return self._cut(state)
+        return True
 
     def window_run(self, number: int) -> RunDirectory:
         """The run directory of a window."""

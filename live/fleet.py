@@ -25,6 +25,7 @@ from outrider.serving.admin.replica import (
     ReplicaStatus,
     ReplicaUnreachable,
     SwapFailed,
+    SwapOrder,
     SwapRefused,
 )
 
@@ -83,13 +84,14 @@ class Fleet:
         which one serves.
         """
         self.journal.append("swap", replica=name, release=release.name)
-        done = self.replicas[name].swap(
-            release.directory,
-            release.name,
-            release.digest,
-            watch_of(release, self.endpoint.policy) if watched else None,
+        order = SwapOrder(
+            directory=str(release.directory),
+            version=release.name,
+            digest=release.digest,
+            watch=watch_of(release, self.endpoint.policy) if watched else None,
             expected=seen.digest,
         )
+        done = self.replicas[name].swap(order)
         times = {"read_s": done.read_s, "stall_s": done.stall_s}
         self.journal.append("swapped", replica=name, release=release.name, **times)
         self.say(

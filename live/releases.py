@@ -2,7 +2,7 @@
 
     releases = Releases(state_dir / "releases")
     release = releases.add(Path("runs/march/bundle"))
-    replica.swap(release.directory, release.name, release.digest, "keep")
+    release.name, release.digest, release.directory
 
     releases/4f1d0c2a9b77/bundle/         what replicas load: the files of bundle.json, read-only
     releases/4f1d0c2a9b77/release.json    digest, address, when it was added

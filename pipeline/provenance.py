@@ -82,8 +82,8 @@ def gpus() -> list[Gpu]:
     """The GPUs of this machine; none where nvidia-smi is missing or fails."""
     if not shutil.which("nvidia-smi"):
         return []
-    columns = "--query-gpu=name,memory.total,driver_version"
-    query = ["nvidia-smi", columns, "--format=csv,noheader,nounits"]
+    columns = "name,memory.total,driver_version"
+    query = ["nvidia-smi", f"--query-gpu={columns}", "--format=csv,noheader,nounits"]
     answer = subprocess.run(query, capture_output=True, text=True, check=False, timeout=60)
     lines = answer.stdout.strip().splitlines() if answer.returncode == 0 else []
     return [

@@ -74,8 +74,6 @@ def local_bundle(location: str | Path) -> Iterator[Path]:
     before anything is written where its list names another place.
     """
     place = str(location)
-    if place.startswith(("file://", "local://")):
-        place = place.partition("://")[2]
     if "://" not in place and not place.startswith(OCI):
         directory = Path(place).resolve()
         check_files(directory)

@@ -11,30 +11,6 @@ from outrider.pipeline.recipe.load import load_recipe
 from tests.cli.commands import assert_one_message, run
 from tests.cli.workplace import write_workplace
 
-KEYS = {
-    *(
-        "rows",
-        "exchanges",
-        "joined",
-        "extra_choices",
-        "rejects",
-        "formats",
-        "fidelity",
-        "models",
-        "tenants",
-        "lengths",
-    ),
-    *(
-        "sampling",
-        "time",
-        "duplicates",
-        "predicted",
-        "sessions",
-        "split",
-        "problems",
-    ),
-}
-
 
 @pytest.fixture(scope="module")
 def shipped():
@@ -45,7 +21,7 @@ def shipped():
 
 def test_the_shipped_log(shipped):
     found, samples = shipped
-    assert set(found) >= KEYS and json.loads(json.dumps(found, allow_nan=False)) == found
+    assert json.loads(json.dumps(found, allow_nan=False)) == found
     assert (found["rows"], found["exchanges"], found["rejects"], found["problems"]) == (
         600,
         600,

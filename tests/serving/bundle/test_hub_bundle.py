@@ -126,19 +126,17 @@ def test_a_bundle_is_one_commit_and_comes_back(
     assert {given["revision"] for name, given in server.calls if name == "download"} == {SHA}
 
 
-@pytest.mark.parametrize("change", ["outside", "larger", "unlisted"])
+@pytest.mark.parametrize("change", ["outside", "unlisted"])
 def test_of_a_repository_only_listed_files_are_downloaded(
     server: Hub, tmp_path: Path, change: str
 ) -> None:
     put_bundle(write_exported(tmp_path / "bundle"), f"hf://{REPOSITORY}")
-    if change == "larger":
-        (server.folder / "model.safetensors").write_bytes(b"more than listed")
-    elif change == "unlisted":
+    if change == "unlisted":
         (server.folder / "extra.safetensors").write_bytes(b"weights")
     else:
         manifest = server.folder / "bundle.json"
         manifest.write_text(manifest.read_text().replace("sglang_nextn/", "../outside/"))
-    refused = pytest.raises(OutriderError, match=r"outside|16 bytes, not 7")
+    refused = pytest.raises(OutriderError, match="outside")
     with (
         contextlib.nullcontext() if change == "unlisted" else refused,
         local_bundle(f"hf://{REPOSITORY}") as directory,
