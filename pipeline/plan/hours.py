@@ -186,7 +186,8 @@ def stage_seconds(
     if rates is None:
         return {}
     capture_rate = rates.capture_tokens_per_s
-    if recipe.cluster.address not in (None, "local"):  # whose replicas share this machine
+    # Replicas of a private cluster share this machine.
+    if recipe.cluster.address not in (None, "local"):
         capture_rate *= recipe.cluster.capture_replicas
     streamed = volume.train * recipe.training.streams
     training: dict[str, dict[str, float]] = {}
