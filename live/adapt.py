@@ -124,8 +124,9 @@ class Adapter:
         """Does the next step; False where it has to wait for traffic or for the budget."""
         self._step_began = time.monotonic()
         self._delete(self.journal.read())
-        state, reason = self.journal.read(), None
+        state = self.journal.read()
         newest, pending = state.windows.get(len(state.windows)), state.pending_round
+        reason: str | None = None
         if pending is None and within_budget(state, self.recipe.adapt):
             reason = reason_to_train(state, serving_of(self.endpoint).name, self.recipe.adapt)
         if newest is not None and not newest.settled:

@@ -51,8 +51,8 @@ def releases(short_r1: Path, release_root: Path, k: int) -> dict[str, Path]:
 
 @pytest.fixture
 def swap(replica: Replica) -> Callable[..., SwapResult]:
-    def swap(folder: Path, watch: Watch | None = None, digest: str | None = None) -> SwapResult:
-        digest = digest or bundle_digest(folder)
+    def swap(folder: Path, watch: Watch | None = None) -> SwapResult:
+        digest = bundle_digest(folder)
         return replica.swap(
             SwapOrder(directory=str(folder), version=folder.name, digest=digest, watch=watch)
         )

@@ -105,6 +105,8 @@ def test_capture_names_each_setting_that_it_cannot_have() -> None:
     assert "data_parallel 8" in text and "prefix_caching" not in text
     cached, changes = in_process(EngineConfig(extra_arguments={"enable_prefix_caching": True}))
     assert not cached.prefix_caching and "prefix_caching off" in changes[0]
+    both = {"enable_prefix_caching": True, "enable_dbo": True}
+    assert in_process(EngineConfig(extra_arguments=both))[0] == cached
     assert in_process(EngineConfig()) == (EngineConfig(), [])
 
 
