@@ -96,8 +96,8 @@ def deploy_speculator(
     if rollback or promote:
         from outrider.live.controller import end_deployment
 
-        ended = end_deployment(live, "promote" if promote else "roll_back", say=_say)
-        return _ended(live, ended, wanted="promote" if promote else "roll_back")
+        wanted: Literal["promote", "roll_back"] = "promote" if promote else "roll_back"
+        return _ended(live, end_deployment(live, wanted, say=_say), wanted)
     if local:
         return _local(live, bundle, in_place, load)
     return _deploy(live, bundle or "", in_place)
@@ -170,8 +170,7 @@ def _ended(endpoint: "Endpoint", ended: "Deployment", wanted: str = "promote") -
     )
     if ended.behind:
         return 1
-    went_back = ended.outcome == "rolled_back" or ended.mode == "rollback"
-    return 0 if went_back == (wanted == "roll_back") else UNDONE
+    return 0 if ended.went_back == (wanted == "roll_back") else UNDONE
 
 
 def _say(text: str) -> None:

@@ -3,7 +3,6 @@
 outrider doctor
 """
 
-import importlib.metadata
 import importlib.util
 import os
 import platform
@@ -13,7 +12,7 @@ from typing import Literal, NamedTuple
 
 from outrider.cli.options import AsJson, Runs
 from outrider.common.errors import OutriderError
-from outrider.pipeline.provenance import gpus
+from outrider.pipeline.provenance import gpus, versions
 from outrider.serving.vllm_hooks.version import runs_on_cpu, untried_version, vllm_version
 
 LEAST_DRIVER = 580
@@ -79,10 +78,10 @@ def _packages() -> list[Finding]:
         Finding("Python", "ok", platform.python_version()),
         _judged("vLLM", not refusal, vllm, str(refusal)),
     ]
+    installed = versions()
     for name in ("torch", "deepspeed", "transformers"):
-        installed = importlib.util.find_spec(name) is not None
-        version = importlib.metadata.version(name) if installed else ""
-        found.append(_judged(name, installed, version, "not installed; make setup"))
+        version = installed.get(name, "")
+        found.append(_judged(name, version, version, "not installed; make setup"))
     return found
 
 

@@ -59,10 +59,8 @@ def evaluate_speculator(
     loaded, run = open_run(recipe, overrides, runs, serve_command=from_serve_command)
     if server is not None:
         return _server(loaded, run, server)
-    results = evaluate_run(loaded, run, speculator)
-    return print_summary(
-        loaded, run, results, "evaluate" if speculator is None else "evaluate_other"
-    )
+    judged = "evaluate" if speculator is None else "evaluate_other"
+    return print_summary(loaded, run, evaluate_run(loaded, run, speculator), judged)
 
 
 def _server(loaded: "LoadedRecipe", run: "RunDirectory", url: str) -> int:

@@ -159,8 +159,8 @@ def _found(recipe: "Recipe") -> dict[str, Any]:
     if found["problems"]:
         examples = found["reject_examples"].items()
         seen = [f"{reason}, {each['place']}: {each['detail']}" for reason, each in examples]
-        formats = "Formats that are read: docs/how-to/log-formats.md"
-        raise OutriderError("\n".join([*found["problems"], *seen, formats]))
+        seen.append("Formats that are read: docs/how-to/log-formats.md")
+        raise OutriderError("\n".join([*found["problems"], *seen]))
     if found["split"] is None:
         found["advice"].append(
             "too few sessions for training, validation and held-out parts: collect more traffic"

@@ -61,8 +61,7 @@ def train_speculator(
     if dry_run:
         gpu_bytes = None if gpu_memory is None else int(gpu_memory * 1e9)
         return _plan(loaded, run, wanted, options, gpu_bytes, as_json)
-    results = train_run(loaded, run, wanted, force)
-    return print_summary(loaded, run, results)
+    return print_summary(loaded, run, train_run(loaded, run, wanted, force))
 
 
 def _plan(
@@ -86,6 +85,6 @@ def _plan(
         console = Console(stderr=True)
         print_plan(rows, priced, console)
         console.print(f"every key with its value: {run.resolved_recipe}", soft_wrap=True)
-    result = {"recipe": loaded.recipe.name, "run_dir": str(run.root)}
-    print_json({**result, "dry_run": rows, "price": priced})
+    about = {"recipe": loaded.recipe.name, "run_dir": str(run.root)}
+    print_json(about | {"dry_run": rows, "price": priced})
     return 0

@@ -31,7 +31,6 @@ from rich.console import Console
 
 from outrider.common.errors import OutriderError
 from outrider.common.files import Locked, lock, write_json
-from outrider.data.config import PrivacyConfig
 from outrider.data.ingest.log_tail import cut, end_of, find_unread, unread_rows
 from outrider.live.adapt_gate import judge, watched, write_bundle
 from outrider.live.adapt_policy import reason_to_train, surplus, within_budget
@@ -126,25 +125,23 @@ class Adapter:
         self._step_began = time.monotonic()
         self._delete(self.journal.read())
         state = self.journal.read()
-        if state.windows and not (window := state.windows[len(state.windows)]).settled:
-            self._watch(window)
-            return True
-        if (pending := state.pending_round) is not None:
-            if not pending.trained:
-                self._train(pending)
-                return True
-            if pending.ships:
-                self._deploy(pending)
-                return True
-            if state.fresh:
-                self._gate(pending, state.fresh)
-                return True
-        elif within_budget(state, self.recipe.adapt):
+        newest, pending = state.windows.get(len(state.windows)), state.pending_round
+        reason: str | None = None
+        if pending is None and within_budget(state, self.recipe.adapt):
             reason = reason_to_train(state, serving_of(self.endpoint).name, self.recipe.adapt)
-            if reason is not None:
-                self._begin_round(state, reason)
-                return True
-        return self._cut(state)
+        if newest is not None and not newest.settled:
+            self._watch(newest)
+        elif pending is not None and not pending.trained:
+            self._train(pending)
+        elif pending is not None and pending.ships:
+            self._deploy(pending)
+        elif pending is not None and state.fresh:
+            self._gate(pending, state.fresh)
+        elif reason is not None:
+            self._begin_round(state, reason)
+        else:
+            return self._cut(state)
+        return True
 
     def window_run(self, number: int) -> RunDirectory:
         """The run directory of a window."""
@@ -232,9 +229,9 @@ class Adapter:
         }
         run.root.mkdir(parents=True, exist_ok=True, mode=0o700)
         write_json(run.root / PLAN, plan)
+        # The first round checks trainer against engine (draft_parity_check.py).
+        options = {"parity": pending.n == 1}
         try:
-            # The first round checks trainer against engine (draft_parity_check.py).
-            options = {"parity": pending.n == 1}
             result = self._run_stage(run, recipe, ADAPT_ROUND.name, options)
         except StageFailed as error:
             if error.exit_code == INTERRUPTED:
@@ -245,11 +242,11 @@ class Adapter:
 
     def _gate(self, pending: Round, windows: list[Window]) -> None:
         run, (serving, recipe) = self.round_run(pending.n), self._in_use()
-        runs = [self.window_run(window.n) for window in windows]
         known = self.journal.read().windows
         kept = [n for n in pending.older if not known[n].deleted]
         # Evenly spaced in time, because each costs two replays.
         older = [self.window_run(n) for n in kept[:: math.ceil(len(kept) / OLDER_WINDOWS) or 1]]
+        runs = [self.window_run(window.n) for window in windows]
         verdict = judge(run, runs, older, serving.directory, recipe, serving.k)
         write_json(run.root / "gate.json", verdict.model_dump(mode="json"))
         if verdict.ships:
@@ -285,8 +282,11 @@ class Adapter:
         pending = state.pending_round
         if pending is not None and not pending.trained:
             return  # it reads its windows
-        kept = {n: self.window_run(n) for n, each in state.windows.items() if not each.deleted}
-        sizes = {number: _bytes(run.root) for number, run in kept.items()}
+        sizes = {
+            n: _bytes(self.window_run(n).root)
+            for n, each in state.windows.items()
+            if not each.deleted
+        }
         keep_older = self.recipe.privacy.retention == "keep"
         if doomed := surplus(state, sizes, keep_older, self.recipe.adapt):
             self.journal.append("deleted", windows=doomed)
@@ -296,9 +296,7 @@ class Adapter:
                 shutil.rmtree(run.root, ignore_errors=True)
             elif number < len(state.windows) or window.acceptance is not None:
                 shutil.rmtree(run.root / LOG, ignore_errors=True)  # its rows are sequences now
-        for each in state.rounds:
-            if not each.settled:
-                continue
+        for each in (each for each in state.rounds if each.settled):
             run = self.round_run(each.n)
             paths = [run.traffic, run.features, run.training]  # text, states and optimizer states
             if each.n <= len(state.rounds) - KEPT_ROUNDS:
@@ -367,7 +365,7 @@ def _with_key(recipe: Recipe, path: Path) -> Recipe:
     if recipe.privacy.key_file is not None:
         return recipe
     privacy_key(recipe.privacy, path)
-    privacy = PrivacyConfig.model_validate({**dict(recipe.privacy), "key_file": str(path)})
+    privacy = recipe.privacy.model_copy(update={"key_file": str(path)})
     return recipe.model_copy(update={"privacy": privacy})
 
 

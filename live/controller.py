@@ -70,8 +70,7 @@ class Controller:
         if state.open is not None:
             self.say(f"deployment {state.open.id} was not finished")
             if state.open.verdict.action == "wait":
-                reason = "the controller ended before there was a verdict"
-                self._decided(Verdict("roll_back", reason))
+                self._decided(Verdict("roll_back", "the controller ended before a verdict"))
             self._finish()
         else:
             behind: list[str] = []
@@ -171,8 +170,7 @@ class Controller:
             test.measure_baseline()
             self._share(0)
             for each in self.endpoint.canary:
-                status = self.fleet.replicas[each.name].status()
-                self.fleet.swap(each.name, status, new, watched=True)
+                self.fleet.swap(each.name, self.fleet.replicas[each.name].status(), new, True)
             return test.run()
         except Decided as error:
             return error.verdict

@@ -25,6 +25,7 @@ from outrider.serving.admin.replica import (
     ReplicaStatus,
     ReplicaUnreachable,
     SwapFailed,
+    SwapOrder,
     SwapRefused,
 )
 
@@ -41,6 +42,11 @@ class Decided(OutriderError):
     def __init__(self, verdict: Verdict) -> None:
         super().__init__(verdict.reason)
         self.verdict = verdict
+
+
+def rolled_back(reason: str, by: str = "controller") -> Decided:
+    """The verdict that ends a deployment with its old release."""
+    return Decided(Verdict("roll_back", reason, by))
 
 
 class Fleet:
@@ -78,13 +84,14 @@ class Fleet:
         which one serves.
         """
         self.journal.append("swap", replica=name, release=release.name)
-        done = self.replicas[name].swap(
-            release.directory,
-            release.name,
-            release.digest,
-            watch_of(release, self.endpoint.policy) if watched else None,
+        order = SwapOrder(
+            directory=str(release.directory),
+            version=release.name,
+            digest=release.digest,
+            watch=watch_of(release, self.endpoint.policy) if watched else None,
             expected=seen.digest,
         )
+        done = self.replicas[name].swap(order)
         times = {"read_s": done.read_s, "stall_s": done.stall_s}
         self.journal.append("swapped", replica=name, release=release.name, **times)
         self.say(
@@ -141,8 +148,7 @@ class Fleet:
                     return True
                 watch_ends = watch_ends or now + self.endpoint.policy.max_seconds
                 if now > watch_ends:
-                    reason = f"{name}: its watch is undecided after policy.max_seconds"
-                    raise Decided(Verdict("roll_back", reason))
+                    raise rolled_back(f"{name}: its watch is undecided after policy.max_seconds")
                 deadline = now + PATIENCE_S
             elif status.reverted == release.name and tried:
                 raise self.reverted(name, status)
@@ -162,15 +168,13 @@ class Fleet:
 
     def broken(self, name: str, status: ReplicaStatus) -> Decided:
         """The verdict about a replica whose drafts are wrong."""
-        reason = f"{name} drafts wrongly until it is started again: {status.broken}"
-        return Decided(Verdict("roll_back", reason))
+        return rolled_back(f"{name} drafts wrongly until it is started again: {status.broken}")
 
     def reverted(self, name: str, status: ReplicaStatus) -> Decided:
         """The verdict of a replica that took its swap back; journalled."""
         because = status.reverted_because
         self.journal.append("reverted", replica=name, release=status.reverted, reason=because)
-        reason = f"{name} took release {status.reverted} back: {because}"
-        return Decided(Verdict("roll_back", reason, by="watch"))
+        return rolled_back(f"{name} took release {status.reverted} back: {because}", "watch")
 
 
 def replicas_of(endpoint: Endpoint) -> dict[str, Replica]:

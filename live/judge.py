@@ -96,8 +96,9 @@ def decide(test: Arms, baseline: Arms, policy: CanaryPolicy, fair_since: float |
     speed = ratio_of_groups([canary_now, stable_before], [stable_now, canary_before], alpha=ALPHA)
     figures["replica"] = ratio_of_groups([canary_before], [stable_before], alpha=ALPHA).value
     limits = _limits(now, before, policy)
-    bounds = (speed.value, speed.low, speed.high)
-    figures["speed"] = [value if math.isfinite(value) else None for value in bounds]
+    figures["speed"] = [
+        value if math.isfinite(value) else None for value in (speed.value, speed.low, speed.high)
+    ]
     figures |= {name: ratio for name, ratio, _, _ in limits}
     if speed.high < 1:
         return Verdict("roll_back", f"speed: {_say(speed)}; slower", "judge", figures)

@@ -78,9 +78,9 @@ def local_endpoint(
         for index, each in enumerate(endpoint.replicas):
             command, environment = replica_command(endpoint, each, release)
             share = cores[index :: len(endpoint.replicas)] or cores
-            threads = {"VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, share))}  # none on a GPU
+            environment["VLLM_CPU_OMP_THREADS_BIND"] = ",".join(map(str, share))  # none on a GPU
             log = endpoint.state_dir / f"{each.name}.log"
-            started[each.name] = Child(command, log, each.name, environment | threads)
+            started[each.name] = Child(command, log, each.name, environment)
             stack.callback(started[each.name].stop, _STOP_S)
         for name, child in started.items():
             child.wait_until(partial(_answers, replicas[name]), START_S, root_error)

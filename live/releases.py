@@ -2,7 +2,7 @@
 
     releases = Releases(state_dir / "releases")
     release = releases.add(Path("runs/march/bundle"))
-    replica.swap(release.directory, release.name, release.digest, "keep")
+    release.name, release.digest, release.directory
 
     releases/4f1d0c2a9b77/bundle/         what replicas load: the files of bundle.json, read-only
     releases/4f1d0c2a9b77/release.json    digest, address, when it was added
@@ -11,7 +11,6 @@ A release is named by its digest (bundle_digest.py). The bundle may be changed o
 has been added. The copy is hashed, so what is checked is what is kept.
 """
 
-import contextlib
 import dataclasses
 import math
 import shutil
@@ -127,20 +126,17 @@ class Releases:
 
     def all(self) -> list[Release]:
         """All releases, the oldest first."""
-        found = self.folder.glob(f"*/{_FACTS}") if self.folder.is_dir() else ()
-        names = [path.parent.name for path in found if not path.parent.name.startswith(".")]
-        return sorted((self.get(name) for name in names), key=lambda each: each.added_at)
+        names = [path.parent.name for path in self.folder.glob(f"[!.]*/{_FACTS}")]
+        return sorted(map(self.get, names), key=lambda each: each.added_at)
 
     def prune(self, keep: int, in_use: Collection[str]) -> None:
         """Deletes all but the last `keep` releases and those `in_use`.
 
         Nobody may add one meanwhile: the controller has the endpoint's lock.
         """
-        removed = [each.name for each in self.all()[:-keep] if each.name not in in_use]
-        for name in removed:
-            retired = self.folder / f".{name}.old"  # a half-deleted release has no name
-            with contextlib.suppress(FileNotFoundError):
-                (self.folder / name).rename(retired)
+        for each in self.all()[:-keep]:
+            if each.name not in in_use:  # a half-deleted release has no name
+                (self.folder / each.name).rename(self.folder / f".{each.name}.old")
         for left in self.folder.glob(".*"):  # and copies of a process that was killed
             shutil.rmtree(left, ignore_errors=True)
 

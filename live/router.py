@@ -85,15 +85,13 @@ class Router:
     def set_canary_share(self, percent: float) -> None:
         """Sends `percent` of the requests, or of the sessions, to the canary from now on."""
         canary = round(percent * WHOLE / 100)
-        weights = {"canary": canary, "stable": WHOLE - canary}
-        words = "&".join(f"{RUNTIME_KEY}.{role}={weight}" for role, weight in weights.items())
+        words = f"{RUNTIME_KEY}.canary={canary}&{RUNTIME_KEY}.stable={WHOLE - canary}"
         self._call("POST", f"/runtime_modify?{words}")
 
     def share(self) -> float:
         """Percent of the requests that the canary gets now."""
         entries = self._call("GET", "/runtime?format=json")["entries"]
-        value = entries.get(f"{RUNTIME_KEY}.canary", {}).get("final_value") or 0
-        return int(value) * 100 / WHOLE
+        return int(entries.get(f"{RUNTIME_KEY}.canary", {}).get("final_value") or 0) * 100 / WHOLE
 
     def _call(self, method: str, path: str) -> Any:
         try:

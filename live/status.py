@@ -87,8 +87,11 @@ def _replica(replica: Replica, state: State, releases: Releases) -> dict[str, An
         status = replica.status()
     except OutriderError as error:
         return {"answers": False, "release": None, "error": str(error)}
-    release = served_by(status, state, releases)
-    return {"answers": True, "release": release, **dataclasses.asdict(status)}
+    return {
+        "answers": True,
+        "release": served_by(status, state, releases),
+        **dataclasses.asdict(status),
+    }
 
 
 def _problems(
@@ -116,5 +119,4 @@ def _problems(
 
 
 def _time(unix: float) -> str:
-    moment = datetime.datetime.fromtimestamp(unix).astimezone()
-    return moment.isoformat(sep=" ", timespec="seconds")
+    return datetime.datetime.fromtimestamp(unix).astimezone().isoformat(" ", "seconds")

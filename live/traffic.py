@@ -154,17 +154,17 @@ def observations(
             continue
         request_id = row["request_id"] or f"at {started_at}"
         session = hashlib.sha256((row.get("session") or request_id).encode()).hexdigest()[:16]
+        if live is not None and (live.mixed or live.aborted):
+            live = None
         latency_s = float(row["duration_ms"]) / 1000
-        counts = live is not None and not (live.mixed or live.aborted)
-        observation = Observation(session, started_at, latency_s, failed, live if counts else None)
-        arms[role].append(observation)
+        arms[role].append(Observation(session, started_at, latency_s, failed, live))
     return arms["stable"], arms["canary"]
 
 
 def _failed(row: Mapping[str, Any]) -> bool:
     """Whether the endpoint failed a request: a replica's error, or a response that broke off."""
-    flags = set((row["flags"] or "").split(","))
-    return int(row["status"] or 0) >= 500 or bool(_FAILURES & flags)
+    flags = (row["flags"] or "").split(",")
+    return int(row["status"] or 0) >= 500 or not _FAILURES.isdisjoint(flags)
 
 
 _UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")

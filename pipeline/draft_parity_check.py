@@ -29,10 +29,9 @@ def check_warm_start(run: RunDirectory, recipe: Recipe, sequence_ids: Sequence[s
     from outrider.speculators.parity import complaint, in_words
 
     base = served_base_of(run, recipe)
-    if base.directory is None or not base.trainable:
+    # From scratch, the evaluation compares replay with the engine's steps.
+    if base.directory is None or not base.trainable or base.kind != recipe.speculator.only_kind:
         return
-    if base.kind != recipe.speculator.only_kind:
-        return  # from scratch: the evaluation compares replay with the engine's steps
     directory, parity = base.directory, ParityConfig()
 
     def measured() -> list[list[float]]:

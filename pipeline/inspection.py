@@ -78,9 +78,11 @@ def _samples(sequences_dir: Path, target: Path, count: int) -> list[Text]:
     table = load_sequences(sequences_dir)
     shown = []
     for row in table.select(np.linspace(0, len(table) - 1, count, dtype=int)):
-        title = f"sequence {row['sequence_id']}: {row['fidelity']}, "
-        title += f"finish_reason {row['finish_reason']}, temperature {row['temperature']:g}, "
-        title += f"tenant {printable(row['tenant']) or 'not logged'}\n"
+        title = (
+            f"sequence {row['sequence_id']}: {row['fidelity']},"
+            f" finish_reason {row['finish_reason']}, temperature {row['temperature']:g},"
+            f" tenant {printable(row['tenant']) or 'not logged'}\n"
+        )
         sequence = marked(tokenizer, row["token_ids"], row["completion_start"])
         shown.append(Text.assemble((title, "bold"), sequence))
     return shown
@@ -88,35 +90,26 @@ def _samples(sequences_dir: Path, target: Path, count: int) -> list[Text]:
 
 def print_inspection(found: Mapping[str, Any], console: Console) -> None:
     """Prints the page. Names from the log are printed as plain text, never as markup."""
-    title = f"{found['recipe']}: {counted(found['files'], 'file')}, {found['rows']:,} rows, "
-    title += f"{found['exchanges']:,} exchanges"
+    size = f"{found['rows']:,} rows, {found['exchanges']:,} exchanges"
+    title = f"{found['recipe']}: {counted(found['files'], 'file')}, {size}"
     console.print(Text(title, "bold"), soft_wrap=True)
     if found["rows_per_file"]:
-        limit = f"--first: only the first {found['rows_per_file']:,} rows of each file were read. "
-        limit += "All figures are of these rows, cost and split included; an exchange of several "
-        limit += "rows may be cut off at the end."
+        limit = (
+            f"--first: only the first {found['rows_per_file']:,} rows of each file were read. All"
+            " figures are of these rows, cost and split included; an exchange of several rows may"
+            " be cut off at the end."
+        )
         console.print(Text(limit, "yellow"))
-    console.print(_facts(found))
+    print_facts(found, console)
     if found["rejects"]:
         console.print(_rejects(found))
     if found["split"]:
         console.print(_split(found["split"]))
     console.print(_lengths(found["lengths"]))
-    _print_advice(found, console)
 
 
 def print_facts(found: Mapping[str, Any], console: Console) -> None:
     """Prints a line for each fact of the log, and advice."""
-    console.print(_facts(found))
-    _print_advice(found, console)
-
-
-def _print_advice(found: Mapping[str, Any], console: Console) -> None:
-    for text in found["advice"]:
-        console.print(Text.assemble(("advice: ", "bold yellow"), text))
-
-
-def _facts(found: Mapping[str, Any]) -> Table:
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="dim", no_wrap=True)
     grid.add_column(overflow="fold")
@@ -124,7 +117,9 @@ def _facts(found: Mapping[str, Any]) -> Table:
     capture = f"{found['predicted']['text']}; of {of}"
     for name, text in (("target", found["target"]), *facts(found), ("capture", capture)):
         grid.add_row(name, Text(printable(text)))
-    return grid
+    console.print(grid)
+    for text in found["advice"]:
+        console.print(Text.assemble(("advice: ", "bold yellow"), text))
 
 
 def _rejects(found: Mapping[str, Any]) -> Table:
@@ -145,8 +140,7 @@ def _split(split: Mapping[str, Any]) -> Table:
     for part in PARTS:
         row = split[part]
         numbers = (row[key] for key in ("sessions", "sequences", "tokens", "completion_tokens"))
-        began = row["first_time"]
-        since = "not logged" if began is None else date(began)
+        since = "not logged" if row["first_time"] is None else date(row["first_time"])
         rows.append((part, *(f"{number:,}" for number in numbers), since))
     columns = ("", "sessions", "sequences", "tokens", "trained on", "from")
     return _table("split", columns, rows, caption=caption, caption_justify="left")

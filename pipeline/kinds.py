@@ -86,8 +86,8 @@ def _replaced(recipe: Recipe, target_dir: Path) -> Recipe:
         )
     if recipe.speculator.base != LOOKUP:  # otherwise every kind is compared with it anyway
         names.append(LOOKUP)
-    text = f"speculator.kind = {AUTO}: {', '.join(names)}"
-    text += "".join(f"; not {name}: {why}" for name, why in others.items())
+    left_out = "".join(f"; not {name}: {why}" for name, why in others.items())
+    text = f"speculator.kind = {AUTO}: {', '.join(names)}{left_out}"
     Console(stderr=True).print(text, highlight=False, markup=False, soft_wrap=True)
     return recipe.of_kinds(names)
 
@@ -98,9 +98,7 @@ def _with_attention(recipe: Recipe, target_config: Mapping[str, Any]) -> Recipe:
     Nano R1's are such on GPUs: vLLM then runs the same weights as plain attention.
     """
     engine = recipe.serving.engine
-    if not runs_mla(target_config, engine):
-        return recipe
-    if (why := mla_refusal(target_config)) is None:
+    if not runs_mla(target_config, engine) or (why := mla_refusal(target_config)) is None:
         return recipe
     if "VLLM_MLA_DISABLE" in engine.environment:
         raise OutriderError(
@@ -146,13 +144,14 @@ def with_target_defaults(recipe: Recipe, target_config: Mapping[str, Any]) -> Re
     length = min(target_config.get("max_position_embeddings", MAX_MODEL_LEN), MAX_MODEL_LEN)
     engine = _filled(recipe.serving.engine, max_model_len=length)
     rate = TUNED_RATE * TUNED_WIDTH / target_config["hidden_size"]
-    training = _filled(
-        recipe.training,
-        learning_rate=float(f"{rate:.0e}"),  # one significant digit
-        row_tokens=engine.max_model_len,
-    )
-    serving = recipe.serving.model_copy(update={"engine": engine})
-    return recipe.model_copy(update={"training": training, "serving": serving})
+    one_digit = float(f"{rate:.0e}")
+    changed = {
+        "training": _filled(
+            recipe.training, learning_rate=one_digit, row_tokens=engine.max_model_len
+        ),
+        "serving": recipe.serving.model_copy(update={"engine": engine}),
+    }
+    return recipe.model_copy(update=changed)
 
 
 def _filled(section: Any, **defaults: Any) -> Any:

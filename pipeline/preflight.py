@@ -14,6 +14,7 @@ from outrider.data.config import NOT_INSTALLED
 from outrider.eval.lossless.task_accuracy import task_of
 from outrider.pipeline.recipe.recipe import Recipe
 from outrider.pipeline.recipe.shipped import EMBEDDED_TRAFFIC
+from outrider.pipeline.stages.sources import listed
 from outrider.serving.config import EMBEDDED_TARGETS
 from outrider.serving.vllm_hooks.version import untried_version, vllm_version
 from outrider.speculators.base import base_of, is_directory, warm_directory
@@ -28,7 +29,15 @@ def check(recipe: Recipe, dry_run: bool = False) -> None:
     """
     _check_vllm()
     check_traffic(recipe)
-    _check_privacy(recipe)
+    privacy = recipe.privacy
+    if privacy.mode != "off" and importlib.util.find_spec("presidio_analyzer") is None:
+        raise OutriderError(NOT_INSTALLED)
+    if privacy.key_file is not None and not Path(privacy.key_file).expanduser().is_file():
+        raise OutriderError(
+            f"privacy.key_file = {privacy.key_file!r}: no such file, neither relative to the recipe"
+            " nor to the current directory; make one, such as `head -c 32 /dev/urandom > FILE`, or "
+            "leave the key out to get a new one for the run"
+        )
     task_of(recipe.eval)
     if not recipe.serving.engine.changes_drafters:
         Console(stderr=True, highlight=False, soft_wrap=True).print(
@@ -67,9 +76,8 @@ def local_target(recipe: Recipe) -> Path | None:
 
 def check_traffic(recipe: Recipe) -> None:
     """Checks that every local path of the log exists."""
-    general = recipe.traffic.general or []
-    for key, given in (("path", recipe.traffic.path), ("general", general)):
-        for path in [given] if isinstance(given, str) else given:
+    for key in ("path", "general"):
+        for path in listed(getattr(recipe.traffic, key)):
             if "://" in path or Path(path).exists() or any(Path("/").glob(path.lstrip("/"))):
                 continue
             names = sorted(log.name for log in EMBEDDED_TRAFFIC.glob("*.jsonl.gz"))
@@ -80,20 +88,6 @@ def check_traffic(recipe: Recipe) -> None:
                 f" recipe or as traffic.{key}=... on the command line (included:"
                 f" {', '.join(embedded) or 'none'})"
             )
-
-
-def _check_privacy(recipe: Recipe) -> None:
-    privacy = recipe.privacy
-    if privacy.mode != "off" and importlib.util.find_spec("presidio_analyzer") is None:
-        raise OutriderError(NOT_INSTALLED)
-    if privacy.key_file is None:
-        return
-    if not Path(privacy.key_file).expanduser().is_file():
-        raise OutriderError(
-            f"privacy.key_file = {privacy.key_file!r}: no such file, neither relative to the recipe"
-            " nor to the current directory; make one, such as `head -c 32 /dev/urandom > FILE`, or "
-            "leave the key out to get a new one for the run"
-        )
 
 
 def _check_vllm() -> None:

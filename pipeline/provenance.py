@@ -3,6 +3,7 @@
 write_json(run / "provenance.json", provenance(sys.argv, (Path("resume_screening.yaml"),)))
 """
 
+import contextlib
 import datetime
 import importlib.metadata
 import os
@@ -64,10 +65,8 @@ def versions() -> dict[str, str]:
     """Versions of the installed packages that determine what a run computes."""
     found = {}
     for name in DISTRIBUTIONS:
-        try:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
     return found
 
 
@@ -83,12 +82,14 @@ def gpus() -> list[Gpu]:
     """The GPUs of this machine; none where nvidia-smi is missing or fails."""
     if not shutil.which("nvidia-smi"):
         return []
-    columns = "--query-gpu=name,memory.total,driver_version"
-    query = ["nvidia-smi", columns, "--format=csv,noheader,nounits"]
+    columns = "name,memory.total,driver_version"
+    query = ["nvidia-smi", f"--query-gpu={columns}", "--format=csv,noheader,nounits"]
     answer = subprocess.run(query, capture_output=True, text=True, check=False, timeout=60)
     lines = answer.stdout.strip().splitlines() if answer.returncode == 0 else []
-    rows = (line.rsplit(", ", 2) for line in lines)
-    return [Gpu(name, int(mebibytes), driver) for name, mebibytes, driver in rows]
+    return [
+        Gpu(name, int(size), driver)
+        for name, size, driver in (line.rsplit(", ", 2) for line in lines)
+    ]
 
 
 def hardware() -> dict[str, Any]:

@@ -39,19 +39,14 @@ def deletion_of(run: RunDirectory, path: Path) -> str | None:
     """Date and setting by which retention deleted `path`; None if it did not."""
     if path.exists() or not _note(run).is_file():
         return None
-    deleted = read_json(_note(run))["deleted"]
-    for name, why in deleted.items():
-        if path.is_relative_to(run.root / name):
-            return str(why)
-    return None
+    deleted = read_json(_note(run))["deleted"].items()
+    return next((why for name, why in deleted if path.is_relative_to(run.root / name)), None)
 
 
 def _text(path: Path) -> list[Path]:
     """The file, or the directory's entries, without those that hold only counts."""
-    if not path.exists():
-        return []
     entries = sorted(path.iterdir()) if path.is_dir() else [path]
-    return [entry for entry in entries if entry.name not in COUNTS]
+    return [entry for entry in entries if entry.name not in COUNTS and entry.exists()]
 
 
 def _held(run: RunDirectory, retention: str) -> list[Path]:

@@ -149,9 +149,8 @@ class RunDirectory:
     ) -> None:
         """Creates logs/attempt_N+1 and writes the resolved recipe and the provenance."""
         number = int(self.attempt().name.removeprefix("attempt_")) + 1
-        logs = self.root / "logs" / f"attempt_{number}"
         # Private: libraries may log anything.
-        logs.mkdir(parents=True, mode=0o700)
+        (self.root / "logs" / f"attempt_{number}").mkdir(parents=True, mode=0o700)
         self.write_resolved(recipe)
         write_json(self.root / "provenance.json", provenance(command_line, files), private=True)
 

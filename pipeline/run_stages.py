@@ -11,22 +11,19 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
-from typing import Any
 
 from rich.console import Console
 
 from outrider.common.errors import OutriderError
 from outrider.common.files import read_json
 from outrider.common.process_tree import run_supervised
+from outrider.pipeline.attempt import Results
 from outrider.pipeline.recipe.recipe import Recipe
 from outrider.pipeline.retention import deletion_of, retain
 from outrider.pipeline.run_dir import RunDirectory
 from outrider.pipeline.stage import Options, Stage
 from outrider.pipeline.stage_process import UNEXPECTED
 from outrider.pipeline.stages.registry import stage_of
-
-Results = dict[str, dict[str, Any]]
-"""Results of stages by name."""
 
 
 def run_stages(
@@ -55,7 +52,14 @@ def run_stages(
             kept = f"its output was deleted after the export ({deleted})" if deleted else "kept"
             say("[green]✓[/]", name, f"nothing changed, {kept}")
         else:
-            _check_inputs(stage, run, reasons)
+            for path in stage.reads(run):
+                if deleted := deletion_of(run, path):
+                    raise OutriderError(
+                        f"{name} must run ({reasons}), but its input {path} was deleted after the"
+                        f" export ({deleted}). To compute it again from the logs, set"
+                        " privacy.retention=keep in the recipe or on the command line and leave"
+                        " out --stages. To leave it deleted, undo the change or use another --name"
+                    )
             say("[cyan]▸[/]", name, reasons)
             begin = time.monotonic()
             run_stage(stage, run, options)
@@ -65,18 +69,6 @@ def run_stages(
         what = f"privacy.retention = {recipe.privacy.retention}: deleted {', '.join(deleted_now)}"
         say("[green]✓[/]", "retention", what)
     return results
-
-
-def _check_inputs(stage: Stage, run: RunDirectory, reasons: str) -> None:
-    """An `OutriderError` where retention has deleted an input of a stage that must run."""
-    for path in stage.reads(run):
-        if deleted := deletion_of(run, path):
-            raise OutriderError(
-                f"{stage.name} must run ({reasons}), but its input {path} was deleted after the"
-                f" export ({deleted}). To compute it again from the logs, set"
-                " privacy.retention=keep in the recipe or on the command line and leave out"
-                " --stages. To leave it deleted, undo the change or use another --name"
-            )
 
 
 STAGE_ENVIRONMENT = {
@@ -103,11 +95,10 @@ def run_stage(stage: Stage, run: RunDirectory, options: Options) -> None:
         mistake = read_json(failure)
         raise StageFailed(mistake["message"], exit_code=mistake["exit_code"])
     if status == UNEXPECTED:
-        lines = log.read_text(encoding="utf-8", errors="replace").split("\n")
-        last = next(filter(None, map(str.strip, reversed(lines))), "no output")
+        last = log.read_text(encoding="utf-8", errors="replace").strip().split("\n")[-1].strip()
         raise StageFailed(
-            f"{stage.name} failed: {last} (an error in Outrider or in a library; the traceback is"
-            f" in {log})"
+            f"{stage.name} failed: {last or 'no output'} (an error in Outrider or in a library; the"
+            f" traceback is in {log})"
         )
     if status < 0:
         name = signal.Signals(-status).name

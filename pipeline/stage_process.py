@@ -89,11 +89,9 @@ def traceback_of(error: BaseException, quoting: bool) -> str:
     parts = []
     link: BaseException | None = error
     while link is not None:
-        message = str(link) if isinstance(link, ABOUT_THE_MACHINE) else WITHHELD
+        said = str(link) if isinstance(link, ABOUT_THE_MACHINE) else WITHHELD
         frames = "".join(traceback.format_tb(link.__traceback__))
-        parts.append(
-            f"Traceback (most recent call last):\n{frames}{type(link).__name__}: {message}\n"
-        )
+        parts.append(f"Traceback (most recent call last):\n{frames}{type(link).__name__}: {said}\n")
         link = link.__cause__ or (None if link.__suppress_context__ else link.__context__)
     return "\nfollowed by:\n\n".join(reversed(parts))
 

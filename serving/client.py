@@ -8,9 +8,10 @@ print((read_counters(url) - before).acceptance_length)
 
 import itertools
 import json
+import operator
 import urllib.error
 import urllib.request
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -37,25 +38,23 @@ class SpeculationCounters:
     """Delivered tokens, including each request's first, from its prefill."""
 
     def __sub__(self, earlier: "SpeculationCounters") -> "SpeculationCounters":
-        before = earlier.accepted_per_position or (0,) * len(self.accepted_per_position)
-        return SpeculationCounters(
-            self.drafts - earlier.drafts,
-            self.draft_tokens - earlier.draft_tokens,
-            self.accepted_tokens - earlier.accepted_tokens,
-            tuple(now - then for now, then in zip(self.accepted_per_position, before, strict=True)),
-            self.generation_tokens - earlier.generation_tokens,
-        )
+        return self._combined(earlier, operator.sub)
 
     def __add__(self, other: "SpeculationCounters") -> "SpeculationCounters":
+        return self._combined(other, operator.add)
+
+    def _combined(
+        self, other: "SpeculationCounters", combine: Callable[[int, int], int]
+    ) -> "SpeculationCounters":
         positions = itertools.zip_longest(
             self.accepted_per_position, other.accepted_per_position, fillvalue=0
         )
         return SpeculationCounters(
-            self.drafts + other.drafts,
-            self.draft_tokens + other.draft_tokens,
-            self.accepted_tokens + other.accepted_tokens,
-            tuple(one + two for one, two in positions),
-            self.generation_tokens + other.generation_tokens,
+            combine(self.drafts, other.drafts),
+            combine(self.draft_tokens, other.draft_tokens),
+            combine(self.accepted_tokens, other.accepted_tokens),
+            tuple(itertools.starmap(combine, positions)),
+            combine(self.generation_tokens, other.generation_tokens),
         )
 
     @classmethod
@@ -158,15 +157,13 @@ def post(url: str, path: str, body: dict[str, Any], timeout_s: float = 600) -> d
     request = urllib.request.Request(
         url + path, json.dumps(body).encode(), {"Content-Type": "application/json"}
     )
-    answer: dict[str, Any] = json.loads(_answer(request, timeout_s))
-    return answer
+    return dict(json.loads(_answer(request, timeout_s)))
 
 
 def _answer(request: urllib.request.Request, timeout_s: float) -> str:
     try:
         with urllib.request.urlopen(request, timeout=timeout_s) as response:
-            text: str = response.read().decode()
-            return text
+            return str(response.read(), "utf-8")
     except urllib.error.HTTPError as error:
         raise OutriderError(
             f"{request.full_url}: {error.code} {error.read().decode(errors='replace')[:2000]}"

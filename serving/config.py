@@ -71,18 +71,11 @@ class TargetConfig(BaseModel):
         directory = EMBEDDED_TARGETS.get(self.model, Path(self.model).expanduser())
         if (directory / "config.json").is_file():
             return directory
-        if self.model in EMBEDDED_TARGETS:
+        is_name = self.model.count("/") == 1 and not self.model.startswith((".", "/", "~"))
+        if directory.is_dir() or not is_name:
+            what = "no config.json there" if directory.is_dir() else "no such directory"
             raise OutriderError(
-                f"{directory}: the embedded target has no config.json; install the package again,"
-                f" or build the target with `python -m tools.{self.model}.build`"
-            )
-        if directory.is_dir():
-            raise OutriderError(
-                f"{directory}: no config.json; target.model must be a Hugging Face checkpoint"
-            )
-        if self.model.count("/") != 1 or self.model.startswith((".", "/", "~")):
-            raise OutriderError(
-                f"target.model = {self.model!r}: no such directory; give a checkpoint's directory,"
+                f"target.model = {self.model!r}: {what}; give a checkpoint's directory,"
                 f" a hub id (owner/name), or one of {', '.join(sorted(EMBEDDED_TARGETS))}"
             )
         return None

@@ -61,9 +61,9 @@ CAPTURE_EXTENSION = "outrider.serving.vllm_hooks.capture_extension.CaptureExtens
 def in_process(engine: EngineConfig) -> tuple[EngineConfig, list[str]]:
     """The settings for an engine in this process, and one line for each that differs."""
     update: dict[str, object] = {}
-    changes = []
+    changes, arguments = [], dict(engine.extra_arguments)
     if engine.prefix_caching:
-        update["extra_arguments"] = engine.extra_arguments | {"enable_prefix_caching": False}
+        arguments["enable_prefix_caching"] = False
         changes.append("prefix_caching off: a cached position has no states")
     if engine.mode != "eager":
         update["mode"] = "eager"
@@ -75,11 +75,9 @@ def in_process(engine: EngineConfig) -> tuple[EngineConfig, list[str]]:
             f"tensor_parallel {ranks} instead of {engine.tensor_parallel} x data_parallel"
             f" {engine.data_parallel}: vLLM runs data-parallel engines in servers only"
         )
-    refused = {name: why for name, why in CONTRADICTS.items() if name in engine.extra_arguments}
-    if refused:
-        kept = {k: v for k, v in engine.extra_arguments.items() if k not in refused}
-        update["extra_arguments"] = kept
-        changes += [f"without {name}: {why}" for name, why in refused.items()]
+    refused = CONTRADICTS.keys() & arguments.keys()
+    changes += [f"without {name}: {why}" for name, why in CONTRADICTS.items() if name in refused]
+    update["extra_arguments"] = {k: v for k, v in arguments.items() if k not in refused}
     return engine.model_copy(update=update), changes
 
 

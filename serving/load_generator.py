@@ -7,7 +7,7 @@ block per line of its input.
     with LoadGenerator(TargetConfig(), log_path=Path("load.log")) as load:
         block = load.run_block(server.url, prompts, 4, Sampling(), max_tokens=256)
         print(block.output_tokens / block.seconds)
-        timed = load.run_timed(server.url, prompts, [0.0, 0.3, 1.1, 1.2], Sampling(), 256)
+        timed = load.run_block(server.url, prompts, None, Sampling(), 256, [0.0, 0.3, 1.1, 1.2])
 """
 
 import argparse
@@ -98,41 +98,18 @@ class LoadGenerator:
         self,
         url: str,
         prompts: Sequence[str],
-        concurrency: int,
+        concurrency: int | None,
         sampling: Sampling,
         max_tokens: int,
+        arrivals: Sequence[float] | None = None,
     ) -> BlockResult:
         """Closed loop: sends `prompts` to the server at `url`, with `concurrency` in flight.
 
-        Prompts are rendered text, special tokens as text.
+        With `arrivals` an open loop: each prompt is sent at its time, in seconds after the block's
+        start, not decreasing; with `concurrency` None, requests beyond the server's capacity queue
+        there, and the wait is part of the time to first token. Prompts are rendered text, special
+        tokens as text.
         """
-        return self._run(url, prompts, sampling, max_tokens, concurrency, None)
-
-    def run_timed(
-        self,
-        url: str,
-        prompts: Sequence[str],
-        arrivals: Sequence[float],
-        sampling: Sampling,
-        max_tokens: int,
-    ) -> BlockResult:
-        """Open loop: sends each prompt at its time, in seconds after the block's start.
-
-        `arrivals` must be non-decreasing. Requests beyond the server's capacity queue there, and
-        the wait is part of the time to first token.
-        """
-        return self._run(url, prompts, sampling, max_tokens, None, list(arrivals))
-
-    def _run(
-        self,
-        url: str,
-        prompts: Sequence[str],
-        sampling: Sampling,
-        max_tokens: int,
-        concurrency: int | None,
-        arrivals: list[float] | None,
-    ) -> BlockResult:
-        body: dict[str, Any] = {"add_special_tokens": False, **sampling.request()}
         options = {
             "backend": "vllm",
             "base-url": url,
@@ -143,7 +120,7 @@ class LoadGenerator:
             "custom-output-len": max_tokens,
             "num-prompts": len(prompts),
             "temperature": sampling.temperature,
-            "extra-body": json.dumps(body),
+            "extra-body": json.dumps({"add_special_tokens": False, **sampling.request()}),
             "ready-check-timeout-sec": 0,  # the check would send a request, which would be counted
         }
         if concurrency is not None:
@@ -175,8 +152,7 @@ class LoadGenerator:
             line = stdout.readline()
         if not line:
             raise self._child.failure(f"ended with code {self._child.process.wait()}")
-        result: dict[str, Any] = json.loads(line)
-        return result
+        return dict(json.loads(line))
 
 
 def _block(result: dict[str, Any], counters: SpeculationCounters) -> BlockResult:

@@ -62,11 +62,8 @@ class ServeFlags(NamedTuple):
 def serving_of(target: TargetConfig, engine: EngineConfig) -> dict[str, Any]:
     """The entry `serve` of bundle.json: the evaluated engine, without its speculation."""
     arguments = engine_arguments(target, engine)
-    left_out = ("model", "disable_log_stats")
-    return {
-        "arguments": {name: value for name, value in arguments.items() if name not in left_out},
-        "environment": exported_environment(engine),
-    }
+    del arguments["model"], arguments["disable_log_stats"]
+    return {"arguments": arguments, "environment": exported_environment(engine)}
 
 
 def exported_environment(engine: EngineConfig) -> dict[str, str]:

@@ -136,8 +136,7 @@ class Server:
 
     def _rpc(self, method: str, arguments: dict[str, Any]) -> list[Any]:
         answer = post(self.url, "/collective_rpc", {"method": method, "kwargs": arguments})
-        results: list[Any] = answer.get("results", [])
-        return results
+        return list(answer["results"])
 
     def _healthy(self) -> bool:
         try:
@@ -172,5 +171,4 @@ def _free_port() -> int:
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         probe.bind((HOST, 0))
-        chosen: int = probe.getsockname()[1]
-        return chosen
+        return int(probe.getsockname()[1])

@@ -165,8 +165,8 @@ def served_base(base_dir: Path, target_dir: Path, cache: Path) -> Path:
     if base_dir.resolve() != target_dir.resolve():
         return base_dir
     kind, layout = trainable_kind_of(target_dir), read_layout(target_dir)
-    shards = layout.files(kind.native_tensors(layout))
-    files = [target_dir / "config.json", *(target_dir / shard for shard in shards)]
+    names = ["config.json", *layout.files(kind.native_tensors(layout))]
+    files = [target_dir / name for name in names]
     copy = cache / f"{kind.name}-{sampled_digest(files)[:16]}"
     if not (copy / "config.json").is_file():  # published whole
         copy.parent.mkdir(parents=True, exist_ok=True)

@@ -99,25 +99,18 @@ def token_scores(
 
     # At most positions the best token alone fills top_p, and only it can be sampled. The others are
     # "open" and are computed separately.
-    expected_N, variance_N = -log_z_N, torch.zeros_like(x_N)
-    outside_N, unlikely_N, unlikely_expected_N = (
-        other_N.clone(),
-        other_N.clone(),
-        torch.zeros_like(x_N),
-    )
-    best_drawn_N = torch.ones_like(x_N)
+    zero_N, one_N = torch.zeros_like(x_N), torch.ones_like(x_N)
+    answers_6N = torch.stack([-log_z_N, zero_N, other_N, other_N, zero_N, one_N])
     open_M = (~greedy_N & (-log_z_N < top_p_N.log())).nonzero()[:, 0]
     if len(open_M):
-        answers = _open_positions(
+        answers_6N[:, open_M] = _open_positions(
             logits_NV[open_M] / tau_N[open_M, None],
             log_z_N[open_M],
             x_N[open_M] / tau_N[open_M],
             top_p_N[open_M],
             top_k_N[open_M],
         )
-        columns = (expected_N, variance_N, outside_N, unlikely_N, unlikely_expected_N, best_drawn_N)
-        for column_N, answer_M in zip(columns, answers, strict=True):
-            column_N[open_M] = answer_M
+    expected_N, variance_N, outside_N, unlikely_N, unlikely_expected_N, best_drawn_N = answers_6N
 
     rare_N = (logprob_N < math.log(RARE)).float()
     sure_N = (-log_z1_N >= math.log(SURE)).float()
@@ -133,7 +126,7 @@ def token_scores(
         )
     return torch.stack(
         [
-            torch.ones_like(x_N),
+            one_N,
             logprob_N,
             sampled_N,
             expected_N,
@@ -161,9 +154,8 @@ def _open_positions(
     top_p_M: Tensor,
     top_k_M: Tensor,
     candidates: int = CANDIDATES,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """The columns expected to unlikely_expected, and the best token's probability, at open
-    positions."""
+) -> Tensor:
+    """[6, M]: expected, variance, outside, unlikely, unlikely_expected, best_drawn."""
     vocabulary = scaled_MV.shape[-1]
     candidates = _candidates(top_k_M, vocabulary, candidates)
     values_MK = scaled_MV.topk(candidates).values
@@ -192,18 +184,19 @@ def _open_positions(
     outside_M = (x_M < values_MK.masked_fill(~kept_MK, math.inf).amin(-1)) & ~uncut_M
     unlikely_M = x_M < values_MK.masked_fill(~likely_MK, math.inf).amin(-1)
     unlikely_expected_M = 1 - (p_MK * likely_MK).sum(-1) / mass_M
-    best_drawn_M = p_MK[:, 0] / mass_M
-    answers = (
-        expected_M,
-        variance_M,
-        outside_M.float(),
-        unlikely_M.float(),
-        unlikely_expected_M,
-        best_drawn_M,
+    answers_6M = torch.stack(
+        [
+            expected_M,
+            variance_M,
+            outside_M.float(),
+            unlikely_M.float(),
+            unlikely_expected_M,
+            p_MK[:, 0] / mass_M,
+        ]
     )
     larger_M = ~limited_M & (p_MK.sum(-1) < torch.where(uncut_M, likely_M, top_p_M))
     if candidates < vocabulary and larger_M.any():
-        again = _open_positions(
+        answers_6M[:, larger_M] = _open_positions(
             scaled_MV[larger_M],
             log_z_M[larger_M],
             x_M[larger_M],
@@ -211,9 +204,7 @@ def _open_positions(
             top_k_M[larger_M],
             vocabulary,
         )
-        for answer_M, full in zip(answers, again, strict=True):
-            answer_M[larger_M] = full
-    return answers
+    return answers_6M
 
 
 def _candidates(top_k_M: Tensor, vocabulary: int, least: int = CANDIDATES) -> int:

@@ -164,7 +164,7 @@ def _timed_block(
     count = settings.rate_requests(rate)
     arrivals_s, source = customers_arrivals(scenario.times, count, rate, SEED)
     texts = list(itertools.islice(itertools.cycle(scenario.texts), count))
-    block = load.run_timed(url, texts, arrivals_s, sampling, scenario.max_tokens)
+    block = load.run_block(url, texts, None, sampling, scenario.max_tokens, arrivals_s)
     return {
         **record_of([block]),
         "arrivals_s": arrivals_s,

@@ -18,6 +18,7 @@ from outrider.eval.config import STEP_ROUNDS, STEP_TOKENS
 from outrider.pipeline.plan.target_size import target_size
 from outrider.pipeline.recipe.recipe import Recipe
 from outrider.pipeline.run_dir import RunDirectory
+from outrider.pipeline.stages.sources import listed
 from outrider.serving.config import EMBEDDED_TARGETS
 from outrider.speculators.base import planned, warms_up
 from outrider.speculators.kinds import LOOKUP, trainable_kind
@@ -57,13 +58,10 @@ def traffic_volume(run: RunDirectory, recipe: Recipe) -> Volume:
     if ingested:
         log = ingested["prompt_tokens"] + ingested["completion_tokens"]
         return split_volume(recipe, log, ingested["exchanges"])
-    paths = [recipe.traffic.path] if isinstance(recipe.traffic.path, str) else recipe.traffic.path
-    files: list[Path] = []
-    for path in (Path(path) for path in paths if "://" not in path):
-        files += path.rglob("*") if path.is_dir() else [path]
     size = sum(
         file.stat().st_size * (COMPRESSION_RATIO if file.suffix in COMPRESSED else 1)
-        for file in files
+        for path in map(Path, listed(recipe.traffic.path))
+        for file in [path, *path.rglob("*")]
         if file.is_file()
     )
     return split_volume(recipe, size // LOG_BYTES_PER_TOKEN, None)
@@ -157,8 +155,9 @@ def rates_of(recipe: Recipe, target_config: Mapping[str, Any]) -> Rates | None:
         return None
     target, gpus = target_size(target_config), recipe.serving.engine.gpus
     speculator = recipe.of_kinds(recipe.speculator.kinds[:1]).speculator
-    kind = trainable_kind(speculator.only_kind)
-    size = drafter_size(kind, planned(speculator, target_config), target_config)
+    size = drafter_size(
+        trainable_kind(speculator.only_kind), planned(speculator, target_config), target_config
+    )
     training = 0.1 * H100_FLOPS * recipe.training.processes / size.step_flops(speculator.depth, 1)
     read_bytes = target.weight_bytes * target.used / target.parameters
     one_request = 0.6 * H100_BYTES_PER_S * gpus / read_bytes
@@ -186,10 +185,10 @@ def stage_seconds(
     rates = rates_of(recipe, target_config)
     if rates is None:
         return {}
+    capture_rate = rates.capture_tokens_per_s
     # Replicas of a private cluster share this machine.
-    cluster = recipe.cluster
-    replicas = 1 if cluster.address in (None, "local") else cluster.capture_replicas
-    capture_rate = replicas * rates.capture_tokens_per_s
+    if recipe.cluster.address not in (None, "local"):
+        capture_rate *= recipe.cluster.capture_replicas
     streamed = volume.train * recipe.training.streams
     training: dict[str, dict[str, float]] = {}
     for kind, size in checkpoint_bytes.items():
@@ -257,9 +256,8 @@ def evaluation_seconds(recipe: Recipe, volume: Volume, rates: Rates) -> dict[str
         f"{blocks} timed blocks": modes * repeats * variants * timed,
         f"verification of {measured.verification_requests} prompts": modes * verified,
     }
-    if measured.rates:
-        workloads = len(measured.rates) * max(len(measured.scenarios), 1)
-        found["open loop"] = modes * workloads * variants * measured.rate_seconds
+    workloads = len(measured.rates) * max(len(measured.scenarios), 1)
+    found["open loop"] = modes * workloads * variants * measured.rate_seconds
     return {part: seconds for part, seconds in found.items() if seconds}
 
 

@@ -56,8 +56,7 @@ def _why_it_runs(
 ) -> str | None:
     """Why a stage would run; None if it would be skipped."""
     stage = stage_of(name, recipe)
-    after = [needed for needed in stage.needs if needed in will_run]
-    if after:
+    if after := [needed for needed in stage.needs if needed in will_run]:
         return f"would run after {', '.join(after)}"
     if target is None:
         return "would run; the target is not on this machine yet and would be downloaded"
@@ -77,17 +76,16 @@ def print_plan(rows: Mapping[str, dict[str, str]], found: dict[str, Any], consol
     if "missing" in found:
         _say(console, f"no price: {found['missing']}")
         return
-    running = [name for name, row in rows.items() if row["cost"]]
-    seconds = sum(sum(found["stages"].get(name, {}).values()) for name in running)
-    if seconds:
+    parts = [found["stages"].get(name, {}) for name, row in rows.items() if row["cost"]]
+    if seconds := sum(sum(each.values()) for each in parts):
         _say(console, f"together {duration(seconds)} ({found['rates']['source']})")
     kinds: dict[str, dict[str, Any]] = found.get("kinds", {"": found})
     table = _table("cost", "", "")
     table.add_row("target", _target(found["target"]))
     for name, kind in kinds.items():
         table.add_row(f"trained {name}".strip(), _parameters(kind["parameters"]))
-        sizes = bytes_text(kind["checkpoint_bytes"]), bytes_text(kind["speculator_bytes"])
-        table.add_row("on disk", "a checkpoint {}, the speculator {}".format(*sizes))
+        checkpoint, weights = (bytes_text(kind[f"{n}_bytes"]) for n in ("checkpoint", "speculator"))
+        table.add_row("on disk", f"a checkpoint {checkpoint}, the speculator {weights}")
     about = "" if found["traffic"]["counted"] else "about "
     table.add_row("captured", f"{about}{found['features']['text']}")
     console.print(table)

@@ -7,9 +7,8 @@
 Parameters are those of transformers' own model on the meta device. An MTP layer is none of them.
 """
 
+import copy
 import dataclasses
-import functools
-import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -49,19 +48,13 @@ class TargetSize:
 
 def target_size(config: Mapping[str, Any]) -> TargetSize:
     """The size of a target with this config.json."""
-    return _target_size(json.dumps(config, sort_keys=True))
-
-
-@functools.cache
-def _target_size(text: str) -> TargetSize:
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    config = json.loads(text)
-    quantization = config.pop("quantization_config", None)
-    settings = AutoConfig.for_model(**config)
+    settings = copy.deepcopy(dict(config))  # transformers changes what it is given
+    quantization = settings.pop("quantization_config", None)
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(settings)
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**settings))
     counts = {name: tensor.numel() for name, tensor in model.named_parameters()}
     total = sum(counts.values())
     experts = sum(count for name, count in counts.items() if ".experts." in name)

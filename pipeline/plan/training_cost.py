@@ -209,9 +209,7 @@ def _judged(plan: MemoryPlan, recipe: Recipe, gpu_bytes: int | None) -> Iterator
 def _cheapest(plan: MemoryPlan, memory: Memory, rows_per_step: int) -> dict[str, Any] | None:
     """The layout with fewest processes, then lowest ZeRO stage; sharding needs two processes."""
     most = len(os.sched_getaffinity(0)) if memory.shared else MOST_PROCESSES
-    for processes in range(1, min(most, rows_per_step) + 1):
-        if rows_per_step % processes:
-            continue
+    for processes in (n for n in range(1, most + 1) if rows_per_step % n == 0):
         for stage in (1, 2, 3) if processes > 1 else (1,):
             tried = dataclasses.replace(plan, processes=processes, zero_stage=stage)
             if memory.missing(tried) <= 0:

@@ -213,51 +213,42 @@ class Recipe(BaseModel):
         return self
 
     @model_validator(mode="after")
-    def _drafts_what_it_was_trained_for(self) -> "Recipe":
-        if isinstance(self.eval.k, int) and self.eval.k > self.speculator.depth:
-            raise ValueError(
-                f"eval.k = {self.eval.k} drafts deeper than speculator.depth = "
-                f"{self.speculator.depth} was trained; raise speculator.depth or lower eval.k"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _measures_no_queue(self) -> "Recipe":
+    def _sections_fit_together(self) -> "Recipe":
+        k, depth = self.eval.k, self.speculator.depth
         widest, seats = max(self.eval.concurrency), self.serving.engine.max_num_seqs
-        if widest > seats:
-            raise ValueError(
-                f"eval.concurrency has {widest}, but serving.engine.max_num_seqs is {seats}: the "
-                "measurement would include a queue; raise serving.engine.max_num_seqs to "
-                f"{widest} or lower eval.concurrency"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _streams_on_a_cluster(self) -> "Recipe":
-        if not self.training.streams:
-            return self
-        if self.cluster.address is None:
-            raise ValueError(
-                "training.features = streamed captures while training runs, on a Ray cluster; set "
-                "cluster.address (local: a private one on this machine), or training.features: "
-                "stored"
-            )
-        if self.privacy.regenerate:
-            raise ValueError(
-                "training.features = streamed trains on the logged responses, and "
-                "privacy.regenerate = true replaces some of them before the capture; set "
-                "training.features: stored, or privacy.regenerate: false"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _shows_nothing_that_it_deletes(self) -> "Recipe":
-        if self.report.samples and self.privacy.retention == "delete_all":
-            raise ValueError(
-                "report.samples = true puts customer text into the report, which "
-                "privacy.retention = delete_all does not delete; set report.samples: false or a "
-                "privacy.retention of keep or delete_features"
-            )
+        for wrong, message in (
+            (
+                isinstance(k, int) and k > depth,
+                f"eval.k = {k} drafts deeper than speculator.depth = {depth} was trained; raise"
+                " speculator.depth or lower eval.k",
+            ),
+            (
+                widest > seats,
+                f"eval.concurrency has {widest}, but serving.engine.max_num_seqs is {seats}: the"
+                " measurement would include a queue; raise serving.engine.max_num_seqs to"
+                f" {widest} or lower eval.concurrency",
+            ),
+            (
+                self.training.streams and self.cluster.address is None,
+                "training.features = streamed captures while training runs, on a Ray cluster; set"
+                " cluster.address (local: a private one on this machine), or training.features:"
+                " stored",
+            ),
+            (
+                self.training.streams and self.privacy.regenerate,
+                "training.features = streamed trains on the logged responses, and"
+                " privacy.regenerate = true replaces some of them before the capture; set"
+                " training.features: stored, or privacy.regenerate: false",
+            ),
+            (
+                self.report.samples and self.privacy.retention == "delete_all",
+                "report.samples = true puts customer text into the report, which"
+                " privacy.retention = delete_all does not delete; set report.samples: false or a"
+                " privacy.retention of keep or delete_features",
+            ),
+        ):
+            if wrong:
+                raise ValueError(message)
         return self
 
 

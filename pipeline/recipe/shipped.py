@@ -17,10 +17,9 @@ def shipped_recipes() -> list[str]:
 
     Not node.yaml, which is what the recipes of a folder share.
     """
-    paths = (path.relative_to(SHIPPED) for path in SHIPPED.glob("**/*.yaml"))
-    others = ("cluster", "endpoints")
-    shipped = (path for path in paths if path.parts[0] not in others and path.stem != "node")
-    return sorted(str(path.with_suffix("")) for path in shipped)
+    names = (str(path.relative_to(SHIPPED).with_suffix("")) for path in SHIPPED.glob("**/*.yaml"))
+    others = ("cluster/", "endpoints/")
+    return sorted(n for n in names if not n.startswith(others) and not n.endswith("/node"))
 
 
 def shipped_heads() -> dict[str, Path]:

@@ -32,15 +32,15 @@ def _work(run: RunDirectory, recipe: Recipe, options: Options) -> dict[str, Any]
         capture=recipe.capture,
         engine=recipe.serving.engine,
         out_dir=run.features,
-        features=_features(recipe),
+        features=features_of(recipe),
         cluster=recipe.cluster,
     )
     least = recipe.capture.min_on_policy
-    judged = check_traffic(run.tables, run.split, run.features, least, streamed)
-    return {**captured, "on_policy": judged}
+    captured["on_policy"] = check_traffic(run.tables, run.split, run.features, least, streamed)
+    return captured
 
 
-def _features(recipe: Recipe) -> FeatureSpec:
+def features_of(recipe: Recipe) -> FeatureSpec:
     """The states that the recipe's kinds of drafter read together."""
     config = read_json(recipe.target.training_directory() / "config.json")
     return stored_features(recipe.speculator, config)
@@ -55,7 +55,7 @@ CAPTURE = Stage(
         "capture": section(recipe.capture),
         "speculator": {
             "kind": recipe.speculator.kinds,
-            "streams": list(_features(recipe).names),
+            "streams": list(features_of(recipe).names),
         },
         "serving": {"engine": section(recipe.serving.engine, SPEED_ONLY)},
         **({"training": {"features": "streamed"}} if recipe.training.streams else {}),

@@ -69,8 +69,7 @@ def _evaluate_kinds(run: RunDirectory, recipe: Recipe, options: Options) -> dict
     from outrider.eval.results.choice import KindSpeed
 
     kinds = [KindSpeed.model_validate(each) for each in read_json(run.kind_choice)]
-    chosen = publish_chosen(run, kinds[0].kind)
-    one = recipe.of_kinds([kinds[0].kind])
+    chosen, one = publish_chosen(run, kinds[0].kind), recipe.of_kinds([kinds[0].kind])
     context = evaluation_context(run, one, chosen, run.evaluation, run.root)
     return evaluate(dataclasses.replace(context, kinds=kinds))
 

@@ -31,22 +31,21 @@ def _ingest(run: RunDirectory, recipe: Recipe, options: Options) -> dict[str, An
         return result
     general = recipe.traffic.model_copy(update={"path": recipe.traffic.general})
     ingested = ingest(target_dir, general, run.general, privacy=recipe.privacy, prefix=PREFIX)
-    counts = {name: ingested[name] for name in ("rows", "exchanges", "rejects")}
-    return {**result, "general": counts}
+    return result | {"general": {name: ingested[name] for name in ("rows", "exchanges", "rejects")}}
 
 
 def _settings(recipe: Recipe) -> dict[str, Any]:
     # `path` and `general` count by the digests of the logs.
-    privacy = {"mode": "off"}
-    if recipe.privacy.mode != "off":
-        privacy = section(recipe.privacy, {"retention"})
-    return {"traffic": section(recipe.traffic, {"path", "general"}), "privacy": privacy}
+    is_off = recipe.privacy.mode == "off"
+    return {
+        "traffic": section(recipe.traffic, {"path", "general"}),
+        "privacy": {"mode": "off"} if is_off else section(recipe.privacy, {"retention"}),
+    }
 
 
 def _sources(recipe: Recipe) -> dict[str, str]:
     digests = target_digest(recipe) | traffic_digests(recipe) | general_digests(recipe)
-    key_file = recipe.privacy.key_file
-    if key_file:
+    if key_file := recipe.privacy.key_file:
         digests["privacy.key_file"] = path_digest(Path(key_file).expanduser())
     return digests
 

@@ -43,12 +43,12 @@ def target_and_base_digests(recipe: Recipe) -> dict[str, str]:
 
 def traffic_digests(recipe: Recipe) -> dict[str, str]:
     """Digests of the customer's logs."""
-    return {path: log_digest(path) for path in _listed(recipe.traffic.path)}
+    return {path: log_digest(path) for path in listed(recipe.traffic.path)}
 
 
 def general_digests(recipe: Recipe) -> dict[str, str]:
     """Digests of the logs of general traffic."""
-    return {f"general {path}": log_digest(path) for path in _listed(recipe.traffic.general)}
+    return {f"general {path}": log_digest(path) for path in listed(recipe.traffic.general)}
 
 
 def log_digest(source: str) -> str:
@@ -92,7 +92,8 @@ def has_quarantine(run: RunDirectory) -> bool:
     return (run.features / QUARANTINE).is_file()
 
 
-def _listed(paths: str | list[str] | None) -> list[str]:
+def listed(paths: str | list[str] | None) -> list[str]:
+    """The paths of a key that has one, several or none."""
     return [paths] if isinstance(paths, str) else paths or []
 
 

@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from outrider.common.files import read_json
 from outrider.pipeline.recipe.recipe import Recipe
 from outrider.pipeline.run_dir import RunDirectory
 from outrider.pipeline.stage import Options, Stage
+from outrider.pipeline.stages.capture import features_of
 from outrider.pipeline.stages.sources import (
     parts_in_use,
     section,
@@ -78,17 +78,14 @@ def _streamed(run: RunDirectory, recipe: Recipe, train: list[str]) -> "Streamed"
     from outrider.data.features.capture_plan import fit
     from outrider.data.sequences import load_sequences
     from outrider.data.streamed import Streamed
-    from outrider.speculators.base import stored_features
 
-    config = read_json(recipe.target.training_directory() / "config.json")
-    table = load_sequences(run.tables, train)
-    table, lengths = fit(table, recipe.serving.engine.max_model_len)
+    table, lengths = fit(load_sequences(run.tables, train), recipe.serving.engine.max_model_len)
     return Streamed(
         target=recipe.target,
         engine=recipe.serving.engine,
         capture=recipe.capture,
         cluster=recipe.cluster,
-        spec=stored_features(recipe.speculator, config),
+        spec=features_of(recipe),
         tables=run.tables,
         train=table["sequence_id"][:],
         limit=lengths.limit,

@@ -4,14 +4,11 @@ Address.parse("unix:/run/vllm.sock").connect(timeout_s=5).request("GET", "/healt
 """
 
 import http.client
-import ipaddress
 import json
 import re
 import socket
 from dataclasses import dataclass
 from typing import Any
-
-from outrider.common.errors import OutriderError
 
 LONGEST_SOCKET_PATH = 107
 """Bytes of a Unix socket's path in Linux (sun_path without its end, unix(7))."""
@@ -40,22 +37,21 @@ class Address:
                     " so give a shorter one"
                 )
             return cls(path=path)
-        if text.startswith("https://"):
-            raise ValueError("https is not supported; write http://HOST:PORT or unix:/PATH")
         match = _HOST_PORT.fullmatch(text.removeprefix("http://").removesuffix("/"))
         if not match or int(match["port"]) > 65535:
             raise ValueError("not an address; write unix:/run/vllm.sock or http://127.0.0.1:8000")
         return cls(host=match["host"].strip("[]"), port=int(match["port"]))
 
-    @property
-    def local(self) -> bool:
-        """Whether only this machine reaches it: a Unix socket or the loopback interface."""
-        if self.path is not None or self.host == "localhost":
-            return True
-        try:
-            return ipaddress.ip_address(self.host or "").is_loopback
-        except ValueError:
-            return False
+    @classmethod
+    def parse_local(cls, text: str) -> "Address":
+        """`parse` of an address that only this machine reaches."""
+        address = cls.parse(text)
+        if address.path is None and address.host not in ("localhost", "127.0.0.1", "::1"):
+            raise ValueError(
+                "other machines can reach this address; swap speculators over a Unix socket or"
+                " 127.0.0.1 (to another machine: ssh -L)"
+            )
+        return address
 
     def connect(self, timeout_s: float) -> http.client.HTTPConnection:
         """A connection for one request or several; it opens at the first request."""
@@ -93,19 +89,8 @@ class Address:
     def __str__(self) -> str:
         if self.path is not None:
             return f"unix:{self.path}"
-        return (
-            f"http://[{self.host}]:{self.port}"
-            if ":" in (self.host or "")
-            else (f"http://{self.host}:{self.port}")
-        )
-
-
-def address_of(text: str) -> Address:
-    """Reads an address; an `OutriderError` for anything else."""
-    try:
-        return Address.parse(text)
-    except ValueError as error:
-        raise OutriderError(f"address {text!r}: {error}") from error
+        host = f"[{self.host}]" if ":" in (self.host or "") else self.host
+        return f"http://{host}:{self.port}"
 
 
 class _UnixConnection(http.client.HTTPConnection):

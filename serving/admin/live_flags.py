@@ -59,15 +59,11 @@ def admin_token(path: Path) -> str:
             f"{path}: the token of the admin route cannot be read or written ({error.strerror});"
             " servers and controller must run as the same user"
         ) from None
-    if mode & 0o077:
+    if mode & 0o077 or len(token) < 16 or len(token.split()) != 1:
         raise OutriderError(
-            f"{path}: mode {mode:o}, so others may read the token of the admin route; delete it,"
-            " and start the servers again"
-        )
-    if len(token) < 16 or len(token.split()) != 1:
-        raise OutriderError(
-            f"{path}: expected one word of at least 16 characters, the token of the admin route;"
-            " delete it, and start the servers again"
+            f"{path}: mode {mode:o}, {len(token)} characters: the token of the admin route is one"
+            " word of at least 16, in a file that others cannot read (mode 600); delete it, and"
+            " start the servers again"
         )
     return token
 

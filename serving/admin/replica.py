@@ -2,7 +2,7 @@
 
     replica = Replica("unix:/run/outrider/a.admin.sock", "unix:/run/outrider/a.sock", token)
     replica.status().version
-    replica.swap(Path("releases/4f1d0c2a9b77"), "4f1d0c2a9b77", digest, watch=None)
+    replica.swap(SwapOrder(directory="/releases/4f1d0c2a9b77", version="v2", digest=digest))
     finished, after = replica.requests(after=0)
 
 The other end is serving/vllm_hooks/admin_route.py. All JSON of the route is made of the classes
@@ -11,13 +11,12 @@ here.
 
 import dataclasses
 import http.client
-from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from outrider.common.errors import OutriderError
-from outrider.serving.admin.address import address_of
+from outrider.serving.admin.address import Address
 
 ROUTE = "/v1/admin/speculator"
 REQUESTS = ROUTE + "/requests"
@@ -146,7 +145,7 @@ class Replica:
 
     def __init__(self, admin: str, data: str, token: str) -> None:
         """Addresses (`unix:/path`, `http://127.0.0.1:PORT`) of the route and of its requests."""
-        self.admin, self.data = address_of(admin), address_of(data)
+        self.admin, self.data = Address.parse(admin), Address.parse(data)
         self._token = token
 
     def status(self) -> ReplicaStatus:
@@ -157,32 +156,17 @@ class Replica:
             raise OutriderError(f"{self.admin}{ROUTE}: {status} {_reason(answer)}")
         return ReplicaStatus(**answer)
 
-    def swap(
-        self,
-        directory: Path,
-        version: str,
-        digest: str,
-        watch: Watch | None = None,
-        expected: str | None = None,
-        timeout_s: float = 600,
-    ) -> SwapResult:
-        """Swaps the speculator for the bundle in `directory`.
+    def swap(self, order: SwapOrder) -> SwapResult:
+        """Swaps the speculator.
 
-        `digest` is the bundle's `bundle_digest`, `expected` that of the speculator in use: another
-        one is not swapped. `SwapRefused` has the server's reason and leaves the old speculator in
-        place. After `SwapFailed` and `ReplicaUnreachable`, `status` has which one serves.
+        `SwapRefused` has the server's reason and leaves the old speculator in place. After
+        `SwapFailed` and `ReplicaUnreachable`, `status` has which one serves.
         """
-        order = SwapOrder(
-            directory=str(directory),
-            version=version,
-            digest=digest,
-            watch=watch,
-            expected=expected,
-        )
-        status, answer = self._call("POST", ROUTE, order.model_dump(), timeout_s)
+        status, answer = self._call("POST", ROUTE, order.model_dump(), timeout_s=600)
         if status != http.client.OK:
             error = SwapRefused if status in _REFUSALS else SwapFailed
-            raise error(f"{self.admin}: {directory} was not loaded ({status}): {_reason(answer)}")
+            where = f"{self.admin}: {order.directory}"
+            raise error(f"{where} was not loaded ({status}): {_reason(answer)}")
         return SwapResult(**answer)
 
     def requests(self, after: int) -> tuple[list[LiveRequest], int]:

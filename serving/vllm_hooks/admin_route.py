@@ -28,7 +28,7 @@ from fastapi import FastAPI, Query, Request, Response
 from fastapi.responses import JSONResponse
 
 from outrider.common.errors import OutriderError
-from outrider.serving.admin.address import Address, address_of
+from outrider.serving.admin.address import Address
 from outrider.serving.admin.live_flags import ADMIN, ROOTS, TOKEN_FILE, admin_token
 from outrider.serving.admin.replica import REQUESTS, ROUTE, SwapOrder
 from outrider.serving.admin.swap import SpeculatorBroken, unswappable
@@ -62,12 +62,10 @@ class AdminRoute:
         An `OutriderError` for an address that others can reach, one in use, or a bad token file.
         """
         client: Any = engine_client
-        address = address_of(os.environ[ADMIN])
-        if not address.local:
-            raise OutriderError(
-                f"{ADMIN}={address}: other machines can reach this address; swap speculators"
-                " over unix:PATH or http://127.0.0.1:PORT (from another machine: ssh -L)"
-            )
+        try:
+            address = Address.parse_local(os.environ[ADMIN])
+        except ValueError as error:
+            raise OutriderError(f"{ADMIN}={os.environ[ADMIN]}: {error}") from None
         if TOKEN_FILE not in os.environ:
             raise OutriderError(
                 f"{ADMIN} is set without {TOKEN_FILE}, the file of the route's token, which is"
@@ -127,12 +125,10 @@ class AdminRoute:
             return _error(HTTPStatus.SERVICE_UNAVAILABLE, self._refusal)
         try:
             answer = dataclasses.asdict(await work(self._live, *given))
-        except SpeculatorBroken as error:
-            return _error(HTTPStatus.INTERNAL_SERVER_ERROR, error)
-        except OutriderError as error:
-            return _error(HTTPStatus.CONFLICT, error)
-        except Exception as error:  # of the engine: its message names the worker's log
-            return _error(HTTPStatus.INTERNAL_SERVER_ERROR, error)
+        except Exception as error:  # also of the engine: its message names the worker's log
+            refused = isinstance(error, OutriderError) and not isinstance(error, SpeculatorBroken)
+            status = HTTPStatus.CONFLICT if refused else HTTPStatus.INTERNAL_SERVER_ERROR
+            return _error(status, error)
         is_broken = answer.get("broken") is not None
         return JSONResponse(answer, HTTPStatus.SERVICE_UNAVAILABLE if is_broken else HTTPStatus.OK)
 

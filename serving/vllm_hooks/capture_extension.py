@@ -166,11 +166,6 @@ class CaptureExtension(SwapExtension):
     def capture_start(self, layers: Sequence[int] = ()) -> None:
         """Keeps the states of every prompt prefilled from now on, those before `layers` too."""
         runner = self.model_runner
-        if getattr(runner, "pcp_manager", None) is not None:
-            raise RuntimeError(
-                "prefill context parallelism divides each prompt's states over ranks; capture with"
-                " prefill_context_parallel_size 1"
-            )
         self._capture_prompts: dict[str, _Prompt] = {}
         self._capture_texts: dict[str, LoggedText] = {}
         self._capture_auxiliary = AuxiliaryStates(runner, layers)

@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from outrider.common.files import write_json
 from outrider.serving.config import EngineConfig
 
 DRAFTS = "OUTRIDER_DRAFTS"
@@ -48,10 +49,7 @@ class DraftsFile:
 
     def draft(self, drafts: Drafts) -> None:
         """Sets the number of drafts from the next step on."""
-        temporary = self._path.with_suffix(".changing")
-        temporary.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(json.dumps(drafts), encoding="utf-8")
-        temporary.replace(self._path)
+        write_json(self._path, drafts)
 
 
 def following_scheduler(vllm_config: Any, **arguments: Any) -> Any:

@@ -48,8 +48,7 @@ class RequestLog:
 
     def after(self, index: int) -> FinishedRequests:
         """The kept requests from `index` on."""
-        found = [request for request in self._finished if request.index >= index]
-        return FinishedRequests(found, self._next)
+        return FinishedRequests([one for one in self._finished if one.index >= index], self._next)
 
     def version(self, arrived: float, ended: float) -> tuple[str | None, bool]:
         """The version that drafted a request, and whether a swap fell into it (monotonic)."""
@@ -67,11 +66,10 @@ class RequestLog:
 
     def _record_aborts(self, request_ids: Iterable[str], *more: Any, **named: Any) -> list[str]:
         if self._aborting:  # it calls itself for the children of a request
-            inner: list[str] = self._abort(request_ids, *more, **named)
-            return inner
+            return list(self._abort(request_ids, *more, **named))
         before, self._aborting = dict(self._processor.request_states), True
         try:
-            aborted: list[str] = self._abort(request_ids, *more, **named)
+            aborted = list(self._abort(request_ids, *more, **named))
         finally:
             self._aborting = False
         for request_id, state in before.items():

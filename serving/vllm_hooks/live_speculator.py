@@ -148,7 +148,13 @@ class LiveSpeculator:
                 " --per-request-spec-decode-metrics summary"
             )
         async with self._lock:
-            await self._check_expected(order)
+            expected = order.expected
+            if expected is not None and (await self._reports())[0]["digest"] != expected:
+                raise OutriderError(
+                    f"{order.directory}: not loaded, because this server does not draft with"
+                    f" {expected or 'the speculator of its start'}: another controller swapped it,"
+                    " or it was started again; run one controller for each endpoint"
+                )
             began = time.monotonic()
             new = await self._checked(order)
             read, swap_id = time.monotonic(), uuid.uuid4().hex
@@ -162,18 +168,6 @@ class LiveSpeculator:
                 self._watching = _Watching(order.watch, order.version, swap_id, before)
             logger.info("speculator %s in use after %.3f s", order.version, stall_s)
         return SwapResult(order.version, read - began, stall_s)
-
-    async def _check_expected(self, order: SwapOrder) -> None:
-        if order.expected is None:
-            return
-        digest = (await self._reports())[0]["digest"]
-        if digest != order.expected:
-            raise OutriderError(
-                f"{order.directory}: not loaded, because this server drafts with"
-                f" {digest or 'the speculator of its start'}, not with"
-                f" {order.expected or 'that of its start'}: another controller swapped it, or it"
-                " was started again; run one controller for each endpoint"
-            )
 
     async def _checked(self, order: SwapOrder) -> Candidate:
         """The ordered release, read and checked while the engine keeps answering."""

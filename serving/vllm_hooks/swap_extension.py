@@ -254,5 +254,4 @@ def load(drafter: Any, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
 
 def required(drafter: torch.nn.Module, kind: TrainableKind) -> set[str]:
     """The parameters that a speculator's directory must have, under vLLM's names."""
-    names = {name for name, _ in drafter.named_parameters()}
-    return {name for name in names if not kind.stays_with_target(name)}
+    return {name for name, _ in drafter.named_parameters() if not kind.stays_with_target(name)}

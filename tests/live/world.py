@@ -36,9 +36,9 @@ from outrider.serving.admin.replica import (
     ReplicaStatus,
     ReplicaUnreachable,
     SwapFailed,
+    SwapOrder,
     SwapRefused,
     SwapResult,
-    Watch,
 )
 from outrider.serving.bundle.bundle_digest import bundle_digest
 from tests.live.bundles import write_bundle
@@ -80,27 +80,27 @@ class SimulatedReplica:
         self.answers()
         return self.finished[after:], len(self.finished)
 
-    def swap(
-        self, directory: Path, version: str, digest: str, watch: Watch | None, expected: str
-    ) -> SwapResult:
+    def swap(self, order: SwapOrder) -> SwapResult:
         self.world.point()
         fault, self.fault = self.fault, ""
         self.alive &= fault != "die_before"
         self.answers()
-        if fault == "refuse" or expected != self.now.digest:
+        if fault == "refuse" or order.expected != self.now.digest:
             raise SwapRefused("refused on purpose")
         if fault == "break":
             self.now = dataclasses.replace(self.now, broken="neither could be loaded")
             raise SwapFailed("failed on purpose")
-        assert bundle_digest(directory) == digest
-        self.before, self.watch = self.now, watch
-        self.now = ReplicaStatus(version, digest, 3, "mtp", str(directory), watch is not None)
+        assert bundle_digest(Path(order.directory)) == order.digest
+        self.before, self.watch = self.now, order.watch
+        self.now = ReplicaStatus(
+            order.version, order.digest, 3, "mtp", order.directory, order.watch is not None
+        )
         self.world.point()
         self.alive &= fault != "die_after"
         self.answers()
         if fault == "fail_after":  # it was swapped, but the answer does not show it
             raise SwapFailed("failed on purpose")
-        return SwapResult(version, read_s=0.1, stall_s=0.02)
+        return SwapResult(order.version, read_s=0.1, stall_s=0.02)
 
     def answer(self, request_id: str, at: float) -> None:
         """Answers a request."""

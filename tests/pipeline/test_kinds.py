@@ -15,8 +15,6 @@ from outrider.data.features.feature_writer import FeatureWriter
 from outrider.data.on_policy.check import write_quarantine
 from outrider.pipeline import draft_parity_check
 from outrider.pipeline.kinds import with_kinds
-from outrider.pipeline.plan.plan import plan
-from outrider.pipeline.plan.training_cost import price
 from outrider.pipeline.recipe.load import load_recipe
 from outrider.pipeline.recipe.recipe import Recipe
 from outrider.pipeline.run_dir import RunDirectory
@@ -118,21 +116,6 @@ def test_one_kind_keeps_its_stages_and_inputs(target: Path) -> None:
     reads = CAPTURE.settings(both)["speculator"]
     streams = ["final_norm", "layer_1", "layer_2"]
     assert reads == {"kind": ("mtp", "eagle3"), "streams": streams}
-
-
-def test_a_dry_run_prices_each_kind_and_their_states_together(target: Path, tmp_path: Path) -> None:
-    run = RunDirectory(tmp_path / "run")
-    one = price(run, recipe_of(target), int(80e9))
-    both = price(run, recipe_of(target, BOTH), int(80e9))
-    assert "parameters" not in both and set(both["kinds"]) == {"mtp", "eagle3"}
-    for key in ("parameters", "row", "checkpoint_bytes", "speculator_bytes", "memory"):
-        assert both["kinds"]["mtp"][key] == one[key], key
-    # Two streams more, in bf16.
-    more = both["features"]["bytes_per_token"] - one["features"]["bytes_per_token"]
-    assert more == 2 * 2 * HIDDEN
-    rows = plan(run, recipe_of(target, BOTH), list(stages_of(recipe_of(target, BOTH))), {}, both)
-    before = "split, capture, train_mtp, train_eagle3, choose_kind"
-    assert rows["evaluate"]["action"] == f"would run after {before}" and rows["train_mtp"]["cost"]
 
 
 @pytest.fixture(scope="module")

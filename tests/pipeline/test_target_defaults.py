@@ -54,9 +54,7 @@ def test_a_template_run_resolves_them_before_anything_runs(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
-def test_a_template_names_what_it_needs_and_has_a_comment_for_every_key(
-    name: str, nano_r1: Path, tmp_path: Path
-) -> None:
+def test_a_template_names_what_it_needs(name: str, nano_r1: Path, tmp_path: Path) -> None:
     with pytest.raises(
         OutriderError, match=r"traffic\.path = '.*YOUR_LOGS': no such .* give a log"
     ):
@@ -64,10 +62,6 @@ def test_a_template_names_what_it_needs_and_has_a_comment_for_every_key(
     if name == "template":
         with pytest.raises(OutriderError, match=r"target\.model = 'YOUR_TARGET': .*give a checkpo"):
             open_run(name, (f"traffic.path={LOG}",), tmp_path, dry_run=True)
-    lines = (SHIPPED / f"{name}.yaml").read_text().splitlines()
-    keys = [line for line in lines if line.startswith("  ") and ": " in line]
-    assert keys and all(" # " in line for line in keys)
-    assert load_recipe(name).recipe.eval.task is None
 
 
 def test_fp8_blocks_pass_and_other_quantizations_do_not(tmp_path: Path) -> None:

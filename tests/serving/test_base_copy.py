@@ -1,16 +1,12 @@
 """The target's own layer is copied once; a drafter without an embedding is refused."""
 
-import os
 from pathlib import Path
 
 import pytest
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from outrider.common.errors import OutriderError
-from outrider.serving.config import EngineConfig, TargetConfig
-from outrider.serving.speculator import Drafting, Speculator, served_base
-from outrider.serving.vllm_arguments import engine_arguments, start_environment
+from outrider.serving.speculator import Speculator, served_base
 from outrider.speculators.checkpoints.layout import read_layout
 from outrider.speculators.checkpoints.tensors import CheckpointTensors
 from outrider.speculators.kinds import trainable_kind_of
@@ -39,16 +35,3 @@ def test_the_copy_has_the_layer_s_bytes_and_is_made_once(target: Path, tmp_path:
     other = write_tiny_target(tmp_path / "other", seed=1, layers_in_shards=True)
     assert served_base(other, other, tmp_path / "cache") != copy
     assert served_base(other, target, tmp_path / "cache") == other  # a speculator in use
-
-
-def test_an_engine_may_take_as_long_as_its_checkpoint_needs(tmp_path: Path) -> None:
-    with (tmp_path / "model.safetensors").open("wb") as file:
-        os.truncate(file.fileno(), 671 * 10**9)  # sparse
-    assert start_environment(tmp_path) == {"VLLM_ENGINE_READY_TIMEOUT_S": "4255"}
-
-
-def test_a_drafter_without_an_embedding_is_not_served_over_pipeline_stages(target: Path) -> None:
-    config, stages = TargetConfig(model=str(target)), EngineConfig(pipeline_parallel=2)
-    assert engine_arguments(config, stages)["pipeline_parallel_size"] == 2
-    with pytest.raises(OutriderError, match=r"pipeline_parallel = 2: .*tensor_parallel or data_"):
-        engine_arguments(config, stages, Drafting(Speculator.named(target), 1))

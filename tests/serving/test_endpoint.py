@@ -5,7 +5,6 @@ from contextlib import nullcontext
 import pytest
 from rich.console import Console
 
-from outrider.common.errors import OutriderError
 from outrider.eval.bench import endpoint
 from outrider.eval.bench.endpoint import measure_endpoint, print_endpoint
 from outrider.eval.config import EvalConfig
@@ -66,13 +65,3 @@ def test_other_users_of_the_endpoint_are_reported(
     console = Console(record=True, width=120)
     print_endpoint(results, console)
     assert "others use it" in console.export_text()
-
-
-def test_an_address_without_a_server_is_named(target: TargetConfig, tmp_path) -> None:
-    with pytest.raises(
-        OutriderError,
-        match=r"--server http://127\.0\.0\.1:9: .*give the address of a vLLM server",
-    ):
-        measure_endpoint(
-            "http://127.0.0.1:9", target, ["x"], Sampling(), EVALUATION, tmp_path, lambda _: None
-        )

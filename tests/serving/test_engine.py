@@ -6,19 +6,13 @@ import pytest
 
 from outrider.serving.config import EngineConfig, TargetConfig
 from outrider.serving.speculator import Drafting, Speculator
-from outrider.serving.vllm_arguments import engine_arguments, engine_environment, serve_arguments
+from outrider.serving.vllm_arguments import engine_arguments, serve_arguments
 
 
 @pytest.fixture
 def checkpoint(tmp_path: Path) -> TargetConfig:
     (tmp_path / "config.json").write_text("{}")
     return TargetConfig(model=str(tmp_path))
-
-
-def test_engines_on_gpus_are_spawned(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "VLLM_WORKER_MULTIPROC_METHOD" not in engine_environment(EngineConfig())
-    monkeypatch.setattr("outrider.serving.vllm_arguments.runs_on_cpu", lambda: False)
-    assert engine_environment(EngineConfig())["VLLM_WORKER_MULTIPROC_METHOD"] == "spawn"
 
 
 def test_vllm_parses_the_server_s_flags_to_the_engine_s_arguments(checkpoint: TargetConfig) -> None:

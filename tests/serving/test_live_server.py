@@ -1,19 +1,19 @@
 """The admin route of a real server: swaps, refusals, faults, watch, requests in flight."""
 
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from outrider.serving.admin.address import address_of
+from outrider.serving.admin.address import Address
 from outrider.serving.admin.live_flags import admin_token
 from outrider.serving.admin.replica import (
     REQUESTS,
     ROUTE,
     Replica,
     SwapFailed,
+    SwapOrder,
     SwapRefused,
     SwapResult,
     Watch,
@@ -23,7 +23,7 @@ from outrider.serving.client import Completion, Sampling, SpeculationCounters, c
 from outrider.serving.server import Server
 from outrider.speculators.kinds.mtp.kind import MTP
 from tests.live.faults import FAULT
-from tests.live.releases import edited, release
+from tests.live.releases import release
 
 pytestmark = pytest.mark.engine
 
@@ -51,8 +51,11 @@ def releases(short_r1: Path, release_root: Path, k: int) -> dict[str, Path]:
 
 @pytest.fixture
 def swap(replica: Replica) -> Callable[..., SwapResult]:
-    def swap(folder: Path, watch: Watch | None = None, digest: str | None = None) -> SwapResult:
-        return replica.swap(folder, folder.name, digest or bundle_digest(folder), watch)
+    def swap(folder: Path, watch: Watch | None = None) -> SwapResult:
+        digest = bundle_digest(folder)
+        return replica.swap(
+            SwapOrder(directory=str(folder), version=folder.name, digest=digest, watch=watch)
+        )
 
     return swap
 
@@ -94,61 +97,6 @@ def test_an_exchange_and_one_back_leave_the_counts_and_the_weights_of_a_fresh_se
     assert during.digest == bundle_digest(releases["noise"]) and before.digest == ""
     assert (during.k, during.kind) == (k, "mtp")
     assert during.directory == str(releases["noise"])
-
-
-def test_finished_requests_are_counted_with_their_version_and_without_their_text(
-    server: Server,
-    replica: Replica,
-    releases: dict[str, Path],
-    swap: Callable[..., SwapResult],
-    prompts: list[list[int]],
-) -> None:
-    _, after = replica.requests(0)
-    swap(releases["noise"])
-    texts, counted = answered(server, prompts[:2])
-    began = time.time()
-    found, following = replica.requests(after)
-    assert [request.index for request in found] == [after, after + 1] and following == after + 2
-    assert [request.version for request in found] == ["noise", "noise"]
-    assert [request.completion_tokens for request in found] == [len(text) for text in texts]
-    assert sum(request.drafts for request in found) == counted.drafts
-    assert sum(request.accepted for request in found) == counted.accepted_tokens
-    for request in found:
-        assert not (request.failed or request.aborted or request.mixed)
-        assert 0 < request.ttft_s < request.e2e_s and 0 < request.decode_s < request.e2e_s
-        assert began - 60 < request.finished_at <= began
-    assert replica.requests(following) == ([], following)
-
-
-def test_what_is_wrong_with_a_release_is_said_and_nothing_changes(
-    server: Server,
-    replica: Replica,
-    swap: Callable[..., SwapResult],
-    short_r1: Path,
-    release_root: Path,
-    tmp_path: Path,
-    k: int,
-) -> None:
-    def nan(tensors):
-        next(iter(tensors.values())).view(-1)[0] = float("nan")
-
-    bad = release_root / "bad"
-    attempts = {
-        "not a finite number": edited(release(short_r1, bad / "nan"), nan),
-        f"the engine drafts with {k}": release(short_r1, bad / "k", num_speculative_tokens=k + 1),
-        "not below a release root": release(short_r1, tmp_path / "outside"),
-    }
-    before = replica.status()
-    for message, folder in attempts.items():
-        with pytest.raises(SwapRefused, match=message):
-            swap(folder)
-        assert replica.status() == before, message
-    with pytest.raises(SwapRefused, match="its files have digest"):
-        swap(release(short_r1, bad / "good"), digest="0" * 64)
-    for fields in ({"version": "a b"}, {"digest": "xyz"}, {"directory": ""}):
-        order = {"directory": "/x", "version": "1", "digest": "0" * 64} | fields
-        assert replica._call("POST", ROUTE, order)[0] in (400, 422)
-    assert replica.status() == before
 
 
 def test_after_a_fault_at_any_tensor_the_old_speculator_drafts_as_before(
@@ -270,6 +218,6 @@ def test_only_the_token_opens_the_route_which_customers_do_not_reach(
     for token in (None, "", "another", replica._token + "x"):
         for method, route in (("GET", ROUTE), ("POST", ROUTE), ("GET", "/docs"), ("GET", "/")):
             assert replica.admin.call(method, route, {}, token)[0] == 401, (method, route, token)
-    customers = address_of(server.url)
+    customers = Address.parse(server.url)
     for method, route in (("GET", ROUTE), ("POST", ROUTE), ("GET", REQUESTS)):
         assert customers.call(method, route, {}, replica._token)[0] == 404

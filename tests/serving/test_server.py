@@ -54,7 +54,7 @@ def test_each_request_is_sent_at_its_time(
     server: Server, load: LoadGenerator, prompt_texts: list[str]
 ) -> None:
     arrivals = [0.0, 0.0, 0.7, 0.75, 0.8, 1.9, 1.9, 6.0]
-    timed = load.run_timed(server.url, prompt_texts, arrivals, Sampling(temperature=0), 24)
+    timed = load.run_block(server.url, prompt_texts, None, Sampling(temperature=0), 24, arrivals)
     closed = load.run_block(server.url, prompt_texts, 8, Sampling(temperature=0), 24)
     starts = [request.start_s for request in timed.requests]
     for start, arrival in zip(starts, arrivals, strict=True):

@@ -93,7 +93,7 @@ def test_variants_get_the_same_requests_at_the_same_times(apart):
     times, sent = np.cumsum([0, 5, 1, 1, 30, 2, 7, 4, 4, 9]) + 1.7e9, []
     traffic = [Traffic("chats", [f"prompt {i}" for i in range(10)], times.tolist(), 64, {})]
 
-    def run_timed(url, prompts, arrivals, sampling, max_tokens):
+    def run_block(url, prompts, concurrency, sampling, max_tokens, arrivals):
         """Each request is answered after 0.5 s with 20 tokens."""
         sent.append((url, prompts, arrivals, max_tokens))
         requests = tuple(RequestResult(20, 100.0, (20.0,) * 19, arrival) for arrival in arrivals)
@@ -108,7 +108,7 @@ def test_variants_get_the_same_requests_at_the_same_times(apart):
     )
     requests = HeldoutRequests(Sampling(), [], [], traffic)
     plan = {"none": None, "base": 2, "custom": 3}
-    load = SimpleNamespace(run_timed=run_timed)
+    load = SimpleNamespace(run_block=run_block)
     blocks = measure_rates(context, servers, "eager", plan, load, requests)
     assert Counter(url for url, *_ in sent) == dict.fromkeys(("none", "base", "custom"), 2)
     for count in (6, 15):

