@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from outrider.common.cluster import session
-from outrider.common.process_tree import ProcessTree
+from outrider.common.process_tree import ProcessTree, changed_environment
 
 MB = 2**20
 
@@ -39,7 +39,7 @@ class LocalNodes:
         environment: Mapping[str, str] | None = None,
     ) -> Any:
         """Starts a raylet with `cpus` cores; `environment` is that of its processes."""
-        with session._environment(dict(environment or {})):
+        with changed_environment(environment or {}):
             node = self._node(head=False, cpus=cpus, resources=resources)
         self.nodes.append(node)
         return node
@@ -89,9 +89,9 @@ def local_nodes(store_mb: int = 100) -> Iterator[LocalNodes]:
     folder = Path(tempfile.mkdtemp(prefix="nodes-", dir=in_memory))
     with (
         ProcessTree(folder=folder) as tree,
-        session._environment(session._SETTINGS | tree.environment | {"RAY_AUTH_MODE": "disabled"}),
+        changed_environment(session._SETTINGS | tree.environment | {"RAY_AUTH_MODE": "disabled"}),
         session._on_loopback(),
-        session._environment({"RAY_AUTH_MODE": _authentication()}),
+        changed_environment({"RAY_AUTH_MODE": _authentication()}),
     ):
         yield LocalNodes(folder, store_mb)
 

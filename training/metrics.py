@@ -77,13 +77,10 @@ class Metrics:
 
         The tracker keeps the first value it got for a step.
         """
-        if not self.path.exists():
-            return
-        kept = []
-        if step:
-            for line in self.path.read_text(encoding="utf-8").splitlines(keepends=True):
-                if line.endswith("}\n") and json.loads(line)["step"] <= step:
-                    kept.append(line)
+        self.path.touch()
+        lines = self.path.read_text(encoding="utf-8").splitlines(keepends=True) if step else []
+        whole = (line for line in lines if line.endswith("}\n"))
+        kept = [line for line in whole if json.loads(line)["step"] <= step]
         self.path.write_text("".join(kept), encoding="utf-8")
 
 

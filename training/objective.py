@@ -120,8 +120,7 @@ class Objective:
 
     def _served(self, batch: Batch, anchors_R: Tensor, device: torch.device) -> Served:
         requests = [self.sampling[self.samples[index].sequence_id] for index in batch.row]
-        sampled_R3 = torch.tensor([[one.temperature, one.top_p, one.top_k] for one in requests])
-        sampled_N3 = sampled_R3.repeat_interleave(anchors_R, dim=0).to(device)
+        sampled_N3 = torch.tensor(requests).repeat_interleave(anchors_R, dim=0).to(device)
         temperature_N, top_p_N, top_k_N = sampled_N3.unbind(-1)
         return Served(temperature_N, top_p_N, self.probabilistic, top_k_N)
 

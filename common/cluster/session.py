@@ -14,7 +14,6 @@ This module imports Ray inside functions, so that everything else works without 
 """
 
 import contextlib
-import hashlib
 import logging
 import os
 import platform
@@ -23,13 +22,13 @@ import signal
 import tempfile
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from outrider.common.cluster.config import ClusterConfig
 from outrider.common.errors import OutriderError
+from outrider.common.fingerprint import file_digest, value_digest
 from outrider.common.process_tree import ProcessTree, changed_environment
 
 LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
@@ -68,37 +67,13 @@ _SYSTEM = {
 """Ray's own settings of a private cluster."""
 
 
-@dataclass(frozen=True)
-class ClusterNode:
-    """A node of the cluster."""
-
-    cpus: float
-    gpus: float
-    object_store_bytes: int
-
-
-@dataclass(frozen=True)
-class ClusterSession:
+class ClusterSession(NamedTuple):
     """A connection of this process to a Ray cluster."""
 
     address: str
     """HOST:PORT of the head node."""
     folder: Path | None
     """Private folder of a local cluster; None for an existing one."""
-
-    def nodes(self) -> list[ClusterNode]:
-        """The living nodes."""
-        import ray
-
-        return [
-            ClusterNode(
-                node["Resources"].get("CPU", 0.0),
-                node["Resources"].get("GPU", 0.0),
-                int(node["Resources"].get("object_store_memory", 0)),
-            )
-            for node in ray.nodes()
-            if node["Alive"]
-        ]
 
     def in_flight_bytes(self, config: ClusterConfig) -> int:
         """Limit of bytes between producers and consumer (`cluster.in_flight_gb`).
@@ -107,7 +82,10 @@ class ClusterSession:
             OutriderError: the limit exceeds 80 % of the smallest object store, which one slow
                 consumer would fill.
         """
-        store = min(node.object_store_bytes for node in self.nodes())
+        import ray
+
+        living = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+        store = int(min(each.get("object_store_memory", 0) for each in living))
         if config.in_flight_gb is None:
             return store // 2
         limit = int(config.in_flight_gb * 1e9)
@@ -222,13 +200,11 @@ def _private_folder() -> Iterator[Path]:
 
 def node_versions() -> str:
     """What must be equal on all nodes: outrider, with a digest of its source files, and Python."""
-    house = Path(__file__).resolve().parents[2]
-    digest = hashlib.sha256()
-    for room in ROOMS:
-        for path in sorted((house / room).rglob("*.py")):
-            digest.update(f"{path.relative_to(house)}\n".encode() + path.read_bytes())
-    version, digits = metadata.version("outrider"), digest.hexdigest()[:8]
-    return f"outrider {version} ({digits}), Python {platform.python_version()}"
+    root = Path(__file__).resolve().parents[2]
+    paths = [path for room in ROOMS for path in (root / room).rglob("*.py")]
+    digest = value_digest({str(path.relative_to(root)): file_digest(path) for path in paths})[:8]
+    version = metadata.version("outrider")
+    return f"outrider {version} ({digest}), Python {platform.python_version()}"
 
 
 def check_nodes() -> None:

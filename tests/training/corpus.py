@@ -2,15 +2,17 @@
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from unittest.mock import patch
 
 import torch
 import transformers
 from transformers import DeepseekV3ForCausalLM
 
+from outrider.common.cluster.config import ClusterConfig
 from outrider.data.features.feature_writer import FeatureWriter
 from outrider.speculators.config import SpeculatorConfig
 from outrider.training.config import TrainingConfig
-from outrider.training.distributed.launch import train
+from outrider.training.distributed import launch as launcher
 from tests.tiny import VOCAB, write_tiny_target
 from tests.training.forked_ranks import run_forked
 
@@ -36,6 +38,7 @@ class Corpus:
         feature_store: str = FEATURE_STORE,
         speculator: SpeculatorConfig | None = None,
         launch: bool = False,
+        cluster: ClusterConfig | None = None,
         **settings: object,
     ) -> dict:
         """Trains with small defaults, in forked ranks or (`launch`) by the real launcher."""
@@ -46,19 +49,21 @@ class Corpus:
             "compute": "fp32",
             "learning_rate": 2e-3,
         }
-        return train(
-            self.target_dir,
-            self.features_dir,
-            {sequence_id: (0.6, 0.95, 0) for part in self.parts.values() for sequence_id in part},
-            self.parts,
-            speculator or SpeculatorConfig(depth=depth),
-            TrainingConfig(**(defaults | settings)),
-            run_dir / "training",
-            run_dir / "speculator",
-            run_dir / "logs",
-            feature_store=feature_store,
-            run=None if launch or "launcher" in settings else run_forked,
-        )
+        run = launcher._run if launch or "launcher" in settings else run_forked
+        with patch.object(launcher, "_run", run):
+            return launcher.train(
+                self.target_dir,
+                self.features_dir,
+                {name: (0.6, 0.95, 0) for part in self.parts.values() for name in part},
+                self.parts,
+                speculator or SpeculatorConfig(depth=depth),
+                TrainingConfig(**(defaults | settings)),
+                run_dir / "training",
+                run_dir / "speculator",
+                run_dir / "logs",
+                feature_store=feature_store,
+                cluster=cluster,
+            )
 
 
 @torch.no_grad()

@@ -13,7 +13,7 @@ import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,14 +33,11 @@ from outrider.training.distributed.spec import (
     signals_stop,
 )
 
-RunRanks = Callable[[list[str], TrainingSpec, Path], tuple[int, bool]]
-"""Runs a command that trains, with its output in a log: (exit code, whether a signal came)."""
-
 
 def train(
     target_dir: Path,
     features_dir: Path,
-    sampling: Mapping[str, tuple[float, float, int]],
+    sampling: dict[str, Sampling],
     parts: Mapping[str, list[str]],
     speculator: SpeculatorConfig,
     training: TrainingConfig,
@@ -51,13 +48,11 @@ def train(
     feature_store: str = "outrider.data.features.feature_store:FeatureStore",
     probabilistic_drafts: bool = False,
     cluster: ClusterConfig | None = None,
-    run: RunRanks | None = None,
 ) -> dict[str, Any]:
     """Trains on parts["train"] and publishes the speculator that is best on parts["validation"].
 
-    `sampling` has (temperature, top_p, top_k) of each sequence. An unfinished run in `out_dir` with
-    the same settings is resumed. Returns the content of `result.json`. With an address in `cluster`
-    the ranks run there. `run` replaces the subprocess in tests.
+    An unfinished run in `out_dir` with the same settings is resumed. Returns the content of
+    `result.json`. With an address in `cluster` the ranks run there.
     """
     spec = TrainingSpec(
         target_dir=Path(target_dir).resolve(),
@@ -65,10 +60,7 @@ def train(
         feature_store=feature_store,
         train=parts["train"],
         validation=parts["validation"],
-        sampling={
-            name: Sampling(temperature=temperature, top_p=top_p, top_k=top_k)
-            for name, (temperature, top_p, top_k) in sampling.items()
-        },
+        sampling=sampling,
         speculator=speculator,
         training=training,
         probabilistic_drafts=probabilistic_drafts,
@@ -89,7 +81,7 @@ def train(
 
         spec, code, stopped = train_on_ray(spec, cluster, log_path)
     else:
-        code, stopped = (run or _run)(command, spec, log_path)
+        code, stopped = _run(command, spec, log_path)
     _raise_failure(spec, code, stopped)
     return read_json(spec.out_dir / "result.json")
 

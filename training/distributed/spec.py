@@ -26,15 +26,8 @@ NOT_OURS = "ignore::FutureWarning:torch.distributed.c10d_logger"
 """A warning that DeepSpeed causes by calling a renamed function of torch's; users cannot fix it."""
 
 
-class Sampling(BaseModel):
-    """Sampling parameters of the request that a sequence comes from."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    temperature: float
-    top_p: float = 1.0
-    top_k: int = 0
-    """0: no limit."""
+Sampling = tuple[float, float, int]
+"""Temperature, top_p and top_k (0: no limit) of the request that a sequence comes from."""
 
 
 class TrainingSpec(BaseModel):

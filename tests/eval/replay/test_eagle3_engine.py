@@ -19,7 +19,6 @@ from outrider.speculators.parity import complaint, in_words
 from outrider.training.config import TrainingConfig
 from outrider.training.distributed.launch import train
 from tests.gpu.inputs import logged_rows
-from tests.training.forked_ranks import run_forked
 
 K, TRAINED, ASKED = 4, 64, 16
 LEAST = {"eagle3": 2, "p_eagle": 1.5, "dflash": 1.3}
@@ -57,7 +56,6 @@ def test_a_briefly_trained_head_drafts_and_is_counted_as_predicted(
         tmp_path / "training",
         tmp_path / "head",
         tmp_path / "logs",
-        run=run_forked,
     )
     assert result["best"]["acceptance_length"][-1] > LEAST[kind_name]
     head = tmp_path / "head"
