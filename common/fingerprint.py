@@ -11,12 +11,12 @@ Unfinished work is kept the same way: `resume_or_clear` deletes it unless it has
 import dataclasses
 import hashlib
 import json
-import shutil
+import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from outrider.common.files import read_json, write_json
+from outrider.common.files import read_json, remove, write_json
 
 ABSENT = "absent"
 """Digest of a path where there is nothing."""
@@ -144,10 +144,7 @@ def resume_or_clear(stamp: Path, inputs: Any, unfinished: Iterable[Path]) -> boo
     resumed = stamp.is_file() and read_json(stamp) == digest
     if not resumed:
         for path in unfinished:
-            if path.is_dir():
-                shutil.rmtree(path)
-            else:
-                path.unlink(missing_ok=True)
+            remove(path)
         write_json(stamp, digest)
     return resumed
 
@@ -160,9 +157,7 @@ def _content_or_status(path: Path) -> str:
 
 
 def _is_digest(value: Any) -> bool:
-    if value == ABSENT:
-        return True
-    return isinstance(value, str) and len(value) == 64 and set(value) <= set("0123456789abcdef")
+    return isinstance(value, str) and bool(re.fullmatch(f"{ABSENT}|[0-9a-f]{{64}}", value))
 
 
 def _short(value: Any) -> str:

@@ -4,10 +4,9 @@ TrainingConfig(epochs=3, learning_rate=5e-4)
 """
 
 import math
-import shlex
 from typing import ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field
 
 Loss = Literal["kl", "ce", "tv", "lk_alpha", "lk_hybrid"]
 DepthWeights = Literal["decay", "uniform", "visited"]
@@ -88,7 +87,7 @@ class TrainingConfig(BaseModel):
     machine, unless `launcher` or `cluster.address` is set. On a Ray cluster this is the largest
     number: with less room, training runs with fewer processes."""
 
-    launcher: str | None = None
+    launcher: str | None = Field(default=None, min_length=1)
     """Command that starts all `processes`, on one machine or several, such as `srun --ntasks=16
     python -m outrider.training.distributed.worker`; the path of the run's spec.json is appended.
     docs/how-to/scale-out.md has commands for torchrun, deepspeed and srun. The run directory must
@@ -138,10 +137,3 @@ class TrainingConfig(BaseModel):
         progress = (step - warmup) / max(1, steps - warmup)
         cosine = 0.5 * (1 + math.cos(math.pi * progress))
         return self.learning_rate * (FLOOR + (1 - FLOOR) * cosine)
-
-    @field_validator("launcher")
-    @classmethod
-    def _starts_a_worker(cls, value: str | None) -> str | None:
-        if value is not None and not shlex.split(value):
-            raise ValueError("is empty; name the command that starts the workers, or leave it null")
-        return value

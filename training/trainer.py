@@ -40,7 +40,6 @@ from outrider.training.batches import (
     Store,
     Stream,
     assemble,
-    responses,
 )
 from outrider.training.checkpoints import load_checkpoint, save_checkpoint, states
 from outrider.training.config import DEPTH_DECAY, SCRATCH_DECAY
@@ -104,7 +103,8 @@ class Trainer:
         rows = [row for row in source.manifest["sequences"] if row["id"] in parts]
         lengths, starts = ([row[key] for row in rows] for key in ("length", "completion_start"))
         self.lost_ends = cut_at_rows(lengths, starts, row_tokens)
-        self.steps = self._steps()
+        epochs = (self._epoch(number) for number in range(self.config.epochs))
+        self.steps = [rows for steps in epochs for rows in steps]
         self.validation = Validation(
             self.accelerator,
             source,
@@ -142,12 +142,12 @@ class Trainer:
         self.digest = value_digest([spec.settings(), source.manifest])
         self.stop_requested = False
 
-    def _steps(self) -> list[list[Row]]:
-        """The rows of every step of all epochs."""
+    def _epoch(self, number: int) -> list[list[Row]]:
+        """The rows of every step of one epoch."""
         config = self.config
-        shape = config.row_tokens, config.rows_per_step, config.seed
-        epochs = [plan_epoch(self.samples, *shape, epoch) for epoch in range(config.epochs)]
-        return [rows for steps in epochs for rows in steps]
+        return plan_epoch(
+            self.samples, config.row_tokens, config.rows_per_step, config.seed, number
+        )
 
     def _origin(self) -> Origin:
         """The base is the warm start if it is of the trained kind; else there is none."""
@@ -242,7 +242,11 @@ class Trainer:
 
     def _token_counts(self, samples: Sequence[Sample]) -> torch.Tensor:
         """How often each of the target's tokens occurs in the samples' responses, [V]."""
-        return token_counts(responses(self.source, samples), self.vocab)
+        responses = (
+            self.source.tokens(sample.sequence_id)[sample.first_anchor + 1 : sample.length]
+            for sample in samples
+        )
+        return token_counts(responses, self.vocab)
 
     def _start(self) -> dict[str, Any]:
         """Step 0: the prepared speculator must draft what the base in float32 drafts."""
@@ -259,8 +263,7 @@ class Trainer:
             )
             check = StepZero(ChainUnroll(base_speculator, base_ends, self.depth).eval(), parity)
         prepared = self._evaluate(0, check)
-        why = complaint(check.sums(self.accelerator), parity) if check else None
-        if why is not None:
+        if check and (why := complaint(check.sums(self.accelerator), parity)):
             why = (
                 "step-0 parity: before any update, the speculator prepared for training drafts"
                 f" otherwise than the base in float32: {why}; if training.compute is bf16, see"
@@ -358,21 +361,18 @@ class Trainer:
                 " leave out the sequence whose states are not finite"
             )
         seconds = time.perf_counter() - began
-        lengths, anchors = (
-            [sample.length for sample in in_step],
-            [sample.targets(0) for sample in in_step],
-        )
         values = step_values(
             sums,
             self.objective.targets(in_step),
             rate,
             gradient_norm,
-            sum(lengths),
+            sum(sample.length for sample in in_step),
             config.rows_per_step * config.row_tokens,
             seconds,
             batches.waited - waited,
         )
-        flops = self.size.step_flops(self.depth, sum(anchors))
+        anchors = sum(sample.targets(0) for sample in in_step)
+        flops = self.size.step_flops(self.depth, anchors)
         mfu = utilization(flops, seconds, self.device, config.compute, world)
         if mfu is not None:
             values["mfu"] = mfu
@@ -413,7 +413,7 @@ class Trainer:
         if self.config.zero_stage == 3:
             weights = self.accelerator.get_state_dict(self.model)
         if self.accelerator.is_main_process:
-            state = self.unroll.drafter_state(weights)
+            state = {name.removeprefix("speculator."): each for name, each in weights.items()}
             trained = self.kind.trained(self.unroll.speculator, state)
             self.kind.write(trained, self.origin, self._best(done))
         self.accelerator.wait_for_everyone()

@@ -13,7 +13,6 @@ import contextlib
 import io
 import os
 import socket
-from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -92,10 +91,6 @@ class ChainUnroll(nn.Module):
         u_KNH, weight_DH = out
         return Drafted(u_KNH, DraftHead(weight_DH, head.target_ids_D))
 
-    def drafter_state(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The drafter's state dict, from this module's; whole under ZeRO-3."""
-        return {name.removeprefix("speculator."): value for name, value in weights.items()}
-
 
 def start_environment() -> None:
     """Sets what accelerate, DeepSpeed and torch's allocator read from the environment.
@@ -121,15 +116,8 @@ def start_environment() -> None:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
-        alone = {
-            "RANK": 0,
-            "LOCAL_RANK": 0,
-            "WORLD_SIZE": 1,
-            "LOCAL_WORLD_SIZE": 1,
-            "MASTER_PORT": port,
-        }
-        os.environ.update({name: str(value) for name, value in alone.items()})
-        os.environ["MASTER_ADDR"] = "127.0.0.1"
+        os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
+        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
 
 
 def make_accelerator(config: TrainingConfig, log_dir: Path) -> "Accelerator":
