@@ -66,23 +66,19 @@ def warm_start(kind: TrainableKind, base: Base) -> Path | None:
     return base.directory if base.kind is kind else None
 
 
-def supported_kinds(base: str | None, target_dir: Path) -> tuple[list[str], dict[str, str]]:
-    """The kinds that can be trained for a target, and why the others cannot.
+def unsupported_kinds(base: str | None, target_dir: Path) -> dict[str, str]:
+    """The kinds that cannot be trained for a target, and why.
 
     Reads the target's config.json, and that of the speculator in use.
     """
-    supported: list[str] = []
-    others: dict[str, str] = {}
-    in_use = base_of(base, target_dir)
+    found, in_use = {}, base_of(base, target_dir)
     for name in trainable_names():
         kind = trainable_kind(name)
         try:
             kind.check_target(target_dir, warm_start(kind, in_use), config_only=True)
         except OutriderError as error:
-            others[name] = str(error)
-        else:
-            supported.append(name)
-    return supported, others
+            found[name] = str(error)
+    return found
 
 
 def is_directory(base: str | None) -> bool:

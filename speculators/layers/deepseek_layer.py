@@ -300,12 +300,11 @@ class DecoderLayer(nn.Module):
         x_BTH = x_BTH + self.self_attn.combine(attended_BATV)
         return x_BTH + self.mlp(self.post_attention_layernorm(x_BTH))
 
-    def forward(self, x_BTH: Tensor, rotary: Rotary, mask_BTT: Tensor | None = None) -> Tensor:
-        """The layer with causal attention over each row, or by `mask_BTT` (true = may attend)."""
+    def forward(self, x_BTH: Tensor, rotary: Rotary) -> Tensor:
+        """The layer with causal attention over each row."""
         q, k, v = self.project(x_BTH, rotary)
-        mask = None if mask_BTT is None else mask_BTT[:, None]
         attended = F.scaled_dot_product_attention(
-            q, k, v, mask, is_causal=mask is None, scale=self.self_attn.softmax_scale
+            q, k, v, is_causal=True, scale=self.self_attn.softmax_scale
         )
         return self.finish(x_BTH, attended)
 

@@ -47,15 +47,8 @@ def test_a_kind_is_a_name_a_list_or_auto(target: Path) -> None:
     both = recipe_of(target, BOTH).speculator
     assert both.kind == ["mtp", "eagle3"] and both.kinds == ("mtp", "eagle3")
     assert both.of_kinds(["eagle3"]).only_kind == "eagle3"
-    for value, message in (
-        ("[]", "names no kind"),
-        ("[mtp,mtp]", "names a kind twice: mtp, mtp; leave one out"),
-        ("[auto,mtp]", "auto is not one of a list; write auto alone"),
-        ("[mtp,medusa]", "'medusa' is not known; kinds that train: .*; auto takes all"),
-        ("ngram", "'ngram' can be evaluated, but not trained"),
-        ("[mtp,none]", "'none' can be evaluated, but not trained"),
-    ):
-        with pytest.raises(OutriderError, match=rf"speculator\.kind = .*{message}"):
+    for value in ("[]", "[mtp,mtp]", "[auto,mtp]", "[mtp,medusa]", "ngram", "[mtp,none]"):
+        with pytest.raises(OutriderError, match=r"speculator\.kind = .*name kinds that train"):
             recipe_of(target, f"speculator.kind={value}")
 
 
