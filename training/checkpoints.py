@@ -158,7 +158,8 @@ def save_state(engine: Any, directory: Path, rank: int, world: int) -> None:
 
     Tensors are gathered one at a time, the largest first, so that shares are of like size.
     """
-    share, updates = {}, _updates(engine)
+    share = {}
+    updates = max((int(adam["step"]) for adam in _adam_states(engine)), default=0)
     wanted = (MASTER, *MOMENTS) if updates else (MASTER,)
     tensors = [(*each, state) for each in _trained(engine) for state in wanted]
     for number, (name, parameter, state) in enumerate(tensors):
@@ -212,11 +213,6 @@ def _trained(engine: Any) -> list[tuple[str, nn.Parameter]]:
     """Trained parameters, the largest first. Under ZeRO-3 a parameter's size is in `ds_numel`."""
     named = (each for each in engine.module.named_parameters() if each[1].requires_grad)
     return sorted(named, key=lambda each: -getattr(each[1], "ds_numel", each[1].numel()))
-
-
-def _updates(engine: Any) -> int:
-    """Updates that AdamW has made."""
-    return max((int(adam["step"]) for adam in _adam_states(engine)), default=0)
 
 
 def _adam_states(engine: Any) -> list[dict[str, torch.Tensor]]:

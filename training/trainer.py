@@ -14,6 +14,7 @@ import dataclasses
 import math
 import shutil
 import signal
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -140,7 +141,7 @@ class Trainer:
         )
         # The digest of what decides the weights: a checkpoint of another digest is another run's.
         self.digest = value_digest([spec.settings(), source.manifest])
-        self.stop_requested = False
+        self.stop_requested = threading.Event()
 
     def _epoch(self, number: int) -> list[list[Row]]:
         """The rows of every step of one epoch."""
@@ -181,7 +182,7 @@ class Trainer:
 
     def run(self) -> dict[str, Any]:
         """Trains to the end and publishes the best speculator."""
-        signal.signal(signal.SIGTERM, self._request_stop)
+        signal.signal(signal.SIGTERM, lambda *_: self.stop_requested.set())
         began = time.perf_counter()
         state = load_checkpoint(self.accelerator, self._checkpoints, self.digest)
         first_step = state["step"] if state else 0
@@ -263,7 +264,11 @@ class Trainer:
             )
             check = StepZero(ChainUnroll(base_speculator, base_ends, self.depth).eval(), parity)
         prepared = self._evaluate(0, check)
-        if check and (why := complaint(check.sums(self.accelerator), parity)):
+        why = None
+        if check is not None:
+            sums_K4 = self.accelerator.reduce(check.sums_K4.to(self.device), reduction="sum")
+            why = complaint(sums_K4.tolist(), parity)
+        if why is not None:
             why = (
                 "step-0 parity: before any update, the speculator prepared for training drafts"
                 f" otherwise than the base in float32: {why}; if training.compute is bf16, see"
@@ -445,14 +450,11 @@ class Trainer:
         return frozenset(gather_object(judged))
 
     def _some_process_stops(self) -> bool:
-        stop = self.stop_requested or (
+        stop = self.stop_requested.is_set() or (
             self.accelerator.is_main_process and self.spec.stop_file.exists()
         )
         stops = torch.tensor([float(stop)], device=self.device)
         return bool(self.accelerator.reduce(stops, reduction="sum").item())
-
-    def _request_stop(self, *_: object) -> None:
-        self.stop_requested = True
 
     def _say(self, line: str) -> None:
         self.accelerator.print(line, flush=True)

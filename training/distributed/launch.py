@@ -92,13 +92,8 @@ def _command(spec_path: Path, training: TrainingConfig) -> list[str]:
     worker = ["-m", WORKER, str(spec_path)]
     if training.processes == 1:
         return [sys.executable, *worker]
-    launcher = [
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        f"--nproc_per_node={training.processes}",
-    ]
-    return [sys.executable, *launcher, *worker]
+    torchrun = ["-m", "torch.distributed.run", "--standalone"]
+    return [sys.executable, *torchrun, f"--nproc_per_node={training.processes}", *worker]
 
 
 def _run(command: list[str], spec: TrainingSpec, log_path: Path) -> tuple[int, bool]:

@@ -60,22 +60,14 @@ class TrainingSpec(BaseModel):
 
     def settings(self) -> dict[str, Any]:
         """Everything that determines the weights. A checkpoint of other settings is not resumed."""
-        no_effect_on_weights = {
-            "wandb_project",
-            "processes",
-            "launcher",
-            "checkpoint_every",
-            "parity",
-            "features",
-        }
         return self.model_dump(
             mode="json",
             exclude={
-                "out_dir": True,
-                "publish_dir": True,
-                "log_dir": True,
-                "attempt": True,
-                "training": no_effect_on_weights,
+                **dict.fromkeys(("out_dir", "publish_dir", "log_dir", "attempt"), True),
+                "training": {
+                    *("wandb_project", "processes", "launcher"),
+                    *("checkpoint_every", "parity", "features"),
+                },
             },
         )
 

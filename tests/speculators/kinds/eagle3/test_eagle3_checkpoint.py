@@ -172,7 +172,7 @@ def test_the_most_frequent_tokens_reach_the_share() -> None:
         assert ids_D is not None and ids_D.tolist() == expected, wanted
         if isinstance(wanted, float):
             assert coverage(counts_V, ids_D) >= wanted
-    assert chosen_ids(counts_V, "all") is None and chosen_ids(counts_V, 8) is None
+    assert chosen_ids(counts_V, 8) is None
     ids_D = chosen_ids(counts_V, 0.7)
     assert coverage(torch.tensor([5, 0, 0, 4, 0, 1, 0, 0]), ids_D) == pytest.approx(0.5)
     with pytest.raises(OutriderError, match="vocabulary has 8 tokens"):
