@@ -11,7 +11,6 @@ from datasets import Dataset
 from outrider.common.errors import OutriderError
 from outrider.common.files import read_json, write_json
 from outrider.data.features.feature_store import FeatureStore
-from outrider.data.features.feature_writer import FeatureWriter
 from outrider.data.on_policy.check import write_quarantine
 from outrider.pipeline import draft_parity_check
 from outrider.pipeline.kinds import with_kinds
@@ -23,7 +22,6 @@ from outrider.pipeline.run_dir import RunDirectory
 from outrider.pipeline.stages.capture import CAPTURE
 from outrider.pipeline.stages.registry import STAGES, stage_names, stages_of
 from outrider.pipeline.stages.train import train_of
-from outrider.speculators.features import FeatureStream
 from outrider.speculators.kinds import kind_of, trainable_names
 from outrider.training.distributed import launch
 from tests.tiny import HIDDEN, write_tiny_target
@@ -131,15 +129,7 @@ def test_a_dry_run_prices_each_kind_and_their_states_together(target: Path, tmp_
 @pytest.fixture(scope="module")
 def captured(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
     """The usual corpus with two auxiliary streams, as one capture for both kinds has them."""
-    folder = tmp_path_factory.mktemp("captured")
-    made, streams = make_corpus(folder), [FeatureStream(f"layer_{n}", HIDDEN) for n in (1, 2)]
-    store = FeatureStore.open(made.features_dir)
-    with FeatureWriter(folder / "states", HIDDEN, {}, auxiliary=tuple(streams)) as writer:
-        for name in store.sequence_ids:
-            row = store.read(name)
-            states = {stream.name: row.hidden for stream in streams}
-            writer.write(name, row.token_ids, row.hidden, row.completion_start, None, states)
-    return made.at(folder / "states")
+    return make_corpus(tmp_path_factory.mktemp("captured"), layers=(1, 2))
 
 
 @pytest.fixture

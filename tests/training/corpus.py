@@ -1,5 +1,6 @@
 """A tiny target and a real feature store with its states, in two seconds."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from unittest.mock import patch
@@ -11,9 +12,10 @@ from transformers import DeepseekV3ForCausalLM
 from outrider.common.cluster.config import ClusterConfig
 from outrider.data.features.feature_writer import FeatureWriter
 from outrider.speculators.config import SpeculatorConfig
+from outrider.speculators.features import FeatureStream
 from outrider.training.config import TrainingConfig
 from outrider.training.distributed import launch as launcher
-from tests.tiny import VOCAB, write_tiny_target
+from tests.tiny import HIDDEN, VOCAB, write_tiny_target
 from tests.training.forked_ranks import run_forked
 
 FEATURE_STORE = "outrider.data.features.feature_store:FeatureStore"
@@ -72,19 +74,24 @@ def make_corpus(
     train_sequences: int = 18,
     validation_sequences: int = 6,
     broken: str | None = None,
+    layers: Sequence[int] = (),
 ) -> Corpus:
     """Responses are greedy ones of the target, so that they can be predicted.
 
-    `broken`: the id of a sequence that gets NaN states.
+    `broken`: the id of a sequence that gets NaN states. `layers`: auxiliary states that are stored,
+    the outputs of these layers.
     """
     target_dir = write_tiny_target(directory / "target")
     transformers.logging.set_verbosity_error()
     model = DeepseekV3ForCausalLM.from_pretrained(target_dir, dtype=torch.float32).eval()
     torch.manual_seed(1)
     ids = [f"s{number:02d}" for number in range(train_sequences + validation_sequences)]
-    with FeatureWriter(
-        directory / "features", hidden_size=model.config.hidden_size, source={"test": 1}
-    ) as writer:
+    seen: dict[str, torch.Tensor] = {}
+    for name, index in ((f"layer_{index}", index) for index in layers):
+        layer = model.model.layers[index - 1]
+        layer.register_forward_hook(lambda _, given, out, name=name: seen.update({name: out[0]}))
+    streams = tuple(FeatureStream(f"layer_{index}", HIDDEN) for index in layers)
+    with FeatureWriter(directory / "features", HIDDEN, {"test": 1}, auxiliary=streams) as writer:
         for number, sequence_id in enumerate(ids):
             prompt = torch.randint(0, VOCAB, (1, 6 + number % 5))
             text = model.generate(
@@ -93,6 +100,9 @@ def make_corpus(
             hidden = model.model(text).last_hidden_state[0]
             if sequence_id == broken:
                 hidden = hidden.fill_(float("nan"))
-            writer.write(sequence_id, text[0].int(), hidden.bfloat16(), prompt.shape[1])
+            auxiliary = {name: state_TH.bfloat16() for name, state_TH in seen.items()}
+            writer.write(
+                sequence_id, text[0].int(), hidden.bfloat16(), prompt.shape[1], None, auxiliary
+            )
     parts = {"train": ids[:train_sequences], "validation": ids[train_sequences:]}
     return Corpus(target_dir, directory / "features", parts)
