@@ -151,8 +151,6 @@ class SpeculatorConfig(BaseModel):
     @property
     def kinds(self) -> tuple[str, ...]:
         """Names of the kinds that are trained; `auto` must have been replaced by them."""
-        if self.kind == AUTO:
-            raise ValueError("speculator.kind: auto was not replaced by the target's kinds")
         return tuple(name for name in self.candidates if name != LOOKUP)
 
     @property

@@ -346,15 +346,14 @@ class Trainer:
             with self.accelerator.accumulate(self.model):
                 drafted = self.unroll.drafted(batch, self.model)
                 counts_K = share_K if counted else torch.zeros_like(share_K)
-                loss, loss_sums = self.objective.of_row(drafted, batch, counts_K, masked)
+                loss, judged = self.objective.of_row(drafted, batch, counts_K, masked)
                 # DeepSpeed divides by the micro-batches and averages over the processes, but the
                 # loss is a sum.
                 self.accelerator.backward(loss * rows_each * world)
                 self.optimizer.step()
                 self.optimizer.zero_grad()
-            sums += torch.cat(
-                [loss.detach()[None], loss_sums.kl_K.float(), loss_sums.acceptance_K.float()]
-            )
+            kl_K, acceptance_K = judged.kl_KN.sum(-1), judged.acceptance_KN.sum(-1)
+            sums += torch.cat([loss.detach()[None], kl_K.float(), acceptance_K.float()])
         sums = self.accelerator.reduce(sums, reduction="sum").cpu()
         gradient_norm = float(self.accelerator.deepspeed_engine_wrapped.get_global_grad_norm())
         # DeepSpeed reports a gradient with NaN or infinity as the norm -1.

@@ -89,7 +89,7 @@ def test_the_loss_is_the_sum_over_single_drafts(weighting: str) -> None:
     goal, head_VH = objective(False, depth_weights=weighting, loss="kl")
     batch = assemble(RandomStore(), SAMPLES, (0, 1, 2), 40, SPEC)
     u_KNH = drafts(batch)
-    loss, sums = goal.of_row(by_target_head(u_KNH, head_VH), batch, goal.share(SAMPLES))
+    loss, judged = goal.of_row(by_target_head(u_KNH, head_VH), batch, goal.share(SAMPLES))
     decay_K = fixed_weights("decay", DEPTH, 0.6).tolist()
     counts_K = [sum(sample.targets(s) for sample in SAMPLES) for s in range(DEPTH)]
     expected, kl_K, column = 0.0, [0.0] * DEPTH, 0
@@ -120,7 +120,7 @@ def test_the_loss_is_the_sum_over_single_drafts(weighting: str) -> None:
                     break
             t += s + 1
     assert loss.item() == pytest.approx(expected, rel=1e-5)
-    assert sums.kl_K.tolist() == pytest.approx(kl_K, rel=1e-5)
+    assert judged.kl_KN.sum(-1).tolist() == pytest.approx(kl_K, rel=1e-5)
     # A surplus row does not count.
-    loss, sums = goal.of_row(by_target_head(u_KNH, head_VH), batch, torch.zeros(DEPTH))
-    assert loss == 0 and not sums.kl_K.any()
+    loss, judged = goal.of_row(by_target_head(u_KNH, head_VH), batch, torch.zeros(DEPTH))
+    assert loss == 0 and not judged.kl_KN.any()

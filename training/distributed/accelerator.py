@@ -73,7 +73,7 @@ class ChainUnroll(nn.Module):
         )
         head = self.speculator.head(self.ends)
         u_KNH = torch.stack(states)
-        return (u_KNH, head.weight_DH.clone()) if head.trained else u_KNH
+        return (u_KNH, head.weight_DH.clone()) if head.weight_DH.requires_grad else u_KNH
 
     def drafted(self, batch: Batch, wrapped: nn.Module | None = None) -> Drafted:
         """The drafts of a batch. `wrapped` is this module as DeepSpeed prepared it."""
