@@ -15,6 +15,7 @@ from outrider.speculators.config import SpeculatorConfig
 from outrider.speculators.features import FeatureStream
 from outrider.training.config import TrainingConfig
 from outrider.training.distributed import launch as launcher
+from outrider.training.distributed.spec import TrainingSpec
 from tests.tiny import HIDDEN, VOCAB, write_tiny_target
 from tests.training.forked_ranks import run_forked
 
@@ -51,21 +52,42 @@ class Corpus:
             "compute": "fp32",
             "learning_rate": 2e-3,
         }
+        spec = training_spec(
+            run_dir,
+            self.target_dir,
+            self.features_dir,
+            self.parts,
+            speculator or SpeculatorConfig(depth=depth),
+            TrainingConfig(**(defaults | settings)),
+            feature_store,
+        )
         run = launcher._run if launch or "launcher" in settings else run_forked
         with patch.object(launcher, "_run", run):
-            return launcher.train(
-                self.target_dir,
-                self.features_dir,
-                {name: (0.6, 0.95, 0) for part in self.parts.values() for name in part},
-                self.parts,
-                speculator or SpeculatorConfig(depth=depth),
-                TrainingConfig(**(defaults | settings)),
-                run_dir / "training",
-                run_dir / "speculator",
-                run_dir / "logs",
-                feature_store=feature_store,
-                cluster=cluster,
-            )
+            return launcher.train(spec, cluster)
+
+
+def training_spec(
+    run_dir: Path,
+    target_dir: Path,
+    features_dir: Path,
+    parts: dict[str, list[str]],
+    speculator: SpeculatorConfig,
+    training: TrainingConfig,
+    feature_store: str = FEATURE_STORE,
+) -> TrainingSpec:
+    """A run in `run_dir` on sequences of these parts, all sampled alike."""
+    return TrainingSpec(
+        target_dir=target_dir,
+        features_dir=features_dir,
+        feature_store=feature_store,
+        **parts,
+        sampling={name: (0.6, 0.95, 0) for part in parts.values() for name in part},
+        speculator=speculator,
+        training=training,
+        out_dir=run_dir / "training",
+        publish_dir=run_dir / "speculator",
+        log_dir=run_dir / "logs",
+    )
 
 
 @torch.no_grad()
