@@ -9,7 +9,6 @@ from typing import ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 Loss = Literal["kl", "ce", "tv", "lk_alpha", "lk_hybrid"]
-DepthWeights = Literal["decay", "uniform", "visited"]
 
 FLOOR = 0.1
 """The learning rate decays to this share of its peak."""
@@ -35,7 +34,7 @@ class TrainingConfig(BaseModel):
     `lk_alpha`: -log alpha, `lk_hybrid`: moves from kl to tv as alpha grows.
     docs/explanation/training.md compares them."""
 
-    depth_weights: DepthWeights = "decay"
+    depth_weights: Literal["decay", "uniform", "visited"] = "decay"
     """Weight of each draft in the loss. `decay`: draft position s has weight 0.6^s (0.8^s from
     random weights), because it counts only if all drafts before it are accepted; `uniform`: all
     positions weigh the same; `visited`: how often the engine would draft at this place while
@@ -61,10 +60,6 @@ class TrainingConfig(BaseModel):
 
     warmup_fraction: ClassVar[float] = 0.05
     """Length of the warm-up, as a share of all steps."""
-
-    weight_decay: ClassVar[float] = 0.0
-    """Decoupled weight decay of AdamW. Off: the warm start generalizes, and decay pulls
-    away from it."""
 
     max_grad_norm: ClassVar[float] = 1.0
     """Gradients with a larger global norm are scaled down to this norm."""

@@ -173,9 +173,6 @@ def utilization(
 def _flat(values: dict[str, Any]) -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for name, value in values.items():
-        if isinstance(value, list):
-            for position, each in enumerate(value, start=1):
-                flat[f"{name}/{position}"] = each
-        else:
-            flat[name] = value
+        one, several = {name: value}, enumerate(value if isinstance(value, list) else [], start=1)
+        flat |= {f"{name}/{position}": each for position, each in several} or one
     return flat

@@ -33,8 +33,6 @@ from outrider.common.process_tree import ProcessTree, changed_environment
 
 LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 """Environment variable: 0 keeps Ray on the loopback device, as on those systems."""
-MEMORY_FILES = Path("/dev/shm")
-"""A folder in memory, on Linux."""
 ROOMS = (
     *("common", "speculators", "serving", "data", "training"),
     *("eval", "pipeline", "live", "recipes"),
@@ -187,7 +185,7 @@ def connect(options: dict[str, Any]) -> str:
 @contextlib.contextmanager
 def _private_folder() -> Iterator[Path]:
     """A folder that is removed when this process ends; processes started meanwhile end too."""
-    in_memory = MEMORY_FILES if os.access(MEMORY_FILES, os.W_OK) else None
+    in_memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     # Short: the path of a Unix socket below it has at most 107 bytes.
     folder = Path(tempfile.mkdtemp(prefix="outrider-", dir=in_memory))
     with (

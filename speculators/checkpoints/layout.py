@@ -54,10 +54,9 @@ class CheckpointLayout:
 
     def files(self, names: Iterable[str]) -> list[str]:
         """Names of the files with these tensors; an `OutriderError` for a missing one."""
-        wanted = sorted(names)
-        for name in wanted:
-            if name not in self.weight_map:
-                raise OutriderError(f"{self.directory}: the checkpoint has no tensor {name}")
+        wanted = set(names)
+        if missing := wanted - self.weight_map.keys():
+            raise OutriderError(f"{self.directory}: the checkpoint has no tensor {min(missing)}")
         return sorted({self.weight_map[name] for name in wanted})
 
 

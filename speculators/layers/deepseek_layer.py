@@ -33,11 +33,9 @@ def rotary_tables(config: Config, position_BT: Tensor) -> Rotary:
     angle_B1TR = position_BT[:, None, :, None].float() * frequency_R
     scale = 1.0
     if yarn := _rope(config)[1]:
-        both = (
-            _yarn_mscale(yarn["factor"], yarn.get("mscale", 1.0)),
-            _yarn_mscale(yarn["factor"], yarn.get("mscale_all_dim", 0.0)),
+        scale = _yarn_mscale(yarn["factor"], yarn.get("mscale", 1.0)) / _yarn_mscale(
+            yarn["factor"], yarn.get("mscale_all_dim", 0.0)
         )
-        scale = both[0] / both[1]
     return angle_B1TR.cos() * scale, angle_B1TR.sin() * scale
 
 

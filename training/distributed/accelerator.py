@@ -150,7 +150,7 @@ def make_accelerator(config: TrainingConfig, log_dir: Path) -> "Accelerator":
             "params": {
                 "lr": config.learning_rate,
                 "betas": (0.9, 0.95),
-                "weight_decay": config.weight_decay,
+                "weight_decay": 0.0,  # the warm start generalizes, and decay pulls away from it
                 "torch_adam": True,
                 # In place: other implementations build square roots of the moments, 8 more bytes
                 # a weight.

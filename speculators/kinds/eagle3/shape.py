@@ -215,8 +215,7 @@ def auxiliary_layers(config: Mapping[str, Any]) -> tuple[int, ...] | None:
 
 def mask_token(config: Mapping[str, Any]) -> int | None:
     """The token of a parallel drafter's slots, under the first of the names that vLLM looks for."""
-    found = (config[key] for key in MASK_TOKENS if config.get(key) is not None)
-    return next(found, None)
+    return next((config[key] for key in MASK_TOKENS if config.get(key) is not None), None)
 
 
 def spare_token(target_config: Mapping[str, Any]) -> int:
@@ -287,12 +286,11 @@ def check_layers(layers: Sequence[int], count: int, where: str) -> None:
 
 def _attention(target_config: Mapping[str, Any], head: HeadConfig) -> dict[str, Any]:
     if head.layer_type == "mla":
-        kept = {key: target_config[key] for key in OF_LATENT_ATTENTION if key in target_config}
         return {
             "architectures": ["Eagle3DeepseekV2ForCausalLM"],
             "model_type": DEEPSEEK_MODEL_TYPES[0],
             "first_k_dense_replace": 1,
-            **kept,
+            **{key: target_config[key] for key in OF_LATENT_ATTENTION if key in target_config},
         }
     return {
         "architectures": ["LlamaForCausalLMEagle3"],
