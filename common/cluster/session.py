@@ -31,8 +31,6 @@ from outrider.common.errors import OutriderError
 from outrider.common.fingerprint import file_digest, value_digest
 from outrider.common.process_tree import ProcessTree, changed_environment
 
-LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
-"""Environment variable: 0 keeps Ray on the loopback device, as on those systems."""
 ROOMS = (
     *("common", "speculators", "serving", "data", "training"),
     *("eval", "pipeline", "live", "recipes"),
@@ -51,9 +49,9 @@ _SETTINGS = {
     # Without one here Ray writes it into the home folder. One per process, because Ray's library
     # keeps the first that it reads.
     "RAY_AUTH_TOKEN": secrets.token_hex(32),
-    # 127.0.0.1 stays 127.0.0.1. Ray otherwise takes the address of the machine's network, and its
-    # processes listen there. Read when Ray is imported.
-    LOOPBACK: "0",
+    # 0 keeps Ray on the loopback device, as on those systems. It otherwise takes the address of the
+    # machine's network, and its processes listen there. Read when Ray is imported.
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
 }
 """Environment of a private cluster."""
 _SYSTEM = {
@@ -150,7 +148,7 @@ def open_cluster(config: ClusterConfig, cpus: int | None = None) -> Iterator[Clu
 
 @contextlib.contextmanager
 def _on_loopback() -> Iterator[None]:
-    """For a process that imported Ray before (`LOOPBACK`)."""
+    """Keeps Ray on the loopback device in a process that imported it before (`_SETTINGS`)."""
     from ray._private import ray_constants
 
     before, ray_constants.ENABLE_RAY_CLUSTER = ray_constants.ENABLE_RAY_CLUSTER, False

@@ -3,7 +3,7 @@
     result = train(TrainingSpec(target_dir=..., features_dir=..., out_dir=..., ...), recipe.cluster)
 
 One process runs as it is, several run under torchrun, the command in `training.launcher`, or on a
-Ray cluster (ray_launch.py). After a signal the workers write a checkpoint and exit with code 75. An
+Ray cluster (ray_train.py). After a signal the workers write a checkpoint and exit with code 75. An
 error of one worker ends all (fail_fast.py) and is raised here.
 """
 
