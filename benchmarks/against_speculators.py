@@ -78,7 +78,6 @@ def ours(args: argparse.Namespace) -> None:
     from outrider.training.batches import assemble
     from outrider.training.config import TrainingConfig
     from outrider.training.distributed.accelerator import ChainUnroll
-    from outrider.training.distributed.spec import Sampling
     from outrider.training.objective import Objective
 
     target_dir = TargetConfig().directory()
@@ -88,7 +87,7 @@ def ours(args: argparse.Namespace) -> None:
     head = kind.load(args.out / "start", target_dir, torch.float32)
     model = ChainUnroll(head, ends, args.depth)
     optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.95), weight_decay=0.0)
-    plain = {sample.sequence_id: Sampling(temperature=1.0, top_p=1.0) for sample in samples}
+    plain = {sample.sequence_id: (1.0, 1.0, 0) for sample in samples}
     config = TrainingConfig(loss="kl", depth_weights="decay")
     objective = Objective(config, args.depth, ends.lm_head_VH, samples, plain, False)
     configs = (read_json(path / "config.json") for path in (args.out / "start", target_dir))

@@ -160,7 +160,6 @@ class StepBench:
         from outrider.speculators.kinds.mtp.checkpoint import load_mtp
         from outrider.training.config import TrainingConfig
         from outrider.training.distributed.accelerator import ChainUnroll
-        from outrider.training.distributed.spec import Sampling
         from outrider.training.objective import Objective
         from outrider.training.packing import make_samples, plan_epoch
 
@@ -170,12 +169,7 @@ class StepBench:
         rows = load_sequences(args.run / "traffic" / "sequences").select_columns(
             ["sequence_id", "temperature", "top_p", "top_k"]
         )
-        self.sampling = {
-            r["sequence_id"]: Sampling(
-                temperature=r["temperature"], top_p=r["top_p"], top_k=r["top_k"]
-            )
-            for r in rows
-        }
+        self.sampling = {r["sequence_id"]: (r["temperature"], r["top_p"], r["top_k"]) for r in rows}
         table = {row["id"]: row for row in self.store.manifest["sequences"]}
         chosen = [
             table[name] for name in read_json(args.run / "split" / "parts.json")["train"][:100]

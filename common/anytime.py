@@ -60,7 +60,7 @@ class Bounds:
     """Independent units that the bounds rest on."""
 
 
-def critical_t(degrees: ArrayLike, alpha: float, best_at: float = BEST_AT) -> Array:
+def critical_t(degrees: ArrayLike, alpha: float) -> Array:
     """Bound that a t statistic exceeds at any look with probability at most `alpha`.
 
     The anytime-valid replacement of Student's one-sided quantile. Any shape.
@@ -70,7 +70,7 @@ def critical_t(degrees: ArrayLike, alpha: float, best_at: float = BEST_AT) -> Ar
     budget = 2 * math.log(1 / beta)
     # The variance of the mixture that is best at a known sigma: Howard et al., Ann. Statist. 49,
     # 2021, proposition 3, with the first two terms of Lambert's function.
-    g = best_at / (budget + math.log(1 + budget))
+    g = BEST_AT / (budget + math.log(1 + budget))
     n = degrees + 1
     r = g / (g + n)
     c = (beta**2 * r) ** (1 / n)

@@ -33,7 +33,7 @@ def publish(path: Path) -> Iterator[Path]:
     path.parent.mkdir(parents=True, exist_ok=True)
     own = f"{socket.gethostname()}.{os.getpid()}"
     temporary = path.with_name(f".{path.name}.{own}.tmp")
-    _remove(temporary)
+    remove(temporary)
     try:
         yield temporary
         _sync_tree(temporary)
@@ -41,10 +41,10 @@ def publish(path: Path) -> Iterator[Path]:
             _remove_leftovers(path.parent)
         if path.is_dir():
             retired = path.with_name(f".{path.name}.{own}.old")
-            _remove(retired)
+            remove(retired)
             path.rename(retired)
             temporary.rename(path)
-            _remove(retired)
+            remove(retired)
         else:
             temporary.rename(path)
         sync(path.parent)
@@ -55,7 +55,7 @@ def publish(path: Path) -> Iterator[Path]:
             ) from error
         raise
     finally:
-        _remove(temporary)
+        remove(temporary)
 
 
 def says_disk_is_full(error: Exception) -> bool:
@@ -144,13 +144,12 @@ def _remove_leftovers(folder: Path) -> None:
     for left in folder.glob(f".*.{socket.gethostname()}.*"):
         _, pid, ending = left.name.rsplit(".", 2)
         if ending in ("tmp", "old") and pid.isdigit() and not psutil.pid_exists(int(pid)):
-            if left.is_dir():
-                shutil.rmtree(left, ignore_errors=True)  # a release is read-only
-            else:
-                left.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # a release is read-only
+                remove(left)
 
 
-def _remove(path: Path) -> None:
+def remove(path: Path) -> None:
+    """Removes a file, a link or a folder with its content; nothing where there is none."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:

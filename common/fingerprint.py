@@ -11,12 +11,12 @@ Unfinished work is kept the same way: `resume_or_clear` deletes it unless it has
 import dataclasses
 import hashlib
 import json
-import shutil
+import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from outrider.common.files import read_json, write_json
+from outrider.common.files import read_json, remove, write_json
 
 ABSENT = "absent"
 """Digest of a path where there is nothing."""
@@ -24,9 +24,6 @@ ABSENT = "absent"
 CONTENT_LIMIT = 256 * 2**20
 """Bytes up to which `path_digest` reads a file. Larger files count by size and modification time;
 reading terabytes of weights would take longer than most stages."""
-
-SAMPLED_BYTES = 4 * 2**20
-"""Bytes that `sampled_digest` reads from each end of a file."""
 
 STORE_FIELDS = ("size", "mtime", "ETag", "etag", "md5Hash", "blob_id", "LastModified", "updated")
 """Fields by which fsspec file systems report a change of content; each store has some of them."""
@@ -57,21 +54,21 @@ def path_digest(path: Path) -> str:
     return value_digest({str(file.relative_to(path)): _content_or_status(file) for file in files})
 
 
-def sampled_digest(paths: Iterable[Path], sampled: int | None = None) -> str:
-    """Digest of each file's name, size and both ends: for weights, which are copied but not edited.
+def sampled_digest(paths: Iterable[Path], sampled: int = 4 * 2**20) -> str:
+    """Digest of each file's name, size and `sampled` bytes of both ends.
 
-    `sampled` is in bytes; None: SAMPLED_BYTES.
+    For weights, which are copied but not edited.
 
     Unlike `path_digest` it does not change when a terabyte of weights is copied or touched.
     """
-    digest, piece = hashlib.sha256(), SAMPLED_BYTES if sampled is None else sampled
+    digest = hashlib.sha256()
     for path in paths:
         size = path.stat().st_size
         digest.update(f"{path.name} {size}\n".encode())
         with path.open("rb") as file:
-            digest.update(file.read(piece))
-            file.seek(max(size - piece, 0))
-            digest.update(file.read(piece))
+            digest.update(file.read(sampled))
+            file.seek(max(size - sampled, 0))
+            digest.update(file.read(sampled))
     return digest.hexdigest()
 
 
@@ -144,10 +141,7 @@ def resume_or_clear(stamp: Path, inputs: Any, unfinished: Iterable[Path]) -> boo
     resumed = stamp.is_file() and read_json(stamp) == digest
     if not resumed:
         for path in unfinished:
-            if path.is_dir():
-                shutil.rmtree(path)
-            else:
-                path.unlink(missing_ok=True)
+            remove(path)
         write_json(stamp, digest)
     return resumed
 
@@ -160,9 +154,7 @@ def _content_or_status(path: Path) -> str:
 
 
 def _is_digest(value: Any) -> bool:
-    if value == ABSENT:
-        return True
-    return isinstance(value, str) and len(value) == 64 and set(value) <= set("0123456789abcdef")
+    return isinstance(value, str) and bool(re.fullmatch(f"{ABSENT}|[0-9a-f]{{64}}", value))
 
 
 def _short(value: Any) -> str:

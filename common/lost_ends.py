@@ -28,15 +28,11 @@ class LostEnds(NamedTuple):
 
     def describe(self) -> str:
         """One line for a person; empty where every sequence fits."""
-        done = []
-        if self.cut:
-            done.append(f"{self.cut:,} lose their end ({self.cut_tokens:,} tokens)")
-        if self.dropped:
-            done.append(f"{self.dropped:,} are left out")
-        if not done:
+        if not (self.cut or self.dropped):
             return ""
         return (
-            f"{self.key}: of {self.sequences:,} responses {' and '.join(done)}; raise it by"
+            f"{self.key}: of {self.sequences:,} responses {self.cut:,} lose their end"
+            f" ({self.cut_tokens:,} tokens) and {self.dropped:,} are left out; raise it by"
             f" {self.longest - self.limit:,} to keep all"
         )
 
@@ -48,11 +44,8 @@ def lost_ends(
 
     A sequence is left out where its prompt alone reaches the limit.
     """
-    kept, count, tokens = [], 0, 0
-    for row, (length, start) in enumerate(zip(lengths, starts, strict=True)):
-        over = max(length - limit, 0)
-        if not over or start < limit:
-            kept.append(row)
-            count, tokens = count + bool(over), tokens + over
-    dropped = len(lengths) - len(kept)
-    return LostEnds(key, limit, max(lengths, default=0), len(lengths), count, tokens, dropped), kept
+    pairs = enumerate(zip(lengths, starts, strict=True))
+    kept = [row for row, (length, start) in pairs if length <= limit or start < limit]
+    over = [lengths[row] - limit for row in kept if lengths[row] > limit]
+    longest, dropped = max(lengths, default=0), len(lengths) - len(kept)
+    return LostEnds(key, limit, longest, len(lengths), len(over), sum(over), dropped), kept

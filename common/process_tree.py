@@ -114,11 +114,6 @@ class Child:
                 start_new_session=True,  # Ctrl-C reaches the starter, which stops it in order
             )
 
-    @property
-    def mark(self) -> str:
-        """Mark in the environment of its processes (`members`)."""
-        return self._tree.mark
-
     def wait_until(
         self, ready: Callable[[], bool], seconds: float, reason: Callable[[str], str] | None = None
     ) -> None:
@@ -148,7 +143,7 @@ class Child:
                 self.process.terminate()
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     self.process.wait(patience_s)
-                wait_until(lambda: not members(self.mark), 2)
+                wait_until(lambda: not members(self._tree.mark), 2)
         finally:
             with self.process:  # closes its pipes
                 self._tree.__exit__()

@@ -20,10 +20,10 @@ from outrider.pipeline.preflight import local_target
 from outrider.pipeline.recipe.recipe import Recipe
 from outrider.serving.attention import mixed_cache_refusal, mla_refusal
 from outrider.serving.vllm_arguments import runs_mla
-from outrider.speculators.base import planned, supported_kinds
+from outrider.speculators.base import planned, unsupported_kinds
 from outrider.speculators.checkpoints.architectures import architecture_of
 from outrider.speculators.config import AUTO
-from outrider.speculators.kinds import DEFAULT_KIND, LOOKUP, trainable_kind
+from outrider.speculators.kinds import DEFAULT_KIND, LOOKUP, trainable_kind, trainable_names
 
 MAX_MODEL_LEN = 32_768
 """Largest default of `serving.engine.max_model_len`. R1 has 163,840 positions; few logs need them,
@@ -74,7 +74,8 @@ def _replaced(recipe: Recipe, target_dir: Path) -> Recipe:
             if why := _unserved(recipe, name, target_config, mla):
                 raise OutriderError(f"speculator.kind = {name}: {why}")
         return recipe.of_kinds(recipe.speculator.candidates)
-    names, others = supported_kinds(recipe.speculator.base, target_dir)
+    others = unsupported_kinds(recipe.speculator.base, target_dir)
+    names = [name for name in trainable_names() if name not in others]
     reasons = {name: _unserved(recipe, name, target_config, mla) for name in names}
     others |= {name: why for name, why in reasons.items() if why}
     names = [name for name in names if not reasons[name]]

@@ -47,17 +47,15 @@ def base_of(base: str | Path | None, target_dir: Path) -> Base:
         return Base(KINDS[name], None)
     if name is not None and name not in KINDS:
         directory = Path(name).expanduser()
-        kind = kind_of(directory)
-        return Base(kind, None if kind.name in weightless_names() else directory)
-    native = {kind.name: kind for kind in native_kinds(read_json(config))}
-    if name is None and native:
-        return Base(next(iter(native.values())), Path(target_dir))
-    if name in native:
-        return Base(native[name], Path(target_dir))
-    lacks = "no speculator of its own" if name is None else f"no {name} of its own"
+        found = kind_of(directory)
+        return Base(found, None if found.name in weightless_names() else directory)
+    for kind in native_kinds(read_json(config)):
+        if name in (None, kind.name):
+            return Base(kind, Path(target_dir))
     raise OutriderError(
-        f"{config}: this target ships {lacks}; name the directory of the speculator in use as"
-        f" speculator.base, or, where there is none: {', '.join(weightless_names())}"
+        f"{config}: this target ships no {name or 'speculator'} of its own; name the directory of"
+        " the speculator in use as speculator.base, or, where there is none:"
+        f" {', '.join(weightless_names())}"
     )
 
 
@@ -66,23 +64,19 @@ def warm_start(kind: TrainableKind, base: Base) -> Path | None:
     return base.directory if base.kind is kind else None
 
 
-def supported_kinds(base: str | None, target_dir: Path) -> tuple[list[str], dict[str, str]]:
-    """The kinds that can be trained for a target, and why the others cannot.
+def unsupported_kinds(base: str | None, target_dir: Path) -> dict[str, str]:
+    """The kinds that cannot be trained for a target, and why.
 
     Reads the target's config.json, and that of the speculator in use.
     """
-    supported: list[str] = []
-    others: dict[str, str] = {}
-    in_use = base_of(base, target_dir)
+    found, in_use = {}, base_of(base, target_dir)
     for name in trainable_names():
         kind = trainable_kind(name)
         try:
             kind.check_target(target_dir, warm_start(kind, in_use), config_only=True)
         except OutriderError as error:
-            others[name] = str(error)
-        else:
-            supported.append(name)
-    return supported, others
+            found[name] = str(error)
+    return found
 
 
 def is_directory(base: str | None) -> bool:
@@ -100,10 +94,10 @@ def planned(speculator: SpeculatorConfig, target_config: Mapping[str, Any]) -> M
 
 def stored_features(speculator: SpeculatorConfig, target_config: Mapping[str, Any]) -> FeatureSpec:
     """What one feature store holds for drafters of all kinds that the recipe trains."""
-    specs = []
-    for name in speculator.kinds:
-        config = planned(speculator.of_kinds([name]), target_config)
-        specs.append(trainable_kind(name).features(config, target_config))
+    configs = {
+        name: planned(speculator.of_kinds([name]), target_config) for name in speculator.kinds
+    }
+    specs = (trainable_kind(name).features(each, target_config) for name, each in configs.items())
     return FeatureSpec.union(specs).stored(target_config["hidden_size"])
 
 
@@ -117,7 +111,6 @@ def warm_directory(speculator: SpeculatorConfig) -> Path | None:
 
 def warms_up(speculator: SpeculatorConfig, target_config: Mapping[str, Any]) -> bool:
     """Whether training starts from a base: a directory of the kind, or the target's own."""
-    if is_directory(speculator.base):
-        return warm_directory(speculator) is not None
-    native = trainable_kind(speculator.only_kind).native(target_config)
-    return native and speculator.base in (None, speculator.only_kind)
+    if speculator.base in (None, speculator.only_kind):
+        return trainable_kind(speculator.only_kind).native(target_config)
+    return warm_directory(speculator) is not None

@@ -19,7 +19,6 @@ from pydantic import (
 from outrider.speculators.head_config import HeadConfig
 from outrider.speculators.kinds import (
     DEFAULT_KIND,
-    KINDS,
     LOOKUP,
     trainable_kind,
     trainable_names,
@@ -34,20 +33,12 @@ def _candidates(named: str | list[str]) -> str | list[str]:
     if named == AUTO:
         return AUTO
     names = [named] if isinstance(named, str) else named
-    if not names:
-        raise ValueError(f"names no kind; kinds that train: {', '.join(trainable_names())}")
     trained = [name for name in names if name != LOOKUP]
-    for name in trained or names:
-        if name == AUTO:
-            raise ValueError(f"{AUTO} is not one of a list; write {AUTO} alone, or the kinds")
-        if name not in trainable_names():
-            known = "can be evaluated, but not trained" if name in KINDS else "is not known"
-            raise ValueError(
-                f"{name!r} {known}; kinds that train: {', '.join(trainable_names())}; {AUTO} takes"
-                " all of them that the target supports"
-            )
-    if len(set(names)) < len(names):
-        raise ValueError(f"names a kind twice: {', '.join(names)}; leave one out")
+    if not trained or set(trained) - set(trainable_names()) or len(set(names)) < len(names):
+        raise ValueError(
+            f"name kinds that train, each once: {', '.join(trainable_names())}; {LOOKUP} may be"
+            f" next to them; {AUTO} alone takes all that the target supports"
+        )
     return names[0] if len(names) == 1 else names
 
 
@@ -160,8 +151,6 @@ class SpeculatorConfig(BaseModel):
     @property
     def kinds(self) -> tuple[str, ...]:
         """Names of the kinds that are trained; `auto` must have been replaced by them."""
-        if self.kind == AUTO:
-            raise ValueError("speculator.kind: auto was not replaced by the target's kinds")
         return tuple(name for name in self.candidates if name != LOOKUP)
 
     @property

@@ -1,7 +1,7 @@
 """The tokens that a drafter can draft: the most frequent ones of the customer's responses.
 
     counts_V = token_counts(responses, vocab)            # of the training part alone
-    ids_D = chosen_ids(counts_V, 0.999)                  # a share, a size, or "all"
+    ids_D = chosen_ids(counts_V, 0.999)                  # a share, or a size
     coverage(counts_V, ids_D)                            # of these or of other responses
 
 Drafts are response tokens only, so prompts are not counted. A token outside the draft vocabulary
@@ -11,7 +11,6 @@ Shapes: V target vocabulary, D draft vocabulary.
 """
 
 from collections.abc import Iterable
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -27,16 +26,14 @@ def token_counts(responses: Iterable[Tensor], vocab: int) -> Tensor:
     return counts_V
 
 
-def chosen_ids(counts_V: Tensor, wanted: Literal["all"] | int | float) -> Tensor | None:
-    """Target tokens [D], ascending; None for `all`.
+def chosen_ids(counts_V: Tensor, wanted: int | float) -> Tensor | None:
+    """Target tokens [D], ascending; None for all.
 
-    `wanted` is a share of the response tokens below 1, a number of tokens, or the whole vocabulary.
+    `wanted` is a share of the response tokens below 1, or a number of tokens.
 
     Equally frequent tokens come in the order of their ids. A size beyond the tokens that occur is
     filled with the lowest ids that do not.
     """
-    if wanted == "all":
-        return None
     vocab = len(counts_V)
     order_V = counts_V.argsort(descending=True, stable=True)
     if isinstance(wanted, int):

@@ -57,6 +57,10 @@ class SequenceStates(Protocol):
         """[T, H] of the stream `final_norm`"""
 
     @property
+    def auxiliary(self) -> "Mapping[str, Tensor]":
+        """The streams other than `final_norm`, by name"""
+
+    @property
     def completion_start(self) -> int:
         """Index of the first token that the target produced"""
 
@@ -133,10 +137,5 @@ class FeatureSpec:
 
 
 def stream_of(states: SequenceStates, name: str) -> "Tensor":
-    """One stream [T, H] of a sequence. All but `final_norm` are in `states.auxiliary`."""
-    if name == FINAL_NORM:
-        return states.hidden
-    auxiliary: Mapping[str, Tensor] = getattr(states, "auxiliary", {})
-    if name not in auxiliary:
-        raise OutriderError(f"the stored states have no stream {name}; capture them again")
-    return auxiliary[name]
+    """One stream [T, H] of a sequence."""
+    return states.hidden if name == FINAL_NORM else states.auxiliary[name]

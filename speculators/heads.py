@@ -62,11 +62,6 @@ class DraftHead:
     target_ids_D: Tensor | None = None
     """Target token of each draft token, ascending; None: the target's vocabulary, row for row."""
 
-    @property
-    def trained(self) -> bool:
-        """True where the head's weight takes a gradient."""
-        return self.weight_DH.requires_grad
-
     def logits(self, state: Tensor) -> Tensor:
         """Draft logits [..., D] of the drafter's states."""
         return F.linear(state, self.weight_DH)

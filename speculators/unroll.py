@@ -24,7 +24,9 @@ values that a drafter reads of a token, H hidden, A heads, D dims of a query or 
 value, S keys of an anchor's own.
 """
 
+import operator
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -128,7 +130,10 @@ def unroll_anchors(
             x_NH, merge(out_ANV, log_sum_exp_AN, q_AND, keys, values, chain.softmax_scale)
         )
 
-    run = _recomputed if recompute and torch.is_grad_enabled() else _kept
+    # Backward computes a part again from its arguments, or autograd keeps what it reads.
+    run: Callable[..., Any] = operator.call
+    if recompute and torch.is_grad_enabled():
+        run = partial(checkpoint, use_reentrant=False, preserve_rng_state=False)
     x_NH, q_AND, *prefix = run(project_tokens)
     state_NH, u_NH = run(finish, x_NH, q_AND, prefix, (), ())
     states = [u_NH]
@@ -140,16 +145,6 @@ def unroll_anchors(
         state_NH, u_NH = run(finish, x_NH, q_AND, prefix, keys, values)
         states.append(u_NH)
     return anchors_N, states
-
-
-def _kept(part: Callable[..., Any], *arguments: Any) -> Any:
-    """Runs a part of a depth; autograd keeps what its backward reads."""
-    return part(*arguments)
-
-
-def _recomputed(part: Callable[..., Any], *arguments: Any) -> Any:
-    """Runs a part of a depth; backward computes it again from its arguments, which are kept."""
-    return checkpoint(part, *arguments, use_reentrant=False, preserve_rng_state=False)
 
 
 class Row(NamedTuple):

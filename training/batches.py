@@ -96,12 +96,6 @@ def assemble(
     return Batch(row, token, streams[FINAL_NORM], inputs_BTX, sequence, position, anchor)
 
 
-def responses(store: Store, samples: Iterable[Sample]) -> Iterator[Tensor]:
-    """The response tokens of each sample, which are what is drafted; no states are read."""
-    for sample in samples:
-        yield store.tokens(sample.sequence_id)[sample.first_anchor + 1 : sample.length]
-
-
 class Prefetch:
     """Iterates over batches that a thread assembles two rows ahead, pinned for a GPU.
 

@@ -18,7 +18,7 @@ disk.
 """
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -37,7 +37,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from outrider.common.errors import OutriderError
-from outrider.common.files import publish, read_json, says_disk_is_full, write_json
+from outrider.common.files import publish, read_json, write_json
 
 STATE = "state.json"
 
@@ -69,9 +69,6 @@ def save_checkpoint(
         _remove_drafts(directory)
         draft.mkdir()
 
-    def write_share() -> None:
-        save_state(engine, draft, rank, world)
-
     def finish() -> None:
         with publish(path) as temporary:
             draft.rename(temporary)
@@ -81,7 +78,7 @@ def save_checkpoint(
 
     try:
         on_all_ranks(accelerator, begin, main_only=True)
-        on_all_ranks(accelerator, write_share)
+        on_all_ranks(accelerator, lambda: save_state(engine, draft, rank, world))
         on_all_ranks(accelerator, finish, main_only=True)
     finally:
         if accelerator.is_main_process:
@@ -147,7 +144,7 @@ def on_all_ranks(
         try:
             result = action()
         except (OutriderError, OSError, SafetensorError) as error:
-            failure = _described(error)
+            failure = str(error)
     gathered = gather_object([(accelerator.process_index, result, failure)])
     for rank, _, message in gathered:
         if message is not None:
@@ -156,18 +153,13 @@ def on_all_ranks(
     return [result for _, result, _ in gathered]
 
 
-def _described(error: Exception) -> str:
-    if says_disk_is_full(error):
-        return f"{error}: no space left on the disk; free some and run the same command again"
-    return str(error)
-
-
 def save_state(engine: Any, directory: Path, rank: int, world: int) -> None:
     """Writes `rank-R.safetensors` with every `world`-th tensor.
 
     Tensors are gathered one at a time, the largest first, so that shares are of like size.
     """
-    share, updates = {}, _updates(engine)
+    share = {}
+    updates = max((int(adam["step"]) for adam in _adam_states(engine)), default=0)
     wanted = (MASTER, *MOMENTS) if updates else (MASTER,)
     tensors = [(*each, state) for each in _trained(engine) for state in wanted]
     for number, (name, parameter, state) in enumerate(tensors):
@@ -178,7 +170,8 @@ def save_state(engine: Any, directory: Path, rank: int, world: int) -> None:
         if number % world == rank:
             share[f"{state} {name}"] = whole.cpu().contiguous()
     metadata = {"updates": str(updates), "ranks": str(world)}
-    save_file(share, directory / f"rank-{rank:05d}.safetensors", metadata)
+    with publish(directory / f"rank-{rank:05d}.safetensors") as temporary:
+        save_file(share, temporary, metadata)
 
 
 def load_state(engine: Any, directory: Path) -> None:
@@ -216,16 +209,10 @@ def _restore(parameter: nn.Parameter, state: str, value: torch.Tensor) -> None:
         parameter.data.copy_(value)
 
 
-def _trained(engine: Any) -> Iterator[tuple[str, nn.Parameter]]:
+def _trained(engine: Any) -> list[tuple[str, nn.Parameter]]:
     """Trained parameters, the largest first. Under ZeRO-3 a parameter's size is in `ds_numel`."""
-    named = [each for each in engine.module.named_parameters() if each[1].requires_grad]
-    named.sort(key=lambda each: -getattr(each[1], "ds_numel", each[1].numel()))
-    yield from named
-
-
-def _updates(engine: Any) -> int:
-    """Updates that AdamW has made."""
-    return max((int(adam["step"]) for adam in _adam_states(engine)), default=0)
+    named = (each for each in engine.module.named_parameters() if each[1].requires_grad)
+    return sorted(named, key=lambda each: -getattr(each[1], "ds_numel", each[1].numel()))
 
 
 def _adam_states(engine: Any) -> list[dict[str, torch.Tensor]]:

@@ -49,15 +49,8 @@ from torch import Tensor
 from outrider.speculators.acceptance import GREEDY_BELOW
 from outrider.speculators.heads import DraftHead
 from outrider.training.config import Loss
+from outrider.training.memory import CHUNK_LOGITS, CHUNK_ROWS
 from outrider.training.teacher import DraftTeacher, Served, draft_teacher, served_distribution
-
-CHUNK_ELEMENTS = {"cpu": 2**21, "cuda": 2**26}
-"""Logits of a chunk. On a CPU they stay near the caches (8 MB in float32), on a GPU they fill it
-(256 MB)."""
-
-CHUNK_ROWS = 256
-"""Smallest chunk, in rows: with fewer, reading W costs more than multiplying by it. At a vocabulary
-of 129,280 they are 132 MB of logits in float32."""
 
 ETA = 3.0
 """How fast lk_hybrid moves from KL to TV as alpha grows."""
@@ -91,7 +84,7 @@ def distillation_loss(
     `token_N` are the logged target tokens, `teacher_NH` the target's states that predict them.
     `head` drafts; None: the target's head `lm_head_VH` does.
     """
-    rows = max(CHUNK_ROWS, CHUNK_ELEMENTS[u_KNH.device.type] // lm_head_VH.shape[0])
+    rows = max(CHUNK_ROWS, CHUNK_LOGITS[u_KNH.device.type] // lm_head_VH.shape[0])
     weight_DH = lm_head_VH if head is None else head.weight_DH
     problem = _Problem(teacher_NH, token_N, valid_KN, lm_head_VH, head, served, kind, rows)
     loss_KN, *found = _ChunkedDistillation.apply(u_KNH, weight_DH, problem)

@@ -77,13 +77,10 @@ class Metrics:
 
         The tracker keeps the first value it got for a step.
         """
-        if not self.path.exists():
-            return
-        kept = []
-        if step:
-            for line in self.path.read_text(encoding="utf-8").splitlines(keepends=True):
-                if line.endswith("}\n") and json.loads(line)["step"] <= step:
-                    kept.append(line)
+        self.path.touch()
+        lines = self.path.read_text(encoding="utf-8").splitlines(keepends=True) if step else []
+        whole = (line for line in lines if line.endswith("}\n"))
+        kept = [line for line in whole if json.loads(line)["step"] <= step]
         self.path.write_text("".join(kept), encoding="utf-8")
 
 
@@ -176,9 +173,6 @@ def utilization(
 def _flat(values: dict[str, Any]) -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for name, value in values.items():
-        if isinstance(value, list):
-            for position, each in enumerate(value, start=1):
-                flat[f"{name}/{position}"] = each
-        else:
-            flat[name] = value
+        one, several = {name: value}, enumerate(value if isinstance(value, list) else [], start=1)
+        flat |= {f"{name}/{position}": each for position, each in several} or one
     return flat

@@ -2,7 +2,7 @@
 
     objective = Objective(config, depth, lm_head_VH, samples, sampling, probabilistic)
     share_K = objective.share(samples_of_the_step)            # the same in every process
-    loss, sums = objective.of_row(drafted, batch, share_K)    # a row's part of the step's loss
+    loss, judged = objective.of_row(drafted, batch, share_K)  # a row's part of the step's loss
 
 The teacher is the target's head `lm_head_VH` over the whole vocabulary. The draft's head comes
 with the drafts and may be another one, over fewer tokens.
@@ -22,7 +22,7 @@ A anchors of a response (padded).
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -33,17 +33,9 @@ from outrider.speculators.kinds.drafter import Batch
 from outrider.training.config import DEPTH_DECAY, TrainingConfig
 from outrider.training.distributed.accelerator import Drafted
 from outrider.training.distributed.spec import Sampling
-from outrider.training.losses import distillation_loss
+from outrider.training.losses import Judged, distillation_loss
 from outrider.training.packing import Sample
 from outrider.training.teacher import Served
-
-
-class RowSums(NamedTuple):
-    """Sums over the targets of a row, by depth; divide by the step's count of targets."""
-
-    kl_K: Tensor
-    acceptance_K: Tensor
-    """Sums of the expected acceptance (`losses.Judged`)."""
 
 
 class Objective:
@@ -84,8 +76,8 @@ class Objective:
         batch: Batch,
         share_K: Tensor,
         masked: Collection[int] = (),
-    ) -> tuple[Tensor, RowSums]:
-        """The row's part of the loss and its sums.
+    ) -> tuple[Tensor, Judged]:
+        """The row's part of the loss, and the other results of its drafts.
 
         With a `share_K` of zeros the row fills a process's turn and does not count. Samples whose
         index is in `masked` have no loss.
@@ -115,13 +107,11 @@ class Objective:
         weight_KN = valid_KN * share_K[:, None]
         if self.config.depth_weights == "visited":
             weight_KN = weight_KN * visited_weights(judged.accepted_KN, anchors_R)
-        loss = (loss_KN * weight_KN).sum()
-        return loss, RowSums(judged.kl_KN.sum(-1), judged.acceptance_KN.sum(-1))
+        return (loss_KN * weight_KN).sum(), judged
 
     def _served(self, batch: Batch, anchors_R: Tensor, device: torch.device) -> Served:
         requests = [self.sampling[self.samples[index].sequence_id] for index in batch.row]
-        sampled_R3 = torch.tensor([[one.temperature, one.top_p, one.top_k] for one in requests])
-        sampled_N3 = sampled_R3.repeat_interleave(anchors_R, dim=0).to(device)
+        sampled_N3 = torch.tensor(requests).repeat_interleave(anchors_R, dim=0).to(device)
         temperature_N, top_p_N, top_k_N = sampled_N3.unbind(-1)
         return Served(temperature_N, top_p_N, self.probabilistic, top_k_N)
 

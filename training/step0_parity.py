@@ -2,15 +2,13 @@
 
     check = StepZero(base, parity)                        # base: a ChainUnroll in float32
     validation.profile(unroll, model, check.add)          # unroll, model: as prepared for training
-    complaint(check.sums(accelerator), parity)            # None, or why they differ
+    complaint(check.sums_K4.tolist(), parity)             # None, or why they differ
 
 The two are compared at the same anchors and after the same logged tokens, so that a difference at
 one depth does not carry over to the next (speculators/parity.py).
 
 Shapes: K depths, N anchors, M anchors of a chunk, D draft vocabulary.
 """
-
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -20,15 +18,12 @@ from outrider.speculators.parity import compared
 from outrider.speculators.unroll import valid_BT
 from outrider.training.distributed.accelerator import ChainUnroll, Drafted
 
-if TYPE_CHECKING:
-    from accelerate import Accelerator
-
 CHUNK = 256
 """Anchors whose logits are made at a time, twice D values each."""
 
 
 class StepZero:
-    """Sums of the comparison with the base, over the batches of a validation."""
+    """Sums of the comparison with the base, over the batches of a process's validation."""
 
     def __init__(self, base: ChainUnroll, parity: ParityConfig):
         self.base, self.parity = base, parity
@@ -47,8 +42,3 @@ class StepZero:
                 )
                 logprob_M, draft_M = prepared_MD.max(-1)
                 self.sums_K4[depth] += compared(log_q_MD, draft_M, logprob_M, self.parity)
-
-    def sums(self, accelerator: "Accelerator") -> list[list[float]]:
-        """The sums [K, 4] over all processes."""
-        sums_K4 = accelerator.reduce(self.sums_K4.to(accelerator.device), reduction="sum")
-        return sums_K4.tolist()

@@ -14,6 +14,7 @@ import dataclasses
 import math
 import shutil
 import signal
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -40,7 +41,6 @@ from outrider.training.batches import (
     Store,
     Stream,
     assemble,
-    responses,
 )
 from outrider.training.checkpoints import load_checkpoint, save_checkpoint, states
 from outrider.training.config import DEPTH_DECAY, SCRATCH_DECAY
@@ -104,7 +104,8 @@ class Trainer:
         rows = [row for row in source.manifest["sequences"] if row["id"] in parts]
         lengths, starts = ([row[key] for row in rows] for key in ("length", "completion_start"))
         self.lost_ends = cut_at_rows(lengths, starts, row_tokens)
-        self.steps = self._steps()
+        epochs = (self._epoch(number) for number in range(self.config.epochs))
+        self.steps = [rows for steps in epochs for rows in steps]
         self.validation = Validation(
             self.accelerator,
             source,
@@ -140,14 +141,14 @@ class Trainer:
         )
         # The digest of what decides the weights: a checkpoint of another digest is another run's.
         self.digest = value_digest([spec.settings(), source.manifest])
-        self.stop_requested = False
+        self.stop_requested = threading.Event()
 
-    def _steps(self) -> list[list[Row]]:
-        """The rows of every step of all epochs."""
+    def _epoch(self, number: int) -> list[list[Row]]:
+        """The rows of every step of one epoch."""
         config = self.config
-        shape = config.row_tokens, config.rows_per_step, config.seed
-        epochs = [plan_epoch(self.samples, *shape, epoch) for epoch in range(config.epochs)]
-        return [rows for steps in epochs for rows in steps]
+        return plan_epoch(
+            self.samples, config.row_tokens, config.rows_per_step, config.seed, number
+        )
 
     def _origin(self) -> Origin:
         """The base is the warm start if it is of the trained kind; else there is none."""
@@ -181,7 +182,7 @@ class Trainer:
 
     def run(self) -> dict[str, Any]:
         """Trains to the end and publishes the best speculator."""
-        signal.signal(signal.SIGTERM, self._request_stop)
+        signal.signal(signal.SIGTERM, lambda *_: self.stop_requested.set())
         began = time.perf_counter()
         state = load_checkpoint(self.accelerator, self._checkpoints, self.digest)
         first_step = state["step"] if state else 0
@@ -242,7 +243,11 @@ class Trainer:
 
     def _token_counts(self, samples: Sequence[Sample]) -> torch.Tensor:
         """How often each of the target's tokens occurs in the samples' responses, [V]."""
-        return token_counts(responses(self.source, samples), self.vocab)
+        responses = (
+            self.source.tokens(sample.sequence_id)[sample.first_anchor + 1 : sample.length]
+            for sample in samples
+        )
+        return token_counts(responses, self.vocab)
 
     def _start(self) -> dict[str, Any]:
         """Step 0: the prepared speculator must draft what the base in float32 drafts."""
@@ -259,7 +264,10 @@ class Trainer:
             )
             check = StepZero(ChainUnroll(base_speculator, base_ends, self.depth).eval(), parity)
         prepared = self._evaluate(0, check)
-        why = complaint(check.sums(self.accelerator), parity) if check else None
+        why = None
+        if check is not None:
+            sums_K4 = self.accelerator.reduce(check.sums_K4.to(self.device), reduction="sum")
+            why = complaint(sums_K4.tolist(), parity)
         if why is not None:
             why = (
                 "step-0 parity: before any update, the speculator prepared for training drafts"
@@ -338,15 +346,14 @@ class Trainer:
             with self.accelerator.accumulate(self.model):
                 drafted = self.unroll.drafted(batch, self.model)
                 counts_K = share_K if counted else torch.zeros_like(share_K)
-                loss, loss_sums = self.objective.of_row(drafted, batch, counts_K, masked)
+                loss, judged = self.objective.of_row(drafted, batch, counts_K, masked)
                 # DeepSpeed divides by the micro-batches and averages over the processes, but the
                 # loss is a sum.
                 self.accelerator.backward(loss * rows_each * world)
                 self.optimizer.step()
                 self.optimizer.zero_grad()
-            sums += torch.cat(
-                [loss.detach()[None], loss_sums.kl_K.float(), loss_sums.acceptance_K.float()]
-            )
+            kl_K, acceptance_K = judged.kl_KN.sum(-1), judged.acceptance_KN.sum(-1)
+            sums += torch.cat([loss.detach()[None], kl_K.float(), acceptance_K.float()])
         sums = self.accelerator.reduce(sums, reduction="sum").cpu()
         gradient_norm = float(self.accelerator.deepspeed_engine_wrapped.get_global_grad_norm())
         # DeepSpeed reports a gradient with NaN or infinity as the norm -1.
@@ -358,21 +365,18 @@ class Trainer:
                 " leave out the sequence whose states are not finite"
             )
         seconds = time.perf_counter() - began
-        lengths, anchors = (
-            [sample.length for sample in in_step],
-            [sample.targets(0) for sample in in_step],
-        )
         values = step_values(
             sums,
             self.objective.targets(in_step),
             rate,
             gradient_norm,
-            sum(lengths),
+            sum(sample.length for sample in in_step),
             config.rows_per_step * config.row_tokens,
             seconds,
             batches.waited - waited,
         )
-        flops = self.size.step_flops(self.depth, sum(anchors))
+        anchors = sum(sample.targets(0) for sample in in_step)
+        flops = self.size.step_flops(self.depth, anchors)
         mfu = utilization(flops, seconds, self.device, config.compute, world)
         if mfu is not None:
             values["mfu"] = mfu
@@ -413,7 +417,7 @@ class Trainer:
         if self.config.zero_stage == 3:
             weights = self.accelerator.get_state_dict(self.model)
         if self.accelerator.is_main_process:
-            state = self.unroll.drafter_state(weights)
+            state = {name.removeprefix("speculator."): each for name, each in weights.items()}
             trained = self.kind.trained(self.unroll.speculator, state)
             self.kind.write(trained, self.origin, self._best(done))
         self.accelerator.wait_for_everyone()
@@ -445,14 +449,11 @@ class Trainer:
         return frozenset(gather_object(judged))
 
     def _some_process_stops(self) -> bool:
-        stop = self.stop_requested or (
+        stop = self.stop_requested.is_set() or (
             self.accelerator.is_main_process and self.spec.stop_file.exists()
         )
         stops = torch.tensor([float(stop)], device=self.device)
         return bool(self.accelerator.reduce(stops, reduction="sum").item())
-
-    def _request_stop(self, *_: object) -> None:
-        self.stop_requested = True
 
     def _say(self, line: str) -> None:
         self.accelerator.print(line, flush=True)

@@ -80,16 +80,15 @@ class Validation:
         anchors_R = torch.tensor([sample.targets(0) for sample in samples])
         start_R = torch.tensor([0, *[sample.length for sample in samples]]).cumsum(0)[:-1]
         length_R = torch.tensor([sample.length for sample in samples])
-        sampling = [self.sampling[sample.sequence_id] for sample in samples]
-        sampled_R3 = torch.tensor([[one.temperature, one.top_p, one.top_k] for one in sampling])
-        temperature_R, top_p_R, top_k_R = sampled_R3.unbind(-1)
+        sampled_R3 = torch.tensor([self.sampling[sample.sequence_id] for sample in samples])
         device = drafted.u_KNH.device
         # The engine's anchor is the last known token, one after the state that the chain reads.
         anchor_N = batch.anchor_BT[0].nonzero().squeeze(1) + 1
 
         def of_anchor(values_R: Tensor) -> Tensor:
-            return values_R.repeat_interleave(anchors_R).to(device)
+            return values_R.repeat_interleave(anchors_R, dim=0).to(device)
 
+        temperature_N, top_p_N, top_k_N = of_anchor(sampled_R3).unbind(-1)
         a_NK = accept_matrix(
             list(drafted.u_KNH),
             drafted.head,
@@ -99,9 +98,9 @@ class Validation:
             torch.zeros_like(anchor_N),
             anchor_N,
             of_anchor(start_R + length_R - 1),
-            of_anchor(temperature_R),
-            of_anchor(top_p_R),
-            top_k_N=of_anchor(top_k_R),
+            temperature_N,
+            top_p_N,
+            top_k_N=top_k_N,
             probabilistic=self.probabilistic,
         )
         chain = replay_chain(pad_anchors(a_NK.cpu(), anchors_R), anchors_R)

@@ -51,9 +51,8 @@ class ClusterConfig(BaseModel):
     @field_validator("address")
     @classmethod
     def _is_an_address(cls, value: str | None) -> str | None:
-        if value is None or value in ("local", "auto"):
-            return value
-        if not re.fullmatch(r"[A-Za-z0-9._-]+:\d{1,5}|\[[0-9a-fA-F:]+\]:\d{1,5}", value):
+        form = r"local|auto|[A-Za-z0-9._-]+:\d{1,5}|\[[0-9a-fA-F:]+\]:\d{1,5}"
+        if value is not None and not re.fullmatch(form, value):
             raise ValueError(
                 f"{value!r} is no address of a Ray cluster; give local, auto or HOST:PORT (ray://"
                 " clients are not supported: run the command on a node of the cluster, or as a"

@@ -14,7 +14,6 @@ This module imports Ray inside functions, so that everything else works without 
 """
 
 import contextlib
-import hashlib
 import logging
 import os
 import platform
@@ -23,19 +22,15 @@ import signal
 import tempfile
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from outrider.common.cluster.config import ClusterConfig
 from outrider.common.errors import OutriderError
+from outrider.common.fingerprint import file_digest, value_digest
 from outrider.common.process_tree import ProcessTree, changed_environment
 
-LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
-"""Environment variable: 0 keeps Ray on the loopback device, as on those systems."""
-MEMORY_FILES = Path("/dev/shm")
-"""A folder in memory, on Linux."""
 ROOMS = (
     *("common", "speculators", "serving", "data", "training"),
     *("eval", "pipeline", "live", "recipes"),
@@ -54,9 +49,9 @@ _SETTINGS = {
     # Without one here Ray writes it into the home folder. One per process, because Ray's library
     # keeps the first that it reads.
     "RAY_AUTH_TOKEN": secrets.token_hex(32),
-    # 127.0.0.1 stays 127.0.0.1. Ray otherwise takes the address of the machine's network, and its
-    # processes listen there. Read when Ray is imported.
-    LOOPBACK: "0",
+    # 0 keeps Ray on the loopback device, as on those systems. It otherwise takes the address of the
+    # machine's network, and its processes listen there. Read when Ray is imported.
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
 }
 """Environment of a private cluster."""
 _SYSTEM = {
@@ -68,37 +63,13 @@ _SYSTEM = {
 """Ray's own settings of a private cluster."""
 
 
-@dataclass(frozen=True)
-class ClusterNode:
-    """A node of the cluster."""
-
-    cpus: float
-    gpus: float
-    object_store_bytes: int
-
-
-@dataclass(frozen=True)
-class ClusterSession:
+class ClusterSession(NamedTuple):
     """A connection of this process to a Ray cluster."""
 
     address: str
     """HOST:PORT of the head node."""
     folder: Path | None
     """Private folder of a local cluster; None for an existing one."""
-
-    def nodes(self) -> list[ClusterNode]:
-        """The living nodes."""
-        import ray
-
-        return [
-            ClusterNode(
-                node["Resources"].get("CPU", 0.0),
-                node["Resources"].get("GPU", 0.0),
-                int(node["Resources"].get("object_store_memory", 0)),
-            )
-            for node in ray.nodes()
-            if node["Alive"]
-        ]
 
     def in_flight_bytes(self, config: ClusterConfig) -> int:
         """Limit of bytes between producers and consumer (`cluster.in_flight_gb`).
@@ -107,7 +78,10 @@ class ClusterSession:
             OutriderError: the limit exceeds 80 % of the smallest object store, which one slow
                 consumer would fill.
         """
-        store = min(node.object_store_bytes for node in self.nodes())
+        import ray
+
+        living = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+        store = int(min(each.get("object_store_memory", 0) for each in living))
         if config.in_flight_gb is None:
             return store // 2
         limit = int(config.in_flight_gb * 1e9)
@@ -174,7 +148,7 @@ def open_cluster(config: ClusterConfig, cpus: int | None = None) -> Iterator[Clu
 
 @contextlib.contextmanager
 def _on_loopback() -> Iterator[None]:
-    """For a process that imported Ray before (`LOOPBACK`)."""
+    """Keeps Ray on the loopback device in a process that imported it before (`_SETTINGS`)."""
     from ray._private import ray_constants
 
     before, ray_constants.ENABLE_RAY_CLUSTER = ray_constants.ENABLE_RAY_CLUSTER, False
@@ -209,7 +183,7 @@ def connect(options: dict[str, Any]) -> str:
 @contextlib.contextmanager
 def _private_folder() -> Iterator[Path]:
     """A folder that is removed when this process ends; processes started meanwhile end too."""
-    in_memory = MEMORY_FILES if os.access(MEMORY_FILES, os.W_OK) else None
+    in_memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     # Short: the path of a Unix socket below it has at most 107 bytes.
     folder = Path(tempfile.mkdtemp(prefix="outrider-", dir=in_memory))
     with (
@@ -222,13 +196,11 @@ def _private_folder() -> Iterator[Path]:
 
 def node_versions() -> str:
     """What must be equal on all nodes: outrider, with a digest of its source files, and Python."""
-    house = Path(__file__).resolve().parents[2]
-    digest = hashlib.sha256()
-    for room in ROOMS:
-        for path in sorted((house / room).rglob("*.py")):
-            digest.update(f"{path.relative_to(house)}\n".encode() + path.read_bytes())
-    version, digits = metadata.version("outrider"), digest.hexdigest()[:8]
-    return f"outrider {version} ({digits}), Python {platform.python_version()}"
+    root = Path(__file__).resolve().parents[2]
+    paths = [path for room in ROOMS for path in (root / room).rglob("*.py")]
+    digest = value_digest({str(path.relative_to(root)): file_digest(path) for path in paths})[:8]
+    version = metadata.version("outrider")
+    return f"outrider {version} ({digest}), Python {platform.python_version()}"
 
 
 def check_nodes() -> None:

@@ -51,17 +51,19 @@ def train_on(
     """
     from outrider.data.sequences import load_sequences
     from outrider.training.distributed.launch import train
+    from outrider.training.distributed.spec import TrainingSpec
 
     names = ["sequence_id", "temperature", "top_p", "top_k"]
     rows = load_sequences(run.tables).select_columns(names)
     features_dir, feature_store = source or (run.features, FEATURE_STORE)
-    return train(
+    spec = TrainingSpec(
         target_dir=recipe.target.training_directory(),
         features_dir=features_dir,
         sampling={
             row["sequence_id"]: (row["temperature"], row["top_p"], row["top_k"]) for row in rows
         },
-        parts=parts,
+        train=parts["train"],
+        validation=parts["validation"],
         speculator=recipe.speculator,
         training=recipe.training,
         out_dir=run.training,
@@ -69,8 +71,8 @@ def train_on(
         log_dir=run.trained,
         feature_store=feature_store,
         probabilistic_drafts=recipe.speculator.draft_sample_method == "probabilistic",
-        cluster=recipe.cluster,
     )
+    return train(spec, recipe.cluster)
 
 
 def _streamed(run: RunDirectory, recipe: Recipe, train: list[str]) -> "Streamed":

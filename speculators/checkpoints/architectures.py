@@ -43,10 +43,8 @@ def architecture_of(config: Mapping[str, Any], path: object) -> str:
     name = str(next(iter(config.get("architectures") or []), None))
     if name in SUPPORTED:
         return name
-    why = f"supported targets are {', '.join(SUPPORTED)}"
-    if name in SPARSE:
-        why = (
-            "its sparse attention (the indexer) is neither captured nor trained here; use"
-            " DeepSeek-V3, V3.1 or R1, or another supported target"
-        )
-    raise OutriderError(f"{path}: architectures = {name}: not a target of Outrider; {why}")
+    sparse = "its sparse attention (the indexer) is neither captured nor trained here; "
+    raise OutriderError(
+        f"{path}: architectures = {name}: not a target of Outrider; {sparse * (name in SPARSE)}"
+        f"supported targets are {', '.join(SUPPORTED)}"
+    )

@@ -26,9 +26,6 @@ from outrider.speculators.checkpoints.architectures import (
 SCALE_SUFFIX = "_scale_inv"
 """DeepSeek stores the scales of NAME.weight as NAME.weight_scale_inv, though they multiply."""
 
-POWERS_OF_TWO = "ue8m0"
-"""`scale_fmt` of scales that are powers of two."""
-
 DERIVED = ".rotary_emb.inv_freq"
 """Rotary frequencies that some conversions store: they follow from config.json and are not read."""
 
@@ -53,14 +50,13 @@ class CheckpointLayout:
     @property
     def powers_of_two(self) -> bool:
         """True where FP8 scales are powers of two, as DeepSeek-V3.1's are."""
-        return (self.config.get("quantization_config") or {}).get("scale_fmt") == POWERS_OF_TWO
+        return (self.config.get("quantization_config") or {}).get("scale_fmt") == "ue8m0"
 
     def files(self, names: Iterable[str]) -> list[str]:
         """Names of the files with these tensors; an `OutriderError` for a missing one."""
-        wanted = sorted(names)
-        for name in wanted:
-            if name not in self.weight_map:
-                raise OutriderError(f"{self.directory}: the checkpoint has no tensor {name}")
+        wanted = set(names)
+        if missing := wanted - self.weight_map.keys():
+            raise OutriderError(f"{self.directory}: the checkpoint has no tensor {min(missing)}")
         return sorted({self.weight_map[name] for name in wanted})
 
 
@@ -85,32 +81,21 @@ def fp8_blocks(config: dict[str, Any], path: Path) -> tuple[int, int] | None:
     found = config.get("quantization_config")
     if not found:
         return None
-    blocks = found.get("weight_block_size")
-    sound = (
-        isinstance(blocks, list)
-        and len(blocks) == 2
-        and all(isinstance(n, int) and n > 0 for n in blocks)
+    defaults = {"fmt": "e4m3", "activation_scheme": "dynamic", "scale_fmt": None}
+    match defaults | found:
+        case {
+            "quant_method": "fp8",
+            "fmt": "e4m3",
+            "activation_scheme": "dynamic",
+            "scale_fmt": None | "ue8m0",
+            "weight_block_size": [int(rows), int(columns)],
+        } if rows > 0 and columns > 0:
+            return rows, columns
+    raise OutriderError(
+        f"{path}: quantization_config = {found}: training reads unquantized weights and DeepSeek's"
+        " FP8 only (quant_method fp8, fmt e4m3, weight_block_size [128, 128]); point target.model"
+        " at such a checkpoint of the same model"
     )
-    expected = {
-        "quant_method": ("fp8",),
-        "fmt": ("e4m3",),
-        "activation_scheme": ("dynamic",),
-        "scale_fmt": (None, POWERS_OF_TWO),
-    }
-    known = "quant_method" in found and all(
-        found.get(key, values[0]) in values for key, values in expected.items()
-    )
-    if not (sound and known):
-        found_keys = ", ".join(
-            f"{key} {found[key]}" for key in (*expected, "weight_block_size") if key in found
-        )
-        raise OutriderError(
-            f"{path}: quantization_config has quantized weights ({found_keys}); training reads"
-            " unquantized weights and DeepSeek's FP8 (quant_method fp8, fmt e4m3,"
-            " weight_block_size [128, 128]) only. Point target.model at such a"
-            " checkpoint of the same model"
-        )
-    return blocks[0], blocks[1]
 
 
 def weight_map(directory: Path) -> dict[str, str]:

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from outrider.common.errors import OutriderError
-from outrider.common.files import read_json
 from outrider.common.fingerprint import path_digest, sampled_digest, value_digest
 from outrider.speculators.checkpoints.layout import read_layout
 
@@ -37,10 +36,9 @@ def target_fingerprint(directory: Path) -> str | None:
     )
     if not whole or not all(file.is_file() for file in files):
         return None
-    config = read_json(directory / "config.json")
     return value_digest(
         {
-            "config": {key: value for key, value in config.items() if key not in _VOLATILE},
+            "config": {k: value for k, value in layout.config.items() if k not in _VOLATILE},
             "tokenizer": path_digest(directory / "tokenizer.json"),
             "weights": sampled_digest(files, _SAMPLED),
         }

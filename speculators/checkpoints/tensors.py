@@ -22,21 +22,18 @@ from outrider.speculators.checkpoints.layout import SCALE_SUFFIX, CheckpointLayo
 
 
 class CheckpointTensors:
-    """A checkpoint's tensors by name. A shard is opened when its first tensor is read."""
+    """A checkpoint's tensors by name. Only the shards of what is read need to be there."""
 
     def __init__(self, layout: CheckpointLayout):
         self.layout = layout
-        self._files: dict[str, safe_open] = {}
 
     def raw(self, name: str) -> Tensor:
         """The tensor as the file has it."""
-        [file] = self.layout.files([name])
-        if file not in self._files:
-            path = self.layout.directory / file
-            if not path.is_file():
-                raise OutriderError(f"{path}: no such file, though the index lists {name} in it")
-            self._files[file] = safe_open(path, framework="pt")
-        return self._files[file].get_tensor(name)
+        path = self.layout.directory / self.layout.files([name])[0]
+        if not path.is_file():
+            raise OutriderError(f"{path}: no such file, though the index lists {name} in it")
+        with safe_open(path, "pt") as file:
+            return file.get_tensor(name)
 
     def stored(self, name: str) -> tuple[Tensor, Tensor | None]:
         """The values and, for an FP8 tensor, its scales.
@@ -65,18 +62,15 @@ class CheckpointTensors:
             )
         return value, scale
 
-    def read(self, name: str, dtype: torch.dtype) -> Tensor:
-        """The weight in `dtype`, dequantized where it is FP8."""
+    def read(self, name: str, dtype: torch.dtype, narrow: bool = False) -> Tensor:
+        """The weight in `dtype`, dequantized where it is FP8.
+
+        With `narrow` it stays as stored where that is narrower and has no scale.
+        """
         value, scale = self.stored(name)
         if scale is None or self.layout.blocks is None:
-            return value.to(dtype)
+            return value if narrow and value.itemsize < dtype.itemsize else value.to(dtype)
         return dequantize(value, scale, self.layout.blocks, dtype)
-
-    def read_narrow(self, name: str, dtype: torch.dtype) -> Tensor:
-        """The weight in `dtype`, or as stored where that is narrower and has no scale."""
-        value, scale = self.stored(name)
-        narrow = scale is None and value.itemsize < dtype.itemsize
-        return value if narrow else self.read(name, dtype)
 
     def encode(self, name: str, tensor: Tensor) -> dict[str, Tensor]:
         """`tensor` as this checkpoint stores `name`: in FP8 with scales, or in its dtype.

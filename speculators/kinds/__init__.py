@@ -56,9 +56,9 @@ def weightless_names() -> list[str]:
     return [name for name, kind in KINDS.items() if kind.directory_in_words is None]
 
 
-def weightless_kind(name: str) -> WeightlessKind | None:
+def weightless_kind(name: str | None) -> WeightlessKind | None:
     """The kind of that name where its drafts follow from the text; None for any other name."""
-    kind = KINDS.get(name)
+    kind = KINDS.get(name or "")
     return kind if isinstance(kind, WeightlessKind) else None
 
 
@@ -79,10 +79,9 @@ def kind_of(directory: Path) -> DrafterKind:
     A bundle of a kind without weights has bundle.json only.
     """
     path, bundle = Path(directory) / "config.json", Path(directory) / "bundle.json"
-    if bundle.is_file() and not path.exists():
-        found = weightless_kind(read_json(bundle).get("method"))
-        if found is not None:
-            return found
+    named = read_json(bundle).get("method") if bundle.is_file() and not path.exists() else None
+    if found := weightless_kind(named):
+        return found
     config = read_json(path)
     for kind in KINDS.values():
         if kind.recognizes(config):
@@ -111,10 +110,8 @@ def native_kinds(target_config: Mapping[str, Any]) -> list[TrainableKind]:
 
 def target_tensors(target: CheckpointLayout) -> list[str]:
     """Names of the target's tensors that Outrider reads: embedding, head, its own speculators."""
-    names = set(target.ends)
-    for kind in native_kinds(target.config):
-        names |= kind.native_tensors(target)
-    return sorted(names)
+    own = (kind.native_tensors(target) for kind in native_kinds(target.config))
+    return sorted(set(target.ends).union(*own))
 
 
 def check_speculator(directory: Path, target_dir: Path) -> None:

@@ -33,11 +33,9 @@ def rotary_tables(config: Config, position_BT: Tensor) -> Rotary:
     angle_B1TR = position_BT[:, None, :, None].float() * frequency_R
     scale = 1.0
     if yarn := _rope(config)[1]:
-        both = (
-            _yarn_mscale(yarn["factor"], yarn.get("mscale", 1.0)),
-            _yarn_mscale(yarn["factor"], yarn.get("mscale_all_dim", 0.0)),
+        scale = _yarn_mscale(yarn["factor"], yarn.get("mscale", 1.0)) / _yarn_mscale(
+            yarn["factor"], yarn.get("mscale_all_dim", 0.0)
         )
-        scale = both[0] / both[1]
     return angle_B1TR.cos() * scale, angle_B1TR.sin() * scale
 
 
@@ -300,12 +298,11 @@ class DecoderLayer(nn.Module):
         x_BTH = x_BTH + self.self_attn.combine(attended_BATV)
         return x_BTH + self.mlp(self.post_attention_layernorm(x_BTH))
 
-    def forward(self, x_BTH: Tensor, rotary: Rotary, mask_BTT: Tensor | None = None) -> Tensor:
-        """The layer with causal attention over each row, or by `mask_BTT` (true = may attend)."""
+    def forward(self, x_BTH: Tensor, rotary: Rotary) -> Tensor:
+        """The layer with causal attention over each row."""
         q, k, v = self.project(x_BTH, rotary)
-        mask = None if mask_BTT is None else mask_BTT[:, None]
         attended = F.scaled_dot_product_attention(
-            q, k, v, mask, is_causal=mask is None, scale=self.self_attn.softmax_scale
+            q, k, v, is_causal=True, scale=self.self_attn.softmax_scale
         )
         return self.finish(x_BTH, attended)
 

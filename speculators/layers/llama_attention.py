@@ -40,9 +40,9 @@ class LlamaAttention(nn.Module):
         self.k_proj = nn.Linear(into, kv_heads * head_dim, bias=False)
         self.v_proj = nn.Linear(into, kv_heads * head_dim, bias=False)
         self.o_proj = nn.Linear(heads * head_dim, hidden, bias=False)
-        if norm_eps is not None:
-            self.q_norm, self.k_norm = (RMSNorm(head_dim, norm_eps) for _ in range(2))
-        self.normed = norm_eps is not None
+        self.q_norm, self.k_norm = (
+            nn.Identity() if norm_eps is None else RMSNorm(head_dim, norm_eps) for _ in range(2)
+        )
 
     def project(self, x_NX: Tensor, position_N: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Rotated queries and keys and values [A, N, D]; keys and values repeated over a group."""
@@ -55,13 +55,11 @@ class LlamaAttention(nn.Module):
 
     def queries(self, x_NX: Tensor) -> Tensor:
         """Queries [A, N, D], not rotated."""
-        q_AND = self._by_head(self.q_proj(x_NX), self.heads)
-        return self.q_norm(q_AND) if self.normed else q_AND
+        return self.q_norm(self._by_head(self.q_proj(x_NX), self.heads))
 
     def keys(self, x_NX: Tensor) -> Tensor:
         """Keys [G, N, D], not rotated."""
-        key_GND = self._by_head(self.k_proj(x_NX), self.kv_heads)
-        return self.k_norm(key_GND) if self.normed else key_GND
+        return self.k_norm(self._by_head(self.k_proj(x_NX), self.kv_heads))
 
     def values(self, x_NX: Tensor) -> Tensor:
         """Values [A, N, D]."""

@@ -11,6 +11,7 @@ has no backward of it on a CPU, where its forward is tested against the dense on
 Shapes: N anchors, P tokens, A heads, D dims of a query or key, V dims of a value.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -71,8 +72,6 @@ class DensePrefix:
 class FlexPrefix:
     """Flex attention: computes only blocks that some anchor attends to, and keeps no scores."""
 
-    _compiled: Callable[..., Any] | None = None
-
     def __init__(self, place_N: Tensor, spans: list[Span], tokens: int):
         from torch.nn.attention.flex_attention import BlockMask
 
@@ -92,16 +91,11 @@ class FlexPrefix:
     def __call__(
         self, q_AND: Tensor, key_APD: Tensor, value_APV: Tensor, scale: float
     ) -> tuple[Tensor, Tensor]:
-        from torch.nn.attention.flex_attention import AuxRequest, flex_attention
+        from torch.nn.attention.flex_attention import AuxRequest
 
-        if q_AND.is_cuda and FlexPrefix._compiled is None:
-            FlexPrefix._compiled = torch.compile(flex_attention, dynamic=True)
-        attend: Callable[..., Any] = flex_attention
-        if q_AND.is_cuda and FlexPrefix._compiled is not None:
-            attend = FlexPrefix._compiled
         # A scaled half-precision query would be rounded once more; the kernel scales its float32
         # scores.
-        out, aux = attend(
+        out, aux = _flex_attention(q_AND.is_cuda)(
             q_AND[None],
             key_APD[None],
             value_APV[None],
@@ -110,6 +104,13 @@ class FlexPrefix:
             return_aux=AuxRequest(lse=True),
         )
         return out[0], aux.lse[0]
+
+
+@functools.cache
+def _flex_attention(compiled: bool) -> Callable[..., Any]:
+    from torch.nn.attention.flex_attention import flex_attention
+
+    return torch.compile(flex_attention, dynamic=True) if compiled else flex_attention
 
 
 def _blocks(start_N: Tensor, place_N: Tensor, tokens: int) -> tuple[Tensor, Tensor]:

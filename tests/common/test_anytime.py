@@ -80,24 +80,6 @@ def test_the_truth_is_missed_at_any_look_in_five_percent_at_most(spread, between
     assert critical_t(79, 0.05) < 3
 
 
-def test_a_broken_drafter_is_found_within_ten_requests_and_a_good_one_is_left_alone():
-    """A watch's level and floor, on requests of 20 to 60 steps."""
-    random = np.random.default_rng(3)
-    steps = random.integers(20, 60, (200, 32))
-    good = steps + random.binomial(4 * steps, 0.5)
-    broken = steps + random.binomial(4 * steps, 0.02)
-
-    def taken_back(tokens, of):
-        looks = range(1, 33)
-        return next(
-            (n for n in looks if ratio_of_groups([(tokens[:n], of[:n])], [], 0.01).high < 2.85),
-            None,
-        )
-
-    assert all(taken_back(broken[i], steps[i]) in range(5, 11) for i in range(20))
-    assert sum(taken_back(good[i], steps[i]) is not None for i in range(100)) == 0
-
-
 def test_the_ratio_of_two_groups_has_the_jackknifes_error_and_welchs_degrees():
     random = np.random.default_rng(3)
     groups = [(random.uniform(50, 90, n), random.uniform(1, 2, n)) for n in (9, 30)]

@@ -11,7 +11,6 @@ from datasets import Dataset
 from outrider.common.errors import OutriderError
 from outrider.common.files import read_json, write_json
 from outrider.data.features.feature_store import FeatureStore
-from outrider.data.features.feature_writer import FeatureWriter
 from outrider.data.on_policy.check import write_quarantine
 from outrider.pipeline import draft_parity_check
 from outrider.pipeline.kinds import with_kinds
@@ -21,7 +20,6 @@ from outrider.pipeline.run_dir import RunDirectory
 from outrider.pipeline.stages.capture import CAPTURE
 from outrider.pipeline.stages.registry import STAGES, stage_names, stages_of
 from outrider.pipeline.stages.train import train_of
-from outrider.speculators.features import FeatureStream
 from outrider.speculators.kinds import kind_of, trainable_names
 from outrider.training.distributed import launch
 from tests.tiny import HIDDEN, write_tiny_target
@@ -45,15 +43,8 @@ def test_a_kind_is_a_name_a_list_or_auto(target: Path) -> None:
     both = recipe_of(target, BOTH).speculator
     assert both.kind == ["mtp", "eagle3"] and both.kinds == ("mtp", "eagle3")
     assert both.of_kinds(["eagle3"]).only_kind == "eagle3"
-    for value, message in (
-        ("[]", "names no kind"),
-        ("[mtp,mtp]", "names a kind twice: mtp, mtp; leave one out"),
-        ("[auto,mtp]", "auto is not one of a list; write auto alone"),
-        ("[mtp,medusa]", "'medusa' is not known; kinds that train: .*; auto takes all"),
-        ("ngram", "'ngram' can be evaluated, but not trained"),
-        ("[mtp,none]", "'none' can be evaluated, but not trained"),
-    ):
-        with pytest.raises(OutriderError, match=rf"speculator\.kind = .*{message}"):
+    for value in ("[]", "[mtp,mtp]", "[auto,mtp]", "[mtp,medusa]", "ngram", "[mtp,none]"):
+        with pytest.raises(OutriderError, match=r"speculator\.kind = .*name kinds that train"):
             recipe_of(target, f"speculator.kind={value}")
 
 
@@ -121,15 +112,7 @@ def test_one_kind_keeps_its_stages_and_inputs(target: Path) -> None:
 @pytest.fixture(scope="module")
 def captured(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
     """The usual corpus with two auxiliary streams, as one capture for both kinds has them."""
-    folder = tmp_path_factory.mktemp("captured")
-    made, streams = make_corpus(folder), [FeatureStream(f"layer_{n}", HIDDEN) for n in (1, 2)]
-    store = FeatureStore.open(made.features_dir)
-    with FeatureWriter(folder / "states", HIDDEN, {}, auxiliary=tuple(streams)) as writer:
-        for name in store.sequence_ids:
-            row = store.read(name)
-            states = {stream.name: row.hidden for stream in streams}
-            writer.write(name, row.token_ids, row.hidden, row.completion_start, None, states)
-    return made.at(folder / "states")
+    return make_corpus(tmp_path_factory.mktemp("captured"), layers=(1, 2))
 
 
 @pytest.fixture

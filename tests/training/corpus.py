@@ -1,17 +1,22 @@
 """A tiny target and a real feature store with its states, in two seconds."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from unittest.mock import patch
 
 import torch
 import transformers
 from transformers import DeepseekV3ForCausalLM
 
+from outrider.common.cluster.config import ClusterConfig
 from outrider.data.features.feature_writer import FeatureWriter
 from outrider.speculators.config import SpeculatorConfig
+from outrider.speculators.features import FeatureStream
 from outrider.training.config import TrainingConfig
-from outrider.training.distributed.launch import train
-from tests.tiny import VOCAB, write_tiny_target
+from outrider.training.distributed import launch as launcher
+from outrider.training.distributed.spec import TrainingSpec
+from tests.tiny import HIDDEN, VOCAB, write_tiny_target
 from tests.training.forked_ranks import run_forked
 
 FEATURE_STORE = "outrider.data.features.feature_store:FeatureStore"
@@ -36,6 +41,7 @@ class Corpus:
         feature_store: str = FEATURE_STORE,
         speculator: SpeculatorConfig | None = None,
         launch: bool = False,
+        cluster: ClusterConfig | None = None,
         **settings: object,
     ) -> dict:
         """Trains with small defaults, in forked ranks or (`launch`) by the real launcher."""
@@ -46,19 +52,42 @@ class Corpus:
             "compute": "fp32",
             "learning_rate": 2e-3,
         }
-        return train(
+        spec = training_spec(
+            run_dir,
             self.target_dir,
             self.features_dir,
-            {sequence_id: (0.6, 0.95, 0) for part in self.parts.values() for sequence_id in part},
             self.parts,
             speculator or SpeculatorConfig(depth=depth),
             TrainingConfig(**(defaults | settings)),
-            run_dir / "training",
-            run_dir / "speculator",
-            run_dir / "logs",
-            feature_store=feature_store,
-            run=None if launch or "launcher" in settings else run_forked,
+            feature_store,
         )
+        run = launcher._run if launch or "launcher" in settings else run_forked
+        with patch.object(launcher, "_run", run):
+            return launcher.train(spec, cluster)
+
+
+def training_spec(
+    run_dir: Path,
+    target_dir: Path,
+    features_dir: Path,
+    parts: dict[str, list[str]],
+    speculator: SpeculatorConfig,
+    training: TrainingConfig,
+    feature_store: str = FEATURE_STORE,
+) -> TrainingSpec:
+    """A run in `run_dir` on sequences of these parts, all sampled alike."""
+    return TrainingSpec(
+        target_dir=target_dir,
+        features_dir=features_dir,
+        feature_store=feature_store,
+        **parts,
+        sampling={name: (0.6, 0.95, 0) for part in parts.values() for name in part},
+        speculator=speculator,
+        training=training,
+        out_dir=run_dir / "training",
+        publish_dir=run_dir / "speculator",
+        log_dir=run_dir / "logs",
+    )
 
 
 @torch.no_grad()
@@ -67,19 +96,24 @@ def make_corpus(
     train_sequences: int = 18,
     validation_sequences: int = 6,
     broken: str | None = None,
+    layers: Sequence[int] = (),
 ) -> Corpus:
     """Responses are greedy ones of the target, so that they can be predicted.
 
-    `broken`: the id of a sequence that gets NaN states.
+    `broken`: the id of a sequence that gets NaN states. `layers`: auxiliary states that are stored,
+    the outputs of these layers.
     """
     target_dir = write_tiny_target(directory / "target")
     transformers.logging.set_verbosity_error()
     model = DeepseekV3ForCausalLM.from_pretrained(target_dir, dtype=torch.float32).eval()
     torch.manual_seed(1)
     ids = [f"s{number:02d}" for number in range(train_sequences + validation_sequences)]
-    with FeatureWriter(
-        directory / "features", hidden_size=model.config.hidden_size, source={"test": 1}
-    ) as writer:
+    seen: dict[str, torch.Tensor] = {}
+    for name, index in ((f"layer_{index}", index) for index in layers):
+        layer = model.model.layers[index - 1]
+        layer.register_forward_hook(lambda _, given, out, name=name: seen.update({name: out[0]}))
+    streams = tuple(FeatureStream(f"layer_{index}", HIDDEN) for index in layers)
+    with FeatureWriter(directory / "features", HIDDEN, {"test": 1}, auxiliary=streams) as writer:
         for number, sequence_id in enumerate(ids):
             prompt = torch.randint(0, VOCAB, (1, 6 + number % 5))
             text = model.generate(
@@ -88,6 +122,9 @@ def make_corpus(
             hidden = model.model(text).last_hidden_state[0]
             if sequence_id == broken:
                 hidden = hidden.fill_(float("nan"))
-            writer.write(sequence_id, text[0].int(), hidden.bfloat16(), prompt.shape[1])
+            auxiliary = {name: state_TH.bfloat16() for name, state_TH in seen.items()}
+            writer.write(
+                sequence_id, text[0].int(), hidden.bfloat16(), prompt.shape[1], None, auxiliary
+            )
     parts = {"train": ids[:train_sequences], "validation": ids[train_sequences:]}
     return Corpus(target_dir, directory / "features", parts)

@@ -13,7 +13,7 @@ import os
 import socket
 import sys
 from collections.abc import Callable
-from multiprocessing.context import ForkServerContext, ForkServerProcess
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
 from outrider.training.distributed.spec import TrainingSpec, signals_stop
@@ -30,18 +30,8 @@ RUNNING: list[ForkServerProcess] = []
 
 def run_forked(command: list[str], spec: TrainingSpec, log_path: Path) -> tuple[int, bool]:
     """Runs the ranks to their end; the exit code, and whether a signal asked them to stop."""
-    context = _context()
-    port, log_start = _free_port(), log_path.stat().st_size if log_path.exists() else 0
-    processes = spec.training.processes
-    RUNNING[:] = [
-        context.Process(
-            target=_rank,
-            args=(spec.out_dir / "spec.json", log_path, dict(os.environ), rank, processes, port),
-        )
-        for rank in range(processes)
-    ]
-    for rank in RUNNING:
-        rank.start()
+    log_start = log_path.stat().st_size if log_path.exists() else 0
+    RUNNING[:] = _forked(spec.training.processes, _train, spec.out_dir / "spec.json", log_path)
     with signals_stop(spec.stop_file) as stopped:
         for rank in RUNNING:
             rank.join()
@@ -53,69 +43,40 @@ def run_forked(command: list[str], spec: TrainingSpec, log_path: Path) -> tuple[
     return next((code for code in codes if code), 0), stopped.is_set()
 
 
-def _context() -> ForkServerContext:
+def fork_ranks(work: Callable[[Path], None], folder: Path, processes: int) -> None:
+    """Runs `work(folder)` in forked ranks that can communicate; all must end without an error."""
+    ranks = _forked(processes, work, folder)
+    for rank in ranks:
+        rank.join()
+    assert [rank.exitcode for rank in ranks] == [0] * processes
+
+
+def _forked(processes: int, work: Callable[..., None], *arguments: Path) -> list[ForkServerProcess]:
+    """Ranks that run `work(*arguments)` in the environment that a launcher gives them."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOADED)
-    return context
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        world = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(probe.getsockname()[1])}
+    world |= dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(processes))
+    ranks = []
+    for rank in map(str, range(processes)):
+        place = world | {"RANK": rank, "LOCAL_RANK": rank} if processes > 1 else {}
+        ranks.append(context.Process(target=_rank, args=(os.environ | place, work, *arguments)))
+        ranks[-1].start()
+    return ranks
 
 
-def _rank(
-    spec_path: Path,
-    log_path: Path,
-    environment: dict[str, str],
-    rank: int,
-    processes: int,
-    port: str,
-) -> None:
-    """One rank, as a launcher starts it: its environment, its output in the log."""
-    _become(rank, processes, port, environment)
+def _rank(environment: dict[str, str], work: Callable[..., None], *arguments: Path) -> None:
+    os.environ.clear()
+    os.environ.update(environment)
+    work(*arguments)
+
+
+def _train(spec_path: Path, log_path: Path) -> None:
     log = os.open(log_path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     os.dup2(log, 1)
     os.dup2(log, 2)
     from outrider.training.distributed.worker import main
 
     sys.exit(main(spec_path))
-
-
-def fork_ranks(work: Callable[[Path], None], folder: Path, processes: int) -> None:
-    """Runs `work(folder)` in forked ranks that can communicate; all must end without an error."""
-    port = _free_port()
-    ranks = [
-        _context().Process(
-            target=_work, args=(work, folder, dict(os.environ), rank, processes, port)
-        )
-        for rank in range(processes)
-    ]
-    for rank in ranks:
-        rank.start()
-    for rank in ranks:
-        rank.join()
-    assert [rank.exitcode for rank in ranks] == [0] * processes
-
-
-def _work(
-    work: Callable[[Path], None],
-    folder: Path,
-    environment: dict[str, str],
-    rank: int,
-    processes: int,
-    port: str,
-) -> None:
-    _become(rank, processes, port, environment)
-    work(folder)
-
-
-def _become(rank: int, processes: int, port: str, environment: dict[str, str]) -> None:
-    """Sets the environment that a launcher gives to a rank."""
-    os.environ.clear()
-    os.environ.update(environment)
-    if processes > 1:
-        os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-        os.environ |= {"WORLD_SIZE": str(processes), "LOCAL_WORLD_SIZE": str(processes)}
-        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-
-
-def _free_port() -> str:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return str(probe.getsockname()[1])

@@ -1,4 +1,4 @@
-"""Rows for the model, and the alignment of chains with the tokens they predict."""
+"""Rows for the model, and reading ahead."""
 
 from types import SimpleNamespace
 
@@ -8,7 +8,6 @@ import torch
 from outrider.speculators.features import FINAL_NORM, FeatureSpec, FeatureStream
 from outrider.speculators.unroll import valid_BT
 from outrider.training.batches import Prefetch, assemble
-from outrider.training.objective import align_to_targets
 from outrider.training.packing import make_samples
 
 LENGTHS = {"a": (6, 3), "b": (5, 2), "c": (40, 4)}
@@ -41,19 +40,6 @@ def test_a_row_holds_its_sequences_side_by_side() -> None:
     assert batch.inputs_BTX is batch.hidden_BTH
     moved = batch.to(torch.device("cpu"))
     assert moved.inputs_BTX is moved.hidden_BTH
-
-
-def test_alignment_brings_every_depth_to_the_token_it_predicts() -> None:
-    depth = 3
-    samples, _ = make_samples([("a", 6, 3), ("b", 5, 2), ("a", 6, 1)], row_tokens=20)
-    batch = assemble(MemoryStore(), samples, (0, 1, 2), row_tokens=20, spec=SPEC)
-    anchors_N = batch.anchor_BT[0].nonzero().squeeze(1)
-    # A state that holds the index of the token it predicts: i + 2 + s for anchor i and depth s.
-    u_KNH = torch.stack([(anchors_N + 2 + s)[:, None].float() for s in range(depth)])
-    shifted, valid = align_to_targets(u_KNH, batch.sequence_BT[0, anchors_N])
-    for s in range(depth):
-        assert (shifted[s, :, 0] == anchors_N + 2)[valid[s]].all()
-        assert int(valid[s].sum()) == sum(sample.targets(s) for sample in samples)
 
 
 def test_prefetch_keeps_the_order_and_raises_what_the_thread_met() -> None:

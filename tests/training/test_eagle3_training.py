@@ -6,17 +6,12 @@ from typing import Any
 
 import pytest
 import torch
-import transformers
-from transformers import DeepseekV3ForCausalLM
 
 from outrider.data.features.feature_store import FeatureStore
-from outrider.data.features.feature_writer import FeatureWriter
 from outrider.eval.replay.replay import replay
 from outrider.speculators.config import SpeculatorConfig
-from outrider.speculators.features import FeatureStream
 from outrider.speculators.head_config import HeadConfig
 from outrider.speculators.kinds import check_speculator, kind_of, trainable_kind
-from tests.tiny import HIDDEN
 from tests.training.corpus import Corpus, make_corpus
 
 DEPTH = 3
@@ -31,33 +26,12 @@ SETTINGS: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
-    """The usual corpus with the residual stream before layers 1 and 2, from transformers."""
-    folder = tmp_path_factory.mktemp("eagle3")
-    made = make_corpus(folder, train_sequences=10, validation_sequences=4)
-    store = FeatureStore.open(made.features_dir)
-    transformers.logging.set_verbosity_error()
-    model = DeepseekV3ForCausalLM.from_pretrained(made.target_dir, dtype=torch.float32).eval()
-    seen: list[torch.Tensor] = []
-    for layer in model.model.layers:
-        layer.register_forward_hook(lambda _, given, out: seen.append(out))
-    streams = tuple(FeatureStream(f"layer_{index}", HIDDEN) for index in (1, 2))
-    with (
-        torch.no_grad(),
-        FeatureWriter(folder / "states", HIDDEN, {}, auxiliary=streams) as writer,
-    ):
-        for name in store.sequence_ids:
-            row = store.read(name)
-            seen.clear()
-            model(row.token_ids[None].long())
-            auxiliary = {
-                stream.name: (state if isinstance(state, torch.Tensor) else state[0])[0].bfloat16()
-                for stream, state in zip(streams, seen, strict=True)
-            }
-            writer.write(name, row.token_ids, row.hidden, row.completion_start, None, auxiliary)
+    """The usual corpus with the outputs of layers 1 and 2, from transformers."""
+    made = make_corpus(tmp_path_factory.mktemp("eagle3"), 10, 4, layers=(1, 2))
     # A random target's texts have nothing in common: what is learned shows on the same ones.
     ids = made.parts["train"]
     parts = {"train": ids, "validation": [*ids[:3], *made.parts["validation"][:1]]}
-    return dataclasses.replace(made, features_dir=folder / "states", parts=parts)
+    return dataclasses.replace(made, parts=parts)
 
 
 def config(**changes: Any) -> SpeculatorConfig:

@@ -25,7 +25,7 @@ Problem = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Served]
 
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(losses.CHUNK_ELEMENTS, "cpu", 1)
+    monkeypatch.setitem(losses.CHUNK_LOGITS, "cpu", 1)
     monkeypatch.setattr(losses, "CHUNK_ROWS", 3)
 
 

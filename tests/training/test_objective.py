@@ -12,17 +12,12 @@ from outrider.speculators.kinds.drafter import Batch
 from outrider.training.batches import assemble
 from outrider.training.config import TrainingConfig
 from outrider.training.distributed.accelerator import Drafted
-from outrider.training.distributed.spec import Sampling
 from outrider.training.objective import Objective, fixed_weights
 from outrider.training.packing import make_samples
 
 DEPTH, H, V = 3, 8, 4
 LENGTHS = {"a": (16, 3), "b": (9, 2), "c": (5, 3)}
-SAMPLING = {
-    "a": Sampling(temperature=0.6, top_p=0.9),
-    "b": Sampling(temperature=0.0),
-    "c": Sampling(temperature=1.0, top_p=1.0, top_k=3),
-}
+SAMPLING = {"a": (0.6, 0.9, 0), "b": (0.0, 1.0, 0), "c": (1.0, 1.0, 3)}
 SAMPLES, _ = make_samples([(name, *numbers) for name, numbers in LENGTHS.items()], row_tokens=40)
 
 
@@ -94,19 +89,18 @@ def test_the_loss_is_the_sum_over_single_drafts(weighting: str) -> None:
     goal, head_VH = objective(False, depth_weights=weighting, loss="kl")
     batch = assemble(RandomStore(), SAMPLES, (0, 1, 2), 40, SPEC)
     u_KNH = drafts(batch)
-    loss, sums = goal.of_row(by_target_head(u_KNH, head_VH), batch, goal.share(SAMPLES))
+    loss, judged = goal.of_row(by_target_head(u_KNH, head_VH), batch, goal.share(SAMPLES))
     decay_K = fixed_weights("decay", DEPTH, 0.6).tolist()
     counts_K = [sum(sample.targets(s) for sample in SAMPLES) for s in range(DEPTH)]
     expected, kl_K, column = 0.0, [0.0] * DEPTH, 0
     for sample in SAMPLES:
-        features, requested = RandomStore().read(sample.sequence_id), SAMPLING[sample.sequence_id]
+        features, sampling = RandomStore().read(sample.sequence_id), SAMPLING[sample.sequence_id]
         anchors = range(sample.first_anchor, sample.length - 2)
         hit, kl = {}, {}
         for i in anchors:
             for s in range(DEPTH):
                 if (index := i + 2 + s) < sample.length:
                     logits_V = head_VH @ features.hidden[index - 1]
-                    sampling = requested.temperature, requested.top_p, requested.top_k
                     p_V = target_distribution(logits_V[None], *torch.tensor(sampling)[:, None])[0]
                     log_q_V = (head_VH @ u_KNH[s, column + i - anchors[0]]).log_softmax(-1)
                     kl[i, s] = (torch.special.xlogy(p_V, p_V) - p_V * log_q_V).sum().item()
@@ -126,7 +120,7 @@ def test_the_loss_is_the_sum_over_single_drafts(weighting: str) -> None:
                     break
             t += s + 1
     assert loss.item() == pytest.approx(expected, rel=1e-5)
-    assert sums.kl_K.tolist() == pytest.approx(kl_K, rel=1e-5)
+    assert judged.kl_KN.sum(-1).tolist() == pytest.approx(kl_K, rel=1e-5)
     # A surplus row does not count.
-    loss, sums = goal.of_row(by_target_head(u_KNH, head_VH), batch, torch.zeros(DEPTH))
-    assert loss == 0 and not sums.kl_K.any()
+    loss, judged = goal.of_row(by_target_head(u_KNH, head_VH), batch, torch.zeros(DEPTH))
+    assert loss == 0 and not judged.kl_KN.any()

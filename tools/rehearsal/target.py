@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from outrider.common.files import publish, read_json, write_json
 from outrider.common.fingerprint import value_digest
 from outrider.serving.config import EMBEDDED_TARGETS
-from outrider.speculators.checkpoints.layout import POWERS_OF_TWO, SCALE_SUFFIX
+from outrider.speculators.checkpoints.layout import SCALE_SUFFIX
 
 if TYPE_CHECKING:
     import torch
@@ -86,7 +86,7 @@ def _tensors(config: Mapping[str, Any]) -> "Iterator[tuple[str, torch.Tensor]]":
                 yield name, weight
                 continue
             rows, columns = quantization["weight_block_size"]
-            powers_of_two = quantization.get("scale_fmt") == POWERS_OF_TWO
+            powers_of_two = quantization.get("scale_fmt") == "ue8m0"
             value, scale = quantize(weight, (rows, columns), powers_of_two)
             yield name, value
             yield name + SCALE_SUFFIX, scale

@@ -13,7 +13,6 @@ import contextlib
 import io
 import os
 import socket
-from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -74,7 +73,7 @@ class ChainUnroll(nn.Module):
         )
         head = self.speculator.head(self.ends)
         u_KNH = torch.stack(states)
-        return (u_KNH, head.weight_DH.clone()) if head.trained else u_KNH
+        return (u_KNH, head.weight_DH.clone()) if head.weight_DH.requires_grad else u_KNH
 
     def drafted(self, batch: Batch, wrapped: nn.Module | None = None) -> Drafted:
         """The drafts of a batch. `wrapped` is this module as DeepSpeed prepared it."""
@@ -91,10 +90,6 @@ class ChainUnroll(nn.Module):
             return Drafted(out, head)
         u_KNH, weight_DH = out
         return Drafted(u_KNH, DraftHead(weight_DH, head.target_ids_D))
-
-    def drafter_state(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The drafter's state dict, from this module's; whole under ZeRO-3."""
-        return {name.removeprefix("speculator."): value for name, value in weights.items()}
 
 
 def start_environment() -> None:
@@ -121,15 +116,8 @@ def start_environment() -> None:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
-        alone = {
-            "RANK": 0,
-            "LOCAL_RANK": 0,
-            "WORLD_SIZE": 1,
-            "LOCAL_WORLD_SIZE": 1,
-            "MASTER_PORT": port,
-        }
-        os.environ.update({name: str(value) for name, value in alone.items()})
-        os.environ["MASTER_ADDR"] = "127.0.0.1"
+        os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
+        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
 
 
 def make_accelerator(config: TrainingConfig, log_dir: Path) -> "Accelerator":
@@ -162,7 +150,7 @@ def make_accelerator(config: TrainingConfig, log_dir: Path) -> "Accelerator":
             "params": {
                 "lr": config.learning_rate,
                 "betas": (0.9, 0.95),
-                "weight_decay": config.weight_decay,
+                "weight_decay": 0.0,  # the warm start generalizes, and decay pulls away from it
                 "torch_adam": True,
                 # In place: other implementations build square roots of the moments, 8 more bytes
                 # a weight.

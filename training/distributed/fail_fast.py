@@ -74,19 +74,17 @@ def watch(errors_dir: Path, rank: int) -> None:
     A request to stop is not a failure: every rank gets it and stops itself.
     """
 
-    def failed() -> int | None:
-        for error in read_errors(errors_dir):
-            if error.rank != rank and error.exit_code != Preempted.exit_code:
-                return error.rank
-        return None
+    def failed() -> list[int]:
+        others = [error for error in read_errors(errors_dir) if error.rank != rank]
+        return [error.rank for error in others if error.exit_code != Preempted.exit_code]
 
     def look() -> None:
-        while (other := failed()) is None:
+        while not (ranks := failed()):
             time.sleep(EVERY_S)
         time.sleep(GRACE_S)
         # Without a record this rank would count as killed.
-        message, code = f"ended because rank {other} failed", OutriderError.exit_code
-        write_error(errors_dir, RankError(rank, message, code, expected=False))
-        os._exit(code)
+        message = f"ended because rank {ranks[0]} failed"
+        write_error(errors_dir, RankError(rank, message, OutriderError.exit_code, expected=False))
+        os._exit(OutriderError.exit_code)
 
     threading.Thread(target=look, name="fail-fast", daemon=True).start()

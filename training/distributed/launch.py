@@ -1,10 +1,9 @@
 """Starts the training processes, relays their output, and stops them at SIGTERM and SIGINT.
 
-    result = train(target_dir, features_dir, sampling, parts, SpeculatorConfig(), TrainingConfig(),
-                   out_dir, publish_dir, log_dir)
+    result = train(TrainingSpec(target_dir=..., features_dir=..., out_dir=..., ...), recipe.cluster)
 
 One process runs as it is, several run under torchrun, the command in `training.launcher`, or on a
-Ray cluster (ray_launch.py). After a signal the workers write a checkpoint and exit with code 75. An
+Ray cluster (ray_train.py). After a signal the workers write a checkpoint and exit with code 75. An
 error of one worker ends all (fail_fast.py) and is raised here.
 """
 
@@ -13,7 +12,6 @@ import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,75 +19,37 @@ from outrider.common.cluster.config import ClusterConfig
 from outrider.common.errors import OutriderError
 from outrider.common.files import read_json, write_json
 from outrider.common.process_tree import ProcessTree
-from outrider.speculators.config import SpeculatorConfig
 from outrider.training.config import TrainingConfig
 from outrider.training.distributed.fail_fast import describe, error_files, read_errors
 from outrider.training.distributed.spec import (
     NOT_OURS,
     WORKER,
     Preempted,
-    Sampling,
     TrainingSpec,
     signals_stop,
 )
 
-RunRanks = Callable[[list[str], TrainingSpec, Path], tuple[int, bool]]
-"""Runs a command that trains, with its output in a log: (exit code, whether a signal came)."""
 
+def train(spec: TrainingSpec, cluster: ClusterConfig | None = None) -> dict[str, Any]:
+    """Trains on `spec.train` and publishes the speculator that is best on `spec.validation`.
 
-def train(
-    target_dir: Path,
-    features_dir: Path,
-    sampling: Mapping[str, tuple[float, float, int]],
-    parts: Mapping[str, list[str]],
-    speculator: SpeculatorConfig,
-    training: TrainingConfig,
-    out_dir: Path,
-    publish_dir: Path,
-    log_dir: Path,
-    *,
-    feature_store: str = "outrider.data.features.feature_store:FeatureStore",
-    probabilistic_drafts: bool = False,
-    cluster: ClusterConfig | None = None,
-    run: RunRanks | None = None,
-) -> dict[str, Any]:
-    """Trains on parts["train"] and publishes the speculator that is best on parts["validation"].
-
-    `sampling` has (temperature, top_p, top_k) of each sequence. An unfinished run in `out_dir` with
-    the same settings is resumed. Returns the content of `result.json`. With an address in `cluster`
-    the ranks run there. `run` replaces the subprocess in tests.
+    An unfinished run in `spec.out_dir` with the same settings is resumed. Returns the content of
+    `result.json`. With an address in `cluster` the ranks run there.
     """
-    spec = TrainingSpec(
-        target_dir=Path(target_dir).resolve(),
-        features_dir=Path(features_dir).resolve(),
-        feature_store=feature_store,
-        train=parts["train"],
-        validation=parts["validation"],
-        sampling={
-            name: Sampling(temperature=temperature, top_p=top_p, top_k=top_k)
-            for name, (temperature, top_p, top_k) in sampling.items()
-        },
-        speculator=speculator,
-        training=training,
-        probabilistic_drafts=probabilistic_drafts,
-        out_dir=Path(out_dir).resolve(),
-        publish_dir=Path(publish_dir).resolve(),
-        log_dir=Path(log_dir).resolve(),
-    )
     spec.log_dir.mkdir(parents=True, exist_ok=True)
     spec.out_dir.mkdir(parents=True, exist_ok=True)
     for stale in (*error_files(spec.out_dir), spec.stop_file, spec.out_dir / "result.json"):
         stale.unlink(missing_ok=True)
     spec_path = spec.out_dir / "spec.json"
     write_json(spec_path, spec.model_dump(mode="json"))
-    command, log_path = _command(spec_path, training), spec.log_dir / "train.log"
+    command, log_path = _command(spec_path, spec.training), spec.log_dir / "train.log"
     # A launcher of the recipe goes before the cluster.
-    if cluster is not None and cluster.address is not None and training.launcher is None:
+    if cluster is not None and cluster.address is not None and spec.training.launcher is None:
         from outrider.training.distributed.ray_train import train_on_ray
 
         spec, code, stopped = train_on_ray(spec, cluster, log_path)
     else:
-        code, stopped = (run or _run)(command, spec, log_path)
+        code, stopped = _run(command, spec, log_path)
     _raise_failure(spec, code, stopped)
     return read_json(spec.out_dir / "result.json")
 
@@ -100,13 +60,8 @@ def _command(spec_path: Path, training: TrainingConfig) -> list[str]:
     worker = ["-m", WORKER, str(spec_path)]
     if training.processes == 1:
         return [sys.executable, *worker]
-    launcher = [
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        f"--nproc_per_node={training.processes}",
-    ]
-    return [sys.executable, *launcher, *worker]
+    torchrun = ["-m", "torch.distributed.run", "--standalone"]
+    return [sys.executable, *torchrun, f"--nproc_per_node={training.processes}", *worker]
 
 
 def _run(command: list[str], spec: TrainingSpec, log_path: Path) -> tuple[int, bool]:

@@ -37,7 +37,7 @@ from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 from outrider.common.cluster.config import ClusterConfig
 from outrider.common.cluster.session import open_cluster
 from outrider.common.errors import OutriderError
-from outrider.common.files import read_json, write_json
+from outrider.common.files import write_json
 from outrider.common.process_tree import ProcessTree
 from outrider.training.distributed.fail_fast import error_files
 from outrider.training.distributed.spec import (
@@ -80,9 +80,10 @@ def train_on_ray(
     # A private cluster has one core per process, as under torchrun.
     wanted = spec.training.processes * cluster.training_cores
     cores = max(wanted, len(os.sched_getaffinity(0)))
-    with open_cluster(cluster, cores) as session, signals_stop(spec.stop_file) as stop:
-        gpus = any(node.gpus for node in session.nodes())
-        each = {"CPU": float(cluster.training_cores)} | ({"GPU": 1.0} if gpus else {})
+    with open_cluster(cluster, cores), signals_stop(spec.stop_file) as stop:
+        each = {"CPU": float(cluster.training_cores)}
+        if ray.cluster_resources().get("GPU"):
+            each["GPU"] = 1.0
         trainer = _trainer(spec, cluster, each)
         before = len(groups(spec.out_dir))
         failure = _fit(trainer, spec, log_path, stop)
@@ -104,11 +105,11 @@ def train_on_ray(
                 f" {cluster.training_restarts} times that it resumes; see {log_path}"
                 " (out of memory?)"
             ) from failure
-        code = max(ended_ranks(group.errors_dir).values(), default=Preempted.exit_code)
-        if code == 0:
-            for path in (*groups(spec.out_dir), spec.out_dir / _FOLDER):
-                shutil.rmtree(path)
-        return group, code, stop.is_set()
+        if not (spec.out_dir / "result.json").exists():
+            return group, OutriderError.exit_code, stop.is_set()
+        for path in (*groups(spec.out_dir), spec.out_dir / _FOLDER):
+            shutil.rmtree(path)
+        return group, 0, stop.is_set()
 
 
 def _fit(
@@ -138,7 +139,13 @@ def _fit(
             if not (started and error_files(started[-1])):
                 print(text, end="", flush=True)
             if len(started) > seen > before:
-                print(_resumes(_spec_of(started[-1])), flush=True)
+                checkpoints = (spec.out_dir / "checkpoints").glob("step-*")
+                newest = max((path.name for path in checkpoints), default="the beginning")
+                print(
+                    "training lost processes, or has room for more; it resumes with"
+                    f" {_spec_of(started[-1]).training.processes} processes from {newest}",
+                    flush=True,
+                )
             seen = len(started)
     with log_path.open("ab") as log:
         for path in logs:
@@ -188,16 +195,6 @@ def _trainer(spec: TrainingSpec, cluster: ClusterConfig, each: dict[str, float])
 
 def _spec_of(group: Path) -> TrainingSpec:
     return TrainingSpec.model_validate_json((group / SPEC).read_text(encoding="utf-8"))
-
-
-def _resumes(group: TrainingSpec) -> str:
-    """That another group of ranks has started, for people."""
-    checkpoints = (group.out_dir / "checkpoints").glob("step-*")
-    newest = max((path.name for path in checkpoints), default="the beginning")
-    return (
-        "training lost processes, or has room for more; it resumes with"
-        f" {group.training.processes} processes from {newest}"
-    )
 
 
 class RankBackend(Backend):
@@ -262,7 +259,6 @@ def run_rank(settings: dict[str, Any]) -> None:
             stderr=subprocess.STDOUT,
         )
         code = process.wait()
-    write_json(spec_path.parent / f"ended.rank{rank}.json", {"code": code})
     if code < 0:
         raise RuntimeError(f"rank {rank} was killed by signal {-code}")
 
@@ -284,15 +280,6 @@ def groups(out_dir: Path) -> list[Path]:
     """Folders of the groups of ranks that have started, in order."""
     found = (path.parent for path in out_dir.glob(f"attempt-*/{SPEC}"))
     return sorted(found, key=lambda path: int(path.name.split("-")[1]))
-
-
-def ended_ranks(errors_dir: Path) -> dict[int, int]:
-    """Exit code of every rank that has ended and whose worker is alive."""
-    found = {}
-    for path in errors_dir.glob("ended.rank*.json"):
-        rank = int(path.name.removeprefix("ended.rank").removesuffix(".json"))
-        found[rank] = read_json(path)["code"]
-    return found
 
 
 def rank_log(log_dir: Path, rank: int) -> Path:

@@ -10,9 +10,9 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from outrider.common.errors import OutriderError
 from outrider.common.process_tree import signal_handlers
@@ -26,15 +26,10 @@ NOT_OURS = "ignore::FutureWarning:torch.distributed.c10d_logger"
 """A warning that DeepSpeed causes by calling a renamed function of torch's; users cannot fix it."""
 
 
-class Sampling(BaseModel):
-    """Sampling parameters of the request that a sequence comes from."""
+Directory = Annotated[Path, AfterValidator(lambda path: path.resolve())]
 
-    model_config = ConfigDict(extra="forbid")
-
-    temperature: float
-    top_p: float = 1.0
-    top_k: int = 0
-    """0: no limit."""
+Sampling = tuple[float, float, int]
+"""Temperature, top_p and top_k (0: no limit) of the request that a sequence comes from."""
 
 
 class TrainingSpec(BaseModel):
@@ -42,9 +37,9 @@ class TrainingSpec(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    target_dir: Path
-    features_dir: Path
-    feature_store: str
+    target_dir: Directory
+    features_dir: Directory
+    feature_store: str = "outrider.data.features.feature_store:FeatureStore"
     """Import string of a class; its `open(features_dir)` returns a feature store or a stream
     (`training.batches`). Training imports nothing from data."""
     train: list[str] = Field(min_length=1)
@@ -55,11 +50,11 @@ class TrainingSpec(BaseModel):
     training: TrainingConfig
     probabilistic_drafts: bool = False
     """Whether serving samples its drafts. The loss and the validation acceptance follow it."""
-    out_dir: Path
+    out_dir: Directory
     """Directory of checkpoints, the best speculator so far, and result.json."""
-    publish_dir: Path
+    publish_dir: Directory
     """Directory of the trained speculator."""
-    log_dir: Path
+    log_dir: Directory
     """Directory of metrics.jsonl and the tracker's files."""
     attempt: int = 0
     """Number of this group of ranks, where a launcher starts several one after another. Ranks of an
@@ -67,22 +62,14 @@ class TrainingSpec(BaseModel):
 
     def settings(self) -> dict[str, Any]:
         """Everything that determines the weights. A checkpoint of other settings is not resumed."""
-        no_effect_on_weights = {
-            "wandb_project",
-            "processes",
-            "launcher",
-            "checkpoint_every",
-            "parity",
-            "features",
-        }
         return self.model_dump(
             mode="json",
             exclude={
-                "out_dir": True,
-                "publish_dir": True,
-                "log_dir": True,
-                "attempt": True,
-                "training": no_effect_on_weights,
+                **dict.fromkeys(("out_dir", "publish_dir", "log_dir", "attempt"), True),
+                "training": {
+                    *("wandb_project", "processes", "launcher"),
+                    *("checkpoint_every", "parity", "features"),
+                },
             },
         )
 

@@ -15,11 +15,6 @@ from outrider.common.errors import OutriderError
 from outrider.training.distributed.fail_fast import RankError, watch, write_error
 from outrider.training.distributed.spec import TrainingSpec
 
-SUCCESS, FAILURE = 0, 1
-
-PORT = 29500
-"""Default of MASTER_PORT on the first machine, as in torch."""
-
 
 def main(spec_path: Path) -> int:
     """Trains, and returns the exit code; an error is also recorded for launcher and other ranks.
@@ -39,10 +34,10 @@ def main(spec_path: Path) -> int:
         return error.exit_code
     except Exception as error:
         text = f"{type(error).__name__}: {error}"
-        write_error(spec.errors_dir, RankError(rank, text, FAILURE, expected=False))
+        write_error(spec.errors_dir, RankError(rank, text, OutriderError.exit_code, expected=False))
         traceback.print_exc()
-        return FAILURE
-    return SUCCESS
+        return OutriderError.exit_code
+    return 0
 
 
 def _train(spec: TrainingSpec) -> None:
@@ -97,7 +92,7 @@ def slurm_world(environment: Mapping[str, str]) -> dict[str, str]:
         "WORLD_SIZE": tasks,
         "LOCAL_WORLD_SIZE": tasks_each,
         "MASTER_ADDR": environment.get("MASTER_ADDR", "127.0.0.1"),
-        "MASTER_PORT": environment.get("MASTER_PORT", str(PORT)),
+        "MASTER_PORT": environment.get("MASTER_PORT", "29500"),  # torch's default
     }
 
 

@@ -18,6 +18,7 @@ from outrider.speculators.kinds.eagle3.shape import (
     LAYER,
     LAYER_OF_SPECULATORS,
     EagleShape,
+    check_layers,
     checkpoint_names,
     chosen_layers,
     layer_config,
@@ -56,19 +57,12 @@ def read_shape(
     of_speculators = "speculators_model_type" in config
     _check_supported(layer, section, config, path)
     if of_speculators:
-        layers, mask = config.get(LAYER_IDS_OF_SPECULATORS), config.get(MASK_TOKEN)
+        key, layers = LAYER_IDS_OF_SPECULATORS, config.get(LAYER_IDS_OF_SPECULATORS) or []
     else:
+        key = f"{SECTION}.{LAYER_IDS} + 1"
         layers = [index + 1 for index in section.get(LAYER_IDS) or ()]
-        mask = section.get(MASK_TOKEN, config.get(MASK_TOKEN))
-    count = target_config["num_hidden_layers"]
-    if not layers or list(layers) != sorted({*layers}) or min(layers) < 1 or max(layers) > count:
-        key = LAYER_IDS_OF_SPECULATORS if of_speculators else f"{SECTION}.{LAYER_IDS}"
-        raise OutriderError(
-            f"{path}: {key}: the states before layers {list(layers or ())}, but the target has"
-            f" {count} layers; the engine reads the residual stream before layers 1 to {count},"
-            " in ascending order, each once. The head was made for another target, or its ids are"
-            " off by one (the plain layout counts outputs, one less)"
-        )
+    mask = section.get(MASK_TOKEN, config.get(MASK_TOKEN))
+    check_layers(layers, target_config["num_hidden_layers"], f"{path}: {key}")
     if mask is None or not 0 <= mask < layer["vocab_size"]:
         raise OutriderError(
             f"{path}: {MASK_TOKEN} = {mask}: not a token of the target's vocabulary of"

@@ -28,6 +28,7 @@ from outrider.speculators.kinds.eagle3.shape import (
     LAYER_IDS,
     T2D,
     auxiliary_layers,
+    check_layers,
     layer_config,
 )
 
@@ -52,15 +53,8 @@ def check_eagle3(directory: Path, target: CheckpointLayout, in_words: str) -> No
             " and not for the EAGLE-3 head that it is; an EAGLE-3 head with DeepSeek's"
             ' attention has model_type "deepseek_v2"'
         )
-    layers, count = auxiliary_layers(config), target.config["num_hidden_layers"]
-    if layers and max(layers) > count:
-        raise foreign(path, LAYER_IDS, list(layers), target, f"{count} layers")
-    if layers and (min(layers) < 1 or list(layers) != sorted(set(layers))):
-        raise OutriderError(
-            f"{path}: {LAYER_IDS} = {list(layers)}: the engine reads the residual stream before"
-            f" layers 1 to {count}, in ascending order, each once. Write them so, with the columns"
-            " of fc.weight in the same order"
-        )
+    if layers := auxiliary_layers(config):
+        check_layers(layers, target.config["num_hidden_layers"], f"{path}: {LAYER_IDS}")
     check_head(directory, target, in_words, len(layers) if layers else DEFAULT_AUX_STATES)
 
 

@@ -211,21 +211,15 @@ def _over_base(
     written = {}
     for name, of_base in kind.names(stored.layout.weight_map).items():
         value = stored.raw(of_base)
-        new = changed.pop(name, None)
-        if new is None:
-            written[of_base] = value
-        elif name in MAPS:
-            # Read as numbers: an average of two maps is not a map, even where rounding makes it
-            # one.
-            if not torch.equal(new.cpu().double(), value.double()):
-                raise OutriderError(
-                    f"{base_dir}: another draft vocabulary ({name}); the draft vocabulary stays"
-                    " that of the base, since rows of lm_head have no meaning without it. Train"
-                    " from scratch for another one (speculator.base: none)"
-                )
-            written[of_base] = value
-        else:
-            written[of_base] = _stored_as(new.view(value.shape), value.dtype)
+        new = changed.pop(name, value)
+        # As numbers: an average of two maps is not a map, even where rounding makes it one.
+        if name in MAPS and not torch.equal(new.cpu().double(), value.double()):
+            raise OutriderError(
+                f"{base_dir}: another draft vocabulary ({name}); the draft vocabulary stays that of"
+                " the base, since rows of lm_head have no meaning without it. Train from scratch"
+                " for another one (speculator.base: none)"
+            )
+        written[of_base] = value if name in MAPS else _stored_as(new.view(value.shape), value.dtype)
     if left := sorted(changed.keys() - MAPS):
         raise OutriderError(
             f"{base_dir}: the base has no tensor {', '.join(left)}, so it is no base of this head"

@@ -9,7 +9,7 @@ keys are those of vLLM 0.32 (llama_eagle3.py, deepseek_eagle3.py, configs/specul
 """
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from outrider.common.errors import OutriderError
@@ -215,8 +215,7 @@ def auxiliary_layers(config: Mapping[str, Any]) -> tuple[int, ...] | None:
 
 def mask_token(config: Mapping[str, Any]) -> int | None:
     """The token of a parallel drafter's slots, under the first of the names that vLLM looks for."""
-    found = (config[key] for key in MASK_TOKENS if config.get(key) is not None)
-    return next(found, None)
+    return next((config[key] for key in MASK_TOKENS if config.get(key) is not None), None)
 
 
 def spare_token(target_config: Mapping[str, Any]) -> int:
@@ -270,22 +269,28 @@ def chosen_layers(target_config: Mapping[str, Any], head: HeadConfig) -> tuple[i
     """The target's layers before which a head from scratch reads the residual stream."""
     count = target_config["num_hidden_layers"]
     layers = default_layers(count) if head.layers == "auto" else tuple(head.layers)
-    if list(layers) != sorted(set(layers)) or not layers or layers[-1] > count or layers[0] < 1:
-        raise OutriderError(
-            f"speculator.head.layers = {list(layers)}: the target has {count} layers; name layers"
-            f" from 1 to {count}, ascending, each once"
-        )
+    check_layers(layers, count, "speculator.head.layers")
     return layers
+
+
+def check_layers(layers: Sequence[int], count: int, where: str) -> None:
+    """An `OutriderError` unless they are layers of a target of so many, ascending, each once."""
+    if not layers or list(layers) != sorted({*layers}) or layers[0] < 1 or layers[-1] > count:
+        raise OutriderError(
+            f"{where} = {list(layers)}, but the target has {count} layers, and the engine reads the"
+            f" residual stream before layers 1 to {count}, in ascending order, each once; write"
+            " them so (a stored head's with the columns of fc.weight in that order), or name the"
+            " target that the head was made for"
+        )
 
 
 def _attention(target_config: Mapping[str, Any], head: HeadConfig) -> dict[str, Any]:
     if head.layer_type == "mla":
-        kept = {key: target_config[key] for key in OF_LATENT_ATTENTION if key in target_config}
         return {
             "architectures": ["Eagle3DeepseekV2ForCausalLM"],
             "model_type": DEEPSEEK_MODEL_TYPES[0],
             "first_k_dense_replace": 1,
-            **kept,
+            **{key: target_config[key] for key in OF_LATENT_ATTENTION if key in target_config},
         }
     return {
         "architectures": ["LlamaForCausalLMEagle3"],

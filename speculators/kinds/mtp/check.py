@@ -115,9 +115,8 @@ def check_mtp_target(directory: Path, config_only: bool) -> None:
     )
     layers = config.get("num_nextn_predict_layers")
     if not layers:
-        found = config.get("num_nextn_predict_layers", "not there")
         raise OutriderError(
-            f"{config_path}: num_nextn_predict_layers is {found}, so there is no MTP layer to"
+            f"{config_path}: num_nextn_predict_layers is {layers}, so there is no MTP layer to"
             f" start from; {fix}"
         )
     fp8_blocks(config, config_path)  # refuses other quantizations than DeepSeek's

@@ -64,14 +64,6 @@ def load_mtp(
             " target.model at a checkpoint that has one (DeepSeek-V3 and R1 do; conversions to"
             " other formats often drop it)"
         )
-    if (
-        frozen_experts
-        and layout.config["num_hidden_layers"] < layout.config["first_k_dense_replace"]
-    ):
-        raise OutriderError(
-            f"{layout.directory / 'config.json'}: the MTP layer has a dense MLP and no routed"
-            " experts to freeze; set speculator.train: all"
-        )
     with torch.device("meta"):
         speculator = MTPSpeculator(layout.config, frozen_experts)
     speculator = speculator.to_empty(device=device).to(dtype)
@@ -194,12 +186,11 @@ def checkpoint_names(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def experts_apart(suffix: str, tensor: Tensor) -> dict[str, Tensor]:
     """Views of one tensor of a `DecoderLayer` under the checkpoint's names, one for each expert."""
     if suffix == "mlp.experts.gate_up_proj":
-        views = {}
-        for expert, both in enumerate(tensor):
-            gate, up = both.chunk(2)
-            views[expert_name(expert, "gate_proj")] = gate
-            views[expert_name(expert, "up_proj")] = up
-        return views
+        return {
+            expert_name(expert, name): view
+            for expert, both in enumerate(tensor)
+            for name, view in zip(("gate_proj", "up_proj"), both.chunk(2), strict=True)
+        }
     if suffix == "mlp.experts.down_proj":
         return {expert_name(expert, "down_proj"): down for expert, down in enumerate(tensor)}
     return {suffix: tensor}

@@ -19,7 +19,7 @@ from outrider.speculators.parity import complaint, in_words
 from outrider.training.config import TrainingConfig
 from outrider.training.distributed.launch import train
 from tests.gpu.inputs import logged_rows
-from tests.training.forked_ranks import run_forked
+from tests.training.corpus import training_spec
 
 K, TRAINED, ASKED = 4, 64, 16
 LEAST = {"eagle3": 2, "p_eagle": 1.5, "dflash": 1.3}
@@ -41,26 +41,18 @@ def test_a_briefly_trained_head_drafts_and_is_counted_as_predicted(
     with open_engine(target, few) as engine:
         capture_ids(engine, rows[:TRAINED], tmp_path / "features", features=spec)
     names = [name for name, _, _ in rows[:TRAINED]]
-    result = train(
-        nano_r1,
-        tmp_path / "features",
-        {name: (0.6, 0.95, 0) for name in names},
-        {"train": names[8:], "validation": names[:8]},
-        speculator,
-        TrainingConfig(
-            scratch_epochs=8,
-            row_tokens=2048,
-            evaluate_every=1000,
-            checkpoint_every=1000,
-            wandb_project=None,
-        ),
-        tmp_path / "training",
-        tmp_path / "head",
-        tmp_path / "logs",
-        run=run_forked,
+    training = TrainingConfig(
+        scratch_epochs=8,
+        row_tokens=2048,
+        evaluate_every=1000,
+        checkpoint_every=1000,
+        wandb_project=None,
     )
+    parts = {"train": names[8:], "validation": names[:8]}
+    states = tmp_path / "features"
+    result = train(training_spec(tmp_path, nano_r1, states, parts, speculator, training))
     assert result["best"]["acceptance_length"][-1] > LEAST[kind_name]
-    head = tmp_path / "head"
+    head = tmp_path / "speculator"
     asked = [
         AskedRow(name, token_ids[:start], 0.0, 1.0, 160)
         for name, token_ids, start in rows[TRAINED:]

@@ -6,7 +6,6 @@ The moments come from a seed and count from the first line of metrics, so that t
 evaluations and the writing of checkpoints; some fall into the start.
 """
 
-import json
 import os
 import random
 import subprocess
@@ -18,7 +17,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.training.corpus import Corpus, make_corpus
+from outrider.speculators.config import SpeculatorConfig
+from outrider.training.config import TrainingConfig
+from tests.training.corpus import Corpus, make_corpus, training_spec
 from tests.training.test_trainer import assert_same_run
 
 SETTINGS = {
@@ -36,30 +37,20 @@ R1's layer."""
 
 KILLS = 20
 
-# Like tests.training.corpus, without its imports.
 RUN = """
-import json, sys
-from pathlib import Path
-from outrider.speculators.config import SpeculatorConfig
-from outrider.training.config import TrainingConfig
+import sys
 from outrider.training.distributed.launch import train
-target, features, parts, run, settings = sys.argv[1:]
-parts, run = json.loads(parts), Path(run)
-sampling = {name: (0.6, 0.95, 0) for part in parts.values() for name in part}
-train(Path(target), Path(features), sampling, parts, SpeculatorConfig(depth=3),
-      TrainingConfig(**json.loads(settings)), run / "training", run / "speculator", run / "logs")
+from outrider.training.distributed.spec import TrainingSpec
+train(TrainingSpec.model_validate_json(sys.argv[1]))
 """
 
 
 def start(corpus: Corpus, run_dir: Path) -> subprocess.Popen:
     """Starts the launcher. The guard of its process tree kills the worker when it ends."""
-    arguments = [
-        str(corpus.target_dir),
-        str(corpus.features_dir),
-        json.dumps(corpus.parts),
-        str(run_dir),
-    ]
-    command = [sys.executable, "-c", RUN, *arguments, json.dumps(SETTINGS)]
+    settings, speculator = TrainingConfig(**SETTINGS), SpeculatorConfig(depth=3)
+    given = corpus.target_dir, corpus.features_dir, corpus.parts
+    spec = training_spec(run_dir, *given, speculator, settings)
+    command = [sys.executable, "-c", RUN, spec.model_dump_json()]
     # The same number of threads in every run: it decides the order of sums.
     return subprocess.Popen(
         command, stdout=subprocess.DEVNULL, env=os.environ | {"OMP_NUM_THREADS": "1"}

@@ -16,9 +16,6 @@ from safetensors.torch import load_file
 
 from outrider.common.cluster.config import ClusterConfig
 from outrider.common.errors import OutriderError
-from outrider.speculators.config import SpeculatorConfig
-from outrider.training.config import TrainingConfig
-from outrider.training.distributed.launch import train
 from outrider.training.distributed.spec import WORKER, Preempted
 from tests.cluster_nodes import LocalNodes, local_nodes
 from tests.training.corpus import FEATURE_STORE, Corpus, make_corpus
@@ -52,19 +49,12 @@ def run(
     **settings: object,
 ) -> dict:
     """Trains two processes, on the cluster or under torchrun."""
-    defaults = {"row_tokens": 128, "wandb_project": None, "compute": "fp32", "parity": "warn"}
-    return train(
-        corpus.target_dir,
-        corpus.features_dir,
-        {name: (0.6, 0.95, 0) for part in corpus.parts.values() for name in part},
-        corpus.parts,
-        SpeculatorConfig(depth=3),
-        TrainingConfig(processes=2, **(defaults | settings)),
-        run_dir / "training",
-        run_dir / "speculator",
-        run_dir / "logs",
+    return corpus.train(
+        run_dir,
         feature_store=store,
+        launch=True,
         cluster=ClusterConfig(address=nodes.address) if nodes else None,
+        **{"processes": 2, "parity": "warn", "learning_rate": 5e-4} | settings,
     )
 
 

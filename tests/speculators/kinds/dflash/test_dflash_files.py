@@ -23,7 +23,10 @@ REFUSED: dict[str, tuple[dict[str, object], str]] = {
     "bias": ({"attention_bias": True}, "attention_bias"),
     "rope": ({"rope_scaling": {"rope_type": "yarn", "factor": 4}}, "rope_type"),
     "mask": ({"mask_token": VOCAB}, f"mask_token_id = {VOCAB}: not a token of the target"),
-    "deeper": ({"layers": (1, 3)}, r"target_layer_ids: the states before layers \[1, 3\]"),
+    "deeper": (
+        {"layers": (1, 3)},
+        r"target_layer_ids \+ 1 = \[1, 3\], but .* 2 layers",
+    ),
     "order": ({"layers": (2, 1)}, "in ascending order"),
     "vocabulary": ({"vocab_size": VOCAB + 1}, "vocab_size"),
     "heads": ({"num_attention_heads": 2}, r"q_proj.weight has shape \[64, 64\]"),
