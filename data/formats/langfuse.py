@@ -30,10 +30,8 @@ from outrider.data.formats.fields import (
 )
 from outrider.data.formats.message_parts import openai_answer, openai_messages
 from outrider.data.formats.openai import exchanges
-from outrider.data.formats.rows import Sample, parse_row, row_records
+from outrider.data.formats.rows import Sample, parse_row
 from outrider.data.formats.sampling import CONSTRAINTS, NUMBERS
-
-NAME = "langfuse"
 
 TYPES = (
     *("SPAN", "GENERATION", "EVENT", "AGENT", "TOOL", "CHAIN"),
@@ -63,8 +61,6 @@ MESSAGE = {
     "audio",
 }
 """Keys of an assistant's message. An answer that is a JSON object with other keys is plain text."""
-
-records = row_records
 
 
 def recognizes(sample: Sample) -> bool:

@@ -19,9 +19,7 @@ from typing import Any
 from outrider.data.exchange import Exchange, Record, Reject
 from outrider.data.formats.fields import first, take, take_names, take_text, take_time
 from outrider.data.formats.openai import body, exchanges
-from outrider.data.formats.rows import Sample, parse_row, row_records
-
-NAME = "litellm"
+from outrider.data.formats.rows import Sample, parse_row
 
 REDACTED = "redacted-by-litellm"
 
@@ -44,8 +42,6 @@ TENANTS = (
 
 WRAPPERS = ("standard_logging_object", "standard_logging_payload")
 """Keys of the payload in a custom callback that logs its whole `kwargs`."""
-
-records = row_records
 
 
 def recognizes(sample: Sample) -> bool:

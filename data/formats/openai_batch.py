@@ -19,8 +19,6 @@ from outrider.data.formats.join import joined_records, row_bytes
 from outrider.data.formats.openai import body, exchanges
 from outrider.data.formats.rows import Row, Sample, parse_row
 
-NAME = "openai_batch"
-
 COMPLETIONS = "/completions"
 """End of the URLs of chat and text completions."""
 

@@ -27,8 +27,6 @@ from outrider.data.formats.openai import body, exchanges, gateway_fields
 from outrider.data.formats.openai_stream import join_chunks
 from outrider.data.formats.rows import Row, Sample, parse_row
 
-NAME = "openai_joined"
-
 
 def recognizes(sample: Sample) -> bool:
     return any(_side(row) for row in sample.rows)

@@ -35,10 +35,8 @@ from outrider.data.formats.fields import (
 )
 from outrider.data.formats.message_parts import openai_answer, openai_messages
 from outrider.data.formats.openai import exchanges
-from outrider.data.formats.rows import Sample, parse_row, row_records
+from outrider.data.formats.rows import Sample, parse_row
 from outrider.data.formats.sampling import NUMBERS
-
-NAME = "otel_genai"
 
 DETAILS = "gen_ai.client.inference.operation.details"
 
@@ -57,8 +55,6 @@ ATTRIBUTES = ("attributes", "SpanAttributes", "LogAttributes")
 
 CHAT = ("chat", "generate_content", None)
 """Operations that are LLM calls; some instrumentations omit the operation."""
-
-records = row_records
 
 
 def recognizes(sample: Sample) -> bool:

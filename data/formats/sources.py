@@ -14,7 +14,7 @@ import socket
 import sys
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import IO, Any, BinaryIO
 
@@ -56,31 +56,24 @@ CLIENTS = frozenset(
 
 @contextlib.contextmanager
 def answering(what: str) -> Iterator[None]:
-    """Raises `OutriderError` where a store does not answer or refuses the credentials.
+    """Raises `OutriderError` where a store does not answer, or a file may not be read.
 
     `what` begins the message.
     """
     try:
         yield
     except Exception as error:
-        is_network = isinstance(error, ConnectionError | TimeoutError | socket.gaierror)
-        if not is_network and type(error).__module__.partition(".")[0] not in CLIENTS:
+        refused = (ConnectionError, TimeoutError, socket.gaierror, PermissionError)
+        if not (isinstance(error, refused) or type(error).__module__.partition(".")[0] in CLIENTS):
             raise
         detail = f"{type(error).__name__}: {error}".rstrip(": ")
         raise OutriderError(
-            f"{what}: the store does not answer ({detail}); check the address, the network and the "
-            "credentials and rerun the command, or copy the files here and name the copy"
+            f"{what}: cannot be read ({detail}); check the address, the network, the credentials "
+            "and the permissions and rerun the command, or copy the files and name the copy"
         ) from None
 
 
 @dataclass
-class Meter:
-    """Count of the rows that were read of a file."""
-
-    rows: int = 0
-
-
-@dataclass(frozen=True)
 class LogFile:
     """One file of a log."""
 
@@ -89,21 +82,19 @@ class LogFile:
     filesystem: AbstractFileSystem
     path: str
     """Path inside `filesystem`."""
-    meter: Meter = field(default_factory=Meter, compare=False)
+    rows: int = 0
+    """Rows that were read."""
     limit: int | None = None
     """Maximum number of rows to read, for a quick look."""
 
     @contextlib.contextmanager
     def stored(self) -> Iterator[IO[bytes]]:
         """Opens the file as stored, for formats that seek in it (Parquet)."""
-        try:
-            with (
-                answering(f"traffic.path: {self.name}"),
-                self.filesystem.open(self.path, "rb") as file,
-            ):
-                yield file
-        except PermissionError:
-            raise OutriderError(f"{self.name}: no permission to read it (traffic.path)") from None
+        with (
+            answering(f"traffic.path: {self.name}"),
+            self.filesystem.open(self.path, "rb") as file,
+        ):
+            yield file
 
     @contextlib.contextmanager
     def open(self) -> Iterator[BinaryIO]:
@@ -135,16 +126,16 @@ class LogFile:
                 if line is None or line.strip():
                     if self.is_read_enough():
                         return
-                    self.meter.rows += 1
+                    self.rows += 1
                     yield number, line
 
     def is_read_enough(self) -> bool:
         """Whether the maximum number of rows was read."""
-        return self.limit is not None and self.meter.rows >= self.limit
+        return self.limit is not None and self.rows >= self.limit
 
     def head(self, size: int = 2**16) -> bytes:
         """Returns the first bytes, decompressed, without counting them as read."""
-        with replace(self, meter=Meter()).open() as file:
+        with self.open() as file:
             return file.read(size)
 
     def size(self) -> int:
@@ -235,7 +226,4 @@ def _found(entry: str) -> tuple[AbstractFileSystem, list[str], str]:
 
 def unpacked_name(path: str) -> str:
     """Name of a file without its folder and the suffix of its compression."""
-    name = PurePosixPath(path).name
-    for compression in COMPRESSIONS:
-        name = name.removesuffix(compression)
-    return name
+    return re.sub(r"\.(gz|zst)$", "", PurePosixPath(path).name)

@@ -201,7 +201,7 @@ def _records(
         for item in read_records(name, its_files, scratch):
             used += item.rows
             yield name, item
-        read = sum(file.meter.rows for file in its_files)
+        read = sum(file.rows for file in its_files)
         if used != read:
             raise AssertionError(
                 f"format {name}: {read} rows read, {used} in its records and rejects"
