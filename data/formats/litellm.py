@@ -64,10 +64,7 @@ def parse(record: Record) -> list[Exchange | Reject]:
         raise Reject("cache_hit")
     if _is_redacted(row.get("messages")) or _is_redacted(row.get("response")):
         raise Reject("redacted", "turn_off_message_logging was on")
-    response = row.get("response")
-    if isinstance(response, str) and response and not response.lstrip().startswith("{"):
-        raise Reject("wrong_type", "row.response is a text")
-    response = body(row, "response") if response not in ({}, "", None) else None
+    response = body(row, "response")
     if not response:
         raise Reject("prompts_only", "the call succeeded, and its response was not logged")
     counted = take(row, "completion_tokens", int, "row")
@@ -98,13 +95,7 @@ def parse(record: Record) -> list[Exchange | Reject]:
 
 def _is_redacted(value: Any) -> bool:
     """Whether LiteLLM replaced a text by its redaction notice: in a message, a choice, or alone."""
-    if isinstance(value, str):
-        return value == REDACTED
-    if isinstance(value, list):
-        return any(_is_redacted(item) for item in value[:100])
     if isinstance(value, dict):
-        return any(
-            _is_redacted(value.get(key))
-            for key in ("content", "text", "message", "reasoning_content", "choices")
-        )
-    return False
+        keys = ("content", "text", "message", "reasoning_content", "choices")
+        value = [value.get(key) for key in keys]
+    return any(map(_is_redacted, value[:100])) if isinstance(value, list) else value == REDACTED

@@ -97,23 +97,17 @@ class LogFile:
             yield file
 
     @contextlib.contextmanager
-    def open(self) -> Iterator[BinaryIO]:
+    def open(self) -> Iterator[Any]:
         """Opens the file's decompressed content."""
+        suffix = PurePosixPath(self.path).suffix
         with self.stored() as stored:
-            unpacked: Any
-            damage: tuple[type[Exception], ...]
-            if self.path.endswith(".gz"):
-                unpacked = gzip.GzipFile(fileobj=stored)
-                damage = (gzip.BadGzipFile, zlib.error, EOFError)
-            elif self.path.endswith(".zst"):
-                unpacked, damage = zstd.ZstdFile(stored), (zstd.ZstdError, EOFError)
-            else:
+            if suffix not in COMPRESSIONS:
                 yield stored
                 return
             try:
-                yield unpacked
-            except damage as error:
-                kind = COMPRESSIONS[PurePosixPath(self.path).suffix]
+                yield gzip.GzipFile(fileobj=stored) if suffix == ".gz" else zstd.ZstdFile(stored)
+            except (gzip.BadGzipFile, zlib.error, zstd.ZstdError, EOFError) as error:
+                kind = COMPRESSIONS[suffix]
                 raise OutriderError(
                     f"{self.name}: damaged or cut-off {kind} ({error}); copy it again, or unpack "
                     "what is left and name that file in traffic.path"
@@ -170,8 +164,6 @@ def _lines(file: BinaryIO) -> Iterator[bytes | None]:
 def log_files(path: str | list[str]) -> list[LogFile]:
     """Returns every file that `traffic.path` names, once, sorted by name within each entry."""
     entries = [path] if isinstance(path, str) else path
-    if not entries:
-        raise OutriderError("traffic.path is an empty list; name a file, a folder or a URL")
     found: dict[tuple[AbstractFileSystem, str], LogFile] = {}
     for entry in entries:
         found |= {(file.filesystem, file.path): file for file in _files_of(entry)}
@@ -182,12 +174,17 @@ def _files_of(entry: str) -> list[LogFile]:
     what = f"traffic.path = {entry!r}"
     try:
         with answering(what):
-            filesystem, paths, nothing = _found(entry)
+            filesystem, root = url_to_fs(entry)
+            paths = _paths(filesystem, root)
     except (ImportError, OSError, ValueError) as error:
         # No client is installed, the store refuses, or the protocol or the name is invalid.
         raise OutriderError(f"{what}: {error}") from error
     if not paths:
-        raise OutriderError(f"{what}: {nothing}")
+        endings = f"{', '.join(SUFFIXES)} or one of these with {' or '.join(COMPRESSIONS)}"
+        raise OutriderError(
+            f"{what}: no such file or folder, or it holds no file that ends in {endings}; a data"
+            " set of the Hugging Face Hub is hf://datasets/OWNER/NAME (HF_TOKEN for a private one)"
+        )
     return [
         LogFile(
             without_credentials(filesystem.unstrip_protocol(path).removeprefix("file://")),
@@ -198,30 +195,16 @@ def _files_of(entry: str) -> list[LogFile]:
     ]
 
 
-def _found(entry: str) -> tuple[AbstractFileSystem, list[str], str]:
-    """Returns the filesystem of an entry, its files, and the message if there are none."""
-    filesystem, root = url_to_fs(entry)
-    if filesystem.isdir(root):
-        names = {path: unpacked_name(path) for path in filesystem.find(root)}
-        paths = [path for path, name in names.items() if name.endswith(SUFFIXES) and name[0] != "."]
-        if any(path.endswith((".arrow", ".parquet")) for path in paths):
-            paths = [path for path in paths if PurePosixPath(path).name not in DATA_SET_FILES]
-        endings = f"{', '.join(SUFFIXES)} or one of these with {' or '.join(COMPRESSIONS)}"
-        return filesystem, paths, f"holds no file that ends in {endings}"
-    if filesystem.exists(root):
-        return filesystem, [root], ""
-    if any(character in entry for character in "*?["):
-        return (
-            filesystem,
-            [path for path in filesystem.glob(root) if filesystem.isfile(path)],
-            "matches no file",
-        )
-    nothing = "no such file or folder"
-    if re.fullmatch(r"[\w.-]+/[\w.-]+", entry):
-        nothing += f"; a data set of the Hugging Face Hub is hf://datasets/{entry}"
-    elif entry.startswith("hf://"):  # the Hub hides private data sets
-        nothing += "; a private or gated data set needs the variable HF_TOKEN"
-    return filesystem, [], nothing
+def _paths(filesystem: AbstractFileSystem, root: str) -> list[str]:
+    """The log files of a folder, a file's own path, or the files that match a glob."""
+    if not filesystem.isdir(root):
+        files = [path for path in filesystem.glob(root) if filesystem.isfile(path)]
+        return [root] if filesystem.exists(root) else files
+    names = {path: unpacked_name(path) for path in filesystem.find(root)}
+    paths = [path for path, name in names.items() if name.endswith(SUFFIXES) and name[0] != "."]
+    if any(path.endswith((".arrow", ".parquet")) for path in paths):
+        paths = [path for path in paths if PurePosixPath(path).name not in DATA_SET_FILES]
+    return paths
 
 
 def unpacked_name(path: str) -> str:

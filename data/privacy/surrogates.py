@@ -13,8 +13,8 @@ Thailand) on the global random state, so a value would get another surrogate in 
 also does not keep the spelling of a value.
 
     surrogates = Surrogates(key, ["US", "DE"])
-    both = Replacements([surrogates.value("PHONE_NUMBER", "(212) 736-5000"),
-                         surrogates.value("EMAIL_ADDRESS", "a@b.org")])
+    both = surrogates.replacements([("PHONE_NUMBER", "(212) 736-5000"),
+                                    ("EMAIL_ADDRESS", "a@b.org")])
     both.sub("212.736.5000 again")     # "279.664.4286 again"
 """
 
@@ -86,6 +86,10 @@ class Surrogates:
     def __init__(self, key: bytes, phone_regions: list[str]):
         self.key = key
         self.regions = phone_regions
+
+    def replacements(self, values: Iterable[tuple[str, str]]) -> Replacements:
+        """Replacements of values, given as (kind, text)."""
+        return Replacements(self.value(kind, text) for kind, text in values)
 
     def value(self, kind: str, text: str) -> Value:
         """The value found as `text`, for replacing all of its spellings."""

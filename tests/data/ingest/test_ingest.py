@@ -13,7 +13,7 @@ from outrider.common.redaction import without_credentials
 from outrider.data.config import PrivacyConfig, TrafficConfig
 from outrider.data.formats.sources import log_files
 from outrider.data.ingest import chunks
-from outrider.data.ingest.chunks import ChunkWork
+from outrider.data.ingest.chunks import Work
 from outrider.data.ingest.ingest import ingest
 from outrider.data.sequences import load_sequences
 from outrider.data.tokenize.tokens import SequenceBuilder
@@ -186,7 +186,7 @@ def test_paths_that_cannot_be_read(text_target, tmp_path):
     for path, message in [
         (tmp_path / "nowhere.jsonl", "no such file or folder"),
         (tmp_path / "empty", "holds no file that ends in .jsonl"),
-        (tmp_path / "*.jsonl", "matches no file"),
+        (tmp_path / "*.jsonl", "no such file or folder"),
         ("nosuch://bucket/x", "nosuch"),
         ("az://bucket/x", "Install adlfs to access"),
     ]:
@@ -287,7 +287,7 @@ def test_an_interrupted_ingest_goes_on(text_target, log, tmp_path, small_chunks,
     expected = ingested(text_target, log, tmp_path / "expected")
     done, interrupted = [], []
 
-    made = ChunkWork._make
+    made = Work._make
 
     def make(self, chunk):
         if len(done) in (2, 5) and not interrupted.count(len(done)):
@@ -296,7 +296,7 @@ def test_an_interrupted_ingest_goes_on(text_target, log, tmp_path, small_chunks,
         done.append(chunk.number)
         return made(self, chunk)
 
-    monkeypatch.setattr(ChunkWork, "_make", make)
+    monkeypatch.setattr(Work, "_make", make)
     for _ in range(2):
         with pytest.raises(KeyboardInterrupt):
             ingested(text_target, log, tmp_path / "out")
@@ -322,10 +322,10 @@ def test_parts_of_other_inputs_are_not_used(
         text_target = shutil.copytree(text_target, tmp_path / "target")
         (text_target / "generation_config.json").write_text('{"temperature": 0.5}')
     made = []
-    make = ChunkWork._make
+    make = Work._make
     with monkeypatch.context() as patch:
         patch.setattr(
-            ChunkWork, "_make", lambda self, chunk: made.append(chunk.number) or make(self, chunk)
+            Work, "_make", lambda self, chunk: made.append(chunk.number) or make(self, chunk)
         )
         ingested(text_target, log, tmp_path / "out", **config)
     assert made and not (tmp_path / "out" / ".parts").exists()
