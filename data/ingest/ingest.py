@@ -23,7 +23,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from datasets import Dataset, concatenate_datasets, disable_progress_bars
+import pyarrow as pa
+from datasets import Dataset, disable_progress_bars
 from rich.console import Console
 
 from outrider.common.errors import OutriderError
@@ -167,12 +168,13 @@ def _assemble(parts: list[Path], sequences_dir: Path) -> None:
     The fingerprint is that of the content, so that a repeated ingest gives the same bytes and later
     stages are not rerun.
     """
-    table = concatenate_datasets([Dataset.from_file(str(part)) for part in parts])
-    table._fingerprint = value_digest([file_digest(part) for part in parts])[:16]
+    tables = [pa.ipc.open_stream(pa.memory_map(str(part))).read_all() for part in parts]
+    digest = value_digest([file_digest(part) for part in parts])[:16]
+    table = Dataset(pa.concat_tables(tables), fingerprint=digest)
     disable_progress_bars()  # the ingest has its own
     with publish(sequences_dir) as folder:
         folder.mkdir(mode=0o700)
-        table.save_to_disk(str(folder))
+        table.save_to_disk(str(folder), num_shards=1)
         for path in folder.iterdir():
             path.chmod(0o600)
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from outrider.common.errors import OutriderError
 from outrider.common.files import read_json
 from outrider.data.exchange import Exchange, Reject
-from outrider.data.tokenize.chat_template import ChatTemplate
+from outrider.data.tokenize.chat_template import render
 from outrider.data.tokenize.emitted_text import END_THINK, THINK, endings, opening_of, readings
 
 OPENED = f"{THINK}\n"
@@ -76,7 +76,6 @@ class SequenceBuilder:
                 f"{target_dir}: the tokenizer has no chat template (chat_template in "
                 "tokenizer_config.json)"
             )
-        self.template = ChatTemplate(self.tokenizer)
         self._encoder = self.tokenizer.backend_tokenizer
         self._eos = self.tokenizer.eos_token_id  # slow to look up
         self._encoder.no_truncation()
@@ -192,7 +191,7 @@ class SequenceBuilder:
             return exchange.prompt_text
         if exchange.messages is None:
             raise Reject("no_messages")
-        return self.template.render(exchange.messages, exchange.template_arguments)
+        return render(self.tokenizer, exchange.messages, exchange.template_arguments)
 
     def retokenize(self, exchange: Exchange, prompt_text: str) -> list[int]:
         """The completion's tokens from its text, including its end token."""

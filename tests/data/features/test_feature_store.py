@@ -61,7 +61,7 @@ def interrupted(directory, indices):
 
 def test_an_interrupted_writing_goes_on_after_the_last_whole_shard(tmp_path):
     interrupted(tmp_path / "features", range(10))
-    with pytest.raises(OutriderError, match="unfinished capture"):
+    with pytest.raises(OutriderError, match="or an unfinished one"):
         FeatureStore.open(tmp_path / "features")
     with (tmp_path / "features" / JOURNAL).open("a") as journal:
         journal.write('{"file": "shard-000')  # the machine died here
@@ -105,7 +105,7 @@ def test_damage_and_versions_are_told_apart(tmp_path):
     with pytest.raises(OutriderError, match="bytes changed since capture"):
         FeatureStore.open(tmp_path / "features").verify()
     shard.write_bytes(content[:-1])
-    with pytest.raises(OutriderError, match="the manifest says"):
+    with pytest.raises(OutriderError, match="the manifest lists"):
         FeatureStore.open(tmp_path / "features")
     manifest = tmp_path / "features" / "manifest.json"
     manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "version": 99}))
