@@ -26,6 +26,8 @@ import re
 import string
 from collections.abc import Callable, Iterable
 
+import phonenumbers
+
 SEPARATOR = r"[ \t().\-/\u00a0]{0,3}"
 BEFORE = r"(?:(?<![A-Za-z0-9])|(?<=\\[bfnrt])|(?<=\\u[0-9a-fA-F]{4}))"
 """A value begins after anything but a letter or digit, or after a JSON escape."""
@@ -211,8 +213,6 @@ def _luhn(digits: str) -> bool:
 
 
 def _is_phone(country: str, national: str) -> bool:
-    import phonenumbers
-
     try:
         return phonenumbers.is_valid_number(phonenumbers.parse(f"+{country}{national}"))
     except phonenumbers.NumberParseException:
@@ -221,8 +221,6 @@ def _is_phone(country: str, national: str) -> bool:
 
 def _national_number(text: str, regions: list[str]) -> tuple[str, str]:
     """A number's country code and national digits; no code and all digits if unknown."""
-    import phonenumbers
-
     main = re.split(r"(?i)\s*(?:,|;|x|ext|#)", text, maxsplit=1)[0]
     digits = "".join(filter(str.isdigit, main))
     for region in ["ZZ"] if text.lstrip("( ").startswith("+") else regions:
