@@ -163,9 +163,11 @@ class SequenceBuilder:
         The engine tokenizes a text as this tokenizer does, so the logged count decides whether the
         endpoint's template opens `<think>`. R1's first ones did not.
         """
-        text = self.render(exchange)
         if exchange.messages is None:
-            return self._encode(text, exchange.prompt_is_raw), text
+            if exchange.prompt_text is None:
+                raise Reject("no_messages")
+            return self._encode(exchange.prompt_text, exchange.prompt_is_raw), exchange.prompt_text
+        text = render(self.tokenizer, exchange.messages, exchange.template_arguments)
         ids, counted = self._encode(text), exchange.prompt_tokens
         if counted is None or len(ids) == counted:
             return ids, text
@@ -184,14 +186,6 @@ class SequenceBuilder:
         )
         assert isinstance(text, str)
         return text
-
-    def render(self, exchange: Exchange) -> str:
-        """The prompt as the target's chat template renders it, or as it was logged."""
-        if exchange.messages is None and exchange.prompt_text is not None:
-            return exchange.prompt_text
-        if exchange.messages is None:
-            raise Reject("no_messages")
-        return render(self.tokenizer, exchange.messages, exchange.template_arguments)
 
     def retokenize(self, exchange: Exchange, prompt_text: str) -> list[int]:
         """The completion's tokens from its text, including its end token."""
