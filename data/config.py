@@ -3,7 +3,7 @@
 python -c "from outrider.data.config import SplitConfig; print(SplitConfig())"
 """
 
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -15,7 +15,7 @@ class _Section(BaseModel):
 class TrafficConfig(_Section):
     """`traffic:` the logs."""
 
-    path: str | list[str]
+    path: str | Annotated[list[str], Field(min_length=1)]
     """A file, a folder, a glob, an fsspec URL (`s3://...`, `hf://datasets/...`), or a list of
     these. A folder is searched at any depth for .jsonl, .ndjson, .json, .log, .parquet, .arrow and
     .pkl files, plain, .gz or .zst."""

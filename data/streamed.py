@@ -20,7 +20,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import ray
 import torch
+from rich.console import Console
 
 from outrider.common.cluster.config import ClusterConfig
 from outrider.common.cluster.session import connect, open_cluster
@@ -174,9 +176,6 @@ class StreamedFeatures:
 
     def replicas(self) -> Replicas:
         """The replicas, from this process. The first rank reports their starts and ends."""
-        import ray
-        from rich.console import Console
-
         if not ray.is_initialized():
             connect({"address": self.facts["address"]})
         try:

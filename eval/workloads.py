@@ -125,13 +125,13 @@ def _asked(
     """Requests to the engine, of the prompts that leave room for a response."""
     from transformers import AutoTokenizer
 
-    from outrider.data.tokenize.chat_template import ChatTemplate
+    from outrider.data.tokenize.chat_template import render
 
     tokenizer = AutoTokenizer.from_pretrained(context.target.directory())
-    template, longest = ChatTemplate(tokenizer), context.settings.max_tokens
+    longest = context.settings.max_tokens
     room = context.serving.engine.max_model_len - longest - 1
     for number, prompt in enumerate(prompts):
-        text = template.render([{"role": "user", "content": prompt}], {})
+        text = render(tokenizer, [{"role": "user", "content": prompt}], {})
         ids = tokenizer.encode(text, add_special_tokens=False)
         if len(ids) <= room:
             own = sampling.temperature, sampling.top_p, longest, sampling.top_k

@@ -120,7 +120,7 @@ def judge(
         return [
             ReplaySums.joined(
                 [replayed(window, directory, recipe, ids) for window, ids in of.items()]
-            ).selected(allowed.ids, allowed.sessions)
+            ).selected([*allowed.sessions], allowed.sessions)
             for directory in (serving_dir, trained.speculator)
         ]
 

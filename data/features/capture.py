@@ -44,8 +44,7 @@ from outrider.data.features.engine_checks import Row, check_engine
 from outrider.data.features.feature_store import MANIFEST, STORED_AS, FeatureStore
 from outrider.data.features.feature_writer import FeatureWriter
 from outrider.data.features.replica import ReplicaSetup
-from outrider.data.features.replicas import Replicas, start_replicas
-from outrider.data.privacy.regenerate import Answers, asked_rows, regenerate
+from outrider.data.privacy.regenerate import Answer, asked_rows, regenerate
 from outrider.data.sequences import Tables, load_sequences
 from outrider.data.split.split import ids_of
 from outrider.serving.config import EngineConfig, TargetConfig
@@ -131,7 +130,7 @@ def capture_table(
     checks = check_engine(engine, sample, spec, lm_head_VH, Path(model.model))
     Console(stderr=True).print(checks.pop("in_words"), highlight=False, soft_wrap=True)
     states = _states_of(engine, spec, capture.batch_tokens, capture.on_policy_positions)
-    found = _write_table(table, limit, engine, states, spec, source, capture, out_dir)
+    found = _write_table(table, limit, engine.answer, states, spec, source, capture, out_dir)
     found |= {**checks, "too_long": lengths._asdict() if lengths else None}
     write_json(out_dir / SUMMARY, found, private=True)
     return found
@@ -160,19 +159,24 @@ def _on_replicas(
         in_memory=False,
         piece_tokens=max(capture.batch_tokens, longest_row),
     )
-    with open_cluster(cluster) as session, start_replicas(cluster, setup) as (_, actors):
-        replicas = Replicas(actors, state_bytes(spec), cluster.start_timeout_s)
-        in_flight = session.in_flight_bytes(cluster)
+    with open_cluster(cluster) as session:  # first: it explains where Ray is missing
+        from outrider.data.features.replicas import Replicas, start_replicas
 
-        def states(plan: Iterator[Piece]) -> Iterator[Captured]:
-            for piece, rows in replicas.stream(plan, in_flight):
-                yield from zip(piece.rows, rows, strict=True)
+        with start_replicas(cluster, setup) as (_, actors):
+            replicas = Replicas(actors, state_bytes(spec), cluster.start_timeout_s)
+            in_flight = session.in_flight_bytes(cluster)
 
-        found = _write_table(table, limit, replicas, states, spec, source, capture, out_dir)
-        found |= {"replicas": replicas.running, "lost_replicas": replicas.lost}
-        found |= {"left_out": replicas.left_out, "too_long": lengths._asdict()}
-        write_json(out_dir / SUMMARY, found, private=True)
-        return found
+            def states(plan: Iterator[Piece]) -> Iterator[Captured]:
+                for piece, rows in replicas.stream(plan, in_flight):
+                    yield from zip(piece.rows, rows, strict=True)
+
+            found = _write_table(
+                table, limit, replicas.answer, states, spec, source, capture, out_dir
+            )
+            found |= {"replicas": replicas.running, "lost_replicas": replicas.lost}
+            found |= {"left_out": replicas.left_out, "too_long": lengths._asdict()}
+            write_json(out_dir / SUMMARY, found, private=True)
+            return found
 
 
 def _states_of(
@@ -190,15 +194,15 @@ def _states_of(
 def _write_table(
     table: Dataset,
     limit: int,
-    target: Answers,
+    answer: Answer,
     states: Callable[[Iterator[Piece]], Iterator[Captured]],
     spec: FeatureSpec,
     source: dict[str, Any],
     capture: CaptureConfig,
     out_dir: Path,
 ) -> dict[str, Any]:
-    """Lets the `target` answer marked rows again, then captures all with their scores."""
-    answers = regenerate(target, asked_rows(table), out_dir, source, capture.batch_tokens)
+    """Lets the target `answer` marked rows again, then captures all with their scores."""
+    answers = regenerate(answer, asked_rows(table), out_dir, source, capture.batch_tokens)
     rows = functools.partial(rows_of, table, limit, answers)
     written = _write_store(spec, states, rows, out_dir, source, capture, COLUMNS)
     return {**written, "regenerated": len(answers)}

@@ -29,7 +29,7 @@ Shapes: T tokens of a row, H hidden, L rungs.
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -37,13 +37,11 @@ from torch.nn.functional import rms_norm
 
 from outrider.common.errors import OutriderError
 from outrider.common.tolerance import Tolerance
+from outrider.serving.engine import Engine
 from outrider.speculators.checkpoints.architectures import FINAL_NORM_WEIGHT
 from outrider.speculators.checkpoints.layout import read_layout
 from outrider.speculators.checkpoints.tensors import CheckpointTensors
 from outrider.speculators.features import FINAL_NORM, FeatureSpec, layer_index, layer_name
-
-if TYPE_CHECKING:
-    from outrider.serving.engine import Engine
 
 Row = tuple[str, Sequence[int], int]
 """(sequence id, token ids, completion start)"""
@@ -86,7 +84,7 @@ class SelfCheck:
         )
 
 
-def self_check(engine: "Engine", rows: Sequence[Row], lm_head_VH: torch.Tensor) -> SelfCheck:
+def self_check(engine: Engine, rows: Sequence[Row], lm_head_VH: torch.Tensor) -> SelfCheck:
     """Runs `rows` through the engine for states and for log-probabilities, and compares them."""
     prompts = [(row_id, token_ids) for row_id, token_ids, _ in rows]
     hidden = {row_id: states[FINAL_NORM] for row_id, states, _ in engine.prefill(prompts)}
@@ -210,7 +208,7 @@ def norm_and_layers(target_dir: Path) -> tuple[Callable[[Tensor], Tensor], int]:
 
 
 def layer_check(
-    engine: "Engine",
+    engine: Engine,
     rows: Sequence[Row],
     spec: FeatureSpec,
     norm: Callable[[Tensor], Tensor],
@@ -268,7 +266,7 @@ def require_layer_check(check: LayerCheck) -> None:
 
 
 def check_engine(
-    engine: "Engine",
+    engine: Engine,
     rows: Sequence[Row],
     spec: FeatureSpec,
     lm_head_VH: Tensor,

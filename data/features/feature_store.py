@@ -14,7 +14,6 @@ Hidden states can be inverted to the text they came from: only their owner can r
     python -m outrider.data.features.feature_store runs/resume_screening/features    # checksums
 """
 
-import os
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -63,13 +62,13 @@ class Features:
 
 
 class FeatureStore:
-    """Reads a finished store, memory-mapped; each process opens its own mapping."""
+    """Reads a finished store, memory-mapped."""
 
     def __init__(self, directory: Path, manifest: dict[str, Any]):
         self.directory = directory
         self.manifest = manifest
         self._table = {sequence["id"]: sequence for sequence in manifest["sequences"]}
-        self._open: dict[tuple[int, int], Any] = {}
+        self._open: dict[int, Any] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
         """For another process, which opens its own mapping."""
@@ -80,13 +79,10 @@ class FeatureStore:
         """Opens the store at `directory`; checks its version and that every shard is whole."""
         directory = Path(directory)
         if not (directory / MANIFEST).exists():
-            unfinished = (directory / JOURNAL).exists()
-            what = (
-                "an unfinished capture; run the capture stage again, it goes on"
-                if unfinished
-                else "no feature store"
+            raise OutriderError(
+                f"{directory}: no feature store, or an unfinished one (there is no {MANIFEST});"
+                " run the capture stage, which resumes"
             )
-            raise OutriderError(f"{directory}: {what} (there is no {MANIFEST})")
         manifest = read_json(directory / MANIFEST)
         if manifest.get("version") != VERSION:
             raise OutriderError(
@@ -95,11 +91,10 @@ class FeatureStore:
             )
         for shard in manifest["shards"]:
             path = directory / shard["file"]
-            size = path.stat().st_size if path.exists() else None
+            size = path.stat().st_size if path.exists() else "no"
             if size != shard["bytes"]:
-                found = "missing" if size is None else f"{size} bytes"
                 raise OutriderError(
-                    f"{path}: {found}, the manifest says {shard['bytes']} bytes; delete the folder"
+                    f"{path}: {size} bytes, the manifest lists {shard['bytes']}; delete the folder"
                     " and capture again"
                 )
         return cls(directory, manifest)
@@ -169,11 +164,10 @@ class FeatureStore:
                 )
 
     def _shard(self, index: int) -> Any:
-        key = (os.getpid(), index)  # a child of a fork opens its own mapping
-        if key not in self._open:
+        if index not in self._open:
             path = self.directory / self.manifest["shards"][index]["file"]
-            self._open[key] = safe_open(path, framework="pt")
-        return self._open[key]
+            self._open[index] = safe_open(path, framework="pt")
+        return self._open[index]
 
 
 def rounded(scores: Sequence[Sequence[float]]) -> list[list[float]]:

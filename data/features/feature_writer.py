@@ -31,9 +31,6 @@ from outrider.data.features.feature_store import (
 )
 from outrider.speculators.features import FINAL_NORM, FeatureSpec, FeatureStream
 
-Pending = tuple[dict[str, torch.Tensor], dict[str, Any]]
-"""The stored tensors of a sequence, and its row of the index."""
-
 
 class FeatureWriter:
     """Writes a store shard by shard.
@@ -72,7 +69,8 @@ class FeatureWriter:
         self.shard_bytes = int(shard_megabytes * 2**20)
         self.shards: list[dict[str, Any]] = []
         self.restarted = False
-        self._pending: list[Pending] = []
+        self._pending: list[tuple[dict[str, torch.Tensor], dict[str, Any]]] = []
+        """Stored tensors of sequences, and their rows of the index."""
         self._pending_bytes = 0
         self._continue_or_start()
         self.done = {sequence["id"] for shard in self.shards for sequence in shard["sequences"]}

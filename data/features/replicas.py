@@ -17,8 +17,11 @@ import uuid
 from collections import Counter, deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import ray
+from ray import ObjectRef
+from ray.actor import ActorHandle
 from rich.console import Console
 
 from outrider.common.cluster.config import ClusterConfig
@@ -34,10 +37,6 @@ from outrider.data.features.replica import (
 from outrider.serving.engine import AskedRow, in_process
 from outrider.serving.vllm_hooks.version import runs_on_cpu
 
-if TYPE_CHECKING:
-    from ray import ObjectRef
-    from ray.actor import ActorHandle
-
 POLL_S = 0.5
 """Longest wait for the next event, in seconds."""
 TRIES = 10
@@ -47,10 +46,8 @@ TRIES = 10
 @contextlib.contextmanager
 def start_replicas(
     config: ClusterConfig, setup: ReplicaSetup, actor: type = CaptureReplica
-) -> "Iterator[tuple[str, dict[str, ActorHandle]]]":
+) -> Iterator[tuple[str, dict[str, ActorHandle]]]:
     """Starts the actors and ends them; yields their namespace, and their handles by name."""
-    import ray
-
     gpus = 0 if runs_on_cpu() else in_process(setup.engine)[0].gpus
     remote: Any = ray.remote(num_cpus=config.cores_per_replica, num_gpus=gpus)(actor)
     namespace, actors = f"outrider-{uuid.uuid4().hex}", {}
@@ -78,7 +75,7 @@ class _Task:
     tries: int = 0
     replica: str | None = None
     """The replica that captures it; None before that, or after the replica was lost."""
-    states: "ObjectRef | None" = None
+    states: ObjectRef | None = None
     rows: list[CapturedRow] | None = None
     """Copies of its states, once it is captured."""
 
@@ -88,7 +85,7 @@ class Replicas:
 
     def __init__(
         self,
-        actors: "Mapping[str, ActorHandle]",
+        actors: Mapping[str, ActorHandle],
         token_bytes: int,
         start_timeout_s: float,
         console: Console | None = None,
@@ -111,8 +108,6 @@ class Replicas:
 
     def answer(self, rows: Sequence[AskedRow]) -> list[list[int]]:
         """Token ids of the target's answers, from one replica; as `Engine.answer`."""
-        import ray
-
         while True:
             while not self.running:
                 self._wait([], POLL_S)
@@ -167,8 +162,6 @@ class Replicas:
 
     def _wait(self, tasks: Iterable[_Task], timeout_s: float) -> None:
         """Handles starts of replicas and ends of tasks, waiting for the first of them."""
-        import ray
-
         asked = {task.states: task for task in tasks if task.states is not None}
         if known := [*self._starting, *asked]:
             ray.wait(known, timeout=timeout_s)
@@ -189,9 +182,7 @@ class Replicas:
                 " cluster.cores_per_replica or serving.engine's parallel sizes, or wait longer"
             )
 
-    def _started(self, name: str, reference: "ObjectRef") -> None:
-        import ray
-
+    def _started(self, name: str, reference: ObjectRef) -> None:
         try:
             found = ray.get(reference)
         except ray.exceptions.RayError as error:
@@ -204,8 +195,6 @@ class Replicas:
 
     def _finish(self, task: _Task) -> None:
         """Takes the states of a piece, or lets another replica capture it."""
-        import ray
-
         states, task.states = task.states, None
         try:
             task.rows = load_states(ray.get(states))
@@ -226,8 +215,6 @@ class Replicas:
                 ) from None
 
     def _lose(self, name: str, error: Exception) -> None:
-        import ray
-
         if self.running.pop(name, None) is None:
             return  # known from another piece
         if not isinstance(error, ray.exceptions.RayActorError):

@@ -1,13 +1,13 @@
 """Registry of log formats; CONTRIBUTING.md describes how to add one.
 
 A format is a module with
-    NAME                                       its name in `traffic.format`
     recognizes(sample) -> bool                 whether a file's beginning (`Sample`) has the format
+    parse(record) -> list[Exchange | Reject]   one outcome per choice: pure, in the workers; may
+                                               raise `Reject`
+and, where an exchange is not one row,
     records(files, scratch) -> Iterator        a `Record` or `Reject` for every row: cheap, in
                                                constant memory, in the main process; `scratch` is
                                                a folder for what does not fit into memory
-    parse(record) -> list[Exchange | Reject]   one outcome per choice: pure, in the workers; may
-                                               raise `Reject`
 """
 
 from collections.abc import Iterator, Sequence
@@ -30,29 +30,26 @@ from outrider.data.formats import (
     token_ids,
     vllm_log,
 )
-from outrider.data.formats.rows import sample_of
+from outrider.data.formats.rows import row_records, sample_of
 from outrider.data.formats.sources import LogFile
 
 FORMATS: dict[str, Any] = {
-    module.NAME: module
-    for module in (
-        sglang_dump,
-        sglang,
-        vllm_log,
-        litellm,
-        openai_batch,
-        openai_pairs,
-        helicone,
-        langfuse,
-        otel_genai,
-        token_ids,
-        chat_messages,
-        openai_joined,
-    )
+    "sglang_dump": sglang_dump,
+    "sglang": sglang,
+    "vllm_log": vllm_log,
+    "litellm": litellm,
+    "openai_batch": openai_batch,
+    "openai_pairs": openai_pairs,
+    "helicone": helicone,
+    "langfuse": langfuse,
+    "otel_genai": otel_genai,
+    "token_ids": token_ids,
+    "messages": chat_messages,
+    "openai_joined": openai_joined,
 }
 """The first format that recognizes a file reads it, so specific formats come first."""
 
-JOINING = frozenset({openai_batch.NAME, openai_joined.NAME, vllm_log.NAME})
+JOINING = frozenset({"openai_batch", "openai_joined", "vllm_log"})
 """Formats whose exchanges span several rows."""
 
 UNKNOWN = "unknown"
@@ -80,7 +77,8 @@ def format_of(file: LogFile) -> str:
 def read_records(name: str, files: Sequence[LogFile], scratch: Path) -> Iterator[Record | Reject]:
     """Yields the records of files of one format; `UNKNOWN` gives one reject per file."""
     if name != UNKNOWN:
-        yield from FORMATS[name].records(files, scratch)
+        records = getattr(FORMATS[name], "records", row_records)
+        yield from records(files, scratch)
         return
     for file in files:
         count = sum(1 for _ in file.lines())

@@ -21,15 +21,11 @@ from outrider.data.exchange import Exchange, Record, Reject
 from outrider.data.formats.fields import take, take_number, unpacked
 from outrider.data.formats.message_parts import openai_messages
 from outrider.data.formats.openai import exchanges, gateway_fields
-from outrider.data.formats.rows import Sample, parse_row, row_records
+from outrider.data.formats.rows import Sample, parse_row
 from outrider.data.formats.sampling import CONSTRAINTS, NUMBERS
-
-NAME = "messages"
 
 REQUEST = ("model", "chat_template_kwargs", "documents", "user", *NUMBERS, *CONSTRAINTS)
 """Keys of a chat completion request that a row may have next to its messages."""
-
-records = row_records
 
 
 def recognizes(sample: Sample) -> bool:

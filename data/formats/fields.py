@@ -8,7 +8,6 @@ unpacked({"input": '[{"role": "user"}]'}, "input", "row")           # [{"role": 
 mapping({"metadata": [("tenant", "acme")]}, "metadata", "row")      # {"tenant": "acme"}: Parquet
 """
 
-import math
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
@@ -17,7 +16,7 @@ from outrider.data.exchange import Reject
 from outrider.data.formats.rows import decode, kind_of
 
 LARGEST = 1e300
-"""Larger numbers are ignored; leaves room for sums."""
+"""Larger numbers are none; leaves room for sums."""
 
 
 def take(holder: dict[str, Any], key: str, kind: type | tuple[type, ...], where: str) -> Any:
@@ -42,7 +41,7 @@ def take(holder: dict[str, Any], key: str, kind: type | tuple[type, ...], where:
 def take_number(holder: dict[str, Any], key: str, where: str) -> float | None:
     """A finite number or None."""
     value = take(holder, key, (int, float), where)
-    if value is not None and not (abs(value) < 1e308 and math.isfinite(value)):
+    if value is not None and not abs(value) < LARGEST:  # nor NaN
         raise Reject("wrong_type", f"{where}.{key} is not a finite number")
     return None if value is None else float(value)
 

@@ -28,16 +28,12 @@ from outrider.data.formats.fields import (
 )
 from outrider.data.formats.openai import exchanges
 from outrider.data.formats.openai_stream import chunks_of_sse, join_chunks
-from outrider.data.formats.rows import Sample, parse_row, row_records
-
-NAME = "helicone"
+from outrider.data.formats.rows import Sample, parse_row
 
 NAMES = {"session": ("helicone-session-id",), "tenant": ("tenant",), "route": ("route",)}
 """Names of properties, in lower case, for each field of an exchange."""
 
 NOT_CACHED = "00000000-0000-0000-0000-000000000000"
-
-records = row_records
 
 
 def recognizes(sample: Sample) -> bool:

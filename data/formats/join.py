@@ -1,7 +1,7 @@
 """Joins rows of one exchange that are apart in the log, by id, in constant memory.
 
     def records(files, scratch):
-        return joined_records(files, scratch, member_of)    # member_of(row) -> id, side, bytes
+        return joined_records(files, scratch, member_of)    # member_of(row) -> id, side
     def parse(record):
         request_row, response_rows = record.payload
 
@@ -21,17 +21,11 @@ from outrider.data.exchange import Place, Record, Reject
 from outrider.data.formats.rows import Row, rows
 from outrider.data.formats.sources import LONGEST_LINE, LogFile
 
-SETTINGS = (
-    # The file is useless after a crash, so it need not survive one.
-    *("journal_mode=OFF", "synchronous=OFF", "locking_mode=EXCLUSIVE"),
-    f"cache_size=-{64 * 1024}",  # KiB
-)
-
 ROW_OVERHEAD = 200
 """Memory of a row in addition to its bytes."""
 
-MemberOf = Callable[[Row | None], tuple[str, str, bytes]]
-"""The id, side and bytes of a row."""
+MemberOf = Callable[[Row | None], tuple[str, str]]
+"""The id and side of a row."""
 
 
 class Member(NamedTuple):
@@ -54,17 +48,19 @@ def joined_records(
         tempfile.TemporaryDirectory(dir=scratch) as folder,
         contextlib.closing(sqlite3.connect(Path(folder) / "rows.sqlite")) as database,
     ):
-        for setting in SETTINGS:
-            database.execute(f"PRAGMA {setting}")
+        # The file is useless after a crash, so it need not survive one.
+        database.execute("PRAGMA journal_mode=OFF")
         database.execute("CREATE TABLE rows (key TEXT, side TEXT, file INT, line INT, row BLOB)")
         for index, file in enumerate(files):
             for number, row in rows(file):
                 try:
-                    key, side, content = member_of(row)
+                    key, side = member_of(row)
                 except Reject as reject:
                     reject.place = Place(file.name, number)
                     yield reject
                     continue
+                # A table's row as JSON too, and None never: `member_of` has rejected it.
+                content = row if isinstance(row, bytes) else json.dumps(row, default=str).encode()
                 values = (key, side, index, number, content)
                 database.execute("INSERT INTO rows VALUES (?, ?, ?, ?, ?)", values)
         database.execute("CREATE INDEX by_key ON rows (key)")
@@ -86,11 +82,6 @@ def joined_records(
                 yield Reject("line_too_long", detail, members[0].place, rows=count)
             else:
                 yield from _records(members)
-
-
-def row_bytes(row: Row | None) -> bytes:
-    """A row as JSON bytes, whatever its file type."""
-    return row if isinstance(row, bytes) else json.dumps(row, default=str).encode()
 
 
 def _records(members: list[Member]) -> Iterator[Record | Reject]:

@@ -28,12 +28,10 @@ from outrider.data.formats.fields import (
     unpacked,
     unpacked_or_text,
 )
-from outrider.data.formats.message_parts import openai_answer, openai_messages
+from outrider.data.formats.message_parts import openai_message, openai_messages
 from outrider.data.formats.openai import exchanges
-from outrider.data.formats.rows import Sample, parse_row, row_records
+from outrider.data.formats.rows import Sample, parse_row
 from outrider.data.formats.sampling import CONSTRAINTS, NUMBERS
-
-NAME = "langfuse"
 
 TYPES = (
     *("SPAN", "GENERATION", "EVENT", "AGENT", "TOOL", "CHAIN"),
@@ -63,8 +61,6 @@ MESSAGE = {
     "audio",
 }
 """Keys of an assistant's message. An answer that is a JSON object with other keys is plain text."""
-
-records = row_records
 
 
 def recognizes(sample: Sample) -> bool:
@@ -151,7 +147,7 @@ def _answered(row: dict[str, Any], finish_reason: str | None) -> dict[str, Any]:
         else [answer]
     )
     messages = [
-        openai_answer(one, "row.output")
+        openai_message(one, "row.output")[-1]
         if _is_message(one)
         else {"content": take(row, "output", str, "row")}
         for one in answers

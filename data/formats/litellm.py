@@ -19,9 +19,7 @@ from typing import Any
 from outrider.data.exchange import Exchange, Record, Reject
 from outrider.data.formats.fields import first, take, take_names, take_text, take_time
 from outrider.data.formats.openai import body, exchanges
-from outrider.data.formats.rows import Sample, parse_row, row_records
-
-NAME = "litellm"
+from outrider.data.formats.rows import Sample, parse_row
 
 REDACTED = "redacted-by-litellm"
 
@@ -45,8 +43,6 @@ TENANTS = (
 WRAPPERS = ("standard_logging_object", "standard_logging_payload")
 """Keys of the payload in a custom callback that logs its whole `kwargs`."""
 
-records = row_records
-
 
 def recognizes(sample: Sample) -> bool:
     return any(_payload(row).keys() >= MARKS for row in sample.rows)
@@ -68,10 +64,7 @@ def parse(record: Record) -> list[Exchange | Reject]:
         raise Reject("cache_hit")
     if _is_redacted(row.get("messages")) or _is_redacted(row.get("response")):
         raise Reject("redacted", "turn_off_message_logging was on")
-    response = row.get("response")
-    if isinstance(response, str) and response and not response.lstrip().startswith("{"):
-        raise Reject("wrong_type", "row.response is a text")
-    response = body(row, "response") if response not in ({}, "", None) else None
+    response = body(row, "response")
     if not response:
         raise Reject("prompts_only", "the call succeeded, and its response was not logged")
     counted = take(row, "completion_tokens", int, "row")
@@ -102,13 +95,7 @@ def parse(record: Record) -> list[Exchange | Reject]:
 
 def _is_redacted(value: Any) -> bool:
     """Whether LiteLLM replaced a text by its redaction notice: in a message, a choice, or alone."""
-    if isinstance(value, str):
-        return value == REDACTED
-    if isinstance(value, list):
-        return any(_is_redacted(item) for item in value[:100])
     if isinstance(value, dict):
-        return any(
-            _is_redacted(value.get(key))
-            for key in ("content", "text", "message", "reasoning_content", "choices")
-        )
-    return False
+        keys = ("content", "text", "message", "reasoning_content", "choices")
+        value = [value.get(key) for key in keys]
+    return any(map(_is_redacted, value[:100])) if isinstance(value, list) else value == REDACTED

@@ -20,17 +20,12 @@ def openai_messages(messages: list[Any], where: str) -> list[dict[str, Any]]:
     """Converts all messages; one that answers several tool calls becomes several."""
     converted: list[dict[str, Any]] = []
     for index, message in enumerate(messages):
-        converted += _openai(message, f"{where}[{index}]")
+        converted += openai_message(message, f"{where}[{index}]")
     return converted
 
 
-def openai_answer(message: Any, where: str) -> dict[str, Any]:
-    """Converts a response's message."""
-    *_, answer = _openai(message, where)
-    return answer
-
-
-def _openai(message: Any, where: str) -> list[dict[str, Any]]:
+def openai_message(message: Any, where: str) -> list[dict[str, Any]]:
+    """Converts one message; the answers of tools come first."""
     if not isinstance(message, dict):
         raise Reject("wrong_type", f"{where} is not a message")
     parts = take(message, "parts", list, where)

@@ -170,10 +170,10 @@ def _of_choice(
 
 def reasoning_and_content(message: dict[str, Any]) -> tuple[str | None, str | None]:
     """Reasoning and content of an assistant message, whichever key the engine used."""
-    reasoning = take(message, "reasoning", str, "message")
-    if reasoning is None:
-        reasoning = take(message, "reasoning_content", str, "message")
-    return reasoning, take(message, "content", str, "message")
+    reasoning, other, content = (
+        take(message, key, str, "message") for key in ("reasoning", "reasoning_content", "content")
+    )
+    return first(reasoning, other), content
 
 
 def finish_reason(logged: str | None) -> str:

@@ -15,11 +15,9 @@ import functools
 
 from outrider.data.exchange import Exchange, Record, Reject
 from outrider.data.formats.fields import take, take_text
-from outrider.data.formats.join import joined_records, row_bytes
+from outrider.data.formats.join import joined_records
 from outrider.data.formats.openai import body, exchanges
 from outrider.data.formats.rows import Row, Sample, parse_row
-
-NAME = "openai_batch"
 
 COMPLETIONS = "/completions"
 """End of the URLs of chat and text completions."""
@@ -29,12 +27,12 @@ def recognizes(sample: Sample) -> bool:
     return any("custom_id" in row and ("body" in row or "response" in row) for row in sample.rows)
 
 
-def _member_of(row: Row | None) -> tuple[str, str, bytes]:
+def _member_of(row: Row | None) -> tuple[str, str]:
     parsed = parse_row(row)
     key = take_text(parsed, "custom_id", "row")
     if key is None:
         raise Reject("no_id", "no custom_id")
-    return key, "request" if "body" in parsed else "response", row_bytes(row)
+    return key, "request" if "body" in parsed else "response"
 
 
 records = functools.partial(joined_records, member_of=_member_of)

@@ -22,12 +22,10 @@ from typing import Any
 
 from outrider.data.exchange import Exchange, Record, Reject
 from outrider.data.formats.fields import first, take_text
-from outrider.data.formats.join import joined_records, row_bytes
+from outrider.data.formats.join import joined_records
 from outrider.data.formats.openai import body, exchanges, gateway_fields
 from outrider.data.formats.openai_stream import join_chunks
 from outrider.data.formats.rows import Row, Sample, parse_row
-
-NAME = "openai_joined"
 
 
 def recognizes(sample: Sample) -> bool:
@@ -54,7 +52,7 @@ def _side(row: dict[str, Any]) -> str | None:
     return "request" if isinstance(row.get("request"), dict | str) else None
 
 
-def _member_of(row: Row | None) -> tuple[str, str, bytes]:
+def _member_of(row: Row | None) -> tuple[str, str]:
     parsed = parse_row(row)
     side = _side(parsed)
     if side is None:
@@ -63,7 +61,7 @@ def _member_of(row: Row | None) -> tuple[str, str, bytes]:
     key = take_text(parsed, "request_id", "row") or take_text(parsed, "id", "row")
     if key is None:
         raise Reject("no_id")
-    return key.removeprefix("chatcmpl-"), side, row_bytes(row)
+    return key.removeprefix("chatcmpl-"), side
 
 
 records = functools.partial(joined_records, member_of=_member_of)

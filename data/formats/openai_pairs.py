@@ -12,11 +12,7 @@ without it the token ids are.
 from outrider.data.exchange import Exchange, Record, Reject
 from outrider.data.formats.fields import first
 from outrider.data.formats.openai import body, exchanges, gateway_fields
-from outrider.data.formats.rows import Sample, parse_row, row_records
-
-NAME = "openai_pairs"
-
-records = row_records
+from outrider.data.formats.rows import Sample, parse_row
 
 
 def recognizes(sample: Sample) -> bool:

@@ -33,12 +33,10 @@ from outrider.data.formats.fields import (
     unpacked,
     unpacked_or_text,
 )
-from outrider.data.formats.message_parts import openai_answer, openai_messages
+from outrider.data.formats.message_parts import openai_message, openai_messages
 from outrider.data.formats.openai import exchanges
-from outrider.data.formats.rows import Sample, parse_row, row_records
+from outrider.data.formats.rows import Sample, parse_row
 from outrider.data.formats.sampling import NUMBERS
-
-NAME = "otel_genai"
 
 DETAILS = "gen_ai.client.inference.operation.details"
 
@@ -57,8 +55,6 @@ ATTRIBUTES = ("attributes", "SpanAttributes", "LogAttributes")
 
 CHAT = ("chat", "generate_content", None)
 """Operations that are LLM calls; some instrumentations omit the operation."""
-
-records = row_records
 
 
 def recognizes(sample: Sample) -> bool:
@@ -135,10 +131,8 @@ def _outcomes(span: dict[str, Any], place: Place) -> list[Exchange | Reject]:
         take(logged, "gen_ai.input.messages", list, "attributes"), "gen_ai.input.messages"
     )
     if instructions:
-        system = (
-            {"role": "system", "parts": instructions} if isinstance(instructions, list) else None
-        )
-        system = system or {"role": "system", "content": instructions}
+        key = "parts" if isinstance(instructions, list) else "content"
+        system = {"role": "system", key: instructions}
         messages = [*openai_messages([system], "gen_ai.system_instructions"), *messages]
     request = {
         "model": logged.get("gen_ai.request.model"),
@@ -168,7 +162,7 @@ def _choices(logged: dict[str, Any]) -> list[dict[str, Any]]:
     reasons = reasons if isinstance(reasons, list) else [reasons]
     choices = []
     for index, message in enumerate(take(logged, "gen_ai.output.messages", list, "attributes")):
-        answer = openai_answer(message, f"gen_ai.output.messages[{index}]")
+        answer = openai_message(message, f"gen_ai.output.messages[{index}]")[-1]
         reason = first(
             message.get("finish_reason"), reasons[index] if index < len(reasons) else None
         )

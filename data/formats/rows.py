@@ -6,8 +6,7 @@ quotes, without decoding: the workers decode, and one broken element does not en
 
     for number, row in rows(file): ...      # JSON bytes, a table's dict, or None: over LONGEST_LINE
 
-    records = row_records                   # in a format with one exchange per row
-    def parse(record): row = parse_row(record.payload); ...
+    def parse(record): row = parse_row(record.payload); ...      # of a format
 """
 
 import itertools
@@ -20,7 +19,7 @@ from typing import IO, Any, NoReturn
 
 from outrider.common.errors import OutriderError
 from outrider.data.exchange import Place, Record, Reject
-from outrider.data.formats.sources import CHUNK, LONGEST_LINE, LogFile, Meter
+from outrider.data.formats.sources import CHUNK, LONGEST_LINE, LogFile
 
 DEEPEST = 100
 """Maximum nesting; a row of a chat API has about ten levels, a tool's JSON schema some tens."""
@@ -60,7 +59,7 @@ class Sample:
 def sample_of(file: LogFile) -> Sample:
     """Reads the sample of a file, without counting it as read."""
     parsed = []
-    for _, row in itertools.islice(rows(replace(file, meter=Meter())), ROWS_LOOKED_AT):
+    for _, row in itertools.islice(rows(replace(file, rows=0)), ROWS_LOOKED_AT):
         try:
             parsed.append(parse_row(row))
         except Reject:
@@ -196,7 +195,7 @@ def rows(file: LogFile) -> Iterator[tuple[int, Row | None]]:
     for number, row in numbered:
         if file.is_read_enough():
             return
-        file.meter.rows += 1
+        file.rows += 1
         yield number, row
 
 

@@ -27,8 +27,6 @@ from outrider.data.formats.rows import Sample, parse_row, row_record, with_other
 from outrider.data.formats.sampling import sampling_of
 from outrider.data.formats.sources import LogFile
 
-NAME = "sglang"
-
 FINISHED = "request.finished"
 HEALTH_CHECK = "HEALTH_CHECK"
 

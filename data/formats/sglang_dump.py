@@ -28,8 +28,6 @@ from outrider.data.formats.rows import Sample, parse_row
 from outrider.data.formats.sglang import exchange
 from outrider.data.formats.sources import LogFile
 
-NAME = "sglang_dump"
-
 LONG_AGO = 1e9
 """Unix seconds. Smaller values are a clock that counts from the machine's start."""
 
@@ -42,7 +40,7 @@ def recognizes(sample: Sample) -> bool:
 def records(files: Sequence[LogFile], scratch: Path) -> Iterator[Record | Reject]:
     for file in files:
         for number, line in enumerate(_lines(file), start=1):
-            file.meter.rows += 1
+            file.rows += 1
             place = Place(file.name, number)
             if line.startswith(b'{"reject": '):
                 reason, detail = json.loads(line)["reject"]

@@ -14,7 +14,7 @@ import socket
 import sys
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import IO, Any, BinaryIO
 
@@ -56,31 +56,24 @@ CLIENTS = frozenset(
 
 @contextlib.contextmanager
 def answering(what: str) -> Iterator[None]:
-    """Raises `OutriderError` where a store does not answer or refuses the credentials.
+    """Raises `OutriderError` where a store does not answer, or a file may not be read.
 
     `what` begins the message.
     """
     try:
         yield
     except Exception as error:
-        is_network = isinstance(error, ConnectionError | TimeoutError | socket.gaierror)
-        if not is_network and type(error).__module__.partition(".")[0] not in CLIENTS:
+        refused = (ConnectionError, TimeoutError, socket.gaierror, PermissionError)
+        if not (isinstance(error, refused) or type(error).__module__.partition(".")[0] in CLIENTS):
             raise
         detail = f"{type(error).__name__}: {error}".rstrip(": ")
         raise OutriderError(
-            f"{what}: the store does not answer ({detail}); check the address, the network and the "
-            "credentials and rerun the command, or copy the files here and name the copy"
+            f"{what}: cannot be read ({detail}); check the address, the network, the credentials "
+            "and the permissions and rerun the command, or copy the files and name the copy"
         ) from None
 
 
 @dataclass
-class Meter:
-    """Count of the rows that were read of a file."""
-
-    rows: int = 0
-
-
-@dataclass(frozen=True)
 class LogFile:
     """One file of a log."""
 
@@ -89,40 +82,32 @@ class LogFile:
     filesystem: AbstractFileSystem
     path: str
     """Path inside `filesystem`."""
-    meter: Meter = field(default_factory=Meter, compare=False)
+    rows: int = 0
+    """Rows that were read."""
     limit: int | None = None
     """Maximum number of rows to read, for a quick look."""
 
     @contextlib.contextmanager
     def stored(self) -> Iterator[IO[bytes]]:
         """Opens the file as stored, for formats that seek in it (Parquet)."""
-        try:
-            with (
-                answering(f"traffic.path: {self.name}"),
-                self.filesystem.open(self.path, "rb") as file,
-            ):
-                yield file
-        except PermissionError:
-            raise OutriderError(f"{self.name}: no permission to read it (traffic.path)") from None
+        with (
+            answering(f"traffic.path: {self.name}"),
+            self.filesystem.open(self.path, "rb") as file,
+        ):
+            yield file
 
     @contextlib.contextmanager
-    def open(self) -> Iterator[BinaryIO]:
+    def open(self) -> Iterator[Any]:
         """Opens the file's decompressed content."""
+        suffix = PurePosixPath(self.path).suffix
         with self.stored() as stored:
-            unpacked: Any
-            damage: tuple[type[Exception], ...]
-            if self.path.endswith(".gz"):
-                unpacked = gzip.GzipFile(fileobj=stored)
-                damage = (gzip.BadGzipFile, zlib.error, EOFError)
-            elif self.path.endswith(".zst"):
-                unpacked, damage = zstd.ZstdFile(stored), (zstd.ZstdError, EOFError)
-            else:
+            if suffix not in COMPRESSIONS:
                 yield stored
                 return
             try:
-                yield unpacked
-            except damage as error:
-                kind = COMPRESSIONS[PurePosixPath(self.path).suffix]
+                yield gzip.GzipFile(fileobj=stored) if suffix == ".gz" else zstd.ZstdFile(stored)
+            except (gzip.BadGzipFile, zlib.error, zstd.ZstdError, EOFError) as error:
+                kind = COMPRESSIONS[suffix]
                 raise OutriderError(
                     f"{self.name}: damaged or cut-off {kind} ({error}); copy it again, or unpack "
                     "what is left and name that file in traffic.path"
@@ -135,16 +120,16 @@ class LogFile:
                 if line is None or line.strip():
                     if self.is_read_enough():
                         return
-                    self.meter.rows += 1
+                    self.rows += 1
                     yield number, line
 
     def is_read_enough(self) -> bool:
         """Whether the maximum number of rows was read."""
-        return self.limit is not None and self.meter.rows >= self.limit
+        return self.limit is not None and self.rows >= self.limit
 
     def head(self, size: int = 2**16) -> bytes:
         """Returns the first bytes, decompressed, without counting them as read."""
-        with replace(self, meter=Meter()).open() as file:
+        with self.open() as file:
             return file.read(size)
 
     def size(self) -> int:
@@ -179,8 +164,6 @@ def _lines(file: BinaryIO) -> Iterator[bytes | None]:
 def log_files(path: str | list[str]) -> list[LogFile]:
     """Returns every file that `traffic.path` names, once, sorted by name within each entry."""
     entries = [path] if isinstance(path, str) else path
-    if not entries:
-        raise OutriderError("traffic.path is an empty list; name a file, a folder or a URL")
     found: dict[tuple[AbstractFileSystem, str], LogFile] = {}
     for entry in entries:
         found |= {(file.filesystem, file.path): file for file in _files_of(entry)}
@@ -191,12 +174,17 @@ def _files_of(entry: str) -> list[LogFile]:
     what = f"traffic.path = {entry!r}"
     try:
         with answering(what):
-            filesystem, paths, nothing = _found(entry)
+            filesystem, root = url_to_fs(entry)
+            paths = _paths(filesystem, root)
     except (ImportError, OSError, ValueError) as error:
         # No client is installed, the store refuses, or the protocol or the name is invalid.
         raise OutriderError(f"{what}: {error}") from error
     if not paths:
-        raise OutriderError(f"{what}: {nothing}")
+        endings = f"{', '.join(SUFFIXES)} or one of these with {' or '.join(COMPRESSIONS)}"
+        raise OutriderError(
+            f"{what}: no such file or folder, or it holds no file that ends in {endings}; a data"
+            " set of the Hugging Face Hub is hf://datasets/OWNER/NAME (HF_TOKEN for a private one)"
+        )
     return [
         LogFile(
             without_credentials(filesystem.unstrip_protocol(path).removeprefix("file://")),
@@ -207,35 +195,18 @@ def _files_of(entry: str) -> list[LogFile]:
     ]
 
 
-def _found(entry: str) -> tuple[AbstractFileSystem, list[str], str]:
-    """Returns the filesystem of an entry, its files, and the message if there are none."""
-    filesystem, root = url_to_fs(entry)
-    if filesystem.isdir(root):
-        names = {path: unpacked_name(path) for path in filesystem.find(root)}
-        paths = [path for path, name in names.items() if name.endswith(SUFFIXES) and name[0] != "."]
-        if any(path.endswith((".arrow", ".parquet")) for path in paths):
-            paths = [path for path in paths if PurePosixPath(path).name not in DATA_SET_FILES]
-        endings = f"{', '.join(SUFFIXES)} or one of these with {' or '.join(COMPRESSIONS)}"
-        return filesystem, paths, f"holds no file that ends in {endings}"
-    if filesystem.exists(root):
-        return filesystem, [root], ""
-    if any(character in entry for character in "*?["):
-        return (
-            filesystem,
-            [path for path in filesystem.glob(root) if filesystem.isfile(path)],
-            "matches no file",
-        )
-    nothing = "no such file or folder"
-    if re.fullmatch(r"[\w.-]+/[\w.-]+", entry):
-        nothing += f"; a data set of the Hugging Face Hub is hf://datasets/{entry}"
-    elif entry.startswith("hf://"):  # the Hub hides private data sets
-        nothing += "; a private or gated data set needs the variable HF_TOKEN"
-    return filesystem, [], nothing
+def _paths(filesystem: AbstractFileSystem, root: str) -> list[str]:
+    """The log files of a folder, a file's own path, or the files that match a glob."""
+    if not filesystem.isdir(root):
+        files = [path for path in filesystem.glob(root) if filesystem.isfile(path)]
+        return [root] if filesystem.exists(root) else files
+    names = {path: unpacked_name(path) for path in filesystem.find(root)}
+    paths = [path for path, name in names.items() if name.endswith(SUFFIXES) and name[0] != "."]
+    if any(path.endswith((".arrow", ".parquet")) for path in paths):
+        paths = [path for path in paths if PurePosixPath(path).name not in DATA_SET_FILES]
+    return paths
 
 
 def unpacked_name(path: str) -> str:
     """Name of a file without its folder and the suffix of its compression."""
-    name = PurePosixPath(path).name
-    for compression in COMPRESSIONS:
-        name = name.removesuffix(compression)
-    return name
+    return re.sub(r"\.(gz|zst)$", "", PurePosixPath(path).name)

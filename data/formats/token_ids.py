@@ -9,12 +9,8 @@ The ids are used unchanged.
 from outrider.data.exchange import Exchange, Record, Reject
 from outrider.data.formats.fields import first, take, take_ids, take_text
 from outrider.data.formats.openai import finish_reason, gateway_fields, reasoning_and_content
-from outrider.data.formats.rows import Sample, parse_row, row_records
+from outrider.data.formats.rows import Sample, parse_row
 from outrider.data.formats.sampling import sampling_of
-
-NAME = "token_ids"
-
-records = row_records
 
 
 def recognizes(sample: Sample) -> bool:

@@ -30,9 +30,7 @@ from outrider.data.formats.fields import take, take_ids, take_text, take_time
 from outrider.data.formats.openai import finish_reason
 from outrider.data.formats.rows import Sample, parse_row, row_record, with_other_lines
 from outrider.data.formats.sampling import NUMBERS, constraint_of
-from outrider.data.formats.sources import LogFile, Meter
-
-NAME = "vllm_log"
+from outrider.data.formats.sources import LogFile
 
 MOST_WAITING = 2000
 """Requests that wait for their response; above it the oldest is given up. Clients that disconnected
@@ -118,7 +116,7 @@ def _event(line: bytes) -> re.Match[str] | None:
 def records(files: Sequence[LogFile], scratch: Path) -> Iterator[Record | Reject]:
     for file in files:
         longest = 0
-        for _, line in replace(file, meter=Meter()).lines():
+        for _, line in replace(file, rows=0).lines():
             event = _event(line) if line else None
             longest = max(longest, *_lengths(event["rest"])) if event else longest
         yield from with_other_lines(_join(file, longest))

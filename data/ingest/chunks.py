@@ -10,6 +10,7 @@ its bytes are the same whoever makes it, after any interruptions.
 """
 
 import dataclasses
+import functools
 import hmac
 import multiprocessing
 import os
@@ -137,16 +138,80 @@ class Chunk:
 
 @dataclass(frozen=True)
 class Work:
-    """What all chunks of an ingest share."""
+    """Makes the parts of an ingest; each process has its own tokenizer, which loads slowly."""
 
     target_dir: Path
     models: list[str] | None
+    """Names of the models whose exchanges are kept; None: all."""
     privacy: PrivacyConfig
     key: bytes
     """Of surrogates and digests of users (`guard.privacy_key`)."""
     parts_dir: Path
     file_numbers: dict[str, str]
     """Beginning of the ids of sequences, by the names of their files."""
+
+    @functools.cached_property
+    def builder(self) -> SequenceBuilder:
+        """Builds the sequences."""
+        return SequenceBuilder(self.target_dir)
+
+    @functools.cached_property
+    def guard(self) -> PrivacyGuard | None:
+        """Looks for personal data; None where the recipe has it off."""
+        if self.privacy.mode == "off":
+            return None
+        return PrivacyGuard(self.privacy, self.key, decode=self.builder.decode)
+
+    def make(self, chunk: Chunk) -> int:
+        """Writes the part of a chunk unless there is one; returns the number of its records."""
+        if not part_path(self.parts_dir, chunk.number).exists():
+            self._make(chunk)
+        return len(chunk.items)
+
+    def _make(self, chunk: Chunk) -> None:
+        tally = Tally()
+        kept = None if self.models is None else set(map(model_label, self.models))
+        if self.guard:
+            self.guard.tally = PrivacyTally()
+        rows: list[dict[str, Any]] = []
+        rejects: list[dict[str, Any]] = []
+        for item in chunk.items:
+            tally.rows += item.rows
+            tally.formats[chunk.format] += item.rows
+            outcomes = [item] if isinstance(item, Reject) else parse_record(chunk.format, item)
+            if isinstance(item, Record):
+                tally.joined += item.rows - 1
+                tally.extra_choices += len(outcomes) - 1
+            for outcome in outcomes:
+                try:
+                    if isinstance(outcome, Reject):
+                        raise outcome
+                    if kept is not None and model_label(outcome.model) not in kept:
+                        raise Reject("other_model")
+                    outcome = self.guard.apply(outcome) if self.guard else outcome
+                    sequence = self.builder.build(outcome)
+                except Reject as reject:
+                    place = reject.place or outcome.place
+                    assert place is not None
+                    tally.rejects[reject.reason] += reject.rows
+                    line = {"reason": reject.reason, "detail": reject.detail}
+                    rows_of_it = {"rows": reject.rows} if reject.rows > 1 else {}
+                    rejects.append({**dataclasses.asdict(place), **line, **rows_of_it})
+                    continue
+                tally.add(outcome, sequence)
+                rows.append(_table_row(outcome, sequence, self))
+        facts = {
+            "tally": tally.model_dump(),
+            "rejects": rejects,
+            "privacy": self.guard.tally.model_dump() if self.guard else {},
+        }
+        path = part_path(self.parts_dir, chunk.number)
+        with (
+            publish(path.with_suffix(".arrow")) as temporary,
+            pa.ipc.new_stream(str(temporary), SCHEMA) as table,
+        ):
+            table.write_batch(pa.RecordBatch.from_pylist(rows, SCHEMA))
+        write_json(path, facts)
 
 
 def chunks_of(records: Iterable[tuple[str, Record | Reject]]) -> Iterator[Chunk]:
@@ -177,72 +242,6 @@ def _size(payload: Any) -> int:
 def part_path(parts_dir: Path, number: int) -> Path:
     """Path of a part's JSON file; its table has the same name with .arrow."""
     return parts_dir / f"{number:06d}.json"
-
-
-class ChunkWork:
-    """Makes parts for one target. One per process: its tokenizer loads slowly."""
-
-    def __init__(self, work: Work):
-        self.builder = SequenceBuilder(work.target_dir)
-        self.work = work
-        self.guard = None
-        if work.privacy.mode != "off":
-            self.guard = PrivacyGuard(work.privacy, work.key, decode=self.builder.decode)
-        self.models = None if work.models is None else {model_label(name) for name in work.models}
-
-    def make(self, chunk: Chunk) -> int:
-        """Writes the part of a chunk unless there is one; returns the number of its records."""
-        if not part_path(self.work.parts_dir, chunk.number).exists():
-            self._make(chunk)
-        return len(chunk.items)
-
-    def _make(self, chunk: Chunk) -> None:
-        tally = Tally()
-        if self.guard:
-            self.guard.tally = PrivacyTally()
-        rows: list[dict[str, Any]] = []
-        rejects: list[dict[str, Any]] = []
-        for item in chunk.items:
-            tally.rows += item.rows
-            tally.formats[chunk.format] += item.rows
-            outcomes = [item] if isinstance(item, Reject) else parse_record(chunk.format, item)
-            if isinstance(item, Record):
-                tally.joined += item.rows - 1
-                tally.extra_choices += len(outcomes) - 1
-            for outcome in outcomes:
-                try:
-                    if isinstance(outcome, Reject):
-                        raise outcome
-                    if self.models is not None and model_label(outcome.model) not in self.models:
-                        raise Reject("other_model")
-                    guarded = self.guard.apply(outcome) if self.guard else outcome
-                    if isinstance(guarded, Reject):
-                        raise guarded
-                    outcome = guarded
-                    sequence = self.builder.build(outcome)
-                except Reject as reject:
-                    place = reject.place or outcome.place
-                    assert place is not None
-                    tally.rejects[reject.reason] += reject.rows
-                    line = {"reason": reject.reason, "detail": reject.detail}
-                    rows_of_it = {"rows": reject.rows} if reject.rows > 1 else {}
-                    rejects.append({**dataclasses.asdict(place), **line, **rows_of_it})
-                    continue
-                tally.add(outcome, sequence)
-                rows.append(_table_row(outcome, sequence, self.work))
-        facts = {
-            "tally": tally.model_dump(),
-            "rejects": rejects,
-        }
-        if self.guard:
-            facts["privacy"] = self.guard.tally.model_dump()
-        path = part_path(self.work.parts_dir, chunk.number)
-        with (
-            publish(path.with_suffix(".arrow")) as temporary,
-            pa.ipc.new_stream(str(temporary), SCHEMA) as table,
-        ):
-            table.write_batch(pa.RecordBatch.from_pylist(rows, SCHEMA))
-        write_json(path, facts)
 
 
 def _table_row(exchange: Exchange, sequence: TokenSequence, work: Work) -> dict[str, Any]:
@@ -286,17 +285,14 @@ def _conversation(exchange: Exchange, prompt_text: str) -> str:
     """
     beginning: Any = prompt_text
     if exchange.messages is not None:
-        users = [
-            index for index, message in enumerate(exchange.messages) if message["role"] == "user"
-        ]
-        beginning = [
-            message["content"] for message in exchange.messages[: users[0] + 1 if users else None]
-        ]
+        roles = [message["role"] for message in exchange.messages]
+        end = roles.index("user") + 1 if "user" in roles else None
+        beginning = [message["content"] for message in exchange.messages[:end]]
     return "conversation-" + value_digest(beginning)[:16]
 
 
-_started: dict[str, Any] = {}
-"""In a worker process: the ingest's `Work`, and its `ChunkWork` from the first chunk on."""
+_started: list[Work] = []
+"""In a worker process: the ingest's `Work`."""
 
 
 def _start_worker(work: Work) -> None:
@@ -308,14 +304,12 @@ def _start_worker(work: Work) -> None:
     os.environ["TRANSFORMERS_VERBOSITY"] = "error"  # it would print that torch is missing
     # Its threads would compete with the other workers.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    _started["work"] = work
+    _started.append(work)
 
 
 def _make_part(chunk: Chunk) -> int:
-    """`ChunkWork.make` in a worker process. It loads here: an initializer's error has no cause."""
-    if "chunk work" not in _started:
-        _started["chunk work"] = ChunkWork(_started["work"])
-    return _started["chunk work"].make(chunk)
+    """`Work.make` in a worker process."""
+    return _started[0].make(chunk)
 
 
 def make_parts(chunks: Iterable[Chunk], work: Work, workers: int) -> Iterator[int]:
@@ -324,7 +318,7 @@ def make_parts(chunks: Iterable[Chunk], work: Work, workers: int) -> Iterator[in
     `workers` processes do it, or this one for 0.
     """
     if not workers:
-        yield from map(ChunkWork(work).make, chunks)
+        yield from map(work.make, chunks)
         return
     # Workers are spawned, since this process has threads.
     spawn = multiprocessing.get_context("spawn")

@@ -23,7 +23,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from datasets import DatasetInfo, Features
+import pyarrow as pa
+from datasets import Dataset, disable_progress_bars
 from rich.console import Console
 
 from outrider.common.errors import OutriderError
@@ -32,9 +33,8 @@ from outrider.common.fingerprint import file_digest, path_digest, resume_or_clea
 from outrider.data.config import PrivacyConfig, TrafficConfig
 from outrider.data.exchange import ASIDE, Record, Reject
 from outrider.data.formats import JOINING, files_by_format, read_records
-from outrider.data.formats.sources import COMPRESSIONS, LogFile, log_files
+from outrider.data.formats.sources import LogFile, log_files
 from outrider.data.ingest.chunks import (
-    SCHEMA,
     Tally,
     Work,
     chunks_of,
@@ -55,7 +55,7 @@ PARTS = ".parts"
 PARTS_INPUTS = ".parts.json"
 """Folder of the parts, and the digest of everything that they depend on."""
 
-PARTS_VERSION = 6
+PARTS_VERSION = 7
 """Version of the parts. Raise it when the same log gives other parts: when a format accepts other
 rows, or when sequences, rejects, surrogates or `chunks.SCHEMA` change. Parts of an interrupted
 ingest are then made again. Raise the version of the ingest stage as well
@@ -63,11 +63,8 @@ ingest are then made again. Raise the version of the ingest stage as well
 
 REJECTS = "rejects.jsonl"
 
-SMALL = 64 * 2**20
-"""Log size in bytes up to which one process is faster than several."""
-
-UNPACKED = 8
-"""Approximate compression ratio of logs."""
+SMALL = 32 * 2**20
+"""Size in bytes, as stored, up to which one process is faster than several."""
 
 TOKENIZER_FILES = (
     "config.json",
@@ -154,8 +151,7 @@ def _sums(parts: list[Path], rejects_path: Path, is_cut: bool) -> tuple[Tally, P
                 if is_cut and JOINING & counted.formats.keys():
                     counted.excuse_halves()
                 tally += counted
-                if "privacy" in part:
-                    found += PrivacyTally.model_validate(part["privacy"])
+                found += PrivacyTally.model_validate(part["privacy"])
                 rejects.writelines(
                     json.dumps(reject, ensure_ascii=False) + "\n" for reject in part["rejects"]
                 )
@@ -167,27 +163,18 @@ def _sums(parts: list[Path], rejects_path: Path, is_cut: bool) -> tuple[Tally, P
 
 
 def _assemble(parts: list[Path], sequences_dir: Path) -> None:
-    """Publishes the table of all parts, rows in log order; copies of the parts are its files.
+    """Publishes the table of all parts, rows in log order.
 
     The fingerprint is that of the content, so that a repeated ingest gives the same bytes and later
     stages are not rerun.
     """
-    files = [f"data-{number:05d}-of-{len(parts):05d}.arrow" for number in range(len(parts))]
+    tables = [pa.ipc.open_stream(pa.memory_map(str(part))).read_all() for part in parts]
+    digest = value_digest([file_digest(part) for part in parts])[:16]
+    table = Dataset(pa.concat_tables(tables), fingerprint=digest)
+    disable_progress_bars()  # the ingest has its own
     with publish(sequences_dir) as folder:
         folder.mkdir(mode=0o700)
-        for part, name in zip(parts, files, strict=True):
-            shutil.copyfile(part, folder / name)
-        DatasetInfo(features=Features.from_arrow_schema(SCHEMA)).write_to_directory(str(folder))
-        state: dict[str, Any] = {
-            "_data_files": [{"filename": name} for name in files],
-            "_fingerprint": value_digest([file_digest(part) for part in parts])[:16],
-            "_format_columns": None,
-            "_format_kwargs": {},
-            "_format_type": None,
-            "_output_all_columns": False,
-            "_split": None,
-        }
-        write_json(folder / "state.json", state)
+        table.save_to_disk(str(folder), num_shards=1)
         for path in folder.iterdir():
             path.chmod(0o600)
 
@@ -201,7 +188,7 @@ def _records(
         for item in read_records(name, its_files, scratch):
             used += item.rows
             yield name, item
-        read = sum(file.meter.rows for file in its_files)
+        read = sum(file.rows for file in its_files)
         if used != read:
             raise AssertionError(
                 f"format {name}: {read} rows read, {used} in its records and rejects"
@@ -217,15 +204,13 @@ def _parts_dir(
     target_dir: Path,
 ) -> Path:
     """The folder of the parts, with those of an interrupted ingest of the same inputs."""
-    tokenizer: list[Path] = []
-    for pattern in TOKENIZER_FILES:
-        tokenizer += filter(Path.is_file, target_dir.glob(pattern))
+    found = (path for pattern in TOKENIZER_FILES for path in target_dir.glob(pattern))
     inputs = {
         "files": [file.identity() for file in files],
         "traffic": [traffic.format, traffic.model],
         "privacy": privacy.model_dump(mode="json"),
         "privacy key": hashlib.sha256(key).hexdigest(),
-        "target": {path.name: path_digest(path) for path in tokenizer},
+        "target": {path.name: path_digest(path) for path in found if path.is_file()},
         "version": PARTS_VERSION,
     }
     parts_dir = out_dir / PARTS
@@ -235,10 +220,7 @@ def _parts_dir(
 
 
 def _workers(files: list[LogFile]) -> int:
-    size = sum(
-        file.size() * (UNPACKED if file.path.endswith(tuple(COMPRESSIONS)) else 1) for file in files
-    )
-    if size > SMALL:
+    if sum(file.size() for file in files) > SMALL:
         return len(os.sched_getaffinity(0))
     # A worker does not import torch, so it starts in a third of the time that importing
     # transformers takes here.

@@ -157,13 +157,6 @@ def _settled(file: LogFile) -> bool:
 @contextmanager
 def _content(file: LogFile, start: int) -> Iterator[IO[bytes]]:
     """The decompressed content from byte `start` on."""
-    if not file.path.endswith(tuple(COMPRESSIONS)):
-        with file.stored() as content:
-            content.seek(start)
-            yield content
-        return
-    with file.open() as unpacked:
-        left = start
-        while left and (chunk := unpacked.read(min(CHUNK, left))):
-            left -= len(chunk)
-        yield unpacked
+    with file.open() as content:
+        content.seek(start)
+        yield content

@@ -38,14 +38,12 @@ sums.
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from datasets import Dataset
 
-if TYPE_CHECKING:
-    from datasets import Dataset
-
-    from outrider.data.features.feature_store import FeatureStore
+from outrider.data.features.feature_store import FeatureStore
 
 HEAD, REST = 0, 1
 
@@ -121,7 +119,7 @@ class Evidence:
         self.temperature_S, self.top_p_S, self.retokenized_S = temperature_S, top_p_S, retokenized_S
 
     @classmethod
-    def of(cls, store: "FeatureStore", table: "Dataset") -> "Evidence":
+    def of(cls, store: FeatureStore, table: Dataset) -> "Evidence":
         """Reads the sums of every row of the table from the store."""
         return cls(
             store.score_columns,

@@ -21,15 +21,20 @@ digits), it is replaced through the constructor.
 import ipaddress
 import logging
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from outrider.common.errors import OutriderError
 from outrider.data.config import NOT_INSTALLED, PrivacyConfig
 
-if TYPE_CHECKING:
-    from presidio_analyzer import PatternRecognizer
+try:
+    import phonenumbers
+    import regex
+    from presidio_analyzer import Pattern, PatternRecognizer, predefined_recognizers
+    from tldextract import TLDExtract
+except ModuleNotFoundError as error:
+    raise OutriderError(NOT_INSTALLED) from error
 
 RESERVED_DOMAINS = (
     "example",
@@ -41,6 +46,9 @@ RESERVED_DOMAINS = (
     "test",
 )
 """Reserved domains (RFC 2606): not personal; surrogates use them."""
+
+PUBLIC_SUFFIXES = TLDExtract(suffix_list_urls=(), cache_dir=None)
+"""Presidio's own call downloads the list and writes it below the home directory."""
 
 ROUTED_IPV6 = ipaddress.ip_network("2000::/3")
 """The only allocated part of IPv6. Outside it, `abc::def` is mostly a name in C++ or Rust."""
@@ -207,7 +215,7 @@ class Finder:
     def __init__(self, config: PrivacyConfig):
         self.min_score = config.min_score
         self.kinds: list[str] = list(config.entities)
-        self.recognizers = recognizers(self.kinds)  # first: it explains a missing installation
+        self.recognizers = recognizers(self.kinds)
         self.regions = _known_regions(config.phone_regions) if "PHONE_NUMBER" in self.kinds else ()
         self.words = {kind: WORDS.get(kind, "").split() for kind in self.kinds}
 
@@ -255,8 +263,6 @@ class Finder:
         """Finds and scores numbers like Presidio's PhoneRecognizer, where they can reach
         `min_score`.
         """
-        import phonenumbers
-
         for anchor in PHONE.finditer(plain) if self.regions else ():
             number = anchor[0]
             evident = number.startswith("+") or NORTH_AMERICAN.search(number) is not None
@@ -306,8 +312,6 @@ def _base_score(kind: str, value: str, score: float) -> float:
 
 
 def _known_regions(regions: list[str]) -> tuple[str, ...]:
-    import phonenumbers
-
     unknown = sorted(set(regions) - set(phonenumbers.SUPPORTED_REGIONS))
     if unknown:
         raise OutriderError(
@@ -359,48 +363,29 @@ def _goes_on(text: str, start: int, end: int) -> bool:
     )
 
 
-def recognizers(kinds: Sequence[str]) -> dict[str, "PatternRecognizer"]:
+def recognizers(kinds: Sequence[str]) -> dict[str, PatternRecognizer]:
     """Recognizers of each kind except telephone numbers, which `Finder` reads itself."""
-    try:
-        from presidio_analyzer import Pattern, predefined_recognizers
-    except ModuleNotFoundError as error:
-        if error.name != "presidio_analyzer":
-            raise
-        raise OutriderError(NOT_INSTALLED) from None
-    import regex
-
     # Presidio logs texts that it could not validate.
     logging.getLogger("presidio-analyzer").addFilter(lambda record: False)
     found: dict[str, Any] = {}  # mypy refuses the checks of Outrider in place of Presidio's
     for kind in kinds:
         if kind == "PHONE_NUMBER":
             continue
-        made = getattr(predefined_recognizers, CLASSES[kind])
-        if kind in PATTERNS:
-            shapes = PATTERNS[kind].items()
-            found[kind] = made([Pattern(name, *shape) for name, shape in shapes])
-        else:
-            found[kind] = made()
+        shapes = [Pattern(name, *shape) for name, shape in PATTERNS.get(kind, {}).items()]
+        found[kind] = getattr(predefined_recognizers, CLASSES[kind])(shapes or None)
         found[kind].global_regex_flags |= regex.ASCII
     if "EMAIL_ADDRESS" in found:
-        found["EMAIL_ADDRESS"].validate_result = _email_check()
+        found["EMAIL_ADDRESS"].validate_result = _is_email
     if "IP_ADDRESS" in found:
         found["IP_ADDRESS"].invalidate_result = _is_not_public
     return found
 
 
-def _email_check() -> Callable[[str], bool]:
-    from tldextract import TLDExtract
-
-    # Presidio's own call downloads the list of suffixes and writes it below the home directory.
-    suffixes = TLDExtract(suffix_list_urls=(), cache_dir=None)
-
-    def valid(text: str) -> bool:
-        local, _, domain = text.lower().rpartition("@")
-        reserved = any(domain == name or domain.endswith("." + name) for name in RESERVED_DOMAINS)
-        return not reserved and local != "git" and bool(suffixes.extract_str(domain).fqdn)
-
-    return valid
+def _is_email(text: str) -> bool:
+    """Whether an address has a public domain that is not reserved."""
+    local, _, domain = text.lower().rpartition("@")
+    reserved = f".{domain}".endswith(tuple(f".{name}" for name in RESERVED_DOMAINS))
+    return not reserved and local != "git" and bool(PUBLIC_SUFFIXES.extract_str(domain).fqdn)
 
 
 def _is_not_public(text: str) -> bool:

@@ -7,7 +7,7 @@ exchange is left out; with `regenerate` its response also gets surrogates and th
 new one (regenerate.py). Logged prompt ids are dropped only where the prompt's text changed.
 
     guard = PrivacyGuard(config, key, decode=tokenizer.decode)       # one per process
-    outcome = guard.apply(exchange)                                  # an Exchange or a Reject
+    guarded = guard.apply(exchange)                                  # or raises Reject
     guard.tally                                                      # adds up over processes
 """
 
@@ -17,7 +17,7 @@ import os
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from pydantic import Field
 
@@ -92,32 +92,26 @@ class PrivacyTally(Sums):
 class PrivacyGuard:
     """Applies the recipe's `privacy` section to one exchange at a time.
 
-    `key` is required for surrogates (`privacy_key`). `decode` turns token ids into text.
+    `key` is that of surrogates (`privacy_key`). `decode` turns token ids into text.
     """
 
     def __init__(
-        self, config: PrivacyConfig, key: bytes | None, decode: Callable[[list[int]], str]
+        self, config: PrivacyConfig, key: bytes, decode: Callable[[list[int]], str]
     ) -> None:
         from outrider.data.privacy.detection import Finder
         from outrider.data.privacy.surrogates import Surrogates
 
         self.config, self.decode, self.tally = config, decode, PrivacyTally()
         self._finder = Finder(config)
-        if config.mode == "surrogate":
-            if key is None:
-                raise ValueError("privacy.mode: surrogate needs a key")
-            self._surrogates = Surrogates(key, config.phone_regions)
+        self._surrogates = Surrogates(key, config.phone_regions)
 
-    def apply(self, exchange: Exchange) -> Exchange | Reject:
-        """Returns the exchange as it may be stored, or why it may not."""
+    def apply(self, exchange: Exchange) -> Exchange:
+        """Returns the exchange as it may be stored.
+
+        Raises:
+            Reject: it may not be stored.
+        """
         self.tally.exchanges += 1
-        outcome = self._looked_at(exchange)
-        if isinstance(outcome, Reject):
-            outcome.place = exchange.place
-            self.tally.left_out[outcome.reason] += 1
-        return outcome
-
-    def _looked_at(self, exchange: Exchange) -> Exchange | Reject:
         prompt_ids, completion_ids = exchange.prompt_token_ids, exchange.completion_token_ids
         response = [exchange.reasoning, exchange.content, exchange.tool_calls]
         fields = {
@@ -145,19 +139,18 @@ class PrivacyGuard:
 
     def _replaced(
         self, exchange: Exchange, fields: dict[str, Texts], found: set[tuple[str, str]]
-    ) -> Exchange | Reject:
-        from outrider.data.privacy.surrogates import Replacements
-
+    ) -> Exchange:
         logged_as_text = exchange.messages is not None or exchange.prompt_text is not None
         if logged_as_text and exchange.prompt_token_ids is not None:
             # The ids were examined; the text that replaces them was not.
             found.update(self._values(_texts(_prompt_of(exchange))))
         kinds: list[str] = list(self.config.entities)
         in_order = sorted(found, key=lambda value: (kinds.index(value[0]), value[1]))
-        replacements = Replacements(self._surrogates.value(kind, text) for kind, text in in_order)
-        holds: dict[str, bool] = {}
-        for name, texts in fields.items():
-            holds[name] = any(replacements.hold(text) for _, text in texts)
+        replacements = self._surrogates.replacements(in_order)
+        holds = {
+            name: any(replacements.hold(text) for _, text in texts)
+            for name, texts in fields.items()
+        }
 
         def substitute(value: Any) -> Any:
             return _mapped(value, lambda text, key: replacements.sub(text))
@@ -167,11 +160,13 @@ class PrivacyGuard:
             self.tally.in_completion += 1
             if not self.config.regenerate:
                 kinds = sorted({kind for kind, _ in found})
-                return Reject(REGENERATE, f"the response holds personal data ({', '.join(kinds)})")
+                self._leave_out(
+                    REGENERATE, f"the response holds personal data ({', '.join(kinds)})"
+                )
             changes |= self._to_regenerate(exchange, substitute)
         if holds["prompt"]:
             if not logged_as_text:
-                return Reject(
+                self._leave_out(
                     IDS_ONLY, "the prompt is logged as token ids alone and holds personal data"
                 )
             changes |= {
@@ -184,6 +179,10 @@ class PrivacyGuard:
         self.tally.replaced += 1
         self.tally.to_regenerate += changes.get("regenerate", False)
         return dataclasses.replace(exchange, **changes)
+
+    def _leave_out(self, reason: str, detail: str) -> NoReturn:
+        self.tally.left_out[reason] += 1
+        raise Reject(reason, detail)
 
     def _to_regenerate(
         self, exchange: Exchange, substitute: Callable[[Any], Any]

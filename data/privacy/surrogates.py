@@ -13,8 +13,8 @@ Thailand) on the global random state, so a value would get another surrogate in 
 also does not keep the spelling of a value.
 
     surrogates = Surrogates(key, ["US", "DE"])
-    both = Replacements([surrogates.value("PHONE_NUMBER", "(212) 736-5000"),
-                         surrogates.value("EMAIL_ADDRESS", "a@b.org")])
+    both = surrogates.replacements([("PHONE_NUMBER", "(212) 736-5000"),
+                                    ("EMAIL_ADDRESS", "a@b.org")])
     both.sub("212.736.5000 again")     # "279.664.4286 again"
 """
 
@@ -25,6 +25,8 @@ import random
 import re
 import string
 from collections.abc import Callable, Iterable
+
+import phonenumbers
 
 SEPARATOR = r"[^\w\n]{0,3}"
 """Between digits; phonenumbers reads on over brackets, tildes and dashes of every kind."""
@@ -87,6 +89,10 @@ class Surrogates:
     def __init__(self, key: bytes, phone_regions: list[str]):
         self.key = key
         self.regions = phone_regions
+
+    def replacements(self, values: Iterable[tuple[str, str]]) -> Replacements:
+        """Replacements of values, given as (kind, text)."""
+        return Replacements(self.value(kind, text) for kind, text in values)
 
     def value(self, kind: str, text: str) -> Value:
         """The value found as `text`, for replacing all of its spellings."""
@@ -208,8 +214,6 @@ def _luhn(digits: str) -> bool:
 
 
 def _is_phone(country: str, national: str) -> bool:
-    import phonenumbers
-
     try:
         return phonenumbers.is_valid_number(phonenumbers.parse(f"+{country}{national}"))
     except phonenumbers.NumberParseException:
@@ -218,8 +222,6 @@ def _is_phone(country: str, national: str) -> bool:
 
 def _national_number(text: str, regions: list[str]) -> tuple[str, str]:
     """A number's country code and national digits; no code and all digits if unknown."""
-    import phonenumbers
-
     main = re.split(r"(?i)\s*(?:,|;|x|ext|#)", text, maxsplit=1)[0]
     digits = "".join(filter(str.isdigit, main))
     for region in ["ZZ"] if text.lstrip("( ").startswith("+") else regions:

@@ -11,6 +11,7 @@ decides.
 """
 
 import hashlib
+import itertools
 import random
 import re
 from collections import Counter
@@ -75,13 +76,9 @@ def jaccard(left: frozenset[int], right: frozenset[int]) -> float:
 
 def _boilerplate(prompts: Sequence[str]) -> frozenset[int]:
     """The shingles of more than half of the prompts, or of a seeded sample of them."""
-    chosen = prompts
-    if len(prompts) > PROMPTS_COUNTED:
-        rows = sorted(random.Random(0).sample(range(len(prompts)), PROMPTS_COUNTED))
-        chosen = [prompts[row] for row in rows]
-    counts: Counter[int] = Counter()
-    for prompt in chosen:
-        counts.update(shingles_of(prompt))
+    rows = random.Random(0).sample(range(len(prompts)), min(len(prompts), PROMPTS_COUNTED))
+    chosen = [prompts[row] for row in sorted(rows)]
+    counts = Counter(itertools.chain.from_iterable(map(shingles_of, chosen)))
     least = BOILERPLATE_SHARE * len(chosen)
     return frozenset(shingle for shingle, count in counts.items() if count > least)
 

@@ -106,10 +106,8 @@ def training_parts(
 class Unseen:
     """Sequences that a round may be judged on."""
 
-    ids: list[str]
-    """In log order."""
     sessions: dict[str, str]
-    """The session of each."""
+    """The session of each sequence, in log order."""
     left_out: dict[str, int]
     """Reason -> number of sequences."""
 
@@ -123,15 +121,14 @@ def unseen(trained: Dataset, newest: Dataset, gap_minutes: float, similarity: fl
     # of the trained prompts, and would make all of its prompts look alike.
     similar = SimilarPrompts(trained["prompt_text"], similarity, newest["prompt_text"])
     kept: dict[str, str] = {}
-    left_out: dict[str, int] = {}
+    left_out: Counter[str] = Counter()
     for name, session, prompt in zip(
         newest["sequence_id"], sessions[len(trained) :], newest["prompt_text"], strict=True
     ):
-        reason = BEGAN_EARLIER if session in begun else None
-        if reason is None and similar.holds(prompt):
-            reason = SEEN["train"]
-        if reason is None:
-            kept[name] = session
+        if session in begun:
+            left_out[BEGAN_EARLIER] += 1
+        elif similar.holds(prompt):
+            left_out[SEEN["train"]] += 1
         else:
-            left_out[reason] = left_out.get(reason, 0) + 1
-    return Unseen([*kept], kept, left_out)
+            kept[name] = session
+    return Unseen(kept, dict(left_out))

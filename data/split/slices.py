@@ -40,9 +40,7 @@ Slices = dict[str, dict[str, list[str]]]
 def name_slices(table: Dataset) -> Slices:
     """Assigns every sequence to a slice of each dimension; names are sorted by size."""
     ids = table["sequence_id"][:]
-    named: dict[str, list[str]] = {}
-    for field in FIELDS:
-        named[field] = [value or "not logged" for value in table[field]]
+    named = {field: [value or "not logged" for value in table[field]] for field in FIELDS}
     sampling = zip(
         _rounded(table["temperature"]), _rounded(table["top_p"]), table["top_k"], strict=True
     )

@@ -84,10 +84,7 @@ def split(
 
 def ids_of(parts: Mapping[str, Any]) -> list[str]:
     """Ids of all parts: the sequences that are captured and checked."""
-    ids: list[str] = []
-    for part in (*PARTS, GENERAL):
-        ids += parts.get(part, ())
-    return ids
+    return [name for part in (*PARTS, GENERAL) for name in parts.get(part, ())]
 
 
 @dataclass(frozen=True)

@@ -5,11 +5,11 @@ hf.py) keeps the keys it knows, turns missing content into an empty text and a t
 into an object, and renames `developer` to `system` for templates that do not know it. SGLang does
 the same. `as_the_engine_reads` reproduces this.
 
-    template = ChatTemplate(tokenizer)
-    template.render(messages, {"tools": [...]})         # up to the start of the response
+    render(tokenizer, messages, {"tools": [...]})         # up to the start of the response
 """
 
 import json
+import re
 from typing import Any
 
 import jinja2
@@ -28,27 +28,19 @@ REFUSALS = (
 """Errors of a template on a conversation it was not written for."""
 
 
-class ChatTemplate:
-    """Chat template of one tokenizer."""
-
-    def __init__(self, tokenizer: Any):
-        self._tokenizer = tokenizer
-        self._knows_developer = any(
-            f"{quote}developer{quote}" in tokenizer.chat_template for quote in "'\""
-        )
-
-    def render(self, messages: list[dict[str, Any]], arguments: dict[str, Any]) -> str:
-        """Renders the prompt; raises `Reject` where the template refuses the conversation."""
-        arguments = {
-            "add_generation_prompt": not arguments.get("continue_final_message"),
-            **arguments,
-        }
-        try:
-            read = as_the_engine_reads(messages, self._knows_developer)
-            return self._tokenizer.apply_chat_template(read, tokenize=False, **arguments)
-        except REFUSALS as error:
-            # Its text may quote the customer.
-            raise Reject("template_refuses", type(error).__name__) from None
+def render(tokenizer: Any, messages: list[dict[str, Any]], arguments: dict[str, Any]) -> str:
+    """The prompt by the tokenizer's template; `Reject` where that refuses the conversation."""
+    arguments = {
+        "add_generation_prompt": not arguments.get("continue_final_message"),
+        **arguments,
+    }
+    knows_developer = re.search("""['"]developer['"]""", tokenizer.chat_template) is not None
+    try:
+        read = as_the_engine_reads(messages, knows_developer)
+        return tokenizer.apply_chat_template(read, tokenize=False, **arguments)
+    except REFUSALS as error:
+        # Its text may quote the customer.
+        raise Reject("template_refuses", type(error).__name__) from None
 
 
 def as_the_engine_reads(

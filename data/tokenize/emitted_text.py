@@ -6,34 +6,30 @@ content "\\n\\nans"); others strip them. A side with white space at the cut is u
 stripped one gets R1's white space. Where several readings are possible and the engine's token count
 was logged, the count decides.
 
-    texts, only_if_counted = readings(exchange, Opening.THINKING)
+    texts, only_if_counted = readings(exchange, "thinking")
     endings(exchange)        # [("", True)]: nothing after the text but the end token
 """
 
-import enum
+from typing import Literal
 
 from outrider.data.exchange import Exchange
 
 THINK, END_THINK = "<think>", "</think>"
 
 
-class Opening(enum.Enum):
-    """Position in a response at which the prompt ends."""
+Opening = Literal["thinking", "prefilled", "plain"]
+"""Position in a response at which the prompt ends.
 
-    THINKING = enum.auto()
-    """Inside `<think>`: R1's template opens it, or a prefilled turn does."""
-    PREFILLED = enum.auto()
-    """Inside an answer that the request began."""
-    PLAIN = enum.auto()
-    """At the start; the model opens `<think>` itself."""
+`thinking`: inside `<think>`, which R1's template or a prefilled turn opens. `prefilled`: inside an
+answer that the request began. `plain`: at the start; the model opens `<think>` itself."""
 
 
 def opening_of(exchange: Exchange, prompt_text: str) -> Opening:
     """Returns where the prompt ends."""
     if exchange.template_arguments.get("continue_final_message") and exchange.messages:
         _, opened, inside = str(exchange.messages[-1].get("content") or "").rpartition(THINK)
-        return Opening.THINKING if opened and END_THINK not in inside else Opening.PREFILLED
-    return Opening.THINKING if prompt_text.rstrip().endswith(THINK) else Opening.PLAIN
+        return "thinking" if opened and END_THINK not in inside else "prefilled"
+    return "thinking" if prompt_text.rstrip().endswith(THINK) else "plain"
 
 
 def readings(exchange: Exchange, opening: Opening) -> tuple[list[str], bool]:
@@ -44,13 +40,13 @@ def readings(exchange: Exchange, opening: Opening) -> tuple[list[str], bool]:
     reasoning, content = exchange.reasoning, exchange.content or ""
     if exchange.completion_is_raw:
         return [content], False
-    if opening is Opening.PREFILLED:
+    if opening == "prefilled":
         # A parser that sees no </think> treats the whole response as reasoning (vLLM's does).
         return [
             reasoning + END_THINK + content if reasoning and content else (reasoning or content)
         ], False
     if reasoning:
-        if opening is Opening.PLAIN:
+        if opening == "plain":
             reasoning = THINK + ("" if reasoning.startswith("\n") else "\n") + reasoning
         if not content:
             cut_while_thinking = exchange.finish_reason == "length"
@@ -61,11 +57,11 @@ def readings(exchange: Exchange, opening: Opening) -> tuple[list[str], bool]:
             *dict.fromkeys((_close(reasoning) + _open(content), reasoning + END_THINK + content))
         ], False
     if END_THINK in content:
-        if opening is Opening.THINKING and content.startswith(THINK):
+        if opening == "thinking" and content.startswith(THINK):
             # A gateway repeated the opening of the template.
             content = content.removeprefix(THINK).removeprefix("\n")
         return [content], False
-    if opening is Opening.PLAIN or exchange.finish_reason == "length":
+    if opening == "plain" or exchange.finish_reason == "length":
         return [content], False
     # Content alone: with empty reasoning, R1 did not think; with none logged, the log kept only the
     # content.

@@ -14,7 +14,7 @@ from pathlib import Path
 from outrider.common.errors import OutriderError
 from outrider.common.files import read_json
 from outrider.data.exchange import Exchange, Reject
-from outrider.data.tokenize.chat_template import ChatTemplate
+from outrider.data.tokenize.chat_template import render
 from outrider.data.tokenize.emitted_text import END_THINK, THINK, endings, opening_of, readings
 
 OPENED = f"{THINK}\n"
@@ -76,7 +76,6 @@ class SequenceBuilder:
                 f"{target_dir}: the tokenizer has no chat template (chat_template in "
                 "tokenizer_config.json)"
             )
-        self.template = ChatTemplate(self.tokenizer)
         self._encoder = self.tokenizer.backend_tokenizer
         self._eos = self.tokenizer.eos_token_id  # slow to look up
         self._encoder.no_truncation()
@@ -164,9 +163,11 @@ class SequenceBuilder:
         The engine tokenizes a text as this tokenizer does, so the logged count decides whether the
         endpoint's template opens `<think>`. R1's first ones did not.
         """
-        text = self.render(exchange)
         if exchange.messages is None:
-            return self._encode(text, exchange.prompt_is_raw), text
+            if exchange.prompt_text is None:
+                raise Reject("no_messages")
+            return self._encode(exchange.prompt_text, exchange.prompt_is_raw), exchange.prompt_text
+        text = render(self.tokenizer, exchange.messages, exchange.template_arguments)
         ids, counted = self._encode(text), exchange.prompt_tokens
         if counted is None or len(ids) == counted:
             return ids, text
@@ -185,14 +186,6 @@ class SequenceBuilder:
         )
         assert isinstance(text, str)
         return text
-
-    def render(self, exchange: Exchange) -> str:
-        """The prompt as the target's chat template renders it, or as it was logged."""
-        if exchange.messages is None and exchange.prompt_text is not None:
-            return exchange.prompt_text
-        if exchange.messages is None:
-            raise Reject("no_messages")
-        return self.template.render(exchange.messages, exchange.template_arguments)
 
     def retokenize(self, exchange: Exchange, prompt_text: str) -> list[int]:
         """The completion's tokens from its text, including its end token."""

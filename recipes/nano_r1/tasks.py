@@ -70,13 +70,6 @@ def resume_correct(prompt_text: str, completion_text: str) -> bool:
     )
 
 
-def verdict_correct(prompt_text: str, completion_text: str) -> bool:
-    """Whether the verdict is right; the reasons are not checked."""
-    answer = _json_answer(completion_text)
-    verdict = "advance" if all(requirements_met(user_turns(prompt_text)[-1])) else "reject"
-    return answer is not None and answer.get("verdict") == verdict
-
-
 def requirements_met(screening: str) -> list[bool]:
     """Whether the résumé meets each requirement of the posting."""
     posting, resume = screening.split("\nRésumé\n")

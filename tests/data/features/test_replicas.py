@@ -35,7 +35,6 @@ from tests.data.features.recorded_replica import (
     states_of,
 )
 
-pytest.importorskip("ray")
 pytestmark = pytest.mark.slow
 
 PIECE_BYTES = 2 * 400 * TOKEN_BYTES

@@ -23,7 +23,6 @@ from tests.training.corpus import make_corpus
 from tests.training.stores import recorded_row, write_stream
 from tests.training.test_trainer import assert_same_run, losses, once_at_step
 
-pytest.importorskip("ray")
 pytestmark = pytest.mark.slow
 
 

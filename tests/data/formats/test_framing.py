@@ -55,7 +55,7 @@ FRAMINGS = {
 def test_every_way_to_write_rows(tmp_path, name, mark):
     file = file_of(tmp_path, (mark + FRAMINGS[name]).encode())
     assert read(file) == VALUES
-    assert file.meter.rows == 3
+    assert file.rows == 3
 
 
 def test_a_broken_line_damages_nothing_but_itself(tmp_path):

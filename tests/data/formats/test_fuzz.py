@@ -120,7 +120,7 @@ def checked(path: Path, name: str, scratch: Path) -> list[Exchange | Reject]:
             outcomes += became
         else:
             outcomes.append(item)
-    assert used == file.meter.rows, f"{file.meter.rows} rows read, {used} used"
+    assert used == file.rows, f"{file.rows} rows read, {used} used"
     for outcome in outcomes:
         if isinstance(outcome, Reject):
             assert outcome.reason.isidentifier() and outcome.rows >= 1

@@ -59,7 +59,7 @@ def test_a_golden_log_gives_its_expected_outcomes(folder, builder, expected, tmp
     files = log_files(str(GOLDEN / folder))
     assert set(files_by_format(files)) == {FOLDERS[folder]}
     items = list(read_records(FOLDERS[folder], files, tmp_path))
-    assert sum(item.rows for item in items) == sum(file.meter.rows for file in files) > 0
+    assert sum(item.rows for item in items) == sum(file.rows for file in files) > 0
     found = []
     for item in items:
         rows = {"rows": item.rows} if item.rows > 1 else {}

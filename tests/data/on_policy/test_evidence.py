@@ -86,81 +86,73 @@ def test_the_temperature_that_fits_best_is_the_likeliest_of_the_grid(evidence):
     assert evidence.take(np.array([2])).fit_temperature() is None
 
 
-def own(toy):
-    return toy.evidence(toy.drawn())
-
-
-def scrambled(toy):
-    return toy.evidence((toy.drawn() + 1) % toy.logits_NV.shape[1])
-
-
-def foreign(toy):
-    """Another model, which is sure of mostly the same tokens."""
-    return toy.evidence(toy.drawn(logits_NV=toy.logits_NV + 4.0 * toy.noise(*toy.logits_NV.shape)))
-
-
-def edited(toy):
-    """Some words are replaced."""
-    return toy.evidence(torch.where(toy.some(0.02), toy.any_token(), toy.drawn()))
-
-
-def colder_than_logged(toy):
-    return toy.evidence(toy.drawn(0.3), temperature=0.6)
-
-
-def hotter_than_logged(toy):
-    return toy.evidence(toy.drawn(1.0), temperature=0.6)
-
-
-def hotter_without_top_p(toy):
-    return toy.evidence(toy.drawn(1.0, 1.0), temperature=0.6, top_p=1.0)
-
-
 def template(toy):
     """The first tokens are sampled from another distribution."""
     elsewhere_NV = torch.where(
         toy.head_N[:, None], 2.5 * toy.noise(*toy.logits_NV.shape), toy.logits_NV
     )
     elsewhere_NV[toy.sure_N] = toy.logits_NV[toy.sure_N]
-    return toy.evidence(toy.drawn(logits_NV=elsewhere_NV))
+    return toy.drawn(logits_NV=elsewhere_NV)
 
 
-def tokenized_again(toy):
-    """Some of the uncertain words are tokenized differently."""
-    again_N = toy.some(0.06) & ~toy.sure_N
-    return toy.evidence(torch.where(again_N, toy.any_token(), toy.drawn()), retokenized=True)
+def another_model(toy, distance=4.0):
+    """Sampled from a model that is sure of mostly the same tokens."""
+    return toy.drawn(logits_NV=toy.logits_NV + distance * toy.noise(*toy.logits_NV.shape))
 
 
-def another_revision(toy):
-    """A revision that was trained further at some positions."""
-    learned_NV = toy.logits_NV + 1.5 * toy.noise(*toy.logits_NV.shape) * toy.some(0.4)[:, None]
-    return toy.evidence(toy.drawn(logits_NV=learned_NV))
+def further_trained(toy):
+    """Sampled from a revision that was trained further at some positions."""
+    learned_NV = 1.5 * toy.noise(*toy.logits_NV.shape) * toy.some(0.4)[:, None]
+    return toy.drawn(logits_NV=toy.logits_NV + learned_NV)
 
 
-def top_p_was_not_logged(toy):
-    return toy.evidence(toy.drawn(0.6, 1.0), top_p=0.8)
+def shifted(toy):
+    """Every id is off by one."""
+    return (toy.drawn() + 1) % toy.logits_NV.shape[1]
+
+
+def replaced(toy, where_N):
+    """Other tokens at some positions."""
+    return torch.where(where_N, toy.any_token(), toy.drawn())
 
 
 CASES = {
-    scrambled: ("scrambled", "shifted by one"),
-    foreign: ("foreign", "another model wrote the text"),
-    edited: ("edited", "single places are unlikely"),
-    colder_than_logged: ("temperature", "about 0.3, logged is 0.6"),
-    hotter_than_logged: ("temperature", "about 1, logged is 0.6"),
-    hotter_without_top_p: ("temperature", "with a top_p of 1"),
-    template: ("template", "chat template"),
-    tokenized_again: ("retokenized", "or it was edited"),
-    another_revision: ("revision_or_settings", "another revision or quantization"),
-    top_p_was_not_logged: ("revision_or_settings", "sampling settings are not logged"),
+    "scrambled": (shifted, {}, "scrambled", "shifted by one"),
+    "foreign": (another_model, {}, "foreign", "another model wrote the text"),
+    "edited": (lambda toy: replaced(toy, toy.some(0.02)), {}, "edited", "single places are unl"),
+    "colder": (lambda toy: toy.drawn(0.3), {}, "temperature", "about 0.3, logged is 0.6"),
+    "hotter": (lambda toy: toy.drawn(1.0), {}, "temperature", "about 1, logged is 0.6"),
+    "hotter without top_p": (
+        lambda toy: toy.drawn(1.0, 1.0),
+        {"top_p": 1.0},
+        "temperature",
+        "with a top_p of 1",
+    ),
+    "template": (template, {}, "template", "chat template"),
+    "retokenized": (
+        # Some of the uncertain words are tokenized differently.
+        lambda toy: replaced(toy, toy.some(0.06) & ~toy.sure_N),
+        {"retokenized": True},
+        "retokenized",
+        "or it was edited",
+    ),
+    "revision": (further_trained, {}, "revision_or_settings", "another revision or quantization"),
+    "top_p not logged": (
+        lambda toy: toy.drawn(0.6, 1.0),
+        {"top_p": 0.8},
+        "revision_or_settings",
+        "sampling settings are not logged",
+    ),
 }
+"""The text, how it was logged, its cause and words of the verdict."""
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
+@pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("seed", range(3))
 def test_each_cause_is_named(case, seed):
-    evidence = case(ToyTarget(seed))
-    verdict = judge(evidence)
-    cause, words = CASES[case]
+    text, logged, cause, words = CASES[case]
+    toy = ToyTarget(seed)
+    verdict = judge(toy.evidence(text(toy), **logged))
     assert (verdict.own, verdict.cause) == (False, cause), verdict.text
     assert words in verdict.text
 
@@ -179,7 +171,9 @@ def test_its_own_text_is_its_own(temperature, top_p):
 
 def test_few_sequences_of_another_kind_are_told_from_the_rest():
     toy = ToyTarget()
-    verdict = judge(together(own(toy), own(toy), foreign(toy).take(slice(0, 12))))
+    own = [toy.evidence(toy.drawn()) for _ in range(2)]
+    foreign = toy.evidence(another_model(toy)).take(slice(0, 12))
+    verdict = judge(together(*own, foreign))
     assert (verdict.own, verdict.cause) == (False, "foreign")
     assert verdict.text.startswith(f"12 of {2 * SEQUENCES + 12} sequences are off-policy: ")
 
@@ -187,5 +181,6 @@ def test_few_sequences_of_another_kind_are_told_from_the_rest():
 def test_too_little_text_says_nothing():
     toy = ToyTarget()
     sequences = FEWEST_TOKENS // LENGTH
-    assert judge(scrambled(toy).take(slice(0, sequences))).own is None
-    assert judge(scrambled(toy).take(slice(0, sequences + 1))).own is False
+    scrambled = toy.evidence(shifted(toy))
+    assert judge(scrambled.take(slice(0, sequences))).own is None
+    assert judge(scrambled.take(slice(0, sequences + 1))).own is False

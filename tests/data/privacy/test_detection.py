@@ -9,6 +9,7 @@ import pytest
 from outrider.common.errors import OutriderError
 from outrider.data.config import PersonalKind, PrivacyConfig
 from outrider.data.privacy.detection import PIECE, Finder
+from outrider.data.privacy.guard import PrivacyGuard
 from tests.data.personal import EXAMPLES
 
 EVERY = list(typing.get_args(PersonalKind))
@@ -107,10 +108,10 @@ def test_a_long_row_of_values_is_cut_nowhere(default):
 
 
 def test_a_missing_installation_is_explained(monkeypatch):
-    for name in ("presidio_analyzer", "phonenumbers"):  # which only it needs
-        monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.setitem(sys.modules, "presidio_analyzer", None)
+    monkeypatch.delitem(sys.modules, "outrider.data.privacy.detection")
     with pytest.raises(OutriderError, match="privacy"):
-        Finder(PrivacyConfig())
+        PrivacyGuard(PrivacyConfig(), bytes(32), str)
 
 
 @pytest.mark.parametrize(

@@ -34,9 +34,11 @@ EXPECTED = {f"0-{number}": [number, 1] for number in range(1, 8)}
 def test_every_response_is_asked_for_once_across_interrupts(tmp_path):
     first, second, third = Answering(stops_at=2), Answering(), Answering()
     with pytest.raises(KeyboardInterrupt):
-        regenerate(first, ROWS, tmp_path, SOURCE, batch_tokens=8)
-    assert plain(regenerate(second, ROWS, tmp_path, SOURCE, 8)) == EXPECTED
+        regenerate(first.answer, ROWS, tmp_path, SOURCE, batch_tokens=8)
+    assert plain(regenerate(second.answer, ROWS, tmp_path, SOURCE, 8)) == EXPECTED
     asked = [name for batch in first.batches + second.batches for name in batch]
     assert asked == list(EXPECTED) and len(first.batches) == 2
-    assert plain(regenerate(third, ROWS, tmp_path, SOURCE, 8)) == EXPECTED and not third.batches
+    assert (
+        plain(regenerate(third.answer, ROWS, tmp_path, SOURCE, 8)) == EXPECTED and not third.batches
+    )
     assert stat.S_IMODE((tmp_path / FILE).stat().st_mode) == 0o600

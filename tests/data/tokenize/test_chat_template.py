@@ -3,7 +3,7 @@
 import pytest
 from transformers import AutoTokenizer
 
-from outrider.data.tokenize.chat_template import ChatTemplate, as_the_engine_reads
+from outrider.data.tokenize.chat_template import as_the_engine_reads, render
 
 MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Look her up."}]
 
@@ -15,15 +15,6 @@ def call(name, arguments):
 @pytest.fixture(scope="module")
 def tokenizer(nano_r1):
     return AutoTokenizer.from_pretrained(nano_r1)
-
-
-@pytest.fixture
-def template_of(tokenizer, monkeypatch):
-    def make(text):
-        monkeypatch.setattr(tokenizer, "chat_template", text)
-        return ChatTemplate(tokenizer)
-
-    return make
 
 
 def test_messages_as_the_engine_reads_them():
@@ -60,7 +51,7 @@ def test_messages_as_the_engine_reads_them():
 
 
 def test_a_developers_message_is_the_systems_where_the_template_knows_no_other(
-    template_of, tokenizer
+    tokenizer, monkeypatch
 ):
     messages = [
         {"role": "system", "content": "one"},
@@ -71,21 +62,20 @@ def test_a_developers_message_is_the_systems_where_the_template_knows_no_other(
         {"role": "system", "content": "one\n\ntwo"},
         {"role": "user", "content": "hi"},
     ]
-    knowing = template_of(
+    knowing = (
         "{% for m in messages %}{{ m['role'] == 'developer' and m['content'] or '' }}{% endfor %}"
     )
-    assert knowing.render(messages, {}) == "two"
+    monkeypatch.setattr(tokenizer, "chat_template", knowing)
+    assert render(tokenizer, messages, {}) == "two"
 
 
 def test_a_prefilled_turn_is_left_open(tokenizer):
-    template = ChatTemplate(tokenizer)
     prefilled = [*MESSAGES, {"role": "assistant", "content": '{"verdict":'}]
-    assert template.render(
-        prefilled, {"continue_final_message": True, "add_generation_prompt": False}
-    ).endswith('<｜User｜>Look her up.<｜Assistant｜>{"verdict":')
-    assert template.render(prefilled, {"continue_final_message": True}).endswith(
-        '<｜Assistant｜>{"verdict":'
-    )
-    assert template.render(prefilled, {}).endswith(
-        '{"verdict":<｜end▁of▁sentence｜><｜Assistant｜><think>\n'
-    )
+    ended = '{"verdict":<｜end▁of▁sentence｜><｜Assistant｜><think>\n'
+    for arguments, end in (
+        ({"continue_final_message": True, "add_generation_prompt": False}, '{"verdict":'),
+        ({"continue_final_message": True}, '{"verdict":'),
+        ({}, ended),
+    ):
+        text = render(tokenizer, prefilled, arguments)
+        assert text.endswith(f"<｜User｜>Look her up.<｜Assistant｜>{end}")

@@ -38,18 +38,18 @@ def stripping_parser(text):
     return {"reasoning": reasoning.strip(), "content": content.strip()}
 
 
-def inline(text):
-    return {"content": text}
-
-
-def inline_with_opening(text):
-    return {"content": "<think>\n" + text}
-
-
 EOS = "<｜end▁of▁sentence｜>"
 
 
-@pytest.mark.parametrize("parser", [vllm_parser, stripping_parser, inline, inline_with_opening])
+@pytest.mark.parametrize(
+    "parser",
+    [
+        vllm_parser,
+        stripping_parser,
+        lambda text: {"content": text},
+        lambda text: {"content": "<think>\n" + text},
+    ],
+)
 def test_every_spelling_of_reasoning_gives_what_r1_emitted(builder, parser):
     for _, reasoning, answer in screenings(20):
         emitted = f"{reasoning}\n</think>\n\n{answer}"
@@ -240,7 +240,7 @@ OPENED = "<think>\n"
 
 
 def test_the_prompts_count_decides_whether_the_endpoints_template_opens_think(builder):
-    text = builder.render(exchange(reasoning="r", content="a"))
+    text = builder.build(exchange(reasoning="r", content="a")).prompt_text
     assert text.endswith(OPENED)
     for opened in (True, False):
         prompt = text if opened else text.removesuffix(OPENED)
