@@ -265,8 +265,6 @@ def draft_plan(
         plan = {name: choice.k_per_batch_size.of(name) for name in DRAFTERS}
     if choice.lookup_k is not None:
         plan[LOOKUP] = choice.lookup_k
-    if fixed:
-        return plan
-    if current_k is not None and current_k != plan["base"]:
+    if not fixed and current_k is not None and current_k != plan["base"]:
         plan[CURRENT] = current_k
     return plan

@@ -52,9 +52,8 @@ from outrider.eval.replay.heldout_replay import (
 )
 from outrider.eval.replay.slices import by_prompt_length, sliced
 from outrider.eval.results.choice import Choice
-from outrider.eval.results.parts import DRAFTERS, Drafters
+from outrider.eval.results.parts import Drafters
 from outrider.eval.results.report import (
-    VERSION,
     Example,
     Findings,
     RequestSampling,
@@ -72,13 +71,13 @@ from outrider.speculators.kinds import check_speculator
 def evaluate(context: EvaluationContext) -> dict[str, Any]:
     """Evaluates custom against base and no speculation; returns the line for scripts."""
     check(context)
-    if context.can_replay and (context.cluster.address or not runs_on_cpu()):
+    if not context.no_replay and (context.cluster.address or not runs_on_cpu()):
         replay_everything(context)
     heldout = context.data.rows(context.data.parts["heldout"])
     requests = heldout_requests(context, heldout)
     with context.open_servers(context.served, requests.timed_texts) as (load, servers):
         replays, validation = None, None
-        if context.can_replay:
+        if not context.no_replay:
             replays = replay_drafters(context, "heldout")
             print_first_result(context, replays)
             # Before the servers start: next to starting servers it takes ten times as long.
@@ -109,9 +108,7 @@ def evaluate(context: EvaluationContext) -> dict[str, Any]:
                 passes += counted_passes(blocks, requests.timed)
     verification = verify(context, k, requests.verification, outputs)
     custom, sampling = context.speculators["custom"], requests.sampling
-    times = heldout["time"] if "time" in heldout.column_names else []
     findings = Findings(
-        version=VERSION,
         recipe=context.recipe,
         run_dir=str(context.folders.run),
         target=context.target.model,
@@ -119,7 +116,7 @@ def evaluate(context: EvaluationContext) -> dict[str, Any]:
             kind=custom.kind,
             weights_sha256=value_digest(context.weights) if context.weights else None,
         ),
-        heldout_until=max((time for time in times if time is not None), default=None),
+        heldout_until=max(filter(None, heldout["time"]), default=None),
         by_batch_size=context.by_batch_size,
         choice=choice,
         sampling=RequestSampling(
@@ -184,8 +181,9 @@ def check(context: EvaluationContext) -> None:
                 "provide more traffic"
             )
     target_dir = context.target.directory()
-    for directory in set(context.directories.values()) - {target_dir}:
-        check_speculator(directory, target_dir)
+    for each in context.speculators.values():
+        if each.directory not in (None, target_dir):
+            check_speculator(each.directory, target_dir)
 
 
 def not_measured(context: EvaluationContext) -> dict[str, str]:
@@ -217,13 +215,12 @@ def heldout_requests(context: EvaluationContext, heldout: Dataset) -> HeldoutReq
             " eval.verification_max_tokens",
         )
         context.say(*lost_ends)
-    tokens_per_s = None
-    if "time" in heldout.column_names:
-        general = set(context.data.parts.get("general") or ())
-        logged = load_sequences(context.data.sequences)
-        named = zip(logged["sequence_id"], logged["time"], strict=True)
-        times = [time for name, time in named if name not in general]
-        tokens_per_s = logged_tokens_per_s(heldout, times)
+    general = set(context.data.parts.get("general") or ())
+    logged = load_sequences(context.data.sequences)
+    named = zip(logged["sequence_id"], logged["time"], strict=True)
+    tokens_per_s = logged_tokens_per_s(
+        heldout, [time for name, time in named if name not in general]
+    )
     sampling = customers_sampling(heldout)
     return HeldoutRequests(sampling, verification, timed, traffic, lost_ends, tokens_per_s)
 
@@ -302,7 +299,8 @@ def samples_stage(
     context: EvaluationContext, replays: Replays | None, k: int
 ) -> list[Example] | None:
     """Example responses, where the recipe allows customer text in the report."""
-    if replays is None or not context.show_samples or len(context.directories) < len(DRAFTERS):
+    directories = {name: each.directory for name, each in context.speculators.items()}
+    if replays is None or not context.show_samples or None in directories.values():
         return None
 
     def work() -> list[dict[str, Any]]:
@@ -311,7 +309,7 @@ def samples_stage(
             replays["base"],
             replays["custom"],
             k,
-            context.directories,
+            directories,
             context.target.directory(),
             context.feature_store,
             context.settings.replay_dtype,

@@ -95,7 +95,7 @@ def summarise_rates(blocks: RateBlocks, served: Served) -> dict[str, dict[str, R
     queue amplifies it.
     """
     noise = {
-        name: math.sqrt(served.repeats or 1)
+        name: math.sqrt(served.repeats)
         * max(math.log(ratio.high / ratio.value) for ratio in ratios)
         for name in RATIOS
         if (ratios := [getattr(row, name) for row in served.speed.values()])

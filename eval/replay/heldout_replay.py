@@ -32,7 +32,6 @@ from outrider.eval.replay.replay import (
     length_at,
     replay,
 )
-from outrider.eval.report.formatting import number
 from outrider.eval.results.acceptance import OnPolicy, Replay
 from outrider.eval.results.parts import DRAFTERS, Drafter, Drafters, interval
 from outrider.speculators.kinds import LOOKUP, weightless_kind
@@ -158,7 +157,7 @@ def print_first_result(context: EvaluationContext, heldout: Replays) -> None:
         table.add_column(column, justify="right", no_wrap=True)
     for k in range(1, context.depth + 1):
         ratio = compare(base, heldout["custom"], k)["ratio"]
-        cells = (number(heldout[name].acceptance_length()[k - 1]) for name in drafters)
+        cells = (f"{heldout[name].acceptance_length()[k - 1]:.3f}" for name in drafters)
         label = f"{k} (eval.k)" if k == context.settings.k else str(k)
         table.add_row(label, *cells, interval(ratio, 3))
     context.console.print(table)

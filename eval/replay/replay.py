@@ -18,7 +18,7 @@ import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,6 +34,7 @@ from outrider.speculators.kinds.weightless import WeightlessKind
 if TYPE_CHECKING:
     import torch
 
+    from outrider.data.features.feature_store import FeatureStore
     from outrider.speculators.heads import TargetEnds
     from outrider.speculators.kinds.drafter import Drafter
 
@@ -52,13 +53,6 @@ NO_TOKEN = -2
 """In place of the logged token past a response's end, which no draft equals."""
 
 Array = NDArray[np.float64]
-
-
-class StatesByToken(Protocol):
-    """What replay reads from: data's feature store, or anything like it."""
-
-    def read(self, sequence_id: str) -> SequenceStates:
-        """The stored states of one sequence."""
 
 
 @dataclass(frozen=True)
@@ -157,7 +151,7 @@ ARRAYS = (
 def replay(
     speculator: Path | str,
     target_dir: Path,
-    feature_store: StatesByToken,
+    feature_store: "FeatureStore",
     rows: Iterable[Mapping[str, Any]],
     depth: int,
     draft_sample_method: str = "greedy",
@@ -310,7 +304,7 @@ class Response:
 
 
 def batches(
-    store: StatesByToken, rows: Iterable[Mapping[str, Any]], sampling: Sampling | None
+    store: "FeatureStore", rows: Iterable[Mapping[str, Any]], sampling: Sampling | None
 ) -> Iterator[list[Response]]:
     """The rows' responses of two or more tokens, about BATCH_TOKENS at a time."""
     batch: list[Response] = []

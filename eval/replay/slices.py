@@ -42,8 +42,6 @@ def by_prompt_length(starts: Mapping[str, int]) -> dict[str, list[str]]:
 
 def sliced(base: ReplaySums, custom: ReplaySums, k: int, slices: Slices) -> dict[str, list[Slice]]:
     """The slices of each dimension that has more than one."""
-    if base.sequence_ids != custom.sequence_ids:
-        raise ValueError("base and custom were replayed on different sequences")
     table: dict[str, list[Slice]] = {}
     for dimension, name, rows_N, sums_NM in (
         *_of_responses(base, custom, k, slices),

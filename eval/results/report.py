@@ -28,7 +28,7 @@ from outrider.eval.results.speed import Cost, RateRow, Scenario, Served
 from outrider.eval.results.verification import Verification
 from outrider.speculators.kinds import LOOKUP
 
-VERSION = 14
+VERSION: Literal[14] = 14
 """Version of the measurements and of report.json. Raise it when the same settings measure
 something else, or when the shape of report.json changes."""
 
@@ -104,7 +104,7 @@ class Example(Drafters[Walk]):
 class Findings(Part):
     """All that an evaluation measured, before prices and verdict."""
 
-    version: int
+    version: Literal[14] = VERSION
     """Version of the evaluation's code"""
     recipe: str
     """Name of the recipe"""
@@ -155,16 +155,6 @@ class Findings(Part):
     """The recipe's `eval` section (docs/reference)"""
 
     @property
-    def k(self) -> Drafters[int]:
-        """Drafted tokens per step of base and of custom, in the first engine mode."""
-        return self.choice.k
-
-    @property
-    def main_concurrency(self) -> int:
-        """Concurrency at which K is chosen and custom must be faster than base."""
-        return self.choice.main_concurrency
-
-    @property
     def acceptance_ratio(self) -> ClusteredEstimate:
         """custom / base at equal K: by exact replay, else by vLLM's counters.
 
@@ -175,7 +165,8 @@ class Findings(Part):
     @property
     def acceptance_k(self) -> Drafters[int]:
         """The numbers of drafts of `acceptance_ratio`."""
-        return Drafters[int](base=self.k.custom, custom=self.k.custom) if self.replay else self.k
+        k = self.choice.k
+        return Drafters[int](base=k.custom, custom=k.custom) if self.replay else k
 
     @property
     def at_k(self) -> str:
@@ -213,7 +204,7 @@ class Report(Findings):
                 text += f" ({others[0].kind} / lookup {interval(best)})"
             return f"{text}."
         for mode, served in self.served.items():
-            row = served.speed[str(self.main_concurrency)]
+            row = served.speed[str(self.choice.main_concurrency)]
             others = max(row.none.tokens_per_s, row.base.tokens_per_s)
             if row.lookup and row.lookup.block.tokens_per_s > others:
                 ratio = row.lookup.custom_over
@@ -230,12 +221,6 @@ class Report(Findings):
     def read(cls, path: Path) -> Self:
         """Loads a report.json; raises for another version or shape."""
         value = read_json(path)
-        version = value.get("version") if isinstance(value, dict) else None
-        if version != VERSION:
-            raise OutriderError(
-                f"{path}: version {version}, but this Outrider reads {VERSION}; run "
-                "evaluate-speculator again"
-            )
         try:
             return cls.model_validate(value)
         except ValidationError as error:

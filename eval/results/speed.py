@@ -77,7 +77,7 @@ class Served(Part):
     """Drafted tokens per step of base and of custom in this mode"""
     speed: dict[str, SpeedRow]
     """Concurrency -> tokens/s and latencies"""
-    repeats: int | None = None
+    repeats: int
     """Number of repeats measured"""
 
 

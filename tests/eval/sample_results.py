@@ -25,7 +25,6 @@ from outrider.eval.replay.slices import sliced
 from outrider.eval.results.acceptance import OnPolicy
 from outrider.eval.results.parts import DRAFTERS, LOOKUP, RATIOS, VARIANTS, Drafters, Variants
 from outrider.eval.results.report import (
-    VERSION,
     Example,
     Findings,
     Report,
@@ -314,7 +313,6 @@ def _findings(custom_speed: float) -> Findings:
         response_tokens=Quantiles(p50=170, p90=200, p99=250),
     )
     return Findings(
-        version=VERSION,
         recipe="resume_screening",
         run_dir="runs/resume_screening",
         target="nano_r1",
