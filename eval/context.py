@@ -32,10 +32,10 @@ from outrider.data.sequences import Tables, load_sequences
 from outrider.eval.bench.servers import Servers
 from outrider.eval.config import EvalConfig
 from outrider.eval.replay.slices import Slices
-from outrider.eval.results.choice import KindSpeed
 from outrider.eval.results.parts import LOOKUP as LOOKUP_VARIANT
 from outrider.eval.results.parts import Drafter
 from outrider.eval.results.report import VERSION
+from outrider.eval.results.sections import KindSpeed
 from outrider.serving.client import Sampling
 from outrider.serving.config import ServingConfig, TargetConfig
 from outrider.serving.engine import Engine, open_engine

@@ -10,13 +10,13 @@ was gained.
 from outrider.common.tolerance import Tolerance
 from outrider.eval.config import DO_NOT_SHIP, SHIP, UNDECIDED, GateConfig
 from outrider.eval.lossless.task_accuracy import responses_needed
-from outrider.eval.results.acceptance import OnPolicy
 from outrider.eval.results.parts import ClusteredEstimate, Variants, interval
 from outrider.eval.results.report import Check, Findings, Outcome, Verdict
-from outrider.eval.results.verification import (
+from outrider.eval.results.sections import (
     Equivalence,
     Excess,
     Greedy,
+    OnPolicy,
     ReplayAgainstEngine,
     SameText,
 )

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from outrider.eval.config import GateConfig
 from outrider.eval.results.parts import Estimate, interval
 from outrider.eval.results.report import Check, Findings, Outcome
-from outrider.eval.results.speed import SpeedRow
+from outrider.eval.results.sections import SpeedRow
 from outrider.eval.stats.intervals import given_passed, units_needed
 
 MOST_REPEATS = 1000
@@ -111,10 +111,7 @@ def speed_checks(findings: Findings, gate: GateConfig) -> list[Check]:
         asked = demands(served.speed, findings.choice.main_concurrency, gate)
         for each in asked:
             if each.kind == SUPERIOR:
-                versus = each.versus
-                if versus.endswith("current_k"):
-                    versus += f" = {findings.settings['current_k']}"
-                name = f"tokens/s, custom / {versus}, {mode}, concurrency {each.concurrency}"
+                name = f"tokens/s, custom / {each.versus}, {mode}, concurrency {each.concurrency}"
                 checks.append(_check(name, [each], [], served.repeats))
         if others := [each for each in asked if each.kind == ELSEWHERE]:
             name = f"tokens/s, custom / base, {mode}, other concurrencies"

@@ -14,7 +14,7 @@ from outrider.eval.context import EvaluationContext
 from outrider.eval.gate import judge
 from outrider.eval.results.parts import DRAFTERS, VARIANTS, Estimate, Variants
 from outrider.eval.results.report import Findings, Report
-from outrider.eval.results.speed import Cost, Served, SpeedRow
+from outrider.eval.results.sections import Cost, Served, SpeedRow
 
 HOURS_A_MONTH = 730
 

@@ -19,8 +19,8 @@ from outrider.common.errors import OutriderError
 from outrider.eval.config import SEED, EvalConfig, PublicWorkload
 from outrider.eval.context import EvaluationContext, Row
 from outrider.eval.replay.replay import compare, replay
-from outrider.eval.results.acceptance import Workload
 from outrider.eval.results.parts import DRAFTERS
+from outrider.eval.results.sections import Workload
 from outrider.serving.client import Sampling
 from outrider.serving.engine import AskedRow, Engine
 

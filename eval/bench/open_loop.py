@@ -27,7 +27,7 @@ from outrider.eval.bench.servers import Servers
 from outrider.eval.config import SEED, EvalConfig
 from outrider.eval.context import EvaluationContext
 from outrider.eval.results.parts import RATIOS, VARIANTS
-from outrider.eval.results.speed import RateBlock, RateRow, Served
+from outrider.eval.results.sections import RateBlock, RateRow, Served
 from outrider.eval.stats.speed_ratio import Units, measured_ratio, widened
 from outrider.serving.client import Sampling
 from outrider.serving.load_generator import LoadGenerator

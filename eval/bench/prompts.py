@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from outrider.common.errors import OutriderError
 from outrider.data.sequences import log_order
 from outrider.eval.config import SEED, EvalConfig, LengthRange, ScenarioConfig
-from outrider.eval.results.speed import Quantiles, Scenario
+from outrider.eval.results.sections import Quantiles, Scenario
 from outrider.serving.client import Sampling
 from outrider.serving.config import ServingConfig
 
@@ -75,11 +75,6 @@ class HeldoutRequests:
     """Held-out prompts that are too long to be sent, in words."""
     tokens_per_s: float | None = None
     """Logged response tokens per second; None where the log has no times."""
-
-    @property
-    def timed_texts(self) -> list[str]:
-        """The timed prompts as rendered text."""
-        return [prompt.text for prompt in self.timed]
 
 
 def customers_sampling(heldout: Any) -> Sampling:

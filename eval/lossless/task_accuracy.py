@@ -40,7 +40,7 @@ from outrider.common.errors import OutriderError
 from outrider.data.tokenize.emitted_text import END_THINK, THINK
 from outrider.eval.config import ANSWERS, EvalConfig
 from outrider.eval.results.parts import Variant
-from outrider.eval.results.verification import Equivalence, Task
+from outrider.eval.results.sections import Equivalence, Task
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -42,7 +42,7 @@ from outrider.eval.lossless.equal_text import (
 from outrider.eval.lossless.task_accuracy import raised_at, response_text, task_accuracy, task_of
 from outrider.eval.replay.replay import replay
 from outrider.eval.results.parts import DRAFTERS, VARIANTS, Drafters, Variant, Variants
-from outrider.eval.results.verification import (
+from outrider.eval.results.sections import (
     EngineFindings,
     Greedy,
     ReplayAgainstEngine,
@@ -230,8 +230,7 @@ class TargetScores:
             scaled_NV = self._logits(hidden_NH).div_(temperature or 1.0)
             token_logit_N = scaled_NV.gather(-1, token_N[:, None])[:, 0]
             parts.append((token_logit_N - scaled_NV.logsumexp(-1)).cpu())
-        log_p_T: NDArray[np.float64] = torch.cat(parts).numpy()
-        return log_p_T
+        return torch.cat(parts).numpy()
 
     def gap(
         self, prompt: Prompt, completion: Sequence[int], index: int, token: int, other: int

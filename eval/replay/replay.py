@@ -190,10 +190,6 @@ def replay(
             " empty?"
         )
 
-    def stack(name: str) -> Array:
-        found: Array = torch.cat([getattr(chain, name) for chain in chains]).cpu().numpy()
-        return found
-
     count = len(replayed)
     tokens_RG, steps_RGK = np.zeros((count, 0)), np.zeros((count, 0, depth))
     if regions:
@@ -203,9 +199,10 @@ def replay(
         sequence_ids=[row["sequence_id"] for row in replayed],
         sessions=[row["session"] for row in replayed],
         users=[row.get("user", "") for row in replayed],
-        tokens_R=stack("tokens_R"),
-        steps_RK=stack("steps_RK"),
-        accepted_RKK=stack("accepted_RKK"),
+        **{
+            name: torch.cat([getattr(chain, name) for chain in chains]).cpu().numpy()
+            for name in ("tokens_R", "steps_RK", "accepted_RKK")
+        },
         region_tokens_RG=tokens_RG,
         region_steps_RGK=steps_RGK,
         regions=NAMES if regions else (),

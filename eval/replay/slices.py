@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider.eval.replay.replay import ReplaySums, lengths_and_ratio
-from outrider.eval.results.acceptance import Slice
+from outrider.eval.results.sections import Slice
 
 PROMPT_LENGTHS = (256, 1024, 4096, 16384)
 """Upper ends in tokens of the slices by prompt length; longer prompts are the last slice."""

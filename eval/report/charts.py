@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from outrider.eval.results.parts import DRAFTERS, VARIANTS
 from outrider.eval.results.report import Report
-from outrider.eval.results.speed import RateRow, SpeedRow
+from outrider.eval.results.sections import RateRow, SpeedRow
 
 INK = "var(--soft)"
 AXIS = {

@@ -25,9 +25,9 @@ from scipy.stats import norm
 from outrider.common.errors import OutriderError
 from outrider.data.ingest.traffic_facts import date
 from outrider.eval.report.formatting import render
-from outrider.eval.results.acceptance import Replay
 from outrider.eval.results.parts import ClusteredEstimate, Estimate, interval, k_list
 from outrider.eval.results.report import Report
+from outrider.eval.results.sections import Replay
 
 Z = float(norm.isf(0.025))
 
@@ -177,8 +177,6 @@ def _point(name: str, run: Report, first: Report, comparisons: int) -> Point:
 def _read_run(run: Path) -> Report:
     """The report of a run directory, or of a report.json itself."""
     path = run if run.suffix == ".json" else run / "report.json"
-    if not path.is_file():
-        raise OutriderError(f"--compare {run}: no {path.name} here; name evaluated run directories")
     report = Report.read(path)
     if report.replay is None:
         raise OutriderError(f"{path}: without exact replay, which --compare needs")

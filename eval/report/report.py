@@ -56,9 +56,7 @@ def contents(report: Report, metrics: charts.Rows) -> dict[str, Any]:
     """What the template shows besides the report's own figures."""
     replay, traffic, on_policy = report.replay, report.traffic, report.on_policy
     depth = len(replay.by_k["custom"]) if replay else 0
-    acceptance = [charts.acceptance_figure(report)]
-    if training := charts.training_figure(metrics):
-        acceptance.append(training)
+    acceptance = charts.acceptance_figure(report), charts.training_figure(metrics)
     rates = [
         (f"{scenario.replace('_', ' ')}, {mode}", rows)
         for mode, scenarios in report.rates.items()
@@ -74,7 +72,7 @@ def contents(report: Report, metrics: charts.Rows) -> dict[str, Any]:
         "arrivals": "those of the log, scaled to the rate"
         if arrivals == {"log"}
         else "a Poisson process where the log has no times",
-        "acceptance_figures": acceptance,
+        "acceptance_figures": [figure for figure in acceptance if figure],
         "drafts_head": [f"k = {k}" for k in range(0 if report.by_batch_size else 1, 1 + depth)],
         "by_k_head": [f"K = {k}" for k in range(1, 1 + depth)],
         "facts": facts(traffic) if traffic else [],

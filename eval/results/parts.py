@@ -103,8 +103,7 @@ class Drafters(Part, Generic[T]):
 
     def of(self, name: Variant) -> T:
         """The value of base or custom; of Variants, of none too."""
-        value: T = getattr(self, name)
-        return value
+        return getattr(self, name)
 
 
 def k_list(k: Drafters[int]) -> str:

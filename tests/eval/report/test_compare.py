@@ -3,14 +3,12 @@
 import json
 import math
 
-import numpy as np
 import pytest
 
 from outrider.common.errors import OutriderError
 from outrider.eval.report.compare import change, compare, history, rendered
 from outrider.eval.results.parts import Drafters
 from outrider.eval.results.report import SpeculatorIdentity
-from outrider.eval.stats.clusters import clustered
 from tests.eval.sample_history import SPREAD, estimate, report
 from tests.eval.sample_results import sample_results
 
@@ -55,11 +53,9 @@ def test_page_and_terminal_say_what_changed(runs):
     assert "&lt;i&gt;june" in page and "<i>june" not in page
 
 
-def test_what_is_no_evaluated_run_is_named(runs, tmp_path):
-    with pytest.raises(OutriderError, match=r"--compare .*nowhere: no report.json"):
-        compare([runs[0], tmp_path / "nowhere"])
+def test_what_is_no_evaluated_run_is_named(tmp_path):
     (tmp_path / "report.json").write_text("{}")
-    with pytest.raises(OutriderError, match=r"report.json: target: Field required; evaluate again|recipe: Field"):
+    with pytest.raises(OutriderError, match=r"report.json: recipe: Field required; delete"):
         compare([tmp_path])
     report(0, 2, 3, replay=None).write(tmp_path / "report.json")
     with pytest.raises(OutriderError, match="without exact replay"):
@@ -102,18 +98,3 @@ def test_chance_is_shared_among_the_runs():
     fixed = estimate(1.0, spread=0.0)
     assert not change(fixed, fixed, 1).beyond_chance
     assert change(fixed, estimate(2.0, spread=0.0), 1).beyond_chance
-
-
-def test_an_unchanged_speculator_seldom_changes():
-    """Runs from one population, with intervals over sessions: five in a hundred are significant."""
-    random = np.random.default_rng(0)
-
-    def run():
-        tokens = random.integers(50, 400, 80)
-        steps = tokens / random.normal(2.5, 0.4, 80).clip(1)
-        sums = np.stack([tokens, steps], axis=1)
-        drawn = clustered(sums, [*range(80)], lambda s: s[..., 0] / s[..., 1])
-        return drawn
-
-    found = [change(run(), run(), 1).beyond_chance for _ in range(200)]
-    assert 2 <= sum(found) <= 24
