@@ -184,7 +184,10 @@ def logged_tokens_per_s(heldout: Dataset, times: Sequence[float | None]) -> floa
 
 
 def _inside(limits: LengthRange | None, values_N: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Which values lie in a range, both ends included; a share such as `50%` is their quantile."""
+    """Which values lie in a range, both ends included.
+
+    A share such as `50%` is a quantile of the values.
+    """
     least, most = (
         float(np.quantile(values_N, int(end.rstrip("%")) / 100)) if isinstance(end, str) else end
         for end in limits or (0, None)

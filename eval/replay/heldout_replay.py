@@ -49,10 +49,11 @@ COLUMNS = ["sequence_id", "session", "user", "temperature", "top_p", "top_k"]
 
 
 def replay_parts(context: EvaluationContext) -> dict[str, Replays]:
-    """The replays of every part; prints the first result. Empty where exact replay is not measured.
+    """The replays of every part, by part; prints the first result.
 
-    Before servers start: on a GPU replays take nine tenths of its memory, in a cluster they have
-    their node to themselves, and on a CPU they take ten times as long next to starting servers.
+    Empty where exact replay is not measured. Before servers start: on a GPU replays take nine
+    tenths of its memory, in a cluster they have their node to themselves, and on a CPU they take
+    ten times as long next to starting servers.
     """
     replays: dict[str, Replays] = {}
     if context.no_replay:
@@ -66,7 +67,10 @@ def replay_parts(context: EvaluationContext) -> dict[str, Replays]:
 
 
 def replay_drafters(context: EvaluationContext, part: str) -> Replays:
-    """Base and custom on one part of the traffic, and lookup; the ceiling where it is measured."""
+    """Base, custom and what they are compared with on one part of the traffic.
+
+    K is chosen on the validation part, where the ceiling is not needed.
+    """
     return {
         name: replay_drafter(context, part, name)
         for name in (*DRAFTERS, *REFERENCES)

@@ -106,7 +106,7 @@ def compare(runs: Sequence[Path]) -> Comparison:
 
 
 def rendered(compared: Comparison, form: Literal["html", "markdown"]) -> str:
-    """The history of each speculator, and the figures side by side, as an offline page or text."""
+    """The comparison as an offline page, or as Markdown."""
     cells = [[name, *map(_text, values)] for name, values in compared.figures.items()]
     return render("compare.j2", form, compared=compared, cells=cells, date=date)
 
