@@ -155,6 +155,6 @@ def test_what_drafts_otherwise_is_refused_with_the_usual_causes(tiny, tmp_path, 
 def test_a_near_tie_is_told_from_another_draft():
     q_ND = torch.tensor([[0.5, 0.49, 0.01], [0.5, 0.49, 0.01], [0.5, 0.3, 0.2], [0.5, 0.49, 0.01]])
     draft_N = torch.tensor([0, 1, 1, 2])
-    others_N = q_ND[range(4), draft_N].log() + torch.tensor([0.0, 0.5, 0.0, -3.0])
+    others_N = q_ND[torch.arange(4), draft_N].log() + torch.tensor([0.0, 0.5, 0.0, -3.0])
     found = compared(q_ND.log(), draft_N, others_N, ParityConfig(near_tie_nats=0.05))
     assert found.tolist() == pytest.approx([4, 1, 1, 0.5 + MOST_NATS])
