@@ -105,12 +105,15 @@ def _server(loaded: "LoadedRecipe", run: "RunDirectory", url: str) -> int:
 def _compare(runs: tuple[Path, ...], html: Path | None) -> int:
     from rich.console import Console
 
-    from outrider.eval.report.compare import compare, print_comparison, write_page
+    from outrider.common.files import publish
+    from outrider.eval.report.compare import compare, rendered
+    from outrider.eval.report.formatting import print_markdown
 
     compared, console = compare(runs), Console(stderr=True)
-    print_comparison(compared, console)
+    print_markdown(rendered(compared, "markdown"), console)
     if html is not None:
-        write_page(html, compared)
+        with publish(html) as temporary:
+            temporary.write_text(rendered(compared, "html"), encoding="utf-8")
         console.print(f"page: {html}", soft_wrap=True, highlight=False)
     print_json(compared.model_dump(mode="json"))
     return 0

@@ -33,8 +33,8 @@ from outrider.eval.bench.servers import Servers
 from outrider.eval.bench.step_times import StepTimes, time_steps
 from outrider.eval.context import EvaluationContext
 from outrider.eval.replay.replay import ReplaySums
-from outrider.eval.results.choice import Choice
 from outrider.eval.results.parts import CURRENT, DRAFTERS, LOOKUP, Drafter, Drafters
+from outrider.eval.results.sections import Choice
 from outrider.eval.stats.clusters import clustered
 from outrider.serving.load_generator import LoadGenerator
 from outrider.serving.vllm_hooks.drafts_file import Drafts
@@ -70,14 +70,13 @@ def choose(
     fixed = [name for name in DRAFTERS if context.speculators[name].family.fixed_k]
     if context.base_has_own_k and settings.current_k is None:
         fixed.remove("base")
-    timed = [name for name in DRAFTERS if context.speculators[name].speculates]
-    timed = [name for name in timed if name not in fixed]
+    timed = [
+        name for name in DRAFTERS if name not in fixed and context.speculators[name].speculates
+    ]
     k = dict.fromkeys(DRAFTERS, context.depth if settings.k == "auto" else settings.k)
     if context.base_has_own_k and settings.k == "auto":
         k["base"] = settings.current_k or k["base"]
-    lengths: dict[Drafter, list[float]] = {}
-    if validation:
-        lengths = {name: validation[name].acceptance_length() for name in DRAFTERS}
+    lengths = {name: validation[name].acceptance_length() for name in DRAFTERS if validation}
     given: dict[str, Any] = {
         "acceptance_length": Drafters[list[float]](**lengths) if lengths else None,
     }
@@ -94,7 +93,7 @@ def choose(
             load,
             dict.fromkeys(engines, context.draft_numbers),
             settings.concurrency,
-            requests.timed_texts,
+            [prompt.text for prompt in requests.timed],
             requests.sampling,
             context.speculators,
         )
@@ -265,8 +264,6 @@ def draft_plan(
         plan = {name: choice.k_per_batch_size.of(name) for name in DRAFTERS}
     if choice.lookup_k is not None:
         plan[LOOKUP] = choice.lookup_k
-    if fixed:
-        return plan
-    if current_k is not None and current_k != plan["base"]:
+    if not fixed and current_k is not None and current_k != plan["base"]:
         plan[CURRENT] = current_k
     return plan

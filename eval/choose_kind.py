@@ -22,8 +22,8 @@ from outrider.eval.context import EvaluationContext
 from outrider.eval.evaluate import check
 from outrider.eval.replay.heldout_replay import replay_drafter
 from outrider.eval.replay.replay import ReplaySums, length_at
-from outrider.eval.results.choice import KindSpeed
 from outrider.eval.results.parts import ClusteredEstimate
+from outrider.eval.results.sections import KindSpeed
 from outrider.eval.stats.clusters import clustered
 from outrider.speculators.kinds import LOOKUP
 

@@ -32,10 +32,10 @@ from outrider.data.sequences import Tables, load_sequences
 from outrider.eval.bench.servers import Servers
 from outrider.eval.config import EvalConfig
 from outrider.eval.replay.slices import Slices
-from outrider.eval.results.choice import KindSpeed
 from outrider.eval.results.parts import LOOKUP as LOOKUP_VARIANT
 from outrider.eval.results.parts import Drafter
 from outrider.eval.results.report import VERSION
+from outrider.eval.results.sections import KindSpeed
 from outrider.serving.client import Sampling
 from outrider.serving.config import ServingConfig, TargetConfig
 from outrider.serving.engine import Engine, open_engine
@@ -182,7 +182,7 @@ class EvaluationContext:
         from outrider.data.features.capture import capture_ids
 
         scratch, target_dir = self.folders.out / "response_states", self.target.directory()
-        drafters = self.speculators.values() if self.can_replay else ()
+        drafters = () if self.no_replay else self.speculators.values()
         wanted = FeatureSpec.union(each.features(target_dir) for each in drafters)
         eager = self.serving.engine.model_copy(update={"mode": "eager"})
         try:
@@ -192,11 +192,6 @@ class EvaluationContext:
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
 
-    @property
-    def can_replay(self) -> bool:
-        """Whether exact replay computes both base and custom."""
-        return self.no_replay is None
-
     @functools.cached_property
     def no_replay(self) -> tuple[str, str] | None:
         """A speculator in words, and why exact replay does not compute it; None where it does.
@@ -204,19 +199,18 @@ class EvaluationContext:
         A kind may be only served, and so may a head's shape; a capture may lack states that a
         speculator reads.
         """
-        for each in self.speculators.values():
+        for each in (self.speculators["custom"], self.speculators["base"]):
+            words = each.in_words
             if not each.has_replay:
-                return each.in_words, f"the drafts of {each.in_words} are only counted"
-        if self.data.features is None:
-            words = self.speculators["custom"].in_words
-            return words, f"no states are captured, which the drafts of {words} are computed from"
-        for each in self.speculators.values():
+                return words, f"the drafts of {words} are only counted"
+            if self.data.features is None:
+                return words, f"no states are captured to compute the drafts of {words} from"
             try:
                 reads = each.features(self.target.directory())
                 if reads.auxiliary:
                     reads.require(self.feature_store.spec, self.data.features)
             except OutriderError as error:
-                return each.in_words, str(error)
+                return words, str(error)
         return None
 
     @functools.cached_property
@@ -246,15 +240,6 @@ class EvaluationContext:
         base = self.speculators["base"]
         kind = base.family
         return kind.fixed_k and not self.one_engine and not kind.one_block
-
-    @property
-    def directories(self) -> dict[str, Path]:
-        """Where the weights of base and custom are, of speculators that have some."""
-        return {
-            name: speculator.directory
-            for name, speculator in self.speculators.items()
-            if speculator.directory is not None
-        }
 
     @functools.cached_property
     def weights(self) -> dict[str, str]:

@@ -10,6 +10,7 @@ Leaves the report and the servers' logs. Each measurement is cached, so an inter
 resumes; intervals, verdict and report are computed from the cache every time.
 """
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -45,47 +46,37 @@ from outrider.eval.replay.example_traces import sample_responses
 from outrider.eval.replay.heldout_replay import (
     Replays,
     on_policy,
-    print_first_result,
-    replay_drafters,
-    replay_everything,
     replay_figures,
+    replay_parts,
 )
 from outrider.eval.replay.slices import by_prompt_length, sliced
-from outrider.eval.results.choice import Choice
-from outrider.eval.results.parts import DRAFTERS, Drafters
+from outrider.eval.results.parts import Drafters
 from outrider.eval.results.report import (
-    VERSION,
     Example,
     Findings,
     RequestSampling,
     SpeculatorIdentity,
 )
-from outrider.eval.results.speed import RateRow, Served
+from outrider.eval.results.sections import Choice, RateRow, Served
 from outrider.eval.summary import conclude
 from outrider.eval.workloads import measured_workloads, prompts_of
 from outrider.serving.load_generator import LoadGenerator
 from outrider.serving.vllm_hooks.drafts_file import Drafts
-from outrider.serving.vllm_hooks.version import runs_on_cpu
 from outrider.speculators.kinds import check_speculator
 
 
 def evaluate(context: EvaluationContext) -> dict[str, Any]:
     """Evaluates custom against base and no speculation; returns the line for scripts."""
     check(context)
-    if context.can_replay and (context.cluster.address or not runs_on_cpu()):
-        replay_everything(context)
+    replays = replay_parts(context)
+    replayed_heldout, validation = replays.get("heldout"), replays.get("validation")
     heldout = context.data.rows(context.data.parts["heldout"])
     requests = heldout_requests(context, heldout)
-    with context.open_servers(context.served, requests.timed_texts) as (load, servers):
-        replays, validation = None, None
-        if context.can_replay:
-            replays = replay_drafters(context, "heldout")
-            print_first_result(context, replays)
-            # Before the servers start: next to starting servers it takes ten times as long.
-            validation = replay_drafters(context, "validation")
+    texts = [prompt.text for prompt in requests.timed]
+    with context.open_servers(context.served, texts) as (load, servers):
         workloads = measured_workloads(context, requests.sampling)
-        first = context.settings.engine_modes[0]
-        choice = choose(context, servers, load, requests, validation, first)
+        modes = context.settings.engine_modes
+        choice = choose(context, servers, load, requests, validation, modes[0])
         k, main = choice.k, choice.main_concurrency
         lookup = "" if choice.lookup_k is None else f", {choice.lookup_k} for n-gram lookup"
         context.say(f"k = {k.base} for base, {k.custom} for custom{lookup}")
@@ -94,13 +85,11 @@ def evaluate(context: EvaluationContext) -> dict[str, Any]:
         rates: dict[str, dict[str, dict[str, RateRow]]] = {}
         outputs: dict[str, Outputs] = {}
         passes: list[CountedPass] = []
-        for mode in context.settings.engine_modes:
-            own = choice
-            if mode != first:
-                own = choose(context, servers, load, requests, validation, mode, main)
+        for mode in modes:
+            own = choose(context, servers, load, requests, validation, mode, main)
             outputs[mode] = collect(context, servers, mode, k, requests)
             served[mode], blocks, open_loop = serve(
-                context, servers, load, mode, own, requests, replays
+                context, servers, load, mode, own, requests, replayed_heldout
             )
             if requests.traffic:
                 rates[mode] = summarise_rates(open_loop, served[mode])
@@ -109,9 +98,7 @@ def evaluate(context: EvaluationContext) -> dict[str, Any]:
                 passes += counted_passes(blocks, requests.timed)
     verification = verify(context, k, requests.verification, outputs)
     custom, sampling = context.speculators["custom"], requests.sampling
-    times = heldout["time"] if "time" in heldout.column_names else []
     findings = Findings(
-        version=VERSION,
         recipe=context.recipe,
         run_dir=str(context.folders.run),
         target=context.target.model,
@@ -119,7 +106,7 @@ def evaluate(context: EvaluationContext) -> dict[str, Any]:
             kind=custom.kind,
             weights_sha256=value_digest(context.weights) if context.weights else None,
         ),
-        heldout_until=max((time for time in times if time is not None), default=None),
+        heldout_until=max(filter(None, heldout["time"]), default=None),
         by_batch_size=context.by_batch_size,
         choice=choice,
         sampling=RequestSampling(
@@ -135,7 +122,7 @@ def evaluate(context: EvaluationContext) -> dict[str, Any]:
         rates=rates,
         scenarios={traffic.name: traffic.described for traffic in requests.traffic},
         verification=verification,
-        samples=samples_stage(context, replays, k.custom),
+        samples=samples_stage(context, replayed_heldout, k.custom),
         settings=context.settings.model_dump(mode="json"),
     )
     return conclude(context, findings)
@@ -184,8 +171,9 @@ def check(context: EvaluationContext) -> None:
                 "provide more traffic"
             )
     target_dir = context.target.directory()
-    for directory in set(context.directories.values()) - {target_dir}:
-        check_speculator(directory, target_dir)
+    for each in context.speculators.values():
+        if each.directory not in (None, target_dir):
+            check_speculator(each.directory, target_dir)
 
 
 def not_measured(context: EvaluationContext) -> dict[str, str]:
@@ -217,35 +205,32 @@ def heldout_requests(context: EvaluationContext, heldout: Dataset) -> HeldoutReq
             " eval.verification_max_tokens",
         )
         context.say(*lost_ends)
-    tokens_per_s = None
-    if "time" in heldout.column_names:
-        general = set(context.data.parts.get("general") or ())
-        logged = load_sequences(context.data.sequences)
-        named = zip(logged["sequence_id"], logged["time"], strict=True)
-        times = [time for name, time in named if name not in general]
-        tokens_per_s = logged_tokens_per_s(heldout, times)
+    general = set(context.data.parts.get("general") or ())
+    logged = load_sequences(context.data.sequences)
+    named = zip(logged["sequence_id"], logged["time"], strict=True)
+    tokens_per_s = logged_tokens_per_s(
+        heldout, [time for name, time in named if name not in general]
+    )
     sampling = customers_sampling(heldout)
     return HeldoutRequests(sampling, verification, timed, traffic, lost_ends, tokens_per_s)
 
 
 def replay_stage(
-    context: EvaluationContext, heldout: Replays | None, k: Drafters[int], table: Dataset
+    context: EvaluationContext, replays: Mapping[str, Replays], k: Drafters[int], table: Dataset
 ) -> dict[str, Any]:
-    """The findings of exact replay; reads states, needs no server.
+    """The findings of exact replay.
 
     Each speculator at its own k; slices compare weights, both at custom's k.
     """
-    if heldout is None:
+    if not replays:
         return {"own_text": None, "replay": None, "general": None, "slices": {}}
-    general = None
-    if context.data.parts.get("general"):
-        general = replay_figures(replay_drafters(context, "general"), k)
+    heldout, general = replays["heldout"], replays.get("general")
     starts = dict(zip(table["sequence_id"], table["completion_start"], strict=True))
     slices = {**context.data.slices, "prompt length": by_prompt_length(starts)}
     return {
         "own_text": on_policy(context.feature_store, table),
         "replay": replay_figures(heldout, k),
-        "general": general,
+        "general": general and replay_figures(general, k),
         "slices": sliced(heldout["base"], heldout["custom"], k.custom, slices),
     }
 
@@ -302,19 +287,18 @@ def samples_stage(
     context: EvaluationContext, replays: Replays | None, k: int
 ) -> list[Example] | None:
     """Example responses, where the recipe allows customer text in the report."""
-    if replays is None or not context.show_samples or len(context.directories) < len(DRAFTERS):
+    directories = {name: each.directory for name, each in context.speculators.items()}
+    if replays is None or not context.show_samples or None in directories.values():
         return None
-
-    def work() -> list[dict[str, Any]]:
-        return in_child(
-            sample_responses,
-            replays["base"],
-            replays["custom"],
-            k,
-            context.directories,
-            context.target.directory(),
-            context.feature_store,
-            context.settings.replay_dtype,
-        )
-
+    work = functools.partial(
+        in_child,
+        sample_responses,
+        replays["base"],
+        replays["custom"],
+        k,
+        directories,
+        context.target.directory(),
+        context.feature_store,
+        context.settings.replay_dtype,
+    )
     return [Example.model_validate(each) for each in context.kept("examples").run(work)]

@@ -10,13 +10,13 @@ was gained.
 from outrider.common.tolerance import Tolerance
 from outrider.eval.config import DO_NOT_SHIP, SHIP, UNDECIDED, GateConfig
 from outrider.eval.lossless.task_accuracy import responses_needed
-from outrider.eval.results.acceptance import OnPolicy, Replay
 from outrider.eval.results.parts import ClusteredEstimate, Variants, interval
 from outrider.eval.results.report import Check, Findings, Outcome, Verdict
-from outrider.eval.results.verification import (
+from outrider.eval.results.sections import (
     Equivalence,
     Excess,
     Greedy,
+    OnPolicy,
     ReplayAgainstEngine,
     SameText,
 )
@@ -39,19 +39,24 @@ def judge(findings: Findings, gate: GateConfig) -> Verdict:
     """Checks every condition and gives the verdict."""
     checks = speed_checks(findings, gate)
     if findings.speculator.kind != LOOKUP:  # which is free, so it only has to be faster
-        checks.insert(0, _acceptance(findings, gate))
+        # Both at custom's K, by exact replay; else by the engine's counters.
+        name = f"acceptance length, custom / base, {findings.at_k}"
+        how = "" if findings.replay else ", counted by the engine"
+        found = findings.acceptance_ratio
+        checks.insert(0, _over_sessions(name, found, gate.min_acceptance_ratio, how))
     if findings.general:
-        checks.append(_general(findings.general, gate))
+        name = "acceptance length on general traffic, custom / base"
+        checks.append(_over_sessions(name, findings.general.ratio, 1 - gate.max_general_loss))
     if findings.own_text:
         checks.append(_on_policy(findings.own_text))
-    for mode, found in findings.verification.modes.items():
+    for mode, own in findings.verification.modes.items():
         checks += [
-            _greedy(mode, found.greedy.custom, found.control, found.excess),
-            _sampled_text(mode, found.tail_share, gate),
-            _same_text(mode, found.same_text, gate),
+            _greedy(mode, own.greedy.custom, own.control, own.excess),
+            _sampled_text(mode, own.tail_share, gate),
+            _same_text(mode, own.same_text, gate),
         ]
-        if found.replay_vs_engine:
-            checks.append(_replay(mode, found.replay_vs_engine, gate))
+        if own.replay_vs_engine:
+            checks.append(_replay(mode, own.replay_vs_engine, gate))
     if findings.verification.task:
         checks.append(_task(findings.verification.task.custom_minus_none, gate))
     return conclusion(checks, findings.not_measured)
@@ -82,13 +87,6 @@ def _outcome(passed: bool) -> Outcome:
     return "passed" if passed else "failed"
 
 
-def _acceptance(findings: Findings, gate: GateConfig) -> Check:
-    """Both at custom's K, by exact replay; else by the engine's counters."""
-    name = f"acceptance length, custom / base, {findings.at_k}"
-    how = "" if findings.replay else ", counted by the engine"
-    return _over_sessions(name, findings.acceptance_ratio, gate.min_acceptance_ratio, how)
-
-
 def _on_policy(found: OnPolicy) -> Check:
     return Check(
         name="held-out text is on-policy",
@@ -99,32 +97,18 @@ def _on_policy(found: OnPolicy) -> Check:
     )
 
 
-def _general(general: Replay, gate: GateConfig) -> Check:
-    least = 1 - gate.max_general_loss
-    name = "acceptance length on general traffic, custom / base"
-    return _over_sessions(name, general.ratio, least)
-
-
 def _over_sessions(name: str, ratio: ClusteredEstimate, least: float, how: str = "") -> Check:
     """Whether the interval of a ratio over clusters lies above `least`."""
     demand = f"the interval must lie above {least:g}"
-    few = ratio.undecided()
-    if few is not None or ratio.low is None or ratio.high is None:
-        return Check(
-            name=name, outcome="undecided", seen=f"{ratio.value:.3f}, {few}", demand=demand
-        )
+    if ratio.low is None or ratio.high is None:
+        seen = f"{ratio.value:.3f}, {ratio.undecided()}"
+        return Check(name=name, outcome="undecided", seen=seen, demand=demand)
     outcome = above(ratio.low, ratio.high, least)
     if outcome == "undecided" and ratio.value > least:
         needed = units_needed(ratio.value, ratio.low, ratio.high, least, ratio.clusters)
         demand += f" (undecided: about {needed:,} would be needed)"
-    elif outcome == "undecided":
-        demand += " (undecided)"
-    return Check(
-        name=name,
-        outcome=outcome,
-        seen=f"{interval(ratio, 3)} over {ratio.over}{how}",
-        demand=demand,
-    )
+    seen = f"{interval(ratio, 3)} over {ratio.over}{how}"
+    return Check(name=name, outcome=outcome, seen=seen, demand=demand)
 
 
 def _greedy(mode: str, custom: Greedy, alone: Greedy, added: Excess) -> Check:

@@ -14,14 +14,13 @@ without: its drafter still reads every token. There it is enough that few of the
 drafts.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from outrider.eval.config import GateConfig
 from outrider.eval.results.parts import Estimate, interval
 from outrider.eval.results.report import Check, Findings, Outcome
-from outrider.eval.results.speed import SpeedRow
+from outrider.eval.results.sections import SpeedRow
 from outrider.eval.stats.intervals import given_passed, units_needed
 
 MOST_REPEATS = 1000
@@ -68,17 +67,15 @@ class Demand:
         value = given_passed(self.ratio.value, self.ratio.low, self.threshold)
         return f", {value:.3f} corrected for having passed"
 
-    def what_decides(self, repeats: int | None) -> str:
+    def what_decides(self, repeats: int) -> str:
         """How many repeats would decide it, if the ratio stays what it is."""
         if self.starts is not None and self.starts < LEAST_STARTS:
             return (
                 f"two engines were started {self.starts} times and repeats start them again: at"
                 f" least {LEAST_STARTS} eval.repeats are needed"
             )
-        low, high, value = self.ratio.low, self.ratio.high, self.ratio.value
-        needed = math.inf
-        if repeats is not None:
-            needed = units_needed(value, low, high, self.threshold, repeats)
+        ratio = self.ratio
+        needed = units_needed(ratio.value, ratio.low, ratio.high, self.threshold, repeats)
         if needed > MOST_REPEATS:
             return f"more than {MOST_REPEATS:,} eval.repeats would decide it"
         return f"about {needed} eval.repeats would decide it, {repeats} were measured"
@@ -111,13 +108,10 @@ def speed_checks(findings: Findings, gate: GateConfig) -> list[Check]:
     """The checks of every engine mode."""
     checks = []
     for mode, served in findings.served.items():
-        asked = demands(served.speed, findings.main_concurrency, gate)
+        asked = demands(served.speed, findings.choice.main_concurrency, gate)
         for each in asked:
             if each.kind == SUPERIOR:
-                versus = each.versus
-                if versus.endswith("current_k"):
-                    versus += f" = {findings.settings['current_k']}"
-                name = f"tokens/s, custom / {versus}, {mode}, concurrency {each.concurrency}"
+                name = f"tokens/s, custom / {each.versus}, {mode}, concurrency {each.concurrency}"
                 checks.append(_check(name, [each], [], served.repeats))
         if others := [each for each in asked if each.kind == ELSEWHERE]:
             name = f"tokens/s, custom / base, {mode}, other concurrencies"
@@ -137,7 +131,7 @@ def speed_checks(findings: Findings, gate: GateConfig) -> list[Check]:
     return checks
 
 
-def _check(name: str, asked: Sequence[Demand], off: Sequence[Demand], repeats: int | None) -> Check:
+def _check(name: str, asked: Sequence[Demand], off: Sequence[Demand], repeats: int) -> Check:
     """One check of demands with one threshold; those in `off` pass, because nothing is drafted."""
     outcomes = {each.outcome for each in asked if each not in off}
     demand = f"the interval must lie above {asked[0].threshold:g}"
@@ -180,13 +174,7 @@ def _drafts_nothing(findings: Findings, concurrency: int, row: SpeedRow) -> bool
     schedules = findings.choice.k_per_batch_size
     if not findings.by_batch_size or schedules is None:
         return False
-    planned = scheduled(schedules.custom, concurrency)
+    # Beyond the last range, its K holds.
+    ranges = schedules.custom
+    planned = next((k for _, last, k in ranges if concurrency <= last), ranges[-1][2])
     return planned == 0 and row.drafting.custom < MOST_DRAFTING
-
-
-def scheduled(rows: list[tuple[int, int, int]], requests: int) -> int | None:
-    """K for so many requests; beyond the last range, its K holds."""
-    for _, last, k in rows:
-        if requests <= last:
-            return k
-    return rows[-1][2] if rows else None

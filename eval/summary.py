@@ -14,7 +14,7 @@ from outrider.eval.context import EvaluationContext
 from outrider.eval.gate import judge
 from outrider.eval.results.parts import DRAFTERS, VARIANTS, Estimate, Variants
 from outrider.eval.results.report import Findings, Report
-from outrider.eval.results.speed import Cost, Served, SpeedRow
+from outrider.eval.results.sections import Cost, Served, SpeedRow
 
 HOURS_A_MONTH = 730
 
@@ -64,7 +64,7 @@ def summary(results: Report) -> dict[str, Any]:
         "kind": results.speculator.kind,
         "verdict": results.verdict.verdict,
         "reason": results.verdict.reason,
-        "k": {name: results.k.of(name) for name in DRAFTERS},
+        "k": {name: results.choice.k.of(name) for name in DRAFTERS},
         "lookup": results.lookup_line or None,
         "acceptance_length": _lengths(results),
         "tokens_per_s": {mode: _speeds(served) for mode, served in results.served.items()},

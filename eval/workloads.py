@@ -19,8 +19,8 @@ from outrider.common.errors import OutriderError
 from outrider.eval.config import SEED, EvalConfig, PublicWorkload
 from outrider.eval.context import EvaluationContext, Row
 from outrider.eval.replay.replay import compare, replay
-from outrider.eval.results.acceptance import Workload
 from outrider.eval.results.parts import DRAFTERS
+from outrider.eval.results.sections import Workload
 from outrider.serving.client import Sampling
 from outrider.serving.engine import AskedRow, Engine
 
@@ -82,7 +82,7 @@ def prompts_of(settings: EvalConfig, name: PublicWorkload) -> list[str]:
 
 def measured_workloads(context: EvaluationContext, sampling: Sampling) -> dict[str, Workload]:
     """Every workload of `eval.general` at the customer's sampling; each is kept."""
-    if not context.can_replay:
+    if context.no_replay:
         return {}
     return {
         name: context.cached(

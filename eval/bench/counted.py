@@ -24,8 +24,8 @@ from numpy.typing import NDArray
 from outrider.common.errors import OutriderError
 from outrider.eval.bench.outputs import Outputs
 from outrider.eval.bench.prompts import Prompt
-from outrider.eval.results.acceptance import Counted, CountedDrafter
 from outrider.eval.results.parts import DRAFTERS, Drafter, Drafters
+from outrider.eval.results.sections import Counted, CountedDrafter
 from outrider.eval.stats.clusters import clustered
 from outrider.serving.speculator import Speculator
 
@@ -112,8 +112,7 @@ def _by_response(one: CountedPass, drafter: Drafter, speculator: Speculator) -> 
     sums_2 = received_R2.sum(axis=0)
     even_R2 = np.full_like(received_R2, 1 / responses)
     shares_R2 = np.divide(received_R2, sums_2, out=even_R2, where=sums_2 > 0)
-    found_R2: NDArray[np.float64] = shares_R2 * (tokens, steps)
-    return found_R2
+    return shares_R2 * (tokens, steps)
 
 
 def _pooled(

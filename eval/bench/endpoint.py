@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.table import Table
 
 from outrider.common.errors import OutriderError
 from outrider.eval.bench.closed_loop import record_of
 from outrider.eval.bench.metrics import pooled
 from outrider.eval.config import EvalConfig
-from outrider.eval.report.formatting import print_markdown
 from outrider.serving.client import Sampling, SpeculationCounters
 from outrider.serving.config import TargetConfig
 from outrider.serving.load_generator import WARM_UP_TOKENS, BlockResult, LoadGenerator
@@ -71,16 +71,15 @@ def measure_endpoint(
 
 def print_endpoint(results: Mapping[str, Any], console: Console) -> None:
     """Prints the table, and a warning where other clients use the endpoint."""
-    text = f"{results['model']} at {results['endpoint']}\n\n"
-    text += "|concurrency|tokens/s|acceptance|by position|first token ms|token ms|p99|\n"
-    text += "|--:|--:|--:|--:|--:|--:|--:|\n"
+    head = ("concurrency", "tokens/s", "acceptance", "by position", "first token ms", "token ms")
+    table = Table(*head, "p99", title=f"{results['model']} at {results['endpoint']}")
     for concurrency, row in results["measured"].items():
         length = f"{row['acceptance_length']:.3f}" if row["drafts"] else "none"
         positions = " ".join(f"{share:.2f}" for share in row["cumulative"])
-        first, later = row["ttft_ms"]["p50"], row["tpot_ms"]
-        text += f"|{concurrency}|{row['tokens_per_s']:.0f}|{length}|{positions}|{first:.0f}"
-        text += f"|{later['p50']:.1f}|{later['p99']:.1f}|\n"
-    print_markdown(text, console)
+        speed, first, later = row["tokens_per_s"], row["ttft_ms"]["p50"], row["tpot_ms"]
+        figures = f"{first:.0f}", f"{later['p50']:.1f}", f"{later['p99']:.1f}"
+        table.add_row(concurrency, f"{speed:.0f}", length, positions, *figures)
+    console.print(table)
     least = min(row["share"] for row in results["measured"].values())
     if least < LEAST_SHARE:
         console.print(

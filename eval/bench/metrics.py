@@ -26,7 +26,7 @@ from outrider.eval.results.parts import (
     Drafters,
     Estimate,
 )
-from outrider.eval.results.speed import Block, Quantiles, Reference, SpeedRow
+from outrider.eval.results.sections import Block, Quantiles, Reference, SpeedRow
 from outrider.eval.stats.clusters import clustered
 from outrider.eval.stats.sequential import level_after
 from outrider.eval.stats.speed_ratio import (
@@ -176,20 +176,17 @@ def units_of(pairs: Sequence[tuple[Record, Record]]) -> Units:
     """
     over, under = ([_charged(pair[place]) for pair in pairs] for place in (0, 1))
     by_request = all(block["alternated"] for pair in pairs for block in pair) or len(pairs) == 1
-    both = []
-    for blocks in (over, under):
-        rows = (
-            blocks
-            if by_request and _starts(pairs) in (None, 1)
-            else [block.sum(axis=0, keepdims=True) for block in blocks]
+    observations = sum(map(len, over))
+    if not by_request or _starts(pairs) not in (None, 1):
+        over, under = (
+            [block.sum(axis=0, keepdims=True) for block in blocks] for blocks in (over, under)
         )
-        both.append(np.concatenate(rows))
     prefills = []
     for place in (0, 1):
         waited = sum(sum(pair[place]["ttft_ms"]) for pair in pairs) / 1000
         prefills.append(waited / sum(sum(pair[place]["request_seconds"]) for pair in pairs))
     later = 1 - sum(prefills) / 2
-    return Units(both[0], both[1], later=later, observations=sum(map(len, over)))
+    return Units(np.concatenate(over), np.concatenate(under), later, observations)
 
 
 def _starts(pairs: Sequence[tuple[Record, Record]]) -> int | None:

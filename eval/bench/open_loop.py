@@ -27,7 +27,7 @@ from outrider.eval.bench.servers import Servers
 from outrider.eval.config import SEED, EvalConfig
 from outrider.eval.context import EvaluationContext
 from outrider.eval.results.parts import RATIOS, VARIANTS
-from outrider.eval.results.speed import RateBlock, RateRow, Served
+from outrider.eval.results.sections import RateBlock, RateRow, Served
 from outrider.eval.stats.speed_ratio import Units, measured_ratio, widened
 from outrider.serving.client import Sampling
 from outrider.serving.load_generator import LoadGenerator
@@ -95,7 +95,7 @@ def summarise_rates(blocks: RateBlocks, served: Served) -> dict[str, dict[str, R
     queue amplifies it.
     """
     noise = {
-        name: math.sqrt(served.repeats or 1)
+        name: math.sqrt(served.repeats)
         * max(math.log(ratio.high / ratio.value) for ratio in ratios)
         for name in RATIOS
         if (ratios := [getattr(row, name) for row in served.speed.values()])

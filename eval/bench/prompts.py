@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from outrider.common.errors import OutriderError
 from outrider.data.sequences import log_order
 from outrider.eval.config import SEED, EvalConfig, LengthRange, ScenarioConfig
-from outrider.eval.results.speed import Quantiles, Scenario
+from outrider.eval.results.sections import Quantiles, Scenario
 from outrider.serving.client import Sampling
 from outrider.serving.config import ServingConfig
 
@@ -75,11 +75,6 @@ class HeldoutRequests:
     """Held-out prompts that are too long to be sent, in words."""
     tokens_per_s: float | None = None
     """Logged response tokens per second; None where the log has no times."""
-
-    @property
-    def timed_texts(self) -> list[str]:
-        """The timed prompts as rendered text."""
-        return [prompt.text for prompt in self.timed]
 
 
 def customers_sampling(heldout: Any) -> Sampling:
@@ -147,20 +142,18 @@ def select(heldout: Dataset, settings: EvalConfig, serving: ServingConfig) -> li
     for name, scenario in (settings.scenarios or {EVERYTHING: ScenarioConfig()}).items():
         max_tokens = scenario.max_tokens or settings.max_tokens
         room = serving.engine.max_model_len - max_tokens - 1
-        inside_N, prompts = _inside(scenario.prompt_tokens, prompt_N)
-        of_response_N, responses = _inside(scenario.response_tokens, response_N)
-        inside_N &= of_response_N
+        inside_N = _inside(scenario.prompt_tokens, prompt_N)
+        inside_N &= _inside(scenario.response_tokens, response_N)
         rows = order_N[(inside_N & (prompt_N <= room))[order_N]].tolist()
         if len(rows) < LEAST_REQUESTS and (settings.scenarios or not rows):
             key = f"eval.scenarios.{name}" if settings.scenarios else "eval.rates"
-            longer = inside_N.sum() - len(rows)
+            lengths = np.percentile([prompt_N, response_N], (0, 10, 50, 90, 100), axis=1).T.round()
             raise OutriderError(
-                f"{key}: {len(rows)} of {len(texts)} held-out requests have prompts of "
-                f"{prompts} and responses of {responses} tokens"
-                f" ({longer} more exceed the {room} prompt tokens for which "
+                f"{key}: {len(rows)} of {len(texts)} held-out requests lie in its ranges"
+                f" ({inside_N.sum() - len(rows)} more exceed the {room} prompt tokens for which "
                 f"serving.engine.max_model_len leaves room); at least {LEAST_REQUESTS} are needed."
-                f" The prompts have {_spread(prompt_N)} tokens, the responses "
-                f"{_spread(response_N)}: widen the ranges, or keep more requests with "
+                f" The 0, 10, 50, 90 and 100 % quantiles of the prompts' and the responses' tokens "
+                f"are {lengths.astype(int).tolist()}: widen the ranges, or keep more requests with "
                 "split.max_heldout_sequences or split.heldout_fraction"
             )
         described = Scenario(
@@ -190,10 +183,8 @@ def logged_tokens_per_s(heldout: Dataset, times: Sequence[float | None]) -> floa
     return (requests - 1) * float(np.mean(tokens)) / (max(own) - min(own))
 
 
-def _inside(
-    limits: LengthRange | None, values_N: NDArray[np.int64]
-) -> tuple[NDArray[np.bool_], str]:
-    """Which values lie in a range, both ends included, and the range in words.
+def _inside(limits: LengthRange | None, values_N: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Which values lie in a range, both ends included.
 
     A share such as `50%` is a quantile of the values.
     """
@@ -201,12 +192,4 @@ def _inside(
         float(np.quantile(values_N, int(end.rstrip("%")) / 100)) if isinstance(end, str) else end
         for end in limits or (0, None)
     )
-    inside_N: NDArray[np.bool_] = values_N >= (least or 0)
-    if most is None:
-        return inside_N, f"{least or 0:.0f} or more"
-    return inside_N & (values_N <= most), f"{least or 0:.0f} to {most:.0f}"
-
-
-def _spread(values_N: NDArray[np.int64]) -> str:
-    quantiles = np.percentile(values_N, (0, 10, 50, 90, 100))
-    return " / ".join(f"{value:.0f}" for value in quantiles) + " (0/10/50/90/100 %)"
+    return (values_N >= (least or 0)) & (values_N <= (np.inf if most is None else most))

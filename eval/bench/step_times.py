@@ -66,7 +66,7 @@ def time_steps(
     margins: dict[str, dict[int, float]] = {variant: {} for variant in numbers}
     for group in servers.groups(turns):
         supply = itertools.cycle(prompts)
-        found: dict[tuple[str, int, int], list[float]] = {}
+        found: dict[tuple[str, int], dict[int, list[float]]] = {}
         for _, size in itertools.product(range(STEP_ROUNDS), batch_sizes):
             texts = list(itertools.islice(supply, max(4, 2 * size)))
             for variant, k in group:
@@ -81,9 +81,9 @@ def time_steps(
                         f"timing the engine's steps: vLLM counted none with {k} drafts; are the"
                         " held-out responses a single token long? Set eval.k"
                     )
-                found.setdefault((variant, size, k), []).append(block.seconds * size / steps)
-        for variant, size in {(variant, size) for variant, size, _ in found}:
-            blocks = {k: own for (name, b, k), own in found.items() if (name, b) == (variant, size)}
+                blocks = found.setdefault((variant, size), {})
+                blocks.setdefault(k, []).append(block.seconds * size / steps)
+        for (variant, size), blocks in found.items():
             times_K, margin = steps_of(np.log(list(blocks.values())))
             seconds[variant][size] = dict(zip(blocks, times_K, strict=True))
             margins[variant][size] = margin

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from scipy.stats import binom, permutation_test
 
 from outrider.eval.config import PERMUTATIONS, SEED
-from outrider.eval.results.verification import Excess, Greedy, SameText
+from outrider.eval.results.sections import Excess, Greedy, SameText
 
 TAIL_PROBABILITY = 1e-4
 

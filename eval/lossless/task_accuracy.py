@@ -20,6 +20,7 @@ bootstrap or a plain Wald interval has no width, however few they are. So half a
 kind is added (Agresti and Min 2005), here to the variance over sessions.
 """
 
+import itertools
 import json
 import math
 import pkgutil
@@ -39,7 +40,7 @@ from outrider.common.errors import OutriderError
 from outrider.data.tokenize.emitted_text import END_THINK, THINK
 from outrider.eval.config import ANSWERS, EvalConfig
 from outrider.eval.results.parts import Variant
-from outrider.eval.results.verification import Equivalence, Task
+from outrider.eval.results.sections import Equivalence, Task
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -73,7 +74,7 @@ def load_task(name: str) -> TaskCheck:
     if str(Path.cwd()) not in sys.path:  # a console script has only its own folder
         sys.path.insert(0, str(Path.cwd()))
     try:
-        task = pkgutil.resolve_name(name)
+        task: TaskCheck = pkgutil.resolve_name(name)
     except (ImportError, AttributeError, ValueError) as error:
         raise OutriderError(
             f"eval.task = {name!r}: {error}; name an installed module:function, such as "
@@ -81,8 +82,7 @@ def load_task(name: str) -> TaskCheck:
         ) from error
     if not callable(task):
         raise OutriderError(f"eval.task = {name!r}: is no function; name a module:function")
-    check: TaskCheck = task
-    return check
+    return task
 
 
 def answer_check(path: Path) -> TaskCheck:
@@ -164,15 +164,8 @@ def _last_boxed(text: str) -> str | None:
 
 
 def _number(text: str) -> Fraction | None:
-    text = (
-        _undressed(FRACTION.sub(r"(\1)/(\2)", text))
-        .replace(",", "")
-        .replace("(", "")
-        .replace(")", "")
-        .rstrip(".")
-    )
     try:
-        return Fraction(text)
+        return Fraction(re.sub("[,()]", "", _undressed(FRACTION.sub(r"\1/\2", text))).rstrip("."))
     except (ValueError, ZeroDivisionError):
         return None
 
@@ -224,15 +217,12 @@ def try_task(
                 " set eval.task: null"
             ) from error
         marks += [bool(mark)] if mark is not None else []
-    tried = len(rows[:TRIED])
     advice = []
-    if not marks:
-        advice.append(f"{named} has no answer for any of {tried} logged responses: it checks none")
-    elif len(set(marks)) == 1:
-        every = "every one" if marks[0] else "none"
+    if len(set(marks)) < 2:
         advice.append(
-            f"{named} finds {every} of {len(marks)} logged responses solved; a check that always"
-            " gives the same answer measures nothing, so make sure that it reads these responses"
+            f"{named} has an answer for {len(marks)} of {len(rows[:TRIED])} logged responses and"
+            f" finds {sum(marks)} solved; a check that always gives the same answer measures"
+            " nothing, so make sure that it reads these responses"
         )
     longest = evaluation.verification_max_tokens
     if cut := sum(len(row["token_ids"]) - row["completion_start"] > longest for row in rows):
@@ -274,10 +264,7 @@ def responses_needed(variance: float, margin: float) -> int | None:
     """
     if margin <= 0:
         return None
-    needed = 1
-    while Z * _error(variance * needed, needed) >= margin:
-        needed += 1
-    return needed
+    return next(n for n in itertools.count(1) if Z * _error(variance * n, n) < margin)
 
 
 def _error(spread: float, n: int) -> float:

@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 
 from outrider.common.child_process import in_child
 from outrider.common.errors import OutriderError
+from outrider.data.features.feature_store import FeatureStore
 from outrider.eval.bench.outputs import REGIMES, Outputs, Recorded
 from outrider.eval.bench.prompts import Prompt
 from outrider.eval.config import EvalConfig
@@ -39,9 +40,9 @@ from outrider.eval.lossless.equal_text import (
     tail_share,
 )
 from outrider.eval.lossless.task_accuracy import raised_at, response_text, task_accuracy, task_of
-from outrider.eval.replay.replay import StatesByToken, replay
+from outrider.eval.replay.replay import replay
 from outrider.eval.results.parts import DRAFTERS, VARIANTS, Drafters, Variant, Variants
-from outrider.eval.results.verification import (
+from outrider.eval.results.sections import (
     EngineFindings,
     Greedy,
     ReplayAgainstEngine,
@@ -90,7 +91,7 @@ def findings(
     k: Drafters[int],
     prompts: Sequence[Prompt],
     outputs: Outputs,
-    store: StatesByToken,
+    store: FeatureStore,
 ) -> EngineFindings:
     """What follows from the states of every response."""
     target_dir = context.target.directory()
@@ -126,11 +127,9 @@ def findings(
         greedy_acceptance_length=Drafters[float | None](**counted),
         tail_share=Variants[float](**tails),
         same_text=same_tokens(outputs.sampled.none.token_ids, outputs.sampled.custom.token_ids),
-        replay_vs_engine=(
-            replay_against_engine(context, k, prompts, outputs, store)
-            if context.can_replay
-            else None
-        ),
+        replay_vs_engine=None
+        if context.no_replay
+        else replay_against_engine(context, k, prompts, outputs, store),
     )
 
 
@@ -209,7 +208,7 @@ class TargetScores:
     vocabulary take 4 GB, and their softmax twice that.
     """
 
-    def __init__(self, target_dir: Path, store: StatesByToken, dtype: str) -> None:
+    def __init__(self, target_dir: Path, store: FeatureStore, dtype: str) -> None:
         self._device = "cuda" if torch.cuda.is_available() else "cpu"
         self._dtype: torch.dtype = getattr(torch, dtype)
         self.store = store
@@ -231,8 +230,7 @@ class TargetScores:
             scaled_NV = self._logits(hidden_NH).div_(temperature or 1.0)
             token_logit_N = scaled_NV.gather(-1, token_N[:, None])[:, 0]
             parts.append((token_logit_N - scaled_NV.logsumexp(-1)).cpu())
-        log_p_T: NDArray[np.float64] = torch.cat(parts).numpy()
-        return log_p_T
+        return torch.cat(parts).numpy()
 
     def gap(
         self, prompt: Prompt, completion: Sequence[int], index: int, token: int, other: int
@@ -252,7 +250,7 @@ def replay_against_engine(
     k: Drafters[int],
     prompts: Sequence[Prompt],
     outputs: Outputs,
-    store: StatesByToken,
+    store: FeatureStore,
 ) -> ReplayAgainstEngine:
     """Steps predicted by exact replay against those the engine counted, for the same responses."""
 

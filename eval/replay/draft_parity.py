@@ -150,8 +150,7 @@ def draft_parity(
             f"draft parity: log-probabilities of the drafts of {speculator_dir} are not finite;"
             " are its weights those of the checkpoint?"
         )
-    found: list[list[float]] = sums_K4.tolist()
-    return found
+    return sums_K4.tolist()
 
 
 def _log_probabilities(

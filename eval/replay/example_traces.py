@@ -11,18 +11,20 @@ customer text: it is made only where `report.samples` allows it.
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from outrider.eval.replay.replay import (
     ReplaySums,
-    StatesByToken,
     batches,
     load_replayed,
     unroll_responses,
 )
 from outrider.serving.client import Sampling
+
+if TYPE_CHECKING:
+    from outrider.data.features.feature_store import FeatureStore
 
 PLACES = {"gains least": 0.1, "gains as usual": 0.5, "gains most": 0.9}
 """Shown responses by their quantile of acceptance length custom / base over the held-out part."""
@@ -54,7 +56,7 @@ def walk(response: Sequence[int], drafts_at: Callable[[int], list[int]]) -> list
 def walks(
     speculator_dir: Path,
     target_dir: Path,
-    store: StatesByToken,
+    store: "FeatureStore",
     sequence_ids: Sequence[str],
     k: int,
     dtype: str = "float32",
@@ -82,7 +84,7 @@ def sample_responses(
     k: int,
     speculators: Mapping[str, Path],
     target_dir: Path,
-    store: StatesByToken,
+    store: "FeatureStore",
     dtype: str = "float32",
 ) -> list[dict[str, Any]]:
     """Values of `eval.results.report.Example`; fewer than PLACES where responses are few."""

@@ -1,8 +1,7 @@
 """The evaluation's exact replays: cached sums by part and speculator, and their figures.
 
-    heldout = replay_drafters(context, "heldout")
-    print_first_result(context, heldout)          # before anything is measured in servers
-    replay_figures(heldout, k).ratio
+    replays = replay_parts(context)               # before anything is measured in servers
+    replay_figures(replays["heldout"], k).ratio
 
 A replay gives every k at once, so it needs no choice of k and no server.
 """
@@ -32,9 +31,8 @@ from outrider.eval.replay.replay import (
     length_at,
     replay,
 )
-from outrider.eval.report.formatting import number
-from outrider.eval.results.acceptance import OnPolicy, Replay
-from outrider.eval.results.parts import DRAFTERS, Drafter, Drafters, interval
+from outrider.eval.results.parts import DRAFTERS, Drafters, interval
+from outrider.eval.results.sections import OnPolicy, Replay
 from outrider.speculators.kinds import LOOKUP, weightless_kind
 
 if TYPE_CHECKING:
@@ -43,47 +41,51 @@ if TYPE_CHECKING:
 Replays = Mapping[str, ReplaySums]
 """By drafter, `lookup`, and of held-out and general traffic `ceiling`."""
 
-REFERENCES = {"lookup": LOOKUP, "ceiling": CEILING}
+REFERENCES: dict[str, Path | str] = {"lookup": LOOKUP, "ceiling": CEILING}
 """What base and custom are compared with -> its name in `replay`."""
 
 COLUMNS = ["sequence_id", "session", "user", "temperature", "top_p", "top_k"]
 """Columns of the table of sequences that replay reads."""
 
 
+def replay_parts(context: EvaluationContext) -> dict[str, Replays]:
+    """The replays of every part, by part; prints the first result.
+
+    Empty where exact replay is not measured. Before servers start: on a GPU replays take nine
+    tenths of its memory, in a cluster they have their node to themselves, and on a CPU they take
+    ten times as long next to starting servers.
+    """
+    replays: dict[str, Replays] = {}
+    if context.no_replay:
+        return replays
+    for part in ("heldout", "validation", "general"):
+        if context.data.parts.get(part):
+            replays[part] = replay_drafters(context, part)
+        if part == "heldout":
+            print_first_result(context, replays[part])
+    return replays
+
+
 def replay_drafters(context: EvaluationContext, part: str) -> Replays:
-    """Base and custom on one part of the traffic, and lookup; the ceiling where it is measured."""
-    sums = {str(drafter): replay_drafter(context, part, drafter) for drafter in DRAFTERS}
-    return sums | {
-        name: _replay_part(context, part, name, own)
-        for name, own in REFERENCES.items()
-        if own == LOOKUP or part != "validation"
+    """Base, custom and what they are compared with on one part of the traffic.
+
+    K is chosen on the validation part, where the ceiling is not needed.
+    """
+    return {
+        name: replay_drafter(context, part, name)
+        for name in (*DRAFTERS, *REFERENCES)
+        if name != CEILING or part != "validation"
     }
 
 
-def replay_drafter(context: EvaluationContext, part: str, drafter: Drafter) -> ReplaySums:
-    """Base or custom on one part of the traffic."""
-    return _replay_part(context, part, drafter, context.speculators[drafter].replayed_as)
-
-
-def replay_everything(context: EvaluationContext) -> None:
-    """Fills the cache with the replays of all parts and speculators.
-
-    Before servers start: on a GPU they take nine tenths of its memory, and in a cluster they have
-    their node to themselves.
-    """
-    for part in ("heldout", "validation", "general"):
-        if context.data.parts.get(part):
-            replay_drafters(context, part)
-
-
-def _replay_part(
-    context: EvaluationContext, part: str, name: str, speculator: Path | str
-) -> ReplaySums:
-    """The sums of one speculator, which is made only where they are not cached.
+def replay_drafter(context: EvaluationContext, part: str, name: str) -> ReplaySums:
+    """The sums of base, custom or one of REFERENCES, computed where they are not cached.
 
     Of held-out and general traffic `eval.replay_sequences` at most are replayed. Computed in a
     child process, or as tasks on the cluster; what needs no device in this process.
     """
+    drafters = {str(own): each.replayed_as for own, each in context.speculators.items()}
+    speculator = (REFERENCES | drafters)[name]
     ids, most = context.data.parts.get(part, []), context.settings.replay_sequences
     if part != "validation" and most is not None and most < len(ids):
         ids = sorted(random.Random(SEED).sample(ids, most), key=ids.index)
@@ -158,7 +160,7 @@ def print_first_result(context: EvaluationContext, heldout: Replays) -> None:
         table.add_column(column, justify="right", no_wrap=True)
     for k in range(1, context.depth + 1):
         ratio = compare(base, heldout["custom"], k)["ratio"]
-        cells = (number(heldout[name].acceptance_length()[k - 1]) for name in drafters)
+        cells = (f"{heldout[name].acceptance_length()[k - 1]:.3f}" for name in drafters)
         label = f"{k} (eval.k)" if k == context.settings.k else str(k)
         table.add_row(label, *cells, interval(ratio, 3))
     context.console.print(table)

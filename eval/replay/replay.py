@@ -18,7 +18,7 @@ import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,6 +34,7 @@ from outrider.speculators.kinds.weightless import WeightlessKind
 if TYPE_CHECKING:
     import torch
 
+    from outrider.data.features.feature_store import FeatureStore
     from outrider.speculators.heads import TargetEnds
     from outrider.speculators.kinds.drafter import Drafter
 
@@ -52,13 +53,6 @@ NO_TOKEN = -2
 """In place of the logged token past a response's end, which no draft equals."""
 
 Array = NDArray[np.float64]
-
-
-class StatesByToken(Protocol):
-    """What replay reads from: data's feature store, or anything like it."""
-
-    def read(self, sequence_id: str) -> SequenceStates:
-        """The stored states of one sequence."""
 
 
 @dataclass(frozen=True)
@@ -157,7 +151,7 @@ ARRAYS = (
 def replay(
     speculator: Path | str,
     target_dir: Path,
-    feature_store: StatesByToken,
+    feature_store: "FeatureStore",
     rows: Iterable[Mapping[str, Any]],
     depth: int,
     draft_sample_method: str = "greedy",
@@ -196,10 +190,6 @@ def replay(
             " empty?"
         )
 
-    def stack(name: str) -> Array:
-        found: Array = torch.cat([getattr(chain, name) for chain in chains]).cpu().numpy()
-        return found
-
     count = len(replayed)
     tokens_RG, steps_RGK = np.zeros((count, 0)), np.zeros((count, 0, depth))
     if regions:
@@ -209,9 +199,10 @@ def replay(
         sequence_ids=[row["sequence_id"] for row in replayed],
         sessions=[row["session"] for row in replayed],
         users=[row.get("user", "") for row in replayed],
-        tokens_R=stack("tokens_R"),
-        steps_RK=stack("steps_RK"),
-        accepted_RKK=stack("accepted_RKK"),
+        **{
+            name: torch.cat([getattr(chain, name) for chain in chains]).cpu().numpy()
+            for name in ("tokens_R", "steps_RK", "accepted_RKK")
+        },
         region_tokens_RG=tokens_RG,
         region_steps_RGK=steps_RGK,
         regions=NAMES if regions else (),
@@ -310,7 +301,7 @@ class Response:
 
 
 def batches(
-    store: StatesByToken, rows: Iterable[Mapping[str, Any]], sampling: Sampling | None
+    store: "FeatureStore", rows: Iterable[Mapping[str, Any]], sampling: Sampling | None
 ) -> Iterator[list[Response]]:
     """The rows' responses of two or more tokens, about BATCH_TOKENS at a time."""
     batch: list[Response] = []

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider.eval.replay.replay import ReplaySums, lengths_and_ratio
-from outrider.eval.results.acceptance import Slice
+from outrider.eval.results.sections import Slice
 
 PROMPT_LENGTHS = (256, 1024, 4096, 16384)
 """Upper ends in tokens of the slices by prompt length; longer prompts are the last slice."""
@@ -42,8 +42,6 @@ def by_prompt_length(starts: Mapping[str, int]) -> dict[str, list[str]]:
 
 def sliced(base: ReplaySums, custom: ReplaySums, k: int, slices: Slices) -> dict[str, list[Slice]]:
     """The slices of each dimension that has more than one."""
-    if base.sequence_ids != custom.sequence_ids:
-        raise ValueError("base and custom were replayed on different sequences")
     table: dict[str, list[Slice]] = {}
     for dimension, name, rows_N, sums_NM in (
         *_of_responses(base, custom, k, slices),

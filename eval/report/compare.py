@@ -1,8 +1,7 @@
 """Compares finished runs: one customer's over time, or several customers'.
 
     compared = compare([Path("runs/march"), Path("runs/april")])
-    print_comparison(compared, Console())
-    write_page(Path("runs.html"), compared)
+    page = rendered(compared, "html")
 
 Only ratios that were measured within one run compare across runs. Tokens/s do not, and are left
 out. Drift: a speculator, identified by the digest of its weights, is followed over the runs that
@@ -16,20 +15,19 @@ custom's falls against base's, the speculator no longer fits it.
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import Literal
 
 from pydantic import BaseModel
-from rich.console import Console
 from scipy.stats import norm
 
 from outrider.common.errors import OutriderError
-from outrider.common.files import publish
 from outrider.data.ingest.traffic_facts import date
-from outrider.eval.report.formatting import print_markdown, render
-from outrider.eval.results.acceptance import Replay
+from outrider.eval.report.formatting import render
 from outrider.eval.results.parts import ClusteredEstimate, Estimate, interval, k_list
 from outrider.eval.results.report import Report
+from outrider.eval.results.sections import Replay
 
 Z = float(norm.isf(0.025))
 
@@ -107,16 +105,10 @@ def compare(runs: Sequence[Path]) -> Comparison:
     )
 
 
-def print_comparison(compared: Comparison, console: Console) -> None:
-    """Prints the history of each speculator, and the figures side by side."""
-    print_markdown(render("compare.j2", "markdown", **_contents(compared)), console)
-
-
-def write_page(path: Path, compared: Comparison) -> None:
-    """Publishes the comparison as an offline page."""
-    page = render("compare.j2", "html", **_contents(compared))
-    with publish(path) as temporary:
-        temporary.write_text(page, encoding="utf-8")
+def rendered(compared: Comparison, form: Literal["html", "markdown"]) -> str:
+    """The comparison as an offline page, or as Markdown."""
+    cells = [[name, *map(_text, values)] for name, values in compared.figures.items()]
+    return render("compare.j2", form, compared=compared, cells=cells, date=date)
 
 
 def history(runs: Mapping[str, Report]) -> list[Series]:
@@ -161,9 +153,9 @@ def _point(name: str, run: Report, first: Report, comparisons: int) -> Point:
     point = Point(run=name, until=run.heldout_until, replay=run.replay)
     if run is first:
         return point
-    for setting in ("k", "sampling", "draft_sample_method"):
-        if getattr(run, setting) != getattr(first, setting):
-            point.reading = f"not comparable, another {setting}"
+    for setting in map(attrgetter, ("choice.k", "sampling", "draft_sample_method")):
+        if setting(run) != setting(first):
+            point.reading = f"not comparable: {setting(first)}, then {setting(run)}"
             return point
     for ratio in (first.replay.ratio, run.replay.ratio):
         if ratio.low is None:
@@ -171,23 +163,20 @@ def _point(name: str, run: Report, first: Report, comparisons: int) -> Point:
             return point
     length = change(first.replay.custom, run.replay.custom, comparisons)
     over_base = change(first.replay.ratio, run.replay.ratio, comparisons)
-    point.acceptance_length, point.over_base = length, over_base
+    reading = f"no significant change ({over_base})"
     if over_base.beyond_chance:
         less = "drifts away: it gains less over base"
-        point.reading = f"{less if over_base.value < 1 else 'gains more over base'} ({over_base})"
+        reading = f"{less if over_base.value < 1 else 'gains more over base'} ({over_base})"
     elif length.beyond_chance:
         harder = "harder" if length.value < 1 else "easier"
-        point.reading = f"the traffic is {harder} to draft, for base as well ({length})"
-    else:
-        point.reading = f"no significant change ({over_base})"
-    return point
+        reading = f"the traffic is {harder} to draft, for base as well ({length})"
+    changes = {"acceptance_length": length, "over_base": over_base, "reading": reading}
+    return point.model_copy(update=changes)
 
 
 def _read_run(run: Path) -> Report:
     """The report of a run directory, or of a report.json itself."""
     path = run if run.suffix == ".json" else run / "report.json"
-    if not path.is_file():
-        raise OutriderError(f"--compare {run}: no {path.name} here; name evaluated run directories")
     report = Report.read(path)
     if report.replay is None:
         raise OutriderError(f"{path}: without exact replay, which --compare needs")
@@ -200,7 +189,7 @@ def _figures(run: Report) -> dict[str, Figure]:
     figures: dict[str, Figure] = {
         "verdict": run.verdict.verdict,
         "kind of custom": run.speculator.kind,
-        "K, base and custom": k_list(run.k),
+        "K, base and custom": k_list(run.choice.k),
         "temperature, top_p": f"{run.sampling.temperature:g}, {run.sampling.top_p:g}",
         "held-out responses": run.replay.ratio.observations,
         "acceptance, base": run.replay.base,
@@ -218,11 +207,6 @@ def _figures(run: Report) -> dict[str, Figure]:
         for one in slices:
             figures[f"acceptance, {dimension}: {one.name}, custom / base"] = one.ratio
     return figures
-
-
-def _contents(compared: Comparison) -> dict[str, Any]:
-    cells = [[name, *map(_text, values)] for name, values in compared.figures.items()]
-    return {"compared": compared, "cells": cells, "date": date}
 
 
 def _text(value: Figure | None) -> str:

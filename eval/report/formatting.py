@@ -32,8 +32,8 @@ def render(template: str, form: Literal["html", "markdown"], **values: Any) -> s
         lstrip_blocks=True,
     )
     environment.filters |= {
-        "number": number,
-        "percent": percent,
+        "number": "{:.3f}".format,
+        "percent": "{:.1%}".format,
         "interval": interval,
         "count": count,
     }
@@ -48,16 +48,6 @@ def print_markdown(text: str, console: Console) -> None:
     width, console.width = console.width, max(console.width, WIDTH)
     console.print(Markdown(text), crop=False)
     console.width = width
-
-
-def number(value: float) -> str:
-    """Three decimals."""
-    return f"{value:.3f}"
-
-
-def percent(value: float, digits: int = 1) -> str:
-    """A share as percent."""
-    return f"{value:.{digits}%}"
 
 
 def count(value: int) -> str:

@@ -5,7 +5,7 @@ write_report(report, Path("runs/resume_screening"), Path("runs/resume_screening"
 
 import json
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from rich.console import Console
 
@@ -21,14 +21,6 @@ from outrider.eval.results.report import Report
 
 CAPTURED = "summary.json"
 """The capture's summary in features/; its module imports torch."""
-
-
-class Tile(NamedTuple):
-    """A figure at the top of the page."""
-
-    label: str
-    value: str
-    note: str
 
 
 def write_report(report: Report, report_dir: Path, trained_dir: Path) -> Path:
@@ -64,9 +56,7 @@ def contents(report: Report, metrics: charts.Rows) -> dict[str, Any]:
     """What the template shows besides the report's own figures."""
     replay, traffic, on_policy = report.replay, report.traffic, report.on_policy
     depth = len(replay.by_k["custom"]) if replay else 0
-    acceptance = [charts.acceptance_figure(report)]
-    if training := charts.training_figure(metrics):
-        acceptance.append(training)
+    acceptance = charts.acceptance_figure(report), charts.training_figure(metrics)
     rates = [
         (f"{scenario.replace('_', ' ')}, {mode}", rows)
         for mode, scenarios in report.rates.items()
@@ -75,14 +65,14 @@ def contents(report: Report, metrics: charts.Rows) -> dict[str, Any]:
     arrivals = {row.arrivals for _, rows in rates for row in rows.values()}
     return {
         "r": report,
-        "k_list": k_list(report.k),
+        "k_list": k_list(report.choice.k),
         "tiles": headline(report),
         "speed_figures": [charts.speed_figure(m, one.speed) for m, one in report.served.items()],
         "rate_figures": [charts.rate_figure(*each) for each in rates],
         "arrivals": "those of the log, scaled to the rate"
         if arrivals == {"log"}
         else "a Poisson process where the log has no times",
-        "acceptance_figures": acceptance,
+        "acceptance_figures": [figure for figure in acceptance if figure],
         "drafts_head": [f"k = {k}" for k in range(0 if report.by_batch_size else 1, 1 + depth)],
         "by_k_head": [f"K = {k}" for k in range(1, 1 + depth)],
         "facts": facts(traffic) if traffic else [],
@@ -91,16 +81,17 @@ def contents(report: Report, metrics: charts.Rows) -> dict[str, Any]:
     }
 
 
-def headline(results: Report) -> list[Tile]:
-    """The figures at the top of the page."""
-    tiles = [_tile(f"acceptance, custom / base, {results.at_k}", results.acceptance_ratio)]
-    own_k = "" if results.k.base == results.k.custom else ", each at its own K"
-    main = str(results.main_concurrency)
+def headline(results: Report) -> dict[str, ClusteredEstimate | Estimate]:
+    """The figures at the top of the page, by label."""
+    k, main = results.choice.k, str(results.choice.main_concurrency)
+    own_k = "" if k.base == k.custom else ", each at its own K"
+    tiles: dict[str, ClusteredEstimate | Estimate] = {
+        f"acceptance, custom / base, {results.at_k}": results.acceptance_ratio
+    }
     for mode, measured in results.served.items():
-        row = measured.speed[main]
-        for versus, ratio in (("base", row.custom_over_base), ("none", row.custom_over_none)):
-            label = f"tokens/s, custom / {versus}, {mode}, concurrency {main}{own_k}"
-            tiles.append(_tile(label, ratio))
+        place, row = f"{mode}, concurrency {main}{own_k}", measured.speed[main]
+        tiles[f"tokens/s, custom / base, {place}"] = row.custom_over_base
+        tiles[f"tokens/s, custom / none, {place}"] = row.custom_over_none
     return tiles
 
 
@@ -116,13 +107,6 @@ def training_metrics(run_dir: Path) -> list[dict[str, Any]]:
     path = run_dir / "metrics.jsonl"
     lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
     return [json.loads(line) for line in lines if line.endswith("}")]
-
-
-def _tile(label: str, estimate: Estimate | ClusteredEstimate) -> Tile:
-    note = "no interval: too few sessions"
-    if estimate.low is not None and estimate.high is not None:
-        note = f"{estimate.low:.2f} to {estimate.high:.2f}"
-    return Tile(label, f"{estimate.value:.2f}×", note)
 
 
 def _read(path: Path) -> dict[str, Any] | None:

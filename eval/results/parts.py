@@ -68,10 +68,8 @@ class ClusteredEstimate(Part):
     over: str
     """The same in words, with what the interval does not speak for"""
 
-    def undecided(self) -> str | None:
-        """Why there is no interval, where there is none."""
-        if self.low is not None:
-            return None
+    def undecided(self) -> str:
+        """Why there is no interval."""
         if self.clusters < LEAST_SESSIONS:
             return f"undecided: {self.over}, at least {LEAST_SESSIONS} needed"
         return f"undecided: one of {self.over} holds all tokens"
@@ -103,9 +101,9 @@ class Drafters(Part, Generic[T]):
     base: T = BASE
     custom: T = CUSTOM
 
-    def of(self, drafter: Drafter) -> T:
-        """The value of one of DRAFTERS."""
-        return self.base if drafter == "base" else self.custom
+    def of(self, name: Variant) -> T:
+        """The value of base or custom; of Variants, of none too."""
+        return getattr(self, name)
 
 
 def k_list(k: Drafters[int]) -> str:
@@ -117,10 +115,6 @@ class Variants(Drafters[T]):
     """One value without speculation, one for base, one for custom."""
 
     none: T = NONE
-
-    def of(self, variant: Variant) -> T:
-        """The value of one of VARIANTS."""
-        return self.none if variant == "none" else super().of(variant)
 
 
 class Ratios(Part):

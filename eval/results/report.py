@@ -14,8 +14,6 @@ from pydantic import Field, ValidationError
 
 from outrider.common.errors import OutriderError
 from outrider.common.files import read_json, write_json
-from outrider.eval.results.acceptance import Counted, OnPolicy, Replay, Slice, Workload
-from outrider.eval.results.choice import Choice, KindSpeed
 from outrider.eval.results.parts import (
     DOCUMENTED,
     ClusteredEstimate,
@@ -24,11 +22,23 @@ from outrider.eval.results.parts import (
     interval,
     k_list,
 )
-from outrider.eval.results.speed import Cost, RateRow, Scenario, Served
-from outrider.eval.results.verification import Verification
+from outrider.eval.results.sections import (
+    Choice,
+    Cost,
+    Counted,
+    KindSpeed,
+    OnPolicy,
+    RateRow,
+    Replay,
+    Scenario,
+    Served,
+    Slice,
+    Verification,
+    Workload,
+)
 from outrider.speculators.kinds import LOOKUP
 
-VERSION = 14
+VERSION: Literal[14] = 14
 """Version of the measurements and of report.json. Raise it when the same settings measure
 something else, or when the shape of report.json changes."""
 
@@ -104,7 +114,7 @@ class Example(Drafters[Walk]):
 class Findings(Part):
     """All that an evaluation measured, before prices and verdict."""
 
-    version: int
+    version: Literal[14] = VERSION
     """Version of the evaluation's code"""
     recipe: str
     """Name of the recipe"""
@@ -155,16 +165,6 @@ class Findings(Part):
     """The recipe's `eval` section (docs/reference)"""
 
     @property
-    def k(self) -> Drafters[int]:
-        """Drafted tokens per step of base and of custom, in the first engine mode."""
-        return self.choice.k
-
-    @property
-    def main_concurrency(self) -> int:
-        """Concurrency at which K is chosen and custom must be faster than base."""
-        return self.choice.main_concurrency
-
-    @property
     def acceptance_ratio(self) -> ClusteredEstimate:
         """custom / base at equal K: by exact replay, else by vLLM's counters.
 
@@ -175,7 +175,8 @@ class Findings(Part):
     @property
     def acceptance_k(self) -> Drafters[int]:
         """The numbers of drafts of `acceptance_ratio`."""
-        return Drafters[int](base=self.k.custom, custom=self.k.custom) if self.replay else self.k
+        k = self.choice.k
+        return Drafters[int](base=k.custom, custom=k.custom) if self.replay else k
 
     @property
     def at_k(self) -> str:
@@ -207,35 +208,30 @@ class Report(Findings):
         """Whether n-gram lookup is to be shipped, in words; empty where it is not."""
         if self.speculator.kind == LOOKUP and self.verdict.verdict == "ship":
             text = "Ship n-gram lookup, which needs neither training nor weights"
-            others = [each for each in self.kinds if each.over_lookup]
-            if others and (best := others[0].over_lookup):
+            best = next((each for each in self.kinds if each.over_lookup), None)
+            if best and best.over_lookup:
                 text += ": no trained kind is shown to be faster on validation"
-                text += f" ({others[0].kind} / lookup {interval(best)})"
+                text += f" ({best.kind} / lookup {interval(best.over_lookup)})"
             return f"{text}."
         for mode, served in self.served.items():
-            row = served.speed[str(self.main_concurrency)]
+            row = served.speed[str(self.choice.main_concurrency)]
             others = max(row.none.tokens_per_s, row.base.tokens_per_s)
-            if row.lookup and row.lookup.block.tokens_per_s > others:
-                ratio = row.lookup.custom_over
-                words = "faster" if ratio.high < 1 else "as fast" if ratio.low <= 1 else ""
-                if words:
-                    return (
-                        f"N-gram lookup, which needs no training, is {words} ({mode}: custom /"
-                        f" lookup {interval(ratio)}): ship that. `outrider eval RECIPE"
-                        f" --speculator {LOOKUP}` judges it."
-                    )
+            if not row.lookup or row.lookup.block.tokens_per_s <= others:
+                continue
+            ratio = row.lookup.custom_over
+            if ratio.low <= 1:
+                return (
+                    "N-gram lookup, which needs no training, is"
+                    f" {'faster' if ratio.high < 1 else 'as fast'} ({mode}: custom / lookup"
+                    f" {interval(ratio)}): ship that. `outrider eval RECIPE --speculator {LOOKUP}`"
+                    " judges it."
+                )
         return ""
 
     @classmethod
     def read(cls, path: Path) -> Self:
         """Loads a report.json; raises for another version or shape."""
         value = read_json(path)
-        version = value.get("version") if isinstance(value, dict) else None
-        if version != VERSION:
-            raise OutriderError(
-                f"{path}: version {version}, but this Outrider reads {VERSION}; run "
-                "evaluate-speculator again"
-            )
         try:
             return cls.model_validate(value)
         except ValidationError as error:

@@ -66,7 +66,7 @@ def _choose_kind(run: RunDirectory, recipe: Recipe, options: Options) -> dict[st
 def _evaluate_kinds(run: RunDirectory, recipe: Recipe, options: Options) -> dict[str, Any]:
     """Evaluates the kind that choose_kind has named."""
     from outrider.eval.evaluate import evaluate
-    from outrider.eval.results.choice import KindSpeed
+    from outrider.eval.results.sections import KindSpeed
 
     kinds = [KindSpeed.model_validate(each) for each in read_json(run.kind_choice)]
     chosen, one = publish_chosen(run, kinds[0].kind), recipe.of_kinds([kinds[0].kind])

@@ -121,7 +121,7 @@ def _profile(run: RunDirectory, recipe: Recipe, results: "Report") -> dict[str, 
         recipe.target,
         replay.cumulative["custom"] if replay else counted.cumulative,
         replay.cumulative_ci95 if replay else [None] * len(counted.cumulative),
-        lengths or {results.k.custom: counted.acceptance_length},
+        lengths or {results.choice.k.custom: counted.acceptance_length},
         recipe.speculator.depth,
         conditions,
     )
@@ -159,7 +159,7 @@ def _verify(
         log_path=run.attempt() / "export.server.log",
         concurrency=1 if recipe.export.k_per_batch_size else serving.engine.max_num_seqs,
         # The verification pass ran at one k; a schedule may have another for a single request.
-        k=results.k.custom,
+        k=results.choice.k.custom,
     )
 
 

@@ -14,6 +14,8 @@ from tools.unrolled import unroll
 
 DEPTH = 3
 TEMPERATURE, TOP_P, TOP_K = 0.7, 0.9, 8
+LENGTHS = [(3, 20), (1, 33), (6, 12), (4, 6), (5, 7), (2, 3)]
+"""Tokens of each prompt, and with its response; the last response has no step."""
 
 
 class Store(dict):
@@ -43,7 +45,7 @@ def replay_case(folder):
     speculator, ends = load_mtp(target).eval(), load_target_ends(target)
     torch.manual_seed(0)
     store, rows = Store(), []
-    for number, (prompt, length) in enumerate([(3, 20), (1, 33), (6, 12), (4, 6), (5, 7)]):
+    for number, (prompt, length) in enumerate(LENGTHS):
         tokens = torch.randint(VOCAB, (length,))
         hidden = torch.randn(length, HIDDEN).bfloat16()
         for index in range(prompt + 1, length):
@@ -67,16 +69,4 @@ def replay_case(folder):
                 "top_k": TOP_K,
             }
         )
-    store["short"] = SimpleNamespace(
-        token_ids=torch.tensor([1, 2, 3]), hidden=torch.randn(3, HIDDEN), completion_start=2
-    )
-    rows.append(
-        {
-            "sequence_id": "short",
-            "session": "s9",
-            "temperature": TEMPERATURE,
-            "top_p": TOP_P,
-            "top_k": TOP_K,
-        }
-    )
     return SimpleNamespace(target=target, speculator=speculator, ends=ends, store=store, rows=rows)

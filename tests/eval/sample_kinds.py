@@ -4,7 +4,7 @@ kinds = sample_kinds()            # eagle3 first
 """
 
 from outrider.eval.choose_kind import ranked
-from outrider.eval.results.choice import KindSpeed
+from outrider.eval.results.sections import KindSpeed
 from tests.eval.sample_results import EVALUATION, sample_replay
 
 STEPS_MS = {

@@ -22,10 +22,8 @@ from outrider.eval.lossless.task_accuracy import task_accuracy
 from outrider.eval.replay.heldout_replay import replay_figures
 from outrider.eval.replay.replay import ReplaySums
 from outrider.eval.replay.slices import sliced
-from outrider.eval.results.acceptance import OnPolicy
 from outrider.eval.results.parts import DRAFTERS, LOOKUP, RATIOS, VARIANTS, Drafters, Variants
 from outrider.eval.results.report import (
-    VERSION,
     Example,
     Findings,
     Report,
@@ -33,11 +31,15 @@ from outrider.eval.results.report import (
     SpeculatorIdentity,
     Walk,
 )
-from outrider.eval.results.speed import Quantiles, RateRow, Scenario, Served
-from outrider.eval.results.verification import (
+from outrider.eval.results.sections import (
     EngineFindings,
+    OnPolicy,
+    Quantiles,
+    RateRow,
     ReplayAgainstEngine,
     SameText,
+    Scenario,
+    Served,
     Verification,
 )
 from outrider.serving.client import Sampling, SpeculationCounters
@@ -214,7 +216,6 @@ SLICES = {
 def sample_engine_findings() -> EngineFindings:
     """What the outputs of a mode showed: lossless, and replay agrees."""
     random = np.random.default_rng(2)
-    random.random(48)
     greedy = compare_greedy(
         [[1, 2], [1, 2]] * 12, [[1, 2], [1, 2]] * 11 + [[1, 2], [1, 3]], lambda *_: 0.1, 0.125
     )
@@ -314,7 +315,6 @@ def _findings(custom_speed: float) -> Findings:
         response_tokens=Quantiles(p50=170, p90=200, p99=250),
     )
     return Findings(
-        version=VERSION,
         recipe="resume_screening",
         run_dir="runs/resume_screening",
         target="nano_r1",

@@ -26,32 +26,20 @@ from tests.eval.sample_results import (
 
 def sample_traffic() -> dict[str, Any]:
     """The ingest's summary."""
-    bins = {
-        "n": 5,
-        "p50": 12,
-        "p90": 18,
-        "p99": 18,
-        "max": 18,
-    }
+    bins = {"n": 5, "p50": 12, "p90": 18, "p99": 18, "max": 18}
     return {
-        **{
-            "rows": 7,
-            "exchanges": 5,
-            "joined": 0,
-            "extra_choices": 0,
-            "without_time": 0,
-            "rejects": {"not_json": 2},
-        },
-        **{
-            "formats": {"openai_pairs": 7},
-            "models": {"r1": 5},
-            "tenants": {"<b>acme</b>": 5},
-            "routes": {},
-        },
-        **{
-            "fidelity": {"exact": 5},
-            "retokenized_against_usage": {},
-        },
+        "rows": 7,
+        "exchanges": 5,
+        "joined": 0,
+        "extra_choices": 0,
+        "without_time": 0,
+        "rejects": {"not_json": 2},
+        "formats": {"openai_pairs": 7},
+        "models": {"r1": 5},
+        "tenants": {"<b>acme</b>": 5},
+        "routes": {},
+        "fidelity": {"exact": 5},
+        "retokenized_against_usage": {},
         "sampling": {"temperature": {"0.6": 5}, "top_p": {"0.95": 5}, "top_k": {"off": 5}},
         "sessions": {"distinct": 2, "most_exchanges": 3},
         "duplicates": {"prompts": 5, "identical": 0, "most_copies": 1},

@@ -19,8 +19,8 @@ from outrider.eval.context import (
     EvaluationFolders,
 )
 from outrider.eval.evaluate import check
-from outrider.eval.results.choice import Choice, KindSpeed
 from outrider.eval.results.parts import CURRENT, ClusteredEstimate, Drafters
+from outrider.eval.results.sections import Choice, KindSpeed
 from outrider.serving.client import Sampling
 from outrider.serving.config import EngineConfig, ServingConfig, TargetConfig
 from outrider.serving.speculator import Speculator
@@ -51,12 +51,6 @@ def chosen(step_s, lengths=LENGTHS, base=LENGTHS, main=1, base_s=None) -> Choice
 
     steps = {"base": numbered(base_s or step_s), "custom": numbered(step_s)}
     return choose_k({"base": base, "custom": lengths}, steps, main, {})
-
-
-def test_dear_drafts_shorten_k_and_cheap_ones_lengthen_it() -> None:
-    dear = chosen({1: [0.009 + 0.008 * k for k in range(1, 5)]})
-    assert dear.k.custom == 1
-    assert chosen({1: [0.081 + 0.001 * k for k in range(1, 5)]}).k.custom == 4
 
 
 def test_each_speculator_has_its_own_k_and_an_engine_of_its_own_its_own_steps() -> None:

@@ -3,7 +3,7 @@
 import pytest
 
 from outrider.eval.config import CostConfig
-from outrider.eval.results.speed import Block, Served, SpeedRow
+from outrider.eval.results.sections import Block, Served, SpeedRow
 from outrider.eval.summary import HOURS_A_MONTH, money
 
 

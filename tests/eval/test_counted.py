@@ -75,6 +75,22 @@ def test_steps_without_a_draft_are_steps():
     assert found.custom.acceptance_length == 1.0 and found.custom.cumulative == [0.0, 0.0]
 
 
+def test_counters_are_pooled_before_they_are_divided():
+    both = {"base": counters(161, 100, (50, 10)), "custom": counters(181, 80, (60, 40))}
+    more = {"base": counters(661, 300, (240, 120)), "custom": counters(471, 200, (180, 90))}
+    passes = [CountedPass(prompts("a"), both), CountedPass(prompts("b"), more)]
+    k, mtp = Drafters[int](base=2, custom=2), dict.fromkeys(DRAFTERS, Speculator("mtp"))
+    counted = counted_acceptance(passes, mtp, k)
+    assert counted.base.acceptance_length == pytest.approx((160 + 660) / 400)
+    assert counted.base.cumulative == pytest.approx([290 / 400, 130 / 400])
+    assert counted.ratio.value == pytest.approx((650 / 280) / (820 / 400))
+    assert counted.ratio.undecided() == "undecided: 2 sessions, at least 5 needed"
+    with pytest.raises(OutriderError, match="no draft of the base speculator"):
+        counted_acceptance(
+            [CountedPass(prompts("a"), dict.fromkeys(DRAFTERS, counters(1)))], mtp, k
+        )
+
+
 STEPS = 60
 """Steps of a response."""
 
@@ -195,6 +211,7 @@ def case(tmp_path):
             "sequence_id": f"q{n}",
             "session": f"s{n}",
             "user": "",
+            "time": None,
             "token_ids": [*range(2, 8 + n), 9, 9],
             "completion_start": 6 + n,
             "temperature": 0.6,

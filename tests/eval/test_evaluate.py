@@ -193,11 +193,7 @@ def test_measurements_are_kept_and_results_computed_again(tmp_path, nano_r1, cap
     # The first result is printed before anything that needs an engine, for every k.
     printed = " ".join(capsys.readouterr().err.split())
     first = printed.index("First result, acceptance length by exact replay: 6 held-out responses")
-    assert (
-        first
-        < printed.index("exact replay, validation")
-        < printed.index("k = 3 for base, 3 for custom")
-    )
+    assert first < printed.index("exact replay, validation") < printed.index("k = 3 for base")
     assert f"{results.replay.ratio.value:.3f} [{results.replay.ratio.low:.3f}" in printed[first:]
 
     before = written_at()
@@ -243,21 +239,35 @@ class Started(Exception):
     """Servers would start now."""
 
 
-def test_on_a_gpu_everything_is_replayed_before_servers_take_its_memory(tmp_path, monkeypatch):
+@pytest.mark.parametrize("address", [None, "auto"])
+def test_all_replays_end_before_servers_take_the_memory(tmp_path, monkeypatch, address):
+    """Ray itself: tests/common/cluster/test_tasks.py, tests/eval/replay/test_cluster_replay.py."""
+    happened = []
+
+    @contextlib.contextmanager
+    def noted(*_):
+        happened.append("cluster")
+        yield
+        happened.append("cluster ends")
+
     def servers(*_):
         raise Started
 
+    module = "outrider.eval.replay.heldout_replay"
+    monkeypatch.setattr(f"{module}.open_cluster", noted)
+    monkeypatch.setattr(
+        f"{module}.cluster_replay", lambda shared, rows: replay(rows=rows, **shared)
+    )
     target = write_tiny_target(tmp_path / "target")
     case = _case(target, tmp_path / "run", lambda n: (f"prompt {n}", [*range(2, 8 + n)]), [3, 4], 1)
-    settings = case.context.settings.model_copy(update={"k": 1})
     parts = {**case.context.data.parts, "general": ["q0"]}
     context = replace(
         case.context,
-        settings=settings,
+        settings=case.context.settings.model_copy(update={"k": 1}),
         data=replace(case.context.data, parts=parts),
         backends=Backends(servers=servers),
+        cluster=ClusterConfig(address=address),
     )
-    monkeypatch.setattr("outrider.eval.evaluate.runs_on_cpu", lambda: False)
     with pytest.raises(Started):
         evaluate(context)
     kept = {path.stem for path in (case.run / "evaluation" / "steps").iterdir()}
@@ -265,45 +275,8 @@ def test_on_a_gpu_everything_is_replayed_before_servers_take_its_memory(tmp_path
     assert kept >= {
         f"replay_{part}_{name}" for part in parts if part != "train" for name in drafters
     }
-
-
-@pytest.mark.parametrize("address", ["auto", "local"])
-def test_in_a_cluster_replays_are_tasks_that_end_before_servers_start(
-    tmp_path, monkeypatch, address
-):
-    """Ray itself: tests/common/cluster/test_tasks.py, tests/eval/replay/test_cluster_replay.py."""
-    happened = []
-
-    @contextlib.contextmanager
-    def noted(name, *_):
-        happened.append(f"{name} begins")
-        yield
-        happened.append(f"{name} ends")
-
-    def servers(*_):
-        happened.append("servers")
-        raise Started
-
-    def tasks(shared, rows):
-        happened.append("tasks")
-        return replay(rows=rows, **shared)
-
-    monkeypatch.setattr(
-        "outrider.eval.replay.heldout_replay.open_cluster", functools.partial(noted, "open_cluster")
-    )
-    monkeypatch.setattr("outrider.eval.replay.heldout_replay.cluster_replay", tasks)
-    target = write_tiny_target(tmp_path / "target")
-    case = _case(target, tmp_path / "run", lambda n: (f"prompt {n}", [*range(2, 8 + n)]), [3, 4], 1)
-    context = replace(
-        case.context,
-        settings=case.context.settings.model_copy(update={"k": 1}),
-        backends=Backends(servers=servers),
-        cluster=ClusterConfig(address=address),
-    )
-    with pytest.raises(Started):
-        evaluate(context)
-    opened = ["open_cluster begins", "tasks", "open_cluster ends"]
-    assert happened == [*opened * 5, "servers"]
+    # Base and custom of three parts, and the ceiling of two; lookup needs no cluster.
+    assert happened == ["cluster", "cluster ends"] * (8 if address else 0)
 
 
 DEPTH = 3

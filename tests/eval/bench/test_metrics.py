@@ -5,12 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from outrider.common.errors import OutriderError
-from outrider.eval.bench.counted import CountedPass, counted_acceptance
 from outrider.eval.bench.metrics import START_NOISE, ReplayedSteps
 from outrider.eval.bench.prompts import Prompt
 from outrider.eval.results.parts import Drafters
-from tests.eval.sample_results import BURSTS, EVALUATION, SPECULATORS, SPEEDS, sample_blocks
+from tests.eval.sample_results import BURSTS, EVALUATION, SPEEDS, sample_blocks
 
 UNITS = replace(SPEEDS, prompts=[Prompt("q", name, "", [], "") for name in "abcdab"])
 """Sessions too few for an interval over them."""
@@ -97,35 +95,3 @@ def test_the_share_of_steps_with_drafts_is_counted():
         for name in ("drafts", "accepted_tokens", "generation_tokens")
     )
     assert row.drafting.base == pytest.approx(drafts / (tokens - accepted))
-
-
-def test_counters_are_pooled_before_they_are_divided():
-    def counters(drafts, tokens, *accepted):
-        return {
-            "drafts": drafts,
-            "accepted_tokens": sum(accepted),
-            "accepted_per_position": list(accepted),
-            "generation_tokens": tokens,
-        }
-
-    def prompts(session):
-        return [Prompt(session, session, "", [], "")]
-
-    passes = [
-        CountedPass(
-            prompts("a"), {"base": counters(100, 161, 50, 10), "custom": counters(80, 181, 60, 40)}
-        ),
-        CountedPass(
-            prompts("b"),
-            {"base": counters(300, 661, 240, 120), "custom": counters(200, 471, 180, 90)},
-        ),
-    ]
-    counted = counted_acceptance(passes, SPECULATORS, BOTH)
-    assert counted.base.acceptance_length == pytest.approx((160 + 660) / 400)
-    assert counted.base.cumulative == pytest.approx([290 / 400, 130 / 400])
-    assert counted.ratio.value == pytest.approx((650 / 280) / (820 / 400))
-    assert counted.ratio.clusters == 2 and counted.ratio.low is None
-    assert counted.ratio.undecided() == "undecided: 2 sessions, at least 5 needed"
-    with pytest.raises(OutriderError, match="no draft of the base speculator"):
-        nothing = dict.fromkeys(("base", "custom"), counters(0, 1))
-        counted_acceptance([CountedPass(prompts("a"), nothing)], SPECULATORS, BOTH)

@@ -4,7 +4,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from outrider.common.errors import OutriderError
 from outrider.common.fingerprint import Kept
 from outrider.eval.bench import outputs as module
 from outrider.eval.bench.outputs import CONTROL_PROMPTS, collect
@@ -24,14 +23,11 @@ class Endpoint:
     url = model_name = "tiny"
 
     def __init__(self):
-        self.fails = lambda prompt: False
         self.spoils = lambda prompt: False
         self.asked = []
 
     def complete(self, url, model, prompts, sampling, max_tokens, seats):
         self.asked = [prompt[-1] for prompt in prompts]
-        if any(map(self.fails, prompts)):
-            raise OutriderError("out of memory")
         return [
             Completion([prompt[-1], 9 if self.spoils(prompt) else 7, 8], COUNTED)
             for prompt in prompts
@@ -96,16 +92,3 @@ def test_the_control_has_few_prompts_unless_a_response_differs(endpoint, tmp_pat
     apart = Asked(endpoint, apart=True)
     outputs = collect(context_in(tmp_path / "apart"), apart, "eager", K, REQUESTS)
     assert len(outputs.control.token_ids) == 6
-
-
-def test_an_interrupted_verification_repeats_only_the_passes_that_are_missing(endpoint, tmp_path):
-    servers = Asked(endpoint)
-    endpoint.fails = lambda prompt: servers.variants[-1] == "custom"
-    with pytest.raises(OutriderError, match="out of memory"):
-        collect(context_in(tmp_path), servers, "eager", K, REQUESTS)
-    endpoint.fails, servers.variants = lambda prompt: False, []
-    outputs = collect(context_in(tmp_path), servers, "eager", K, REQUESTS)
-    assert servers.variants == ["custom", "none", "base", "custom", "custom", "none"]
-    assert outputs.greedy.base.token_ids[3] == [3, 7, 8]
-    assert collect(context_in(tmp_path), servers, "eager", K, REQUESTS) == outputs
-    assert len(servers.variants) == 6

@@ -104,15 +104,6 @@ def test_one_at_a_time_each_start_comes_after_the_other_s_end(log, tmp_path):
     ]
 
 
-def test_a_stopped_server_starts_again_with_the_weights_that_are_asked_for(log, tmp_path):
-    with opened(tmp_path) as servers:
-        ask(servers, TURNS[1])
-        servers.stop()
-        log.clear()
-        ask(servers, TURNS[2])
-        assert log == ["speculating starts", "speculating warms up"]
-
-
 @pytest.mark.parametrize(
     "engine", [{"data_parallel": 2}, {"extra_arguments": {"enable_eplb": True}}]
 )

@@ -10,7 +10,7 @@ import torch
 
 from outrider.eval.replay.replay import ARRAYS, CEILING, ReplaySums, compare, replay
 from outrider.serving.client import Sampling
-from outrider.speculators.acceptance import replay_chain, target_distribution
+from outrider.speculators.acceptance import target_distribution
 from tests.eval.replay_case import DEPTH, TEMPERATURE, TOP_K, TOP_P, replay_case, states_of
 
 
@@ -210,36 +210,3 @@ def test_the_ceiling_is_the_literal_walk_of_the_target_s_most_likely_tokens(case
     assert sums.acceptance_length()[-1] > 2
     drawn = replay(CEILING, case.target, type(case.store)(store), rows, DEPTH, "probabilistic")
     assert (drawn.steps_RK == np.ceil(drawn.tokens_R[:, None] / np.arange(2, DEPTH + 2))).all()
-
-
-def test_no_drafter_needs_fewer_steps_than_the_ceiling():
-    """All texts of a random target, each with its probability, against random drafters."""
-    random, vocabulary, length, k = np.random.default_rng(0), 3, 5, 3
-    texts = list(itertools.product(range(vocabulary), repeat=length))
-    p = {
-        prefix: random.dirichlet(np.ones(vocabulary))
-        for n in range(length)
-        for prefix in itertools.product(range(vocabulary), repeat=n)
-    }
-    weight_R = [np.prod([p[text[:n]][text[n]] for n in range(length)]) for text in texts]
-    assert sum(weight_R) == pytest.approx(1)
-
-    def expected_steps(draft):
-        """`draft(t, prefix)` is what a chain that started at anchor t drafts after a prefix."""
-        a_RAK = torch.zeros(len(texts), length - 1, k)
-        for r, text in enumerate(texts):
-            for t, j in itertools.product(range(length - 1), range(1, k + 1)):
-                if t + j < length:
-                    a_RAK[r, t, j - 1] = draft(t, text[: t + j]) == text[t + j]
-        steps_RK = replay_chain(a_RAK, torch.full((len(texts),), length - 1)).steps_RK
-        return np.array(weight_R) @ steps_RK.numpy()
-
-    ceiling_K = expected_steps(lambda t, prefix: int(p[prefix].argmax()))
-    for good in np.linspace(0, 0.98, 25):  # share of the anchors and prefixes with the best draft
-        choice = {}
-
-        def draft(t, prefix, choice=choice, good=good):
-            best, other = int(p[prefix].argmax()), int(random.integers(vocabulary))
-            return choice.setdefault((t, prefix), best if random.random() < good else other)
-
-        assert (expected_steps(draft) >= ceiling_K - 1e-9).all()

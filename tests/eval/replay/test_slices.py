@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import torch
 
-from outrider.common.jackknife import LEAST_SESSIONS
 from outrider.eval.replay.regions import NAMES, Regions
 from outrider.eval.replay.replay import ReplaySums
 from outrider.eval.replay.slices import by_prompt_length, sliced
@@ -51,24 +50,6 @@ def test_a_slice_is_a_ratio_of_its_own_sums():
     )
     assert gains.ratio.value == pytest.approx(2) and loses.ratio.value == pytest.approx(6 / 8)
     assert sliced(base, custom, 1, slices)["tenant"][0].ratio.value == pytest.approx(1)
-
-
-def test_an_interval_needs_sessions_and_is_over_them():
-    steps = [[4, 2 + i] for i in range(10)]
-    base = sums([[4, 6]] * 10, ["same"] * 5 + [f"s{i}" for i in range(5)])
-    custom = sums(steps, base.sessions)
-    slices = {
-        "route": {
-            "one session": [f"q{i}" for i in range(5)],
-            "five": [f"q{i}" for i in range(5, 10)],
-        }
-    }
-    one, five = sliced(base, custom, 2, slices)["route"]
-    assert one.ratio.clusters == 1 and one.ratio.low is None
-    assert (
-        five.ratio.clusters == LEAST_SESSIONS
-        and five.ratio.low < five.ratio.value < five.ratio.high
-    )
 
 
 def test_regions_within_responses_and_those_without_a_step():

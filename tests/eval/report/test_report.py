@@ -164,13 +164,12 @@ def test_the_headline_s_acceptance_is_at_equal_k_and_its_speed_at_each_one_s_own
     assert acceptance["ratio"] == pytest.approx(acceptance["custom"] / base)
     own = line["tokens_per_s"]["eager"]["1"]
     assert own["base"] == speed.base.tokens_per_s and own["estimator"] == "measured"
-    tiles = headline(results)
-    assert tiles[0].label == "acceptance, custom / base, both at K = 3"
-    assert tiles[0].value == f"{acceptance['ratio']:.2f}×"
-    assert tiles[1].label.endswith("concurrency 1, each at its own K")
+    labels = [*headline(results)]
+    assert labels[0] == "acceptance, custom / base, both at K = 3"
+    assert labels[1].endswith("concurrency 1, each at its own K")
     # Where base drafts another number only, the headline names both.
     found = results.model_copy(update={"replay": None})
-    assert headline(found)[0].label == "acceptance, custom / base, at K = 2 / 3"
+    assert "acceptance, custom / base, at K = 2 / 3" in headline(found)
     assert summary(found)["acceptance_length"]["ratio"] == results.counted.ratio.value
 
 
@@ -193,8 +192,5 @@ def test_another_version_or_shape_is_an_error_that_names_it(results, tmp_path):
     results.write(path)
     assert Report.read(path) == results
     path.write_text(json.dumps(results.model_dump(mode="json") | {"version": 5}))
-    with pytest.raises(OutriderError, match=r"report.json: version 5, but this Outrider reads 1"):
-        Report.read(path)
-    path.write_text(json.dumps(results.model_dump(mode="json") | {"verdict": {}}))
-    with pytest.raises(OutriderError, match=r"report.json: verdict.verdict: Field required; del"):
+    with pytest.raises(OutriderError, match=r"report.json: version: Input should be 14; "):
         Report.read(path)

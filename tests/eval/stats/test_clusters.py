@@ -72,12 +72,6 @@ def test_the_interval_is_the_jackknife_s_and_its_degrees_the_matrix_s():
     assert (found.observations, found.clusters) == (21, 7)
 
 
-def test_equal_sessions_have_all_degrees_of_freedom_and_a_large_one_takes_them():
-    assert degrees_of_freedom(np.full((1, 12), 1 / 12))[0] == pytest.approx(11)
-    large = np.array([[0.9, *[0.01] * 10]])
-    assert degrees_of_freedom(large)[0] < 1.1
-
-
 def test_one_session_that_holds_everything_leaves_no_interval():
     rows = np.array([[3.0, 2.0], *[[0.0, 0.0]] * 7])
     found = clustered(rows, range(8), ratio)

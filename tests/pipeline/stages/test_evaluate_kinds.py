@@ -15,7 +15,7 @@ from outrider.eval import choose_kind as choose_kind_module
 from outrider.eval.bench.step_times import StepTimes
 from outrider.eval.choose_k import lookup_k
 from outrider.eval.context import EvaluationContext
-from outrider.eval.results.choice import KindSpeed
+from outrider.eval.results.sections import KindSpeed
 from outrider.pipeline.recipe.load import load_recipe
 from outrider.pipeline.recipe.recipe import Recipe
 from outrider.pipeline.run_dir import RunDirectory

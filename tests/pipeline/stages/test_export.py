@@ -96,7 +96,7 @@ def test_the_profile_is_the_replay_s(tmp_path):
     results, recipe = sample_results(), load_recipe("resume_screening.yaml", []).recipe
     (tmp_path / "summary.json").write_text('{"time": {"hours": 36.0}}')
     found = _profile(SimpleNamespace(traffic=tmp_path), recipe, results)
-    marginal, k = results.replay.cumulative["custom"], results.k.custom
+    marginal, k = results.replay.cumulative["custom"], results.choice.k.custom
     assert found["marginal_accept_rates"] == marginal and found["num_speculative_tokens"] == k == 3
     conditional = [marginal[0], marginal[1] / marginal[0], marginal[2] / marginal[1]]
     assert found["conditional_accept_rates"] == pytest.approx(conditional)

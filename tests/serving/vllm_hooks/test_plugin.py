@@ -25,7 +25,7 @@ heavy = {"torch", "numpy", "pydantic", "vllm", "transformers"}
 print(sorted({name.split(".")[0] for name in set(sys.modules) - before} & heavy))
 """
 
-TRAINING = "altair cyclopts datasets datasketch deepspeed ray rich scipy vl_convert wandb"
+TRAINING = "cyclopts datasets datasketch deepspeed ray rich scipy vl_convert wandb"
 SERVER = """
 import sys
 from importlib.abc import MetaPathFinder
