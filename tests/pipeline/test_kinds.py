@@ -22,7 +22,7 @@ from outrider.pipeline.stages.registry import STAGES, stage_names, stages_of
 from outrider.pipeline.stages.train import train_of
 from outrider.speculators.kinds import kind_of, trainable_names
 from outrider.training.distributed import launch
-from tests.tiny import HIDDEN, write_tiny_target
+from tests.tiny import write_tiny_target
 from tests.training.corpus import Corpus, make_corpus
 from tests.training.forked_ranks import run_forked
 
