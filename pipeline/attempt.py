@@ -20,10 +20,7 @@ if TYPE_CHECKING:
     from outrider.pipeline.recipe.load import LoadedRecipe
     from outrider.pipeline.recipe.recipe import Recipe
     from outrider.pipeline.run_dir import RunDirectory
-    from outrider.pipeline.stage import Options
-
-Results = dict[str, dict[str, Any]]
-"""Results of stages by name."""
+    from outrider.pipeline.stage import Options, Results
 
 SUMMARY_KEYS = (
     "kind",
@@ -78,7 +75,7 @@ def open_run(
 @contextlib.contextmanager
 def attempt(
     loaded: "LoadedRecipe", run: "RunDirectory"
-) -> Iterator[Callable[[list[str], "Options"], Results]]:
+) -> Iterator["Callable[[list[str], Options], Results]"]:
     """Locks the run directory, starts an attempt and yields a function that runs stages in it."""
     from rich.console import Console
 
@@ -91,7 +88,7 @@ def attempt(
 
 def train_run(
     loaded: "LoadedRecipe", run: "RunDirectory", wanted: list[str], force: bool
-) -> Results:
+) -> "Results":
     """Runs the wanted stages; exports what may ship, or with `force` anything."""
     from outrider.eval.config import SHIP
 
@@ -106,7 +103,7 @@ def train_run(
 
 def evaluate_run(
     loaded: "LoadedRecipe", run: "RunDirectory", speculator: str | None = None
-) -> Results:
+) -> "Results":
     """Measures the speculator that the run trained, or another: a directory, `ngram` or `none`."""
     from outrider.pipeline.stages.registry import stages_of
 
@@ -119,7 +116,7 @@ def evaluate_run(
         return go(stages, options)
 
 
-def export_run(loaded: "LoadedRecipe", run: "RunDirectory", to: str, force: bool) -> Results:
+def export_run(loaded: "LoadedRecipe", run: "RunDirectory", to: str, force: bool) -> "Results":
     """Brings the bundle up to date and copies it to a directory or an address."""
     from outrider.data.formats.sources import answering
     from outrider.serving.bundle.bundle_places import put_bundle
@@ -155,7 +152,7 @@ def print_json(value: dict[str, Any]) -> None:
 def print_summary(
     loaded: "LoadedRecipe",
     run: "RunDirectory",
-    results: Results,
+    results: "Results",
     judged: str = "evaluate",
     bundle: str | None = None,
 ) -> int:

@@ -17,11 +17,10 @@ from rich.console import Console
 from outrider.common.errors import OutriderError
 from outrider.common.files import read_json
 from outrider.common.process_tree import run_supervised
-from outrider.pipeline.attempt import Results
 from outrider.pipeline.recipe.recipe import Recipe
 from outrider.pipeline.retention import deletion_of, retain
 from outrider.pipeline.run_dir import RunDirectory
-from outrider.pipeline.stage import Options, Stage
+from outrider.pipeline.stage import Options, Results, Stage
 from outrider.pipeline.stage_process import UNEXPECTED
 from outrider.pipeline.stages.registry import stage_of
 

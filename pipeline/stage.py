@@ -22,6 +22,9 @@ from outrider.pipeline.run_dir import RunDirectory
 Options = dict[str, Any]
 """Options of the command line that are not in the recipe, such as `force` for export."""
 
+Results = dict[str, dict[str, Any]]
+"""Results of stages by name."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Stage:

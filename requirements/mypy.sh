@@ -3,12 +3,10 @@
 # other names, so it reads them through a folder of links.
 set -eu
 cd "$(dirname "$0")/.."
-links=.mypy_cache/packages
+links=$PWD/.mypy_cache/packages
 mkdir -p "$links/outrider"
 ln -sfn "$PWD/outrider/__init__.py" "$links/outrider/__init__.py"
-set -- -p outrider
 for room in common recipes speculators serving training data eval pipeline live cli; do
     ln -sfn "$PWD/$room" "$links/outrider/$room"
-    set -- "$@" -p "outrider.$room"
 done
-MYPYPATH="$links" exec "${PYTHON:-.venv/bin/python}" -m mypy "$@"
+MYPYPATH="$links" exec "${PYTHON:-.venv/bin/python}" -m mypy -p outrider "$@"
