@@ -12,6 +12,7 @@ resumes; intervals, verdict and report are computed from the cache every time.
 
 import functools
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from datasets import Dataset
@@ -287,8 +288,9 @@ def samples_stage(
     context: EvaluationContext, replays: Replays | None, k: int
 ) -> list[Example] | None:
     """Example responses, where the recipe allows customer text in the report."""
-    directories = {name: each.directory for name, each in context.speculators.items()}
-    if replays is None or not context.show_samples or None in directories.values():
+    placed = [(name, each.directory) for name, each in context.speculators.items()]
+    directories: dict[str, Path] = {name: each for name, each in placed if each is not None}
+    if replays is None or not context.show_samples or len(directories) < len(placed):
         return None
     work = functools.partial(
         in_child,

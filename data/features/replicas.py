@@ -196,6 +196,7 @@ class Replicas:
     def _finish(self, task: _Task) -> None:
         """Takes the states of a piece, or lets another replica capture it."""
         states, task.states = task.states, None
+        assert states is not None
         try:
             task.rows = load_states(ray.get(states))
         except ray.exceptions.RayError as error:

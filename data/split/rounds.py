@@ -54,7 +54,8 @@ def _shared_out(names: Sequence[str], count: int, owners: Mapping[str, str]) -> 
     """The first `count`, where an owner's turn ends after its share until all had theirs."""
     limit = math.ceil(OWNER_SHARE * min(count, len(names)))
     taken: Counter[str] = Counter()
-    first, rest = [], []
+    first: list[str] = []
+    rest: list[str] = []
     for name in names:
         owner = owners[name]
         taken[owner] += 1

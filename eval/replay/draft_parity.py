@@ -162,16 +162,15 @@ def _log_probabilities(
     position_BT = torch.arange(width)[None]
     inputs_BTX = torch.zeros(1, width, model.spec.width, dtype=model.ends.lm_head_VH.dtype)
     inputs_BTX[0, :known] = inputs_TX[:known]
-    row = (
-        token_BT,
-        inputs_BTX,
-        torch.zeros_like(token_BT),
-        position_BT,
-        position_BT == step.anchor,
-    )
     with torch.no_grad():
         _, states = model.drafter.unroll(
-            model.ends, *(tensor.to(model.device) for tensor in row), k
+            model.ends,
+            token_BT.to(model.device),
+            inputs_BTX.to(model.device),
+            torch.zeros_like(token_BT).to(model.device),
+            position_BT.to(model.device),
+            (position_BT == step.anchor).to(model.device),
+            k,
         )
         logits_KD = model.drafter.head(model.ends).logits(torch.cat(states))
     return logits_KD.float().log_softmax(-1).cpu()

@@ -321,7 +321,7 @@ def _rope(config: Config) -> tuple[float, Config | None]:
     """
     rope = config.get("rope_parameters") or {}
     scaling = config.get("rope_scaling") or rope
-    theta = float(rope.get("rope_theta", config.get("rope_theta", 10000.0)))
+    theta = float(rope.get("rope_theta") or config.get("rope_theta", 10000.0))
     if scaling.get("rope_type", scaling.get("type")) != "yarn":
         return theta, None
     return theta, {key: value for key, value in scaling.items() if value is not None}

@@ -110,7 +110,8 @@ class FlexPrefix:
 def _flex_attention(compiled: bool) -> Callable[..., Any]:
     from torch.nn.attention.flex_attention import flex_attention
 
-    return torch.compile(flex_attention, dynamic=True) if compiled else flex_attention
+    attend: Callable[..., Any] = flex_attention
+    return torch.compile(attend, dynamic=True) if compiled else attend
 
 
 def _blocks(start_N: Tensor, place_N: Tensor, tokens: int) -> tuple[Tensor, Tensor]:
