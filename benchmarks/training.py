@@ -333,8 +333,8 @@ class PlainLoop(torch.nn.Module):
         logits_BTV = F.linear(hidden_BTH, self.ends.lm_head_VH)
         return torch.stack(
             [
-                _plain_p(logits, each.temperature, each.top_p)
-                for logits, each in zip(logits_BTV, sampling, strict=True)
+                _plain_p(logits, temperature, top_p)
+                for logits, (temperature, top_p, _) in zip(logits_BTV, sampling, strict=True)
             ]
         )
 

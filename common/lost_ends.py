@@ -30,9 +30,11 @@ class LostEnds(NamedTuple):
         """One line for a person; empty where every sequence fits."""
         if not (self.cut or self.dropped):
             return ""
+        cut = f"{self.cut:,} lose their end ({self.cut_tokens:,} tokens)" if self.cut else ""
+        dropped = f"{self.dropped:,} are left out" if self.dropped else ""
         return (
-            f"{self.key}: of {self.sequences:,} responses {self.cut:,} lose their end"
-            f" ({self.cut_tokens:,} tokens) and {self.dropped:,} are left out; raise it by"
+            f"{self.key}: of {self.sequences:,} responses"
+            f" {' and '.join(filter(None, (cut, dropped)))}; raise it by"
             f" {self.longest - self.limit:,} to keep all"
         )
 

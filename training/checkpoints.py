@@ -37,7 +37,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from outrider.common.errors import OutriderError
-from outrider.common.files import publish, read_json, write_json
+from outrider.common.files import publish, read_json, says_disk_is_full, write_json
 
 STATE = "state.json"
 
@@ -145,6 +145,8 @@ def on_all_ranks(
             result = action()
         except (OutriderError, OSError, SafetensorError) as error:
             failure = str(error)
+            if says_disk_is_full(error):
+                failure += ": no space left on the disk; free some and run the same command again"
     gathered = gather_object([(accelerator.process_index, result, failure)])
     for rank, _, message in gathered:
         if message is not None:
@@ -170,8 +172,7 @@ def save_state(engine: Any, directory: Path, rank: int, world: int) -> None:
         if number % world == rank:
             share[f"{state} {name}"] = whole.cpu().contiguous()
     metadata = {"updates": str(updates), "ranks": str(world)}
-    with publish(directory / f"rank-{rank:05d}.safetensors") as temporary:
-        save_file(share, temporary, metadata)
+    save_file(share, directory / f"rank-{rank:05d}.safetensors", metadata)
 
 
 def load_state(engine: Any, directory: Path) -> None:

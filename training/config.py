@@ -4,9 +4,10 @@ TrainingConfig(epochs=3, learning_rate=5e-4)
 """
 
 import math
+import shlex
 from typing import ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 Loss = Literal["kl", "ce", "tv", "lk_alpha", "lk_hybrid"]
 
@@ -82,7 +83,7 @@ class TrainingConfig(BaseModel):
     machine, unless `launcher` or `cluster.address` is set. On a Ray cluster this is the largest
     number: with less room, training runs with fewer processes."""
 
-    launcher: str | None = Field(default=None, min_length=1)
+    launcher: str | None = None
     """Command that starts all `processes`, on one machine or several, such as `srun --ntasks=16
     python -m outrider.training.distributed.worker`; the path of the run's spec.json is appended.
     docs/how-to/scale-out.md has commands for torchrun, deepspeed and srun. The run directory must
@@ -116,6 +117,13 @@ class TrainingConfig(BaseModel):
     def streams(self) -> bool:
         """Whether capture and training run at the same time."""
         return self.features == "streamed"
+
+    @field_validator("launcher")
+    @classmethod
+    def _starts_a_worker(cls, value: str | None) -> str | None:
+        if value is not None and not shlex.split(value):
+            raise ValueError("is empty; name the command that starts the workers, or leave it null")
+        return value
 
     def started(self, warm: bool, fitted: bool = False) -> "TrainingConfig":
         """The section of a run that starts from a base, or from scratch, fitted or random."""

@@ -14,7 +14,6 @@ import dataclasses
 import math
 import shutil
 import signal
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -141,7 +140,7 @@ class Trainer:
         )
         # The digest of what decides the weights: a checkpoint of another digest is another run's.
         self.digest = value_digest([spec.settings(), source.manifest])
-        self.stop_requested = threading.Event()
+        self.stop_requested = False
 
     def _epoch(self, number: int) -> list[list[Row]]:
         """The rows of every step of one epoch."""
@@ -182,7 +181,8 @@ class Trainer:
 
     def run(self) -> dict[str, Any]:
         """Trains to the end and publishes the best speculator."""
-        signal.signal(signal.SIGTERM, lambda *_: self.stop_requested.set())
+        # A bool: a second signal within `Event.set` would wait for its lock for ever.
+        signal.signal(signal.SIGTERM, lambda *_: setattr(self, "stop_requested", True))
         began = time.perf_counter()
         state = load_checkpoint(self.accelerator, self._checkpoints, self.digest)
         first_step = state["step"] if state else 0
@@ -449,7 +449,7 @@ class Trainer:
         return frozenset(gather_object(judged))
 
     def _some_process_stops(self) -> bool:
-        stop = self.stop_requested.is_set() or (
+        stop = self.stop_requested or (
             self.accelerator.is_main_process and self.spec.stop_file.exists()
         )
         stops = torch.tensor([float(stop)], device=self.device)

@@ -91,10 +91,11 @@ def fp8_blocks(config: dict[str, Any], path: Path) -> tuple[int, int] | None:
             "weight_block_size": [int(rows), int(columns)],
         } if rows > 0 and columns > 0:
             return rows, columns
+    judged = {name: found.get(name) for name in ("quant_method", *defaults, "weight_block_size")}
     raise OutriderError(
-        f"{path}: quantization_config = {found}: training reads unquantized weights and DeepSeek's"
-        " FP8 only (quant_method fp8, fmt e4m3, weight_block_size [128, 128]); point target.model"
-        " at such a checkpoint of the same model"
+        f"{path}: quantization_config has {judged}: training reads unquantized weights and"
+        " DeepSeek's FP8 only (quant_method fp8, fmt e4m3, weight_block_size [128, 128]); point"
+        " target.model at such a checkpoint of the same model"
     )
 
 

@@ -26,14 +26,16 @@ class CheckpointTensors:
 
     def __init__(self, layout: CheckpointLayout):
         self.layout = layout
+        self._files: dict[Path, Any] = {}
 
     def raw(self, name: str) -> Tensor:
         """The tensor as the file has it."""
         path = self.layout.directory / self.layout.files([name])[0]
-        if not path.is_file():
-            raise OutriderError(f"{path}: no such file, though the index lists {name} in it")
-        with safe_open(path, "pt") as file:
-            return file.get_tensor(name)
+        if path not in self._files:  # one mapping of a shard for all of its tensors
+            if not path.is_file():
+                raise OutriderError(f"{path}: no such file, though the index lists {name} in it")
+            self._files[path] = safe_open(path, "pt")
+        return self._files[path].get_tensor(name)
 
     def stored(self, name: str) -> tuple[Tensor, Tensor | None]:
         """The values and, for an FP8 tensor, its scales.

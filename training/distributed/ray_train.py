@@ -105,7 +105,7 @@ def train_on_ray(
                 f" {cluster.training_restarts} times that it resumes; see {log_path}"
                 " (out of memory?)"
             ) from failure
-        if not (spec.out_dir / "result.json").exists():
+        if error_files(group.errors_dir) or not (spec.out_dir / "result.json").exists():
             return group, OutriderError.exit_code, stop.is_set()
         for path in (*groups(spec.out_dir), spec.out_dir / _FOLDER):
             shutil.rmtree(path)

@@ -64,6 +64,12 @@ def load_mtp(
             " target.model at a checkpoint that has one (DeepSeek-V3 and R1 do; conversions to"
             " other formats often drop it)"
         )
+    dense = layout.config["num_hidden_layers"] < layout.config["first_k_dense_replace"]
+    if frozen_experts and dense:
+        raise OutriderError(
+            f"{layout.directory / 'config.json'}: the MTP layer has a dense MLP and no routed"
+            " experts to freeze; set speculator.train: all"
+        )
     with torch.device("meta"):
         speculator = MTPSpeculator(layout.config, frozen_experts)
     speculator = speculator.to_empty(device=device).to(dtype)
