@@ -36,9 +36,8 @@ def _candidates(named: str | list[str]) -> str | list[str]:
     trained = [name for name in names if name != LOOKUP]
     if not trained or set(trained) - set(trainable_names()) or len(set(names)) < len(names):
         raise ValueError(
-            f"{', '.join(names)}: name kinds that train, each once:"
-            f" {', '.join(trainable_names())}; {LOOKUP} may be next to them; {AUTO} alone takes all"
-            " that the target supports"
+            f"name kinds that train, each once: {', '.join(trainable_names())}; {LOOKUP} may be"
+            f" next to them; {AUTO} alone takes all that the target supports"
         )
     return names[0] if len(names) == 1 else names
 

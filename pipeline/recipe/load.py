@@ -214,8 +214,13 @@ def _base_directory(base: str, folder: Path) -> str:
     """A shipped speculator's directory by its name, else the directory; kinds stay names."""
     if not is_directory(base):
         return base
-    found = _model_directory(base, folder)
-    return found if found != base else str(shipped_heads().get(base, base))
+    found, heads = _model_directory(base, folder), shipped_heads()
+    if found == base and base.startswith("nano_r1/") and base not in heads:
+        raise OutriderError(
+            f"speculator.base = {base!r}: no such directory, and no head of that name comes with"
+            f" the package (included: {', '.join(heads) or 'none'})"
+        )
+    return found if found != base else str(heads.get(base, base))
 
 
 def _model_directory(model: str, folder: Path) -> str:
