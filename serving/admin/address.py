@@ -3,7 +3,9 @@
 Address.parse("unix:/run/vllm.sock").connect(timeout_s=5).request("GET", "/health")
 """
 
+import contextlib
 import http.client
+import ipaddress
 import json
 import re
 import socket
@@ -37,6 +39,8 @@ class Address:
                     " so give a shorter one"
                 )
             return cls(path=path)
+        if text.startswith("https://"):
+            raise ValueError("https is not supported; write http://HOST:PORT or unix:/PATH")
         match = _HOST_PORT.fullmatch(text.removeprefix("http://").removesuffix("/"))
         if not match or int(match["port"]) > 65535:
             raise ValueError("not an address; write unix:/run/vllm.sock or http://127.0.0.1:8000")
@@ -46,7 +50,10 @@ class Address:
     def parse_local(cls, text: str) -> "Address":
         """`parse` of an address that only this machine reaches."""
         address = cls.parse(text)
-        if address.path is None and address.host not in ("localhost", "127.0.0.1", "::1"):
+        with contextlib.suppress(ValueError):  # a name of a machine
+            if ipaddress.ip_address(address.host or "").is_loopback:
+                return address
+        if address.path is None and address.host != "localhost":
             raise ValueError(
                 "other machines can reach this address; swap speculators over a Unix socket or"
                 " 127.0.0.1 (to another machine: ssh -L)"

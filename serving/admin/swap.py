@@ -14,6 +14,7 @@ times; the workers then keep the speculator before it, or load it again.
 
 import asyncio
 import dataclasses
+import json
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
@@ -21,8 +22,8 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from outrider.common.errors import OutriderError
 from outrider.serving.bundle.bundle_digest import MANIFEST, bundle_digest, read_manifest
-from outrider.speculators.checkpoints.checks import check_finite
-from outrider.speculators.checkpoints.layout import INDEX, read_layout, weight_map
+from outrider.speculators.checkpoints.checks import check_finite, first_names
+from outrider.speculators.checkpoints.layout import INDEX, read_layout
 from outrider.speculators.checkpoints.safetensors_headers import tensor_headers
 from outrider.speculators.checkpoints.target_fingerprint import check_target
 from outrider.speculators.kinds import kind_of
@@ -92,12 +93,7 @@ def checked(
             states, manifest = release_files(directory, root, digest)
         new = _read(directory, states, digest)
         _check_form(new, current)
-        measured = manifest.get("num_speculative_tokens")
-        if None not in (measured, k) and measured != k:
-            raise OutriderError(
-                f"{directory / MANIFEST}: num_speculative_tokens = {measured}, but the engine"
-                f" drafts {k}: start a server with the bundle's serve.sh, or export again"
-            )
+        _check_manifest(manifest, new, k)
         if not new.kind.swappable(current.directory, directory):
             raise OutriderError(
                 f"{directory}: its shape is not that of the speculator in use; it needs a server"
@@ -194,22 +190,42 @@ def _number(tensor: "torch.Tensor") -> str:
 
 
 def _check_form(new: Candidate, current: Candidate) -> None:
+    source = new.directory
     if new.kind.name != current.kind.name:
         raise OutriderError(
-            f"{new.directory}: {new.kind.in_words}, but the engine was started with"
+            f"{source}: {new.kind.in_words}, but the engine was started with"
             f" {current.kind.in_words}; start another server for it"
         )
-    found, own = new.forms, current.forms
     # Kinds with several published layouts have several names for a tensor. With as many tensors of
     # each form, the kind's own check of names decides.
-    if found.keys() != own.keys() and sorted(found.values()) == sorted(own.values()):
+    names_differ = new.forms.keys() != current.forms.keys()
+    if names_differ and sorted(new.forms.values()) == sorted(current.forms.values()):
         return
-    if wrong := sorted(n for n in found.keys() | own.keys() if found.get(n) != own.get(n)):
+    if missing := sorted(current.forms.keys() - new.forms.keys()):
+        raise OutriderError(f"{source}: no weights for {first_names(missing)}")
+    if more := sorted(new.forms.keys() - current.forms.keys()):
+        raise OutriderError(f"{source}: weights of another speculator: {first_names(more)}")
+    wrong = [name for name, form in new.forms.items() if form != current.forms[name]]
+    if wrong:
+        name = min(wrong)
+        (number, shape), (own_number, own_shape) = new.forms[name], current.forms[name]
         raise OutriderError(
-            f"{new.directory}: {len(wrong)} tensors are not those of the engine: {wrong[0]} is"
-            f" {found.get(wrong[0], 'missing')}, in the engine {own.get(wrong[0], 'missing')};"
-            " export again for this target"
+            f"{source}: {name} is {number} {list(shape)}, in the engine {own_number}"
+            f" {list(own_shape)} ({len(wrong)} such tensors); export again for this target"
         )
+
+
+def _check_manifest(manifest: dict[str, Any], new: Candidate, k: int | None) -> None:
+    """The bundle was measured with the engine's kind and number of drafts."""
+    for key, found, own in (
+        ("method", manifest.get("method"), new.kind.name),
+        ("num_speculative_tokens", manifest.get("num_speculative_tokens"), k),
+    ):
+        if None not in (found, own) and found != own:
+            raise OutriderError(
+                f"{new.directory / MANIFEST}: {key} = {found}, but the engine drafts with {own}:"
+                " start a server with the bundle's serve.sh, or export again"
+            )
 
 
 def release_files(directory: Path, root: Path, digest: str) -> tuple[FileStates, dict[str, Any]]:
@@ -235,11 +251,19 @@ def release_files(directory: Path, root: Path, digest: str) -> tuple[FileStates,
         )
     if (found := bundle_digest(directory)) != digest:
         raise OutriderError(f"{directory / MANIFEST}: its files have digest {found}, not {digest}")
-    if unknown := set(weight_map(directory).values()) - states.keys():
-        raise OutriderError(
-            f"{directory / INDEX}: {unknown.pop()!r} is not a file of the release; export again"
-        )
+    if INDEX in states:
+        _check_index(directory / INDEX, states)
     return states, manifest
+
+
+def _check_index(path: Path, states: FileStates) -> None:
+    """The index names files of the release only."""
+    try:
+        named = set(json.loads(path.read_text(encoding="utf-8"))["weight_map"].values())
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise OutriderError(f"{path}: no weight_map; export again") from None
+    if unknown := sorted(map(str, named - states.keys())):
+        raise OutriderError(f"{path}: {unknown[0]!r} is not a file of the release")
 
 
 def check_unchanged(directory: Path, states: FileStates) -> None:

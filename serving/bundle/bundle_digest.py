@@ -10,7 +10,6 @@ A bundle is data from outside. Every reader and every download checks its list.
 import os
 import re
 import stat
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -101,28 +100,30 @@ def check_files(directory: Path) -> dict[str, str]:
                 raise OutriderError(
                     f"{directory / path}: {MANIFEST} does not list it; delete it, or export again"
                 )
-    return dict(manifest["files"])
+    files: dict[str, str] = manifest["files"]
+    return files
 
 
-def _check_list(manifest: Mapping[str, Any], path: Path) -> None:
+def _check_list(manifest: dict[str, Any], path: Path) -> None:
     """An `OutriderError` for names outside of the bundle, and for wrong digests or sizes.
 
     Names are relative and normalised, of letters, digits and `_.+-`. Every file has a size, and
     their sum is below `TOTAL_LIMIT`.
     """
-    files, sizes = (manifest.get(key, {}) for key in ("files", "sizes"))
-    listed = isinstance(files, dict) and isinstance(sizes, dict) and files.keys() == sizes.keys()
-    if not listed or not 0 < len(files) <= FILES_LIMIT:
-        raise OutriderError(
-            f"{path}: files, sizes: expected the SHA-256 and the bytes of each file; export again"
-        )
+    files, sizes = manifest.get("files"), manifest.get("sizes")
+    if not isinstance(files, dict) or not 0 < len(files) <= FILES_LIMIT:
+        raise OutriderError(f"{path}: files: expected the SHA-256 of each file; export again")
     for name, digest in files.items():
-        parts, size = name.split("/"), sizes[name]
-        outside = not all(map(_PART.fullmatch, parts)) or not {".", ".."}.isdisjoint(parts)
-        if outside or name == MANIFEST:
+        parts = name.split("/")
+        if not all(map(_PART.fullmatch, parts)) or not {".", ".."}.isdisjoint(parts):
             raise OutriderError(f"{path}: files: {name!r} is not inside of the bundle")
+        if name == MANIFEST or any("/".join(parts[:n]) in files for n in range(1, len(parts))):
+            raise OutriderError(f"{path}: files: {name!r} cannot be a file of the bundle")
         if not isinstance(digest, str) or not _SHA256.fullmatch(digest):
             raise OutriderError(f"{path}: files: {name}: {digest!r} is not a SHA-256")
+    if not isinstance(sizes, dict) or sizes.keys() != files.keys():
+        raise OutriderError(f"{path}: sizes: expected the bytes of each file; export again")
+    for name, size in sizes.items():
         if not isinstance(size, int) or isinstance(size, bool) or size < 0:
             raise OutriderError(f"{path}: sizes: {name}: {size!r} is not a number of bytes")
     if sum(sizes.values()) > TOTAL_LIMIT:

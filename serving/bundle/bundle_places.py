@@ -12,6 +12,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from outrider.common.errors import OutriderError
 from outrider.common.files import publish
@@ -25,6 +26,9 @@ from outrider.serving.bundle.bundle_digest import (
 )
 from outrider.serving.bundle.model_card import model_card
 from outrider.serving.bundle.oci_layout import read_oci_layout, write_oci_layout
+
+if TYPE_CHECKING:
+    from huggingface_hub.hf_api import ModelInfo
 
 HUB, OCI = "hf://", "oci:"
 
@@ -57,13 +61,10 @@ def pinned(location: str | Path) -> str:
     place = str(location)
     if not place.startswith(HUB):
         return place
-    from huggingface_hub import HfApi
-
     repository, revision = _repository(place)
     if revision is not None and _COMMIT.fullmatch(revision):
         return place
-    with _answering(place):
-        return f"hf://{repository}@{HfApi().model_info(repository, revision=revision).sha}"
+    return f"hf://{repository}@{_info(place).sha}"
 
 
 @contextlib.contextmanager
@@ -71,9 +72,12 @@ def local_bundle(location: str | Path) -> Iterator[Path]:
     """The bundle's directory; one at an address is downloaded for the time of the block.
 
     It has the files that bundle.json lists and no others (`check_files`). An address is refused
-    before anything is written where its list names another place.
+    before anything is written where its list names another place, and a file is read up to the size
+    in the list.
     """
     place = str(location)
+    if place.startswith(("file://", "local://")):
+        place = place.partition("://")[2]
     if "://" not in place and not place.startswith(OCI):
         directory = Path(place).resolve()
         check_files(directory)
@@ -99,7 +103,8 @@ def _upload(stage: Path, url: str) -> None:
         filesystem.makedirs(root, exist_ok=True)
         if filesystem.exists(f"{root}/{MANIFEST}"):
             filesystem.rm(f"{root}/{MANIFEST}")
-        for file in sorted(files_of(stage), key=lambda file: file.name == MANIFEST):
+        files = sorted(files_of(stage), key=lambda file: file.name == MANIFEST)
+        for file in files:
             place = f"{root}/{file.relative_to(stage).as_posix()}"
             filesystem.makedirs(place.rpartition("/")[0], exist_ok=True)
             filesystem.put_file(str(file), place)
@@ -170,11 +175,34 @@ def _download_from_hub(address: str, directory: Path) -> None:
     """Downloads what bundle.json lists, of one commit; nothing if the list is refused."""
     from huggingface_hub import hf_hub_download, snapshot_download
 
-    repository, commit = _repository(pinned(address))
+    info = _info(address)
+    repository, commit = _repository(address)[0], str(info.sha)
+    sizes = {each.rfilename: each.size for each in info.siblings or ()}
+    if MANIFEST not in sizes:
+        raise OutriderError(f"{address}: has no bundle.json; it is no bundle of Outrider")
+    if (sizes[MANIFEST] or 0) > MANIFEST_LIMIT:
+        raise OutriderError(f"{address}: bundle.json is larger than {MANIFEST_LIMIT} bytes")
     with _answering(address):
         hf_hub_download(repository, MANIFEST, revision=commit, local_dir=directory)
-        listed = list(read_manifest(directory)["files"])
-        snapshot_download(repository, revision=commit, local_dir=directory, allow_patterns=listed)
+    listed = read_manifest(directory)["sizes"]
+    for name, size in listed.items():
+        if sizes.get(name) != size:
+            raise OutriderError(
+                f"{address}: {name}: {sizes.get(name, 'no')} bytes, but bundle.json has {size};"
+                " export again"
+            )
+    with _answering(address):
+        snapshot_download(
+            repository, revision=commit, local_dir=directory, allow_patterns=list(listed)
+        )
+
+
+def _info(address: str) -> "ModelInfo":
+    from huggingface_hub import HfApi
+
+    repository, revision = _repository(address)
+    with _answering(address):
+        return HfApi().model_info(repository, revision=revision, files_metadata=True)
 
 
 @contextlib.contextmanager
@@ -184,7 +212,8 @@ def _answering(address: str) -> Iterator[None]:
     try:
         yield
     except (HfHubHTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled) as error:
+        detail = str(error).strip().splitlines()[0] if str(error).strip() else ""
         raise OutriderError(
-            f"{address}: the hub refused or did not answer ({' '.join(str(error).split())}); check"
-            " the name, the token (`hf auth login`, needs write access) and HF_HUB_OFFLINE"
+            f"{address}: the hub refused or did not answer ({type(error).__name__}: {detail}); "
+            "check the name, the token (`hf auth login`, needs write access) and HF_HUB_OFFLINE"
         ) from None

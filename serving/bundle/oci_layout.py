@@ -15,6 +15,7 @@ import contextlib
 import hashlib
 import json
 import re
+import shutil
 import tarfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
@@ -23,7 +24,7 @@ from typing import IO, Any
 from outrider.common.errors import OutriderError
 from outrider.common.files import read_json, write_json
 from outrider.common.fingerprint import file_digest
-from outrider.serving.bundle.bundle_digest import FILES_LIMIT, files_of
+from outrider.serving.bundle.bundle_digest import FILES_LIMIT, MANIFEST_LIMIT, files_of
 
 ROOT = "models"
 """Folder of the files in the image."""
@@ -65,17 +66,17 @@ def write_oci_layout(stage: Path, address: str) -> str:
     (folder / "blobs" / "sha256").mkdir(parents=True, exist_ok=True)
     mark.write_text('{"imageLayoutVersion":"1.0.0"}', encoding="utf-8")
     files = files_of(stage)
-    weights = [path for path in files if path.suffix == ".safetensors"]
-    groups = [[path for path in files if path not in weights], *([path] for path in weights)]
-    layers = [_write_layer(folder, stage, group) for group in groups]
+    weights = [[path] for path in files if path.suffix == ".safetensors"]
+    others = [path for path in files if path.suffix != ".safetensors"]
+    layers = [_write_layer(folder, stage, group) for group in (others, *weights)]
     images = [_write_image(folder, architecture, layers) for architecture in ARCHITECTURES]
     image = _write_json(
         folder, {"schemaVersion": 2, "mediaType": INDEX_TYPE, "manifests": images}, INDEX_TYPE
     )
     entries = read_json(index)["manifests"] if index.is_file() else []
-    entries = [entry for entry in entries if _tag(entry) != tag]
-    entries.append(image | {"annotations": {REF_NAME: tag}})
-    write_json(index, {"schemaVersion": 2, "mediaType": INDEX_TYPE, "manifests": entries})
+    kept = [entry for entry in entries if _tag(entry) != tag]
+    named = image | {"annotations": {REF_NAME: tag}}
+    write_json(index, {"schemaVersion": 2, "mediaType": INDEX_TYPE, "manifests": [*kept, named]})
     return str(image["digest"])
 
 
@@ -91,7 +92,7 @@ def read_oci_layout(address: str, directory: Path) -> None:
     entries = read_json(folder / "index.json").get("manifests", [])
     named = [entry for entry in entries if _tag(entry) == tag]
     if not named:
-        tags = ", ".join(sorted(map(_tag, entries)))
+        tags = ", ".join(sorted(map(str, map(_tag, entries))))
         raise OutriderError(f"{address}: no image {tag!r}; the layout has {tags}")
     manifest = _read_json(folder, named[0], address)
     if manifest.get("mediaType") == INDEX_TYPE:
@@ -109,8 +110,9 @@ def read_oci_layout(address: str, directory: Path) -> None:
                     _extract(tar, member, directory, address)
 
 
-def _tag(entry: Mapping[str, Any]) -> str:
-    return str((entry.get("annotations") or {}).get(REF_NAME))
+def _tag(entry: Mapping[str, Any]) -> str | None:
+    tag: str | None = (entry.get("annotations") or {}).get(REF_NAME)
+    return tag
 
 
 def _write_layer(folder: Path, stage: Path, files: Sequence[Path]) -> dict[str, Any]:
@@ -140,11 +142,12 @@ def _write_image(
     platform = {"architecture": architecture, "os": "linux"}
     # Layers are not compressed, so a layer's digest is its diff_id.
     rootfs = {"type": "layers", "diff_ids": [layer["digest"] for layer in layers]}
+    config = _write_json(folder, {**platform, "config": {}, "rootfs": rootfs}, CONFIG_TYPE)
     manifest = {
         "schemaVersion": 2,
         "mediaType": MANIFEST_TYPE,
         "artifactType": ARTIFACT_TYPE,
-        "config": _write_json(folder, {**platform, "config": {}, "rootfs": rootfs}, CONFIG_TYPE),
+        "config": config,
         "layers": list(layers),
     }
     return _write_json(folder, manifest, MANIFEST_TYPE) | {"platform": platform}
@@ -180,15 +183,25 @@ def _checked_blob(folder: Path, entry: dict[str, Any], address: str) -> Iterator
 
 def _read_json(folder: Path, entry: dict[str, Any], address: str) -> dict[str, Any]:
     with _checked_blob(folder, entry, address) as stream:
-        return dict(json.load(stream))
+        text = stream.read(MANIFEST_LIMIT + 1)
+    value = json.loads(text) if len(text) <= MANIFEST_LIMIT else None
+    if not isinstance(value, dict):
+        raise OutriderError(f"{address}: blob {entry['digest']} is no manifest; copy it again")
+    return value
 
 
 def _extract(tar: tarfile.TarFile, member: tarfile.TarInfo, directory: Path, address: str) -> None:
     """Writes a plain file below /models; anything else is refused."""
-    folder, _, name = member.name.partition("/")
-    if folder != ROOT or not member.isreg() or member.issparse() or (directory / name).exists():
-        raise OutriderError(f"{address}: {member.name!r} is no new plain file below /{ROOT}")
+    parts = PurePosixPath(member.name).parts
+    plain = member.isreg() and not member.issparse()
+    if not plain or len(parts) < 2 or parts[0] != ROOT or ".." in parts:
+        raise OutriderError(f"{address}: {member.name!r} is no plain file below /{ROOT}")
+    place = directory.joinpath(*parts[1:])
+    content = tar.extractfile(member)
+    assert content is not None  # a regular file
     try:
-        tar.extract(member.replace(name=name), directory, filter="data")
-    except (OSError, tarfile.TarError) as error:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with place.open("xb") as out:
+            shutil.copyfileobj(content, out)
+    except (OSError, ValueError, tarfile.TarError) as error:
         raise OutriderError(f"{address}: {member.name!r}: {error}; export again") from None

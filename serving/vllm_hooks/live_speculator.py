@@ -149,11 +149,13 @@ class LiveSpeculator:
             )
         async with self._lock:
             expected = order.expected
-            if expected is not None and (await self._reports())[0]["digest"] != expected:
+            digest = None if expected is None else (await self._reports())[0]["digest"]
+            if digest != expected:
                 raise OutriderError(
-                    f"{order.directory}: not loaded, because this server does not draft with"
-                    f" {expected or 'the speculator of its start'}: another controller swapped it,"
-                    " or it was started again; run one controller for each endpoint"
+                    f"{order.directory}: not loaded, because this server drafts with"
+                    f" {digest or 'the speculator of its start'}, not with"
+                    f" {expected or 'that of its start'}: another controller swapped it, or it was"
+                    " started again; run one controller for each endpoint"
                 )
             began = time.monotonic()
             new = await self._checked(order)

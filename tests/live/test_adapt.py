@@ -166,6 +166,15 @@ def native_kind(monkeypatch):
     monkeypatch.setattr("outrider.live.adapt.kind_of", lambda directory: KINDS["mtp"])
 
 
+@pytest.fixture
+def shifting(tmp_path, nano_r1, monkeypatch):
+    """Traffic that shifts and comes back."""
+    world = Log(tmp_path, nano_r1, monkeypatch)
+    for kind, windows in (("a", 3), ("b", 4), ("a", 2)):
+        world.traffic(kind, windows)
+    return world
+
+
 def story(entries):
     """What was done, without times."""
     return [
@@ -174,10 +183,7 @@ def story(entries):
     ]
 
 
-def test_a_shift_is_followed_by_a_round_and_a_release(tmp_path, nano_r1, monkeypatch):
-    shifting = Log(tmp_path, nano_r1, monkeypatch)
-    for kind, windows in (("a", 3), ("b", 4), ("a", 2)):
-        shifting.traffic(kind, windows)
+def test_a_shift_is_followed_by_a_round_and_a_release(shifting):
     found = shifting.run()
     assert (found["windows"], found["shipped"], found["lost"]) == (9, 1, 0)
     (first,), watched = shifting.facts("round"), shifting.facts("watched")
@@ -247,6 +253,14 @@ def test_only_later_rows_are_read_and_more_than_can_be_captured_are_passed_over(
     assert [one["skipped"] for one in world.facts("window")] == [5 * ROWS, 0]
 
 
+def test_rounds_ends_the_loop_and_one_process_at_a_time(shifting):
+    with adapting(shifting.loaded, shifting.endpoint, Console(file=io.StringIO())) as adapter:
+        with pytest.raises(OutriderError, match="follows this traffic already"):
+            shifting.run()
+        adapter.run(rounds=1)
+        assert summary(adapter)["rounds"] == 1
+
+
 def windows_left(folder):
     return sorted(int(path.name[1:]) for path in (folder / "adapt" / "windows").iterdir())
 
@@ -292,6 +306,19 @@ def test_a_round_is_deployed_once_also_if_its_outcome_was_not_recorded(deploying
     done = read_state(world.endpoint).last
     assert adapter._outcome(adapter.round_run(1).bundle) == "promoted"
     assert read_state(world.endpoint).last == done and adapter.journal.read().rounds[0].won
+
+
+def test_another_deployment_is_waited_for(deploying):
+    world, adapter = deploying
+    waits = []
+    adapter.wait = waits.append
+    with lock(world.endpoint.lock, "is deploying"):
+        assert (
+            adapter.step()
+            and waits == [adapt.POLL_S]
+            and not adapter.journal.read().rounds[0].settled
+        )
+    assert adapter.step() and adapter.journal.read().rounds[0].won
 
 
 def test_the_command_without_new_traffic(make_world, tmp_path):

@@ -76,6 +76,15 @@ def test_the_watch_of_a_replica_rolls_back(world) -> None:
     assert world.deploy("worse", in_place=True).outcome == "promoted", "it promises nothing"
 
 
+def test_a_watch_that_decides_nothing_in_time_takes_the_release_back(make_world) -> None:
+    world = make_world(max_seconds=200)
+    world.requests = 0
+    done = world.deploy(world.bundle("idle", b"4.0", promised=3.5), in_place=True)
+    assert (done.outcome, done.verdict.by) == ("rolled_back", "controller")
+    assert "its watch is undecided" in done.verdict.reason
+    assert world.everywhere("first")
+
+
 def test_a_replica_that_refuses_to_go_back_does_not_keep_the_others(world) -> None:
     def refusing(now: float) -> None:
         opened = read_state(world.endpoint).open
@@ -162,6 +171,12 @@ def test_a_request_stops_a_promotion_between_two_replicas(world) -> None:
     assert (done.outcome, done.verdict.by) == ("rolled_back", "tester")
     assert done.swapped == ["canary", "stable0"]
     assert world.everywhere("first")
+
+
+def test_replicas_that_serve_different_speculators_are_no_endpoint(world) -> None:
+    world.replicas["stable1"].start(world.bundles["worse"])
+    with pytest.raises(OutriderError, match="different speculators"):
+        world.deploy("better")
 
 
 @pytest.mark.parametrize(

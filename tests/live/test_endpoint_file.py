@@ -85,6 +85,10 @@ def test_a_mistyped_key_is_named_with_its_line_and_the_nearest_key(tmp_path) -> 
             {"replicas": [{"name": "a", "data": "unix:/a", "admin": "unix:/a"}]},
             "unix:/a: used twice",
         ),
+        (
+            {"replicas": [{"name": "a", "data": "https://10.0.0.2:80"}]},
+            "https is not supported",
+        ),
         ({"replicas": [{"name": "a", "data": "/a.sock"}]}, "not an address; write unix:"),
         ({"replicas": [{"name": "a", "data": "unix:/" + "x" * 107}]}, "a path of 108 bytes"),
         ({"policy": {"shares": [5, 25]}}, "shares rise from above 0 to 100 percent"),
@@ -99,3 +103,10 @@ def test_a_mistyped_key_is_named_with_its_line_and_the_nearest_key(tmp_path) -> 
 )
 def test_a_mistake_names_key_value_and_fix(tmp_path, values, message) -> None:
     assert message in mistake(changed(tmp_path, **values))
+
+
+def test_the_token_is_made_with_the_private_state_folder(tmp_path) -> None:
+    endpoint = load_endpoint(changed(tmp_path, state_dir="state"))
+    token = endpoint.admin_token()
+    assert (tmp_path / "state" / "admin.token").read_text() == token == endpoint.admin_token()
+    assert (tmp_path / "state").stat().st_mode & 0o777 == 0o700

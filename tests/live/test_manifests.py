@@ -9,6 +9,7 @@ import yaml
 
 from outrider.common.errors import OutriderError
 from outrider.live.manifests import ManifestKind, write_manifest
+from outrider.serving.bundle.bundle_digest import bundle_digest
 from tests.live.bundles import SOURCE, cluster_endpoint
 from tests.serving.exported import R1, write_exported
 
@@ -63,19 +64,35 @@ def test_argo_routes_no_administration_and_pods_finish_their_requests(tmp_path: 
     rules = objects["HTTPRoute", "resume-eu"]["spec"]["rules"]
     paths = {m["path"]["value"]: bool(r.get("backendRefs")) for r in rules for m in r["matches"]}
     assert paths == {"/v1": True, "/health": True, "/v1/admin": False}
-    pod = objects["Rollout", "resume-eu"]["spec"]["template"]["spec"]
+    rollout = objects["Rollout", "resume-eu"]
+    pod = rollout["spec"]["template"]["spec"]
     (one,) = pod["containers"]
     shutdown = int(one["args"][one["args"].index("--shutdown-timeout") + 1])
     (_, unrouted) = one["lifecycle"]["preStop"]["exec"]["command"]
     assert shutdown >= 280 and int(unrouted) + shutdown < pod["terminationGracePeriodSeconds"]
+    assert one["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+    (rule,) = objects["NetworkPolicy", "resume-eu"]["spec"]["ingress"]
+    assert {each["port"] for each in rule["ports"]} == {port["name"] for port in one["ports"]}
+
+
+def test_argo_may_wait_for_the_controllers_verdict(tmp_path: Path) -> None:
+    objects = written("argo", tmp_path, verdict="controller")
+    for role, condition in (("promotion", "result[0] == 1"), ("guards", "result[0] == -1")):
+        template = objects["AnalysisTemplate", f"resume-eu-{role}"]
+        (one,) = (each for each in template["spec"]["metrics"] if each["name"] == "verdict")
+        query = one["provider"]["prometheus"]["query"]
+        assert query == 'max(outrider_canary_verdict{endpoint="resume_eu"})'
+        assert (one.get("successCondition") or one["failureCondition"]).endswith(condition)
 
 
 def test_kserve_serves_the_bundle_next_to_the_targets_own(tmp_path: Path) -> None:
     stable, canary = kserve(tmp_path)
     routes = [each["spec"]["router"]["route"] for each in (stable, canary)]
+    assert [route["group"] for route in routes] == ["resume-eu", "resume-eu"]
     assert [route["weight"] for route in routes] == [9500, 500]
     # KServe joins members that serve the same model name only.
     assert stable["spec"]["model"] == canary["spec"]["model"] == {"uri": f"hf://{R1}", "name": R1}
+    assert [each["spec"]["replicas"] for each in (stable, canary)] == [3, 1]
     assert "--speculative-config.model=/mnt/speculator" in flags(canary)
     assert "--speculative-config.num_speculative_tokens=3" in flags(canary)
     download = canary["spec"]["template"]["initContainers"][0]
@@ -85,6 +102,9 @@ def test_kserve_serves_the_bundle_next_to_the_targets_own(tmp_path: Path) -> Non
     # At the k of the evaluation's base, from where KServe mounts the target.
     assert "--speculative-config.model=/mnt/models" in flags(stable)
     assert "--speculative-config.num_speculative_tokens=1" in flags(stable)
+    assert "volumes" not in stable["spec"]["template"]
+    digest = bundle_digest(tmp_path / "bundle")
+    assert canary["metadata"]["annotations"]["outrider/bundle-digest"] == digest
     assert container(canary)["resources"]["limits"] == {"nvidia.com/gpu": "8"}
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from outrider.live.local import running_router
 from outrider.serving.admin.address import Address
-from tests.live.fleet import Fleet
+from tests.live.fleet import Answer, Fleet
 
 ADMIN = "/v1/admin/speculator"
 """The route that swaps speculators: an endpoint plugin of Outrider's."""
@@ -67,6 +67,46 @@ def test_customers_reach_the_public_routes_of_vllm_and_no_others(fleet, routes) 
     assert reached == {(method, path) for method, path in routes if public(path)}
 
 
+def disguises(path: str) -> list[str]:
+    """Other ways to write a path, some of which servers read as the same."""
+    below = path.removeprefix("/v1/").lstrip("/")
+    encoded = "".join(f"%{ord(letter):02x}" for letter in below)
+    return [
+        f"/{path}",
+        f"/.{path}",
+        f"//.//{path}",
+        f"{path}/",
+        f"{path}/.",
+        f"{path};x=1",
+        f"{path};/v1/x",
+        f"{path}?/v1/models",
+        f"{path}%20",
+        f"{path}%00",
+        f"{path}%3f",
+        f"/v1/..{path}",
+        f"/v1/../..{path}",
+        f"/v1/x/..;/..{path}",
+        f"/v1/%2e%2e{path}",
+        f"/v1/.%2E{path}",
+        f"/v1/..%2f{path[1:]}",
+        f"/v1/..%252f{path[1:]}",
+        f"/v1/..%5c{path[1:]}",
+        f"/v1\\..\\{path[1:]}",
+        f"/v1/%c0%ae%c0%ae{path}",
+        f"/v1/models/../..{path}",
+        f"/v1/models/..{path.removeprefix('/v1')}",
+        f"/health/..{path}",
+        f"/health{path}",
+        f"/v1/{encoded}" if path.startswith("/v1/") else f"/{encoded}",
+        f"/v1/%{below[0].encode().hex()}{below[1:]}",
+        f"/v1/%25{below[0].encode().hex()}{below[1:]}",
+        f"/v1/models#/..{path}",
+        f"http://localhost{path}",
+        f"http://localhost/v1/..{path}",
+        path.upper(),
+    ]
+
+
 def raw(fleet: Fleet, target: str, method: str = "GET", headers: str = "") -> tuple[int, str]:
     """Status and body of the response to a request line that no HTTP library has tidied up."""
     path = Address.parse(fleet.endpoint.router.listen).path
@@ -101,6 +141,12 @@ def refused_or_public(fleet: Fleet, target: str) -> bool:
     seen = read_as(path)
     allowed = seen == "/v1" or (public(seen) and not seen.startswith("/v1/admin"))
     return allowed and "%" not in path.partition("?")[0]
+
+
+@pytest.mark.parametrize("path", [ADMIN, "/pause", "/v1/load_lora_adapter", "/update_weights"])
+def test_no_other_way_to_write_a_path_gets_through(fleet, path) -> None:
+    wrong = [each for each in disguises(path) if not refused_or_public(fleet, each)]
+    assert wrong == []
 
 
 PIECES = [
@@ -139,3 +185,11 @@ def test_no_method_and_no_upgrade_reaches_another_path(fleet, method) -> None:
     for protocol in ("websocket", "h2c"):
         headers = f"connection: upgrade\r\nupgrade: {protocol}\r\n"
         assert raw(fleet, "/v1/realtime", headers=headers)[0] in (200, 400, 403)
+
+
+def test_the_refusal_is_openai_s_kind_of_error(fleet) -> None:
+    answer: Answer = fleet.ask(path="/pause")
+    assert answer.status == 404
+    assert answer.body["error"]["code"] == 404
+    # The name of a model or a response may have these characters.
+    assert fleet.ask(path="/v1/models/org/model-1.5@a:b_c", method="GET").status == 200

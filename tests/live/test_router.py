@@ -113,6 +113,16 @@ def test_a_request_that_kills_its_replica_is_not_repeated_on_the_next() -> None:
         assert fleet.names(5) == ["a"] * 5  # unread requests cannot have killed it
 
 
+def test_an_answer_that_is_an_error_is_not_asked_for_again(fleet, router) -> None:
+    _, offset = read_log(fleet.endpoint.access_log, 0)
+    for _ in range(8):  # a request that the server refuses leaves its replica to the others
+        assert fleet.ask({"status": 500}).status == 500
+    assert healthy(router, "stable") == 2
+    for status in (502, 503, 504):  # three of these on one replica eject it
+        assert fleet.ask({"status": status}).status == status
+    assert [row["attempts"] for row in logged(fleet, 11, offset)] == [1] * 11
+
+
 def test_a_response_that_breaks_off_is_a_failure_of_the_replica(tmp_path) -> None:
     """It breaks off after its first event, which the client has by then."""
     with Fleet() as fleet, running_router(fleet.endpoint) as router:

@@ -2,14 +2,40 @@
 
 import io
 import json
+import stat
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from outrider.pipeline.inspection import inspect_recipe, print_inspection
-from outrider.pipeline.recipe.load import load_recipe
+from outrider.pipeline.recipe.load import load_overrides, load_recipe
 from tests.cli.commands import assert_one_message, run
 from tests.cli.workplace import write_workplace
+
+KEYS = {
+    *(
+        "rows",
+        "exchanges",
+        "joined",
+        "extra_choices",
+        "rejects",
+        "formats",
+        "fidelity",
+        "models",
+        "tenants",
+        "lengths",
+    ),
+    *(
+        "sampling",
+        "time",
+        "duplicates",
+        "predicted",
+        "sessions",
+        "split",
+        "problems",
+    ),
+}
 
 
 @pytest.fixture(scope="module")
@@ -21,7 +47,7 @@ def shipped():
 
 def test_the_shipped_log(shipped):
     found, samples = shipped
-    assert json.loads(json.dumps(found, allow_nan=False)) == found
+    assert set(found) >= KEYS and json.loads(json.dumps(found, allow_nan=False)) == found
     assert (found["rows"], found["exchanges"], found["rejects"], found["problems"]) == (
         600,
         600,
@@ -61,6 +87,15 @@ def workplace(tmp_path_factory, nano_r1):
     (folder / "bare").mkdir()
     (folder / "bare" / "config.json").write_text((nano_r1 / "config.json").read_text())
     return folder
+
+
+def test_json_is_one_object_on_stdout(workplace):
+    finished = run("inspect-traffic", "traffic.path=log.jsonl", "--json", cwd=workplace)
+    assert finished.returncode == 0, finished.stderr
+    (line,) = finished.stdout.splitlines()
+    found = json.loads(line)
+    assert set(found) >= KEYS and found["exchanges"] == 40 and found["target"] == "nano_r1"
+    assert not [path for path in workplace.iterdir() if path.name == "runs"]
 
 
 def test_off_a_terminal_no_customer_text_is_printed(workplace):
@@ -103,3 +138,18 @@ def test_a_mistake_is_one_message_and_status_1(workplace, words, parts):
 )
 def test_a_wrong_command_line_is_one_message_and_status_2(workplace, words, part):
     assert_one_message(run("outrider", "inspect", *words, cwd=workplace), part, status=2)
+
+
+def test_the_temporary_folder_is_private_and_removed(workplace, monkeypatch, tmp_path):
+    seen = []
+
+    def note(target, traffic, split, scratch, *_):
+        seen.append((Path(scratch).parent, stat.S_IMODE(Path(scratch).parent.stat().st_mode)))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("outrider.pipeline.inspection.inspect", note)
+    recipe = load_overrides([f"traffic.path={workplace / 'log.jsonl'}"]).recipe
+    with pytest.raises(KeyboardInterrupt):
+        inspect_recipe(recipe, None, 0)
+    ((folder, mode),) = seen
+    assert mode == 0o700 and not folder.exists()

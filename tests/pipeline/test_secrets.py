@@ -130,3 +130,17 @@ def test_a_mistake_with_a_secret_is_one_message_without_it(workplace: Path, mist
     commands.assert_one_message(finished, status=2 if wrong_line else 1)
     assert SECRET not in finished.stderr
     assert not (workplace / "runs" / "wrong").exists()
+
+
+def test_what_is_no_command_is_one_message_without_its_secrets(workplace: Path) -> None:
+    for command in (
+        f"HF_TOKEN={SECRET} vllm bench --model x",
+        f"vllm serve x --api-key=${{{SECRET}}}",
+        f"vllm serve --api-key {SECRET}",
+        f"vllm serve x -tp 0 --api-key {SECRET}",
+        f"vllm serve x --hf-token '{SECRET}",
+    ):
+        words = ["--recipe", "mine.yaml", "--from-serve-command", command]
+        finished = commands.run("train-speculator", *words, cwd=workplace)
+        commands.assert_one_message(finished, "serve-command")
+        assert SECRET not in finished.stderr, command

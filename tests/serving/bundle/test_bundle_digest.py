@@ -1,6 +1,7 @@
 """The digest of a bundle covers every listed file and no name outside of it."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -54,8 +55,9 @@ def test_a_name_outside_of_the_bundle_is_refused(bundle: Path, name: str) -> Non
         bundle_digest(bundle)
 
 
-def test_a_manifest_without_digests_is_refused(bundle: Path) -> None:
-    (bundle / "bundle.json").write_text(json.dumps({"version": VERSION, "files": {}}))
+@pytest.mark.parametrize("changed", [{}, {"files": {}}, {"files": {"config.json": "abc"}}])
+def test_a_manifest_without_digests_is_refused(bundle: Path, changed: dict[str, object]) -> None:
+    (bundle / "bundle.json").write_text(json.dumps({"version": VERSION} | changed))
     with pytest.raises(OutriderError, match=r"bundle\.json: files"):
         bundle_digest(bundle)
 
@@ -89,6 +91,11 @@ def _link(path: Path) -> None:
         target.rename(path.parent.parent / "elsewhere")
 
 
+def _pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
@@ -98,6 +105,7 @@ def _link(path: Path) -> None:
         (lambda b: _link(b / "config.json"), "config.json: a link"),
         (lambda b: _link(b / "twin"), "twin: a link"),
         (lambda b: _link(b / "bundle.json"), "bundle.json: a link"),
+        (lambda b: _pipe(b / "config.json"), "config.json: not a regular file"),
         (lambda b: (b / "config.json").unlink(), "config.json: No such file"),
     ],
 )

@@ -1,7 +1,10 @@
 """Bundles at fsspec URLs: only what bundle.json lists is written, up to the listed sizes."""
 
+import json
 import uuid
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import fsspec
 import pytest
@@ -19,6 +22,14 @@ def stored(tmp_path: Path) -> str:
     return url
 
 
+def relist(url: str, change: Callable[[dict[str, Any]], None]) -> None:
+    with fsspec.open(f"{url}/bundle.json", "r") as file:
+        manifest = json.load(file)
+    change(manifest)
+    with fsspec.open(f"{url}/bundle.json", "w") as file:
+        json.dump(manifest, file)
+
+
 def test_a_bundle_comes_back_without_what_is_not_listed(tmp_path: Path) -> None:
     url = stored(tmp_path)
     with fsspec.open(f"{url}/extra.safetensors", "wb") as file:
@@ -27,6 +38,27 @@ def test_a_bundle_comes_back_without_what_is_not_listed(tmp_path: Path) -> None:
         assert bundle_digest(directory) == bundle_digest(tmp_path / "bundle")
         assert not (directory / "extra.safetensors").exists()
     assert pinned(url) == url
+
+
+@pytest.mark.parametrize("name", ["../outside", "/outside", "a/../../outside", "..\\\\outside"])
+def test_a_name_outside_is_refused_before_anything_is_written(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
+    (tmp_path / "tmp").mkdir()
+    url = stored(tmp_path)
+    with fsspec.open(f"{url.replace(chr(47) * 3, chr(47) * 2)}/outside", "wb") as file:
+        file.write(b"evil")
+
+    def change(manifest: dict[str, Any]) -> None:
+        manifest["files"][name] = "0" * 64
+        manifest["sizes"][name] = 4
+
+    relist(url, change)
+    with pytest.raises(OutriderError, match="is not inside of the bundle"), local_bundle(url):
+        pass
+    assert list((tmp_path / "tmp").iterdir()) == []
+    assert not list(tmp_path.rglob("outside"))
 
 
 def test_a_download_stops_at_the_listed_size(tmp_path: Path) -> None:

@@ -8,9 +8,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import httpx
 import huggingface_hub
 import pytest
 from huggingface_hub import ModelCard
+from huggingface_hub.errors import HfHubHTTPError
 
 from outrider.common.errors import OutriderError
 from outrider.common.files import write_json
@@ -83,8 +85,9 @@ class Hub:
         shutil.copytree(folder_path, self.folder)
         self.calls.append(("commit", given))
 
-    def model_info(self, name: str, revision: str | None) -> SimpleNamespace:
-        return SimpleNamespace(sha=SHA)
+    def model_info(self, name: str, revision: str | None, files_metadata: bool) -> SimpleNamespace:
+        found = [SimpleNamespace(rfilename=k, size=len(v)) for k, v in files(self.folder).items()]
+        return SimpleNamespace(sha=SHA, siblings=found)
 
     def download(
         self, name: str, file: str = "", *, revision: str, local_dir: Path, allow_patterns: Any = ()
@@ -126,17 +129,32 @@ def test_a_bundle_is_one_commit_and_comes_back(
     assert {given["revision"] for name, given in server.calls if name == "download"} == {SHA}
 
 
-@pytest.mark.parametrize("change", ["outside", "unlisted"])
+def test_a_hub_that_refuses_is_one_message(
+    server: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        response = httpx.Response(403, request=httpx.Request("POST", "http://hub"))
+        raise HfHubHTTPError("no write access\nfor hf_test", response=response)
+
+    monkeypatch.setattr(server, "create_repo", refuse)
+    with pytest.raises(OutriderError, match=f"^hf://{REPOSITORY}: the hub refused") as caught:
+        put_bundle(write_exported(tmp_path / "bundle"), f"hf://{REPOSITORY}")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("change", ["outside", "larger", "unlisted"])
 def test_of_a_repository_only_listed_files_are_downloaded(
     server: Hub, tmp_path: Path, change: str
 ) -> None:
     put_bundle(write_exported(tmp_path / "bundle"), f"hf://{REPOSITORY}")
-    if change == "unlisted":
+    if change == "larger":
+        (server.folder / "model.safetensors").write_bytes(b"more than listed")
+    elif change == "unlisted":
         (server.folder / "extra.safetensors").write_bytes(b"weights")
     else:
         manifest = server.folder / "bundle.json"
         manifest.write_text(manifest.read_text().replace("sglang_nextn/", "../outside/"))
-    refused = pytest.raises(OutriderError, match="outside")
+    refused = pytest.raises(OutriderError, match=r"outside|bytes, but")
     with (
         contextlib.nullcontext() if change == "unlisted" else refused,
         local_bundle(f"hf://{REPOSITORY}") as directory,
@@ -144,4 +162,4 @@ def test_of_a_repository_only_listed_files_are_downloaded(
         assert not (directory / "extra.safetensors").exists()
     downloaded = [given["files"] for name, given in server.calls if name == "download"]
     assert downloaded[0] == ["bundle.json"]
-    assert len(downloaded) == (1 if change == "outside" else 2)
+    assert len(downloaded) == (2 if change == "unlisted" else 1)

@@ -2,6 +2,8 @@
 
 import hashlib
 import json
+import shutil
+import subprocess
 import tarfile
 from io import BytesIO
 from pathlib import Path
@@ -11,9 +13,11 @@ import pytest
 
 from outrider.common.errors import OutriderError
 from outrider.serving.bundle.bundle_digest import bundle_digest
-from outrider.serving.bundle.bundle_places import local_bundle
+from outrider.serving.bundle.bundle_places import local_bundle, put_bundle
 from outrider.serving.bundle.oci_layout import LAYER_TYPE, read_oci_layout, write_oci_layout
 from tests.serving.exported import write_exported
+
+SKOPEO = shutil.which("skopeo")
 
 
 def content(folder: Path) -> dict[str, bytes]:
@@ -112,17 +116,17 @@ def put_image(layout: Path, members: list[tuple[tarfile.TarInfo, bytes]]) -> str
 @pytest.mark.parametrize(
     ("name", "kind", "message"),
     [
-        ("models/../../outside", tarfile.REGTYPE, "outside the destination; export again"),
-        ("/etc/outside", tarfile.REGTYPE, "is no new plain file below /models"),
-        ("outside", tarfile.REGTYPE, "is no new plain file below /models"),
-        (".", tarfile.REGTYPE, "is no new plain file below /models"),
+        ("models/../../outside", tarfile.REGTYPE, "is no plain file below /models"),
+        ("/etc/outside", tarfile.REGTYPE, "is no plain file below /models"),
+        ("outside", tarfile.REGTYPE, "is no plain file below /models"),
+        (".", tarfile.REGTYPE, "is no plain file below /models"),
         ("models/config.json/below", tarfile.REGTYPE, "config.json/below': .*; export again"),
-        ("models/link", tarfile.SYMTYPE, "is no new plain file below /models"),
-        ("models/link", tarfile.LNKTYPE, "is no new plain file below /models"),
-        ("models/pipe", tarfile.FIFOTYPE, "is no new plain file below /models"),
+        ("models/link", tarfile.SYMTYPE, "is no plain file below /models"),
+        ("models/link", tarfile.LNKTYPE, "is no plain file below /models"),
+        ("models/pipe", tarfile.FIFOTYPE, "is no plain file below /models"),
         ("models/extra.safetensors", tarfile.REGTYPE, r"extra\.safetensors: bundle\.json does not"),
-        ("models/config.json", tarfile.REGTYPE, "is no new plain file below /models"),
-        ("models/./config.json", tarfile.REGTYPE, "is no new plain file below /models"),
+        ("models/config.json", tarfile.REGTYPE, "File exists"),
+        ("models/./config.json", tarfile.REGTYPE, "File exists"),
     ],
 )
 def test_a_layer_has_listed_files_only(
@@ -137,3 +141,28 @@ def test_a_layer_has_listed_files_only(
         pass
     assert not (tmp_path / "outside").exists()
     assert content(read(put_image(tmp_path / "good", members), tmp_path / "again")) == bundle
+
+
+def test_addresses(tmp_path: Path) -> None:
+    bundle = write_exported(tmp_path / "bundle")
+    with pytest.raises(OutriderError, match="skopeo copy"):
+        put_bundle(bundle, "oci://registry.example/resume:march")
+    (tmp_path / "used").mkdir()
+    (tmp_path / "used" / "file").write_text("")
+    with pytest.raises(OutriderError, match="not empty and no OCI image layout"):
+        put_bundle(bundle, f"oci:{tmp_path}/used:x")
+    with pytest.raises(OutriderError, match=r"no OCI image layout \(no index\.json\)"):
+        read(f"oci:{tmp_path}/nothing:x", tmp_path / "out")
+
+
+@pytest.mark.skipif(SKOPEO is None, reason="skopeo is missing (Debian's package)")
+def test_skopeo_copies_every_architecture(tmp_path: Path) -> None:
+    bundle = write_exported(tmp_path / "bundle")
+    digest = write_oci_layout(bundle, f"oci:{tmp_path}/image:march")
+    source, copy = f"oci:{tmp_path}/image:march", f"oci:{tmp_path}/copy:march"
+    exact = ["--quiet", "--all", "--preserve-digests"]
+    subprocess.run([SKOPEO, "copy", *exact, source, copy], check=True)
+    done = subprocess.run([SKOPEO, "inspect", copy], check=True, capture_output=True, text=True)
+    seen = json.loads(done.stdout)
+    assert seen["Digest"] == digest and len(seen["Layers"]) == 3
+    assert content(read(copy, tmp_path / "out")) == content(bundle)

@@ -148,3 +148,19 @@ def test_a_take_back_that_fails_is_broken(fault: str) -> None:
         assert (status.watching, status.reverted, engine.paused) == (False, None, False)
 
     asyncio.run(tried())
+
+
+def test_the_expected_digest_is_compared_before_anything_is_read() -> None:
+    engine = Engine()
+    engine.digest = "2" * 64
+
+    async def tried() -> None:
+        speculator = live(engine)
+        for expected in ("", "1" * 64):
+            order = NEW.model_copy(update={"expected": expected})
+            with pytest.raises(OutriderError, match="another controller swapped it"):
+                await speculator.swap(order)
+        assert set(engine.called) == {"speculator_report"}
+        await speculator.swap(NEW.model_copy(update={"expected": "2" * 64}))
+
+    asyncio.run(tried())
