@@ -38,7 +38,7 @@ from outrider.eval.results.sections import (
 )
 from outrider.speculators.kinds import LOOKUP
 
-VERSION: Literal[14] = 14
+VERSION = 14
 """Version of the measurements and of report.json. Raise it when the same settings measure
 something else, or when the shape of report.json changes."""
 
@@ -114,7 +114,7 @@ class Example(Drafters[Walk]):
 class Findings(Part):
     """All that an evaluation measured, before prices and verdict."""
 
-    version: Literal[14] = VERSION
+    version: int = VERSION
     """Version of the evaluation's code"""
     recipe: str
     """Name of the recipe"""
@@ -232,6 +232,12 @@ class Report(Findings):
     def read(cls, path: Path) -> Self:
         """Loads a report.json; raises for another version or shape."""
         value = read_json(path)
+        version = value.get("version") if isinstance(value, dict) else None
+        if version != VERSION:
+            raise OutriderError(
+                f"{path}: version {version}, but this Outrider reads {VERSION}; run `outrider eval"
+                " RECIPE` again"
+            )
         try:
             return cls.model_validate(value)
         except ValidationError as error:
