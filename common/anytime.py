@@ -51,7 +51,7 @@ class Bounds:
     """A figure with bounds that hold at all looks together."""
 
     value: float
-    """NaN where there is nothing to compute it from."""
+    """NaN if there is nothing to compute it from."""
     low: float
     """0 for a ratio, where there are too few clusters."""
     high: float
@@ -82,7 +82,7 @@ def critical_t(degrees: ArrayLike, alpha: float) -> Array:
 def _jackknife(numerator_RG: Array, denominator_RG: Array) -> tuple[Array, Array]:
     """Variance of log(sum(numerator) / sum(denominator)) and its degrees of freedom, by row.
 
-    NaN where one cluster has all of a sum.
+    NaN if one cluster has all of a sum.
     """
     above_R1 = numerator_RG.sum(axis=1, keepdims=True)
     below_R1 = denominator_RG.sum(axis=1, keepdims=True)

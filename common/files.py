@@ -111,7 +111,7 @@ def lock(path: Path, doing: str) -> Iterator[None]:
 
 
 def holder(path: Path) -> int | None:
-    """Process id of the holder of a lock, 0 if unknown; None where nobody holds it."""
+    """Process id of the holder of a lock, 0 if unknown; None if nobody holds it."""
     try:
         with path.open(encoding="utf-8") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)

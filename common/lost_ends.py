@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 
 class LostEnds(NamedTuple):
-    """What a limit cuts; all counts are 0 where every sequence fits."""
+    """What a limit cuts; all counts are 0 if every sequence fits."""
 
     key: str
     """The recipe's key with its value."""

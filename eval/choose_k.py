@@ -61,7 +61,7 @@ def choose(
 ) -> Choice:
     """The choice of k for base and for custom in one engine mode.
 
-    `validation` is the replay of the validation part; None where exact replay is not measured, and
+    `validation` is the replay of the validation part; None if exact replay is not measured, and
     then k is the recipe's or the trained depth. A speculator that drafts one number keeps it, but
     base's engine is started for several where custom has another one (`base_has_own_k`). `main` is
     the main concurrency; None: it follows from the logged load.
@@ -116,7 +116,7 @@ def choose(
 def length_margin(sums: ReplaySums, k: int, other: int) -> float:
     """One-sided 95 % margin of the log ratio of acceptance lengths with two numbers of drafts.
 
-    0 where sessions are too few for an interval. Users count for claims about them, not here: how
+    0 if sessions are too few for an interval. Users count for claims about them, not here: how
     much one more draft gains differs little between them.
     """
     steps_R2 = np.stack(
@@ -129,7 +129,7 @@ def length_margin(sums: ReplaySums, k: int, other: int) -> float:
 def main_concurrency(speeds: Speeds, tokens_per_s: float | None) -> int | None:
     """The lowest batch size at which base delivers the logged tokens/s; else the highest.
 
-    None where either is not known.
+    None if either is not known.
     """
     if not speeds or tokens_per_s is None:
         return None

@@ -194,7 +194,7 @@ class EvaluationContext:
 
     @functools.cached_property
     def no_replay(self) -> tuple[str, str] | None:
-        """A speculator in words, and why exact replay does not compute it; None where it does.
+        """A speculator in words, and why exact replay does not compute it; None if it does.
 
         A kind may be only served, and so may a head's shape; a capture may lack states that a
         speculator reads.

@@ -49,7 +49,7 @@ class Demand:
     ratio: Estimate
     threshold: float
     starts: int | None = None
-    """Starts of the two engines; None where they share one, or where their difference is in the
+    """Starts of the two engines; None if they share one, or if their difference is in the
     interval"""
 
     @property

@@ -121,7 +121,7 @@ class Adapter:
                 self.wait(POLL_S)
 
     def step(self) -> bool:
-        """Does the next step; False where it has to wait for traffic or for the budget."""
+        """Does the next step; False if it has to wait for traffic or for the budget."""
         self._step_began = time.monotonic()
         self._delete(self.journal.read())
         state = self.journal.read()
@@ -317,7 +317,7 @@ class Adapter:
     def _base_to_watch(self, serving: Serving) -> Path | None:
         """The base that the speculator in use is compared with, where it reads the same states.
 
-        None where the base itself is in use.
+        None if the base itself is in use.
         """
         recipe = self.recipe
         base = base_of(recipe.speculator.base, recipe.target.training_directory()).directory

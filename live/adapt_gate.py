@@ -48,13 +48,13 @@ class GateVerdict(BaseModel):
     sequences: int
     sessions: int
     base: ClusteredEstimate | None = None
-    """Acceptance length of the speculator in use; None where nothing was left to measure"""
+    """Acceptance length of the speculator in use; None if nothing was left to measure"""
     custom: ClusteredEstimate | None = None
     """The same of the round's speculator"""
     ratio: ClusteredEstimate | None = None
     """custom / base"""
     older: ClusteredEstimate | None = None
-    """custom / base on held-back sessions of earlier rounds' windows; None where there are none"""
+    """custom / base on held-back sessions of earlier rounds' windows; None if there are none"""
     cumulative: list[float] = []
     """Share of steps that accept custom's drafts up to a position"""
     cumulative_ci95: list[tuple[float, float] | None] = []

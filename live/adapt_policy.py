@@ -84,7 +84,7 @@ def reason_to_train(state: State, release: str, policy: AdaptConfig) -> str | No
 
 
 def newest_fall(state: State, release: str, min_drop: float) -> Fall | None:
-    """The most likely fall of a release's last windows; None where there is nothing to compare."""
+    """The most likely fall of a release's last windows; None if there is nothing to compare."""
     ratios = [each.ratio for each in state.usable if each.release == release and each.ratio]
     count = len(ratios)
     if count < 2:

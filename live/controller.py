@@ -85,7 +85,7 @@ class Controller:
         """Copies and checks a bundle, tests it on the canary, and promotes it or rolls it back.
 
         `in_place`, or without a canary replica: the replicas are swapped one after another, and
-        only their watch decides. An `OutriderError` where nothing was begun.
+        only their watch decides. Raises an `OutriderError` if nothing was begun.
         """
         serving = self.adopted()
         new = self._checked(bundle, serving, source)
@@ -149,7 +149,7 @@ class Controller:
         return new.name
 
     def _sound(self, name: str) -> ReplicaStatus:
-        """A replica's status; an `OutriderError` where nothing can be swapped there."""
+        """A replica's status; raises an `OutriderError` if nothing can be swapped there."""
         status = self.fleet.replicas[name].status()
         if status.broken:
             raise self.fleet.broken(name, status)

@@ -66,7 +66,7 @@ class Fleet:
         self._releases = releases
 
     def status(self, name: str) -> ReplicaStatus | None:
-        """None where the replica does not answer, or answers that its engine is gone."""
+        """None if the replica does not answer, or answers that its engine is gone."""
         try:
             return self.replicas[name].status()
         except OutriderError:
@@ -127,7 +127,7 @@ class Fleet:
         return [name for name in names if not self._bring_one(name, release, name in tried, True)]
 
     def _bring_one(self, name: str, release: Release, tried: bool, watched: bool) -> bool:
-        """False where the replica does not answer."""
+        """False if the replica does not answer."""
         failed: SwapFailed | None = None
         watch_ends: float | None = None
         deadline = self.clock.time() + PATIENCE_S

@@ -33,7 +33,7 @@ class Journal:
     ) -> None:
         """`listener` gets the state at first and after each of this process's entries.
 
-        The folder is created privately; an `OutriderError` where others may use an existing one.
+        The folder is created privately; raises an `OutriderError` if others may use it.
         """
         self.path, self._clock, self._listener = Path(path), clock, listener
         folder = self.path.parent
@@ -63,7 +63,7 @@ class Journal:
     def append(self, event: str, **facts: object) -> Entry:
         """Adds an entry and returns it when it is on the disk.
 
-        On failure the journal is as it was; an `OutriderError` where the disk is full.
+        On failure the journal is as it was; raises an `OutriderError` if the disk is full.
         """
         fcntl.flock(self._file, fcntl.LOCK_EX)
         try:

@@ -63,7 +63,7 @@ def decide(test: Arms, baseline: Arms, policy: CanaryPolicy, fair_since: float |
 
     Figures are ratios canary / stable, over those of the baseline: `speed` as [value, low, high],
     `acceptance`, `ttft`, `latency_p99`; `replica`: the baseline's speed, canary / stable; counts:
-    `stable_requests`, `canary_requests`, `failures`. None where there is no figure.
+    `stable_requests`, `canary_requests`, `failures`. None if there is no figure.
     """
     stable, canary = test
     failures = sum(each.failed for each in canary)

@@ -35,7 +35,7 @@ Measure = tuple[
     list[str],
     Mapping[Any, float | None],
 ]
-"""Kind, name, meaning, labels, and values by their labels; None where one is not known."""
+"""Kind, name, meaning, labels, and values by their labels; None if one is not known."""
 
 
 def measures(state: State, verdict: Verdict) -> list[Measure]:

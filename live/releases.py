@@ -100,7 +100,7 @@ class Releases:
         return self.get(name)
 
     def get(self, name: str) -> Release:
-        """A release by its name; an `OutriderError` where it is gone or broken."""
+        """A release by its name; raises an `OutriderError` if it is gone or broken."""
         folder = self.folder / name
         if not folder.is_dir():
             kept = ", ".join(each.name for each in self.all()) or "none"

@@ -119,7 +119,7 @@ class Window:
     acceptance: ClusteredEstimate | None = None
     """Its acceptance length; None before it was measured, and where the window was refused."""
     ratio: ClusteredEstimate | None = None
-    """That over the base's on the same responses; None where the base serves."""
+    """That over the base's on the same responses; None if the base serves."""
     deleted: bool = False
 
 

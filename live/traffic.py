@@ -46,7 +46,7 @@ class Observation:
     failed: bool
     """The replica that its share selected did not answer it in full, even if another one did."""
     live: LiveRequest | None = None
-    """Its replica's counts; None where a swap fell into it, or it ended early: then it counts for
+    """Its replica's counts; None if a swap fell into it, or it ended early: then it counts for
     nothing but failures."""
 
 

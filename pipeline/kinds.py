@@ -114,7 +114,7 @@ def _with_attention(recipe: Recipe, target_config: Mapping[str, Any]) -> Recipe:
 
 
 def _unserved(recipe: Recipe, name: str, target_config: Mapping[str, Any], mla: bool) -> str | None:
-    """Why an engine with that form of cache cannot serve the kind; None where it can."""
+    """Why an engine with that form of cache cannot serve the kind; None if it can."""
     kind = trainable_kind(name)
     config = planned(recipe.speculator.of_kinds([name]), target_config)
     needs = kind.latent_cache(config)

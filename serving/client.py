@@ -61,7 +61,7 @@ class SpeculationCounters:
     def of_response(cls, metrics: Mapping[str, Any] | None, tokens: int) -> "SpeculationCounters":
         """Counts of one response of `tokens`, from vLLM's `metrics.speculative_decoding`.
 
-        None where the server does not speculate. vLLM 0.32 updates them in the same place as its
+        None if the server does not speculate. vLLM 0.32 updates them in the same place as its
         counters (`Scheduler.update_from_output`).
         """
         if metrics is None:

@@ -40,7 +40,7 @@ class Speculator:
 
     @property
     def has_replay(self) -> bool:
-        """True where exact replay computes its drafts: from states, or from the text alone."""
+        """True if exact replay computes its drafts: from states, or from the text alone."""
         return isinstance(self.family, TrainableKind | WeightlessKind)
 
     @property
@@ -71,11 +71,11 @@ class Speculator:
 
     @property
     def trainable(self) -> bool:
-        """True where it has drafts in every step, draft parity and live swaps."""
+        """True if it has drafts in every step, draft parity and live swaps."""
         return isinstance(self.family, TrainableKind)
 
     def swaps_with(self, other: "Speculator") -> bool:
-        """True where one engine can serve both in turn, by swapping the drafter's weights."""
+        """True if one engine can serve both in turn, by swapping the drafter's weights."""
         kind, ours, theirs = self.family, self.directory, other.directory
         if other.kind != self.kind or not isinstance(kind, TrainableKind):
             return False

@@ -94,7 +94,7 @@ def accept_probability(
 ) -> Tensor:
     """a: the probability that the draft was accepted, given the logged token.
 
-    `token_N` are draft tokens. `known_N` is False where the logged token is outside the draft
+    `token_N` are draft tokens. `known_N` is False if the logged token is outside the draft
     vocabulary: such a draft is never accepted. `p_N` is the target's probability of the logged
     token, needed for probabilistic drafts only. Those are drawn from the draft's logits at the
     request's temperature without any top-p cut, as vLLM draws them

@@ -40,7 +40,7 @@ class Base:
 
 
 def base_of(base: str | Path | None, target_dir: Path) -> Base:
-    """The speculator in use. An `OutriderError` where the target lacks the one that is named."""
+    """The speculator in use. Raises an `OutriderError` if the target lacks the named one."""
     config = Path(target_dir) / "config.json"
     name = None if base is None else str(base)
     if name in weightless_names():
@@ -80,7 +80,7 @@ def unsupported_kinds(base: str | None, target_dir: Path) -> dict[str, str]:
 
 
 def is_directory(base: str | None) -> bool:
-    """True where `speculator.base` names a directory and neither a kind nor the default."""
+    """True if `speculator.base` names a directory and neither a kind nor the default."""
     return base is not None and base not in KINDS
 
 

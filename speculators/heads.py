@@ -71,7 +71,7 @@ class DraftHead:
         return draft_ids if self.target_ids_D is None else self.target_ids_D[draft_ids]
 
     def from_target(self, token_ids: Tensor) -> tuple[Tensor, Tensor]:
-        """Draft tokens of target tokens and whether each has one; 0 where it has none."""
+        """Draft tokens of target tokens and whether each has one; 0 if it has none."""
         if self.target_ids_D is None:
             return token_ids, torch.ones_like(token_ids, dtype=torch.bool)
         place = torch.searchsorted(self.target_ids_D, token_ids.contiguous())

@@ -1,7 +1,7 @@
 """Draft parity: two computations of a speculator draft the same tokens, at every depth.
 
     sums_K4[depth] += compared(log_q_ND, draft_N, logprob_N, parity)
-    complaint(sums_K4.tolist(), parity)     # None where they agree
+    complaint(sums_K4.tolist(), parity)     # None if they agree
 
 The reference's log-probabilities are compared with the other's drafts and their log-probabilities,
 after the same tokens: the engine's drafts before training (eval/replay/draft_parity.py), and those
@@ -74,7 +74,7 @@ def allowed(n: float, parity: ParityConfig) -> tuple[float, float]:
 
 
 def complaint(sums: Sums, parity: ParityConfig) -> str | None:
-    """Why parity fails, in one sentence; None where it holds."""
+    """Why parity fails, in one sentence; None if it holds."""
     worst = None
     for depth, (n, equal, near_ties, nats) in enumerate(sums, start=1):
         if not n:  # no response is that long

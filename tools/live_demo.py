@@ -43,7 +43,7 @@ PROMISED = {"acceptance_length": {"custom": 1.5}}
 
 
 def main() -> int:
-    """Runs the demonstration; 0 where everything went as it should."""
+    """Runs the demonstration; 0 if everything went as it should."""
     began = time.monotonic()
 
     def say(text: str) -> None:

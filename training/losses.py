@@ -57,7 +57,7 @@ ETA = 3.0
 
 
 class Judged(NamedTuple):
-    """Results of the pass other than the loss, by depth and target; 0 where `valid_KN` is false."""
+    """Results of the pass other than the loss, by depth and target; 0 if `valid_KN` is false."""
 
     kl_KN: Tensor
     """KL(p||q) in nats"""
@@ -79,7 +79,7 @@ def distillation_loss(
     kind: Loss,
     head: DraftHead | None = None,
 ) -> tuple[Tensor, Judged]:
-    """The loss [K, N] in float32, differentiable in u, 0 where `valid_KN` is false; and the rest.
+    """The loss [K, N] in float32, differentiable in u, 0 if `valid_KN` is false; and the rest.
 
     `token_N` are the logged target tokens, `teacher_NH` the target's states that predict them.
     `head` drafts; None: the target's head `lm_head_VH` does.

@@ -145,9 +145,9 @@ class DraftTeacher(NamedTuple):
     token_C: Tensor
     """The logged token as a draft token"""
     known_C: Tensor | None
-    """False where the logged token is outside the draft vocabulary; None: none is"""
+    """False if the logged token is outside the draft vocabulary; None: none is"""
     taught_C: Tensor | None
-    """False where the target gives the draft vocabulary no mass, so there is no goal; None: none"""
+    """False if the target gives the draft vocabulary no mass, so there is no goal; None: none"""
 
 
 def draft_teacher(teacher: Teacher, head: DraftHead | None, token_C: Tensor) -> DraftTeacher:

@@ -135,7 +135,7 @@ def rebuilt_logprobs(
 
 
 def require_self_check(check: SelfCheck) -> None:
-    """Raises an `OutriderError` where the check is outside its tolerance."""
+    """Raises an `OutriderError` if the check is outside its tolerance."""
     difference = Tolerance(MAX_DIFFERENCE, check.control_p99_difference, MARGIN)
     disagreement = Tolerance(
         MAX_DISAGREEMENT, 1 - check.control_top1_agreement, DISAGREEMENT_MARGIN
@@ -182,7 +182,7 @@ class LayerCheck:
     below_top_error: float
     """The same over the rung below: what one layer off would give."""
     nearest: dict[str, float]
-    """Share of positions whose nearest rung is the stream's own; 0 where a value is not finite."""
+    """Share of positions whose nearest rung is the stream's own; 0 if a value is not finite."""
 
     def describe(self) -> str:
         """The numbers in two sentences."""
@@ -251,7 +251,7 @@ def _relative(state_TH: Tensor, reference_TH: Tensor) -> Tensor:
 
 
 def require_layer_check(check: LayerCheck) -> None:
-    """Raises an `OutriderError` where a stream is not the one that its name says."""
+    """Raises an `OutriderError` if a stream is not the one that its name says."""
     # Written so that a NaN fails too.
     top = check.top_error <= MAX_TOP_ERROR and check.top_error < check.below_top_error / 2
     if top and all(share >= MIN_NEAREST for share in check.nearest.values()):

@@ -1,6 +1,6 @@
 """Typed fields of a JSON object; a wrong type is a `Reject` that names the field.
 
-take(request, "messages", list, "request")      # None where it is missing or null
+take(request, "messages", list, "request")      # None if it is missing or null
 
 Trace stores and tables write JSON into text fields, where empty text means unset:
 
@@ -20,7 +20,7 @@ LARGEST = 1e300
 
 
 def take(holder: dict[str, Any], key: str, kind: type | tuple[type, ...], where: str) -> Any:
-    """Returns `holder[key]`, or None where it is missing or null.
+    """Returns `holder[key]`, or None if it is missing or null.
 
     Raises:
         Reject: it has another type than `kind`.
@@ -95,7 +95,7 @@ def first(*values: Any) -> Any:
 
 
 def unpacked(holder: dict[str, Any], key: str, where: str) -> Any:
-    """`holder[key]`, decoded where it begins like a JSON object or list; None where unset."""
+    """`holder[key]`, decoded where it begins like a JSON object or list; None if unset."""
     value = holder.get(key)
     if not isinstance(value, str):
         return value

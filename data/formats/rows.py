@@ -212,7 +212,7 @@ def is_lines(head: bytes) -> bool:
 
 
 def _continues(line: bytes) -> bool | None:
-    """Whether a line of JSON continues on the next line; None where it is whole."""
+    """Whether a line of JSON continues on the next line; None if it is whole."""
     text = line.decode("utf-8", "replace").rstrip()
     try:
         json.loads(text)

@@ -56,7 +56,7 @@ CLIENTS = frozenset(
 
 @contextlib.contextmanager
 def answering(what: str) -> Iterator[None]:
-    """Raises `OutriderError` where a store does not answer, or a file may not be read.
+    """Raises `OutriderError` if a store does not answer, or a file may not be read.
 
     `what` begins the message.
     """
@@ -133,7 +133,7 @@ class LogFile:
             return file.read(size)
 
     def size(self) -> int:
-        """Bytes as stored; 0 where the filesystem does not report it."""
+        """Bytes as stored; 0 if the filesystem does not report it."""
         with answering(f"traffic.path: {self.name}"):
             return self.filesystem.size(self.path) or 0
 

@@ -157,7 +157,7 @@ class Work:
 
     @functools.cached_property
     def guard(self) -> PrivacyGuard | None:
-        """Looks for personal data; None where the recipe has it off."""
+        """Looks for personal data; None if the recipe has it off."""
         if self.privacy.mode == "off":
             return None
         return PrivacyGuard(self.privacy, self.key, decode=self.builder.decode)

@@ -95,7 +95,7 @@ def _examples(rejects: Path, counted: Mapping[str, int]) -> dict[str, dict[str, 
 def advise(
     ingested: Mapping[str, Any], divided: Mapping[str, Any] | None, split: SplitConfig
 ) -> list[str]:
-    """All advice on an ingest's summary and a split's, which is None where none is possible."""
+    """All advice on an ingest's summary and a split's, which is None if none is possible."""
     return [
         *(_split_advice(divided, split) if divided else []),
         *_fidelity_advice(ingested),

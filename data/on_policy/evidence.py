@@ -98,7 +98,7 @@ class TemperatureFit:
     gain: float
     """Log-likelihood minus that of the logged temperatures, in nats."""
     stray_share: float
-    """Share of the fitted tokens outside top_p even at the best temperature. Close to 0 where only
+    """Share of the fitted tokens outside top_p even at the best temperature. Close to 0 if only
     the temperature differs, 0.5 % or more where anything else does. 0 with top_p 1."""
     tokens: int
 
@@ -147,7 +147,7 @@ class Evidence:
         return float(self.of_each(column, part).sum())
 
     def share(self, column: str, of: str = "tokens", part: int | None = None) -> float:
-        """Sum of a column divided by another's; 0 where that is 0."""
+        """Sum of a column divided by another's; 0 if that is 0."""
         whole = self.total(of, part)
         return self.total(column, part) / whole if whole else 0.0
 

@@ -52,7 +52,7 @@ class TokenSequence:
     top_k: int
     """0: no limit."""
     agrees_with_usage: bool | None
-    """Whether the completion has as many tokens as the engine counted; None where not logged."""
+    """Whether the completion has as many tokens as the engine counted; None if not logged."""
     prompt_agrees_with_usage: bool | None = None
     """The same of the prompt."""
 

@@ -113,7 +113,7 @@ def turns_of(
 
 
 def _end(blocks: Sequence[Record], repeats: int, speeds: SpeedRatios) -> str | None:
-    """Why the measurement ends after these repeats; None where another one follows."""
+    """Why the measurement ends after these repeats; None if another one follows."""
     looks = looks_of(speeds.settings)
     if speeds.settings.measure == "full" or repeats not in looks.repeats:
         return None

@@ -190,7 +190,7 @@ def units_of(pairs: Sequence[tuple[Record, Record]]) -> Units:
 
 
 def _starts(pairs: Sequence[tuple[Record, Record]]) -> int | None:
-    """How often the engines of two variants were started; None where they share one."""
+    """How often the engines of two variants were started; None if they share one."""
     if all(one["engine"] == other["engine"] for one, other in pairs):
         return None
     return len({one["start"] for one, _ in pairs})

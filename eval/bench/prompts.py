@@ -54,7 +54,7 @@ class Traffic:
     texts: list[str]
     """Rendered prompts, special tokens as text."""
     times: list[float | None]
-    """Unix seconds; None where the log has no time."""
+    """Unix seconds; None if the log has no time."""
     max_tokens: int
     described: Scenario
 
@@ -74,7 +74,7 @@ class HeldoutRequests:
     lost_ends: tuple[str, ...] = ()
     """Held-out prompts that are too long to be sent, in words."""
     tokens_per_s: float | None = None
-    """Logged response tokens per second; None where the log has no times."""
+    """Logged response tokens per second; None if the log has no times."""
 
 
 def customers_sampling(heldout: Any) -> Sampling:
@@ -169,7 +169,7 @@ def select(heldout: Dataset, settings: EvalConfig, serving: ServingConfig) -> li
 def logged_tokens_per_s(heldout: Dataset, times: Sequence[float | None]) -> float | None:
     """Response tokens per second of the log over the time of its held-out part.
 
-    `times` are those of all logged requests: the held-out part may be a sample. None where the log
+    `times` are those of all logged requests: the held-out part may be a sample. None if the log
     has no times.
     """
     own = [time for time in heldout["time"] if time is not None]

@@ -56,7 +56,7 @@ def time_steps(
 ) -> StepTimes:
     """Step times of each variant with each of its `numbers` of drafts at every batch size.
 
-    `prompts` are rendered text, used in turn. Raises `OutriderError` where responses are too short
+    `prompts` are rendered text, used in turn. Raises `OutriderError` if responses are too short
     to have a step.
     """
     turns = [(variant, k) for variant, own in numbers.items() for k in own]
@@ -93,7 +93,7 @@ def time_steps(
 def steps_of(logs_KR: NDArray[np.float64]) -> tuple[list[float], float]:
     """Seconds by number, and the one-sided 95 % margin of the log ratio of two of them.
 
-    The margin is 0 where there is one round or number.
+    The margin is 0 if there is one round or number.
     """
     from scipy.stats import t
 

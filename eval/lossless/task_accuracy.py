@@ -111,7 +111,7 @@ def answer_check(path: Path) -> TaskCheck:
 
 
 def final_answer(completion_text: str) -> str | None:
-    """What a response answers; None where it has not come to an answer, as one that was cut in its
+    """What a response answers; None if it has not come to an answer, as one that was cut in its
     reasoning."""
     _, ended, answer = completion_text.rpartition(END_THINK)
     if not ended and THINK in completion_text:
@@ -258,7 +258,7 @@ def equivalence(differences: ArrayLike, clusters: Sequence[str]) -> Equivalence:
 
 
 def responses_needed(variance: float, margin: float) -> int | None:
-    """Least number of responses whose interval is narrower than the margin; None where none is.
+    """Least number of responses whose interval is narrower than the margin; None if none is.
 
     `variance` is what each response adds to the sum of squares.
     """

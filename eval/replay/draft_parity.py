@@ -7,7 +7,7 @@ not carry over to the next. Only bf16 against float32 remains: a token may chang
 nearly as likely.
 
     sums = engine_parity(target, engine, base_dir, 4, prompts, parity)
-    complaint(sums, parity)            # speculators/parity.py: None where they agree
+    complaint(sums, parity)            # speculators/parity.py: None if they agree
 
 Shapes: T tokens, X values that the drafter reads of a token, D draft vocabulary, K depths.
 """

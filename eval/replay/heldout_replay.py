@@ -180,7 +180,7 @@ def replay_figures(replays: Replays, k: Drafters[int]) -> Replay:
 
 
 def on_policy(store: "FeatureStore", heldout: Dataset) -> OnPolicy | None:
-    """Whether these rows are on-policy; None where capture kept no evidence.
+    """Whether these rows are on-policy; None if capture kept no evidence.
 
     Capture sets single off-policy sequences aside. The rest can still be off-policy as a whole, for
     example where every prompt was rendered by another template. Replay and the verification pass

@@ -37,7 +37,7 @@ OPENING_TOKENS = 4
 class Regions:
     """Token ids that delimit a target's reasoning.
 
-    An id is None where the target has no such token; everything is then answer.
+    An id is None if the target has no such token; everything is then answer.
     """
 
     think: int | None

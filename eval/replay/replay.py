@@ -86,7 +86,7 @@ class ReplaySums:
         return [float(share) for share in accepted_K / self.steps_RK[:, k - 1].sum()]
 
     def cumulative_intervals(self, k: int) -> list[tuple[float, float] | None]:
-        """95 % intervals of `cumulative`; None where sessions are few or no draft is accepted."""
+        """95 % intervals of `cumulative`; None if sessions are few or no draft is accepted."""
         found: list[tuple[float, float] | None] = []
         for j in range(k):
             sums_R2 = np.stack([self.accepted_RKK[:, k - 1, j], self.steps_RK[:, k - 1]], axis=1)

@@ -129,7 +129,7 @@ def controlled_ratio(
 ) -> Estimate | None:
     """The ratio with `replayed`, the ratio of acceptance lengths, as control variate.
 
-    `replayed` has the same level. None where it has no interval, or where fewer than two units made
+    `replayed` has the same level. None if it has no interval, or if fewer than two units made
     steps.
     """
     left_U = units.left_U

@@ -125,7 +125,7 @@ class ExportConfig(BaseModel):
 
     k_per_batch_size: bool = False
     """Whether the exported serve.sh drafts the best number of tokens for the current batch size
-    (`num_speculative_tokens_per_batch_size`) instead of a single k, 0 where drafting does not pay.
+    (`num_speculative_tokens_per_batch_size`) instead of a single k, 0 if drafting does not pay.
     The evaluation then serves base and custom with their schedules too."""
 
     other_formats: bool = True

@@ -85,7 +85,7 @@ class ReplicaStatus:
     reverted_because: str | None = None
     """The numbers that took it back."""
     broken: str | None = None
-    """Why the drafts are wrong until the replica is started again; None where they are not."""
+    """Why the drafts are wrong until the replica is started again; None if they are not."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,7 +128,7 @@ class LiveRequest:
     aborted: bool = False
     """Ended before its last token: the client hung up, or the server aborted it."""
     mixed: bool = False
-    """True where a swap fell into it."""
+    """True if a swap fell into it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -181,7 +181,7 @@ class Replica:
         return [LiveRequest(**each) for each in answer["requests"]], int(answer["next"])
 
     def healthy(self, timeout_s: float = 5) -> bool:
-        """True where the engine is alive."""
+        """True if the engine is alive."""
         try:
             return self.data.call("GET", "/health", None, None, timeout_s)[0] == http.client.OK
         except (OSError, http.client.HTTPException):

@@ -163,7 +163,7 @@ def speculation_profile(
     what `measurement_conditions` holds. Draft positions count from 1; a step's acceptance length is
     its accepted drafts and the target's own token.
 
-    `intervals` are 95 % intervals of the marginal rates, None where the sessions are few. In
+    `intervals` are 95 % intervals of the marginal rates, None if the sessions are few. In
     `lengths`, the last step of a response may lack the target's own token.
     """
     one_block = KINDS[method].one_block

@@ -203,7 +203,7 @@ class CaptureExtension(SwapExtension):
     def _capture_execute_model(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
         result = self._capture_wrapped(scheduler_output, *args, **kwargs)
         state = self.model_runner.execute_model_state
-        # None where nothing was scheduled, and on V1's pipeline stages before the last one. On V2's
+        # None if nothing was scheduled, and on V1's pipeline stages before the last one. On V2's
         # the state has no hidden states.
         if state is None or state.hidden_states is None:
             return result
@@ -275,7 +275,7 @@ def read_states(
 
     `results` are those of `capture_stop` on all ranks, `requests` ids and token ids. The file is
     mapped and removed once the worker has written it; `check` is called while waiting, and raises
-    if the engine has ended. An `OutriderError` where a request had other tokens.
+    if the engine has ended. Raises an `OutriderError` if a request had other tokens.
     """
     index = next(result for result in results if result is not None)
     path = Path(index["path"])

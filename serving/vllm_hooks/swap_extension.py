@@ -67,7 +67,7 @@ class SwapExtension:
     _swap_current: Loaded | None = None
     """None: that of the engine's start."""
     _swap_previous: Loaded | None = None
-    """The speculator before the last swap; None where there is nothing to take back."""
+    """The speculator before the last swap; None if there is nothing to take back."""
     _swap_broken: str | None = None
     _swap_copies: dict[str, torch.Tensor] | None = None
     """The drafter's `context_copies` after its start."""

@@ -40,7 +40,7 @@ class CheckpointLayout:
     config: dict[str, Any]
     weight_map: dict[str, str]
     blocks: tuple[int, int] | None
-    """Rows and columns of an FP8 block; None where the weights are not quantized."""
+    """Rows and columns of an FP8 block; None if the weights are not quantized."""
 
     @property
     def ends(self) -> tuple[str, str]:
@@ -49,7 +49,7 @@ class CheckpointLayout:
 
     @property
     def powers_of_two(self) -> bool:
-        """True where FP8 scales are powers of two, as DeepSeek-V3.1's are."""
+        """True if FP8 scales are powers of two, as DeepSeek-V3.1's are."""
         return (self.config.get("quantization_config") or {}).get("scale_fmt") == "ue8m0"
 
     def files(self, names: Iterable[str]) -> list[str]:

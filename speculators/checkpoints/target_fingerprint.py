@@ -46,7 +46,7 @@ def target_fingerprint(directory: Path) -> str | None:
 
 
 def check_target(manifest: Mapping[str, Any], bundle: Path | str, target_dir: Path) -> None:
-    """An `OutriderError` where bundle.json is of another target than `target_dir`.
+    """Raises an `OutriderError` if bundle.json is of another target than `target_dir`.
 
     Nothing is compared where either is unknown.
     """

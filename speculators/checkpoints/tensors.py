@@ -40,7 +40,7 @@ class CheckpointTensors:
     def stored(self, name: str) -> tuple[Tensor, Tensor | None]:
         """The values and, for an FP8 tensor, its scales.
 
-        An `OutriderError` where values or scales are missing or have the wrong shape.
+        Raises an `OutriderError` if values or scales are missing or have the wrong shape.
         """
         value, scale_name = self.raw(name), name + SCALE_SUFFIX
         if scale_name not in self.layout.weight_map:
@@ -113,7 +113,7 @@ def fill(views: Mapping[str, Tensor], read: Callable[[str], Tensor], where: obje
 def check_tensor_shape(
     layout: CheckpointLayout, name: str, tensor: Tensor, shape: Iterable[int]
 ) -> None:
-    """An `OutriderError` where the tensor's shape is not the one of config.json."""
+    """Raises an `OutriderError` if the tensor's shape is not the one of config.json."""
     if tuple(tensor.shape) != tuple(shape):
         raise OutriderError(
             f"{layout.directory}: {name} has shape {tuple(tensor.shape)}, but config.json makes it"

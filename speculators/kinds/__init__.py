@@ -63,7 +63,7 @@ def weightless_kind(name: str | None) -> WeightlessKind | None:
 
 
 def trainable_kind(name: str) -> TrainableKind:
-    """The kind of that name; an `OutriderError` where it cannot be trained and replayed."""
+    """The kind of that name; raises an `OutriderError` if it cannot be trained and replayed."""
     kind = kind_named(name)
     if not isinstance(kind, TrainableKind):
         raise OutriderError(
@@ -95,7 +95,7 @@ def kind_of(directory: Path) -> DrafterKind:
 
 
 def trainable_kind_of(directory: Path) -> TrainableKind:
-    """The kind of a directory; an `OutriderError` where it cannot be replayed."""
+    """The kind of a directory; raises an `OutriderError` if it cannot be replayed."""
     return trainable_kind(kind_of(directory).name)
 
 

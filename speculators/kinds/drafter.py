@@ -85,7 +85,7 @@ class Drafter(nn.Module):
         raise NotImplementedError
 
     def input_values(self) -> int:
-        """Values of one anchor from which a depth is computed again; 0 where it cannot be."""
+        """Values of one anchor from which a depth is computed again; 0 if it cannot be."""
         return 0
 
 

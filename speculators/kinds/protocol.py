@@ -67,7 +67,7 @@ class Origin:
     """Shape of a head from scratch."""
     token_counts: "Callable[[], Tensor] | None" = None
     """How often each token of the target's vocabulary occurs in the responses that are trained
-    on, [V]: what a draft vocabulary is chosen from. None where no traffic is at hand."""
+    on, [V]: what a draft vocabulary is chosen from. None if no traffic is at hand."""
     rows: "Callable[[], Iterable[Batch]] | None" = None
     """The training part's rows, in the same order every time, on the device of the speculator: what
     it is fitted to if it starts from scratch. None: it starts with random weights."""
@@ -170,7 +170,7 @@ class TrainableKind(DrafterKind):
         return False
 
     def native(self, target_config: Mapping[str, Any]) -> bool:
-        """True where the target itself ships a speculator of this kind."""
+        """True if the target itself ships a speculator of this kind."""
         return False
 
     def native_tensors(self, target: CheckpointLayout) -> set[str]:
@@ -178,7 +178,7 @@ class TrainableKind(DrafterKind):
         return set()
 
     def check_target(self, target_dir: Path, base_dir: Path | None, config_only: bool) -> None:
-        """Raises an `OutriderError` where training cannot start from this target and base.
+        """Raises an `OutriderError` if training cannot start from this target and base.
 
         With `config_only` the weights need not be there (`--dry-run`).
         """
@@ -247,7 +247,7 @@ class TrainableKind(DrafterKind):
         return self._weights.swap_tensors(self, directory)
 
     def swappable(self, one: Path, other: Path) -> bool:
-        """True where an engine that was started with one directory can load the other."""
+        """True if an engine that was started with one directory can load the other."""
         return True
 
     def stays_with_target(self, name: str) -> bool:

@@ -276,7 +276,7 @@ def rehearsal_words(recipe: Recipe, gpus: int = 0) -> list[str]:
 
 
 def main() -> int:
-    """Runs the command; 0 where the predictions hold, 1 otherwise."""
+    """Runs the command; 0 if the predictions hold, 1 otherwise."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("recipe")
     parser.add_argument("overrides", nargs="*")

@@ -75,7 +75,7 @@ class Eagle3(TrainableKind):
     names = staticmethod(checkpoint_names)
     """The stored name of each tensor by the module's name for it."""
     speculators_config = staticmethod(twin_config)
-    """config.json in the format of vllm-project/speculators; None where it has no such head."""
+    """config.json in the format of vllm-project/speculators; None if it has no such head."""
 
     def recognizes(self, config: Mapping[str, Any]) -> bool:
         """A head has an Eagle3 architecture or a draft vocabulary."""

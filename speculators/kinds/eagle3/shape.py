@@ -154,7 +154,7 @@ def checkpoint_names(stored: Iterable[str]) -> dict[str, str]:
 def twin_config(
     config: Mapping[str, Any], target_config: Mapping[str, Any], target: str, drafts: int
 ) -> dict[str, Any] | None:
-    """config.json of an EAGLE-3 or P-EAGLE head; None where the format has no such head."""
+    """config.json of an EAGLE-3 or P-EAGLE head; None if the format has no such head."""
     shape = EagleShape.read(config, target_config, "config.json")
     if shape.latent is not None or shape.fc_norm or shape.norm_output:
         return None
