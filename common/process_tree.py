@@ -17,7 +17,7 @@ every process with the mark. PR_SET_PDEATHSIG alone misses grandchildren and fir
 the starter ends; a subreaper finds orphans only while it lives.
 
 A process has the mark from the start of its program: one that the starter forks without starting a
-program is no member. Trees nest: the mark of a tree started inside another one contains both marks,
+program is not a member. Trees nest: the mark of a tree started inside another one has both marks,
 so the outer guard also ends the inner tree and its guard.
 """
 

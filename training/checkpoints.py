@@ -187,7 +187,7 @@ def load_state(engine: Any, directory: Path) -> None:
     try:
         for file in files:
             with safe_open(file, "pt", device=str(engine.device)) as tensors:
-                for key in tensors.keys():  # noqa: SIM118 (a safetensors file is no dict)
+                for key in tensors.keys():  # noqa: SIM118 (a safetensors file is not a dict)
                     state, name = key.split(" ", 1)
                     _restore(parameters[name], state, tensors.get_tensor(key))
                 updates, ranks = float(tensors.metadata()["updates"]), tensors.metadata()["ranks"]

@@ -54,7 +54,7 @@ class ClusterConfig(BaseModel):
         form = r"local|auto|[A-Za-z0-9._-]+:\d{1,5}|\[[0-9a-fA-F:]+\]:\d{1,5}"
         if value is not None and not re.fullmatch(form, value):
             raise ValueError(
-                f"{value!r} is no address of a Ray cluster; give local, auto or HOST:PORT (ray://"
+                f"{value!r} is not an address of a Ray cluster; give local, auto or HOST:PORT (ray://"
                 " clients are not supported: run the command on a node of the cluster, or as a"
                 " job with `ray job submit`)"
             )

@@ -81,7 +81,7 @@ def load_task(name: str) -> TaskCheck:
             "my_checks.resumes:verdict_correct"
         ) from error
     if not callable(task):
-        raise OutriderError(f"eval.task = {name!r}: is no function; name a module:function")
+        raise OutriderError(f"eval.task = {name!r}: not a function; name a module:function")
     return task
 
 

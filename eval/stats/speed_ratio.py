@@ -65,7 +65,7 @@ UNSEEN = 0.01
 ratio's interval is wider by it on both sides."""
 
 NEGLIGIBLE = 0.005
-"""Difference of served and replayed log length ratios that is no disagreement: a response's last
+"""Difference of served and replayed log length ratios that is not a disagreement: a response's last
 step is cut by its end."""
 
 

@@ -179,7 +179,7 @@ def _download_from_hub(address: str, directory: Path) -> None:
     repository, commit = _repository(address)[0], str(info.sha)
     sizes = {each.rfilename: each.size for each in info.siblings or ()}
     if MANIFEST not in sizes:
-        raise OutriderError(f"{address}: has no bundle.json; it is no bundle of Outrider")
+        raise OutriderError(f"{address}: has no bundle.json; it is not a bundle of Outrider")
     if (sizes[MANIFEST] or 0) > MANIFEST_LIMIT:
         raise OutriderError(f"{address}: bundle.json is larger than {MANIFEST_LIMIT} bytes")
     with _answering(address):

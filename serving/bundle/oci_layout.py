@@ -195,7 +195,7 @@ def _extract(tar: tarfile.TarFile, member: tarfile.TarInfo, directory: Path, add
     parts = PurePosixPath(member.name).parts
     plain = member.isreg() and not member.issparse()
     if not plain or len(parts) < 2 or parts[0] != ROOT or ".." in parts:
-        raise OutriderError(f"{address}: {member.name!r} is no plain file below /{ROOT}")
+        raise OutriderError(f"{address}: {member.name!r} is not a plain file below /{ROOT}")
     place = directory.joinpath(*parts[1:])
     content = tar.extractfile(member)
     assert content is not None  # a regular file

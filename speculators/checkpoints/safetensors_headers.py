@@ -59,7 +59,7 @@ def tensor_headers(directory: Path, only: Iterable[str] | None = None) -> dict[s
             )
         try:
             with safe_open(file, "np") as opened:
-                for name in opened.keys():  # noqa: SIM118 (a safetensors file is no dict)
+                for name in opened.keys():  # noqa: SIM118 (a safetensors file is not a dict)
                     part = opened.get_slice(name)
                     shape = tuple(part.get_shape())
                     headers[name] = TensorHeader(name, file, part.get_dtype(), shape)

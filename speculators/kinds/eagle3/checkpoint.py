@@ -222,7 +222,7 @@ def _over_base(
         written[of_base] = value if name in MAPS else _stored_as(new.view(value.shape), value.dtype)
     if left := sorted(changed.keys() - MAPS):
         raise OutriderError(
-            f"{base_dir}: the base has no tensor {', '.join(left)}, so it is no base of this head"
+            f"{base_dir}: the base has no tensor {', '.join(left)}, it is not a base of this head"
         )
     return dict(stored.layout.config), written
 

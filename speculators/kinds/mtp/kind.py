@@ -83,7 +83,7 @@ class MTP(TrainableKind):
             return MTPSpeculator(target_config)
         except KeyError as missing:
             raise OutriderError(
-                f"{source}: no {missing.args[0]}, so this is no config of a DeepSeek-V3"
+                f"{source}: no {missing.args[0]}, so this is not a config of a DeepSeek-V3"
                 " architecture; point target.model at a checkpoint with a multi-token prediction"
                 " layer (DeepSeek-V3 and R1 have one)"
             ) from None
