@@ -69,10 +69,10 @@ from outrider.speculators.kinds import check_speculator
 def evaluate(context: EvaluationContext) -> dict[str, Any]:
     """Evaluates custom against base and no speculation; returns the line for scripts."""
     check(context)
-    replays = replay_parts(context)
-    replayed_heldout, validation = replays.get("heldout"), replays.get("validation")
     heldout = context.data.rows(context.data.parts["heldout"])
     requests = heldout_requests(context, heldout)
+    replays = replay_parts(context)
+    replayed_heldout, validation = replays.get("heldout"), replays.get("validation")
     texts = [prompt.text for prompt in requests.timed]
     with context.open_servers(context.served, texts) as (load, servers):
         workloads = measured_workloads(context, requests.sampling)

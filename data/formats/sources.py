@@ -68,8 +68,9 @@ def answering(what: str) -> Iterator[None]:
             raise
         detail = f"{type(error).__name__}: {error}".rstrip(": ")
         raise OutriderError(
-            f"{what}: cannot be read ({detail}); check the address, the network, the credentials "
-            "and the permissions and rerun the command, or copy the files and name the copy"
+            f"{what}: refused, or no answer ({detail}); check the address, the network, the"
+            " credentials and the permissions and rerun the command; a log may be copied and the"
+            " copy named"
         ) from None
 
 
@@ -198,8 +199,9 @@ def _files_of(entry: str) -> list[LogFile]:
 def _paths(filesystem: AbstractFileSystem, root: str) -> list[str]:
     """The log files of a folder, a file's own path, or the files that match a glob."""
     if not filesystem.isdir(root):
-        files = [path for path in filesystem.glob(root) if filesystem.isfile(path)]
-        return [root] if filesystem.exists(root) else files
+        if filesystem.exists(root):
+            return [root]
+        return [path for path in filesystem.glob(root) if filesystem.isfile(path)]
     names = {path: unpacked_name(path) for path in filesystem.find(root)}
     paths = [path for path, name in names.items() if name.endswith(SUFFIXES) and name[0] != "."]
     if any(path.endswith((".arrow", ".parquet")) for path in paths):

@@ -55,7 +55,7 @@ PARTS = ".parts"
 PARTS_INPUTS = ".parts.json"
 """Folder of the parts, and the digest of everything that they depend on."""
 
-PARTS_VERSION = 7
+PARTS_VERSION = 8
 """Version of the parts. Raise it when the same log gives other parts: when a format accepts other
 rows, or when sequences, rejects, surrogates or `chunks.SCHEMA` change. Parts of an interrupted
 ingest are then made again. Raise the version of the ingest stage as well
@@ -63,7 +63,7 @@ ingest are then made again. Raise the version of the ingest stage as well
 
 REJECTS = "rejects.jsonl"
 
-SMALL = 32 * 2**20
+SMALL = 8 * 2**20
 """Size in bytes, as stored, up to which one process is faster than several."""
 
 TOKENIZER_FILES = (

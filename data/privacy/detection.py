@@ -34,7 +34,7 @@ try:
     from presidio_analyzer import Pattern, PatternRecognizer, predefined_recognizers
     from tldextract import TLDExtract
 except ModuleNotFoundError as error:
-    raise OutriderError(NOT_INSTALLED) from error
+    raise OutriderError(f"{NOT_INSTALLED} ({error})") from error
 
 RESERVED_DOMAINS = (
     "example",

@@ -28,8 +28,9 @@ from collections.abc import Callable, Iterable
 
 import phonenumbers
 
-SEPARATOR = r"[^\w\n]{0,3}"
-"""Between digits; phonenumbers reads on over brackets, tildes and dashes of every kind."""
+SEPARATOR = r"[ \t().\-/\u00a0]{0,3}"
+PHONE_SEPARATOR = r"[^\w\n]{0,3}"
+"""phonenumbers reads on over brackets, tildes and dashes of every kind."""
 BEFORE = r"(?:(?<![A-Za-z0-9])|(?<=\\[bfnrt])|(?<=\\u[0-9a-fA-F]{4}))"
 """A value begins after anything but a letter or digit, or after a JSON escape."""
 BEFORE_DIGITS = r"(?:(?<!\d)|(?<=\\u[0-9a-fA-F]{4}))"
@@ -99,12 +100,12 @@ class Surrogates:
         if kind == "PHONE_NUMBER":
             country, core = _national_number(text, self.regions)
             prefix = (
-                rf"(?:(?:(?:\+|00)?{country}|0|1|8){SEPARATOR}(?:\(0\){SEPARATOR})?)?"
+                rf"(?:(?:(?:\+|00)?{country}|0|1|8){PHONE_SEPARATOR}(?:\(0\){PHONE_SEPARATOR})?)?"
                 if country
                 else ""
             )
             return Value(
-                BEFORE_DIGITS + prefix + SEPARATOR.join(core) + AFTER_DIGITS,
+                BEFORE_DIGITS + prefix + PHONE_SEPARATOR.join(core) + AFTER_DIGITS,
                 lambda spelled: respell(spelled, self._core(kind, core, country)),
             )
         of_one_spelling = {

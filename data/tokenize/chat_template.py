@@ -34,8 +34,9 @@ def render(tokenizer: Any, messages: list[dict[str, Any]], arguments: dict[str, 
         "add_generation_prompt": not arguments.get("continue_final_message"),
         **arguments,
     }
-    knows_developer = re.search("""['"]developer['"]""", tokenizer.chat_template) is not None
     try:
+        template = tokenizer.get_chat_template(tools=arguments.get("tools"))
+        knows_developer = re.search("""['"]developer['"]""", template) is not None
         read = as_the_engine_reads(messages, knows_developer)
         return tokenizer.apply_chat_template(read, tokenize=False, **arguments)
     except REFUSALS as error:

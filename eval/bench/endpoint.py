@@ -18,6 +18,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from outrider.common.errors import OutriderError
 from outrider.eval.bench.closed_loop import record_of
@@ -72,7 +73,7 @@ def measure_endpoint(
 def print_endpoint(results: Mapping[str, Any], console: Console) -> None:
     """Prints the table, and a warning where other clients use the endpoint."""
     head = ("concurrency", "tokens/s", "acceptance", "by position", "first token ms", "token ms")
-    table = Table(*head, "p99", title=f"{results['model']} at {results['endpoint']}")
+    table = Table(*head, "p99", title=Text(f"{results['model']} at {results['endpoint']}"))
     for concurrency, row in results["measured"].items():
         length = f"{row['acceptance_length']:.3f}" if row["drafts"] else "none"
         positions = " ".join(f"{share:.2f}" for share in row["cumulative"])

@@ -150,6 +150,8 @@ def select(heldout: Dataset, settings: EvalConfig, serving: ServingConfig) -> li
             lengths = np.percentile([prompt_N, response_N], (0, 10, 50, 90, 100), axis=1).T.round()
             raise OutriderError(
                 f"{key}: {len(rows)} of {len(texts)} held-out requests lie in its ranges"
+                f" (prompt_tokens {scenario.prompt_tokens}, response_tokens"
+                f" {scenario.response_tokens})"
                 f" ({inside_N.sum() - len(rows)} more exceed the {room} prompt tokens for which "
                 f"serving.engine.max_model_len leaves room); at least {LEAST_REQUESTS} are needed."
                 f" The 0, 10, 50, 90 and 100 % quantiles of the prompts' and the responses' tokens "

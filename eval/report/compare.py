@@ -153,9 +153,10 @@ def _point(name: str, run: Report, first: Report, comparisons: int) -> Point:
     point = Point(run=name, until=run.heldout_until, replay=run.replay)
     if run is first:
         return point
-    for setting in map(attrgetter, ("choice.k", "sampling", "draft_sample_method")):
+    for name in ("choice.k", "sampling", "draft_sample_method"):
+        setting = attrgetter(name)
         if setting(run) != setting(first):
-            point.reading = f"not comparable: {setting(first)}, then {setting(run)}"
+            point.reading = f"not comparable: {name} {setting(first)}, then {setting(run)}"
             return point
     for ratio in (first.replay.ratio, run.replay.ratio):
         if ratio.low is None:

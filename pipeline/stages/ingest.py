@@ -52,7 +52,7 @@ def _sources(recipe: Recipe) -> dict[str, str]:
 
 INGEST = Stage(
     name="ingest",
-    version=8,
+    version=9,
     needs=(),
     settings=_settings,
     sources=_sources,

@@ -98,16 +98,19 @@ def read_oci_layout(address: str, directory: Path) -> None:
     if manifest.get("mediaType") == INDEX_TYPE:
         manifest = _read_json(folder, manifest["manifests"][0], address)
     count = 0
-    for layer in manifest["layers"]:
-        with (
-            _checked_blob(folder, layer, address) as blob,
-            tarfile.open(fileobj=blob, mode="r:") as tar,
-        ):
-            for member in tar:
-                if (count := count + 1) > 2 * FILES_LIMIT:
-                    raise OutriderError(f"{address}: more than {count - 1} files and folders")
-                if not member.isdir():
-                    _extract(tar, member, directory, address)
+    try:
+        for layer in manifest["layers"]:
+            with (
+                _checked_blob(folder, layer, address) as blob,
+                tarfile.open(fileobj=blob, mode="r:") as tar,
+            ):
+                for member in tar:
+                    if (count := count + 1) > 2 * FILES_LIMIT:
+                        raise OutriderError(f"{address}: more than {count - 1} files and folders")
+                    if not member.isdir():
+                        _extract(tar, member, directory, address)
+    except (KeyError, TypeError, AttributeError, tarfile.TarError) as error:
+        raise OutriderError(f"{address}: {error!r}; copy the layout again") from None
 
 
 def _tag(entry: Mapping[str, Any]) -> str | None:

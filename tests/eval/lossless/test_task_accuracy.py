@@ -84,7 +84,7 @@ def test_responses_longer_than_the_verification_s_are_counted(checks: None) -> N
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("posixpath", "is no function"),
+        ("posixpath", "not a function"),
         ("no_such_module:f", "No module named 'no_such_module'; name an installed"),
         ("posixpath:jion", "no attribute 'jion'; name an installed module:function"),
     ],
