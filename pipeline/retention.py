@@ -45,8 +45,10 @@ def deletion_of(run: RunDirectory, path: Path) -> str | None:
 
 def _text(path: Path) -> list[Path]:
     """The file, or the directory's entries, without those that hold only counts."""
+    if not path.exists():
+        return []
     entries = sorted(path.iterdir()) if path.is_dir() else [path]
-    return [entry for entry in entries if entry.name not in COUNTS and entry.exists()]
+    return [entry for entry in entries if entry.name not in COUNTS]
 
 
 def _held(run: RunDirectory, retention: str) -> list[Path]:

@@ -173,6 +173,8 @@ def utilization(
 def _flat(values: dict[str, Any]) -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for name, value in values.items():
-        one, several = {name: value}, enumerate(value if isinstance(value, list) else [], start=1)
-        flat |= {f"{name}/{position}": each for position, each in several} or one
+        if isinstance(value, list):
+            flat |= {f"{name}/{position}": each for position, each in enumerate(value, start=1)}
+        else:
+            flat[name] = value
     return flat

@@ -16,7 +16,7 @@ from outrider.data.exchange import Reject
 from outrider.data.formats.rows import decode, kind_of
 
 LARGEST = 1e300
-"""Larger numbers are none; leaves room for sums."""
+"""Larger numbers are refused; leaves room for sums."""
 
 
 def take(holder: dict[str, Any], key: str, kind: type | tuple[type, ...], where: str) -> Any:

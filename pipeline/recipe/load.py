@@ -220,7 +220,7 @@ def _base_directory(base: str, folder: Path) -> str:
             f"speculator.base = {base!r}: no such directory, and no head of that name comes with"
             f" the package (included: {', '.join(heads) or 'none'})"
         )
-    return found if found != base else str(heads.get(base, base))
+    return str(heads.get(base, found)) if found == base else found
 
 
 def _model_directory(model: str, folder: Path) -> str:

@@ -43,8 +43,7 @@ def architecture_of(config: Mapping[str, Any], path: object) -> str:
     name = str(next(iter(config.get("architectures") or []), None))
     if name in SUPPORTED:
         return name
-    sparse = "its sparse attention (the indexer) is neither captured nor trained here; "
-    raise OutriderError(
-        f"{path}: architectures = {name}: not a target of Outrider; {sparse * (name in SPARSE)}"
-        f"supported targets are {', '.join(SUPPORTED)}"
-    )
+    why = f"supported targets are {', '.join(SUPPORTED)}"
+    if name in SPARSE:
+        why = f"its sparse attention (the indexer) is neither captured nor trained here; {why}"
+    raise OutriderError(f"{path}: architectures = {name}: not a target of Outrider; {why}")

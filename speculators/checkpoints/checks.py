@@ -96,8 +96,10 @@ def check_names(where: object, found: Collection[str], expected: Collection[str]
 
 def header_named(found: Mapping[str, TensorHeader], suffix: str) -> TensorHeader | None:
     """The first header whose name is `suffix` or ends in it."""
-    names = (name for name in found if name == suffix or name.endswith("." + suffix))
-    return found.get(next(names, suffix))
+    for name, header in found.items():
+        if name == suffix or name.endswith("." + suffix):
+            return header
+    return None
 
 
 def foreign(

@@ -55,7 +55,8 @@ def test_page_and_terminal_say_what_changed(runs):
 
 def test_what_is_no_evaluated_run_is_named(tmp_path):
     (tmp_path / "report.json").write_text("{}")
-    with pytest.raises(OutriderError, match=r"report.json: version None, but this Outrider reads 14"):
+    unread = r"report.json: version None, but this Outrider reads 14"
+    with pytest.raises(OutriderError, match=unread):
         compare([tmp_path])
     report(0, 2, 3, replay=None).write(tmp_path / "report.json")
     with pytest.raises(OutriderError, match="without exact replay"):
@@ -87,7 +88,8 @@ def test_what_was_measured_otherwise_is_not_compared():
     (series,) = history({"b": first, "a": report(1, 2.0, 2.0, choice=choice)})
     assert [point.run for point in series.points] == ["b", "a"]  # as given: one has no time
     assert series.points[1].over_base is None
-    assert series.points[1].reading == "not comparable: choice.k base=2 custom=3, then base=2 custom=2"
+    other_k = "not comparable: choice.k base=2 custom=3, then base=2 custom=2"
+    assert series.points[1].reading == other_k
 
 
 def test_chance_is_shared_among_the_runs():
