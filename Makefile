@@ -43,6 +43,7 @@ test: setup
 	$(TEST_ENVIRONMENT) $(BIN)/python -m pytest $(TEST_PROCESSES) $(PYTEST_ARGUMENTS)
 
 test-long: setup
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --requirement requirements/docs.txt
 	OUTRIDER_FUZZ=100 $(TEST_ENVIRONMENT) $(BIN)/python -m pytest $(TEST_PROCESSES) -m "slow or hypothesis" --timeout 7200 $(PYTEST_ARGUMENTS)
 
 gpu-check: setup
