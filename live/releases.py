@@ -65,11 +65,11 @@ class Release:
         return int(self.manifest["num_speculative_tokens"])
 
 
+@dataclasses.dataclass(frozen=True)
 class Releases:
     """The folder of releases."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    folder: Path
 
     def add(self, bundle: Path, source: str | None = None) -> Release:
         """Copies a bundle, checking it, and returns its release; an equal one is kept as it is.

@@ -60,8 +60,6 @@ def _replaced(recipe: Recipe, target_dir: Path) -> Recipe:
     target_config = read_json(target_dir / "config.json")
     architecture_of(target_config, f"{recipe.target.model}: config.json")
     recipe = _with_attention(with_target_defaults(recipe, target_config), target_config)
-    if recipe.speculator.kind == DEFAULT_KIND:  # the target's own layer, in its own cache
-        return recipe
     mla = runs_mla(target_config, recipe.serving.engine)
     head = recipe.speculator.head
     if head.layer_type == "auto":

@@ -78,11 +78,7 @@ class MemoryPlan:
     @property
     def row(self) -> tuple[int, int]:
         """Tokens of the row, and slots from which a chain starts."""
-        return self.sequence or self._full
-
-    @property
-    def _full(self) -> tuple[int, int]:
-        return self.row_tokens, self.row_tokens - 2
+        return self.sequence or (self.row_tokens, self.row_tokens - 2)
 
     @property
     def trained(self) -> int:
@@ -126,7 +122,7 @@ class MemoryPlan:
     def recompute(self) -> bool:
         """Whether backward computes every depth again, which the largest possible row decides."""
         can = self.size.drafter.input_values() > 0
-        return can and self._kept(*self._full, self.depth) > KEPT_AT_MOST
+        return can and self._kept(self.row_tokens, self.row_tokens - 2, self.depth) > KEPT_AT_MOST
 
     @property
     def _b(self) -> int:

@@ -83,7 +83,16 @@ class Trainer:
         self.kind = trainable_kind(spec.speculator.only_kind)
         target_config = read_json(spec.target_dir / "config.json")
         self.vocab = target_config["vocab_size"]
-        self.origin = self._origin()
+        self.origin = Origin(
+            spec.target_dir,
+            # A base of another kind is no warm start.
+            warm_start(self.kind, base_of(spec.speculator.base, spec.target_dir)),
+            spec.speculator.head,
+            lambda: self._token_counts(self.samples),
+            None if spec.training.streams else self._rows,
+            spec.speculator.train,
+            spec.speculator.lora_rank,
+        )
         warm = self.origin.base_dir is not None
         config = planned(spec.speculator, target_config)
         fitted = not (warm or spec.training.streams) and self.kind.fitted(config)
@@ -103,7 +112,8 @@ class Trainer:
         rows = [row for row in source.manifest["sequences"] if row["id"] in parts]
         lengths, starts = ([row[key] for row in rows] for key in ("length", "completion_start"))
         self.lost_ends = cut_at_rows(lengths, starts, row_tokens)
-        epochs = (self._epoch(number) for number in range(self.config.epochs))
+        packed = self.samples, row_tokens, self.config.rows_per_step, self.config.seed
+        epochs = (plan_epoch(*packed, number) for number in range(self.config.epochs))
         self.steps = [rows for steps in epochs for rows in steps]
         self.validation = Validation(
             self.accelerator,
@@ -141,26 +151,6 @@ class Trainer:
         # The digest of what decides the weights: a checkpoint of another digest is another run's.
         self.digest = value_digest([spec.settings(), source.manifest])
         self.stop_requested = False
-
-    def _epoch(self, number: int) -> list[list[Row]]:
-        """The rows of every step of one epoch."""
-        config = self.config
-        return plan_epoch(
-            self.samples, config.row_tokens, config.rows_per_step, config.seed, number
-        )
-
-    def _origin(self) -> Origin:
-        """The base is the warm start if it is of the trained kind; else there is none."""
-        base = base_of(self.spec.speculator.base, self.spec.target_dir)
-        return Origin(
-            self.spec.target_dir,
-            warm_start(self.kind, base),
-            self.spec.speculator.head,
-            lambda: self._token_counts(self.samples),
-            None if self.config.streams else self._rows,
-            self.spec.speculator.train,
-            self.spec.speculator.lora_rank,
-        )
 
     def _rows(self) -> Iterator[Batch]:
         """The training part, a row at a time, in the order of the first epoch."""
@@ -327,11 +317,7 @@ class Trainer:
         """One optimizer step over this process's rows of the step."""
         began, waited = time.perf_counter(), batches.waited
         rows = self.steps[step]
-        config, world, rank = (
-            self.config,
-            self.accelerator.num_processes,
-            self.accelerator.process_index,
-        )
+        config, world = self.config, self.accelerator.num_processes
         rate = config.learning_rate_at(step, len(self.steps))
         for group in self.optimizer.param_groups:
             group["lr"] = rate
@@ -342,7 +328,7 @@ class Trainer:
         sums = torch.zeros(1 + 2 * self.depth, device=self.device)
         for turn in range(rows_each):
             batch = next(supply).to(self.device)
-            counted = turn * world + rank < len(rows)
+            counted = turn * world + self.accelerator.process_index < len(rows)
             with self.accelerator.accumulate(self.model):
                 drafted = self.unroll.drafted(batch, self.model)
                 counts_K = share_K if counted else torch.zeros_like(share_K)

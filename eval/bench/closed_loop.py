@@ -160,21 +160,14 @@ def _blocks(
             seconds += sum(request.latency_s for request in block.requests)
             requests += len(texts)
         place += 1
-        size = requests_between_swaps(swap, seconds / requests)
+        # Alternating by request shares the machine's noise best. But each change loads weights:
+        # 0.03 s for nano R1, and for R1's 11.6 GB at least the time to read them, 12 s at 1 GB/s.
+        wait = swap * (1 - SHARE_OF_SWAPS) / SHARE_OF_SWAPS
+        size = max(math.ceil(wait * requests / seconds), 1)
     return [
         {"variant": variant, "alternated": alternated, **record_of(own)}
         for variant, own in results.items()
     ]
-
-
-def requests_between_swaps(swap_seconds: float, request_seconds: float) -> int:
-    """Requests that one drafter answers before the next is loaded.
-
-    Alternating by request shares the machine's noise best. Each change loads weights: 0.03 s for
-    nano R1, and for R1's 11.6 GB at least the time to read them, 12 s at 1 GB/s.
-    """
-    least = swap_seconds * (1 - SHARE_OF_SWAPS) / (SHARE_OF_SWAPS * request_seconds)
-    return max(math.ceil(least), 1)
 
 
 def record_of(blocks: Sequence[BlockResult]) -> Record:

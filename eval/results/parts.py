@@ -83,9 +83,6 @@ def interval(estimate: Estimate | ClusteredEstimate, digits: int = 2) -> str:
     return f"{value} [{estimate.low:.{digits}f}, {estimate.high:.{digits}f}]"
 
 
-BASE = Field(description="The speculator in use")
-CUSTOM = Field(description="The trained speculator")
-NONE = Field(description="No speculation")
 # In a generic class pydantic 2 looks for attribute docstrings again for each type: it searches all
 # loaded modules at every frame of the stack, 5 s of imports in a process that has loaded vLLM.
 DESCRIBED = ConfigDict(use_attribute_docstrings=False)
@@ -98,8 +95,8 @@ class Drafters(Part, Generic[T]):
 
     model_config = DESCRIBED
 
-    base: T = BASE
-    custom: T = CUSTOM
+    base: T = Field(description="The speculator in use")
+    custom: T = Field(description="The trained speculator")
 
     def of(self, name: Variant) -> T:
         """The value of base or custom; of Variants, of none too."""
@@ -114,7 +111,7 @@ def k_list(k: Drafters[int]) -> str:
 class Variants(Drafters[T]):
     """One value without speculation, one for base, one for custom."""
 
-    none: T = NONE
+    none: T = Field(description="No speculation")
 
 
 class Ratios(Part):

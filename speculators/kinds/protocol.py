@@ -238,10 +238,6 @@ class TrainableKind(DrafterKind):
         """
         self._weights.write_other_formats(self, directory, target_dir, target, drafts, out_dir)
 
-    def tensors(self, directory: Path) -> Iterator[tuple[str, "Tensor"]]:
-        """(checkpoint name, tensor in float32), in the order of the names; for `write`."""
-        return self._weights.tensors(self, directory)
-
     def swap_tensors(self, directory: Path) -> Iterator[tuple[str, "Tensor"]]:
         """(name, tensor as stored) that a live engine's drafter loads."""
         return self._weights.swap_tensors(self, directory)
