@@ -78,7 +78,7 @@ def choose(
         k["base"] = settings.current_k or k["base"]
     lengths = {name: validation[name].acceptance_length() for name in DRAFTERS if validation}
     given: dict[str, Any] = {
-        "acceptance_length": Drafters[list[float]](**lengths) if lengths else None,
+        "acceptance_length": Drafters[list[float]](**lengths) if lengths else None
     }
     if settings.k != "auto" or not validation or not timed:
         given["lookup_k"] = lookup_k(context, validation)

@@ -251,10 +251,7 @@ def controlled(endpoint: Endpoint, say: Say = lambda text: None) -> Iterator[Con
 
 
 def deploy_bundle(
-    bundle: str | Path,
-    endpoint: Endpoint,
-    in_place: bool = False,
-    say: Say = lambda text: None,
+    bundle: str | Path, endpoint: Endpoint, in_place: bool = False, say: Say = lambda text: None
 ) -> Deployment:
     """Tests a bundle on the endpoint's canary and promotes it or rolls it back; blocks until then.
 

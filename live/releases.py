@@ -25,11 +25,7 @@ from outrider.common.files import publish, read_json, write_json
 from outrider.common.redaction import without_credentials
 from outrider.live.endpoint_file import CanaryPolicy
 from outrider.serving.admin.replica import Watch
-from outrider.serving.bundle.bundle_digest import (
-    MANIFEST,
-    bundle_digest,
-    check_files,
-)
+from outrider.serving.bundle.bundle_digest import MANIFEST, bundle_digest, check_files
 from outrider.serving.config import EngineConfig, TargetConfig
 
 _FACTS = "release.json"

@@ -71,11 +71,7 @@ class Objective:
         return fixed_weights(self.config.depth_weights, self.depth, self.decay) / count_K
 
     def of_row(
-        self,
-        drafted: Drafted,
-        batch: Batch,
-        share_K: Tensor,
-        masked: Collection[int] = (),
+        self, drafted: Drafted, batch: Batch, share_K: Tensor, masked: Collection[int] = ()
     ) -> tuple[Tensor, Judged]:
         """The row's part of the loss, and the other results of its drafts.
 

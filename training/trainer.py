@@ -27,20 +27,13 @@ from outrider.common.files import publish, read_json, write_json
 from outrider.common.fingerprint import value_digest
 from outrider.speculators.base import base_of, planned, warm_start
 from outrider.speculators.checkpoints.target_ends import load_target_ends
-from outrider.speculators.config import ParityConfig
 from outrider.speculators.draft_vocabulary import coverage, token_counts
 from outrider.speculators.kinds import trainable_kind
 from outrider.speculators.kinds.drafter import Batch, Drafter
 from outrider.speculators.kinds.protocol import Origin
-from outrider.speculators.parity import complaint
+from outrider.speculators.parity import ParityConfig, complaint
 from outrider.speculators.size import drafter_size
-from outrider.training.batches import (
-    Prefetch,
-    Reading,
-    Store,
-    Stream,
-    assemble,
-)
+from outrider.training.batches import Prefetch, Reading, Store, Stream, assemble
 from outrider.training.checkpoints import load_checkpoint, save_checkpoint, states
 from outrider.training.config import DEPTH_DECAY, SCRATCH_DECAY
 from outrider.training.distributed.accelerator import (
@@ -115,6 +108,7 @@ class Trainer:
         packed = self.samples, row_tokens, self.config.rows_per_step, self.config.seed
         epochs = (plan_epoch(*packed, number) for number in range(self.config.epochs))
         self.steps = [rows for steps in epochs for rows in steps]
+        probabilistic = spec.speculator.draft_sample_method == "probabilistic"
         self.validation = Validation(
             self.accelerator,
             source,
@@ -122,7 +116,7 @@ class Trainer:
             spec.sampling,
             row_tokens,
             self.features,
-            spec.probabilistic_drafts,
+            probabilistic,
         )
         dtype = COMPUTE_DTYPE[self.config.compute]
         ends = load_target_ends(spec.target_dir, dtype).to(self.device)
@@ -145,7 +139,7 @@ class Trainer:
             ends.lm_head_VH,
             self.samples,
             spec.sampling,
-            spec.probabilistic_drafts,
+            probabilistic,
             DEPTH_DECAY if warm or fitted else SCRATCH_DECAY,
         )
         # The digest of what decides the weights: a checkpoint of another digest is another run's.
@@ -254,19 +248,17 @@ class Trainer:
             )
             check = StepZero(ChainUnroll(base_speculator, base_ends, self.depth).eval(), parity)
         prepared = self._evaluate(0, check)
-        why = None
         if check is not None:
             sums_K4 = self.accelerator.reduce(check.sums_K4.to(self.device), reduction="sum")
-            why = complaint(sums_K4.tolist(), parity)
-        if why is not None:
-            why = (
-                "step-0 parity: before any update, the speculator prepared for training drafts"
-                f" otherwise than the base in float32: {why}; if training.compute is bf16, see"
-                " whether fp32 agrees. To train all the same: training.parity=warn"
-            )
-            if self.config.parity == "strict":
-                raise OutriderError(why)
-            self._say(f"warning: {why}")
+            if why := complaint(sums_K4.tolist(), parity):
+                why = (
+                    "step-0 parity: before any update, the speculator prepared for training drafts"
+                    f" otherwise than the base in float32: {why}; if training.compute is bf16, see"
+                    " whether fp32 agrees. To train all the same: training.parity=warn"
+                )
+                if self.config.parity == "strict":
+                    raise OutriderError(why)
+                self._say(f"warning: {why}")
         self._save_best(0)
         return {
             "digest": self.digest,

@@ -76,10 +76,8 @@ def measure(
             texts = [speeds.prompts[index].text for index in chosen[size]]
             start = repeat if two_engines else 0
             place = {"repeat": repeat, "concurrency": size, "prompts": chosen[size], "start": start}
-            for timed in _blocks(
-                servers, mode, load, turns, texts, size, sampling, evaluation, repeat
-            ):
-                blocks.append({**place, "engine": servers.name(timed["variant"]), **timed})
+            timed = _blocks(servers, mode, load, turns, texts, size, sampling, evaluation, repeat)
+            blocks += [{**place, "engine": servers.name(each["variant"]), **each} for each in timed]
         if reason := _end(blocks, repeat + 1, speeds):
             say(reason)
             break

@@ -71,8 +71,7 @@ def verification_passes(outputs: Outputs, prompts: Sequence[Prompt]) -> list[Cou
     sampled = outputs.sampled
     return [
         CountedPass(
-            [prompt],
-            {drafter: asdict(sampled.of(drafter).counted[index]) for drafter in DRAFTERS},
+            [prompt], {drafter: asdict(sampled.of(drafter).counted[index]) for drafter in DRAFTERS}
         )
         for index, prompt in enumerate(prompts)
     ]

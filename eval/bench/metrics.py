@@ -160,11 +160,7 @@ class SpeedRatios:
         if by_session.low is None or by_session.high is None or by_session.low > found.low:
             return found
         return found.model_copy(
-            update={
-                "low": by_session.low,
-                "high": by_session.high,
-                "clusters": by_session.clusters,
-            }
+            update={"low": by_session.low, "high": by_session.high, "clusters": by_session.clusters}
         )
 
 

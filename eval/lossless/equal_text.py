@@ -121,27 +121,20 @@ def same_tokens(
         n_resamples=samples,
         rng=np.random.default_rng(seed),
     )
-    return SameText(
-        prompts=prompts,
-        tokens=int(total_B.sum()),
-        p_value=float(found.pvalue),
-    )
+    return SameText(prompts=prompts, tokens=int(total_B.sum()), p_value=float(found.pvalue))
 
 
 def _counts(
     without: Sequence[Sequence[int]], with_speculation: Sequence[Sequence[int]]
 ) -> NDArray[np.float64]:
     """[2, R, B]: how often each common token, and any rare one, occurs in each response."""
-    everything = list(itertools.chain(*without, *with_speculation))
-    tokens, occurrences = np.unique(np.asarray(everything, np.int64), return_counts=True)
-    common = tokens[occurrences >= RARE]
-    counts_2RB = np.zeros((2, len(without), len(common) + 1))
-    for side, responses in enumerate((without, with_speculation)):
-        for row, response in enumerate(responses):
-            ids = np.asarray(response, np.int64)
-            place = np.searchsorted(common, ids)
-            known = place < len(common)
-            known[known] = common[place[known]] == ids[known]
-            np.add.at(counts_2RB[side, row], np.where(known, place, len(common)), 1)
-    used_B = counts_2RB.sum(axis=(0, 1)) > 0
-    return counts_2RB[:, :, used_B]
+    responses = [*without, *with_speculation]
+    ids = np.fromiter(itertools.chain.from_iterable(responses), np.int64)
+    _, place, occurrences = np.unique(ids, return_inverse=True, return_counts=True)
+    common = occurrences >= RARE
+    # Of each distinct token; the last bin is that of the rare ones.
+    bins = np.where(common, common.cumsum() - 1, common.sum())
+    row = np.repeat(np.arange(len(responses)), [len(each) for each in responses])
+    counts = np.zeros((len(responses), common.sum() + 1))
+    np.add.at(counts, (row, bins[place]), 1)
+    return counts[:, counts.any(axis=0)].reshape(2, len(without), -1)

@@ -33,12 +33,7 @@ from outrider.eval.bench.outputs import REGIMES, Outputs, Recorded
 from outrider.eval.bench.prompts import Prompt
 from outrider.eval.config import EvalConfig
 from outrider.eval.context import EvaluationContext, Row
-from outrider.eval.lossless.equal_text import (
-    compare_greedy,
-    excess,
-    same_tokens,
-    tail_share,
-)
+from outrider.eval.lossless.equal_text import compare_greedy, excess, same_tokens, tail_share
 from outrider.eval.lossless.task_accuracy import raised_at, response_text, task_accuracy, task_of
 from outrider.eval.replay.replay import replay
 from outrider.eval.results.parts import DRAFTERS, VARIANTS, Drafters, Variant, Variants
@@ -191,14 +186,12 @@ def row_id(prompt: Prompt, completion: Sequence[int]) -> str:
 
 def captured_rows(outputs: Outputs, prompts: Sequence[Prompt]) -> list[Row]:
     """Every response, equal ones once."""
-    rows = {}
-    for regime in REGIMES:
-        for variant in VARIANTS:
-            responses = outputs.of(regime).of(variant).token_ids
-            for prompt, ids in zip(prompts, responses, strict=True):
-                name = row_id(prompt, ids)
-                rows[name] = (name, [*prompt.token_ids, *ids], len(prompt.token_ids))
-    return list(rows.values())
+    rows = (
+        (row_id(prompt, ids), [*prompt.token_ids, *ids], len(prompt.token_ids))
+        for regime, variant in itertools.product(REGIMES, VARIANTS)
+        for prompt, ids in zip(prompts, outputs.of(regime).of(variant).token_ids, strict=True)
+    )
+    return list({row[0]: row for row in rows}.values())
 
 
 class TargetScores:

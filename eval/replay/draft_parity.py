@@ -25,9 +25,8 @@ from outrider.eval.replay.replay import Replayed, load_replayed
 from outrider.serving.config import EngineConfig, TargetConfig
 from outrider.serving.engine import Engine, open_engine
 from outrider.serving.speculator import Drafting, Speculator
-from outrider.speculators.config import ParityConfig
 from outrider.speculators.features import FeatureSpec
-from outrider.speculators.parity import compared
+from outrider.speculators.parity import ParityConfig, compared
 
 
 @dataclass(frozen=True)

@@ -24,14 +24,7 @@ from outrider.data.features.feature_store import FeatureStore
 from outrider.data.on_policy.evidence import Evidence, judge
 from outrider.eval.config import SEED
 from outrider.eval.context import EvaluationContext
-from outrider.eval.replay.replay import (
-    CEILING,
-    ReplaySums,
-    compare,
-    has_steps,
-    length_at,
-    replay,
-)
+from outrider.eval.replay.replay import CEILING, ReplaySums, compare, has_steps, length_at, replay
 from outrider.eval.results.parts import DRAFTERS, Drafters, interval
 from outrider.eval.results.sections import OnPolicy, Replay
 from outrider.speculators.kinds import LOOKUP, weightless_kind

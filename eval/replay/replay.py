@@ -142,13 +142,7 @@ class ReplaySums:
         return cls(**{**value, **arrays, "regions": regions})
 
 
-ARRAYS = (
-    "tokens_R",
-    "steps_RK",
-    "accepted_RKK",
-    "region_tokens_RG",
-    "region_steps_RGK",
-)
+ARRAYS = ("tokens_R", "steps_RK", "accepted_RKK", "region_tokens_RG", "region_steps_RGK")
 
 
 def replay(

@@ -65,7 +65,8 @@ def served_base_of(run: RunDirectory, recipe: Recipe) -> Speculator:
     base = base_of(recipe.speculator.base, target_dir)
     if base.directory is None:
         return Speculator(base.kind.name)
-    return Speculator(base.kind.name, served_base(base.directory, target_dir, run.shared))
+    shared = run.root.parent / ".shared"  # by all runs on this target
+    return Speculator(base.kind.name, served_base(base.directory, target_dir, shared))
 
 
 def parts_in_use(run: RunDirectory) -> dict[str, Any]:

@@ -203,11 +203,7 @@ class TrainableKind(DrafterKind):
         return self._weights.load(self, directory, target_dir, dtype, device)
 
     def start(
-        self,
-        origin: Origin,
-        dtype: "torch.dtype",
-        device: "torch.device | str",
-        seed: int,
+        self, origin: Origin, dtype: "torch.dtype", device: "torch.device | str", seed: int
     ) -> "Drafter":
         """The drafter that training starts with; its parameters are what is trained."""
         return self._weights.start(self, origin, dtype, device, seed)
