@@ -117,7 +117,6 @@ class EvaluationContext:
     kinds: Sequence[KindSpeed] = ()
     """The kinds that were compared on validation, in a run of several, the chosen one first."""
     draft_sample_method: Literal["greedy", "probabilistic"] = "greedy"
-    """`speculator.draft_sample_method`."""
     by_batch_size: bool = False
     """Whether speculators draft as their best k by batch size (`export.k_per_batch_size`), as the
     bundle will, instead of one k."""

@@ -32,9 +32,6 @@ STALL_S, STALL_REQUESTS = 600.0, 20
 """A canary is rolled back if it ends no request for so many seconds while, by the stable replicas'
 requests, it should have ended so many: a hung engine still reports its status."""
 
-_SAY_S = 10.0
-"""Time between two reports of the figures, in seconds."""
-
 
 def fair_share(endpoint: Endpoint) -> float:
     """Percent of the requests with which canary and stable replicas have the same load."""
@@ -159,6 +156,7 @@ class CanaryTest:
         return self._traffic.collect()
 
     def _report(self, line: str) -> None:
-        if self._clock.time() - self._said_at >= _SAY_S:
+        """Says it, at most every ten seconds."""
+        if self._clock.time() - self._said_at >= 10:
             self._said_at = self._clock.time()
             self._say(line)

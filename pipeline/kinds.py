@@ -29,10 +29,6 @@ MAX_MODEL_LEN = 32_768
 """Largest default of `serving.engine.max_model_len`. R1 has 163,840 positions; few logs need them,
 and the engine must have room for one request of this length in its KV cache."""
 
-TUNED_WIDTH = 192
-TUNED_RATE = 1e-3
-"""The learning rate that was tuned on nano R1, and its hidden size."""
-
 
 def with_kinds(recipe: Recipe, target_dir: Path | None = None) -> Recipe:
     """The recipe with all that its target decides; prints the kinds of `kind: auto`.
@@ -137,13 +133,12 @@ def _unserved(recipe: Recipe, name: str, target_config: Mapping[str, Any], mla: 
 def with_target_defaults(recipe: Recipe, target_config: Mapping[str, Any]) -> Recipe:
     """The recipe with every value that its target decides.
 
-    Adam's best learning rate for matrices falls as 1 / width (muP, Yang et al. 2022): 1e-3 becomes
-    3e-5 at R1's width of 7168.
+    Adam's best learning rate for matrices falls as 1 / width (muP, Yang et al. 2022): 1e-3, tuned
+    on nano R1 with its width of 192, becomes 3e-5 at R1's 7168.
     """
     length = min(target_config.get("max_position_embeddings", MAX_MODEL_LEN), MAX_MODEL_LEN)
     engine = _filled(recipe.serving.engine, max_model_len=length)
-    rate = TUNED_RATE * TUNED_WIDTH / target_config["hidden_size"]
-    one_digit = float(f"{rate:.0e}")
+    one_digit = float(f"{1e-3 * 192 / target_config['hidden_size']:.0e}")
     changed = {
         "training": _filled(
             recipe.training, learning_rate=one_digit, row_tokens=engine.max_model_len

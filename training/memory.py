@@ -145,7 +145,9 @@ class MemoryPlan:
     @property
     def _row_bytes(self) -> int:
         """States in bf16; token, sequence and position in 8 bytes each, the anchor's mark in 1."""
-        return self.row_tokens * (2 * self.size.state_values + 25)
+        # The inputs, and the teacher's state unless it is what the drafter reads.
+        values = self.size.read + self.size.hidden * (self.size.read != self.size.hidden)
+        return self.row_tokens * (2 * values + 25)
 
     def _always(self) -> dict[str, float]:
         """What exists all the time."""

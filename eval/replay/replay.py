@@ -233,14 +233,10 @@ def lengths_and_ratio(
     }
 
 
-AcceptanceRule = Callable[[Sequence["Response"], int], tuple[Tensor, Tensor]]
-"""(batch, depth) -> a_NK of all anchors in order, and the anchors of each response."""
-
-
 def rule_of(
     speculator: Path | str, target_dir: Path, probabilistic: bool, dtype: str
-) -> AcceptanceRule:
-    """How the drafts of a speculator are accepted."""
+) -> Callable[[Sequence["Response"], int], tuple[Tensor, Tensor]]:
+    """How drafts are accepted: (batch, depth) -> a_NK of all anchors, anchors of each response."""
     if kind := weightless_kind(str(speculator)):
         return functools.partial(text_acceptances, kind)
     if speculator == CEILING and probabilistic:

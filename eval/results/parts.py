@@ -83,9 +83,6 @@ def interval(estimate: Estimate | ClusteredEstimate, digits: int = 2) -> str:
     return f"{value} [{estimate.low:.{digits}f}, {estimate.high:.{digits}f}]"
 
 
-# In a generic class pydantic 2 looks for attribute docstrings again for each type: it searches all
-# loaded modules at every frame of the stack, 5 s of imports in a process that has loaded vLLM.
-DESCRIBED = ConfigDict(use_attribute_docstrings=False)
 DOCUMENTED = ConfigDict(use_attribute_docstrings=True)
 """For a class derived from a type of a generic one."""
 
@@ -93,7 +90,9 @@ DOCUMENTED = ConfigDict(use_attribute_docstrings=True)
 class Drafters(Part, Generic[T]):
     """One value for base, one for custom."""
 
-    model_config = DESCRIBED
+    # In a generic class pydantic 2 looks for attribute docstrings again for each type: it searches
+    # all loaded modules at every frame of the stack, 5 s of imports in a process with vLLM.
+    model_config = ConfigDict(use_attribute_docstrings=False)
 
     base: T = Field(description="The speculator in use")
     custom: T = Field(description="The trained speculator")

@@ -58,8 +58,3 @@ def looks_of(settings: EvalConfig) -> Looks:
     if settings.measure == "full":
         return Looks(settings.repeats, settings.repeats)
     return Looks(min(FIRST_LOOK, settings.repeats), settings.repeats)
-
-
-def level_after(repeats: int, settings: EvalConfig) -> float:
-    """Confidence level of every interval from timed blocks, measured `repeats` times."""
-    return LEVEL if settings.measure == "full" else looks_of(settings).level(repeats)

@@ -150,10 +150,8 @@ CHOOSE_KIND = dataclasses.replace(
     artifact=lambda run: run.kind_choice,
     identity=lambda run: run.kind_choice,
 )
-"""Only in a run of several kinds, between their training and evaluate."""
 
 EVALUATE_KINDS = dataclasses.replace(EVALUATE, work=_evaluate_kinds)
-"""`evaluate` in a run of several kinds."""
 
 EVALUATE_OTHER = dataclasses.replace(
     EVALUATE,

@@ -48,9 +48,6 @@ from outrider.training.distributed.spec import (
     signals_stop,
 )
 
-_LOOK_S = 0.5
-"""Time between two looks at the ranks' output, in seconds."""
-
 SPEC = "spec.json"
 """The specification of a group of ranks, in the folder of its error records."""
 
@@ -134,7 +131,7 @@ def _fit(
     with logs[0].open(encoding="utf-8", errors="replace") as output:
         thread.start()
         while thread.is_alive() and not (stop.is_set() and seen == before):
-            thread.join(_LOOK_S)
+            thread.join(0.5)
             started, text = groups(spec.out_dir), output.read()
             if not (started and error_files(started[-1])):
                 print(text, end="", flush=True)
