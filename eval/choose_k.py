@@ -16,10 +16,9 @@ draft. Where base and custom take turns in one engine they have the same step ti
 two kinds have a server and times each.
 
 The main concurrency follows from the logged load. By Little's law the mean number of requests in
-flight is L = (requests/s) W, and a request of n tokens takes W = n B / (tokens/s at B). So L <= B
-where the tokens/s at B are at least the logged ones. Logs have arrival times and no durations, so W
-is that of base in this engine. A log that holds a sample of the traffic, or that of many replicas,
-has another load than one engine; the served sizes bound what it can do.
+flight is L = (requests/s) W, and a request of n tokens takes W = n B / (tokens/s at B) in base's
+engine. So L <= B where the tokens/s at B are at least the logged ones. A log of a sample of the
+traffic, or of many replicas, has another load than one engine; the served sizes bound it.
 """
 
 import math

@@ -33,9 +33,8 @@ and the engine must have room for one request of this length in its KV cache."""
 def with_kinds(recipe: Recipe, target_dir: Path | None = None) -> Recipe:
     """The recipe with all that its target decides; prints the kinds of `kind: auto`.
 
-    A kind that cannot be served is left out of `auto`, and an error where it is named.
-    Values that the recipe or the command line sets always win.
-    `target_dir` is a directory with the target's config.json, where it is known.
+    A kind that cannot be served is left out of `auto`, and an error where it is named. Values that
+    are set always win. `target_dir` has the target's config.json, where it is known.
     """
     if found := target_dir or local_target(recipe):
         return _replaced(recipe, found)

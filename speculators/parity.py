@@ -5,9 +5,8 @@
 
 The reference's log-probabilities are compared with the other's drafts and their log-probabilities,
 after the same tokens: the engine's drafts before training (eval/replay/draft_parity.py), and those
-of the speculator as prepared for training (training/step0_parity.py). Acceptance is not compared:
-with seven sequences, near ties of bf16 in a handful of drafts moved one depth's acceptance by
-0.087.
+of the speculator as prepared for training (training/step0_parity.py). Not acceptance: with seven
+sequences, near ties of bf16 in a handful of drafts moved one depth's by 0.087.
 
 The limits are those of `ParityConfig`, at every depth, plus two standard errors of the number of
 drafts n (`allowed`). Measured on nano R1, bf16 against float32, by depth: at most 0.3 % of the

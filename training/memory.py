@@ -6,12 +6,11 @@
 
 Three phases can be the largest: the closed-form fit of a head from scratch, the start, when the
 base speculator in float32 exists next to the prepared one (step-0 parity), and backward of a step.
-The largest row is one response that fills it. Weights, masters, AdamW's moments and the sum
-of gradients over rows take what DeepSpeed estimates: 2 P + 18 P / n bytes for ZeRO-2 in bf16
+The largest row is one response that fills it. Weights, masters, moments and the sum of gradients
+over rows take what DeepSpeed estimates: 2 P + 18 P / n bytes for ZeRO-2 in bf16
 (`estimate_zero2_model_states_mem_needs`). But every depth of the unroll uses every weight, so
-autograd holds whole gradients until depth 0 hands them over: 2 P instead of 2 P / n, and the newest
-depth's gradient of the largest tensor. Activations are read off the meta device
-(speculators/size.py). No weights, no GPU.
+autograd holds whole gradients until depth 0: 2 P instead of 2 P / n, and the newest depth's
+gradient of the largest tensor. Activations are read off the meta device (speculators/size.py).
 """
 
 import dataclasses

@@ -14,8 +14,7 @@ responses are served; a draft that is never offered gets no gradient. Summed ove
 weights are its tokens minus one for every step that accepts all K. The loss is therefore divided by
 tokens: with `tv` it is the expected number of rejections per token.
 
-The acceptances come from the same pass as the loss, without gradient. The weights are therefore
-always current: nothing is cached, and a resumed run has nothing to restore.
+The acceptances come from the same pass as the loss, without gradient, so the weights are current.
 
 Shapes: K depths, N anchors of a row (and as many targets), H hidden, V vocabulary, R responses,
 A anchors of a response (padded).

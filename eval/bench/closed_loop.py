@@ -10,9 +10,7 @@ milliseconds, changing servers a second), so that the requests of a pair share t
 
 Starts of one engine differ in speed too. Where base and custom run in two engines, every repeat
 starts its servers again, so that a repeat is a start of the pair. Base at eval.current_k is
-measured next to base. N-gram lookup, which the gate reads as well, has a separate engine.
-
-Repeats end when the verdict on speed is decided, or with the plan: `eval.measure`.
+measured next to base; n-gram lookup has a separate engine. Repeats end by `eval.measure`.
 """
 
 import itertools

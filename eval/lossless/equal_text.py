@@ -3,17 +3,14 @@
     compare_greedy(without, with_speculation, gap, near_tie_nats=0.125)
 
 Greedy responses should be equal token for token. An engine in bf16 that batches differently rounds
-differently: where the two most likely tokens are nearly tied, the argmax may fall either way
-without any speculation. A first difference at such a place is a near tie, any other is unexplained.
-What the engine also shows without speculation, in other batches, is not a fault of speculation:
-`excess` tests how many more responses differ than in that control. Near ties count there: an engine
-that accepts any draft nearly as likely as the target's own differs at near ties only.
-Sampled responses cannot be compared token by token, but the log-probabilities of their tokens under
-the target can: a faulty rejection sampler draws tokens that the target would not draw. And both
-sampled responses to a prompt are draws from the target, so each could carry the other's label: a
+differently: a first difference where two tokens are nearly tied is a near tie, any other is
+unexplained. `excess` tests how many more responses differ than without speculation in other
+batches. Near ties count there: an engine that accepts any draft nearly as likely as the target's
+own differs at near ties only. Of sampled responses the tokens' log-probabilities under the target
+are compared: a faulty rejection sampler draws tokens that the target would not draw. And both
+responses to a prompt are draws from the target, so each could carry the other's label: a
 permutation test (`same_tokens`) swaps labels within prompts and ranks the token counts' chi-square
-distance under the true labels among those under random ones. It assumes nothing about the tokens of
-one response, which depend on each other.
+distance. It assumes nothing about the tokens of one response, which depend on each other.
 
 Shapes: R prompts, B bins of tokens, S permutations.
 """

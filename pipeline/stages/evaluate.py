@@ -76,9 +76,9 @@ def _evaluate_kinds(run: RunDirectory, recipe: Recipe, options: Options) -> dict
 
 
 def publish_chosen(run: RunDirectory, kind: str) -> str:
-    """Makes the run's speculator and metrics those of one of its kinds, as links to its files.
+    """Links the run's speculator and metrics to those of a kind; n-gram lookup has no files.
 
-    Returns the speculator as `--speculator` names it; n-gram lookup has no files.
+    Returns the speculator as `--speculator` names it.
     """
     own = run.of_kind(kind)
     if kind == LOOKUP:

@@ -12,9 +12,8 @@ with their node or killed, and starts another group with as many ranks as the cl
 the ranks resume from the last checkpoint. A group that could be larger is started again too. An
 exception of a rank ends training: a rank that reports one ends without an error for Ray.
 
-`DataParallelTrainer` is what TorchTrainer derives from. TorchTrainer adds a process group in Ray's
-processes, with torch in memory and a context on each GPU; here accelerate makes it in the ranks.
-This module is imported only where a run uses Ray.
+`DataParallelTrainer` is what TorchTrainer derives from, without its process group in Ray's
+processes; here accelerate makes it in the ranks. Imported only where a run uses Ray.
 """
 
 import math
@@ -195,11 +194,7 @@ def _spec_of(group: Path) -> TrainingSpec:
 
 
 class RankBackend(Backend):
-    """No process group in Ray's processes; accelerate makes it in the ranks.
-
-    Every rank sees all GPUs of its node's ranks and takes that of its LOCAL_RANK, as under
-    torchrun.
-    """
+    """Every rank sees its node's GPUs and takes that of its LOCAL_RANK, as under torchrun."""
 
     share_cuda_visible_devices = True
 
