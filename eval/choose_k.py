@@ -16,10 +16,9 @@ draft. Where base and custom take turns in one engine they have the same step ti
 two kinds have a server and times each.
 
 The main concurrency follows from the logged load. By Little's law the mean number of requests in
-flight is L = (requests/s) W, and a request of n tokens takes W = n B / (tokens/s at B). So L <= B
-where the tokens/s at B are at least the logged ones. Logs have arrival times and no durations, so W
-is that of base in this engine. A log that holds a sample of the traffic, or that of many replicas,
-has another load than one engine; the served sizes bound what it can do.
+flight is L = (requests/s) W, and a request of n tokens takes W = n B / (tokens/s at B) in base's
+engine. So L <= B where the tokens/s at B are at least the logged ones. A log of a sample of the
+traffic, or of many replicas, has another load than one engine; the served sizes bound it.
 """
 
 import math
@@ -78,7 +77,7 @@ def choose(
         k["base"] = settings.current_k or k["base"]
     lengths = {name: validation[name].acceptance_length() for name in DRAFTERS if validation}
     given: dict[str, Any] = {
-        "acceptance_length": Drafters[list[float]](**lengths) if lengths else None,
+        "acceptance_length": Drafters[list[float]](**lengths) if lengths else None
     }
     if settings.k != "auto" or not validation or not timed:
         given["lookup_k"] = lookup_k(context, validation)

@@ -44,8 +44,7 @@ LEAST_ARRIVALS = 6
 """Least requests of an open-loop block; fewer have no trend that could show saturation."""
 
 
-Share = Annotated[str, Field(pattern=r"^(100|[0-9]{1,2})%$")]
-Bound = NonNegativeInt | Share
+Bound = NonNegativeInt | Annotated[str, Field(pattern=r"^(100|[0-9]{1,2})%$")]
 LengthRange = tuple[Bound, Bound | None]
 
 

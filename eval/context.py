@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from datasets import Dataset
 from pydantic import BaseModel
@@ -28,6 +28,7 @@ from rich.console import Console
 from outrider.common.cluster.config import ClusterConfig
 from outrider.common.errors import OutriderError
 from outrider.common.fingerprint import Kept, file_digest, value_digest
+from outrider.data.features.feature_store import FeatureStore
 from outrider.data.sequences import Tables, load_sequences
 from outrider.eval.bench.servers import Servers
 from outrider.eval.config import EvalConfig
@@ -44,9 +45,6 @@ from outrider.serving.server import Server
 from outrider.serving.speculator import Speculator
 from outrider.speculators.features import FeatureSpec
 from outrider.speculators.kinds import LOOKUP
-
-if TYPE_CHECKING:
-    from outrider.data.features.feature_store import FeatureStore
 
 Model = TypeVar("Model", bound=BaseModel)
 Row = tuple[str, list[int], int]
@@ -119,7 +117,6 @@ class EvaluationContext:
     kinds: Sequence[KindSpeed] = ()
     """The kinds that were compared on validation, in a run of several, the chosen one first."""
     draft_sample_method: Literal["greedy", "probabilistic"] = "greedy"
-    """`speculator.draft_sample_method`."""
     by_batch_size: bool = False
     """Whether speculators draft as their best k by batch size (`export.k_per_batch_size`), as the
     bundle will, instead of one k."""
@@ -174,7 +171,7 @@ class EvaluationContext:
         return sorted({self.settings.k, self.settings.current_k or self.settings.k})
 
     @contextlib.contextmanager
-    def captured(self, rows: Callable[[Engine], Sequence[Row]]) -> Iterator["FeatureStore"]:
+    def captured(self, rows: Callable[[Engine], Sequence[Row]]) -> Iterator[FeatureStore]:
         """The states of responses, captured in an engine that `rows` may ask for them.
 
         They are customer text in another form: they are removed at the end.
@@ -279,10 +276,8 @@ class EvaluationContext:
         return Kept(self.folders.out / "steps" / f"{name}.json", self.digest, private=True)
 
     @functools.cached_property
-    def feature_store(self) -> "FeatureStore":
+    def feature_store(self) -> FeatureStore:
         """The target's states of the sequences; exact replay reads them."""
-        from outrider.data.features.feature_store import FeatureStore
-
         assert self.data.features
         return FeatureStore.open(self.data.features)
 

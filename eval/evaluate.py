@@ -44,20 +44,10 @@ from outrider.eval.choose_k import choose, draft_plan
 from outrider.eval.context import EvaluationContext
 from outrider.eval.lossless.verification import verify
 from outrider.eval.replay.example_traces import sample_responses
-from outrider.eval.replay.heldout_replay import (
-    Replays,
-    on_policy,
-    replay_figures,
-    replay_parts,
-)
+from outrider.eval.replay.heldout_replay import Replays, on_policy, replay_figures, replay_parts
 from outrider.eval.replay.slices import by_prompt_length, sliced
 from outrider.eval.results.parts import Drafters
-from outrider.eval.results.report import (
-    Example,
-    Findings,
-    RequestSampling,
-    SpeculatorIdentity,
-)
+from outrider.eval.results.report import Example, Findings, RequestSampling, SpeculatorIdentity
 from outrider.eval.results.sections import Choice, RateRow, Served
 from outrider.eval.summary import conclude
 from outrider.eval.workloads import measured_workloads, prompts_of

@@ -76,11 +76,7 @@ def conclusion(checks: list[Check], unchecked: dict[str, str]) -> Verdict:
     if unchecked:
         why = next(iter(unchecked.values()))
         reason += f". Not checked: {', '.join(unchecked)} ({why})"
-    return Verdict(
-        verdict=verdict,
-        reason=reason,
-        checks=checks,
-    )
+    return Verdict(verdict=verdict, reason=reason, checks=checks)
 
 
 def _outcome(passed: bool) -> Outcome:

@@ -100,7 +100,4 @@ def _speeds(served: Served) -> dict[str, dict[str, Any]]:
 
 
 def _over(name: str, ratio: Estimate) -> dict[str, Any]:
-    return {
-        f"custom_over_{name}": ratio.value,
-        f"custom_over_{name}_ci95": [ratio.low, ratio.high],
-    }
+    return {f"custom_over_{name}": ratio.value, f"custom_over_{name}_ci95": [ratio.low, ratio.high]}

@@ -168,11 +168,7 @@ class Adapter:
         skipped = max(rows - MOST_BEHIND * adapt.window, 0)
         after = cut(unread, adapt.window, self.window_run(number).root / LOG, skipped)
         self.journal.append(
-            "window",
-            window=number,
-            rows=adapt.window,
-            skipped=skipped,
-            position=after,
+            "window", window=number, rows=adapt.window, skipped=skipped, position=after
         )
         if skipped:
             self._say(f"{skipped:,} rows passed over: more traffic than can be captured")
@@ -283,7 +279,11 @@ class Adapter:
         if pending is not None and not pending.trained:
             return  # it reads its windows
         sizes = {
-            n: _bytes(self.window_run(n).root)
+            n: sum(
+                path.lstat().st_size
+                for path in self.window_run(n).root.rglob("*")
+                if path.is_file()
+            )
             for n, each in state.windows.items()
             if not each.deleted
         }
@@ -367,10 +367,6 @@ def _with_key(recipe: Recipe, path: Path) -> Recipe:
     privacy_key(recipe.privacy, path)
     privacy = recipe.privacy.model_copy(update={"key_file": str(path)})
     return recipe.model_copy(update={"privacy": privacy})
-
-
-def _bytes(folder: Path) -> int:
-    return sum(path.lstat().st_size for path in folder.rglob("*") if path.is_file())
 
 
 def summary(adapter: Adapter) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from pydantic import BaseModel
 from outrider.common.child_process import in_child
 from outrider.common.files import read_json
 from outrider.common.fingerprint import value_digest
+from outrider.data.features.feature_store import FeatureStore
 from outrider.data.sequences import load_sequences
 from outrider.data.split.rounds import held_back, unseen
 from outrider.eval.config import SHIP
@@ -71,8 +72,6 @@ def replayed(
 def _replay(
     window: RunDirectory, speculator_dir: Path, recipe: Recipe, only: Sequence[str] | None
 ) -> ReplaySums:
-    from outrider.data.features.feature_store import FeatureStore
-
     ids = usable_ids(window) if only is None else list(only)
     return replay(
         speculator_dir,

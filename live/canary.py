@@ -9,10 +9,9 @@ compared with the others first, all with the old release and at the fair share: 
 that they have kept, and with new ones where those are too few.
 
 A step ends after `min_requests` requests of the canary and `min_seconds`. A canary never gets more
-than its fair share, that of a replica like the others: above it, it would be slower for its load.
-In the last step, stable and canary replicas have the same load, so their speeds are compared, and
-the canary can be promoted. It can be rolled back in any step: by the judge, or, as `Decided`, by
-the replica's own watch, by a person, or because it does not answer or ends no request.
+than its fair share, above which it would be slower for its load. It can be promoted in the last
+step, at that share, and rolled back in any: by the judge, or, as `Decided`, by the replica's own
+watch, by a person, or because it does not answer or ends no request.
 """
 
 import contextlib
@@ -31,9 +30,6 @@ SILENCE_S = 5.0
 STALL_S, STALL_REQUESTS = 600.0, 20
 """A canary is rolled back if it ends no request for so many seconds while, by the stable replicas'
 requests, it should have ended so many: a hung engine still reports its status."""
-
-_SAY_S = 10.0
-"""Time between two reports of the figures, in seconds."""
 
 
 def fair_share(endpoint: Endpoint) -> float:
@@ -159,6 +155,7 @@ class CanaryTest:
         return self._traffic.collect()
 
     def _report(self, line: str) -> None:
-        if self._clock.time() - self._said_at >= _SAY_S:
+        """Says it, at most every ten seconds."""
+        if self._clock.time() - self._said_at >= 10:
             self._said_at = self._clock.time()
             self._say(line)

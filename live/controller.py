@@ -38,8 +38,6 @@ from outrider.serving.bundle.bundle_places import local_bundle, pinned
 KEPT_RELEASES = 5
 """Newest releases that are kept for a rollback."""
 
-_FOLLOW_S = 0.5
-
 Say = Callable[[str], None]
 
 
@@ -251,10 +249,7 @@ def controlled(endpoint: Endpoint, say: Say = lambda text: None) -> Iterator[Con
 
 
 def deploy_bundle(
-    bundle: str | Path,
-    endpoint: Endpoint,
-    in_place: bool = False,
-    say: Say = lambda text: None,
+    bundle: str | Path, endpoint: Endpoint, in_place: bool = False, say: Say = lambda text: None
 ) -> Deployment:
     """Tests a bundle on the endpoint's canary and promotes it or rolls it back; blocks until then.
 
@@ -297,5 +292,5 @@ def end_deployment(
                     f"{endpoint.lock}: its process ended before the deployment did; run the"
                     " command again"
                 )
-            time.sleep(_FOLLOW_S)
+            time.sleep(0.5)
         return last

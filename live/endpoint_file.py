@@ -45,6 +45,8 @@ def _address(text: str, info: ValidationInfo) -> str:
 
 AnyAddress = Annotated[str, AfterValidator(_address)]
 
+LocalAddress = Annotated[AnyAddress, AfterValidator(lambda text: str(Address.parse_local(text)))]
+
 
 class Section(BaseModel):
     """A section of the file: unknown keys are errors, values do not change."""
@@ -63,7 +65,7 @@ class EndpointReplica(Section):
     data: AnyAddress
     """Address that the router sends requests to: `unix:PATH` or `http://HOST:PORT`."""
 
-    admin: AnyAddress = Field(default_factory=lambda data: f"unix:{data.get('name')}.admin.sock")
+    admin: LocalAddress = Field(default_factory=lambda data: f"unix:{data.get('name')}.admin.sock")
     """Address of the route that swaps the speculator (OUTRIDER_ADMIN of the server): a Unix
     socket, or on the loopback interface. Default: `unix:NAME.admin.sock`."""
 
@@ -74,11 +76,6 @@ class EndpointReplica(Section):
     def host(self) -> str:
         """Its address in the router's log."""
         return self.data.removeprefix("unix:").removeprefix("http://")
-
-    @field_validator("admin")
-    @classmethod
-    def _is_local(cls, value: str) -> str:
-        return str(Address.parse_local(value))
 
 
 class RouterSettings(Section):

@@ -14,6 +14,7 @@ import json
 import os
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from outrider.common.errors import OutriderError
@@ -22,7 +23,7 @@ from outrider.live.endpoint_file import Endpoint
 from outrider.live.state import Entry, State
 
 
-class Journal:
+class Journal(AbstractContextManager["Journal"]):
     """The journal, open for writing."""
 
     def __init__(
@@ -86,9 +87,6 @@ class Journal:
             fcntl.flock(self._file, fcntl.LOCK_UN)
         self._listener(self._state)
         return self.entries[-1]
-
-    def __enter__(self) -> "Journal":
-        return self
 
     def __exit__(self, *_: object) -> None:
         os.close(self._file)

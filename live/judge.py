@@ -4,11 +4,10 @@
     verdict.action, verdict.reason
 
 Speed is compared once the canary has its fair share: all replicas then have the same load. It is
-tokens/s per user: tokens after the first over the time from the first to the last. Replicas differ,
-and so do the users whom the router's hash keeps at one of them. So the canary's speed over stable's
-is divided by the same ratio of the baseline, when all replicas served the old release at the fair
-share. The bounds of this quotient, from sessions of both periods, hold at all looks together
-(common/anytime.py):
+tokens/s per user: tokens after the first over the time from the first to the last. Replicas and
+their users differ, so the canary's speed over stable's is divided by that of the baseline, when all
+served the old release. The bounds of this quotient, from sessions of both periods, hold at all
+looks together (common/anytime.py):
 
 - a speculator that is slower by the margin is ever promoted with probability ALPHA at most;
 - one that is equal is ever rolled back for its speed with probability ALPHA at most.

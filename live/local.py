@@ -35,6 +35,7 @@ from outrider.live.fleet import replicas_of
 from outrider.live.journal import read_state
 from outrider.live.releases import Release, Releases, first_release
 from outrider.live.router import Router
+from outrider.pipeline.recipe.shipped import EMBEDDED_TRAFFIC
 from outrider.serving.admin.address import Address
 from outrider.serving.admin.live_flags import LIVE_FLAGS, live_environment
 from outrider.serving.admin.replica import Replica, ReplicaUnreachable
@@ -47,15 +48,12 @@ from outrider.serving.server import root_error
 START_S = 300.0
 """Longest start of a server, in seconds."""
 
-SHIPPED_TRAFFIC = Path(__file__).resolve().parents[1] / "recipes" / "nano_r1" / "traffic"
 REQUESTS_PER_SESSION = 2
 MAX_TOKENS = 160
 
 _STOP_S = 20.0
 _TIMEOUT_S = 120.0
 _MOST_PROMPTS = 400
-_FIRST_K = 3
-"""Drafts per step where no bundle says how many."""
 
 
 @contextlib.contextmanager
@@ -111,7 +109,7 @@ def started_release(endpoint: Endpoint, bundle: str | Path | None) -> Release:
     releases = Releases(endpoint.releases)
     if (serving := read_state(endpoint).serving) is not None:
         return releases.verified(serving)
-    target, k, method = TargetConfig(), _FIRST_K, "greedy"
+    target, k, method = TargetConfig(), 3, "greedy"  # where no bundle has others
     if bundle is not None:
         with local_bundle(bundle) as directory:
             manifest = read_json(directory / MANIFEST)
@@ -150,7 +148,7 @@ def read_prompts(log: str) -> list[dict[str, Any]]:
     The newest come first, since what a speculator was trained on is older.
     """
     path = Path(log).expanduser()
-    path = path if path.exists() else SHIPPED_TRAFFIC / f"{path.name}.jsonl.gz"
+    path = path if path.exists() else EMBEDDED_TRAFFIC / f"{path.name}.jsonl.gz"
     if not path.is_file():
         raise OutriderError(f"--load {log}: no such file, and no such shipped traffic")
     bodies = []

@@ -28,18 +28,16 @@ PHASES = {"wait": "canary", "promote": "promoting", "roll_back": "rolling_back"}
 METRICS = "metrics.prom"
 """In `state_dir`."""
 
-Measure = tuple[
-    type[GaugeMetricFamily] | type[CounterMetricFamily],
-    str,
-    str,
-    list[str],
-    Mapping[Any, float | None],
-]
-"""Kind, name, meaning, labels, and values by their labels; None if one is not known."""
+Kind = type[GaugeMetricFamily] | type[CounterMetricFamily]
 
 
-def measures(state: State, verdict: Verdict) -> list[Measure]:
-    """All metrics, without the label `endpoint`; `verdict` is the canary's latest."""
+def measures(
+    state: State, verdict: Verdict
+) -> list[tuple[Kind, str, str, list[str], Mapping[Any, float | None]]]:
+    """All metrics, without the label `endpoint`; `verdict` is the canary's latest.
+
+    Kind, name, meaning, labels, and values by their labels; None if one is not known.
+    """
     gauge, count = GaugeMetricFamily, CounterMetricFamily
     phase = PHASES[state.open.verdict.action] if state.open is not None else "idle"
     ended = {(name,): state.counts[name] for name in ("promoted", "rolled_back")}

@@ -25,11 +25,7 @@ from outrider.common.files import publish, read_json, write_json
 from outrider.common.redaction import without_credentials
 from outrider.live.endpoint_file import CanaryPolicy
 from outrider.serving.admin.replica import Watch
-from outrider.serving.bundle.bundle_digest import (
-    MANIFEST,
-    bundle_digest,
-    check_files,
-)
+from outrider.serving.bundle.bundle_digest import MANIFEST, bundle_digest, check_files
 from outrider.serving.config import EngineConfig, TargetConfig
 
 _FACTS = "release.json"
@@ -65,11 +61,11 @@ class Release:
         return int(self.manifest["num_speculative_tokens"])
 
 
+@dataclasses.dataclass(frozen=True)
 class Releases:
     """The folder of releases."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    folder: Path
 
     def add(self, bundle: Path, source: str | None = None) -> Release:
         """Copies a bundle, checking it, and returns its release; an equal one is kept as it is.

@@ -29,8 +29,6 @@ WHOLE = 10_000
 
 RUNTIME_KEY = "speculator"
 
-_ADMIN_TIMEOUT_S = 10.0
-
 
 class RouterUnavailable(OutriderError):
     """The administration of the router does not answer."""
@@ -95,7 +93,7 @@ class Router:
 
     def _call(self, method: str, path: str) -> Any:
         try:
-            status, answer = self._admin.call(method, path, timeout_s=_ADMIN_TIMEOUT_S)
+            status, answer = self._admin.call(method, path, timeout_s=10.0)
         except (OSError, http.client.HTTPException) as error:
             raise RouterUnavailable(
                 f"{self._admin}: no answer ({error}); start the router:"

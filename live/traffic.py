@@ -5,11 +5,10 @@
     traffic.start_test(new, clock.time())
     stable, canary = traffic.collect()      # those of the test
 
-Requests that began before `began` are left out, as are those that another release than the role's
-drafted a part of. A replica that still has the speculator that it was started with reports no
-release: its requests count while that is the role's. Starts of a server differ in speed: where a
-replica is started again, the baseline begins again, and in the test it counts no more. The router's
-log has neither bodies nor query strings; a session's name is read as its hash.
+Left out are requests that began before `began`, and those that another release than the role's
+drafted a part of. A replica with the speculator that it was started with reports no release: its
+requests count while that is the role's. Starts differ in speed: where a replica is started again,
+the baseline begins again, and in the test it counts no more. A session's name is read as its hash.
 """
 
 import contextlib

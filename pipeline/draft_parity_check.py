@@ -18,7 +18,7 @@ from outrider.eval.config import SEED
 from outrider.pipeline.recipe.recipe import Recipe
 from outrider.pipeline.run_dir import RunDirectory
 from outrider.pipeline.stages.sources import served_base_of
-from outrider.speculators.config import ParityConfig
+from outrider.speculators.parity import ParityConfig, complaint, in_words
 
 FILE = "draft_parity.json"
 
@@ -26,7 +26,6 @@ FILE = "draft_parity.json"
 def check_warm_start(run: RunDirectory, recipe: Recipe, sequence_ids: Sequence[str]) -> None:
     """Compares trainer and engine on prompts of the validation part, once a run."""
     from outrider.eval.replay.draft_parity import engine_parity
-    from outrider.speculators.parity import complaint, in_words
 
     base = served_base_of(run, recipe)
     # From scratch, the evaluation compares replay with the engine's steps.
@@ -45,7 +44,8 @@ def check_warm_start(run: RunDirectory, recipe: Recipe, sequence_ids: Sequence[s
             recipe.eval.replay_dtype,
         )
 
-    asked = parity.model_dump(exclude={"min_agreement", "max_difference"})
+    limits = {"min_agreement", "max_difference"}
+    asked = {key: value for key, value in parity._asdict().items() if key not in limits}
     sums = Kept(run.training / FILE, asked).run(measured)
     say = Console(stderr=True, highlight=False, soft_wrap=True).print
     why = complaint(sums, parity)

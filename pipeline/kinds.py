@@ -29,17 +29,12 @@ MAX_MODEL_LEN = 32_768
 """Largest default of `serving.engine.max_model_len`. R1 has 163,840 positions; few logs need them,
 and the engine must have room for one request of this length in its KV cache."""
 
-TUNED_WIDTH = 192
-TUNED_RATE = 1e-3
-"""The learning rate that was tuned on nano R1, and its hidden size."""
-
 
 def with_kinds(recipe: Recipe, target_dir: Path | None = None) -> Recipe:
     """The recipe with all that its target decides; prints the kinds of `kind: auto`.
 
-    A kind that cannot be served is left out of `auto`, and an error where it is named.
-    Values that the recipe or the command line sets always win.
-    `target_dir` is a directory with the target's config.json, where it is known.
+    A kind that cannot be served is left out of `auto`, and an error where it is named. Values that
+    are set always win. `target_dir` has the target's config.json, where it is known.
     """
     if found := target_dir or local_target(recipe):
         return _replaced(recipe, found)
@@ -60,8 +55,6 @@ def _replaced(recipe: Recipe, target_dir: Path) -> Recipe:
     target_config = read_json(target_dir / "config.json")
     architecture_of(target_config, f"{recipe.target.model}: config.json")
     recipe = _with_attention(with_target_defaults(recipe, target_config), target_config)
-    if recipe.speculator.kind == DEFAULT_KIND:  # the target's own layer, in its own cache
-        return recipe
     mla = runs_mla(target_config, recipe.serving.engine)
     head = recipe.speculator.head
     if head.layer_type == "auto":
@@ -139,13 +132,12 @@ def _unserved(recipe: Recipe, name: str, target_config: Mapping[str, Any], mla: 
 def with_target_defaults(recipe: Recipe, target_config: Mapping[str, Any]) -> Recipe:
     """The recipe with every value that its target decides.
 
-    Adam's best learning rate for matrices falls as 1 / width (muP, Yang et al. 2022): 1e-3 becomes
-    3e-5 at R1's width of 7168.
+    Adam's best learning rate for matrices falls as 1 / width (muP, Yang et al. 2022): 1e-3, tuned
+    on nano R1 with its width of 192, becomes 3e-5 at R1's 7168.
     """
     length = min(target_config.get("max_position_embeddings", MAX_MODEL_LEN), MAX_MODEL_LEN)
     engine = _filled(recipe.serving.engine, max_model_len=length)
-    rate = TUNED_RATE * TUNED_WIDTH / target_config["hidden_size"]
-    one_digit = float(f"{rate:.0e}")
+    one_digit = float(f"{1e-3 * 192 / target_config['hidden_size']:.0e}")
     changed = {
         "training": _filled(
             recipe.training, learning_rate=one_digit, row_tokens=engine.max_model_len

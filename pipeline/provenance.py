@@ -56,7 +56,13 @@ def provenance(command_line: list[str], recipe_files: tuple[Path, ...]) -> dict[
         "python": sys.version.split()[0],
         "versions": versions(),
         "git": _git(),
-        "hardware": hardware(),
+        "hardware": {
+            "processor": _processor(),
+            "cores": len(os.sched_getaffinity(0)),  # usable ones
+            "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
+            "gpus": [f"{gpu.name}, {gpu.mebibytes} MiB, {gpu.driver}" for gpu in gpus()],
+            "system": platform.platform(),
+        },
         "environment": {name: os.environ[name] for name in ENVIRONMENT if name in os.environ},
     }
 
@@ -90,17 +96,6 @@ def gpus() -> list[Gpu]:
         Gpu(name, int(size), driver)
         for name, size, driver in (line.rsplit(", ", 2) for line in lines)
     ]
-
-
-def hardware() -> dict[str, Any]:
-    """Processor, usable cores, memory, GPUs."""
-    return {
-        "processor": _processor(),
-        "cores": len(os.sched_getaffinity(0)),
-        "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
-        "gpus": [f"{gpu.name}, {gpu.mebibytes} MiB, {gpu.driver}" for gpu in gpus()],
-        "system": platform.platform(),
-    }
 
 
 def _processor() -> str:

@@ -54,11 +54,6 @@ class RunDirectory:
         return cls(runs.expanduser().resolve() / recipe.name)
 
     @property
-    def shared(self) -> Path:
-        """What runs on the same target share: its own speculator, as the engine loads it."""
-        return self.root.parent / ".shared"
-
-    @property
     def traffic(self) -> Path:
         """Output of ingest: sequences/, rejects.jsonl, summary.json."""
         return self.root / "traffic"

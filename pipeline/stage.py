@@ -56,14 +56,12 @@ class Stage:
 
     def inputs(self, run: RunDirectory, recipe: Recipe, options: Options) -> dict[str, Any]:
         """Everything that the result depends on, as digests and values."""
-        upstream = {}
-        for name in self.needs:
-            upstream[name] = (run.read_record(name) or {}).get("artifact", "absent")
+        records = {name: run.read_record(name) or {} for name in self.needs}
         return {
             "code": {self.name: f"version {self.version}"},
             "recipe": self.settings(recipe),
             "source": self.sources(recipe),
-            "output of": upstream,
+            "output of": {name: each.get("artifact", "absent") for name, each in records.items()},
             "option": {name: options.get(name) for name in self.options},
         }
 

@@ -27,8 +27,6 @@ from outrider.pipeline.stages.registry import stage_of
 
 INTERRUPTED = 75
 UNEXPECTED = 70
-_LOGGER = "vllm.logger"
-"""Imported before sys.stderr is the terminal: vLLM's logger keeps the stream."""
 
 
 def main(stage: Stage, run: RunDirectory, options: Options) -> int:
@@ -66,7 +64,8 @@ def _show_progress_on_the_terminal(starts_engines: bool) -> None:
     )
     logging.captureWarnings(True)
     if starts_engines:
-        importlib.import_module(_LOGGER)
+        # Before sys.stderr is the terminal: vLLM's logger keeps the stream.
+        importlib.import_module("vllm.logger")
     os.set_inheritable(int(descriptor), False)
     sys.stdout = sys.stderr = os.fdopen(int(descriptor), "w", buffering=1, encoding="utf-8")
 

@@ -188,10 +188,6 @@ class ReplayChain:
     offered_RKK: Tensor
     visits_RAK: Tensor
 
-    def acceptance_length(self) -> Tensor:
-        """Tokens per step for k = 1..K, pooled: a ratio of sums, never a mean of ratios."""
-        return self.tokens_R.sum() / self.steps_RK.sum(dim=0)
-
 
 @torch.no_grad()
 def replay_chain(a_RAK: Tensor, anchors_R: Tensor) -> ReplayChain:

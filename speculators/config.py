@@ -6,23 +6,10 @@ SpeculatorConfig(depth=4)
 from collections.abc import Sequence
 from typing import Annotated, Literal
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    ConfigDict,
-    Field,
-    PositiveFloat,
-    PositiveInt,
-    model_validator,
-)
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from outrider.speculators.head_config import HeadConfig
-from outrider.speculators.kinds import (
-    DEFAULT_KIND,
-    LOOKUP,
-    trainable_kind,
-    trainable_names,
-)
+from outrider.speculators.kinds import DEFAULT_KIND, LOOKUP, trainable_kind, trainable_names
 
 AUTO = "auto"
 """`speculator.kind` that stands for every kind that the target supports, and n-gram lookup."""
@@ -40,39 +27,6 @@ def _candidates(named: str | list[str]) -> str | list[str]:
             f" next to them; {AUTO} alone takes all that the target supports"
         )
     return names[0] if len(names) == 1 else names
-
-
-class ParityConfig(BaseModel):
-    """Draft parity: the trainer's unroll and the engine must draft the same tokens. Not a section.
-
-    Checked for the base speculator before training: the engine's drafts against the unroll's, and
-    the drafts of the speculator as prepared for training against the base's.
-    """
-
-    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
-
-    prompts: PositiveInt = 8
-    """Prompts of the validation part that the engine answers greedily while its drafts are
-    recorded."""
-
-    max_tokens: PositiveInt = 64
-    """Longest answer in tokens."""
-
-    anchors: PositiveInt = 200
-    """Most steps that are compared, at every depth; they are drawn at random."""
-
-    min_agreement: float = Field(0.99, gt=0, le=1)
-    """Smallest share of draft tokens, at every depth, that are equal or near ties. Of a sample
-    more may differ, by two standard errors (speculators/parity.py)."""
-
-    near_tie_nats: float = Field(0.25, ge=0)
-    """Two different drafts are a near tie if the trainer finds its own at most this much more
-    likely than the engine's (nats). The engine's logits are bf16, whose steps are 0.06 to 0.125 at
-    the usual size of a logit."""
-
-    max_difference: PositiveFloat = 0.05
-    """Largest mean absolute difference between the two log-probabilities of the engine's drafts, in
-    nats."""
 
 
 class SpeculatorConfig(BaseModel):

@@ -11,9 +11,6 @@ PLANNED_VOCABULARY = 32_000
 """Draft tokens that are planned for before traffic is read, where a share decides: what public
 heads for vocabularies of 129k and 151k have."""
 
-Coverage = Annotated[float, Field(gt=0, lt=1)]
-Size = Annotated[int, Field(ge=2)]
-
 
 class HeadConfig(BaseModel):
     """Shape of a head that is trained from scratch; a warm start has the shape of its base."""
@@ -31,7 +28,9 @@ class HeadConfig(BaseModel):
     `mla` where the engine runs the target with MLA, as R1 on GPUs, and `llama` where it does not,
     as with VLLM_MLA_DISABLE=1, the default on a CPU."""
 
-    draft_vocabulary: Literal["all"] | Size | Coverage = 0.999
+    draft_vocabulary: (
+        Literal["all"] | Annotated[int, Field(ge=2)] | Annotated[float, Field(gt=0, lt=1)]
+    ) = 0.999
     """Tokens that the head can draft. A share below 1: the most frequent tokens that together are
     this share of the responses of the training part. A number from 2: so many tokens, the most
     frequent ones. `all`: the target's vocabulary. A warm start keeps the tokens of its base."""

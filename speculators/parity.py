@@ -5,9 +5,8 @@
 
 The reference's log-probabilities are compared with the other's drafts and their log-probabilities,
 after the same tokens: the engine's drafts before training (eval/replay/draft_parity.py), and those
-of the speculator as prepared for training (training/step0_parity.py). Acceptance is not compared:
-with seven sequences, near ties of bf16 in a handful of drafts moved one depth's acceptance by
-0.087.
+of the speculator as prepared for training (training/step0_parity.py). Not acceptance: with seven
+sequences, near ties of bf16 in a handful of drafts moved one depth's by 0.087.
 
 The limits are those of `ParityConfig`, at every depth, plus two standard errors of the number of
 drafts n (`allowed`). Measured on nano R1, bf16 against float32, by depth: at most 0.3 % of the
@@ -19,9 +18,7 @@ Shapes: K depths, N drafts, D draft vocabulary.
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
-
-from outrider.speculators.config import ParityConfig
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     import torch
@@ -41,6 +38,26 @@ drafts, 0.1 for what the means of whole sequences vary by."""
 
 Sums = Sequence[Sequence[float]]
 """[K, 4]: drafts, equal ones, near ties, and the sum of the log-probabilities' differences."""
+
+
+class ParityConfig(NamedTuple):
+    """How many drafts are compared, and how far they may differ."""
+
+    prompts: int = 8
+    """Prompts of the validation part that the engine answers greedily."""
+    max_tokens: int = 64
+    """Longest answer in tokens."""
+    anchors: int = 200
+    """Most steps that are compared, at every depth; they are drawn at random."""
+    min_agreement: float = 0.99
+    """Smallest share of draft tokens, at every depth, that are equal or near ties."""
+    near_tie_nats: float = 0.25
+    """Two different drafts are a near tie if the trainer finds its own at most this much more
+    likely than the engine's. The engine's logits are bf16, whose steps are 0.06 to 0.125 at the
+    usual size of a logit."""
+    max_difference: float = 0.05
+    """Largest mean absolute difference between the two log-probabilities of the engine's drafts, in
+    nats."""
 
 
 def compared(

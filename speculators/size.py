@@ -80,11 +80,6 @@ class DrafterSize:
         return 2 * self.vocab * self.hidden
 
     @property
-    def state_values(self) -> int:
-        """Stored values of one token in a training row: the teacher's state and the inputs."""
-        return self.read if self.read == self.hidden else self.hidden + self.read
-
-    @property
     def largest(self) -> int:
         """Values of the largest tensor."""
         return max(map(math.prod, self.shapes.values()))

@@ -8,10 +8,9 @@ chain's own, so the query of depth s at i attends to
     the depth-0 keys j <= i of its sequence      computed once, read at every depth
     its own chain's keys of depths 1..s
 
-The two parts are attended separately and merged through their log-sum-exps: no matrix over all
-depths exists, and only the first part depends on the device (layers/prefix_attention.py). Tokens
-are the logged ones. That is teacher forcing along an accepted chain, the only case that matters:
-the engine discards a chain after a rejected token.
+The two parts are merged through their log-sum-exps: no matrix over all depths exists, and only the
+first depends on the device (layers/prefix_attention.py). Tokens are the logged ones (teacher
+forcing): the engine discards a chain after a rejected token.
 
     anchors_N, u = unroll_anchors(chain, ends, token_ids_BT, inputs_BTX, sequence_BT, position_BT,
                                   anchor_BT, depth=4)

@@ -15,6 +15,7 @@ import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import torch
@@ -96,7 +97,7 @@ def assemble(
     return Batch(row, token, streams[FINAL_NORM], inputs_BTX, sequence, position, anchor)
 
 
-class Prefetch:
+class Prefetch(AbstractContextManager["Prefetch"]):
     """Iterates over batches that a thread assembles two rows ahead, pinned for a GPU.
 
     An error in the thread is raised by the iteration.
@@ -115,9 +116,6 @@ class Prefetch:
         self._assemble = lambda row: assemble(store, samples, row, row_tokens, spec)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="prefetch")
         self._ahead: deque[Future[Batch]] = deque()
-
-    def __enter__(self) -> "Prefetch":
-        return self
 
     def __exit__(self, *_: object) -> None:
         self._thread.shutdown(cancel_futures=True)

@@ -133,11 +133,9 @@ def on_all_ranks(
 ) -> list[Result]:
     """Runs `action` in every rank and returns the results by rank.
 
-    Without it a full disk under one rank leaves the others waiting in the next collective.
-
     `main_only` runs it in the first rank alone; the other results are None then. An
-    `OutriderError`, an `OSError` or a safetensors error in any rank is raised in all of them as an
-    `OutriderError`.
+    `OutriderError`, an `OSError` (a full disk) or a safetensors error in any rank is raised in all
+    of them as an `OutriderError`; else the others would wait in the next collective.
     """
     result, failure = None, None
     if accelerator.is_main_process or not main_only:

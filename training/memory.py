@@ -6,12 +6,11 @@
 
 Three phases can be the largest: the closed-form fit of a head from scratch, the start, when the
 base speculator in float32 exists next to the prepared one (step-0 parity), and backward of a step.
-The largest row is one response that fills it. Weights, masters, AdamW's moments and the sum
-of gradients over rows take what DeepSpeed estimates: 2 P + 18 P / n bytes for ZeRO-2 in bf16
+The largest row is one response that fills it. Weights, masters, moments and the sum of gradients
+over rows take what DeepSpeed estimates: 2 P + 18 P / n bytes for ZeRO-2 in bf16
 (`estimate_zero2_model_states_mem_needs`). But every depth of the unroll uses every weight, so
-autograd holds whole gradients until depth 0 hands them over: 2 P instead of 2 P / n, and the newest
-depth's gradient of the largest tensor. Activations are read off the meta device
-(speculators/size.py). No weights, no GPU.
+autograd holds whole gradients until depth 0: 2 P instead of 2 P / n, and the newest depth's
+gradient of the largest tensor. Activations are read off the meta device (speculators/size.py).
 """
 
 import dataclasses
@@ -78,11 +77,7 @@ class MemoryPlan:
     @property
     def row(self) -> tuple[int, int]:
         """Tokens of the row, and slots from which a chain starts."""
-        return self.sequence or self._full
-
-    @property
-    def _full(self) -> tuple[int, int]:
-        return self.row_tokens, self.row_tokens - 2
+        return self.sequence or (self.row_tokens, self.row_tokens - 2)
 
     @property
     def trained(self) -> int:
@@ -126,7 +121,7 @@ class MemoryPlan:
     def recompute(self) -> bool:
         """Whether backward computes every depth again, which the largest possible row decides."""
         can = self.size.drafter.input_values() > 0
-        return can and self._kept(*self._full, self.depth) > KEPT_AT_MOST
+        return can and self._kept(self.row_tokens, self.row_tokens - 2, self.depth) > KEPT_AT_MOST
 
     @property
     def _b(self) -> int:
@@ -149,7 +144,9 @@ class MemoryPlan:
     @property
     def _row_bytes(self) -> int:
         """States in bf16; token, sequence and position in 8 bytes each, the anchor's mark in 1."""
-        return self.row_tokens * (2 * self.size.state_values + 25)
+        # The inputs, and the teacher's state unless it is what the drafter reads.
+        values = self.size.read + self.size.hidden * (self.size.read != self.size.hidden)
+        return self.row_tokens * (2 * values + 25)
 
     def _always(self) -> dict[str, float]:
         """What exists all the time."""

@@ -14,8 +14,7 @@ responses are served; a draft that is never offered gets no gradient. Summed ove
 weights are its tokens minus one for every step that accepts all K. The loss is therefore divided by
 tokens: with `tv` it is the expected number of rejections per token.
 
-The acceptances come from the same pass as the loss, without gradient. The weights are therefore
-always current: nothing is cached, and a resumed run has nothing to restore.
+The acceptances come from the same pass as the loss, without gradient, so the weights are current.
 
 Shapes: K depths, N anchors of a row (and as many targets), H hidden, V vocabulary, R responses,
 A anchors of a response (padded).
@@ -71,11 +70,7 @@ class Objective:
         return fixed_weights(self.config.depth_weights, self.depth, self.decay) / count_K
 
     def of_row(
-        self,
-        drafted: Drafted,
-        batch: Batch,
-        share_K: Tensor,
-        masked: Collection[int] = (),
+        self, drafted: Drafted, batch: Batch, share_K: Tensor, masked: Collection[int] = ()
     ) -> tuple[Tensor, Judged]:
         """The row's part of the loss, and the other results of its drafts.
 

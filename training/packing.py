@@ -124,22 +124,18 @@ def turns(rows_per_step: int, world: int) -> int:
 
 
 def rows_of_process(
-    steps: Sequence[Sequence[Row]],
-    first_step: int,
-    rows_per_step: int,
-    rank: int,
-    world: int,
+    steps: Sequence[Sequence[Row]], first_step: int, rows_per_step: int, rank: int, world: int
 ) -> list[Row]:
     """The rows that one of `world` processes computes from `first_step` on, in order.
 
     A step with fewer rows than turns repeats its first row, which is not counted.
     """
-    rows = []
-    for step in range(first_step, len(steps)):
-        for turn in range(turns(rows_per_step, world)):
-            number = turn * world + rank
-            rows.append(steps[step][number if number < len(steps[step]) else 0])
-    return rows
+    numbers = range(rank, world * turns(rows_per_step, world), world)
+    return [
+        step[number if number < len(step) else 0]
+        for step in steps[first_step:]
+        for number in numbers
+    ]
 
 
 def pack(pieces: Sequence[tuple[int, int]], row_tokens: int) -> list[Row]:

@@ -12,9 +12,8 @@ Shapes: K depths, N anchors, M anchors of a chunk, D draft vocabulary.
 
 import torch
 
-from outrider.speculators.config import ParityConfig
 from outrider.speculators.kinds.drafter import Batch
-from outrider.speculators.parity import compared
+from outrider.speculators.parity import ParityConfig, compared
 from outrider.speculators.unroll import valid_BT
 from outrider.training.distributed.accelerator import ChainUnroll, Drafted
 

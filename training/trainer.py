@@ -27,20 +27,13 @@ from outrider.common.files import publish, read_json, write_json
 from outrider.common.fingerprint import value_digest
 from outrider.speculators.base import base_of, planned, warm_start
 from outrider.speculators.checkpoints.target_ends import load_target_ends
-from outrider.speculators.config import ParityConfig
 from outrider.speculators.draft_vocabulary import coverage, token_counts
 from outrider.speculators.kinds import trainable_kind
 from outrider.speculators.kinds.drafter import Batch, Drafter
 from outrider.speculators.kinds.protocol import Origin
-from outrider.speculators.parity import complaint
+from outrider.speculators.parity import ParityConfig, complaint
 from outrider.speculators.size import drafter_size
-from outrider.training.batches import (
-    Prefetch,
-    Reading,
-    Store,
-    Stream,
-    assemble,
-)
+from outrider.training.batches import Prefetch, Reading, Store, Stream, assemble
 from outrider.training.checkpoints import load_checkpoint, save_checkpoint, states
 from outrider.training.config import DEPTH_DECAY, SCRATCH_DECAY
 from outrider.training.distributed.accelerator import (
@@ -83,7 +76,16 @@ class Trainer:
         self.kind = trainable_kind(spec.speculator.only_kind)
         target_config = read_json(spec.target_dir / "config.json")
         self.vocab = target_config["vocab_size"]
-        self.origin = self._origin()
+        self.origin = Origin(
+            spec.target_dir,
+            # A base of another kind is no warm start.
+            warm_start(self.kind, base_of(spec.speculator.base, spec.target_dir)),
+            spec.speculator.head,
+            lambda: self._token_counts(self.samples),
+            None if spec.training.streams else self._rows,
+            spec.speculator.train,
+            spec.speculator.lora_rank,
+        )
         warm = self.origin.base_dir is not None
         config = planned(spec.speculator, target_config)
         fitted = not (warm or spec.training.streams) and self.kind.fitted(config)
@@ -103,8 +105,10 @@ class Trainer:
         rows = [row for row in source.manifest["sequences"] if row["id"] in parts]
         lengths, starts = ([row[key] for row in rows] for key in ("length", "completion_start"))
         self.lost_ends = cut_at_rows(lengths, starts, row_tokens)
-        epochs = (self._epoch(number) for number in range(self.config.epochs))
+        packed = self.samples, row_tokens, self.config.rows_per_step, self.config.seed
+        epochs = (plan_epoch(*packed, number) for number in range(self.config.epochs))
         self.steps = [rows for steps in epochs for rows in steps]
+        probabilistic = spec.speculator.draft_sample_method == "probabilistic"
         self.validation = Validation(
             self.accelerator,
             source,
@@ -112,7 +116,7 @@ class Trainer:
             spec.sampling,
             row_tokens,
             self.features,
-            spec.probabilistic_drafts,
+            probabilistic,
         )
         dtype = COMPUTE_DTYPE[self.config.compute]
         ends = load_target_ends(spec.target_dir, dtype).to(self.device)
@@ -135,32 +139,12 @@ class Trainer:
             ends.lm_head_VH,
             self.samples,
             spec.sampling,
-            spec.probabilistic_drafts,
+            probabilistic,
             DEPTH_DECAY if warm or fitted else SCRATCH_DECAY,
         )
         # The digest of what decides the weights: a checkpoint of another digest is another run's.
         self.digest = value_digest([spec.settings(), source.manifest])
         self.stop_requested = False
-
-    def _epoch(self, number: int) -> list[list[Row]]:
-        """The rows of every step of one epoch."""
-        config = self.config
-        return plan_epoch(
-            self.samples, config.row_tokens, config.rows_per_step, config.seed, number
-        )
-
-    def _origin(self) -> Origin:
-        """The base is the warm start if it is of the trained kind; else there is none."""
-        base = base_of(self.spec.speculator.base, self.spec.target_dir)
-        return Origin(
-            self.spec.target_dir,
-            warm_start(self.kind, base),
-            self.spec.speculator.head,
-            lambda: self._token_counts(self.samples),
-            None if self.config.streams else self._rows,
-            self.spec.speculator.train,
-            self.spec.speculator.lora_rank,
-        )
 
     def _rows(self) -> Iterator[Batch]:
         """The training part, a row at a time, in the order of the first epoch."""
@@ -264,19 +248,17 @@ class Trainer:
             )
             check = StepZero(ChainUnroll(base_speculator, base_ends, self.depth).eval(), parity)
         prepared = self._evaluate(0, check)
-        why = None
         if check is not None:
             sums_K4 = self.accelerator.reduce(check.sums_K4.to(self.device), reduction="sum")
-            why = complaint(sums_K4.tolist(), parity)
-        if why is not None:
-            why = (
-                "step-0 parity: before any update, the speculator prepared for training drafts"
-                f" otherwise than the base in float32: {why}; if training.compute is bf16, see"
-                " whether fp32 agrees. To train all the same: training.parity=warn"
-            )
-            if self.config.parity == "strict":
-                raise OutriderError(why)
-            self._say(f"warning: {why}")
+            if why := complaint(sums_K4.tolist(), parity):
+                why = (
+                    "step-0 parity: before any update, the speculator prepared for training drafts"
+                    f" otherwise than the base in float32: {why}; if training.compute is bf16, see"
+                    " whether fp32 agrees. To train all the same: training.parity=warn"
+                )
+                if self.config.parity == "strict":
+                    raise OutriderError(why)
+                self._say(f"warning: {why}")
         self._save_best(0)
         return {
             "digest": self.digest,
@@ -327,11 +309,7 @@ class Trainer:
         """One optimizer step over this process's rows of the step."""
         began, waited = time.perf_counter(), batches.waited
         rows = self.steps[step]
-        config, world, rank = (
-            self.config,
-            self.accelerator.num_processes,
-            self.accelerator.process_index,
-        )
+        config, world = self.config, self.accelerator.num_processes
         rate = config.learning_rate_at(step, len(self.steps))
         for group in self.optimizer.param_groups:
             group["lr"] = rate
@@ -342,7 +320,7 @@ class Trainer:
         sums = torch.zeros(1 + 2 * self.depth, device=self.device)
         for turn in range(rows_each):
             batch = next(supply).to(self.device)
-            counted = turn * world + rank < len(rows)
+            counted = turn * world + self.accelerator.process_index < len(rows)
             with self.accelerator.accumulate(self.model):
                 drafted = self.unroll.drafted(batch, self.model)
                 counts_K = share_K if counted else torch.zeros_like(share_K)

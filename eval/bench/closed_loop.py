@@ -10,9 +10,7 @@ milliseconds, changing servers a second), so that the requests of a pair share t
 
 Starts of one engine differ in speed too. Where base and custom run in two engines, every repeat
 starts its servers again, so that a repeat is a start of the pair. Base at eval.current_k is
-measured next to base. N-gram lookup, which the gate reads as well, has a separate engine.
-
-Repeats end when the verdict on speed is decided, or with the plan: `eval.measure`.
+measured next to base; n-gram lookup has a separate engine. Repeats end by `eval.measure`.
 """
 
 import itertools
@@ -76,10 +74,8 @@ def measure(
             texts = [speeds.prompts[index].text for index in chosen[size]]
             start = repeat if two_engines else 0
             place = {"repeat": repeat, "concurrency": size, "prompts": chosen[size], "start": start}
-            for timed in _blocks(
-                servers, mode, load, turns, texts, size, sampling, evaluation, repeat
-            ):
-                blocks.append({**place, "engine": servers.name(timed["variant"]), **timed})
+            timed = _blocks(servers, mode, load, turns, texts, size, sampling, evaluation, repeat)
+            blocks += [{**place, "engine": servers.name(each["variant"]), **each} for each in timed]
         if reason := _end(blocks, repeat + 1, speeds):
             say(reason)
             break
@@ -160,21 +156,14 @@ def _blocks(
             seconds += sum(request.latency_s for request in block.requests)
             requests += len(texts)
         place += 1
-        size = requests_between_swaps(swap, seconds / requests)
+        # Alternating by request shares the machine's noise best. But each change loads weights:
+        # 0.03 s for nano R1, and for R1's 11.6 GB at least the time to read them, 12 s at 1 GB/s.
+        wait = swap * (1 - SHARE_OF_SWAPS) / SHARE_OF_SWAPS
+        size = max(math.ceil(wait * requests / seconds), 1)
     return [
         {"variant": variant, "alternated": alternated, **record_of(own)}
         for variant, own in results.items()
     ]
-
-
-def requests_between_swaps(swap_seconds: float, request_seconds: float) -> int:
-    """Requests that one drafter answers before the next is loaded.
-
-    Alternating by request shares the machine's noise best. Each change loads weights: 0.03 s for
-    nano R1, and for R1's 11.6 GB at least the time to read them, 12 s at 1 GB/s.
-    """
-    least = swap_seconds * (1 - SHARE_OF_SWAPS) / (SHARE_OF_SWAPS * request_seconds)
-    return max(math.ceil(least), 1)
 
 
 def record_of(blocks: Sequence[BlockResult]) -> Record:

@@ -7,11 +7,10 @@ verification pass. The acceptance length is tokens after each response's first o
 lookup makes steps without a draft, which vLLM does not count and which deliver one token each, so
 its steps are tokens minus accepted drafts.
 
-The interval's clusters are sessions, or users where that is wider. Blocks use the prompts again and
-again, and responses to one prompt are alike: with turns as clusters, an equal custom was shown to
-accept more in 22 % of simulations with 5 sessions, now in 2.5 % (tests/eval/test_counted.py). vLLM
-counts a block as a whole. A step delivers once, so a response's share of the block's steps is its
-share of the deliveries.
+The interval's clusters are sessions, or users where that is wider: responses to one prompt are
+alike, and with turns as clusters an equal custom was shown to accept more in 22 % of simulations
+with 5 sessions, now in 2.5 % (tests/eval/test_counted.py). vLLM counts a block as a whole; a
+response's share of its steps is its share of the deliveries.
 """
 
 from collections.abc import Mapping, Sequence
@@ -71,8 +70,7 @@ def verification_passes(outputs: Outputs, prompts: Sequence[Prompt]) -> list[Cou
     sampled = outputs.sampled
     return [
         CountedPass(
-            [prompt],
-            {drafter: asdict(sampled.of(drafter).counted[index]) for drafter in DRAFTERS},
+            [prompt], {drafter: asdict(sampled.of(drafter).counted[index]) for drafter in DRAFTERS}
         )
         for index, prompt in enumerate(prompts)
     ]

@@ -28,7 +28,8 @@ from outrider.eval.results.parts import (
 )
 from outrider.eval.results.sections import Block, Quantiles, Reference, SpeedRow
 from outrider.eval.stats.clusters import clustered
-from outrider.eval.stats.sequential import level_after
+from outrider.eval.stats.intervals import LEVEL
+from outrider.eval.stats.sequential import looks_of
 from outrider.eval.stats.speed_ratio import (
     Units,
     agree,
@@ -122,7 +123,8 @@ class SpeedRatios:
         """
         over, under = COMPARED[name]
         pairs = paired(blocks, concurrency, over, under)
-        level = level_after(repeats_of(blocks), self.settings)
+        full, repeats = self.settings.measure == "full", repeats_of(blocks)
+        level = LEVEL if full else looks_of(self.settings).level(repeats)
         units, starts = units_of(pairs), _starts(pairs)
         found, replayed = None, self.replayed and self.replayed.ratio(over, under, level)
         if self.replayed and replayed:
@@ -160,11 +162,7 @@ class SpeedRatios:
         if by_session.low is None or by_session.high is None or by_session.low > found.low:
             return found
         return found.model_copy(
-            update={
-                "low": by_session.low,
-                "high": by_session.high,
-                "clusters": by_session.clusters,
-            }
+            update={"low": by_session.low, "high": by_session.high, "clusters": by_session.clusters}
         )
 
 

@@ -137,12 +137,8 @@ def saturated(block: Record) -> bool:
     It achieved less than KEPT_UP of the offered rate, and the median time to first token grew by
     WAIT_GROWTH from the first third of the requests to the last, as it does in a queue that only
     grows. Either alone misleads: one long response at the end lowers the achieved rate, and one
-    burst lengthens waits. A block that ends before `serving.engine.max_num_seqs` requests run has
-    no queue.
-
-    Each rate is the number of gaps between the first and the last event over the time between them,
-    so a server that keeps up achieves what is offered. Completed requests over the block's whole
-    time would not: that includes the time of one more response, a large part of a short block.
+    burst lengthens waits. Each rate is the number of gaps between the first and the last event over
+    the time between them: over the block's whole time, one more response would count.
     """
     arrivals = block["arrivals_s"]
     ends = np.asarray(block["request_start_s"]) + np.asarray(block["request_seconds"])

@@ -3,14 +3,12 @@
     outputs = collect(context, servers, "eager", k, requests)
     outputs.sampled.custom.token_ids
 
-Each variant answers once greedily and once at the customer's sampling. Tokens and the engine's
-counts are kept; eval/lossless/verification.py compares them.
-
-Kernels whose result depends on the batch change greedy responses without any speculation. So a
-control repeats greedy requests without speculation in other batches: at half the concurrency and in
-reverse order. It has CONTROL_PROMPTS prompts where all greedy responses are equal, and all prompts
-where any differs. Custom repeats CONTROL_PROMPTS prompts in the same way: its own steps need not be
-equal in other batches either, which bounds how closely exact replay can predict them.
+Each variant answers once greedily and once at the customer's sampling; tokens and the engine's
+counts are kept. Kernels whose result depends on the batch change greedy responses without any
+speculation. So a control repeats greedy requests without speculation at half the concurrency and in
+reverse order: CONTROL_PROMPTS prompts where all greedy responses are equal, all where any differs.
+Custom repeats CONTROL_PROMPTS prompts in the same way: that its steps are not equal in other
+batches bounds how closely exact replay can predict them.
 """
 
 import itertools

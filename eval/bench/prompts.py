@@ -5,10 +5,9 @@
     for traffic in select(heldout, settings, serving):       # of the open loop
         traffic.name, traffic.texts, traffic.times, traffic.max_tokens
 
-The usual benchmark makes its lengths: it cuts or pads prompts and makes the model generate past its
-end (`ignore_eos`). A drafter then sees other text than the customer's, and after the end token text
-that nobody reads, so acceptance and speed mean nothing. Here a request with a long answer is one
-that has a long answer in the customer's log; the target ends it when it ends.
+The usual benchmark cuts or pads prompts and generates past the end (`ignore_eos`): text that is not
+the customer's, on which acceptance and speed mean nothing. Here a request with a long answer is one
+that has a long answer in the customer's log.
 """
 
 import collections

@@ -5,10 +5,8 @@
         complete(server.url, ...)
 
 The same engine started twice is not equally fast. So base and custom are compared in one engine,
-whose drafter weights are swapped between blocks or requests in milliseconds; flags, compiled code
-and memory are the same for both. Only the comparison with no speculation crosses engines, as does
-that with a speculator whose weights cannot be swapped: one of another kind or shape, or without
-weights.
+whose drafter weights are swapped between blocks or requests in milliseconds. Only comparisons with
+no speculation, and with a speculator of another kind or shape or without weights, cross engines.
 
 An engine starts with a schedule of drafts that has all numbers that are measured, and `server` sets
 the number before each turn (serving/vllm_hooks/drafts_file.py). With data parallelism or EPLB that
@@ -21,6 +19,7 @@ side. A target that fills its GPUs leaves room for one, and the servers alternat
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -48,7 +47,7 @@ class _Running:
     """Directory of the weights that it holds."""
 
 
-class Servers:
+class Servers(AbstractContextManager["Servers"]):
     """The variants' servers, for one stream of requests at a time, in one engine mode at a time."""
 
     def __init__(
@@ -112,10 +111,7 @@ class Servers:
         return list(by_server.values())
 
     def name(self, variant: str) -> str:
-        """Name of the variant's server.
-
-        Variants without speculation share one, and those whose weights can be swapped another.
-        """
+        """Name of the variant's server; those that can be swapped share one."""
         if not self._speculator(variant).speculates:
             return PLAIN
         drafter = variant if self._apart or variant in self._speculators else "base"
@@ -125,9 +121,6 @@ class Servers:
         """Stops the server of that name, or all."""
         for each in [*self._up] if name is None else {name} & self._up.keys():
             self._up.pop(each).server.stop()
-
-    def __enter__(self) -> "Servers":
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.stop()

@@ -5,10 +5,9 @@
     times.seconds["custom"][8][3]       # seconds of a step of 8 requests with 3 drafts
 
 A block of B requests at once takes its counted steps over B (for no drafts, its tokens over B) and
-its prefills, which take as long for every number. The share of the machine that front end and
-clients take is in it. In a round every number answers the same prompts in turn, so numbers are
-compared within rounds: the log of a number's time is the median over rounds of its distance to the
-round's median, which leaves out blocks in which the machine was busy.
+its prefills, which take as long for every number. In a round every number answers the same prompts
+in turn: the log of a number's time is the median over rounds of its distance to the round's median,
+which leaves out blocks in which the machine was busy.
 
 The margin of the ratio of two numbers' times is Student's, from what is left without rounds and
 numbers, (rounds - 1) (numbers - 1) degrees of freedom, winsorized at a tenth on each side for the

@@ -3,17 +3,14 @@
     compare_greedy(without, with_speculation, gap, near_tie_nats=0.125)
 
 Greedy responses should be equal token for token. An engine in bf16 that batches differently rounds
-differently: where the two most likely tokens are nearly tied, the argmax may fall either way
-without any speculation. A first difference at such a place is a near tie, any other is unexplained.
-What the engine also shows without speculation, in other batches, is not a fault of speculation:
-`excess` tests how many more responses differ than in that control. Near ties count there: an engine
-that accepts any draft nearly as likely as the target's own differs at near ties only.
-Sampled responses cannot be compared token by token, but the log-probabilities of their tokens under
-the target can: a faulty rejection sampler draws tokens that the target would not draw. And both
-sampled responses to a prompt are draws from the target, so each could carry the other's label: a
+differently: a first difference where two tokens are nearly tied is a near tie, any other is
+unexplained. `excess` tests how many more responses differ than without speculation in other
+batches. Near ties count there: an engine that accepts any draft nearly as likely as the target's
+own differs at near ties only. Of sampled responses the tokens' log-probabilities under the target
+are compared: a faulty rejection sampler draws tokens that the target would not draw. And both
+responses to a prompt are draws from the target, so each could carry the other's label: a
 permutation test (`same_tokens`) swaps labels within prompts and ranks the token counts' chi-square
-distance under the true labels among those under random ones. It assumes nothing about the tokens of
-one response, which depend on each other.
+distance. It assumes nothing about the tokens of one response, which depend on each other.
 
 Shapes: R prompts, B bins of tokens, S permutations.
 """
@@ -121,27 +118,20 @@ def same_tokens(
         n_resamples=samples,
         rng=np.random.default_rng(seed),
     )
-    return SameText(
-        prompts=prompts,
-        tokens=int(total_B.sum()),
-        p_value=float(found.pvalue),
-    )
+    return SameText(prompts=prompts, tokens=int(total_B.sum()), p_value=float(found.pvalue))
 
 
 def _counts(
     without: Sequence[Sequence[int]], with_speculation: Sequence[Sequence[int]]
 ) -> NDArray[np.float64]:
     """[2, R, B]: how often each common token, and any rare one, occurs in each response."""
-    everything = list(itertools.chain(*without, *with_speculation))
-    tokens, occurrences = np.unique(np.asarray(everything, np.int64), return_counts=True)
-    common = tokens[occurrences >= RARE]
-    counts_2RB = np.zeros((2, len(without), len(common) + 1))
-    for side, responses in enumerate((without, with_speculation)):
-        for row, response in enumerate(responses):
-            ids = np.asarray(response, np.int64)
-            place = np.searchsorted(common, ids)
-            known = place < len(common)
-            known[known] = common[place[known]] == ids[known]
-            np.add.at(counts_2RB[side, row], np.where(known, place, len(common)), 1)
-    used_B = counts_2RB.sum(axis=(0, 1)) > 0
-    return counts_2RB[:, :, used_B]
+    responses = [*without, *with_speculation]
+    ids = np.fromiter(itertools.chain.from_iterable(responses), np.int64)
+    _, place, occurrences = np.unique(ids, return_inverse=True, return_counts=True)
+    common = occurrences >= RARE
+    # Of each distinct token; the last bin is that of the rare ones.
+    bins = np.where(common, common.cumsum() - 1, common.sum())
+    row = np.repeat(np.arange(len(responses)), [len(each) for each in responses])
+    counts = np.zeros((len(responses), common.sum() + 1))
+    np.add.at(counts, (row, bins[place]), 1)
+    return counts[:, counts.any(axis=0)].reshape(2, len(without), -1)

@@ -3,11 +3,9 @@
     verification = verify(context, k, requests.verification, outputs)
 
 From the responses and the engine's counters (eval/bench/outputs.py) come four answers: whether
-speculation changed greedy outputs, whether sampled tokens are still the target's, whether as many
-tasks are solved, and whether exact replay predicts the steps that the engine counted. For the last
-one the states of the engine's own outputs are captured, so that replay reads exactly what was
-served: where trainer and engine draft differently, the steps differ. All engine modes are checked,
-since each has its own kernels.
+greedy outputs changed, whether sampled tokens are still the target's, whether as many tasks are
+solved, and whether exact replay of the engine's own outputs predicts the steps that it counted.
+Where trainer and engine draft differently, the steps differ. Each engine mode has its own kernels.
 
 Greedy responses find a sampler that accepts more than it may: accepting 5 % of rejected drafts
 changes most of 24 responses of 160 tokens. Where it errs at sampled requests alone, so few show
@@ -33,12 +31,7 @@ from outrider.eval.bench.outputs import REGIMES, Outputs, Recorded
 from outrider.eval.bench.prompts import Prompt
 from outrider.eval.config import EvalConfig
 from outrider.eval.context import EvaluationContext, Row
-from outrider.eval.lossless.equal_text import (
-    compare_greedy,
-    excess,
-    same_tokens,
-    tail_share,
-)
+from outrider.eval.lossless.equal_text import compare_greedy, excess, same_tokens, tail_share
 from outrider.eval.lossless.task_accuracy import raised_at, response_text, task_accuracy, task_of
 from outrider.eval.replay.replay import replay
 from outrider.eval.results.parts import DRAFTERS, VARIANTS, Drafters, Variant, Variants
@@ -53,7 +46,7 @@ from outrider.serving.config import TargetConfig
 from outrider.speculators.checkpoints.target_ends import load_target_ends
 
 POSITIONS_AT_A_TIME = 256
-"""Bounds the float32 logits: 256 x 129280 x 4 bytes = 132 MB for R1."""
+"""Bounds the float32 logits: 132 MB for R1, where all of an 8k response take 4 GB."""
 
 
 def verify(
@@ -191,22 +184,16 @@ def row_id(prompt: Prompt, completion: Sequence[int]) -> str:
 
 def captured_rows(outputs: Outputs, prompts: Sequence[Prompt]) -> list[Row]:
     """Every response, equal ones once."""
-    rows = {}
-    for regime in REGIMES:
-        for variant in VARIANTS:
-            responses = outputs.of(regime).of(variant).token_ids
-            for prompt, ids in zip(prompts, responses, strict=True):
-                name = row_id(prompt, ids)
-                rows[name] = (name, [*prompt.token_ids, *ids], len(prompt.token_ids))
-    return list(rows.values())
+    rows = (
+        (row_id(prompt, ids), [*prompt.token_ids, *ids], len(prompt.token_ids))
+        for regime, variant in itertools.product(REGIMES, VARIANTS)
+        for prompt, ids in zip(prompts, outputs.of(regime).of(variant).token_ids, strict=True)
+    )
+    return list({row[0]: row for row in rows}.values())
 
 
 class TargetScores:
-    """The target's log-probabilities, from captured states, on the GPU if there is one.
-
-    Logits are made POSITIONS_AT_A_TIME positions at a time: all of an 8k response over R1's
-    vocabulary take 4 GB, and their softmax twice that.
-    """
+    """The target's log-probabilities, from captured states, on the GPU if there is one."""
 
     def __init__(self, target_dir: Path, store: FeatureStore, dtype: str) -> None:
         self._device = "cuda" if torch.cuda.is_available() else "cpu"

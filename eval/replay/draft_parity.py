@@ -1,10 +1,8 @@
 """Draft parity: compares the drafts of the unroll with those of the engine, at every depth.
 
-The engine answers prompts greedily with a speculator. Its proposals are recorded, with the
-drafter's log-probability of each draft. The same states, captured from the same tokens, go through
-the unroll in float32. Each chain is fed the engine's own drafts, so a difference at one depth does
-not carry over to the next. Only bf16 against float32 remains: a token may change where two are
-nearly as likely.
+The engine answers prompts greedily with a speculator, and its proposals are recorded with the
+drafter's log-probability of each draft. The same states go through the unroll in float32. Each
+chain is fed the engine's own drafts, so a difference at one depth does not carry over to the next.
 
     sums = engine_parity(target, engine, base_dir, 4, prompts, parity)
     complaint(sums, parity)            # speculators/parity.py: None if they agree
@@ -25,9 +23,8 @@ from outrider.eval.replay.replay import Replayed, load_replayed
 from outrider.serving.config import EngineConfig, TargetConfig
 from outrider.serving.engine import Engine, open_engine
 from outrider.serving.speculator import Drafting, Speculator
-from outrider.speculators.config import ParityConfig
 from outrider.speculators.features import FeatureSpec
-from outrider.speculators.parity import compared
+from outrider.speculators.parity import ParityConfig, compared
 
 
 @dataclass(frozen=True)

@@ -11,20 +11,15 @@ customer text: it is made only where `report.samples` allows it.
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import torch
+from tokenizers import Tokenizer
 
-from outrider.eval.replay.replay import (
-    ReplaySums,
-    batches,
-    load_replayed,
-    unroll_responses,
-)
+from outrider.data.features.feature_store import FeatureStore
+from outrider.eval.replay.replay import ReplaySums, batches, load_replayed, unroll_responses
 from outrider.serving.client import Sampling
-
-if TYPE_CHECKING:
-    from outrider.data.features.feature_store import FeatureStore
 
 PLACES = {"gains least": 0.1, "gains as usual": 0.5, "gains most": 0.9}
 """Shown responses by their quantile of acceptance length custom / base over the held-out part."""
@@ -56,14 +51,12 @@ def walk(response: Sequence[int], drafts_at: Callable[[int], list[int]]) -> list
 def walks(
     speculator_dir: Path,
     target_dir: Path,
-    store: "FeatureStore",
+    store: FeatureStore,
     sequence_ids: Sequence[str],
     k: int,
     dtype: str = "float32",
 ) -> list[list[Step]]:
     """The steps of each response with this speculator's k greedy drafts."""
-    import torch
-
     model = load_replayed(speculator_dir, target_dir, dtype)
     head = model.drafter.head(model.ends)
     rows = [{"sequence_id": name, "session": name} for name in sequence_ids]
@@ -84,12 +77,10 @@ def sample_responses(
     k: int,
     speculators: Mapping[str, Path],
     target_dir: Path,
-    store: "FeatureStore",
+    store: FeatureStore,
     dtype: str = "float32",
 ) -> list[dict[str, Any]]:
     """Values of `eval.results.report.Example`; fewer than PLACES where responses are few."""
-    from tokenizers import Tokenizer
-
     decode = Tokenizer.from_file(str(target_dir / "tokenizer.json")).decode
     order = np.argsort(base.steps_RK[:, k - 1] / custom.steps_RK[:, k - 1], kind="stable")
     places = {base.sequence_ids[order[int(q * len(order))]]: name for name, q in PLACES.items()}

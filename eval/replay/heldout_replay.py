@@ -11,7 +11,7 @@ import random
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from datasets import Dataset
 from rich import box
@@ -20,23 +20,14 @@ from rich.table import Table
 from outrider.common.child_process import in_child
 from outrider.common.cluster.session import open_cluster
 from outrider.common.cluster.tasks import run_tasks, slots
+from outrider.data.features.feature_store import FeatureStore
 from outrider.data.on_policy.evidence import Evidence, judge
 from outrider.eval.config import SEED
 from outrider.eval.context import EvaluationContext
-from outrider.eval.replay.replay import (
-    CEILING,
-    ReplaySums,
-    compare,
-    has_steps,
-    length_at,
-    replay,
-)
+from outrider.eval.replay.replay import CEILING, ReplaySums, compare, has_steps, length_at, replay
 from outrider.eval.results.parts import DRAFTERS, Drafters, interval
 from outrider.eval.results.sections import OnPolicy, Replay
 from outrider.speculators.kinds import LOOKUP, weightless_kind
-
-if TYPE_CHECKING:
-    from outrider.data.features.feature_store import FeatureStore
 
 Replays = Mapping[str, ReplaySums]
 """By drafter, `lookup`, and of held-out and general traffic `ceiling`."""
@@ -49,7 +40,7 @@ COLUMNS = ["sequence_id", "session", "user", "temperature", "top_p", "top_k"]
 
 
 def replay_parts(context: EvaluationContext) -> dict[str, Replays]:
-    """The replays of every part, by part; prints the first result.
+    """The replays of base, custom and REFERENCES, by part; prints the first result.
 
     Empty where exact replay is not measured. Before servers start: on a GPU replays take nine
     tenths of its memory, in a cluster they have their node to themselves, and on a CPU they take
@@ -60,22 +51,15 @@ def replay_parts(context: EvaluationContext) -> dict[str, Replays]:
         return replays
     for part in ("heldout", "validation", "general"):
         if context.data.parts.get(part):
-            replays[part] = replay_drafters(context, part)
+            # K is chosen on the validation part, where the ceiling is not needed.
+            replays[part] = {
+                name: replay_drafter(context, part, name)
+                for name in (*DRAFTERS, *REFERENCES)
+                if name != CEILING or part != "validation"
+            }
         if part == "heldout":
             print_first_result(context, replays[part])
     return replays
-
-
-def replay_drafters(context: EvaluationContext, part: str) -> Replays:
-    """Base, custom and what they are compared with on one part of the traffic.
-
-    K is chosen on the validation part, where the ceiling is not needed.
-    """
-    return {
-        name: replay_drafter(context, part, name)
-        for name in (*DRAFTERS, *REFERENCES)
-        if name != CEILING or part != "validation"
-    }
 
 
 def replay_drafter(context: EvaluationContext, part: str, name: str) -> ReplaySums:
@@ -179,7 +163,7 @@ def replay_figures(replays: Replays, k: Drafters[int]) -> Replay:
     )
 
 
-def on_policy(store: "FeatureStore", heldout: Dataset) -> OnPolicy | None:
+def on_policy(store: FeatureStore, heldout: Dataset) -> OnPolicy | None:
     """Whether these rows are on-policy; None if capture kept no evidence.
 
     Capture sets single off-policy sequences aside. The rest can still be off-policy as a whole, for

@@ -18,25 +18,28 @@ import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from outrider.common.errors import OutriderError
+from outrider.common.files import read_json
+from outrider.data.features.feature_store import FeatureStore
+from outrider.eval.replay.perfect_drafter import PerfectDrafter
+from outrider.eval.replay.regions import NAMES, Regions
 from outrider.eval.results.parts import ClusteredEstimate
 from outrider.eval.stats.clusters import clustered
 from outrider.serving.client import Sampling
+from outrider.speculators.acceptance import accept_matrix, pad_anchors, replay_chain
+from outrider.speculators.checkpoints.target_ends import load_target_ends
 from outrider.speculators.features import FINAL_NORM, FeatureSpec, FeatureStream, SequenceStates
+from outrider.speculators.heads import TargetEnds
 from outrider.speculators.kinds import trainable_kind_of, weightless_kind
+from outrider.speculators.kinds.drafter import Drafter
 from outrider.speculators.kinds.weightless import WeightlessKind
-
-if TYPE_CHECKING:
-    import torch
-
-    from outrider.data.features.feature_store import FeatureStore
-    from outrider.speculators.heads import TargetEnds
-    from outrider.speculators.kinds.drafter import Drafter
 
 BATCH_TOKENS = 8192
 """Tokens that are unrolled at once."""
@@ -139,19 +142,13 @@ class ReplaySums:
         return cls(**{**value, **arrays, "regions": regions})
 
 
-ARRAYS = (
-    "tokens_R",
-    "steps_RK",
-    "accepted_RKK",
-    "region_tokens_RG",
-    "region_steps_RGK",
-)
+ARRAYS = ("tokens_R", "steps_RK", "accepted_RKK", "region_tokens_RG", "region_steps_RGK")
 
 
 def replay(
     speculator: Path | str,
     target_dir: Path,
-    feature_store: "FeatureStore",
+    feature_store: FeatureStore,
     rows: Iterable[Mapping[str, Any]],
     depth: int,
     draft_sample_method: str = "greedy",
@@ -164,11 +161,6 @@ def replay(
     `speculator` is a directory, the name of a kind without weights, or CEILING. Responses of one
     token have no speculative step and are left out. Runs on a GPU if there is one.
     """
-    import torch
-
-    from outrider.eval.replay.regions import NAMES, Regions
-    from outrider.speculators.acceptance import pad_anchors, replay_chain
-
     rule = rule_of(speculator, target_dir, draft_sample_method == "probabilistic", dtype)
     regions = Regions.of_target(target_dir) if by_region else None
     chains, tokens_by_region, steps_by_region = [], [], []
@@ -241,14 +233,10 @@ def lengths_and_ratio(
     }
 
 
-AcceptanceRule = Callable[[Sequence["Response"], int], tuple["torch.Tensor", "torch.Tensor"]]
-"""(batch, depth) -> a_NK of all anchors in order, and the anchors of each response."""
-
-
 def rule_of(
     speculator: Path | str, target_dir: Path, probabilistic: bool, dtype: str
-) -> AcceptanceRule:
-    """How the drafts of a speculator are accepted."""
+) -> Callable[[Sequence["Response"], int], tuple[Tensor, Tensor]]:
+    """How drafts are accepted: (batch, depth) -> a_NK of all anchors, anchors of each response."""
     if kind := weightless_kind(str(speculator)):
         return functools.partial(text_acceptances, kind)
     if speculator == CEILING and probabilistic:
@@ -261,8 +249,8 @@ def rule_of(
 class Replayed:
     """A speculator in memory, ready to draft."""
 
-    drafter: "Drafter"
-    ends: "TargetEnds"
+    drafter: Drafter
+    ends: TargetEnds
     spec: FeatureSpec
     """The target's states that it reads"""
     device: str
@@ -270,12 +258,6 @@ class Replayed:
 
 def load_replayed(speculator: Path | str, target_dir: Path, dtype: str) -> Replayed:
     """Loads a speculator of any kind with weights, or CEILING, on the GPU if there is one."""
-    import torch
-
-    from outrider.common.files import read_json
-    from outrider.eval.replay.perfect_drafter import PerfectDrafter
-    from outrider.speculators.checkpoints.target_ends import load_target_ends
-
     device = "cuda" if torch.cuda.is_available() else "cpu"
     number = getattr(torch, dtype)
     ends = load_target_ends(target_dir).to(device=device, dtype=number)
@@ -301,7 +283,7 @@ class Response:
 
 
 def batches(
-    store: "FeatureStore", rows: Iterable[Mapping[str, Any]], sampling: Sampling | None
+    store: FeatureStore, rows: Iterable[Mapping[str, Any]], sampling: Sampling | None
 ) -> Iterator[list[Response]]:
     """The rows' responses of two or more tokens, about BATCH_TOKENS at a time."""
     batch: list[Response] = []
@@ -333,24 +315,22 @@ def has_steps(length: int, completion_start: int) -> bool:
 class Unrolled:
     """Draft states of every anchor of a batch, its sequences in a single row of T slots (B = 1)."""
 
-    states: "list[torch.Tensor]"
+    states: list[Tensor]
     """u[s] [N, H], which predicts the token s + 1 after the anchor"""
-    token_ids_BT: "torch.Tensor"
-    hidden_BTH: "torch.Tensor"
-    anchor_N: "torch.Tensor"
+    token_ids_BT: Tensor
+    hidden_BTH: Tensor
+    anchor_N: Tensor
     """Slot of each anchor: the last known token of a step that may start there"""
-    response_N: "torch.Tensor"
+    response_N: Tensor
     """Index of its response in the batch"""
-    last_N: "torch.Tensor"
+    last_N: Tensor
     """Slot of that response's last token"""
-    anchors_R: "torch.Tensor"
+    anchors_R: Tensor
     """Anchors of each response"""
 
 
 def unroll_responses(model: Replayed, batch: Sequence[Response], depth: int) -> Unrolled:
     """Drafts `depth` tokens at every anchor; attention stays within a response's sequence."""
-    import torch
-
     read = [response.states for response in batch]
     lengths = torch.tensor([len(states.token_ids) for states in read])
     starts = lengths.cumsum(0) - lengths
@@ -396,15 +376,11 @@ def unroll_responses(model: Replayed, batch: Sequence[Response], depth: int) -> 
 
 def acceptances(
     model: Replayed, probabilistic: bool, batch: Sequence[Response], depth: int
-) -> tuple["torch.Tensor", "torch.Tensor"]:
+) -> tuple[Tensor, Tensor]:
     """a_NK of the batch's anchors at the requests' own sampling, and the anchors of each response.
 
     The anchors are in order, one response after another (`speculators.acceptance`).
     """
-    import torch
-
-    from outrider.speculators.acceptance import accept_matrix
-
     drafted = unroll_responses(model, batch, depth)
     per_response = torch.tensor(
         [[r.sampling.temperature, r.sampling.top_p, r.sampling.top_k] for r in batch],
@@ -428,10 +404,8 @@ def acceptances(
     return a_NK, drafted.anchors_R
 
 
-def all_accepted(batch: Sequence[Response], depth: int) -> tuple["torch.Tensor", "torch.Tensor"]:
+def all_accepted(batch: Sequence[Response], depth: int) -> tuple[Tensor, Tensor]:
     """`acceptances` of drafts that are drawn from the target's distribution."""
-    import torch
-
     read = [response.states for response in batch]
     anchors_R = torch.tensor([len(own.token_ids) - 1 - own.completion_start for own in read])
     return torch.ones(int(anchors_R.sum()), depth, dtype=torch.float64), anchors_R
@@ -439,10 +413,8 @@ def all_accepted(batch: Sequence[Response], depth: int) -> tuple["torch.Tensor",
 
 def text_acceptances(
     kind: WeightlessKind, batch: Sequence[Response], depth: int
-) -> tuple["torch.Tensor", "torch.Tensor"]:
+) -> tuple[Tensor, Tensor]:
     """`acceptances` of drafts that follow from the text: 1 where they are the logged tokens."""
-    import torch
-
     found = []
     for response in batch:
         ids_T, start = response.states.token_ids.numpy(), response.states.completion_start

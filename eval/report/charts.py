@@ -16,17 +16,6 @@ from outrider.eval.results.report import Report
 from outrider.eval.results.sections import RateRow, SpeedRow
 
 INK = "var(--soft)"
-AXIS = {
-    "domain": False,
-    "ticks": False,
-    "gridColor": "var(--line)",
-    "labelColor": INK,
-    "labelFontSize": 12,
-    "labelPadding": 6,
-    "titleColor": INK,
-    "titleFontSize": 12,
-    "titleFontWeight": "normal",
-}
 FORM = {
     "width": 340,
     "height": 210,
@@ -35,7 +24,17 @@ FORM = {
         "font": "system-ui, sans-serif",
         "padding": 4,
         "view": {"stroke": None},
-        "axis": AXIS,
+        "axis": {
+            "domain": False,
+            "ticks": False,
+            "gridColor": "var(--line)",
+            "labelColor": INK,
+            "labelFontSize": 12,
+            "labelPadding": 6,
+            "titleColor": INK,
+            "titleFontSize": 12,
+            "titleFontWeight": "normal",
+        },
         "axisX": {"grid": False},
     },
 }

@@ -3,13 +3,12 @@
     compared = compare([Path("runs/march"), Path("runs/april")])
     page = rendered(compared, "html")
 
-Only ratios that were measured within one run compare across runs. Tokens/s do not, and are left
-out. Drift: a speculator, identified by the digest of its weights, is followed over the runs that
-evaluated it. Each has other held-out responses, so runs are independent samples: a change is judged
-by the log of the ratio to the first run. Its standard errors come from the runs' intervals over
-sessions (half their width in logs over 1.96), and Bonferroni's correction counts the later runs.
-Where the acceptance of both base and custom falls, the traffic has become harder to draft; where
-custom's falls against base's, the speculator no longer fits it.
+Only ratios that were measured within one run compare across runs; tokens/s are left out. Drift: a
+speculator, identified by the digest of its weights, is followed over the runs that evaluated it.
+Runs are independent samples: a change is judged by the log of the ratio to the first run, with
+standard errors from the intervals over sessions (half their width in logs over 1.96) and
+Bonferroni's correction. Where the acceptance of both base and custom falls, the traffic has become
+harder to draft; where custom's falls against base's, the speculator no longer fits it.
 """
 
 import math

@@ -19,9 +19,6 @@ from outrider.eval.report.formatting import print_markdown, render
 from outrider.eval.results.parts import ClusteredEstimate, Estimate, k_list
 from outrider.eval.results.report import Report
 
-CAPTURED = "summary.json"
-"""The capture's summary in features/; its module imports torch."""
-
 
 def write_report(report: Report, report_dir: Path, trained_dir: Path) -> Path:
     """Writes report.html, report.md and report.json, and prints the summary; returns the page.
@@ -97,7 +94,7 @@ def headline(results: Report) -> dict[str, ClusteredEstimate | Estimate]:
 
 def lost_ends(run_dir: Path, trained_dir: Path) -> list[str]:
     """What capture and training have cut, in words."""
-    captured = (_read(run_dir / "features" / CAPTURED) or {}).get("too_long")
+    captured = (_read(run_dir / "features" / "summary.json") or {}).get("too_long")
     trained = (_read(trained_dir / "training" / "result.json") or {}).get("lost_ends")
     return [text for each in (captured, trained) if each and (text := LostEnds(**each).describe())]
 

@@ -83,12 +83,6 @@ def interval(estimate: Estimate | ClusteredEstimate, digits: int = 2) -> str:
     return f"{value} [{estimate.low:.{digits}f}, {estimate.high:.{digits}f}]"
 
 
-BASE = Field(description="The speculator in use")
-CUSTOM = Field(description="The trained speculator")
-NONE = Field(description="No speculation")
-# In a generic class pydantic 2 looks for attribute docstrings again for each type: it searches all
-# loaded modules at every frame of the stack, 5 s of imports in a process that has loaded vLLM.
-DESCRIBED = ConfigDict(use_attribute_docstrings=False)
 DOCUMENTED = ConfigDict(use_attribute_docstrings=True)
 """For a class derived from a type of a generic one."""
 
@@ -96,10 +90,12 @@ DOCUMENTED = ConfigDict(use_attribute_docstrings=True)
 class Drafters(Part, Generic[T]):
     """One value for base, one for custom."""
 
-    model_config = DESCRIBED
+    # In a generic class pydantic 2 looks for attribute docstrings again for each type: it searches
+    # all loaded modules at every frame of the stack, 5 s of imports in a process with vLLM.
+    model_config = ConfigDict(use_attribute_docstrings=False)
 
-    base: T = BASE
-    custom: T = CUSTOM
+    base: T = Field(description="The speculator in use")
+    custom: T = Field(description="The trained speculator")
 
     def of(self, name: Variant) -> T:
         """The value of base or custom; of Variants, of none too."""
@@ -114,7 +110,7 @@ def k_list(k: Drafters[int]) -> str:
 class Variants(Drafters[T]):
     """One value without speculation, one for base, one for custom."""
 
-    none: T = NONE
+    none: T = Field(description="No speculation")
 
 
 class Ratios(Part):

@@ -14,13 +14,11 @@ spent since the one before. The number of repeats doubles from look to look: aft
 repeats a look gets 0.003, 0.009 and 0.038.
 
 Early looks get little, so that only a large difference ends a measurement early, and the last one
-keeps most of the power. It also keeps the reported ratio honest: with half of the 5 % for the first
-of seven looks, a true ratio of 1.10 was reported 5 to 7 % too large where it shipped. What is left
-is in the check of the gate, corrected (`intervals.given_passed`).
+keeps most of the power: with half of the 5 % for the first of seven looks, a true ratio of 1.10 was
+reported 5 to 7 % too large where it shipped. `intervals.given_passed` corrects what is left.
 
 The probability that any of the intervals misses is at most the sum (Boole's inequality), however
-the looks depend on each other and whatever ends the measurement: the verdict, a limit of time, or
-somebody who is tired of waiting. This also holds for figures that the rule does not read.
+the looks depend on each other and whatever ends the measurement.
 """
 
 from dataclasses import dataclass
@@ -58,8 +56,3 @@ def looks_of(settings: EvalConfig) -> Looks:
     if settings.measure == "full":
         return Looks(settings.repeats, settings.repeats)
     return Looks(min(FIRST_LOOK, settings.repeats), settings.repeats)
-
-
-def level_after(repeats: int, settings: EvalConfig) -> float:
-    """Confidence level of every interval from timed blocks, measured `repeats` times."""
-    return LEVEL if settings.measure == "full" else looks_of(settings).level(repeats)

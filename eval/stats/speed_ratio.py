@@ -90,8 +90,7 @@ class Units:
     @property
     def stepped_U(self) -> NDArray[np.bool_]:
         """Whether both made steps after their first tokens."""
-        stepped_U: NDArray[np.bool_] = (self.over_U4[:, 3] > 0) & (self.under_U4[:, 3] > 0)
-        return stepped_U
+        return (self.over_U4[:, 3] > 0) & (self.under_U4[:, 3] > 0)
 
     @property
     def lengths_U(self) -> Array:
@@ -109,8 +108,7 @@ class Units:
 
 def _logs(sums_U4: Array, place: int) -> Array:
     """Log of a count over the one after it."""
-    logs_U: Array = np.log(sums_U4[:, place] / sums_U4[:, place + 1])
-    return logs_U
+    return np.log(sums_U4[:, place] / sums_U4[:, place + 1])
 
 
 def measured_ratio(units: Units, level: float = LEVEL) -> Estimate:
@@ -179,8 +177,7 @@ def widened(estimate: Estimate, margin: float) -> Estimate:
 
 def speed_of(sums: Array) -> Array:
     """Ratio of tokens/s, from [..., 4]: tokens and seconds of the first, and of the second."""
-    ratio: Array = (sums[..., 0] / sums[..., 1]) / (sums[..., 2] / sums[..., 3])
-    return ratio
+    return (sums[..., 0] / sums[..., 1]) / (sums[..., 2] / sums[..., 3])
 
 
 def _estimate(value: float, margin: float, units: Units) -> Estimate:

@@ -27,7 +27,6 @@ from outrider.speculators.size import drafter_size
 LOG_BYTES_PER_TOKEN = 6
 """Bytes of JSON per token of prompt and completion, roughly: text, field names, some token ids."""
 
-COMPRESSED = (".gz", ".zst")
 COMPRESSION_RATIO = 6
 """Bytes of a log per compressed byte, roughly."""
 
@@ -59,7 +58,7 @@ def traffic_volume(run: RunDirectory, recipe: Recipe) -> Volume:
         log = ingested["prompt_tokens"] + ingested["completion_tokens"]
         return split_volume(recipe, log, ingested["exchanges"])
     size = sum(
-        file.stat().st_size * (COMPRESSION_RATIO if file.suffix in COMPRESSED else 1)
+        file.stat().st_size * (COMPRESSION_RATIO if file.suffix in (".gz", ".zst") else 1)
         for path in map(Path, listed(recipe.traffic.path))
         for file in [path, *path.rglob("*")]
         if file.is_file()

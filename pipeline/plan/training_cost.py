@@ -1,13 +1,11 @@
 """Cost of a run, from config.json alone: parameters, memory, disk, hours.
 
-    price(run, recipe, gpu_bytes=None)      # one JSON object; page.py prints it
+    price(run, recipe, gpu_bytes=None)      # one JSON object; plan.py prints it
 
 Of several kinds, parameters and memory are those of each (`kinds`), and the states on disk are
-those that all of them read together.
-
-Memory (training/memory.py) is computed for one sequence that fills a row. It is compared
-with the GPUs of this machine or the size that `--gpu-memory` gives. Without a GPU, it is compared
-with this machine's memory, and if that is too small, with GPUs of an assumed size.
+those that all of them read together. Memory (training/memory.py) is that of one sequence that fills
+a row. It is compared with `--gpu-memory` or the GPUs of this machine; without a GPU with its
+memory, and if that is too small with GPUs of an assumed size.
 """
 
 import dataclasses

@@ -10,12 +10,7 @@ from outrider.pipeline.stages.sources import section, target_digest
 from outrider.speculators.base import stored_features
 from outrider.speculators.features import FeatureSpec
 
-SPEED_ONLY = {
-    "mode",
-    "max_num_seqs",
-    "kv_cache_gb",
-    "gpu_memory_utilization",
-}
+SPEED_ONLY = {"mode", "max_num_seqs", "kv_cache_gb", "gpu_memory_utilization"}
 """Engine settings that do not change the captured states."""
 
 
@@ -53,10 +48,7 @@ CAPTURE = Stage(
     settings=lambda recipe: {
         "target": section(recipe.target),
         "capture": section(recipe.capture),
-        "speculator": {
-            "kind": recipe.speculator.kinds,
-            "streams": list(features_of(recipe).names),
-        },
+        "speculator": {"kind": recipe.speculator.kinds, "streams": list(features_of(recipe).names)},
         "serving": {"engine": section(recipe.serving.engine, SPEED_ONLY)},
         **({"training": {"features": "streamed"}} if recipe.training.streams else {}),
     },

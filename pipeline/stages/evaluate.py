@@ -6,10 +6,12 @@ publishes and evaluates it.
 
 import dataclasses
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from outrider.common.files import link_or_copy, publish, read_json, write_json
+from outrider.eval.results.sections import KindSpeed
 from outrider.pipeline.recipe.recipe import Recipe
 from outrider.pipeline.run_dir import RunDirectory
 from outrider.pipeline.stage import Options, Stage
@@ -19,29 +21,32 @@ from outrider.pipeline.stages.sources import (
     served_base_of,
     target_and_base_digests,
 )
+from outrider.serving.speculator import Speculator
+from outrider.speculators.checkpoints.safetensors_headers import tensor_headers
 from outrider.speculators.kinds import LOOKUP
 
 if TYPE_CHECKING:
     from outrider.eval.context import EvaluationContext
 
 
-def _evaluate(run: RunDirectory, recipe: Recipe, options: Options) -> dict[str, Any]:
+def _evaluate(
+    run: RunDirectory,
+    recipe: Recipe,
+    speculator: str,
+    out: Path,
+    report: Path,
+    kinds: Sequence[KindSpeed] = (),
+) -> dict[str, Any]:
+    """Evaluates a speculator; `kinds` are those that it was chosen from."""
     from outrider.eval.evaluate import evaluate
 
-    return evaluate(evaluation_context(run, recipe, str(run.speculator), run.evaluation, run.root))
-
-
-def _evaluate_other(run: RunDirectory, recipe: Recipe, options: Options) -> dict[str, Any]:
-    from outrider.eval.evaluate import evaluate
-
-    out = run.other_evaluation
-    return evaluate(evaluation_context(run, recipe, str(options["speculator"]), out, out))
+    context = evaluation_context(run, recipe, speculator, out, report)
+    return evaluate(dataclasses.replace(context, kinds=kinds))
 
 
 def _choose_kind(run: RunDirectory, recipe: Recipe, options: Options) -> dict[str, Any]:
     """Ranks the trained kinds and n-gram lookup by exact replay and timed steps."""
     from outrider.eval.choose_kind import choose_kind
-    from outrider.speculators.checkpoints.safetensors_headers import tensor_headers
 
     contexts, facts = {}, {}
     for kind in recipe.speculator.candidates:
@@ -65,19 +70,15 @@ def _choose_kind(run: RunDirectory, recipe: Recipe, options: Options) -> dict[st
 
 def _evaluate_kinds(run: RunDirectory, recipe: Recipe, options: Options) -> dict[str, Any]:
     """Evaluates the kind that choose_kind has named."""
-    from outrider.eval.evaluate import evaluate
-    from outrider.eval.results.sections import KindSpeed
-
     kinds = [KindSpeed.model_validate(each) for each in read_json(run.kind_choice)]
     chosen, one = publish_chosen(run, kinds[0].kind), recipe.of_kinds([kinds[0].kind])
-    context = evaluation_context(run, one, chosen, run.evaluation, run.root)
-    return evaluate(dataclasses.replace(context, kinds=kinds))
+    return _evaluate(run, one, chosen, run.evaluation, run.root, kinds)
 
 
 def publish_chosen(run: RunDirectory, kind: str) -> str:
-    """Makes the run's speculator and metrics those of one of its kinds, as links to its files.
+    """Links the run's speculator and metrics to those of a kind; n-gram lookup has no files.
 
-    Returns the speculator as `--speculator` names it; n-gram lookup has no files.
+    Returns the speculator as `--speculator` names it.
     """
     own = run.of_kind(kind)
     if kind == LOOKUP:
@@ -97,7 +98,6 @@ def evaluation_context(
     """The evaluation of a speculator, named as `--speculator` names one."""
     from outrider.data.split.slices import load_slices
     from outrider.eval.context import EvaluationContext, EvaluationData, EvaluationFolders
-    from outrider.serving.speculator import Speculator
 
     parts = parts_in_use(run)
     data = EvaluationData(
@@ -132,7 +132,9 @@ EVALUATE = Stage(
         "export": {"k_per_batch_size": recipe.export.k_per_batch_size},
     },
     sources=target_and_base_digests,
-    work=_evaluate,
+    work=lambda run, recipe, options: _evaluate(
+        run, recipe, str(run.speculator), run.evaluation, run.root
+    ),
     reads=lambda run: (run.sequences, run.features / "manifest.json"),
     artifact=lambda run: run.root / "report.json",
     identity=lambda run: run.root / "report.json",
@@ -148,16 +150,16 @@ CHOOSE_KIND = dataclasses.replace(
     artifact=lambda run: run.kind_choice,
     identity=lambda run: run.kind_choice,
 )
-"""Only in a run of several kinds, between their training and evaluate."""
 
 EVALUATE_KINDS = dataclasses.replace(EVALUATE, work=_evaluate_kinds)
-"""`evaluate` in a run of several kinds."""
 
 EVALUATE_OTHER = dataclasses.replace(
     EVALUATE,
     name="evaluate_other",
     needs=("split", "capture"),
-    work=_evaluate_other,
+    work=lambda run, recipe, options: _evaluate(
+        run, recipe, str(options["speculator"]), run.other_evaluation, run.other_evaluation
+    ),
     artifact=lambda run: run.other_evaluation / "report.json",
     identity=lambda run: run.other_evaluation / "report.json",
     options=("speculator", "weights"),

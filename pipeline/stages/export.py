@@ -5,26 +5,27 @@ EXPORT.perform(run, recipe, {"force": False})   # runs/NAME/bundle, verified
 
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from outrider.common.errors import OutriderError
 from outrider.common.files import publish, read_json
 from outrider.common.fingerprint import file_digest, value_digest
+from outrider.eval.config import EXIT_CODES, SHIP
+from outrider.eval.results.report import Report
 from outrider.pipeline.recipe.recipe import Recipe
 from outrider.pipeline.run_dir import RunDirectory
 from outrider.pipeline.stage import Options, Stage
 from outrider.pipeline.stages.sources import parts_in_use, section, target_digest
+from outrider.serving.bundle.bundle import export_bundle, speculation_profile, verify_bundle
+from outrider.serving.client import Sampling
+from outrider.serving.config import ServingConfig
+from outrider.serving.speculator import Drafting, Speculator
+from outrider.serving.vllm_hooks.version import vllm_version
 from outrider.speculators.kinds import LOOKUP
-
-if TYPE_CHECKING:
-    from outrider.eval.results.report import Report
 
 
 def _work(run: RunDirectory, recipe: Recipe, options: Options) -> dict[str, Any]:
     """Publishes the bundle once vLLM reaches the evaluated acceptance with it."""
-    from outrider.eval.config import EXIT_CODES, SHIP
-    from outrider.eval.results.report import Report
-
     results = Report.read(run.root / "report.json")
     verdict = results.verdict
     if verdict.verdict != SHIP and not options.get("force"):
@@ -53,9 +54,6 @@ def _write(
     to: str,
 ) -> None:
     """Writes the bundle of the speculator that was judged; n-gram lookup has no weights."""
-    from outrider.serving.bundle.bundle import export_bundle
-    from outrider.serving.speculator import Drafting, Speculator
-
     k, schedule = evidence["k"]["custom"], _schedule(recipe, evidence)
     drafting = Drafting(
         Speculator.named(kind if kind == LOOKUP else run.speculator),
@@ -83,7 +81,7 @@ def _schedule(recipe: Recipe, evidence: dict[str, Any]) -> list[tuple[int, int, 
     return [tuple(row) for row in ranges]
 
 
-def _evidence(run: RunDirectory, recipe: Recipe, results: "Report") -> dict[str, Any]:
+def _evidence(run: RunDirectory, recipe: Recipe, results: Report) -> dict[str, Any]:
     from outrider.eval.summary import summary
 
     judged = summary(results)
@@ -98,11 +96,8 @@ def _evidence(run: RunDirectory, recipe: Recipe, results: "Report") -> dict[str,
     }
 
 
-def _profile(run: RunDirectory, recipe: Recipe, results: "Report") -> dict[str, Any]:
+def _profile(run: RunDirectory, recipe: Recipe, results: Report) -> dict[str, Any]:
     """Acceptance by position from exact replay, else from vLLM's counters."""
-    from outrider.serving.bundle.bundle import speculation_profile
-    from outrider.serving.vllm_hooks.version import vllm_version
-
     replay, counted = results.replay, results.counted.custom
     lengths = dict(enumerate(replay.by_k["custom"], start=1)) if replay else {}
     traffic = run.traffic / "summary.json"
@@ -128,14 +123,11 @@ def _profile(run: RunDirectory, recipe: Recipe, results: "Report") -> dict[str, 
 
 
 def _verify(
-    run: RunDirectory, recipe: Recipe, bundle: Path, results: "Report", tolerance: float
+    run: RunDirectory, recipe: Recipe, bundle: Path, results: Report, tolerance: float
 ) -> dict[str, Any]:
     """Serves the bundle greedily to the verification prompts, in the engine mode of their pass."""
     from outrider.data.sequences import load_sequences
     from outrider.eval.bench.prompts import evaluation_prompts
-    from outrider.serving.bundle.bundle import verify_bundle
-    from outrider.serving.client import Sampling
-    from outrider.serving.config import ServingConfig
 
     mode = recipe.eval.engine_modes[0]
     serving = ServingConfig(engine=recipe.serving.engine.model_copy(update={"mode": mode}))

@@ -11,12 +11,7 @@ from outrider.pipeline.recipe.recipe import Recipe
 from outrider.pipeline.stage import Stage
 from outrider.pipeline.stages.adapt import ADAPT_ROUND, ADAPT_WINDOW
 from outrider.pipeline.stages.capture import CAPTURE
-from outrider.pipeline.stages.evaluate import (
-    CHOOSE_KIND,
-    EVALUATE,
-    EVALUATE_KINDS,
-    EVALUATE_OTHER,
-)
+from outrider.pipeline.stages.evaluate import CHOOSE_KIND, EVALUATE, EVALUATE_KINDS, EVALUATE_OTHER
 from outrider.pipeline.stages.export import EXPORT
 from outrider.pipeline.stages.ingest import INGEST, SPLIT
 from outrider.pipeline.stages.train import TRAIN, train_of

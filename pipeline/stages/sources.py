@@ -1,7 +1,7 @@
 """Inputs that several stages share: sections of the recipe, the target, logs, the parts."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import BaseModel
 
@@ -9,10 +9,8 @@ from outrider.common.files import read_json
 from outrider.common.fingerprint import ABSENT, path_digest, store_identity, value_digest
 from outrider.pipeline.recipe.recipe import Recipe
 from outrider.pipeline.run_dir import RunDirectory
-from outrider.speculators.base import is_directory
-
-if TYPE_CHECKING:
-    from outrider.serving.speculator import Speculator
+from outrider.serving.speculator import Speculator, served_base
+from outrider.speculators.base import base_of, is_directory
 
 
 def section(values: BaseModel, leave_out: set[str] | None = None) -> dict[str, Any]:
@@ -61,16 +59,14 @@ def log_digest(source: str) -> str:
     return value_digest({str(file): path_digest(file) for file in files}) if files else ABSENT
 
 
-def served_base_of(run: RunDirectory, recipe: Recipe) -> "Speculator":
+def served_base_of(run: RunDirectory, recipe: Recipe) -> Speculator:
     """The speculator in use, with the directory from which engines load it."""
-    from outrider.serving.speculator import Speculator, served_base
-    from outrider.speculators.base import base_of
-
     target_dir = recipe.target.directory()
     base = base_of(recipe.speculator.base, target_dir)
     if base.directory is None:
         return Speculator(base.kind.name)
-    return Speculator(base.kind.name, served_base(base.directory, target_dir, run.shared))
+    shared = run.root.parent / ".shared"  # by all runs on this target
+    return Speculator(base.kind.name, served_base(base.directory, target_dir, shared))
 
 
 def parts_in_use(run: RunDirectory) -> dict[str, Any]:
@@ -78,18 +74,16 @@ def parts_in_use(run: RunDirectory) -> dict[str, Any]:
 
     Before a capture: the whole parts.
     """
-    from outrider.data.on_policy.check import load_parts
-
     if not has_quarantine(run):
         return read_json(run.split / "parts.json")
+    from outrider.data.on_policy.check import load_parts
+
     return load_parts(run.split, run.features)
 
 
 def has_quarantine(run: RunDirectory) -> bool:
     """Whether a capture has decided which sequences are off-policy."""
-    from outrider.data.on_policy.check import QUARANTINE
-
-    return (run.features / QUARANTINE).is_file()
+    return (run.features / "quarantine.json").is_file()
 
 
 def listed(paths: str | list[str] | None) -> list[str]:

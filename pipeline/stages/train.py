@@ -5,23 +5,16 @@ In a run of several kinds, `train_of` is the stage of each; all read the same ca
 
 import dataclasses
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from outrider.pipeline.recipe.recipe import Recipe
 from outrider.pipeline.run_dir import RunDirectory
 from outrider.pipeline.stage import Options, Stage
 from outrider.pipeline.stages.capture import features_of
-from outrider.pipeline.stages.sources import (
-    parts_in_use,
-    section,
-    target_and_base_digests,
-)
+from outrider.pipeline.stages.sources import parts_in_use, section, target_and_base_digests
 
 if TYPE_CHECKING:
     from outrider.data.streamed import Streamed
-
-FEATURE_STORE = "outrider.data.features.feature_store:FeatureStore"
 
 
 def _work(run: RunDirectory, recipe: Recipe, options: Options) -> dict[str, Any]:
@@ -36,18 +29,19 @@ def _work(run: RunDirectory, recipe: Recipe, options: Options) -> dict[str, Any]
     streamed = _streamed(run, recipe, parts["train"])
     directory = run.training / "stream"
     with streaming(streamed, recipe.training.processes, directory):
-        return train_on(run, recipe, parts | {"train": streamed.train}, (directory, SOURCE))
+        source = {"features_dir": directory, "feature_store": SOURCE}
+        return train_on(run, recipe, parts | {"train": streamed.train}, source)
 
 
 def train_on(
     run: RunDirectory,
     recipe: Recipe,
     parts: Mapping[str, list[str]],
-    source: tuple[Path, str] | None = None,
+    source: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Trains on parts of the run's sequences and publishes its speculator.
 
-    `source`: directory and class of the states; None: the run's feature store.
+    `source`: fields of the specification that name the states; None: the run's feature store.
     """
     from outrider.data.sequences import load_sequences
     from outrider.training.distributed.launch import train
@@ -55,10 +49,8 @@ def train_on(
 
     names = ["sequence_id", "temperature", "top_p", "top_k"]
     rows = load_sequences(run.tables).select_columns(names)
-    features_dir, feature_store = source or (run.features, FEATURE_STORE)
     spec = TrainingSpec(
         target_dir=recipe.target.training_directory(),
-        features_dir=features_dir,
         sampling={
             row["sequence_id"]: (row["temperature"], row["top_p"], row["top_k"]) for row in rows
         },
@@ -69,8 +61,7 @@ def train_on(
         out_dir=run.training,
         publish_dir=run.speculator,
         log_dir=run.trained,
-        feature_store=feature_store,
-        probabilistic_drafts=recipe.speculator.draft_sample_method == "probabilistic",
+        **(source or {"features_dir": run.features}),
     )
     return train(spec, recipe.cluster)
 

@@ -8,11 +8,9 @@ this folder names a kind. There are two levels:
     TrainableKind   can also be captured for, trained, replayed, compared with the engine, sized
                     before training, and swapped in a live engine; it drafts in every step
 
-Both are base classes with defaults, so that a kind states only what differs.
-
-The modules of this folder that the registry imports do not import torch, so that
-`train-speculator --help` and `--dry-run` start fast. What needs torch is a function of the kind's
-`checkpoint` module under the method's name; the module is imported when the method is called.
+Both are base classes with defaults, so that a kind states only what differs. The registry imports
+no torch, so that `--help` and `--dry-run` start fast. What needs it is a function of the kind's
+`checkpoint` module under the method's name, which is imported when the method is called.
 
 How a trainable kind is used:
 
@@ -129,10 +127,7 @@ class DrafterKind:
 
 
 class TrainableKind(DrafterKind):
-    """A kind that Outrider captures for, trains, replays, sizes and swaps.
-
-    Each of its steps has drafts, which can be compared with those of the engine.
-    """
+    """A kind that Outrider captures for, trains, replays, sizes and swaps."""
 
     head_keys: frozenset[str] = frozenset()
     """Keys of `speculator.head` that a speculator from scratch reads; others are refused."""
@@ -203,11 +198,7 @@ class TrainableKind(DrafterKind):
         return self._weights.load(self, directory, target_dir, dtype, device)
 
     def start(
-        self,
-        origin: Origin,
-        dtype: "torch.dtype",
-        device: "torch.device | str",
-        seed: int,
+        self, origin: Origin, dtype: "torch.dtype", device: "torch.device | str", seed: int
     ) -> "Drafter":
         """The drafter that training starts with; its parameters are what is trained."""
         return self._weights.start(self, origin, dtype, device, seed)
@@ -237,10 +228,6 @@ class TrainableKind(DrafterKind):
         the format; none where the format has no such drafter.
         """
         self._weights.write_other_formats(self, directory, target_dir, target, drafts, out_dir)
-
-    def tensors(self, directory: Path) -> Iterator[tuple[str, "Tensor"]]:
-        """(checkpoint name, tensor in float32), in the order of the names; for `write`."""
-        return self._weights.tensors(self, directory)
 
     def swap_tensors(self, directory: Path) -> Iterator[tuple[str, "Tensor"]]:
         """(name, tensor as stored) that a live engine's drafter loads."""

@@ -63,11 +63,9 @@ class NGramLookup(WeightlessKind):
         k_per_batch_size: KPerBatchSize | None,
     ) -> dict[str, Any] | None:
         """The lookup has neither weights nor probabilities."""
-        settings = {"method": self.name, "num_speculative_tokens": k, **LOOKUP}
-        if k_per_batch_size:
-            schedule = [list(row) for row in k_per_batch_size]
-            settings["num_speculative_tokens_per_batch_size"] = schedule
-        return settings
+        settings = super().vllm_settings(directory, k, draft_sample_method, k_per_batch_size) or {}
+        unread = ("model", "draft_sample_method")
+        return {key: value for key, value in settings.items() if key not in unread} | LOOKUP
 
 
 class NoSpeculation(WeightlessKind):

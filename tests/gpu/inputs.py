@@ -13,8 +13,8 @@ from safetensors.torch import load_file, save_file
 from outrider.common.files import read_json
 from outrider.pipeline.recipe.shipped import EMBEDDED_TRAFFIC
 from outrider.serving.config import EngineConfig, TargetConfig
-from outrider.speculators.config import ParityConfig
 from outrider.speculators.kinds import trainable_kind_of
+from outrider.speculators.parity import ParityConfig
 from tests.tiny import save_drafter
 from tools.rehearsal.rehearse import R1_CONFIG, cut_config
 from tools.rehearsal.target import write_random_target

@@ -7,8 +7,7 @@ import pytest
 
 from outrider.eval.replay.draft_parity import engine_parity
 from outrider.serving.config import EngineConfig, TargetConfig
-from outrider.speculators.config import ParityConfig
-from outrider.speculators.parity import complaint, in_words
+from outrider.speculators.parity import ParityConfig, complaint, in_words
 from tests.gpu.inputs import (
     NANO,
     PARITY,

@@ -7,9 +7,8 @@ from outrider.eval.replay.draft_parity import draft_parity, record
 from outrider.serving.config import EngineConfig
 from outrider.serving.engine import CAPTURE_EXTENSION, AskedRow, open_engine
 from outrider.serving.speculator import Drafting, Speculator
-from outrider.speculators.config import ParityConfig
 from outrider.speculators.kinds import check_speculator, kind_of
-from outrider.speculators.parity import complaint
+from outrider.speculators.parity import ParityConfig, complaint
 from tests.dflash_head import write_dflash_head
 from tests.eagle3_head import write_eagle3_head
 from tests.live.faults import FAULT, FAULT_EXTENSION

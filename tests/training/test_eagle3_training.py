@@ -90,8 +90,8 @@ def test_shards_over_two_processes_train_the_same(corpus: Corpus, tmp_path: Path
     assert three["best"]["acceptance"] == pytest.approx(one["best"]["acceptance"], abs=2e-3)
     kind = trainable_kind("eagle3")
     pairs = zip(
-        kind.tensors(tmp_path / "one" / "speculator"),
-        kind.tensors(tmp_path / "three" / "speculator"),
+        kind.swap_tensors(tmp_path / "one" / "speculator"),
+        kind.swap_tensors(tmp_path / "three" / "speculator"),
         strict=True,
     )
     for (name, ours), (_, theirs) in pairs:

@@ -9,11 +9,10 @@ import pytest
 import torch
 
 from outrider.speculators.checkpoints.target_ends import load_target_ends
-from outrider.speculators.config import ParityConfig
 from outrider.speculators.features import FINAL_NORM, FeatureSpec, FeatureStream
 from outrider.speculators.kinds.drafter import Batch
 from outrider.speculators.kinds.mtp.checkpoint import load_mtp
-from outrider.speculators.parity import complaint
+from outrider.speculators.parity import ParityConfig, complaint
 from outrider.training.batches import assemble
 from outrider.training.distributed.accelerator import ChainUnroll
 from outrider.training.packing import make_samples

@@ -91,10 +91,7 @@ def _run(command: list[str], spec: TrainingSpec, log_path: Path) -> tuple[int, b
                 f"training.launcher: {command[0]} cannot be started ({error.strerror})"
             ) from None
         assert process.stdout is not None
-        with (
-            signals_stop(spec.stop_file) as stopped,
-            log_path.open("a", encoding="utf-8") as log,
-        ):
+        with signals_stop(spec.stop_file) as stopped, log_path.open("a", encoding="utf-8") as log:
             for line in process.stdout:
                 # After a rank's error only launchers write, such as torchrun's 40-line stack trace.
                 # The error is raised here, once.

@@ -12,9 +12,8 @@ with their node or killed, and starts another group with as many ranks as the cl
 the ranks resume from the last checkpoint. A group that could be larger is started again too. An
 exception of a rank ends training: a rank that reports one ends without an error for Ray.
 
-`DataParallelTrainer` is what TorchTrainer derives from. TorchTrainer adds a process group in Ray's
-processes, with torch in memory and a context on each GPU; here accelerate makes it in the ranks.
-This module is imported only where a run uses Ray.
+`DataParallelTrainer` is what TorchTrainer derives from, without its process group in Ray's
+processes; here accelerate makes it in the ranks. Imported only where a run uses Ray.
 """
 
 import math
@@ -47,9 +46,6 @@ from outrider.training.distributed.spec import (
     TrainingSpec,
     signals_stop,
 )
-
-_LOOK_S = 0.5
-"""Time between two looks at the ranks' output, in seconds."""
 
 SPEC = "spec.json"
 """The specification of a group of ranks, in the folder of its error records."""
@@ -134,7 +130,7 @@ def _fit(
     with logs[0].open(encoding="utf-8", errors="replace") as output:
         thread.start()
         while thread.is_alive() and not (stop.is_set() and seen == before):
-            thread.join(_LOOK_S)
+            thread.join(0.5)
             started, text = groups(spec.out_dir), output.read()
             if not (started and error_files(started[-1])):
                 print(text, end="", flush=True)
@@ -198,11 +194,7 @@ def _spec_of(group: Path) -> TrainingSpec:
 
 
 class RankBackend(Backend):
-    """No process group in Ray's processes; accelerate makes it in the ranks.
-
-    Every rank sees all GPUs of its node's ranks and takes that of its LOCAL_RANK, as under
-    torchrun.
-    """
+    """Every rank sees its node's GPUs and takes that of its LOCAL_RANK, as under torchrun."""
 
     share_cuda_visible_devices = True
 

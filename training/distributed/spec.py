@@ -48,8 +48,6 @@ class TrainingSpec(BaseModel):
     """By sequence: the distribution that accepts its drafts, in the loss and in the validation."""
     speculator: SpeculatorConfig
     training: TrainingConfig
-    probabilistic_drafts: bool = False
-    """Whether serving samples its drafts. The loss and the validation acceptance follow it."""
     out_dir: Directory
     """Directory of checkpoints, the best speculator so far, and result.json."""
     publish_dir: Directory

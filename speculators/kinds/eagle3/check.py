@@ -22,15 +22,7 @@ from outrider.speculators.checkpoints.safetensors_headers import (
     rows_that_differ,
     tensor_headers,
 )
-from outrider.speculators.kinds.eagle3.shape import (
-    D2T,
-    EMBEDDING,
-    LAYER_IDS,
-    T2D,
-    auxiliary_layers,
-    check_layers,
-    layer_config,
-)
+from outrider.speculators.kinds.eagle3.shape import D2T, EMBEDDING, T2D, layer_config
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -42,20 +34,6 @@ TAKEN_FOR_MTP = {"deepseek_v3", "deepseek_v32", "glm_moe_dsa"}
 """`model_type` values that vLLM serves as an MTP layer, whatever the architecture.
 
 vLLM 0.32, `SpeculativeConfig.hf_config_override`."""
-
-
-def check_eagle3(directory: Path, target: CheckpointLayout, in_words: str) -> None:
-    """Vocabulary, widths, auxiliary layers, shapes, the map of tokens, and finiteness."""
-    path, config = directory / "config.json", read_json(directory / "config.json")
-    if config.get("model_type") in TAKEN_FOR_MTP:
-        raise OutriderError(
-            f"{path}: model_type = {config['model_type']}, which vLLM takes for an MTP layer"
-            " and not for the EAGLE-3 head that it is; an EAGLE-3 head with DeepSeek's"
-            ' attention has model_type "deepseek_v2"'
-        )
-    if layers := auxiliary_layers(config):
-        check_layers(layers, target.config["num_hidden_layers"], f"{path}: {LAYER_IDS}")
-    check_head(directory, target, in_words, len(layers) if layers else DEFAULT_AUX_STATES)
 
 
 def check_head(directory: Path, target: CheckpointLayout, in_words: str, states: int) -> None:

@@ -175,14 +175,6 @@ def write_other_formats(
     write_checkpoint(twin, renamed, out_dir / "speculators")
 
 
-def tensors(kind: Eagle3, directory: Path) -> Iterator[tuple[str, Tensor]]:
-    """(name in the plain layout, float32 tensor), ordered by name; d2t is a tensor among them."""
-    stored = _stored(directory)
-    names = kind.names(stored.layout.weight_map)
-    for name in sorted(names.keys() - {T2D}):
-        yield name, stored.read(names[name], torch.float32)
-
-
 def swap_tensors(kind: Eagle3, directory: Path) -> Iterator[tuple[str, Tensor]]:
     """(name as stored, tensor as stored) of the head and d2t, without a copy of the embedding."""
     stored = _stored(directory)

@@ -27,13 +27,16 @@ from outrider.speculators.checkpoints.layout import CheckpointLayout
 from outrider.speculators.checkpoints.safetensors_headers import tensor_headers
 from outrider.speculators.features import FeatureSpec, FeatureStream, layer_name
 from outrider.speculators.head_config import HeadConfig
-from outrider.speculators.kinds.eagle3.check import check_eagle3
+from outrider.speculators.kinds.eagle3.check import DEFAULT_AUX_STATES, TAKEN_FOR_MTP, check_head
 from outrider.speculators.kinds.eagle3.shape import (
     DEEPSEEK_MODEL_TYPES,
     EMBEDDING,
+    LAYER_IDS,
     OF_LATENT_ATTENTION,
     T2D,
     EagleShape,
+    auxiliary_layers,
+    check_layers,
     checkpoint_names,
     layer_config,
     plain_config,
@@ -88,7 +91,17 @@ class Eagle3(TrainableKind):
 
     def check(self, directory: Path, target: CheckpointLayout) -> None:
         """Vocabulary, widths, auxiliary layers, shapes, the map of tokens, and finiteness."""
-        check_eagle3(directory, target, self.in_words)
+        path, config = directory / "config.json", read_json(directory / "config.json")
+        if config.get("model_type") in TAKEN_FOR_MTP:
+            raise OutriderError(
+                f"{path}: model_type = {config['model_type']}, which vLLM takes for an MTP layer"
+                " and not for the EAGLE-3 head that it is; an EAGLE-3 head with DeepSeek's"
+                ' attention has model_type "deepseek_v2"'
+            )
+        if layers := auxiliary_layers(config):
+            check_layers(layers, target.config["num_hidden_layers"], f"{path}: {LAYER_IDS}")
+        states = len(layers) if layers else DEFAULT_AUX_STATES
+        check_head(directory, target, self.in_words, states)
 
     def config(
         self,

@@ -13,9 +13,8 @@ from outrider.eval.replay.draft_parity import Recording, Step, draft_parity, rec
 from outrider.serving.config import EngineConfig, TargetConfig
 from outrider.serving.speculator import Drafting, Speculator
 from outrider.speculators.checkpoints.target_ends import load_target_ends
-from outrider.speculators.config import ParityConfig
 from outrider.speculators.kinds.mtp.checkpoint import load_mtp
-from outrider.speculators.parity import MOST_NATS, compared, complaint
+from outrider.speculators.parity import MOST_NATS, ParityConfig, compared, complaint
 from outrider.speculators.unroll import unroll_anchors
 from tests.shipped_traffic import token_ids, with_token_ids
 from tests.tiny import HIDDEN, VOCAB, save_drafter, write_tiny_target

@@ -13,9 +13,9 @@ from outrider.serving.engine import AskedRow, open_engine
 from outrider.serving.speculator import Drafting, Speculator
 from outrider.serving.vllm_hooks.draft_recorder import DRAFT_EXTENSION
 from outrider.speculators.base import planned
-from outrider.speculators.config import ParityConfig, SpeculatorConfig
+from outrider.speculators.config import SpeculatorConfig
 from outrider.speculators.kinds import trainable_kind
-from outrider.speculators.parity import complaint, in_words
+from outrider.speculators.parity import ParityConfig, complaint, in_words
 from outrider.training.config import TrainingConfig
 from outrider.training.distributed.launch import train
 from tests.gpu.inputs import logged_rows

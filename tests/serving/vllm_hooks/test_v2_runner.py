@@ -11,8 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from outrider.speculators.config import ParityConfig
-from outrider.speculators.parity import complaint
+from outrider.speculators.parity import ParityConfig, complaint
 
 HOOKS, ON_CPU = "tests.serving.vllm_hooks.v2_hooks", "tests.serving.vllm_hooks.v2_on_cpu"
 

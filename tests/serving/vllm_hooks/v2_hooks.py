@@ -15,8 +15,8 @@ from outrider.serving.config import EngineConfig, TargetConfig
 from outrider.serving.engine import open_engine
 from outrider.serving.speculator import Drafting, Speculator
 from outrider.serving.vllm_hooks.draft_recorder import DRAFT_EXTENSION
-from outrider.speculators.config import ParityConfig
 from outrider.speculators.features import FINAL_NORM, layer_name
+from outrider.speculators.parity import ParityConfig
 
 K = 3
 STREAMS = [FINAL_NORM, *map(layer_name, (2, 8, 13))]

@@ -50,7 +50,7 @@ def test_it_drafts_general_traffic_well(
         return replay(directory, nano_r1, responses, rows, depth=5).acceptance_length()[-1]
 
     kind = trainable_kind_of(HEADS[name])
-    zeros = ((key, 0 * tensor) for key, tensor in kind.tensors(HEADS[name]) if "fc" in key)
+    zeros = ((key, 0 * tensor) for key, tensor in kind.swap_tensors(HEADS[name]) if "fc" in key)
     kind.write(zeros, Origin(nano_r1, HEADS[name]), tmp_path / "blind")
     # A head that does not see the target's states still knows which tokens are frequent.
     assert length(HEADS[name]) > max(FLOOR, length(tmp_path / "blind") + 0.2)

@@ -94,7 +94,7 @@ def test_another_vocabulary_than_the_bases_is_refused(target: Path, tmp_path: Pa
         lambda tensors: tensors.update(d2t=tensors["d2t"] + 1, t2d=tensors["t2d"].roll(1)),
     )
     with pytest.raises(OutriderError, match="another draft vocabulary"):
-        EAGLE3.write(EAGLE3.tensors(other), Origin(target, base), tmp_path / "out")
+        EAGLE3.write(EAGLE3.swap_tensors(other), Origin(target, base), tmp_path / "out")
 
 
 BROKEN: dict[str, tuple[Callable[[dict[str, Tensor]], Any], str]] = {
