@@ -4,7 +4,7 @@ import pytest
 
 from outrider.common.errors import OutriderError
 from outrider.live.journal import read_state
-from tests.live.bundles import write_bundle
+from tests.serving.exported import write_exported
 
 
 def test_a_better_release_is_promoted_and_taken_back_by_request(world) -> None:
@@ -46,7 +46,7 @@ def test_the_canary_gets_the_shares_of_the_policy_and_no_more_than_its_own(make_
 def test_a_release_for_other_servers_or_with_a_changed_byte_is_refused(
     world, manifest, what
 ) -> None:
-    bundle = write_bundle(world.folder / "other" / "bundle", b"9.0", **manifest)
+    bundle = write_exported(world.folder / "other", weights=b"9.0", **manifest)
     if not manifest:
         (bundle / "model.safetensors").write_bytes(b"9.1")
     with world.controller() as controller:

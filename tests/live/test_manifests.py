@@ -10,7 +10,7 @@ import yaml
 from outrider.common.errors import OutriderError
 from outrider.live.manifests import ManifestKind, write_manifest
 from outrider.serving.bundle.bundle_digest import bundle_digest
-from tests.live.bundles import SOURCE, cluster_endpoint
+from tests.live.cluster_endpoint import SOURCE, cluster_endpoint
 from tests.serving.exported import R1, write_exported
 
 

@@ -12,7 +12,7 @@ from outrider.pipeline.recipe.shipped import shipped_heads
 from outrider.speculators.kinds import check_speculator, trainable_kind_of
 from outrider.speculators.kinds.eagle3.shape import EagleShape
 from outrider.speculators.kinds.protocol import Origin
-from tests.tools.nano_r1.logged import general_rows
+from tests.shipped_traffic import general_rows
 from tools.nano_r1.heads import ENDPOINT, SETTINGS
 from tools.nano_r1.record import WORKLOADS
 from tools.nano_r1.states import ComputedStates
