@@ -62,10 +62,8 @@ def test_a_release_that_was_changed_is_not_used(releases: Releases, tmp_path: Pa
 
 
 def test_only_old_releases_that_nobody_needs_are_deleted(releases, tmp_path: Path) -> None:
-    added = [
-        releases.add(write_exported(tmp_path / word, weights=word.encode())).name
-        for word in "abcde"
-    ]
+    bundles = [write_exported(tmp_path / word, weights=word.encode()) for word in "abcde"]
+    added = [releases.add(bundle).name for bundle in bundles]
     shutil.copytree(releases.folder / added[0], releases.folder / f".{added[0]}.77.tmp")  # killed
     releases.prune(2, in_use={added[1]})
     assert [each.name for each in releases.all()] == [added[1], *added[3:]]

@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import pytest
 from safetensors import safe_open
 from safetensors.torch import load_file
 
@@ -13,12 +12,8 @@ from outrider.speculators.kinds import trainable_kind_of
 from tests.tiny import write_tiny_target
 
 
-@pytest.fixture
-def target(tmp_path: Path) -> Path:
-    return write_tiny_target(tmp_path / "target", layers_in_shards=True)
-
-
-def test_the_copy_has_the_layer_s_bytes_and_is_made_once(target: Path, tmp_path: Path) -> None:
+def test_the_copy_has_the_layer_s_bytes_and_is_made_once(tmp_path: Path) -> None:
+    target = write_tiny_target(tmp_path / "target", layers_in_shards=True)
     copy = served_base(target, target, tmp_path / "cache")
     layout = read_layout(target)
     names = trainable_kind_of(target).native_tensors(layout)

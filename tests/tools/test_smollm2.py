@@ -13,16 +13,12 @@ from tests.tiny_decoders import write_tiny_decoder
 from tools import smollm2
 
 
-@pytest.fixture
-def target(nano_r1: Path, tmp_path: Path) -> Path:
-    return write_tiny_decoder(
+def test_recorded_tokens_are_the_models_own(
+    nano_r1: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = write_tiny_decoder(
         "LlamaForCausalLM", tmp_path / "target", vocabulary=4096, tokenizer_of=nano_r1
     )
-
-
-def test_recorded_tokens_are_the_models_own(
-    target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
     # Nearly greedy, so that each token can be computed without the cache. Fewer places than
     # requests, so that places are used again.
     monkeypatch.setattr(smollm2, "TEMPERATURE", 1e-4)
