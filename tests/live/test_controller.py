@@ -76,15 +76,6 @@ def test_the_watch_of_a_replica_rolls_back(world) -> None:
     assert world.deploy("worse", in_place=True).outcome == "promoted", "it promises nothing"
 
 
-def test_a_watch_that_decides_nothing_in_time_takes_the_release_back(make_world) -> None:
-    world = make_world(max_seconds=200)
-    world.requests = 0
-    done = world.deploy(world.bundle("idle", b"4.0", promised=3.5), in_place=True)
-    assert (done.outcome, done.verdict.by) == ("rolled_back", "controller")
-    assert "its watch is undecided" in done.verdict.reason
-    assert world.everywhere("first")
-
-
 def test_a_replica_that_refuses_to_go_back_does_not_keep_the_others(world) -> None:
     def refusing(now: float) -> None:
         opened = read_state(world.endpoint).open
@@ -226,6 +217,10 @@ def test_without_traffic_it_goes_back_as_undecided_and_a_person_may_promote(
     equal, world.requests = world.bundle("equal", b"2.00"), 0
     done = world.deploy(equal)
     assert done.outcome == "rolled_back" and "undecided after 20 s" in done.verdict.reason
+    done = world.deploy(world.bundle("watched", b"4.0", promised=3.5), in_place=True)
+    assert (done.outcome, done.verdict.by) == ("rolled_back", "controller")
+    assert "its watch is undecided" in done.verdict.reason
+    assert world.everywhere("first")
     world.then = lambda now: world.ask("promote")
     done = world.deploy(equal)
     assert (done.outcome, done.verdict.by) == ("promoted", "tester")

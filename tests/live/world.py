@@ -179,7 +179,6 @@ class World:
         """What `--rollback` or `--promote` of another process does."""
         with Journal(self.endpoint.journal, clock=self.time) as journal:
             opened = journal.read().open
-            assert opened is not None
             journal.append("request", deployment=opened.id, action=action, by="tester")
 
     def point(self) -> None:

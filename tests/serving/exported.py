@@ -36,6 +36,12 @@ EVIDENCE = {
 }  # fmt: skip
 
 
+def files(folder: Path) -> dict[str, bytes]:
+    """Contents by path below the folder."""
+    found = folder.rglob("*")
+    return {p.relative_to(folder).as_posix(): p.read_bytes() for p in found if p.is_file()}
+
+
 def engine(**changed: Any) -> EngineConfig:
     """R1 on one node, unless `changed` has other settings."""
     settings = {

@@ -27,10 +27,6 @@ def random_logits(positions: int, seed: int = 0) -> torch.Tensor:
     return spread * torch.randn(positions, VOCAB, generator=generator)
 
 
-def by_name(scores_NC: torch.Tensor) -> dict[str, torch.Tensor]:
-    return dict(zip(COLUMNS, scores_NC.unbind(-1), strict=True))
-
-
 def target(logits_NV, temperature_N, top_p, top_k):
     return target_distribution(
         logits_NV, temperature_N, torch.tensor([top_p]), torch.full_like(temperature_N, top_k)
@@ -43,8 +39,10 @@ def drawn(logits_NV, temperature, top_p, top_k=0, seed=0):
 
 
 def scored(logits_NV, token_N, temperature, top_p, top_k=0):
+    """Scores by the name of their column."""
     sampling = (torch.full((len(token_N),), float(v)) for v in (temperature, top_p, top_k))
-    return by_name(token_scores(logits_NV, token_N, *sampling))
+    columns = token_scores(logits_NV, token_N, *sampling).unbind(-1)
+    return dict(zip(COLUMNS, columns, strict=True))
 
 
 @pytest.mark.parametrize(("temperature", "top_p", "top_k"), SAMPLINGS)
