@@ -5,7 +5,6 @@ import math
 import pytest
 import torch
 
-from outrider.serving import token_scores as module
 from outrider.serving.token_scores import COLUMNS, TEMPERATURES, token_scores
 from outrider.speculators.acceptance import target_distribution
 
@@ -120,39 +119,3 @@ def test_the_likelihood_of_a_temperature_is_that_of_the_cut_distribution(tempera
                 "fitted"
             ].bool()
             assert differs_N.sum() <= 1, name
-
-
-@pytest.mark.parametrize(
-    ("temperature", "top_p", "top_k"),
-    [(0.6, 0.95, 0), (1.0, 1.0, 0), (0.8, 0.99, 0), (1.0, 1.0, 8), (0.8, 0.9, 20)],
-)
-def test_what_the_target_draws_is_as_likely_as_expected(temperature, top_p, top_k):
-    logits_NV = random_logits(3000, seed=2)
-    token_N = drawn(logits_NV, temperature, top_p, top_k, seed=3)
-    sums = {
-        name: column.double().sum().item()
-        for name, column in scored(logits_NV, token_N, temperature, top_p, top_k).items()
-    }
-    z = (sums["sampled_logprob"] - sums["expected"]) / sums["variance"] ** 0.5
-    assert abs(z) < 4
-    assert sums["outside"] == 0
-    assert (
-        abs(sums["unlikely"] - sums["unlikely_expected"])
-        < 4 * max(sums["unlikely_expected"], 1) ** 0.5
-    )
-    fits = {tau: sums[f"fit_{tau:g}"] for tau in TEMPERATURES}
-    best = max(fits, key=fits.__getitem__)
-    assert abs(best - temperature) <= 0.1 and fits[best] - sums["logged_fit"] < 4
-
-
-def test_few_candidates_give_what_many_give(monkeypatch):
-    logits_NV, token_N = (
-        random_logits(300),
-        torch.randint(0, VOCAB, (300,), generator=torch.Generator().manual_seed(4)),
-    )
-    many = scored(logits_NV, token_N, 0.9, 0.98)
-    monkeypatch.setattr(module, "CANDIDATES", 8)
-    monkeypatch.setattr(module._open_positions, "__defaults__", (8,))
-    few = scored(logits_NV, token_N, 0.9, 0.98)
-    for name in COLUMNS[: COLUMNS.index("fitted")]:
-        torch.testing.assert_close(few[name], many[name], atol=2e-3, rtol=1e-4, msg=name)

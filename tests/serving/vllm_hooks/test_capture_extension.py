@@ -1,23 +1,27 @@
 """Captured states belong to their request and are what transformers computes.
 
-Their log-probabilities are compared with the engine's by every capture (engine_checks.py).
+Their log-probabilities are compared with the engine's by every capture (engine_checks.py), and
+tests/serving/test_other_speculators.py reads those of a served EAGLE-3 drafter.
 """
 
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 from vllm import SamplingParams
+from vllm.model_executor.models.interfaces import SupportsEagle3
 
 from outrider.common.errors import OutriderError
 from outrider.serving.config import EngineConfig, TargetConfig
 from outrider.serving.engine import Engine, open_engine
 from outrider.serving.vllm_hooks.capture_extension import (
     PART,
+    AuxiliaryStates,
     _digest,
     _Prompt,
     read_states,
@@ -130,6 +134,12 @@ def test_what_cannot_be_captured_is_named_and_the_engine_goes_back(
     with pytest.raises(OutriderError, match="sequence long: 2048 tokens"):
         list(engine.prefill([("long", [5] * 2048)]))
     assert len(list(engine.prefill(rows[:2]))) == 2
+    # And after states that were left halfway.
+    reading = engine.prefill(rows, batch_tokens=400)
+    next(reading)
+    reading.close()
+    assert [said.row_id for said in engine.prompt_logprobs(rows[:2])] == ["row 0", "row 1"]
+    assert len(list(engine.prefill(rows[:2]))) == 2
 
 
 def test_the_next_batch_is_prefilled_while_the_states_of_one_are_read(
@@ -151,16 +161,6 @@ def test_the_next_batch_is_prefilled_while_the_states_of_one_are_read(
     for name, expected in streams.items():
         own_TH, expected_TH = states[name][FINAL_NORM].float(), expected[FINAL_NORM].float()
         assert torch.cosine_similarity(own_TH, expected_TH, dim=-1).mean() > 0.999
-
-
-def test_an_engine_whose_states_were_left_halfway_serves_the_next_call(
-    engine: Engine, rows: list[tuple[str, list[int]]]
-) -> None:
-    reading = engine.prefill(rows, batch_tokens=400)
-    next(reading)
-    reading.close()
-    assert [said.row_id for said in engine.prompt_logprobs(rows[:2])] == ["row 0", "row 1"]
-    assert len(list(engine.prefill(rows[:2]))) == 2
 
 
 def test_states_that_cannot_be_written_end_the_capture_with_the_reason(tmp_path: Path) -> None:
@@ -197,3 +197,55 @@ def test_chunks_and_a_restart_after_preemption_fill_every_stream_once() -> None:
     assert prompt.filled == len(prompt) == 7 and prompt.states_STH.equal(whole_STH)
     with pytest.raises(RuntimeError, match="positions 0 to 2 were never computed"):
         _Prompt(list(range(7)), 2, 3).put(3, list(whole_STH[:, 3:]))
+
+
+class Model(torch.nn.Module, SupportsEagle3):
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = torch.nn.Identity()
+
+    def set_aux_hidden_state_layers(self, layers: tuple[int, ...]) -> None:
+        self.model.aux_hidden_state_layers = layers
+
+
+def runner(
+    served: tuple[int, ...] = (),
+    model: Any = None,
+    stages: int = 1,
+    eager: bool = True,
+    drafter: object = None,
+) -> SimpleNamespace:
+    """A model runner; `served` are the layers of its EAGLE-3 drafter."""
+    model = model or Model()
+    if served:
+        model.set_aux_hidden_state_layers(served)
+    return SimpleNamespace(
+        get_model=lambda: model,
+        use_aux_hidden_state_outputs=bool(served),
+        speculative_config=drafter or served or None,
+        vllm_config=SimpleNamespace(
+            parallel_config=SimpleNamespace(pipeline_parallel_size=stages),
+            model_config=SimpleNamespace(
+                enforce_eager=eager, get_total_num_hidden_layers=lambda: 6
+            ),
+        ),
+    )
+
+
+@pytest.mark.parametrize(
+    ("model_runner", "layers", "message"),
+    [
+        (runner(stages=2), [2], "capture with pipeline_parallel_size 1"),
+        (runner(), [0], "this model has the states of 1 to 6"),
+        (runner(), [2, 7], "this model has the states of 1 to 6"),
+        (runner(model=torch.nn.Linear(1, 1)), [2], "Linear returns no states of its layers"),
+        (runner(served=(2, 3)), [2, 4], r"reads layers \[2, 3\]; .* cannot return layers \[4\]"),
+        (runner(drafter=object()), [2], "drafter would read the states"),
+        (runner(eager=False), [2], "a compiled model cannot change"),
+    ],
+)
+def test_an_engine_that_cannot_return_them_is_refused(
+    model_runner: SimpleNamespace, layers: list[int], message: str
+) -> None:
+    with pytest.raises(RuntimeError, match=message):
+        AuxiliaryStates(model_runner, layers)
