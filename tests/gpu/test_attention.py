@@ -6,7 +6,6 @@ Shapes: N anchors, P tokens, A heads, D dims of a query or key, V dims of a valu
 """
 
 import time
-from collections.abc import Callable
 
 import pytest
 import torch
@@ -25,12 +24,7 @@ HEADS, D, V = 16, 192, 128
     [(torch.bfloat16, 2e-2), (torch.float32, 1e-4)],  # bf16 rounds inputs and outputs to 2^-8
     ids=["bf16", "float32"],
 )
-def test_flex_at_r1_s_head_widths(
-    gpu: None,
-    dtype: torch.dtype,
-    largest: float,
-    record_property: Callable[[str, object], None],
-) -> None:
+def test_flex_at_r1_s_head_widths(gpu, dtype, largest, record_property):
     place_N, spans, tokens = row((1700, 300, 2000, 96), every=1)
     generator = torch.Generator().manual_seed(0)
     shapes = [(len(place_N), D), (tokens, D), (tokens, V), (len(place_N), V), (len(place_N), 1)]

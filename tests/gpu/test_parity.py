@@ -1,7 +1,6 @@
 """The engine's states give its log-probabilities, and its drafts are the trainer's unroll's."""
 
 import time
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
@@ -29,15 +28,11 @@ from tests.gpu.inputs import (
 pytestmark = pytest.mark.engine
 
 
-def test_states_give_the_engine_s_log_probabilities(
-    on_gpu: bool, tmp_path: Path, record_property: Callable[[str, object], None]
-) -> None:
+def test_states_give_the_engine_s_log_probabilities(on_gpu, tmp_path, record_property):
     checked(NANO, engine_config(on_gpu), 256 if on_gpu else 8, tmp_path, record_property)
 
 
-def test_states_of_mla_at_r1_s_head_widths(
-    on_gpu: bool, tmp_path: Path, record_property: Callable[[str, object], None]
-) -> None:
+def test_states_of_mla_at_r1_s_head_widths(on_gpu, tmp_path, record_property):
     """In FP8 blocks on a GPU: vLLM computes them nowhere else."""
     target = random_r1(tmp_path, fp8=on_gpu)
     engine = engine_config(on_gpu, environment={})
@@ -45,9 +40,7 @@ def test_states_of_mla_at_r1_s_head_widths(
 
 
 @pytest.mark.gpu
-def test_states_are_whole_on_two_gpus(
-    two_gpus: None, tmp_path: Path, record_property: Callable[[str, object], None]
-) -> None:
+def test_states_are_whole_on_two_gpus(two_gpus, tmp_path, record_property):
     engine = engine_config(True, environment={}, tensor_parallel=2)
     checked(random_r1(tmp_path, fp8=False), engine, 32, tmp_path, record_property)
 
@@ -57,7 +50,7 @@ def checked(
     config: EngineConfig,
     count: int,
     folder: Path,
-    record_property: Callable[[str, object], None],
+    record_property,
 ) -> None:
     logged = logged_rows(count)
     with open_engine(target, config, scratch=folder) as engine:
@@ -72,9 +65,7 @@ def checked(
     require_self_check(found)
 
 
-def test_engine_and_trainer_draft_the_same(
-    on_gpu: bool, record_property: Callable[[str, object], None]
-) -> None:
+def test_engine_and_trainer_draft_the_same(on_gpu, record_property):
     parity = PARITY.model_copy(update={"prompts": 32, "anchors": 512}) if on_gpu else PARITY
     compared(NANO, engine_config(on_gpu), parity, record_property)
 
@@ -82,23 +73,15 @@ def test_engine_and_trainer_draft_the_same(
 @pytest.mark.gpu
 @pytest.mark.parametrize("kv_cache_dtype", ["auto", "fp8"])
 def test_fp8_blocks_draft_as_the_dequantized_weights(
-    gpu: None,
-    kv_cache_dtype: str,
-    tmp_path: Path,
-    record_property: Callable[[str, object], None],
-) -> None:
+    gpu, kv_cache_dtype, tmp_path, record_property
+):
     engine = engine_config(True, environment={}, extra_arguments={"kv_cache_dtype": kv_cache_dtype})
     compared(random_r1(tmp_path, fp8=True), engine, RANDOM_PARITY, record_property)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("expert_parallel", [False, True], ids=["tensor", "experts"])
-def test_two_gpus_draft_as_one(
-    two_gpus: None,
-    expert_parallel: bool,
-    tmp_path: Path,
-    record_property: Callable[[str, object], None],
-) -> None:
+def test_two_gpus_draft_as_one(two_gpus, expert_parallel, tmp_path, record_property):
     engine = engine_config(
         True,
         environment={},
@@ -112,7 +95,7 @@ def compared(
     target: TargetConfig,
     engine: EngineConfig,
     parity: ParityConfig,
-    record_property: Callable[[str, object], None],
+    record_property,
 ) -> None:
     prompts = logged_prompts(parity.prompts)
     found = engine_parity(target, engine, target.directory(), K, prompts, parity)

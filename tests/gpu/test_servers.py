@@ -1,6 +1,5 @@
 """Servers: swapped speculators draft as those of the start, block verification accepts no less."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +24,7 @@ Answers = tuple[list[list[int]], float]
 """Responses, and the acceptance length while they were written."""
 
 
-def test_base_custom_base(
-    on_gpu: bool, tmp_path: Path, record_property: Callable[[str, object], None]
-) -> None:
+def test_base_custom_base(on_gpu, tmp_path, record_property):
     """The second time base accepts what it did the first time, and custom less.
 
     Kernels of a compiled engine may depend on the batch, so that 2 % are allowed; one request at
@@ -45,9 +42,7 @@ def test_base_custom_base(
     assert same >= (1 - 5 * allowed) * count, "greedy responses changed with the speculator"
 
 
-def test_fp8_under_cuda_graphs(
-    on_gpu: bool, tmp_path: Path, record_property: Callable[[str, object], None]
-) -> None:
+def test_fp8_under_cuda_graphs(on_gpu, tmp_path, record_property):
     """Swapped to custom against started with it, with R1's head widths, one request at a time."""
     target = random_r1(tmp_path, fp8=on_gpu)
     engine = engine_config(on_gpu, environment={})
@@ -63,9 +58,7 @@ def test_fp8_under_cuda_graphs(
 
 
 @pytest.mark.gpu
-def test_data_parallel_ranks_with_experts_answer_as_one(
-    two_gpus: None, tmp_path: Path, record_property: Callable[[str, object], None]
-) -> None:
+def test_data_parallel_ranks_with_experts_answer_as_one(two_gpus, tmp_path, record_property):
     target, prompts = random_r1(tmp_path, fp8=False), logged_prompts(32)
     runs = []
     for ranks in (1, 2):
@@ -94,9 +87,7 @@ class BlockDrafting(Drafting):
 
 
 @pytest.mark.gpu
-def test_block_verification_accepts_no_less(
-    gpu: None, tmp_path: Path, record_property: Callable[[str, object], None]
-) -> None:
+def test_block_verification_accepts_no_less(gpu, tmp_path, record_property):
     """With probabilistic drafts; greedy responses stay the same.
 
     Its expected acceptance is at least that of vLLM's standard rejection sampling. In vLLM 0.32

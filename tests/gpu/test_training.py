@@ -3,7 +3,6 @@
 import json
 import math
 import statistics
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +22,7 @@ WARM_UP = 2
 """Steps that are left out: compilation, first allocations."""
 
 
-def test_speed(
-    on_gpu: bool, tmp_path: Path, record_property: Callable[[str, object], None]
-) -> None:
+def test_speed(on_gpu, tmp_path, record_property):
     row_tokens, steps = (8192, 12) if on_gpu else (256, 4)
     lines = trained(tmp_path, row_tokens, steps, rows_per_step=2)
     for name in ("tokens_per_s", "mfu"):
@@ -35,9 +32,7 @@ def test_speed(
 
 
 @pytest.mark.gpu
-def test_ranks_of_zero_2_take_the_steps_of_one_process(
-    two_gpus: None, tmp_path: Path, record_property: Callable[[str, object], None]
-) -> None:
+def test_ranks_of_zero_2_take_the_steps_of_one_process(two_gpus, tmp_path, record_property):
     ranks = len(gpus_used())
     one = trained(tmp_path / "one", 1024, 4, rows_per_step=ranks)
     more = trained(tmp_path / "more", 1024, 4, rows_per_step=ranks, processes=ranks, zero_stage=2)

@@ -10,17 +10,12 @@ from outrider.eval.bench.endpoint import measure_endpoint, print_endpoint
 from outrider.eval.config import EvalConfig
 from outrider.serving import load_generator
 from outrider.serving.client import Sampling, complete
-from outrider.serving.config import TargetConfig
-from outrider.serving.load_generator import LoadGenerator
-from outrider.serving.server import Server
 
 EVALUATION = EvalConfig(concurrency=[1, 2], requests=2, repeats=2, max_tokens=24)
 
 
 @pytest.mark.engine
-def test_an_endpoint_is_measured_by_its_own_counters(
-    server: Server, target: TargetConfig, prompt_texts: list[str], k: int, tmp_path
-) -> None:
+def test_an_endpoint_is_measured_by_its_own_counters(server, target, prompt_texts, k, tmp_path):
     sampling = Sampling(0.0, 1.0)
     results = measure_endpoint(
         f"{server.url}/", target, prompt_texts, sampling, EVALUATION, tmp_path, print
@@ -40,14 +35,8 @@ def test_an_endpoint_is_measured_by_its_own_counters(
 
 @pytest.mark.engine
 def test_other_users_of_the_endpoint_are_reported(
-    server: Server,
-    target: TargetConfig,
-    prompts: list[list[int]],
-    prompt_texts: list[str],
-    load: LoadGenerator,
-    tmp_path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    server, target, prompts, prompt_texts, load, tmp_path, monkeypatch
+):
     real = load_generator.read_counters
 
     def counting(url: str):

@@ -77,13 +77,8 @@ def answered(
 
 
 def test_an_exchange_and_one_back_leave_the_counts_and_the_weights_of_a_fresh_server(
-    server: Server,
-    replica: Replica,
-    releases: dict[str, Path],
-    swap: Callable[..., SwapResult],
-    prompts: list[list[int]],
-    k: int,
-) -> None:
+    server, replica, releases, swap, prompts, k
+):
     before, (texts, base) = replica.status(), answered(server, prompts[:3])
     result = swap(releases["noise"])
     during, (other_texts, noise) = replica.status(), answered(server, prompts[:3])
@@ -100,13 +95,8 @@ def test_an_exchange_and_one_back_leave_the_counts_and_the_weights_of_a_fresh_se
 
 
 def test_after_a_fault_at_any_tensor_the_old_speculator_drafts_as_before(
-    server: Server,
-    replica: Replica,
-    releases: dict[str, Path],
-    swap: Callable[..., SwapResult],
-    prompts: list[list[int]],
-    short_r1: Path,
-) -> None:
+    server, replica, releases, swap, prompts, short_r1
+):
     swap(releases["base"])
     before, (texts, base) = replica.status(), answered(server, prompts[:1])
     tensors = len(list(MTP().swap_tensors(short_r1)))
@@ -122,12 +112,8 @@ def test_after_a_fault_at_any_tensor_the_old_speculator_drafts_as_before(
 
 
 def test_a_swap_that_does_not_hold_is_taken_back_by_itself(
-    server: Server,
-    replica: Replica,
-    releases: dict[str, Path],
-    swap: Callable[..., SwapResult],
-    prompts: list[list[int]],
-) -> None:
+    server, replica, releases, swap, prompts
+):
     swap(releases["base"])
     before, (texts, base) = replica.status(), answered(server, prompts[:2])
     predicted = 1 + 0.8 * base.accepted_tokens / base.drafts
@@ -152,13 +138,7 @@ def test_a_swap_that_does_not_hold_is_taken_back_by_itself(
     assert (status.version, status.watching, status.reverted) == ("base", False, None)
 
 
-def test_a_request_in_flight_keeps_its_text(
-    server: Server,
-    replica: Replica,
-    releases: dict[str, Path],
-    swap: Callable[..., SwapResult],
-    prompts: list[list[int]],
-) -> None:
+def test_a_request_in_flight_keeps_its_text(server, replica, releases, swap, prompts):
     (reference,), _ = answered(server, prompts[:1], 240)
     _, after = replica.requests(0)
     texts: list[list[list[int]]] = []
@@ -177,12 +157,8 @@ def test_a_request_in_flight_keeps_its_text(
 
 
 def test_a_failed_restore_and_a_failed_take_back_are_visible_until_an_exchange_succeeds(
-    server: Server,
-    replica: Replica,
-    releases: dict[str, Path],
-    swap: Callable[..., SwapResult],
-    prompts: list[list[int]],
-) -> None:
+    server, replica, releases, swap, prompts
+):
     swap(releases["base"])
     before, (texts, base) = replica.status(), answered(server, prompts[:1])
     server._rpc("next_load_fails_after", {"tensors": 3, "times": 2})
@@ -210,9 +186,7 @@ def test_a_failed_restore_and_a_failed_take_back_are_visible_until_an_exchange_s
     swap(releases["base"])
 
 
-def test_only_the_token_opens_the_route_which_customers_do_not_reach(
-    server: Server, replica: Replica
-) -> None:
+def test_only_the_token_opens_the_route_which_customers_do_not_reach(server, replica):
     path = Path(replica.admin.path or "")
     assert path.stat().st_mode & 0o777 == 0o600
     for token in (None, "", "another", replica._token + "x"):
