@@ -137,16 +137,11 @@ class Fleet:
         return [answer.name for answer in answers]
 
 
-def stat(router: Router, role: str, name: str) -> int:
-    """One of Envoy's figures about the replicas of a role."""
+def stat(router: Router, role: str, name: str = "membership_healthy") -> int:
+    """A figure of Envoy's about the replicas of a role, by default how many get requests now."""
     pattern = urllib.parse.quote(f"^cluster.{POOLS[role]}.{name}$")
     text = router._call("GET", f"/stats?filter={pattern}")
     return int(text.rpartition(":")[2])
-
-
-def healthy(router: Router, role: str) -> int:
-    """Replicas of a role that get requests now."""
-    return stat(router, role, "membership_healthy")
 
 
 def wait_for(condition: Callable[[], object]) -> None:

@@ -78,9 +78,6 @@ class Log:
         with self.log.open("a") as log:
             log.writelines(json.dumps({"kind": kind}) + "\n" for kind in kinds for _ in range(ROWS))
 
-    def rows_of(self, root):
-        return read_json(root / "traffic" / "rows.json")
-
     def run_stages(self, run, recipe, names, options, console):
         self.point()
         if names == ["adapt_window"]:
@@ -91,7 +88,11 @@ class Log:
             write_json(run.root / "traffic" / "rows.json", rows)
             return {"adapt_window": {}}
         plan = read_json(run.root / "round.json")
-        kinds = {row["kind"] for path in plan["newer"] for row in self.rows_of(Path(path))}
+        kinds = {
+            row["kind"]
+            for path in plan["newer"]
+            for row in read_json(Path(path) / "traffic" / "rows.json")
+        }
         if kinds == {"hopeless"}:
             raise StageFailed("does not train")
         write_json(run.speculator / "config.json", sorted(kinds - {"hopeless"}))
@@ -106,7 +107,7 @@ class Log:
         fitted = set()
         if directory != self.loaded.recipe.target.training_directory():
             fitted = set(read_json(directory / "config.json"))
-        kinds = [row["kind"] for row in self.rows_of(run.root)]
+        kinds = [row["kind"] for row in read_json(run.root / "traffic" / "rows.json")]
         return estimate(sum(4.0 if kind in fitted else 3.0 for kind in kinds) / len(kinds))
 
     def judge(self, trained, windows, older, serving, recipe, k):
@@ -267,10 +268,10 @@ def test_with_retention_windows_end_with_their_round(tmp_path, nano_r1, monkeypa
     assert world.facts("round")[0]["newer"] == [1, 2, 3, 4] and windows_left(tmp_path) == [5, 6, 7]
 
 
-@pytest.fixture
-def deploying(make_world, monkeypatch, nano_r1):
-    """A simulated endpoint, and an adapter of it whose deployments cost no time."""
-    world = make_world()
+def test_a_round_waits_for_another_deployment_and_is_deployed_once_also_if_not_recorded(
+    make_world, monkeypatch, nano_r1
+):
+    world, waits = make_world(), []
 
     @contextmanager
     def controlled(endpoint, say):
@@ -284,31 +285,17 @@ def deploying(make_world, monkeypatch, nano_r1):
         adapter.journal.append("trained", round=1)
         adapter.journal.append("gated", round=1, ships=True, reason="")
         shutil.copytree(world.bundles["better"], adapter.round_run(1).bundle)
-        yield world, adapter
-
-
-def test_a_round_is_deployed_once_also_if_its_outcome_was_not_recorded(deploying):
-    world, adapter = deploying
-    assert serving_of(world.endpoint) == Serving(BASE, world.bundles["first"], 3)
-    assert adapter.step() and world.everywhere("better")
-    serving = serving_of(world.endpoint)
-    assert serving.directory.is_relative_to(world.endpoint.releases) and serving.k == 3
-    done = read_state(world.endpoint).last
-    assert adapter._outcome(adapter.round_run(1).bundle) == "promoted"
-    assert read_state(world.endpoint).last == done and adapter.journal.read().rounds[0].won
-
-
-def test_another_deployment_is_waited_for(deploying):
-    world, adapter = deploying
-    waits = []
-    adapter.wait = waits.append
-    with lock(world.endpoint.lock, "is deploying"):
-        assert (
-            adapter.step()
-            and waits == [adapt.POLL_S]
-            and not adapter.journal.read().rounds[0].settled
-        )
-    assert adapter.step() and adapter.journal.read().rounds[0].won
+        adapter.wait = waits.append
+        with lock(world.endpoint.lock, "is deploying"):
+            assert adapter.step() and waits == [adapt.POLL_S]
+            assert not adapter.journal.read().rounds[0].settled
+        assert serving_of(world.endpoint) == Serving(BASE, world.bundles["first"], 3)
+        assert adapter.step() and world.everywhere("better")
+        serving = serving_of(world.endpoint)
+        assert serving.directory.is_relative_to(world.endpoint.releases) and serving.k == 3
+        done = read_state(world.endpoint).last
+        assert adapter._outcome(adapter.round_run(1).bundle) == "promoted"
+        assert read_state(world.endpoint).last == done and adapter.journal.read().rounds[0].won
 
 
 def test_the_command_without_new_traffic(make_world, tmp_path):

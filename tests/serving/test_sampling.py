@@ -6,13 +6,11 @@ with a wrong temperature or top-p at some positions (vLLM 0.32 on a CPU, see plu
 tens of standard errors.
 """
 
-from pathlib import Path
-
 import pytest
 import torch
 
 from outrider.serving.client import Sampling, complete
-from outrider.serving.engine import AskedRow, Engine
+from outrider.serving.engine import AskedRow
 from outrider.serving.server import Server
 from outrider.speculators.checkpoints.target_ends import load_target_ends
 from outrider.speculators.features import FINAL_NORM
@@ -27,12 +25,8 @@ TAIL = 1e-4
 
 @pytest.mark.parametrize("speculation", [False, True])
 def test_sampled_tokens_are_as_likely_as_the_target_says(
-    request: pytest.FixtureRequest,
-    engine: Engine,
-    prompts: list[list[int]],
-    short_r1: Path,
-    speculation: bool,
-) -> None:
+    request, engine, prompts, short_r1, speculation
+):
     asked = prompts * REPEATS
     if speculation:
         server: Server = request.getfixturevalue("server")

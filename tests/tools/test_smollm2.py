@@ -21,10 +21,9 @@ def test_recorded_tokens_are_the_models_own(
     )
     # Nearly greedy, so that each token can be computed without the cache. Fewer places than
     # requests, so that places are used again.
-    monkeypatch.setattr(smollm2, "TEMPERATURE", 1e-4)
-    monkeypatch.setattr(smollm2, "MAX_TOKENS", 12)
-    monkeypatch.setattr(smollm2, "PLACES", 3)
-    monkeypatch.setattr(smollm2, "REFILL", 2)
+    changed = {"TEMPERATURE": 1e-4, "MAX_TOKENS": 12, "PLACES": 3, "REFILL": 2}
+    for name, value in changed.items():
+        monkeypatch.setattr(smollm2, name, value)
     log = tmp_path / "log.jsonl"
     smollm2.record(target, log, 4)
     smollm2.record(target, log, 7)  # resumes
