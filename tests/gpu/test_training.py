@@ -11,12 +11,9 @@ import torch
 
 from outrider.common.files import read_json
 from outrider.data.features.feature_writer import FeatureWriter
-from outrider.speculators.config import SpeculatorConfig
-from outrider.training.config import TrainingConfig
-from outrider.training.distributed.launch import train
 from tests.gpu.conftest import gpus_used
 from tests.gpu.inputs import NANO, K
-from tests.training.corpus import training_spec
+from tests.training.corpus import Corpus
 
 WARM_UP = 2
 """Steps that are left out: compilation, first allocations."""
@@ -58,18 +55,20 @@ def trained(
             token_ids = torch.randint(0, vocabulary, (row_tokens,), generator=generator)
             states = torch.randn(row_tokens, hidden, generator=generator)
             writer.write(name, token_ids, states, row_tokens // 2)
-    training = TrainingConfig(
+    Corpus(NANO.directory(), folder / "states", parts).train(
+        folder,
+        depth=K,
+        launch=True,
         epochs=1,
         row_tokens=row_tokens,
         rows_per_step=rows_per_step,
         evaluate_every=1000,
         checkpoint_every=1000,
+        compute="bf16",
+        learning_rate=5e-4,
         parity="warn",  # random states make near ties
-        wandb_project=None,
         **settings,
     )
-    target, speculator = NANO.directory(), SpeculatorConfig(depth=K)
-    train(training_spec(folder, target, folder / "states", parts, speculator, training))
     lines = (folder / "logs" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     measured = [line for line in map(json.loads, lines) if "loss" in line]
     assert len(measured) == steps

@@ -23,11 +23,12 @@ class Traffic:
     failures: tuple[float, float] = (0.001, 0.001)
     """Probability that a request fails: stable, canary."""
 
-    def draw(self, random, count):
+    def draw(self, random, count, baseline=False):
         """`count` observations of stable and canary, in order of their end.
 
         Half of the sessions are the canary's, of about four requests. Tokens per step follow speed;
-        they differ between sessions by 10 % and between requests by 15 %.
+        they differ between sessions by 10 % and between requests by 15 %. With `baseline` both have
+        the old release.
         """
         session = np.floor(random.beta(1, 3, count) * count / 4).astype(int)
         session += np.arange(count) // 4  # sessions come and go
@@ -38,7 +39,7 @@ class Traffic:
         load = np.maximum(hour * np.exp(0.2 * random.standard_normal(count)), 1.0)
         tokens = np.ceil(np.exp(5 + random.standard_normal(count))).clip(1, 4096).astype(int)
         own = 0.1 * random.standard_normal(session.max() + 1)
-        rate = np.where(canary, self.speed, 1.0) * np.exp(
+        rate = np.where(canary & (not baseline), self.speed, 1.0) * np.exp(
             own[session] + 0.15 * random.standard_normal(count)
         )
         steps = np.maximum(np.round(tokens / (2.5 * rate).clip(1.05, 5)), 1).astype(int)
@@ -66,11 +67,6 @@ class Traffic:
                 )
             )
         return arms
-
-
-def baseline_of(traffic, random, requests):
-    """Observations of the same replicas with the old release."""
-    return dataclasses.replace(traffic, speed=1.0).draw(random, requests)
 
 
 def first_verdict(arms, baseline, policy, looks):

@@ -2,7 +2,6 @@
 
 import os
 import shutil
-from pathlib import Path
 
 import pytest
 
@@ -13,11 +12,11 @@ from tests.serving.exported import write_exported
 
 
 @pytest.fixture
-def releases(tmp_path: Path) -> Releases:
+def releases(tmp_path):
     return Releases(tmp_path / "state" / "releases")
 
 
-def test_a_release_is_a_read_only_copy(releases: Releases, tmp_path: Path) -> None:
+def test_a_release_is_a_read_only_copy(releases, tmp_path):
     bundle = write_exported(tmp_path / "bundle", k=4)
     address = f"hf://acme/x@{'c' * 40}"
     release = releases.add(bundle, address)
@@ -42,7 +41,7 @@ def test_a_release_is_a_read_only_copy(releases: Releases, tmp_path: Path) -> No
         (lambda b: shutil.rmtree(b), "no such folder"),
     ],
 )
-def test_a_bad_bundle_leaves_nothing(releases, tmp_path: Path, damage, message: str) -> None:
+def test_a_bad_bundle_leaves_nothing(releases, tmp_path, damage, message):
     bundle = write_exported(tmp_path / "bundle")
     damage(bundle)
     with pytest.raises(OutriderError, match=message):
@@ -50,7 +49,7 @@ def test_a_bad_bundle_leaves_nothing(releases, tmp_path: Path, damage, message: 
     assert not releases.folder.exists() or not list(releases.folder.iterdir())
 
 
-def test_a_release_that_was_changed_is_not_used(releases: Releases, tmp_path: Path) -> None:
+def test_a_release_that_was_changed_is_not_used(releases, tmp_path):
     release = releases.add(write_exported(tmp_path / "bundle"))
     weights = release.directory / "model.safetensors"
     weights.chmod(0o644)
@@ -61,7 +60,7 @@ def test_a_release_that_was_changed_is_not_used(releases: Releases, tmp_path: Pa
         releases.get("000000000000")
 
 
-def test_only_old_releases_that_nobody_needs_are_deleted(releases, tmp_path: Path) -> None:
+def test_only_old_releases_that_nobody_needs_are_deleted(releases, tmp_path):
     bundles = [write_exported(tmp_path / word, weights=word.encode()) for word in "abcde"]
     added = [releases.add(bundle).name for bundle in bundles]
     shutil.copytree(releases.folder / added[0], releases.folder / f".{added[0]}.77.tmp")  # killed

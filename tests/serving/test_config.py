@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from pathlib import Path
 
 import pytest
 from huggingface_hub.utils import filter_repo_objects
@@ -14,20 +13,18 @@ from outrider.speculators.checkpoints.layout import INDEX
 from tests.tiny import write_tiny_target
 
 
-def test_a_directory_without_a_checkpoint_is_named(tmp_path: Path) -> None:
+def test_a_directory_without_a_checkpoint_is_named(tmp_path):
     with pytest.raises(OutriderError, match=r"target\.model = .*no config\.json there"):
         TargetConfig(model=str(tmp_path)).directory()
 
 
 @pytest.mark.parametrize("model", ["nano_r2", "./missing", "/no/such/place", "a/b/c"])
-def test_a_model_that_is_neither_path_nor_hub_id_lists_the_choices(model: str) -> None:
+def test_a_model_that_is_neither_path_nor_hub_id_lists_the_choices(model):
     with pytest.raises(OutriderError, match="nano_r1"):
         TargetConfig(model=model).directory()
 
 
-def test_of_a_hub_model_training_fetches_the_shards_that_it_reads(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_of_a_hub_model_training_fetches_the_shards_that_it_reads(tmp_path, monkeypatch):
     repository = write_tiny_target(tmp_path / "repository", layers_in_shards=True)
     # R1's layers 0 to 60 are in 160 shards that contain nothing that training reads.
     index = json.loads((repository / INDEX).read_text())
