@@ -13,7 +13,7 @@ import argparse
 import numpy as np
 
 from outrider.live.endpoint_file import CanaryPolicy
-from tests.live.simulated_traffic import Traffic, baseline_of, first_verdict
+from tests.live.simulated_traffic import Traffic, first_verdict
 from tests.live.simulated_windows import Story, alarm
 
 POLICY = CanaryPolicy()
@@ -36,7 +36,7 @@ def verdicts(
     return [
         first_verdict(
             traffic.draw(random, requests),
-            baseline_of(traffic, random, 2 * POLICY.baseline_requests),
+            traffic.draw(random, 2 * POLICY.baseline_requests, baseline=True),
             POLICY,
             looks,
         )

@@ -20,8 +20,7 @@ from tests.short_r1 import write_short_r1
 os.environ.setdefault("RAY_DEFAULT_OBJECT_STORE_MAX_MEMORY_BYTES", "200000000")
 # 30 % of the memory otherwise, for every private cluster of a test.
 
-TESTS = Path(__file__).resolve().parent
-EMBEDDED_TARGET = TESTS.parent / "recipes" / "nano_r1" / "target"
+EMBEDDED_TARGET = Path(__file__).resolve().parents[1] / "recipes" / "nano_r1" / "target"
 
 register_profile()
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-HEAD_DIM = 64
+from tests.eagle3_head import HEAD_DIM, linear, norm
 
 
 def write_dflash_head(
@@ -40,12 +40,6 @@ def write_dflash_head(
     )
     heads = heads or hidden // HEAD_DIM
     kv_heads, drafts = kv_heads or heads, vocab // 4
-
-    def linear(out: int, into: int) -> torch.Tensor:
-        return (torch.randn(out, into) / into**0.5).bfloat16()
-
-    def norm(width: int) -> torch.Tensor:
-        return (1 + 0.1 * torch.randn(width)).bfloat16()
 
     layer = {
         "input_layernorm": norm(hidden),

@@ -10,7 +10,7 @@ target id = draft id + d2t[draft id]. The attention is Llama's or (`mla`) DeepSe
 """
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,16 @@ import torch
 from safetensors.torch import load_file, save_file
 
 HEAD_DIM = 64
-Linear = Callable[[int, int], torch.Tensor]
+
+
+def linear(out: int, into: int) -> torch.Tensor:
+    """A random projection, [out, into]."""
+    return (torch.randn(out, into) / into**0.5).bfloat16()
+
+
+def norm(width: int) -> torch.Tensor:
+    """Random weights of a norm, [width]."""
+    return (1 + 0.1 * torch.randn(width)).bfloat16()
 
 
 def write_eagle3_head(
@@ -42,20 +51,9 @@ def write_eagle3_head(
     torch.manual_seed(seed)
     config = json.loads((target / "config.json").read_text())
     hidden, vocab, intermediate = (
-        config["hidden_size"],
-        config["vocab_size"],
-        config["intermediate_size"],
+        config[name] for name in ("hidden_size", "vocab_size", "intermediate_size")
     )
-    drafts = vocab // 4
-
-    states = 3 if layers is None else len(layers)
-
-    def linear(out: int, into: int) -> torch.Tensor:
-        return (torch.randn(out, into) / into**0.5).bfloat16()
-
-    def norm(width: int) -> torch.Tensor:
-        return (1 + 0.1 * torch.randn(width)).bfloat16()
-
+    drafts, states = vocab // 4, 3 if layers is None else len(layers)
     tensors = {
         "embed_tokens.weight": load_file(target / "model.safetensors")["model.embed_tokens.weight"],
         "fc.weight": linear(hidden, states * hidden),
@@ -72,10 +70,7 @@ def write_eagle3_head(
         tensors["mask_hidden"] = torch.randn(1, 1, mask_values or states * hidden).bfloat16()
     if norm_before_fc:
         tensors["input_norm.weight"] = norm(states * hidden)
-    if mla:
-        attention, form = _mla(config, linear, norm)
-    else:
-        attention, form = _llama(config, linear, heads, kv_heads)
+    attention, form = _mla(config) if mla else _llama(config, heads, kv_heads)
     tensors |= {f"midlayer.self_attn.{name}.weight": tensor for name, tensor in attention.items()}
     for name in ("gate_proj", "up_proj"):
         tensors[f"midlayer.mlp.{name}.weight"] = linear(intermediate, hidden)
@@ -104,7 +99,7 @@ def write_eagle3_head(
 
 
 def _llama(
-    config: dict[str, Any], linear: Linear, heads: int | None, kv_heads: int | None
+    config: dict[str, Any], heads: int | None, kv_heads: int | None
 ) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     """The attention's tensors, and what config.json says of it."""
     hidden = config["hidden_size"]
@@ -121,9 +116,7 @@ def _llama(
     }
 
 
-def _mla(
-    config: dict[str, Any], linear: Linear, norm: Callable[[int], torch.Tensor]
-) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+def _mla(config: dict[str, Any]) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     hidden, heads, q_rank, rank = (
         config[name]
         for name in ("hidden_size", "num_attention_heads", "q_lora_rank", "kv_lora_rank")

@@ -2,6 +2,7 @@
 
 for row in with_token_ids("social_chat"):
     prompt, completion = token_ids(row)
+general_rows(every=40)      # [{"sequence_id", "session", "token_ids", "completion_start", ...}]
 """
 
 import gzip
@@ -33,3 +34,23 @@ def token_ids(row: Row) -> tuple[list[int], list[int]]:
         response.get("prompt_token_ids") or [],
         response["choices"][0].get("token_ids") or [],
     )
+
+
+def general_rows(every: int) -> list[Row]:
+    """Of each `every`-th general exchange the logged token ids, as rows for replay."""
+    rows = []
+    for number, row in enumerate(logged_rows("general")):
+        prompt, completion = token_ids(row)
+        if completion and number % every == 0:
+            rows.append(
+                {
+                    "sequence_id": str(number),
+                    "session": str(number),
+                    "temperature": 0.6,
+                    "top_p": 0.95,
+                    "top_k": 0,
+                    "token_ids": prompt + completion,
+                    "completion_start": len(prompt),
+                }
+            )
+    return rows

@@ -4,7 +4,6 @@ import importlib
 import json
 import re
 import tomllib
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -38,12 +37,6 @@ def test_links_lead_somewhere(page: Path) -> None:
         assert not anchor or anchor in anchors(target), link
 
 
-def code_spans(text: str) -> Iterator[str]:
-    """Inline code, outside of code blocks."""
-    text = re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
-    yield from re.findall(r"`([^`\n]+)`", text)
-
-
 @pytest.fixture(scope="module")
 def keys() -> set[str]:
     """Every key of a recipe or an endpoint, and its shorter forms: `gate.x` for `eval.gate.x`."""
@@ -64,7 +57,8 @@ def test_commands_and_keys_exist(page: Path, keys: set[str]) -> None:
     rules = " ".join(re.findall(r"^([\w -]+):(?!=)", makefile, flags=re.MULTILINE)).split()
     assert set(re.findall(r"(?:`|^    )make ([\w-]+)", text, flags=re.MULTILINE)) <= set(rules)
     sections = {key.partition(".")[0] for key in keys if "." in key}
-    named = {span for span in code_spans(text) if re.fullmatch(r"\w+(\.\w+)+", span)}
+    outside_of_blocks = re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
+    named = set(re.findall(r"`(\w+(?:\.\w+)+)`", outside_of_blocks))
     named |= set(re.findall(r"(?<![\w./-])(?:--)?(\w+(?:\.\w+)+)=", text))
     files = (".json", ".jsonl", ".key", ".py", ".sh", ".html", ".md", ".yaml", ".toml")
     of_sections = {key for key in named if key.partition(".")[0] in sections}

@@ -11,7 +11,6 @@ import sys
 import zipfile
 from pathlib import Path
 
-import pytest
 from uv import find_uv_bin
 
 ROOT = Path(__file__).parents[1]
@@ -35,9 +34,9 @@ def build_editable(folder, config_settings=None, metadata_directory=None):
 START_UV = "import os, sys\ndef main(): os.execv({path!r}, ['uv', *sys.argv[1:]])\n"
 
 
-def write_wheel(folder: str | Path, name: str, version: str, origin: str, code: str = "") -> Path:
+def write_wheel(folder: Path, name: str, version: str, origin: str, code: str = "") -> Path:
     """A wheel of one module that holds `ORIGIN`; with `code`, also a command `name`."""
-    path = Path(folder) / f"{name}-{version}-py3-none-any.whl"
+    path = folder / f"{name}-{version}-py3-none-any.whl"
     info = f"{name}-{version}.dist-info"
     metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
     tags = "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
@@ -55,47 +54,27 @@ def write_wheel(folder: str | Path, name: str, version: str, origin: str, code: 
     return path
 
 
-def write_index(
-    folder: Path, *packages: tuple[str, str], code: dict[str, str] | None = None
-) -> str:
+def write_index(folder: Path, *packages: tuple[str, str]) -> str:
     """The file:// address of a simple index whose packages have the folder's name as origin."""
-    folder.mkdir()
     for name, version in packages:
         project = folder / name
-        project.mkdir()
-        wheel = write_wheel(project, name, version, folder.name, (code or {}).get(name, ""))
+        project.mkdir(parents=True)
+        code = START_UV.format(path=find_uv_bin()) if name == "uv" else ""
+        wheel = write_wheel(project, name, version, folder.name, code)
         (project / "index.html").write_text(f'<a href="{wheel.name}">{wheel.name}</a>')
     return folder.as_uri()
 
 
-@pytest.fixture(scope="module")
-def virtual_environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("environment") / ".venv"
-    subprocess.run([sys.executable, "-m", "venv", path], check=True)
-    return path
-
-
-@pytest.fixture
-def root(tmp_path: Path, virtual_environment: Path) -> Path:
+def write_checkout(root: Path) -> None:
     """A scratch checkout with setup.sh."""
-    root = tmp_path / "checkout"
     requirements = root / "requirements"
     requirements.mkdir(parents=True)
     shutil.copy(ROOT / "requirements" / "setup.sh", requirements)
-    shutil.copytree(virtual_environment, root / ".venv", symlinks=True)
     (requirements / "cpu.txt").write_text("extra==2.0\ntorch==1.0+cpu\n")
     (requirements / "overrides-cpu.txt").write_text("torch==1.0+cpu\n")
-    (requirements / "gpu.txt").write_text("extra==2.0\ntorch==1.0\n")
-    (requirements / "common.in").write_text("extra\n")
     (root / "pyproject.toml").write_text(PYPROJECT)
     (root / "backend.py").write_text(BACKEND)
     write_wheel(root, "checkout", "1.0", "checkout")
-    # No GPU, whatever this machine has.
-    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\nexit 1\n")
-    (tmp_path / "nvidia-smi").chmod(0o755)
-    general = [("uv", UV_VERSION), ("torch", "1.0"), ("extra", "2.0")]
-    write_index(tmp_path / "general", *general, code={"uv": START_UV.format(path=find_uv_bin())})
-    return root
 
 
 def set_up(root: Path, pytorch: str) -> subprocess.CompletedProcess[str]:
@@ -118,8 +97,21 @@ def set_up(root: Path, pytorch: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_without_a_named_source_torch_comes_from_pytorch(root: Path) -> None:
-    pytorch = write_index(root.parent / "pytorch", ("torch", "1.0+cpu"), ("extra", "2.0"))
+def test_torch_comes_from_pytorch_and_where_it_is_nowhere_the_fix_is_named(tmp_path: Path) -> None:
+    root = tmp_path / "checkout"
+    write_checkout(root)
+    # No GPU, whatever this machine has.
+    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\nexit 1\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    write_index(tmp_path / "general", ("uv", UV_VERSION), ("torch", "1.0"), ("extra", "2.0"))
+    without = write_index(tmp_path / "without", ("extra", "2.0"))
+    done = set_up(root, without)
+    assert done.returncode == 1
+    assert f"torch==1.0+cpu could not be installed from {without}" in done.stderr
+    assert "PIP_FIND_LINKS" in done.stderr and "PIP_EXTRA_INDEX_URL" in done.stderr
+    assert not (root / ".venv" / ".outrider-setup").exists()
+
+    pytorch = write_index(tmp_path / "pytorch", ("torch", "1.0+cpu"), ("extra", "2.0"))
     done = set_up(root, pytorch)
     assert done.returncode == 0, done.stderr
     first, notice, _ = done.stdout.splitlines()
@@ -132,12 +124,3 @@ def test_without_a_named_source_torch_comes_from_pytorch(root: Path) -> None:
 
     again = set_up(root, pytorch)
     assert (again.returncode, again.stdout) == (0, "")
-
-
-def test_torch_that_is_nowhere_is_an_error_with_the_fix(root: Path) -> None:
-    pytorch = write_index(root.parent / "pytorch", ("extra", "2.0"))
-    done = set_up(root, pytorch)
-    assert done.returncode == 1
-    assert f"torch==1.0+cpu could not be installed from {pytorch}" in done.stderr
-    assert "PIP_FIND_LINKS" in done.stderr and "PIP_EXTRA_INDEX_URL" in done.stderr
-    assert not (root / ".venv" / ".outrider-setup").exists()

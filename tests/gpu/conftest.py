@@ -7,12 +7,12 @@ build/gpu_check.xml, and end in the summary of the run.
 
 import shutil
 import subprocess
-import time
 from collections.abc import Iterator
 
 import psutil
 import pytest
 
+from outrider.common.process_tree import wait_until
 from outrider.serving.vllm_hooks.version import runs_on_cpu
 
 LEFT_BYTES = 2e9
@@ -75,14 +75,15 @@ def released() -> Iterator[None]:
     import torch
 
     torch.cuda.empty_cache()
-    until = time.monotonic() + SETTLE_S
-    while time.monotonic() < until:
-        left = [now - then for now, then in zip(gpus_used(), before, strict=True)]
+
+    def left() -> dict[str, float]:
+        """Bytes still in use, by where they are more than may be left."""
+        gpu = max(now - then for now, then in zip(gpus_used(), before, strict=True))
         lost = host - psutil.virtual_memory().available
-        if max(left) < LEFT_BYTES and lost < LEFT_HOST_BYTES:
-            return
-        time.sleep(1)
-    pytest.fail(f"bytes left in use: {left} on the GPUs, {lost} of the host")
+        found = {"a GPU": gpu - LEFT_BYTES, "the host": lost - LEFT_HOST_BYTES}
+        return {name: more for name, more in found.items() if more >= 0}
+
+    assert wait_until(lambda: not left(), SETTLE_S), f"bytes too many in use: {left()}"
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

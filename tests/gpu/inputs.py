@@ -3,18 +3,16 @@
 rows = logged_rows(16)            # (id, token ids, completion start), as the engine saw them
 """
 
-import gzip
 import itertools
-import json
 from pathlib import Path
 
 from safetensors.torch import load_file, save_file
 
 from outrider.common.files import read_json
-from outrider.pipeline.recipe.shipped import EMBEDDED_TRAFFIC
 from outrider.serving.config import EngineConfig, TargetConfig
 from outrider.speculators.kinds import trainable_kind_of
 from outrider.speculators.parity import ParityConfig
+from tests.shipped_traffic import token_ids, with_token_ids
 from tests.tiny import save_drafter
 from tools.rehearsal.rehearse import R1_CONFIG, cut_config
 from tools.rehearsal.target import write_random_target
@@ -78,14 +76,9 @@ def random_r1(folder: Path, *, fp8: bool) -> TargetConfig:
 
 def logged_rows(count: int) -> list[Row]:
     """Logged exchanges with the ids that the engine read and sampled, which some rows have."""
-    with gzip.open(EMBEDDED_TRAFFIC / "resume_screening.jsonl.gz", "rt", encoding="utf-8") as log:
-        responses = (json.loads(line)["response"] for line in log)
-        rows = (
-            (each["id"], [*prompt, *answer], len(prompt))
-            for each in responses
-            if (prompt := each["prompt_token_ids"]) and (answer := each["choices"][0]["token_ids"])
-        )
-        return list(itertools.islice(rows, count))
+    rows = itertools.islice(with_token_ids("resume_screening"), count)
+    named = ((row["response"]["id"], *token_ids(row)) for row in rows)
+    return [(name, prompt + completion, len(prompt)) for name, prompt, completion in named]
 
 
 def logged_prompts(count: int) -> list[list[int]]:

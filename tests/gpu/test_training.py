@@ -3,7 +3,6 @@
 import json
 import math
 import statistics
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,20 +11,15 @@ import torch
 
 from outrider.common.files import read_json
 from outrider.data.features.feature_writer import FeatureWriter
-from outrider.speculators.config import SpeculatorConfig
-from outrider.training.config import TrainingConfig
-from outrider.training.distributed.launch import train
 from tests.gpu.conftest import gpus_used
 from tests.gpu.inputs import NANO, K
-from tests.training.corpus import training_spec
+from tests.training.corpus import Corpus
 
 WARM_UP = 2
 """Steps that are left out: compilation, first allocations."""
 
 
-def test_speed(
-    on_gpu: bool, tmp_path: Path, record_property: Callable[[str, object], None]
-) -> None:
+def test_speed(on_gpu, tmp_path, record_property):
     row_tokens, steps = (8192, 12) if on_gpu else (256, 4)
     lines = trained(tmp_path, row_tokens, steps, rows_per_step=2)
     for name in ("tokens_per_s", "mfu"):
@@ -35,9 +29,7 @@ def test_speed(
 
 
 @pytest.mark.gpu
-def test_ranks_of_zero_2_take_the_steps_of_one_process(
-    two_gpus: None, tmp_path: Path, record_property: Callable[[str, object], None]
-) -> None:
+def test_ranks_of_zero_2_take_the_steps_of_one_process(two_gpus, tmp_path, record_property):
     ranks = len(gpus_used())
     one = trained(tmp_path / "one", 1024, 4, rows_per_step=ranks)
     more = trained(tmp_path / "more", 1024, 4, rows_per_step=ranks, processes=ranks, zero_stage=2)
@@ -63,18 +55,20 @@ def trained(
             token_ids = torch.randint(0, vocabulary, (row_tokens,), generator=generator)
             states = torch.randn(row_tokens, hidden, generator=generator)
             writer.write(name, token_ids, states, row_tokens // 2)
-    training = TrainingConfig(
+    Corpus(NANO.directory(), folder / "states", parts).train(
+        folder,
+        depth=K,
+        launch=True,
         epochs=1,
         row_tokens=row_tokens,
         rows_per_step=rows_per_step,
         evaluate_every=1000,
         checkpoint_every=1000,
+        compute="bf16",
+        learning_rate=5e-4,
         parity="warn",  # random states make near ties
-        wandb_project=None,
         **settings,
     )
-    target, speculator = NANO.directory(), SpeculatorConfig(depth=K)
-    train(training_spec(folder, target, folder / "states", parts, speculator, training))
     lines = (folder / "logs" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     measured = [line for line in map(json.loads, lines) if "loss" in line]
     assert len(measured) == steps

@@ -96,7 +96,21 @@ class Fleet:
         headers: dict[str, str] | None = None,
     ) -> Answer:
         """A request to the router."""
-        return request(Address.parse(self.endpoint.router.listen), method, path, body, headers)
+        address, status = Address.parse(self.endpoint.router.listen), 0
+        try:
+            with contextlib.closing(address.connect(PATIENCE_S)) as connection:
+                data = json.dumps(body) if body is not None else None
+                connection.request(method, path, data, headers or {})
+                response = connection.getresponse()
+                status = response.status
+                text = response.read().decode()
+        except (OSError, http.client.HTTPException):
+            return Answer(status, complete=False)
+        if response.headers.get("Content-Type") == "application/json" and text:
+            return Answer(status, json.loads(text))
+        if text.startswith("data: "):
+            return Answer(status, {"name": text.split()[1]}, complete=text.endswith("[DONE]\n\n"))
+        return Answer(status, text)
 
     @contextlib.contextmanager
     def load(self, bodies: Sequence[dict[str, Any]]) -> Iterator[list[Answer]]:
@@ -123,40 +137,11 @@ class Fleet:
         return [answer.name for answer in answers]
 
 
-def stat(router: Router, role: str, name: str) -> int:
-    """One of Envoy's figures about the replicas of a role."""
+def stat(router: Router, role: str, name: str = "membership_healthy") -> int:
+    """A figure of Envoy's about the replicas of a role, by default how many get requests now."""
     pattern = urllib.parse.quote(f"^cluster.{POOLS[role]}.{name}$")
     text = router._call("GET", f"/stats?filter={pattern}")
     return int(text.rpartition(":")[2])
-
-
-def healthy(router: Router, role: str) -> int:
-    """Replicas of a role that get requests now."""
-    return stat(router, role, "membership_healthy")
-
-
-def request(
-    address: Address,
-    method: str,
-    path: str,
-    body: dict[str, Any] | None = None,
-    headers: dict[str, str] | None = None,
-) -> Answer:
-    status = 0
-    try:
-        with contextlib.closing(address.connect(PATIENCE_S)) as connection:
-            data = json.dumps(body) if body is not None else None
-            connection.request(method, path, data, headers or {})
-            response = connection.getresponse()
-            status = response.status
-            text = response.read().decode()
-    except (OSError, http.client.HTTPException):
-        return Answer(status, complete=False)
-    if response.headers.get("Content-Type") == "application/json" and text:
-        return Answer(status, json.loads(text))
-    if text.startswith("data: "):
-        return Answer(status, {"name": text.split()[1]}, complete=text.endswith("[DONE]\n\n"))
-    return Answer(status, text)
 
 
 def wait_for(condition: Callable[[], object]) -> None:

@@ -4,7 +4,6 @@ The whole loop with engines and training is in test_adapt_loop.py (slow). Rounds
 simulated endpoint of world.py at the end of this file.
 """
 
-import dataclasses
 import io
 import json
 import math
@@ -35,11 +34,10 @@ ROWS, FIRST = 10, "r0000"
 class Log:
     """A log whose rows have an acceptance length by speculator, and an endpoint."""
 
-    def __init__(self, folder, nano_r1, monkeypatch, **settings):
+    def __init__(self, folder, nano_r1, monkeypatch, *words):
         self.log = folder / "log.jsonl"
         self.log.touch()
         self.begin(folder)
-        words = [f"adapt.{name}={value}" for name, value in settings.items()]
         self.loaded = load_recipe(
             "resume_screening",
             [f"traffic.path={self.log}", f"target.model={nano_r1}", "adapt.fresh=null",
@@ -75,13 +73,10 @@ class Log:
         if self.reached == self.kill_at:
             raise Killed
 
-    def traffic(self, kind, windows):
+    def traffic(self, *kinds):
+        """A window of each kind."""
         with self.log.open("a") as log:
-            rows = ROWS * windows
-            log.writelines(json.dumps({"kind": kind, "n": n}) + "\n" for n in range(rows))
-
-    def rows_of(self, root):
-        return read_json(root / "traffic" / "rows.json")
+            log.writelines(json.dumps({"kind": kind}) + "\n" for kind in kinds for _ in range(ROWS))
 
     def run_stages(self, run, recipe, names, options, console):
         self.point()
@@ -93,7 +88,11 @@ class Log:
             write_json(run.root / "traffic" / "rows.json", rows)
             return {"adapt_window": {}}
         plan = read_json(run.root / "round.json")
-        kinds = {row["kind"] for path in plan["newer"] for row in self.rows_of(Path(path))}
+        kinds = {
+            row["kind"]
+            for path in plan["newer"]
+            for row in read_json(Path(path) / "traffic" / "rows.json")
+        }
         if kinds == {"hopeless"}:
             raise StageFailed("does not train")
         write_json(run.speculator / "config.json", sorted(kinds - {"hopeless"}))
@@ -108,7 +107,7 @@ class Log:
         fitted = set()
         if directory != self.loaded.recipe.target.training_directory():
             fitted = set(read_json(directory / "config.json"))
-        kinds = [row["kind"] for row in self.rows_of(run.root)]
+        kinds = [row["kind"] for row in read_json(run.root / "traffic" / "rows.json")]
         return estimate(sum(4.0 if kind in fitted else 3.0 for kind in kinds) / len(kinds))
 
     def judge(self, trained, windows, older, serving, recipe, k):
@@ -170,8 +169,7 @@ def native_kind(monkeypatch):
 def shifting(tmp_path, nano_r1, monkeypatch):
     """Traffic that shifts and comes back."""
     world = Log(tmp_path, nano_r1, monkeypatch)
-    for kind, windows in (("a", 3), ("b", 4), ("a", 2)):
-        world.traffic(kind, windows)
+    world.traffic(*"aaabbbbaa")
     return world
 
 
@@ -200,8 +198,7 @@ def test_a_shift_is_followed_by_a_round_and_a_release(shifting):
 def test_the_loop_can_be_killed_at_every_point(tmp_path, nano_r1, monkeypatch):
     monkeypatch.setattr("os.fsync", lambda descriptor: None)  # nothing is lost with the machine
     world = Log(tmp_path, nano_r1, monkeypatch)
-    world.traffic("a", 1)
-    world.traffic("b", 3)
+    world.traffic(*"abbb")
     assert world.run()["shipped"] == 1
     whole, points = story(world.entries), world.reached
     assert points > 30
@@ -218,8 +215,7 @@ def test_the_loop_can_be_killed_at_every_point(tmp_path, nano_r1, monkeypatch):
 
 def test_a_round_that_loses_does_not_ship_and_the_next_waits(tmp_path, nano_r1, monkeypatch):
     world = Log(tmp_path, nano_r1, monkeypatch)
-    world.traffic("a", 2)
-    world.traffic("hopeless", 8)
+    world.traffic("a", "a", *["hopeless"] * 8)
     found = world.run()
     assert found["shipped"] == 0 and found["serving"] == FIRST
     newer = [one["newer"] for one in world.facts("round")]
@@ -231,12 +227,11 @@ def test_a_round_that_loses_does_not_ship_and_the_next_waits(tmp_path, nano_r1, 
 
 def test_a_window_that_cannot_be_used_is_left_out(tmp_path, nano_r1, monkeypatch):
     world = Log(tmp_path, nano_r1, monkeypatch)
-    for kind in ("a", "broken", "a", "b", "b"):
-        world.traffic(kind, 1)
+    world.traffic("a", "broken", "a", "b", "b")
     assert world.run()["shipped"] == 1
     assert world.facts("round")[0]["newer"] == [1, 3, 4]
     assert not (tmp_path / "adapt" / "windows" / "w000002").exists()
-    world.traffic("broken", 4)
+    world.traffic(*["broken"] * 4)
     with pytest.raises(OutriderError, match="the log is broken"):
         world.run()
 
@@ -244,11 +239,11 @@ def test_a_window_that_cannot_be_used_is_left_out(tmp_path, nano_r1, monkeypatch
 def test_only_later_rows_are_read_and_more_than_can_be_captured_are_passed_over(
     tmp_path, nano_r1, monkeypatch
 ):
-    world = Log(tmp_path, nano_r1, monkeypatch, from_start="false")
+    world = Log(tmp_path, nano_r1, monkeypatch, "adapt.from_start=false")
     monkeypatch.setattr(adapt, "MOST_BEHIND", 2)
-    world.traffic("a", 5)
+    world.traffic(*"aaaaa")
     assert world.run()["windows"] == 0
-    world.traffic("a", 7)
+    world.traffic(*"aaaaaaa")
     world.run()
     assert [one["skipped"] for one in world.facts("window")] == [5 * ROWS, 0]
 
@@ -267,20 +262,16 @@ def windows_left(folder):
 
 @pytest.mark.parametrize("retention", ["delete_features", "delete_all"])
 def test_with_retention_windows_end_with_their_round(tmp_path, nano_r1, monkeypatch, retention):
-    world = Log(tmp_path, nano_r1, monkeypatch)
-    privacy = world.loaded.recipe.privacy.model_copy(update={"retention": retention})
-    recipe = world.loaded.recipe.model_copy(update={"privacy": privacy})
-    world.loaded = dataclasses.replace(world.loaded, recipe=recipe)
-    for kind, windows in (("a", 3), ("b", 4)):
-        world.traffic(kind, windows)
+    world = Log(tmp_path, nano_r1, monkeypatch, f"privacy.retention={retention}")
+    world.traffic(*"aaabbbb")
     assert world.run()["shipped"] == 1
     assert world.facts("round")[0]["newer"] == [1, 2, 3, 4] and windows_left(tmp_path) == [5, 6, 7]
 
 
-@pytest.fixture
-def deploying(make_world, monkeypatch, nano_r1):
-    """A simulated endpoint, and an adapter of it whose deployments cost no time."""
-    world = make_world()
+def test_a_round_waits_for_another_deployment_and_is_deployed_once_also_if_not_recorded(
+    make_world, monkeypatch, nano_r1
+):
+    world, waits = make_world(), []
 
     @contextmanager
     def controlled(endpoint, say):
@@ -294,31 +285,17 @@ def deploying(make_world, monkeypatch, nano_r1):
         adapter.journal.append("trained", round=1)
         adapter.journal.append("gated", round=1, ships=True, reason="")
         shutil.copytree(world.bundles["better"], adapter.round_run(1).bundle)
-        yield world, adapter
-
-
-def test_a_round_is_deployed_once_also_if_its_outcome_was_not_recorded(deploying):
-    world, adapter = deploying
-    assert serving_of(world.endpoint) == Serving(BASE, world.bundles["first"], 3)
-    assert adapter.step() and world.everywhere("better")
-    serving = serving_of(world.endpoint)
-    assert serving.directory.is_relative_to(world.endpoint.releases) and serving.k == 3
-    done = read_state(world.endpoint).last
-    assert adapter._outcome(adapter.round_run(1).bundle) == "promoted"
-    assert read_state(world.endpoint).last == done and adapter.journal.read().rounds[0].won
-
-
-def test_another_deployment_is_waited_for(deploying):
-    world, adapter = deploying
-    waits = []
-    adapter.wait = waits.append
-    with lock(world.endpoint.lock, "is deploying"):
-        assert (
-            adapter.step()
-            and waits == [adapt.POLL_S]
-            and not adapter.journal.read().rounds[0].settled
-        )
-    assert adapter.step() and adapter.journal.read().rounds[0].won
+        adapter.wait = waits.append
+        with lock(world.endpoint.lock, "is deploying"):
+            assert adapter.step() and waits == [adapt.POLL_S]
+            assert not adapter.journal.read().rounds[0].settled
+        assert serving_of(world.endpoint) == Serving(BASE, world.bundles["first"], 3)
+        assert adapter.step() and world.everywhere("better")
+        serving = serving_of(world.endpoint)
+        assert serving.directory.is_relative_to(world.endpoint.releases) and serving.k == 3
+        done = read_state(world.endpoint).last
+        assert adapter._outcome(adapter.round_run(1).bundle) == "promoted"
+        assert read_state(world.endpoint).last == done and adapter.journal.read().rounds[0].won
 
 
 def test_the_command_without_new_traffic(make_world, tmp_path):

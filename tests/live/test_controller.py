@@ -4,7 +4,7 @@ import pytest
 
 from outrider.common.errors import OutriderError
 from outrider.live.journal import read_state
-from tests.live.bundles import write_bundle
+from tests.serving.exported import write_exported
 
 
 def test_a_better_release_is_promoted_and_taken_back_by_request(world) -> None:
@@ -46,7 +46,7 @@ def test_the_canary_gets_the_shares_of_the_policy_and_no_more_than_its_own(make_
 def test_a_release_for_other_servers_or_with_a_changed_byte_is_refused(
     world, manifest, what
 ) -> None:
-    bundle = write_bundle(world.folder / "other" / "bundle", b"9.0", **manifest)
+    bundle = write_exported(world.folder / "other", weights=b"9.0", **manifest)
     if not manifest:
         (bundle / "model.safetensors").write_bytes(b"9.1")
     with world.controller() as controller:
@@ -74,15 +74,6 @@ def test_the_watch_of_a_replica_rolls_back(world) -> None:
         assert "canary took release" in done.verdict.reason
         assert world.everywhere("first")
     assert world.deploy("worse", in_place=True).outcome == "promoted", "it promises nothing"
-
-
-def test_a_watch_that_decides_nothing_in_time_takes_the_release_back(make_world) -> None:
-    world = make_world(max_seconds=200)
-    world.requests = 0
-    done = world.deploy(world.bundle("idle", b"4.0", promised=3.5), in_place=True)
-    assert (done.outcome, done.verdict.by) == ("rolled_back", "controller")
-    assert "its watch is undecided" in done.verdict.reason
-    assert world.everywhere("first")
 
 
 def test_a_replica_that_refuses_to_go_back_does_not_keep_the_others(world) -> None:
@@ -226,6 +217,10 @@ def test_without_traffic_it_goes_back_as_undecided_and_a_person_may_promote(
     equal, world.requests = world.bundle("equal", b"2.00"), 0
     done = world.deploy(equal)
     assert done.outcome == "rolled_back" and "undecided after 20 s" in done.verdict.reason
+    done = world.deploy(world.bundle("watched", b"4.0", promised=3.5), in_place=True)
+    assert (done.outcome, done.verdict.by) == ("rolled_back", "controller")
+    assert "its watch is undecided" in done.verdict.reason
+    assert world.everywhere("first")
     world.then = lambda now: world.ask("promote")
     done = world.deploy(equal)
     assert (done.outcome, done.verdict.by) == ("promoted", "tester")

@@ -2,7 +2,6 @@
 
 import errno
 import os
-from pathlib import Path
 
 import pytest
 
@@ -10,11 +9,11 @@ from outrider.common.errors import OutriderError
 from outrider.live.journal import Journal, read_journal
 
 
-def events(path: Path) -> list[tuple[int, str, dict[str, object]]]:
+def events(path):
     return [(entry.n, entry.event, entry.facts) for entry in read_journal(path)]
 
 
-def test_a_line_torn_at_any_byte_is_left_out_and_written_over(tmp_path: Path) -> None:
+def test_a_line_torn_at_any_byte_is_left_out_and_written_over(tmp_path):
     path = tmp_path / "journal.jsonl"
     with Journal(path) as journal:
         journal.append("one")
@@ -33,7 +32,7 @@ def test_a_line_torn_at_any_byte_is_left_out_and_written_over(tmp_path: Path) ->
         read_journal(path)
 
 
-def test_an_entry_is_synced_before_append_returns(tmp_path: Path, monkeypatch) -> None:
+def test_an_entry_is_synced_before_append_returns(tmp_path, monkeypatch):
     synced: list[int] = []
     journal = Journal(tmp_path / "journal.jsonl")
     fsync = os.fsync
@@ -65,7 +64,7 @@ def test_a_folder_that_others_may_use_is_refused(tmp_path):
     Journal(folder / "journal.jsonl").__exit__()
 
 
-def test_two_processes_append_to_one_journal(tmp_path: Path) -> None:
+def test_two_processes_append_to_one_journal(tmp_path):
     path, heard = tmp_path / "state" / "journal.jsonl", []
     with (
         Journal(path, lambda: 12.5, lambda state: heard.append(state.share)) as one,

@@ -29,9 +29,13 @@ def fleet() -> Iterator[Fleet]:
         yield fleet
 
 
-@pytest.fixture(scope="module")
-def routes() -> set[tuple[str, str]]:
-    """Method and path of every route of vLLM's server in development mode, for all tasks."""
+def public(path: str) -> bool:
+    below = path.startswith("/v1/") and path not in BELOW_V1
+    return below or path == "/health"
+
+
+def test_customers_reach_the_public_routes_of_vllm_and_no_others(fleet) -> None:
+    """Those of its server in development mode, for all tasks."""
     from vllm.entrypoints.launchers.app import build_app
     from vllm.entrypoints.launchers.cli_args import make_arg_parser
     from vllm.tasks import SupportedTask
@@ -49,15 +53,7 @@ def routes() -> set[tuple[str, str]]:
         for route in app.routes
         for method in getattr(route, "methods", None) or ["GET"]
     }
-    return found | {(method, path) for path in BELOW_V1 for method in ("GET", "POST")}
-
-
-def public(path: str) -> bool:
-    below = path.startswith("/v1/") and path not in BELOW_V1
-    return below or path == "/health"
-
-
-def test_customers_reach_the_public_routes_of_vllm_and_no_others(fleet, routes) -> None:
+    routes = found | {(method, path) for path in BELOW_V1 for method in ("GET", "POST")}
     paths = {path for _, path in routes}
     # The list is that of the installed vLLM; these keep it from being empty.
     assert paths >= {"/pause", "/update_weights", "/collective_rpc", "/invocations", "/tokenize"}
@@ -107,8 +103,13 @@ def disguises(path: str) -> list[str]:
     ]
 
 
-def raw(fleet: Fleet, target: str, method: str = "GET", headers: str = "") -> tuple[int, str]:
-    """Status and body of the response to a request line that no HTTP library has tidied up."""
+def raw(
+    fleet: Fleet, target: str, method: str = "GET", headers: str = ""
+) -> tuple[int, str | None]:
+    """Status, and the path that a replica was sent; None if none was.
+
+    No HTTP library has tidied up the request line.
+    """
     path = Address.parse(fleet.endpoint.router.listen).path
     with socket.socket(socket.AF_UNIX) as client:
         client.settimeout(60)
@@ -116,13 +117,8 @@ def raw(fleet: Fleet, target: str, method: str = "GET", headers: str = "") -> tu
         client.sendall(f"{method} {target} HTTP/1.1\r\nhost: x\r\n{headers}\r\n".encode("latin-1"))
         response = http.client.HTTPResponse(client, method=method)
         response.begin()
-        return response.status, response.read().decode()
-
-
-def reached_path(body: str) -> str | None:
-    """The path that a replica was sent; None if none was."""
-    match = re.search(r'"path": "([^"]*)"', body)
-    return match[1] if match else None
+        match = re.search(r'"path": "([^"]*)"', response.read().decode())
+        return response.status, match[1] if match else None
 
 
 def read_as(path: str) -> str:
@@ -134,8 +130,7 @@ def read_as(path: str) -> str:
 
 
 def refused_or_public(fleet: Fleet, target: str) -> bool:
-    status, body = raw(fleet, target)
-    path = reached_path(body)
+    status, path = raw(fleet, target)
     if path is None:
         return status in (400, 404)
     seen = read_as(path)
@@ -180,8 +175,8 @@ def test_whatever_is_sent_a_replica_only_gets_public_paths(fleet, tail) -> None:
 @pytest.mark.parametrize("method", ["CONNECT", "TRACE", "OPTIONS", "PUT", "DELETE"])
 def test_no_method_and_no_upgrade_reaches_another_path(fleet, method) -> None:
     for target in ("/pause", ADMIN, "*", "/v1/../pause"):
-        status, body = raw(fleet, target, method)
-        assert reached_path(body) is None and status in (400, 404), (method, target)
+        status, path = raw(fleet, target, method)
+        assert path is None and status in (400, 404), (method, target)
     for protocol in ("websocket", "h2c"):
         headers = f"connection: upgrade\r\nupgrade: {protocol}\r\n"
         assert raw(fleet, "/v1/realtime", headers=headers)[0] in (200, 400, 403)

@@ -2,23 +2,22 @@
 
 import os
 import shutil
-from pathlib import Path
 
 import pytest
 
 from outrider.common.errors import OutriderError
 from outrider.live.releases import Releases
 from outrider.serving.bundle.bundle_digest import bundle_digest
-from tests.live.bundles import write_bundle
+from tests.serving.exported import write_exported
 
 
 @pytest.fixture
-def releases(tmp_path: Path) -> Releases:
+def releases(tmp_path):
     return Releases(tmp_path / "state" / "releases")
 
 
-def test_a_release_is_a_read_only_copy(releases: Releases, tmp_path: Path) -> None:
-    bundle = write_bundle(tmp_path / "bundle", b"weights", k=4)
+def test_a_release_is_a_read_only_copy(releases, tmp_path):
+    bundle = write_exported(tmp_path / "bundle", k=4)
     address = f"hf://acme/x@{'c' * 40}"
     release = releases.add(bundle, address)
     assert address in (release.directory.parent / "release.json").read_text()
@@ -27,7 +26,7 @@ def test_a_release_is_a_read_only_copy(releases: Releases, tmp_path: Path) -> No
     for path in release.directory.rglob("*"):
         assert path.is_dir() or path.stat().st_mode & 0o222 == 0, path
     assert os.access(release.directory / "serve.sh", os.X_OK)
-    assert releases.add(write_bundle(tmp_path / "same", b"weights", k=4)) == release
+    assert releases.add(write_exported(tmp_path / "same", k=4)) == release
     shutil.rmtree(bundle)
     assert releases.verified(release.name) == release
     assert releases.all() == [release]
@@ -42,16 +41,16 @@ def test_a_release_is_a_read_only_copy(releases: Releases, tmp_path: Path) -> No
         (lambda b: shutil.rmtree(b), "no such folder"),
     ],
 )
-def test_a_bad_bundle_leaves_nothing(releases, tmp_path: Path, damage, message: str) -> None:
-    bundle = write_bundle(tmp_path / "bundle", b"weights")
+def test_a_bad_bundle_leaves_nothing(releases, tmp_path, damage, message):
+    bundle = write_exported(tmp_path / "bundle")
     damage(bundle)
     with pytest.raises(OutriderError, match=message):
         releases.add(bundle)
     assert not releases.folder.exists() or not list(releases.folder.iterdir())
 
 
-def test_a_release_that_was_changed_is_not_used(releases: Releases, tmp_path: Path) -> None:
-    release = releases.add(write_bundle(tmp_path / "bundle", b"weights"))
+def test_a_release_that_was_changed_is_not_used(releases, tmp_path):
+    release = releases.add(write_exported(tmp_path / "bundle"))
     weights = release.directory / "model.safetensors"
     weights.chmod(0o644)
     weights.write_bytes(b"changed")
@@ -61,10 +60,9 @@ def test_a_release_that_was_changed_is_not_used(releases: Releases, tmp_path: Pa
         releases.get("000000000000")
 
 
-def test_only_old_releases_that_nobody_needs_are_deleted(releases, tmp_path: Path) -> None:
-    added = [
-        releases.add(write_bundle(tmp_path / str(i), b"weights %d" % i)).name for i in range(5)
-    ]
+def test_only_old_releases_that_nobody_needs_are_deleted(releases, tmp_path):
+    bundles = [write_exported(tmp_path / word, weights=word.encode()) for word in "abcde"]
+    added = [releases.add(bundle).name for bundle in bundles]
     shutil.copytree(releases.folder / added[0], releases.folder / f".{added[0]}.77.tmp")  # killed
     releases.prune(2, in_use={added[1]})
     assert [each.name for each in releases.all()] == [added[1], *added[3:]]

@@ -4,7 +4,6 @@ import json
 import subprocess
 import sys
 from collections import defaultdict
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -15,11 +14,11 @@ from outrider.live.local import running_router
 from outrider.live.router import Router, RouterUnavailable
 from outrider.live.traffic import observations, read_log
 from outrider.serving.admin.address import Address
-from tests.live.fleet import Fleet, healthy, stat, wait_for
+from tests.live.fleet import Fleet, stat, wait_for
 
 
 @pytest.fixture(scope="module")
-def fleet() -> Iterator[Fleet]:
+def fleet():
     """Replicas that no test kills."""
     with Fleet(stable=["a", "b"], canary=["c"]) as fleet:
         yield fleet
@@ -38,7 +37,7 @@ def host(fleet: Fleet, row: dict[str, Any]) -> str:
 
 
 @pytest.fixture
-def router(fleet: Fleet) -> Iterator[Router]:
+def router(fleet):
     with running_router(fleet.endpoint) as router:
         yield router
 
@@ -117,7 +116,7 @@ def test_an_answer_that_is_an_error_is_not_asked_for_again(fleet, router) -> Non
     _, offset = read_log(fleet.endpoint.access_log, 0)
     for _ in range(8):  # a request that the server refuses leaves its replica to the others
         assert fleet.ask({"status": 500}).status == 500
-    assert healthy(router, "stable") == 2
+    assert stat(router, "stable") == 2
     for status in (502, 503, 504):  # three of these on one replica eject it
         assert fleet.ask({"status": status}).status == status
     assert [row["attempts"] for row in logged(fleet, 11, offset)] == [1] * 11
@@ -149,7 +148,7 @@ def test_a_killed_stable_replica_is_replaced_by_its_peers_then_by_the_canary() -
         with fleet.load([{"seconds": 0.02}] * 4) as answers:
             wait_for(lambda: len(answers) >= 12)
             fleet.kill("a")
-            wait_for(lambda: healthy(router, "stable") == 1)
+            wait_for(lambda: stat(router, "stable") == 1)
             wait_for(lambda: fleet.ask().name == "b")
             assert set(fleet.names(60)) == {"b"}  # and not the canary
             fleet.kill("b")
@@ -166,7 +165,7 @@ def test_an_engine_that_died_under_its_server_gets_no_requests() -> None:
         router.set_canary_share(100)
         sick = fleet.state / "c.sock.sick"
         sick.touch()
-        wait_for(lambda: healthy(router, "canary") == 0)
+        wait_for(lambda: stat(router, "canary") == 0)
         wait_for(lambda: set(fleet.names(10)) == {"a"})
         sick.unlink()
         wait_for(lambda: set(fleet.names(10)) == {"c"})

@@ -16,9 +16,6 @@ from tests.eval.slow_drafter import SLOW_DRAFTER_EXTENSION, SLOW_START
 from tests.live.releases import release
 
 K = 4
-NOISE = 1.0
-"""Of the worse release."""
-REPOSITORY = Path(__file__).parents[2]
 
 
 @pytest.mark.engine
@@ -31,7 +28,7 @@ def test_a_faster_replica_promotes_no_slower_release(nano_r1, monkeypatch, tmp_p
         """The stable replica sleeps in every step."""
         words, environment = command(endpoint, replica, release)
         words = [SLOW_DRAFTER_EXTENSION if word == SWAP_EXTENSION else word for word in words]
-        environment["PYTHONPATH"] = str(REPOSITORY)
+        environment["PYTHONPATH"] = str(Path(__file__).parents[2])
         return words, environment | ({SLOW_START: "1"} if replica.role == "stable" else {})
 
     monkeypatch.setattr(local, "replica_command", planted)
@@ -39,7 +36,7 @@ def test_a_faster_replica_promotes_no_slower_release(nano_r1, monkeypatch, tmp_p
     target = TargetConfig(model=str(nano_r1))
     speculators = {
         "equal": served_base(nano_r1, nano_r1, tmp_path),
-        "worse": release(nano_r1, tmp_path / "noise", noise=NOISE),
+        "worse": release(nano_r1, tmp_path / "noise", noise=1.0),
     }
     for name, directory in speculators.items():
         drafting = Drafting(Speculator.named(directory), K)

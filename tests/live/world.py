@@ -41,7 +41,7 @@ from outrider.serving.admin.replica import (
     SwapResult,
 )
 from outrider.serving.bundle.bundle_digest import bundle_digest
-from tests.live.bundles import write_bundle
+from tests.serving.exported import write_exported
 
 TOKENS = 64
 
@@ -56,7 +56,7 @@ class SimulatedReplica:
     def __init__(self, world: "World", name: str) -> None:
         self.world, self.name, self.data = world, name, f"unix:/{name}"
         self.fault = ""
-        """Of the next swap: die_before, die_after, refuse, break or fail_after."""
+        """Of the next swap: die_before, die_after, refuse or fail_after."""
         self.start(world.bundles["first"])
 
     def start(self, directory: Path) -> None:
@@ -87,9 +87,6 @@ class SimulatedReplica:
         self.answers()
         if fault == "refuse" or order.expected != self.now.digest:
             raise SwapRefused("refused on purpose")
-        if fault == "break":
-            self.now = dataclasses.replace(self.now, broken="neither could be loaded")
-            raise SwapFailed("failed on purpose")
         assert bundle_digest(Path(order.directory)) == order.digest
         self.before, self.watch = self.now, order.watch
         self.now = ReplicaStatus(
@@ -144,7 +141,7 @@ class World:
              "policy": limits | policy}
         )  # fmt: skip
         self.bundles = {
-            name: write_bundle(folder / name / "bundle", weights)
+            name: write_exported(folder / name / "bundle", weights=weights, evidence={})
             for name, weights in (("first", b"2.0"), ("better", b"3.0"), ("worse", b"1.5"))
         }
         self.then: Callable[[float], None] = lambda now: None
@@ -182,7 +179,6 @@ class World:
         """What `--rollback` or `--promote` of another process does."""
         with Journal(self.endpoint.journal, clock=self.time) as journal:
             opened = journal.read().open
-            assert opened is not None
             journal.append("request", deployment=opened.id, action=action, by="tester")
 
     def point(self) -> None:
@@ -239,7 +235,8 @@ class World:
     def bundle(self, name: str, weights: bytes, promised: float | None = None) -> str:
         """The name of a further bundle, whose evidence is an acceptance length."""
         evidence = {"acceptance_length": {"custom": promised}}
-        self.bundles[name] = write_bundle(self.folder / name / "bundle", weights, evidence=evidence)
+        folder = self.folder / name / "bundle"
+        self.bundles[name] = write_exported(folder, weights=weights, evidence=evidence)
         return name
 
     def served(self) -> dict[str, str]:

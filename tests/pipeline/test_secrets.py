@@ -20,7 +20,7 @@ from outrider.serving.serve_flags import bundle_command
 from outrider.speculators.kinds.mtp.checkpoint import load_mtp
 from tests.cli import commands
 from tests.cli.workplace import write_workplace
-from tests.live.bundles import cluster_endpoint
+from tests.live.test_manifests import cluster_endpoint
 from tests.tiny import save_drafter
 
 SECRET = "geheim"

@@ -12,7 +12,7 @@ from outrider.serving.speculator import Drafting, Speculator
 
 R1 = "deepseek-ai/DeepSeek-R1"
 
-EVIDENCE: dict[str, Any] = {
+EVIDENCE = {
     "recipe": "march",
     "recipe_sha256": "ab" * 32,
     "report_sha256": "cd" * 32,
@@ -36,6 +36,12 @@ EVIDENCE: dict[str, Any] = {
 }  # fmt: skip
 
 
+def files(folder: Path) -> dict[str, bytes]:
+    """Contents by path below the folder."""
+    found = folder.rglob("*")
+    return {p.relative_to(folder).as_posix(): p.read_bytes() for p in found if p.is_file()}
+
+
 def engine(**changed: Any) -> EngineConfig:
     """R1 on one node, unless `changed` has other settings."""
     settings = {
@@ -52,12 +58,14 @@ def write_exported(
     revision: str | None = None,
     k: int = 3,
     schedule: list[tuple[int, int, int]] | None = None,
-    evidence: dict[str, Any] = EVIDENCE,
     settings: EngineConfig | None = None,
     weights: bytes = b"weights",
-    vllm: str = "0.32.0",
+    **changed: Any,
 ) -> Path:
-    """A bundle as export_bundle writes it; the target's files are never read."""
+    """A bundle as export_bundle writes it; the target's files are never read.
+
+    `changed` replace keys of bundle.json.
+    """
     target = TargetConfig(model=model, revision=revision)
     used = settings or engine()
     drafting = Drafting(Speculator("mtp"), k, k_per_batch_size=schedule)
@@ -73,9 +81,9 @@ def write_exported(
         **listing(folder),
         **drafting.as_manifest(),
         "target": target.model_dump(),
-        "vllm": vllm,
+        "vllm": "0.32.0",
         "serve": serving_of(TargetConfig(), used),
-        "evidence": evidence,
+        "evidence": EVIDENCE,
     }
-    write_json(folder / "bundle.json", manifest)
+    write_json(folder / "bundle.json", manifest | changed)
     return folder

@@ -1,8 +1,5 @@
 """The target's own layer is copied once; a drafter without an embedding is refused."""
 
-from pathlib import Path
-
-import pytest
 from safetensors import safe_open
 from safetensors.torch import load_file
 
@@ -13,12 +10,8 @@ from outrider.speculators.kinds import trainable_kind_of
 from tests.tiny import write_tiny_target
 
 
-@pytest.fixture
-def target(tmp_path: Path) -> Path:
-    return write_tiny_target(tmp_path / "target", layers_in_shards=True)
-
-
-def test_the_copy_has_the_layer_s_bytes_and_is_made_once(target: Path, tmp_path: Path) -> None:
+def test_the_copy_has_the_layer_s_bytes_and_is_made_once(tmp_path):
+    target = write_tiny_target(tmp_path / "target", layers_in_shards=True)
     copy = served_base(target, target, tmp_path / "cache")
     layout = read_layout(target)
     names = trainable_kind_of(target).native_tensors(layout)

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from pathlib import Path
 
 import pytest
 from huggingface_hub.utils import filter_repo_objects
@@ -14,20 +13,18 @@ from outrider.speculators.checkpoints.layout import INDEX
 from tests.tiny import write_tiny_target
 
 
-def test_a_directory_without_a_checkpoint_is_named(tmp_path: Path) -> None:
+def test_a_directory_without_a_checkpoint_is_named(tmp_path):
     with pytest.raises(OutriderError, match=r"target\.model = .*no config\.json there"):
         TargetConfig(model=str(tmp_path)).directory()
 
 
 @pytest.mark.parametrize("model", ["nano_r2", "./missing", "/no/such/place", "a/b/c"])
-def test_a_model_that_is_neither_path_nor_hub_id_lists_the_choices(model: str) -> None:
+def test_a_model_that_is_neither_path_nor_hub_id_lists_the_choices(model):
     with pytest.raises(OutriderError, match="nano_r1"):
         TargetConfig(model=model).directory()
 
 
-@pytest.fixture
-def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The download folder of a hub that has one target, at commit 0123abcd."""
+def test_of_a_hub_model_training_fetches_the_shards_that_it_reads(tmp_path, monkeypatch):
     repository = write_tiny_target(tmp_path / "repository", layers_in_shards=True)
     # R1's layers 0 to 60 are in 160 shards that contain nothing that training reads.
     index = json.loads((repository / INDEX).read_text())
@@ -40,7 +37,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (repository / INDEX).write_text(json.dumps(index))
     for name in ("model-00000-of-00002.safetensors", "modeling_deepseek.bin", "tokenizer.json"):
         (repository / name).write_text("{}")
-    cache = tmp_path / "cache" / "snapshots" / "0123abcd"
+    hub = tmp_path / "cache" / "snapshots" / "0123abcd"
 
     def snapshot_download(
         model: str, revision: str | None = None, allow_patterns: list[str] | None = None
@@ -49,15 +46,12 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         for name in filter_repo_objects(
             [path.name for path in repository.iterdir()], allow_patterns=allow_patterns
         ):
-            cache.mkdir(parents=True, exist_ok=True)
-            shutil.copy(repository / name, cache / name)
-        return str(cache)
+            hub.mkdir(parents=True, exist_ok=True)
+            shutil.copy(repository / name, hub / name)
+        return str(hub)
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
-    return cache
 
-
-def test_of_a_hub_model_training_fetches_the_shards_that_it_reads(hub: Path) -> None:
     target = TargetConfig(model="deepseek-ai/DeepSeek-R1", revision="main")
     assert target.on_hub and target.training_directory() == hub
     shards = {"model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"}

@@ -10,21 +10,24 @@ from outrider.eval.bench.endpoint import measure_endpoint, print_endpoint
 from outrider.eval.config import EvalConfig
 from outrider.serving import load_generator
 from outrider.serving.client import Sampling, complete
-from outrider.serving.config import TargetConfig
-from outrider.serving.load_generator import LoadGenerator
-from outrider.serving.server import Server
 
 EVALUATION = EvalConfig(concurrency=[1, 2], requests=2, repeats=2, max_tokens=24)
 
 
 @pytest.mark.engine
-def test_an_endpoint_is_measured_by_its_own_counters(
-    server: Server, target: TargetConfig, prompt_texts: list[str], k: int, tmp_path
-) -> None:
-    sampling = Sampling(0.0, 1.0)
-    results = measure_endpoint(
-        f"{server.url}/", target, prompt_texts, sampling, EVALUATION, tmp_path, print
-    )
+def test_an_endpoint_is_measured_by_its_own_counters_and_other_users_are_reported(
+    server, target, prompts, prompt_texts, load, k, tmp_path, monkeypatch
+):
+    def measured(evaluation):
+        console = Console(record=True, width=120)
+        results = measure_endpoint(
+            f"{server.url}/", target, prompt_texts, greedy, evaluation, tmp_path, print
+        )
+        print_endpoint(results, console)
+        return results, console.export_text()
+
+    greedy = Sampling(0.0, 1.0)
+    results, text = measured(EVALUATION)
     assert results["model"] == server.model_name
     for concurrency, requests in (("1", 4), ("2", 8)):
         row = results["measured"][concurrency]
@@ -32,36 +35,16 @@ def test_an_endpoint_is_measured_by_its_own_counters(
         assert row["share"] == pytest.approx(1) and len(row["cumulative"]) == k
         assert 1 < row["acceptance_length"] <= k + 1
         assert row["acceptance_length"] == pytest.approx(1 + sum(row["cumulative"]))
-    console = Console(record=True, width=120)
-    print_endpoint(results, console)
-    text = console.export_text()
     assert f"{results['measured']['1']['acceptance_length']:.3f}" in text and "warning" not in text
 
-
-@pytest.mark.engine
-def test_other_users_of_the_endpoint_are_reported(
-    server: Server,
-    target: TargetConfig,
-    prompts: list[list[int]],
-    prompt_texts: list[str],
-    load: LoadGenerator,
-    tmp_path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
     real = load_generator.read_counters
 
-    def counting(url: str):
+    def counting(url):
         counters = real(url)
-        complete(server.url, server.model_name, prompts[:2], Sampling(0.0, 1.0), 16)
+        complete(server.url, server.model_name, prompts[:2], greedy, 16)
         return counters
 
     monkeypatch.setattr(load_generator, "read_counters", counting)
     monkeypatch.setattr(endpoint, "LoadGenerator", lambda *_: nullcontext(load))  # started already
-    one = EVALUATION.model_copy(update={"concurrency": [1]})
-    results = measure_endpoint(
-        server.url, target, prompt_texts, Sampling(0.0, 1.0), one, tmp_path, print
-    )
-    assert results["measured"]["1"]["share"] < 0.8
-    console = Console(record=True, width=120)
-    print_endpoint(results, console)
-    assert "others use it" in console.export_text()
+    results, text = measured(EVALUATION.model_copy(update={"concurrency": [1]}))
+    assert results["measured"]["1"]["share"] < 0.8 and "others use it" in text

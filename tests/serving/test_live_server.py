@@ -1,7 +1,7 @@
 """The admin route of a real server: swaps, refusals, faults, watch, requests in flight."""
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -49,15 +49,11 @@ def releases(short_r1: Path, release_root: Path, k: int) -> dict[str, Path]:
     }
 
 
-@pytest.fixture
-def swap(replica: Replica) -> Callable[..., SwapResult]:
-    def swap(folder: Path, watch: Watch | None = None) -> SwapResult:
-        digest = bundle_digest(folder)
-        return replica.swap(
-            SwapOrder(directory=str(folder), version=folder.name, digest=digest, watch=watch)
-        )
-
-    return swap
+def swap(replica: Replica, folder: Path, watch: Watch | None = None) -> SwapResult:
+    digest = bundle_digest(folder)
+    return replica.swap(
+        SwapOrder(directory=str(folder), version=folder.name, digest=digest, watch=watch)
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -77,17 +73,12 @@ def answered(
 
 
 def test_an_exchange_and_one_back_leave_the_counts_and_the_weights_of_a_fresh_server(
-    server: Server,
-    replica: Replica,
-    releases: dict[str, Path],
-    swap: Callable[..., SwapResult],
-    prompts: list[list[int]],
-    k: int,
-) -> None:
+    server, replica, releases, prompts, k
+):
     before, (texts, base) = replica.status(), answered(server, prompts[:3])
-    result = swap(releases["noise"])
+    result = swap(replica, releases["noise"])
     during, (other_texts, noise) = replica.status(), answered(server, prompts[:3])
-    swap(releases["base"])
+    swap(replica, releases["base"])
     after, (texts_again, again) = replica.status(), answered(server, prompts[:3])
 
     assert texts == other_texts == texts_again
@@ -100,41 +91,30 @@ def test_an_exchange_and_one_back_leave_the_counts_and_the_weights_of_a_fresh_se
 
 
 def test_after_a_fault_at_any_tensor_the_old_speculator_drafts_as_before(
-    server: Server,
-    replica: Replica,
-    releases: dict[str, Path],
-    swap: Callable[..., SwapResult],
-    prompts: list[list[int]],
-    short_r1: Path,
-) -> None:
-    swap(releases["base"])
+    server, replica, releases, prompts, short_r1
+):
+    swap(replica, releases["base"])
     before, (texts, base) = replica.status(), answered(server, prompts[:1])
     tensors = len(list(MTP().swap_tensors(short_r1)))
     for after in range(tensors + 1):
         server._rpc("next_load_fails_after", {"tensors": after})
         with pytest.raises(SwapRefused, match=f"stays in use: {FAULT}"):
-            swap(releases["noise"])
+            swap(replica, releases["noise"])
         assert replica.status() == before, f"after {after} of {tensors} tensors"
         if after % 8 == 0:
             assert answered(server, prompts[:1]) == (texts, base)
     assert answered(server, prompts[:1]) == (texts, base)
-    assert swap(releases["noise"]).version == "noise"
+    assert swap(replica, releases["noise"]).version == "noise"
 
 
-def test_a_swap_that_does_not_hold_is_taken_back_by_itself(
-    server: Server,
-    replica: Replica,
-    releases: dict[str, Path],
-    swap: Callable[..., SwapResult],
-    prompts: list[list[int]],
-) -> None:
-    swap(releases["base"])
+def test_a_swap_that_does_not_hold_is_taken_back_by_itself(server, replica, releases, prompts):
+    swap(replica, releases["base"])
     before, (texts, base) = replica.status(), answered(server, prompts[:2])
     predicted = 1 + 0.8 * base.accepted_tokens / base.drafts
-    swap(releases["noise"], Watch(requests=200, min_tokens_per_step=predicted))
+    swap(replica, releases["noise"], Watch(requests=200, min_tokens_per_step=predicted))
     server._rpc("next_load_fails_after", {"tensors": 3})
     with pytest.raises(SwapRefused, match=FAULT):
-        swap(releases["base"])
+        swap(replica, releases["base"])
     assert replica.status().watching, "a refused swap ends no watch"
     sent = 0
     while (status := replica.status()).version == "noise":
@@ -146,19 +126,13 @@ def test_a_swap_that_does_not_hold_is_taken_back_by_itself(
     assert status.digest == before.digest
     assert answered(server, prompts[:2]) == (texts, base)
 
-    swap(releases["base"], Watch(requests=4, min_tokens_per_step=predicted))
+    swap(replica, releases["base"], Watch(requests=4, min_tokens_per_step=predicted))
     answered(server, prompts[:5], 16)
     status = replica.status()
     assert (status.version, status.watching, status.reverted) == ("base", False, None)
 
 
-def test_a_request_in_flight_keeps_its_text(
-    server: Server,
-    replica: Replica,
-    releases: dict[str, Path],
-    swap: Callable[..., SwapResult],
-    prompts: list[list[int]],
-) -> None:
+def test_a_request_in_flight_keeps_its_text(server, replica, releases, prompts):
     (reference,), _ = answered(server, prompts[:1], 240)
     _, after = replica.requests(0)
     texts: list[list[list[int]]] = []
@@ -168,7 +142,7 @@ def test_a_request_in_flight_keeps_its_text(
     stream.start()
     swaps = 0
     while stream.is_alive():
-        swap(releases[("noise", "base")[swaps % 2]])
+        swap(replica, releases[("noise", "base")[swaps % 2]])
         swaps += 1
     stream.join()
     assert swaps > 2 and texts == [[reference], [reference]]
@@ -177,42 +151,36 @@ def test_a_request_in_flight_keeps_its_text(
 
 
 def test_a_failed_restore_and_a_failed_take_back_are_visible_until_an_exchange_succeeds(
-    server: Server,
-    replica: Replica,
-    releases: dict[str, Path],
-    swap: Callable[..., SwapResult],
-    prompts: list[list[int]],
-) -> None:
-    swap(releases["base"])
+    server, replica, releases, prompts
+):
+    swap(replica, releases["base"])
     before, (texts, base) = replica.status(), answered(server, prompts[:1])
     server._rpc("next_load_fails_after", {"tensors": 3, "times": 2})
     with pytest.raises(SwapFailed, match="could not be loaded again"):
-        swap(releases["noise"])
+        swap(replica, releases["noise"])
     broken = replica.status()
     assert FAULT in (broken.broken or "") and broken.version == before.version
     assert replica.admin.call("GET", ROUTE, None, replica._token)[0] == 503
     server._rpc("next_load_fails_after", {"tensors": 3})
     with pytest.raises(SwapFailed, match=FAULT):  # restored now, but nothing proves it
-        swap(releases["noise"])
+        swap(replica, releases["noise"])
     assert replica.status().broken
     assert answered(server, prompts[:1])[0] == texts, "the target decides on the text"
-    swap(releases["base"])
+    swap(replica, releases["base"])
     assert replica.status().broken is None
     assert answered(server, prompts[:1]) == (texts, base)
 
     predicted = 1 + 0.8 * base.accepted_tokens / base.drafts
-    swap(releases["noise"], Watch(requests=200, min_tokens_per_step=predicted))
+    swap(replica, releases["noise"], Watch(requests=200, min_tokens_per_step=predicted))
     server._rpc("next_load_fails_after", {"tensors": 3})
     while not (status := replica.status()).broken:
         assert status.version == "noise", "taken back, although the load failed"
         answered(server, prompts[:1], 16)
     assert (status.watching, status.reverted) == (False, None)
-    swap(releases["base"])
+    swap(replica, releases["base"])
 
 
-def test_only_the_token_opens_the_route_which_customers_do_not_reach(
-    server: Server, replica: Replica
-) -> None:
+def test_only_the_token_opens_the_route_which_customers_do_not_reach(server, replica):
     path = Path(replica.admin.path or "")
     assert path.stat().st_mode & 0o777 == 0o600
     for token in (None, "", "another", replica._token + "x"):

@@ -6,14 +6,11 @@ with a wrong temperature or top-p at some positions (vLLM 0.32 on a CPU, see plu
 tens of standard errors.
 """
 
-from pathlib import Path
-
 import pytest
 import torch
-from vllm import SamplingParams
 
 from outrider.serving.client import Sampling, complete
-from outrider.serving.engine import Engine
+from outrider.serving.engine import AskedRow
 from outrider.serving.server import Server
 from outrider.speculators.checkpoints.target_ends import load_target_ends
 from outrider.speculators.features import FINAL_NORM
@@ -26,39 +23,26 @@ REPEATS = 2
 TAIL = 1e-4
 
 
-@pytest.fixture(params=["without speculation", "with speculation"])
-def completions(
-    request: pytest.FixtureRequest, engine: Engine, prompts: list[list[int]]
-) -> list[tuple[list[int], list[int]]]:
+@pytest.mark.parametrize("speculation", [False, True])
+def test_sampled_tokens_are_as_likely_as_the_target_says(
+    request, engine, prompts, short_r1, speculation
+):
     asked = prompts * REPEATS
-    if request.param == "with speculation":
+    if speculation:
         server: Server = request.getfixturevalue("server")
         sampling = Sampling(TEMPERATURE, top_p=1.0)
-        return [
-            (prompt, done.token_ids)
-            for prompt, done in zip(
-                asked,
-                complete(server.url, server.model_name, asked, sampling, TOKENS),
-                strict=True,
-            )
+        done = complete(server.url, server.model_name, asked, sampling, TOKENS)
+        answers = [each.token_ids for each in done]
+    else:
+        rows = [
+            AskedRow(str(i), prompt, TEMPERATURE, 1.0, TOKENS) for i, prompt in enumerate(asked)
         ]
-    outputs = engine.llm.generate(
-        [{"prompt_token_ids": prompt} for prompt in asked],
-        SamplingParams(temperature=TEMPERATURE, max_tokens=TOKENS),
-        use_tqdm=False,
-    )
-    return [
-        (list(output.prompt_token_ids), list(output.outputs[0].token_ids)) for output in outputs
-    ]
-
-
-def test_sampled_tokens_are_as_likely_as_the_target_says(
-    completions: list[tuple[list[int], list[int]]], engine: Engine, short_r1: Path
-) -> None:
+        answers = engine.answer(rows)
     head_VH = load_target_ends(short_r1).lm_head_VH
-    rows = [(str(i), prompt + answer) for i, (prompt, answer) in enumerate(completions)]
+    whole = [(str(i), asked[i] + answer) for i, answer in enumerate(answers)]
     surprises, variances, tails, expected_tails = [], [], [], []
-    for (prompt, answer), (_, states, _) in zip(completions, engine.prefill(rows), strict=True):
+    prefilled = zip(asked, answers, engine.prefill(whole), strict=True)
+    for prompt, answer, (_, states, _) in prefilled:
         logits_TV = states[FINAL_NORM][len(prompt) - 1 : -1].float() @ head_VH.T
         log_p_TV = torch.log_softmax(logits_TV / TEMPERATURE, -1)
         p_TV = log_p_TV.exp()

@@ -2,7 +2,6 @@
 
 import shlex
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -32,27 +31,17 @@ PUBLISHED = [
 ]
 
 
-def arguments_of(command: str) -> dict[str, Any]:
-    """The engine's arguments of a command, by vLLM's names."""
-    values = read_serve_command(command).values
-    engine = EngineConfig(**values["serving"]["engine"])
-    target = TargetConfig(**values["target"])
-    return engine_arguments(target, engine)
-
-
-@pytest.fixture(autouse=True)
-def on_a_gpu_without_weights(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Flags for a GPU, and of a target whose weights are not here."""
-    monkeypatch.setattr("outrider.serving.vllm_arguments.runs_on_cpu", lambda: False)
-    monkeypatch.setattr(TargetConfig, "directory", lambda target: Path(target.model))
-
-
 @pytest.mark.parametrize("command", PUBLISHED)
-def test_the_engine_gets_what_vllm_s_own_parser_reads(command: str) -> None:
+def test_the_engine_gets_what_vllm_s_own_parser_reads(
+    command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from vllm.engine.arg_utils import EngineArgs
     from vllm.entrypoints.launchers.cli_args import make_arg_parser
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
+    # Flags for a GPU, and of a target whose weights are not here.
+    monkeypatch.setattr("outrider.serving.vllm_arguments.runs_on_cpu", lambda: False)
+    monkeypatch.setattr(TargetConfig, "directory", lambda target: Path(target.model))
     words = shlex.split(command)
     words = words[next(i for i, word in enumerate(words) if "serve" in word or "api_" in word) :]
     parsed = EngineArgs.from_cli_args(
@@ -61,7 +50,9 @@ def test_the_engine_gets_what_vllm_s_own_parser_reads(command: str) -> None:
     if words[1][0] != "-":
         parsed.model = words[1]
     defaults = EngineArgs()
-    ours = arguments_of(command)
+    values = read_serve_command(command).values
+    engine = EngineConfig(**values["serving"]["engine"])
+    ours = engine_arguments(TargetConfig(**values["target"]), engine)
     label = {
         "speculative_config",
         "reasoning_parser",

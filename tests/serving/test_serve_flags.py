@@ -1,4 +1,4 @@
-"""Flags of a bundle's serve.sh, and their form without quotes for KServe."""
+"""Flags of the engine, the server and a bundle come from one source, and what a bundle may set."""
 
 import json
 import subprocess
@@ -7,14 +7,32 @@ from pathlib import Path
 import pytest
 
 from outrider.common.errors import OutriderError
-from outrider.serving.config import TargetConfig
+from outrider.serving.config import EngineConfig, TargetConfig
 from outrider.serving.serve_flags import bundle_command, read_serve_flags, without_quotes
 from outrider.serving.speculator import Drafting, Speculator
-from outrider.serving.vllm_arguments import serve_arguments
+from outrider.serving.vllm_arguments import engine_arguments, serve_arguments
 from tests.serving.exported import engine, write_exported
 
 HERE = "/mnt/speculator"
 SCHEDULE = [(1, 4, 3), (5, 64, 1)]
+
+
+def test_vllm_parses_the_server_s_flags_to_the_engine_s_arguments(tmp_path: Path) -> None:
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    (tmp_path / "config.json").write_text("{}")
+    drafting = Drafting(Speculator("mtp", Path("custom")), 3, "probabilistic", SCHEDULE)
+    settings = TargetConfig(model=str(tmp_path)), EngineConfig(max_num_seqs=5), drafting
+    model, *words = serve_arguments(*settings)
+    parsed = EngineArgs.from_cli_args(
+        EngineArgs.add_cli_args(FlexibleArgumentParser()).parse_args(words)
+    )
+    arguments = engine_arguments(*settings)
+    assert model == arguments.pop("model")
+    compilation = arguments.pop("compilation_config", {})
+    assert {name: getattr(parsed, name) for name in arguments} == arguments
+    assert {name: getattr(parsed.compilation_config, name) for name in compilation} == compilation
 
 
 @pytest.mark.parametrize("schedule", [None, SCHEDULE], ids=["one-k", "schedule"])

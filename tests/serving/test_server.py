@@ -1,7 +1,6 @@
 """A real `vllm serve`: counters, load and bundle."""
 
 import json
-from pathlib import Path
 
 import pytest
 import torch
@@ -9,9 +8,7 @@ import torch
 from outrider.common.errors import OutriderError
 from outrider.serving.bundle.bundle import export_bundle, verify_bundle
 from outrider.serving.client import Sampling, SpeculationCounters, complete
-from outrider.serving.config import EngineConfig, TargetConfig
-from outrider.serving.load_generator import LoadGenerator
-from outrider.serving.server import Server
+from outrider.serving.config import EngineConfig
 from outrider.serving.speculator import Drafting, Speculator
 from outrider.speculators.kinds.mtp.checkpoint import load_mtp
 from tests.tiny import save_drafter
@@ -25,12 +22,7 @@ TOKENS = 32
 """Longest greedy response."""
 
 
-def test_a_block_of_load_is_counted_request_by_request(
-    server: Server,
-    load: LoadGenerator,
-    prompts: list[list[int]],
-    prompt_texts: list[str],
-) -> None:
+def test_a_block_of_load_is_counted_request_by_request(server, load, prompts, prompt_texts):
     block = load.run_block(server.url, prompt_texts, 4, Sampling(temperature=0), 24)
     again = load.run_block(server.url, prompt_texts, 1, Sampling(temperature=0), 24)
     with pytest.raises(OutriderError, match="1 of 1 requests failed"):
@@ -50,9 +42,7 @@ def test_a_block_of_load_is_counted_request_by_request(
         assert all(request.ttft_ms > 0 for request in result.requests)
 
 
-def test_each_request_is_sent_at_its_time(
-    server: Server, load: LoadGenerator, prompt_texts: list[str]
-) -> None:
+def test_each_request_is_sent_at_its_time(server, load, prompt_texts):
     arrivals = [0.0, 0.0, 0.7, 0.75, 0.8, 1.9, 1.9, 6.0]
     timed = load.run_block(server.url, prompt_texts, None, Sampling(temperature=0), 24, arrivals)
     closed = load.run_block(server.url, prompt_texts, 8, Sampling(temperature=0), 24)
@@ -72,14 +62,7 @@ def test_each_request_is_sent_at_its_time(
         assert 0 < deliveries <= block.counters.drafts
 
 
-def test_a_bundle_is_served_as_it_was_evaluated(
-    server: Server,
-    target: TargetConfig,
-    prompts: list[list[int]],
-    k: int,
-    short_r1: Path,
-    tmp_path: Path,
-) -> None:
+def test_a_bundle_is_served_as_it_was_evaluated(server, target, prompts, k, short_r1, tmp_path):
     save_drafter(load_mtp(short_r1, torch.bfloat16), short_r1, tmp_path / "speculator")
     server.swap(tmp_path / "speculator")
     # Few and one at a time: only then are responses the same bit for bit.

@@ -8,9 +8,7 @@ from outrider.common.errors import OutriderError
 from outrider.serving.speculator import Speculator
 
 
-@pytest.fixture
-def directories(tmp_path):
-    """A directory of each kind, with config.json only."""
+def test_a_name_or_a_directory_identifies_the_kind(tmp_path):
     for name, config in (
         ("mtp", {"architectures": ["DeepseekV3ForCausalLM"], "num_nextn_predict_layers": 1}),
         (
@@ -21,18 +19,13 @@ def directories(tmp_path):
     ):
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.json").write_text(json.dumps(config))
-    return tmp_path
-
-
-def test_a_name_or_a_directory_identifies_the_kind(directories):
-    assert Speculator.named("ngram") == Speculator("ngram") and Speculator.named(
-        "none"
-    ) == Speculator("none")
+    for name in ("ngram", "none"):
+        assert Speculator.named(name) == Speculator(name)
     for kind in ("mtp", "eagle3"):
-        assert Speculator.named(str(directories / kind)) == Speculator(kind, directories / kind)
+        assert Speculator.named(str(tmp_path / kind)) == Speculator(kind, tmp_path / kind)
     with pytest.raises(
         OutriderError, match=r"not a speculator .* an EAGLE-3 checkpoint .*, or an MTP directory"
     ):
-        Speculator.named(directories / "neither")
+        Speculator.named(tmp_path / "neither")
     with pytest.raises(OutriderError, match=r"gone/config\.json: no such file"):
-        Speculator.named(directories / "gone")
+        Speculator.named(tmp_path / "gone")

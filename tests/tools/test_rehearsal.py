@@ -1,7 +1,5 @@
 """The rehearsal: settings on CPU and GPUs, the cut, the random target, and the comparison."""
 
-from pathlib import Path
-
 import pytest
 import torch
 from safetensors import safe_open
@@ -42,7 +40,7 @@ def planned(gpus: int = 0):
     return load_recipe("r1/resume_screening", overrides).recipe
 
 
-def test_the_cut_on_gpus_is_r1s_layer_in_fp8() -> None:
+def test_the_cut_on_gpus_is_r1s_layer_in_fp8():
     cut, experts = cut_to_fit(R1, planned(8), int(150e9), gpus=8)
     assert experts == R1["n_routed_experts"]
     assert cut["quantization_config"] == R1["quantization_config"]
@@ -50,7 +48,7 @@ def test_the_cut_on_gpus_is_r1s_layer_in_fp8() -> None:
     assert cut_to_fit(R1, planned(1), int(80e9), gpus=1)[1] == 16
 
 
-def test_the_cut_on_a_cpu_keeps_every_width_and_the_most_experts_that_fit() -> None:
+def test_the_cut_on_a_cpu_keeps_every_width_and_the_most_experts_that_fit():
     found = [cut_to_fit(R1, planned(), int(gigabytes * 1e9)) for gigabytes in (64, 21, 19)]
     assert [experts for _, experts in found] == [8, 4, 2]
     for cut, experts in found:
@@ -70,9 +68,7 @@ def test_the_cut_on_a_cpu_keeps_every_width_and_the_most_experts_that_fit() -> N
         cut_to_fit(R1, planned(), 10**10)
 
 
-def test_weights_have_the_names_and_sizes_of_the_config_and_are_written_once(
-    tmp_path: Path,
-) -> None:
+def test_weights_have_the_names_and_sizes_of_the_config_and_are_written_once(tmp_path):
     directory = random_target(SMALL, tmp_path)
     written = (directory / "model.safetensors").stat().st_mtime_ns
     assert random_target(SMALL, tmp_path) == directory
@@ -85,7 +81,7 @@ def test_weights_have_the_names_and_sizes_of_the_config_and_are_written_once(
     assert abs(float(drafter.eh_proj.weight.detach().std()) - 0.02) < 0.001
 
 
-def test_fp8_blocks_are_written_where_they_can_be_computed(tmp_path: Path) -> None:
+def test_fp8_blocks_are_written_where_they_can_be_computed(tmp_path):
     config = SMALL | {"quantization_config": R1["quantization_config"]}
     directory = random_target(config, tmp_path)
     with safe_open(directory / "model.safetensors", framework="pt") as file:

@@ -13,22 +13,17 @@ from tests.tiny_decoders import write_tiny_decoder
 from tools import smollm2
 
 
-@pytest.fixture
-def target(nano_r1: Path, tmp_path: Path) -> Path:
-    return write_tiny_decoder(
+def test_recorded_tokens_are_the_models_own(
+    nano_r1: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = write_tiny_decoder(
         "LlamaForCausalLM", tmp_path / "target", vocabulary=4096, tokenizer_of=nano_r1
     )
-
-
-def test_recorded_tokens_are_the_models_own(
-    target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
     # Nearly greedy, so that each token can be computed without the cache. Fewer places than
     # requests, so that places are used again.
-    monkeypatch.setattr(smollm2, "TEMPERATURE", 1e-4)
-    monkeypatch.setattr(smollm2, "MAX_TOKENS", 12)
-    monkeypatch.setattr(smollm2, "PLACES", 3)
-    monkeypatch.setattr(smollm2, "REFILL", 2)
+    changed = {"TEMPERATURE": 1e-4, "MAX_TOKENS": 12, "PLACES": 3, "REFILL": 2}
+    for name, value in changed.items():
+        monkeypatch.setattr(smollm2, name, value)
     log = tmp_path / "log.jsonl"
     smollm2.record(target, log, 4)
     smollm2.record(target, log, 7)  # resumes

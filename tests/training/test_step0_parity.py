@@ -17,7 +17,7 @@ from outrider.training.batches import assemble
 from outrider.training.distributed.accelerator import ChainUnroll
 from outrider.training.packing import make_samples
 from outrider.training.step0_parity import StepZero
-from tests.tools.nano_r1.logged import general_rows
+from tests.shipped_traffic import general_rows
 from tools.nano_r1.states import ComputedStates
 
 DEPTH = 5

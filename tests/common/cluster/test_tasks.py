@@ -1,5 +1,6 @@
 """Tasks on a private cluster of this machine: results, errors, kills."""
 
+import operator
 import os
 import signal
 from pathlib import Path
@@ -16,10 +17,6 @@ from outrider.common.errors import OutriderError
 
 pytestmark = pytest.mark.slow
 SECRET = "Ada Lovelace, born 1815"
-
-
-def scaled(factor: int, value: int) -> int:
-    return factor * value
 
 
 def failing(error: Exception, value: int) -> int:
@@ -44,7 +41,7 @@ def session():
 
 
 def test_results_are_in_the_order_of_the_items(session):
-    assert run_tasks(scaled, range(30), 7, "a test") == [7 * value for value in range(30)]
+    assert run_tasks(operator.mul, range(30), 7, "a test") == [7 * value for value in range(30)]
 
 
 def test_errors_come_back_without_their_text_in_rays_logs(session):

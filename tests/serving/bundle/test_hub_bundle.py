@@ -19,7 +19,7 @@ from outrider.common.files import write_json
 from outrider.serving.bundle.bundle_digest import bundle_digest
 from outrider.serving.bundle.bundle_places import local_bundle, pinned, put_bundle
 from outrider.serving.bundle.model_card import model_card
-from tests.serving.exported import R1, write_exported
+from tests.serving.exported import R1, files, write_exported
 
 REPOSITORY = "acme/resume-speculator"
 SHA = "c" * 40
@@ -27,11 +27,6 @@ SHA = "c" * 40
 
 def card(bundle: Path) -> ModelCard:
     return ModelCard(model_card(bundle, REPOSITORY))
-
-
-def files(folder: Path) -> dict[str, bytes]:
-    found = folder.rglob("*")
-    return {p.relative_to(folder).as_posix(): p.read_bytes() for p in found if p.is_file()}
 
 
 def test_the_card_has_the_measured_table_in_order(tmp_path: Path) -> None:

@@ -15,17 +15,9 @@ from outrider.common.errors import OutriderError
 from outrider.serving.bundle.bundle_digest import bundle_digest
 from outrider.serving.bundle.bundle_places import local_bundle, put_bundle
 from outrider.serving.bundle.oci_layout import LAYER_TYPE, read_oci_layout, write_oci_layout
-from tests.serving.exported import write_exported
+from tests.serving.exported import files, write_exported
 
 SKOPEO = shutil.which("skopeo")
-
-
-def content(folder: Path) -> dict[str, bytes]:
-    return {
-        path.relative_to(folder).as_posix(): path.read_bytes()
-        for path in folder.rglob("*")
-        if path.is_file()
-    }
 
 
 def read(address: str, folder: Path) -> Path:
@@ -72,7 +64,7 @@ def test_a_tag_is_replaced_and_others_stay(tmp_path: Path) -> None:
         write_oci_layout(bundle, f"oci:{layout}:{tag}")
     for bundle, tag in zip(bundles[1:], ("april", "march"), strict=True):
         with local_bundle(f"oci:{layout}:{tag}") as directory:
-            assert content(directory) == content(bundle)
+            assert files(directory) == files(bundle)
             assert bundle_digest(directory) == bundle_digest(bundle)
     with pytest.raises(OutriderError, match="no image 'may'; the layout has april, march"):
         read(f"oci:{layout}:may", tmp_path / "3")
@@ -132,7 +124,7 @@ def put_image(layout: Path, members: list[tuple[tarfile.TarInfo, bytes]]) -> str
 def test_a_layer_has_listed_files_only(
     tmp_path: Path, name: str, kind: bytes, message: str
 ) -> None:
-    bundle = content(write_exported(tmp_path / "bundle"))
+    bundle = files(write_exported(tmp_path / "bundle"))
     members = [(tarfile.TarInfo(f"models/{each}"), data) for each, data in bundle.items()]
     bad = tarfile.TarInfo(name)
     bad.type, bad.linkname = kind, "/etc/passwd"
@@ -140,7 +132,7 @@ def test_a_layer_has_listed_files_only(
     with pytest.raises(OutriderError, match=message), local_bundle(address):
         pass
     assert not (tmp_path / "outside").exists()
-    assert content(read(put_image(tmp_path / "good", members), tmp_path / "again")) == bundle
+    assert files(read(put_image(tmp_path / "good", members), tmp_path / "again")) == bundle
 
 
 def test_addresses(tmp_path: Path) -> None:
@@ -165,4 +157,4 @@ def test_skopeo_copies_every_architecture(tmp_path: Path) -> None:
     done = subprocess.run([SKOPEO, "inspect", copy], check=True, capture_output=True, text=True)
     seen = json.loads(done.stdout)
     assert seen["Digest"] == digest and len(seen["Layers"]) == 3
-    assert content(read(copy, tmp_path / "out")) == content(bundle)
+    assert files(read(copy, tmp_path / "out")) == files(bundle)

@@ -1,23 +1,25 @@
 """Captured states belong to their request and are what transformers computes.
 
-Their log-probabilities are compared with the engine's by every capture (engine_checks.py).
+Their log-probabilities are compared with the engine's by every capture (engine_checks.py), and
+tests/serving/test_other_speculators.py reads those of a served EAGLE-3 drafter.
 """
 
 import time
-from collections.abc import Iterator
-from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 from vllm import SamplingParams
+from vllm.model_executor.models.interfaces import SupportsEagle3
 
 from outrider.common.errors import OutriderError
 from outrider.serving.config import EngineConfig, TargetConfig
-from outrider.serving.engine import Engine, open_engine
+from outrider.serving.engine import open_engine
 from outrider.serving.vllm_hooks.capture_extension import (
     PART,
+    AuxiliaryStates,
     _digest,
     _Prompt,
     read_states,
@@ -29,7 +31,7 @@ pytestmark = pytest.mark.engine
 
 
 @pytest.fixture(scope="module")
-def engine(nano_r1: Path) -> Iterator[Engine]:
+def engine(nano_r1):
     """As the engine of the other files, with all of the embedded target's layers."""
     engine = EngineConfig(max_num_batched_tokens=96)
     with open_engine(TargetConfig(model=str(nano_r1)), engine) as opened:
@@ -37,7 +39,7 @@ def engine(nano_r1: Path) -> Iterator[Engine]:
 
 
 @pytest.fixture(scope="module")
-def rows(engine: Engine, prompts: list[list[int]]) -> list[tuple[str, list[int]]]:
+def rows(engine, prompts):
     """Prompts with the target's responses: on-policy, some longer than a step's 96 tokens."""
     outputs = engine.llm.generate(
         [{"prompt_token_ids": prompt} for prompt in prompts],
@@ -58,17 +60,13 @@ STREAMS = [FINAL_NORM, *map(layer_name, LAYERS)]
 
 
 @pytest.fixture(scope="module")
-def streams(
-    engine: Engine, rows: list[tuple[str, list[int]]]
-) -> dict[str, dict[str, torch.Tensor]]:
+def streams(engine, rows):
     """The states of each row by stream."""
     return {name: states for name, states, _ in engine.prefill(rows, STREAMS[::-1], 400)}
 
 
 @pytest.fixture(scope="module")
-def computed(
-    nano_r1: Path, rows: list[tuple[str, list[int]]]
-) -> dict[str, dict[str, torch.Tensor]]:
+def computed(nano_r1, rows):
     """transformers' states of each row in float32: after the final norm, and of every layer."""
     reference = AutoModelForCausalLM.from_pretrained(nano_r1, dtype=torch.float32).eval()
     found: dict[str, torch.Tensor] = {}
@@ -107,11 +105,7 @@ def agree(
 
 
 @pytest.mark.parametrize("stream", STREAMS)
-def test_the_served_target_computes_what_transformers_computes(
-    streams: dict[str, dict[str, torch.Tensor]],
-    computed: dict[str, dict[str, torch.Tensor]],
-    stream: str,
-) -> None:
+def test_the_served_target_computes_what_transformers_computes(streams, computed, stream):
     assert list(streams["row 0"]) == STREAMS[::-1]
     assert agree(streams, computed, stream, stream)
     for other in {*map(layer_name, range(1, 17)), FINAL_NORM} - {stream}:
@@ -120,9 +114,7 @@ def test_the_served_target_computes_what_transformers_computes(
     assert not agree(shifted, computed, stream, stream)
 
 
-def test_what_cannot_be_captured_is_named_and_the_engine_goes_back(
-    engine: Engine, rows: list[tuple[str, list[int]]]
-) -> None:
+def test_what_cannot_be_captured_is_named_and_the_engine_goes_back(engine, rows):
     with pytest.raises(OutriderError, match="stream 'last': not a state of the target"):
         list(engine.prefill(rows[:1], ["last"]))
     with pytest.raises(Exception, match="this model has the states of 1 to 16"):
@@ -130,13 +122,15 @@ def test_what_cannot_be_captured_is_named_and_the_engine_goes_back(
     with pytest.raises(OutriderError, match="sequence long: 2048 tokens"):
         list(engine.prefill([("long", [5] * 2048)]))
     assert len(list(engine.prefill(rows[:2]))) == 2
+    # And after states that were left halfway.
+    reading = engine.prefill(rows, batch_tokens=400)
+    next(reading)
+    reading.close()
+    assert [said.row_id for said in engine.prompt_logprobs(rows[:2])] == ["row 0", "row 1"]
+    assert len(list(engine.prefill(rows[:2]))) == 2
 
 
-def test_the_next_batch_is_prefilled_while_the_states_of_one_are_read(
-    engine: Engine,
-    rows: list[tuple[str, list[int]]],
-    streams: dict[str, dict[str, torch.Tensor]],
-) -> None:
+def test_the_next_batch_is_prefilled_while_the_states_of_one_are_read(engine, rows, streams):
     reading = engine.prefill(iter(rows), batch_tokens=400)
     name, first, _ = next(reading)
     ahead = engine._ahead
@@ -153,17 +147,7 @@ def test_the_next_batch_is_prefilled_while_the_states_of_one_are_read(
         assert torch.cosine_similarity(own_TH, expected_TH, dim=-1).mean() > 0.999
 
 
-def test_an_engine_whose_states_were_left_halfway_serves_the_next_call(
-    engine: Engine, rows: list[tuple[str, list[int]]]
-) -> None:
-    reading = engine.prefill(rows, batch_tokens=400)
-    next(reading)
-    reading.close()
-    assert [said.row_id for said in engine.prompt_logprobs(rows[:2])] == ["row 0", "row 1"]
-    assert len(list(engine.prefill(rows[:2]))) == 2
-
-
-def test_states_that_cannot_be_written_end_the_capture_with_the_reason(tmp_path: Path) -> None:
+def test_states_that_cannot_be_written_end_the_capture_with_the_reason(tmp_path):
     path = tmp_path / "states.bf16"
     path.with_suffix(PART).mkdir()  # in place of a full disk
     write_states(path, [torch.zeros(1, 3, 2, dtype=torch.bfloat16)])
@@ -171,7 +155,7 @@ def test_states_that_cannot_be_written_end_the_capture_with_the_reason(tmp_path:
         next(read_states([None, {"path": str(path), "requests": {}}], []))
 
 
-def test_states_are_freed_as_they_are_written_and_read_in_any_order(tmp_path: Path) -> None:
+def test_states_are_freed_as_they_are_written_and_read_in_any_order(tmp_path):
     whole = {"a": torch.randn(2, 3, 5).bfloat16(), "b": torch.randn(2, 1, 5).bfloat16()}
     path, written = tmp_path / "states.bf16", list(whole.values())
     write_states(path, written)
@@ -185,7 +169,7 @@ def test_states_are_freed_as_they_are_written_and_read_in_any_order(tmp_path: Pa
         next(read_states([index], [("a", [8])]))
 
 
-def test_chunks_and_a_restart_after_preemption_fill_every_stream_once() -> None:
+def test_chunks_and_a_restart_after_preemption_fill_every_stream_once():
     """A preempted prompt is computed again from its start; answers are computed after it."""
     whole_STH = torch.randn(2, 7, 3).bfloat16()
     answer_SNH = torch.full((2, 2, 3), float("nan")).bfloat16()
@@ -197,3 +181,53 @@ def test_chunks_and_a_restart_after_preemption_fill_every_stream_once() -> None:
     assert prompt.filled == len(prompt) == 7 and prompt.states_STH.equal(whole_STH)
     with pytest.raises(RuntimeError, match="positions 0 to 2 were never computed"):
         _Prompt(list(range(7)), 2, 3).put(3, list(whole_STH[:, 3:]))
+
+
+class Model(torch.nn.Module, SupportsEagle3):
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = torch.nn.Identity()
+
+    def set_aux_hidden_state_layers(self, layers: tuple[int, ...]) -> None:
+        self.model.aux_hidden_state_layers = layers
+
+
+def runner(
+    served: tuple[int, ...] = (),
+    model: Any = None,
+    stages: int = 1,
+    eager: bool = True,
+    drafter: object = None,
+) -> SimpleNamespace:
+    """A model runner; `served` are the layers of its EAGLE-3 drafter."""
+    model = model or Model()
+    if served:
+        model.set_aux_hidden_state_layers(served)
+    return SimpleNamespace(
+        get_model=lambda: model,
+        use_aux_hidden_state_outputs=bool(served),
+        speculative_config=drafter or served or None,
+        vllm_config=SimpleNamespace(
+            parallel_config=SimpleNamespace(pipeline_parallel_size=stages),
+            model_config=SimpleNamespace(
+                enforce_eager=eager, get_total_num_hidden_layers=lambda: 6
+            ),
+        ),
+    )
+
+
+@pytest.mark.parametrize(
+    ("model_runner", "layers", "message"),
+    [
+        (runner(stages=2), [2], "capture with pipeline_parallel_size 1"),
+        (runner(), [0], "this model has the states of 1 to 6"),
+        (runner(), [2, 7], "this model has the states of 1 to 6"),
+        (runner(model=torch.nn.Linear(1, 1)), [2], "Linear returns no states of its layers"),
+        (runner(served=(2, 3)), [2, 4], r"reads layers \[2, 3\]; .* cannot return layers \[4\]"),
+        (runner(drafter=object()), [2], "drafter would read the states"),
+        (runner(eager=False), [2], "a compiled model cannot change"),
+    ],
+)
+def test_an_engine_that_cannot_return_them_is_refused(model_runner, layers, message):
+    with pytest.raises(RuntimeError, match=message):
+        AuxiliaryStates(model_runner, layers)

@@ -4,25 +4,26 @@ import time
 from typing import Any
 
 import pytest
+from vllm import SamplingParams
+from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest, FinishReason
+from vllm.v1.engine.output_processor import OutputProcessor
+from vllm.v1.metrics.stats import IterationStats, RequestSpecDecodeMetrics
 
 from outrider.serving.admin.replica import FinishedRequests, LiveRequest
 from outrider.serving.vllm_hooks.live_requests import RequestLog
 
 
 @pytest.fixture
-def processor() -> Any:
-    from vllm.v1.engine.output_processor import OutputProcessor
-
+def processor() -> OutputProcessor:
     return OutputProcessor(None, log_stats=True)
 
 
-def arrives(processor: Any, name: str, prompt: int = 5, arrival: float | None = None) -> None:
-    from vllm import SamplingParams
-    from vllm.v1.engine import EngineCoreRequest
-
+def arrives(
+    processor: OutputProcessor, name: str, prompt: int = 5, arrival: float | None = None
+) -> None:
     request = EngineCoreRequest(
         request_id=f"{name}-0a1b2c3d",
-        prompt_token_ids=list(range(prompt)),
+        prompt_token_ids=list(range(5)),
         mm_features=None,
         sampling_params=SamplingParams(detokenize=False),
         pooling_params=None,
@@ -35,26 +36,20 @@ def arrives(processor: Any, name: str, prompt: int = 5, arrival: float | None = 
     processor.add_request(request, None)
 
 
-def produces(processor: Any, name: str, tokens: int, at: float, **end: Any) -> None:
+def produces(processor: OutputProcessor, name: str, tokens: int, at: float, **end: Any) -> None:
     """A step of the engine, at a time of its monotonic clock."""
-    from vllm.v1.engine import EngineCoreOutput
-    from vllm.v1.metrics.stats import IterationStats
-
     output = EngineCoreOutput(f"{name}-0a1b2c3d", list(range(tokens)), **end)
     processor.process_outputs([output], at, IterationStats())
 
 
 def ended(histogram: list[int] | None = None, reason: str = "STOP") -> dict[str, Any]:
-    from vllm.v1.engine import FinishReason
-    from vllm.v1.metrics.stats import RequestSpecDecodeMetrics
-
     counts = None
     if histogram is not None:
         counts = RequestSpecDecodeMetrics(len(histogram) - 1, histogram)
     return {"finish_reason": FinishReason[reason], "spec_decode_metrics": counts}
 
 
-def test_every_end_of_a_request_is_one_entry(processor: Any) -> None:
+def test_every_end_of_a_request_is_one_entry(processor: OutputProcessor) -> None:
     heard = list[LiveRequest]()
     log = RequestLog(processor, heard.append)
     for name in ("whole", "failed", "hung up"):
@@ -77,7 +72,9 @@ def test_every_end_of_a_request_is_one_entry(processor: Any) -> None:
     assert log.after(2) == FinishedRequests([hung_up], 3)
 
 
-def test_a_request_has_a_version_only_if_one_speculator_drafted_all_of_it(processor: Any) -> None:
+def test_a_request_has_a_version_only_if_one_speculator_drafted_all_of_it(
+    processor: OutputProcessor,
+) -> None:
     log, now = RequestLog(processor, lambda _: None), time.monotonic()
     assert log.version(now - 9, now) == (None, False)
     log.note_swap(now - 6, "a")

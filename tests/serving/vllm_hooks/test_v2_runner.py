@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,9 +17,7 @@ HOOKS, ON_CPU = "tests.serving.vllm_hooks.v2_hooks", "tests.serving.vllm_hooks.v
 
 @pytest.mark.engine
 @pytest.mark.slow
-def test_v2_captures_swaps_and_drafts_as_v1_does(
-    nano_r1: Path, prompts: list[list[int]], tmp_path: Path
-) -> None:
+def test_v2_captures_swaps_and_drafts_as_v1_does(nano_r1, prompts, tmp_path):
     file = tmp_path / "prompts.json"
     file.write_text(json.dumps(prompts))
     found, streams = [], []

@@ -12,7 +12,7 @@ from outrider.pipeline.recipe.shipped import shipped_heads
 from outrider.speculators.kinds import check_speculator, trainable_kind_of
 from outrider.speculators.kinds.eagle3.shape import EagleShape
 from outrider.speculators.kinds.protocol import Origin
-from tests.tools.nano_r1.logged import general_rows
+from tests.shipped_traffic import general_rows
 from tools.nano_r1.heads import ENDPOINT, SETTINGS
 from tools.nano_r1.record import WORKLOADS
 from tools.nano_r1.states import ComputedStates
@@ -25,7 +25,7 @@ FLOOR = 1.5
 
 
 @pytest.mark.parametrize("name", HEADS)
-def test_it_fits_nano_r1_and_is_small(name: str, nano_r1: Path) -> None:
+def test_it_fits_nano_r1_and_is_small_and_in_the_package(name: str, nano_r1: Path) -> None:
     directory = HEADS[name]
     check_speculator(directory, nano_r1)
     assert trainable_kind_of(directory).name == directory.name
@@ -33,6 +33,12 @@ def test_it_fits_nano_r1_and_is_small(name: str, nano_r1: Path) -> None:
     target = read_json(nano_r1 / "config.json")
     shape = EagleShape.read(read_json(directory / "config.json"), target, directory)
     assert shape.drafts == SETTINGS["speculator.head.draft_vocabulary"]
+    names = sorted(path.name for path in directory.iterdir())
+    assert names == ["config.json", "model.safetensors"]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    patterns = project["tool"]["setuptools"]["package-data"]["outrider.recipes.nano_r1"]
+    for file in (f"{directory.name}/{name}" for name in names):
+        assert any(fnmatch.fnmatch(file, each) for each in patterns), file
 
 
 @pytest.fixture(scope="module")
@@ -59,13 +65,3 @@ def test_it_drafts_general_traffic_well(
 def test_no_prompt_of_the_shipped_traffic_was_trained_on() -> None:
     assert ENDPOINT.part == "train"
     assert all(workload.part == "traffic" for workload in WORKLOADS.values())
-
-
-def test_the_package_holds_them() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    patterns = project["tool"]["setuptools"]["package-data"]["outrider.recipes.nano_r1"]
-    for directory in HEADS.values():
-        names = sorted(path.name for path in directory.iterdir())
-        assert names == ["config.json", "model.safetensors"]
-        files = [f"{directory.name}/{name}" for name in names]
-        assert all(any(fnmatch.fnmatch(file, each) for each in patterns) for file in files)

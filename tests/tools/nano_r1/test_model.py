@@ -66,10 +66,14 @@ def test_the_shipped_target_is_r1_in_small(nano_r1):
     assert (nano_r1 / "model.safetensors").stat().st_size < 25e6
     tokenizer = AutoTokenizer.from_pretrained(nano_r1)
     messages = [
-        {"role": "user", "content": "a"},
-        {"role": "assistant", "content": "thought</think>\n\nb"},
-        {"role": "user", "content": "c"},
+        {"role": "system", "content": "S"},
+        {"role": "user", "content": "one"},
+        {"role": "assistant", "content": "thought\n</think>\n\nanswer"},
+        {"role": "user", "content": "two"},
     ]
     text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-    assert text.endswith("<｜User｜>c<｜Assistant｜><think>\n") and "thought" not in text
+    assert text == (
+        "<｜begin▁of▁sentence｜>S<｜User｜>one<｜Assistant｜>\n\nanswer<｜end▁of▁sentence｜><｜User｜>two<｜Assistant｜><think>\n"
+    )
+    assert build_tokenizer(["one"]).chat_template == tokenizer.chat_template, "as it is built"
     assert tokenizer.encode(text, add_special_tokens=False)[0] == config["bos_token_id"]

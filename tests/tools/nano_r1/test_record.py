@@ -8,14 +8,9 @@ from tests.shipped_traffic import logged_rows
 from tools.nano_r1.record import SPAN_S, START, WITH_TOKEN_IDS, WORKLOADS, arrivals
 
 
-@pytest.fixture(scope="module", params=WORKLOADS)
-def recording(request):
-    """Name of the workload and its rows."""
-    return request.param, list(logged_rows(request.param))
-
-
-def test_recordings_are_whole(recording):
-    name, rows = recording
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_recordings_are_whole_and_a_part_has_token_ids(name):
+    rows = list(logged_rows(name))
     assert len(rows) == WORKLOADS[name].exchanges
     times = [row["timestamp"] for row in rows]
     assert times == sorted(times) and times[0] >= START and times[-1] <= START + SPAN_S
@@ -23,10 +18,6 @@ def test_recordings_are_whole(recording):
         row["request"]["temperature"] == 0.6 and row["request"]["top_p"] == 0.95 for row in rows
     )
     assert len({row["session_id"] for row in rows}) > len(rows) / 10
-
-
-def test_part_of_the_responses_has_token_ids(recording):
-    _, rows = recording
     asked = [row for row in rows if row["request"].get("return_token_ids")]
     assert abs(len(asked) / len(rows) - WITH_TOKEN_IDS) < 0.06
     for row in rows:

@@ -88,19 +88,6 @@ def tokenizer(corpus, tmp_path_factory):
     return AutoTokenizer.from_pretrained(folder)
 
 
-def test_template_has_the_form_of_r1(tokenizer):
-    messages = [
-        {"role": "system", "content": "S"},
-        {"role": "user", "content": "one"},
-        {"role": "assistant", "content": "thought\n</think>\n\nanswer"},
-        {"role": "user", "content": "two"},
-    ]
-    prompt = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-    assert prompt == (
-        "<｜begin▁of▁sentence｜>S<｜User｜>one<｜Assistant｜>\n\nanswer<｜end▁of▁sentence｜><｜User｜>two<｜Assistant｜><think>\n"
-    )
-
-
 def test_encode_round_trip(corpus, tokenizer):
     for conversation in texts.mixture(corpus, 1, "train", 20_000):
         ids, start = texts.encode(conversation, tokenizer)

@@ -19,7 +19,7 @@ from outrider.speculators.checkpoints.target_ends import load_target_ends
 from outrider.speculators.kinds import trainable_kind_of
 from outrider.speculators.kinds.eagle3.shape import SPECULATORS_VERSION as VERSION
 from outrider.speculators.unroll import valid_BT
-from tests.tools.nano_r1.logged import general_rows
+from tests.shipped_traffic import general_rows
 from tools.nano_r1.states import ComputedStates
 
 ROOT = Path(__file__).parents[4]

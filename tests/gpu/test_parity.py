@@ -1,0 +1,102 @@
+"""The engine's states give its log-probabilities, and its drafts are the trainer's unroll's."""
+
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from outrider.data.features.engine_checks import require_self_check, self_check
+from outrider.eval.replay.draft_parity import engine_parity
+from outrider.serving.config import EngineConfig, TargetConfig
+from outrider.serving.engine import open_engine
+from outrider.speculators.checkpoints.target_ends import load_target_ends
+from outrider.speculators.features import FINAL_NORM
+from outrider.speculators.parity import ParityConfig, complaint, in_words
+from tests.gpu.inputs import (
+    NANO,
+    PARITY,
+    RANDOM_PARITY,
+    K,
+    engine_config,
+    logged_prompts,
+    logged_rows,
+    random_r1,
+)
+
+pytestmark = pytest.mark.engine
+
+
+def test_states_give_the_engine_s_log_probabilities(on_gpu, tmp_path, record_property):
+    checked(NANO, engine_config(on_gpu), 256 if on_gpu else 8, tmp_path, record_property)
+
+
+def test_states_of_mla_at_r1_s_head_widths(on_gpu, tmp_path, record_property):
+    """In FP8 blocks on a GPU: vLLM computes them nowhere else."""
+    target = random_r1(tmp_path, fp8=on_gpu)
+    engine = engine_config(on_gpu, environment={})
+    checked(target, engine, 32 if on_gpu else 8, tmp_path, record_property)
+
+
+@pytest.mark.gpu
+def test_states_are_whole_on_two_gpus(two_gpus, tmp_path, record_property):
+    engine = engine_config(True, environment={}, tensor_parallel=2)
+    checked(random_r1(tmp_path, fp8=False), engine, 32, tmp_path, record_property)
+
+
+def checked(
+    target: TargetConfig,
+    config: EngineConfig,
+    count: int,
+    folder: Path,
+    record_property,
+) -> None:
+    logged = logged_rows(count)
+    with open_engine(target, config, scratch=folder) as engine:
+        head = load_target_ends(target.directory()).lm_head_VH
+        found = self_check(engine, logged[: max(4, count // 8)], head)
+        began = time.monotonic()
+        tokens = sum(len(states[FINAL_NORM]) for _, states, _ in engine.prefill(logged))
+        seconds = time.monotonic() - began
+    record_property("capture_tokens_per_s", tokens / seconds)
+    for name, value in asdict(found).items():
+        record_property(name, value)
+    require_self_check(found)
+
+
+def test_engine_and_trainer_draft_the_same(on_gpu, record_property):
+    parity = PARITY.model_copy(update={"prompts": 32, "anchors": 512}) if on_gpu else PARITY
+    compared(NANO, engine_config(on_gpu), parity, record_property)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kv_cache_dtype", ["auto", "fp8"])
+def test_fp8_blocks_draft_as_the_dequantized_weights(
+    gpu, kv_cache_dtype, tmp_path, record_property
+):
+    engine = engine_config(True, environment={}, extra_arguments={"kv_cache_dtype": kv_cache_dtype})
+    compared(random_r1(tmp_path, fp8=True), engine, RANDOM_PARITY, record_property)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("expert_parallel", [False, True], ids=["tensor", "experts"])
+def test_two_gpus_draft_as_one(two_gpus, expert_parallel, tmp_path, record_property):
+    engine = engine_config(
+        True,
+        environment={},
+        tensor_parallel=2,
+        extra_arguments={"enable_expert_parallel": expert_parallel},
+    )
+    compared(random_r1(tmp_path, fp8=False), engine, RANDOM_PARITY, record_property)
+
+
+def compared(
+    target: TargetConfig,
+    engine: EngineConfig,
+    parity: ParityConfig,
+    record_property,
+) -> None:
+    prompts = logged_prompts(parity.prompts)
+    found = engine_parity(target, engine, target.directory(), K, prompts, parity)
+    record_property("parity", in_words(found))
+    assert complaint(found, parity) is None
