@@ -173,7 +173,7 @@ def test_the_headline_s_acceptance_is_at_equal_k_and_its_speed_at_each_one_s_own
     assert summary(found)["acceptance_length"]["ratio"] == results.counted.ratio.value
 
 
-def test_a_report_is_as_its_schema_says_and_has_every_key(report, run):
+def test_a_report_is_as_its_schema_says_and_has_every_key(run):
     written = json.loads((run / "report.json").read_text())
     schema = json.loads(report_schema())
     jsonschema.Draft202012Validator.check_schema(schema)
