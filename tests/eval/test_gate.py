@@ -10,8 +10,11 @@ import pytest
 from outrider.eval.config import GateConfig
 from outrider.eval.gate import LEAST_GREEDY_P, conclusion, judge
 from outrider.eval.lossless.equal_text import compare_greedy, excess
+from outrider.eval.replay.heldout_replay import on_policy
 from outrider.eval.replay.replay import compare
 from outrider.eval.results.report import Check, Findings, Report, Verdict
+from tests.data.on_policy.test_quarantine import store_of
+from tests.data.toy_target import SEQUENCES, VOCAB, ToyTarget
 from tests.eval.sample_results import sample_findings, sample_kinds, sample_replay
 
 BETTER = {"value": 1.4, "low": 1.3, "high": 1.5, "observations": 300, "clusters": 200}
@@ -356,6 +359,15 @@ def test_too_few_responses_for_the_margin_are_undecided():
     assert verdict_of(findings, GateConfig(max_task_loss=0.25)).verdict == "ship"
     task |= {"value": -0.12, "high": -0.05}
     assert "(undecided: it ends beyond)" in verdict_of(findings).reason
+
+
+def test_heldout_text_that_another_model_wrote_is_refused_with_its_cause(tmp_path):
+    toy = ToyTarget()
+    text = toy.evidence((toy.drawn() + 1) % VOCAB)
+    found = on_policy(*store_of({"held-out": text}, tmp_path))
+    assert (found.cause, found.sequences) == ("scrambled", SEQUENCES)
+    verdict = verdict_of(good() | {"own_text": found.model_dump()})
+    assert verdict.verdict == "do not ship" and found.text in verdict.reason
 
 
 def test_off_policy_text_of_a_harmless_cause_is_reported_and_ships():
