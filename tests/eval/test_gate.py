@@ -361,7 +361,7 @@ def test_too_few_responses_for_the_margin_are_undecided():
     assert "(undecided: it ends beyond)" in verdict_of(findings).reason
 
 
-def test_heldout_text_that_another_model_wrote_is_refused_with_its_cause(tmp_path):
+def test_heldout_text_that_is_not_the_target_s_is_refused_with_its_cause(tmp_path):
     toy = ToyTarget()
     text = toy.evidence((toy.drawn() + 1) % VOCAB)
     found = on_policy(*store_of({"held-out": text}, tmp_path))
