@@ -15,7 +15,7 @@ from outrider.common.process_tree import wait_until
 from outrider.pipeline.stages.registry import STAGES
 from tests.cli.commands import COMMANDS, assert_one_message, run, start
 from tests.cli.workplace import write_workplace
-from tests.eval.sample_history import report
+from tests.eval.sample_results import history_report
 
 
 @pytest.fixture(scope="module")
@@ -244,7 +244,7 @@ def test_a_terminated_run_ends_with_75_and_the_same_command_goes_on(workplace):
 
 
 def test_runs_are_compared_without_measuring_anything(tmp_path):
-    for name, whole in (("march", report(0, 2.0, 3.0)), ("june", report(90, 2.0, 2.4))):
+    for name, whole in (("march", history_report(0, 2, 3)), ("june", history_report(90, 2, 2.4))):
         whole.write(tmp_path / name / "report.json")
     finished = run(
         "evaluate-speculator",

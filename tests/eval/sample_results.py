@@ -1,6 +1,8 @@
 """A whole report.json from synthetic measurements, computed by the real code.
 
 sample_results(custom_speed=1.4)
+history_report(30, 2.0, 2.4)      # of the 30th day, with these acceptance lengths
+sample_kinds()                    # three kinds of drafter and n-gram lookup, eagle3 first
 """
 
 import functools
@@ -12,9 +14,10 @@ import numpy as np
 from outrider.eval.bench.counted import counted_acceptance, counted_passes
 from outrider.eval.bench.metrics import SpeedRatios
 from outrider.eval.bench.open_loop import rate_row
-from outrider.eval.bench.outputs import REGIMES, Outputs, Recorded
+from outrider.eval.bench.outputs import REGIMES
 from outrider.eval.bench.prompts import Prompt
 from outrider.eval.choose_k import choose_k
+from outrider.eval.choose_kind import ranked
 from outrider.eval.config import EvalConfig
 from outrider.eval.gate import judge
 from outrider.eval.lossless.equal_text import compare_greedy, excess, tail_share
@@ -22,7 +25,15 @@ from outrider.eval.lossless.task_accuracy import task_accuracy
 from outrider.eval.replay.heldout_replay import replay_figures
 from outrider.eval.replay.replay import ReplaySums
 from outrider.eval.replay.slices import sliced
-from outrider.eval.results.parts import DRAFTERS, LOOKUP, RATIOS, VARIANTS, Drafters, Variants
+from outrider.eval.results.parts import (
+    DRAFTERS,
+    LOOKUP,
+    RATIOS,
+    VARIANTS,
+    ClusteredEstimate,
+    Drafters,
+    Variants,
+)
 from outrider.eval.results.report import (
     Example,
     Findings,
@@ -33,6 +44,7 @@ from outrider.eval.results.report import (
 )
 from outrider.eval.results.sections import (
     EngineFindings,
+    KindSpeed,
     OnPolicy,
     Quantiles,
     RateRow,
@@ -42,7 +54,6 @@ from outrider.eval.results.sections import (
     Served,
     Verification,
 )
-from outrider.serving.client import Sampling, SpeculationCounters
 from outrider.serving.speculator import Speculator
 
 EVALUATION = EvalConfig(repeats=3)
@@ -236,57 +247,31 @@ def sample_engine_findings() -> EngineFindings:
     )
 
 
-def sample_outputs(blocks: list[dict[str, Any]], prompts: int = 3) -> Outputs:
-    """The verification pass: two tokens per prompt, each with the counters of the last block."""
-    recorded = {}
-    for block in blocks:
-        position = tuple(block["counters"]["accepted_per_position"])
-        counters = SpeculationCounters(**block["counters"] | {"accepted_per_position": position})
-        recorded[block["variant"]] = Recorded(
-            token_ids=[[1, 2]] * prompts, counted=[counters] * prompts
-        )
-    samplings = {"greedy": Sampling(0.0, 1.0), "sampled": Sampling(0.6, 0.95)}
-    passes = Variants[Recorded](**recorded)
-    return Outputs(
-        samplings=samplings,
-        greedy=passes,
-        sampled=passes,
-        control=passes.none,
-        repeated=passes.custom,
-    )
-
-
 def served_measurements(
     custom_speed: float, blocks: list[dict[str, Any]] | None = None, prompts: int = 3
 ) -> dict[str, Any]:
-    """What an evaluation in eager mode measures in servers at K = 3, as it is kept."""
+    """What an evaluation in eager mode measures in servers at K = 3, as it is kept.
+
+    The responses have two tokens per prompt, each with the counters of the variant's last block.
+    """
     blocks = blocks or sample_blocks(custom_speed)
-    outputs = sample_outputs(blocks, prompts)
-    passes = {
-        f"{regime}_{variant}": outputs.of(regime).of(variant)
+    counted = {block["variant"]: [block["counters"]] * prompts for block in blocks}
+    responses = {
+        f"{regime}_{variant}": {"token_ids": [[1, 2]] * prompts, "counted": counted[variant]}
         for regime in REGIMES
         for variant in VARIANTS
     }
-    passes |= {"greedy_none_again": outputs.control, "greedy_custom_again": outputs.repeated}
+    for variant in ("none", "custom"):
+        responses[f"greedy_{variant}_again"] = responses[f"greedy_{variant}"]
     return {
         "speed_eager": blocks,
         "rates_eager": {},
         "verification_eager": sample_engine_findings().model_dump(mode="json"),
         **{
-            f"responses_eager_{name}_k{0 if '_none' in name else 3}": one.model_dump(mode="json")
-            for name, one in passes.items()
+            f"responses_eager_{name}_k{0 if '_none' in name else 3}": own
+            for name, own in responses.items()
         },
     }
-
-
-def sample_verification() -> Verification:
-    """The whole verification pass."""
-    marks = (np.random.default_rng(2).random(48) < 0.9).tolist()
-    sessions = [str(i) for i in range(48)]
-    return Verification(
-        modes={mode: sample_engine_findings() for mode in ("eager", "compiled")},
-        task=task_accuracy(dict.fromkeys(VARIANTS, marks), sessions),
-    )
 
 
 def sample_findings(custom_speed: float = 1.4) -> Findings:
@@ -309,6 +294,7 @@ def _findings(custom_speed: float) -> Findings:
         )
         for mode, measured in blocks.items()
     }
+    marks = (np.random.default_rng(2).random(48) < 0.9).tolist()
     scenario = Scenario(
         requests=40,
         prompt_tokens=Quantiles(p50=180, p90=205, p99=220),
@@ -341,7 +327,10 @@ def _findings(custom_speed: float) -> Findings:
         served=served,
         rates={"compiled": sample_rates()},
         scenarios={"long_in_long_out": scenario, "long_in_short_out": scenario},
-        verification=sample_verification(),
+        verification=Verification(
+            modes={mode: sample_engine_findings() for mode in speeds},
+            task=task_accuracy(dict.fromkeys(VARIANTS, marks), [str(i) for i in range(48)]),
+        ),
         samples=None,
         settings=EVALUATION.model_dump(mode="json"),
     )
@@ -351,3 +340,58 @@ def sample_results(custom_speed: float = 1.4) -> Report:
     """As evaluate() makes it, without prices and the run's other sections."""
     findings = sample_findings(custom_speed)
     return Report(**dict(findings), cost=None, verdict=judge(findings, EVALUATION.gate))
+
+
+SPREAD = 0.02
+
+
+def estimate(value: float, spread: float = SPREAD) -> ClusteredEstimate:
+    """With an interval of 2 % to either side."""
+    return ClusteredEstimate(
+        value=value,
+        low=value / (1 + spread),
+        high=value * (1 + spread),
+        observations=120,
+        clusters=60,
+        over="60 sessions",
+    )
+
+
+def history_report(day: float, base: float, custom: float, **other: Any) -> Report:
+    """A report of one evaluation, whose held-out traffic ends on that day."""
+    results = sample_results()
+    lengths = {"base": base, "custom": custom, "ratio": custom / base}
+    replay = results.replay.model_copy(
+        update={name: estimate(value) for name, value in lengths.items()}
+    )
+    update = {"heldout_until": 1.76e9 + 86400 * day, "replay": replay} | other
+    return results.model_copy(update=update)
+
+
+STEPS_MS = {
+    "mtp": {1: 13.0, 2: 14.0, 3: 15.0, 4: 16.0},
+    "eagle3": {1: 12.0, 2: 12.6, 3: 13.2, 4: 13.8},
+    "p_eagle": {4: 12.5},
+    "ngram": {1: 11.0, 2: 11.1, 3: 11.2, 4: 11.3},
+}
+"""Milliseconds of a step of one request, by number of drafts."""
+ACCEPTANCE = {"mtp": 0.8, "eagle3": 0.8, "p_eagle": 0.6, "ngram": 0.4}
+FACTS = {
+    kind: {"parameters": 1_910_000, "training_minutes": 4.2} for kind in STEPS_MS if kind != "ngram"
+}
+
+
+def sample_steps() -> dict[str, dict[int, dict[int, float]]]:
+    """Kind -> batch size -> drafts -> seconds."""
+    return {
+        kind: {EVALUATION.main: {k: ms / 1000 for k, ms in row.items()}}
+        for kind, row in STEPS_MS.items()
+    }
+
+
+def sample_kinds(ngram: float = ACCEPTANCE["ngram"]) -> list[KindSpeed]:
+    """The choice among these kinds, where lookup accepts a draft with this probability."""
+    acceptance = ACCEPTANCE | {"ngram": ngram}
+    replays = {kind: sample_replay(share) for kind, share in acceptance.items()}
+    steps = {kind: sizes[EVALUATION.main] for kind, sizes in sample_steps().items()}
+    return ranked(replays, steps, EVALUATION.main, FACTS)

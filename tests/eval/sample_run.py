@@ -14,10 +14,10 @@ from outrider.eval.config import CostConfig
 from outrider.eval.replay.heldout_replay import replay_figures
 from outrider.eval.report.report import sections_of, write_report
 from outrider.eval.summary import money
-from tests.eval.sample_kinds import sample_kinds
 from tests.eval.sample_results import (
     BOTH_K,
     sample_examples,
+    sample_kinds,
     sample_references,
     sample_replay,
     sample_results,

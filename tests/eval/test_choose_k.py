@@ -39,7 +39,6 @@ SUMS = SimpleNamespace(
     tokens_R=np.full(3, 12.0),
     steps_RK=np.array([[12 / 1.8, 5.0]] * 3),
 )
-MAIN = {"main_concurrency": 1}
 
 
 def chosen(step_s, lengths=LENGTHS, base=LENGTHS, main=1, base_s=None) -> Choice:
@@ -101,7 +100,7 @@ def test_base_is_measured_at_other_numbers_only_where_they_differ() -> None:
     def plan(base, custom, current_k=None, by_batch_size=False):
         k = Drafters[int](base=base, custom=custom)
         schedules = Drafters(base=[(1, 8, base)], custom=[(1, 4, custom), (5, 8, 0)])
-        choice = Choice(k=k, k_per_batch_size=schedules, **MAIN)
+        choice = Choice(k=k, k_per_batch_size=schedules, main_concurrency=1)
         return draft_plan(choice, current_k, by_batch_size)
 
     assert plan(3, 3) == {"base": 3, "custom": 3}
@@ -110,10 +109,6 @@ def test_base_is_measured_at_other_numbers_only_where_they_differ() -> None:
     assert plan(2, 5, 5) == {"base": 2, "custom": 5, CURRENT: 5}
     schedule = [(1, 4, 5), (5, 8, 0)]
     assert plan(2, 5, None, True) == {"base": [(1, 8, 2)], "custom": schedule}
-
-
-def sample_length():
-    return ClusteredEstimate(value=1.5, low=None, high=None, observations=3, clusters=3, over="")
 
 
 def head(target, directory):
@@ -174,30 +169,41 @@ def test_steps_are_timed_once_and_only_where_the_recipe_leaves_it_to_them(case) 
     assert choice.lookup_k == 2 and draft_plan(choice, None, False)["lookup"] == 2
     assert chosen_for(context) == choice
     assert timed == [("eager", {"custom": [1, 2]}, [1, 4], ["a"])]
-    lookup = KindSpeed(kind="ngram", k=1, acceptance_length=sample_length(), step_ms=1.0)
+    length = ClusteredEstimate(value=1.5, low=None, high=None, observations=3, clusters=3, over="")
+    lookup = KindSpeed(kind="ngram", k=1, acceptance_length=length, step_ms=1.0)
     assert chosen_for(dataclasses.replace(context, kinds=[lookup])).lookup_k == 1
 
 
-def test_only_the_speculator_that_can_draft_other_numbers_is_timed(case, tmp_path):
-    context, timed = case
-    custom = head(context.target.directory(), tmp_path / "custom")
-    context = dataclasses.replace(context, speculators=context.speculators | {"custom": custom})
-    choice = chosen_for(context)
-    # Base: 1.8 tokens in 12 ms beat 2.4 in 30.
-    assert (choice.k.base, choice.k.custom) == (1, 2)
-    assert [list(numbers) for _, numbers, _, _ in timed] == [["base"]]
-    plan = {"base": 1, "custom": 2, "lookup": 1}
-    assert draft_plan(choice, None, False) == plan
+def with_heads(context, folder, *names):
+    """The context where these speculators draft one number only."""
+    heads = {name: head(context.target.directory(), folder / name) for name in names}
+    return dataclasses.replace(context, speculators=context.speculators | heads)
 
 
-def test_a_base_of_one_number_is_started_for_its_own(case, tmp_path):
-    """At custom's depth alone, a base whose drafts do not pay would look slower than it is."""
+@pytest.mark.parametrize(
+    ("of_one_number", "k", "numbers"),
+    [
+        # Base: 1.8 tokens in 12 ms beat 2.4 in 30.
+        (["custom"], (1, 2), [["base"]]),
+        # At custom's depth alone, a base whose drafts do not pay would look slower than it is.
+        (["base"], (1, 1), [["base", "custom"]]),
+        (["base", "custom"], (2, 2), []),
+    ],
+)
+def test_speculators_of_one_number_are_timed_where_they_start_for_another(
+    case, tmp_path, of_one_number, k, numbers
+):
     context, timed = case
-    base = head(context.target.directory(), tmp_path / "base")
-    context = dataclasses.replace(context, speculators=context.speculators | {"base": base})
-    choice = chosen_for(context)
-    assert (choice.k.base, choice.k.custom) == (1, 1)
-    assert [list(numbers) for _, numbers, _, _ in timed] == [["base", "custom"]]
+    choice = chosen_for(with_heads(context, tmp_path, *of_one_number))
+    assert (choice.k.base, choice.k.custom) == k
+    assert [list(each) for _, each, _, _ in timed] == numbers
+    lookup = {"lookup": choice.lookup_k}
+    assert draft_plan(choice, None, False) == {"base": k[0], "custom": k[1]} | lookup
+
+
+def test_a_base_of_one_number_is_started_for_today_s(case, tmp_path):
+    context, timed = case
+    context = with_heads(context, tmp_path, "base")
     settings = context.settings.model_copy(update={"current_k": 1, "max_tokens": 99})
     today = dataclasses.replace(context, settings=settings)
     with pytest.raises(OutriderError, match=r"config\.json: no such file"):
@@ -206,15 +212,11 @@ def test_a_base_of_one_number_is_started_for_its_own(case, tmp_path):
     assert list(timed[-1][1]) == ["custom"]
 
 
-def test_two_of_one_number_are_not_timed(case, tmp_path):
-    context, timed = case
-    target = context.target.directory()
-    both = {name: head(target, tmp_path / f"{name} head") for name in ("base", "custom")}
-    context = dataclasses.replace(context, speculators=both)
+def test_two_of_one_number_have_no_other_and_no_schedule(case, tmp_path):
+    context = with_heads(case[0], tmp_path, "base", "custom")
     assert context.one_engine
-    choice = chosen_for(context)
-    assert (choice.k.base, choice.k.custom, timed) == (2, 2, [])
-    assert draft_plan(choice, 2, False, fixed=True) == {"base": 2, "custom": 2, "lookup": 2}
+    plan = draft_plan(chosen_for(context), 2, False, fixed=True)
+    assert plan == {"base": 2, "custom": 2, "lookup": 2}
     settings = context.settings.model_copy(update={"current_k": 1})
     with pytest.raises(OutriderError, match=r"eval\.current_k = 1: a P-EAGLE head drafts as many"):
         check(dataclasses.replace(context, settings=settings))

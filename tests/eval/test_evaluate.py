@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 import torch
+from transformers import AutoTokenizer
 
 from outrider.common.child_process import in_child
 from outrider.common.cluster.config import ClusterConfig
@@ -49,32 +50,10 @@ TEXTS = [
 ]
 
 
-@pytest.fixture(scope="module")
-def case(short_r1, tmp_path_factory):
-    """Six held-out conversations, a validation part, and a custom speculator that is worse.
-
-    Its projection is noise.
-    """
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(short_r1)
-
-    def prompt(number):
-        conversation = [{"role": "user", "content": f"{TEXTS[number % 4]} ({number})"}]
-        text = tokenizer.apply_chat_template(
-            conversation, tokenize=False, add_generation_prompt=True
-        )
-        return text, tokenizer.encode(text, add_special_tokens=False)
-
-    completion = tokenizer.encode("one, two, three, four", add_special_tokens=False)
-    return _case(
-        short_r1, tmp_path_factory.mktemp("evaluation") / "run", prompt, completion, depth=3
-    )
-
-
 def _case(target, run, prompt, completion, depth):
-    """A run directory up to the evaluation, with random states.
+    """A run directory up to the evaluation: six held-out responses, three for validation.
 
+    The states are random, and the custom speculator's projection is noise.
     `prompt(number)` gives text and token ids.
     """
     from datasets import Dataset
@@ -328,8 +307,22 @@ def check_server_of_both(servers, load, speculators):
 
 
 @pytest.mark.engine
-def test_an_evaluation_from_servers_to_report(case, monkeypatch):
-    """Two servers and one engine, for workload and verification; lookup has its own tests."""
+def test_an_evaluation_from_servers_to_report(short_r1, tmp_path, monkeypatch):
+    """Two servers and one engine, for workload and verification; lookup has its own tests.
+
+    The custom speculator is worse: its projection is noise.
+    """
+    tokenizer = AutoTokenizer.from_pretrained(short_r1)
+
+    def prompt(number):
+        conversation = [{"role": "user", "content": f"{TEXTS[number % 4]} ({number})"}]
+        text = tokenizer.apply_chat_template(
+            conversation, tokenize=False, add_generation_prompt=True
+        )
+        return text, tokenizer.encode(text, add_special_tokens=False)
+
+    completion = tokenizer.encode("one, two, three, four", add_special_tokens=False)
+    case = _case(short_r1, tmp_path / "run", prompt, completion, depth=3)
     in_child(os.getpid)  # starts the server that children are forked from, which stays
     before = children()
     monkeypatch.setattr(step_times, "STEP_ROUNDS", 1)

@@ -1,6 +1,7 @@
 """Each condition alone changes the verdict."""
 
 import copy
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,9 +10,12 @@ import pytest
 from outrider.eval.config import GateConfig
 from outrider.eval.gate import LEAST_GREEDY_P, conclusion, judge
 from outrider.eval.lossless.equal_text import compare_greedy, excess
+from outrider.eval.replay.heldout_replay import on_policy
+from outrider.eval.replay.replay import compare
 from outrider.eval.results.report import Check, Findings, Report, Verdict
-from tests.eval.sample_kinds import sample_kinds
-from tests.eval.sample_results import sample_findings
+from tests.data.on_policy.test_quarantine import store_of
+from tests.data.toy_target import SEQUENCES, VOCAB, ToyTarget
+from tests.eval.sample_results import sample_findings, sample_kinds, sample_replay
 
 BETTER = {"value": 1.4, "low": 1.3, "high": 1.5, "observations": 300, "clusters": 200}
 UNSURE = {"value": 1.1, "low": 0.98, "high": 1.2, "observations": 300, "clusters": 200}
@@ -142,6 +146,20 @@ def test_a_head_that_lookup_beats_does_not_ship(ratio, verdict, words):
     # Where base is faster than both, lookup is not what to ship.
     row["lookup"]["block"]["tokens_per_s"] = 1.0
     assert not Report(**findings | {"cost": None, "verdict": judged}).lookup_line
+
+
+def test_a_gain_in_one_user_s_traffic_does_not_pass():
+    """One user has most sessions, four others one each; custom gains with the first alone."""
+    base, custom, outcomes = sample_replay(0.6), sample_replay(0.8), []
+    users = ["easy" if int(session) < 56 else session for session in base.sessions]
+    hard_R = np.array(users) != "easy"
+    custom.steps_RK[hard_R] = base.steps_RK[hard_R]
+    for owners in ([""] * len(users), users):
+        findings, found = good(), compare(replace(base, users=owners), custom, 3)["ratio"]
+        findings["replay"]["ratio"] = found.model_dump()
+        outcomes.append(verdict_of(findings).checks[0].outcome)
+    assert outcomes == ["passed", "undecided"]
+    assert found.over.endswith("the wider interval by user")
 
 
 def test_a_free_rule_need_not_accept_more_than_base_to_ship():
@@ -341,6 +359,15 @@ def test_too_few_responses_for_the_margin_are_undecided():
     assert verdict_of(findings, GateConfig(max_task_loss=0.25)).verdict == "ship"
     task |= {"value": -0.12, "high": -0.05}
     assert "(undecided: it ends beyond)" in verdict_of(findings).reason
+
+
+def test_heldout_text_that_is_not_the_target_s_is_refused_with_its_cause(tmp_path):
+    toy = ToyTarget()
+    text = toy.evidence((toy.drawn() + 1) % VOCAB)
+    found = on_policy(*store_of({"held-out": text}, tmp_path))
+    assert (found.cause, found.sequences) == ("scrambled", SEQUENCES)
+    verdict = verdict_of(good() | {"own_text": found.model_dump()})
+    assert verdict.verdict == "do not ship" and found.text in verdict.reason
 
 
 def test_off_policy_text_of_a_harmless_cause_is_reported_and_ships():

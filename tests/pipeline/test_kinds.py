@@ -23,7 +23,7 @@ from outrider.pipeline.stages.train import train_of
 from outrider.speculators.kinds import kind_of, trainable_names
 from outrider.training.distributed import launch
 from tests.tiny import write_tiny_target
-from tests.training.corpus import Corpus, make_corpus
+from tests.training.corpus import make_corpus
 from tests.training.forked_ranks import run_forked
 
 BOTH = "speculator.kind=[mtp,eagle3]"
@@ -109,16 +109,10 @@ def test_one_kind_keeps_its_stages_and_inputs(target: Path) -> None:
     assert reads == {"kind": ("mtp", "eagle3"), "streams": streams}
 
 
-@pytest.fixture(scope="module")
-def captured(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
-    """The usual corpus with two auxiliary streams, as one capture for both kinds has them."""
-    return make_corpus(tmp_path_factory.mktemp("captured"), layers=(1, 2))
-
-
 @pytest.fixture
-def run(captured: Corpus, tmp_path: Path) -> RunDirectory:
-    """A run of which everything up to the capture is there."""
-    run = RunDirectory(tmp_path / "run")
+def captured(tmp_path: Path) -> tuple[Path, RunDirectory]:
+    """A target and a run of which everything up to the capture is there, for both kinds."""
+    captured, run = make_corpus(tmp_path, layers=(1, 2)), RunDirectory(tmp_path / "run")
     shutil.copytree(captured.features_dir, run.features)
     store = FeatureStore.open(run.features)
     rows = [
@@ -140,12 +134,13 @@ def run(captured: Corpus, tmp_path: Path) -> RunDirectory:
         run.split / "parts.json", {**captured.parts, "heldout": captured.parts["validation"]}
     )
     write_quarantine(run.features, {})
-    return run
+    return captured.target_dir, run
 
 
 def test_kinds_are_trained_in_turn_and_a_finished_one_not_again(
-    captured: Corpus, run: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    captured: tuple[Path, RunDirectory], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    target, run = captured
     trained: list[str] = []
     compared: list[str] = []
 
@@ -170,7 +165,7 @@ def test_kinds_are_trained_in_turn_and_a_finished_one_not_again(
         "training.compute=fp32",
         "training.wandb_project=null",
     ]
-    recipe = recipe_of(captured.target_dir, BOTH, *words)
+    recipe = recipe_of(target, BOTH, *words)
     mtp, eagle3 = map(train_of, ("mtp", "eagle3"))
     mtp.perform(run, recipe, {})
     with pytest.raises(OutriderError, match="without a message"):
@@ -184,7 +179,7 @@ def test_kinds_are_trained_in_turn_and_a_finished_one_not_again(
         assert "validation_acceptance_length" in own.metrics.read_text()
     assert not run.speculator.exists() and not run.metrics.exists()
     # Another learning rate concerns both; a missing speculator its own kind.
-    changed = recipe_of(captured.target_dir, BOTH, *words, "training.learning_rate=0.1")
+    changed = recipe_of(target, BOTH, *words, "training.learning_rate=0.1")
     assert mtp.reasons(run, changed, {}) and eagle3.reasons(run, changed, {})
     (run.of_kind("mtp").speculator / "model.safetensors").rename(tmp_path / "weights")
     assert mtp.reasons(run, recipe, {}) == ["model.safetensors is missing"]

@@ -191,6 +191,7 @@ def test_files_that_are_cut_short_or_gone_are_no_traceback(target, speculator):
             lambda t: t.update(d2t=-torch.arange(DRAFTS)),
             "not in ascending order, each once",
         ),
+        ({}, lambda t: t.update(t2d=t["t2d"].roll(1)), r"t2d marks .* stale"),
         ({}, lambda t: t["fc.weight"].fill_(float("inf")), r"not a finite number in fc\.weight"),
         ({}, lambda t: t.pop("fc.weight"), r"no tensor fc\.weight"),
     ],

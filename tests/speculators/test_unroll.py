@@ -16,15 +16,19 @@ from outrider.speculators.heads import TargetEnds
 from outrider.speculators.kinds.mtp.checkpoint import load_mtp
 from outrider.speculators.kinds.mtp.layer import MTPSpeculator
 from outrider.speculators.unroll import _last_slots, unroll_anchors, valid_BT
+from tests.speculators.literal_engine import (
+    DEPTH,
+    LENGTHS,
+    CachedEngine,
+    chain_differences,
+    packed_row,
+)
 from tests.tiny import HIDDEN, LAYERS, VOCAB, tiny_config
 from tools.unrolled import unroll
 
-DEPTH = 4
-LENGTHS = (9, 14, 3)
 
-
-class LiteralEngine:
-    """Decodes with a key-value cache, one token at a time, and rolls chains back afterwards."""
+class LiteralEngine(CachedEngine):
+    """The MTP layer, whose head reads the state that the next step reads."""
 
     def __init__(self, target_dir: Path, speculator: MTPSpeculator, ends: TargetEnds):
         self.config = DeepseekV3Config.from_pretrained(target_dir)
@@ -40,7 +44,9 @@ class LiteralEngine:
             x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.config.rms_norm_eps) * weight
         )
 
-    def step(self, token: int, state: Tensor, position: int, cache: DynamicCache) -> Tensor:
+    def step(
+        self, token: int, state: Tensor, position: int, cache: DynamicCache
+    ) -> tuple[Tensor, Tensor]:
         embedding = self.ends.embedding_VH[token].float() if position > 0 else torch.zeros(HIDDEN)
         both = torch.cat(
             [
@@ -57,40 +63,8 @@ class LiteralEngine:
             past_key_values=cache,
             use_cache=True,
         )
-        return self.norm(out[0, 0], self.speculator.norm.weight)
-
-    def chains(self, tokens: list[int], hidden_TH: Tensor) -> dict[tuple[int, int], Tensor]:
-        """u of every (depth, anchor) whose predicted token exists."""
-        cache, found = DynamicCache(config=self.config), {}
-        for i in range(len(tokens) - 2):
-            u = self.step(tokens[i + 1], hidden_TH[i], i, cache)
-            found[0, i] = u
-            for s in range(1, DEPTH):
-                if i + 2 + s < len(tokens):
-                    u = self.step(tokens[i + 1 + s], u, i + s, cache)
-                    found[s, i] = u
-            cache.crop(i + 1)
-        return found
-
-
-def packed_row(slots: int = 30) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Two padded rows: three packed sequences, and the middle one alone."""
-    torch.manual_seed(3)
-    token_BT = torch.randint(0, VOCAB, (2, slots))
-    hidden_BTH = torch.randn(2, slots, HIDDEN)
-    sequence_BT, position_BT = torch.full((2, slots), -1), torch.zeros(2, slots, dtype=torch.long)
-    start = 0
-    for number, length in enumerate(LENGTHS):
-        sequence_BT[0, start : start + length] = number
-        position_BT[0, start : start + length] = torch.arange(length)
-        start += length
-    first, second = LENGTHS[0], LENGTHS[0] + LENGTHS[1]
-    sequence_BT[1, : LENGTHS[1]], position_BT[1, : LENGTHS[1]] = 1, torch.arange(LENGTHS[1])
-    token_BT[1, : LENGTHS[1]], hidden_BTH[1, : LENGTHS[1]] = (
-        token_BT[0, first:second],
-        hidden_BTH[0, first:second],
-    )
-    return token_BT, hidden_BTH, sequence_BT, position_BT
+        u = self.norm(out[0, 0], self.speculator.norm.weight)
+        return u, u
 
 
 def test_valid_is_the_existence_of_the_predicted_token() -> None:
@@ -105,19 +79,8 @@ def test_valid_is_the_existence_of_the_predicted_token() -> None:
 
 def test_unroll_is_what_the_engine_decodes(target: Path) -> None:
     speculator, ends = load_mtp(target), load_target_ends(target)
-    token_BT, hidden_BTH, sequence_BT, position_BT = packed_row()
-    states = unroll(speculator, ends, token_BT, hidden_BTH, sequence_BT, position_BT, DEPTH)
     engine = LiteralEngine(target, speculator, ends)
-    start, compared = 0, 0
-    for length in LENGTHS:
-        span = slice(start, start + length)
-        for (s, i), u in engine.chains(token_BT[0, span].tolist(), hidden_BTH[0, span]).items():
-            torch.testing.assert_close(states[s][0, start + i], u, atol=1e-4, rtol=1e-4)
-            compared += 1
-        start += length
-    assert compared == sum(int(valid_BT(sequence_BT, s)[0].sum()) for s in range(DEPTH))
-    for s in range(DEPTH):
-        assert not states[s][~valid_BT(sequence_BT, s)].any()
+    assert chain_differences(speculator, engine, packed_row()).max() < 2e-4
 
 
 def test_anchors_alone_give_the_same_states(target: Path) -> None:

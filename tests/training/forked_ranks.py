@@ -55,9 +55,7 @@ def _forked(processes: int, work: Callable[..., None], *arguments: Path) -> list
     """Ranks that run `work(*arguments)` in the environment that a launcher gives them."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOADED)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        world = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(probe.getsockname()[1])}
+    world = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
     world |= dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(processes))
     ranks = []
     for rank in map(str, range(processes)):
@@ -65,6 +63,12 @@ def _forked(processes: int, work: Callable[..., None], *arguments: Path) -> list
         ranks.append(context.Process(target=_rank, args=(os.environ | place, work, *arguments)))
         ranks[-1].start()
     return ranks
+
+
+def free_port() -> str:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return str(probe.getsockname()[1])
 
 
 def _rank(environment: dict[str, str], work: Callable[..., None], *arguments: Path) -> None:

@@ -40,23 +40,15 @@ def config(**changes: Any) -> SpeculatorConfig:
     return SpeculatorConfig(kind=kind, depth=DEPTH, head=HeadConfig(**head), **changes)
 
 
-@pytest.fixture(scope="module")
-def trained(
-    corpus: Corpus, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[Path, dict[str, Any]]:
-    run_dir = tmp_path_factory.mktemp("run")
-    return run_dir, corpus.train(run_dir, speculator=config(), **SETTINGS)
-
-
-def test_a_head_from_scratch_learns(corpus: Corpus, trained: tuple[Path, dict[str, Any]]) -> None:
-    run_dir, result = trained
+def test_a_head_from_scratch_learns(corpus: Corpus, tmp_path: Path) -> None:
+    result = corpus.train(tmp_path, speculator=config(), **SETTINGS)
     best, start = (result[name]["acceptance_length"][-1] for name in ("best", "base"))
     assert best > start + 0.1
     # The closed-form start drafts, with its own state too; chance is 1 in 97.
     assert result["base"]["acceptance"][0] > 0.2 and result["base"]["acceptance"][1] > 0.1
     assert result["exported"]["acceptance_length"][-1] == pytest.approx(best, rel=0.05)
-    assert kind_of(run_dir / "speculator").name == "eagle3"
-    check_speculator(run_dir / "speculator", corpus.target_dir)
+    assert kind_of(tmp_path / "speculator").name == "eagle3"
+    check_speculator(tmp_path / "speculator", corpus.target_dir)
     # 30 epochs are those of training.scratch: the section's own are 2.
     assert result["steps"] > 2 * 10
 

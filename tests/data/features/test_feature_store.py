@@ -27,11 +27,11 @@ def sequence(index):
     )
 
 
-def fill(directory, indices, source=SOURCE, shard_megabytes=300 / 2**20):
-    with FeatureWriter(directory, HIDDEN, source, shard_megabytes) as writer:
+def fill(directory, indices, source=SOURCE, name="0"):
+    with FeatureWriter(directory, HIDDEN, source, 300 / 2**20) as writer:
         for index in indices:
-            if f"0-{index}" not in writer.done:
-                writer.write(f"0-{index}", *sequence(index))
+            if f"{name}-{index}" not in writer.done:
+                writer.write(f"{name}-{index}", *sequence(index))
     return writer
 
 
@@ -48,19 +48,15 @@ def assert_whole(store, indices):
         assert store.length(f"0-{index}") == len(token_ids)
 
 
-def interrupted(directory, indices):
+def test_an_interrupted_writing_goes_on_after_the_last_whole_shard(tmp_path):
     with (
         pytest.raises(KeyboardInterrupt),
-        FeatureWriter(directory, HIDDEN, SOURCE, 300 / 2**20) as writer,
+        FeatureWriter(tmp_path / "features", HIDDEN, SOURCE, 300 / 2**20) as writer,
     ):
-        for index in indices:
+        for index in range(10):
             writer.write(f"0-{index}", *sequence(index))
         assert len(writer.shards) >= 2
         raise KeyboardInterrupt
-
-
-def test_an_interrupted_writing_goes_on_after_the_last_whole_shard(tmp_path):
-    interrupted(tmp_path / "features", range(10))
     with pytest.raises(OutriderError, match="or an unfinished one"):
         FeatureStore.open(tmp_path / "features")
     with (tmp_path / "features" / JOURNAL).open("a") as journal:
@@ -119,16 +115,9 @@ def test_streams_are_kept_by_name(tmp_path, dtype):
         FeatureSpec((FeatureStream("layer_9", HIDDEN),)).require(store.spec, tmp_path)
 
 
-def write_named(directory, name, indices, hidden=HIDDEN):
-    with FeatureWriter(directory, hidden, {"of": name}, 300 / 2**20) as writer:
-        for index in indices:
-            token_ids, states, start = sequence(index)
-            writer.write(f"{name}-{index}", token_ids, states[:, :hidden], start)
-
-
 def test_the_wanted_sequences_of_each_store_are_read_back_from_links(tmp_path):
-    write_named(tmp_path / "a", "a", range(20))
-    write_named(tmp_path / "b", "b", range(20, 30))
+    fill(tmp_path / "a", range(20), {"of": "a"}, "a")
+    fill(tmp_path / "b", range(20, 30), {"of": "b"}, "b")
     wanted = ["b-29", "a-0", "a-17", "b-20"]
     join_stores([tmp_path / "a", tmp_path / "b"], wanted, tmp_path / "joined")
     store = FeatureStore.open(tmp_path / "joined")

@@ -247,24 +247,13 @@ def log(tmp_path):
 
 
 def ingested(target, log, out, workers=0, **config):
+    """SHA-256 by name of all files of an ingest; digests of users have the same key everywhere."""
     traffic = TrafficConfig(path=str(log), max_reject_fraction=0.9, **config)
-    ingest(target, traffic, out, workers, with_key(log))
-    return digests(out)
-
-
-def with_key(log):
-    """Digests of users have the same key in every folder."""
-    (log.parent / "key").write_bytes(bytes(32))
-    return PrivacyConfig(key_file=str(log.parent / "key"))
-
-
-def digests(out):
-    """SHA-256 by name of all files of an ingest."""
-    return {
-        path.name: hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in out.rglob("*")
-        if path.is_file()
-    }
+    key = log.parent / "key"
+    key.write_bytes(bytes(32))
+    ingest(target, traffic, out, workers, PrivacyConfig(key_file=str(key)))
+    files = (path for path in out.rglob("*") if path.is_file())
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
 def test_any_number_of_workers_gives_the_same_bytes(

@@ -4,11 +4,7 @@ import random
 from datasets import Dataset
 
 from outrider.data.split.slices import load_slices, name_slices, name_templates, write_slices
-
-
-def words(rng, count):
-    return " ".join(f"w{rng.randrange(10**6)}" for _ in range(count))
-
+from tests.data.split.test_split import words
 
 SCREEN = (
     "You screen résumés against a posting and answer with a verdict and your reasons, one line for "

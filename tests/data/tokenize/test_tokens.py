@@ -82,32 +82,24 @@ def test_earlier_reasoning_is_dropped_and_a_message_may_quote_special_tokens(bui
     )
 
 
-@pytest.mark.parametrize(
-    ("fields", "text"),
-    [
-        ({"reasoning": "cut he", "finish_reason": "length"}, "cut he"),
-        ({"content": "cut he", "finish_reason": "length"}, "cut he"),
-        (
-            {"reasoning": "r\n", "content": "\n\ncut he", "finish_reason": "length"},
-            "r\n</think>\n\ncut he",
-        ),
-        ({"reasoning": "r\n", "content": None}, "r\n</think>" + EOS),
-        ({"reasoning": "\n", "content": "\n\na"}, "\n</think>\n\na" + EOS),
-        ({"reasoning": "r\n", "content": "\n\na", "stop_reason": "END"}, "r\n</think>\n\na"),
-        ({"reasoning": "r\n", "content": "\n\na", "stop_reason": 2}, "r\n</think>\n\na<｜▁pad▁｜>"),
-        ({"reasoning": "", "content": "r\n</think>\n\na"}, "r\n</think>\n\na" + EOS),
-    ],
-)
-def test_how_a_response_ended(builder, fields, text):
-    assert completion(builder, **fields) == text
-
-
 R_A = {"reasoning": "r", "content": "a"}
 BEFORE_STOP = {"reasoning": "r\n", "content": "\n\na}"}
 INCLUDED_STOP = BEFORE_STOP | {"content": "\n\na}END", "stop_reason": "END"}
 STOPPED = "r\n</think>\n\na}"
 EMPTY = "\n</think>\n\na"
+ENDED = [
+    # How a response ended, without a count.
+    ({"reasoning": "cut he", "finish_reason": "length"}, "cut he"),
+    ({"content": "cut he", "finish_reason": "length"}, "cut he"),
+    (BEFORE_STOP | {"content": "\n\ncut he", "finish_reason": "length"}, "r\n</think>\n\ncut he"),
+    ({"reasoning": "r\n", "content": None}, "r\n</think>" + EOS),
+    ({"reasoning": "\n", "content": "\n\na"}, "\n</think>\n\na" + EOS),
+    ({"reasoning": "r\n", "content": "\n\na", "stop_reason": "END"}, "r\n</think>\n\na"),
+    ({"reasoning": "r\n", "content": "\n\na", "stop_reason": 2}, "r\n</think>\n\na<｜▁pad▁｜>"),
+    ({"reasoning": "", "content": "r\n</think>\n\na"}, "r\n</think>\n\na" + EOS),
+]
 COUNTED = [
+    *((fields, None, text) for fields, text in ENDED),
     # The engine's token count decides between readings.
     (R_A, "r</think>a" + EOS, "r</think>a" + EOS),
     (R_A, "r\n</think>\n\na" + EOS, "r\n</think>\n\na" + EOS),
@@ -119,12 +111,8 @@ COUNTED = [
     # The log names the string, which is not in the text; the count shows that the tokens have it.
     (BEFORE_STOP | {"stop_reason": "END"}, STOPPED + "END", STOPPED + "END"),
     # include_stop_str_in_output: the text has it already.
-    (BEFORE_STOP | {"content": "\n\na}END", "stop_reason": "END"}, None, STOPPED + "END"),
-    (
-        BEFORE_STOP | {"content": "\n\na}END", "stop_reason": "END"},
-        STOPPED + "END",
-        STOPPED + "END",
-    ),
+    (INCLUDED_STOP, None, STOPPED + "END"),
+    (INCLUDED_STOP, STOPPED + "END", STOPPED + "END"),
     # Empty reasoning, also from a parser that strips.
     ({"reasoning": "\n", "content": "\n\na"}, None, EMPTY + EOS),
     ({"reasoning": "", "content": "a"}, None, EMPTY + EOS),

@@ -7,14 +7,12 @@ import pytest
 
 from outrider.eval.bench.metrics import START_NOISE, ReplayedSteps
 from outrider.eval.bench.prompts import Prompt
-from outrider.eval.results.parts import Drafters
 from tests.eval.sample_results import BURSTS, EVALUATION, SPEEDS, sample_blocks
 
 UNITS = replace(SPEEDS, prompts=[Prompt("q", name, "", [], "") for name in "abcdab"])
 """Sessions too few for an interval over them."""
 IDS = [f"q{number}" for number in range(60)]
 """Of replayed responses; those of the timed prompts are the first six."""
-BOTH = Drafters[int](base=2, custom=2)
 
 
 def test_tokens_per_second_are_pooled_and_ratios_paired():

@@ -1,18 +1,87 @@
-"""The customer's sampling, as evaluation sends it again."""
+"""Which held-out requests a scenario sends, and with which sampling."""
 
+import pytest
 from datasets import Dataset
 
-from outrider.eval.bench.prompts import customers_sampling
+from outrider.common.errors import OutriderError
+from outrider.eval.bench.prompts import EVERYTHING, customers_sampling, select
+from outrider.eval.config import EvalConfig, ScenarioConfig
 from outrider.serving import client
 from outrider.serving.client import complete
+from outrider.serving.config import EngineConfig, ServingConfig
 
-HELDOUT = Dataset.from_list(
-    [{"temperature": 0.6, "top_p": 0.95, "top_k": top_k} for top_k in (0, 0, 20, 20, 20, 50, 50)]
-)
+SERVING = ServingConfig(engine=EngineConfig(max_model_len=512))
+# Prompts of 10, 20 ... 400 tokens; responses of 7, 14 ... 280, in another order; times in reverse.
+PROMPTS = [10 * (i + 1) for i in range(40)]
+RESPONSES = [7 * ((i * 11) % 40 + 1) for i in range(40)]
+HELDOUT = {
+    "completion_start": PROMPTS,
+    "token_ids": [[0] * (p + r) for p, r in zip(PROMPTS, RESPONSES, strict=True)],
+    "time": [1.7e9 - i for i in range(40)],
+    "prompt_text": [f"prompt {p}" for p in PROMPTS],
+}
+
+
+def config(max_tokens=64, **scenarios):
+    return EvalConfig(rates=[2.0], rate_seconds=5, max_tokens=max_tokens, scenarios=scenarios)
+
+
+def test_without_rates_nothing_and_without_scenarios_everything_is_sent():
+    assert select(HELDOUT, EvalConfig(), SERVING) == []
+    (everything,) = select(HELDOUT, config(), SERVING)
+    assert everything.name == EVERYTHING and everything.max_tokens == 64
+    assert everything.texts == [f"prompt {p}" for p in reversed(PROMPTS)], "the log's order"
+    assert everything.times == sorted(HELDOUT["time"])
+
+
+def test_ranges_in_tokens_hold_both_ends_and_take_both_lengths():
+    (chosen,) = select(
+        HELDOUT,
+        config(a=ScenarioConfig(prompt_tokens=(100, 300), response_tokens=(70, None))),
+        SERVING,
+    )
+    expected = [p for p, r in zip(PROMPTS, RESPONSES, strict=True) if 100 <= p <= 300 and r >= 70]
+    assert {100, 300} & set(expected), "an end is among them, or the test says nothing of ends"
+    assert chosen.texts == [f"prompt {p}" for p in reversed(expected)]
+    assert chosen.described.requests == len(expected)
+
+
+def test_quantiles_are_of_the_held_out_part():
+    halves = config(
+        short=ScenarioConfig(prompt_tokens=("0%", "50%")),
+        long=ScenarioConfig(prompt_tokens=("50%", "100%"), max_tokens=9),
+    )
+    short, long = select(HELDOUT, halves, SERVING)
+    assert short.texts == [f"prompt {p}" for p in reversed(PROMPTS[:20])] and short.max_tokens == 64
+    assert long.texts == [f"prompt {p}" for p in reversed(PROMPTS[20:])] and long.max_tokens == 9
+
+
+def test_too_few_requests_are_an_error_that_says_which_lengths_there_are():
+    narrow = config(tiny=ScenarioConfig(prompt_tokens=(100, 140), response_tokens=("50%", "100%")))
+    with pytest.raises(
+        OutriderError,
+        match=r"eval\.scenarios\.tiny: \d of 40 held-out requests lie in its ranges",
+    ) as error:
+        select(HELDOUT, narrow, SERVING)
+    assert "[10, 49, 205, 361, 400]" in str(error.value)
+
+
+def test_prompts_that_leave_no_room_are_left_out_and_counted_in_the_error():
+    long = ScenarioConfig(prompt_tokens=(250, None), max_tokens=200)
+    (chosen,) = select(
+        HELDOUT, config(long=long), ServingConfig(engine=EngineConfig(max_model_len=561))
+    )
+    assert chosen.described.requests == 12, "250 to 360, and one token behind the longest answer"
+    with pytest.raises(
+        OutriderError,
+        match=r"7 of 40 .* \(9 more exceed the 311 prompt tokens .*max_model_len leaves room\)",
+    ):
+        select(HELDOUT, config(long=long), SERVING)
 
 
 def test_the_most_frequent_combination_is_sent_with_every_parameter(monkeypatch):
-    sent = []
+    logged = [{"temperature": 0.6, "top_p": 0.95, "top_k": k} for k in (0, 0, 20, 20, 20, 50, 50)]
+    sent, sampling = [], customers_sampling(Dataset.from_list(logged))
 
     def post(url, path, body, timeout_s):
         sent.append(body)
@@ -20,7 +89,7 @@ def test_the_most_frequent_combination_is_sent_with_every_parameter(monkeypatch)
         return {"choices": [choice]}
 
     monkeypatch.setattr(client, "post", post)
-    complete("http://localhost", "r1", [[1]], customers_sampling(HELDOUT), max_tokens=4)
+    complete("http://localhost", "r1", [[1]], sampling, max_tokens=4)
     named = {key: sent[0][key] for key in ("temperature", "top_p", "top_k", "min_p")}
     assert named == {"temperature": 0.6, "top_p": 0.95, "top_k": 20, "min_p": 0.0}
     assert sent[0]["repetition_penalty"] == 1.0  # the server's default may be another

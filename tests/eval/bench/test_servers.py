@@ -128,13 +128,11 @@ def test_without_changing_drafts_every_number_and_speculator_has_a_server(log, t
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A target and heads: two of one shape, one with other layers, one of another shape."""
+    """A target and heads: two of one shape, and one that drafts in parallel."""
     made = tmp_path_factory.mktemp("kinds")
     target = write_tiny_target(made / "target")
     write_eagle3_head(target, made / "one", layers=[1, 2])
     write_eagle3_head(target, made / "two", seed=1, layers=[1, 2])
-    write_eagle3_head(target, made / "other layers", layers=[1])
-    write_eagle3_head(target, made / "normed", layers=[1, 2], norm_before_residual=True)
     write_eagle3_head(target, made / "parallel", layers=[1, 2], pard_token=2)
     return made
 
@@ -144,8 +142,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [
         ("one", [["none"], ["base", "custom", CURRENT]]),
         ("target", [["none"], ["base", CURRENT], ["custom"]]),
-        ("other layers", [["none"], ["base", CURRENT], ["custom"]]),
-        ("normed", [["none"], ["base", CURRENT], ["custom"]]),
         ("none", [["none", "base", CURRENT], ["custom"]]),
         ("ngram", [["none"], ["base", CURRENT], ["custom"]]),
     ],

@@ -5,7 +5,6 @@ import itertools
 import numpy as np
 import pytest
 
-from outrider.eval.gate import LEAST_GREEDY_P
 from outrider.eval.lossless import equal_text
 from outrider.eval.lossless.equal_text import (
     compare_greedy,
@@ -58,39 +57,6 @@ def test_an_excess_is_over_the_control_and_paired_by_prompt(gap):
 def test_unexplained_differences_do_not_hide_behind_near_ties():
     """As many responses differ as in the control, but not by near ties."""
     assert excess(greedy(24, range(12)), greedy(24, range(12), 0.1)).p_value == 2 / 2**12
-
-
-def answered(prompt, relaxed, random):
-    """160 tokens in steps of four drafts, of which the target would reject every fourth.
-
-    A share `relaxed` of those is accepted nevertheless.
-    """
-    ids = [prompt]
-    while len(ids) <= 160:
-        for draft in range(5):
-            own = (31 * ids[-1] + len(ids)) % 97
-            wrong = draft < 4 and random.random() < 0.25
-            kept = wrong and random.random() < relaxed
-            ids.append(own + kept)
-            if draft == 4 or (wrong and not kept):
-                break
-    return ids[1:161]
-
-
-@pytest.mark.parametrize("gap", [0.1, 3.0])
-def test_an_engine_that_accepts_five_percent_more_is_caught(gap):
-    """Whether its differences are near ties or not; one that accepts no more is not refused."""
-    caught = 0
-    for seed in range(20):
-        random = np.random.default_rng(seed)
-        none, exact, relaxed = (
-            [answered(prompt, share, random) for prompt in range(24)] for share in (0, 0, 0.05)
-        )
-        control = compare_greedy(none, exact, lambda *_: gap, 0.125)
-        assert control.equal == 24 and excess(control, control).p_value == 1
-        found = compare_greedy(none, relaxed, lambda *_: gap, 0.125)
-        caught += excess(found, control).p_value < LEAST_GREEDY_P
-    assert caught == 20
 
 
 def responses(rng, count, shift=0.0, length=60):

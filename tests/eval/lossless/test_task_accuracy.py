@@ -187,19 +187,13 @@ def test_numbers_are_compared_as_numbers_and_text_as_text(given, known, same):
     assert same_answer(given, known) is same
 
 
-@pytest.fixture
-def answers(tmp_path):
+def test_a_prompt_is_judged_by_the_question_that_it_holds(tmp_path):
     rows = [
         {"question": "Tom has 3 boxes. How many?", "answer": "3 * 12 <<3*12=36>>\n#### 36"},
         {"question": "Tom has 3 boxes. How many? Mind the lid.", "answer": "35"},
     ]
-    path = tmp_path / "answers.jsonl"
-    path.write_text("\n".join(map(json.dumps, rows)))
-    return path
-
-
-def test_a_prompt_is_judged_by_the_question_that_it_holds(answers):
-    check = answer_check(answers)
+    (tmp_path / "answers.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    check = answer_check(tmp_path / "answers.jsonl")
     asked = "<｜User｜>Tom has 3 boxes.\n How many?<｜Assistant｜>"
     assert check(asked, "The answer is 36.") is True
     assert check(asked, "The answer is 35.") is False

@@ -9,8 +9,8 @@ from outrider.common.errors import OutriderError
 from outrider.eval.report.compare import change, compare, history, rendered
 from outrider.eval.results.parts import Drafters
 from outrider.eval.results.report import SpeculatorIdentity
-from tests.eval.sample_history import SPREAD, estimate, report
-from tests.eval.sample_results import sample_results
+from tests.eval.sample_results import SPREAD, estimate, sample_results
+from tests.eval.sample_results import history_report as report
 
 OTHER = SpeculatorIdentity(kind="eagle3", weights_sha256="cd" * 32)
 

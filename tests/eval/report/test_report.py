@@ -10,10 +10,12 @@ import pytest
 from outrider.common.errors import OutriderError
 from outrider.common.files import write_json
 from outrider.common.lost_ends import lost_ends as cut
+from outrider.eval.config import CostConfig
 from outrider.eval.report.report import headline, lost_ends, write_report
 from outrider.eval.results.parts import interval
 from outrider.eval.results.report import Report
-from outrider.eval.summary import summary
+from outrider.eval.results.sections import Block, Served, SpeedRow
+from outrider.eval.summary import HOURS_A_MONTH, money, summary
 from tests.eval.sample_results import sample_replay, sample_results
 from tests.eval.sample_run import write_sample_run
 from tools.reference import report_schema
@@ -173,7 +175,7 @@ def test_the_headline_s_acceptance_is_at_equal_k_and_its_speed_at_each_one_s_own
     assert summary(found)["acceptance_length"]["ratio"] == results.counted.ratio.value
 
 
-def test_a_report_is_as_its_schema_says_and_has_every_key(report, run):
+def test_a_report_is_as_its_schema_says_and_has_every_key(run):
     written = json.loads((run / "report.json").read_text())
     schema = json.loads(report_schema())
     jsonschema.Draft202012Validator.check_schema(schema)
@@ -194,3 +196,28 @@ def test_another_version_or_shape_is_an_error_that_names_it(results, tmp_path):
     path.write_text(json.dumps(results.model_dump(mode="json") | {"version": 5}))
     with pytest.raises(OutriderError, match=r"report.json: version 5, but this Outrider reads 14"):
         Report.read(path)
+
+
+def served(none, base, custom):
+    speeds = {"none": none, "base": base, "custom": custom}
+    blocks = {
+        variant: Block.model_construct(tokens_per_s=speed) for variant, speed in speeds.items()
+    }
+    row = SpeedRow.model_construct(**blocks)
+    return {"compiled": Served.model_construct(speed={"8": row})}
+
+
+def test_cost_and_hours_are_those_by_hand():
+    cost = CostConfig(gpu_hour_price=3.6, tokens_per_s=2000.0)
+    row = money(served(500.0, 1000.0, 1250.0), cost, gpus=8)["compiled"]["8"]
+    # 8 GPUs at 3.6 an hour are 0.008 a second.
+    assert row.per_million_tokens.model_dump() == pytest.approx(
+        {"none": 16.0, "base": 8.0, "custom": 6.4}
+    )
+    assert row.gpu_hours_a_month.model_dump() == pytest.approx(
+        {
+            "none": 4 * 8 * HOURS_A_MONTH,
+            "base": 2 * 8 * HOURS_A_MONTH,
+            "custom": 1.6 * 8 * HOURS_A_MONTH,
+        }
+    )

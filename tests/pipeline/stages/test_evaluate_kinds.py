@@ -24,7 +24,7 @@ from outrider.speculators.features import FeatureStream
 from outrider.speculators.kinds import kind_of
 from outrider.speculators.kinds.mtp.checkpoint import load_mtp
 from tests.eagle3_head import write_eagle3_head
-from tests.eval.sample_kinds import sample_steps
+from tests.eval.sample_results import sample_steps
 from tests.tiny import HIDDEN, save_drafter, write_tiny_target
 
 KINDS = ("mtp", "eagle3")

@@ -1,4 +1,4 @@
-"""What heads of all kinds show: files, twins, gradients, a fixed number of drafts."""
+"""What heads of all kinds show: files, twins, gradients, a fixed number of drafts, refusals."""
 
 import json
 from collections.abc import Callable
@@ -18,8 +18,9 @@ from outrider.speculators.kinds.protocol import Origin
 from outrider.speculators.unroll import valid_BT
 from tests.dflash_head import write_dflash_head
 from tests.eagle3_head import write_eagle3_head
-from tests.speculators.kinds.eagle3.test_eagle3_unroll import DEPTH, LAYERS, packed_row
-from tests.tiny import VOCAB
+from tests.speculators.kinds.eagle3.test_eagle3_unroll import LAYERS
+from tests.speculators.literal_engine import DEPTH, packed_row
+from tests.tiny import HIDDEN, VOCAB
 
 WRITERS: dict[str, tuple[Callable[..., Path], dict[str, Any]]] = {
     "eagle3": (write_eagle3_head, {"fc_norm": True}),
@@ -101,7 +102,7 @@ def test_gradients_reach_every_parameter(name: str, target: Path, tmp_path: Path
         trainable_kind(name).load(directory, target, torch.float32),
         load_target_ends(target),
     )
-    row = packed_row()
+    row = packed_row(2 * HIDDEN)
     _, states = head.unroll(ends, *row, valid_BT(row[2], 0), DEPTH)
     sum(head.head(ends).logits(u).square().sum() for u in states).backward()
     for key, parameter in head.named_parameters():
@@ -131,6 +132,8 @@ def test_vllm_is_given_a_fixed_number_of_parallel_drafts(
 @pytest.mark.parametrize(
     ("name", "options"),
     [
+        ("eagle3", {"layers": [1]}),
+        ("eagle3", {"norm_before_residual": True}),
         ("p_eagle", {"pard_token": 3}),
         ("dflash", {"mask_token": 3}),
         ("dflash", {"layers": [1]}),
@@ -146,3 +149,42 @@ def test_keys_that_the_engine_reads_at_its_start_are_not_exchanged(
     kind = trainable_kind(name)
     assert kind.swappable(one, write(target, tmp_path / "two", seed=1, **given))
     assert not kind.swappable(one, write(target, tmp_path / "other", **given | options))
+
+
+REFUSED: list[tuple[str, dict[str, Any], str]] = [
+    ("p_eagle", {"mla": True}, "a head with DeepSeek's attention that drafts in parallel"),
+    ("p_eagle", {"pard_token": VOCAB}, f"pard_token = {VOCAB}: not a token of the target's voc"),
+    ("p_eagle", {"mask_values": 7}, "mask_hidden"),
+    ("dflash", {"num_hidden_layers": 2}, "num_hidden_layers = 2: .* of one layer.*CPU"),
+    ("dflash", {"section": {"causal": True}}, "causal: Outrider neither"),
+    ("dflash", {"layer_types": ["sliding_attention"]}, "layer_types"),
+    ("dflash", {"section": {"use_swa": True}}, "use_swa"),
+    ("dflash", {"section": {"attention_sink_bias": True}}, "attention_sink_bias"),
+    ("dflash", {"attention_bias": True}, "attention_bias"),
+    ("dflash", {"rope_scaling": {"rope_type": "yarn", "factor": 4}}, "rope_type"),
+    ("dflash", {"mask_token": VOCAB}, f"mask_token_id = {VOCAB}: not a token of the target"),
+    ("dflash", {"layers": (1, 3)}, r"target_layer_ids \+ 1 = \[1, 3\], but .* 2 layers"),
+    ("dflash", {"layers": (2, 1)}, "in ascending order"),
+    ("dflash", {"vocab_size": VOCAB + 1}, "vocab_size"),
+    ("dflash", {"num_attention_heads": 2}, r"q_proj.weight has shape \[64, 64\]"),
+]
+
+
+@pytest.mark.parametrize(("name", "options", "message"), REFUSED)
+def test_a_head_that_is_not_unrolled_or_served_is_refused(
+    name: str, options: dict[str, Any], message: str, target: Path, tmp_path: Path
+) -> None:
+    write, written = WRITERS[name]
+    directory = write(target, tmp_path / "head", **{"layers": LAYERS} | written | options)
+    kind = trainable_kind(name)
+    assert kind_of(directory) is kind
+    with pytest.raises(OutriderError, match=message):
+        kind.check(directory, read_layout(target))
+
+
+def test_a_mask_embedding_of_its_own_is_refused(target: Path, tmp_path: Path) -> None:
+    kind, directory = trainable_kind("dflash"), write_dflash_head(target, tmp_path / "head")
+    kind.check(directory, read_layout(target))
+    (directory / "mask_embedding.pt").write_bytes(b"")
+    with pytest.raises(OutriderError, match="reads the target's embedding only"):
+        kind.check(directory, read_layout(target))

@@ -1,7 +1,6 @@
 """Several ranks: a failing one ends the job soon and is named; every launcher works alike."""
 
 import os
-import socket
 import stat
 import sys
 import time
@@ -13,6 +12,7 @@ from outrider.common.errors import OutriderError
 from outrider.training.distributed.spec import WORKER
 from outrider.training.distributed.worker import slurm_world
 from tests.training.corpus import Corpus, make_corpus
+from tests.training.forked_ranks import free_port
 
 LAUNCH = Path(__file__).resolve().parents[3] / "recipes" / "r1" / "launch"
 SHORT = {"epochs": 1, "evaluate_every": 100, "checkpoint_every": 100}
@@ -147,12 +147,6 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     hostfile = tmp_path / "hostfile"
     hostfile.write_text("# both are this machine\nlocalhost slots=1\n127.0.0.1 slots=1\n")
     return hostfile
-
-
-def free_port() -> str:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return str(probe.getsockname()[1])
 
 
 def launchers(hostfile: Path) -> dict[str, str]:

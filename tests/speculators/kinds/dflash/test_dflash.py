@@ -22,9 +22,9 @@ from transformers.models.qwen3.modeling_qwen3 import (
 from outrider.speculators.checkpoints.target_ends import load_target_ends
 from outrider.speculators.heads import TargetEnds
 from outrider.speculators.kinds.dflash.kind import DFlash
-from outrider.speculators.kinds.dflash.layer import DFlashHead
 from tests.dflash_head import write_dflash_head
-from tests.speculators.kinds.eagle3.test_eagle3_unroll import DEPTH, LAYERS, slot_differences
+from tests.speculators.kinds.eagle3.test_eagle3_unroll import LAYERS
+from tests.speculators.literal_engine import DEPTH, slot_differences
 
 MASK = 2
 KIND = DFlash()
@@ -101,16 +101,12 @@ class LiteralEngine:
         return found
 
 
-def both(target: Path, directory: Path, **options: object) -> tuple[DFlashHead, LiteralEngine]:
-    write_dflash_head(target, directory, layers=LAYERS, mask_token=MASK, **options)
-    head = KIND.load(directory, target, torch.float32)
-    assert isinstance(head, DFlashHead)
-    return head, LiteralEngine(directory, load_target_ends(target))
-
-
 @pytest.mark.parametrize("options", [{}, {"heads": 4, "kv_heads": 2}, {"rope_theta": 1e6}])
 def test_unroll_is_what_the_engine_computes(
     target: Path, tmp_path: Path, options: dict[str, object]
 ) -> None:
-    head, engine = both(target, tmp_path / "head", **options)
+    directory = tmp_path / "head"
+    write_dflash_head(target, directory, layers=LAYERS, mask_token=MASK, **options)
+    head = KIND.load(directory, target, torch.float32)
+    engine = LiteralEngine(directory, load_target_ends(target))
     assert slot_differences(head, engine).max() < 2e-4

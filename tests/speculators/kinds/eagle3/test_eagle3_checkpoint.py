@@ -121,14 +121,6 @@ def test_a_broken_checkpoint_is_not_loaded(target: Path, tmp_path: Path, mistake
         EAGLE3.load(base, target, torch.float32)
 
 
-def test_a_stale_mark_is_found_in_the_files(target: Path, tmp_path: Path) -> None:
-    base = write_eagle3_head(target, tmp_path / "base", layers=[1, 2])
-
-    edit_tensors(base, lambda tensors: tensors.update(t2d=tensors["t2d"].roll(1)))
-    with pytest.raises(OutriderError, match=r"t2d marks .* stale"):
-        check_speculator(base, target)
-
-
 @pytest.mark.parametrize("layers", [[0, 1], [2, 1], [1, 1], [1, 3]])
 def test_layers_are_those_of_the_target(target: Path, tmp_path: Path, layers: list[int]) -> None:
     base = write_eagle3_head(target, tmp_path / "base", layers=layers)

@@ -4,12 +4,12 @@ The reference takes its attention from transformers (Llama's, DeepSeek's), widen
 [embedding ; state], and everything else from the equations of vLLM's llama_eagle3.py.
 """
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import DeepseekV3Config, DynamicCache, LlamaConfig
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import (
@@ -18,18 +18,14 @@ from transformers.models.deepseek_v3.modeling_deepseek_v3 import (
 )
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaRotaryEmbedding
 
+from outrider.common.files import read_json
 from outrider.speculators.checkpoints.target_ends import load_target_ends
 from outrider.speculators.heads import TargetEnds
-from outrider.speculators.kinds.drafter import Drafter
 from outrider.speculators.kinds.eagle3.kind import Eagle3
-from outrider.speculators.kinds.eagle3.layer import EagleHead
-from outrider.speculators.unroll import valid_BT
 from tests.eagle3_head import write_eagle3_head
-from tests.tiny import HIDDEN, VOCAB
-from tools.unrolled import unroll
+from tests.speculators.literal_engine import CachedEngine, chain_differences, packed_row
+from tests.tiny import HIDDEN
 
-DEPTH = 4
-LENGTHS = (9, 14, 3)
 LAYERS = [1, 2]
 
 HEADS = {
@@ -45,11 +41,12 @@ HEADS = {
 }
 
 
-class LiteralEngine:
-    """Decodes with a key-value cache, one token at a time, and rolls chains back afterwards."""
+class LiteralEngine(CachedEngine):
+    """A head as its files describe it."""
 
-    def __init__(self, config: dict[str, Any], tensors: dict[str, Tensor], ends: TargetEnds):
-        self.config, self.ends = config, ends
+    def __init__(self, directory: Path, ends: TargetEnds):
+        self.config, self.ends = read_json(directory / "config.json"), ends
+        tensors = load_file(directory / "model.safetensors")
         self.tensors = {name: tensor.float() for name, tensor in tensors.items()}
         self.attention, self.rotary = self._attention()
 
@@ -104,7 +101,6 @@ class LiteralEngine:
     def step(
         self, token: int, state: Tensor, position: int, cache: DynamicCache
     ) -> tuple[Tensor, Tensor]:
-        """The state that the next step reads, and the state that the head reads."""
         normed = self.norm(state, "midlayer.hidden_norm.weight")
         embedding = self.ends.embedding_VH[token].float()
         x = torch.cat([self.norm(embedding, "midlayer.input_layernorm.weight"), normed])[None, None]
@@ -120,87 +116,12 @@ class LiteralEngine:
         u = self.norm(out, "norm.weight")
         return (u if self.config.get("norm_output") else out), u
 
-    def chains(self, tokens: list[int], aux_TX: Tensor) -> dict[tuple[int, int], Tensor]:
-        """u of every (depth, anchor) whose predicted token exists."""
-        cache, found = DynamicCache(), {}
-        for i in range(len(tokens) - 2):
-            state, u = self.step(tokens[i + 1], self.first(aux_TX[i]), i, cache)
-            found[0, i] = u
-            for s in range(1, DEPTH):
-                if i + 2 + s < len(tokens):
-                    state, u = self.step(tokens[i + 1 + s], state, i + s, cache)
-                    found[s, i] = u
-            cache.crop(i + 1)
-        return found
-
-
-def written(target: Path, directory: Path, **options: Any) -> Path:
-    """A random head, its norms not 1, over the states before layers 1 and 2."""
-    return write_eagle3_head(target, directory, layers=LAYERS, **options)
-
-
-def packed_row() -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Three packed sequences and padding."""
-    torch.manual_seed(3)
-    slots = sum(LENGTHS) + 4
-    token_BT, aux_BTX = torch.randint(0, VOCAB, (1, slots)), torch.randn(1, slots, 2 * HIDDEN)
-    sequence_BT, position_BT = torch.full((1, slots), -1), torch.zeros(1, slots, dtype=torch.long)
-    start = 0
-    for number, length in enumerate(LENGTHS):
-        sequence_BT[0, start : start + length] = number
-        position_BT[0, start : start + length] = torch.arange(length)
-        start += length
-    return token_BT, aux_BTX, sequence_BT, position_BT
-
-
-def differences(head: EagleHead, engine: LiteralEngine) -> Tensor:
-    """Largest difference of the states by depth, [K], over every chain of the row."""
-    token_BT, aux_BTX, sequence_BT, position_BT = packed_row()
-    with torch.no_grad():
-        states = unroll(head, engine.ends, token_BT, aux_BTX, sequence_BT, position_BT, DEPTH)
-        worst_K, compared, start = torch.zeros(DEPTH), 0, 0
-        for length in LENGTHS:
-            span = slice(start, start + length)
-            for (s, i), u in engine.chains(token_BT[0, span].tolist(), aux_BTX[0, span]).items():
-                difference = (states[s][0, start + i] - u).abs().max()
-                worst_K[s] = torch.maximum(worst_K[s], difference)
-                compared += 1
-            start += length
-    assert compared == sum(int(valid_BT(sequence_BT, s)[0].sum()) for s in range(DEPTH))
-    return worst_K
-
-
-@torch.no_grad()
-def slot_differences(head: Drafter, engine: Any) -> Tensor:
-    """Largest difference of a parallel head's states by slot, [K], from `engine.slots`."""
-    token_BT, aux_BTX, sequence_BT, _ = packed_row()
-    anchors_N, states = head.unroll(engine.ends, *packed_row(), valid_BT(sequence_BT, 0), DEPTH)
-    place = {slot: n for n, slot in enumerate(anchors_N.tolist())}
-    worst_K, compared = torch.zeros(DEPTH), 0
-    for number in sequence_BT[sequence_BT >= 0].unique().tolist():
-        slots = (sequence_BT[0] == number).nonzero().squeeze(1)
-        of_row = engine.slots(token_BT[0, slots].tolist(), aux_BTX[0, slots])
-        for (s, i), u in of_row.items():
-            difference = (states[s][place[int(slots[i])]] - u).abs().max()
-            worst_K[s] = torch.maximum(worst_K[s], difference)
-            compared += 1
-    assert compared == sum(int(valid_BT(sequence_BT, s).sum()) for s in range(DEPTH))
-    return worst_K
-
-
-def both(target: Path, directory: Path) -> tuple[EagleHead, LiteralEngine]:
-    from safetensors.torch import load_file
-
-    config = json.loads((directory / "config.json").read_text())
-    engine = LiteralEngine(
-        config, load_file(directory / "model.safetensors"), load_target_ends(target)
-    )
-    return Eagle3().load(directory, target, torch.float32), engine
-
 
 @pytest.mark.parametrize("options", HEADS.values(), ids=HEADS)
 def test_unroll_is_what_the_engine_decodes(
     target: Path, tmp_path: Path, options: dict[str, Any]
 ) -> None:
-    head, engine = both(target, written(target, tmp_path / "head", **options))
-    assert differences(head, engine).max() < 2e-4
+    directory = write_eagle3_head(target, tmp_path / "head", layers=LAYERS, **options)
+    engine = LiteralEngine(directory, load_target_ends(target))
+    head = Eagle3().load(directory, target, torch.float32)
+    assert chain_differences(head, engine, packed_row(2 * HIDDEN)).max() < 2e-4

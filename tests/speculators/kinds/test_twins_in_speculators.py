@@ -1,6 +1,6 @@
-"""The twin that an export writes, in PyPI's `speculators` and in vLLM: the same drafts.
+"""The twins that an export writes, in PyPI's `speculators`: the same drafts.
 
-The library's test needs a separate environment, which it makes in build/ (a minute), or takes
+The tests need a separate environment, which they make in build/ (a minute), or take
 the Python that OUTRIDER_SPECULATORS_PYTHON names.
 """
 
@@ -19,11 +19,12 @@ from outrider.speculators.checkpoints.target_ends import load_target_ends
 from outrider.speculators.kinds import trainable_kind_of
 from outrider.speculators.kinds.eagle3.shape import SPECULATORS_VERSION as VERSION
 from outrider.speculators.unroll import valid_BT
+from tests.dflash_head import write_dflash_head
 from tests.shipped_traffic import general_rows
 from tools.nano_r1.states import ComputedStates
 
-ROOT = Path(__file__).parents[4]
-DEPTH = 5
+HERE = Path(__file__).parent
+DEPTH, TOKENS = 5, 90
 HEADS = shipped_heads()
 
 
@@ -32,9 +33,9 @@ def their_python() -> Path:
     """The Python of an environment with the library."""
     if given := os.environ.get("OUTRIDER_SPECULATORS_PYTHON"):
         return Path(given)
-    folder = ROOT / "build" / f"speculators-{VERSION}"
+    folder = HERE.parents[2] / "build" / f"speculators-{VERSION}"
     python = folder / "bin" / "python"
-    uv, overrides = find_uv_bin(), ROOT / "requirements" / "overrides-cpu.txt"
+    uv, overrides = find_uv_bin(), HERE.parents[2] / "requirements" / "overrides-cpu.txt"
     environment = {"UV_INDEX_STRATEGY": "unsafe-best-match"} | os.environ
     if links := os.environ.get("PIP_FIND_LINKS"):
         environment.setdefault("UV_FIND_LINKS", ",".join(links.split()))
@@ -49,11 +50,17 @@ def their_python() -> Path:
     return python
 
 
-def twin_of(head: Path, target_dir: Path, folder: Path) -> Path:
-    """The twin as an export writes it."""
-    kind = trainable_kind_of(head)
-    kind.write_other_formats(head, target_dir, str(target_dir), DEPTH, folder)
-    return folder / "speculators"
+def in_library(
+    python: Path, script: str, given: dict[str, torch.Tensor], folder: Path, *words: str
+) -> dict[str, torch.Tensor]:
+    """What a script computes with the library from these tensors, for the twin in the folder."""
+    states, out = folder / "states.safetensors", folder / "drafts.safetensors"
+    save_file(given, states)
+    command = [python, HERE / script, folder / "speculators", states, *words, out]
+    # From another folder, where no package of this checkout can be taken for the library.
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    subprocess.run(list(map(str, command)), check=True, cwd=folder, env=environment)
+    return load_file(out)
 
 
 @pytest.mark.slow
@@ -70,13 +77,8 @@ def test_the_library_drafts_the_same_tokens(
     read = {row["sequence_id"]: states.read(row["sequence_id"]) for row in rows}
     given = {f"tokens.{key}": each.token_ids for key, each in read.items()}
     given |= {f"inputs.{key}": spec.inputs(each) for key, each in read.items()}
-    save_file(given, tmp_path / "states.safetensors")
-    twin, out = twin_of(HEADS[name], nano_r1, tmp_path), tmp_path / "drafts.safetensors"
-    script = Path(__file__).with_name("in_speculators.py")
-    words = [their_python, script, twin, tmp_path / "states.safetensors", str(DEPTH), out]
-    # From another folder, where no package of this checkout can be taken for the library.
-    subprocess.run(list(map(str, words)), check=True, cwd=tmp_path, env=_without_ours())
-    theirs = load_file(out)
+    kind.write_other_formats(HEADS[name], nano_r1, str(nano_r1), DEPTH, tmp_path)
+    theirs = in_library(their_python, "eagle3/in_speculators.py", given, tmp_path, str(DEPTH))
 
     head, ends = kind.load(HEADS[name], nano_r1, torch.float32), load_target_ends(nano_r1)
     ids_D = head.head(ends).target_ids_D
@@ -107,5 +109,33 @@ def test_the_library_drafts_the_same_tokens(
     assert total > 5000 and equal == total
 
 
-def _without_ours() -> dict[str, str]:
-    return {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+@pytest.mark.slow
+def test_the_library_computes_the_same_logits_of_a_dflash_head(
+    their_python: Path, nano_r1: Path, tmp_path: Path
+) -> None:
+    head = write_dflash_head(nano_r1, tmp_path / "head", layers=(2, 8, 13))
+    kind = trainable_kind_of(head)
+    kind.write_other_formats(head, nano_r1, str(nano_r1), DEPTH, tmp_path)
+    torch.manual_seed(1)
+    inputs_TX = torch.randn(TOKENS, 3 * read_json(nano_r1 / "config.json")["hidden_size"])
+    tokens_T, anchors_N = torch.randint(0, 4000, (TOKENS,)), torch.tensor([3, 10, 40, 41, 70])
+    given = {"tokens": tokens_T, "inputs": inputs_TX, "known": anchors_N + 1}
+    theirs = in_library(their_python, "dflash/blocks_in_speculators.py", given, tmp_path)
+
+    ours, ends = kind.load(head, nano_r1, torch.float32), load_target_ends(nano_r1)
+    anchor_BT = torch.zeros(1, TOKENS, dtype=torch.bool)
+    anchor_BT[0, anchors_N] = True
+    with torch.no_grad():
+        _, drafts = ours.unroll(
+            ends,
+            tokens_T[None],
+            inputs_TX[None],
+            torch.zeros(1, TOKENS).long(),
+            torch.arange(TOKENS)[None],
+            anchor_BT,
+            DEPTH,
+        )
+        logits_NKD = torch.stack([ours.head(ends).logits(u) for u in drafts], dim=1)
+    assert ours.target_ids_D is not None
+    assert torch.equal(theirs["d2t"], ours.target_ids_D - torch.arange(len(ours.target_ids_D)))
+    torch.testing.assert_close(logits_NKD, theirs["logits"], atol=1e-4, rtol=0)
