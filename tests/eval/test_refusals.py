@@ -3,26 +3,34 @@
 One in-process engine (states, drafts), one pair of servers and one load generator serve all
 evaluations; only the drafter's weights are swapped. Some are evaluated against nano R1's own MTP
 layer. Those that must gain are evaluated against a weakened copy of it, so that no gain has to be
-trained. The module takes ten minutes, so it is skipped by default:
+trained. The module takes ten minutes, so most of it is skipped by default:
 
     python -m pytest tests/eval/test_refusals.py -m "slow or not slow"
 """
 
 import contextlib
 import itertools
+import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer
 
+from outrider.common.errors import OutriderError
+from outrider.common.files import read_json
 from outrider.data.config import CaptureConfig, TrafficConfig
 from outrider.data.features.capture import capture_table
+from outrider.data.features.feature_store import FeatureStore
 from outrider.data.ingest.ingest import ingest
+from outrider.data.on_policy.check import check_traffic
 from outrider.data.sequences import load_sequences
+from outrider.data.split.slices import name_slices, write_slices
 from outrider.eval.bench.closed_loop import measure
 from outrider.eval.bench.metrics import SpeedRatios
 from outrider.eval.bench.prompts import Prompt
@@ -35,6 +43,9 @@ from outrider.eval.context import (
     EvaluationFolders,
 )
 from outrider.eval.evaluate import evaluate
+from outrider.eval.gate import NOT_SERVED, judge
+from outrider.eval.replay.heldout_replay import COLUMNS, on_policy
+from outrider.eval.replay.replay import compare, replay
 from outrider.eval.results.report import Report
 from outrider.eval.speed_checks import LEAST_STARTS, SUPERIOR, Demand
 from outrider.serving.client import Sampling
@@ -47,6 +58,7 @@ from outrider.serving.vllm_hooks.draft_recorder import DRAFT_EXTENSION
 from outrider.speculators.checkpoints.target_ends import load_target_ends
 from outrider.speculators.kinds.mtp.checkpoint import load_mtp
 from tests.data.logs import write_log
+from tests.eval.sample_results import sample_findings
 from tests.eval.slow_drafter import SLOW_DRAFTER_EXTENSION, SLOW_START
 from tests.shipped_traffic import token_ids, with_token_ids
 from tests.tiny import save_drafter
@@ -75,7 +87,7 @@ def logged(workload, count, longest=420):
 
 
 def captured(engine, nano_r1, run, rows):
-    """The traffic of a run directory, captured."""
+    """A run directory up to capture."""
     run.mkdir()
     log = write_log(run / "log.jsonl", rows)
     ingest(nano_r1, TrafficConfig(path=str(log)), run, workers=0)
@@ -90,7 +102,11 @@ def captured(engine, nano_r1, run, rows):
     )
     ids = table["sequence_id"][:]
     parts = {"train": [], "validation": ids[:4], "heldout": ids[4:]}
-    return EvaluationData(run / "sequences", parts, run / "features")
+    (run / "parts.json").write_text(json.dumps(parts))
+    write_slices(name_slices(table), run)
+    return SimpleNamespace(
+        run=run, table=table, store=FeatureStore.open(run / "features"), parts=parts
+    )
 
 
 @pytest.fixture(scope="module")
@@ -107,6 +123,20 @@ def weakened(nano_r1, tmp_path_factory):
     tensors[name] = (weight + 3 * torch.randn_like(weight) * weight.std()).bfloat16()
     save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
     return directory
+
+
+def context_of(base, custom, data, folders):
+    """The evaluation of one MTP layer against the target's own."""
+    return EvaluationContext(
+        recipe="refusals",
+        target=TargetConfig(model=str(base)),
+        serving=SERVING,
+        settings=EVALUATION,
+        depth=K,
+        speculators={"base": Speculator("mtp", base), "custom": Speculator("mtp", custom)},
+        data=data,
+        folders=folders,
+    )
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -151,22 +181,16 @@ def bench(nano_r1, tmp_path_factory):
         def judged(custom, base=nano_r1, **settings):
             """The results of a whole evaluation of `custom` against the MTP layer of `base`."""
             out = home / f"{custom.parent.name}-{custom.name}-{base.parent.name}"
-            both = {"base": Speculator("mtp", base), "custom": Speculator("mtp", custom)}
-            context = EvaluationContext(
-                recipe="refusals",
-                target=TargetConfig(model=str(base)),
-                serving=SERVING,
-                settings=EVALUATION.model_copy(update=settings),
-                depth=K,
-                speculators=both,
-                data=traffic,
-                folders=EvaluationFolders(home, out, out, home),
-                backends=backends,
+            data = EvaluationData(
+                traffic.run / "sequences", traffic.parts, traffic.run / "features"
             )
-            evaluate(context)
+            folders = EvaluationFolders(home, out, out, home)
+            context = context_of(base, custom, data, folders)
+            own = context.settings.model_copy(update=settings)
+            evaluate(replace(context, backends=backends, settings=own))
             return Report.read(out / "report.json")
 
-        yield SimpleNamespace(judged=judged, home=home)
+        yield SimpleNamespace(engine=engine, traffic=traffic, judged=judged, home=home)
 
 
 def published(nano_r1, directory, change=None):
@@ -224,6 +248,33 @@ def test_an_engine_that_accepts_more_than_it_may_is_refused(bench, nano_r1, weak
     results = bench.judged(custom, weakened, repeats=1, max_tokens=8, verification_requests=16)
     assert results.verdict.verdict == "do not ship"
     assert "greedy outputs with and without speculation, eager" in failed(results)
+
+
+@pytest.mark.slow
+@pytest.mark.engine
+def test_a_gain_in_one_user_s_traffic_does_not_pass(bench, nano_r1, weakened):
+    """One user has most sessions, four others one each; custom drafts better for the first alone.
+
+    Both speculators are replayed on the engine's states.
+    """
+    rows = load_sequences(bench.traffic.run / "sequences", bench.traffic.parts["heldout"])
+    rows = rows.select_columns(COLUMNS).to_list()
+    base, custom = (
+        replay(directory, nano_r1, bench.traffic.store, rows, K, "greedy")
+        for directory in (weakened, nano_r1)
+    )
+    easy = sorted({*base.sessions})[:-4]
+    users = ["easy" if session in easy else session for session in base.sessions]
+    hard_R = np.array(users) != "easy"
+    custom.steps_RK[hard_R] = base.steps_RK[hard_R]
+    outcomes, findings = [], sample_findings()
+    for owners in ([""] * len(users), users):
+        ratio = compare(replace(base, users=owners), custom, K)["ratio"]
+        replayed = findings.replay.model_copy(update={"ratio": ratio})
+        found = findings.model_copy(update={"replay": replayed})
+        outcomes.append(judge(found, EVALUATION.gate).checks[0].outcome)
+    assert outcomes == ["passed", "undecided"]
+    assert ratio.over.endswith("the wider interval by user")
 
 
 @pytest.mark.slow
@@ -290,3 +341,73 @@ def test_a_corrupt_head_is_refused(bench, nano_r1, corrupt):
     assert (
         results.verification.modes["eager"].greedy.custom.unexplained == []
     )  # speculation is lossless all the same
+
+
+@pytest.mark.slow
+@pytest.mark.engine
+def test_prompts_of_another_template_are_named_and_refused(bench, nano_r1, gains, tmp_path):
+    """Rendered without the `<think>\\n` with which R1's template lets the answer begin."""
+    rows = [
+        row
+        for workload in ("general", "document_extraction", "social_chat")
+        for row in logged(workload, 12)
+    ]
+    for row in rows:
+        row["response"]["prompt_token_ids"] = row["response"]["prompt_token_ids"][:-2]
+    shifted = captured(bench.engine, nano_r1, tmp_path / "shifted", rows)
+    check_traffic(
+        shifted.run / "sequences", shifted.run, shifted.run / "features", min_on_policy=None
+    )
+    verdict = read_json(shifted.run / "features" / "on_policy.json")["parts"]["heldout"]["verdict"]
+    assert verdict["own"] is False and verdict["cause"] in NOT_SERVED, verdict
+    heldout = load_sequences(shifted.run / "sequences", shifted.parts["heldout"])
+    # Everything else is of a run that ships.
+    results = gains.model_copy(update={"own_text": on_policy(shifted.store, heldout)})
+    refused = judge(results, EVALUATION.gate)
+    assert [check.name for check in refused.checks if check.outcome == "failed"] == [
+        "held-out text is on-policy"
+    ]
+    assert verdict["text"] in refused.reason
+    assert judge(gains, EVALUATION.gate).verdict == "ship"
+
+
+def with_nan(tensors):
+    next(tensor for name, tensor in tensors.items() if name.endswith("kv_b_proj.weight"))[7, 3] = (
+        float("nan")
+    )
+
+
+def with_a_stale_embedding(tensors):
+    (name,) = (name for name in tensors if name.endswith("eh_proj.weight"))
+    embedding = tensors.pop("of the target")
+    tensors[name.replace("eh_proj", "embed_tokens")] = embedding.roll(1, 0)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (with_nan, r"not a finite number in model\.layers\.16\.self_attn\.kv_b_proj\.weight"),
+        (
+            with_a_stale_embedding,
+            r"embed_tokens\.weight differs in 4096 of 4096 rows .*: a stale vocabulary",
+        ),
+    ],
+)
+def test_what_can_be_seen_in_the_files_is_refused_before_anything_starts(
+    nano_r1, tmp_path, monkeypatch, change, said
+):
+    directory = published(nano_r1, tmp_path / "speculator")
+    tensors = load_file(directory / "model.safetensors")
+    if change is with_a_stale_embedding:
+        tensors["of the target"] = load_file(nano_r1 / "model.safetensors")[
+            "model.embed_tokens.weight"
+        ]
+    change(tensors)
+    save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
+    monkeypatch.setattr(FeatureStore, "open", lambda *_: pytest.fail("started"))
+    with pytest.raises(OutriderError, match=said):
+        data = EvaluationData(
+            tmp_path / "sequences", {"validation": ["a"], "heldout": ["b"]}, tmp_path / "features"
+        )
+        folders = EvaluationFolders(tmp_path, tmp_path / "out", tmp_path, tmp_path)
+        evaluate(context_of(nano_r1, directory, data, folders))
