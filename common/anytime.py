@@ -1,12 +1,12 @@
 """Bounds that stay valid at every look, from few clusters: Student's t for continuous monitoring.
 
-    bounds = ratio_of_groups([(tokens_G, steps_G)], [], 0.05)     # after every request, for ever
+    bounds = ratio_of_groups([(tokens_G, steps_G)], [], 0.05)     # after every request
     if bounds.high < floor:
         ...
 
-Who looks at a 95 % bound after every request and stops at the first that suits him is wrong far
-more often than 5 % of the time, and surely so in the end. These bounds miss at any look, ever, with
-probability `alpha` on each side.
+Looking at a 95 % bound after every request, and stopping at the first look that decides, is wrong
+far more often than 5 % of the time. The probability that these bounds ever miss, at any look, is
+`alpha` on each side.
 
 The t statistic of n observations with mean mu and any variance, against the hypothesis mu = 0, has
 a likelihood ratio for each standardized effect mu / sigma. Mixed over effects ~ N(0, 1/g) it is

@@ -66,7 +66,7 @@ class Stage:
         }
 
     def reasons(self, run: RunDirectory, recipe: Recipe, options: Options) -> list[str]:
-        """Why it runs; empty where it is done."""
+        """Why it runs; empty if it has been done."""
         if not run.stage_record(self.name).is_file():
             return ["resumes where it stopped" if self._started(run).is_file() else "not done yet"]
         artifact = self.artifact(run)

@@ -126,7 +126,7 @@ class TrainingConfig(BaseModel):
         return value
 
     def started(self, warm: bool, fitted: bool = False) -> "TrainingConfig":
-        """The section of a run that starts from a base, or from scratch, fitted or random."""
+        """The settings for a start from a base, from fitted or from random weights."""
         if warm:
             return self
         rate = (FITTED_RATE if fitted else SCRATCH_RATE) * self.learning_rate

@@ -165,7 +165,7 @@ class Trainer:
 
     def run(self) -> dict[str, Any]:
         """Trains to the end and publishes the best speculator."""
-        # A bool: a second signal within `Event.set` would wait for its lock for ever.
+        # A bool: a second signal within `Event.set` would wait for its lock forever.
         signal.signal(signal.SIGTERM, lambda *_: setattr(self, "stop_requested", True))
         began = time.perf_counter()
         state = load_checkpoint(self.accelerator, self._checkpoints, self.digest)

@@ -12,7 +12,7 @@ or, with wrappers and in streams (one chunk per line):
 `request_id` has precedence over `id`. The `chatcmpl-` that engines put before a request's id is
 ignored. A response with logged prompt ids needs no request.
 
-Client-side logs look so. Tenant and session are lost unless a row has
+Client-side logs have this form. Tenant and session are lost unless a row has
 them. Send `X-Request-Id` to choose the id. Duplicate ids are resolved per folder, otherwise the
 row is rejected as `ambiguous_id`.
 """

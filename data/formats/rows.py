@@ -162,7 +162,7 @@ def with_other_lines(
 ) -> Iterator[Record | Reject]:
     """Replaces runs of a text log's lines without a request, given as places, by one reject each.
 
-    None ends a run: a line with a request that gives nothing yet.
+    None ends a run: a line that belongs to a request and yields nothing yet.
     """
     for _, run in itertools.groupby(items, lambda item: isinstance(item, Place)):
         for item in run:

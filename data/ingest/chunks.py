@@ -2,7 +2,7 @@
 
 A part is `NUMBER.arrow` (sequences, `SCHEMA`) and `NUMBER.json` (counts and rejects). The JSON is
 written last and marks the part as finished; a rerun skips it. A part depends on its chunk alone, so
-its bytes are the same whoever makes it, after any interruptions.
+its bytes are the same whichever process writes it, and after any interruption.
 
     work = Work(target_dir, None, PrivacyConfig(), key, parts_dir, {"log.jsonl": "0"})
     chunks = chunks_of(records)

@@ -4,7 +4,7 @@
     size.parameters, size.weight_bytes, size.kv_bytes_per_token     # 8.03e9, 16.1e9, 131,072
     size.smallest_tensor_parallel(recipe.serving.engine, gpu_bytes)
 
-Parameters are those of transformers' own model on the meta device. An MTP layer is none of them.
+Parameters are those of transformers' own model on the meta device, without an MTP layer.
 """
 
 import copy

@@ -74,9 +74,9 @@ class Address:
         api_key: str | None = None,
         timeout_s: float = 600,
     ) -> tuple[int, Any]:
-        """The status, and the answer: from JSON where it is JSON, else text.
+        """The status, and the answer: parsed if it is JSON, else text.
 
-        `OSError` or `http.client.HTTPException` where there is no answer.
+        `OSError` or `http.client.HTTPException` if the server does not answer.
         """
         headers = {"Content-Type": "application/json"}
         if api_key is not None:

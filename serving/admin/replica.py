@@ -149,7 +149,7 @@ class Replica:
         self._token = token
 
     def status(self) -> ReplicaStatus:
-        """The speculator in use; `ReplicaUnreachable` where there is no answer."""
+        """The speculator in use; `ReplicaUnreachable` if the server does not answer."""
         status, answer = self._call("GET", ROUTE)
         is_broken = isinstance(answer, dict) and answer.get("broken")
         if status != http.client.OK and not is_broken:

@@ -85,7 +85,7 @@ class SwapExtension:
     def speculator_load(
         self, directory: str, states: FileStates, digest: str, swap_id: str
     ) -> Report:
-        """Swaps the speculator for that in `directory`, whose checked files have these states."""
+        """Loads the speculator in `directory`, whose files were checked in these states."""
         if refusal := unswappable(self.vllm_config.parallel_config):
             return self.speculator_report(refusal)
         old = self._swap_in_use()

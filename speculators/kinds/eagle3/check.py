@@ -88,7 +88,7 @@ def mapped_tokens(offsets_D: "Tensor", vocabulary: int, where: object) -> "Tenso
 
 
 def _check_map(header: TensorHeader, marks: TensorHeader | None, target: CheckpointLayout) -> None:
-    """d2t, and t2d where it is there: it marks the tokens that d2t maps to."""
+    """d2t, and t2d if present, which marks the tokens that d2t maps to."""
     ids = mapped_tokens(header.read(), target.config["vocab_size"], header.file).tolist()
     if marks is not None and marks.dtype == "BOOL":
         marked = marks.read().nonzero().flatten().tolist()

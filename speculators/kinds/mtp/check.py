@@ -99,7 +99,7 @@ def check_mtp(directory: Path, target: CheckpointLayout) -> None:
 def check_mtp_target(directory: Path, config_only: bool) -> None:
     """A checkpoint has an MTP layer, in weights that training reads.
 
-    With `config_only`, weights that are not there are not missed (`--dry-run`).
+    With `config_only` (`--dry-run`), the weights need not be present.
     """
     config_path = directory / "config.json"
     config = read_json(config_path)
