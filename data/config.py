@@ -195,9 +195,6 @@ class SplitConfig(_Section):
     """Maximum number of sequences of `traffic.general` to measure on: the latest, and at most a
     fifth of them."""
 
-    seed: ClassVar[int] = 0
-    """Seed of the samples."""
-
     @model_validator(mode="after")
     def _leaves_training(self) -> "SplitConfig":
         held_back = self.validation_fraction + self.heldout_fraction

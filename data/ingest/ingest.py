@@ -9,7 +9,7 @@ The main process cuts the log into chunks of records; workers, one per core, mak
 they depend on, so that a rerun after an interrupt makes only the missing ones. Memory does not grow
 with the log.
 
-    python -m outrider.data.ingest.ingest TARGET_DIR LOGS OUT_DIR
+    ingest(target_dir, TrafficConfig(path="logs/"), out_dir)["exchanges"]
 """
 
 import dataclasses
@@ -62,17 +62,6 @@ ingest are then made again. Raise the version of the ingest stage as well
 (pipeline/stages/ingest.py): it covers finished ingests."""
 
 REJECTS = "rejects.jsonl"
-
-SMALL = 8 * 2**20
-"""Size in bytes, as stored, up to which one process is faster than several."""
-
-TOKENIZER_FILES = (
-    "config.json",
-    "generation_config.json",
-    "tokenizer*",
-    "special_tokens_map.json",
-    "chat_template*",
-)
 
 
 def ingest(
@@ -204,7 +193,8 @@ def _parts_dir(
     target_dir: Path,
 ) -> Path:
     """The folder of the parts, with those of an interrupted ingest of the same inputs."""
-    found = (path for pattern in TOKENIZER_FILES for path in target_dir.glob(pattern))
+    read = ("config.json", "generation_config.json", "tokenizer*", "special_tokens_map.json")
+    found = (path for name in (*read, "chat_template*") for path in target_dir.glob(name))
     inputs = {
         "files": [file.identity() for file in files],
         "traffic": [traffic.format, traffic.model],
@@ -220,7 +210,8 @@ def _parts_dir(
 
 
 def _workers(files: list[LogFile]) -> int:
-    if sum(file.size() for file in files) > SMALL:
+    # One process is faster for a small log.
+    if sum(file.size() for file in files) > 8 * 2**20:
         return len(os.sched_getaffinity(0))
     # A worker does not import torch, so it starts in a third of the time that importing
     # transformers takes here.
@@ -261,11 +252,3 @@ def check(
             f"{where}: the exchanges come from {len(named)} models ({models}); a speculator is "
             "trained for one. Choose it with traffic.model (several names of one model as a list)"
         )
-
-
-if __name__ == "__main__":
-    print(
-        json.dumps(
-            ingest(Path(sys.argv[1]), TrafficConfig(path=sys.argv[2]), Path(sys.argv[3])), indent=2
-        )
-    )

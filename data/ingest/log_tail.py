@@ -39,8 +39,6 @@ SETTLED_S = 60.0
 LONGEST_FIRST_LINE = 2**20
 """Bytes of a first line that identify a file."""
 
-NOT_LINES = (*TABLES, ".pkl")
-
 Position = dict[str, int]
 """Bytes read of each file of lines, before compression, and rows of each other file, by its key."""
 
@@ -121,7 +119,7 @@ def end_of(unread: Sequence[Unread]) -> Position:
 
 
 def _unread_of(file: LogFile, position: Mapping[str, int]) -> Unread | None:
-    if unpacked_name(file.path).endswith(NOT_LINES) or not is_lines(file.head()):
+    if unpacked_name(file.path).endswith((*TABLES, ".pkl")) or not is_lines(file.head()):
         if not _settled(file):
             return None
         key = f"whole {value_digest(file.identity())}"

@@ -47,9 +47,6 @@ from outrider.serving.vllm_hooks.swap_extension import SwapExtension
 PART, FAILED = ".part", ".failed"
 """Suffixes of a file of states that is being written, and of the reason why it was not."""
 
-POLL_S = 0.005
-"""Time between two looks for a file."""
-
 
 class _Prompt:
     """One request's states while its prompt is being prefilled.
@@ -283,7 +280,7 @@ def read_states(
         if (failed := path.with_suffix(FAILED)).exists():
             raise OutriderError(f"{path.parent}: the states were not written: {failed.read_text()}")
         check()
-        time.sleep(POLL_S)
+        time.sleep(0.005)
     sizes = [math.prod(shape) for shape, _, _ in index["requests"].values()]
     try:
         states = torch.from_file(str(path), size=sum(sizes), dtype=torch.bfloat16).split(sizes)
