@@ -54,10 +54,7 @@ class ProcessTree:
         self.mark = uuid.uuid4().hex
         outer = os.environ.get(MARK)
         # Without SPT_NOENV, vLLM's process titles overwrite the environment that /proc shows.
-        self.environment = {
-            MARK: f"{outer}:{self.mark}" if outer else self.mark,
-            "SPT_NOENV": "1",
-        }
+        self.environment = {MARK: f"{outer}:{self.mark}" if outer else self.mark, "SPT_NOENV": "1"}
         self._folder = folder
 
     def __enter__(self) -> "ProcessTree":

@@ -107,20 +107,7 @@ class PrivacyConfig(_Section):
 
     phone_regions: list[str] = Field(
         min_length=1,
-        default=[
-            "US",
-            "GB",
-            "DE",
-            "FR",
-            "ES",
-            "IT",
-            "NL",
-            "IN",
-            "CN",
-            "JP",
-            "BR",
-            "AU",
-        ],
+        default=["US", "GB", "DE", "FR", "ES", "IT", "NL", "IN", "CN", "JP", "BR", "AU"],
     )
     """Countries (ISO 3166) whose national spellings of telephone numbers are recognized. Numbers
     that begin with + need no country."""

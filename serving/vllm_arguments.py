@@ -70,9 +70,7 @@ def engine_environment(engine: EngineConfig) -> dict[str, str]:
 
 
 def engine_arguments(
-    target: TargetConfig,
-    engine: EngineConfig,
-    drafting: Drafting | None = None,
+    target: TargetConfig, engine: EngineConfig, drafting: Drafting | None = None
 ) -> dict[str, Any]:
     """Keyword arguments for `vllm.LLM`; without `drafting` it does not speculate."""
     on_cpu = runs_on_cpu()
@@ -115,9 +113,7 @@ def engine_arguments(
 
 
 def serve_arguments(
-    target: TargetConfig,
-    engine: EngineConfig,
-    drafting: Drafting | None = None,
+    target: TargetConfig, engine: EngineConfig, drafting: Drafting | None = None
 ) -> list[str]:
     """`engine_arguments` as command-line arguments of `vllm serve`."""
     arguments = engine_arguments(target, engine, drafting)

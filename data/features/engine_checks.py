@@ -256,11 +256,7 @@ def require_layer_check(check: LayerCheck) -> None:
 
 
 def check_engine(
-    engine: Engine,
-    rows: Sequence[Row],
-    spec: FeatureSpec,
-    lm_head_VH: Tensor,
-    target_dir: Path,
+    engine: Engine, rows: Sequence[Row], spec: FeatureSpec, lm_head_VH: Tensor, target_dir: Path
 ) -> dict[str, Any]:
     """Checks an engine's states on `rows`; returns the checks, and `in_words` for a person.
 

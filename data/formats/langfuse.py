@@ -171,8 +171,7 @@ def _finish_reason(parameters: dict[str, Any], used: int | None) -> str | None:
         return "stop"
     if used is None:
         raise Reject(
-            "not_finished",
-            "a token limit without a count: it is not logged whether it was cut",
+            "not_finished", "a token limit without a count: it is not logged whether it was cut"
         )
     return "length" if used >= limit else "stop"
 

@@ -143,11 +143,7 @@ def _outcomes(span: dict[str, Any], place: Place) -> list[Exchange | Reject]:
         "usage": None if used is None else {"completion_tokens": int(used)},
     }
     return exchanges(
-        request,
-        response,
-        place,
-        time=_time(span),
-        **take_names(logged, NAMES, "attributes"),
+        request, response, place, time=_time(span), **take_names(logged, NAMES, "attributes")
     )
 
 

@@ -142,9 +142,7 @@ def _check_depth(value: Any) -> None:
     raise Reject("nested_too_deeply", f"more than {DEEPEST} levels")
 
 
-def with_other_lines(
-    items: Iterable[Record | Reject | Place | None],
-) -> Iterator[Record | Reject]:
+def with_other_lines(items: Iterable[Record | Reject | Place | None]) -> Iterator[Record | Reject]:
     """Replaces runs of a text log's lines without a request, given as places, by one reject each.
 
     None ends a run: a line with a request that gives nothing yet.

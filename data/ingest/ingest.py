@@ -34,22 +34,9 @@ from outrider.data.config import PrivacyConfig, TrafficConfig
 from outrider.data.exchange import ASIDE, Record, Reject
 from outrider.data.formats import JOINING, files_by_format, read_records
 from outrider.data.formats.sources import LogFile, log_files
-from outrider.data.ingest.chunks import (
-    Tally,
-    Work,
-    chunks_of,
-    make_parts,
-    model_label,
-    part_path,
-)
+from outrider.data.ingest.chunks import Tally, Work, chunks_of, make_parts, model_label, part_path
 from outrider.data.ingest.traffic_profile import NOT_LOGGED, profile
-from outrider.data.privacy.guard import (
-    KEY_FILE,
-    LEFT_OUT,
-    PRIVACY_FILE,
-    PrivacyTally,
-    privacy_key,
-)
+from outrider.data.privacy.guard import KEY_FILE, LEFT_OUT, PRIVACY_FILE, PrivacyTally, privacy_key
 
 PARTS = ".parts"
 PARTS_INPUTS = ".parts.json"

@@ -70,12 +70,7 @@ def unread_rows(unread: Sequence[Unread]) -> int:
     return sum(each.rows for each in unread)
 
 
-def cut(
-    unread: Sequence[Unread],
-    wanted: int,
-    out_dir: Path,
-    skipped: int = 0,
-) -> Position:
+def cut(unread: Sequence[Unread], wanted: int, out_dir: Path, skipped: int = 0) -> Position:
     """Publishes the next `wanted` rows as the folder `out_dir`; returns the position after them.
 
     Every file gives its share of the rows. `skipped` rows before them are passed over. Files are

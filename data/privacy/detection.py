@@ -117,10 +117,7 @@ PATTERNS = {
         "bare": (rf"{LEFT}\d{{9}}{RIGHT}", 0.2),
     },
     "URL": {
-        "url": (
-            r"(?<![A-Za-z0-9.@])(?:https?://|www\.)[A-Za-z0-9._~:/?#@!$&*+,;=%\-]{3,2000}",
-            0.6,
-        )
+        "url": (r"(?<![A-Za-z0-9.@])(?:https?://|www\.)[A-Za-z0-9._~:/?#@!$&*+,;=%\-]{3,2000}", 0.6)
     },
 }
 """Patterns and scores in place of Presidio's."""

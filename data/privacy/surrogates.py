@@ -100,11 +100,7 @@ class Surrogates:
                 BEFORE_DIGITS + prefix + PHONE_SEPARATOR.join(core) + AFTER_DIGITS,
                 lambda spelled: respell(spelled, self._core(kind, core, country)),
             )
-        of_one_spelling = {
-            "EMAIL_ADDRESS": self._email,
-            "URL": self._url,
-            "IP_ADDRESS": self._ip,
-        }
+        of_one_spelling = {"EMAIL_ADDRESS": self._email, "URL": self._url, "IP_ADDRESS": self._ip}
         if kind in of_one_spelling:
             return Value(f"(?i:{BEFORE}{re.escape(text)}{AFTER})", of_one_spelling[kind])
         core = "".join(filter(str.isalnum, text)).upper()

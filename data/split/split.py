@@ -45,10 +45,7 @@ PREFIX = "g"
 
 
 def split(
-    sequences_dir: Path,
-    split: SplitConfig,
-    out_dir: Path,
-    general_dir: Path | None = None,
+    sequences_dir: Path, split: SplitConfig, out_dir: Path, general_dir: Path | None = None
 ) -> dict[str, Any]:
     """Writes and returns `parts.json`.
 
