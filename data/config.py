@@ -41,34 +41,11 @@ class TrafficConfig(_Section):
 
 
 PersonalKind = Literal[
-    "EMAIL_ADDRESS",
-    "PHONE_NUMBER",
-    "CREDIT_CARD",
-    "IBAN_CODE",
-    "IP_ADDRESS",
-    "US_SSN",
-    "CRYPTO",
-    "URL",
-    "MAC_ADDRESS",
-    "AU_MEDICARE",
-    "AU_TFN",
-    "CA_SIN",
-    "DE_SOCIAL_SECURITY",
-    "DE_TAX_ID",
-    "ES_NIE",
-    "ES_NIF",
-    "FI_PERSONAL_IDENTITY_CODE",
-    "IN_AADHAAR",
-    "IT_FISCAL_CODE",
-    "KR_RRN",
-    "PL_PESEL",
-    "SE_PERSONNUMMER",
-    "TH_TNIN",
-    "TR_NATIONAL_ID",
-    "UK_NHS",
-    "US_ITIN",
-    "ZA_ID_NUMBER",
-]
+    "EMAIL_ADDRESS", "PHONE_NUMBER", "CREDIT_CARD", "IBAN_CODE", "IP_ADDRESS", "US_SSN", "CRYPTO",
+    "URL", "MAC_ADDRESS", "AU_MEDICARE", "AU_TFN", "CA_SIN", "DE_SOCIAL_SECURITY", "DE_TAX_ID",
+    "ES_NIE", "ES_NIF", "FI_PERSONAL_IDENTITY_CODE", "IN_AADHAAR", "IT_FISCAL_CODE", "KR_RRN",
+    "PL_PESEL", "SE_PERSONNUMMER", "TH_TNIN", "TR_NATIONAL_ID", "UK_NHS", "US_ITIN", "ZA_ID_NUMBER",
+]  # fmt: skip
 """Presidio's names of the kinds that a pattern or a checksum can find;
 docs/how-to/privacy.md describes them."""
 

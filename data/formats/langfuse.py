@@ -51,14 +51,8 @@ CAMEL = {
 }
 
 MESSAGE = {
-    "role",
-    "content",
-    "tool_calls",
-    "function_call",
-    "reasoning",
-    "reasoning_content",
-    "refusal",
-    "audio",
+    *("role", "content", "tool_calls", "function_call"),
+    *("reasoning", "reasoning_content", "refusal", "audio"),
 }
 """Keys of an assistant's message. An answer that is a JSON object with other keys is plain text."""
 

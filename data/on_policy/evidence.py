@@ -52,7 +52,6 @@ ROUNDING_NATS = 0.02
 self-check's mean difference on nano R1 is 0.01. Without it the zero variance of deterministic text
 would turn rounding into any z."""
 
-
 FEWEST_TOKENS = 200
 """Minimum number of completion tokens for a verdict."""
 

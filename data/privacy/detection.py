@@ -37,13 +37,8 @@ except ModuleNotFoundError as error:
     raise OutriderError(f"{NOT_INSTALLED} ({error})") from error
 
 RESERVED_DOMAINS = (
-    "example",
-    "example.com",
-    "example.net",
-    "example.org",
-    "invalid",
-    "localhost",
-    "test",
+    *("example", "example.com", "example.net", "example.org"),
+    *("invalid", "localhost", "test"),
 )
 """Reserved domains (RFC 2606): not personal; surrogates use them."""
 

@@ -31,7 +31,6 @@ from outrider.data.split.slices import name_slices, write_slices
 PARTS = ("train", "validation", "heldout")
 """Parts of the customer's traffic. With general traffic `parts.json` has one more."""
 
-
 BEGAN_EARLIER = "session_began_in_an_earlier_part"
 SEEN = {
     "train": "near_identical_to_a_training_prompt",
