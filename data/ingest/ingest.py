@@ -50,6 +50,11 @@ ingest are then made again. Raise the version of the ingest stage as well
 
 REJECTS = "rejects.jsonl"
 
+TOKENIZER_FILES = (
+    *("config.json", "generation_config.json", "special_tokens_map.json"),
+    *("tokenizer*", "chat_template*"),
+)
+
 
 def ingest(
     target_dir: Path,
@@ -180,8 +185,7 @@ def _parts_dir(
     target_dir: Path,
 ) -> Path:
     """The folder of the parts, with those of an interrupted ingest of the same inputs."""
-    read = ("config.json", "generation_config.json", "tokenizer*", "special_tokens_map.json")
-    found = (path for name in (*read, "chat_template*") for path in target_dir.glob(name))
+    found = (path for pattern in TOKENIZER_FILES for path in target_dir.glob(pattern))
     inputs = {
         "files": [file.identity() for file in files],
         "traffic": [traffic.format, traffic.model],

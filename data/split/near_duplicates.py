@@ -40,8 +40,10 @@ class SimilarPrompts:
     def holds(self, prompt: str) -> bool:
         """Whether the index has a prompt of at least the threshold's similarity."""
         shingles = self._shingles(prompt)
-        found = (self._sets[number] for number in self._index.query(_minhash(shingles)))
-        return any(len(shingles & one) / len(shingles | one) >= self.similarity for one in found)
+        return any(
+            jaccard(shingles, self._sets[candidate]) >= self.similarity
+            for candidate in self._index.query(_minhash(shingles))
+        )
 
     def _shingles(self, prompt: str) -> frozenset[int]:
         every = shingles_of(prompt)
@@ -58,6 +60,10 @@ def shingles_of(prompt: str) -> frozenset[int]:
         int.from_bytes(hashlib.blake2b(gram.encode(), digest_size=8).digest(), "big")
         for gram in grams
     )
+
+
+def jaccard(left: frozenset[int], right: frozenset[int]) -> float:
+    return len(left & right) / len(left | right)
 
 
 def _boilerplate(prompts: Sequence[str]) -> frozenset[int]:
