@@ -46,9 +46,7 @@ def train_speculator(
 
     for option, given in (("--json", as_json), ("--gpu-memory", gpu_memory is not None)):
         if given and not dry_run:
-            raise UsageError(
-                f"{option} needs --dry-run; a run's last line on stdout is JSON anyway"
-            )
+            raise UsageError(f"{option} needs --dry-run; a run ends with JSON on stdout anyway")
     if gpu_memory is not None and gpu_memory <= 0:
         raise UsageError(f"--gpu-memory {gpu_memory:g}: give one GPU's memory in GB, such as 80")
     loaded, run = open_run(recipe, overrides, runs, dry_run, from_serve_command)

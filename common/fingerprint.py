@@ -51,9 +51,8 @@ def path_digest(path: Path) -> str:
 def sampled_digest(paths: Iterable[Path], sampled: int = 4 * 2**20) -> str:
     """Digest of each file's name, size and `sampled` bytes of both ends.
 
-    For weights, which are copied but not edited.
-
-    Unlike `path_digest` it does not change when a terabyte of weights is copied or touched.
+    For weights, which are copied but not edited: unlike that of `path_digest`, it does not change
+    when a terabyte is copied or touched.
     """
     digest = hashlib.sha256()
     for path in paths:

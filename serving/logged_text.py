@@ -53,8 +53,7 @@ class LoggedText:
         self._done = 0
 
     def take(self, start: int, tokens: int) -> np.ndarray:
-        """Positions to score whose states (one position earlier) are among `tokens` from `start`
-        on.
+        """Positions to score whose states, one earlier, are among `tokens` from `start` on.
 
         Each is returned once, even if a preempted request is computed again.
         """
@@ -65,8 +64,7 @@ class LoggedText:
 
 
 class Step(NamedTuple):
-    """A request's part of one engine step: rows `row` to `row + tokens - 1`, positions from
-    `start`."""
+    """A request's part of an engine step: `tokens` rows from `row` on, positions from `start`."""
 
     text: LoggedText
     row: int
