@@ -150,7 +150,7 @@ def _status(endpoint: "Endpoint", as_json: bool) -> int:
 
 
 def _ended(endpoint: "Endpoint", ended: "Deployment", wanted: str = "promote") -> int:
-    """Prints the JSON object of a deployment; returns the exit status, 3 if it did not end so."""
+    """Prints the JSON object of a deployment; returns 3 where it did not end as `wanted`."""
     print_json(
         {
             "endpoint": endpoint.name,

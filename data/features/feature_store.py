@@ -165,7 +165,7 @@ class FeatureStore:
 
 
 def rounded(scores: Sequence[Sequence[float]]) -> list[list[float]]:
-    """One sequence's scores as they are stored: 1e-4 nats, summed over a whole completion."""
+    """One sequence's scores as they are stored: rounded to 1e-4 nats over a whole completion."""
     return [[round(value, 4) for value in part] for part in scores]
 
 

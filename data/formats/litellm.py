@@ -73,7 +73,9 @@ def parse(record: Record) -> list[Exchange | Reject]:
         request,
         {"usage": usage, **response},
         record.place,
-        **take_names(metadata, {"tenant": [f"user_api_key_{key}" for key in TENANTS]}, "metadata"),
+        **take_names(
+            metadata, {"tenant": tuple(f"user_api_key_{key}" for key in TENANTS)}, "metadata"
+        ),
         route=take_text(row, "model_group", "row"),
         time=take_time(row, "startTime", "row"),
     )
