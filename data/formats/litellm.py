@@ -21,8 +21,8 @@ from outrider.data.formats.fields import first, take, take_names, take_text, tak
 from outrider.data.formats.openai import body, exchanges
 from outrider.data.formats.rows import Sample, parse_row
 
-TENANTS = ("team_alias", "team_id", "org_id", "alias")
-"""Which of the metadata `user_api_key_*` names the tenant, by preference."""
+TENANTS = tuple(f"user_api_key_{key}" for key in ("team_alias", "team_id", "org_id", "alias"))
+"""Keys of the metadata that name the tenant, by preference."""
 
 
 def recognizes(sample: Sample) -> bool:
@@ -73,9 +73,7 @@ def parse(record: Record) -> list[Exchange | Reject]:
         request,
         {"usage": usage, **response},
         record.place,
-        **take_names(
-            metadata, {"tenant": tuple(f"user_api_key_{key}" for key in TENANTS)}, "metadata"
-        ),
+        **take_names(metadata, {"tenant": TENANTS}, "metadata"),
         route=take_text(row, "model_group", "row"),
         time=take_time(row, "startTime", "row"),
     )

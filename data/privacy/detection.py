@@ -265,7 +265,7 @@ class Finder:
                     break
 
     def _without_overlaps(self, found: list[Found], length: int) -> list[Found]:
-        """Of overlapping values, keeps the highest score, then the longest, then the recipe's first."""
+        """Of overlapping values, keeps the highest score, the longest, the recipe's first."""
         kept, taken = [], bytearray(length)
         for one in sorted(
             found,
