@@ -17,9 +17,6 @@ if TYPE_CHECKING:
     from outrider.live.endpoint_file import Endpoint
     from outrider.live.state import Deployment
 
-UNDONE = 3
-"""Exit status where the release was tested and rolled back."""
-
 
 def deploy_speculator(
     bundle: str | None = None,
@@ -153,7 +150,7 @@ def _status(endpoint: "Endpoint", as_json: bool) -> int:
 
 
 def _ended(endpoint: "Endpoint", ended: "Deployment", wanted: str = "promote") -> int:
-    """Prints the JSON object of a deployment and returns the command's exit status."""
+    """Prints the JSON object of a deployment; returns 3 where it did not end as `wanted`."""
     print_json(
         {
             "endpoint": endpoint.name,
@@ -170,7 +167,7 @@ def _ended(endpoint: "Endpoint", ended: "Deployment", wanted: str = "promote") -
     )
     if ended.behind:
         return 1
-    return 0 if ended.went_back == (wanted == "roll_back") else UNDONE
+    return 0 if ended.went_back == (wanted == "roll_back") else 3
 
 
 def _say(text: str) -> None:

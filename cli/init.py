@@ -19,9 +19,6 @@ if TYPE_CHECKING:
 FIRST = 5000
 """Rows that are read of each file: enough for formats, sampling and lengths."""
 
-R1_WIDTH = 7168
-"""Hidden size of DeepSeek-V3 and R1."""
-
 RECIPE = """\
 # Written by `outrider init {logs} --target {target}`.
 # The first {first:,} rows of each file have {seen}.
@@ -174,7 +171,8 @@ def _template(config: Mapping[str, Any]) -> str:
 
     if architecture_of(config, "config.json") not in WITH_OWN_SPECULATOR:
         return "r1_distill/template"
-    return "r1/template" if config["hidden_size"] == R1_WIDTH else "template"
+    # The width of DeepSeek-V3 and R1.
+    return "r1/template" if config["hidden_size"] == 7168 else "template"
 
 
 def _values(

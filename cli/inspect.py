@@ -9,9 +9,6 @@ from outrider.cli.options import AsJson, Overrides, RecipeName
 from outrider.common.errors import OutriderError, UsageError
 from outrider.pipeline.attempt import print_json
 
-SAMPLES = 2
-"""Sequences that are printed on a terminal by default."""
-
 
 def inspect_traffic(
     recipe: RecipeName | None = None,
@@ -56,7 +53,7 @@ def inspect_traffic(
 
     loaded = load_recipe(recipe, list(overrides)) if recipe else load_overrides(list(overrides))
     if samples is None:
-        samples = SAMPLES if sys.stdout.isatty() and not as_json else 0
+        samples = 2 if sys.stdout.isatty() and not as_json else 0
     with stopped_by_signal():
         found, sequences = inspect_recipe(loaded.recipe, first, samples)
     if as_json:

@@ -20,9 +20,7 @@ EndpointName = Annotated[
 Runs = Annotated[Path, Parameter(help="Parent of the run directories; this run's is RUNS/NAME.")]
 Overrides = Annotated[
     str,
-    Parameter(
-        help="section.key=value, such as training.epochs=3; the keys are in docs/reference.",
-    ),
+    Parameter(help="section.key=value, such as training.epochs=3; the keys are in docs/reference."),
 ]
 FromServeCommand = Annotated[
     str | None,

@@ -4,16 +4,11 @@ outrider train resume_screening
 """
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from outrider.cli.options import AsJson, Flag, FromServeCommand, Overrides, RecipeName, Runs
 from outrider.common.errors import UsageError
 from outrider.pipeline.attempt import open_run, print_json, print_summary, train_run
-
-if TYPE_CHECKING:
-    from outrider.pipeline.recipe.load import LoadedRecipe
-    from outrider.pipeline.run_dir import RunDirectory
-    from outrider.pipeline.stage import Options
 
 
 def train_speculator(
@@ -51,27 +46,14 @@ def train_speculator(
 
     for option, given in (("--json", as_json), ("--gpu-memory", gpu_memory is not None)):
         if given and not dry_run:
-            raise UsageError(
-                f"{option} needs --dry-run; a run's last line on stdout is JSON anyway"
-            )
+            raise UsageError(f"{option} needs --dry-run; a run ends with JSON on stdout anyway")
     if gpu_memory is not None and gpu_memory <= 0:
         raise UsageError(f"--gpu-memory {gpu_memory:g}: give one GPU's memory in GB, such as 80")
     loaded, run = open_run(recipe, overrides, runs, dry_run, from_serve_command)
-    wanted, options = stage_names(stages, loaded.recipe), {"force": force}
-    if dry_run:
-        gpu_bytes = None if gpu_memory is None else int(gpu_memory * 1e9)
-        return _plan(loaded, run, wanted, options, gpu_bytes, as_json)
-    return print_summary(loaded, run, train_run(loaded, run, wanted, force))
+    wanted = stage_names(stages, loaded.recipe)
+    if not dry_run:
+        return print_summary(loaded, run, train_run(loaded, run, wanted, force))
 
-
-def _plan(
-    loaded: "LoadedRecipe",
-    run: "RunDirectory",
-    wanted: list[str],
-    options: "Options",
-    gpu_bytes: int | None,
-    as_json: bool,
-) -> int:
     from rich.console import Console
 
     from outrider.pipeline.plan.plan import plan, print_plan
@@ -79,8 +61,9 @@ def _plan(
 
     with run.locked():
         run.write_resolved(loaded.recipe)
+        gpu_bytes = None if gpu_memory is None else int(gpu_memory * 1e9)
         priced = price(run, loaded.recipe, gpu_bytes)
-        rows = plan(run, loaded.recipe, wanted, options, priced)
+        rows = plan(run, loaded.recipe, wanted, {"force": force}, priced)
     if not as_json:
         console = Console(stderr=True)
         print_plan(rows, priced, console)

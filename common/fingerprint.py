@@ -21,13 +21,6 @@ from outrider.common.files import read_json, remove, write_json
 ABSENT = "absent"
 """Digest of a path where there is nothing."""
 
-CONTENT_LIMIT = 256 * 2**20
-"""Bytes up to which `path_digest` reads a file. Larger files count by size and modification time;
-reading terabytes of weights would take longer than most stages."""
-
-STORE_FIELDS = ("size", "mtime", "ETag", "etag", "md5Hash", "blob_id", "LastModified", "updated")
-"""Fields by which fsspec file systems report a change of content; each store has some of them."""
-
 
 def file_digest(path: Path) -> str:
     """SHA-256 of a file's bytes, in hexadecimal."""
@@ -44,7 +37,8 @@ def value_digest(value: Any) -> str:
 def path_digest(path: Path) -> str:
     """Digest of a file, or of the names and contents of all files below a directory.
 
-    `ABSENT` when there is nothing. Files above `CONTENT_LIMIT` count by size and modification time.
+    `ABSENT` when there is nothing. Files above 256 MiB count by size and modification time: reading
+    terabytes of weights would take longer than most stages.
     """
     if not path.exists():
         return ABSENT
@@ -57,9 +51,8 @@ def path_digest(path: Path) -> str:
 def sampled_digest(paths: Iterable[Path], sampled: int = 4 * 2**20) -> str:
     """Digest of each file's name, size and `sampled` bytes of both ends.
 
-    For weights, which are copied but not edited.
-
-    Unlike `path_digest` it does not change when a terabyte of weights is copied or touched.
+    For weights, which are copied but not edited: unlike that of `path_digest`, it does not change
+    when a terabyte is copied or touched.
     """
     digest = hashlib.sha256()
     for path in paths:
@@ -73,8 +66,9 @@ def sampled_digest(paths: Iterable[Path], sampled: int = 4 * 2**20) -> str:
 
 
 def store_identity(info: Mapping[str, Any]) -> list[str]:
-    """The fields of an fsspec `info` that change with the content of the file."""
-    return [str(info.get(field)) for field in STORE_FIELDS]
+    """The fields of an fsspec `info` that change with the content; each store has some of them."""
+    fields = ("size", "mtime", "ETag", "etag", "md5Hash", "blob_id", "LastModified", "updated")
+    return [str(info.get(field)) for field in fields]
 
 
 def changes(before: Any, now: Any, name: str = "") -> list[str]:
@@ -148,7 +142,7 @@ def resume_or_clear(stamp: Path, inputs: Any, unfinished: Iterable[Path]) -> boo
 
 def _content_or_status(path: Path) -> str:
     status = path.stat()
-    if status.st_size <= CONTENT_LIMIT:
+    if status.st_size <= 256 * 2**20:
         return file_digest(path)
     return f"{status.st_size} bytes of {status.st_mtime_ns}"
 

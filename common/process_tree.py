@@ -54,10 +54,7 @@ class ProcessTree:
         self.mark = uuid.uuid4().hex
         outer = os.environ.get(MARK)
         # Without SPT_NOENV, vLLM's process titles overwrite the environment that /proc shows.
-        self.environment = {
-            MARK: f"{outer}:{self.mark}" if outer else self.mark,
-            "SPT_NOENV": "1",
-        }
+        self.environment = {MARK: f"{outer}:{self.mark}" if outer else self.mark, "SPT_NOENV": "1"}
         self._folder = folder
 
     def __enter__(self) -> "ProcessTree":
@@ -206,9 +203,6 @@ TERMINAL_DESCRIPTOR = "OUTRIDER_TERMINAL_DESCRIPTOR"
 """Environment variable: the descriptor of the terminal, for progress. The child's stdout and stderr
 are the log."""
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-"""Signals that stop a run."""
-
 
 class Interrupted(Exception):
     """A signal stopped this run; the same command resumes it."""
@@ -263,9 +257,13 @@ def stopped_by_signal() -> Iterator[None]:
 
 @contextlib.contextmanager
 def signal_handlers(
-    handler: Callable[[int, Any], object], signals: Sequence[signal.Signals] = SIGNALS
+    handler: Callable[[int, Any], object],
+    signals: Sequence[signal.Signals] = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP),
 ) -> Iterator[None]:
-    """Inside, `handler` gets the signals; the previous handlers come back afterwards."""
+    """Inside, `handler` gets the signals, by default those that stop a run.
+
+    The previous handlers come back afterwards.
+    """
     previous = {number: signal.signal(number, handler) for number in signals}
     try:
         yield

@@ -14,8 +14,10 @@ from collections.abc import Sequence
 HIDDEN = "***"
 
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
-_ALWAYS = {"secret", "secrets", "password", "passwords", "passwd", "passphrase", "apikey"}
-_ALWAYS |= {"credential", "credentials", "authorization", "bearer"}
+_ALWAYS = {
+    *("secret", "secrets", "password", "passwords", "passwd", "passphrase", "apikey"),
+    *("credential", "credentials", "authorization", "bearer"),
+}
 _LAST = {"token", "key", "keys", "sig", "signature"}
 """Secret as a name's last word. `token_ids`, `draft_tokens` and `key_value_heads` are not
 secrets."""

@@ -41,34 +41,11 @@ class TrafficConfig(_Section):
 
 
 PersonalKind = Literal[
-    "EMAIL_ADDRESS",
-    "PHONE_NUMBER",
-    "CREDIT_CARD",
-    "IBAN_CODE",
-    "IP_ADDRESS",
-    "US_SSN",
-    "CRYPTO",
-    "URL",
-    "MAC_ADDRESS",
-    "AU_MEDICARE",
-    "AU_TFN",
-    "CA_SIN",
-    "DE_SOCIAL_SECURITY",
-    "DE_TAX_ID",
-    "ES_NIE",
-    "ES_NIF",
-    "FI_PERSONAL_IDENTITY_CODE",
-    "IN_AADHAAR",
-    "IT_FISCAL_CODE",
-    "KR_RRN",
-    "PL_PESEL",
-    "SE_PERSONNUMMER",
-    "TH_TNIN",
-    "TR_NATIONAL_ID",
-    "UK_NHS",
-    "US_ITIN",
-    "ZA_ID_NUMBER",
-]
+    "EMAIL_ADDRESS", "PHONE_NUMBER", "CREDIT_CARD", "IBAN_CODE", "IP_ADDRESS", "US_SSN", "CRYPTO",
+    "URL", "MAC_ADDRESS", "AU_MEDICARE", "AU_TFN", "CA_SIN", "DE_SOCIAL_SECURITY", "DE_TAX_ID",
+    "ES_NIE", "ES_NIF", "FI_PERSONAL_IDENTITY_CODE", "IN_AADHAAR", "IT_FISCAL_CODE", "KR_RRN",
+    "PL_PESEL", "SE_PERSONNUMMER", "TH_TNIN", "TR_NATIONAL_ID", "UK_NHS", "US_ITIN", "ZA_ID_NUMBER",
+]  # fmt: skip
 """Presidio's names of the kinds that a pattern or a checksum can find;
 docs/how-to/privacy.md describes them."""
 
@@ -107,20 +84,7 @@ class PrivacyConfig(_Section):
 
     phone_regions: list[str] = Field(
         min_length=1,
-        default=[
-            "US",
-            "GB",
-            "DE",
-            "FR",
-            "ES",
-            "IT",
-            "NL",
-            "IN",
-            "CN",
-            "JP",
-            "BR",
-            "AU",
-        ],
+        default=["US", "GB", "DE", "FR", "ES", "IT", "NL", "IN", "CN", "JP", "BR", "AU"],
     )
     """Countries (ISO 3166) whose national spellings of telephone numbers are recognized. Numbers
     that begin with + need no country."""
@@ -194,9 +158,6 @@ class SplitConfig(_Section):
     max_general_sequences: ClassVar[int] = 200
     """Maximum number of sequences of `traffic.general` to measure on: the latest, and at most a
     fifth of them."""
-
-    seed: ClassVar[int] = 0
-    """Seed of the samples."""
 
     @model_validator(mode="after")
     def _leaves_training(self) -> "SplitConfig":

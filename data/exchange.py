@@ -166,6 +166,4 @@ ASIDE = SAMPLED_OTHERWISE | {
     "weighted_out",
     BEYOND_FIRST,
 }
-"""Reasons that do not count towards `traffic.max_reject_fraction`: sampled otherwise, another
-model, calls that are not generations, answers from a cache, rows with a training weight of 0, and
-rows cut by a quick look. They are counted in the summary."""
+"""Reasons that do not count towards `traffic.max_reject_fraction`; the summary has their counts."""

@@ -18,9 +18,7 @@ Tables = Path | str | Sequence[Path]
 
 
 def load_sequences(
-    sequences_dir: Tables,
-    ids: list[str] | None = None,
-    sessions: Mapping[str, str] | None = None,
+    sequences_dir: Tables, ids: list[str] | None = None, sessions: Mapping[str, str] | None = None
 ) -> Dataset:
     """Returns the rows of `ids` in that order, or all in log order; memory-mapped.
 

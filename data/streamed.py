@@ -17,10 +17,9 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import ray
 import torch
 from rich.console import Console
 
@@ -39,7 +38,7 @@ from outrider.data.features.feature_store import (
     rounded,
 )
 from outrider.data.features.replica import CapturedRow, CaptureReplica, ReplicaSetup
-from outrider.data.features.replicas import Replicas, start_replicas
+from outrider.data.on_policy.check import MOST_ASIDE
 from outrider.data.on_policy.evidence import Evidence
 from outrider.data.sequences import load_sequences
 from outrider.serving.config import EngineConfig, TargetConfig
@@ -47,14 +46,13 @@ from outrider.serving.engine import LoggedRow
 from outrider.serving.token_scores import COLUMNS
 from outrider.speculators.features import FINAL_NORM, FeatureSpec
 
+if TYPE_CHECKING:
+    from outrider.data.features.replicas import Replicas
+
 SOURCE = "outrider.data.streamed:StreamedFeatures"
 """`feature_store` of a training specification that reads the stream."""
 STREAM = "stream.json"
 """Where the replicas and the sequences are."""
-FEWEST_JUDGED = 64
-"""Sequences that a rank must have read before off-policy traffic stops a run."""
-MOST_OFF = 0.5
-"""Largest share of off-policy sequences, as in on_policy/check.py."""
 
 
 @dataclass(frozen=True)
@@ -100,10 +98,11 @@ def streaming(
     # A private cluster counts as many as it needs, where the machine has fewer.
     needed = ranks * cluster.training_cores + cluster.capture_replicas * cluster.cores_per_replica
     cores = max(len(os.sched_getaffinity(0)), needed)
-    with (
-        open_cluster(cluster, cores) as session,
-        start_replicas(cluster, setup, actor) as (namespace, actors),
-    ):
+    with contextlib.ExitStack() as stack:
+        session = stack.enter_context(open_cluster(cluster, cores))  # says where Ray is missing
+        from outrider.data.features.replicas import start_replicas
+
+        namespace, actors = stack.enter_context(start_replicas(cluster, setup, actor))
         limit_bytes = session.in_flight_bytes(cluster) // ranks
         piece_bytes = setup.piece_tokens * state_bytes(streamed.spec)
         if piece_bytes > limit_bytes:
@@ -174,8 +173,12 @@ class StreamedFeatures:
         places = [self.place[sequence_id] for sequence_id in sequence_ids]
         return StreamReading(self, rows_of(self.table.select(places), self.facts["limit"]))
 
-    def replicas(self) -> Replicas:
+    def replicas(self) -> "Replicas":
         """The replicas, from this process. The first rank reports their starts and ends."""
+        import ray
+
+        from outrider.data.features.replicas import Replicas
+
         if not ray.is_initialized():
             connect({"address": self.facts["address"]})
         try:
@@ -253,7 +256,7 @@ class StreamReading:
         shares = evidence.own_share().tolist()
         self._off |= {row.row_id: share < least for row, share in zip(rows, shares, strict=True)}
         count, judged = sum(self._off.values()), len(self._off)
-        if judged >= FEWEST_JUDGED and count > MOST_OFF * judged:
+        if judged >= 64 and count > MOST_ASIDE * judged:  # fewer decide nothing
             raise OutriderError(
                 f"{count:,} of the first {judged:,} sequences of the training part are off-policy"
                 " (capture.min_on_policy); docs/explanation/traffic.md describes the causes. To"

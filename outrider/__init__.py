@@ -58,11 +58,7 @@ def plan(recipe: Name, *overrides: str, runs: Path = RUNS) -> dict[str, Any]:
 
 
 def train(
-    recipe: Name,
-    *overrides: str,
-    runs: Path = RUNS,
-    stages: str | None = None,
-    force: bool = False,
+    recipe: Name, *overrides: str, runs: Path = RUNS, stages: str | None = None, force: bool = False
 ) -> "RunDirectory":
     """Runs the stages, by default all of them; returns the run with the paths of its artifacts.
 

@@ -10,9 +10,6 @@ otherwise. Where vLLM is not installed, as on a machine that only plans a run, n
 from collections.abc import Mapping
 from typing import Any
 
-BLOCK_SIZES = (16, 32, 64, 128)
-"""Sizes of a KV-cache block, in tokens, that vLLM chooses from."""
-
 
 def mla_refusal(target_config: Mapping[str, Any]) -> str | None:
     """Why no MLA prefill backend takes the target's head widths; None if one does."""
@@ -72,7 +69,7 @@ def mixed_cache_refusal(target_config: Mapping[str, Any], head_dim: int) -> str 
         ]
     except ValueError as error:
         return str(error)
-    for block in BLOCK_SIZES:
+    for block in (16, 32, 64, 128):  # the sizes that vLLM chooses from, in tokens
         specs: dict[str, KVCacheSpec] = {
             "target": MLAAttentionSpec(block, num_kv_heads=1, head_size=latent, dtype=dtype),
             "head": FullAttentionSpec(block, num_kv_heads=heads, head_size=head_dim, dtype=dtype),

@@ -26,10 +26,6 @@ from outrider.serving.token_scores import COLUMNS, token_scores
 HEAD = 8
 """First tokens of a completion, which are summed separately: a wrong template shows only there."""
 
-LOGITS_AT_ONCE_ON_CPU, LOGITS_AT_ONCE = 2**20, 2**25
-"""Floats of logits held at a time: a CPU's cache; on a GPU 134 MB, 259 positions of R1's
-vocabulary."""
-
 REQUEST_ARGUMENT = "outrider_claim"
 """Key of the claim in `SamplingParams.extra_args`."""
 
@@ -57,8 +53,7 @@ class LoggedText:
         self._done = 0
 
     def take(self, start: int, tokens: int) -> np.ndarray:
-        """Positions to score whose states (one position earlier) are among `tokens` from `start`
-        on.
+        """Positions to score whose states, one earlier, are among `tokens` from `start` on.
 
         Each is returned once, even if a preempted request is computed again.
         """
@@ -69,8 +64,7 @@ class LoggedText:
 
 
 class Step(NamedTuple):
-    """A request's part of one engine step: rows `row` to `row + tokens - 1`, positions from
-    `start`."""
+    """A request's part of an engine step: `tokens` rows from `row` on, positions from `start`."""
 
     text: LoggedText
     row: int
@@ -115,8 +109,8 @@ def score_step(
         for part in (rows, tokens, sampling, owners)
     )
     sums_PC = torch.zeros(2 * len(steps), len(COLUMNS), dtype=torch.float64, device=device)
-    floats = LOGITS_AT_ONCE_ON_CPU if device.type == "cpu" else LOGITS_AT_ONCE
-    at_once = max(floats // vocabulary, 1)
+    # Logits that fit a CPU's cache; on a GPU 134 MB, 259 positions of R1's vocabulary.
+    at_once = max(2 ** (20 if device.type == "cpu" else 25) // vocabulary, 1)
     for part in torch.arange(len(row_N), device=device).split(at_once):
         logits_NV = head(hidden_NH[row_N[part]])
         if keep and logits_NV is not None:

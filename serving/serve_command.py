@@ -36,9 +36,6 @@ DEFAULTS_OF_VLLM = {
 }
 """What vLLM serves with unless a flag says otherwise, where the recipe's default differs."""
 
-KEPT = ("max_model_len", "max_num_seqs", "max_num_batched_tokens")
-"""Without a flag vLLM derives these from model and GPU; then the recipe's values stay."""
-
 
 class ServeCommand(NamedTuple):
     """A command as recipe values."""
@@ -83,8 +80,9 @@ def read_serve_command(text: str) -> ServeCommand:
     if environment:
         engine["environment"] = environment
     left_out += [name for name in variables if name not in environment]
-    kept = [name for name in KEPT if name not in given]
-    if kept:
+    # Without a flag vLLM derives these from model and GPU.
+    derived = ("max_model_len", "max_num_seqs", "max_num_batched_tokens")
+    if kept := [name for name in derived if name not in given]:
         notes.append(f"not in the command, the recipe's values stay: {', '.join(kept)}")
     if left_out:
         notes.append(f"left out, not part of what the engine computes: {', '.join(left_out)}")

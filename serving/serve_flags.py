@@ -26,11 +26,6 @@ from outrider.serving.speculator import Drafting
 from outrider.serving.vllm_arguments import engine_arguments, engine_environment, flags_of
 from outrider.speculators.checkpoints.target_fingerprint import check_target
 
-OF_THIS_MACHINE = ("HF_HUB_OFFLINE", "LD_PRELOAD", "VLLM_LOGGING_STREAM", *HOOKED)
-"""Variables that have a meaning only where Outrider starts the server."""
-
-_PARALLEL = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
-
 
 class ServeFlags(NamedTuple):
     """What a server is started with."""
@@ -52,7 +47,8 @@ class ServeFlags(NamedTuple):
     @property
     def gpus(self) -> int:
         """GPUs of one server, by its parallel sizes."""
-        return math.prod(int(self.arguments.get(name, 1)) for name in _PARALLEL)
+        kinds = ("tensor", "pipeline", "data")
+        return math.prod(int(self.arguments.get(f"{kind}_parallel_size", 1)) for kind in kinds)
 
     def replacing(self, speculative: dict[str, Any] | None) -> "ServeFlags":
         """With other speculation; None: without."""
@@ -68,8 +64,9 @@ def serving_of(target: TargetConfig, engine: EngineConfig) -> dict[str, Any]:
 
 def exported_environment(engine: EngineConfig) -> dict[str, str]:
     """Variables of the engine that another machine gets too."""
+    of_this_machine = ("HF_HUB_OFFLINE", "LD_PRELOAD", "VLLM_LOGGING_STREAM", *HOOKED)
     found = engine_environment(engine)
-    return {name: value for name, value in found.items() if name not in OF_THIS_MACHINE}
+    return {name: value for name, value in found.items() if name not in of_this_machine}
 
 
 def read_serve_flags(bundle: Path, speculator: str) -> ServeFlags:

@@ -51,9 +51,7 @@ class Server:
         drafting: Drafting | None = None,
         *,
         log_path: Path,
-        reasoning_parser: str | None = None,
     ) -> None:
-        """`reasoning_parser` (R1: `deepseek_r1`) splits chats."""
         self.model_name = Path(target.model).name
         self.log_path = Path(log_path)
         self.port = _free_port()
@@ -70,8 +68,6 @@ class Server:
         self._started_with = drafting.speculator.directory if drafting is not None else None
         if drafting is not None and drafting.speculator.trainable:
             words += ["--worker-extension-cls", SWAP_EXTENSION]
-        if reasoning_parser is not None:
-            words += ["--reasoning-parser", reasoning_parser]
         self.command = [sys.executable, "-m", "outrider.serving.vllm_command", "serve", *words]
         # Development mode opens /collective_rpc, through which drafters of any directory are
         # swapped. The server listens on this machine only.

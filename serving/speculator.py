@@ -22,12 +22,7 @@ from outrider.speculators.kinds import (
     trainable_kind_of,
     weightless_names,
 )
-from outrider.speculators.kinds.protocol import (
-    DrafterKind,
-    KPerBatchSize,
-    Origin,
-    TrainableKind,
-)
+from outrider.speculators.kinds.protocol import DrafterKind, KPerBatchSize, Origin, TrainableKind
 from outrider.speculators.kinds.weightless import WeightlessKind
 
 

@@ -78,11 +78,7 @@ COLUMNS = (
 
 @torch.no_grad()
 def token_scores(
-    logits_NV: Tensor,
-    token_N: Tensor,
-    temperature_N: Tensor,
-    top_p_N: Tensor,
-    top_k_N: Tensor,
+    logits_NV: Tensor, token_N: Tensor, temperature_N: Tensor, top_p_N: Tensor, top_k_N: Tensor
 ) -> Tensor:
     """float32 [N, C]: a row for each position, a column for each name in COLUMNS."""
     vocabulary = logits_NV.shape[-1]

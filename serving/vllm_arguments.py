@@ -23,12 +23,6 @@ from outrider.serving.hooked import HOOKED
 from outrider.serving.speculator import Drafting
 from outrider.serving.vllm_hooks.version import runs_on_cpu
 
-FIXED_S = 900.0
-"""Longest start of an engine besides reading weights: compiling R1 takes many minutes."""
-
-READ_BYTES_PER_S = 0.2e9
-"""A slow network disk."""
-
 
 def runs_mla(target_config: Mapping[str, Any], engine: EngineConfig) -> bool:
     """Whether the engine keeps MLA's form of cache for the target, and so for its speculator.
@@ -76,9 +70,7 @@ def engine_environment(engine: EngineConfig) -> dict[str, str]:
 
 
 def engine_arguments(
-    target: TargetConfig,
-    engine: EngineConfig,
-    drafting: Drafting | None = None,
+    target: TargetConfig, engine: EngineConfig, drafting: Drafting | None = None
 ) -> dict[str, Any]:
     """Keyword arguments for `vllm.LLM`; without `drafting` it does not speculate."""
     on_cpu = runs_on_cpu()
@@ -121,9 +113,7 @@ def engine_arguments(
 
 
 def serve_arguments(
-    target: TargetConfig,
-    engine: EngineConfig,
-    drafting: Drafting | None = None,
+    target: TargetConfig, engine: EngineConfig, drafting: Drafting | None = None
 ) -> list[str]:
     """`engine_arguments` as command-line arguments of `vllm serve`."""
     arguments = engine_arguments(target, engine, drafting)
@@ -150,10 +140,10 @@ def flags_of(arguments: Mapping[str, Any]) -> list[tuple[str, ...]]:
 def start_limit_s(directory: Path) -> float:
     """Longest time that an engine may take until it serves the checkpoint in `directory`.
 
-    R1: 4,255 s, 15 minutes and 671 GB at 0.2 GB/s.
+    R1: 4,255 s, 15 minutes, in which it compiles, and 671 GB from a slow network disk at 0.2 GB/s.
     """
     size = sum(file.stat().st_size for file in Path(directory).glob("*.safetensors"))
-    return FIXED_S + size / READ_BYTES_PER_S
+    return 900.0 + size / 0.2e9
 
 
 def start_environment(directory: Path) -> dict[str, str]:

@@ -31,13 +31,6 @@ from outrider.common.errors import OutriderError
 from outrider.common.fingerprint import file_digest, value_digest
 from outrider.common.process_tree import ProcessTree, changed_environment
 
-ROOMS = (
-    *("common", "speculators", "serving", "data", "training"),
-    *("eval", "pipeline", "live", "recipes"),
-)
-"""Folders whose source files must be equal on all nodes."""
-_CHECK_S = 120.0
-"""Time in which every node must answer the version check, in seconds."""
 _SETTINGS = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_DISABLE_IMPORT_WARNING": "1",
@@ -197,7 +190,8 @@ def _private_folder() -> Iterator[Path]:
 def node_versions() -> str:
     """What must be equal on all nodes: outrider, with a digest of its source files, and Python."""
     root = Path(__file__).resolve().parents[2]
-    paths = [path for room in ROOMS for path in (root / room).rglob("*.py")]
+    rooms = ("common", "speculators", "serving", "data", "training", "eval", "pipeline", "live")
+    paths = [path for room in (*rooms, "recipes") for path in (root / room).rglob("*.py")]
     digest = value_digest({str(path.relative_to(root)): file_digest(path) for path in paths})[:8]
     version = metadata.version("outrider")
     return f"outrider {version} ({digest}), Python {platform.python_version()}"
@@ -220,7 +214,7 @@ def check_nodes() -> None:
             only_there = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
             name = f"{node['NodeManagerHostname']} (node {node['NodeID'][:8]})"
             asked[name] = ask.options(scheduling_strategy=only_there).remote()
-    ray.wait([*asked.values()], num_returns=len(asked), timeout=_CHECK_S)  # of all nodes together
+    ray.wait([*asked.values()], num_returns=len(asked), timeout=120.0)  # of all nodes together
     wrong = []
     for name, reference in asked.items():
         try:

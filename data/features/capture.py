@@ -100,7 +100,8 @@ def capture(
     for change in in_process(engine)[1]:
         Console(stderr=True).print(f"capture: {change}", highlight=False, soft_wrap=True)
     out_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-    _check_disk(out_dir, _tokens(rows_of(table, lengths.limit)), spec, capture.dtype)
+    tokens = sum(len(row.token_ids) for row in rows_of(table, lengths.limit))
+    _check_disk(out_dir, tokens, spec, capture.dtype)
     if cluster is not None and cluster.address is not None:
         return _on_replicas(cluster, target, engine, table, source, capture, out_dir, lengths, spec)
     Console(stderr=True).print("starting the engine", highlight=False)
@@ -228,11 +229,6 @@ def capture_ids(
     return FeatureStore.open(out_dir)
 
 
-def _tokens(rows: Iterable[LoggedRow]) -> int:
-    """Tokens of all rows."""
-    return sum(len(row.token_ids) for row in rows)
-
-
 def _write_store(
     spec: FeatureSpec,
     states: Callable[[Iterator[Piece]], Iterator[Captured]],
@@ -246,7 +242,7 @@ def _write_store(
 
     `states` yields a plan's rows in order, each with its states and scores.
     """
-    console, total = Console(stderr=True), _tokens(rows())
+    console, total = Console(stderr=True), sum(len(row.token_ids) for row in rows())
     final, *auxiliary = spec.streams
     captured = 0
     with (

@@ -33,15 +33,9 @@ VERSION = 4
 """Version of the format."""
 JOURNAL = "journal.jsonl"
 MANIFEST = "manifest.json"
-SCORE_DIGITS = 4
-"""Decimals of the scores: 1e-4 nats, summed over a whole completion."""
 
 STORED_AS = {"bf16": "bfloat16", "fp8": "float8_e4m3fn"}
 """torch's name of the type of the stored values."""
-
-LARGEST = torch.finfo(torch.float8_e4m3fn).max
-"""448, the largest finite e4m3 number: each token's largest entry is scaled to it."""
-
 
 SAME = ("version", "hidden_size", "features", "dtype", "score_columns")
 """Keys of the manifest that must agree in stores that are joined."""
@@ -171,8 +165,8 @@ class FeatureStore:
 
 
 def rounded(scores: Sequence[Sequence[float]]) -> list[list[float]]:
-    """One sequence's scores as they are stored."""
-    return [[round(value, SCORE_DIGITS) for value in part] for part in scores]
+    """One sequence's scores as they are stored: rounded to 1e-4 nats over a whole completion."""
+    return [[round(value, 4) for value in part] for part in scores]
 
 
 def encode(hidden_TH: torch.Tensor, dtype: StateDtype) -> dict[str, torch.Tensor]:
@@ -185,7 +179,7 @@ def encode(hidden_TH: torch.Tensor, dtype: StateDtype) -> dict[str, torch.Tensor
     if dtype == "bf16":
         return {"hidden": hidden_TH.to(torch.bfloat16)}
     wide_TH = hidden_TH.float()
-    scale_T = wide_TH.abs().amax(-1) / LARGEST
+    scale_T = wide_TH.abs().amax(-1) / torch.finfo(torch.float8_e4m3fn).max
     # Any scale will do for a state of zeros.
     divisor_T = torch.where(scale_T == 0, 1.0, scale_T)
     return {"hidden": (wide_TH / divisor_T[:, None]).to(torch.float8_e4m3fn), "scale": divisor_T}

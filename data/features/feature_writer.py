@@ -35,10 +35,6 @@ from outrider.speculators.features import FINAL_NORM, FeatureSpec, FeatureStream
 class FeatureWriter:
     """Writes a store shard by shard.
 
-        with FeatureWriter(directory, hidden_size=7168, source={"target": ...}) as writer:
-            for row in rows_not_in(writer.done):
-                writer.write(row.sequence_id, row.token_ids, hidden, row.completion_start, scores)
-
     `source` identifies what the states were made from. A journal of the same source is continued
     (`done` holds its sequences, `tokens` counts theirs, `restarted` is False); a store of any other
     source in the directory is removed first. Leaving the block by an exception keeps the finished

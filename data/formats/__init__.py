@@ -89,7 +89,6 @@ def read_records(name: str, files: Sequence[LogFile], scratch: Path) -> Iterator
 
 def parse_record(name: str, record: Record) -> list[Exchange | Reject]:
     """Parses a record; every reject gets its place."""
-    outcomes: list[Exchange | Reject]
     try:
         outcomes = FORMATS[name].parse(record)
     except Reject as reject:

@@ -24,9 +24,6 @@ from outrider.data.formats.openai import exchanges, gateway_fields
 from outrider.data.formats.rows import Sample, parse_row
 from outrider.data.formats.sampling import CONSTRAINTS, NUMBERS
 
-REQUEST = ("model", "chat_template_kwargs", "documents", "user", *NUMBERS, *CONSTRAINTS)
-"""Keys of a chat completion request that a row may have next to its messages."""
-
 
 def recognizes(sample: Sample) -> bool:
     """Whether most conversations end with an assistant's turn; requests end with a user's."""
@@ -55,7 +52,8 @@ def parse(record: Record) -> list[Exchange | Reject]:
     if any(weight is not None and weight <= 0 for weight in weights):
         raise Reject("weighted_out", "its training weight is 0 or less")
     *asked, answer = openai_messages(messages, "row.messages")
-    request = {key: row[key] for key in REQUEST if key in row}
+    keys = ("model", "chat_template_kwargs", "documents", "user", *NUMBERS, *CONSTRAINTS)
+    request = {key: row[key] for key in keys if key in row}
     request["tools"] = unpacked(row, "tools", "row")  # tables hold them as text
     for message in asked:
         message.pop("weight", None)

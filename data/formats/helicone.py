@@ -6,11 +6,11 @@
 
 For a streamed response Helicone keeps the chunks as `streamed_data` and a body that it built from
 them. That body lacks the finish reason and all but the first chunk of the reasoning, so a row
-without the chunks is rejected.
+without the chunks is the reject `stream_not_kept`.
 
 To get it: `npx @helicone/export --start-date D --include-body`. The CSV export has no responses.
 The session is `Helicone-Session-Id`, else `request_user_id`; tenant and route are the properties of
-these names. A streamed response without its chunks is the reject `stream_not_kept`.
+these names.
 """
 
 from typing import Any
@@ -29,9 +29,6 @@ from outrider.data.formats.fields import (
 from outrider.data.formats.openai import exchanges
 from outrider.data.formats.openai_stream import chunks_of_sse, join_chunks
 from outrider.data.formats.rows import Sample, parse_row
-
-NAMES = {"session": ("helicone-session-id",), "tenant": ("tenant",), "route": ("route",)}
-"""Names of properties, in lower case, for each field of an exchange."""
 
 NOT_CACHED = "00000000-0000-0000-0000-000000000000"
 
@@ -61,13 +58,14 @@ def parse(record: Record) -> list[Exchange | Reject]:
     properties = {
         key.lower(): value for key, value in mapping(row, "request_properties", "row").items()
     }
+    fields = {"session": ("helicone-session-id",), "tenant": ("tenant",), "route": ("route",)}
     names = (take_text(row, key, "row") for key in ("request_model", "model"))
     return exchanges(
         {"model": first(*names), **request},
         _whole(response),
         record.place,
         user=take_text(row, "request_user_id", "row"),
-        **take_names(properties, NAMES, "request_properties"),
+        **take_names(properties, fields, "request_properties"),
         time=take_time(row, "request_created_at", "row"),
     )
 

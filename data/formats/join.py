@@ -21,12 +21,6 @@ from outrider.data.exchange import Place, Record, Reject
 from outrider.data.formats.rows import Row, rows
 from outrider.data.formats.sources import LONGEST_LINE, LogFile
 
-ROW_OVERHEAD = 200
-"""Memory of a row in addition to its bytes."""
-
-MemberOf = Callable[[Row | None], tuple[str, str]]
-"""The id and side of a row."""
-
 
 class Member(NamedTuple):
     """One row of a group."""
@@ -38,11 +32,11 @@ class Member(NamedTuple):
 
 
 def joined_records(
-    files: Sequence[LogFile], scratch: Path, member_of: MemberOf
+    files: Sequence[LogFile], scratch: Path, member_of: Callable[[Row | None], tuple[str, str]]
 ) -> Iterator[Record | Reject]:
     """Yields a record for each response with its request, ids in order of their first row.
 
-    `member_of` may raise `Reject`, which is then the outcome of that row.
+    `member_of` returns the id and side of a row, or raises a `Reject`, the outcome of that row.
     """
     with (
         tempfile.TemporaryDirectory(dir=scratch) as folder,
@@ -68,7 +62,7 @@ def joined_records(
             "SELECT key, MIN(rowid) AS first, COUNT(*), SUM(LENGTH(row)) FROM rows GROUP BY key"
             " ORDER BY first"
         ):
-            is_large = size + count * ROW_OVERHEAD > LONGEST_LINE
+            is_large = size + 200 * count > LONGEST_LINE  # a row takes memory besides its bytes
             found = database.execute(
                 "SELECT side, file, line, row FROM rows WHERE "
                 + ("rowid = ?" if is_large else "key = ? ORDER BY rowid"),

@@ -51,14 +51,8 @@ CAMEL = {
 }
 
 MESSAGE = {
-    "role",
-    "content",
-    "tool_calls",
-    "function_call",
-    "reasoning",
-    "reasoning_content",
-    "refusal",
-    "audio",
+    *("role", "content", "tool_calls", "function_call"),
+    *("reasoning", "reasoning_content", "refusal", "audio"),
 }
 """Keys of an assistant's message. An answer that is a JSON object with other keys is plain text."""
 
@@ -171,8 +165,7 @@ def _finish_reason(parameters: dict[str, Any], used: int | None) -> str | None:
         return "stop"
     if used is None:
         raise Reject(
-            "not_finished",
-            "a token limit without a count: it is not logged whether it was cut",
+            "not_finished", "a token limit without a count: it is not logged whether it was cut"
         )
     return "length" if used >= limit else "stop"
 

@@ -21,41 +21,27 @@ from outrider.data.formats.fields import first, take, take_names, take_text, tak
 from outrider.data.formats.openai import body, exchanges
 from outrider.data.formats.rows import Sample, parse_row
 
-REDACTED = "redacted-by-litellm"
-
-CHAT_CALLS = frozenset(
-    {"completion", "acompletion", "completion_with_retries", "router_completion"}
-)
-
-MARKS = frozenset(
-    {"call_type", "model_parameters", "startTime", "messages", "response", "metadata"}
-)
-"""Keys that every payload has, whatever the outcome of the call."""
-
-TENANTS = (
-    "user_api_key_team_alias",
-    "user_api_key_team_id",
-    "user_api_key_org_id",
-    "user_api_key_alias",
-)
+TENANTS = tuple(f"user_api_key_{key}" for key in ("team_alias", "team_id", "org_id", "alias"))
 """Keys of the metadata that name the tenant, by preference."""
-
-WRAPPERS = ("standard_logging_object", "standard_logging_payload")
-"""Keys of the payload in a custom callback that logs its whole `kwargs`."""
 
 
 def recognizes(sample: Sample) -> bool:
-    return any(_payload(row).keys() >= MARKS for row in sample.rows)
+    # Every payload has these keys, whatever the outcome of the call.
+    keys = {"call_type", "model_parameters", "startTime", "messages", "response", "metadata"}
+    return any(_payload(row).keys() >= keys for row in sample.rows)
 
 
 def _payload(row: dict[str, Any]) -> dict[str, Any]:
-    return next((row[key] for key in WRAPPERS if isinstance(row.get(key), dict)), row)
+    # A custom callback may log its whole `kwargs`, which hold the payload.
+    wrappers = ("standard_logging_object", "standard_logging_payload")
+    return next((row[key] for key in wrappers if isinstance(row.get(key), dict)), row)
 
 
 def parse(record: Record) -> list[Exchange | Reject]:
     row = _payload(parse_row(record.payload))
     call = take(row, "call_type", str, "row")
-    if call and call not in CHAT_CALLS:
+    chats = ("completion", "acompletion", "completion_with_retries", "router_completion")
+    if call and call not in chats:
         raise Reject("not_a_generation", "call_type is not a chat completion")
     if take(row, "status", str, "row") == "failure":
         raise Reject("error_response", "status is failure")
@@ -98,4 +84,8 @@ def _is_redacted(value: Any) -> bool:
     if isinstance(value, dict):
         keys = ("content", "text", "message", "reasoning_content", "choices")
         value = [value.get(key) for key in keys]
-    return any(map(_is_redacted, value[:100])) if isinstance(value, list) else value == REDACTED
+    return (
+        any(map(_is_redacted, value[:100]))
+        if isinstance(value, list)
+        else value == "redacted-by-litellm"
+    )

@@ -12,9 +12,6 @@ from typing import Any
 from outrider.data.exchange import Reject
 from outrider.data.formats.fields import first, take, take_text
 
-ROLES = {"human": "user", "ai": "assistant"}
-"""Roles as LangChain's instrumentation spells them. A template omits unknown roles silently."""
-
 
 def openai_messages(messages: list[Any], where: str) -> list[dict[str, Any]]:
     """Converts all messages; one that answers several tool calls becomes several."""
@@ -65,7 +62,9 @@ def openai_message(message: Any, where: str) -> list[dict[str, Any]]:
         return answers
     # Parts of a content are joined as in vLLM.
     role = take(message, "role", str, where) or ""
-    plain: dict[str, Any] = {"role": ROLES.get(role.lower(), role), "content": "\n".join(texts)}
+    # As LangChain's instrumentation spells them; a template omits unknown roles silently.
+    role = {"human": "user", "ai": "assistant"}.get(role.lower(), role)
+    plain: dict[str, Any] = {"role": role, "content": "\n".join(texts)}
     if thoughts:
         plain["reasoning_content"] = "\n".join(thoughts)
     if calls:

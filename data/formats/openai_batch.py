@@ -6,9 +6,7 @@
      "response": {"status_code": 200, "body": {"choices": [...]}}}
 
 `traffic.path` names both files (and the file of errors) in any order. vLLM's `run-batch` writes the
-same.
-
-The times of requests are lost.
+same. The times of requests are lost.
 """
 
 import functools

@@ -16,9 +16,6 @@ from outrider.data.formats.fields import first, take, take_ids
 from outrider.data.formats.rows import parse_row
 
 DATA = "data:"
-DONE = "[DONE]"
-
-TEXTS = ("reasoning", "reasoning_content", "content", "text")
 
 
 def chunks_of_sse(text: str) -> list[dict[str, Any]]:
@@ -27,7 +24,7 @@ def chunks_of_sse(text: str) -> list[dict[str, Any]]:
     # and event names.
     lines = (line.strip("\r") for line in text.split("\n"))
     payloads = [line.removeprefix(DATA).strip() for line in lines if line.startswith(DATA)]
-    payloads = [payload for payload in payloads if payload not in ("", DONE)]
+    payloads = [payload for payload in payloads if payload not in ("", "[DONE]")]
     chunks = []
     for number, payload in enumerate(payloads, start=1):
         try:
@@ -76,7 +73,8 @@ def _add(choice: dict[str, Any], delta: dict[str, Any]) -> None:
     added = take(delta, "delta", dict, "choice") or {}
     if delta.get("text") is not None:  # of a text completion
         added = {"text": delta["text"]}
-    texts = {key: take(added, key, str, "delta") for key in TEXTS}
+    keys = ("reasoning", "reasoning_content", "content", "text")
+    texts = {key: take(added, key, str, "delta") for key in keys}
     for key, text in texts.items():
         if text is not None:
             choice["texts"].setdefault(key, []).append(text)

@@ -38,8 +38,6 @@ from outrider.data.formats.openai import exchanges
 from outrider.data.formats.rows import Sample, parse_row
 from outrider.data.formats.sampling import NUMBERS
 
-DETAILS = "gen_ai.client.inference.operation.details"
-
 OTLP = (("resourceSpans", "scopeSpans", "spans"), ("resourceLogs", "scopeLogs", "logRecords"))
 
 NAMES = {
@@ -49,12 +47,6 @@ NAMES = {
     "route": ("route", "gen_ai.agent.name"),
 }
 """Names of attributes for each field of an exchange, by preference."""
-
-ATTRIBUTES = ("attributes", "SpanAttributes", "LogAttributes")
-"""The latter two are columns of the collector's ClickHouse tables."""
-
-CHAT = ("chat", "generate_content", None)
-"""Operations that are LLM calls; some instrumentations omit the operation."""
 
 
 def recognizes(sample: Sample) -> bool:
@@ -103,8 +95,9 @@ def _spans(row: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 def _outcomes(span: dict[str, Any], place: Place) -> list[Exchange | Reject]:
     logged = _attributes(span)
+    details = "gen_ai.client.inference.operation.details"  # the event that has the messages
     for event in take(span, "events", list, "span") or ():
-        if isinstance(event, dict) and event.get("name") == DETAILS:  # has the messages
+        if isinstance(event, dict) and event.get("name") == details:
             logged = {**_attributes(event), **logged}
     operation = logged.get("gen_ai.operation.name")
     if operation == "text_completion":
@@ -112,7 +105,8 @@ def _outcomes(span: dict[str, Any], place: Place) -> list[Exchange | Reject]:
             "prompt_not_messages",
             "text_completion: it is not logged whether a chat template was applied",
         )
-    if operation not in CHAT or not any(key.startswith("gen_ai.") for key in logged):
+    is_call = operation in ("chat", "generate_content", None)  # None: some omit it
+    if not is_call or not any(key.startswith("gen_ai.") for key in logged):
         raise Reject("not_a_generation")
     if logged.get("error.type"):
         raise Reject("error_response", "error.type is set")
@@ -149,11 +143,7 @@ def _outcomes(span: dict[str, Any], place: Place) -> list[Exchange | Reject]:
         "usage": None if used is None else {"completion_tokens": int(used)},
     }
     return exchanges(
-        request,
-        response,
-        place,
-        time=_time(span),
-        **take_names(logged, NAMES, "attributes"),
+        request, response, place, time=_time(span), **take_names(logged, NAMES, "attributes")
     )
 
 
@@ -197,7 +187,8 @@ def _time(span: dict[str, Any]) -> float | None:
 
 def _attributes(holder: dict[str, Any]) -> dict[str, Any]:
     """Attributes of a span, log record or event, in any notation; empty without any."""
-    for key in ATTRIBUTES:
+    # The latter two are columns of the collector's ClickHouse tables.
+    for key in ("attributes", "SpanAttributes", "LogAttributes"):
         value = holder.get(key)
         if isinstance(value, list) and not all(isinstance(item, tuple) for item in value):
             return _of_pairs(value)

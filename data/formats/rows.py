@@ -24,12 +24,6 @@ from outrider.data.formats.sources import CHUNK, LONGEST_LINE, LogFile
 DEEPEST = 100
 """Maximum nesting; a row of a chat API has about ten levels, a tool's JSON schema some tens."""
 
-SAMPLE_ROWS, ROWS_LOOKED_AT = 20, 200
-"""Rows of a sample, and rows that are tried to get them."""
-
-LINES_LOOKED_AT = 20
-"""First lines that are examined to distinguish JSON lines from multi-line values."""
-
 TABLES = (".parquet", ".arrow")
 
 TABLE_ROWS = 64
@@ -40,8 +34,6 @@ LARGEST_VALUES = 2**30
 
 _TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*+"?|[{}\[\]]', re.DOTALL)
 """A string, up to its end or that of the file, or a bracket."""
-
-_ARRAY = re.compile(rb"\s*\[\s*[{\[\]]")
 
 Row = bytes | dict[str, Any]
 
@@ -59,38 +51,31 @@ class Sample:
 def sample_of(file: LogFile) -> Sample:
     """Reads the sample of a file, without counting it as read."""
     parsed = []
-    for _, row in itertools.islice(rows(replace(file, rows=0)), ROWS_LOOKED_AT):
+    for _, row in itertools.islice(rows(replace(file, rows=0)), 200):
         try:
             parsed.append(parse_row(row))
         except Reject:
             continue  # the format's reader rejects it, with its place
-        if len(parsed) == SAMPLE_ROWS:
+        if len(parsed) == 20:
             break
     return Sample(file.head(), tuple(parsed))
 
 
 def row_records(files: Sequence[LogFile], scratch: Path) -> Iterator[Record | Reject]:
-    """Yields one record for every row of every file."""
+    """Yields one record for every row of every file; `parse_row` rejects a None."""
     for file in files:
         for number, row in rows(file):
-            yield row_record(Place(file.name, number), row)
-
-
-def row_record(place: Place, row: Row | None) -> Record | Reject:
-    """The record of one row of `rows`."""
-    if row is None:
-        return Reject("line_too_long", f"more than {LONGEST_LINE >> 20} MB", place)
-    return Record(place, row)
+            yield Record(Place(file.name, number), row)
 
 
 def parse_row(row: Row | None) -> dict[str, Any]:
     """Parses the object in a row.
 
     Raises:
-        Reject: it is not an object, or it is ambiguous.
+        Reject: it is too long (None), not an object, or ambiguous.
     """
     if row is None:
-        raise Reject("line_too_long")
+        raise Reject("line_too_long", f"more than {LONGEST_LINE >> 20} MB")
     value = row if isinstance(row, dict) else decode(row)
     if not isinstance(value, dict):
         raise Reject("not_an_object", f"the row is {kind_of(value)}")
@@ -157,9 +142,7 @@ def _check_depth(value: Any) -> None:
     raise Reject("nested_too_deeply", f"more than {DEEPEST} levels")
 
 
-def with_other_lines(
-    items: Iterable[Record | Reject | Place | None],
-) -> Iterator[Record | Reject]:
+def with_other_lines(items: Iterable[Record | Reject | Place | None]) -> Iterator[Record | Reject]:
     """Replaces runs of a text log's lines without a request, given as places, by one reject each.
 
     None ends a run: a line that belongs to a request and yields nothing yet.
@@ -202,8 +185,8 @@ def rows(file: LogFile) -> Iterator[tuple[int, Row | None]]:
 def is_lines(head: bytes) -> bool:
     """Whether a file that begins so has a row in every line."""
     head = head.removeprefix(b"\xef\xbb\xbf")
-    lines = [line for line in head.split(b"\n")[:-1] if line.strip()][:LINES_LOOKED_AT]
-    if _ARRAY.match(head):  # or lines that are arrays, though no format has such rows
+    lines = [line for line in head.split(b"\n")[:-1] if line.strip()]
+    if re.match(rb"\s*\[\s*[{\[\]]", head):  # or lines of arrays, though no format has such rows
         return len(lines) > 1 and _continues(lines[0]) is None
     # Pretty-printed: an object that continues on the next line, which is indented. A line that was
     # cut off is followed by another object.

@@ -18,38 +18,19 @@ from typing import Any
 from outrider.data.formats.fields import take_number
 
 NUMBERS = (
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "presence_penalty",
-    "frequency_penalty",
-    "repetition_penalty",
+    *("temperature", "top_p", "top_k", "min_p"),
+    *("presence_penalty", "frequency_penalty", "repetition_penalty"),
 )
 
 GRAMMARS = (
-    "structured_outputs",
-    "guided_json",
-    "guided_regex",
-    "guided_choice",
-    "guided_grammar",
-    "json_schema",
-    "regex",
-    "ebnf",
-    "structural_tag",
+    *("structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar"),
+    *("json_schema", "regex", "ebnf", "structural_tag"),
 )
 """Each is a grammar wherever it is set. `guided_*` are vLLM's names before 0.12."""
 
 OTHER = (
-    "logit_bias",
-    "bad_words",
-    "allowed_token_ids",
-    "min_tokens",
-    "min_new_tokens",
-    "thinking_token_budget",
-    "custom_logit_processor",
-    "logits_processors",
-    "use_beam_search",
+    *("logit_bias", "bad_words", "allowed_token_ids", "min_tokens", "min_new_tokens"),
+    *("thinking_token_budget", "custom_logit_processor", "logits_processors", "use_beam_search"),
 )
 """Parameters that forbid, favour or force tokens; off where they are null, 0, false or empty."""
 

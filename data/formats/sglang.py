@@ -23,21 +23,17 @@ from typing import Any
 from outrider.data.exchange import Exchange, Place, Record, Reject
 from outrider.data.formats.fields import first, take, take_ids, take_number, take_text, take_time
 from outrider.data.formats.openai import finish_reason, stop_strings
-from outrider.data.formats.rows import Sample, parse_row, row_record, with_other_lines
+from outrider.data.formats.rows import Sample, parse_row, with_other_lines
 from outrider.data.formats.sampling import sampling_of
 from outrider.data.formats.sources import LogFile
 
 FINISHED = "request.finished"
-HEALTH_CHECK = "HEALTH_CHECK"
 
 _EVENT = re.compile(rb'"event":\s*"(request\.[a-z_.]+)"')
 _TEXT_EVENT = re.compile(rb"(?:Receive|Finish): obj=\w+\(")
 
 KEPT, DOTS = 1024, "..."
 """What level 2 keeps of a long text or list at either end, and what it puts between."""
-
-_DIGEST = re.compile(r"<\w+: \d+ chars, blake2b=\w+>")
-"""What levels 1 and 2 write for a text whose field is abbreviated."""
 
 LEVEL_3 = "start SGLang with --log-requests-level 3"
 
@@ -56,13 +52,13 @@ def records(files: Sequence[LogFile], scratch: Path) -> Iterator[Record | Reject
 def _item(place: Place, line: bytes | None) -> Record | Reject | Place:
     """The record or reject of a line; its place where it logs no finished request."""
     if line is None:
-        return row_record(place, line)
+        return Record(place, None)
     event, begin = _EVENT.search(line, 0, 1000), line.find(b"{", 0, 200)
     if event is None and _TEXT_EVENT.search(line, 0, 1000):
         detail = "a line of --log-requests-format text; json is what can be read"
         return Reject("text_log", detail, place)
     is_row = event[1].decode() == FINISHED if event else begin == 0
-    return row_record(place, line[max(begin, 0) :]) if is_row else place
+    return Record(place, line[max(begin, 0) :]) if is_row else place
 
 
 def parse(record: Record) -> list[Exchange | Reject]:
@@ -88,7 +84,7 @@ def exchange(
     model: str | None = None,
 ) -> Exchange:
     """The exchange of a `GenerateReqInput` and its output, both as dicts."""
-    if (take_text(asked, "rid", "obj") or "").startswith(HEALTH_CHECK) or "embedding" in answered:
+    if (take_text(asked, "rid", "obj") or "").startswith("HEALTH_CHECK") or "embedding" in answered:
         raise Reject("not_a_generation", "a health check, or an embedding")
     _check_whole(asked, "obj", ("text", "input_ids"))
     _check_whole(answered, "out", ("text", "output_ids"))
@@ -158,5 +154,8 @@ def _check_whole(holder: dict[str, Any], where: str, keys: tuple[str, ...]) -> N
             if isinstance(value, str)
             else isinstance(value, list) and DOTS in value
         )
-        if cut or (isinstance(value, str) and value.startswith("<") and _DIGEST.fullmatch(value)):
+        # Levels 1 and 2 write a digest of a text whose field is abbreviated.
+        if cut or (
+            isinstance(value, str) and re.fullmatch(r"<\w+: \d+ chars, blake2b=\w+>", value)
+        ):
             raise Reject("truncated_log", f"{where}.{key} is cut in the middle; {LEVEL_3}")

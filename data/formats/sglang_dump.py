@@ -28,9 +28,6 @@ from outrider.data.formats.rows import Sample, parse_row
 from outrider.data.formats.sglang import exchange
 from outrider.data.formats.sources import LogFile
 
-LONG_AGO = 1e9
-"""Unix seconds. Smaller values are a clock that counts from the machine's start."""
-
 
 def recognizes(sample: Sample) -> bool:
     head = sample.head  # of a pickle: its protocol, and the opcode of a frame, mark or container
@@ -82,5 +79,6 @@ def parse(record: Record) -> list[Exchange | Reject]:
     model = take_text(row, "model", "server_args")
     made = exchange(asked, answered, record.place, finished=None, model=model)
     times = [take_number(row, key, "row") for key in ("created", "finished")]
-    known = [time for time in times if time is not None and time > LONG_AGO]
+    # Below 1e9 it is a clock that counts from the machine's start.
+    known = [time for time in times if time is not None and time > 1e9]
     return [dataclasses.replace(made, time=known[0]) if known else made]

@@ -91,10 +91,7 @@ class LogFile:
     @contextlib.contextmanager
     def stored(self) -> Iterator[IO[bytes]]:
         """Opens the file as stored, for formats that seek in it (Parquet)."""
-        with (
-            answering(f"traffic.path: {self.name}"),
-            self.filesystem.open(self.path, "rb") as file,
-        ):
+        with answering(f"traffic.path: {self.name}"), self.filesystem.open(self.path, "rb") as file:
             yield file
 
     @contextlib.contextmanager

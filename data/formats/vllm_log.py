@@ -28,13 +28,9 @@ from typing import Any
 from outrider.data.exchange import Exchange, Place, Record, Reject
 from outrider.data.formats.fields import take, take_ids, take_text, take_time
 from outrider.data.formats.openai import finish_reason
-from outrider.data.formats.rows import Sample, parse_row, row_record, with_other_lines
+from outrider.data.formats.rows import Sample, parse_row, with_other_lines
 from outrider.data.formats.sampling import NUMBERS, constraint_of
-from outrider.data.formats.sources import LogFile
-
-MOST_WAITING = 2000
-"""Requests that wait for their response; above it the oldest is given up. Clients that disconnected
-log no response."""
+from outrider.data.formats.sources import LONGEST_LINE, LogFile
 
 FIX = "set VLLM_LOGGING_LEVEL=DEBUG, or log token ids through the API (`return_token_ids`)"
 
@@ -131,7 +127,7 @@ def _join(file: LogFile, longest: int) -> Iterator[Record | Reject | Place | Non
     for number, line in file.lines():
         place = Place(file.name, number)
         if line is None:
-            yield row_record(place, line)
+            yield Reject("line_too_long", f"more than {LONGEST_LINE >> 20} MB", place)
             continue
         event = _event(line)
         kind = KINDS.get((event["verb"], event["what"])) if event else None
@@ -153,7 +149,7 @@ def _join(file: LogFile, longest: int) -> Iterator[Record | Reject | Place | Non
         count = int(wanted[1]) if wanted else 1
         if len(request.outputs) >= count and "output" in request.outputs[-1]:
             yield waiting.pop(key).record(longest)
-        if len(waiting) > MOST_WAITING:
+        if len(waiting) > 2000:  # clients that disconnected log no response
             yield waiting.pop(next(iter(waiting))).record(longest)
     for request in waiting.values():
         yield request.record(longest)

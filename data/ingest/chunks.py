@@ -49,10 +49,8 @@ from outrider.data.ingest.traffic_profile import NOT_LOGGED
 from outrider.data.privacy.guard import PrivacyGuard, PrivacyTally
 from outrider.data.tokenize.tokens import SequenceBuilder, TokenSequence
 
-CHUNK_BYTES = 4 * 2**20
 CHUNK_RECORDS = 1000
-"""A chunk ends at the first of the two limits: some seconds of work, and little to lose or hold."""
-
+"""Records of a chunk, if they have less than 4 MB: some seconds of work, and little to lose."""
 
 SCHEMA: pa.Schema = Features.from_arrow_schema(
     pa.schema(
@@ -220,7 +218,7 @@ def chunks_of(records: Iterable[tuple[str, Record | Reject]]) -> Iterator[Chunk]
     size = 0
     for name, item in records:
         if chunk and (
-            name != chunk.format or size >= CHUNK_BYTES or len(chunk.items) >= CHUNK_RECORDS
+            name != chunk.format or size >= 4 * 2**20 or len(chunk.items) >= CHUNK_RECORDS
         ):
             yield chunk
             chunk, size = Chunk(chunk.number + 1, name, []), 0

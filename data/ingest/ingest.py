@@ -9,7 +9,7 @@ The main process cuts the log into chunks of records; workers, one per core, mak
 they depend on, so that a rerun after an interrupt makes only the missing ones. Memory does not grow
 with the log.
 
-    python -m outrider.data.ingest.ingest TARGET_DIR LOGS OUT_DIR
+    ingest(target_dir, TrafficConfig(path="logs/"), out_dir)["exchanges"]
 """
 
 import dataclasses
@@ -34,22 +34,9 @@ from outrider.data.config import PrivacyConfig, TrafficConfig
 from outrider.data.exchange import ASIDE, Record, Reject
 from outrider.data.formats import JOINING, files_by_format, read_records
 from outrider.data.formats.sources import LogFile, log_files
-from outrider.data.ingest.chunks import (
-    Tally,
-    Work,
-    chunks_of,
-    make_parts,
-    model_label,
-    part_path,
-)
+from outrider.data.ingest.chunks import Tally, Work, chunks_of, make_parts, model_label, part_path
 from outrider.data.ingest.traffic_profile import NOT_LOGGED, profile
-from outrider.data.privacy.guard import (
-    KEY_FILE,
-    LEFT_OUT,
-    PRIVACY_FILE,
-    PrivacyTally,
-    privacy_key,
-)
+from outrider.data.privacy.guard import KEY_FILE, LEFT_OUT, PRIVACY_FILE, PrivacyTally, privacy_key
 
 PARTS = ".parts"
 PARTS_INPUTS = ".parts.json"
@@ -63,15 +50,9 @@ ingest are then made again. Raise the version of the ingest stage as well
 
 REJECTS = "rejects.jsonl"
 
-SMALL = 8 * 2**20
-"""Size in bytes, as stored, up to which one process is faster than several."""
-
 TOKENIZER_FILES = (
-    "config.json",
-    "generation_config.json",
-    "tokenizer*",
-    "special_tokens_map.json",
-    "chat_template*",
+    *("config.json", "generation_config.json", "special_tokens_map.json"),
+    *("tokenizer*", "chat_template*"),
 )
 
 
@@ -220,7 +201,8 @@ def _parts_dir(
 
 
 def _workers(files: list[LogFile]) -> int:
-    if sum(file.size() for file in files) > SMALL:
+    # One process is faster for a small log.
+    if sum(file.size() for file in files) > 8 * 2**20:
         return len(os.sched_getaffinity(0))
     # A worker does not import torch, so it starts in a third of the time that importing
     # transformers takes here.
@@ -261,11 +243,3 @@ def check(
             f"{where}: the exchanges come from {len(named)} models ({models}); a speculator is "
             "trained for one. Choose it with traffic.model (several names of one model as a list)"
         )
-
-
-if __name__ == "__main__":
-    print(
-        json.dumps(
-            ingest(Path(sys.argv[1]), TrafficConfig(path=sys.argv[2]), Path(sys.argv[3])), indent=2
-        )
-    )

@@ -24,18 +24,8 @@ from outrider.data.ingest.traffic_facts import printable
 from outrider.data.sequences import load_sequences
 from outrider.data.split.split import BEGAN_EARLIER, PARTS, SEEN, describe, divide
 
-MOST_LEFT_OUT = 0.1
-"""Largest share of the exchanges that a split may leave out without advice. What its limits leave
-out is intended."""
-
-SPLIT_COMPARED = 20_000
-"""Sequences above which the predicted split does not compare prompts: that would take minutes and
-400 MB."""
-
 SHOWN = 120
 """Number of tokens shown at either end of a prompt and of a completion."""
-
-NOTE = "italic yellow"
 
 
 def inspect(
@@ -60,7 +50,7 @@ def inspect(
     if summary["exchanges"]:
         table = load_sequences(scratch / "sequences")
         try:
-            compared = len(table) <= SPLIT_COMPARED
+            compared = len(table) <= 20_000  # more would take minutes and 400 MB
             described = describe(table, divide(table, split, drop_seen=compared))
             tokens = sum(described[part]["tokens"] for part in PARTS)
             predicted = {**described, "tokens": tokens, "prompts_compared": compared}
@@ -118,7 +108,7 @@ def _split_advice(summary: Mapping[str, Any], split: SplitConfig) -> list[str]:
     advice = []
     for reasons, fix in fixes.items():
         count = sum(left_out.get(reason, 0) for reason in reasons)
-        if count > MOST_LEFT_OUT * total:
+        if count > 0.1 * total:
             named = " and ".join(reason for reason in reasons if left_out.get(reason))
             advice.append(
                 f"the split leaves out {count:,} of {total:,} exchanges ({count / total:.0%}) as"
@@ -194,7 +184,7 @@ def marked(tokenizer: Tokenizer, token_ids: Sequence[int], completion_start: int
         ("prompt, not trained on", token_ids[:completion_start], "dim"),
         ("completion, trained on", token_ids[completion_start:], "green"),
     ):
-        text.append(f"{name} ({len(ids)} tokens)\n", NOTE)
+        text.append(f"{name} ({len(ids)} tokens)\n", "italic yellow")
         cut = len(ids) - 2 * SHOWN
         ends = [ids[:SHOWN], ids[-SHOWN:]] if cut > 0 else [ids]
         pieces = [tokenizer.decode(list(end), skip_special_tokens=False) for end in ends]

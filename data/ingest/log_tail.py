@@ -39,8 +39,6 @@ SETTLED_S = 60.0
 LONGEST_FIRST_LINE = 2**20
 """Bytes of a first line that identify a file."""
 
-NOT_LINES = (*TABLES, ".pkl")
-
 Position = dict[str, int]
 """Bytes read of each file of lines, before compression, and rows of each other file, by its key."""
 
@@ -72,12 +70,7 @@ def unread_rows(unread: Sequence[Unread]) -> int:
     return sum(each.rows for each in unread)
 
 
-def cut(
-    unread: Sequence[Unread],
-    wanted: int,
-    out_dir: Path,
-    skipped: int = 0,
-) -> Position:
+def cut(unread: Sequence[Unread], wanted: int, out_dir: Path, skipped: int = 0) -> Position:
     """Publishes the next `wanted` rows as the folder `out_dir`; returns the position after them.
 
     Every file gives its share of the rows. `skipped` rows before them are passed over. Files are
@@ -121,7 +114,7 @@ def end_of(unread: Sequence[Unread]) -> Position:
 
 
 def _unread_of(file: LogFile, position: Mapping[str, int]) -> Unread | None:
-    if unpacked_name(file.path).endswith(NOT_LINES) or not is_lines(file.head()):
+    if unpacked_name(file.path).endswith((*TABLES, ".pkl")) or not is_lines(file.head()):
         if not _settled(file):
             return None
         key = f"whole {value_digest(file.identity())}"

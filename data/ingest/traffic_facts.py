@@ -9,9 +9,6 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-NAMED = 8
-"""Number of models, tenants and values that are named; summary.json has more."""
-
 LONGEST_NAME = 60
 
 
@@ -78,7 +75,8 @@ def _rows(summary: Mapping[str, Any]) -> str:
 
 
 def _counts(counts: Mapping[str, int]) -> str:
-    named = [f"{_short(name)} {count:,}" for name, count in list(counts.items())[:NAMED]]
+    # summary.json has more.
+    named = [f"{_short(name)} {count:,}" for name, count in list(counts.items())[:8]]
     more = len(counts) - len(named)
     return ", ".join(named) + (f", and {more} more" if more else "")
 

@@ -136,8 +136,6 @@ def _copies(texts: pa.ChunkedArray) -> np.ndarray:
 
     By 64-bit hashes: among ten million texts, a collision has a chance of 3 in a million.
     """
-    hashes = np.zeros(len(texts), np.uint64)
-    for row, text in enumerate(texts):
-        digest = hashlib.blake2b(text.as_buffer(), digest_size=8).digest()
-        hashes[row] = int.from_bytes(digest, "big")
+    digests = (hashlib.blake2b(text.as_buffer(), digest_size=8).digest() for text in texts)
+    hashes = np.fromiter((int.from_bytes(digest) for digest in digests), np.uint64, len(texts))
     return np.unique(hashes, return_counts=True)[1]

@@ -52,42 +52,11 @@ ROUNDING_NATS = 0.02
 self-check's mean difference on nano R1 is 0.01. Without it the zero variance of deterministic text
 would turn rounding into any z."""
 
-
 FEWEST_TOKENS = 200
 """Minimum number of completion tokens for a verdict."""
 
-NEGLIGIBLE_NATS = 0.01
-"""Difference of the mean log-probability, in nats a token, that affects neither training nor
-replay: 1 % in probability."""
-
-STANDARD_ERRORS = 4.0
-WIDEST_Z = 1.2
-"""Standard deviation of the sequences' z up to which rounding explains it (1.0 in theory; 0.7 to
-1.12 on nano R1's traffic)."""
-
-OFF_Z = -5.0
-"""A sequence below this z is off-policy; chance gives 1 in 3 million."""
-
 MISSED_FOREIGN, MISSED_SCRAMBLED = 0.005, 0.5
 """Share of the tokens of which the target is sure where the log has another."""
-
-STRAY_SHARE = 0.003
-"""See `TemperatureFit.stray_share`."""
-
-LEAST_GAIN, LEAST_CHANGE, FEWEST_FITTED = 8.0, 0.05, 200
-"""Minimum gain in log-likelihood, difference from the logged temperature, and number of uncertain
-tokens for reporting another temperature."""
-
-HEAD_NATS, HEAD_RATIO = 0.3, 5.0
-"""A completion's start is off by itself: nats a token missing, and ratio to the rest."""
-
-FAR_SHARE_EDITED, RARE_EDITED = 0.75, 0.1
-"""Edits: this share of the missing log-probability lies in tokens below 1e-4 (0.82 after words were
-replaced, 0.46 to 0.63 in foreign text), and at most this share of the tokens does."""
-
-FAR_SHARE_MILD, REST_NATS = 0.4, 0.1
-"""The same where no sure token differs: this share, and at most so many nats a token missing in all
-others."""
 
 
 @dataclass(frozen=True)
@@ -237,7 +206,7 @@ def judge(evidence: Evidence) -> Verdict:
         return Verdict(None, "too_little", text)
     if is_own(evidence):
         return Verdict(True, "own", "as likely as the target's samples")
-    off_S = evidence.z() < OFF_Z
+    off_S = evidence.z() < -5.0  # by chance 1 in 3 million
     if 0 < off_S.mean() <= 0.5 and is_own(evidence.take(~off_S)):
         cause, text = _cause(evidence.take(off_S))
         text = f"{off_S.sum():,} of {len(evidence):,} sequences are off-policy: {text}"
@@ -250,9 +219,11 @@ def is_own(evidence: Evidence) -> bool:
     """Whether all evidence agrees with on-policy text."""
     difference, z_S = abs(evidence.difference()), evidence.z()
     spread = z_S.std(ddof=1) if len(evidence) > 1 else 0.0
+    # 0.01 nats a token, 1 % in probability, affect neither training nor replay. The sequences' z
+    # have a standard deviation of 1.0 in theory; rounding gives 0.7 to 1.12 on nano R1's traffic.
     return bool(
-        difference <= max(NEGLIGIBLE_NATS, STANDARD_ERRORS * evidence.standard_error())
-        and spread <= WIDEST_Z + 3 / np.sqrt(2 * max(len(evidence), 1))
+        difference <= max(0.01, 4.0 * evidence.standard_error())
+        and spread <= 1.2 + 3 / np.sqrt(2 * max(len(evidence), 1))
         and evidence.missed() <= MISSED_FOREIGN / 5
     )
 
@@ -276,7 +247,9 @@ def _cause(evidence: Evidence) -> tuple[str, str]:
         ),
     )
     if missed >= MISSED_FOREIGN:
-        if far_share >= FAR_SHARE_EDITED and rare <= RARE_EDITED:
+        # Of the missing log-probability, 0.82 lie in tokens below 1e-4 after words were replaced,
+        # 0.46 to 0.63 in foreign text.
+        if far_share >= 0.75 and rare <= 0.1:
             return edited
         return "foreign", (
             f"off-policy tokens throughout ({missed:.1%} differ where the target is sure, "
@@ -285,10 +258,10 @@ def _cause(evidence: Evidence) -> tuple[str, str]:
         )
     if (
         fit
-        and fit.tokens >= FEWEST_FITTED
-        and fit.stray_share <= STRAY_SHARE
-        and fit.gain >= LEAST_GAIN
-        and np.abs(fit.best - evidence.temperature_S).mean() >= LEAST_CHANGE
+        and fit.tokens >= 200
+        and fit.stray_share <= 0.003
+        and fit.gain >= 8.0
+        and np.abs(fit.best - evidence.temperature_S).mean() >= 0.05
     ):
         # With top_p 1 no token is impossible at any temperature, so a blurred target looks like a
         # hotter one.
@@ -297,10 +270,11 @@ def _cause(evidence: Evidence) -> tuple[str, str]:
             f"{np.median(evidence.temperature_S):g} (with a top_p of 1, another revision or "
             "quantization has the same trace)"
         )
+    # The start is off by itself: 0.3 nats a token are missing, and five times those of the rest.
     # Medians, so that one or two completions that diverge later do not hide a common bad start.
     head = evidence.difference(HEAD)
     rest = max(evidence.difference(REST), evidence.typical_difference(REST))
-    if head <= -HEAD_NATS and head <= HEAD_RATIO * min(rest, 0.0):
+    if head <= -0.3 and head <= 5.0 * min(rest, 0.0):
         return "template", (
             f"the first tokens of the completions are unlikely ({head:.1f} nats a token), the rest "
             f"are not ({rest:.2f}): the prompts were rendered with another chat template than the "
@@ -312,9 +286,8 @@ def _cause(evidence: Evidence) -> tuple[str, str]:
             "the logged text retokenizes to other tokens than the target generated, or it was "
             "edited: log token ids (`return_token_ids`)"
         )
-    if far_share >= FAR_SHARE_MILD and missing * (1 - far_share) >= -REST_NATS * evidence.total(
-        "tokens"
-    ):
+    # Edits where no sure token differs: all other tokens miss at most 0.1 nats each.
+    if far_share >= 0.4 and missing * (1 - far_share) >= -0.1 * evidence.total("tokens"):
         return edited
     return "revision_or_settings", (
         f"another mean log-probability than the target's samples ({evidence.difference():+.3f} "

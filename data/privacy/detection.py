@@ -37,21 +37,13 @@ except ModuleNotFoundError as error:
     raise OutriderError(f"{NOT_INSTALLED} ({error})") from error
 
 RESERVED_DOMAINS = (
-    "example",
-    "example.com",
-    "example.net",
-    "example.org",
-    "invalid",
-    "localhost",
-    "test",
+    *("example", "example.com", "example.net", "example.org"),
+    *("invalid", "localhost", "test"),
 )
 """Reserved domains (RFC 2606): not personal; surrogates use them."""
 
 PUBLIC_SUFFIXES = TLDExtract(suffix_list_urls=(), cache_dir=None)
 """Presidio's own call downloads the list and writes it below the home directory."""
-
-ROUTED_IPV6 = ipaddress.ip_network("2000::/3")
-"""The only allocated part of IPv6. Outside it, `abc::def` is mostly a name in C++ or Rust."""
 
 NATIONAL = {
     "AU_MEDICARE": "AuMedicareRecognizer",
@@ -120,10 +112,7 @@ PATTERNS = {
         "bare": (rf"{LEFT}\d{{9}}{RIGHT}", 0.2),
     },
     "URL": {
-        "url": (
-            r"(?<![A-Za-z0-9.@])(?:https?://|www\.)[A-Za-z0-9._~:/?#@!$&*+,;=%\-]{3,2000}",
-            0.6,
-        )
+        "url": (r"(?<![A-Za-z0-9.@])(?:https?://|www\.)[A-Za-z0-9._~:/?#@!$&*+,;=%\-]{3,2000}", 0.6)
     },
 }
 """Patterns and scores in place of Presidio's."""
@@ -138,9 +127,6 @@ class Found:
     end: int
     score: float
 
-
-NEEDED = re.compile(r"[\d@:]|www\.", re.IGNORECASE)
-"""Every kind has one of these; most short texts and keys do not."""
 
 SHAPES = {
     "EMAIL_ADDRESS": r"@",
@@ -185,7 +171,6 @@ WORDS = {
 VERSION = ("v", "ver", "version", "release", "build", "firmware", "section", "chapter")
 """Words before four numbers with dots that are not an address."""
 
-WORDS_BEFORE = 4
 CONTEXT_CHARACTERS = 60
 
 PIECE, OVERLAP = 4000, 400
@@ -205,8 +190,6 @@ DATE = re.compile(
 )
 
 ESCAPE = re.compile(r"\\(?:[bfnrt]|u[0-9a-fA-F]{4})")
-UNICODE_ESCAPE = re.compile(r"\\u([0-9a-fA-F]{4})")
-TRAILING = ".,;:!?'"
 
 
 class Finder:
@@ -224,7 +207,8 @@ class Finder:
 
         `before` is the text before it, such as a key.
         """
-        if not NEEDED.search(text):
+        # Every kind has one of these; most short texts and keys do not.
+        if not re.search(r"[\d@:]|www\.", text, re.IGNORECASE):
             return []
         # A JSON escape in a text would attach its letter to the value after it.
         plain = ESCAPE.sub(lambda escape: " " * len(escape[0]), text) if "\\" in text else text
@@ -235,7 +219,7 @@ class Finder:
                 there = re.search(SHAPES[kind], piece)
                 for one in recognizer.analyze(piece, [kind]) if there else ():
                     value = piece[one.start : one.end]
-                    kept = value.rstrip(TRAILING) if kind == "URL" else value
+                    kept = value.rstrip(".,;:!?'") if kind == "URL" else value
                     start = begin + one.start
                     context = _words_before(text, start, before)
                     if (
@@ -260,9 +244,7 @@ class Finder:
         )
 
     def _phones(self, text: str, plain: str, before: str) -> Iterator[Found]:
-        """Finds and scores numbers like Presidio's PhoneRecognizer, where they can reach
-        `min_score`.
-        """
+        """Finds and scores the numbers that can reach `min_score`, like Presidio's recognizer."""
         for anchor in PHONE.finditer(plain) if self.regions else ():
             number = anchor[0]
             evident = number.startswith("+") or NORTH_AMERICAN.search(number) is not None
@@ -283,9 +265,7 @@ class Finder:
                     break
 
     def _without_overlaps(self, found: list[Found], length: int) -> list[Found]:
-        """Of overlapping values, keeps the highest score, then the longest, then the recipe's
-        order.
-        """
+        """Of overlapping values, keeps the highest score, the longest, the recipe's first."""
         kept, taken = [], bytearray(length)
         for one in sorted(
             found,
@@ -331,14 +311,15 @@ def _words_before(text: str, place: int, before: str) -> list[str]:
     if len(head) < CONTEXT_CHARACTERS:
         head = before[-CONTEXT_CHARACTERS:] + head
     if "\\" in head:
-        head = ESCAPE.sub("\n", UNICODE_ESCAPE.sub(lambda escape: chr(int(escape[1], 16)), head))
+        head = re.sub(r"\\u([0-9a-fA-F]{4})", lambda escape: chr(int(escape[1], 16)), head)
+        head = ESCAPE.sub("\n", head)
     lines = head.rsplit("\n", 2)
     line = lines[-1] if any(map(str.isalpha, lines[-1])) or len(lines) == 1 else lines[-2]
     words: list[str] = []
     for word in reversed(
         re.findall(r"\d{5,}|[A-Z]?[a-zà-ɏ]+|[A-Z]+|[\u0400-\u04ff]+|[\u2e80-\ud7ff]+", line)
     ):
-        if word.isdigit() or len(words) >= WORDS_BEFORE:
+        if word.isdigit() or len(words) >= 4:
             break
         words.append(word.lower())
     return words[::-1]
@@ -394,4 +375,6 @@ def _is_not_public(text: str) -> bool:
         address = ipaddress.ip_interface(text).ip
     except ValueError:
         return True
-    return not address.is_global or (address.version == 6 and address not in ROUTED_IPV6)
+    # The only allocated part of IPv6. Outside it, `abc::def` is mostly a name in C++ or Rust.
+    routed = address.version == 4 or address in ipaddress.ip_network("2000::/3")
+    return not (address.is_global and routed)

@@ -28,9 +28,6 @@ from outrider.data.exchange import Exchange, Reject, Sums
 
 PRIVACY_FILE = "privacy.json"
 
-FIELDS = ("prompt", "completion", "metadata")
-"""`completion` is reasoning, content and tool calls; `metadata` is session, user, tenant, route."""
-
 KEY_FILE = "privacy.key"
 KEY_BYTES = 16
 """Minimum length of a key."""
@@ -61,13 +58,14 @@ class PrivacyTally(Sums):
     left_out: Counter[str] = Field(default_factory=Counter)
     """Rejected exchanges by reason."""
     found: Counter[str] = Field(default_factory=Counter)
-    """Occurrences by `KIND.field`."""
+    """Occurrences by `KIND.field`: prompt, completion (with reasoning and tool calls), metadata."""
 
     def write(self, config: PrivacyConfig, path: Path) -> None:
         """Publishes the summary, readable by its owner only: even counts are confidential."""
         found: dict[str, dict[str, int]] = {}
         for kind in config.entities:
-            counts = {field: self.found[f"{kind}.{field}"] for field in FIELDS}
+            fields = ("prompt", "completion", "metadata")
+            counts = {field: self.found[f"{kind}.{field}"] for field in fields}
             if any(counts.values()):
                 found[kind] = counts
         summary = {

@@ -27,7 +27,6 @@ from outrider.serving.engine import AskedRow, batches
 
 FILE = "regenerated.json"
 
-
 Answer = Callable[[Sequence[AskedRow]], list[list[int]]]
 """`Engine.answer`, of one engine or of several."""
 

@@ -34,17 +34,9 @@ PHONE_SEPARATOR = r"[^\w\n]{0,3}"
 BEFORE = r"(?:(?<![A-Za-z0-9])|(?<=\\[bfnrt])|(?<=\\u[0-9a-fA-F]{4}))"
 """A value begins after anything but a letter or digit, or after a JSON escape."""
 BEFORE_DIGITS = r"(?:(?<!\d)|(?<=\\u[0-9a-fA-F]{4}))"
-MAC_SEPARATOR = "[:.-]?"
 AFTER, AFTER_DIGITS = r"(?![A-Za-z0-9])", r"(?!\d)"
 
-URL_PARTS = re.compile(r"(https?://|)([^/?#]*)(.*)", re.IGNORECASE | re.DOTALL)
-
-DRAWS = 1000
-"""Maximum number of draws for one value; most telephone numbers pass within ten."""
-
-DOCUMENTATION_IPV4 = [
-    ipaddress.ip_network(net) for net in ("192.0.2.0/24", "198.51.100.0/24", "203.0.113.0/24")
-]
+DOCUMENTATION_IPV4 = ("192.0.2.0/24", "198.51.100.0/24", "203.0.113.0/24")
 DOCUMENTATION_DOMAINS = ("example.com", "example.net", "example.org")
 
 
@@ -108,16 +100,12 @@ class Surrogates:
                 BEFORE_DIGITS + prefix + PHONE_SEPARATOR.join(core) + AFTER_DIGITS,
                 lambda spelled: respell(spelled, self._core(kind, core, country)),
             )
-        of_one_spelling = {
-            "EMAIL_ADDRESS": self._email,
-            "URL": self._url,
-            "IP_ADDRESS": self._ip,
-        }
+        of_one_spelling = {"EMAIL_ADDRESS": self._email, "URL": self._url, "IP_ADDRESS": self._ip}
         if kind in of_one_spelling:
             return Value(f"(?i:{BEFORE}{re.escape(text)}{AFTER})", of_one_spelling[kind])
         core = "".join(filter(str.isalnum, text)).upper()
         before, after = (BEFORE_DIGITS, AFTER_DIGITS) if core.isdigit() else (BEFORE, AFTER)
-        separator = MAC_SEPARATOR if kind == "MAC_ADDRESS" else SEPARATOR
+        separator = "[:.-]?" if kind == "MAC_ADDRESS" else SEPARATOR
         return Value(
             f"(?i:{before}{separator.join(core)}{after})",
             lambda spelled: respell(spelled, self._core(kind, core)),
@@ -125,7 +113,7 @@ class Surrogates:
 
     def _core(self, kind: str, core: str, country: str = "") -> str:
         """Letters and digits of a surrogate: those of `core` in kind and number."""
-        for number in range(DRAWS):
+        for number in range(1000):  # most telephone numbers pass within ten
             rng = self._random(f"{kind} {country}", core, number)
             drawn = _with_check_digits(kind, _like(core, rng, KEPT.get(kind, 1)))
             if drawn != core and (not country or _is_phone(country, drawn)):
@@ -143,7 +131,7 @@ class Surrogates:
         return f"{_like('a' * rng.randrange(5, 9), rng)}.{rng.choice(DOCUMENTATION_DOMAINS)}"
 
     def _url(self, text: str) -> str:
-        match = URL_PARTS.fullmatch(text)
+        match = re.fullmatch(r"(?is)(https?://|)([^/?#]*)(.*)", text)
         assert match is not None
         scheme, host, rest = match.groups()
         rng = self._random("URL", text.lower(), 0)
@@ -155,7 +143,8 @@ class Surrogates:
         if ":" in address:
             drawn = f"2001:db8::{rng.randrange(1, 2**16):x}:{rng.randrange(1, 2**16):x}"
         else:
-            drawn = str(rng.choice(DOCUMENTATION_IPV4)[rng.randrange(1, 255)])
+            network = ipaddress.ip_network(rng.choice(DOCUMENTATION_IPV4))
+            drawn = str(network[rng.randrange(1, 255)])
         return drawn + slash + prefix
 
     def _random(self, kind: str, value: str, number: int) -> random.Random:

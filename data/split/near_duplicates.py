@@ -20,13 +20,7 @@ from collections.abc import Sequence
 from datasketch import MinHash, MinHashLSH
 
 WORDS = 5
-BOILERPLATE_SHARE = 0.5
-PROMPTS_COUNTED = 2000
-"""Prompts, drawn with a fixed seed, in which boilerplate is counted."""
 PERMUTATIONS = 128
-CANDIDATE_MARGIN = 0.1
-"""Candidates are searched this much below the threshold, since MinHash with 128 permutations has an
-error of 0.03 at a similarity of 0.9."""
 
 
 class SimilarPrompts:
@@ -36,11 +30,9 @@ class SimilarPrompts:
         self.similarity = similarity
         self.boilerplate = _boilerplate(all_prompts)
         self._sets: list[frozenset[int]] = []
-        # The index requires a threshold above 0. One below 0.01 would make every prompt a
-        # candidate.
-        self._index = MinHashLSH(
-            threshold=max(similarity - CANDIDATE_MARGIN, 0.01), num_perm=PERMUTATIONS
-        )
+        # Below the threshold, since MinHash with 128 permutations has an error of 0.03 at a
+        # similarity of 0.9. The index requires more than 0; below 0.01 every prompt would do.
+        self._index = MinHashLSH(threshold=max(similarity - 0.1, 0.01), num_perm=PERMUTATIONS)
         for shingles in dict.fromkeys(map(self._shingles, prompts)):
             self._index.insert(len(self._sets), _minhash(shingles))
             self._sets.append(shingles)
@@ -76,11 +68,10 @@ def jaccard(left: frozenset[int], right: frozenset[int]) -> float:
 
 def _boilerplate(prompts: Sequence[str]) -> frozenset[int]:
     """The shingles of more than half of the prompts, or of a seeded sample of them."""
-    rows = random.Random(0).sample(range(len(prompts)), min(len(prompts), PROMPTS_COUNTED))
+    rows = random.Random(0).sample(range(len(prompts)), min(len(prompts), 2000))
     chosen = [prompts[row] for row in sorted(rows)]
     counts = Counter(itertools.chain.from_iterable(map(shingles_of, chosen)))
-    least = BOILERPLATE_SHARE * len(chosen)
-    return frozenset(shingle for shingle, count in counts.items() if count > least)
+    return frozenset(shingle for shingle, count in counts.items() if count > len(chosen) / 2)
 
 
 def _minhash(shingles: frozenset[int]) -> MinHash:

@@ -23,9 +23,6 @@ from outrider.data.sequences import log_order, session_names
 from outrider.data.split.near_duplicates import SimilarPrompts
 from outrider.data.split.split import BEGAN_EARLIER, SEEN
 
-OWNER_SHARE = 0.5
-"""Largest share of a round's sequences of one tenant or user, where others have enough."""
-
 
 def choose_sequences(
     newer: Sequence[str],
@@ -39,8 +36,7 @@ def choose_sequences(
 
     Both are in order of time. `older_share` of the result is older, as far as there is any. If
     there are too few older ones, newer ones fill the rest. `owners` has the tenant or user of an
-    id, empty where none was logged: one owner gets more than `OWNER_SHARE` only of what the others
-    leave.
+    id, empty where none was logged: one owner gets more than half only of what the others leave.
     """
     count = min(most, round(len(newer) / (1 - older_share)))
     sample = min(round(older_share * count), len(older))
@@ -52,7 +48,7 @@ def choose_sequences(
 
 def _shared_out(names: Sequence[str], count: int, owners: Mapping[str, str]) -> set[str]:
     """The first `count`, where an owner's turn ends after its share until all had theirs."""
-    limit = math.ceil(OWNER_SHARE * min(count, len(names)))
+    limit = math.ceil(min(count, len(names)) / 2)
     taken: Counter[str] = Counter()
     first: list[str] = []
     rest: list[str] = []

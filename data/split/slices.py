@@ -21,26 +21,18 @@ from datasets import Dataset
 from outrider.common.files import read_json, write_json
 
 FILE = "slices.json"
-FIELDS = ("tenant", "route", "fidelity")
-"""Columns of the table that are slices unchanged."""
-
-LARGEST = 20
-"""Maximum number of names in a dimension; further sequences form the slice `others`."""
-
-TEMPLATE_WORDS = 12
-"""First words by which prompts of one template agree."""
-
-MIN_TEMPLATE_SHARE, MIN_TEMPLATE_PROMPTS = 0.02, 5
-"""Minimum share and number of prompts that share a beginning for it to be a template."""
-
 Slices = dict[str, dict[str, list[str]]]
 """dimension -> name -> sequence ids"""
 
 
 def name_slices(table: Dataset) -> Slices:
-    """Assigns every sequence to a slice of each dimension; names are sorted by size."""
+    """Assigns every sequence to a slice of each dimension; names are sorted by size.
+
+    A dimension has 20 names at most; further sequences form the slice `others`.
+    """
     ids = table["sequence_id"][:]
-    named = {field: [value or "not logged" for value in table[field]] for field in FIELDS}
+    unchanged = ("tenant", "route", "fidelity")
+    named = {field: [value or "not logged" for value in table[field]] for field in unchanged}
     sampling = zip(
         _rounded(table["temperature"]), _rounded(table["top_p"]), table["top_k"], strict=True
     )
@@ -51,7 +43,7 @@ def name_slices(table: Dataset) -> Slices:
     named["template"] = name_templates(table["prompt_text"][:])
     slices: Slices = {}
     for dimension, names in named.items():
-        kept = {name for name, _ in Counter(names).most_common(LARGEST)}
+        kept = {name for name, _ in Counter(names).most_common(20)}
         groups: defaultdict[str, list[str]] = defaultdict(list)
         for sequence_id, name in zip(ids, names, strict=True):
             groups[name if name in kept else "others"].append(sequence_id)
@@ -70,9 +62,12 @@ def load_slices(split_dir: Path) -> Slices:
 
 
 def name_templates(prompts: Sequence[str]) -> list[str]:
-    """Returns `template 1`, `template 2`, ... (by size) or `no template` for each prompt."""
-    beginnings = [tuple(re.findall(r"\w+", prompt[:2000])[:TEMPLATE_WORDS]) for prompt in prompts]
-    least = max(MIN_TEMPLATE_SHARE * len(prompts), MIN_TEMPLATE_PROMPTS)
+    """Returns `template 1`, `template 2`, ... (by size) or `no template` for each prompt.
+
+    The prompts of a template share their first 12 words; they are 2 % of all, and 5 at least.
+    """
+    beginnings = [tuple(re.findall(r"\w+", prompt[:2000])[:12]) for prompt in prompts]
+    least = max(0.02 * len(prompts), 5)
     counts = Counter(beginnings).most_common()
     names = {
         beginning: f"template {number}"

@@ -31,7 +31,6 @@ from outrider.data.split.slices import name_slices, write_slices
 PARTS = ("train", "validation", "heldout")
 """Parts of the customer's traffic. With general traffic `parts.json` has one more."""
 
-
 BEGAN_EARLIER = "session_began_in_an_earlier_part"
 SEEN = {
     "train": "near_identical_to_a_training_prompt",
@@ -43,15 +42,9 @@ GENERAL = "general"
 PREFIX = "g"
 """Prefix of general sequence ids; the customer's begin with a digit."""
 
-HELDOUT_SHARE = 0.2
-"""Maximum share of the general traffic that is held out."""
-
 
 def split(
-    sequences_dir: Path,
-    split: SplitConfig,
-    out_dir: Path,
-    general_dir: Path | None = None,
+    sequences_dir: Path, split: SplitConfig, out_dir: Path, general_dir: Path | None = None
 ) -> dict[str, Any]:
     """Writes and returns `parts.json`.
 
@@ -119,7 +112,7 @@ def divide(table: Dataset, split: SplitConfig, drop_seen: bool = True) -> Divide
             dropped = {row for row in parts[part] if similar.holds(prompts[row])}
             left_out.update((row, SEEN[earlier]) for row in dropped)
             parts[part] = [row for row in parts[part] if row not in dropped]
-        _sample(parts, part, limits[part], split.seed, left_out)
+        _sample(parts, part, limits[part], left_out)
         if drop_seen and part != PARTS[-1]:
             its_prompts = [prompts[row] for row in parts[part]]
             seen[part] = SimilarPrompts(its_prompts, split.near_duplicate_similarity, prompts)
@@ -166,13 +159,13 @@ def _by_time(
 
 
 def _sample(
-    parts: dict[str, list[int]], part: str, limit: int | None, seed: int, left_out: dict[int, str]
+    parts: dict[str, list[int]], part: str, limit: int | None, left_out: dict[int, str]
 ) -> None:
     """Keeps a seeded sample of `limit` rows of a part, still in order of time."""
     rows = parts[part]
     if limit is None or len(rows) <= limit:
         return
-    kept = set(random.Random(f"{seed} {part}").sample(rows, limit))
+    kept = set(random.Random(f"0 {part}").sample(rows, limit))
     parts[part] = [row for row in rows if row in kept]
     left_out.update((row, f"max_{part}_sequences") for row in rows if row not in kept)
 
@@ -217,13 +210,13 @@ def add_general(
     order = sorted(
         range(len(ids)), key=lambda row: (first_times[sessions[row]], sessions[row], times[row])
     )
-    kept = max(1, min(split.max_general_sequences, int(HELDOUT_SHARE * len(order))))
+    kept = max(1, min(split.max_general_sequences, len(order) // 5))
     heldout, rest = order[-kept:], order[:-kept]
     straddling = {sessions[row] for row in heldout}
     rest = [row for row in rest if sessions[row] not in straddling]
     share = split.general_share
     wanted = round(share / (1 - share) * len(parts["train"]))
-    chosen = random.Random(f"{split.seed} general").sample(rest, min(wanted, len(rest)))
+    chosen = random.Random("0 general").sample(rest, min(wanted, len(rest)))
     place = {sequence_id: row for row, sequence_id in enumerate(customers["sequence_id"])}
     customers_prompts = customers["prompt_text"]
     trained = [customers_prompts[place[sequence_id]] for sequence_id in parts["train"]]

@@ -16,30 +16,18 @@ import jinja2
 
 from outrider.data.exchange import Reject
 
-REFUSALS = (
-    jinja2.TemplateError,
-    TypeError,
-    ValueError,
-    KeyError,
-    AttributeError,
-    IndexError,
-    RecursionError,
-)
-"""Errors of a template on a conversation it was not written for."""
-
 
 def render(tokenizer: Any, messages: list[dict[str, Any]], arguments: dict[str, Any]) -> str:
     """The prompt by the tokenizer's template; `Reject` where that refuses the conversation."""
-    arguments = {
-        "add_generation_prompt": not arguments.get("continue_final_message"),
-        **arguments,
-    }
+    generation = {"add_generation_prompt": not arguments.get("continue_final_message")}
+    # Errors of a template on a conversation it was not written for.
+    refusals = (TypeError, ValueError, LookupError, AttributeError, RecursionError)
     try:
         template = tokenizer.get_chat_template(tools=arguments.get("tools"))
         knows_developer = re.search("""['"]developer['"]""", template) is not None
         read = as_the_engine_reads(messages, knows_developer)
-        return tokenizer.apply_chat_template(read, tokenize=False, **arguments)
-    except REFUSALS as error:
+        return tokenizer.apply_chat_template(read, tokenize=False, **generation | arguments)
+    except (jinja2.TemplateError, *refusals) as error:
         # Its text may quote the customer.
         raise Reject("template_refuses", type(error).__name__) from None
 

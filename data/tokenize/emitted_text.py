@@ -16,7 +16,6 @@ from outrider.data.exchange import Exchange
 
 THINK, END_THINK = "<think>", "</think>"
 
-
 Opening = Literal["thinking", "prefilled", "plain"]
 """Position in a response at which the prompt ends.
 

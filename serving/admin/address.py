@@ -15,8 +15,6 @@ from typing import Any
 LONGEST_SOCKET_PATH = 107
 """Bytes of a Unix socket's path in Linux (sun_path without its end, unix(7))."""
 
-_HOST_PORT = re.compile(r"(?P<host>\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+):(?P<port>[0-9]{1,5})")
-
 
 @dataclass(frozen=True)
 class Address:
@@ -41,10 +39,11 @@ class Address:
             return cls(path=path)
         if text.startswith("https://"):
             raise ValueError("https is not supported; write http://HOST:PORT or unix:/PATH")
-        match = _HOST_PORT.fullmatch(text.removeprefix("http://").removesuffix("/"))
-        if not match or int(match["port"]) > 65535:
+        form = r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+):([0-9]{1,5})"
+        match = re.fullmatch(form, text.removeprefix("http://").removesuffix("/"))
+        if not match or int(match[2]) > 65535:
             raise ValueError("not an address; write unix:/run/vllm.sock or http://127.0.0.1:8000")
-        return cls(host=match["host"].strip("[]"), port=int(match["port"]))
+        return cls(host=match[1].strip("[]"), port=int(match[2]))
 
     @classmethod
     def parse_local(cls, text: str) -> "Address":

@@ -21,9 +21,6 @@ from outrider.serving.admin.address import Address
 ROUTE = "/v1/admin/speculator"
 REQUESTS = ROUTE + "/requests"
 
-_REFUSALS = (400, 404, 409, 422)
-"""Statuses of a swap that was not begun."""
-
 
 class SwapRefused(OutriderError):
     """The replica did not swap the speculator; the old one still serves."""
@@ -164,7 +161,7 @@ class Replica:
         """
         status, answer = self._call("POST", ROUTE, order.model_dump(), timeout_s=600)
         if status != http.client.OK:
-            error = SwapRefused if status in _REFUSALS else SwapFailed
+            error = SwapRefused if status in (400, 404, 409, 422) else SwapFailed  # never begun
             where = f"{self.admin}: {order.directory}"
             raise error(f"{where} was not loaded ({status}): {_reason(answer)}")
         return SwapResult(**answer)
@@ -180,10 +177,10 @@ class Replica:
             raise OutriderError(f"{self.admin}{REQUESTS}: {status} {_reason(answer)}")
         return [LiveRequest(**each) for each in answer["requests"]], int(answer["next"])
 
-    def healthy(self, timeout_s: float = 5) -> bool:
+    def healthy(self) -> bool:
         """True if the engine is alive."""
         try:
-            return self.data.call("GET", "/health", None, None, timeout_s)[0] == http.client.OK
+            return self.data.call("GET", "/health", timeout_s=5)[0] == http.client.OK
         except (OSError, http.client.HTTPException):
             return False
 

@@ -5,11 +5,11 @@ hook. After the final norm they are there in every mode. Before layers, vLLM's m
 for EAGLE-3 drafters: the model holds the layers, and the runner a flag by which it unpacks the
 states. An eager engine is switched on and off between two requests (`AuxiliaryStates`). A forward
 hook would have to know that the fused norm changes the residual in place; the model's own code
-does. The scheduler's output has the number of tokens
-of each request and the position of the first, so the rows of a prompt that is prefilled in chunks,
-preempted, or batched with others are attributed correctly. Prefix caching must be off: a cached
-position is never computed. With tensor parallelism every rank of the last pipeline stage holds the
-same states and its first one keeps them. Written against vLLM 0.32, both model runners.
+does. The scheduler's output has the number of tokens of each request and the position of the first,
+so the rows of a prompt that is prefilled in chunks, preempted, or batched with others are
+attributed correctly. Prefix caching must be off: a cached position is never computed. With tensor
+parallelism every rank of the last pipeline stage holds the same states and its first one keeps
+them. Written against vLLM 0.32, both model runners.
 
 A request may have a claim, the sampling that a log states. Then the target's probabilities of its
 completion are summed with the engine's head, on the device of the states (logged_text.py).
@@ -46,9 +46,6 @@ from outrider.serving.vllm_hooks.swap_extension import SwapExtension
 
 PART, FAILED = ".part", ".failed"
 """Suffixes of a file of states that is being written, and of the reason why it was not."""
-
-POLL_S = 0.005
-"""Time between two looks for a file."""
 
 
 class _Prompt:
@@ -283,7 +280,7 @@ def read_states(
         if (failed := path.with_suffix(FAILED)).exists():
             raise OutriderError(f"{path.parent}: the states were not written: {failed.read_text()}")
         check()
-        time.sleep(POLL_S)
+        time.sleep(0.005)
     sizes = [math.prod(shape) for shape, _, _ in index["requests"].values()]
     try:
         states = torch.from_file(str(path), size=sum(sizes), dtype=torch.bfloat16).split(sizes)

@@ -15,8 +15,6 @@ from outrider.serving.admin.replica import FinishedRequests, LiveRequest
 KEPT = 4096
 """Finished requests that are kept: at 100 requests/s, those of the last 40 s."""
 
-_KEPT_SWAPS = 64
-
 
 class _Swap(NamedTuple):
     """A swap of the speculator, in the monotonic clock, which never goes back."""
@@ -35,7 +33,7 @@ class RequestLog:
         `listener` is called with every finished request.
         """
         self._finished: deque[LiveRequest] = deque(maxlen=KEPT)
-        self._swaps: deque[_Swap] = deque(maxlen=_KEPT_SWAPS)
+        self._swaps: deque[_Swap] = deque(maxlen=64)
         self._next, self._aborting = 0, False
         self._processor, self._listener = processor, listener
         self._ended, self._abort = processor._update_stats_from_finished, processor.abort_requests

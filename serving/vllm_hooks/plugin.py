@@ -16,11 +16,6 @@ from outrider.serving.vllm_hooks.version import vllm_version
 if TYPE_CHECKING:
     import torch
 
-FAULTY_VERSION = "0.32.0+cpu"
-"""The vLLM whose sampler is corrected."""
-
-logger = logging.getLogger("outrider.vllm")
-
 
 def register() -> None:
     """Entry point of the group `vllm.general_plugins`; vLLM may call it twice in a process.
@@ -33,7 +28,7 @@ def register() -> None:
         try:
             install()
         except Exception as error:
-            logger.warning(
+            logging.getLogger("outrider.vllm").warning(
                 "outrider: %s is not installed in this process: %r; install the vLLM that %s names",
                 getattr(install, "__name__", install),
                 error,
@@ -70,7 +65,7 @@ def _correct_cpu_sampler() -> None:
     sampled tokens have a probability below 1e-4 under the target; with `expand` 0.15 %, as without
     speculation. Tested in tests/serving/test_sampling.py.
     """
-    if vllm_version() != FAULTY_VERSION:
+    if vllm_version() != "0.32.0+cpu":
         return
     from vllm.triton_utils.dispatcher import register_kernels
     from vllm.utils import cpu_triton_utils

@@ -31,12 +31,6 @@ from outrider.serving.admin.swap import (
 from outrider.speculators.kinds import trainable_kind_of
 from outrider.speculators.kinds.protocol import TrainableKind
 
-MASK = "mask_hidden"
-"""Name of the states that a parallel drafter reads where no token is known."""
-
-CONTEXT_COPIES = ("_fused_kv_weight", "_fused_kv_bias", "_k_norm_weights")
-"""Attributes of a drafter that projects the target's states apart from its own tokens."""
-
 
 @dataclasses.dataclass(frozen=True)
 class Loaded:
@@ -177,7 +171,7 @@ def replace_weights(
 
         def noted() -> Iterator[tuple[str, torch.Tensor]]:
             for name, tensor in speculator.tensors():
-                if name.endswith(MASK):
+                if name.endswith("mask_hidden"):
                     mask.append(tensor)
                 yield name, tensor
 
@@ -193,7 +187,7 @@ def replace_weights(
 
 
 def load_mask(proposer: Any, mask: torch.Tensor) -> None:
-    """Loads a parallel drafter's mask states and projects them.
+    """Loads a parallel drafter's mask states, read where no token is known, and projects them.
 
     vLLM 0.32 projects them once, after its start. They are a buffer without a weight loader, which
     is on the meta device while weights are loaded again and has no values afterwards.
@@ -205,7 +199,9 @@ def load_mask(proposer: Any, mask: torch.Tensor) -> None:
 
 def context_copies(model: Any) -> dict[str, torch.Tensor]:
     """The copies of weights with which a model makes keys and values of the target's states."""
-    found = {name: getattr(model, name, None) for name in CONTEXT_COPIES}
+    # Of a drafter that projects the target's states apart from its own tokens.
+    names = ("_fused_kv_weight", "_fused_kv_bias", "_k_norm_weights")
+    found = {name: getattr(model, name, None) for name in names}
     return {name: tensor for name, tensor in found.items() if tensor is not None}
 
 

@@ -133,7 +133,9 @@ def recording_server(log: Path, cores: str = "auto") -> Server:
     engine = EngineConfig(
         mode="compiled", max_num_seqs=CONCURRENCY, environment={"VLLM_CPU_OMP_THREADS_BIND": cores}
     )
-    return Server(TargetConfig(), engine, log_path=log, reasoning_parser="deepseek_r1")
+    # Splits chats into reasoning and content; the arguments of a recipe do not have it.
+    engine.extra_arguments["reasoning_parser"] = "deepseek_r1"
+    return Server(TargetConfig(), engine, log_path=log)
 
 
 def _chunks(rows: Iterator[dict[str, Any]], size: int) -> Iterator[list[dict[str, Any]]]:
