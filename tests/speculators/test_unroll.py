@@ -1,14 +1,22 @@
-"""The unroll against transformers' layer decoding token by token with an explicit cache."""
+"""The unroll against transformers' layer decoding token by token with an explicit cache.
+
+What is around the layer, and which state the next depth is fed, is as vLLM 0.32 has it in
+deepseek_mtp.py and glm4_moe_mtp.py.
+"""
 
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
-from transformers import DeepseekV3Config, DynamicCache
+from transformers import AutoConfig, DynamicCache
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import (
     DeepseekV3DecoderLayer,
     DeepseekV3RotaryEmbedding,
+)
+from transformers.models.glm4_moe.modeling_glm4_moe import (
+    Glm4MoeDecoderLayer,
+    Glm4MoeRotaryEmbedding,
 )
 
 from outrider.speculators.checkpoints.target_ends import load_target_ends
@@ -21,18 +29,24 @@ from tools.unrolled import unroll
 
 DEPTH = 4
 LENGTHS = (9, 14, 3)
+LITERAL = {
+    "deepseek_v3": (DeepseekV3DecoderLayer, DeepseekV3RotaryEmbedding, True),
+    "glm4_moe": (Glm4MoeDecoderLayer, Glm4MoeRotaryEmbedding, False),
+}
+"""Layer, positions, and whether vLLM feeds the next depth the state after the last norm."""
 
 
 class LiteralEngine:
     """Decodes with a key-value cache, one token at a time, and rolls chains back afterwards."""
 
     def __init__(self, target_dir: Path, speculator: MTPSpeculator, ends: TargetEnds):
-        self.config = DeepseekV3Config.from_pretrained(target_dir)
+        self.config = AutoConfig.from_pretrained(target_dir)
         self.config._attn_implementation = "eager"
-        self.layer = DeepseekV3DecoderLayer(self.config, LAYERS - 1).float()
+        layer_class, rotary_class, self.feeds_normed = LITERAL[self.config.model_type]
+        self.layer = layer_class(self.config, LAYERS - 1).float()
         self.layer.self_attn.layer_idx = 0
         self.layer.load_state_dict(speculator.block.state_dict())
-        self.rotary = DeepseekV3RotaryEmbedding(self.config)
+        self.rotary = rotary_class(self.config)
         self.speculator, self.ends = speculator, ends
 
     def norm(self, x: Tensor, weight: Tensor) -> Tensor:
@@ -40,7 +54,10 @@ class LiteralEngine:
             x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.config.rms_norm_eps) * weight
         )
 
-    def step(self, token: int, state: Tensor, position: int, cache: DynamicCache) -> Tensor:
+    def step(
+        self, token: int, state: Tensor, position: int, cache: DynamicCache
+    ) -> tuple[Tensor, Tensor]:
+        """The state that the next depth is fed, and u."""
         embedding = self.ends.embedding_VH[token].float() if position > 0 else torch.zeros(HIDDEN)
         both = torch.cat(
             [
@@ -57,18 +74,17 @@ class LiteralEngine:
             past_key_values=cache,
             use_cache=True,
         )
-        return self.norm(out[0, 0], self.speculator.norm.weight)
+        u = self.norm(out[0, 0], self.speculator.norm.weight)
+        return (u if self.feeds_normed else out[0, 0]), u
 
     def chains(self, tokens: list[int], hidden_TH: Tensor) -> dict[tuple[int, int], Tensor]:
         """u of every (depth, anchor) whose predicted token exists."""
         cache, found = DynamicCache(config=self.config), {}
         for i in range(len(tokens) - 2):
-            u = self.step(tokens[i + 1], hidden_TH[i], i, cache)
-            found[0, i] = u
+            state, found[0, i] = self.step(tokens[i + 1], hidden_TH[i], i, cache)
             for s in range(1, DEPTH):
                 if i + 2 + s < len(tokens):
-                    u = self.step(tokens[i + 1 + s], u, i + s, cache)
-                    found[s, i] = u
+                    state, found[s, i] = self.step(tokens[i + 1 + s], state, i + s, cache)
             cache.crop(i + 1)
         return found
 
@@ -103,11 +119,11 @@ def test_valid_is_the_existence_of_the_predicted_token() -> None:
         assert torch.equal(valid_BT(sequence_BT, s), expected)
 
 
-def test_unroll_is_what_the_engine_decodes(target: Path) -> None:
-    speculator, ends = load_mtp(target), load_target_ends(target)
+def test_unroll_is_what_the_engine_decodes(each_target: Path) -> None:
+    speculator, ends = load_mtp(each_target), load_target_ends(each_target)
     token_BT, hidden_BTH, sequence_BT, position_BT = packed_row()
     states = unroll(speculator, ends, token_BT, hidden_BTH, sequence_BT, position_BT, DEPTH)
-    engine = LiteralEngine(target, speculator, ends)
+    engine = LiteralEngine(each_target, speculator, ends)
     start, compared = 0, 0
     for length in LENGTHS:
         span = slice(start, start + length)
@@ -120,8 +136,8 @@ def test_unroll_is_what_the_engine_decodes(target: Path) -> None:
         assert not states[s][~valid_BT(sequence_BT, s)].any()
 
 
-def test_anchors_alone_give_the_same_states(target: Path) -> None:
-    speculator, ends = load_mtp(target), load_target_ends(target)
+def test_anchors_alone_give_the_same_states(each_target: Path) -> None:
+    speculator, ends = load_mtp(each_target), load_target_ends(each_target)
     token_BT, hidden_BTH, sequence_BT, position_BT = packed_row()
     everywhere = unroll(speculator, ends, token_BT, hidden_BTH, sequence_BT, position_BT, DEPTH)
     anchor_BT = valid_BT(sequence_BT, 0) & (torch.arange(sequence_BT.shape[1]) % 3 == 1)
@@ -138,9 +154,9 @@ def test_anchors_alone_give_the_same_states(target: Path) -> None:
 
 @pytest.mark.parametrize("recompute", [False, True])
 def test_gradients_flow_through_the_chain_as_in_the_reference(
-    target: Path, recompute: bool
+    each_target: Path, recompute: bool
 ) -> None:
-    speculator, ends = load_mtp(target), load_target_ends(target)
+    speculator, ends = load_mtp(each_target), load_target_ends(each_target)
     token_BT, hidden_BTH, sequence_BT, position_BT = (tensor[1:] for tensor in packed_row())
     length = LENGTHS[1]
     weight_SIH = torch.randn(DEPTH, length, HIDDEN)
@@ -153,7 +169,7 @@ def test_gradients_flow_through_the_chain_as_in_the_reference(
     ).backward()
     ours = {name: p.grad.clone() for name, p in speculator.named_parameters()}
     speculator.zero_grad()
-    engine = LiteralEngine(target, speculator, ends)
+    engine = LiteralEngine(each_target, speculator, ends)
     found = engine.chains(token_BT[0, :length].tolist(), hidden_BTH[0, :length])
     sum((u * weight_SIH[s, i]).sum() for (s, i), u in found.items()).backward()
     for name, parameter in engine.layer.named_parameters():
@@ -168,7 +184,10 @@ def test_gradients_flow_through_the_chain_as_in_the_reference(
 @pytest.mark.parametrize("experts", [4, 16])
 def test_recomputing_changes_no_bit_of_the_gradients(dtype: torch.dtype, experts: int) -> None:
     torch.manual_seed(0)
-    config = tiny_config().to_dict() | {"num_nextn_predict_layers": 1, "n_routed_experts": experts}
+    config = tiny_config().to_dict() | {
+        "architectures": ["DeepseekV3ForCausalLM"],
+        "n_routed_experts": experts,
+    }
     speculator = MTPSpeculator(config).to(dtype)
     ends = TargetEnds(*(torch.randn(VOCAB, HIDDEN).to(dtype) for _ in range(2)))
     row = packed_row()

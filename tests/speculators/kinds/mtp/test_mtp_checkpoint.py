@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 from outrider.common.errors import OutriderError
+from outrider.speculators.kinds import check_speculator
 from outrider.speculators.kinds.mtp.checkpoint import load_mtp
 from outrider.speculators.kinds.mtp.kind import MTP
 from tests.tiny import LAYERS, edit_tensors, save_drafter
@@ -17,13 +18,13 @@ PREFIX = f"model.layers.{LAYERS}."
 
 
 @pytest.fixture
-def broken(target: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(target, tmp_path / "broken"))
+def broken(each_target: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(each_target, tmp_path / "broken"))
 
 
-def test_round_trip_is_byte_identical(target: Path, tmp_path: Path) -> None:
-    save_drafter(load_mtp(target), target, tmp_path / "speculator")
-    original = load_file(target / "model.safetensors")
+def test_round_trip_is_byte_identical(each_target: Path, tmp_path: Path) -> None:
+    save_drafter(load_mtp(each_target), each_target, tmp_path / "speculator")
+    original = load_file(each_target / "model.safetensors")
     written = load_file(tmp_path / "speculator" / "model.safetensors")
     shared = {PREFIX + "embed_tokens.weight", PREFIX + "shared_head.head.weight"}
     assert set(written) == {name for name in original if name.startswith(PREFIX)} - shared
@@ -31,14 +32,32 @@ def test_round_trip_is_byte_identical(target: Path, tmp_path: Path) -> None:
         assert tensor.dtype == original[name].dtype
         assert torch.equal(tensor.view(torch.uint8), original[name].view(torch.uint8)), name
     assert json.loads((tmp_path / "speculator" / "config.json").read_text()) == json.loads(
-        (target / "config.json").read_text()
+        (each_target / "config.json").read_text()
     )
 
 
-def test_half_precision_keeps_the_routing_bias(target: Path) -> None:
-    speculator = load_mtp(target, dtype=torch.bfloat16)
-    assert speculator.block.mlp.gate.e_score_correction_bias.dtype == torch.float32
+def test_half_precision_keeps_the_routing_bias(each_target: Path) -> None:
+    speculator = load_mtp(each_target, dtype=torch.bfloat16)
+    stored = load_file(each_target / "model.safetensors")
+    bias = stored[PREFIX + "mlp.gate.e_score_correction_bias"].float()
+    assert torch.equal(speculator.block.mlp.gate.e_score_correction_bias, bias)
     assert speculator.eh_proj.weight.dtype == torch.bfloat16
+
+
+def test_what_training_changed_is_written_in_the_checkpoint_s_layout(
+    each_target: Path, tmp_path: Path
+) -> None:
+    speculator = load_mtp(each_target)
+    with torch.no_grad():
+        for weight in speculator.parameters():
+            weight.mul_(1.5)
+    save_drafter(speculator, each_target, tmp_path / "speculator")
+    check_speculator(tmp_path / "speculator", each_target)
+    original = load_file(each_target / "model.safetensors")
+    for name, tensor in load_file(tmp_path / "speculator" / "model.safetensors").items():
+        trained = not name.endswith("e_score_correction_bias")
+        expected = original[name].float() * (1.5 if trained else 1)
+        assert torch.equal(tensor, expected.to(original[name].dtype)), name
 
 
 def test_a_target_without_mtp_layer(broken: Path) -> None:
