@@ -99,7 +99,8 @@ def check_mtp_target(directory: Path, config_only: bool) -> None:
     """
     config_path = directory / "config.json"
     config = read_json(config_path)
-    layer = architecture_of(config, config_path).layer
+    architecture = architecture_of(config, config_path)
+    layer = architecture.layer
     if layer is None:
         raise OutriderError(
             f"{config_path}: architectures = {config['architectures']} has no MTP layer that"
@@ -108,8 +109,10 @@ def check_mtp_target(directory: Path, config_only: bool) -> None:
         )
     fix = (
         "point target.model at a checkpoint with its multi-token prediction layer (DeepSeek-V3,"
-        " R1 and GLM-4.5 have one), or train a head: speculator.kind: eagle3"
+        " R1 and GLM-4.5 have one; conversions to other formats often drop it)"
     )
+    if architecture.returns_states:
+        fix += ", or train a head: speculator.kind: eagle3"
     if (rope_type := rope_of(config)["rope_type"]) not in layer.rope_types:
         raise OutriderError(
             f"{config_path}: rope_type = {rope_type}: the MTP layer of this architecture is trained"
@@ -117,10 +120,10 @@ def check_mtp_target(directory: Path, config_only: bool) -> None:
             " whose config.json has no such scaling, if the endpoint can serve without it"
         )
     layers = config.get("num_nextn_predict_layers")
-    if not layers:
+    if layers != 1:
         raise OutriderError(
-            f"{config_path}: num_nextn_predict_layers is {layers}, so there is no MTP layer to"
-            f" start from; {fix}"
+            f"{config_path}: num_nextn_predict_layers is {layers}, but exactly 1 MTP layer is"
+            f" trained; {fix}"
         )
     fp8_blocks(config, config_path)  # refuses other quantizations than DeepSeek's
     if config_only and not any((directory / name).is_file() for name in (INDEX, SINGLE)):
@@ -129,7 +132,7 @@ def check_mtp_target(directory: Path, config_only: bool) -> None:
     if not any(name.startswith(prefix) for name in weight_map(directory)):
         raise OutriderError(
             f"{directory}: no tensor named {prefix}*, though num_nextn_predict_layers in"
-            f" {config_path.name} is {layers}: conversions often drop the MTP layer; {fix}"
+            f" {config_path.name} is {layers}; {fix}"
         )
 
 

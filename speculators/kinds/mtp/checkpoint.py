@@ -56,14 +56,6 @@ def load_mtp(
     With `frozen_experts` the routed experts are not parameters (`Experts`).
     """
     layout = read_layout(directory)
-    layers = layout.config.get("num_nextn_predict_layers") or 0
-    if layers != 1:
-        raise OutriderError(
-            f"{layout.directory / 'config.json'}: num_nextn_predict_layers is {layers},"
-            " but Outrider trains targets with exactly 1 multi-token prediction layer; point"
-            " target.model at a checkpoint that has one (DeepSeek-V3, R1 and GLM-4.5 do;"
-            " conversions to other formats often drop it)"
-        )
     dense = layout.config["num_hidden_layers"] < layout.config["first_k_dense_replace"]
     if frozen_experts and dense:
         raise OutriderError(

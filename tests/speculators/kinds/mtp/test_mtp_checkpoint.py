@@ -69,6 +69,8 @@ def test_a_target_without_mtp_layer(broken: Path) -> None:
     with pytest.raises(OutriderError, match=r"no tensor named model\.layers\.2"):
         MTP().check_target(broken, None, config_only=False)
     config = json.loads((broken / "config.json").read_text())
-    (broken / "config.json").write_text(json.dumps(config | {"num_nextn_predict_layers": 0}))
-    with pytest.raises(OutriderError, match="num_nextn_predict_layers is 0"):
-        load_mtp(broken)
+    for layers in (0, 2):
+        changed = config | {"num_nextn_predict_layers": layers}
+        (broken / "config.json").write_text(json.dumps(changed))
+        with pytest.raises(OutriderError, match=f"num_nextn_predict_layers is {layers}"):
+            MTP().check_target(broken, None, config_only=True)
