@@ -97,7 +97,7 @@ class Glm4MoeAttention(LlamaAttention):
     """The attention of GLM-4.5 to 4.7 by config.json (`glm4_moe`)."""
 
     def __init__(self, config: Config):
-        rope = rope_of(config)
+        rope = {"partial_rotary_factor": 0.5, **config, **rope_of(config)}
         super().__init__(
             hidden=config["hidden_size"],
             heads=config["num_attention_heads"],
@@ -107,9 +107,7 @@ class Glm4MoeAttention(LlamaAttention):
             into=config["hidden_size"],
             norm_eps=config["rms_norm_eps"] if config["use_qk_norm"] else None,
             bias=config["attention_bias"],
-            rotated_share=rope.get(
-                "partial_rotary_factor", config.get("partial_rotary_factor", 0.5)
-            ),
+            rotated_share=rope["partial_rotary_factor"],
         )
 
 
