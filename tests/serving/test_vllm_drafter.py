@@ -26,9 +26,10 @@ def test_vllm_s_glm_layer_drafts_what_the_unroll_drafts(tmp_path: Path) -> None:
     speculator, ends = load_mtp(directory), load_target_ends(target)
     torch.manual_seed(0)
     token_T, hidden_TH = torch.randint(VOCAB, (TOKENS,)), torch.randn(TOKENS, HIDDEN)
-    out, both = tmp_path / "states", (ends.embedding_VH.float(), ends.lm_head_VH)
+    out, embedding_VH = tmp_path / "states", ends.embedding_VH.float()
     drafting = multiprocessing.get_context("fork").Process(
-        target=draft, args=(target, directory, token_T.tolist(), both, hidden_TH, DEPTH, out)
+        target=draft,
+        args=(target, directory, token_T.tolist(), embedding_VH, hidden_TH, DEPTH, out),
     )
     drafting.start()
     drafting.join()

@@ -23,11 +23,8 @@ class ListedCache(torch.nn.Module):
 
     def __init__(self, attention: Any):
         super().__init__()
-        self.heads, self.kv_heads, self.scale = (
-            attention.num_heads,
-            attention.num_kv_heads,
-            attention.impl.scale,
-        )
+        self.heads, self.kv_heads = attention.num_heads, attention.num_kv_heads
+        self.scale = attention.scaling
         self.seen: list[tuple[Tensor, Tensor]] = []
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -45,14 +42,14 @@ def draft(
     target: Path,
     speculator: Path,
     token_ids: list[int],
-    ends: tuple[Tensor, Tensor],
+    embedding_VH: Tensor,
     hidden_TH: Tensor,
     depth: int,
     out: Path,
 ) -> None:
     """Writes `u.DEPTH.ANCHOR`, the normed states of every chain; run it in its own process.
 
-    `ends` are the target's embedding and head. Chains read the given tokens, from `hidden_TH`.
+    Chains read the target's embedding of the given tokens, from the states `hidden_TH`.
     """
     os.environ.update(engine_environment(EngineConfig()))
     arguments = engine_arguments(
@@ -73,11 +70,7 @@ def draft(
 
     config = EngineArgs(**arguments, skip_tokenizer_init=True).create_engine_config()
     model_config = config.speculative_config.draft_model_config
-    with (
-        set_current_vllm_config(config),
-        torch.no_grad(),
-        set_forward_context(None, config, num_tokens=1),
-    ):
+    with set_current_vllm_config(config), torch.no_grad():
         init_distributed_environment(1, 0, f"file://{out}.rendezvous", 0, "gloo")
         ensure_model_parallel_initialized(1, 1)
         with set_default_torch_dtype(torch.float32):
@@ -86,14 +79,14 @@ def draft(
         loaded = drafter.load_weights(kind.swap_tensors(speculator))
         assert required(drafter, kind) <= loaded, required(drafter, kind) - loaded
         process_weights_after_loading(drafter, model_config, torch.device("cpu"))
-        # The engine replaces both after loading.
         [layer] = drafter.model.layers.values()
-        drafter.model.embed_tokens.weight.copy_(ends[0])
-        cache = ListedCache(layer.mtp_block.self_attn.attn)
-        layer.mtp_block.self_attn.attn = cache
+        attention = layer.mtp_block.self_attn
+        attention.attn = cache = ListedCache(attention)
 
         def step(token: int, state: Tensor, position: int) -> tuple[Tensor, Tensor]:
-            found = drafter(torch.tensor([token]), torch.tensor([position]), state)
+            token_1, position_1 = torch.tensor([token]), torch.tensor([position])
+            with set_forward_context(None, config, num_tokens=1):
+                found = drafter(token_1, position_1, state, inputs_embeds=embedding_VH[token_1])
             # llm_base_proposer.py: a tuple has the state for the head and the state that is fed.
             last, fed = found if isinstance(found, tuple) else (found, found)
             return fed, layer.shared_head(last)[0]
