@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from outrider.common.errors import OutriderError
 from outrider.common.files import read_json
-from outrider.speculators.checkpoints.architectures import architecture_of, layer_of
+from outrider.speculators.checkpoints.architectures import architecture_of
 from outrider.speculators.checkpoints.checks import (
     check_finite,
     check_names,
@@ -79,7 +79,8 @@ def check_mtp(directory: Path, target: CheckpointLayout) -> None:
     """The directory holds what the target's own layer holds, tensor by tensor."""
     path, config = directory / "config.json", read_json(directory / "config.json")
     check_vocabulary_size(path, config, target)
-    for key in (*SAME_AS_TARGET, *layer_of(target.config).keys):
+    layer = architecture_of(target.config, target.directory / "config.json").layer
+    for key in (*SAME_AS_TARGET, *(layer.keys if layer else ())):
         if config.get(key) != target.config.get(key):
             raise foreign(path, key, config.get(key), target, target.config.get(key))
     prefix, found = layer_prefix(target.config), tensor_headers(directory)

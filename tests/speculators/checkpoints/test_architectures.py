@@ -107,3 +107,12 @@ def test_heads_are_refused_where_vllm_returns_no_states(kind: str, tmp_path: Pat
     target = write_tiny_target(tmp_path / "target", config=tiny_glm())
     with pytest.raises(OutriderError, match=r"does not return the states.*kind: mtp"):
         trainable_kind(kind).check_target(target, None, config_only=True)
+
+
+def test_a_layer_of_another_architecture_does_not_belong_to_a_target_without_one(
+    tmp_path: Path,
+) -> None:
+    layer = write_tiny_target(tmp_path / "glm", config=tiny_glm())
+    target = write_tiny_decoder("LlamaForCausalLM", tmp_path / "target")
+    with pytest.raises(OutriderError, match="the speculator belongs to another model"):
+        trainable_kind("mtp").check(layer, read_layout(target))
