@@ -167,9 +167,9 @@ def _found(recipe: "Recipe") -> dict[str, Any]:
 
 def _template(config: Mapping[str, Any]) -> str:
     """The shipped template for targets of this architecture and size."""
-    from outrider.speculators.checkpoints.architectures import WITH_OWN_SPECULATOR, architecture_of
+    from outrider.speculators.checkpoints.architectures import architecture_of
 
-    if architecture_of(config, "config.json") not in WITH_OWN_SPECULATOR:
+    if architecture_of(config, "config.json").layer is None:
         return "r1_distill/template"
     # The width of DeepSeek-V3 and R1.
     return "r1/template" if config["hidden_size"] == 7168 else "template"

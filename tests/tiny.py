@@ -1,8 +1,10 @@
-"""A random DeepSeek-V3 checkpoint of two layers and an MTP layer.
+"""A random checkpoint of two layers and an MTP layer: DeepSeek-V3's, or GLM-4.5's.
 
     write_tiny_target(tmp_path / "target", seed=0)
+    write_tiny_target(tmp_path / "glm", config=tiny_glm())
 
-transformers writes the layers under DeepSeek's names; the MTP layer is one more layer, renamed.
+transformers writes the layers under the checkpoints' names; the MTP layer is one more layer,
+renamed. GLM's routing bias is in float32, with values that bfloat16 has not.
 """
 
 import json
@@ -12,7 +14,12 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    DeepseekV3Config,
+    Glm4MoeConfig,
+    PretrainedConfig,
+)
 
 from outrider.speculators.kinds import trainable_kind_of
 from outrider.speculators.kinds.drafter import Drafter
@@ -51,28 +58,68 @@ def tiny_config() -> DeepseekV3Config:
     )
 
 
+def tiny_glm() -> Glm4MoeConfig:
+    """As wide; grouped queries with biases and norms, half of each head rotated; 4 experts."""
+    return Glm4MoeConfig(
+        vocab_size=VOCAB,
+        hidden_size=HIDDEN,
+        intermediate_size=96,
+        moe_intermediate_size=32,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=32,
+        attention_bias=True,
+        use_qk_norm=True,
+        n_shared_experts=1,
+        n_routed_experts=4,
+        num_experts_per_tok=2,
+        first_k_dense_replace=1,
+        max_position_embeddings=512,
+        rope_parameters={"rope_type": "default", "rope_theta": 1e6, "partial_rotary_factor": 0.5},
+        tie_word_embeddings=False,
+        routed_scaling_factor=2.5,
+        initializer_range=0.15,
+        bos_token_id=0,
+        eos_token_id=1,
+    )
+
+
+TINY = {"DeepseekV3ForCausalLM": tiny_config, "Glm4MoeForCausalLM": tiny_glm}
+"""Configurations of the targets with an MTP layer, by architecture."""
+
+
 def write_tiny_target(
-    directory: Path, seed: int = 0, layers_in_shards: bool = False, **sizes: int
+    directory: Path,
+    seed: int = 0,
+    layers_in_shards: bool = False,
+    config: PretrainedConfig | None = None,
+    **sizes: int,
 ) -> Path:
     """Writes config.json and the weights in bf16.
 
     `layers_in_shards` writes two files and an index. `sizes` replace keys of config.json.
     """
     torch.manual_seed(seed)
-    config = tiny_config()
+    config = config or tiny_config()
     config.update(sizes)
     # A model with one layer more: its last layer becomes the MTP layer's block.
     config.num_hidden_layers = LAYERS + 1
-    model = DeepseekV3ForCausalLM(config)
+    model = AutoModelForCausalLM.from_config(config)
     with torch.no_grad():
         for name, buffer in model.named_buffers():
             if name.endswith("e_score_correction_bias"):
                 buffer.normal_(std=0.05)
         for name, parameter in model.named_parameters():
-            if name.endswith("norm.weight"):
+            if name.endswith(("norm.weight", "_proj.bias")):
                 parameter.add_(torch.randn_like(parameter) * 0.1)
+    routing_bias = {
+        name: buffer.clone() for name, buffer in model.named_buffers() if "e_score" in name
+    }
     model.to(torch.bfloat16).save_pretrained(directory)
     tensors = load_file(directory / "model.safetensors")
+    if config.model_type == "glm4_moe":
+        tensors |= routing_bias
     mtp = f"model.layers.{LAYERS}."
     for suffix in ("enorm.weight", "hnorm.weight", "shared_head.norm.weight"):
         tensors[mtp + suffix] = (1 + 0.1 * torch.randn(config.hidden_size)).bfloat16()
@@ -100,12 +147,9 @@ def write_tiny_target(
     else:
         save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
     settings = json.loads((directory / "config.json").read_text())
-    settings |= {
-        "num_hidden_layers": LAYERS,
-        "num_nextn_predict_layers": 1,
-        "topk_method": "noaux_tc",
-        "scoring_func": "sigmoid",
-    }
+    settings |= {"num_hidden_layers": LAYERS, "num_nextn_predict_layers": 1}
+    if config.model_type == "deepseek_v3":
+        settings |= {"topk_method": "noaux_tc", "scoring_func": "sigmoid"}
     (directory / "config.json").write_text(json.dumps(settings, indent=2))
     return directory
 

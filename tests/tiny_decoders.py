@@ -14,6 +14,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 VOCAB = 97
+TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 SIZES = {
     "hidden_size": 64,
     "intermediate_size": 96,
@@ -87,6 +88,6 @@ def write_tiny_decoder(
                 parameter.add_(torch.randn_like(parameter) * 0.1)
     model.to(torch.bfloat16).save_pretrained(directory)
     if tokenizer_of is not None:
-        for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        for name in TOKENIZER:
             shutil.copyfile(tokenizer_of / name, directory / name)
     return directory

@@ -16,12 +16,7 @@ from safetensors import safe_open
 
 from outrider.common.errors import OutriderError
 from outrider.common.files import read_json
-from outrider.speculators.checkpoints.architectures import (
-    EMBEDDING,
-    HEAD,
-    WITH_OWN_SPECULATOR,
-    architecture_of,
-)
+from outrider.speculators.checkpoints.architectures import EMBEDDING, HEAD, architecture_of
 
 SCALE_SUFFIX = "_scale_inv"
 """DeepSeek stores the scales of NAME.weight as NAME.weight_scale_inv, though they multiply."""
@@ -64,10 +59,10 @@ def read_layout(directory: Path) -> CheckpointLayout:
     """Reads config.json and the index, or the only file's header; shards may be absent."""
     directory = Path(directory)
     config = read_json(directory / "config.json")
-    name = architecture_of(config, directory / "config.json")
+    architecture = architecture_of(config, directory / "config.json")
     quantization = config.get("quantization_config") or {}
     # Of a target without an MTP layer only the ends are read, which other formats leave in bf16.
-    read = name in WITH_OWN_SPECULATOR or "weight_block_size" in quantization
+    read = architecture.layer is not None or "weight_block_size" in quantization
     blocks = fp8_blocks(config, directory / "config.json") if read else None
     return CheckpointLayout(directory, config, weight_map(directory), blocks)
 

@@ -2,22 +2,25 @@
 
     attention = LlamaAttention(hidden=192, heads=3, kv_heads=3, head_dim=64, theta=1e4, into=384)
     q, key, value = attention.project(x_NX, position_N)
+    attention = Glm4MoeAttention(config)
 
-With `norm_eps` queries and keys are normed by head before they are rotated, as in Qwen3.
+With `norm_eps` queries and keys are normed by head before they are rotated, as in Qwen3. GLM-4.5
+has that too, or not, biases, and a rotary embedding of the first dims of a head only.
 
-Rotary embedding turns the halves of a head (d, d + D/2), not interleaved pairs as DeepSeek does.
+Rotary embedding turns the halves of R dims (d, d + R/2), not interleaved pairs as DeepSeek does.
 
-Shapes: N tokens, X width of the input, A heads, G heads of keys and values, D dims of a head, H
-hidden.
+Shapes: N tokens after any leading dimensions, X width of the input, A heads, G heads of keys and
+values, D dims of a head, R those that are rotated, H hidden.
 """
 
 import torch
 from torch import Tensor, nn
 
-from outrider.speculators.layers.deepseek_layer import RMSNorm
+from outrider.speculators.layers.decoder_layer import Config, RMSNorm, by_head
+from outrider.speculators.layers.rope import rope_of
 
 Tables = tuple[Tensor, Tensor]
-"""Cosine and sine [N, D / 2] of the angles of N positions."""
+"""Cosine and sine [1, N, R / 2] of the angles of N positions."""
 
 
 class LlamaAttention(nn.Module):
@@ -32,13 +35,16 @@ class LlamaAttention(nn.Module):
         theta: float,
         into: int,
         norm_eps: float | None = None,
+        bias: bool = False,
+        rotated_share: float = 1.0,
     ):
         super().__init__()
-        self.heads, self.kv_heads, self.head_dim, self.theta = heads, kv_heads, head_dim, theta
+        self.heads, self.kv_heads, self.theta = heads, kv_heads, theta
+        self.rotary_dim = int(head_dim * rotated_share)
         self.softmax_scale = head_dim**-0.5
-        self.q_proj = nn.Linear(into, heads * head_dim, bias=False)
-        self.k_proj = nn.Linear(into, kv_heads * head_dim, bias=False)
-        self.v_proj = nn.Linear(into, kv_heads * head_dim, bias=False)
+        self.q_proj = nn.Linear(into, heads * head_dim, bias=bias)
+        self.k_proj = nn.Linear(into, kv_heads * head_dim, bias=bias)
+        self.v_proj = nn.Linear(into, kv_heads * head_dim, bias=bias)
         self.o_proj = nn.Linear(heads * head_dim, hidden, bias=False)
         self.q_norm, self.k_norm = (
             nn.Identity() if norm_eps is None else RMSNorm(head_dim, norm_eps) for _ in range(2)
@@ -55,21 +61,21 @@ class LlamaAttention(nn.Module):
 
     def queries(self, x_NX: Tensor) -> Tensor:
         """Queries [A, N, D], not rotated."""
-        return self.q_norm(self._by_head(self.q_proj(x_NX), self.heads))
+        return self.q_norm(by_head(self.q_proj(x_NX), self.heads))
 
     def keys(self, x_NX: Tensor) -> Tensor:
         """Keys [G, N, D], not rotated."""
-        return self.k_norm(self._by_head(self.k_proj(x_NX), self.kv_heads))
+        return self.k_norm(by_head(self.k_proj(x_NX), self.kv_heads))
 
     def values(self, x_NX: Tensor) -> Tensor:
         """Values [A, N, D]."""
-        return self._repeated(self._by_head(self.v_proj(x_NX), self.kv_heads))
+        return self._repeated(by_head(self.v_proj(x_NX), self.kv_heads))
 
     def tables(self, position_N: Tensor) -> Tables:
         """The rotation of these positions."""
-        exponent = torch.arange(0, self.head_dim, 2, dtype=torch.float32) / self.head_dim
+        exponent = torch.arange(0, self.rotary_dim, 2, dtype=torch.float32) / self.rotary_dim
         frequency = (self.theta**-exponent).to(position_N.device)
-        angle = position_N[:, None].float() * frequency
+        angle = position_N[..., None, :, None].float() * frequency
         return angle.cos(), angle.sin()
 
     def rotated(self, heads_AMD: Tensor, tables: Tables) -> Tensor:
@@ -78,18 +84,35 @@ class LlamaAttention(nn.Module):
 
     def combine(self, attended_AND: Tensor) -> Tensor:
         """Attended values [A, N, D] to [N, H]."""
-        return self.o_proj(attended_AND.transpose(0, 1).flatten(1))
-
-    def _by_head(self, x_NX: Tensor, heads: int) -> Tensor:
-        return x_NX.unflatten(-1, (heads, self.head_dim)).transpose(0, 1)
+        return self.o_proj(attended_AND.transpose(-3, -2).flatten(-2))
 
     def _repeated(self, x_AND: Tensor) -> Tensor:
         """One head for each query; queries themselves as they are."""
-        if len(x_AND) == self.heads:
+        if x_AND.shape[-3] == self.heads:
             return x_AND
-        return x_AND.repeat_interleave(self.heads // self.kv_heads, dim=0)
+        return x_AND.repeat_interleave(self.heads // self.kv_heads, dim=-3)
+
+
+class Glm4MoeAttention(LlamaAttention):
+    """The attention of GLM-4.5 to 4.7 by config.json (`glm4_moe`)."""
+
+    def __init__(self, config: Config):
+        rope = {"partial_rotary_factor": 0.5, **config, **rope_of(config)}
+        super().__init__(
+            hidden=config["hidden_size"],
+            heads=config["num_attention_heads"],
+            kv_heads=config["num_key_value_heads"],
+            head_dim=config["head_dim"],
+            theta=rope["rope_theta"],
+            into=config["hidden_size"],
+            norm_eps=config["rms_norm_eps"] if config["use_qk_norm"] else None,
+            bias=config["attention_bias"],
+            rotated_share=rope["partial_rotary_factor"],
+        )
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    first, second = x.float().chunk(2, -1)
-    return torch.cat([first * cos - second * sin, second * cos + first * sin], -1).to(x.dtype)
+    half = cos.shape[-1]
+    first, second, rest = x.float().tensor_split((half, 2 * half), -1)
+    turned = first * cos - second * sin, second * cos + first * sin
+    return torch.cat([*turned, rest.expand(*turned[0].shape[:-1], -1)], -1).to(x.dtype)

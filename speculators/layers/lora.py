@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor, nn
 
-from outrider.speculators.layers.deepseek_layer import Experts, expert_name, grouped_linear
+from outrider.speculators.layers.decoder_layer import Experts, expert_name, grouped_linear
 
 ALPHA = 32.0
 """The adapters' product is scaled by alpha / rank."""

@@ -22,7 +22,7 @@ from outrider.pipeline.stages.registry import STAGES, stage_names, stages_of
 from outrider.pipeline.stages.train import train_of
 from outrider.speculators.kinds import kind_of, trainable_names
 from outrider.training.distributed import launch
-from tests.tiny import write_tiny_target
+from tests.tiny import tiny_glm, write_tiny_target
 from tests.training.corpus import make_corpus
 from tests.training.forked_ranks import run_forked
 
@@ -66,6 +66,11 @@ def test_auto_is_every_kind_that_the_target_supports(
     assert "eagle3" in recipe.speculator.kinds and "mtp" not in recipe.speculator.kinds
     printed = capsys.readouterr().err
     assert "speculator.kind = auto:" in printed and "not mtp:" in printed
+    # One whose layers' states vLLM does not return.
+    glm = write_tiny_target(tmp_path / "glm", config=tiny_glm())
+    recipe = with_kinds(recipe_of(glm, "speculator.kind=auto"))
+    assert recipe.speculator.candidates == ("mtp", "ngram")
+    assert "does not return the states" in " ".join(capsys.readouterr().err.split())
 
 
 WITH_MLA = "serving.engine.environment.VLLM_MLA_DISABLE='0'"

@@ -1,6 +1,7 @@
 """Whole runs on the real engine: random targets without MLA, and streamed training."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -8,13 +9,12 @@ import pytest
 from outrider.data.features.feature_store import FeatureStore
 from outrider.eval.config import EXIT_CODES
 from tests.cli.commands import run
-from tests.tiny_decoders import write_tiny_decoder
+from tests.tiny import tiny_glm, write_tiny_target
+from tests.tiny_decoders import TOKENIZER, write_tiny_decoder
 
 pytestmark = [pytest.mark.slow, pytest.mark.engine]
 
-DECODER = (
-    "speculator.kind=eagle3",
-    "speculator.base=ngram",
+SMALL = (
     "speculator.depth=2",
     "split.max_train_sequences=40",
     "split.max_validation_sequences=8",
@@ -31,6 +31,7 @@ DECODER = (
     "eval.verification_requests=4",
     "eval.max_tokens=32",
 )
+HEAD = ("speculator.kind=eagle3", "speculator.base=ngram")
 
 
 @pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "Qwen3ForCausalLM"])
@@ -38,7 +39,7 @@ def test_a_head_is_trained_and_served(architecture: str, nano_r1: Path, tmp_path
     target = write_tiny_decoder(
         architecture, tmp_path / "target", vocabulary=4096, tokenizer_of=nano_r1
     )
-    words = ("--recipe", "resume_screening", f"target.model={target}", "name=tiny", *DECODER)
+    words = ("--recipe", "resume_screening", f"target.model={target}", "name=tiny", *SMALL, *HEAD)
     finished = run("train-speculator", *words, cwd=tmp_path)
     # A random target's head ships by chance only.
     assert finished.returncode in EXIT_CODES.values(), finished.stderr
@@ -49,6 +50,20 @@ def test_a_head_is_trained_and_served(architecture: str, nano_r1: Path, tmp_path
     assert checks["layer_check"]["top_error"] < 0.01
     result = json.loads(finished.stdout)
     assert result["kind"] == "eagle3" and result["acceptance_length"]["custom"] >= 1
+    assert result["tokens_per_s"]["eager"]["1"]["custom"] > 0
+
+
+def test_the_target_s_own_layer_is_trained_and_served(nano_r1: Path, tmp_path: Path) -> None:
+    """With grouped queries, in place of DeepSeek's attention; the base is the target's layer."""
+    sizes = {"vocab_size": 4096, "max_position_embeddings": 2048}
+    target = write_tiny_target(tmp_path / "target", config=tiny_glm(), **sizes)
+    for name in TOKENIZER:
+        shutil.copyfile(nano_r1 / name, target / name)
+    words = ("--recipe", "resume_screening", f"target.model={target}", "name=tiny", *SMALL)
+    finished = run("train-speculator", *words, cwd=tmp_path)
+    assert finished.returncode in EXIT_CODES.values(), finished.stderr
+    result = json.loads(finished.stdout)
+    assert result["kind"] == "mtp" and result["acceptance_length"]["custom"] >= 1
     assert result["tokens_per_s"]["eager"]["1"]["custom"] > 0
 
 

@@ -1,14 +1,22 @@
-"""The unroll against transformers' layer decoding token by token with an explicit cache."""
+"""The unroll against transformers' layer decoding token by token with an explicit cache.
+
+What is around the layer, and which state the next depth is fed, is as vLLM 0.32 has it in
+deepseek_mtp.py and glm4_moe_mtp.py.
+"""
 
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
-from transformers import DeepseekV3Config, DynamicCache
+from transformers import AutoConfig, DynamicCache
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import (
     DeepseekV3DecoderLayer,
     DeepseekV3RotaryEmbedding,
+)
+from transformers.models.glm4_moe.modeling_glm4_moe import (
+    Glm4MoeDecoderLayer,
+    Glm4MoeRotaryEmbedding,
 )
 
 from outrider.speculators.checkpoints.target_ends import load_target_ends
@@ -26,17 +34,24 @@ from tests.speculators.literal_engine import (
 from tests.tiny import HIDDEN, LAYERS, VOCAB, tiny_config
 from tools.unrolled import unroll
 
+LITERAL = {
+    "deepseek_v3": (DeepseekV3DecoderLayer, DeepseekV3RotaryEmbedding, True),
+    "glm4_moe": (Glm4MoeDecoderLayer, Glm4MoeRotaryEmbedding, False),
+}
+"""Layer, positions, and whether vLLM feeds the next depth the state after the last norm."""
+
 
 class LiteralEngine(CachedEngine):
     """The MTP layer, whose head reads the state that the next step reads."""
 
     def __init__(self, target_dir: Path, speculator: MTPSpeculator, ends: TargetEnds):
-        self.config = DeepseekV3Config.from_pretrained(target_dir)
+        self.config = AutoConfig.from_pretrained(target_dir)
         self.config._attn_implementation = "eager"
-        self.layer = DeepseekV3DecoderLayer(self.config, LAYERS - 1).float()
+        layer_class, rotary_class, self.feeds_normed = LITERAL[self.config.model_type]
+        self.layer = layer_class(self.config, LAYERS - 1).float()
         self.layer.self_attn.layer_idx = 0
         self.layer.load_state_dict(speculator.block.state_dict())
-        self.rotary = DeepseekV3RotaryEmbedding(self.config)
+        self.rotary = rotary_class(self.config)
         self.speculator, self.ends = speculator, ends
 
     def norm(self, x: Tensor, weight: Tensor) -> Tensor:
@@ -64,7 +79,7 @@ class LiteralEngine(CachedEngine):
             use_cache=True,
         )
         u = self.norm(out[0, 0], self.speculator.norm.weight)
-        return u, u
+        return (u if self.feeds_normed else out[0, 0]), u
 
 
 def test_valid_is_the_existence_of_the_predicted_token() -> None:
@@ -77,14 +92,14 @@ def test_valid_is_the_existence_of_the_predicted_token() -> None:
         assert torch.equal(valid_BT(sequence_BT, s), expected)
 
 
-def test_unroll_is_what_the_engine_decodes(target: Path) -> None:
-    speculator, ends = load_mtp(target), load_target_ends(target)
-    engine = LiteralEngine(target, speculator, ends)
+def test_unroll_is_what_the_engine_decodes(each_target: Path) -> None:
+    speculator, ends = load_mtp(each_target), load_target_ends(each_target)
+    engine = LiteralEngine(each_target, speculator, ends)
     assert chain_differences(speculator, engine, packed_row()).max() < 2e-4
 
 
-def test_anchors_alone_give_the_same_states(target: Path) -> None:
-    speculator, ends = load_mtp(target), load_target_ends(target)
+def test_anchors_alone_give_the_same_states(each_target: Path) -> None:
+    speculator, ends = load_mtp(each_target), load_target_ends(each_target)
     token_BT, hidden_BTH, sequence_BT, position_BT = packed_row()
     everywhere = unroll(speculator, ends, token_BT, hidden_BTH, sequence_BT, position_BT, DEPTH)
     anchor_BT = valid_BT(sequence_BT, 0) & (torch.arange(sequence_BT.shape[1]) % 3 == 1)
@@ -101,9 +116,9 @@ def test_anchors_alone_give_the_same_states(target: Path) -> None:
 
 @pytest.mark.parametrize("recompute", [False, True])
 def test_gradients_flow_through_the_chain_as_in_the_reference(
-    target: Path, recompute: bool
+    each_target: Path, recompute: bool
 ) -> None:
-    speculator, ends = load_mtp(target), load_target_ends(target)
+    speculator, ends = load_mtp(each_target), load_target_ends(each_target)
     token_BT, hidden_BTH, sequence_BT, position_BT = (tensor[1:] for tensor in packed_row())
     length = LENGTHS[1]
     weight_SIH = torch.randn(DEPTH, length, HIDDEN)
@@ -116,7 +131,7 @@ def test_gradients_flow_through_the_chain_as_in_the_reference(
     ).backward()
     ours = {name: p.grad.clone() for name, p in speculator.named_parameters()}
     speculator.zero_grad()
-    engine = LiteralEngine(target, speculator, ends)
+    engine = LiteralEngine(each_target, speculator, ends)
     found = engine.chains(token_BT[0, :length].tolist(), hidden_BTH[0, :length])
     sum((u * weight_SIH[s, i]).sum() for (s, i), u in found.items()).backward()
     for name, parameter in engine.layer.named_parameters():
@@ -131,7 +146,10 @@ def test_gradients_flow_through_the_chain_as_in_the_reference(
 @pytest.mark.parametrize("experts", [4, 16])
 def test_recomputing_changes_no_bit_of_the_gradients(dtype: torch.dtype, experts: int) -> None:
     torch.manual_seed(0)
-    config = tiny_config().to_dict() | {"num_nextn_predict_layers": 1, "n_routed_experts": experts}
+    config = tiny_config().to_dict() | {
+        "architectures": ["DeepseekV3ForCausalLM"],
+        "n_routed_experts": experts,
+    }
     speculator = MTPSpeculator(config).to(dtype)
     ends = TargetEnds(*(torch.randn(VOCAB, HIDDEN).to(dtype) for _ in range(2)))
     row = packed_row()

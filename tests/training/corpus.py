@@ -7,7 +7,7 @@ from unittest.mock import patch
 
 import torch
 import transformers
-from transformers import DeepseekV3ForCausalLM
+from transformers import AutoModelForCausalLM, PretrainedConfig
 
 from outrider.common.cluster.config import ClusterConfig
 from outrider.data.features.feature_writer import FeatureWriter
@@ -97,15 +97,16 @@ def make_corpus(
     validation_sequences: int = 6,
     broken: str | None = None,
     layers: Sequence[int] = (),
+    config: PretrainedConfig | None = None,
 ) -> Corpus:
     """Responses are greedy ones of the target, so that they can be predicted.
 
     `broken`: the id of a sequence that gets NaN states. `layers`: auxiliary states that are stored,
-    the outputs of these layers.
+    the outputs of these layers. `config`: the target's, by default DeepSeek's.
     """
-    target_dir = write_tiny_target(directory / "target")
+    target_dir = write_tiny_target(directory / "target", config=config)
     transformers.logging.set_verbosity_error()
-    model = DeepseekV3ForCausalLM.from_pretrained(target_dir, dtype=torch.float32).eval()
+    model = AutoModelForCausalLM.from_pretrained(target_dir, dtype=torch.float32).eval()
     torch.manual_seed(1)
     ids = [f"s{number:02d}" for number in range(train_sequences + validation_sequences)]
     seen: dict[str, torch.Tensor] = {}

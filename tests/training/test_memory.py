@@ -20,7 +20,11 @@ from outrider.training.memory import MemoryPlan
 from tests.r1_config import R1, mtp_size
 from tests.tiny import HIDDEN, tiny_config
 
-SMALL = tiny_config().to_dict() | {"num_nextn_predict_layers": 1, "num_hidden_layers": 3}
+SMALL = tiny_config().to_dict() | {
+    "architectures": ["DeepseekV3ForCausalLM"],
+    "num_nextn_predict_layers": 1,
+    "num_hidden_layers": 3,
+}
 LONG = SMALL | {"num_attention_heads": 16}
 SPARSE = SMALL | {"hidden_size": 512, "n_routed_experts": 16, "num_experts_per_tok": 8}
 

@@ -20,10 +20,13 @@ from outrider.common.errors import OutriderError
 from outrider.data.features.feature_store import FeatureStore
 from outrider.speculators.acceptance import target_distribution
 from outrider.speculators.checkpoints.target_ends import load_target_ends
+from outrider.speculators.config import SpeculatorConfig
+from outrider.speculators.kinds import check_speculator
 from outrider.speculators.kinds.mtp.checkpoint import load_mtp
 from outrider.training.config import DEPTH_DECAY, TrainingConfig
 from outrider.training.distributed.spec import Preempted
 from outrider.training.packing import make_samples, plan_epoch
+from tests.tiny import tiny_glm
 from tests.training.corpus import Corpus, make_corpus
 from tests.training.forked_ranks import RUNNING
 from tools.unrolled import unroll
@@ -97,6 +100,16 @@ def test_a_run_learns_publishes_and_keeps_its_records(
     checkpoints = sorted(path.name for path in (run_dir / "training" / "checkpoints").iterdir())
     assert checkpoints == ["step-0000012", "step-0000015"]
     assert list((run_dir / "logs" / "wandb").glob("offline-run-*"))
+
+
+@pytest.mark.parametrize("train", ["all", "lora"])
+def test_the_layer_of_another_architecture_learns_too(train: str, tmp_path: Path) -> None:
+    corpus = make_corpus(tmp_path, config=tiny_glm())
+    run_dir = tmp_path / "run"
+    kept = {"speculator": SpeculatorConfig(depth=3, train=train), "epochs": 4}
+    result = corpus.train(run_dir, **kept, learning_rate=5e-3)
+    assert losses(run_dir)[-1] < 0.9 * losses(run_dir)[0] and result["steps"] == 12
+    check_speculator(run_dir / "speculator", corpus.target_dir)
 
 
 def test_the_first_step_is_the_naive_loss_of_its_rows(

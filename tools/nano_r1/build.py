@@ -25,7 +25,7 @@ from transformers import PreTrainedTokenizerFast
 
 from outrider.common.files import publish
 from outrider.pipeline.recipe.shipped import SHIPPED
-from outrider.speculators.layers.deepseek_layer import Router
+from outrider.speculators.layers.decoder_layer import Router
 from tools.nano_r1.model import CONFIG, NanoR1, save_target
 from tools.nano_r1.texts import encode, mixture, tokenizer_for
 

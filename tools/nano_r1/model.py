@@ -29,11 +29,7 @@ from outrider.speculators.kinds.mtp.checkpoint import (
     experts_apart,
 )
 from outrider.speculators.kinds.mtp.layer import MTPSpeculator
-from outrider.speculators.layers.deepseek_layer import (
-    DecoderLayer,
-    RMSNorm,
-    rotary_tables,
-)
+from outrider.speculators.layers.decoder_layer import DecoderLayer, RMSNorm
 
 CONFIG: dict[str, Any] = {
     "architectures": ["DeepseekV3ForCausalLM"],
@@ -108,38 +104,37 @@ class NanoR1(nn.Module):
 
     def forward(self, token_ids_N: Tensor, lengths: list[int]) -> Tensor:
         """Hidden states after the final norm [N, H], of concatenated sequences."""
-        rotary = self.rotary(lengths)
-        x_1NH = self.embed_tokens(token_ids_N)[None]
+        x_NH = self.embed_tokens(token_ids_N)
         layers = cast(Iterable[DecoderLayer], self.layers)
         for layer in layers:
-            x_1NH = self._layer(layer, x_1NH, rotary, lengths)
-        return self.norm(x_1NH)[0]
+            x_NH = self._layer(layer, x_NH, lengths)
+        return self.norm(x_NH)
 
     def first_draft(self, token_ids_N: Tensor, hidden_NH: Tensor, lengths: list[int]) -> Tensor:
         """The MTP layer's states u [N, H], which draft the token after the next (depth 1).
 
         The next token of a sequence's last position is not there: that row's state means nothing.
         """
-        position_N = torch.cat([torch.arange(length) for length in lengths])
         embedding_NH = F.embedding(token_ids_N.roll(-1), self.embed_tokens.weight.detach())
-        x_1NH = self.mtp.inputs(embedding_NH, hidden_NH.detach(), position_N)[None]
-        return self.mtp.norm(self._layer(self.mtp.block, x_1NH, self.rotary(lengths), lengths))[0]
+        x_NH = self.mtp.inputs(embedding_NH, hidden_NH.detach(), positions(lengths))
+        return self.mtp.norm(self._layer(self.mtp.block, x_NH, lengths))
 
-    def rotary(self, lengths: list[int]) -> tuple[Tensor, Tensor]:
-        """Rotary tables of concatenated sequences, positions from 0 in each."""
-        return rotary_tables(CONFIG, torch.cat([torch.arange(length) for length in lengths])[None])
-
-    def _layer(
-        self, layer: DecoderLayer, x_1NH: Tensor, rotary: tuple[Tensor, Tensor], lengths: list[int]
-    ) -> Tensor:
-        q, k, v = layer.project(x_1NH, rotary)
+    def _layer(self, layer: DecoderLayer, x_NH: Tensor, lengths: list[int]) -> Tensor:
+        q, k, v = layer.project(x_NH, positions(lengths))
         attended = [
-            F.scaled_dot_product_attention(*sequence, is_causal=True, scale=self.mtp.softmax_scale)
+            F.scaled_dot_product_attention(
+                *(each[None] for each in sequence), is_causal=True, scale=self.mtp.softmax_scale
+            )[0]
             for sequence in zip(
-                q.split(lengths, 2), k.split(lengths, 2), v.split(lengths, 2), strict=True
+                q.split(lengths, 1), k.split(lengths, 1), v.split(lengths, 1), strict=True
             )
         ]
-        return layer.finish(x_1NH, torch.cat(attended, 2))
+        return layer.finish(x_NH, torch.cat(attended, 1))
+
+
+def positions(lengths: list[int]) -> Tensor:
+    """Positions of concatenated sequences, from 0 in each."""
+    return torch.cat([torch.arange(length) for length in lengths])
 
 
 def save_target(model: NanoR1, tokenizer: PreTrainedTokenizerFast, out_dir: Path) -> None:

@@ -98,7 +98,7 @@ def shapes(config: Mapping[str, Any]) -> "dict[str, torch.Size]":
 
     from outrider.speculators.kinds.mtp.checkpoint import checkpoint_names, experts_apart
     from outrider.speculators.kinds.mtp.layer import MTPSpeculator
-    from outrider.speculators.layers.deepseek_layer import DecoderLayer
+    from outrider.speculators.layers.decoder_layer import DecoderLayer
 
     layers, ends = (
         config["num_hidden_layers"],

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from outrider.speculators.heads import TargetEnds
 from outrider.speculators.kinds.eagle3.layer import StoredHead
 from outrider.speculators.kinds.eagle3.shape import EagleShape
-from outrider.speculators.layers.deepseek_layer import GatedMLP, RMSNorm
+from outrider.speculators.layers.decoder_layer import GatedMLP, RMSNorm
 from outrider.speculators.layers.llama_attention import LlamaAttention
 from outrider.speculators.unroll import merge, row_of
 

@@ -27,6 +27,7 @@ from outrider.speculators.kinds.eagle3.shape import (
     one_layer_config,
     spare_token,
 )
+from outrider.speculators.layers.rope import rope_of
 
 ARCHITECTURE = "DFlashDraftModel"
 NAME_OF_SPECULATORS = "dflash"
@@ -69,7 +70,6 @@ def read_shape(
             f" {layer['vocab_size']}; the head was made for another target"
         )
     hidden, heads = layer["hidden_size"], layer["num_attention_heads"]
-    rope = layer.get("rope_parameters") or layer
     return EagleShape(
         vocab=layer["vocab_size"],
         drafts=config.get("draft_vocab_size") or layer["vocab_size"],
@@ -81,7 +81,7 @@ def read_shape(
         heads=heads,
         kv_heads=layer.get("num_key_value_heads") or heads,
         head_dim=layer.get("head_dim") or hidden // heads,
-        theta=float(rope.get("rope_theta", DEFAULT_THETA)),
+        theta=rope_of(layer, DEFAULT_THETA)["rope_theta"],
         latent=None,
         mask_token=mask,
     )
@@ -151,7 +151,6 @@ def _check_supported(
     if "speculators_model_type" in config:
         # vLLM reads `false` as a causal block.
         causal = not config.get("sliding_window_non_causal", True)
-    rope = layer.get("rope_scaling") or layer.get("rope_parameters") or {}
     wrong = {
         "causal": bool(causal),
         "layer_types": "sliding_attention" in (layer.get("layer_types") or ()),
@@ -166,7 +165,7 @@ def _check_supported(
         "is_neox_style": layer.get("is_neox_style", True) is False,
         "hidden_act": layer.get("hidden_act", "silu") != "silu",
         "logit_scale": config.get("logit_scale", 1.0) != 1.0,
-        "rope_type": rope.get("rope_type", rope.get("type", "default")) != "default",
+        "rope_type": rope_of(layer)["rope_type"] != "default",
     }
     for key, differs in wrong.items():
         if differs:

@@ -132,7 +132,12 @@ class Eagle3(TrainableKind):
         """The target's config.json has the keys that fix a head, and the base fits."""
         target_path = Path(target_dir) / "config.json"
         target_config = read_json(target_path)
-        architecture_of(target_config, target_path)
+        if not architecture_of(target_config, target_path).returns_states:
+            raise OutriderError(
+                f"{target_path}: architectures = {target_config['architectures']}: vLLM 0.32 does"
+                f" not return the states of its layers, which {self.in_words} reads; train the"
+                " layer that the target ships instead: speculator.kind: mtp"
+            )
         if missing := [key for key in NEEDED if key not in target_config]:
             raise OutriderError(
                 f"{target_path}: no {', '.join(missing)}, from which the shape of an EAGLE-3 head"

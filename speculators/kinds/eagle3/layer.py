@@ -22,12 +22,8 @@ from torch import Tensor, nn
 from outrider.speculators.heads import DraftHead, TargetEnds
 from outrider.speculators.kinds.drafter import ChainDrafter, Drafter
 from outrider.speculators.kinds.eagle3.shape import EagleShape
-from outrider.speculators.layers.deepseek_layer import (
-    GatedMLP,
-    LatentAttention,
-    RMSNorm,
-    rotary_tables,
-)
+from outrider.speculators.layers.decoder_layer import Attention, GatedMLP, RMSNorm
+from outrider.speculators.layers.latent_attention import LatentAttention
 from outrider.speculators.layers.llama_attention import LlamaAttention
 
 
@@ -93,7 +89,7 @@ class EagleHead(StoredHead, ChainDrafter):
 class EagleLayer(nn.Module):
     """One decoder layer whose attention reads [embedding ; state], each normed, 2H wide."""
 
-    self_attn: LlamaAttention | LatentAttention
+    self_attn: Attention
 
     def __init__(self, shape: EagleShape):
         super().__init__()
@@ -116,19 +112,11 @@ class EagleLayer(nn.Module):
         normed_NX = torch.cat(
             [self.input_layernorm(embedding_NH), self.hidden_norm(state_NH)], dim=-1
         )
-        if isinstance(self.self_attn, LlamaAttention):
-            return self.self_attn.project(normed_NX, position_N)
-        rotary = rotary_tables(self.self_attn.config, position_N[None])
-        q, key, value = self.self_attn.project(normed_NX[None], rotary)
-        return q[0], key[0], value[0]
+        return self.self_attn.project(normed_NX, position_N)
 
     def finish(self, x_NX: Tensor, attended_ANV: Tensor) -> Tensor:
         """The residual stream after the layer, given its input and the attended values."""
         state_NH = x_NX.chunk(2, dim=-1)[1]
         residual_NH = self.hidden_norm(state_NH) if self.norm_before_residual else state_NH
-        if isinstance(self.self_attn, LlamaAttention):
-            out_NH = self.self_attn.combine(attended_ANV)
-        else:
-            out_NH = self.self_attn.combine(attended_ANV[None])[0]
-        residual_NH = residual_NH + out_NH
+        residual_NH = residual_NH + self.self_attn.combine(attended_ANV)
         return residual_NH + self.mlp(self.post_attention_layernorm(residual_NH))

@@ -15,6 +15,7 @@ from typing import Any
 from outrider.common.errors import OutriderError
 from outrider.speculators.checkpoints.layout import DERIVED
 from outrider.speculators.head_config import HeadConfig
+from outrider.speculators.layers.rope import rope_of
 
 EMBEDDING = "embed_tokens.weight"
 """A copy of the target's embedding, which public heads ship: neither read nor written."""
@@ -111,7 +112,6 @@ class EagleShape:
         _check_supported(layer, config, path)
         latent = layer if layer.get("model_type") in DEEPSEEK_MODEL_TYPES else None
         eagle = config.get("eagle_config") or {}
-        rope = layer.get("rope_parameters") or {}
         heads, hidden = layer["num_attention_heads"], layer["hidden_size"]
         return cls(
             vocab=layer["vocab_size"],
@@ -124,7 +124,7 @@ class EagleShape:
             heads=heads,
             kv_heads=layer.get("num_key_value_heads") or heads,
             head_dim=layer.get("head_dim") or hidden // heads,
-            theta=float(rope.get("rope_theta", layer.get("rope_theta", 10000.0))),
+            theta=rope_of(layer)["rope_theta"],
             latent=latent,
             fc_norm=bool(config.get("fc_norm", False)),
             norm_before_fc=bool(eagle.get("norm_before_fc", config.get("norm_before_fc", False))),
@@ -314,8 +314,6 @@ def llama_widths(hidden: int) -> dict[str, Any]:
 
 
 def _check_supported(layer: Mapping[str, Any], config: Mapping[str, Any], path: object) -> None:
-    rope = layer.get("rope_scaling") or layer.get("rope_parameters") or {}
-    scaling = rope.get("rope_type", rope.get("type", "default"))
     model_type = layer.get("model_type", "llama")
     latent = model_type in DEEPSEEK_MODEL_TYPES
     eagle = config.get("eagle_config") or {}
@@ -327,7 +325,7 @@ def _check_supported(layer: Mapping[str, Any], config: Mapping[str, Any], path: 
         "hidden_act": layer.get("hidden_act", "silu") != "silu",
         "logit_scale": config.get("logit_scale", 1.0) != 1.0,
         "use_aux_hidden_state": not eagle.get("use_aux_hidden_state", True),
-        "rope_type": not latent and scaling != "default",
+        "rope_type": not latent and rope_of(layer)["rope_type"] != "default",
     }
     for key in (key for key, differs in wrong.items() if differs):
         raise OutriderError(

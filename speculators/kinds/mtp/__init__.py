@@ -1,1 +1,1 @@
-"""The MTP layer that a DeepSeek-V3/R1 target ships."""
+"""The MTP layer that a DeepSeek-V3, R1 or GLM-4.5 target ships."""

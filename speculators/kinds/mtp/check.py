@@ -2,7 +2,7 @@
 
     layer_names(read_layout(directory))      # {"model.layers.61.eh_proj.weight", ...}
 
-DeepSeek stores the layer as `model.layers.{num_hidden_layers}.*`, one tensor for each expert. An
+Checkpoints have the layer as `model.layers.{num_hidden_layers}.*`, one tensor for each expert. An
 MTP directory must hold what the target's own MTP layer holds, tensor by tensor.
 """
 
@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from outrider.common.errors import OutriderError
 from outrider.common.files import read_json
-from outrider.speculators.checkpoints.architectures import WITH_OWN_SPECULATOR, architecture_of
+from outrider.speculators.checkpoints.architectures import architecture_of
 from outrider.speculators.checkpoints.checks import (
     check_finite,
     check_names,
@@ -29,19 +29,15 @@ from outrider.speculators.checkpoints.layout import (
     weight_map,
 )
 from outrider.speculators.checkpoints.safetensors_headers import TensorHeader, tensor_headers
+from outrider.speculators.layers.rope import rope_of
 
 SHARED_WITH_TARGET = ("embed_tokens.weight", "shared_head.head.weight")
-"""Copies of the target's embedding and head that DeepSeek ships: neither read nor written."""
+"""Copies of the target's embedding and head that checkpoints have: neither read nor written."""
 
 SAME_AS_TARGET = (
     "hidden_size",
     "num_hidden_layers",
     "num_attention_heads",
-    "q_lora_rank",
-    "kv_lora_rank",
-    "qk_nope_head_dim",
-    "qk_rope_head_dim",
-    "v_head_dim",
     "first_k_dense_replace",
     "intermediate_size",
     "moe_intermediate_size",
@@ -55,8 +51,8 @@ SAME_AS_TARGET = (
     "scoring_func",
     "rms_norm_eps",
 )
-"""Keys of config.json in which a directory must agree with its target: the engine builds the layer
-from them."""
+"""Keys of config.json in which a directory must agree with its target, with those of the attention:
+the engine builds the layer from them."""
 
 T = TypeVar("T")
 
@@ -83,7 +79,8 @@ def check_mtp(directory: Path, target: CheckpointLayout) -> None:
     """The directory holds what the target's own layer holds, tensor by tensor."""
     path, config = directory / "config.json", read_json(directory / "config.json")
     check_vocabulary_size(path, config, target)
-    for key in SAME_AS_TARGET:
+    layer = architecture_of(target.config, target.directory / "config.json").layer
+    for key in (*SAME_AS_TARGET, *(layer.keys if layer else ())):
         if config.get(key) != target.config.get(key):
             raise foreign(path, key, config.get(key), target, target.config.get(key))
     prefix, found = layer_prefix(target.config), tensor_headers(directory)
@@ -103,21 +100,31 @@ def check_mtp_target(directory: Path, config_only: bool) -> None:
     """
     config_path = directory / "config.json"
     config = read_json(config_path)
-    if architecture_of(config, config_path) not in WITH_OWN_SPECULATOR:
+    architecture = architecture_of(config, config_path)
+    layer = architecture.layer
+    if layer is None:
         raise OutriderError(
             f"{config_path}: architectures = {config['architectures']} has no MTP layer that"
-            " Outrider trains (DeepSeek-V3, V3.1 and R1 have one); train a head instead, such as"
-            " speculator.kind: eagle3 with speculator.base: ngram"
+            " Outrider trains (DeepSeek-V3, V3.1, R1 and GLM-4.5 to 4.7 have one); train a head"
+            " instead, such as speculator.kind: eagle3 with speculator.base: ngram"
         )
     fix = (
-        "point target.model at a checkpoint with its multi-token prediction layer (DeepSeek-V3"
-        " and R1 have one), or train a head: speculator.kind: eagle3"
+        "point target.model at a checkpoint with its multi-token prediction layer (DeepSeek-V3,"
+        " R1 and GLM-4.5 have one; conversions to other formats often drop it)"
     )
-    layers = config.get("num_nextn_predict_layers")
-    if not layers:
+    if architecture.returns_states:
+        fix += ", or train a head: speculator.kind: eagle3"
+    if (rope_type := rope_of(config)["rope_type"]) not in layer.rope_types:
         raise OutriderError(
-            f"{config_path}: num_nextn_predict_layers is {layers}, so there is no MTP layer to"
-            f" start from; {fix}"
+            f"{config_path}: rope_type = {rope_type}: the MTP layer of this architecture is trained"
+            f" with rope_type {' or '.join(layer.rope_types)} only; point target.model at a copy"
+            " whose config.json has no such scaling, if the endpoint can serve without it"
+        )
+    layers = config.get("num_nextn_predict_layers")
+    if layers != 1:
+        raise OutriderError(
+            f"{config_path}: num_nextn_predict_layers is {layers}, but exactly 1 MTP layer is"
+            f" trained; {fix}"
         )
     fp8_blocks(config, config_path)  # refuses other quantizations than DeepSeek's
     if config_only and not any((directory / name).is_file() for name in (INDEX, SINGLE)):
@@ -126,7 +133,7 @@ def check_mtp_target(directory: Path, config_only: bool) -> None:
     if not any(name.startswith(prefix) for name in weight_map(directory)):
         raise OutriderError(
             f"{directory}: no tensor named {prefix}*, though num_nextn_predict_layers in"
-            f" {config_path.name} is {layers}: conversions often drop the MTP layer; {fix}"
+            f" {config_path.name} is {layers}; {fix}"
         )
 
 

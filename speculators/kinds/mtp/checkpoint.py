@@ -4,12 +4,12 @@
 
 Its other functions are the kind's methods (protocol.py).
 
-The layer's tensors are `model.layers.{num_hidden_layers}.*`, experts one by one, as DeepSeek names
-them. A speculator's directory holds the target's full config.json and those tensors only: vLLM
-(0.32, deepseek_mtp.py and llm_base_proposer.py) replaces the draft's `embed_tokens` and
-`shared_head.head` by the target's own modules after loading, so the copies that DeepSeek ships are
-neither read nor written. (With pipeline parallelism it would need `embed_tokens`.) Only the shards
-with a tensor of the layer are opened.
+The layer's tensors are `model.layers.{num_hidden_layers}.*`, experts one by one. A speculator's
+directory holds the target's full config.json and those tensors only: vLLM (0.32, deepseek_mtp.py,
+glm4_moe_mtp.py and llm_base_proposer.py) replaces the draft's `embed_tokens` and `shared_head.head`
+by the target's own modules after loading, so the copies that checkpoints have are neither read nor
+written. (With pipeline parallelism it would need `embed_tokens`.) Only the shards with a tensor of
+the layer are opened.
 
 Written tensors have the base's own precision, one by one, since vLLM builds the drafter with the
 target's quantization: FP8 blocks stay FP8 blocks, the rest (eh_proj, norms, the router and its
@@ -36,7 +36,7 @@ from outrider.speculators.kinds.mtp.check import layer_names, layer_prefix
 from outrider.speculators.kinds.mtp.kind import MTP
 from outrider.speculators.kinds.mtp.layer import MTPSpeculator
 from outrider.speculators.kinds.protocol import Origin
-from outrider.speculators.layers.deepseek_layer import MixtureOfExperts, expert_name
+from outrider.speculators.layers.decoder_layer import MixtureOfExperts, expert_name
 from outrider.speculators.layers.lora import ADAPTERS, ALPHA, AdaptedExperts
 
 EXPERTS = "block.mlp.experts."
@@ -56,14 +56,6 @@ def load_mtp(
     With `frozen_experts` the routed experts are not parameters (`Experts`).
     """
     layout = read_layout(directory)
-    layers = layout.config.get("num_nextn_predict_layers") or 0
-    if layers != 1:
-        raise OutriderError(
-            f"{layout.directory / 'config.json'}: num_nextn_predict_layers is {layers},"
-            " but Outrider trains targets with exactly 1 multi-token prediction layer; point"
-            " target.model at a checkpoint that has one (DeepSeek-V3 and R1 do; conversions to"
-            " other formats often drop it)"
-        )
     dense = layout.config["num_hidden_layers"] < layout.config["first_k_dense_replace"]
     if frozen_experts and dense:
         raise OutriderError(
@@ -168,7 +160,8 @@ def write_other_formats(
     SGLang calls the layer NextN and loads it as a model of one layer: the tensors are
     `model.layers.0.*`, and config.json is the target's with that architecture and
     `num_hidden_layers` 1. Newer versions also read the plain directory. Read in sgl-project/sglang,
-    commit 29bd4e85 (2026): models/deepseek_nextn.py and deepseek_common/deepseek_weight_loader.py.
+    commit 29bd4e85 (2026): models/deepseek_nextn.py and deepseek_common/deepseek_weight_loader.py;
+    commit 008b79d2: models/glm4_moe_nextn.py.
     """
     config = read_json(Path(directory) / "config.json")
     prefix = layer_prefix(config)
@@ -176,7 +169,8 @@ def write_other_formats(
         "model.layers.0." + name.removeprefix(prefix): tensor
         for name, tensor in swap_tensors(kind, directory)
     }
-    config |= {"architectures": ["DeepseekV3ForCausalLMNextN"], "num_hidden_layers": 1}
+    nextn = config["architectures"][0] + "NextN"
+    config |= {"architectures": [nextn], "num_hidden_layers": 1}
     write_checkpoint(config, renamed, out_dir / "sglang_nextn")
 
 

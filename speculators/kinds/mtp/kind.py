@@ -1,4 +1,4 @@
-"""The multi-token prediction (MTP) layer of DeepSeek-V3 and R1: the kind's torch-free half.
+"""The multi-token prediction (MTP) layer that a target ships: the kind's torch-free half.
 
     kind = MTP()
     kind.load(directory, target_dir, torch.float32)
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 CACHE_SCALES = (".q_scale", ".k_scale", ".v_scale", ".prob_scale")
 """Scales of a quantized key-value cache: vLLM makes room for them for an FP8 checkpoint, but
-DeepSeek's checkpoints have none."""
+checkpoints have none."""
 
 
 class MTP(TrainableKind):
@@ -61,7 +61,7 @@ class MTP(TrainableKind):
         return FeatureSpec((FeatureStream(FINAL_NORM, target_config["hidden_size"]),))
 
     def native(self, target_config: Mapping[str, Any]) -> bool:
-        """DeepSeek-V3 and R1 ship one layer; conversions often drop it."""
+        """The target ships one layer; conversions often drop it."""
         return self.recognizes(target_config)
 
     def native_tensors(self, target: CheckpointLayout) -> set[str]:
@@ -83,9 +83,9 @@ class MTP(TrainableKind):
             return MTPSpeculator(target_config)
         except KeyError as missing:
             raise OutriderError(
-                f"{source}: no {missing.args[0]}, so this is not a config of a DeepSeek-V3"
-                " architecture; point target.model at a checkpoint with a multi-token prediction"
-                " layer (DeepSeek-V3 and R1 have one)"
+                f"{source}: no {missing.args[0]}, from which the form of the MTP layer follows;"
+                " point target.model at a whole checkpoint with its multi-token prediction layer"
+                " (DeepSeek-V3, R1 and GLM-4.5 have one)"
             ) from None
 
     def stays_with_target(self, name: str) -> bool:

@@ -1,11 +1,12 @@
-"""The MTP layer as a module: one DeepSeek layer over [next token's embedding ; hidden state].
+"""The MTP layer as a module: a decoder layer over [next token's embedding ; hidden state].
 
     x_i = eh_proj( [ enorm(E(t_{i+1})) ; hnorm(h_i) ] )     embedding first; zero at position 0
     u_i = norm(block(x_i))                                  post-norm
     q_{i+2} = softmax(W u_i)
 
-The post-norm state is what the head reads and what the next depth is fed, as the serving engine
-computes it. E and W are the target's embedding and head (`TargetEnds`): frozen and shared.
+The next depth is fed u_i, or block(x_i), as the serving engine does for the target's architecture
+(`Layer.feeds_normed`). E and W are the target's embedding and head (`TargetEnds`): frozen and
+shared.
 
     speculator, ends = load_mtp(target_dir), load_target_ends(target_dir)
     _, states = speculator.unroll(ends, token_ids, hidden, sequence, position, anchors, depth=4)
@@ -17,14 +18,10 @@ dimensions.
 import torch
 from torch import Tensor, nn
 
+from outrider.speculators.checkpoints.architectures import layer_of
 from outrider.speculators.heads import DraftHead, TargetEnds
 from outrider.speculators.kinds.drafter import ChainDrafter
-from outrider.speculators.layers.deepseek_layer import (
-    Config,
-    DecoderLayer,
-    RMSNorm,
-    rotary_tables,
-)
+from outrider.speculators.layers.decoder_layer import Config, DecoderLayer, RMSNorm
 
 
 class MTPSpeculator(ChainDrafter):
@@ -32,7 +29,7 @@ class MTPSpeculator(ChainDrafter):
 
     def __init__(self, config: Config, frozen_experts: bool = False):
         super().__init__()
-        self.config, self.width = config, config["hidden_size"]
+        self.width, self.feeds_normed = config["hidden_size"], layer_of(config).feeds_normed
         self.used_experts = config["num_experts_per_tok"] / config["n_routed_experts"]
         self.enorm = RMSNorm(self.width, config["rms_norm_eps"])
         self.hnorm = RMSNorm(self.width, config["rms_norm_eps"])
@@ -58,10 +55,10 @@ class MTPSpeculator(ChainDrafter):
 
     def project(self, x_NH: Tensor, position_N: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries [A, N, D], keys [A, N, D] and values [A, N, V] of block inputs."""
-        q, key, value = self.block.project(x_NH[None], rotary_tables(self.config, position_N[None]))
-        return q[0], key[0], value[0]
+        return self.block.project(x_NH, position_N)
 
     def finish(self, x_NH: Tensor, attended_ANV: Tensor) -> tuple[Tensor, Tensor]:
-        """The state that the next depth is fed and the state that the head reads: the same."""
-        u_NH = self.norm(self.block.finish(x_NH[None], attended_ANV[None])[0])
-        return u_NH, u_NH
+        """The state that the next depth is fed and the state that the head reads."""
+        out_NH = self.block.finish(x_NH, attended_ANV)
+        u_NH = self.norm(out_NH)
+        return (u_NH if self.feeds_normed else out_NH), u_NH

@@ -15,6 +15,7 @@ from outrider.data.features.engine_checks import norm_and_layers
 from outrider.speculators.checkpoints.layout import read_layout
 from outrider.speculators.checkpoints.target_ends import load_target_ends
 from outrider.speculators.kinds import trainable_kind
+from tests.tiny import TINY, tiny_glm, write_tiny_target
 from tests.tiny_decoders import DECODERS, VOCAB, write_tiny_decoder
 
 
@@ -65,7 +66,8 @@ def test_heads_can_be_trained_for_every_target_and_mtp_for_none(
     [
         ("DeepseekV32ForCausalLM", "the indexer"),
         ("GlmMoeDsaForCausalLM", "the indexer"),
-        ("GPT2LMHeadModel", "supported targets are DeepseekV3ForCausalLM, LlamaForCausalLM"),
+        ("GPT2LMHeadModel", "supported targets are DeepseekV3ForCausalLM, Glm4MoeForCausalLM"),
+        ("Glm4MoeLiteForCausalLM", "supported targets are"),
         (None, "supported targets are"),
     ],
 )
@@ -80,3 +82,37 @@ def test_others_are_refused_from_config_json(
         trainable_kind(kind).check_target(tmp_path, None, config_only=True)
     with pytest.raises(OutriderError, match=expected):
         read_layout(tmp_path)
+
+
+@pytest.mark.parametrize("architecture", TINY)
+def test_the_layer_of_a_target_is_trained_unless_its_positions_are_scaled(
+    architecture: str, tmp_path: Path
+) -> None:
+    target, kind = tmp_path / "target", trainable_kind("mtp")
+    write_tiny_target(target, config=TINY[architecture]())
+    kind.check_target(target, None, config_only=False)
+    config = read_json(target / "config.json")
+    del config["rope_parameters"]
+    scaled = config | {"rope_theta": 1e6, "rope_scaling": {"type": "linear", "factor": 2.0}}
+    (target / "config.json").write_text(json.dumps(scaled))
+    with pytest.raises(OutriderError, match=r"rope_type = linear: .* rope_type default.* only"):
+        kind.check_target(target, None, config_only=True)
+    del config["num_attention_heads"]
+    with pytest.raises(OutriderError, match=r"no num_attention_heads, from which the form"):
+        kind.build(config, config, target / "config.json")
+
+
+@pytest.mark.parametrize("kind", ["eagle3", "p_eagle", "dflash"])
+def test_heads_are_refused_where_vllm_returns_no_states(kind: str, tmp_path: Path) -> None:
+    target = write_tiny_target(tmp_path / "target", config=tiny_glm())
+    with pytest.raises(OutriderError, match=r"does not return the states.*kind: mtp"):
+        trainable_kind(kind).check_target(target, None, config_only=True)
+
+
+def test_a_layer_of_another_architecture_does_not_belong_to_a_target_without_one(
+    tmp_path: Path,
+) -> None:
+    layer = write_tiny_target(tmp_path / "glm", config=tiny_glm())
+    target = write_tiny_decoder("LlamaForCausalLM", tmp_path / "target")
+    with pytest.raises(OutriderError, match="the speculator belongs to another model"):
+        trainable_kind("mtp").check(layer, read_layout(target))

@@ -24,7 +24,6 @@ KIND = re.compile(r"(?<![a-z])(mtp|eagle_?3?|d_?flash|n_?gram)(?![a-z])", re.IGN
 
 EXCEPTIONS = {
     "serving/vllm_hooks/capture_extension.py": "calls vLLM's supports_eagle3",
-    "speculators/layers/deepseek_layer.py": "reads config.json's count of MTP layers (mtp_layers)",
 }
 """Folders and files that may name a kind, and why."""
 

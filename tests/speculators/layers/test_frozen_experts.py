@@ -13,7 +13,7 @@ from outrider.speculators.kinds.mtp.checkpoint import (
 from outrider.speculators.kinds.mtp.kind import MTP
 from outrider.speculators.kinds.mtp.layer import MTPSpeculator
 from outrider.speculators.kinds.protocol import Origin
-from outrider.speculators.layers.deepseek_layer import Experts
+from outrider.speculators.layers.decoder_layer import Experts
 from outrider.speculators.layers.lora import ADAPTERS, AdaptedExperts
 from tests.fp8_target import write_fp8_copy
 from tests.tiny import write_tiny_target

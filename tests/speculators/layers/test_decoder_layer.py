@@ -1,33 +1,28 @@
-"""The DeepSeek-V3 layer against transformers' in float32.
+"""The layer against transformers' in float32, with the attention of each architecture.
 
-Dense and sparse, few and many experts, plain and YaRN positions.
+Dense and sparse, few and many experts, plain and YaRN positions; grouped queries with and without
+norms and biases, heads rotated wholly or in part.
 """
 
 import pytest
 import torch
-from transformers import DeepseekV3Config
+from transformers import DeepseekV3Config, Glm4MoeConfig
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import (
     DeepseekV3DecoderLayer,
     DeepseekV3RotaryEmbedding,
 )
-
-from outrider.speculators.layers.deepseek_layer import (
-    DecoderLayer,
-    grouped_linear,
-    rotary_tables,
+from transformers.models.glm4_moe.modeling_glm4_moe import (
+    Glm4MoeDecoderLayer,
+    Glm4MoeRotaryEmbedding,
 )
 
+from outrider.speculators.layers.decoder_layer import DecoderLayer, grouped_linear
+
+HIDDEN = 48
 SHAPE = {
     "vocab_size": 64,
-    "hidden_size": 48,
+    "hidden_size": HIDDEN,
     "num_hidden_layers": 2,
-    "num_attention_heads": 3,
-    "num_key_value_heads": 3,
-    "q_lora_rank": 24,
-    "kv_lora_rank": 32,
-    "qk_nope_head_dim": 16,
-    "qk_rope_head_dim": 8,
-    "v_head_dim": 12,
     "intermediate_size": 40,
     "first_k_dense_replace": 1,
     "moe_intermediate_size": 20,
@@ -42,6 +37,26 @@ SHAPE = {
     "max_position_embeddings": 256,
     "rope_theta": 10000.0,
 }
+DEEPSEEK = SHAPE | {
+    "architectures": ["DeepseekV3ForCausalLM"],
+    "num_attention_heads": 3,
+    "num_key_value_heads": 3,
+    "q_lora_rank": 24,
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 12,
+}
+GLM = SHAPE | {
+    "architectures": ["Glm4MoeForCausalLM"],
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "attention_bias": True,
+    "use_qk_norm": True,
+    "n_group": 1,
+    "topk_group": 1,
+}
 YARN = {
     "type": "yarn",
     "factor": 4.0,
@@ -51,6 +66,7 @@ YARN = {
     "mscale": 1.0,
     "mscale_all_dim": 1.0,
 }
+NEW_ROPE = {"rope_type": "default", "rope_theta": 1e6, "partial_rotary_factor": 0.25}
 CASES = {
     "dense": ({}, 0),
     "few experts": ({}, 1),
@@ -60,31 +76,51 @@ CASES = {
     "yarn, as R1": ({"rope_scaling": YARN}, 1),
     "yarn, uneven mscale": ({"rope_scaling": YARN | {"mscale": 0.7, "mscale_all_dim": 0.4}}, 1),
 }
+GLM_CASES = {
+    "dense": ({}, 0),
+    "as GLM-4.5": ({}, 1),
+    "as GLM-4.5-Air": ({"use_qk_norm": False, "routed_scaling_factor": 1.0}, 1),
+    "no biases, two groups": ({"attention_bias": False, "n_group": 2, "topk_group": 1}, 1),
+    "other rope, weights not normed": ({"rope_parameters": NEW_ROPE, "norm_topk_prob": False}, 1),
+    "whole heads rotated": ({"partial_rotary_factor": 1.0}, 1),
+}
 
 
 @pytest.mark.parametrize(("changes", "layer_index"), CASES.values(), ids=CASES.keys())
-def test_layer_and_gradients_equal_transformers(changes, layer_index):
+def test_deepseek_s_layer_and_gradients_equal_transformers(changes, layer_index):
+    shape = DEEPSEEK | changes
+    reference = DeepseekV3DecoderLayer, DeepseekV3RotaryEmbedding, DeepseekV3Config(**shape)
+    compare(shape, layer_index, *reference)
+
+
+@pytest.mark.parametrize(("changes", "layer_index"), GLM_CASES.values(), ids=GLM_CASES.keys())
+def test_glm_s_layer_and_gradients_equal_transformers(changes, layer_index):
+    shape = GLM | changes
+    compare(shape, layer_index, Glm4MoeDecoderLayer, Glm4MoeRotaryEmbedding, Glm4MoeConfig(**shape))
+
+
+def compare(shape, layer_index, layer_class, rotary_class, config):
+    """Outputs and gradients of a layer with random weights against transformers'."""
     torch.manual_seed(0)
-    config = DeepseekV3Config(**SHAPE | changes)
     config._attn_implementation = "eager"
-    reference = DeepseekV3DecoderLayer(config, layer_index)
+    reference = layer_class(config, layer_index)
     # Wide enough that routing, softmax and norms all do something.
     for name, tensor in reference.state_dict().items():
         tensor.copy_(
             torch.rand_like(tensor) + 0.5 if "norm" in name else torch.randn_like(tensor) * 0.3
         )
-    layer = DecoderLayer(SHAPE | changes, layer_index)
+    layer = DecoderLayer(shape, layer_index)
     layer.load_state_dict(reference.state_dict())
 
     tokens = 90
-    x = torch.randn(2, tokens, SHAPE["hidden_size"])
+    x = torch.randn(2, tokens, HIDDEN)
     position = torch.arange(tokens).expand(2, -1) + 100
     causal = torch.full((tokens, tokens), float("-inf")).triu(1)[None, None]
-    tables = DeepseekV3RotaryEmbedding(config)(x, position_ids=position)
+    tables = rotary_class(config)(x, position_ids=position)
     expected = reference(
         x, position_embeddings=tables, attention_mask=causal, position_ids=position
     )
-    ours = layer(x, rotary_tables(SHAPE | changes, position))
+    ours = layer(x, position)
     torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-4)
 
     probe = torch.randn_like(expected)

@@ -1,42 +1,51 @@
-"""One decoder layer of DeepSeek-V3/R1 in plain torch: latent attention, then a dense or MoE MLP.
+"""One decoder layer of a target in plain torch: attention, then a dense MLP or DeepSeek-V3's MoE.
 
 The MTP speculator is one such layer, and nano R1, the embedded target, is a stack of them. The
 layer is written here so that the unroll can split the attention (depth-0 keys are projected once
 and read at every depth) and so that training is fast. It is tested against transformers'
-DeepseekV3DecoderLayer in float32.
+DeepseekV3DecoderLayer and Glm4MoeDecoderLayer in float32.
 
     config = json.load(open("config.json"))
     layer = DecoderLayer(config, config["num_hidden_layers"])     # the MTP layer, after the last
 
-Shapes: B rows, T tokens, N = B*T, M tokens of one expert or of a group, H hidden, A heads, D = nope
-+ rope dims of a query or key head, V value dims of a head, R = rope dims, X experts, F intermediate
+The attention is the architecture's (checkpoints/architectures.py).
+
+Shapes: "..." leading dimensions, T tokens, N all tokens, M tokens of one expert or of a group, H
+hidden, A heads, D dims of a query or key head, V value dims of a head, X experts, F intermediate
 size of an expert, k experts of a token.
 """
 
-import math
+import pkgutil
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from outrider.speculators.checkpoints.architectures import layer_of
+
 Config = Mapping[str, Any]
-"""A config.json of DeepSeek-V3's architecture."""
-
-Rotary = tuple[Tensor, Tensor]
+"""A target's config.json."""
 
 
-def rotary_tables(config: Config, position_BT: Tensor) -> Rotary:
-    """cos and sin [B, 1, T, R/2] in float32 for positions [B, T]: an angle per interleaved pair."""
-    frequency_R = _rope_frequencies(config).to(position_BT.device)
-    angle_B1TR = position_BT[:, None, :, None].float() * frequency_R
-    scale = 1.0
-    if yarn := _rope(config)[1]:
-        scale = _yarn_mscale(yarn["factor"], yarn.get("mscale", 1.0)) / _yarn_mscale(
-            yarn["factor"], yarn.get("mscale_all_dim", 0.0)
-        )
-    return angle_B1TR.cos() * scale, angle_B1TR.sin() * scale
+class Attention(Protocol):
+    """Attention in two halves, between which the unroll attends."""
+
+    @property
+    def softmax_scale(self) -> float:
+        """Scale of the attention scores."""
+
+    def project(self, x: Tensor, position: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries and keys [..., A, T, D] and values [..., A, T, V] of inputs [..., T, H]."""
+
+    def combine(self, attended: Tensor) -> Tensor:
+        """Attended values [..., A, T, V] to [..., T, H]."""
+
+
+def by_head(x: Tensor, heads: int) -> Tensor:
+    """[..., T, A*D] to [..., A, T, D]."""
+    return x.unflatten(-1, (heads, -1)).transpose(-3, -2)
 
 
 class RMSNorm(nn.Module):
@@ -52,76 +61,6 @@ class RMSNorm(nn.Module):
         return self.weight * (
             wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
         ).to(x.dtype)
-
-
-class LatentAttention(nn.Module):
-    """Multi-head latent attention with keys and values expanded to heads.
-
-    `project` makes queries, keys and values; `combine` maps attended values back to H. The input
-    is H wide, or `into` wide.
-    """
-
-    def __init__(self, config: Config, into: int | None = None):
-        super().__init__()
-        self.config = config
-        hidden, heads, eps = (
-            config[key] for key in ("hidden_size", "num_attention_heads", "rms_norm_eps")
-        )
-        into = hidden if into is None else into
-        q_rank, kv_rank = config.get("q_lora_rank"), config["kv_lora_rank"]
-        nope, rope = config["qk_nope_head_dim"], config["qk_rope_head_dim"]
-        if q_rank is None:
-            self.q_proj = nn.Linear(into, heads * (nope + rope), bias=False)
-        else:
-            self.q_a_proj = nn.Linear(into, q_rank, bias=False)
-            self.q_a_layernorm = RMSNorm(q_rank, eps)
-            self.q_b_proj = nn.Linear(q_rank, heads * (nope + rope), bias=False)
-        self.kv_a_proj_with_mqa = nn.Linear(into, kv_rank + rope, bias=False)
-        self.kv_a_layernorm = RMSNorm(kv_rank, eps)
-        self.kv_b_proj = nn.Linear(kv_rank, heads * (nope + config["v_head_dim"]), bias=False)
-        self.o_proj = nn.Linear(heads * config["v_head_dim"], hidden, bias=False)
-
-    @property
-    def softmax_scale(self) -> float:
-        """1/sqrt(D), times YaRN's mscale squared for an extended context such as R1's."""
-        scale = (self.config["qk_nope_head_dim"] + self.config["qk_rope_head_dim"]) ** -0.5
-        if yarn := _rope(self.config)[1]:
-            scale *= _yarn_mscale(yarn["factor"], yarn.get("mscale_all_dim", 0.0)) ** 2
-        return scale
-
-    def project(self, x_BTH: Tensor, rotary: Rotary) -> tuple[Tensor, Tensor, Tensor]:
-        """Rotated queries and keys [B, A, T, D] and values [B, A, T, V] of normed inputs."""
-        rows, tokens, _ = x_BTH.shape
-        heads, nope, rope, value_dim = (
-            self.config[key]
-            for key in ("num_attention_heads", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
-        )
-        q = (
-            self.q_proj(x_BTH)
-            if self.config.get("q_lora_rank") is None
-            else self.q_b_proj(self.q_a_layernorm(self.q_a_proj(x_BTH)))
-        )
-        q_nope, q_rope = q.view(rows, tokens, heads, -1).transpose(1, 2).split([nope, rope], dim=-1)
-        latent, k_rope = self.kv_a_proj_with_mqa(x_BTH).split(
-            [self.config["kv_lora_rank"], rope], dim=-1
-        )
-        kv = (
-            self.kv_b_proj(self.kv_a_layernorm(latent))
-            .view(rows, tokens, heads, -1)
-            .transpose(1, 2)
-        )
-        k_nope, value = kv.split([nope, value_dim], dim=-1)
-        k_rope = _rotate(k_rope[:, None], rotary).expand(-1, heads, -1, -1)
-        return (
-            torch.cat([q_nope, _rotate(q_rope, rotary)], -1),
-            torch.cat([k_nope, k_rope], -1),
-            # A copy: attention would keep the whole of `kv` for its half.
-            value.contiguous(),
-        )
-
-    def combine(self, attended_BATV: Tensor) -> Tensor:
-        """Attended values [B, A, T, V] to [B, T, H]."""
-        return self.o_proj(attended_BATV.transpose(1, 2).flatten(2))
 
 
 class GatedMLP(nn.Module):
@@ -282,72 +221,26 @@ class DecoderLayer(nn.Module):
         super().__init__()
         hidden, eps = config["hidden_size"], config["rms_norm_eps"]
         self.input_layernorm = RMSNorm(hidden, eps)
-        self.self_attn = LatentAttention(config)
+        self.self_attn: Attention = pkgutil.resolve_name(layer_of(config).attention)(config)
         self.post_attention_layernorm = RMSNorm(hidden, eps)
         if layer_index < config["first_k_dense_replace"]:
             self.mlp: nn.Module = GatedMLP(hidden, config["intermediate_size"])
         else:
             self.mlp = MixtureOfExperts(config, frozen_experts)
 
-    def project(self, x_BTH: Tensor, rotary: Rotary) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values of the layer's input."""
-        return self.self_attn.project(self.input_layernorm(x_BTH), rotary)
+    def project(self, x: Tensor, position: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values of the layer's input [..., T, H] at positions [..., T]."""
+        return self.self_attn.project(self.input_layernorm(x), position)
 
-    def finish(self, x_BTH: Tensor, attended_BATV: Tensor) -> Tensor:
-        """The layer's output, given its input and the attended values."""
-        x_BTH = x_BTH + self.self_attn.combine(attended_BATV)
-        return x_BTH + self.mlp(self.post_attention_layernorm(x_BTH))
+    def finish(self, x: Tensor, attended: Tensor) -> Tensor:
+        """The layer's output, given its input and the attended values [..., A, T, V]."""
+        x = x + self.self_attn.combine(attended)
+        return x + self.mlp(self.post_attention_layernorm(x))
 
-    def forward(self, x_BTH: Tensor, rotary: Rotary) -> Tensor:
+    def forward(self, x: Tensor, position: Tensor) -> Tensor:
         """The layer with causal attention over each row."""
-        q, k, v = self.project(x_BTH, rotary)
+        q, k, v = self.project(x, position)
         attended = F.scaled_dot_product_attention(
             q, k, v, is_causal=True, scale=self.self_attn.softmax_scale
         )
-        return self.finish(x_BTH, attended)
-
-
-def _rotate(x: Tensor, rotary: Rotary) -> Tensor:
-    """Rotates interleaved pairs; the result has all first members, then all second ones."""
-    cos, sin = rotary
-    first, second = x[..., 0::2].float(), x[..., 1::2].float()
-    return torch.cat([first * cos - second * sin, second * cos + first * sin], -1).to(x.dtype)
-
-
-def _rope(config: Config) -> tuple[float, Config | None]:
-    """Base of the rotary embedding; YaRN's numbers, or None without it.
-
-    Rope parameters may have the old spelling (rope_theta, rope_scaling) or the new one.
-    """
-    rope = config.get("rope_parameters") or {}
-    scaling = config.get("rope_scaling") or rope
-    theta = float(rope.get("rope_theta") or config.get("rope_theta", 10000.0))
-    if scaling.get("rope_type", scaling.get("type")) != "yarn":
-        return theta, None
-    return theta, {key: value for key, value in scaling.items() if value is not None}
-
-
-def _rope_frequencies(config: Config) -> Tensor:
-    """R/2 frequencies. YaRN interpolates long wavelengths by `factor` and keeps short ones.
-
-    arXiv:2309.00071.
-    """
-    dims, (theta, yarn) = config["qk_rope_head_dim"], _rope(config)
-    exponent = torch.arange(0, dims, 2, dtype=torch.float32) / dims
-    plain = theta**-exponent
-    if not yarn:
-        return plain
-    original = yarn["original_max_position_embeddings"]
-
-    def dimension_of(rotations: float) -> float:
-        return dims * math.log(original / (rotations * 2 * math.pi)) / (2 * math.log(theta))
-
-    low = max(math.floor(dimension_of(yarn.get("beta_fast", 32.0))), 0)
-    high = min(math.ceil(dimension_of(yarn.get("beta_slow", 1.0))), dims - 1)
-    ramp = (torch.arange(dims // 2, dtype=torch.float32) - low) / max(high - low, 0.001)
-    ramp = ramp.clamp(0, 1)
-    return plain / yarn["factor"] * ramp + plain * (1 - ramp)
-
-
-def _yarn_mscale(factor: float, mscale: float) -> float:
-    return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
+        return self.finish(x, attended)
