@@ -61,7 +61,7 @@ def test_a_head_from_scratch_learns(corpus: Corpus, trained: tuple[Path, dict[st
     assert result["steps"] > 2 * 10
 
 
-@pytest.mark.parametrize("kind", ["p_eagle", "dflash"])
+@pytest.mark.parametrize("kind", ["p_eagle", "dflash", "dspark"])
 def test_a_parallel_head_learns_and_is_replayed(corpus: Corpus, tmp_path: Path, kind: str) -> None:
     result = corpus.train(tmp_path, speculator=config(kind=kind), **SETTINGS)
     best, start = (result[name]["acceptance_length"] for name in ("best", "base"))
