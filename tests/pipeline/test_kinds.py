@@ -104,10 +104,8 @@ def test_a_kind_of_model_runner_v2_is_refused_by_an_engine_with_v1(
     target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As the kind that is trained, as the base, and when an engine starts."""
-    one, refusal = (
-        recipe_of(target, "speculator.kind=dspark"),
-        "a DSpark head in its model runner V2",
-    )
+    words = ("speculator.kind=dspark", WITH_MLA.replace("0", "1"))
+    one, refusal = recipe_of(target, *words), "a DSpark head in its model runner V2"
     with pytest.raises(OutriderError, match=rf"speculator\.kind = dspark: vLLM 0.32.*{refusal}"):
         with_kinds(one)
     head = write_dspark_head(target, tmp_path / "head")
@@ -117,7 +115,7 @@ def test_a_kind_of_model_runner_v2_is_refused_by_an_engine_with_v1(
     drafting = Drafting(Speculator.named(head), 4)
     with pytest.raises(OutriderError, match=refusal):
         engine_arguments(one.target, one.serving.engine, drafting)
-    v2 = with_kinds(recipe_of(target, "speculator.kind=dspark", V2))
+    v2 = with_kinds(recipe_of(target, *words, V2))
     assert v2.speculator.kinds == ("dspark",)
     settings = engine_arguments(v2.target, v2.serving.engine, drafting)["speculative_config"]
     assert settings["method"] == "dspark"

@@ -1,4 +1,4 @@
-"""DSpark heads learn a bigram language, which no block of drafts without a walk can draft.
+"""DSpark heads learn a bigram language, behind whose first draft a block cannot know the next.
 
 A token has one successor or four equally likely ones. The target's states are the logarithms of
 the next token's distribution, its head is the identity, and the drafters read the current token.
@@ -17,7 +17,7 @@ from outrider.training.losses import Judged, confidence_loss, distillation_loss
 from outrider.training.objective import align_to_targets
 from outrider.training.teacher import Served
 
-VOCAB, HIDDEN, DEPTH, TOKENS, STEPS = 16, 64, 3, 200, 150
+VOCAB, HIDDEN, DEPTH, TOKENS, STEPS = 16, 64, 3, 120, 120
 
 SHAPE = EagleShape(
     vocab=VOCAB,
@@ -55,7 +55,7 @@ def text(p_VV: Tensor) -> Tensor:
 def drafted(
     head: DFlashHead, ends: TargetEnds, p_VV: Tensor, token_T: Tensor
 ) -> tuple[Tensor, Judged, Tensor, Tensor]:
-    """The loss [K, N], what it found, where it counts, and the states; drafts are sampled."""
+    """The loss [K, N], what it found, where it counts, and the states; drafts are greedy."""
     place_BT = torch.arange(TOKENS)[None]
     sequence_BT = torch.zeros_like(place_BT)
     anchor_BT = valid_BT(sequence_BT, 0)
@@ -68,7 +68,7 @@ def drafted(
     teacher_NH = torch.zeros(len(anchors_N), HIDDEN)
     teacher_NH[:, :VOCAB] = p_VV[token_T[anchors_N + 1]].clamp_min(1e-9).log()
     ones_N = torch.ones(len(anchors_N))
-    served, own = Served(ones_N, ones_N, True), head.head(ends)
+    served, own = Served(ones_N, ones_N, False), head.head(ends)
     loss_KN, judged = distillation_loss(
         u_KNX, teacher_NH, token_T[anchors_N + 2], valid_KN, ends.lm_head_VH, served, "kl", own
     )
@@ -78,8 +78,9 @@ def drafted(
 
 
 @pytest.fixture(scope="module")
-def learned() -> dict[str, tuple[DFlashHead, list[float], Judged, Tensor, Tensor, Tensor]]:
-    """Each kind's head after the same texts, its losses, and what it does on another text."""
+def learned() -> dict[str, tuple[DFlashHead, list[float], Judged, Tensor, Tensor, float]]:
+    """Each kind's head after the same texts, its losses, what it does on another text, and the
+    largest share of that text's drafts that can be accepted."""
     found = {}
     for kind, module in (("dflash", DFlashHead), ("dspark", DSparkHead)):
         torch.manual_seed(0)
@@ -95,27 +96,29 @@ def learned() -> dict[str, tuple[DFlashHead, list[float], Judged, Tensor, Tensor
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-            losses.append(float(loss))
+            losses.append(loss.item())
         with torch.no_grad():
             _, judged, valid_KN, u_KNX = drafted(head, ends, p_VV, texts[5])
-        found[kind] = head, losses, judged, valid_KN, u_KNX, texts[5]
+        best = p_VV[texts[5][1:-1]].max(-1).values.mean().item()
+        found[kind] = head, losses, judged, valid_KN, u_KNX, best
     return found
 
 
 def test_the_markov_head_drafts_what_follows_the_drafts_before(learned: dict) -> None:
     accepted = {}
-    for kind, (_, losses, judged, valid_KN, _, _) in learned.items():
-        assert losses[-1] < 0.5 * losses[0]
-        accepted[kind] = (judged.acceptance_KN.sum(-1) / valid_KN.sum(-1)).tolist()
-    # The first draft follows a known token. Behind it DFlash has a mixture over the drafts before.
-    assert accepted["dflash"][0] > 0.9 and accepted["dspark"][0] > 0.9
+    for kind, (_, losses, judged, valid_KN, _, best) in learned.items():
+        assert losses[-1] < 0.6 * losses[0]
+        accepted[kind] = (judged.acceptance_KN.sum(-1) / valid_KN.sum(-1) / best).tolist()
     for deep in (1, 2):
-        assert accepted["dspark"][deep] > 0.9 > accepted["dflash"][deep] + 0.15, accepted
+        assert accepted["dspark"][deep] > 0.9 and accepted["dflash"][deep] < 0.75, accepted
 
 
 def test_the_confidence_is_the_share_of_accepted_drafts(learned: dict) -> None:
-    head, _, judged, valid_KN, u_KNX, token_T = learned["dspark"]
-    ends = TargetEnds(torch.zeros(VOCAB, HIDDEN), torch.eye(VOCAB, HIDDEN))
-    confidence_KN = head.head(ends).confidence(u_KNX).sigmoid()
-    difference = (confidence_KN - judged.acceptance_KN)[valid_KN]
-    assert difference.mean().abs() < 0.03 and difference.abs().mean() < 0.1
+    head, _, judged, valid_KN, u_KNX, _ = learned["dspark"]
+    with torch.no_grad():
+        any_target = TargetEnds(*(torch.zeros(VOCAB, HIDDEN) for _ in "EW"))
+        confidence_KN = head.head(any_target).confidence(u_KNX).sigmoid()
+    shares = judged.acceptance_KN[valid_KN]
+    assert (shares > 0.9).sum() > 20 and (shares < 0.3).sum() > 20
+    difference = confidence_KN[valid_KN] - shares
+    assert difference.mean().abs() < 0.03 and difference.abs().mean() < 0.15
