@@ -179,11 +179,11 @@ class WalkRecorder(V2Recorder):
 
     sampling = "_sample_logits"
 
-    def _sampled(self, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        """Drafts of one depth; the method is given their logits [B, D]."""
+    def _sampled(self, logits_BD: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        """Drafts of one depth, from their logits."""
         if self._logprobs is not None:
-            self._logprobs.append(hidden_states.float().log_softmax(-1).amax(-1))
-        return self._sample(hidden_states, *args, **kwargs)
+            self._logprobs.append(logits_BD.float().log_softmax(-1).amax(-1))
+        return self._sample(logits_BD, *args, **kwargs)
 
 
 def recorder_of(runner: Any) -> Recorder | None:

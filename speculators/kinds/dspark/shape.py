@@ -40,10 +40,10 @@ def read_shape(
     """From the config.json at `path`; an `OutriderError` for a head that is not unrolled here."""
     plain = "speculators_model_type" not in config
     given = {"sample_from_anchor": plain, "markov_head_type": "vanilla", **config}
-    wrong = [key for key, form in HEADS.items() if given.get(key) != form]
-    wrong += [key for key in ("dspark_draft_topk",) if given.get(key) is not None]
-    wrong += [key for key in ("markov_rank",) if not given.get(key)]
-    for key in wrong:
+    wrong = {key: given.get(key) != form for key, form in HEADS.items()}
+    wrong["dspark_draft_topk"] = given.get("dspark_draft_topk") is not None
+    wrong["markov_rank"] = not given.get("markov_rank")
+    for key in (key for key, differs in wrong.items() if differs):
         raise OutriderError(
             f"{path}: {key} = {given.get(key)}: Outrider neither trains nor replays such a DSpark"
             " head. Trained and replayed are heads whose first slot drafts, with a bias by the"
