@@ -33,8 +33,8 @@ def test_vllm_loads_all_of_an_export_and_drafts_the_same(target: Path, tmp_path:
     known_N = torch.randint(0, VOCAB, (ANCHORS,))
     given, out = tmp_path / "states.safetensors", tmp_path / "out.safetensors"
     save_file({"us": us_NKH, "known": known_N}, given)
-    module = "tests.speculators.kinds.dspark.walk_in_vllm"
-    words = [sys.executable, "-m", module, target, exported, given, out]
+    modules = "tests.serving.vllm_hooks.v2_on_cpu", "tests.speculators.kinds.dspark.walk_in_vllm"
+    words = [sys.executable, "-m", *modules, target, exported, given, out]
     subprocess.run(list(map(str, words)), check=True)
     theirs = load_file(out)
 

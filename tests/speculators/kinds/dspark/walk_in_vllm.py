@@ -1,6 +1,7 @@
 """vLLM's own DSpark model and walk over given states of a block, on a CPU and without an engine.
 
-    python -m tests.speculators.kinds.dspark.walk_in_vllm TARGET HEAD states.safetensors out
+    python -m tests.serving.vllm_hooks.v2_on_cpu \
+        tests.speculators.kinds.dspark.walk_in_vllm TARGET HEAD states.safetensors out
 
 `states` has us [N, K, H] and the tokens before the first drafts [N]. `out` gets the drafts, the
 confidences, and each loaded parameter's name with its shape.
@@ -17,11 +18,14 @@ from safetensors.torch import load_file, save_file
 
 def main() -> None:
     """One process for one head: vLLM's parallel groups stay until it ends."""
-    os.environ |= {"VLLM_USE_V2_MODEL_RUNNER": "1", "VLLM_LOGGING_LEVEL": "ERROR"}
+    os.environ["VLLM_LOGGING_LEVEL"] = "ERROR"
     from vllm.config import set_current_vllm_config
     from vllm.distributed import init_distributed_environment, initialize_model_parallel
     from vllm.engine.arg_utils import EngineArgs
-    from vllm.model_executor.model_loader import get_model
+    from vllm.model_executor.model_loader.utils import (
+        initialize_model,
+        process_weights_after_loading,
+    )
     from vllm.v1.worker.gpu.spec_decode.dspark.speculator import DSparkSpeculator
 
     from outrider.serving.vllm_hooks.swap_extension import load, required
@@ -45,8 +49,10 @@ def main() -> None:
         meeting = f"file://{out}.meeting"
         init_distributed_environment(1, 0, meeting, 0, "gloo")
         initialize_model_parallel()
-        model = get_model(vllm_config=config, model_config=drafter_config)
+        model = initialize_model(vllm_config=config, model_config=drafter_config)
         loaded = load(model, kind.swap_tensors(Path(head)))
+        sizes = {name: torch.tensor(model.get_parameter(name).shape) for name in loaded}
+        process_weights_after_loading(model, drafter_config, torch.device("cpu"))
     assert required(model, kind) <= loaded, required(model, kind) - loaded
     walk = SimpleNamespace(
         model=model,
@@ -67,7 +73,7 @@ def main() -> None:
     walk._sample_logits = lambda *given: DSparkSpeculator._sample_logits(walk, *given)
     with torch.no_grad():
         DSparkSpeculator._sample_sequential(walk, count, us_NKH.flatten(0, 1))
-    shapes = {f"shape {name}": torch.tensor(model.get_parameter(name).shape) for name in loaded}
+    shapes = {f"shape {name}": size for name, size in sizes.items()}
     drawn = {"drafts": walk.draft_tokens, "confidences": walk.draft_token_confidence_probs}
     save_file({**drawn, **shapes}, out)
 
