@@ -32,12 +32,9 @@ class DSparkHead(DFlashHead):
 
     def __init__(self, shape: EagleShape, target_ids_D: Tensor | None):
         super().__init__(shape, target_ids_D)
-        rank = shape.markov_rank
-        self.width = shape.hidden + rank
-        w1, w2 = nn.Embedding(shape.vocab, rank), nn.Linear(rank, shape.drafts, bias=False)
-        self.markov_head = nn.ModuleDict({"markov_w1": w1, "markov_w2": w2})
-        self.confidence_head = nn.ModuleDict({"proj": nn.Linear(self.width, 1)})
-        nn.init.zeros_(self.confidence_head["proj"].bias)  # type: ignore[arg-type]
+        self.width = shape.hidden + shape.markov_rank
+        self.markov_head = MarkovHead(shape)
+        self.confidence_head = ConfidenceHead(self.width)
 
     def unroll(
         self,
@@ -53,7 +50,7 @@ class DSparkHead(DFlashHead):
         anchors_N, states = super().unroll(
             ends, token_ids_BT, inputs_BTX, sequence_BT, position_BT, anchor_BT, depth
         )
-        token_P, embed = token_ids_BT.flatten(), self.markov_head["markov_w1"]
+        token_P, embed = token_ids_BT.flatten(), self.markov_head.markov_w1
         before = [(anchors_N + 1 + s).clamp(max=len(token_P) - 1) for s in range(depth)]
         return anchors_N, [
             torch.cat([u_NH, embed(token_P[place_N])], dim=-1)
@@ -63,9 +60,27 @@ class DSparkHead(DFlashHead):
     def head(self, ends: TargetEnds) -> DraftHead:
         """Rows [W_D ; W2], and [w ; b] of the confidence."""
         # Along the last dim: outside of a forward pass, ZeRO-3's parameters are empty vectors.
-        w2, proj = self.markov_head["markov_w2"].weight, self.confidence_head["proj"]
+        proj = self.confidence_head.proj
         return DraftHead(
-            torch.cat([self.lm_head.weight, w2], dim=-1),  # type: ignore[list-item]
+            torch.cat([self.lm_head.weight, self.markov_head.markov_w2.weight], dim=-1),
             self.target_ids_D,
-            torch.cat([proj.weight, proj.bias[:, None]], dim=-1),  # type: ignore
+            torch.cat([proj.weight, proj.bias[:, None]], dim=-1),
         )
+
+
+class MarkovHead(nn.Module):
+    """The bias W2 W1 t of the logits by the token before a draft."""
+
+    def __init__(self, shape: EagleShape):
+        super().__init__()
+        self.markov_w1 = nn.Embedding(shape.vocab, shape.markov_rank)
+        self.markov_w2 = nn.Linear(shape.markov_rank, shape.drafts, bias=False)
+
+
+class ConfidenceHead(nn.Module):
+    """The logit w [u ; m] + b of a draft's acceptance; b starts at 0."""
+
+    def __init__(self, width: int):
+        super().__init__()
+        self.proj = nn.Linear(width, 1)
+        nn.init.zeros_(self.proj.bias)

@@ -164,8 +164,8 @@ def test_gradients_are_those_of_the_written_out_loss(target: Path, tmp_path: Pat
     ids_D = head.target_ids_D
     p_ND = F.linear(teacher_NH, ends.lm_head_VH).softmax(-1)[:, ids_D]
     goal_ND = p_ND / p_ND.sum(-1, keepdim=True)
-    w1, w2 = (head.markov_head[name].weight for name in ("markov_w1", "markov_w2"))
-    proj, total = head.confidence_head["proj"], torch.zeros((), dtype=torch.float64)
+    w1, w2 = (each.weight for each in head.markov_head.children())
+    proj, total = head.confidence_head.proj, torch.zeros((), dtype=torch.float64)
     for s, u_NH in enumerate(states):
         m_NR = w1[token_BT[0, anchors_N + 1 + s]]
         z_ND = head.lm_head(u_NH) + m_NR @ w2.T

@@ -41,7 +41,7 @@ def test_vllm_loads_all_of_an_export_and_drafts_the_same(target: Path, tmp_path:
     head, ends = kind.load(exported, target, torch.float32), load_target_ends(target)
     own, previous_N = head.head(ends), known_N
     for s in range(DEPTH):
-        embed_NR = head.markov_head["markov_w1"](previous_N)
+        embed_NR = head.markov_head.markov_w1(previous_N)
         state_NX = torch.cat([us_NKH[:, s], embed_NR], dim=-1)
         previous_N = own.to_target(own.logits(state_NX).argmax(-1))
         assert torch.equal(previous_N, theirs["drafts"][:, s])
