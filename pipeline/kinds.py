@@ -19,7 +19,7 @@ from outrider.common.files import read_json
 from outrider.pipeline.preflight import local_target
 from outrider.pipeline.recipe.recipe import Recipe
 from outrider.serving.attention import mixed_cache_refusal, mla_refusal
-from outrider.serving.vllm_arguments import runs_mla
+from outrider.serving.vllm_arguments import runner_refusal, runs_mla
 from outrider.speculators.base import planned, unsupported_kinds
 from outrider.speculators.checkpoints.architectures import architecture_of
 from outrider.speculators.config import AUTO
@@ -107,8 +107,10 @@ def _with_attention(recipe: Recipe, target_config: Mapping[str, Any]) -> Recipe:
 
 
 def _unserved(recipe: Recipe, name: str, target_config: Mapping[str, Any], mla: bool) -> str | None:
-    """Why an engine with that form of cache cannot serve the kind; None if it can."""
+    """Why the engine, with that form of cache, cannot serve the kind; None if it can."""
     kind = trainable_kind(name)
+    if refusal := runner_refusal(kind, recipe.serving.engine):
+        return refusal
     config = planned(recipe.speculator.of_kinds([name]), target_config)
     needs = kind.latent_cache(config)
     if needs in (None, mla):

@@ -16,10 +16,11 @@ from outrider.pipeline.recipe.recipe import Recipe
 from outrider.pipeline.recipe.shipped import EMBEDDED_TRAFFIC
 from outrider.pipeline.stages.sources import listed
 from outrider.serving.config import EMBEDDED_TARGETS
+from outrider.serving.vllm_arguments import runner_refusal
 from outrider.serving.vllm_hooks.version import untried_version, vllm_version
 from outrider.speculators.base import base_of, is_directory, warm_directory
 from outrider.speculators.config import SpeculatorConfig
-from outrider.speculators.kinds import check_speculator, trainable_kind
+from outrider.speculators.kinds import check_speculator, kind_of, trainable_kind
 
 
 def check(recipe: Recipe, dry_run: bool = False) -> None:
@@ -47,6 +48,10 @@ def check(recipe: Recipe, dry_run: bool = False) -> None:
         )
     if target := local_target(recipe):
         check_target(target, recipe.speculator, dry_run)
+    if is_directory(base := recipe.speculator.base):
+        served = kind_of(Path(str(base)).expanduser())
+        if refusal := runner_refusal(served, recipe.serving.engine):
+            raise OutriderError(f"speculator.base = {base}: {refusal}")
 
 
 def has_weights(target: Path) -> bool:

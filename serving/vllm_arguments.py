@@ -22,6 +22,7 @@ from outrider.serving.config import EngineConfig, TargetConfig
 from outrider.serving.hooked import HOOKED
 from outrider.serving.speculator import Drafting
 from outrider.serving.vllm_hooks.version import runs_on_cpu
+from outrider.speculators.kinds.protocol import DrafterKind
 
 
 def runs_mla(target_config: Mapping[str, Any], engine: EngineConfig) -> bool:
@@ -36,6 +37,26 @@ def runs_mla(target_config: Mapping[str, Any], engine: EngineConfig) -> bool:
     except OutriderError:
         environment = engine.environment
     return (os.environ | environment).get("VLLM_MLA_DISABLE", "0") == "0"
+
+
+def runner_refusal(kind: DrafterKind, engine: EngineConfig) -> str | None:
+    """Why the engine's model runner cannot draft with the kind; None if it can.
+
+    V2 needs Triton, so a CPU build has V1. Without vLLM the engine is taken for one on a GPU.
+    """
+    if not kind.needs_v2:
+        return None
+    try:
+        runner = "0" if runs_on_cpu() else "1"
+    except OutriderError:
+        runner = "1"
+    if (os.environ | engine.environment).get("VLLM_USE_V2_MODEL_RUNNER", runner) == "1":
+        return None
+    return (
+        f"vLLM 0.32 drafts with {kind.in_words} in its model runner V2 only, which needs a GPU, and"
+        " this engine has V1; run it on a GPU without VLLM_USE_V2_MODEL_RUNNER=0, or choose another"
+        " kind"
+    )
 
 
 def engine_environment(engine: EngineConfig) -> dict[str, str]:
@@ -107,6 +128,8 @@ def engine_arguments(
             " drafter on the last pipeline stage no embedding, and a speculator's directory has"
             " none; serve with tensor_parallel or data_parallel"
         )
+    if refusal := runner_refusal(drafting.speculator.family, engine):
+        raise OutriderError(refusal)
     if settings := drafting.settings():
         arguments["speculative_config"] = settings
     return arguments

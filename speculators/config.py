@@ -39,10 +39,11 @@ class SpeculatorConfig(BaseModel):
     target ships behind its last layer. `eagle3`: a one-layer head over three states of the target,
     with its own vocabulary, trained from scratch or from such a head. `p_eagle`: such a head that
     drafts all tokens in one pass. `dflash`: a head that does so over a block of slots which attend
-    to each other. docs/explanation/kinds.md compares them. A list, such as `[mtp, eagle3, ngram]`:
-    each is trained on the same captured states, and the one that serves the validation traffic
-    fastest is evaluated. `ngram`, vLLM's n-gram lookup, needs no training, so a trained kind must
-    be shown to be faster. `auto`: `ngram` and all kinds that the target supports."""
+    to each other. `dspark`: such a head whose drafts also follow from the token before them; needs
+    a GPU. docs/explanation/kinds.md compares them. A list, such as `[mtp, eagle3, ngram]`: each is
+    trained on the same captured states, and the one that serves the validation traffic fastest is
+    evaluated. `ngram`, vLLM's n-gram lookup, needs no training, so a trained kind must be shown to
+    be faster. `auto`: `ngram` and all kinds that the target supports."""
 
     base: str | None = None
     """The speculator in use today, with which the evaluation compares: a directory, or `mtp` (the

@@ -61,10 +61,18 @@ class DraftHead:
     """Trained where it is a parameter of the drafter; else frozen, such as the target's own."""
     target_ids_D: Tensor | None = None
     """Target token of each draft token, ascending; None: the target's vocabulary, row for row."""
+    confidence_1H: Tensor | None = None
+    """Row and, last, bias of the confidence; None: it is not estimated."""
 
     def logits(self, state: Tensor) -> Tensor:
         """Draft logits [..., D] of the drafter's states."""
         return F.linear(state, self.weight_DH)
+
+    def confidence(self, state: Tensor) -> Tensor:
+        """Logit [...] that the draft of a state is accepted, given that those before it are."""
+        if self.confidence_1H is None:
+            raise ValueError("this head does not estimate a confidence")
+        return F.linear(state, self.confidence_1H[:, :-1], self.confidence_1H[:, -1])[..., 0]
 
     def to_target(self, draft_ids: Tensor) -> Tensor:
         """Target tokens of draft tokens, same shape."""

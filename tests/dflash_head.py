@@ -1,9 +1,10 @@
-"""A random DFlash head for a target, in the published layout.
+"""A random DFlash or DSpark head for a target, in the published layout.
 
     write_dflash_head(nano_r1, tmp_path / "head", layers=[2, 8, 13])
+    write_dspark_head(nano_r1, tmp_path / "head", rank=16)
 
-Names as in the checkpoints of the authors and in vLLM's qwen3_dflash.py, with rows of its own over
-a draft vocabulary: every second token of the first half of the target's.
+Names as in the checkpoints of the authors and in vLLM's qwen3_dflash.py and qwen3_dspark.py, with
+rows of its own over a draft vocabulary: every second token of the first half of the target's.
 """
 
 import json
@@ -15,6 +16,7 @@ import torch
 from safetensors.torch import save_file
 
 from tests.eagle3_head import HEAD_DIM, linear, norm
+from tests.tiny import edit_tensors
 
 
 def write_dflash_head(
@@ -91,3 +93,34 @@ def write_dflash_head(
     }
     (directory / "config.json").write_text(json.dumps(settings | changed, indent=2))
     return directory
+
+
+def write_dspark_head(
+    target: Path, directory: Path, seed: int = 0, rank: int = 16, changed: Any = None, **block: Any
+) -> Path:
+    """As `write_dflash_head`, to which `block` goes, with biases as large as the block's logits.
+
+    All keys of config.json are at the top. `changed` replace some; None removes one.
+    """
+    write_dflash_head(target, directory, seed, **block)
+    config = json.loads((directory / "config.json").read_text())
+    config |= config.pop("dflash_config") | {
+        "architectures": ["Qwen3DSparkModel"],
+        "block_size": 7,
+        "markov_rank": rank,
+        "markov_head_type": "vanilla",
+        "enable_confidence_head": True,
+        "confidence_head_with_markov": True,
+    }
+    config |= changed or {}
+    config = {key: value for key, value in config.items() if value is not None}
+    (directory / "config.json").write_text(json.dumps(config, indent=2))
+    width, drafts = config["hidden_size"] + rank, config["vocab_size"] // 4
+    heads = {
+        "markov_head.markov_w1.weight": torch.randn(config["vocab_size"], rank),
+        "markov_head.markov_w2.weight": torch.randn(drafts, rank) / rank**0.5,
+        "confidence_head.proj.weight": torch.randn(1, width) / width**0.5,
+        "confidence_head.proj.bias": torch.randn(1),
+    }
+    new = {name: tensor.bfloat16() for name, tensor in heads.items()}
+    return edit_tensors(directory, lambda tensors: tensors.update(new))

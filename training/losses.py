@@ -44,6 +44,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from outrider.speculators.acceptance import GREEDY_BELOW
@@ -89,6 +90,16 @@ def distillation_loss(
     problem = _Problem(teacher_NH, token_N, valid_KN, lm_head_VH, head, served, kind, rows)
     loss_KN, *found = _ChunkedDistillation.apply(u_KNH, weight_DH, problem)
     return loss_KN, Judged(*found)
+
+
+def confidence_loss(u_KNH: Tensor, head: DraftHead, judged: Judged) -> Tensor:
+    """Cross-entropy [K, N] of the confidence and the draft's probability of being accepted.
+
+    All depths have the tokens of an accepted chain, so both are given that the drafts before are
+    accepted. The gradient ends at the states: drafts are those of a head without a confidence.
+    """
+    logit_KN = head.confidence(u_KNH.detach()).to(judged.acceptance_KN.dtype)
+    return F.binary_cross_entropy_with_logits(logit_KN, judged.acceptance_KN, reduction="none")
 
 
 class _Buffers:

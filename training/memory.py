@@ -185,7 +185,7 @@ class MemoryPlan:
         gradients takes half of what autograd would keep of it (measured: 0.35 to 0.5).
         """
         size, width = self.size, 4 if self.warm else self._b
-        states = width * self.depth * self.row[1] * size.hidden
+        states = width * self.depth * self.row[1] * size.drafter.width
         return {
             "base_speculator_float32": 4 * size.total * self.warm,
             "mapped_checkpoint": 2 * size.total * (self.warm and self.device == "cpu"),
@@ -198,7 +198,9 @@ class MemoryPlan:
         """Peak memory of backward: before any gradient exists, and when all but one do."""
         size, b = self.size, self._b
         # A trained head's rows are handed over as a copy.
-        states = b * (3 * self.depth * self.row[1] * size.hidden + size.parts.get("lm_head", 0))
+        states = b * (
+            3 * self.depth * self.row[1] * size.drafter.width + size.parts.get("lm_head", 0)
+        )
         always = {"adam_moments": 8 * self._share, "drafted_states": states}
         newest: float = b * size.largest if self.trained_parameters == "all" else 0
         gradients: float = b * self.trained

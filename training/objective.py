@@ -32,7 +32,7 @@ from outrider.speculators.kinds.drafter import Batch
 from outrider.training.config import DEPTH_DECAY, TrainingConfig
 from outrider.training.distributed.accelerator import Drafted
 from outrider.training.distributed.spec import Sampling
-from outrider.training.losses import Judged, distillation_loss
+from outrider.training.losses import Judged, confidence_loss, distillation_loss
 from outrider.training.packing import Sample
 from outrider.training.teacher import Served
 
@@ -99,6 +99,8 @@ class Objective:
             self.config.loss,
             drafted.head,
         )
+        if drafted.head.confidence_1H is not None:
+            loss_KN = loss_KN + confidence_loss(u_KNH, drafted.head, judged)
         weight_KN = valid_KN * share_K[:, None]
         if self.config.depth_weights == "visited":
             weight_KN = weight_KN * visited_weights(judged.accepted_KN, anchors_R)

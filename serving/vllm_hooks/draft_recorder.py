@@ -171,8 +171,26 @@ class V2Recorder(Recorder):
         return logits_BV
 
 
+class WalkRecorder(V2Recorder):
+    """Records a `speculator` that computes all depths at once and samples one after the other.
+
+    Its drafts are greedy: each has the largest logit, over the draft vocabulary.
+    """
+
+    sampling = "_sample_logits"
+
+    def _sampled(self, logits_BD: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        """Drafts of one depth, from their logits."""
+        if self._logprobs is not None:
+            self._logprobs.append(logits_BD.float().log_softmax(-1).amax(-1))
+        return self._sample(logits_BD, *args, **kwargs)
+
+
 def recorder_of(runner: Any) -> Recorder | None:
     """The recorder for a model runner; None on a rank without a drafter."""
     if hasattr(runner, "speculator"):  # V2; None on the other stages of a pipeline
-        return None if runner.speculator is None else V2Recorder(runner, runner.speculator)
+        if runner.speculator is None:
+            return None
+        walks = hasattr(runner.speculator, WalkRecorder.sampling)
+        return (WalkRecorder if walks else V2Recorder)(runner, runner.speculator)
     return Recorder(runner, runner.drafter) if hasattr(runner, "drafter") else None

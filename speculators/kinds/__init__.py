@@ -15,6 +15,7 @@ from outrider.common.files import read_json
 from outrider.speculators.checkpoints.layout import CheckpointLayout, read_layout
 from outrider.speculators.checkpoints.target_fingerprint import check_target
 from outrider.speculators.kinds.dflash.kind import DFlash
+from outrider.speculators.kinds.dspark.kind import DSpark
 from outrider.speculators.kinds.eagle3.kind import Eagle3
 from outrider.speculators.kinds.mtp.kind import MTP
 from outrider.speculators.kinds.p_eagle.kind import PEagle
@@ -23,7 +24,7 @@ from outrider.speculators.kinds.weightless import NGramLookup, NoSpeculation, We
 
 KINDS: dict[str, DrafterKind] = {
     kind.name: kind
-    for kind in (DFlash(), PEagle(), Eagle3(), MTP(), NGramLookup(), NoSpeculation())
+    for kind in (DSpark(), DFlash(), PEagle(), Eagle3(), MTP(), NGramLookup(), NoSpeculation())
 }
 """By name. A directory is of the first kind that recognizes it."""
 

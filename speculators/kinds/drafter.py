@@ -56,6 +56,8 @@ class Batch:
 class Drafter(nn.Module):
     """Base class of a drafter's module. Its parameters are what is trained."""
 
+    width: int
+    """Values of a state that the head reads."""
     recompute = False
     """Whether backward computes every depth again instead of keeping what it reads."""
     used_experts = 1.0

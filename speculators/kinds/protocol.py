@@ -89,6 +89,8 @@ class DrafterKind:
     one_block = False
     """Drafts of a step attend to each other, so fewer of them are different drafts. Replay is
     exact for the number that was unrolled, `speculator.depth`, and for no smaller one."""
+    needs_v2 = False
+    """vLLM has it in model runner V2 alone, which needs a GPU."""
 
     def recognizes(self, config: Mapping[str, Any]) -> bool:
         """True for the config.json of a directory of this kind."""

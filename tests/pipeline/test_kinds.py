@@ -14,14 +14,18 @@ from outrider.data.features.feature_store import FeatureStore
 from outrider.data.on_policy.check import write_quarantine
 from outrider.pipeline import draft_parity_check
 from outrider.pipeline.kinds import with_kinds
+from outrider.pipeline.preflight import check
 from outrider.pipeline.recipe.load import load_recipe
 from outrider.pipeline.recipe.recipe import Recipe
 from outrider.pipeline.run_dir import RunDirectory
 from outrider.pipeline.stages.capture import CAPTURE
 from outrider.pipeline.stages.registry import STAGES, stage_names, stages_of
 from outrider.pipeline.stages.train import train_of
+from outrider.serving.speculator import Drafting, Speculator
+from outrider.serving.vllm_arguments import engine_arguments
 from outrider.speculators.kinds import kind_of, trainable_names
 from outrider.training.distributed import launch
+from tests.dflash_head import write_dspark_head
 from tests.tiny import tiny_glm, write_tiny_target
 from tests.training.corpus import make_corpus
 from tests.training.forked_ranks import run_forked
@@ -52,7 +56,7 @@ def test_auto_is_every_kind_that_the_target_supports(
     target: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     recipe = with_kinds(recipe_of(target, "speculator.kind=auto"))
-    assert set(recipe.speculator.kinds) == set(trainable_names())
+    assert set(recipe.speculator.kinds) == set(trainable_names()) - {"dspark"}
     assert recipe.speculator.candidates == (*recipe.speculator.kinds, "ngram")
     assert with_kinds(recipe) == recipe
     # Against lookup as the base, it is no candidate.
@@ -96,6 +100,32 @@ def test_a_head_has_the_attention_that_the_engine_s_cache_is_made_for(
     assert "not p_eagle: a P-EAGLE head with Llama's" in " ".join(capsys.readouterr().err.split())
     mtp = recipe_of(target, WITH_MLA)
     assert with_kinds(mtp) == mtp
+
+
+V2 = "serving.engine.environment.VLLM_USE_V2_MODEL_RUNNER='1'"
+
+
+def test_a_kind_of_model_runner_v2_is_refused_by_an_engine_with_v1(
+    target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the kind that is trained, as the base, and when an engine starts."""
+    words = ("speculator.kind=dspark", WITH_MLA.replace("0", "1"))
+    one, refusal = recipe_of(target, *words), "a DSpark head in its model runner V2"
+    with pytest.raises(OutriderError, match=rf"speculator\.kind = dspark: vLLM 0.32.*{refusal}"):
+        with_kinds(one)
+    head = write_dspark_head(target, tmp_path / "head")
+    based = recipe_of(target, f"speculator.base={head}")
+    with pytest.raises(OutriderError, match=rf"speculator\.base = .*head: vLLM 0.32.*{refusal}"):
+        check(based, dry_run=True)
+    drafting = Drafting(Speculator.named(head), 4)
+    with pytest.raises(OutriderError, match=refusal):
+        engine_arguments(one.target, one.serving.engine, drafting)
+    v2 = with_kinds(recipe_of(target, *words, V2))
+    assert v2.speculator.kinds == ("dspark",)
+    settings = engine_arguments(v2.target, v2.serving.engine, drafting)["speculative_config"]
+    assert settings["method"] == "dspark"
+    monkeypatch.setattr("outrider.serving.vllm_arguments.runs_on_cpu", lambda: False)
+    assert with_kinds(one).speculator.kinds == ("dspark",)
 
 
 def test_one_kind_keeps_its_stages_and_inputs(target: Path) -> None:

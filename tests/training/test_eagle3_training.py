@@ -53,7 +53,7 @@ def test_a_head_from_scratch_learns(corpus: Corpus, tmp_path: Path) -> None:
     assert result["steps"] > 2 * 10
 
 
-@pytest.mark.parametrize("kind", ["p_eagle", "dflash"])
+@pytest.mark.parametrize("kind", ["p_eagle", "dflash", "dspark"])
 def test_a_parallel_head_learns_and_is_replayed(corpus: Corpus, tmp_path: Path, kind: str) -> None:
     result = corpus.train(tmp_path, speculator=config(kind=kind), **SETTINGS)
     best, start = (result[name]["acceptance_length"] for name in ("best", "base"))

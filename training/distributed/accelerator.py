@@ -63,17 +63,20 @@ class ChainUnroll(nn.Module):
         sequence_BT: Tensor,
         position_BT: Tensor,
         anchor_BT: Tensor,
-    ) -> Tensor | tuple[Tensor, Tensor]:
-        """u [K, N, H] of the anchors in row-major order; with a trained head also its weight.
+    ) -> Tensor | tuple[Tensor, ...]:
+        """u [K, N, H] of the anchors in row-major order; with its own head also the head's tensors.
 
-        The weight is a copy: under ZeRO-3 the parameter is whole inside this pass only.
+        They are copies: under ZeRO-3 the parameters are whole inside this pass only.
         """
         _, states = self.speculator.unroll(
             self.ends, token_ids_BT, inputs_BTX, sequence_BT, position_BT, anchor_BT, self.depth
         )
         head = self.speculator.head(self.ends)
         u_KNH = torch.stack(states)
-        return (u_KNH, head.weight_DH.clone()) if head.weight_DH.requires_grad else u_KNH
+        if head.weight_DH is self.ends.lm_head_VH:
+            return u_KNH
+        own = (head.weight_DH, head.confidence_1H)
+        return (u_KNH, *(tensor.clone() for tensor in own if tensor is not None))
 
     def drafted(self, batch: Batch, wrapped: nn.Module | None = None) -> Drafted:
         """The drafts of a batch. `wrapped` is this module as DeepSpeed prepared it."""
@@ -88,8 +91,8 @@ class ChainUnroll(nn.Module):
         head = self.speculator.head(self.ends)
         if isinstance(out, Tensor):
             return Drafted(out, head)
-        u_KNH, weight_DH = out
-        return Drafted(u_KNH, DraftHead(weight_DH, head.target_ids_D))
+        u_KNH, weight_DH, *confidence = out
+        return Drafted(u_KNH, DraftHead(weight_DH, head.target_ids_D, *confidence))
 
 
 def start_environment() -> None:

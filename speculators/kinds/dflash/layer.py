@@ -32,6 +32,9 @@ from outrider.speculators.unroll import merge, row_of
 class DFlashHead(StoredHead):
     """fc, one layer over a block of slots, the last norm, and rows of the draft vocabulary."""
 
+    first = 1
+    """The first slot that drafts."""
+
     def __init__(self, shape: EagleShape, target_ids_D: Tensor | None):
         super().__init__(shape, target_ids_D)
         self.fc = nn.Linear(shape.states, shape.hidden, bias=False)
@@ -49,7 +52,7 @@ class DFlashHead(StoredHead):
         anchor_BT: Tensor,
         depth: int,
     ) -> tuple[Tensor, list[Tensor]]:
-        """All drafts of every anchor, from a block of depth + 1 slots."""
+        """All drafts of every anchor, from a block of `first` + depth slots."""
         row = row_of(sequence_BT, anchor_BT, inputs_BTX.device)
         anchors_N = row.anchors_N
         if not len(anchors_N):
@@ -64,19 +67,21 @@ class DFlashHead(StoredHead):
         key_APD = attention.rotated(attention.keys(context_PH), tables_P)
         value_APD = attention.values(context_PH)
         normed_NH, normed_1H = layer.input_layernorm(known_NH), layer.input_layernorm(mask_1H)
-        tables = [attention.tables(position[anchors_N] + 1 + s) for s in range(depth + 1)]
-        mask_query_A1D, mask_key_G1D = attention.queries(normed_1H), attention.keys(normed_1H)
+        slots = self.first + depth
+        tables = [attention.tables(position[anchors_N] + 1 + s) for s in range(slots)]
+        mask_key_G1D = attention.keys(normed_1H)
         keys = [
             attention.rotated(attention.keys(normed_NH), tables[0]),
             *(attention.rotated(mask_key_G1D, each) for each in tables[1:]),
         ]
-        values = [attention.values(normed_NH), *[attention.values(normed_1H)] * depth]
+        values = [attention.values(normed_NH), *[attention.values(normed_1H)] * (slots - 1)]
         states, scale = [], attention.softmax_scale
-        for each in tables[1:]:
-            q_AND = attention.rotated(mask_query_A1D, each)
+        for s in range(self.first, slots):
+            x_NH, normed = (mask_1H, normed_1H) if s else (known_NH, normed_NH)
+            q_AND = attention.rotated(attention.queries(normed), tables[s])
             prefix = row.attend_prefix(q_AND, key_APD, value_APD, scale)
             attended_AND = merge(*prefix, q_AND, keys, values, scale)
-            states.append(self.norm(layer.finish(mask_1H, attended_AND)))
+            states.append(self.norm(layer.finish(x_NH, attended_AND)))
         return anchors_N, states
 
 

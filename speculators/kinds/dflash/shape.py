@@ -60,8 +60,8 @@ def read_shape(
     if of_speculators:
         key, layers = LAYER_IDS_OF_SPECULATORS, config.get(LAYER_IDS_OF_SPECULATORS) or []
     else:
-        key = f"{SECTION}.{LAYER_IDS} + 1"
-        layers = [index + 1 for index in section.get(LAYER_IDS) or ()]
+        key = f"{LAYER_IDS} + 1"
+        layers = [index + 1 for index in section.get(LAYER_IDS, config.get(LAYER_IDS)) or ()]
     mask = section.get(MASK_TOKEN, config.get(MASK_TOKEN))
     check_layers(layers, target_config["num_hidden_layers"], f"{path}: {key}")
     if mask is None or not 0 <= mask < layer["vocab_size"]:
@@ -143,7 +143,7 @@ def _check_supported(
     count = layer.get("num_hidden_layers", 1)
     if count != 1:
         raise OutriderError(
-            f"{path}: num_hidden_layers = {count}: Outrider serves, trains and replays DFlash heads"
+            f"{path}: num_hidden_layers = {count}: Outrider serves, trains and replays such heads"
             " of one layer. On a CPU vLLM 0.32 norms the keys of all layers with the first"
             " layer's weight, without an error; train a head of one layer (speculator.base: none)"
         )
@@ -159,7 +159,7 @@ def _check_supported(
             "attention_sink_bias", layer.get("add_swa_attention_sink_bias")
         ),
         "attention_value_scale": section.get("attention_value_scale"),
-        "use_aux_hidden_state": section.get("use_aux_hidden_state", True) is False,
+        "use_aux_hidden_state": {**config, **section}.get("use_aux_hidden_state") is False,
         "sample_from_anchor": section.get("sample_from_anchor"),
         "attention_bias": layer.get("attention_bias"),
         "is_neox_style": layer.get("is_neox_style", True) is False,
@@ -170,7 +170,7 @@ def _check_supported(
     for key, differs in wrong.items():
         if differs:
             raise OutriderError(
-                f"{path}: {key}: Outrider neither trains nor replays such a DFlash head. Trained"
-                " and replayed are heads with full attention that is not causal, SiLU, no biases"
+                f"{path}: {key}: Outrider neither trains nor replays such a head. Trained and"
+                " replayed are heads with full attention that is not causal, SiLU, no biases"
                 " and a plain rotary embedding; train one from scratch (speculator.base: none)"
             )

@@ -36,7 +36,7 @@ class StoredHead(Drafter):
 
     def __init__(self, shape: EagleShape, target_ids_D: Tensor | None):
         super().__init__()
-        self.shape = shape
+        self.shape, self.width = shape, shape.hidden
         self.lm_head = nn.Linear(shape.hidden, shape.drafts, bias=False)
         # Not part of the state: it is never trained, and the checkpoint has it as offsets.
         self.register_buffer("target_ids_D", target_ids_D, persistent=False)
@@ -59,7 +59,7 @@ class EagleHead(StoredHead, ChainDrafter):
         self.fc = nn.Linear(shape.states, shape.hidden, bias=False)
         self.midlayer = EagleLayer(shape)
         self.norm = RMSNorm(shape.hidden, eps)
-        self.width, self.softmax_scale = shape.hidden, self.midlayer.self_attn.softmax_scale
+        self.softmax_scale = self.midlayer.self_attn.softmax_scale
 
     def first_state(self, inputs_NX: Tensor) -> Tensor:
         """The projected auxiliary states."""

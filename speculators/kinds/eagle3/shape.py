@@ -96,6 +96,8 @@ class EagleShape:
     norm_output: bool = False
     mask_token: int | None = None
     """Token of the slots of a parallel drafter; None: each draft reads the one before."""
+    markov_rank: int = 0
+    """Rank of the bias of a draft's logits by the token before it; 0: none."""
 
     @classmethod
     def read(

@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 from outrider.speculators.parity import ParityConfig, complaint
 
 HOOKS, ON_CPU = "tests.serving.vllm_hooks.v2_hooks", "tests.serving.vllm_hooks.v2_on_cpu"
+DSPARK = "tests.serving.vllm_hooks.v2_dspark"
 
 
 @pytest.mark.engine
@@ -45,6 +46,23 @@ def test_v2_captures_swaps_and_drafts_as_v1_does(nano_r1, prompts, tmp_path):
     assert len(streams[0]) == 4 * 4
     for name, state_TH in streams[0].items():
         torch.testing.assert_close(streams[1][name], state_TH, msg=name)
+
+
+@pytest.mark.engine
+@pytest.mark.slow
+def test_a_kind_of_v2_alone_drafts_as_its_unroll(
+    short_r1: Path, prompts: list[list[int]], tmp_path: Path
+) -> None:
+    """Every draft of a walk, also by a head that was swapped in; another head drafts others."""
+    file = tmp_path / "prompts.json"
+    file.write_text(json.dumps(prompts[:4]))
+    words = [sys.executable, "-m", ON_CPU, DSPARK, str(short_r1), str(tmp_path), str(file)]
+    environment = os.environ | {"VLLM_LOGGING_LEVEL": "ERROR"}
+    done = subprocess.run(words, stdout=subprocess.PIPE, text=True, check=True, env=environment)
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["first"][0][0] > 30
+    for name, wrong in (("first", False), ("second", False), ("crossed", True)):
+        assert (complaint(found[name], ParityConfig()) is not None) is wrong, (name, found[name])
 
 
 def text(step: dict[str, Any]) -> tuple[int, ...]:

@@ -16,7 +16,7 @@ from outrider.speculators.head_config import HeadConfig
 from outrider.speculators.kinds import kind_of, trainable_kind
 from outrider.speculators.kinds.protocol import Origin
 from outrider.speculators.unroll import valid_BT
-from tests.dflash_head import write_dflash_head
+from tests.dflash_head import write_dflash_head, write_dspark_head
 from tests.eagle3_head import write_eagle3_head
 from tests.speculators.kinds.eagle3.test_eagle3_unroll import LAYERS
 from tests.speculators.literal_engine import DEPTH, packed_row
@@ -26,7 +26,9 @@ WRITERS: dict[str, tuple[Callable[..., Path], dict[str, Any]]] = {
     "eagle3": (write_eagle3_head, {"fc_norm": True}),
     "p_eagle": (write_eagle3_head, {"fc_norm": True, "pard_token": 2}),
     "dflash": (write_dflash_head, {"mask_token": 2}),
+    "dspark": (write_dspark_head, {"mask_token": 2}),
 }
+BLOCKS = ("dflash", "dspark")
 # The target has no padding token, so its end is the mask. DFlash's ids count outputs of layers.
 CONFIGS: dict[str, dict[str, Any]] = {
     "eagle3": {"architectures": ["LlamaForCausalLMEagle3"]},
@@ -35,6 +37,17 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "architectures": ["DFlashDraftModel"],
         "model_type": "qwen3",
         "dflash_config": {"mask_token_id": 1, "target_layer_ids": [0, 1], "causal": False},
+    },
+    "dspark": {
+        "architectures": ["Qwen3DSparkModel"],
+        "model_type": "qwen3",
+        "mask_token_id": 1,
+        "target_layer_ids": [0, 1],
+        "sample_from_anchor": True,
+        "markov_rank": 64,
+        "markov_head_type": "vanilla",
+        "enable_confidence_head": True,
+        "confidence_head_with_markov": True,
     },
 }
 TWINS: dict[str, dict[str, Any]] = {
@@ -45,6 +58,15 @@ TWINS: dict[str, dict[str, Any]] = {
         "mask_token_id": 1,
         "sliding_window_non_causal": True,
         "block_size": 6,
+    },
+    "dspark": {
+        "speculators_model_type": "dspark",
+        "mask_token_id": 1,
+        "sample_from_anchor": True,
+        "markov_rank": 64,
+        "enable_confidence_head": True,
+        "confidence_head_with_markov": True,
+        "block_size": 5,
     },
 }
 
@@ -59,7 +81,7 @@ def test_a_head_is_recognized_written_and_read_again(
     head_config = HeadConfig(draft_vocabulary=3, layers=(1, 2))
     origin = Origin(target, None, head_config, lambda: counts)
     head: Any = kind.start(origin, torch.float32, "cpu", seed=1)
-    layer = head.layers[0] if name == "dflash" else head.midlayer
+    layer = head.layers[0] if name in BLOCKS else head.midlayer
     assert layer.mlp.down_proj.weight.std() < 0.03 < head.fc.weight.std()
     scratch, again = tmp_path / "scratch", tmp_path / "again"
     kind.write(kind.trained(head, head.state_dict()), origin, scratch)
@@ -79,15 +101,15 @@ def test_a_head_is_recognized_written_and_read_again(
     twin = tmp_path / "twins" / "speculators"
     published = read_json(twin / "config.json")
     assert TWINS[name].items() <= published.items()
-    assert "pard_token" not in published["transformer_layer_config"]
-    assert published[f"{'' if name == 'dflash' else 'eagle_'}aux_hidden_state_layer_ids"] == [1, 2]
+    assert not published["transformer_layer_config"].keys() & {"pard_token", "markov_rank"}
+    assert published[f"{'' if name in BLOCKS else 'eagle_'}aux_hidden_state_layer_ids"] == [1, 2]
     kind.check(twin, read_layout(target))
     assert kind_of(scratch) is kind_of(twin) is kind
     one, two = (kind.load(path, target, torch.float32) for path in (again, twin))
     assert one.shape == two.shape and one.state_dict().keys() == two.state_dict().keys()
     for key, tensor in one.state_dict().items():
         assert torch.equal(tensor, two.state_dict()[key]), key
-    if name != "dflash":
+    if name not in BLOCKS:
         del published["norm_before_residual"]  # the format's defaults
         (twin / "config.json").write_text(json.dumps(published))
         default = kind.load(twin, target, torch.float32).shape.norm_before_residual
@@ -104,7 +126,10 @@ def test_gradients_reach_every_parameter(name: str, target: Path, tmp_path: Path
     )
     row = packed_row(2 * HIDDEN)
     _, states = head.unroll(ends, *row, valid_BT(row[2], 0), DEPTH)
-    sum(head.head(ends).logits(u).square().sum() for u in states).backward()
+    own = head.head(ends)
+    sum(own.logits(u).square().sum() for u in states).backward()
+    if own.confidence_1H is not None:
+        sum(own.confidence(u.detach()).sum() for u in states).backward()
     for key, parameter in head.named_parameters():
         assert parameter.grad is not None and parameter.grad.abs().sum() > 0, key
 
@@ -114,6 +139,7 @@ def test_gradients_reach_every_parameter(name: str, target: Path, tmp_path: Path
     [
         ("p_eagle", {"method": "eagle3", "parallel_drafting": True}),
         ("dflash", {"method": "dflash"}),
+        ("dspark", {"method": "dspark"}),
     ],
 )
 def test_vllm_is_given_a_fixed_number_of_parallel_drafts(
@@ -138,6 +164,7 @@ def test_vllm_is_given_a_fixed_number_of_parallel_drafts(
         ("dflash", {"mask_token": 3}),
         ("dflash", {"layers": [1]}),
         ("dflash", {"rope_theta": 5e5}),
+        ("dspark", {"rank": 8}),
     ],
 )
 def test_keys_that_the_engine_reads_at_its_start_are_not_exchanged(

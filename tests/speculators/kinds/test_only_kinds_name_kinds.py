@@ -19,7 +19,7 @@ ROOMS = (
     "cli",
 )
 
-KIND = re.compile(r"(?<![a-z])(mtp|eagle_?3?|d_?flash|n_?gram)(?![a-z])", re.IGNORECASE)
+KIND = re.compile(r"(?<![a-z])(mtp|eagle_?3?|d_?flash|d_?spark|n_?gram)(?![a-z])", re.IGNORECASE)
 """A kind's name as a word of an identifier (`load_mtp`) or of a string."""
 
 EXCEPTIONS = {

@@ -33,6 +33,8 @@ KIND = DFlash()
 class LiteralEngine:
     """Appends one key and value after the other, then lets every slot read the whole list."""
 
+    masks, first = DEPTH, 1
+
     def __init__(self, directory: Path, ends: TargetEnds):
         self.config, self.ends = json.loads((directory / "config.json").read_text()), ends
         self.tensors = {
@@ -70,10 +72,10 @@ class LiteralEngine:
         return self.heads(c_H, "k", position), self.heads(c_H, "v", None)
 
     def block(self, token: int, anchor: int, seen: list[tuple[Tensor, Tensor]]) -> list[Tensor]:
-        """u of the mask slots after an anchor, with the context up to it."""
+        """u of the slots that draft after an anchor, with the context up to it."""
         rows = [
             (self.ends.embedding_VH[each].float(), anchor + 1 + slot)
-            for slot, each in enumerate([token, *[MASK] * DEPTH])
+            for slot, each in enumerate([token, *[MASK] * self.masks])
         ]
         normed = [(self.norm(x, "layers.0.input_layernorm"), position) for x, position in rows]
         keys = [*seen, *((self.heads(x, "k", p), self.heads(x, "v", None)) for x, p in normed)]
@@ -88,7 +90,7 @@ class LiteralEngine:
             r_H = x_H + self.tensors["layers.0.self_attn.o_proj.weight"] @ torch.cat(attended)
             out_H = r_H + self.mlp(self.norm(r_H, "layers.0.post_attention_layernorm"))
             found.append(self.norm(out_H, "norm"))
-        return found[1:]
+        return found[self.first :]
 
     def slots(self, tokens: list[int], aux_TX: Tensor) -> dict[tuple[int, int], Tensor]:
         """u of every (draft, anchor) that has a token to predict."""

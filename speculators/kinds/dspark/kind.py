@@ -1,0 +1,67 @@
+"""DSpark heads: DFlash's block, a bias by the token before each draft, and a confidence.
+
+    kind = DSpark()
+    kind.vllm_settings(directory, 5, "greedy", None)     # method dspark
+
+The block is computed in one pass, as DFlash's. Its drafts are then chosen one after the other: the
+logits of each get a bias of low rank that follows from the token before it (the Markov head), so a
+draft fits the draft before it at the price of a small matrix. The confidence head estimates the
+probability that a draft is accepted, given that the ones before it are. vLLM 0.32 reads it with
+`enable_adaptive_verification` only, to verify fewer drafts of some requests; it never drafts fewer.
+
+vLLM has the kind in model runner V2 alone. The other files: dspark/shape.py (config.json),
+dspark/layer.py (the module).
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from outrider.common.files import read_json
+from outrider.speculators.checkpoints.checks import check_header_shape
+from outrider.speculators.checkpoints.layout import CheckpointLayout
+from outrider.speculators.checkpoints.safetensors_headers import tensor_headers
+from outrider.speculators.kinds.dflash.kind import DFlash
+from outrider.speculators.kinds.dspark.shape import (
+    ARCHITECTURE,
+    NAME_OF_SPECULATORS,
+    plain_config,
+    read_shape,
+    speculators_config,
+)
+
+
+class DSpark(DFlash):
+    """A DFlash head with a Markov head and a confidence head."""
+
+    name = "dspark"
+    in_words = "a DSpark head"
+    directory_in_words: str | None = (
+        f"a DSpark checkpoint (config.json of a {ARCHITECTURE}, and the weights of one layer)"
+    )
+    needs_v2 = True
+    module = "outrider.speculators.kinds.dspark.layer:DSparkHead"
+    shape = staticmethod(read_shape)
+    new_config = staticmethod(plain_config)
+    speculators_config = staticmethod(speculators_config)
+
+    @staticmethod
+    def recognizes(config: Mapping[str, Any]) -> bool:
+        """True for the config.json of a DSpark head over a block of Qwen3's form."""
+        return config.get("speculators_model_type") == NAME_OF_SPECULATORS or ARCHITECTURE in (
+            config.get("architectures") or []
+        )
+
+    def check(self, directory: Path, target: CheckpointLayout) -> None:
+        """As a DFlash head, and the shapes of the Markov head and the confidence head."""
+        super().check(directory, target)
+        path = Path(directory) / "config.json"
+        shape, found = self.shape(read_json(path), target.config, path), tensor_headers(directory)
+        rank = shape.markov_rank
+        for name, wanted in (
+            ("markov_head.markov_w1.weight", (shape.vocab, rank)),
+            ("markov_head.markov_w2.weight", (shape.drafts, rank)),
+            ("confidence_head.proj.weight", (1, shape.hidden + rank)),
+            ("confidence_head.proj.bias", (1,)),
+        ):
+            check_header_shape(found, name, wanted, path, self.in_words)

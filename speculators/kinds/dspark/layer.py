@@ -1,0 +1,86 @@
+"""The DSpark head as a module, computed as vLLM 0.32 does (qwen3_dspark.py, dspark/speculator.py).
+
+    slot 0 at anchor i        token t_{i+1}, position i + 1
+    slot s = 1 .. K-1         the mask token, position i + 1 + s
+    u_{i,s}                   DFlash's layer over K slots, all of which draft
+    m_{i,s} = W1 t            t: the token before the draft, so t_{i+1} for s = 0, else draft s - 1
+    q_{i+2+s} = softmax(W_D u_{i,s} + W2 m_{i,s})
+    c_{i,s} = sigmoid(w [u_{i,s} ; m_{i,s}] + b)      the draft's probability of being accepted
+
+W_D u + W2 m is one product of [W_D ; W2] and the state [u ; m]: the loss, replay and parity read a
+DSpark head as any other. They are given the tokens of an accepted chain, in which the token before
+a draft is the logged one; behind a rejected draft no draft counts. So replay with logged tokens
+accepts what the engine's walk over its own drafts accepts.
+
+Names of parameters are those of the checkpoint.
+
+Shapes: as in eagle3/layer.py; K = depth, R rank of the bias.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from outrider.speculators.heads import DraftHead, TargetEnds
+from outrider.speculators.kinds.dflash.layer import DFlashHead
+from outrider.speculators.kinds.eagle3.shape import EagleShape
+
+
+class DSparkHead(DFlashHead):
+    """A DFlash head whose first slot drafts, with a Markov head and a confidence head."""
+
+    first = 0
+
+    def __init__(self, shape: EagleShape, target_ids_D: Tensor | None):
+        super().__init__(shape, target_ids_D)
+        self.width = shape.hidden + shape.markov_rank
+        self.markov_head = MarkovHead(shape)
+        self.confidence_head = ConfidenceHead(self.width)
+
+    def unroll(
+        self,
+        ends: TargetEnds,
+        token_ids_BT: Tensor,
+        inputs_BTX: Tensor,
+        sequence_BT: Tensor,
+        position_BT: Tensor,
+        anchor_BT: Tensor,
+        depth: int,
+    ) -> tuple[Tensor, list[Tensor]]:
+        """States [u ; m] of a block of `depth` slots; past the row's end m is any token's."""
+        anchors_N, states = super().unroll(
+            ends, token_ids_BT, inputs_BTX, sequence_BT, position_BT, anchor_BT, depth
+        )
+        token_P, embed = token_ids_BT.flatten(), self.markov_head.markov_w1
+        before = [(anchors_N + 1 + s).clamp(max=len(token_P) - 1) for s in range(depth)]
+        return anchors_N, [
+            torch.cat([u_NH, embed(token_P[place_N])], dim=-1)
+            for u_NH, place_N in zip(states, before, strict=True)
+        ]
+
+    def head(self, ends: TargetEnds) -> DraftHead:
+        """Rows [W_D ; W2], and [w ; b] of the confidence."""
+        # Along the last dim: outside of a forward pass, ZeRO-3's parameters are empty vectors.
+        proj = self.confidence_head.proj
+        return DraftHead(
+            torch.cat([self.lm_head.weight, self.markov_head.markov_w2.weight], dim=-1),
+            self.target_ids_D,
+            torch.cat([proj.weight, proj.bias[:, None]], dim=-1),
+        )
+
+
+class MarkovHead(nn.Module):
+    """The bias W2 W1 t of the logits by the token before a draft."""
+
+    def __init__(self, shape: EagleShape):
+        super().__init__()
+        self.markov_w1 = nn.Embedding(shape.vocab, shape.markov_rank)
+        self.markov_w2 = nn.Linear(shape.markov_rank, shape.drafts, bias=False)
+
+
+class ConfidenceHead(nn.Module):
+    """The logit w [u ; m] + b of a draft's acceptance; b starts at 0."""
+
+    def __init__(self, width: int):
+        super().__init__()
+        self.proj = nn.Linear(width, 1)
+        nn.init.zeros_(self.proj.bias)

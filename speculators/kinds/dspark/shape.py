@@ -1,0 +1,84 @@
+"""The shape of a DSpark head: its config.json, read and written. No torch.
+
+    shape = read_shape(config, target_config, path)          # either published layout
+    plain_config(target_config, HeadConfig(), drafts=256)    # of a head from scratch
+
+The plain layout is that of DeepSeek's heads: a Qwen3 configuration with all keys at the top. The
+keys of the block are DFlash's, which are read at the top too. The defaults of missing keys are
+those of vLLM 0.32 (qwen3_dspark.py, dspark/speculator.py, configs/speculators/algos.py).
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from outrider.common.errors import OutriderError
+from outrider.speculators.head_config import HeadConfig
+from outrider.speculators.kinds.dflash import shape as dflash
+from outrider.speculators.kinds.eagle3.shape import EagleShape, of_speculators
+
+ARCHITECTURE = "Qwen3DSparkModel"
+NAME_OF_SPECULATORS = "dspark"
+"""`speculators_model_type` of a DSpark head."""
+
+RANK = 256
+"""Rank of the bias of a head from scratch, as in DeepSeek's heads; at most the head's width."""
+
+HEADS = {
+    "sample_from_anchor": True,
+    "markov_head_type": "vanilla",
+    "enable_confidence_head": True,
+    "confidence_head_with_markov": True,
+}
+"""The one form that is trained and replayed: the first slot drafts, and both heads read the token
+before a draft."""
+
+
+def read_shape(
+    config: Mapping[str, Any], target_config: Mapping[str, Any], path: object
+) -> EagleShape:
+    """From the config.json at `path`; an `OutriderError` for a head that is not unrolled here."""
+    plain = "speculators_model_type" not in config
+    given = {"sample_from_anchor": plain, "markov_head_type": "vanilla", **config}
+    wrong = {key: given.get(key) != form for key, form in HEADS.items()}
+    wrong["dspark_draft_topk"] = given.get("dspark_draft_topk") is not None
+    wrong["markov_rank"] = not given.get("markov_rank")
+    for key in (key for key, differs in wrong.items() if differs):
+        raise OutriderError(
+            f"{path}: {key} = {given.get(key)}: Outrider neither trains nor replays such a DSpark"
+            " head. Trained and replayed are heads whose first slot drafts, with a bias by the"
+            " token before each draft alone and a confidence that reads that token; train one from"
+            " scratch (speculator.base: none)"
+        )
+    shape = dflash.read_shape(config, target_config, path)
+    return dataclasses.replace(shape, markov_rank=config["markov_rank"])
+
+
+def plain_config(target_config: Mapping[str, Any], head: HeadConfig, drafts: int) -> dict[str, Any]:
+    """config.json of a head from scratch, in DeepSeek's layout."""
+    config = dflash.plain_config(target_config, head, drafts)
+    block = config.pop(dflash.SECTION)
+    return {
+        **config,
+        "architectures": [ARCHITECTURE],
+        **{key: block[key] for key in (dflash.MASK_TOKEN, dflash.LAYER_IDS)},
+        "markov_rank": min(RANK, config["hidden_size"]),
+        **HEADS,
+    }
+
+
+def speculators_config(
+    config: Mapping[str, Any], target_config: Mapping[str, Any], target: str, drafts: int
+) -> dict[str, Any]:
+    """config.json in the format of vllm-project/speculators: DFlash's, and the heads' keys."""
+    heads = {"markov_rank": config["markov_rank"], **HEADS}
+    apart = {*heads, dflash.MASK_TOKEN, dflash.LAYER_IDS}
+    twin = dflash.speculators_config(config, target_config, target, drafts)
+    layer = twin["transformer_layer_config"]
+    return {
+        **twin,
+        **of_speculators(NAME_OF_SPECULATORS, "DSparkSpeculator", target_config, target, drafts),
+        **heads,
+        "block_size": drafts,
+        "transformer_layer_config": {key: layer[key] for key in layer if key not in apart},
+    }

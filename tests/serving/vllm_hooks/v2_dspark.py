@@ -1,0 +1,67 @@
+"""Draft parity of DSpark heads, which only model runner V2 serves, before and after a swap.
+
+    python -m tests.serving.vllm_hooks.v2_on_cpu \
+        tests.serving.vllm_hooks.v2_dspark TARGET FOLDER prompts.json
+"""
+
+import json
+import sys
+from pathlib import Path
+
+from outrider.eval.replay.draft_parity import draft_parity, record
+from outrider.serving.config import EngineConfig, TargetConfig
+from outrider.serving.engine import open_engine
+from outrider.serving.speculator import Drafting, Speculator
+from outrider.serving.vllm_hooks.draft_recorder import DRAFT_EXTENSION
+from outrider.speculators.config import ParityConfig
+from outrider.speculators.kinds import check_speculator
+from tests.dflash_head import write_dspark_head
+
+K = 3
+
+
+def parities(
+    target: TargetConfig,
+    engine_config: EngineConfig,
+    folder: Path,
+    prompts: list[list[int]],
+    parity: ParityConfig,
+) -> dict[str, list[list[float]]]:
+    """Sums of the comparison for the engine's first head, the one swapped in, and both crossed."""
+    directory, recordings = target.directory(), {}
+    heads = [
+        write_dspark_head(directory, folder / str(seed), seed, layers=(1, 2, 3), kv_heads=1)
+        for seed in range(2)
+    ]
+    for head in heads:
+        check_speculator(head, directory)
+    first, second = map(Speculator.named, heads)
+    assert first.swaps_with(second)
+    drafting, spec = Drafting(first, K), first.features(directory)
+    with open_engine(target, engine_config, drafting, extension=DRAFT_EXTENSION) as engine:
+        assert engine.llm.llm_engine.vllm_config.use_v2_model_runner
+        for head in heads:
+            if recordings:
+                engine.swap(head)
+            recordings[head] = record(engine, spec, prompts, parity.max_tokens)
+
+    def compared(recorded: Path, head: Path) -> list[list[float]]:
+        return draft_parity(recordings[recorded], head, directory, K, parity)
+
+    one, two = heads
+    pairs = {"first": (one, one), "second": (two, two), "crossed": (two, one)}
+    return {name: compared(*pair) for name, pair in pairs.items()}
+
+
+def main() -> None:
+    """Few seats, and prompts longer than a step."""
+    _, directory, folder, file = sys.argv
+    prompts = json.loads(Path(file).read_text())
+    small = EngineConfig(max_num_batched_tokens=64, max_num_seqs=4)
+    parity = ParityConfig(max_tokens=16, anchors=100)
+    found = parities(TargetConfig(model=directory), small, Path(folder), prompts, parity)
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,187 @@
+"""The DSpark head against vLLM's walk over a block, token by token.
+
+The block is that of tests/speculators/kinds/dflash/test_dflash.py, the walk is `_sample_sequential`
+of vLLM's dspark/speculator.py over the heads of its qwen3_dspark.py.
+"""
+
+import random
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from outrider.speculators.acceptance import accept_matrix, pad_anchors, replay_chain
+from outrider.speculators.checkpoints.target_ends import load_target_ends
+from outrider.speculators.heads import TargetEnds
+from outrider.speculators.kinds.dflash.layer import DFlashHead
+from outrider.speculators.kinds.dspark.kind import DSpark
+from outrider.speculators.kinds.dspark.layer import DSparkHead
+from outrider.speculators.unroll import valid_BT
+from outrider.training.losses import confidence_loss, distillation_loss
+from outrider.training.teacher import Served
+from tests.dflash_head import write_dspark_head
+from tests.speculators.kinds.dflash import test_dflash
+from tests.speculators.kinds.eagle3.test_eagle3_unroll import (
+    DEPTH,
+    LAYERS,
+    packed_row,
+    slot_differences,
+)
+from tests.tiny import HIDDEN, VOCAB
+
+
+class LiteralEngine(test_dflash.LiteralEngine):
+    """A block of K slots, all of which draft, and the walk over it."""
+
+    masks, first = DEPTH - 1, 0
+
+    def walk(
+        self, us: list[Tensor], anchor_token: int, forced: list[int] | None = None
+    ) -> tuple[list[int], list[Tensor], list[Tensor]]:
+        """Drafts, their logits and the probabilities that they are accepted.
+
+        The token before a draft is the draft before; or the one of `forced`.
+        """
+        drafts, logits, confidences, previous = [], [], [], anchor_token
+        for step, u_H in enumerate(us):
+            embed_R = self.tensors["markov_head.markov_w1.weight"][previous]
+            bias_D = self.tensors["markov_head.markov_w2.weight"] @ embed_R
+            logits.append(self.tensors["lm_head.weight"] @ u_H + bias_D)
+            of_draft = int(logits[-1].argmax())
+            drafts.append(of_draft + int(self.tensors["d2t"][of_draft]))
+            features_X = torch.cat([u_H, embed_R])
+            weight_X, bias = (
+                self.tensors[f"confidence_head.proj.{name}"][0] for name in ("weight", "bias")
+            )
+            confidences.append(torch.sigmoid(weight_X @ features_X + bias))
+            previous = drafts[-1] if forced is None else forced[step]
+        return drafts, logits, confidences
+
+    def slots(self, tokens: list[int], aux_TX: Tensor) -> dict[tuple[int, int], Tensor]:
+        """[u ; m] of every (draft, anchor) that has a token to predict, in a text of `tokens`."""
+        w1 = self.tensors["markov_head.markov_w1.weight"]
+        found = super().slots(tokens, aux_TX)
+        return {(s, i): torch.cat([u, w1[tokens[i + 1 + s]]]) for (s, i), u in found.items()}
+
+
+def both(target: Path, directory: Path, **options: object) -> tuple[DSparkHead, LiteralEngine]:
+    write_dspark_head(target, directory, layers=LAYERS, mask_token=test_dflash.MASK, **options)
+    head = DSpark().load(directory, target, torch.float32)
+    assert isinstance(head, DSparkHead)
+    return head, LiteralEngine(directory, load_target_ends(target))
+
+
+@pytest.mark.parametrize("options", [{}, {"heads": 4, "kv_heads": 2, "rank": 5}])
+def test_unroll_is_what_the_engine_computes(
+    target: Path, tmp_path: Path, options: dict[str, object]
+) -> None:
+    head, engine = both(target, tmp_path / "head", **options)
+    assert slot_differences(head, engine).max() < 2e-4
+
+
+@torch.no_grad()
+def test_logits_and_confidence_are_those_of_the_walk(target: Path, tmp_path: Path) -> None:
+    """After the tokens of a text, as draft parity gives the engine's own drafts."""
+    head, engine = both(target, tmp_path / "head")
+    tokens, aux_TX = torch.randint(0, VOCAB, (12,)), torch.randn(12, 2 * HIDDEN)
+    own, states = head.head(engine.ends), unrolled(head, engine.ends, tokens, aux_TX)
+    seen = []
+    for i in range(len(tokens) - 1 - DEPTH):
+        seen.append(engine.context(aux_TX[i], i))
+        block = engine.block(int(tokens[i + 1]), i, seen)
+        _, logits, confidences = engine.walk(block, int(tokens[i + 1]), tokens[i + 2 :].tolist())
+        for s in range(DEPTH):
+            torch.testing.assert_close(own.logits(states[s][i]), logits[s], atol=2e-4, rtol=0)
+            confidence = own.confidence(states[s][i]).sigmoid()
+            torch.testing.assert_close(confidence, confidences[s], atol=2e-5, rtol=0)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("seed", range(3))
+def test_replay_has_the_steps_of_an_engine_that_walks_over_its_own_drafts(
+    target: Path, tmp_path: Path, seed: int
+) -> None:
+    """A text of which random numbers of drafts are accepted in each step."""
+    head, engine = both(target, tmp_path / "head")
+    torch.manual_seed(seed)
+    drawn = random.Random(seed)
+    aux_TX, tokens, accepted, seen = torch.randn(60, 2 * HIDDEN), [3, 5], [], []
+    while len(tokens) < 40:
+        anchor = len(tokens) - 2
+        seen += [engine.context(aux_TX[i], i) for i in range(len(seen), anchor + 1)]
+        drafts, _, _ = engine.walk(engine.block(tokens[-1], anchor, seen), tokens[-1])
+        accepted.append(drawn.randint(0, DEPTH))
+        rejected = drafts[accepted[-1] : accepted[-1] + 1]
+        other = drawn.choice([token for token in range(VOCAB) if [token] != rejected])
+        tokens += [*drafts[: accepted[-1]], other]
+    token_T = torch.tensor(tokens)
+    anchors = len(tokens) - 2  # the prefill delivers the second token
+    a_NK = accept_matrix(
+        unrolled(head, engine.ends, token_T, aux_TX[: len(tokens)]),
+        head.head(engine.ends),
+        engine.ends.lm_head_VH,
+        token_T[None],
+        torch.zeros(1, len(tokens), HIDDEN),
+        torch.zeros(anchors, dtype=torch.long),
+        torch.arange(1, anchors + 1),
+        torch.full((anchors,), len(tokens) - 1),
+        torch.zeros(anchors),
+        torch.ones(anchors),
+    )
+    anchors_R = torch.tensor([anchors])
+    chain = replay_chain(pad_anchors(a_NK, anchors_R), anchors_R)
+    assert float(chain.steps_RK[0, -1]) == len(accepted)
+    at_least = [sum(count >= j for count in accepted) for j in range(1, DEPTH + 1)]
+    assert chain.accepted_RKK[0, -1].tolist() == at_least
+
+
+def test_gradients_are_those_of_the_written_out_loss(target: Path, tmp_path: Path) -> None:
+    """Of the distillation loss and the confidence's, in float64."""
+    head, engine = both(target, tmp_path / "head")
+    head, ends = head.double(), TargetEnds(*(e.double() for e in vars(engine.ends).values()))
+    token_BT, aux_BTX, sequence_BT, position_BT = packed_row()
+    anchor_BT = valid_BT(sequence_BT, DEPTH - 1)
+    row = token_BT, aux_BTX.double(), sequence_BT, position_BT, anchor_BT
+    anchors_N = anchor_BT.flatten().nonzero()[:, 0]
+    count = len(anchors_N)
+    teacher_NH = torch.randn(count, HIDDEN, dtype=torch.float64)
+    token_N, valid_KN = token_BT[0, anchors_N + 2], torch.ones(DEPTH, count, dtype=torch.bool)
+    served = Served(torch.ones(count), torch.ones(count), False)
+    weight_KN = torch.rand(DEPTH, count, dtype=torch.float64)
+
+    _, states = head.unroll(ends, *row, DEPTH)
+    u_KNX, own = torch.stack(states), head.head(ends)
+    loss_KN, judged = distillation_loss(
+        u_KNX, teacher_NH, token_N, valid_KN, ends.lm_head_VH, served, "kl", own
+    )
+    ((loss_KN + confidence_loss(u_KNX, own, judged)) * weight_KN).sum().backward()
+    found = {name: each.grad.clone() for name, each in head.named_parameters()}
+    head.zero_grad()
+
+    _, states = DFlashHead.unroll(head, ends, *row, DEPTH)
+    ids_D = head.target_ids_D
+    p_ND = F.linear(teacher_NH, ends.lm_head_VH).softmax(-1)[:, ids_D]
+    goal_ND = p_ND / p_ND.sum(-1, keepdim=True)
+    w1, w2 = (each.weight for each in head.markov_head.children())
+    proj, total = head.confidence_head.proj, torch.zeros((), dtype=torch.float64)
+    for s, u_NH in enumerate(states):
+        m_NR = w1[token_BT[0, anchors_N + 1 + s]]
+        z_ND = head.lm_head(u_NH) + m_NR @ w2.T
+        kl_N = (goal_ND * (goal_ND.log() - z_ND.log_softmax(-1))).sum(-1)
+        accepted_N = p_ND.gather(-1, z_ND.argmax(-1, keepdim=True))[:, 0]
+        confidence_N = torch.sigmoid(proj(torch.cat([u_NH, m_NR], dim=-1).detach())[:, 0])
+        entropy_N = F.binary_cross_entropy(confidence_N, accepted_N, reduction="none")
+        total = total + ((kl_N + entropy_N) * weight_KN[s]).sum()
+    total.backward()
+    assert len(found) > 15
+    for name, parameter in head.named_parameters():
+        torch.testing.assert_close(found[name], parameter.grad, atol=1e-6, rtol=1e-5, msg=name)
+
+
+def unrolled(head: DSparkHead, ends: TargetEnds, token_T: Tensor, aux_TX: Tensor) -> list[Tensor]:
+    """States of every anchor of a sequence from which two tokens follow."""
+    place_BT = torch.arange(len(token_T))[None]
+    row = token_T[None], aux_TX[None], torch.zeros_like(place_BT), place_BT
+    return head.unroll(ends, *row, place_BT < len(token_T) - 2, DEPTH)[1]
