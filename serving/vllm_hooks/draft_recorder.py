@@ -179,11 +179,11 @@ class WalkRecorder(V2Recorder):
 
     sampling = "_sample_logits"
 
-    def _sampled(self, logits_BD: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        """Drafts of one depth, from their logits."""
+    def _sampled(self, *args: Any, **kwargs: Any) -> Any:
+        """Drafts of one depth, from their logits [B, D], the first argument."""
         if self._logprobs is not None:
-            self._logprobs.append(logits_BD.float().log_softmax(-1).amax(-1))
-        return self._sample(logits_BD, *args, **kwargs)
+            self._logprobs.append(args[0].float().log_softmax(-1).amax(-1))
+        return self._sample(*args, **kwargs)
 
 
 def recorder_of(runner: Any) -> Recorder | None:

@@ -79,8 +79,8 @@ def check_mtp(directory: Path, target: CheckpointLayout) -> None:
     """The directory holds what the target's own layer holds, tensor by tensor."""
     path, config = directory / "config.json", read_json(directory / "config.json")
     check_vocabulary_size(path, config, target)
-    layer = architecture_of(target.config, target.directory / "config.json").layer
-    for key in (*SAME_AS_TARGET, *(layer.keys if layer else ())):
+    own_layer = architecture_of(target.config, target.directory / "config.json").layer
+    for key in (*SAME_AS_TARGET, *(own_layer.keys if own_layer else ())):
         if config.get(key) != target.config.get(key):
             raise foreign(path, key, config.get(key), target, target.config.get(key))
     prefix, found = layer_prefix(target.config), tensor_headers(directory)
