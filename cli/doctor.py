@@ -23,7 +23,7 @@ LEAST_MEMORY, LEAST_DISK, LEAST_SHARED = 6e9, 5e9, 1e9
 
 
 class Finding(NamedTuple):
-    """One line of the page."""
+    """One row of the table."""
 
     what: str
     state: Literal["ok", "missing", "note"]

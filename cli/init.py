@@ -178,7 +178,7 @@ def _template(config: Mapping[str, Any]) -> str:
 def _values(
     recipe: "Recipe", config: Mapping[str, Any], found: Mapping[str, Any], template: "Recipe"
 ) -> dict[str, Any]:
-    """What the file says beyond its names."""
+    """Values for the recipe template, from the log and the target."""
     from outrider.data.ingest.traffic_facts import counted
     from outrider.pipeline.plan.target_size import target_size
     from outrider.pipeline.plan.training_cost import memories

@@ -2,9 +2,9 @@
 
     sums = in_child(replay, speculator_dir, target_dir, store, rows, depth=4)
 
-An engine takes nine tenths of a GPU's memory when it starts, so a process that opens one may hold
-none: weights, CUDA's context and torch's cache go only when their process ends. Work on a device
-therefore runs here, on CPUs too.
+An engine takes nine tenths of a GPU's memory when it starts, so the process that opens it must not
+hold GPU memory: weights, CUDA's context and torch's cache are freed only when their process ends.
+Work on a device therefore runs here, on CPUs too.
 
 Children are forked from a server process that has imported torch and nothing else, in 0.1 s; a
 fresh interpreter imports torch for 4 to 8 s. The server never uses a device, because CUDA cannot be

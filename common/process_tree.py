@@ -16,9 +16,9 @@ pipe from the starter. When the pipe closes, on leaving the context or on `kill 
 every process with the mark. PR_SET_PDEATHSIG alone misses grandchildren and fires when a thread of
 the starter ends; a subreaper finds orphans only while it lives.
 
-A process has the mark from the start of its program: one that the starter forks without starting a
-program is not a member. Trees nest: the mark of a tree started inside another one has both marks,
-so the outer guard also ends the inner tree and its guard.
+A process gets the mark at exec: one that the starter forks without exec is not a member. Trees
+nest: processes of a tree that is started inside another one carry both marks, so the outer guard
+also ends the inner tree and its guard.
 """
 
 import contextlib
@@ -74,7 +74,7 @@ class ProcessTree:
 
 
 class Child:
-    """A helper process of this one, with its log and its process tree."""
+    """A child process with its log and its process tree."""
 
     def __init__(
         self,
@@ -116,8 +116,8 @@ class Child:
     ) -> None:
         """Returns when it is ready.
 
-        An `OutriderError` with `reason` of its log, or the log's end, if it ends before or takes
-        longer.
+        Raises an `OutriderError` if it exits first or is not ready within `seconds`. The message
+        quotes `reason` of its log, by default the end of the log.
         """
         deadline = time.monotonic() + seconds
         while not ready():

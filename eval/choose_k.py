@@ -61,9 +61,9 @@ def choose(
     """The choice of k for base and for custom in one engine mode.
 
     `validation` is the replay of the validation part; None if exact replay is not measured, and
-    then k is the recipe's or the trained depth. A speculator that drafts one number keeps it, but
-    base's engine is started for several where custom has another one (`base_has_own_k`). `main` is
-    the main concurrency; None: it follows from the logged load.
+    then k is the recipe's or the trained depth. A speculator with a fixed k
+    keeps it, except base if `base_has_own_k`: its engine is started once for each k. `main` is the
+    main concurrency; None: it follows from the logged load.
     """
     settings = context.settings
     fixed = [name for name in DRAFTERS if context.speculators[name].family.fixed_k]
@@ -170,9 +170,9 @@ def choose_k(
 ) -> Choice:
     """Each speculator's k at batch size `main` and, of all that were timed, by batch size.
 
-    `lengths` are acceptance lengths with k = 1, 2, ... drafts, `steps` seconds of a step; one
-    without drafts its number in `fixed`. `margin` is that of two numbers of a speculator at a batch
-    size. `given` are further fields of the choice.
+    `lengths` are acceptance lengths with k = 1, 2, ... drafts, `steps` seconds of a step. A
+    speculator that is not in `steps` has its k in `fixed`. `margin` is that of the log ratio of a
+    speculator's tokens/s at two k. `given` are further fields of the choice.
     """
     speeds = {name: speeds_of(lengths[name], own) for name, own in steps.items()}
 

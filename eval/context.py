@@ -91,7 +91,7 @@ class EvaluationFolders:
 
 @dataclass(frozen=True)
 class Backends:
-    """How an evaluation starts what it measures. Each field is named like its default."""
+    """How an evaluation starts servers, engines and load; tests replace them."""
 
     servers: Callable[..., AbstractContextManager[Servers]] = Servers
     engine: Callable[..., AbstractContextManager[Engine]] = open_engine
@@ -230,9 +230,9 @@ class EvaluationContext:
 
     @property
     def base_has_own_k(self) -> bool:
-        """Whether base's engine, which drafts one number, can be started for another than custom's.
+        """Whether base's engine has a fixed k that may differ from custom's.
 
-        Not where custom takes turns in it, or where the drafts depend on their number.
+        False if custom shares that engine, or if the drafts depend on k.
         """
         base = self.speculators["base"]
         kind = base.family

@@ -110,8 +110,8 @@ def _over_sessions(name: str, ratio: ClusteredEstimate, least: float, how: str =
 def _greedy(mode: str, custom: Greedy, alone: Greedy, added: Excess) -> Check:
     """Differences above those of no speculation in other batches, near ties included.
 
-    Where the engine alone differs at near ties only, others are no noise of its own, but a few do
-    not show a fault either.
+    If the engine alone differs only at near ties, other differences are not its noise, but a few of
+    them do not prove a fault either.
     """
     failed = added.p_value < LEAST_GREEDY_P
     undecided = bool(custom.unexplained) and not alone.unexplained

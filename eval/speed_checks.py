@@ -160,7 +160,7 @@ def _check(name: str, asked: Sequence[Demand], off: Sequence[Demand], repeats: i
 
 
 def above(low: float, high: float, threshold: float) -> Outcome:
-    """Whether the interval lies above the threshold; one that ends there does not."""
+    """Whether the interval lies strictly above the threshold."""
     if low > threshold:
         return "passed"
     return "failed" if high <= threshold else "undecided"

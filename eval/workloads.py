@@ -81,7 +81,7 @@ def prompts_of(settings: EvalConfig, name: PublicWorkload) -> list[str]:
 
 
 def measured_workloads(context: EvaluationContext, sampling: Sampling) -> dict[str, Workload]:
-    """Every workload of `eval.general` at the customer's sampling; each is kept."""
+    """Every workload of `eval.general` at the customer's sampling; results are cached."""
     if context.no_replay:
         return {}
     return {

@@ -28,13 +28,13 @@ SILENCE_S = 5.0
 """How long a canary may give no answer before it is rolled back, in seconds."""
 
 STALL_S, STALL_REQUESTS = 600.0, 20
-"""A canary is rolled back if it ends no request for so many seconds while, by the stable replicas'
-requests, it should have ended so many: a hung engine still reports its status."""
+"""A canary is rolled back if it finishes no request for STALL_S seconds in which, by the stable
+replicas' rate, it should have finished STALL_REQUESTS: a hung engine still reports its status."""
 
 
 def fair_share(endpoint: Endpoint) -> float:
     """Percent of the requests with which canary and stable replicas have the same load."""
-    return round(100 * len(endpoint.canary) / len(endpoint.replicas), 2)  # as fine as Envoy has it
+    return round(100 * len(endpoint.canary) / len(endpoint.replicas), 2)  # Envoy's resolution
 
 
 class CanaryTest:

@@ -154,7 +154,7 @@ class Controller:
         return status
 
     def _run(self, new: str, old: str, mode: Mode, verdict: Verdict | None) -> Deployment:
-        """A deployment from its first journal entry to its last; without `verdict`, a canary's."""
+        """Runs a whole deployment; if `verdict` is None, the canary decides."""
         self.journal.append("begin", new=new, old=old, mode=mode)
         self.say(f"deployment of release {new}, in place of {old} ({mode})")
         self._decided(verdict or self._canary(self.releases.get(new), old))
@@ -211,7 +211,7 @@ class Controller:
         self.say(f"verdict: {verdict.action}, by the {verdict.by}: {verdict.reason}")
 
     def _settle_share(self, behind: Collection[str]) -> None:
-        """The canary's share between deployments: none where a canary was left behind."""
+        """Sets the canary's share between deployments; 0 if one was left behind."""
         is_behind = any(each.name in behind for each in self.endpoint.canary)
         self._share(0 if is_behind else fair_share(self.endpoint))
 

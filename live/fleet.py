@@ -79,9 +79,9 @@ class Fleet:
     def swap(self, name: str, seen: ReplicaStatus, release: Release, watched: bool) -> None:
         """Swaps one replica's speculator, journalled first.
 
-        `SwapRefused` leaves the old one, and is raised too where the replica drafts with another
-        one than in its status `seen`. After `SwapFailed` and `ReplicaUnreachable`, its status has
-        which one serves.
+        `SwapRefused` leaves the old one in use; it is also raised if the replica no longer serves
+        the one in its status `seen`. After `SwapFailed` and `ReplicaUnreachable`, the status of the
+        replica has the one in use.
         """
         self.journal.append("swap", replica=name, release=release.name)
         order = SwapOrder(
@@ -119,10 +119,10 @@ class Fleet:
     def promote(self, names: Iterable[str], release: Release, tried: Collection[str]) -> list[str]:
         """As `bring`, and waits for the verdict of each replica's watch.
 
-        Only replicas that do not answer are left behind. `Decided` where a person wants it back, a
-        replica is broken, or a watch is undecided after `policy.max_seconds` or took the release
-        back, also earlier on one of the replicas in `tried`. `SwapRefused` and `SwapFailed` as in
-        `swap`.
+        Only replicas that do not answer are left behind. Raises `Decided` if an operator requests a
+        rollback, a replica is broken, or a watch is undecided after `policy.max_seconds` or took
+        the release back, also earlier on one of the replicas in `tried`. Raises `SwapRefused` and
+        `SwapFailed` like `swap`.
         """
         return [name for name in names if not self._bring_one(name, release, name in tried, True)]
 
@@ -186,8 +186,8 @@ def replicas_of(endpoint: Endpoint) -> dict[str, Replica]:
 def served_by(status: ReplicaStatus | None, state: State, releases: Releases) -> str | None:
     """Name of the release that a replica serves; None if unknown.
 
-    None too for a broken replica and for one without a status. One that was started again serves
-    what its directory has.
+    Also None for a broken replica and for one without a status. A restarted replica serves the
+    release in its directory.
     """
     if status is None or status.broken:
         return None

@@ -62,7 +62,7 @@ def train(
 ) -> "RunDirectory":
     """Runs the stages, by default all of them; returns the run with the paths of its artifacts.
 
-    `stages` are names with commas between them. `force` exports also what is not better than base.
+    `stages` are comma-separated names. `force` also exports what is not better than base.
     """
     from outrider.pipeline.attempt import open_run, train_run
     from outrider.pipeline.stages.registry import stage_names

@@ -101,7 +101,7 @@ class RunDirectory:
 
     @property
     def metrics(self) -> Path:
-        """The training's measurements, a line each."""
+        """Training metrics, one JSON object per line."""
         return self.trained / "metrics.jsonl"
 
     @property

@@ -1,1 +1,1 @@
-"""Commands, the recipe schema, the stages, the shipped recipes, the embedded target."""
+"""Shipped recipes and endpoints, launch scripts, and nano R1."""

@@ -113,7 +113,7 @@ def why_not_variable(name: str, value: object) -> str | None:
 
 
 def why_not_argument(name: str, value: object) -> str | None:
-    """Why an engine is not given this argument of vLLM; None if it is. Names no value."""
+    """Why this vLLM argument is refused; None if allowed. Omits the value."""
     if looks_secret(name):
         return f"{name}: it looks like a secret; secrets belong into the server's environment"
     if name not in ARGUMENTS and name not in KEYS_OF_ARGUMENTS:

@@ -129,7 +129,7 @@ class Engine:
     def swap(self, directory: Path) -> None:
         """Loads the speculator of a directory; no request may be running.
 
-        An `OutriderError` says why not; then the speculator before it is still in use.
+        Raises an `OutriderError` if it is refused; the previous speculator then stays in use.
         """
         swap_directory(
             lambda method, arguments: self.llm.collective_rpc(method, kwargs=arguments),
@@ -149,7 +149,7 @@ class Engine:
 
         Other streams than `final_norm` need an engine without a drafter, or one whose drafter
         reads them (vllm_hooks/capture_extension.py). With `positions`, rows are `LoggedRow`s and
-        `scores` are the sums [2, C] over about so many tokens of the completion (logged_text.py).
+        `scores` are the sums [2, C] over about `positions` completion tokens (logged_text.py).
 
         Rows are prefilled in batches of at most `batch_tokens` tokens, the next one while the
         caller has the states of the one before. Larger batches use the engine better and hold more

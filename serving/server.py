@@ -109,7 +109,7 @@ class Server:
     def swap(self, directory: Path) -> None:
         """Loads the speculator of `directory`. No request may be running.
 
-        An `OutriderError` says why not; then the speculator before it is still in use.
+        Raises an `OutriderError` if it is refused; the previous speculator then stays in use.
         """
         began = time.monotonic()
         swap_directory(self._rpc, directory, self._started_with, self._checkpoint)

@@ -29,10 +29,10 @@ def token_counts(responses: Iterable[Tensor], vocab: int) -> Tensor:
 def chosen_ids(counts_V: Tensor, wanted: int | float) -> Tensor | None:
     """Target tokens [D], ascending; None for all.
 
-    `wanted` is a share of the response tokens below 1, or a number of tokens.
+    `wanted` is a share (below 1) of the response tokens, or a number of tokens.
 
-    Equally frequent tokens come in the order of their ids. A size beyond the tokens that occur is
-    filled with the lowest ids that do not.
+    Equally frequent tokens are ordered by id. If fewer tokens occur than are wanted, the lowest ids
+    that do not occur fill the rest.
     """
     vocab = len(counts_V)
     order_V = counts_V.argsort(descending=True, stable=True)

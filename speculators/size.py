@@ -95,7 +95,7 @@ class DrafterSize:
         return 0 if what == "all" else self.parts.get("routed_experts", 0)
 
     def step_flops(self, depth: int, anchors: int) -> float:
-        """FLOPs of a training step from so many anchors: 6 for each weight that a draft uses.
+        """FLOPs of a training step: 6 per draft and used weight.
 
         PaLM's rule (arXiv:2204.02311, appendix B), with the target's head once forward. Attention's
         scores, the prompts' keys and recomputation do not count.
@@ -153,7 +153,7 @@ def drafter_size(
 ) -> DrafterSize:
     """The size of a speculator of `kind` with this config.json, for this target.
 
-    An `OutriderError` names `source`, the target's config.json, and missing keys.
+    Raises an `OutriderError` if `source` (the target's config.json) lacks keys.
     """
     import torch
 

@@ -152,7 +152,7 @@ class MemoryPlan:
         """What exists all the time."""
         gpu = self.device == "cuda"
         weights = self.trained if self.zero_stage < 3 else self._share
-        # Stage 1 in bf16 (DeepSpeed's BF16_Optimizer) has the whole sum from the start to the end.
+        # Stage 1 in bf16 (DeepSpeed's BF16_Optimizer) keeps the full gradient sum allocated.
         summed = self.trained if self.zero_stage == 1 and self._b == 2 else 0
         return {
             "weights": self._b * (weights + self.size.frozen(self.trained_parameters)),
@@ -225,7 +225,7 @@ class MemoryPlan:
         return found
 
     def _held(self, depth: int) -> float:
-        """Bytes of the activations of so many depths; where they are computed again, of one."""
+        """Activation bytes of `depth` depths; with recomputation, of one."""
         if not self.recompute:
             return self._kept(*self.row, depth) if depth else 0
         # A depth is computed again from its state, input, queries, keys and values.
@@ -238,7 +238,7 @@ class MemoryPlan:
         return waiting + self._b / 2 * (0.75 * again.linear + again.scores * (self.device == "cpu"))
 
     def _kept(self, tokens: int, anchors: int, depth: int) -> float:
-        """Bytes that autograd keeps where nothing is computed again."""
+        """Bytes that autograd keeps without recomputation."""
         found = self.size.kept(tokens, anchors, depth)
         return self._b / 2 * (found.linear + found.scores * (self.device == "cpu"))
 

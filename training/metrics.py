@@ -114,7 +114,7 @@ def step_values(
 
 
 def step_line(done: int, steps: int, values: dict[str, Any], seconds: float) -> str:
-    """One line for people about step `done` of `steps`, which took so many seconds."""
+    """One readable line about step `done` of `steps`, which took `seconds`."""
     acceptance = " ".join(f"{share:.3f}" for share in values["expected_acceptance"])
     line = (
         f"step {done}/{steps}  loss {values['loss']:.4f}  expected acceptance {acceptance}"

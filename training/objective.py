@@ -74,8 +74,8 @@ class Objective:
     ) -> tuple[Tensor, Judged]:
         """The row's part of the loss, and the other results of its drafts.
 
-        With a `share_K` of zeros the row fills a process's turn and does not count. Samples whose
-        index is in `masked` have no loss.
+        A row with a `share_K` of zeros does not count: it only gives processes equally many rows.
+        Samples whose index is in `masked` have no loss.
         """
         anchors_N = batch.anchor_BT[0].nonzero().squeeze(1)
         u_KNH, valid_KN = align_to_targets(drafted.u_KNH, batch.sequence_BT[0, anchors_N])

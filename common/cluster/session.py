@@ -175,7 +175,7 @@ def connect(options: dict[str, Any]) -> str:
 
 @contextlib.contextmanager
 def _private_folder() -> Iterator[Path]:
-    """A folder that is removed when this process ends; processes started meanwhile end too."""
+    """A private folder and process tree that end with this process."""
     in_memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     # Short: the path of a Unix socket below it has at most 107 bytes.
     folder = Path(tempfile.mkdtemp(prefix="outrider-", dir=in_memory))

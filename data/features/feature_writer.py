@@ -4,8 +4,8 @@
         writer.write(sequence_id, token_ids, hidden, completion_start)
 
 `journal.jsonl` has one line for each finished shard: an interrupted capture resumes after the last
-of them. The manifest (feature_store.py) follows at the end. In memory are the index and one shard,
-so a capture's memory does not grow with its states.
+of them. The manifest (feature_store.py) follows at the end. Only the index and one shard are in
+memory, so a capture's memory does not grow with its states.
 """
 
 import json

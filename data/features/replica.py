@@ -76,7 +76,7 @@ class CaptureReplica:
         self._failed: Exception | None = None
 
     def start(self) -> dict[str, Any]:
-        """Opens the engine and checks its states, on the first call; host, seconds and checks.
+        """Opens and checks the engine once; returns host, seconds and checks.
 
         Raises:
             OutriderError: a check failed, or there is too little memory for the states.
@@ -94,7 +94,7 @@ class CaptureReplica:
                         self._engine, self._setup.checked, self._setup.spec, head, target_dir
                     )
                 except Exception as error:
-                    self._failed = error  # other processes that ask get the same answer
+                    self._failed = error  # later callers get the same error
                     self._opened.close()
                     raise
                 self._checks = {"host": socket.gethostname(), "start_s": start_s, **checks}

@@ -124,8 +124,8 @@ class Replicas:
     ) -> Iterator[tuple[Piece, list[CapturedRow]]]:
         """Yields each piece of `plan` with copies of its states, in the plan's order.
 
-        Pieces that are being captured, wait here or are with the consumer have at most
-        `limit_bytes` together; a larger piece goes alone. So a slow consumer stops the replicas.
+        Pieces in capture, in the queue and at the consumer hold at most `limit_bytes` together; a
+        larger piece is captured alone. So a slow consumer pauses the replicas.
 
         Raises:
             OutriderError: no replica is left, or none started within `cluster.start_timeout_s`.
@@ -149,7 +149,7 @@ class Replicas:
                 held -= first.piece.tokens * self._token_bytes
 
     def _give(self, tasks: Collection[_Task]) -> None:
-        """Gives pieces without a replica to the replicas with the fewest, the first ones first."""
+        """Assigns waiting pieces, in order, each to the least loaded replica."""
         for task in tasks:
             if task.replica is None and self.running:
                 load = Counter(other.replica for other in tasks if other.rows is None)

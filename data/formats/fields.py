@@ -136,7 +136,7 @@ def mapping(holder: dict[str, Any], key: str, where: str) -> dict[str, Any]:
 
 
 def number(holder: dict[str, Any], key: str) -> float | None:
-    """A number, also from text; None for anything else (`"Infinity"` for no limit)."""
+    """A number, also from text; None otherwise, even for `"Infinity"`."""
     value = holder.get(key)
     try:
         value = (

@@ -263,8 +263,8 @@ def _cause(evidence: Evidence) -> tuple[str, str]:
         and fit.gain >= 8.0
         and np.abs(fit.best - evidence.temperature_S).mean() >= 0.05
     ):
-        # With top_p 1 no token is impossible at any temperature, so a blurred target looks like a
-        # hotter one.
+        # With top_p 1 every token is possible at any temperature, so another revision or
+        # quantization looks like a higher temperature.
         return "temperature", (
             f"sampled at a temperature of about {fit.best:g}, logged is "
             f"{np.median(evidence.temperature_S):g} (with a top_p of 1, another revision or "

@@ -348,7 +348,7 @@ def recognizers(kinds: Sequence[str]) -> dict[str, PatternRecognizer]:
     """Recognizers of each kind except telephone numbers, which `Finder` reads itself."""
     # Presidio logs texts that it could not validate.
     logging.getLogger("presidio-analyzer").addFilter(lambda record: False)
-    found: dict[str, Any] = {}  # mypy refuses the checks of Outrider in place of Presidio's
+    found: dict[str, Any] = {}  # Any: mypy rejects replacing Presidio's methods
     for kind in kinds:
         if kind == "PHONE_NUMBER":
             continue

@@ -34,9 +34,9 @@ def choose_sequences(
 ) -> list[str]:
     """At most `most` ids: the latest of `newer`, and a seeded sample of `older` before them.
 
-    Both are in order of time. `older_share` of the result is older, as far as there is any. If
-    there are too few older ones, newer ones fill the rest. `owners` has the tenant or user of an
-    id, empty where none was logged: one owner gets more than half only of what the others leave.
+    Both are in order of time. At most `older_share` of the result is older; newer ids fill the
+    rest. `owners` maps each id to its tenant or user, empty if none was logged. One owner exceeds
+    half of the result only if the others have too few ids.
     """
     count = min(most, round(len(newer) / (1 - older_share)))
     sample = min(round(older_share * count), len(older))
@@ -47,7 +47,7 @@ def choose_sequences(
 
 
 def _shared_out(names: Sequence[str], count: int, owners: Mapping[str, str]) -> set[str]:
-    """The first `count`, where an owner's turn ends after its share until all had theirs."""
+    """The first `count` names; an owner's names beyond its share come last."""
     limit = math.ceil(min(count, len(names)) / 2)
     taken: Counter[str] = Counter()
     first: list[str] = []

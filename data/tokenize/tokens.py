@@ -211,8 +211,8 @@ class SequenceBuilder:
                 "reasoning_missing",
                 "the template opens <think>, the response has neither reasoning nor </think>",
             )
-        # No reading has the count: the target emitted other tokens of one of the texts. The reading
-        # with the nearest count is more often wrong than right.
+        # No reading has the logged count: the target emitted one of the texts in other tokens. The
+        # reading with the nearest count is wrong more often than right.
         return likeliest or []
 
     def _encode(self, text: str, add_special_tokens: bool = False) -> list[int]:

@@ -150,7 +150,10 @@ class SpeedRatios:
     def _measured(
         self, units: Units, pairs: Sequence[tuple[Record, Record]], level: float
     ) -> Estimate:
-        """The wider of the intervals over units and over sessions or users, which recur."""
+        """The wider of two intervals: over units, and over sessions or users.
+
+        The same sessions and users occur in several units.
+        """
         found = measured_ratio(units, level)
         sums_N4 = np.concatenate(
             [np.concatenate([_charged(each)[:, :2] for each in pair], axis=1) for pair in pairs]

@@ -138,7 +138,7 @@ def saturated(block: Record) -> bool:
     WAIT_GROWTH from the first third of the requests to the last, as it does in a queue that only
     grows. Either alone misleads: one long response at the end lowers the achieved rate, and one
     burst lengthens waits. Each rate is the number of gaps between the first and the last event over
-    the time between them: over the block's whole time, one more response would count.
+    the time between them: n responses over the block's whole time would be one too many.
     """
     arrivals = block["arrivals_s"]
     ends = np.asarray(block["request_start_s"]) + np.asarray(block["request_seconds"])

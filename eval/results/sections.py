@@ -278,8 +278,8 @@ class Excess(Part):
     value: float
     """Share with speculation minus share of the control, over the control's prompts"""
     p_value: float
-    """Probability of so many more differences than the control's, or of so many more unexplained
-    ones, if speculation changed nothing"""
+    """Probability of at least this excess over the control, in differences or in unexplained ones,
+    if speculation changed nothing"""
 
 
 class SameText(Part):

@@ -69,7 +69,7 @@ def traffic_volume(run: RunDirectory, recipe: Recipe) -> Volume:
 def split_volume(recipe: Recipe, tokens: int, sequences: int | None) -> Volume:
     """The split's fractions and limits on this many tokens and sequences.
 
-    Limits are numbers of sequences, so they do not count where their number is unknown.
+    Limits count sequences, so they are ignored if the number of sequences is unknown.
     """
     split = recipe.split
     shares = (

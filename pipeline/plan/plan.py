@@ -68,7 +68,7 @@ def _why_it_runs(
 
 
 def print_plan(rows: Mapping[str, dict[str, str]], found: dict[str, Any], console: Console) -> None:
-    """Prints stages, parameters and disk, then memory for each device it was compared with."""
+    """Prints stages, parameters and disk, then memory needs against each device."""
     table = _table("dry run", "stage", "now", "cost")
     for name, row in rows.items():
         table.add_row(name, row["action"], row["cost"])

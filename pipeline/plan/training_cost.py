@@ -95,7 +95,7 @@ def price(
 
 
 def _of_target(recipe: Recipe, config: dict[str, Any], gpu_bytes: int | None) -> dict[str, Any]:
-    """Size of the target, and the GPUs that its engine needs where no CPU serves it."""
+    """Size of the target, and the GPUs of its engine, if any."""
     size, memory = target_size(config), memories(gpu_bytes)[0]
     return {
         "parameters": size.parameters,
@@ -110,7 +110,7 @@ def _of_target(recipe: Recipe, config: dict[str, Any], gpu_bytes: int | None) ->
 
 
 def features_cost(tokens: int, recipe: Recipe, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Disk of the states of so many tokens."""
+    """Disk space for the states of `tokens` tokens."""
     spec = stored_features(recipe.speculator, config)
     each = bytes_per_token(spec.width, recipe.capture.dtype, len(spec.streams))
     text = f"{bytes_text(tokens * each)} of states ({tokens:,} tokens x {each:,} bytes)"

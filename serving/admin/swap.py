@@ -147,8 +147,8 @@ def swap_directory(
 ) -> None:
     """Swaps to the speculator of a trusted directory, where workers answer at once.
 
-    `started_with`: that of the engine's start. An `OutriderError` says why not; then the speculator
-    before it is still in use.
+    `started_with`: the directory that the engine was started with. Raises an `OutriderError` if the
+    swap is refused; the previous speculator then stays in use.
     """
     if started_with is None:
         raise OutriderError(f"{directory}: the engine was started without weights to swap")
@@ -183,7 +183,7 @@ def _read(directory: Path, states: FileStates, digest: str) -> Candidate:
 
 
 def _number(tensor: "torch.Tensor") -> str:
-    """The dtype; one word for those that the engine's loader converts into each other."""
+    """The dtype, or one name for dtypes that the engine's loader interconverts."""
     if tensor.dtype.itemsize > 1 and not tensor.is_complex():
         return "float" if tensor.is_floating_point() else "integer"
     return str(tensor.dtype).removeprefix("torch.")

@@ -134,7 +134,7 @@ class AdminRoute:
 
 
 def bound(address: Address) -> socket.socket:
-    """A socket that listens at a local address; only this user reaches a Unix socket."""
+    """Listens on a local address; other users cannot reach Unix sockets."""
     if address.path is None:
         family = socket.AF_INET6 if ":" in (address.host or "") else socket.AF_INET
         return socket.create_server((address.host or "", address.port or 0), family=family)

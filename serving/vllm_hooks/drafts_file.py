@@ -5,9 +5,9 @@
         file.draft(2)                   # from the next step on
 
 vLLM's scheduler looks the number of drafts up by batch size in every step (`dynamic_sd_lookup`), in
-an engine that was started with a schedule. The drafter then runs for so many drafts, and the next
-step verifies so many. With 0 drafts it still runs once, to keep its KV cache complete. The hook
-writes what the file says into that lookup.
+an engine that was started with a schedule. The drafter then drafts that many tokens, and the
+next step verifies them. With 0 drafts it still runs once, to keep its KV cache complete. The hook
+writes the number in the file into that lookup.
 """
 
 import functools
@@ -34,7 +34,7 @@ class DraftsFile:
     """The file that a server's scheduler follows."""
 
     def __init__(self, path: Path) -> None:
-        """Removes what an earlier server followed."""
+        """Removes the file of an earlier server."""
         self._path = Path(path).resolve()
         self._path.unlink(missing_ok=True)
 

@@ -79,7 +79,7 @@ class LiveSpeculator:
     def __init__(self, client: Any, roots: Sequence[Path]) -> None:
         """`client` is vLLM's `AsyncLLM`; releases are accepted below `roots`.
 
-        An error where the speculator in use cannot be read.
+        Raises an error if the speculator in use cannot be read.
         """
         self._client, self._roots = client, list(roots)
         config = client.vllm_config

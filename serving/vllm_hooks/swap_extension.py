@@ -149,7 +149,7 @@ def replace_weights(
     """Loads a speculator's tensors into `drafter`, a model of `runner`.
 
     `copies` are the drafter's `context_copies` after its start: CUDA graphs have their addresses.
-    An error on the way leaves the drafter with a mixture of old and new weights.
+    If it raises, the drafter has a mixture of old and new weights.
     """
     from vllm.model_executor.model_loader.reload import (
         finalize_layerwise_reload,
@@ -207,11 +207,11 @@ def context_copies(model: Any) -> dict[str, torch.Tensor]:
 
 @torch.no_grad()
 def renew_context(model: Any, copies: dict[str, torch.Tensor]) -> None:
-    """Derives what such a model keeps besides its weights, in the tensors that it had before.
+    """Recomputes a model's `context_copies`, in place.
 
-    vLLM 0.32 does so at the end of loading, in new tensors, when rotary tables are still on the
-    meta device and a CPU's kernel may have packed the weights and dropped them. Without a copy the
-    model projects its context with the layer itself.
+    vLLM 0.32 computes them at the end of loading, into new tensors. At that time rotary tables are
+    still on the meta device, and a CPU's kernel may have packed and dropped the weights. Without a
+    copy the model projects its context with the layer itself.
     """
     if not hasattr(model, "_build_fused_kv_buffers"):
         return

@@ -83,7 +83,7 @@ class Drafter(nn.Module):
         raise NotImplementedError
 
     def head(self, ends: TargetEnds) -> DraftHead:
-        """The head that the states are read by: the target's, or the drafter's own."""
+        """The head that reads the states: the target's or the drafter's own."""
         raise NotImplementedError
 
     def input_values(self) -> int:

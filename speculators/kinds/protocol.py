@@ -185,7 +185,7 @@ class TrainableKind(DrafterKind):
     ) -> "Drafter":
         """The module of a speculator with this config.json, without weights.
 
-        An `OutriderError` names `source`, the target's config.json, and missing keys.
+        Raises an `OutriderError` if `source` (the target's config.json) lacks keys.
         """
         raise NotImplementedError
 

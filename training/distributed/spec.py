@@ -91,9 +91,10 @@ class Preempted(OutriderError):
 
 @contextmanager
 def signals_stop(stop_file: Path) -> Iterator[threading.Event]:
-    """Inside, a signal makes the workers stop after their step, by the file that they look for.
+    """In this context SIGTERM or SIGINT stops the workers after their step.
 
-    Passed on as it is, a launcher would kill them before their checkpoint.
+    The handler creates `stop_file`, which the workers check. A launcher that received the signal
+    would kill them before they write their checkpoint.
     """
     stopped = threading.Event()
 

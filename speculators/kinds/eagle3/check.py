@@ -37,7 +37,7 @@ vLLM 0.32, `SpeculativeConfig.hf_config_override`."""
 
 
 def check_head(directory: Path, target: CheckpointLayout, in_words: str, states: int) -> None:
-    """Vocabulary, widths, shapes, the map of tokens and finiteness; fc reads so many states."""
+    """Checks vocabulary, widths, shapes, token map and finiteness; fc reads `states` states."""
     path, config = directory / "config.json", read_json(directory / "config.json")
     layer = layer_config(config)
     check_vocabulary_size(path, layer, target)

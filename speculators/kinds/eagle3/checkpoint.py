@@ -160,7 +160,7 @@ def write(
 def write_other_formats(
     kind: Eagle3, directory: Path, target_dir: Path, target: str, drafts: int, out_dir: Path
 ) -> None:
-    """`speculators`: the format of vllm-project/speculators, where it has such a head."""
+    """Writes `speculators`, the format of vllm-project/speculators, if it supports the head."""
     config, target_config = (read_json(path / "config.json") for path in (directory, target_dir))
     if "speculators_model_type" in config:
         return

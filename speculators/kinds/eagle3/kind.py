@@ -163,7 +163,7 @@ class Eagle3(TrainableKind):
             path, headers = directory / "config.json", tensor_headers(directory)
             config = read_json(path)
             layer = layer_config(config)
-            shape = self.shape(config, {"num_hidden_layers": 10**6}, path)  # of any target
+            shape = self.shape(config, {"num_hidden_layers": 10**6}, path)  # allows any layer
             latent = {key: layer.get(key) for key in OF_LATENT_ATTENTION}
             names = self.names(headers).items()
             shapes = {name: headers[stored].shape for name, stored in names if name != T2D}

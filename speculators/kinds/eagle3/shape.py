@@ -276,7 +276,7 @@ def chosen_layers(target_config: Mapping[str, Any], head: HeadConfig) -> tuple[i
 
 
 def check_layers(layers: Sequence[int], count: int, where: str) -> None:
-    """An `OutriderError` unless they are layers of a target of so many, ascending, each once."""
+    """Raises an `OutriderError` unless `layers` ascend strictly within 1 to `count`."""
     if not layers or list(layers) != sorted({*layers}) or layers[0] < 1 or layers[-1] > count:
         raise OutriderError(
             f"{where} = {list(layers)}, but the target has {count} layers, and the engine reads the"

@@ -3,7 +3,7 @@
     kind = PEagle()
     kind.vllm_settings(directory, 5, "greedy", None)     # eagle3 with parallel_drafting
 
-Files, features and check are those of EAGLE-3, with two things more: `mask_hidden`, the states
+Files, features and check are those of EAGLE-3, with two additions: `mask_hidden`, the states
 that fc reads where no token is known, and `pard_token`, the token that is embedded there. A draft
 costs a row of one pass instead of a pass, and it does not read the drafts before it.
 
