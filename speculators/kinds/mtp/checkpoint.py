@@ -135,15 +135,6 @@ def write(kind: MTP, changed: Iterable[tuple[str, Tensor]], origin: Origin, out_
     write_checkpoint(layout.config, written, out_dir)
 
 
-def tensors(kind: MTP, directory: Path) -> Iterator[tuple[str, Tensor]]:
-    """(name without the prefix, float32 tensor) of the layer, one at a time, ordered by name."""
-    layout = read_layout(directory)
-    stored, prefix = CheckpointTensors(layout), layer_prefix(layout.config)
-    for name in sorted(layer_names(layout)):
-        if not name.endswith(SCALE_SUFFIX):
-            yield name.removeprefix(prefix), stored.read(name, torch.float32)
-
-
 def swap_tensors(kind: MTP, directory: Path) -> Iterator[tuple[str, Tensor]]:
     """(full name, tensor as stored) of the layer without copies of embedding and head."""
     layout = read_layout(directory)
