@@ -13,8 +13,8 @@ from outrider.serving.config import EngineConfig, TargetConfig
 from outrider.serving.engine import open_engine
 from outrider.serving.speculator import Drafting, Speculator
 from outrider.serving.vllm_hooks.draft_recorder import DRAFT_EXTENSION
-from outrider.speculators.config import ParityConfig
 from outrider.speculators.kinds import check_speculator
+from outrider.speculators.parity import ParityConfig
 from tests.dflash_head import write_dspark_head
 
 K = 3

@@ -23,12 +23,8 @@ from outrider.training.losses import confidence_loss, distillation_loss
 from outrider.training.teacher import Served
 from tests.dflash_head import write_dspark_head
 from tests.speculators.kinds.dflash import test_dflash
-from tests.speculators.kinds.eagle3.test_eagle3_unroll import (
-    DEPTH,
-    LAYERS,
-    packed_row,
-    slot_differences,
-)
+from tests.speculators.kinds.eagle3.test_eagle3_unroll import LAYERS
+from tests.speculators.literal_engine import DEPTH, packed_row, slot_differences
 from tests.tiny import HIDDEN, VOCAB
 
 
@@ -141,7 +137,7 @@ def test_gradients_are_those_of_the_written_out_loss(target: Path, tmp_path: Pat
     """Of the distillation loss and the confidence's, in float64."""
     head, engine = both(target, tmp_path / "head")
     head, ends = head.double(), TargetEnds(*(e.double() for e in vars(engine.ends).values()))
-    token_BT, aux_BTX, sequence_BT, position_BT = packed_row()
+    token_BT, aux_BTX, sequence_BT, position_BT = (tensor[:1] for tensor in packed_row(2 * HIDDEN))
     anchor_BT = valid_BT(sequence_BT, DEPTH - 1)
     row = token_BT, aux_BTX.double(), sequence_BT, position_BT, anchor_BT
     anchors_N = anchor_BT.flatten().nonzero()[:, 0]
