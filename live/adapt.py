@@ -59,7 +59,7 @@ POLL_S = 30.0
 """Seconds between two checks of the log while there is nothing to do."""
 
 MOST_REFUSED = 3
-"""Largest number of consecutive refused windows. One more means a wrong log or target: an error."""
+"""Largest number of consecutive refused windows; one more raises the error of the last."""
 
 OLDER_WINDOWS = 20
 """Largest number of windows of earlier rounds that a gate measures."""
@@ -90,7 +90,7 @@ class Serving:
 
 
 def serving_of(endpoint: Endpoint) -> Serving:
-    """The release in use; before any, the speculator of a stable replica."""
+    """The release in use; before the first one, a stable replica's speculator."""
     name = read_state(endpoint).serving
     if name is not None:
         release = Releases(endpoint.releases).get(name)
@@ -112,7 +112,7 @@ class Adapter:
         self._step_began = 0.0
 
     def run(self, rounds: int | None = None, once: bool = False) -> None:
-        """Steps until `rounds` more rounds are settled; `once` stops when idle."""
+        """Steps until `rounds` more rounds are settled, or, if `once`, until idle."""
         before = self._settled()
         while rounds is None or self._settled() - before < rounds:
             if not self.step():
@@ -121,7 +121,7 @@ class Adapter:
                 self.wait(POLL_S)
 
     def step(self) -> bool:
-        """Does the next step; False if it has to wait for traffic or for the budget."""
+        """Does the next step; returns False to wait for traffic or budget."""
         self._step_began = time.monotonic()
         self._delete(self.journal.read())
         state = self.journal.read()
@@ -175,7 +175,7 @@ class Adapter:
         return True
 
     def _watch(self, window: Window) -> None:
-        """Captures a window and replays the speculator in use, and the base, on it."""
+        """Captures a window and replays the serving speculator and the base."""
         (serving, followed), run = self._in_use(), self.window_run(window.n)
         traffic = followed.traffic.model_copy(
             update={"path": [str(run.root / LOG)], "general": None}
@@ -255,7 +255,7 @@ class Adapter:
         self._say(f"round {pending.n} {'ships' if ships else 'does not ship'}: {reason}")
 
     def _deploy(self, pending: Round) -> None:
-        """Deploys a round's bundle; retries in the next step if another process deploys."""
+        """Deploys a round's bundle; retries in the next step if `Locked`."""
         try:
             outcome = self._outcome(self.round_run(pending.n).bundle)
         except Locked as busy:
@@ -359,7 +359,7 @@ def adapting(
 
 
 def _with_key(recipe: Recipe, path: Path) -> Recipe:
-    """The recipe with one key for surrogates and user digests of all windows."""
+    """The recipe with a privacy key that all windows share."""
     from outrider.data.privacy.guard import privacy_key
 
     if recipe.privacy.key_file is not None:

@@ -35,7 +35,7 @@ from outrider.serving.bundle.bundle import export_bundle, speculation_profile
 from outrider.serving.speculator import Drafting, Speculator
 
 LEAST_OLDER = 0.97
-"""Least acceptance length on older traffic, relative to the speculator in use."""
+"""Minimum acceptance length on older traffic, relative to the speculator in use."""
 
 
 class GateVerdict(BaseModel):

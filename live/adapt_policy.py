@@ -48,7 +48,7 @@ PRIOR_WINDOWS = 4
 
 @dataclass(frozen=True)
 class Fall:
-    """Custom / base on the last windows, relative to earlier ones; 95 % interval."""
+    """Custom / base, last windows relative to earlier ones; 95 % interval."""
 
     value: float
     low: float
@@ -84,7 +84,7 @@ def reason_to_train(state: State, release: str, policy: AdaptConfig) -> str | No
 
 
 def newest_fall(state: State, release: str, min_drop: float) -> Fall | None:
-    """The most significant fall of a release's last windows; None without two."""
+    """The most significant fall of the last windows; None without two windows."""
     ratios = [each.ratio for each in state.usable if each.release == release and each.ratio]
     count = len(ratios)
     if count < 2:
@@ -124,9 +124,9 @@ def within_budget(state: State, policy: AdaptConfig) -> bool:
 def surplus(
     state: State, sizes: Mapping[int, int], keep_older: bool, policy: AdaptConfig
 ) -> list[int]:
-    """Windows to delete: refused, too old, or beyond `adapt.max_gb`. Sizes are in bytes.
+    """Windows to delete: refused, too old, or beyond `adapt.max_gb`.
 
-    Beyond that size, the oldest windows are deleted first, and never the newest.
+    `sizes` are in bytes. Beyond the limit the oldest are deleted first, and never the newest.
     """
     alive = [window for window in state.windows.values() if window.settled and not window.deleted]
     kept = [

@@ -87,7 +87,7 @@ class CanaryTest:
         return self._step(fair, is_last=True)
 
     def _step(self, share: float, is_last: bool) -> Verdict:
-        """Runs a step; its verdict is `wait` if the next one may begin."""
+        """Runs a step; the verdict `wait` means that the next may begin."""
         self._share = share
         self._journal.append("share", percent=share)
         self._say(f"canary: {share:g} % of the requests")

@@ -79,7 +79,7 @@ class Controller:
         return self.journal.read()
 
     def deploy(self, bundle: Path, in_place: bool = False, source: str | None = None) -> Deployment:
-        """Copies and checks a bundle, tests it on the canary, and promotes it or rolls it back.
+        """Adds a bundle, tests it on the canary, promotes or rolls back.
 
         With `in_place`, or without canary replicas, the replicas are swapped one after another and
         only their watches decide. Raises an `OutriderError` if the deployment cannot begin.
@@ -129,7 +129,7 @@ class Controller:
         return serving
 
     def _checked(self, bundle: Path, serving: str, source: str | None) -> str:
-        """Adds the bundle as a release that all replicas can load; returns its name."""
+        """Adds the bundle as a release, after checks; returns the name."""
         self.releases.verified(serving)  # a rollback needs it
         new = self.releases.add(bundle, source)
         if new.name == serving:
@@ -215,7 +215,7 @@ class Controller:
         self._share(0 if is_behind else fair_share(self.endpoint))
 
     def _share(self, percent: float) -> None:
-        """Sets the canary's share; if the router does not answer, only reports that."""
+        """Sets the canary's share; only reports it if the router is down."""
         if not self.endpoint.canary:
             return
         try:
@@ -250,11 +250,11 @@ def controlled(endpoint: Endpoint, say: Say = lambda text: None) -> Iterator[Con
 def deploy_bundle(
     bundle: str | Path, endpoint: Endpoint, in_place: bool = False, say: Say = lambda text: None
 ) -> Deployment:
-    """Tests a bundle on the canary, then promotes or rolls it back; blocks.
+    """Tests a bundle on the canary, then promotes it or rolls back.
 
-    `bundle` is a folder, or an address that `outrider export --to` wrote. An interrupted deployment
-    is finished first. Raises an `OutriderError` if nothing was begun (bad bundle, a replica that
-    does not answer), or if a replica refuses to go back; then use `--recover`.
+    `bundle` is a folder, or an address that `outrider export --to` wrote. Blocks until the end; an
+    interrupted deployment is finished first. Raises an `OutriderError` if nothing was begun (bad
+    bundle, no answer from a replica) or if a replica refuses to go back; then use `--recover`.
     """
     source = pinned(bundle)
     with controlled(endpoint, say) as controller, local_bundle(source) as directory:
@@ -265,7 +265,7 @@ def deploy_bundle(
 def end_deployment(
     endpoint: Endpoint, action: Literal["promote", "roll_back"], say: Say = lambda text: None
 ) -> Deployment:
-    """Promotes or rolls back the deployment in progress, or rolls back the last.
+    """Promotes or rolls back the open deployment, or rolls back the last.
 
     If another process deploys, adds a request to the journal and waits for the deployment's end.
     """

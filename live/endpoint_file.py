@@ -49,7 +49,7 @@ LocalAddress = Annotated[AnyAddress, AfterValidator(lambda text: str(Address.par
 
 
 class Section(BaseModel):
-    """A section of the file: unknown keys are errors, values do not change."""
+    """An immutable section of the file; unknown keys are errors."""
 
     model_config = ConfigDict(
         extra="forbid", frozen=True, allow_inf_nan=False, validate_default=True
@@ -74,7 +74,7 @@ class EndpointReplica(Section):
 
     @property
     def host(self) -> str:
-        """Its address in the router's log."""
+        """The replica's address in the router's log."""
         return self.data.removeprefix("unix:").removeprefix("http://")
 
 
@@ -109,13 +109,13 @@ class CanaryPolicy(Section):
     that the replicas have kept count; the test waits for the others for at most max_seconds."""
 
     min_requests: int = Field(default=50, ge=1)
-    """Requests of the canary per step before a decision."""
+    """Minimum number of canary requests in a step before a decision."""
 
     min_seconds: float = Field(default=60.0, ge=0)
-    """Shortest time of a step, in seconds."""
+    """Minimum time of a step, in seconds."""
 
     max_seconds: float = Field(default=3600.0, gt=0)
-    """Longest time of a step, in seconds; an undecided canary is then rolled back."""
+    """Maximum time of a step, in seconds; an undecided canary is then rolled back."""
 
     margin: float = Field(default=0.03, gt=0, lt=1)
     """A canary is promoted once its speed, in tokens/s per user, is shown to be above
@@ -132,8 +132,8 @@ class CanaryPolicy(Section):
     """Largest median time to the first token, relative to stable requests, for a promotion."""
 
     min_acceptance_ratio: float = Field(default=0.95, gt=0)
-    """Least acceptance (tokens per step), relative to stable requests, for a promotion. A replica's
-    watch takes a release back below this share of the acceptance that its evidence predicts."""
+    """Minimum acceptance (tokens per step), relative to stable requests, for a promotion. A
+    replica's watch takes a release back below this share of the predicted acceptance."""
 
     watch_requests: int = Field(default=32, ge=0)
     """Requests after a swap whose acceptance is compared with the prediction of the evidence. The
@@ -149,18 +149,18 @@ class CanaryPolicy(Section):
 
 
 class ClusterSettings(Section):
-    """Sources of the models in a cluster, and settings of the objects there."""
+    """Sources of the models, and settings of the objects, in a cluster."""
 
     namespace: str = Field(default="default", pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")
     """Namespace of all objects."""
 
     model: str | None = Field(default=None, pattern=f"^{SOURCE}$")
-    """Where the pods read the target from: `hf://`, `s3://`, `gs://`, `oci://` or
+    """Address of the target for the pods: `hf://`, `s3://`, `gs://`, `oci://` or
     `pvc://CLAIM/PATH`. null: `hf://` and the bundle's `target.model`, at its revision."""
 
     speculator: str | None = Field(default=None, pattern=f"^{SOURCE}$")
-    """Where the pods read the new bundle from, in the same forms. null: the address that is given
-    to `outrider deploy`, if any."""
+    """Address of the new bundle for the pods, in the same forms. null: the address that is given to
+    `outrider deploy`, if any."""
 
     stable: str | None = Field(default=None, pattern=f"^({SOURCE}|own|none)$")
     """Speculator of KServe's stable group: the address of the bundle in use, `own` (the target's
@@ -182,9 +182,9 @@ class ClusterSettings(Section):
     """Prometheus that an Argo Rollout's analysis reads."""
 
     verdict: Literal["limits", "controller"] = "limits"
-    """What promotes an Argo Rollout. `limits`: ratios of vLLM's metrics against the policy's fixed
-    limits, once per step. `controller`: the sequential test of an Outrider controller whose metrics
-    Prometheus reads (`outrider_canary_verdict`); the limits still abort."""
+    """Criterion that promotes an Argo Rollout. `limits`: ratios of vLLM's metrics against the fixed
+    limits of the policy, once per step. `controller`: the sequential test of an Outrider controller
+    whose metrics Prometheus reads (`outrider_canary_verdict`); the limits still abort."""
 
 
 class Endpoint(Section):
@@ -200,10 +200,10 @@ class Endpoint(Section):
     """The servers. At least one is `stable`."""
 
     router: RouterSettings = RouterSettings()
-    """The router."""
+    """Settings of the router."""
 
     policy: CanaryPolicy = CanaryPolicy()
-    """The policy."""
+    """Policy of the canary."""
 
     cluster: ClusterSettings = ClusterSettings()
     """Settings for `--manifest`, which writes the same canary for Kubernetes."""
@@ -267,7 +267,7 @@ class Endpoint(Section):
 
 
 def load_endpoint(name: str | Path, state_dir: Path | None = None) -> Endpoint:
-    """Loads an endpoint from its file, or a shipped one by name (`nano_r1`).
+    """Loads an endpoint from a file, or a shipped one (`nano_r1`).
 
     `state_dir` overrides the file's. Raises an `OutriderError` with a mistake's place and fix.
     """

@@ -3,7 +3,7 @@
     fleet = Fleet(endpoint, journal, releases)
     status = fleet.status("b")
     fleet.served_by(status)                         # a release's name; None: something else
-    fleet.swap("b", status, release, watched=True)  # journalled first
+    fleet.swap("b", status, release, watched=True)  # adds to the journal first
     behind = fleet.bring(["a", "b"], release)
 
 A restarted server serves the directory that its command names, which identifies its release.
@@ -36,7 +36,7 @@ LOOK_S = 0.5
 
 
 class Decided(OutriderError):
-    """A verdict that interrupts: by a watch, by an operator, or after a failure."""
+    """A verdict that interrupts: by a watch, an operator, or a failure."""
 
     def __init__(self, verdict: Verdict) -> None:
         super().__init__(verdict.reason)
@@ -65,7 +65,7 @@ class Fleet:
         self._releases = releases
 
     def status(self, name: str) -> ReplicaStatus | None:
-        """Status of a replica; None if it or its engine is not available."""
+        """Status of a replica; None if it or its engine is unavailable."""
         try:
             return self.replicas[name].status()
         except OutriderError:
@@ -76,7 +76,7 @@ class Fleet:
         return served_by(status, self.journal.read(), self._releases)
 
     def swap(self, name: str, seen: ReplicaStatus, release: Release, watched: bool) -> None:
-        """Swaps one replica's speculator, journalled first.
+        """Swaps one replica's speculator, after adding the swap to the journal.
 
         `SwapRefused` leaves the old one in use; it is also raised if the replica no longer serves
         the one in its status `seen`. After `SwapFailed` and `ReplicaUnreachable`, the status of the
@@ -159,7 +159,7 @@ class Fleet:
                     self.swap(name, status, release, watched)
                     deadline = self.clock.time() + PATIENCE_S
                     continue
-                except SwapFailed as error:  # its status has the one in use
+                except SwapFailed as error:  # its status shows the one in use
                     failed = error
                 except ReplicaUnreachable:
                     pass  # try again
@@ -170,7 +170,7 @@ class Fleet:
         return rolled_back(f"{name} drafts wrongly until it is started again: {status.broken}")
 
     def reverted(self, name: str, status: ReplicaStatus) -> Decided:
-        """Journals that a replica took its swap back, and returns the verdict."""
+        """Records that a replica took its swap back, and returns the verdict."""
         because = status.reverted_because
         self.journal.append("reverted", replica=name, release=status.reverted, reason=because)
         return rolled_back(f"{name} took release {status.reverted} back: {because}", "watch")

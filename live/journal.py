@@ -1,4 +1,4 @@
-"""The journal of a live endpoint: every change is on the disk before it is acted on.
+"""The journal of a live endpoint: records changes before they are made.
 
     journal = Journal(state_dir / "journal.jsonl")
     journal.append("swap", replica="b", release="4f1d0c2a9b77")    # returns once it is on the disk
@@ -32,7 +32,7 @@ class Journal(AbstractContextManager["Journal"]):
         clock: Callable[[], float] = time.time,
         listener: Callable[[State], None] = lambda state: None,
     ) -> None:
-        """`listener` is called with the first state, and after each entry of this process.
+        """`listener` is called with the first state and after each `append`.
 
         The folder is created with mode 700; raises an `OutriderError` if other users have access.
         """
@@ -112,7 +112,7 @@ def read_state(endpoint: Endpoint) -> State:
 
 
 def _parse(content: bytes, known: int, path: Path) -> tuple[list[Entry], int]:
-    """Parses complete lines after `known` entries; also returns their size in bytes."""
+    """Parses the lines after `known` entries; also returns their byte count."""
     entries: list[Entry] = []
     end = 0
     for number, line in enumerate(content.splitlines(keepends=True), known + 1):

@@ -13,7 +13,7 @@ periods, hold at all looks together (common/anytime.py):
 - an equally fast one is rolled back for its speed with a probability of at most ALPHA.
 
 Errors and latency have fixed limits. Too many errors roll back at once, at any share. Latency or
-acceptance beyond its limit holds a promotion, so the test ends undecided.
+acceptance beyond its limit blocks a promotion, so the test ends undecided.
 """
 
 import math
@@ -35,16 +35,16 @@ LEAST_TOKENS = 8
 """Completions with fewer tokens are not timed: one step takes most of their time."""
 
 LEAST_SESSIONS = 5
-"""Least sessions of each role for comparing speeds: the bounds follow from their spread."""
+"""Minimum number of sessions per role to compare speeds: the bounds follow from their spread."""
 
 LEAST_FAILURES = 3
-"""Least failed requests for rolling a canary back, if they also exceed its limit."""
+"""Minimum number of failed requests to roll a canary back, if they also exceed its limit."""
 
 OF_STABLE = 2.0
 """Failures are also allowed up to this multiple of the stable replicas' failure rate."""
 
 LEAST_TAIL_REQUESTS = 200
-"""Least requests of each role for comparing 99th percentiles."""
+"""Minimum number of requests per role to compare 99th percentiles."""
 
 
 Arms = tuple[Sequence[Observation], Sequence[Observation]]
@@ -130,7 +130,7 @@ def _sessions(requests: Requests) -> tuple[list[float], list[float]]:
 def _limits(
     test: tuple[Requests, Requests], baseline: tuple[Requests, Requests], policy: CanaryPolicy
 ) -> list[tuple[str, float | None, str, bool]]:
-    """Name, ratio over the baseline's, limit in words, and whether it holds."""
+    """For each limit: name, ratio over the baseline's, text, whether it holds."""
     acceptance, ttft, tail = (
         _ratio(now, before) if before is not None else now
         for now, before in zip(_ratios(*test), _ratios(*baseline), strict=True)
@@ -152,7 +152,7 @@ def _ratios(stable: Requests, canary: Requests) -> tuple[float | None, float | N
 
 
 def _figures(requests: Requests) -> tuple[float | None, float | None, float | None]:
-    """Tokens per step (1 + accepted / drafts), median TTFT and 99th percentile of the latency."""
+    """Tokens per step (1 + accepted / drafts), median TTFT, 99th-percentile latency."""
     drafts = sum(live.drafts for _, live in requests)
     length = 1 + sum(live.accepted for _, live in requests) / drafts if drafts else None
     times = [(live.ttft_s, each.latency_s) for each, live in requests if not each.failed]

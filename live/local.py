@@ -60,7 +60,7 @@ _MOST_PROMPTS = 400
 def local_endpoint(
     endpoint: Endpoint, bundle: str | Path | None, say: Say = lambda text: None
 ) -> Iterator[Endpoint]:
-    """Starts replicas and router, and brings the replicas to the release in use."""
+    """Starts router and replicas, and brings these to the release in use."""
     replicas = replicas_of(endpoint)
     for name, replica in replicas.items():
         if replica.healthy():
@@ -102,7 +102,7 @@ def running_router(endpoint: Endpoint) -> Iterator[Router]:
 
 
 def started_release(endpoint: Endpoint, bundle: str | Path | None) -> Release:
-    """The release in use, else a first one of the target's own speculator.
+    """The release in use, else a first one: the target's own speculator.
 
     Target and K of the first one are the bundle's. Without a bundle the target is the embedded one.
     """
@@ -167,10 +167,10 @@ def read_prompts(log: str) -> list[dict[str, Any]]:
 def load(
     endpoint: Endpoint, bodies: Sequence[dict[str, Any]], users: int = 4
 ) -> Iterator[list[str]]:
-    """Runs users in threads, who send requests until the context ends.
+    """Runs users in threads, which send requests until the context ends.
 
-    `bodies` are those of /v1/chat/completions. Yields a growing list of how each finished request
-    failed, without text of responses; an entry is empty if the request succeeded.
+    `bodies` are those of /v1/chat/completions. Yields a growing list with an entry for each
+    finished request: how it failed, without text of the response, or an empty string.
     """
     outcomes: list[str] = []
     numbers, ended = itertools.count(), threading.Event()
@@ -195,7 +195,7 @@ def _request(endpoint: Endpoint, body: dict[str, Any], session: str) -> str:
     headers = {
         "Content-Type": "application/json",
         endpoint.router.sticky_header: session,
-        "Authorization": f"Bearer {os.environ.get('VLLM_API_KEY', '')}",  # replicas inherit it
+        "Authorization": f"Bearer {os.environ.get('VLLM_API_KEY', '')}",  # the replicas' key
     }
     address = Address.parse(endpoint.router.listen)
     try:

@@ -92,7 +92,7 @@ class LiveMetrics:
             yield family
 
     def publish(self, state: State | None = None, verdict: Verdict | None = None) -> None:
-        """Writes the file for a new journal state or a new canary verdict."""
+        """Writes the file for a new journal state or canary verdict."""
         self._state, self._verdict = state or self._state, verdict or self._verdict
         # A full disk must not stop a rollback: the file is written again at the next change.
         with contextlib.suppress(OSError):

@@ -68,7 +68,7 @@ class Releases:
     folder: Path
 
     def add(self, bundle: Path, source: str | None = None) -> Release:
-        """Copies and checks a bundle; returns the new release or an equal one.
+        """Copies and checks a bundle; returns the new or equal release.
 
         `source` is the address that it came from, with the commit of a hub's repository.
 
@@ -96,7 +96,7 @@ class Releases:
         return self.get(name)
 
     def get(self, name: str) -> Release:
-        """A release by its name; raises an `OutriderError` if it is gone or broken."""
+        """Returns a release by name; raises an `OutriderError` if it is gone."""
         folder = self.folder / name
         if not folder.is_dir():
             kept = ", ".join(each.name for each in self.all()) or "none"
@@ -178,7 +178,7 @@ def release_name(digest: str) -> str:
 
 
 def watch_of(release: Release, policy: CanaryPolicy) -> Watch | None:
-    """Returns the watch, which takes a swap back if tokens per step are too low.
+    """Returns the watch that takes back a swap with too low acceptance.
 
     The limit is the evaluated acceptance length, lowered by the uncertainty of its ratio to the
     base's and by `policy.min_acceptance_ratio`, because live traffic differs a little from held-out

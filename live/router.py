@@ -81,7 +81,7 @@ class Router:
         return True
 
     def set_canary_share(self, percent: float) -> None:
-        """Sends `percent` of the requests, or of the sessions, to the canary from now on."""
+        """Sends `percent` of requests, or of sessions, to the canary from now."""
         canary = round(percent * WHOLE / 100)
         words = f"{RUNTIME_KEY}.canary={canary}&{RUNTIME_KEY}.stable={WHOLE - canary}"
         self._call("POST", f"/runtime_modify?{words}")
@@ -154,7 +154,7 @@ def envoy_binary() -> Path:
 
 
 def main() -> None:
-    """Replaces this process by Envoy, for the endpoint file in the argument."""
+    """Replaces this process with Envoy, for the endpoint file in the argument."""
     try:
         if len(sys.argv) != 2:
             raise OutriderError("give the file of the endpoint")

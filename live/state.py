@@ -59,13 +59,13 @@ class Entry:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What to do with a new release, why, and by whom."""
+    """The decision about a new release, its reason, and who made it."""
 
     action: Literal["wait", "promote", "roll_back"]
     reason: str
     """One line, without customers' text."""
     by: str = "controller"
-    """judge, watch, operator or controller."""
+    """Who decided: judge, watch, operator or controller."""
     figures: dict[str, Any] = field(default_factory=dict)
     """The judge's figures (judge.py)."""
 
@@ -82,7 +82,7 @@ class Deployment:
     mode: Mode
     began_at: float
     swapped: list[str] = field(default_factory=list)
-    """Replicas whose swap to the new release was begun."""
+    """Replicas whose swap to the new release has begun."""
     request: Verdict | None = None
     """An operator's request, made in another process."""
     verdict: Verdict = Verdict("wait", "")
@@ -158,7 +158,7 @@ class State:
     started_with: dict[str, str] = field(default_factory=dict)
     """Maps directories that servers were started with to releases of the same speculator."""
     share: float | None = None
-    """The last canary's share that was set, in percent."""
+    """The canary's share as last set, in percent."""
     steady_since: float = 0.0
     """Unix time in seconds of the last change of a share or a speculator."""
     open: Deployment | None = None
@@ -261,12 +261,12 @@ class State:
 
     @property
     def last_trained(self) -> int:
-        """Number of the newest window of any round; 0 before the first round."""
+        """Number of the newest window of any round; 0 without rounds."""
         return max((max(each.newer) for each in self.rounds), default=0)
 
     @property
     def fresh(self) -> list[Window]:
-        """Windows since the last round began: for its gate, or to train on."""
+        """Windows since the last round began, for its gate or for training."""
         return [each for each in self.usable if each.n > self.last_trained and not each.deleted]
 
     @property

@@ -26,7 +26,7 @@ from outrider.live.fleet import Fleet
 from outrider.serving.admin.replica import LiveRequest
 
 _MOST_BYTES = 16 << 20
-"""Most bytes that are read of the log as it was before."""
+"""Maximum number of bytes that are read from the end of the existing log."""
 
 _FAILURES = {"UC", "UF", "UH", "UR", "LR", "UT", "SI", "UPE"}
 """Envoy's response flags of failed requests; DC, a client that disconnected, is not a failure."""
@@ -53,7 +53,7 @@ class Traffic:
     """Finished requests, first of the baseline, then of the test."""
 
     def __init__(self, endpoint: Endpoint, fleet: Fleet, old: str, began: float) -> None:
-        """`old`: the release of all replicas. `began`: Unix time in seconds, perhaps long ago."""
+        """`old`: the release of all replicas. `began`: Unix time in seconds."""
         self._endpoint, self._fleet, self._began = endpoint, fleet, began
         self._wanted = {each.name: old for each in endpoint.replicas}
         self._roles = {each.host: each.role for each in endpoint.replicas}
@@ -133,7 +133,7 @@ def read_log(path: Path, offset: int) -> tuple[list[dict[str, Any]], int]:
 def observations(
     routed: Sequence[Mapping[str, Any]], finished: Sequence[LiveRequest], roles: Mapping[str, Role]
 ) -> tuple[list[Observation], list[Observation]]:
-    """Joins the router's log and the replicas' counts into stable and canary requests.
+    """Joins the router's log and the replicas' counts; returns stable, canary.
 
     `roles` maps replica addresses, as Envoy writes them, to roles. A request belongs to the role
     that its share selected. Except for failures, a request counts only once it is in both sources.

@@ -77,7 +77,7 @@ def open_run(
 def attempt(
     loaded: "LoadedRecipe", run: "RunDirectory"
 ) -> Iterator["Callable[[list[str], Options], Results]"]:
-    """Locks the run directory, starts an attempt and yields the stages' runner."""
+    """Locks the run, starts an attempt, and yields a function running stages."""
     from rich.console import Console
 
     from outrider.pipeline.run_stages import run_stages
@@ -118,7 +118,7 @@ def evaluate_run(
 
 
 def export_run(loaded: "LoadedRecipe", run: "RunDirectory", to: str, force: bool) -> "Results":
-    """Brings the bundle up to date and copies it to a directory or an address."""
+    """Updates the bundle and copies it to a directory or an address."""
     from outrider.data.formats.sources import answering
     from outrider.serving.bundle.bundle_places import put_bundle
 

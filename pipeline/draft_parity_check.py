@@ -24,7 +24,7 @@ FILE = "draft_parity.json"
 
 
 def check_warm_start(run: RunDirectory, recipe: Recipe, sequence_ids: Sequence[str]) -> None:
-    """Compares trainer and engine on prompts of the validation part, once per run."""
+    """Compares trainer and engine on validation prompts, once per run."""
     from outrider.eval.replay.draft_parity import engine_parity
 
     base = served_base_of(run, recipe)

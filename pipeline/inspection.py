@@ -89,7 +89,7 @@ def _samples(sequences_dir: Path, target: Path, count: int) -> list[Text]:
 
 
 def print_inspection(found: Mapping[str, Any], console: Console) -> None:
-    """Prints the findings. Names from the log are printed as text, never as markup."""
+    """Prints the findings; names from the log are never read as markup."""
     size = f"{found['rows']:,} rows, {found['exchanges']:,} exchanges"
     title = f"{found['recipe']}: {counted(found['files'], 'file')}, {size}"
     console.print(Text(title, "bold"), soft_wrap=True)

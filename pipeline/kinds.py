@@ -2,8 +2,8 @@
 
     recipe = with_kinds(recipe)       # speculator.kind is a name or a list of names
 
-These are kinds, the head's attention, lengths and learning rate. A target's config.json determines
-which kinds it supports, and the engine's form of KV cache which of them can be served. If a hub
+These are kinds, the head's attention, lengths and learning rate. The target's config.json decides
+which kinds are supported, and the engine's form of KV cache which of them can be served. If a hub
 model is not on this machine, only its config.json is downloaded.
 """
 
@@ -31,7 +31,7 @@ and the engine must have room for one request of this length in its KV cache."""
 
 
 def with_kinds(recipe: Recipe, target_dir: Path | None = None) -> Recipe:
-    """Fills in what the target determines; prints the kinds of `kind: auto`.
+    """Fills in values that the target determines; prints the kinds of `auto`.
 
     A kind that cannot be served is left out of `auto`, and is an error if it is named. Values that
     are set always win. `target_dir` contains the target's config.json; None if unknown.
@@ -87,7 +87,7 @@ def _replaced(recipe: Recipe, target_dir: Path) -> Recipe:
 
 
 def _with_attention(recipe: Recipe, target_config: Mapping[str, Any]) -> Recipe:
-    """Disables MLA if this machine has no backend for the target's head widths.
+    """Disables MLA if no backend here supports the target's head widths.
 
     Nano R1 has such widths on GPUs: vLLM then runs the same weights as plain attention.
     """
@@ -107,7 +107,7 @@ def _with_attention(recipe: Recipe, target_config: Mapping[str, Any]) -> Recipe:
 
 
 def _unserved(recipe: Recipe, name: str, target_config: Mapping[str, Any], mla: bool) -> str | None:
-    """Why the engine, with or without `mla`, cannot serve the kind; None if it can."""
+    """Why the engine cannot serve the kind with this `mla`, or None."""
     kind = trainable_kind(name)
     if refusal := runner_refusal(kind, recipe.serving.engine):
         return refusal
@@ -150,6 +150,6 @@ def with_target_defaults(recipe: Recipe, target_config: Mapping[str, Any]) -> Re
 
 
 def _filled(section: Any, **defaults: Any) -> Any:
-    """Copies a section, with `defaults` for the keys that it does not set."""
+    """Copies a section, with `defaults` for keys that are not set."""
     missing = {key: value for key, value in defaults.items() if key not in section.model_fields_set}
     return section.model_copy(update=missing)

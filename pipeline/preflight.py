@@ -107,7 +107,7 @@ def _check_vllm() -> None:
 def check_target(
     target: Path, speculator: SpeculatorConfig | None = None, dry_run: bool = False
 ) -> None:
-    """Checks that the recipe's kinds can be trained from this target and base.
+    """Checks that the recipe's kinds can be trained from target and base.
 
     A dry run needs only config.json.
     """

@@ -1,4 +1,4 @@
-"""Retention: deletes customer text after the export, as `privacy.retention` says.
+"""Retention: deletes customer text after the export, according to `privacy.retention`.
 
     retain(run, recipe.privacy.retention)   # deletes, and records it in retention.json
     deletion_of(run, run.features)          # "2026-08-01, privacy.retention = delete_features"
@@ -18,7 +18,7 @@ COUNTS = ("summary.json", "privacy.json", "on_policy.json", "quarantine.json")
 
 
 def retain(run: RunDirectory, retention: str) -> list[str]:
-    """Deletes what `retention` names; returns paths relative to the run directory."""
+    """Deletes according to `retention`; returns paths relative to the run directory."""
     doomed = [path for path in _held(run, retention) if _text(path)]
     if not doomed:
         return []
@@ -36,7 +36,7 @@ def retain(run: RunDirectory, retention: str) -> list[str]:
 
 
 def deletion_of(run: RunDirectory, path: Path) -> str | None:
-    """Date and setting of the deletion of `path`; None if it was not deleted."""
+    """Date and setting of the deletion of `path`; None if not deleted."""
     if path.exists() or not _note(run).is_file():
         return None
     deleted = read_json(_note(run))["deleted"].items()

@@ -38,11 +38,11 @@ from outrider.pipeline.recipe.recipe import Recipe
 
 @dataclasses.dataclass(frozen=True)
 class RunDirectory:
-    """Paths of one run. Everything below `root` may be deleted; the next run writes it again."""
+    """Paths of one run; the next run restores anything deleted below `root`."""
 
     root: Path
     kind: str | None = None
-    """In a run of several kinds, the kind whose training, speculator and evaluation are meant"""
+    """In a run of several kinds, the kind that training, speculator and evaluation paths are for"""
 
     def of_kind(self, kind: str) -> "RunDirectory":
         """The same run with the paths of one of its several kinds."""
@@ -65,7 +65,7 @@ class RunDirectory:
 
     @property
     def general(self) -> Path:
-        """Output of ingest for general traffic, if the recipe names any; laid out as `traffic`."""
+        """Output of ingest for general traffic, if any, laid out like `traffic`."""
         return self.traffic / "general"
 
     @property

@@ -28,9 +28,9 @@ from outrider.pipeline.stages.registry import stage_of
 def run_stages(
     run: RunDirectory, recipe: Recipe, wanted: Sequence[str], options: Options, console: Console
 ) -> Results:
-    """Brings the wanted stages up to date and returns their results by name.
+    """Brings the wanted stages up to date; returns their results by name.
 
-    Stops at the first stage that fails. After the export, deletes what `privacy.retention` names.
+    Stops at the first stage that fails. After the export, applies `privacy.retention`.
     """
 
     def say(sign: str, name: str, text: str) -> None:

@@ -28,7 +28,7 @@ Results = dict[str, dict[str, Any]]
 
 @dataclasses.dataclass(frozen=True)
 class Stage:
-    """One stage. Raise `version` when its code changes the output for equal inputs."""
+    """One stage; raise `version` when its code changes outputs for equal inputs."""
 
     name: str
     version: int

@@ -36,7 +36,7 @@ RESOLVED = "recipe.resolved.yaml"
 
 @dataclasses.dataclass(frozen=True)
 class LoadedRecipe:
-    """A checked recipe and its source files, the one that was named first."""
+    """A checked recipe and its source files; a file precedes its base."""
 
     recipe: Recipe
     files: tuple[Path, ...]
@@ -80,7 +80,7 @@ def _checked(
 
 
 def find_recipe(name: str, folder: Path | None = None) -> Path:
-    """Finds a recipe by path (first in `folder`), run directory or shipped name."""
+    """Finds a recipe by path (first in `folder`), run or shipped name."""
     given = Path(name).expanduser()
     if (given / RESOLVED).is_file():
         return given / RESOLVED
@@ -184,9 +184,9 @@ def _set(
 def _resolve_paths(
     values: dict[str, Any], folder: Path, only: tuple[str, ...] | None = None
 ) -> None:
-    """Makes relative paths of logs, key, answers, workloads, target and base speculator absolute.
+    """Makes the relative paths in a recipe absolute.
 
-    They are relative to the recipe's folder, else to the current directory.
+    They are relative to the recipe's folder, or else to the current directory.
     """
     for section, key, resolve in (
         ("traffic", "path", _traffic_path),

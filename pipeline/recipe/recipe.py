@@ -94,12 +94,12 @@ class AdaptConfig(BaseModel):
     consecutive round that did not ship. null: never."""
 
     max_gb: PositiveFloat = 200.0
-    """Largest disk space of the windows (text and hidden states), in gigabytes. Beyond it the
-    oldest are deleted first, and never the newest. Windows older than 30 days are deleted in
-    any case, and with `privacy.retention` other than `keep` as soon as their round has ended."""
+    """Maximum disk space of the windows (text and hidden states), in gigabytes. Beyond it the
+    oldest are deleted first, and never the newest. Windows older than 30 days are always deleted,
+    and unless `privacy.retention` is `keep`, all windows as soon as their round has ended."""
 
     gpu_hours_per_day: PositiveFloat | None = None
-    """Limit of the GPU-hours of capture, training and replay within 24 hours, on the GPUs of
+    """Maximum GPU-hours of capture, training and replay within 24 hours, on the GPUs of
     `serving.engine`. Beyond it new windows wait. null: no limit."""
 
     @model_validator(mode="after")
@@ -119,9 +119,8 @@ class ExportConfig(BaseModel):
 
     tolerance: float | None = Field(default=0.03, gt=0, lt=1)
     """Largest relative difference between the bundle's acceptance length and the evaluated one, on
-    the same prompts with greedy decoding. vLLM loads the bundle for this check, as an endpoint
-    would, before it is published. bf16 engines that batch differently decide near ties differently.
-    null: no check."""
+    the same prompts with greedy decoding, checked in vLLM before the bundle is published. bf16
+    engines that batch differently decide near ties differently. null: no check."""
 
     k_per_batch_size: bool = False
     """Whether the exported serve.sh drafts the best number of tokens for the current batch size
@@ -197,7 +196,7 @@ class Recipe(BaseModel):
     def _is_a_directory_name(cls, name: str) -> str:
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
             raise ValueError(
-                "it names a directory: use letters, digits, `.`, `_`, `-`; start with no sign"
+                "a directory name: letters, digits, `.`, `_`, `-`, starting with a letter or digit"
             )
         return name
 

@@ -24,7 +24,7 @@ from outrider.pipeline.stages.sources import (
 from outrider.pipeline.stages.train import TRAIN, train_on
 
 ROUND_WINDOWS = 4
-"""Largest number of sequences of a round, the latest ones, in multiples of `adapt.window`."""
+"""Maximum number of sequences of a round, the latest ones, in multiples of `adapt.window`."""
 
 OLDER_SHARE = 0.3
 """Share of a round's sequences from earlier rounds' traffic, so that it is not forgotten."""

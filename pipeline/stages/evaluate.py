@@ -45,7 +45,7 @@ def _evaluate(
 
 
 def _choose_kind(run: RunDirectory, recipe: Recipe, options: Options) -> dict[str, Any]:
-    """Ranks the trained kinds and n-gram lookup by exact replay and timed steps."""
+    """Ranks trained kinds and n-gram lookup by exact replay and timed steps."""
     from outrider.eval.choose_kind import choose_kind
 
     contexts, facts = {}, {}

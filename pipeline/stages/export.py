@@ -69,7 +69,7 @@ def _write(
 
 
 def _schedule(recipe: Recipe, evidence: dict[str, Any]) -> list[tuple[int, int, int]] | None:
-    """Rows (first batch size, last batch size, k) to serve with; None for a single k."""
+    """Rows (first batch size, last batch size, k); None for one k."""
     if not recipe.export.k_per_batch_size:
         return None
     ranges = evidence["k_per_batch_size"]
@@ -125,7 +125,7 @@ def _profile(run: RunDirectory, recipe: Recipe, results: Report) -> dict[str, An
 def _verify(
     run: RunDirectory, recipe: Recipe, bundle: Path, results: Report, tolerance: float
 ) -> dict[str, Any]:
-    """Compares the bundle's greedy acceptance in vLLM with the verification pass's."""
+    """Serves the bundle and compares its greedy acceptance with the evaluated one."""
     from outrider.data.sequences import load_sequences
     from outrider.eval.bench.prompts import evaluation_prompts
 

@@ -28,7 +28,7 @@ OTHER_STAGES: dict[str, Stage] = {
 
 
 def stages_of(recipe: Recipe) -> dict[str, Stage]:
-    """The stages of the recipe's run, with a training stage for each kind."""
+    """The stages of the recipe's run, with one training stage per kind."""
     if len(recipe.speculator.candidates) == 1:
         return STAGES
     trained = [train_of(kind) for kind in recipe.speculator.kinds]
@@ -40,7 +40,7 @@ def stages_of(recipe: Recipe) -> dict[str, Stage]:
 
 
 def stage_of(name: str, recipe: Recipe) -> Stage:
-    """Looks up a stage by name, in the recipe's run or in `OTHER_STAGES`."""
+    """Looks up a stage of the recipe's run or of `OTHER_STAGES`."""
     return OTHER_STAGES[name] if name in OTHER_STAGES else stages_of(recipe)[name]
 
 

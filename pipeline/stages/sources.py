@@ -14,12 +14,12 @@ from outrider.speculators.base import base_of, is_directory
 
 
 def section(values: BaseModel, leave_out: set[str] | None = None) -> dict[str, Any]:
-    """A section of the recipe as plain values, without the keys in `leave_out`."""
+    """A recipe section as plain values, without the keys in `leave_out`."""
     return values.model_dump(mode="json", exclude=leave_out or set())
 
 
 def target_digest(recipe: Recipe) -> dict[str, str]:
-    """Digest of the target: a local directory's content or a hub model's commit.
+    """Digest of the target: local directory's content or hub model's commit.
 
     A hub model's directory is named by the commit. Its content does not count, because more files
     may be downloaded later.
@@ -31,7 +31,7 @@ def target_digest(recipe: Recipe) -> dict[str, str]:
 
 
 def target_and_base_digests(recipe: Recipe) -> dict[str, str]:
-    """Digests of the target and, if the recipe names a directory, the base."""
+    """Digests of the target and, if it is a directory, the base."""
     digests = target_digest(recipe)
     base = recipe.speculator.base
     if is_directory(base):
@@ -50,7 +50,7 @@ def general_digests(recipe: Recipe) -> dict[str, str]:
 
 
 def log_digest(source: str) -> str:
-    """Digest of a log: the content of local files, or a URL's store metadata."""
+    """Digest of a log: content of local files, store metadata of URLs."""
     if "://" in source:
         return _remote_digest(source)
     if Path(source).exists():
@@ -87,7 +87,7 @@ def has_quarantine(run: RunDirectory) -> bool:
 
 
 def listed(paths: str | list[str] | None) -> list[str]:
-    """Returns the paths of a key as a list; the key may have none."""
+    """Returns a key's paths as a list; empty if it has none."""
     return [paths] if isinstance(paths, str) else paths or []
 
 
