@@ -107,7 +107,7 @@ def _with_attention(recipe: Recipe, target_config: Mapping[str, Any]) -> Recipe:
 
 
 def _unserved(recipe: Recipe, name: str, target_config: Mapping[str, Any], mla: bool) -> str | None:
-    """Why the engine cannot serve the kind with this `mla`, or None."""
+    """Why the engine cannot serve the kind; None if it can."""
     kind = trainable_kind(name)
     if refusal := runner_refusal(kind, recipe.serving.engine):
         return refusal
