@@ -1,1 +1,1 @@
-"""Publishing to a live endpoint, and following its traffic."""
+"""Deployment to a live endpoint, and adaptation to its traffic."""

@@ -5,13 +5,13 @@
         adapter.run(once=True)                        # until the log is used up
 
 New rows of the log are cut into windows (data/ingest/log_tail.py). Each window is captured, and the
-speculator in use and the base are replayed on it. When the one falls against the other or enough
-rows are new (adapt_policy.py), a round trains on from the speculator in use. The windows that
-arrive after the round's are its gate, with sessions of older windows that no round trains on.
-A round that wins is deployed; one that loses stays in rounds/ as evidence.
+speculator in use and the base are replayed on it. When the speculator in use falls against the base
+or enough rows are new (adapt_policy.py), a round continues its training. The gate measures the
+round on windows that arrive later, and on held-back sessions of older windows. A round that wins is
+deployed; one that loses stays in rounds/ as evidence.
 
     state_dir/journal.jsonl           every step, appended when it is done (state.py)
-    state_dir/adapt/windows/w000003/  traffic/ features/ replay/, first log/: a run directory
+    state_dir/adapt/windows/w000003/  log/, then traffic/ features/ replay/: a run directory
     state_dir/adapt/rounds/r0002/     round.json gate.json speculator/ bundle/: a run directory
 
 The next step follows from the journal, so a process that is killed repeats at most one step.
@@ -52,26 +52,26 @@ from outrider.speculators.base import base_of
 from outrider.speculators.kinds import kind_of
 
 MOST_BEHIND = 4
-"""Windows that may wait to be captured. Rows before them are passed over: where more arrives than
-can be captured, the newest traffic decides."""
+"""Largest number of windows that may wait for capture. Older rows are skipped: if more traffic
+arrives than can be captured, the newest is used."""
 
 POLL_S = 30.0
-"""Time between two looks at the log while there is nothing to do, in seconds."""
+"""Seconds between two checks of the log while there is nothing to do."""
 
 MOST_REFUSED = 3
-"""Windows in a row that may be refused. One more is an error: the log or the target is wrong."""
+"""Largest number of consecutive refused windows; one more raises the error of the last."""
 
 OLDER_WINDOWS = 20
-"""Most windows of earlier rounds that a gate measures."""
+"""Largest number of windows of earlier rounds that a gate measures."""
 
 KEPT_ROUNDS = 3
-"""Newest rounds that keep their weights. All keep their figures."""
+"""Number of newest rounds whose weights are kept. Figures of all rounds are kept."""
 
 FOLDER = "adapt"
-"""Below the endpoint's `state_dir`."""
+"""Folder in the endpoint's `state_dir`."""
 
 LOG = "log"
-"""Folder of a window with rows of the log, until they are sequences."""
+"""Folder in a window with its rows of the log, until they are ingested."""
 
 BASE = "base"
 """Name of the speculator in use before the first release."""
@@ -82,15 +82,15 @@ class Serving:
     """The speculator in use."""
 
     name: str
-    """Of its release, or `BASE`"""
+    """Name of its release, or `BASE`"""
     directory: Path
-    """Its weights; the target's own directory where it serves the target's own layer"""
+    """Directory of its weights; that of the target if it is the target's own layer"""
     k: int
     """Drafts per step"""
 
 
 def serving_of(endpoint: Endpoint) -> Serving:
-    """The release in use; before the first one, what a stable replica was started with."""
+    """The release in use; before the first one, a stable replica's speculator."""
     name = read_state(endpoint).serving
     if name is not None:
         release = Releases(endpoint.releases).get(name)
@@ -100,7 +100,7 @@ def serving_of(endpoint: Endpoint) -> Serving:
 
 
 class Adapter:
-    """The loop. `step` does one thing and returns whether there was one to do."""
+    """The adaptation loop; each `step` follows from the journal."""
 
     def __init__(
         self, loaded: LoadedRecipe, endpoint: Endpoint, journal: Journal, console: Console
@@ -112,7 +112,7 @@ class Adapter:
         self._step_began = 0.0
 
     def run(self, rounds: int | None = None, once: bool = False) -> None:
-        """Steps until `rounds` more rounds are settled, or, with `once`, nothing is left to do."""
+        """Steps until `rounds` more rounds are settled, or, if `once`, until idle."""
         before = self._settled()
         while rounds is None or self._settled() - before < rounds:
             if not self.step():
@@ -121,7 +121,7 @@ class Adapter:
                 self.wait(POLL_S)
 
     def step(self) -> bool:
-        """Does the next step; False if it has to wait for traffic or for the budget."""
+        """Does the next step; returns False to wait for traffic or budget."""
         self._step_began = time.monotonic()
         self._delete(self.journal.read())
         state = self.journal.read()
@@ -171,11 +171,11 @@ class Adapter:
             "window", window=number, rows=adapt.window, skipped=skipped, position=after
         )
         if skipped:
-            self._say(f"{skipped:,} rows passed over: more traffic than can be captured")
+            self._say(f"{skipped:,} rows skipped: more traffic than can be captured")
         return True
 
     def _watch(self, window: Window) -> None:
-        """Captures a window and replays the speculator in use, and the base, on it."""
+        """Captures a window and replays the serving speculator and the base."""
         (serving, followed), run = self._in_use(), self.window_run(window.n)
         traffic = followed.traffic.model_copy(
             update={"path": [str(run.root / LOG)], "general": None}
@@ -225,7 +225,7 @@ class Adapter:
         }
         run.root.mkdir(parents=True, exist_ok=True, mode=0o700)
         write_json(run.root / PLAN, plan)
-        # The first round checks trainer against engine (draft_parity_check.py).
+        # The first round compares trainer and engine (draft_parity_check.py).
         options = {"parity": pending.n == 1}
         try:
             result = self._run_stage(run, recipe, ADAPT_ROUND.name, options)
@@ -255,7 +255,7 @@ class Adapter:
         self._say(f"round {pending.n} {'ships' if ships else 'does not ship'}: {reason}")
 
     def _deploy(self, pending: Round) -> None:
-        """Deploys a round's bundle; while another process deploys, the next step tries again."""
+        """Deploys a round's bundle; retries in the next step if `Locked`."""
         try:
             outcome = self._outcome(self.round_run(pending.n).bundle)
         except Locked as busy:
@@ -266,7 +266,7 @@ class Adapter:
         self._say(f"round {pending.n}: {outcome}")
 
     def _outcome(self, bundle: Path) -> str | None:
-        """Of the bundle's deployment, which may have been interrupted after its verdict."""
+        """Deploys a bundle unless an interrupted deployment did; returns the outcome."""
         with controlled(self.endpoint, self._say) as controller:
             serving = controller.recover().serving
             if serving and controller.releases.get(serving).digest == bundle_digest(bundle):
@@ -274,10 +274,10 @@ class Adapter:
             return controller.deploy(bundle).outcome
 
     def _delete(self, state: State) -> None:
-        """Deletes windows by retention, age and size, and what settled rounds need no more."""
+        """Deletes surplus windows, and data that settled rounds no longer need."""
         pending = state.pending_round
         if pending is not None and not pending.trained:
-            return  # it reads its windows
+            return  # its training reads the windows
         sizes = {
             n: sum(
                 path.lstat().st_size
@@ -295,7 +295,7 @@ class Adapter:
             if window.deleted:
                 shutil.rmtree(run.root, ignore_errors=True)
             elif number < len(state.windows) or window.acceptance is not None:
-                shutil.rmtree(run.root / LOG, ignore_errors=True)  # its rows are sequences now
+                shutil.rmtree(run.root / LOG, ignore_errors=True)  # its rows are ingested
         for each in (each for each in state.rounds if each.settled):
             run = self.round_run(each.n)
             paths = [run.traffic, run.features, run.training]  # text, states and optimizer states
@@ -305,7 +305,7 @@ class Adapter:
                 shutil.rmtree(path, ignore_errors=True)
 
     def _in_use(self) -> tuple[Serving, Recipe]:
-        """The speculator in use, and the recipe that trains on from it, of its kind and K."""
+        """The speculator in use, and the recipe that continues its training."""
         serving, recipe = serving_of(self.endpoint), self.recipe
         is_own = serving.directory.resolve() == recipe.target.training_directory().resolve()
         speculator = recipe.speculator.of_kinds([kind_of(serving.directory).name])
@@ -315,9 +315,9 @@ class Adapter:
         return serving, recipe.model_copy(update={"speculator": speculator})
 
     def _base_to_watch(self, serving: Serving) -> Path | None:
-        """The base that the speculator in use is compared with, where it reads the same states.
+        """The base with which the speculator in use is compared.
 
-        None if the base itself is in use.
+        None if the base itself is in use, or is of another kind, which reads other states.
         """
         recipe = self.recipe
         base = base_of(recipe.speculator.base, recipe.target.training_directory()).directory
@@ -348,7 +348,7 @@ class Adapter:
 def adapting(
     loaded: LoadedRecipe, endpoint: Endpoint, console: Console | None = None
 ) -> Iterator[Adapter]:
-    """The loop with its lock held and its journal open; a second process gets an error."""
+    """Yields the loop, locked; raises `Locked` if another process runs it."""
     doing = "follows this traffic already; wait for it, or end it"
     with (
         Journal(endpoint.journal, listener=LiveMetrics(endpoint).publish) as journal,
@@ -359,7 +359,7 @@ def adapting(
 
 
 def _with_key(recipe: Recipe, path: Path) -> Recipe:
-    """The recipe with one key for all windows: of surrogates, and of users' digests."""
+    """The recipe with a privacy key that all windows share."""
     from outrider.data.privacy.guard import privacy_key
 
     if recipe.privacy.key_file is not None:
@@ -370,7 +370,7 @@ def _with_key(recipe: Recipe, path: Path) -> Recipe:
 
 
 def summary(adapter: Adapter) -> dict[str, Any]:
-    """The line for scripts."""
+    """Returns the summary that is printed as one line for scripts."""
     state = adapter.journal.read()
     last = state.usable[-1].acceptance if state.usable else None
     return {

@@ -5,10 +5,10 @@
     write_bundle(round_run, recipe, verdict)
 
 The gate compares the round's speculator with the one in use on windows that arrived after the
-training, without sessions and prompts that were trained on. Both are replayed on the same
-responses, and the interval of the ratio of their acceptance lengths is over sessions. It must lie
-above 1. On the sessions of older windows that no round trains on (rounds.py: held_back) it must lie
-above LEAST_OLDER, so that a round which forgets earlier traffic does not ship.
+training, excluding sessions and prompts that were trained on. Both are replayed on the same
+responses. The interval of the ratio of their acceptance lengths, over sessions, must lie above 1.
+On held-back sessions of older windows (rounds.py: held_back) it must lie above LEAST_OLDER, so that
+a round that forgets earlier traffic does not ship.
 """
 
 from collections.abc import Mapping, Sequence
@@ -35,11 +35,11 @@ from outrider.serving.bundle.bundle import export_bundle, speculation_profile
 from outrider.serving.speculator import Drafting, Speculator
 
 LEAST_OLDER = 0.97
-"""Of the speculator in use's acceptance length, on older traffic."""
+"""Minimum acceptance length on older traffic, relative to the speculator in use."""
 
 
 class GateVerdict(BaseModel):
-    """The gate's decision about a round, and what it rests on."""
+    """The gate's decision about a round, and the evidence for it."""
 
     ships: bool
     reason: str
@@ -49,15 +49,15 @@ class GateVerdict(BaseModel):
     sequences: int
     sessions: int
     base: ClusteredEstimate | None = None
-    """Acceptance length of the speculator in use; None if nothing was left to measure"""
+    """Acceptance length of the speculator in use; None without sequences to measure"""
     custom: ClusteredEstimate | None = None
-    """The same of the round's speculator"""
+    """Acceptance length of the round's speculator"""
     ratio: ClusteredEstimate | None = None
     """custom / base"""
     older: ClusteredEstimate | None = None
     """custom / base on held-back sessions of earlier rounds' windows; None if there are none"""
     cumulative: list[float] = []
-    """Share of steps that accept custom's drafts up to a position"""
+    """Share of steps that accept custom's drafts up to each position"""
     cumulative_ci95: list[tuple[float, float] | None] = []
     """95 % intervals of these shares"""
 
@@ -65,7 +65,7 @@ class GateVerdict(BaseModel):
 def replayed(
     window: RunDirectory, speculator_dir: Path, recipe: Recipe, only: Sequence[str] | None = None
 ) -> ReplaySums:
-    """The sums of a speculator on the usable sequences of a window, or `only` on these."""
+    """Replays a speculator on a window's usable sequences, or on `only`."""
     return in_child(_replay, window, speculator_dir, recipe, only)
 
 
@@ -87,7 +87,7 @@ def _replay(
 def watched(
     window: RunDirectory, serving_dir: Path, base_dir: Path | None, recipe: Recipe, k: int
 ) -> tuple[ClusteredEstimate, ClusteredEstimate | None]:
-    """The acceptance length of the speculator in use at k drafts, and that over the base's."""
+    """Measures the acceptance length at k drafts, and its ratio to base's."""
     sums = replayed(window, serving_dir, recipe)
     if base_dir is None:
         return compare(sums, sums, k)["custom"], None
@@ -103,13 +103,13 @@ def judge(
     recipe: Recipe,
     k: int,
 ) -> GateVerdict:
-    """Whether the speculator of the round `trained` replaces the one in use.
+    """Decides whether the round `trained` replaces the speculator in use.
 
-    `windows` arrived after the training; `older` are those of earlier rounds.
+    `windows` arrived after the training; `older` are windows of earlier rounds.
     """
 
     def measured(of: Mapping[RunDirectory, Sequence[str]], seen: Dataset) -> list[ReplaySums]:
-        """The sums of the speculator in use and of the round's, without what was seen."""
+        """Sums of the speculator in use and the round's, on unseen sequences."""
         table = load_sequences(
             [window.sequences for window in of], [name for ids in of.values() for name in ids]
         )
@@ -168,7 +168,7 @@ def _verdict(
 
 
 def write_bundle(run: RunDirectory, recipe: Recipe, verdict: GateVerdict) -> None:
-    """The bundle of a round that ships; its evidence is the gate's."""
+    """Writes the bundle of a round that ships, with the gate's evidence."""
     assert verdict.base is not None and verdict.custom is not None and verdict.ratio is not None
     evidence = {
         "k_per_batch_size": None,

@@ -3,15 +3,15 @@
     why = reason_to_train(state, release="4f1d0c2a9b77", policy=recipe.adapt)     # None: wait
 
 The speculator in use and the base are both replayed on every window, so traffic that becomes harder
-for both is no reason to train. Their ratio of acceptance lengths is compared between the last 1 to
-16 windows of a release and its windows before, by Student's t of the logs. Windows differ
-by more than their sessions do: the variance is that between windows. As long as a release has few,
-it is that of `PRIOR_WINDOWS` windows which differ by `PRIOR_SD` and by their sessions.
+for both is no reason to train. The ratio of their acceptance lengths in the last 1 to 16 windows of
+a release is compared with that in its earlier windows, by Student's t of the logs. Windows differ
+by more than their sessions explain, so the variance is that between windows. The prior counts as
+`PRIOR_WINDOWS` windows that differ by `PRIOR_SD` and by their sessions.
 
-A look after every window would find a fall sooner or later where there is none. So look j may be
-wrong with probability 0.05 / (j (j + 1)), which sums to 0.05 over all looks of a release.
+Looking after every window would sooner or later find a fall by chance. So look j may be wrong with
+probability 0.05 / (j (j + 1)), which sums to 0.05 over all looks of a release.
 
-Shapes: W windows, S splits of them into windows before and last ones.
+Shapes: W windows, S splits of them into earlier and last windows.
 """
 
 import math
@@ -28,27 +28,27 @@ from outrider.pipeline.recipe.recipe import AdaptConfig
 DAY_S = 24 * 3600.0
 
 MAX_AGE_S = 30 * DAY_S
-"""Windows are deleted after this time, in seconds."""
+"""Age at which windows are deleted, in seconds."""
 
 BACKOFF = 2.0
-"""`adapt.fresh`, and the rows that show a fall, grow by this factor after each lost round."""
+"""`adapt.fresh`, and the rows required after a fall, grow by this factor with each lost round."""
 
 LEVEL = 0.05
-"""Probability of a fall that is none, over all looks of a release."""
+"""Probability of a false alarm over all looks of a release."""
 
 MOST_LAST = 16
-"""Most last windows that are compared with those before."""
+"""Largest number of last windows that are compared with the earlier ones."""
 
 PRIOR_SD = 0.03
-"""Standard deviation of the log ratio between windows, besides that of its sessions."""
+"""Prior standard deviation of the log ratio between windows, in addition to that of sessions."""
 
 PRIOR_WINDOWS = 4
-"""Windows that the prior variance counts as."""
+"""Weight of the prior variance, as a number of windows."""
 
 
 @dataclass(frozen=True)
 class Fall:
-    """Custom over base on the last windows, over the same before; with a 95 % interval."""
+    """Custom / base, last windows relative to earlier ones; 95 % interval."""
 
     value: float
     low: float
@@ -56,13 +56,13 @@ class Fall:
     windows: int
     """Number of last windows"""
     shown: bool
-    """Whether the fall is beyond chance, and at least `adapt.min_drop`"""
+    """Whether the fall is significant and at least `adapt.min_drop`"""
 
 
 def reason_to_train(state: State, release: str, policy: AdaptConfig) -> str | None:
-    """Why a round should start now, in words; None to wait.
+    """Returns the reason to start a round now; None to wait.
 
-    While the base serves there is no ratio to watch: then `adapt.window` rows are enough where
+    While the base is in use, there is no ratio to watch: `adapt.window` rows are then enough if
     `adapt.fresh` is null.
     """
     if not state.fresh:
@@ -72,8 +72,8 @@ def reason_to_train(state: State, release: str, policy: AdaptConfig) -> str | No
     fall = newest_fall(state, release, policy.min_drop)
     if fall is not None and fall.shown and (not state.losses or rows >= policy.window * factor):
         return (
-            f"custom over base fell to {fall.value:.3f} [{fall.low:.3f}, {fall.high:.3f}] of what"
-            f" it was, on the last {fall.windows} windows"
+            f"custom over base fell to {fall.value:.3f} [{fall.low:.3f}, {fall.high:.3f}] of its"
+            f" earlier value, on the last {fall.windows} windows"
         )
     enough = policy.fresh
     if enough is None and state.usable[-1].ratio is None:
@@ -84,7 +84,7 @@ def reason_to_train(state: State, release: str, policy: AdaptConfig) -> str | No
 
 
 def newest_fall(state: State, release: str, min_drop: float) -> Fall | None:
-    """The most likely fall of a release's last windows; None if there is nothing to compare."""
+    """The most significant fall of the last windows; None without two windows."""
     ratios = [each.ratio for each in state.usable if each.release == release and each.ratio]
     count = len(ratios)
     if count < 2:
@@ -124,9 +124,9 @@ def within_budget(state: State, policy: AdaptConfig) -> bool:
 def surplus(
     state: State, sizes: Mapping[int, int], keep_older: bool, policy: AdaptConfig
 ) -> list[int]:
-    """Windows to delete: refused, too old, or beyond `adapt.max_gb`. Sizes are in bytes.
+    """Windows to delete: refused, too old, or beyond `adapt.max_gb`.
 
-    Beyond it the oldest go first, and never the newest one.
+    `sizes` are in bytes. Beyond the limit the oldest are deleted first, and never the newest.
     """
     alive = [window for window in state.windows.values() if window.settled and not window.deleted]
     kept = [

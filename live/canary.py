@@ -1,17 +1,17 @@
-"""The canary's test: shares of the traffic, step by step, until there is a verdict.
+"""The canary's test: rising shares of the traffic until there is a verdict.
 
     test = CanaryTest(fleet, router, new, old)
     test.measure_baseline()              # before the swap
     verdict = test.run()                 # promote or roll back, why, and by whom
 
 Replicas differ in speed, and the router keeps a user at one of them. So the canary's replicas are
-compared with the others first, all with the old release and at the fair share: with the requests
-that they have kept, and with new ones where those are too few.
+first compared with the others, all with the old release and at the fair share: on the requests that
+they have kept, and on new ones if those are too few.
 
 A step ends after `min_requests` requests of the canary and `min_seconds`. A canary never gets more
-than its fair share, above which it would be slower for its load. It can be promoted in the last
-step, at that share, and rolled back in any: by the judge, or, as `Decided`, by the replica's own
-watch, by a person, or because it does not answer or ends no request.
+than its fair share, because more load would slow it down. It can be promoted in the last step, at
+that share. It can be rolled back in any step: by the judge or because it finishes no request, or,
+raised as `Decided`, by the replica's watch, by an operator or because it does not answer.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ from outrider.live.state import Verdict
 from outrider.live.traffic import Traffic
 
 SILENCE_S = 5.0
-"""How long a canary may give no answer before it is rolled back, in seconds."""
+"""Seconds without an answer after which a canary is rolled back."""
 
 STALL_S, STALL_REQUESTS = 600.0, 20
 """A canary is rolled back if it finishes no request for STALL_S seconds in which, by the stable
@@ -33,7 +33,7 @@ replicas' rate, it should have finished STALL_REQUESTS: a hung engine still repo
 
 
 def fair_share(endpoint: Endpoint) -> float:
-    """Percent of the requests with which canary and stable replicas have the same load."""
+    """Percentage of requests that gives canary and stable replicas equal load."""
     return round(100 * len(endpoint.canary) / len(endpoint.replicas), 2)  # Envoy's resolution
 
 
@@ -77,7 +77,7 @@ class CanaryTest:
             self._clock.sleep(max(LOOK_S, 5 * (now - looked)))
 
     def run(self) -> Verdict:
-        """Goes through the steps; the canary's replicas have been swapped."""
+        """Runs all steps, once the canary's replicas have been swapped."""
         self._traffic.start_test(self._new, self._clock.time())
         fair = fair_share(self._endpoint)
         for share in (share for share in self._policy.shares if share < fair):
@@ -87,7 +87,7 @@ class CanaryTest:
         return self._step(fair, is_last=True)
 
     def _step(self, share: float, is_last: bool) -> Verdict:
-        """The verdict of a step; to wait where the next one may begin."""
+        """Runs a step; the verdict `wait` means that the next may begin."""
         self._share = share
         self._journal.append("share", percent=share)
         self._say(f"canary: {share:g} % of the requests")
@@ -104,7 +104,7 @@ class CanaryTest:
             self._on_verdict(verdict)
             self._report(f"canary: {len(canary)} requests, stable {len(stable)}; {verdict.reason}")
             now, count = self._clock.time(), len(canary)
-            pause = max(LOOK_S, 5 * (now - looked))  # many requests: fewer looks
+            pause = max(LOOK_S, 5 * (now - looked))  # look less often if it takes long
             if count > seen:
                 seen, alive_at, others = count, now, len(stable)
             enough = count - before >= self._policy.min_requests
@@ -128,9 +128,10 @@ class CanaryTest:
                 )
 
     def _collect(self, serving: str) -> Arms:
-        """All requests so far: stable, canary. `Decided` where something intervenes.
+        """Returns all requests so far: stable, canary.
 
-        `serving`: the release that the canary's replicas have to serve.
+        Raises `Decided` on an operator's request, and if a canary replica does not answer, drafts
+        wrongly, or does not serve the release `serving`.
         """
         deployment = self._journal.read().open
         if deployment is not None and deployment.request is not None:
@@ -155,7 +156,7 @@ class CanaryTest:
         return self._traffic.collect()
 
     def _report(self, line: str) -> None:
-        """Says it, at most every ten seconds."""
+        """Reports a line, at most every ten seconds."""
         if self._clock.time() - self._said_at >= 10:
             self._said_at = self._clock.time()
             self._say(line)

@@ -1,4 +1,4 @@
-"""The controller of a live endpoint: deploys a release, takes it back, survives being killed.
+"""The controller of a live endpoint: deploys, rolls back, and survives being killed.
 
     with controlled(load_endpoint("endpoints/resume.yaml")) as controller:
         controller.recover()                            # first, always
@@ -6,9 +6,8 @@
         deployment.outcome, deployment.verdict.reason
 
 Every change is in the journal before it is made (state.py lists the entries). `recover` reads the
-journal, asks the replicas what they serve, and brings all of them to one release: without a verdict
-the old one, after a verdict the one that it names. `recover` may itself be interrupted and started
-again.
+journal, reads the status of the replicas, and brings all of them to one release: the one that the
+verdict names, or the old one if there is no verdict. If `recover` is interrupted, run it again.
 """
 
 import contextlib
@@ -52,9 +51,9 @@ class Controller:
         clock: Any = time,
         on_verdict: Callable[[Verdict], None] = lambda verdict: None,
     ) -> None:
-        """`clock` has `time()` and `sleep(seconds)`, as the module has.
+        """`clock` has `time()` and `sleep(seconds)`, like the module `time`.
 
-        `on_verdict` gets each verdict of a canary's test, also those to wait.
+        `on_verdict` is called with each verdict of a canary's test, including `wait`.
         """
         self.endpoint, self.journal, self.say = endpoint, journal, say
         self.releases = Releases(endpoint.releases)
@@ -63,7 +62,7 @@ class Controller:
         self._on_verdict = on_verdict
 
     def recover(self) -> State:
-        """Brings every replica that answers to one release; the first thing after a start."""
+        """Brings every responding replica to one release; must be called first."""
         state = self.journal.read()
         if state.open is not None:
             self.say(f"deployment {state.open.id} was not finished")
@@ -80,10 +79,10 @@ class Controller:
         return self.journal.read()
 
     def deploy(self, bundle: Path, in_place: bool = False, source: str | None = None) -> Deployment:
-        """Copies and checks a bundle, tests it on the canary, and promotes it or rolls it back.
+        """Adds a bundle, tests it on the canary, promotes or rolls back.
 
-        `in_place`, or without a canary replica: the replicas are swapped one after another, and
-        only their watch decides. Raises an `OutriderError` if nothing was begun.
+        With `in_place`, or without canary replicas, the replicas are swapped one after another and
+        only their watches decide. Raises an `OutriderError` if the deployment cannot begin.
         """
         serving = self.adopted()
         new = self._checked(bundle, serving, source)
@@ -92,7 +91,7 @@ class Controller:
         return self._run(new, serving, "canary", None)
 
     def roll_back(self) -> Deployment:
-        """Goes back to the release before the one in use, on all replicas."""
+        """Rolls all replicas back to the previous release."""
         state = self.journal.read()
         if state.serving is None or state.previous is None:
             raise OutriderError(
@@ -104,7 +103,7 @@ class Controller:
         return self._run(state.previous, state.serving, "rollback", verdict)
 
     def promote(self) -> Deployment:
-        """Finishes a deployment whose controller has stopped, by promoting it."""
+        """Promotes and finishes a deployment whose controller has stopped."""
         if self.journal.read().open is None:
             raise OutriderError(
                 f"endpoint {self.endpoint.name}: no deployment is in progress, so there is nothing"
@@ -114,7 +113,7 @@ class Controller:
         return self._finish()
 
     def adopted(self) -> str:
-        """The release in use; before the first one, what the replicas serve becomes one."""
+        """Returns the release in use; if none, adopts the replicas' speculator."""
         if self.journal.read().serving is None:
             statuses = [self._sound(name) for name in self.fleet.replicas]
             found = sorted({str(Path(each.directory).resolve()) for each in statuses})
@@ -130,8 +129,8 @@ class Controller:
         return serving
 
     def _checked(self, bundle: Path, serving: str, source: str | None) -> str:
-        """Name of the bundle's new release, which every replica can load."""
-        self.releases.verified(serving)  # to go back to
+        """Adds the bundle as a release, after checks; returns the name."""
+        self.releases.verified(serving)  # a rollback needs it
         new = self.releases.add(bundle, source)
         if new.name == serving:
             raise OutriderError(f"{bundle}: release {new.name} is in use already")
@@ -161,7 +160,7 @@ class Controller:
         return self._finish()
 
     def _canary(self, new: Release, old: str) -> Verdict:
-        """The test of the new release on the canary replicas."""
+        """Tests the new release on the canary replicas."""
         self._share(fair_share(self.endpoint))
         test = CanaryTest(self.fleet, self.router, new.name, old, self._on_verdict)
         try:
@@ -195,7 +194,7 @@ class Controller:
             except OutriderError as error:  # refused, or the release is gone
                 self._decided(Verdict("roll_back", str(error)))
         if behind is None:
-            # Unwatched: the release served before, and there is none to take it back to.
+            # Unwatched: this release served before, and there is no other one to go back to.
             self._share(0)
             behind = self.fleet.bring(names, self.releases.verified(deployment.wanted))
         self._settle_share(behind)
@@ -216,7 +215,7 @@ class Controller:
         self._share(0 if is_behind else fair_share(self.endpoint))
 
     def _share(self, percent: float) -> None:
-        """Sets the canary's share; a router that is down gets it at the next start."""
+        """Sets the canary's share; only reports it if the router is down."""
         if not self.endpoint.canary:
             return
         try:
@@ -230,9 +229,9 @@ class Controller:
 
 @contextlib.contextmanager
 def controlled(endpoint: Endpoint, say: Say = lambda text: None) -> Iterator[Controller]:
-    """The controller of an endpoint, with its lock held and its journal open.
+    """Yields an endpoint's controller, with its lock held and its journal open.
 
-    `Locked` where another process deploys to it.
+    Raises `Locked` if another process deploys to the endpoint.
     """
     metrics = LiveMetrics(endpoint)
     with (
@@ -251,11 +250,11 @@ def controlled(endpoint: Endpoint, say: Say = lambda text: None) -> Iterator[Con
 def deploy_bundle(
     bundle: str | Path, endpoint: Endpoint, in_place: bool = False, say: Say = lambda text: None
 ) -> Deployment:
-    """Tests a bundle on the endpoint's canary and promotes it or rolls it back; blocks until then.
+    """Tests a bundle on the canary, then promotes it or rolls back.
 
-    `bundle` is a folder, or an address that `outrider export --to` wrote. A deployment that was
-    interrupted is finished first. An `OutriderError` means that nothing was begun (a bad bundle, a
-    replica that does not answer), or that a replica refuses to go back; then use `--recover`.
+    `bundle` is a folder, or an address that `outrider export --to` wrote. Blocks until the end; an
+    interrupted deployment is finished first. Raises an `OutriderError` if nothing was begun (bad
+    bundle, no answer from a replica) or if a replica refuses to go back; then use `--recover`.
     """
     source = pinned(bundle)
     with controlled(endpoint, say) as controller, local_bundle(source) as directory:
@@ -266,9 +265,9 @@ def deploy_bundle(
 def end_deployment(
     endpoint: Endpoint, action: Literal["promote", "roll_back"], say: Say = lambda text: None
 ) -> Deployment:
-    """`--promote` and `--rollback`: of the deployment in progress, else of the one in use.
+    """Promotes or rolls back the open deployment, or rolls back the last.
 
-    Where another process deploys, its journal gets a request, and its end is waited for.
+    If another process deploys, adds a request to the journal and waits for the deployment's end.
     """
     try:
         with controlled(endpoint, say) as controller:

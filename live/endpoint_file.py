@@ -37,7 +37,7 @@ Role = Literal["stable", "canary"]
 
 
 def _address(text: str, info: ValidationInfo) -> str:
-    """An address; relative paths of sockets are relative to `state_dir`, the context."""
+    """Validates an address; relative socket paths are relative to `state_dir`, the context."""
     if info.context is not None and text.startswith("unix:") and text != "unix:":
         text = f"unix:{info.context / Path(text.removeprefix('unix:')).expanduser()}"
     return str(Address.parse(text))
@@ -49,7 +49,7 @@ LocalAddress = Annotated[AnyAddress, AfterValidator(lambda text: str(Address.par
 
 
 class Section(BaseModel):
-    """A section of the file: unknown keys are errors, values do not change."""
+    """An immutable section of the file; unknown keys are errors."""
 
     model_config = ConfigDict(
         extra="forbid", frozen=True, allow_inf_nan=False, validate_default=True
@@ -74,7 +74,7 @@ class EndpointReplica(Section):
 
     @property
     def host(self) -> str:
-        """Its address in the router's log."""
+        """The replica's address in the router's log."""
         return self.data.removeprefix("unix:").removeprefix("http://")
 
 
@@ -85,7 +85,7 @@ class RouterSettings(Section):
     """Address for the customers' requests: `HOST:PORT` or `unix:PATH`."""
 
     sticky_header: str = Field(default="x-session-id", pattern=r"^[a-z0-9!#$&'*+.^_`|~-]+$")
-    """Requests with an equal value of this header go to the same replica as long as the share of
+    """Requests with the same value of this header go to the same replica as long as the share of
     the canary does not fall. In lower case."""
 
     @field_validator("sticky_header")
@@ -100,43 +100,44 @@ class CanaryPolicy(Section):
     """When a canary gets more requests, is promoted or is rolled back."""
 
     shares: list[float] = [5.0, 25.0, 100.0]
-    """Percent of the requests that the canary gets, step by step. The last one is 100: the stable
+    """Percentage of the requests that the canary gets in each step. The last one is 100: the stable
     replicas are then swapped one after another."""
 
     baseline_requests: int = Field(default=1000, ge=1)
-    """Requests of the canary, at its fair share and with the old release, before a swap. They show
-    how much faster or slower its replicas and users are, which the decision subtracts. Requests
-    that the replicas have kept count; others are waited for, for at most max_seconds."""
+    """Requests of the canary before a swap, at its fair share and with the old release. They show
+    how much faster or slower its replicas and users are; the decision corrects for that. Requests
+    that the replicas have kept count; the test waits for the others for at most max_seconds."""
 
     min_requests: int = Field(default=50, ge=1)
-    """Requests of the canary per step before a decision."""
+    """Minimum number of canary requests in a step before a decision."""
 
     min_seconds: float = Field(default=60.0, ge=0)
-    """Least time of a step, in seconds."""
+    """Minimum time of a step, in seconds."""
 
     max_seconds: float = Field(default=3600.0, gt=0)
-    """Longest time of a step, in seconds; an undecided canary is then rolled back."""
+    """Maximum time of a step, in seconds; an undecided canary is then rolled back."""
 
     margin: float = Field(default=0.03, gt=0, lt=1)
-    """A canary is promoted when its speed, in tokens/s per user, is shown to be above 1 - margin of
-    the stable one's."""
+    """A canary is promoted once its speed, in tokens/s per user, is shown to be above
+    (1 - margin) times that of the stable replicas."""
 
     max_error_rate: float = Field(default=0.01, ge=0, le=1)
-    """Largest share of failed requests of the canary. Three failures above it roll it back."""
+    """Largest share of failed canary requests. If it is exceeded with three or more failures, the
+    canary is rolled back."""
 
     max_p99_latency_ratio: float = Field(default=1.25, gt=0)
-    """Largest 99th percentile of the latency, relative to the stable requests', to promote."""
+    """Largest 99th percentile of the latency, relative to stable requests, for a promotion."""
 
     max_ttft_ratio: float = Field(default=1.2, gt=0)
-    """Largest median time to the first token, relative to the stable requests', to promote."""
+    """Largest median time to the first token, relative to stable requests, for a promotion."""
 
     min_acceptance_ratio: float = Field(default=0.95, gt=0)
-    """Least acceptance (tokens per step), relative to the stable requests', to promote. A replica's
-    watch takes a release back below this share of what its evidence predicts."""
+    """Minimum acceptance (tokens per step), relative to stable requests, for a promotion. A
+    replica's watch takes a release back below this share of the predicted acceptance."""
 
     watch_requests: int = Field(default=32, ge=0)
-    """Requests after a swap whose acceptance is compared with what the evidence predicts. A
-    swap that falls short is taken back by the replica. 0: no comparison."""
+    """Requests after a swap whose acceptance is compared with the prediction of the evidence. The
+    replica takes back a swap that falls short. 0: no comparison."""
 
     @field_validator("shares")
     @classmethod
@@ -148,22 +149,22 @@ class CanaryPolicy(Section):
 
 
 class ClusterSettings(Section):
-    """Where a cluster reads the models from and what runs there."""
+    """Sources of the models, and settings of the objects, in a cluster."""
 
     namespace: str = Field(default="default", pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")
     """Namespace of all objects."""
 
     model: str | None = Field(default=None, pattern=f"^{SOURCE}$")
-    """Where the pods read the target from: `hf://`, `s3://`, `gs://`, `oci://` or
+    """Address of the target for the pods: `hf://`, `s3://`, `gs://`, `oci://` or
     `pvc://CLAIM/PATH`. null: `hf://` and the bundle's `target.model`, at its revision."""
 
     speculator: str | None = Field(default=None, pattern=f"^{SOURCE}$")
-    """Where the pods read the new bundle from, in the same forms. null: the address that is given
-    to `outrider deploy`, if any."""
+    """Address of the new bundle for the pods, in the same forms. null: the address that is given to
+    `outrider deploy`, if any."""
 
     stable: str | None = Field(default=None, pattern=f"^({SOURCE}|own|none)$")
-    """What the stable group of KServe serves: the address of the bundle in use, `own` (the target's
-    own drafter) or `none` (no speculation). An Argo Rollout keeps what it serves."""
+    """Speculator of KServe's stable group: the address of the bundle in use, `own` (the target's
+    own drafter) or `none` (no speculation). An Argo Rollout keeps its current one."""
 
     image: str | None = None
     """Container image with vLLM. null: `vllm/vllm-openai` in the version of the evaluation."""
@@ -181,16 +182,16 @@ class ClusterSettings(Section):
     """Prometheus that an Argo Rollout's analysis reads."""
 
     verdict: Literal["limits", "controller"] = "limits"
-    """What promotes an Argo Rollout. `limits`: ratios of vLLM's metrics against the policy's fixed
-    limits, once per step. `controller`: the sequential test of an Outrider controller whose metrics
-    Prometheus reads (`outrider_canary_verdict`); the limits still abort."""
+    """Criterion that promotes an Argo Rollout. `limits`: ratios of vLLM's metrics against the fixed
+    limits of the policy, once per step. `controller`: the sequential test of an Outrider controller
+    whose metrics Prometheus reads (`outrider_canary_verdict`); the limits still abort."""
 
 
 class Endpoint(Section):
     """A live endpoint."""
 
     name: Name
-    """Name in the metrics. Default: the file's."""
+    """Name in the metrics. Default: the file name without suffix."""
 
     state_dir: Path
     """Folder of the journal, the releases and the router's files; only this user may read it."""
@@ -199,13 +200,13 @@ class Endpoint(Section):
     """The servers. At least one is `stable`."""
 
     router: RouterSettings = RouterSettings()
-    """The router."""
+    """Settings of the router."""
 
     policy: CanaryPolicy = CanaryPolicy()
-    """The policy."""
+    """Policy of the canary."""
 
     cluster: ClusterSettings = ClusterSettings()
-    """What `--manifest` needs to write the same canary for Kubernetes."""
+    """Settings for `--manifest`, which writes the same canary for Kubernetes."""
 
     @model_validator(mode="after")
     def _replicas_are_different(self) -> "Endpoint":
@@ -226,12 +227,12 @@ class Endpoint(Section):
 
     @property
     def access_log(self) -> Path:
-        """One line of JSON per request, without its query and its body."""
+        """The router's log: a JSON line per request, without query and body."""
         return self.state_dir / "access.log"
 
     @property
     def journal(self) -> Path:
-        """Every step of deployments and of adaptation."""
+        """Journal of every step of deployments and adaptation."""
         return self.state_dir / "journal.jsonl"
 
     @property
@@ -260,15 +261,15 @@ class Endpoint(Section):
         return self.state_dir / "releases"
 
     def admin_token(self) -> str:
-        """The token of the replicas' `admin`; creates it and `state_dir` if missing."""
+        """Returns the admin routes' token; creates it and `state_dir` if missing."""
         self.state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
         return admin_token(self.admin_token_file)
 
 
 def load_endpoint(name: str | Path, state_dir: Path | None = None) -> Endpoint:
-    """The endpoint in a file, or a shipped one by its name (`nano_r1`).
+    """Loads an endpoint from a file, or a shipped one (`nano_r1`).
 
-    `state_dir` replaces the file's. A mistake is an `OutriderError` with its place and the fix.
+    `state_dir` overrides the file's. Raises an `OutriderError` with a mistake's place and fix.
     """
     path = Path(name).expanduser()
     if not path.exists():

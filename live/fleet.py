@@ -3,11 +3,10 @@
     fleet = Fleet(endpoint, journal, releases)
     status = fleet.status("b")
     fleet.served_by(status)                         # a release's name; None: something else
-    fleet.swap("b", status, release, watched=True)  # journalled first
+    fleet.swap("b", status, release, watched=True)  # adds to the journal first
     behind = fleet.bring(["a", "b"], release)
 
-A server that was started again serves what its command names; its directory tells which release
-that is.
+A restarted server serves the directory that its command names, which identifies its release.
 """
 
 import time
@@ -30,14 +29,14 @@ from outrider.serving.admin.replica import (
 )
 
 PATIENCE_S = 30.0
-"""Seconds for which a replica that does not answer is retried before it is left behind."""
+"""Seconds for which an unresponsive replica is retried before it is left behind."""
 
 LOOK_S = 0.5
-"""Time between two looks, in seconds."""
+"""Seconds between two looks at the replicas."""
 
 
 class Decided(OutriderError):
-    """A verdict that interrupts: a watch's, a person's, or because of a failure."""
+    """A verdict that interrupts: by a watch, an operator, or a failure."""
 
     def __init__(self, verdict: Verdict) -> None:
         super().__init__(verdict.reason)
@@ -60,13 +59,13 @@ class Fleet:
         say: Callable[[str], None] = lambda text: None,
         clock: Any = time,
     ) -> None:
-        """`clock` has `time()` and `sleep(seconds)`, as the module has."""
+        """`clock` has `time()` and `sleep(seconds)`, like the module `time`."""
         self.replicas = replicas_of(endpoint)
         self.endpoint, self.journal, self.say, self.clock = endpoint, journal, say, clock
         self._releases = releases
 
     def status(self, name: str) -> ReplicaStatus | None:
-        """None if the replica does not answer, or answers that its engine is gone."""
+        """Status of a replica; None if it or its engine is unavailable."""
         try:
             return self.replicas[name].status()
         except OutriderError:
@@ -77,7 +76,7 @@ class Fleet:
         return served_by(status, self.journal.read(), self._releases)
 
     def swap(self, name: str, seen: ReplicaStatus, release: Release, watched: bool) -> None:
-        """Swaps one replica's speculator, journalled first.
+        """Swaps one replica's speculator, after adding the swap to the journal.
 
         `SwapRefused` leaves the old one in use; it is also raised if the replica no longer serves
         the one in its status `seen`. After `SwapFailed` and `ReplicaUnreachable`, the status of the
@@ -102,8 +101,8 @@ class Fleet:
     def bring(self, names: Iterable[str], release: Release) -> list[str]:
         """Makes the replicas serve `release`, one after another; returns those left behind.
 
-        One that serves it already is left alone. One that does not answer, refuses, took this
-        release back or is broken is left behind, and the others are swapped anyway.
+        A replica that serves it already is not swapped. A replica that does not answer, refuses,
+        took this release back or is broken is left behind, and the others are swapped anyway.
         """
         behind = []
         for name in names:
@@ -117,7 +116,7 @@ class Fleet:
         return behind
 
     def promote(self, names: Iterable[str], release: Release, tried: Collection[str]) -> list[str]:
-        """As `bring`, and waits for the verdict of each replica's watch.
+        """Like `bring`, but waits for the verdict of each replica's watch.
 
         Only replicas that do not answer are left behind. Raises `Decided` if an operator requests a
         rollback, a replica is broken, or a watch is undecided after `policy.max_seconds` or took
@@ -127,7 +126,7 @@ class Fleet:
         return [name for name in names if not self._bring_one(name, release, name in tried, True)]
 
     def _bring_one(self, name: str, release: Release, tried: bool, watched: bool) -> bool:
-        """False if the replica does not answer."""
+        """Makes a replica serve `release`; returns False if it does not answer."""
         failed: SwapFailed | None = None
         watch_ends: float | None = None
         deadline = self.clock.time() + PATIENCE_S
@@ -160,10 +159,10 @@ class Fleet:
                     self.swap(name, status, release, watched)
                     deadline = self.clock.time() + PATIENCE_S
                     continue
-                except SwapFailed as error:  # which one serves is in its status
+                except SwapFailed as error:  # its status shows the one in use
                     failed = error
                 except ReplicaUnreachable:
-                    pass  # looked at again
+                    pass  # try again
             self.clock.sleep(LOOK_S)
 
     def broken(self, name: str, status: ReplicaStatus) -> Decided:
@@ -171,7 +170,7 @@ class Fleet:
         return rolled_back(f"{name} drafts wrongly until it is started again: {status.broken}")
 
     def reverted(self, name: str, status: ReplicaStatus) -> Decided:
-        """The verdict of a replica that took its swap back; journalled."""
+        """Records that a replica took its swap back, and returns the verdict."""
         because = status.reverted_because
         self.journal.append("reverted", replica=name, release=status.reverted, reason=because)
         return rolled_back(f"{name} took release {status.reverted} back: {because}", "watch")

@@ -1,12 +1,12 @@
-"""The journal of a live endpoint: every change is on the disk before it is acted on.
+"""The journal of a live endpoint: records changes before they are made.
 
     journal = Journal(state_dir / "journal.jsonl")
     journal.append("swap", replica="b", release="4f1d0c2a9b77")    # returns once it is on the disk
     journal.read().serving
 
-A file of JSON lines that only grows; live/state.py lists the events. `append` locks the file, reads
+An append-only file of JSON lines; live/state.py lists the events. `append` locks the file, reads
 what other processes have appended, writes a line and syncs it. A process that is killed leaves at
-most a torn last line: readers leave it out, and the next writer cuts it off.
+most an incomplete last line: readers skip it, and the next writer cuts it off.
 """
 
 import fcntl
@@ -32,9 +32,9 @@ class Journal(AbstractContextManager["Journal"]):
         clock: Callable[[], float] = time.time,
         listener: Callable[[State], None] = lambda state: None,
     ) -> None:
-        """`listener` gets the state at first and after each of this process's entries.
+        """`listener` is called with the first state and after each `append`.
 
-        The folder is created privately; raises an `OutriderError` if others may use it.
+        The folder is created with mode 700; raises an `OutriderError` if other users have access.
         """
         self.path, self._clock, self._listener = Path(path), clock, listener
         folder = self.path.parent
@@ -45,14 +45,14 @@ class Journal(AbstractContextManager["Journal"]):
                 f" chmod 700 {folder}"
             )
         self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        sync(folder)  # the file's name
+        sync(folder)  # puts the file's name on the disk
         self.entries: list[Entry] = []
         """All entries that were read, the oldest first."""
         self._state, self._end = State(), 0
         listener(self.read())
 
     def read(self) -> State:
-        """The state after all entries, those of other processes included."""
+        """Returns the state after all entries, including those of other processes."""
         content = os.pread(self._file, os.fstat(self._file).st_size - self._end, self._end)
         entries, length = _parse(content, len(self.entries), self.path)
         for entry in entries:
@@ -62,16 +62,16 @@ class Journal(AbstractContextManager["Journal"]):
         return self._state
 
     def append(self, event: str, **facts: object) -> Entry:
-        """Adds an entry and returns it when it is on the disk.
+        """Adds an entry; returns it once it is on the disk.
 
-        On failure the journal is as it was; raises an `OutriderError` if the disk is full.
+        On failure the journal is unchanged; raises an `OutriderError` if the disk is full.
         """
         fcntl.flock(self._file, fcntl.LOCK_EX)
         try:
             self.read()
             values = {"at": self._clock(), "event": event, **facts}
             line = json.dumps(values, ensure_ascii=False, allow_nan=False).encode() + b"\n"
-            os.ftruncate(self._file, self._end)  # a torn line of a process that was killed
+            os.ftruncate(self._file, self._end)  # incomplete line of a killed process
             try:
                 self._write(line)
             except OSError as error:
@@ -99,12 +99,12 @@ class Journal(AbstractContextManager["Journal"]):
 
 
 def read_journal(path: Path) -> list[Entry]:
-    """The entries of a journal that another process may be writing; none where there is no file."""
+    """Reads a journal that another process may be writing; empty if missing."""
     return _parse(path.read_bytes(), 0, path)[0] if path.is_file() else []
 
 
 def read_state(endpoint: Endpoint) -> State:
-    """The state after all entries; needs no lock."""
+    """Reads the state after all entries; needs no lock."""
     state = State()
     for entry in read_journal(endpoint.journal):
         state.add(entry)
@@ -112,7 +112,7 @@ def read_state(endpoint: Endpoint) -> State:
 
 
 def _parse(content: bytes, known: int, path: Path) -> tuple[list[Entry], int]:
-    """The entries after the first `known` ones, and how many bytes they are."""
+    """Parses the lines after `known` entries; also returns their byte count."""
     entries: list[Entry] = []
     end = 0
     for number, line in enumerate(content.splitlines(keepends=True), known + 1):

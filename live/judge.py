@@ -1,19 +1,19 @@
-"""The canary's verdict: promote, roll back, or wait, at any time and as often as one looks.
+"""The canary's verdict: promote, roll back, or wait, valid at every look.
 
     verdict = decide(test, baseline, endpoint.policy, fair_since)
     verdict.action, verdict.reason
 
 Speed is compared once the canary has its fair share: all replicas then have the same load. It is
 tokens/s per user: tokens after the first over the time from the first to the last. Replicas and
-their users differ, so the canary's speed over stable's is divided by that of the baseline, when all
-served the old release. The bounds of this quotient, from sessions of both periods, hold at all
-looks together (common/anytime.py):
+their users differ, so the canary's speed over stable's is divided by the same ratio in the
+baseline, when all served the old release. The bounds of this quotient, from sessions of both
+periods, hold at all looks together (common/anytime.py):
 
-- a speculator that is slower by the margin is ever promoted with probability ALPHA at most;
-- one that is equal is ever rolled back for its speed with probability ALPHA at most.
+- a speculator that is slower by the margin is promoted with a probability of at most ALPHA;
+- an equally fast one is rolled back for its speed with a probability of at most ALPHA.
 
 Errors and latency have fixed limits. Too many errors roll back at once, at any share. Latency or
-acceptance beyond its limit holds a promotion, so the test ends undecided.
+acceptance beyond its limit blocks a promotion, so the test ends undecided.
 """
 
 import math
@@ -32,37 +32,37 @@ ALPHA = 0.05
 """Largest probability of a wrong promotion, and of a wrong rollback for speed."""
 
 LEAST_TOKENS = 8
-"""Completions with fewer tokens have no speed: their time is mostly that of one step."""
+"""Completions with fewer tokens are not timed: one step takes most of their time."""
 
 LEAST_SESSIONS = 5
-"""Sessions of each role from which speeds are compared: the bounds rest on their spread."""
+"""Minimum number of sessions per role to compare speeds: the bounds follow from their spread."""
 
 LEAST_FAILURES = 3
-"""Failed requests with which a canary is rolled back, if they are more than its limit."""
+"""Minimum number of failed requests to roll a canary back, if they also exceed its limit."""
 
 OF_STABLE = 2.0
-"""Failures may also be this many times as frequent as the stable ones', where both fail."""
+"""Failures are also allowed up to this multiple of the stable replicas' failure rate."""
 
 LEAST_TAIL_REQUESTS = 200
-"""Requests of each role from which a 99th percentile is compared."""
+"""Minimum number of requests per role to compare 99th percentiles."""
 
 
 Arms = tuple[Sequence[Observation], Sequence[Observation]]
-"""Requests of stable and of the canary's replicas."""
+"""Requests of the stable and of the canary replicas."""
 
 Requests = Sequence[tuple[Observation, LiveRequest]]
-"""Those that are compared, with their replica's counts."""
+"""Requests that are compared, with their replica's counts."""
 
 
 def decide(test: Arms, baseline: Arms, policy: CanaryPolicy, fair_since: float | None) -> Verdict:
-    """The verdict from all requests since the canary got its first share.
+    """Decides from all requests since the canary got its first share.
 
     `baseline`: requests of the same replicas at the fair share, all with the old release.
     `fair_since`: Unix time since which the canary has its fair share; None before.
 
-    Figures are ratios canary / stable, over those of the baseline: `speed` as [value, low, high],
-    `acceptance`, `ttft`, `latency_p99`; `replica`: the baseline's speed, canary / stable; counts:
-    `stable_requests`, `canary_requests`, `failures`. None if there is no figure.
+    Figures are canary / stable, divided by the same ratio in the baseline: `speed` as [value, low,
+    high], `acceptance`, `ttft`, `latency_p99`. `replica` is the baseline's speed, canary / stable.
+    Counts are `stable_requests`, `canary_requests`, `failures`. Unknown figures are None.
     """
     stable, canary = test
     failures = sum(each.failed for each in canary)
@@ -117,7 +117,7 @@ def _compared(requests: Sequence[Observation], since: float) -> Requests:
 
 
 def _sessions(requests: Requests) -> tuple[list[float], list[float]]:
-    """Tokens after the first, and seconds of decoding, of each session."""
+    """Tokens after the first, and seconds of decoding, for each session."""
     tokens: dict[str, float] = {}
     seconds: dict[str, float] = {}
     for each, live in requests:
@@ -130,7 +130,7 @@ def _sessions(requests: Requests) -> tuple[list[float], list[float]]:
 def _limits(
     test: tuple[Requests, Requests], baseline: tuple[Requests, Requests], policy: CanaryPolicy
 ) -> list[tuple[str, float | None, str, bool]]:
-    """Name, canary / stable over the baseline's, the policy's limit in words, and if it holds."""
+    """For each limit: name, ratio over the baseline's, text, whether it holds."""
     acceptance, ttft, tail = (
         _ratio(now, before) if before is not None else now
         for now, before in zip(_ratios(*test), _ratios(*baseline), strict=True)
@@ -145,14 +145,14 @@ def _limits(
 
 
 def _ratios(stable: Requests, canary: Requests) -> tuple[float | None, float | None, float | None]:
-    """Acceptance, median time to the first token and 99th percentile of the latency."""
+    """Canary / stable: acceptance, median TTFT and 99th percentile of the latency."""
     (s_length, s_ttft, s_tail), (c_length, c_ttft, c_tail) = map(_figures, (stable, canary))
     tail = _ratio(c_tail, s_tail) if min(len(stable), len(canary)) >= LEAST_TAIL_REQUESTS else None
     return _ratio(c_length, s_length), _ratio(c_ttft, s_ttft), tail
 
 
 def _figures(requests: Requests) -> tuple[float | None, float | None, float | None]:
-    """Tokens per step (1 + accepted / drafts), median TTFT and 99th percentile of the latency."""
+    """Tokens per step (1 + accepted / drafts), median TTFT, 99th-percentile latency."""
     drafts = sum(live.drafts for _, live in requests)
     length = 1 + sum(live.accepted for _, live in requests) / drafts if drafts else None
     times = [(live.ttft_s, each.latency_s) for each, live in requests if not each.failed]

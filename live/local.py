@@ -1,4 +1,4 @@
-"""An endpoint on this machine and its users, for a trial: all are children of this process.
+"""Runs an endpoint and its users on this machine, for a trial.
 
     with local_endpoint(load_endpoint("nano_r1"), "runs/march/bundle", say=print) as endpoint:
         with load(endpoint, read_prompts("nano_r1/resume_screening"), users=4) as outcomes:
@@ -7,10 +7,10 @@
 
 Each replica is started with the flags of the release's bundle.json, on a Unix socket and without
 vLLM's development mode, and gets its share of the cores. The first release is the target's own
-speculator, with the bundle's K. All processes end with this one, also after kill -9.
+speculator, with the bundle's K. All processes end with this one, even after kill -9.
 
-Users send streamed chats one after another. A request failed if it has no status 200, breaks off,
-or ends without the stream's last event.
+Users send streamed chats one after another. A request failed if its status is not 200, or if the
+stream has an error, breaks off, or ends without its last event.
 """
 
 import contextlib
@@ -46,7 +46,7 @@ from outrider.serving.serve_flags import bundle_command
 from outrider.serving.server import root_error
 
 START_S = 300.0
-"""Longest start of a server, in seconds."""
+"""Longest time that a server may take to start, in seconds."""
 
 REQUESTS_PER_SESSION = 2
 MAX_TOKENS = 160
@@ -60,7 +60,7 @@ _MOST_PROMPTS = 400
 def local_endpoint(
     endpoint: Endpoint, bundle: str | Path | None, say: Say = lambda text: None
 ) -> Iterator[Endpoint]:
-    """Starts replicas and router, and brings the replicas to the release in use."""
+    """Starts router and replicas, and brings these to the release in use."""
     replicas = replicas_of(endpoint)
     for name, replica in replicas.items():
         if replica.healthy():
@@ -76,7 +76,7 @@ def local_endpoint(
         for index, each in enumerate(endpoint.replicas):
             command, environment = replica_command(endpoint, each, release)
             share = cores[index :: len(endpoint.replicas)] or cores
-            environment["VLLM_CPU_OMP_THREADS_BIND"] = ",".join(map(str, share))  # none on a GPU
+            environment["VLLM_CPU_OMP_THREADS_BIND"] = ",".join(map(str, share))  # unused on GPUs
             log = endpoint.state_dir / f"{each.name}.log"
             started[each.name] = Child(command, log, each.name, environment)
             stack.callback(started[each.name].stop, _STOP_S)
@@ -91,7 +91,7 @@ def local_endpoint(
 
 @contextlib.contextmanager
 def running_router(endpoint: Endpoint) -> Iterator[Router]:
-    """Envoy, which takes requests until the context ends."""
+    """Runs Envoy until the context ends."""
     router = Router(endpoint)
     child = Child(router.prepare(), router.log_path, "Envoy", os.environ)
     try:
@@ -102,14 +102,14 @@ def running_router(endpoint: Endpoint) -> Iterator[Router]:
 
 
 def started_release(endpoint: Endpoint, bundle: str | Path | None) -> Release:
-    """The release in use, or else the target's own speculator as a first one, with the bundle's K.
+    """The release in use, else a first one: the target's own speculator.
 
-    Its target is the bundle's, or the embedded one.
+    Target and K of the first one are the bundle's. Without a bundle the target is the embedded one.
     """
     releases = Releases(endpoint.releases)
     if (serving := read_state(endpoint).serving) is not None:
         return releases.verified(serving)
-    target, k, method = TargetConfig(), 3, "greedy"  # where no bundle has others
+    target, k, method = TargetConfig(), 3, "greedy"  # defaults without a bundle
     if bundle is not None:
         with local_bundle(bundle) as directory:
             manifest = read_json(directory / MANIFEST)
@@ -122,7 +122,7 @@ def started_release(endpoint: Endpoint, bundle: str | Path | None) -> Release:
 def replica_command(
     endpoint: Endpoint, replica: EndpointReplica, release: Release
 ) -> tuple[list[str], dict[str, str]]:
-    """The command of one server, and its environment, without development mode."""
+    """Returns a server's command and its environment, without development mode."""
     command, variables = bundle_command(release.directory)
     address = Address.parse(replica.data)
     if address.path is not None:
@@ -143,9 +143,9 @@ def _answers(replica: Replica) -> bool:
 
 
 def read_prompts(log: str) -> list[dict[str, Any]]:
-    """Chats of a log: a path of JSON lines with `request.messages`, or shipped traffic's name.
+    """Reads chats from JSON lines with `request.messages`, or from shipped traffic.
 
-    The newest come first, since what a speculator was trained on is older.
+    The newest come first, because a speculator was trained on older ones.
     """
     path = Path(log).expanduser()
     path = path if path.exists() else EMBEDDED_TRAFFIC / f"{path.name}.jsonl.gz"
@@ -167,10 +167,10 @@ def read_prompts(log: str) -> list[dict[str, Any]]:
 def load(
     endpoint: Endpoint, bodies: Sequence[dict[str, Any]], users: int = 4
 ) -> Iterator[list[str]]:
-    """Users in threads, who send requests until the context ends and wait for their responses.
+    """Runs users in threads, which send requests until the context ends.
 
-    `bodies`: of /v1/chat/completions. Yields how each finished request failed, never with text of a
-    response; empty where it did not.
+    `bodies` are those of /v1/chat/completions. Yields a growing list with an entry for each
+    finished request: how it failed, without text of the response, or an empty string.
     """
     outcomes: list[str] = []
     numbers, ended = itertools.count(), threading.Event()
@@ -191,11 +191,11 @@ def load(
 
 
 def _request(endpoint: Endpoint, body: dict[str, Any], session: str) -> str:
-    """How a request failed; empty where it did not."""
+    """Sends a request; returns how it failed, or an empty string."""
     headers = {
         "Content-Type": "application/json",
         endpoint.router.sticky_header: session,
-        "Authorization": f"Bearer {os.environ.get('VLLM_API_KEY', '')}",  # the replicas' too
+        "Authorization": f"Bearer {os.environ.get('VLLM_API_KEY', '')}",  # the replicas' key
     }
     address = Address.parse(endpoint.router.listen)
     try:

@@ -2,8 +2,8 @@
 
     print(write_manifest("kserve", Path("runs/march/bundle"), load_endpoint("endpoints/r1.yaml")))
 
-Nothing is sent to a cluster. The endpoint's section `cluster` has the addresses of the models, and
-templates/kserve.yaml.j2 and templates/argo.yaml.j2 have the objects.
+Nothing is sent to a cluster. The addresses of the models come from the endpoint's section
+`cluster`, the objects from templates/kserve.yaml.j2 and templates/argo.yaml.j2.
 """
 
 from pathlib import Path
@@ -27,10 +27,10 @@ ManifestKind = Literal["kserve", "argo"]
 
 
 def write_manifest(kind: ManifestKind, bundle: str | Path, endpoint: Endpoint) -> str:
-    """The manifest's YAML: comments, then one document per object.
+    """Returns the manifest's YAML: comments, then one document per object.
 
     `bundle`: a folder or an address that `outrider export RUN --to` wrote; its files are checked
-    against bundle.json. A missing setting is an `OutriderError` that names its key.
+    against bundle.json. Raises an `OutriderError` that names the key of a missing setting.
     """
     place = pinned(bundle)
     with local_bundle(place) as directory:
@@ -94,10 +94,10 @@ def _additional(flags: ServeFlags) -> dict[str, str]:
 def _stable(
     stable: str | None, flags: ServeFlags, manifest: dict[str, Any]
 ) -> tuple[str | None, ServeFlags]:
-    """Address of the stable group's bundle, if it has one, and its flags.
+    """Address of the stable group's bundle, if any, and its flags.
 
-    `own`: at the k that the evaluation chose for the base. Another bundle: with the new one's k
-    and kind; a release of another k or kind needs the flags of its own serve.sh.
+    `own` uses the k that the evaluation chose for the base. Another bundle gets the flags of the
+    new one; if its k or kind differs, it needs those of its own serve.sh instead.
     """
     if stable is None:
         raise OutriderError(
@@ -123,7 +123,7 @@ def _hub_source(target: dict[str, Any], name: str | None) -> str:
     if name is None:
         raise OutriderError(
             f"cluster.model: null, but the bundle's target {target['model']!r} is not a hub id; set"
-            " it to where the pods read the target from, such as pvc://CLAIM/PATH"
+            " it to an address that the pods can read, such as pvc://CLAIM/PATH"
         )
     revision = f"@{target['revision']}" if target.get("revision") else ""
     return f"hf://{name}{revision}"

@@ -3,10 +3,10 @@
     metrics = LiveMetrics(endpoint)
     metrics.publish(journal.read())        # writes state_dir/metrics.prom
 
-The file is for node_exporter's textfile collector. Counts are the journal's, so they continue where
-an earlier process ended. Labels are names of replicas, releases and outcomes, never text of a
-request; vLLM has the metrics of requests. The dashboard in live/grafana/ and the manifests in
-live/templates/ read these names.
+The file is for node_exporter's textfile collector. Counts come from the journal, so they continue
+after a restart. Labels are names of replicas, releases and outcomes, never text of a request; vLLM
+exports the metrics of requests. The dashboard in live/grafana/ and the manifests in live/templates/
+use these names.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ VERDICTS = {"roll_back": -1, "wait": 0, "promote": 1}
 PHASES = {"wait": "canary", "promote": "promoting", "roll_back": "rolling_back"}
 
 METRICS = "metrics.prom"
-"""In `state_dir`."""
+"""File name in `state_dir`."""
 
 Kind = type[GaugeMetricFamily] | type[CounterMetricFamily]
 
@@ -36,7 +36,7 @@ def measures(
 ) -> list[tuple[Kind, str, str, list[str], Mapping[Any, float | None]]]:
     """All metrics, without the label `endpoint`; `verdict` is the canary's latest.
 
-    Kind, name, meaning, labels, and values by their labels; None if one is not known.
+    Each has a kind, a name, a help text, labels, and values by labels; None if a value is unknown.
     """
     gauge, count = GaugeMetricFamily, CounterMetricFamily
     phase = PHASES[state.open.verdict.action] if state.open is not None else "idle"
@@ -75,7 +75,7 @@ def measures(
 
 
 class LiveMetrics:
-    """The metrics of one endpoint in a text file."""
+    """Writes the metrics of one endpoint to a text file."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint, self._state, self._verdict = endpoint, State(), Verdict("wait", "")
@@ -83,7 +83,7 @@ class LiveMetrics:
         self._registry.register(self)
 
     def collect(self) -> Iterator[Metric]:
-        """All metrics, for the registry."""
+        """Yields all metrics, for the registry."""
         for kind, name, text, labels, values in measures(self._state, self._verdict):
             family = kind(f"outrider_{name}", text, labels=["endpoint", *labels])
             for key, value in values.items():
@@ -92,7 +92,7 @@ class LiveMetrics:
             yield family
 
     def publish(self, state: State | None = None, verdict: Verdict | None = None) -> None:
-        """Writes the file, with a new state of the journal or a canary's new decision."""
+        """Writes the file for a new journal state or canary verdict."""
         self._state, self._verdict = state or self._state, verdict or self._verdict
         # A full disk must not stop a rollback: the file is written again at the next change.
         with contextlib.suppress(OSError):

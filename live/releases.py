@@ -8,7 +8,7 @@
     releases/4f1d0c2a9b77/release.json    digest, address, when it was added
 
 A release is named by its digest (bundle_digest.py). The bundle may be changed or deleted once it
-has been added. The copy is hashed, so what is checked is what is kept.
+has been added. The copy is hashed, so the checked files are the ones that are kept.
 """
 
 import dataclasses
@@ -31,8 +31,8 @@ from outrider.serving.config import EngineConfig, TargetConfig
 _FACTS = "release.json"
 
 WATCH_LEVEL = 0.01
-"""Probability that a watch takes back a speculator that holds what its evidence promises. It comes
-on top of the canary's ALPHA, once for each replica."""
+"""Probability that a watch takes back a speculator that performs as its evidence predicts. It adds
+to the canary's ALPHA, once for each replica."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,9 +46,9 @@ class Release:
     added_at: float
     """Unix time in seconds."""
     directory: Path
-    """What replicas load."""
+    """The directory that replicas load."""
     manifest: dict[str, Any]
-    """bundle.json."""
+    """Content of bundle.json."""
 
     @property
     def kind(self) -> str:
@@ -68,11 +68,11 @@ class Releases:
     folder: Path
 
     def add(self, bundle: Path, source: str | None = None) -> Release:
-        """Copies a bundle, checking it, and returns its release; an equal one is kept as it is.
+        """Copies and checks a bundle; returns the new or equal release.
 
-        `source` is the address it came from, with the commit of a hub's repository.
+        `source` is the address that it came from, with the commit of a hub's repository.
 
-        An `OutriderError` names a file that is missing, differs from bundle.json, or is a link. A
+        Raises an `OutriderError` if a file is missing, differs from bundle.json, or is a link. A
         full disk leaves nothing behind.
         """
         digest = bundle_digest(bundle)
@@ -96,7 +96,7 @@ class Releases:
         return self.get(name)
 
     def get(self, name: str) -> Release:
-        """A release by its name; raises an `OutriderError` if it is gone or broken."""
+        """Returns a release by name; raises an `OutriderError` if it is gone."""
         folder = self.folder / name
         if not folder.is_dir():
             kept = ", ".join(each.name for each in self.all()) or "none"
@@ -111,7 +111,7 @@ class Releases:
         )
 
     def verified(self, name: str) -> Release:
-        """A release whose files have been compared with its digest."""
+        """Returns a release after comparing its files with its digest."""
         release = self.get(name)
         if bundle_digest(release.directory) != release.digest:
             raise OutriderError(
@@ -128,12 +128,12 @@ class Releases:
     def prune(self, keep: int, in_use: Collection[str]) -> None:
         """Deletes all but the last `keep` releases and those `in_use`.
 
-        Nobody may add one meanwhile: the controller has the endpoint's lock.
+        No release may be added meanwhile: the caller must hold the endpoint's lock.
         """
         for each in self.all()[:-keep]:
-            if each.name not in in_use:  # a half-deleted release has no name
+            if each.name not in in_use:  # hides a half-deleted release
                 (self.folder / each.name).rename(self.folder / f".{each.name}.old")
-        for left in self.folder.glob(".*"):  # and copies of a process that was killed
+        for left in self.folder.glob(".*"):  # also copies of killed processes
             shutil.rmtree(left, ignore_errors=True)
 
 
@@ -145,10 +145,10 @@ def first_release(
     engine: EngineConfig | None = None,
     sample_method: str = "greedy",
 ) -> Release:
-    """The release that the first rollback goes back to: what servers load from `directory`.
+    """Adds the speculator in `directory` as a release, for the first rollback.
 
-    A bundle as it is; of a plain directory, or of the target's own layer, one is made, without
-    evidence, that drafts `k` tokens per step.
+    A bundle is added as it is. For a plain directory or the target's own layer, a bundle without
+    evidence is written that drafts `k` tokens per step.
     """
     from outrider.serving.bundle.bundle import export_bundle
     from outrider.serving.speculator import Drafting, Speculator, served_base
@@ -164,7 +164,7 @@ def first_release(
     whole = trainable_kind_of(directory).native(read_json(directory / "config.json"))
     target, engine = target or TargetConfig(model=str(directory)), engine or EngineConfig()
     with tempfile.TemporaryDirectory(prefix="outrider-") as folder:
-        # Of a whole target's checkpoint only the layer is kept.
+        # If `directory` is the whole target, only its own layer is kept.
         speculator = served_base(directory, directory, Path(folder)) if whole else directory
         out = Path(folder) / "bundle"
         drafting = Drafting(Speculator.named(speculator), k, sample_method)
@@ -178,11 +178,11 @@ def release_name(digest: str) -> str:
 
 
 def watch_of(release: Release, policy: CanaryPolicy) -> Watch | None:
-    """Tokens per step below which a replica takes a swap back, if that is shown.
+    """Returns the watch that takes back a swap with too low acceptance.
 
-    The evaluated acceptance length, lowered by the uncertainty of its ratio to the base's (the
-    evidence itself has no interval) and by `policy.min_acceptance_ratio`: live traffic differs a
-    little from held-out traffic. None without evidence, or with `watch_requests: 0`.
+    The limit is the evaluated acceptance length, lowered by the uncertainty of its ratio to the
+    base's and by `policy.min_acceptance_ratio`, because live traffic differs a little from held-out
+    traffic. None without evidence, or with `watch_requests: 0`.
     """
     lengths = (release.manifest.get("evidence") or {}).get("acceptance_length") or {}
     length = lengths.get("custom")

@@ -1,4 +1,4 @@
-"""The router of a live endpoint: an Envoy process, by its administration.
+"""The router of a live endpoint: an Envoy process and its admin interface.
 
     router = Router(endpoint)
     router.set_canary_share(25)            # percent, from the next request on
@@ -22,7 +22,7 @@ from outrider.live.templates import render
 from outrider.serving.admin.address import Address
 
 POOLS = {"canary": "canary_host", "stable": "stable_host"}
-"""Cluster of the replicas with a role."""
+"""Name of Envoy's cluster for each role of replicas."""
 
 WHOLE = 10_000
 """Sum of the two weights: shares are in hundredths of a percent."""
@@ -31,7 +31,7 @@ RUNTIME_KEY = "speculator"
 
 
 class RouterUnavailable(OutriderError):
-    """The administration of the router does not answer."""
+    """The router's admin interface does not answer."""
 
 
 class Router:
@@ -44,9 +44,9 @@ class Router:
         self.log_path = endpoint.state_dir / "envoy.log"
 
     def prepare(self) -> list[str]:
-        """Envoy's command line, with its configuration and the files that it needs in place.
+        """Writes the configuration and returns Envoy's command line.
 
-        An `OutriderError` if Envoy is not installed, or runs for this endpoint already.
+        Raises an `OutriderError` if Envoy is not installed or already runs for this endpoint.
         """
         if self.ready():
             raise OutriderError(
@@ -67,13 +67,13 @@ class Router:
         for address in (self._admin, Address.parse(self._endpoint.router.listen)):
             if address.path is not None:
                 Path(address.path).unlink(missing_ok=True)
-        # Only this user may read the log: it has the sessions' names.
+        # Only this user may read the log: it contains the names of sessions.
         for path in (self._endpoint.access_log, self.log_path):
             path.touch(mode=0o600)
         return command
 
     def ready(self) -> bool:
-        """Whether Envoy takes requests."""
+        """Whether Envoy accepts requests."""
         try:
             self._call("GET", "/ready")
         except RouterUnavailable:
@@ -81,13 +81,13 @@ class Router:
         return True
 
     def set_canary_share(self, percent: float) -> None:
-        """Sends `percent` of the requests, or of the sessions, to the canary from now on."""
+        """Sends `percent` of requests, or of sessions, to the canary from now."""
         canary = round(percent * WHOLE / 100)
         words = f"{RUNTIME_KEY}.canary={canary}&{RUNTIME_KEY}.stable={WHOLE - canary}"
         self._call("POST", f"/runtime_modify?{words}")
 
     def share(self) -> float:
-        """Percent of the requests that the canary gets now."""
+        """Percentage of the requests that the canary gets now."""
         entries = self._call("GET", "/runtime?format=json")["entries"]
         return int(entries.get(f"{RUNTIME_KEY}.canary", {}).get("final_value") or 0) * 100 / WHOLE
 
@@ -107,7 +107,7 @@ class Router:
 
 
 def envoy_config(endpoint: Endpoint) -> str:
-    """The configuration as YAML."""
+    """Returns Envoy's configuration as YAML."""
     pools = [
         {
             "role": role,
@@ -140,7 +140,7 @@ def _address(text: str) -> dict[str, Any]:
 
 
 def envoy_binary() -> Path:
-    """Envoy's program: the one on PATH, or that of the extra `live`."""
+    """Path of Envoy's binary: on PATH, or from the extra `live`."""
     if (found := shutil.which("envoy")) is not None:
         return Path(found)
     try:
@@ -154,7 +154,7 @@ def envoy_binary() -> Path:
 
 
 def main() -> None:
-    """Becomes Envoy, for the endpoint whose file is the argument."""
+    """Replaces this process with Envoy, for the endpoint file in the argument."""
     try:
         if len(sys.argv) != 2:
             raise OutriderError("give the file of the endpoint")

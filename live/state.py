@@ -1,4 +1,4 @@
-"""What an endpoint's journal says: the release in use, the deployment in progress, adaptation.
+"""State of an endpoint, from its journal: releases, deployments, adaptation.
 
     state = read_state(endpoint)    # journal.py
     state.serving, state.open, state.usable[-1].acceptance
@@ -16,12 +16,12 @@
 | `end` | nothing | outcome: promoted or rolled_back; serving; behind: replicas left out |
 
 A deployment whose controller has stopped is rolled back if it has no verdict; else its last verdict
-is carried out. `adapt-speculator` writes each of its steps after it is done, so a process that was
-killed repeats at most one:
+is carried out. `adapt-speculator` records each step after it is done, so a process that was killed
+repeats at most one step:
 
 | event | facts |
 |---|---|
-| `start` | position: where reading of the log begins |
+| `start` | position at which reading of the log begins |
 | `window` | window, rows, skipped, position: a slice of the log was cut |
 | `watched` | window, release, acceptance, ratio, gpu_seconds: captured and replayed |
 | `refused_window` | window, reason, gpu_seconds |
@@ -54,20 +54,20 @@ class Entry:
     """Unix time in seconds."""
     event: str
     facts: dict[str, Any]
-    """What else is known about the event; never text of a customer."""
+    """Further facts about the event; never customer text."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What to do with a new release, why, and by whom."""
+    """The decision about a new release, its reason, and who made it."""
 
     action: Literal["wait", "promote", "roll_back"]
     reason: str
     """One line, without customers' text."""
     by: str = "controller"
-    """judge, watch, operator or controller."""
+    """Who decided: judge, watch, operator or controller."""
     figures: dict[str, Any] = field(default_factory=dict)
-    """The judge's (judge.py)."""
+    """The judge's figures (judge.py)."""
 
 
 @dataclass
@@ -82,9 +82,9 @@ class Deployment:
     mode: Mode
     began_at: float
     swapped: list[str] = field(default_factory=list)
-    """Replicas that were to get the new release."""
+    """Replicas whose swap to the new release has begun."""
     request: Verdict | None = None
-    """A person's, given in another process."""
+    """An operator's request, made in another process."""
     verdict: Verdict = Verdict("wait", "")
     ended_at: float | None = None
     outcome: Literal["promoted", "rolled_back"] | None = None
@@ -93,12 +93,12 @@ class Deployment:
 
     @property
     def wanted(self) -> str:
-        """The release that every replica has in the end."""
+        """The release that every replica should have in the end."""
         return self.new if self.verdict.action == "promote" else self.old
 
     @property
     def went_back(self) -> bool:
-        """Whether it ended with the older one of its two releases."""
+        """Whether it ended with the older of its two releases."""
         return self.outcome is not None and (
             (self.outcome == "rolled_back") != (self.mode == "rollback")
         )
@@ -113,13 +113,13 @@ class Window:
     at: float
     """When it was cut, Unix time in seconds."""
     settled: bool = False
-    """Captured and measured, or refused."""
+    """Whether it was captured and measured, or refused."""
     release: str = ""
     """The speculator in use when it was measured."""
     acceptance: ClusteredEstimate | None = None
-    """Its acceptance length; None before it was measured, and where the window was refused."""
+    """Acceptance length; None before the measurement, and if the window was refused."""
     ratio: ClusteredEstimate | None = None
-    """That over the base's on the same responses; None if the base serves."""
+    """Acceptance length over the base's on the same responses; None if the base is in use."""
     deleted: bool = False
 
 
@@ -143,30 +143,30 @@ class Round:
 
     @property
     def won(self) -> bool:
-        """Whether its speculator serves, or did."""
+        """Whether its speculator was promoted."""
         return self.outcome == PROMOTED
 
 
 @dataclass
 class State:
-    """An endpoint, as its journal has it."""
+    """State of an endpoint after the entries of its journal."""
 
     serving: str | None = None
     """Name of the release in use; None before the first deployment."""
     before: dict[str, str] = field(default_factory=dict)
-    """For each release the one that it replaced."""
+    """Maps each release to the one that it replaced."""
     started_with: dict[str, str] = field(default_factory=dict)
-    """Directories that servers were started with, and the releases with the same speculator."""
+    """Maps directories that servers were started with to releases of the same speculator."""
     share: float | None = None
-    """The canary's share that was set last, in percent."""
+    """The canary's share as last set, in percent."""
     steady_since: float = 0.0
-    """Unix time in seconds since which neither a share nor a speculator was changed."""
+    """Unix time in seconds of the last change of a share or a speculator."""
     open: Deployment | None = None
     """The deployment in progress."""
     last: Deployment | None = None
-    """The last one that ended."""
+    """The last deployment that ended."""
     counts: Counter[str] = field(default_factory=Counter)
-    """Deployments that were promoted or rolled_back."""
+    """Number of deployments by outcome: promoted, rolled_back."""
     served: dict[str, str] = field(default_factory=dict)
     """The release that each replica got last."""
     position: dict[str, int] | None = None
@@ -177,7 +177,7 @@ class State:
     """(Unix time, GPU-seconds of capture, training or replay that ended then)"""
 
     def add(self, entry: Entry) -> None:
-        """Follows one entry."""
+        """Applies one entry."""
         facts = entry.facts
         if gpu_seconds := facts.get("gpu_seconds"):
             self.spent.append((entry.at, gpu_seconds))
@@ -238,7 +238,7 @@ class State:
 
     @property
     def previous(self) -> str | None:
-        """What a rollback goes back to."""
+        """The release that a rollback goes back to."""
         return self.before.get(self.serving) if self.serving else None
 
     @property
@@ -261,12 +261,12 @@ class State:
 
     @property
     def last_trained(self) -> int:
-        """The newest window that a round began with; 0 before the first round."""
+        """Number of the newest window of any round; 0 without rounds."""
         return max((max(each.newer) for each in self.rounds), default=0)
 
     @property
     def fresh(self) -> list[Window]:
-        """Windows to train on or to measure a round with: since the last round began."""
+        """Windows since the last round began, for its gate or for training."""
         return [each for each in self.usable if each.n > self.last_trained and not each.deleted]
 
     @property
@@ -276,7 +276,7 @@ class State:
 
     @property
     def losses(self) -> int:
-        """Settled rounds in a row, up to now, that did not ship."""
+        """Number of consecutive settled rounds, up to now, that did not ship."""
         count = 0
         for each in reversed(self.rounds):
             if each.won:

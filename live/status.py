@@ -1,4 +1,4 @@
-"""What an endpoint serves: its journal, its replicas and its router, in a few lines or as JSON.
+"""Status of an endpoint, from journal, replicas and router: text or JSON.
 
     status = endpoint_status(endpoint)
     print("\\n".join(status_lines(status)))
@@ -23,7 +23,7 @@ from outrider.serving.admin.replica import Replica
 
 
 def endpoint_status(endpoint: Endpoint) -> dict[str, Any]:
-    """Everything that is known, as values for JSON."""
+    """Returns the status as values for JSON."""
     state, releases = read_state(endpoint), Releases(endpoint.releases)
     found = {
         name: _replica(replica, state, releases) for name, replica in replicas_of(endpoint).items()
@@ -51,7 +51,7 @@ def endpoint_status(endpoint: Endpoint) -> dict[str, Any]:
 
 
 def status_lines(status: Mapping[str, Any]) -> list[str]:
-    """The status for a person."""
+    """Formats the status as readable lines."""
     lines = [
         f"{status['endpoint']}: release {status['serving'] or '(none deployed yet)'}"
         + (" everywhere" if status["everywhere"] else "")

@@ -1,14 +1,14 @@
-"""The requests of a canary's test, from the router's log and the replicas' counts. No text.
+"""Requests of a canary's test, without text: router log and replica counts.
 
     traffic = Traffic(endpoint, fleet, old, began)
     baseline = traffic.collect()            # all so far: stable, canary
     traffic.start_test(new, clock.time())
     stable, canary = traffic.collect()      # those of the test
 
-Left out are requests that began before `began`, and those that another release than the role's
-drafted a part of. A replica with the speculator that it was started with reports no release: its
-requests count while that is the role's. Starts differ in speed: where a replica is started again,
-the baseline begins again, and in the test it counts no more. A session's name is read as its hash.
+Requests that began before `began` are left out, and so are those drafted in part by a release other
+than the role's. A replica that still has its initial speculator reports no release: its requests
+count if that is the role's release. Speed differs between starts, so a replica's restart begins the
+baseline again, and a replica that restarts in the test no longer counts. Session names are hashed.
 """
 
 import contextlib
@@ -26,15 +26,15 @@ from outrider.live.fleet import Fleet
 from outrider.serving.admin.replica import LiveRequest
 
 _MOST_BYTES = 16 << 20
-"""Of the log, read of what was written before."""
+"""Maximum number of bytes that are read from the end of the existing log."""
 
 _FAILURES = {"UC", "UF", "UH", "UR", "LR", "UT", "SI", "UPE"}
-"""Envoy's response flags of requests that the endpoint failed. DC is a client that disconnected."""
+"""Envoy's response flags of failed requests; DC, a client that disconnected, is not a failure."""
 
 
 @dataclass(frozen=True)
 class Observation:
-    """One request: what the router measured, and what its replica counted."""
+    """One request: the router's measurements and its replica's counts."""
 
     session: str
     """Requests of one session are not independent. The request's id if it has no session."""
@@ -43,17 +43,17 @@ class Observation:
     latency_s: float
     """Seconds from arrival at the router to the last byte."""
     failed: bool
-    """The replica that its share selected did not answer it in full, even if another one did."""
+    """Whether the role that its share selected did not answer in full, even if the other did."""
     live: LiveRequest | None = None
-    """Its replica's counts; None if a swap fell into it, or it ended early: then it counts for
-    nothing but failures."""
+    """Its replica's counts; None if a swap happened during the request or it ended early: then it
+    counts only for failures."""
 
 
 class Traffic:
-    """Finished requests: those of the baseline, and then those of the test."""
+    """Finished requests, first of the baseline, then of the test."""
 
     def __init__(self, endpoint: Endpoint, fleet: Fleet, old: str, began: float) -> None:
-        """`old`: the release that all serve. `began`: Unix time in seconds; it may be long ago."""
+        """`old`: the release of all replicas. `began`: Unix time in seconds."""
         self._endpoint, self._fleet, self._began = endpoint, fleet, began
         self._wanted = {each.name: old for each in endpoint.replicas}
         self._roles = {each.host: each.role for each in endpoint.replicas}
@@ -62,16 +62,16 @@ class Traffic:
         with contextlib.suppress(FileNotFoundError):
             self._offset = max(0, endpoint.access_log.stat().st_size - _MOST_BYTES)
         self._testing = False
-        self._lost: set[str] = set()  # replicas that were started again in the test
+        self._lost: set[str] = set()  # replicas that restarted in the test
         self._finished: list[LiveRequest] = []
         self._routed: list[dict[str, Any]] = []
 
     def collect(self) -> tuple[list[Observation], list[Observation]]:
-        """All observations so far: stable, canary."""
+        """Reads new requests; returns all observations so far: stable, canary."""
         for name in self._fleet.replicas:
             try:
                 self._finished += self._read(name)
-            except OutriderError:  # the controller looks at its status
+            except OutriderError:  # CanaryTest handles a replica that does not answer
                 continue
         routed, self._offset = read_log(self._endpoint.access_log, self._offset)
         self._routed += routed
@@ -79,24 +79,24 @@ class Traffic:
         return observations(self._routed, self._finished, self._roles)
 
     def start_test(self, new: str, began: float) -> None:
-        """From now on: requests since `began`, those of the canary's replicas with `new`."""
+        """Starts over with requests since `began`; the canary must serve `new`."""
         self._began, self._finished, self._routed, self._testing = began, [], [], True
         self._wanted |= {each.name: new for each in self._endpoint.canary}
 
     def _read(self, name: str) -> list[LiveRequest]:
         replica, seen = self._fleet.replicas[name], self._after.get(name, 0)
         finished, after = replica.requests(seen)
-        if after < seen:  # started again
+        if after < seen:  # the replica restarted
             if self._testing:
                 self._lost.add(name)
             finished, after = replica.requests(0)
             seen = 0
         if seen == 0 and finished and not self._testing:
-            # Replicas keep their last requests: what only some have kept was under other load.
+            # Replicas keep only their last requests: begin when all have some, under equal load.
             self._began = max(self._began, finished[0].finished_at - finished[0].e2e_s)
         status = replica.status()
         self._after[name] = after
-        # Requests without a release had the speculator that the server was started with.
+        # Requests without a release used the speculator that the server was started with.
         started_with = self._fleet.served_by(status) if status.version is None else None
         return [
             each
@@ -109,9 +109,9 @@ class Traffic:
 
 
 def read_log(path: Path, offset: int) -> tuple[list[dict[str, Any]], int]:
-    """Complete lines of the router's log from byte `offset`, and the offset of the next one.
+    """Returns the log's complete lines from byte `offset`, and the next offset.
 
-    templates/envoy.yaml.j2 has the fields. An offset past the end (the log was rotated) counts
+    templates/envoy.yaml.j2 defines the fields. An offset past the end (the log was rotated) counts
     as 0.
     """
     try:
@@ -125,7 +125,7 @@ def read_log(path: Path, offset: int) -> tuple[list[dict[str, Any]], int]:
     complete = data[: data.rfind(b"\n") + 1]
     rows = []
     for line in complete.splitlines():
-        with contextlib.suppress(ValueError):  # torn by an Envoy that was killed
+        with contextlib.suppress(ValueError):  # incomplete, from an Envoy that was killed
             rows.append(json.loads(line))
     return rows, offset + len(complete)
 
@@ -133,13 +133,13 @@ def read_log(path: Path, offset: int) -> tuple[list[dict[str, Any]], int]:
 def observations(
     routed: Sequence[Mapping[str, Any]], finished: Sequence[LiveRequest], roles: Mapping[str, Role]
 ) -> tuple[list[Observation], list[Observation]]:
-    """The requests of stable and of canary, from the router's log and all replicas' counts.
+    """Joins the router's log and the replicas' counts; returns stable, canary.
 
-    `roles`: a replica's address, as Envoy writes it, to its role. A request belongs to the role
-    that its share selected. Requests that have not arrived in both are left out until they have,
-    except failures; so are other paths than generation, which replicas do not report.
+    `roles` maps replica addresses, as Envoy writes them, to roles. A request belongs to the role
+    that its share selected. Except for failures, a request counts only once it is in both sources.
+    Requests to paths without generation never count, because replicas do not report them.
     """
-    # A request that was repeated on another replica was aborted, or failed, on the first one.
+    # Successes last, so that they win: a retried request was aborted, or failed, at first.
     by_end = sorted(finished, key=lambda each: not each.aborted and not each.failed)
     by_id = {_key(each.request_id): each for each in by_end}
     arms: dict[Role, list[Observation]] = {"stable": [], "canary": []}
@@ -161,7 +161,7 @@ def observations(
 
 
 def _failed(row: Mapping[str, Any]) -> bool:
-    """Whether the endpoint failed a request: a replica's error, or a response that broke off."""
+    """Whether a request failed: a server error or an incomplete response."""
     flags = (row["flags"] or "").split(",")
     return int(row["status"] or 0) >= 500 or not _FAILURES.isdisjoint(flags)
 
@@ -170,6 +170,6 @@ _UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
 def _key(request_id: str) -> str:
-    """The router's id within vLLM's (`chatcmpl-` and the id, or `cmpl-`, the id and `-0`)."""
+    """Extracts the router's id from vLLM's (`chatcmpl-ID` or `cmpl-ID-0`)."""
     found = _UUID.search(request_id)
     return found.group() if found else request_id

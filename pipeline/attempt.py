@@ -1,10 +1,10 @@
-"""One attempt at a run: its recipe checked, its directory locked, stages run in it.
+"""One attempt at a run: checks its recipe, locks its directory, runs stages.
 
     loaded, run = open_run("resume_screening.yaml", ("training.epochs=3",), Path("runs"))
     with attempt(loaded, run) as go:
         results = go(["ingest", "split"], {})
 
-Imports are inside the functions here and in the commands: `--help` needs none of them.
+Imports are inside the functions, here and in the commands, because `--help` needs none of them.
 """
 
 import contextlib
@@ -41,9 +41,10 @@ def open_run(
     dry_run: bool = False,
     serve_command: str | None = None,
 ) -> tuple["LoadedRecipe", "RunDirectory"]:
-    """The checked recipe and its run directory; `serve_command` fills the recipe's engine.
+    """Returns the checked recipe and its run directory.
 
     `recipe` is a file, a shipped name, or a run directory, whose own recipe is read.
+    `serve_command` fills in the recipe's engine.
     """
     from rich.console import Console
 
@@ -76,7 +77,7 @@ def open_run(
 def attempt(
     loaded: "LoadedRecipe", run: "RunDirectory"
 ) -> Iterator["Callable[[list[str], Options], Results]"]:
-    """Locks the run directory, starts an attempt and yields a function that runs stages in it."""
+    """Locks the run, starts an attempt, and yields a function running stages."""
     from rich.console import Console
 
     from outrider.pipeline.run_stages import run_stages
@@ -89,7 +90,7 @@ def attempt(
 def train_run(
     loaded: "LoadedRecipe", run: "RunDirectory", wanted: list[str], force: bool
 ) -> "Results":
-    """Runs the wanted stages; exports what may ship, or with `force` anything."""
+    """Runs the wanted stages; without `force`, exports only what may ship."""
     from outrider.eval.config import SHIP
 
     options = {"force": force}
@@ -104,7 +105,7 @@ def train_run(
 def evaluate_run(
     loaded: "LoadedRecipe", run: "RunDirectory", speculator: str | None = None
 ) -> "Results":
-    """Measures the speculator that the run trained, or another: a directory, `ngram` or `none`."""
+    """Evaluates the run's speculator, or another: a directory, `ngram` or `none`."""
     from outrider.pipeline.stages.registry import stages_of
 
     stages, options = ["ingest", "split", "capture", "evaluate_other"], {}
@@ -117,7 +118,7 @@ def evaluate_run(
 
 
 def export_run(loaded: "LoadedRecipe", run: "RunDirectory", to: str, force: bool) -> "Results":
-    """Brings the bundle up to date and copies it to a directory or an address."""
+    """Updates the bundle and copies it to a directory or an address."""
     from outrider.data.formats.sources import answering
     from outrider.serving.bundle.bundle_places import put_bundle
 
@@ -129,7 +130,7 @@ def export_run(loaded: "LoadedRecipe", run: "RunDirectory", to: str, force: bool
 
 
 def _named_speculator(name: str, recipe: "Recipe") -> "Options":
-    """The speculator that `--speculator` names, checked against the target before anything runs."""
+    """Resolves `--speculator` and checks it against the target before anything runs."""
     from outrider.common.fingerprint import path_digest
     from outrider.serving.bundle.bundle_digest import MANIFEST, bundle_digest
     from outrider.serving.speculator import Speculator
@@ -139,7 +140,7 @@ def _named_speculator(name: str, recipe: "Recipe") -> "Options":
     if (directory := found.directory) is None:
         return {"speculator": found.kind, "weights": None}
     if (directory / MANIFEST).exists():
-        bundle_digest(directory)  # its files are those that it lists
+        bundle_digest(directory)  # checks its files against its list
     check_speculator(directory, recipe.target.training_directory())
     return {"speculator": str(directory.resolve()), "weights": path_digest(directory)}
 
@@ -156,7 +157,7 @@ def print_summary(
     judged: str = "evaluate",
     bundle: str | None = None,
 ) -> int:
-    """Prints the JSON object of a run and returns the exit status of its verdict."""
+    """Prints a run's JSON summary and returns its verdict's exit status."""
     from outrider.eval.config import EXIT_CODES
 
     found = results.get(judged) or (run.result_of(judged) if "export" in results else {})

@@ -1,9 +1,9 @@
-"""Draft parity of the base before training: the trainer drafts what the serving engine drafts.
+"""Draft parity before training: trainer and engine must draft the same tokens.
 
     check_warm_start(run, recipe, validation_ids)
 
-Without parity, training would improve a model that nobody serves, with losses that look as good as
-ever. A failure raises an `OutriderError` with the usual causes, or warns (`training.parity`).
+Without parity, training would improve a model that nobody serves, although its losses look normal.
+A failure raises an `OutriderError` with the usual causes, or warns (`training.parity`).
 """
 
 import itertools
@@ -24,11 +24,11 @@ FILE = "draft_parity.json"
 
 
 def check_warm_start(run: RunDirectory, recipe: Recipe, sequence_ids: Sequence[str]) -> None:
-    """Compares trainer and engine on prompts of the validation part, once a run."""
+    """Compares trainer and engine on validation prompts, once per run."""
     from outrider.eval.replay.draft_parity import engine_parity
 
     base = served_base_of(run, recipe)
-    # From scratch, the evaluation compares replay with the engine's steps.
+    # Without a warm start, only the evaluation compares replay with the engine's steps.
     if base.directory is None or not base.trainable or base.kind != recipe.speculator.only_kind:
         return
     directory, parity = base.directory, ParityConfig()
@@ -57,14 +57,14 @@ def check_warm_start(run: RunDirectory, recipe: Recipe, sequence_ids: Sequence[s
         raise OutriderError(
             "training.parity = strict: the base speculator drafts differently in trainer and"
             f" engine, before any update: {why}. Check that target.model and speculator.base are"
-            " those that the endpoint serves; training.parity=warn trains all the same"
+            " those that the endpoint serves; training.parity=warn trains anyway"
         )
 
 
 def _prompts(
     run: RunDirectory, recipe: Recipe, sequence_ids: Sequence[str], parity: ParityConfig
 ) -> list[list[int]]:
-    """Prompts that leave room for an answer and its drafts, drawn by the evaluation's seed."""
+    """Draws prompts that leave room for a completion and its drafts."""
     from outrider.data.sequences import load_sequences
 
     room = recipe.serving.engine.max_model_len - parity.max_tokens - recipe.speculator.depth - 1

@@ -36,7 +36,7 @@ from outrider.pipeline.recipe.recipe import Recipe
 def inspect_recipe(
     recipe: Recipe, rows_per_file: int | None, samples: int
 ) -> tuple[dict[str, Any], list[Text]]:
-    """The findings as JSON without customer text, and a few sequences, which are customer text."""
+    """Returns findings without customer text, and sample sequences, which contain it."""
     check_traffic(recipe)
     # transformers would warn that torch is missing, which tokenizers do not need.
     os.environ["TRANSFORMERS_VERBOSITY"] = "error"
@@ -57,7 +57,7 @@ def inspect_recipe(
 
 
 def _predicted(found: dict[str, Any], recipe: Recipe, target: Path) -> dict[str, Any]:
-    """Cost of the capture: of what the split keeps, or of everything without a split."""
+    """Cost of capturing the split's tokens, or all tokens without a split."""
     everything = found["prompt_tokens"] + found["completion_tokens"]
     tokens = found["split"]["tokens"] if found["split"] else everything
     config, recipe = read_json(target / "config.json"), with_kinds(recipe, target)
@@ -69,7 +69,7 @@ def _predicted(found: dict[str, Any], recipe: Recipe, target: Path) -> dict[str,
 
 
 def _samples(sequences_dir: Path, target: Path, count: int) -> list[Text]:
-    """`count` sequences, evenly spread over the log."""
+    """Formats `count` sequences, evenly spread over the log."""
     if not count:
         return []
     from tokenizers import Tokenizer
@@ -89,14 +89,14 @@ def _samples(sequences_dir: Path, target: Path, count: int) -> list[Text]:
 
 
 def print_inspection(found: Mapping[str, Any], console: Console) -> None:
-    """Prints the page. Names from the log are printed as plain text, never as markup."""
+    """Prints the findings; names from the log are never read as markup."""
     size = f"{found['rows']:,} rows, {found['exchanges']:,} exchanges"
     title = f"{found['recipe']}: {counted(found['files'], 'file')}, {size}"
     console.print(Text(title, "bold"), soft_wrap=True)
     if found["rows_per_file"]:
         limit = (
             f"--first: only the first {found['rows_per_file']:,} rows of each file were read. All"
-            " figures are of these rows, cost and split included; an exchange of several rows may"
+            " figures, including cost and split, are of these rows; an exchange of several rows may"
             " be cut off at the end."
         )
         console.print(Text(limit, "yellow"))
@@ -109,7 +109,7 @@ def print_inspection(found: Mapping[str, Any], console: Console) -> None:
 
 
 def print_facts(found: Mapping[str, Any], console: Console) -> None:
-    """Prints a line for each fact of the log, and advice."""
+    """Prints a line for each fact about the log, and advice."""
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="dim", no_wrap=True)
     grid.add_column(overflow="fold")

@@ -1,10 +1,10 @@
-"""What target and engine decide of a recipe: kinds, the head's attention, lengths, learning rate.
+"""Fills in a recipe's values that depend on target and engine.
 
     recipe = with_kinds(recipe)       # speculator.kind is a name or a list of names
 
-Which kinds a target supports follows from its config.json, and which can be served from the form of
-cache that the engine keeps. Of a hub model that is not on this machine, only config.json is
-downloaded.
+These are kinds, the head's attention, lengths and learning rate. The target's config.json decides
+which kinds are supported, and the engine's form of KV cache which of them can be served. If a hub
+model is not on this machine, only its config.json is downloaded.
 """
 
 import tempfile
@@ -31,10 +31,10 @@ and the engine must have room for one request of this length in its KV cache."""
 
 
 def with_kinds(recipe: Recipe, target_dir: Path | None = None) -> Recipe:
-    """The recipe with all that its target decides; prints the kinds of `kind: auto`.
+    """Fills in values that the target determines; prints the kinds of `auto`.
 
-    A kind that cannot be served is left out of `auto`, and an error where it is named. Values that
-    are set always win. `target_dir` has the target's config.json, where it is known.
+    A kind that cannot be served is left out of `auto`, and is an error if it is named. Values that
+    are set always win. `target_dir` contains the target's config.json; None if unknown.
     """
     if found := target_dir or local_target(recipe):
         return _replaced(recipe, found)
@@ -43,10 +43,10 @@ def with_kinds(recipe: Recipe, target_dir: Path | None = None) -> Recipe:
             fetched = recipe.target.fetch(("config.json",), Path(scratch))
         except OutriderError as error:
             if recipe.speculator.kind != AUTO:
-                return recipe  # the run downloads the target, or ends there
+                return recipe  # the run downloads the target later, or fails
             raise OutriderError(
-                f"speculator.kind = {AUTO}: which kinds the target supports is not known ({error});"
-                f" name them, such as speculator.kind={DEFAULT_KIND}"
+                f"speculator.kind = {AUTO}: the kinds that the target supports are unknown"
+                f" ({error}); name them, such as speculator.kind={DEFAULT_KIND}"
             ) from None
         return _replaced(recipe, fetched)
 
@@ -87,9 +87,9 @@ def _replaced(recipe: Recipe, target_dir: Path) -> Recipe:
 
 
 def _with_attention(recipe: Recipe, target_config: Mapping[str, Any]) -> Recipe:
-    """The recipe without MLA where this machine has no backend for the target's head widths.
+    """Disables MLA if no backend here supports the target's head widths.
 
-    Nano R1's are such on GPUs: vLLM then runs the same weights as plain attention.
+    Nano R1 has such widths on GPUs: vLLM then runs the same weights as plain attention.
     """
     engine = recipe.serving.engine
     if not runs_mla(target_config, engine) or (why := mla_refusal(target_config)) is None:
@@ -107,7 +107,7 @@ def _with_attention(recipe: Recipe, target_config: Mapping[str, Any]) -> Recipe:
 
 
 def _unserved(recipe: Recipe, name: str, target_config: Mapping[str, Any], mla: bool) -> str | None:
-    """Why the engine, with that form of cache, cannot serve the kind; None if it can."""
+    """Why the engine cannot serve the kind; None if it can."""
     kind = trainable_kind(name)
     if refusal := runner_refusal(kind, recipe.serving.engine):
         return refusal
@@ -132,7 +132,7 @@ def _unserved(recipe: Recipe, name: str, target_config: Mapping[str, Any], mla: 
 
 
 def with_target_defaults(recipe: Recipe, target_config: Mapping[str, Any]) -> Recipe:
-    """The recipe with every value that its target decides.
+    """Fills in every unset value that the target determines.
 
     Adam's best learning rate for matrices falls as 1 / width (muP, Yang et al. 2022): 1e-3, tuned
     on nano R1 with its width of 192, becomes 3e-5 at R1's 7168.
@@ -150,6 +150,6 @@ def with_target_defaults(recipe: Recipe, target_config: Mapping[str, Any]) -> Re
 
 
 def _filled(section: Any, **defaults: Any) -> Any:
-    """A copy of the section with those defaults that it does not set."""
+    """Copies a section, with `defaults` for keys that are not set."""
     missing = {key: value for key, value in defaults.items() if key not in section.model_fields_set}
     return section.model_copy(update=missing)

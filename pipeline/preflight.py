@@ -1,6 +1,6 @@
 """Preflight checks: mistakes that can be found before the first stage.
 
-check(recipe)      # an OutriderError names the key, the file and the fix
+check(recipe)      # raises an OutriderError with the key, the file and the fix
 """
 
 import importlib.util
@@ -26,7 +26,7 @@ from outrider.speculators.kinds import check_speculator, kind_of, trainable_kind
 def check(recipe: Recipe, dry_run: bool = False) -> None:
     """Checks vLLM's version, logs, privacy, the evaluation's task and a local target.
 
-    For a dry run the target's config.json, and its index if there is one, are enough.
+    A dry run needs only the target's config.json, and its index if there is one.
     """
     _check_vllm()
     check_traffic(recipe)
@@ -43,8 +43,8 @@ def check(recipe: Recipe, dry_run: bool = False) -> None:
     if not recipe.serving.engine.changes_drafters:
         Console(stderr=True, highlight=False, soft_wrap=True).print(
             "serving.engine: with data parallelism or EPLB, each speculator and each number of"
-            " drafts is served by an engine of its own, in turn; --dry-run has the number of"
-            " starts, and eval.k=NUMBER saves those that choose it"
+            " drafts is served by a separate engine, in turn; --dry-run prints the number of"
+            " starts, and eval.k=NUMBER avoids the starts for choosing it"
         )
     if target := local_target(recipe):
         check_target(target, recipe.speculator, dry_run)
@@ -107,9 +107,9 @@ def _check_vllm() -> None:
 def check_target(
     target: Path, speculator: SpeculatorConfig | None = None, dry_run: bool = False
 ) -> None:
-    """Speculators of the recipe's kinds can be trained from this target and base.
+    """Checks that the recipe's kinds can be trained from target and base.
 
-    A dry run needs config.json only.
+    A dry run needs only config.json.
     """
     speculator = speculator or SpeculatorConfig()
     for name in speculator.kinds:

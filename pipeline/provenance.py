@@ -47,7 +47,7 @@ ENVIRONMENT = (
 
 
 def provenance(command_line: list[str], recipe_files: tuple[Path, ...]) -> dict[str, Any]:
-    """Everything that is needed to repeat the run."""
+    """Collects everything that is needed to repeat the run."""
     return {
         "started": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
         "command_line": redacted_words(command_line),
@@ -58,7 +58,7 @@ def provenance(command_line: list[str], recipe_files: tuple[Path, ...]) -> dict[
         "git": _git(),
         "hardware": {
             "processor": _processor(),
-            "cores": len(os.sched_getaffinity(0)),  # usable ones
+            "cores": len(os.sched_getaffinity(0)),  # usable cores
             "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
             "gpus": [f"{gpu.name}, {gpu.mebibytes} MiB, {gpu.driver}" for gpu in gpus()],
             "system": platform.platform(),
@@ -85,7 +85,7 @@ class Gpu(NamedTuple):
 
 
 def gpus() -> list[Gpu]:
-    """The GPUs of this machine; none where nvidia-smi is missing or fails."""
+    """The GPUs of this machine; none if nvidia-smi is missing or fails."""
     if not shutil.which("nvidia-smi"):
         return []
     columns = "name,memory.total,driver_version"
@@ -108,7 +108,7 @@ def _processor() -> str:
 
 
 def _git() -> str | None:
-    """Commit of the checkout that this package runs from, `-dirty` where files were changed."""
+    """Commit of the checkout that this package runs from; `-dirty` if changed."""
     if not shutil.which("git"):
         return None
     describe = ["describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]

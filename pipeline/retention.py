@@ -1,4 +1,4 @@
-"""Retention: deletes copies of the customer's text after the export, by `privacy.retention`.
+"""Retention: deletes customer text after the export, according to `privacy.retention`.
 
     retain(run, recipe.privacy.retention)   # deletes, and records it in retention.json
     deletion_of(run, run.features)          # "2026-08-01, privacy.retention = delete_features"
@@ -14,11 +14,11 @@ from outrider.common.files import read_json, write_json
 from outrider.pipeline.run_dir import RunDirectory
 
 COUNTS = ("summary.json", "privacy.json", "on_policy.json", "quarantine.json")
-"""Files that are kept because they hold no text. quarantine.json is part of what was measured."""
+"""Files that are kept because they contain no text. Later stages need quarantine.json."""
 
 
 def retain(run: RunDirectory, retention: str) -> list[str]:
-    """Deletes what the recipe asks for; returns the paths, relative to the run directory."""
+    """Deletes according to `retention`; returns paths relative to the run directory."""
     doomed = [path for path in _held(run, retention) if _text(path)]
     if not doomed:
         return []
@@ -36,7 +36,7 @@ def retain(run: RunDirectory, retention: str) -> list[str]:
 
 
 def deletion_of(run: RunDirectory, path: Path) -> str | None:
-    """Date and setting by which retention deleted `path`; None if it did not."""
+    """Date and setting of the deletion of `path`; None if not deleted."""
     if path.exists() or not _note(run).is_file():
         return None
     deleted = read_json(_note(run))["deleted"].items()

@@ -18,8 +18,8 @@ A run of several kinds (`speculator.kind: [mtp, eagle3]`) has for each kind
     speculators/KIND/          training/ speculator/ metrics.jsonl
     evaluation/KIND/           replay of the validation part
 
-and `speculator`, `metrics.jsonl` and the report are the chosen kind's;
-n-gram lookup has neither `speculator` nor metrics.
+and `speculator`, `metrics.jsonl` and the report are those of the chosen kind.
+N-gram lookup has neither `speculator` nor metrics.
 """
 
 import contextlib
@@ -38,11 +38,11 @@ from outrider.pipeline.recipe.recipe import Recipe
 
 @dataclasses.dataclass(frozen=True)
 class RunDirectory:
-    """Paths of one run. Everything below `root` may be deleted; the next run writes it again."""
+    """Paths of one run; the next run restores anything deleted below `root`."""
 
     root: Path
     kind: str | None = None
-    """The kind whose training, speculator and evaluation the paths are, in a run of several"""
+    """In a run of several kinds, the kind that training, speculator and evaluation paths are for"""
 
     def of_kind(self, kind: str) -> "RunDirectory":
         """The same run with the paths of one of its several kinds."""
@@ -65,7 +65,7 @@ class RunDirectory:
 
     @property
     def general(self) -> Path:
-        """Output of ingest for general traffic, if the recipe names any; laid out as `traffic`."""
+        """Output of ingest for general traffic, if any, laid out like `traffic`."""
         return self.traffic / "general"
 
     @property
@@ -86,7 +86,7 @@ class RunDirectory:
 
     @property
     def trained(self) -> Path:
-        """What training writes: `training`, `speculator`, metrics.jsonl, train.log."""
+        """Output of training: `training`, `speculator`, metrics.jsonl, train.log."""
         return self.root / "speculators" / self.kind if self.kind else self.root
 
     @property
@@ -165,18 +165,18 @@ class RunDirectory:
         )
 
     def read_record(self, stage: str) -> dict[str, Any] | None:
-        """A stage's record, None if it has not finished yet."""
+        """A stage's record; None if the stage has not finished yet."""
         path = self.stage_record(stage)
         return read_json(path) if path.is_file() else None
 
     def result_of(self, stage: str) -> dict[str, Any]:
-        """A stage's result, empty if it has not finished yet."""
+        """A stage's result; empty if the stage has not finished yet."""
         record = self.read_record(stage)
         return record["result"] if record else {}
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Locks the directory. A second process gets an error that names the holder.
+        """Locks the directory; raises an `OutriderError` that names another holder.
 
         The kernel releases the lock when the holder dies.
         """

@@ -28,9 +28,9 @@ from outrider.pipeline.stages.registry import stage_of
 def run_stages(
     run: RunDirectory, recipe: Recipe, wanted: Sequence[str], options: Options, console: Console
 ) -> Results:
-    """Brings the wanted stages up to date and returns their results by name.
+    """Brings the wanted stages up to date; returns their results by name.
 
-    Stops at the first stage that fails. After the export, `privacy.retention` deletes its share.
+    Stops at the first stage that fails. After the export, applies `privacy.retention`.
     """
 
     def say(sign: str, name: str, text: str) -> None:
@@ -81,11 +81,11 @@ STAGE_ENVIRONMENT = {
 
 
 class StageFailed(OutriderError):
-    """A stage failed; carries the exit status of a user's mistake."""
+    """A stage failed; `exit_code` is the exit status for the command."""
 
 
 def run_stage(stage: Stage, run: RunDirectory, options: Options) -> None:
-    """Runs a stage to its end; raises `StageFailed` with the stage's own message if it has one."""
+    """Runs a stage; raises `StageFailed` with the stage's message, if any."""
     module, log = "outrider.pipeline.stage_process", run.attempt() / f"{stage.name}.log"
     argv = [sys.executable, "-m", module, stage.name, str(run.root), json.dumps(options)]
     status = run_supervised(argv, log, os.environ | STAGE_ENVIRONMENT)
@@ -101,7 +101,7 @@ def run_stage(stage: Stage, run: RunDirectory, options: Options) -> None:
         )
     if status < 0:
         name = signal.Signals(-status).name
-        memory = " (most often too little memory)" if name == "SIGKILL" else ""
+        memory = " (usually too little memory)" if name == "SIGKILL" else ""
         raise StageFailed(f"{stage.name} crashed with {name}{memory}; see {log}")
     if status:
         raise StageFailed(

@@ -1,4 +1,4 @@
-"""A stage of a run: whether it is done, why it runs, and the record that it leaves.
+"""A stage of a run: whether and why it runs, and the record that it leaves.
 
     stage_of("capture", recipe).reasons(run, recipe, {})    # why it runs; empty: it is done
     stage_of("capture", recipe).perform(run, recipe, {})    # in its own process: stage_process.py
@@ -28,16 +28,16 @@ Results = dict[str, dict[str, Any]]
 
 @dataclasses.dataclass(frozen=True)
 class Stage:
-    """One stage. Raise `version` when its code writes another output from the same inputs."""
+    """One stage; raise `version` when its code changes outputs for equal inputs."""
 
     name: str
     version: int
     needs: tuple[str, ...]
     """Stages whose output it reads."""
     settings: Callable[[Recipe], dict[str, Any]]
-    """The part of the recipe that it follows."""
+    """The part of the recipe that its result depends on."""
     sources: Callable[[Recipe], dict[str, str]]
-    """Digests of what it reads from outside the run directory."""
+    """Digests of its inputs outside the run directory."""
     work: Callable[[RunDirectory, Recipe, Options], dict[str, Any]]
     """Does the work and returns the result that the record holds."""
     artifact: Callable[[RunDirectory], Path]

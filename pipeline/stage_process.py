@@ -2,10 +2,10 @@
 
     python -m outrider.pipeline.stage_process capture runs/resume_screening
 
-Descriptors 1 and 2 are the stage's log, for this process and all that it starts. Loggers are bound
-to the log. Then sys.stdout and sys.stderr become the terminal of the command, for progress. A
-user's mistake is written to logs/attempt_N/STAGE.failed.json, which the command prints. Any other
-error is a traceback in the log; it quotes customer text only if `report.samples` allows it.
+Descriptors 1 and 2 are the stage's log, for this process and all its children, and loggers write to
+it. sys.stdout and sys.stderr then become the terminal of the command, for progress. A user's
+mistake is written to logs/attempt_N/STAGE.failed.json, which the command prints. Any other error
+leaves a traceback in the log; it quotes customer text only if `report.samples` allows it.
 """
 
 import importlib
@@ -64,7 +64,7 @@ def _show_progress_on_the_terminal(starts_engines: bool) -> None:
     )
     logging.captureWarnings(True)
     if starts_engines:
-        # Before sys.stderr is the terminal: vLLM's logger keeps the stream.
+        # vLLM's logger keeps the stream of its import: import it before stderr is the terminal.
         importlib.import_module("vllm.logger")
     os.set_inheritable(int(descriptor), False)
     sys.stdout = sys.stderr = os.fdopen(int(descriptor), "w", buffering=1, encoding="utf-8")
@@ -82,7 +82,7 @@ WITHHELD = "(message withheld, it may quote the traffic; report.samples=true sho
 
 
 def traceback_of(error: BaseException, quoting: bool) -> str:
-    """The traceback as Python prints it; unless `quoting`, without messages that may hold text."""
+    """Formats a traceback; unless `quoting`, withholds messages that may quote text."""
     if quoting:
         return "".join(traceback.format_exception(error))
     parts = []

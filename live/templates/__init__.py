@@ -8,7 +8,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 
 def render(name: str, /, **values: Any) -> str:
-    """The template `name` with these values; its filter `yaml` writes a value on one line."""
+    """Renders the template `name`; its filter `yaml` writes single-line values."""
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         undefined=StrictUndefined,
@@ -16,5 +16,5 @@ def render(name: str, /, **values: Any) -> str:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.filters["yaml"] = json.dumps  # JSON is YAML, and quotes whatever a value holds
+    environment.filters["yaml"] = json.dumps  # JSON is valid YAML and quotes every string
     return environment.get_template(name).render(**values)

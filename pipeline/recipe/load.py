@@ -3,8 +3,8 @@
     loaded = load_recipe("resume_screening.yaml", ["training.epochs=3"])
     loaded.recipe.training.epochs, loaded.files
 
-A recipe may `extends:` another, by its path relative to this one or by a shipped name: sections are
-merged key by key, lists and values replaced.
+A recipe may extend another one with `extends:`, by a path relative to its own or by a shipped name.
+Sections are merged key by key; lists and values are replaced.
 """
 
 import dataclasses
@@ -31,12 +31,12 @@ from outrider.serving.serve_command import ServeCommand
 from outrider.speculators.base import is_directory
 
 RESOLVED = "recipe.resolved.yaml"
-"""In a run directory: the recipe with every key filled in."""
+"""File in a run directory: the recipe with every key filled in."""
 
 
 @dataclasses.dataclass(frozen=True)
 class LoadedRecipe:
-    """A checked recipe and the files it was read from, the one named by the user first."""
+    """A checked recipe and its source files; a file precedes its base."""
 
     recipe: Recipe
     files: tuple[Path, ...]
@@ -45,7 +45,7 @@ class LoadedRecipe:
 def load_recipe(
     name: str, overrides: list[str] | None = None, serve_command: ServeCommand | None = None
 ) -> LoadedRecipe:
-    """The recipe of that name; a mistake is an `OutriderError` with its place and the fix.
+    """Loads a recipe; raises an `OutriderError` with a mistake's place and fix.
 
     A serve command's values replace the recipe's; overrides replace both.
     """
@@ -62,7 +62,7 @@ def load_recipe(
 
 
 def load_overrides(overrides: list[str]) -> LoadedRecipe:
-    """A recipe without a file, from overrides alone: for logs that have no recipe yet."""
+    """Builds a recipe from overrides alone, for logs without a recipe file."""
     return _checked({"name": "traffic"}, {(): "command line"}, (), overrides)
 
 
@@ -80,7 +80,7 @@ def _checked(
 
 
 def find_recipe(name: str, folder: Path | None = None) -> Path:
-    """The file of a recipe: a path, relative to `folder` first, a run, or a shipped name."""
+    """Finds a recipe by path (first in `folder`), run or shipped name."""
     given = Path(name).expanduser()
     if (given / RESOLVED).is_file():
         return given / RESOLVED
@@ -99,7 +99,7 @@ def find_recipe(name: str, folder: Path | None = None) -> Path:
 
 
 def parse_overrides(words: list[str]) -> list[tuple[tuple[str, ...], Any, str]]:
-    """`section.key=value` as (keys, value, as written)."""
+    """Parses each `section.key=value` into (keys, value, original text)."""
     parsed = []
     for word in words:
         key, equals, text = word.partition("=")
@@ -156,7 +156,7 @@ def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
 
 
 def _leaves(values: dict[str, Any]) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Keys and values of a serve command: sections down to the engine's keys."""
+    """Yields a serve command's keys and values, down to the engine's keys."""
     for section, keys in values.items():
         for key, value in keys.items():
             if (section, key) == ("serving", "engine"):
@@ -184,9 +184,9 @@ def _set(
 def _resolve_paths(
     values: dict[str, Any], folder: Path, only: tuple[str, ...] | None = None
 ) -> None:
-    """Makes relative paths of logs, key, answers, workloads, target and base speculator absolute.
+    """Makes the relative paths in a recipe absolute.
 
-    They are relative to the recipe's folder, else to the current directory.
+    They are relative to the recipe's folder, or else to the current directory.
     """
     for section, key, resolve in (
         ("traffic", "path", _traffic_path),
@@ -211,7 +211,7 @@ def _resolved(value: Any, folder: Path, resolve: Callable[[str, Path], str]) -> 
 
 
 def _base_directory(base: str, folder: Path) -> str:
-    """A shipped speculator's directory by its name, else the directory; kinds stay names."""
+    """Resolves a shipped name or a directory; names of kinds are unchanged."""
     if not is_directory(base):
         return base
     found, heads = _model_directory(base, folder), shipped_heads()
@@ -237,7 +237,7 @@ def _traffic_path(path: str, folder: Path) -> str:
     if path.startswith("nano_r1/") and (embedded.is_file() or not (folder / path).exists()):
         return str(embedded)
     expanded = Path(path).expanduser()
-    here = folder / expanded  # `expanded` itself where that is absolute
+    here = folder / expanded  # `expanded` itself if it is absolute
     found = here.exists() or any(Path("/").glob(str(here).lstrip("/")))
     return str(here if expanded.is_absolute() or found else Path.cwd() / expanded)
 

@@ -2,8 +2,8 @@
 
     Recipe(name="mine", traffic=TrafficConfig(path="logs/"))
 
-Each section is defined in the room that reads it. Here they are combined, and rules that span two
-of them are checked. docs/reference is generated from the docstrings (`make reference`).
+Each section is defined in the room that reads it. This module combines them and checks rules that
+span two sections. docs/reference is generated from the docstrings (`make reference`).
 """
 
 import re
@@ -69,7 +69,7 @@ EFFORTS: dict[str, dict[str, dict[str, Any]]] = {
         "eval": {"measure": "full", "repeats": 5, "requests": 16, "verification_requests": 200},
     },
 }
-"""Values of keys that a recipe does not set, by its `effort`."""
+"""Values of keys that a recipe does not set, for each `effort`."""
 
 
 class AdaptConfig(BaseModel):
@@ -83,23 +83,23 @@ class AdaptConfig(BaseModel):
     sequences. The interval of a decision is over sessions, so a window should have 30 or more."""
 
     from_start: bool = False
-    """Whether the first start reads what the log holds already. false: only what comes later."""
+    """Whether the first start reads rows that are already in the log. false: only later rows."""
 
     min_drop: ClassVar[float] = 0.03
-    """A round starts when the acceptance length of the speculator in use has fallen beyond chance
+    """A round starts when the acceptance length of the speculator in use has fallen significantly
     since its release, and by at least this share."""
 
     fresh: PositiveInt | None = 5000
-    """Rows since the last round after which a round starts without a fall; doubled after each round
-    in a row that did not ship. null: never."""
+    """Rows since the last round after which a round starts even without a fall; doubled with each
+    consecutive round that did not ship. null: never."""
 
     max_gb: PositiveFloat = 200.0
-    """Most disk space of the windows, their text and hidden states, in gigabytes. Beyond it
-    the oldest are deleted first, and never the newest. Windows older than 30 days are deleted in
-    any case, and with `privacy.retention` other than `keep` as soon as their round has ended."""
+    """Maximum disk space of the windows (text and hidden states), in gigabytes. Beyond it the
+    oldest are deleted first, and never the newest. Windows older than 30 days are always deleted,
+    and unless `privacy.retention` is `keep`, all windows as soon as their round has ended."""
 
     gpu_hours_per_day: PositiveFloat | None = None
-    """Most GPU-hours of capture, training and replay within 24 hours, on the GPUs of
+    """Maximum GPU-hours of capture, training and replay within 24 hours, on the GPUs of
     `serving.engine`. Beyond it new windows wait. null: no limit."""
 
     @model_validator(mode="after")
@@ -118,10 +118,9 @@ class ExportConfig(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     tolerance: float | None = Field(default=0.03, gt=0, lt=1)
-    """Before the bundle is published, vLLM loads it as an endpoint would: the largest relative
-    difference between its acceptance length and the evaluated one, on the same prompts with greedy
-    decoding. bf16 engines that batch differently decide near ties differently. null: published
-    without this check."""
+    """Largest relative difference between the bundle's acceptance length and the evaluated one, on
+    the same prompts with greedy decoding, checked in vLLM before the bundle is published. bf16
+    engines that batch differently decide near ties differently. null: no check."""
 
     k_per_batch_size: bool = False
     """Whether the exported serve.sh drafts the best number of tokens for the current batch size
@@ -129,9 +128,9 @@ class ExportConfig(BaseModel):
     The evaluation then serves base and custom with their schedules too."""
 
     other_formats: bool = True
-    """Whether the bundle also holds the speculator as other programs load it: `sglang_nextn` (an
-    MTP layer for SGLang), `speculators` (a head in the format of vllm-project/speculators). They
-    are copies of the weights: false halves the bundle."""
+    """Whether the bundle also contains the speculator in formats of other programs: `sglang_nextn`
+    (an MTP layer for SGLang), `speculators` (a head in the format of vllm-project/speculators).
+    They are copies of the weights: false halves the bundle."""
 
 
 class Recipe(BaseModel):
@@ -147,7 +146,7 @@ class Recipe(BaseModel):
     """Size of the parts, epochs and measurement together. `trial`: a first verdict; `standard`:
     enough to decide; `thorough`: for a release. It sets `split.max_train_sequences` and the other
     two limits, `training.epochs`, `training.scratch_epochs`, `eval.measure`, `eval.repeats`,
-    `eval.requests` and `eval.verification_requests`; each that the recipe sets wins."""
+    `eval.requests` and `eval.verification_requests`; keys that the recipe sets win."""
 
     target: TargetConfig = Field(default_factory=TargetConfig)
     """The model whose decoding is sped up."""
@@ -197,7 +196,7 @@ class Recipe(BaseModel):
     def _is_a_directory_name(cls, name: str) -> str:
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
             raise ValueError(
-                "it names a directory: letters, digits, `.`, `_` and `-`, first a letter or digit"
+                "a directory name: letters, digits, `.`, `_`, `-`, starting with a letter or digit"
             )
         return name
 
@@ -253,7 +252,7 @@ class Recipe(BaseModel):
 
 
 def _texts(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
-    """Every text of a section with its dotted key."""
+    """Yields every text of a section with its dotted key."""
     if isinstance(value, str):
         yield key.removeprefix("."), value
     elif isinstance(value, dict):

@@ -15,7 +15,7 @@ EMBEDDED_TARGET = "target"
 def shipped_recipes() -> list[str]:
     """Names of the shipped recipes, such as `resume_screening` and `r1/resume_screening`.
 
-    Not node.yaml, which is what the recipes of a folder share.
+    Excludes node.yaml files, which only contain what the recipes of a folder share.
     """
     names = (str(path.relative_to(SHIPPED).with_suffix("")) for path in SHIPPED.glob("**/*.yaml"))
     others = ("cluster/", "endpoints/")
@@ -23,6 +23,6 @@ def shipped_recipes() -> list[str]:
 
 
 def shipped_heads() -> dict[str, Path]:
-    """Directories of speculators trained for the embedded target, by `speculator.base`."""
+    """Directories of speculators for the embedded target, by `speculator.base` name."""
     folders = (path.parent for path in sorted(SHIPPED.glob("nano_r1/*/config.json")))
     return {f"nano_r1/{each.name}": each for each in folders if each.name != EMBEDDED_TARGET}

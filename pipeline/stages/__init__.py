@@ -1,1 +1,1 @@
-"""The stages of a run, one module each: what a stage reads, what it writes, and its work."""
+"""The stages of a run, one module each: inputs, outputs and work."""

@@ -24,17 +24,17 @@ from outrider.pipeline.stages.sources import (
 from outrider.pipeline.stages.train import TRAIN, train_on
 
 ROUND_WINDOWS = 4
-"""Most sequences of a round, the latest ones, in windows of `adapt.window` rows."""
+"""Maximum number of sequences of a round, the latest ones, in multiples of `adapt.window`."""
 
 OLDER_SHARE = 0.3
 """Share of a round's sequences from earlier rounds' traffic, so that it is not forgotten."""
 
 PLAN = "round.json"
-"""In a round's directory: its number, and its windows' directories, `newer` and `older`."""
+"""File of a round with its number and the directories of its windows, `newer` and `older`."""
 
 
 def usable_ids(window: RunDirectory) -> list[str]:
-    """The window's sequences in log order, without those that are quarantined."""
+    """Ids of a window's sequences in log order, without quarantined ones."""
     return parts_in_use(window)["train"]
 
 
@@ -53,7 +53,7 @@ def _window(run: RunDirectory, recipe: Recipe, options: Options) -> dict[str, An
     )
     table = load_sequences(run.sequences)
     write_slices(name_slices(table), run.split)
-    # All of it is captured; a round divides it later.
+    # The whole window is captured; a round splits it later.
     write_json(run.split / "parts.json", {"train": table["sequence_id"][:]})
     captured = CAPTURE.work(run, recipe, options)
     counts = {name: summary[name] for name in ("rows", "exchanges", "rejects")}

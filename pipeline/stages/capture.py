@@ -36,7 +36,7 @@ def _work(run: RunDirectory, recipe: Recipe, options: Options) -> dict[str, Any]
 
 
 def features_of(recipe: Recipe) -> FeatureSpec:
-    """The states that the recipe's kinds of drafter read together."""
+    """All states that any of the recipe's kinds of drafter reads."""
     config = read_json(recipe.target.training_directory() / "config.json")
     return stored_features(recipe.speculator, config)
 

@@ -1,7 +1,7 @@
 """Evaluate: the trained speculator, or another one, against the base and no speculation.
 
-In a run of several kinds, CHOOSE_KIND names the fastest on the validation part, and EVALUATE_KINDS
-publishes and evaluates it.
+In a run of several kinds, CHOOSE_KIND selects the one that is fastest on the validation part, and
+EVALUATE_KINDS publishes and evaluates it.
 """
 
 import dataclasses
@@ -37,7 +37,7 @@ def _evaluate(
     report: Path,
     kinds: Sequence[KindSpeed] = (),
 ) -> dict[str, Any]:
-    """Evaluates a speculator; `kinds` are those that it was chosen from."""
+    """Evaluates a speculator; `kinds` are the kinds that it was chosen from."""
     from outrider.eval.evaluate import evaluate
 
     context = evaluation_context(run, recipe, speculator, out, report)
@@ -45,7 +45,7 @@ def _evaluate(
 
 
 def _choose_kind(run: RunDirectory, recipe: Recipe, options: Options) -> dict[str, Any]:
-    """Ranks the trained kinds and n-gram lookup by exact replay and timed steps."""
+    """Ranks trained kinds and n-gram lookup by exact replay and timed steps."""
     from outrider.eval.choose_kind import choose_kind
 
     contexts, facts = {}, {}
@@ -69,16 +69,16 @@ def _choose_kind(run: RunDirectory, recipe: Recipe, options: Options) -> dict[st
 
 
 def _evaluate_kinds(run: RunDirectory, recipe: Recipe, options: Options) -> dict[str, Any]:
-    """Evaluates the kind that choose_kind has named."""
+    """Evaluates the kind that choose_kind has selected."""
     kinds = [KindSpeed.model_validate(each) for each in read_json(run.kind_choice)]
     chosen, one = publish_chosen(run, kinds[0].kind), recipe.of_kinds([kinds[0].kind])
     return _evaluate(run, one, chosen, run.evaluation, run.root, kinds)
 
 
 def publish_chosen(run: RunDirectory, kind: str) -> str:
-    """Links the run's speculator and metrics to those of a kind; n-gram lookup has no files.
+    """Publishes a kind's speculator and metrics as those of the run.
 
-    Returns the speculator as `--speculator` names it.
+    N-gram lookup has no files. Returns the speculator as `--speculator` names it.
     """
     own = run.of_kind(kind)
     if kind == LOOKUP:
@@ -95,7 +95,7 @@ def publish_chosen(run: RunDirectory, kind: str) -> str:
 def evaluation_context(
     run: RunDirectory, recipe: Recipe, speculator: str, out: Path, report: Path
 ) -> "EvaluationContext":
-    """The evaluation of a speculator, named as `--speculator` names one."""
+    """Returns the context to evaluate a speculator, named as in `--speculator`."""
     from outrider.data.split.slices import load_slices
     from outrider.eval.context import EvaluationContext, EvaluationData, EvaluationFolders
 

@@ -25,7 +25,7 @@ from outrider.speculators.kinds import LOOKUP
 
 
 def _work(run: RunDirectory, recipe: Recipe, options: Options) -> dict[str, Any]:
-    """Publishes the bundle once vLLM reaches the evaluated acceptance with it."""
+    """Publishes the bundle after vLLM has reached the evaluated acceptance with it."""
     results = Report.read(run.root / "report.json")
     verdict = results.verdict
     if verdict.verdict != SHIP and not options.get("force"):
@@ -53,7 +53,7 @@ def _write(
     profile: dict[str, Any],
     to: str,
 ) -> None:
-    """Writes the bundle of the speculator that was judged; n-gram lookup has no weights."""
+    """Writes the bundle of the evaluated speculator; n-gram lookup has no weights."""
     k, schedule = evidence["k"]["custom"], _schedule(recipe, evidence)
     drafting = Drafting(
         Speculator.named(kind if kind == LOOKUP else run.speculator),
@@ -62,14 +62,14 @@ def _write(
         schedule,
     )
     engine, modes = recipe.serving.engine, recipe.eval.engine_modes
-    if engine.mode not in modes:  # in one that was measured
+    if engine.mode not in modes:  # serve in a mode that was measured
         engine = engine.model_copy(update={"mode": modes[0]})
     formats = recipe.export.other_formats
     export_bundle(drafting, recipe.target, engine, evidence, to, formats, profile)
 
 
 def _schedule(recipe: Recipe, evidence: dict[str, Any]) -> list[tuple[int, int, int]] | None:
-    """(first batch size, last, k) for the bundle to serve with; None for a single k."""
+    """Rows (first batch size, last batch size, k); None for one k."""
     if not recipe.export.k_per_batch_size:
         return None
     ranges = evidence["k_per_batch_size"]
@@ -125,7 +125,7 @@ def _profile(run: RunDirectory, recipe: Recipe, results: Report) -> dict[str, An
 def _verify(
     run: RunDirectory, recipe: Recipe, bundle: Path, results: Report, tolerance: float
 ) -> dict[str, Any]:
-    """Serves the bundle greedily to the verification prompts, in the engine mode of their pass."""
+    """Serves the bundle and compares its greedy acceptance with the evaluated one."""
     from outrider.data.sequences import load_sequences
     from outrider.eval.bench.prompts import evaluation_prompts
 

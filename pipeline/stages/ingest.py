@@ -1,4 +1,4 @@
-"""Ingest, logs to a table of token sequences, and the split of it into parts."""
+"""Ingest (logs to a table of token sequences) and its split into parts."""
 
 import shutil
 from pathlib import Path
@@ -23,7 +23,7 @@ def _ingest(run: RunDirectory, recipe: Recipe, options: Options) -> dict[str, An
     from outrider.pipeline.preflight import check_target
 
     target_dir = recipe.target.training_directory()
-    # The preflight could not: a hub model is downloaded only now.
+    # The preflight cannot check a hub model, which is downloaded only now.
     check_target(target_dir, recipe.speculator)
     result = ingest(target_dir, recipe.traffic, run.traffic, privacy=recipe.privacy)
     if recipe.traffic.general is None:
@@ -35,7 +35,7 @@ def _ingest(run: RunDirectory, recipe: Recipe, options: Options) -> dict[str, An
 
 
 def _settings(recipe: Recipe) -> dict[str, Any]:
-    # `path` and `general` count by the digests of the logs.
+    # `path` and `general` are covered by the digests of the logs.
     is_off = recipe.privacy.mode == "off"
     return {
         "traffic": section(recipe.traffic, {"path", "general"}),

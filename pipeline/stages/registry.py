@@ -24,11 +24,11 @@ STAGES: dict[str, Stage] = {
 OTHER_STAGES: dict[str, Stage] = {
     stage.name: stage for stage in (EVALUATE_OTHER, ADAPT_WINDOW, ADAPT_ROUND)
 }
-"""Stages of other commands than `train-speculator`."""
+"""Stages of commands other than `train-speculator`."""
 
 
 def stages_of(recipe: Recipe) -> dict[str, Stage]:
-    """The stages of the recipe's run; with several kinds, one is trained after another."""
+    """The stages of the recipe's run, with one training stage per kind."""
     if len(recipe.speculator.candidates) == 1:
         return STAGES
     trained = [train_of(kind) for kind in recipe.speculator.kinds]
@@ -40,14 +40,14 @@ def stages_of(recipe: Recipe) -> dict[str, Stage]:
 
 
 def stage_of(name: str, recipe: Recipe) -> Stage:
-    """The stage of that name in the recipe's run."""
+    """Looks up a stage of the recipe's run or of `OTHER_STAGES`."""
     return OTHER_STAGES[name] if name in OTHER_STAGES else stages_of(recipe)[name]
 
 
 def stage_names(text: str | None, recipe: Recipe) -> list[str]:
-    """The stages that `--stages a,b` names, in the order in which they run; None means all.
+    """Parses `--stages a,b` into stage names in execution order; None means all.
 
-    `train` names the training of every kind.
+    `train` selects the training of every kind.
     """
     stages = stages_of(recipe)
     if text is None:

@@ -14,15 +14,15 @@ from outrider.speculators.base import base_of, is_directory
 
 
 def section(values: BaseModel, leave_out: set[str] | None = None) -> dict[str, Any]:
-    """A section of the recipe as plain values, without the keys that do not change the result."""
+    """A recipe section as plain values, without the keys in `leave_out`."""
     return values.model_dump(mode="json", exclude=leave_out or set())
 
 
 def target_digest(recipe: Recipe) -> dict[str, str]:
-    """Digest of the target: of a local directory by content, of a hub model by its commit.
+    """Digest of the target: local directory's content or hub model's commit.
 
-    The directory of a hub model is named by the commit. Which of its files have been downloaded so
-    far must not count.
+    A hub model's directory is named by the commit. Its content does not count, because more files
+    may be downloaded later.
     """
     directory = recipe.target.training_directory()
     if recipe.target.on_hub:
@@ -31,7 +31,7 @@ def target_digest(recipe: Recipe) -> dict[str, str]:
 
 
 def target_and_base_digests(recipe: Recipe) -> dict[str, str]:
-    """Digests of the target and of the base speculator, where the recipe names another one."""
+    """Digests of the target and, if it is a directory, the base."""
     digests = target_digest(recipe)
     base = recipe.speculator.base
     if is_directory(base):
@@ -50,7 +50,7 @@ def general_digests(recipe: Recipe) -> dict[str, str]:
 
 
 def log_digest(source: str) -> str:
-    """Digest of a log: of a local path or glob by content, of a URL by what its store reports."""
+    """Digest of a log: content of local files, store metadata of URLs."""
     if "://" in source:
         return _remote_digest(source)
     if Path(source).exists():
@@ -65,14 +65,14 @@ def served_base_of(run: RunDirectory, recipe: Recipe) -> Speculator:
     base = base_of(recipe.speculator.base, target_dir)
     if base.directory is None:
         return Speculator(base.kind.name)
-    shared = run.root.parent / ".shared"  # by all runs on this target
+    shared = run.root.parent / ".shared"  # shared by all runs on this target
     return Speculator(base.kind.name, served_base(base.directory, target_dir, shared))
 
 
 def parts_in_use(run: RunDirectory) -> dict[str, Any]:
     """The parts of the split without the sequences that capture has quarantined.
 
-    Before a capture: the whole parts.
+    Before a capture, these are the whole parts.
     """
     if not has_quarantine(run):
         return read_json(run.split / "parts.json")
@@ -87,7 +87,7 @@ def has_quarantine(run: RunDirectory) -> bool:
 
 
 def listed(paths: str | list[str] | None) -> list[str]:
-    """The paths of a key that has one, several or none."""
+    """Returns a key's paths as a list; empty if it has none."""
     return [paths] if isinstance(paths, str) else paths or []
 
 

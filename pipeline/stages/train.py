@@ -1,6 +1,6 @@
-"""Train: the speculator, after its base has been compared in trainer and engine.
+"""Train: trains the speculator, after comparing its base in trainer and engine.
 
-In a run of several kinds, `train_of` is the stage of each; all read the same captured states.
+In a run of several kinds, `train_of` makes the stage of each; all read the same captured states.
 """
 
 import dataclasses
@@ -67,7 +67,7 @@ def train_on(
 
 
 def _streamed(run: RunDirectory, recipe: Recipe, train: list[str]) -> "Streamed":
-    """What is captured while training runs: the sequences of `train` that fit the engine."""
+    """Describes the capture during training: sequences of `train` that fit the engine."""
     from outrider.data.features.capture_plan import fit
     from outrider.data.sequences import load_sequences
     from outrider.data.streamed import Streamed
@@ -105,7 +105,7 @@ TRAIN = Stage(
 
 
 def train_of(kind: str) -> Stage:
-    """The training of one of several kinds."""
+    """The training stage of one of several kinds."""
 
     def work(run: RunDirectory, recipe: Recipe, options: Options) -> dict[str, Any]:
         return _work(run.of_kind(kind), recipe.of_kinds([kind]), options)
