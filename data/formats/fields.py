@@ -41,7 +41,7 @@ def take(holder: dict[str, Any], key: str, kind: type | tuple[type, ...], where:
 def take_number(holder: dict[str, Any], key: str, where: str) -> float | None:
     """Returns a finite number, or None."""
     value = take(holder, key, (int, float), where)
-    if value is not None and not abs(value) < LARGEST:  # also if NaN
+    if value is not None and not abs(value) < LARGEST:  # rejects NaN too
         raise Reject("wrong_type", f"{where}.{key} is not a finite number")
     return None if value is None else float(value)
 

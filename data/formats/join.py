@@ -62,7 +62,7 @@ def joined_records(
             "SELECT key, MIN(rowid) AS first, COUNT(*), SUM(LENGTH(row)) FROM rows GROUP BY key"
             " ORDER BY first"
         ):
-            is_large = size + 200 * count > LONGEST_LINE  # overhead of a row in memory
+            is_large = size + 200 * count > LONGEST_LINE  # 200: a row's overhead in memory
             found = database.execute(
                 "SELECT side, file, line, row FROM rows WHERE "
                 + ("rowid = ?" if is_large else "key = ? ORDER BY rowid"),
@@ -110,7 +110,7 @@ def _pairs(members: list[Member]) -> Iterator[Record | Reject]:
     responses = [[member] for member in whole] or ([chunks] if chunks else [])
     for number, response in enumerate(responses):
         used = len(response) + (number < len(requests))
-        if number == 0:  # counts leftover chunks of a whole response too
+        if number == 0:  # also counts leftover chunks of a whole response
             used = len(members) - max(len(responses) - 1, 0) - max(len(requests) - 1, 0)
         payload = (requests[0].row if requests else None, tuple(member.row for member in response))
         yield Record(response[0].place, payload, rows=used)

@@ -11,7 +11,7 @@ text means unset. An observation has no finish reason: it counts as cut if it us
 To get it: the blob-storage integration (name the folder `observations_v2/`) or a JSON export, with
 the field groups that have input, output, model and usage. Only observations of type `GENERATION`
 are read. Langfuse's OpenAI wrapper drops the reasoning (`reasoning_missing`) and writes temperature
-1 where a request had none.
+1 if a request had none.
 """
 
 from typing import Any
@@ -113,7 +113,7 @@ def _asked(row: dict[str, Any]) -> dict[str, Any]:
         messages = [messages]
     if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
         raise Reject("prompt_not_messages", "row.input is not a list of messages")
-    definitions = mapping(row, "tool_definitions", "row")  # Langfuse moves them out of the request
+    definitions = mapping(row, "tool_definitions", "row")  # Langfuse extracts them from the request
     tools = [
         {
             "type": "function",

@@ -20,7 +20,7 @@ DATA = "data:"
 
 def chunks_of_sse(text: str) -> list[dict[str, Any]]:
     """Parses an event stream; an incomplete last chunk is the reject `stream_cut`."""
-    # Not splitlines: JSON may hold a raw line separator (U+2028). Lines without data are comments
+    # Not splitlines: JSON may contain U+2028 (line separator). Lines without data are comments
     # and event names.
     lines = (line.strip("\r") for line in text.split("\n"))
     payloads = [line.removeprefix(DATA).strip() for line in lines if line.startswith(DATA)]

@@ -13,8 +13,8 @@ The conventions before 1.37 (events such as `gen_ai.user.message`) are not read.
 
 To get it: the collector's file exporter, with `OTEL_SEMCONV_STABILITY_OPT_IN` set to
 `gen_ai_latest_experimental`, `OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT=SPAN_ONLY`, no
-`OTEL_ATTRIBUTE_VALUE_LENGTH_LIMIT` (its cuts are the reject `truncated`) and batches below 64 MB.
-Token ids are lost. ClickHouse rows are read too. vLLM's own spans have no messages.
+`OTEL_ATTRIBUTE_VALUE_LENGTH_LIMIT` (cut values are rejected as `truncated`) and batches below
+64 MB. Token ids are lost. ClickHouse rows are read too. vLLM's own spans have no messages.
 """
 
 import dataclasses

@@ -2,8 +2,8 @@
 
     Exchange(place, **sampling_of(request, "request"))
 
-Responses that parameters other than temperature, top_p and top_k shaped are set aside. `constraint`
-is `grammar` or `other_sampling`; tokens.py raises the other two:
+Responses are set aside if a parameter other than temperature, top_p and top_k shaped them. Reasons
+(`constraint` is `grammar` or `other_sampling`; tokens.py checks the other two):
 
 - `grammar`: `response_format` other than `text`, `structured_outputs`, `guided_*`, `json_schema`,
   `regex`, `ebnf`, `structural_tag`; `tools` with a required or named `tool_choice`, `strict: true`

@@ -77,8 +77,8 @@ SCHEMA: pa.Schema = Features.from_arrow_schema(
 """Columns of the table of sequences.
 
 `session_kind` is one of `SESSION_KINDS`. `user` is a keyed digest of the user's id, else of the
-tenant; it is also the session of kind `user`. `time` is in Unix seconds, null if it was not logged.
-Other values that were not logged are empty text."""
+tenant; a session of kind `user` has the same digest. `time` is in Unix seconds, null if it was not
+logged. Other values that were not logged are empty text."""
 
 
 class Tally(Sums):
@@ -87,9 +87,9 @@ class Tally(Sums):
     rows: int = 0
     exchanges: int = 0
     joined: int = 0
-    """Rows of records after the first: the other half of an exchange, or chunks of a stream."""
+    """Rows after a record's first: the other half of an exchange, or chunks of a stream."""
     extra_choices: int = 0
-    """Outcomes of records after the first: further choices of a response."""
+    """Outcomes after a record's first: further choices of a response."""
     formats: Counter[str] = Field(default_factory=Counter)
     """Rows by format."""
     rejects: Counter[str] = Field(default_factory=Counter)

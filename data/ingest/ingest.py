@@ -1,8 +1,8 @@
 """Converts logs to a table of token sequences and records every reject.
 
 Writes `sequences/` (an Arrow `datasets` table), `rejects.jsonl` (file, line, reason, detail; no
-customer text) and `summary.json` into one folder, each atomically, the summary last. Only their
-owner can read them.
+customer text) and `summary.json` into one folder, each atomically, the summary last. They are
+readable only by their owner.
 
 The main process splits the log into chunks of records; workers, one per core, make a part of each
 (chunks.py). Parts are kept in `.parts/` until the table is assembled, with a digest of everything

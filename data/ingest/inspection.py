@@ -36,7 +36,7 @@ def inspect(
     rows_per_file: int | None = None,
     privacy: PrivacyConfig | None = None,
 ) -> dict[str, Any]:
-    """Ingests the log into `scratch` and describes it, including `problems` for runs."""
+    """Ingests the log into `scratch`; returns its description, advice and problems."""
     problems: list[str] = []
     summary = ingest(
         target_dir,
@@ -165,8 +165,8 @@ def _sampling_advice(summary: Mapping[str, Any]) -> list[str]:
     named = ", ".join(f"{name} {count:,}" for name, count in counts.items())
     text = (
         f"{total:,} of {total + summary['exchanges']:,} exchanges are set aside for how they were"
-        f" sampled ({named}): they are neither trained on nor measured, and every figure of the"
-        " report is for the others (docs/how-to/log-formats.md)"
+        f" sampled ({named}): they are neither trained on nor measured, and the report"
+        " covers only the others (docs/how-to/log-formats.md)"
     )
     if counts.keys() & {"min_p", "other_sampling"}:
         text += ". vLLM refuses requests with min_p or logit_bias while it speculates"

@@ -7,7 +7,7 @@
 A slice is a folder of files that the ingest reads like any log. Files of lines are cut between
 lines; an incomplete last line is left for later. The position of such a file is a number of bytes,
 keyed by a digest of the file's first line. So a file keeps its position if log rotation renames or
-compresses it, and counts as new after it was truncated. If several files begin alike, such as a
+compresses it, and counts as new if it was truncated. If several files begin alike, such as a
 file and its compressed copy, the one with the most unread rows is read.
 
 The halves of some exchanges fall into different slices; the ingest leaves these out and counts them
@@ -73,8 +73,8 @@ def unread_rows(unread: Sequence[Unread]) -> int:
 def cut(unread: Sequence[Unread], wanted: int, out_dir: Path, skipped: int = 0) -> Position:
     """Publishes the next `wanted` rows in `out_dir`; returns the position after them.
 
-    Files contribute in proportion to their unread rows. The first `skipped` rows are left out. Only
-    their owner can read the files of the slice.
+    Files contribute in proportion to their unread rows. The first `skipped` rows are left out. The
+    files of the slice are readable only by their owner.
     """
     total = unread_rows(unread)
     after: Position = {}

@@ -91,7 +91,7 @@ CARDS = {
     "14 digits": r"3(?:0[0-5]|[689]\d)\d[- ]?\d{6}[- ]?\d{4}",
     "19 digits": r"(?:4\d{3}|62\d{2})(?:[- ]?\d{4}){3}[- ]?\d{3}",
 }
-"""By length. 13 digits that begin with 4, as on old Visa cards, are nowadays EAN bar codes."""
+"""Patterns by length. 13 digits that begin with 4, as on old Visa cards, are now EAN bar codes."""
 
 PATTERNS = {
     "EMAIL_ADDRESS": {
@@ -138,7 +138,7 @@ SHAPES = {
     "URL": r"://|[wW]{3}\.",
     "MAC_ADDRESS": r"[0-9A-Fa-f]{2}[:-][0-9A-Fa-f]{2}[:-]|[0-9A-Fa-f]{4}\.[0-9A-Fa-f]{4}",
 } | dict.fromkeys(NATIONAL, r"\d{4}|\d{2}[A-Z]\d|\d{3}[ -]\d{2}")
-"""Patterns of a part of every value of a kind; texts without it are not analyzed."""
+"""For each kind, a pattern that occurs in all its values; texts without it are skipped."""
 
 PHONE = re.compile(r"(?<![\dA-Za-z])(?:\+[ ]?)?\(?\d(?:[ \t().\-/\u00a0]{0,3}\d){6,16}(?!\d)")
 

@@ -50,7 +50,7 @@ class PrivacyTally(Sums):
     with_any: int = 0
     """Exchanges with personal data."""
     in_completion: int = 0
-    """Exchanges whose response holds personal data or repeats some of the prompt's."""
+    """Exchanges whose response contains personal data, or repeats some from the prompt."""
     replaced: int = 0
     """Exchanges with surrogates."""
     to_regenerate: int = 0
@@ -90,7 +90,7 @@ class PrivacyTally(Sums):
 class PrivacyGuard:
     """Applies the recipe's `privacy` section to one exchange at a time.
 
-    `key` is the key of surrogates (`privacy_key`). `decode` turns token ids into text.
+    `key` seeds the surrogates (`privacy_key`). `decode` turns token ids into text.
     """
 
     def __init__(

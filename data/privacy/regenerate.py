@@ -1,4 +1,4 @@
-"""Regenerates logged responses that contain personal data, with the target.
+"""Lets the target regenerate logged responses that contain personal data.
 
 With `privacy.regenerate` the ingest replaces personal data in prompt and response with surrogates
 and marks the sequence, whose response is then off-policy. Before capture the target answers these

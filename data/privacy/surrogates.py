@@ -42,7 +42,7 @@ DOCUMENTATION_DOMAINS = ("example.com", "example.net", "example.org")
 
 @dataclasses.dataclass(frozen=True)
 class Value:
-    """A value that was found, in any spelling."""
+    """A value that was found, with all its spellings."""
 
     spellings: str
     """Pattern, without groups, that matches every spelling."""
@@ -56,7 +56,7 @@ class Replacements:
     def __init__(self, values: Iterable[Value]):
         unique: dict[str, Value] = {}
         for value in values:
-            unique.setdefault(value.spellings, value)  # the first of two kinds of one number
+            unique.setdefault(value.spellings, value)  # keeps a number's first kind
         # Longest first, so that `a.b@c.org` is replaced as a whole, not only `b@c.org`.
         self.values = sorted(
             unique.values(), key=lambda value: (-len(value.spellings), value.spellings)

@@ -160,8 +160,8 @@ class SequenceBuilder:
     def _prompt(self, exchange: Exchange) -> tuple[list[int], str]:
         """Returns ids and text of a prompt without logged ids.
 
-        The engine and this tokenizer give a text the same tokens, so the logged count shows whether
-        the endpoint's template opens `<think>`. R1's first templates did not.
+        The engine and this tokenizer encode a text in the same way, so the logged count shows
+        whether the endpoint's template opens `<think>`. R1's first templates did not.
         """
         if exchange.messages is None:
             if exchange.prompt_text is None:
@@ -180,7 +180,7 @@ class SequenceBuilder:
         return ids, text
 
     def decode(self, token_ids: list[int]) -> str:
-        """Decodes token ids, special tokens as text."""
+        """Decodes token ids, including special tokens."""
         text = self.tokenizer.decode(
             token_ids, skip_special_tokens=False, clean_up_tokenization_spaces=False
         )
