@@ -2,12 +2,12 @@
 
 A format is a module with
     recognizes(sample) -> bool                 whether a file's beginning (`Sample`) has the format
-    parse(record) -> list[Exchange | Reject]   one outcome per choice: pure, in the workers; may
-                                               raise `Reject`
-and, where an exchange is not one row,
-    records(files, scratch) -> Iterator        a `Record` or `Reject` for every row: cheap, in
-                                               constant memory, in the main process; `scratch` is
-                                               a folder for what does not fit into memory
+    parse(record) -> list[Exchange | Reject]   one outcome per choice; pure, runs in the workers,
+                                               may raise `Reject`
+and, if exchanges are not single rows,
+    records(files, scratch) -> Iterator        `Record`s and `Reject`s that cover every row; cheap,
+                                               runs in the main process in constant memory;
+                                               `scratch` is a folder for temporary files
 """
 
 from collections.abc import Iterator, Sequence
@@ -57,7 +57,7 @@ UNKNOWN = "unknown"
 
 
 def files_by_format(files: Sequence[LogFile], name: str = "auto") -> dict[str, list[LogFile]]:
-    """Files by format, formats in order of their first file; `UNKNOWN` for the others."""
+    """Groups files by format, in order of first occurrence; may include `UNKNOWN`."""
     if name != "auto" and name not in FORMATS:
         raise OutriderError(
             f"traffic.format = {name!r}: unknown; choose auto or one of {', '.join(FORMATS)}"
@@ -69,13 +69,13 @@ def files_by_format(files: Sequence[LogFile], name: str = "auto") -> dict[str, l
 
 
 def format_of(file: LogFile) -> str:
-    """The first format that recognizes the beginning of a file."""
+    """Returns the first format that recognizes a file's beginning, or `UNKNOWN`."""
     sample = sample_of(file)
     return next((name for name, module in FORMATS.items() if module.recognizes(sample)), UNKNOWN)
 
 
 def read_records(name: str, files: Sequence[LogFile], scratch: Path) -> Iterator[Record | Reject]:
-    """Yields the records of files of one format; `UNKNOWN` gives one reject per file."""
+    """Yields the records of one format; `UNKNOWN` gives a reject per file."""
     if name != UNKNOWN:
         records = getattr(FORMATS[name], "records", row_records)
         yield from records(files, scratch)
@@ -88,7 +88,7 @@ def read_records(name: str, files: Sequence[LogFile], scratch: Path) -> Iterator
 
 
 def parse_record(name: str, record: Record) -> list[Exchange | Reject]:
-    """Parses a record; every reject gets its place."""
+    """Parses a record and sets the place of every reject."""
     try:
         outcomes = FORMATS[name].parse(record)
     except Reject as reject:

@@ -1,18 +1,18 @@
 """Conversation data sets: `messages` without a separate response.
 
-Together and Fireworks fine-tune on such rows, and the Hugging Face Hub holds many.
+Together and Fireworks fine-tune on such rows; the Hugging Face Hub has many such data sets.
 
     {"messages": [{"role": "user", "content": "..."},
                   {"role": "assistant", "reasoning_content": "...", "content": "..."}],
      "weight": 0.5}
 
-The last message, an assistant's, is the completion. Sampling settings are known only if the row
+The last message, from the assistant, is the completion. Sampling settings are known only if the row
 has them (`temperature`, `top_p`, `response_format`, `finish_reason`, ...). A weight of 0 or less,
 of the row or the last message, excludes it from training.
 
-`hf://datasets/OWNER/NAME[@REVISION][/data/train-*.parquet]` reads the Hub (private sets need
-`HF_TOKEN`); folders of `save_to_disk` are read as they are. Often sampling, finish reason and time
-are lost, and only the on-policy check can show whether the target wrote the text.
+`hf://datasets/OWNER/NAME[@REVISION][/data/train-*.parquet]` reads from the Hub (private data sets
+need `HF_TOKEN`); folders of `save_to_disk` can be read directly. Sampling, finish reason and time
+are often missing, and only the on-policy check can show whether the target wrote the text.
 """
 
 from typing import Any
@@ -54,7 +54,7 @@ def parse(record: Record) -> list[Exchange | Reject]:
     *asked, answer = openai_messages(messages, "row.messages")
     keys = ("model", "chat_template_kwargs", "documents", "user", *NUMBERS, *CONSTRAINTS)
     request = {key: row[key] for key in keys if key in row}
-    request["tools"] = unpacked(row, "tools", "row")  # tables hold them as text
+    request["tools"] = unpacked(row, "tools", "row")  # tables store them as text
     for message in asked:
         message.pop("weight", None)
     request["messages"] = asked

@@ -1,4 +1,4 @@
-"""Typed fields of a JSON object; a wrong type is a `Reject` that names the field.
+"""Reads typed fields of JSON objects; a wrong type raises a `Reject`.
 
 take(request, "messages", list, "request")      # None if it is missing or null
 
@@ -16,14 +16,14 @@ from outrider.data.exchange import Reject
 from outrider.data.formats.rows import decode, kind_of
 
 LARGEST = 1e300
-"""Larger numbers are refused; leaves room for sums."""
+"""Larger numbers are rejected, so that sums stay finite."""
 
 
 def take(holder: dict[str, Any], key: str, kind: type | tuple[type, ...], where: str) -> Any:
     """Returns `holder[key]`, or None if it is missing or null.
 
     Raises:
-        Reject: it has another type than `kind`.
+        Reject: If it is not of type `kind`, or cannot be encoded as UTF-8.
     """
     value = holder.get(key)
     if value is None:
@@ -39,15 +39,15 @@ def take(holder: dict[str, Any], key: str, kind: type | tuple[type, ...], where:
 
 
 def take_number(holder: dict[str, Any], key: str, where: str) -> float | None:
-    """A finite number or None."""
+    """Returns a finite number, or None."""
     value = take(holder, key, (int, float), where)
-    if value is not None and not abs(value) < LARGEST:  # nor NaN
+    if value is not None and not abs(value) < LARGEST:  # rejects NaN too
         raise Reject("wrong_type", f"{where}.{key} is not a finite number")
     return None if value is None else float(value)
 
 
 def take_ids(holder: dict[str, Any], key: str, where: str) -> list[int] | None:
-    """A list of token ids or None."""
+    """Returns a list of token ids, or None."""
     values = take(holder, key, list, where)
     if values is not None and not all(
         type(value) is int and 0 <= value < 2**31 for value in values
@@ -57,10 +57,10 @@ def take_ids(holder: dict[str, Any], key: str, where: str) -> list[int] | None:
 
 
 def take_time(holder: dict[str, Any], key: str, where: str) -> float | None:
-    """Unix seconds, or None.
+    """Returns Unix seconds, or None.
 
-    From a number (seconds, or milliseconds where it is too large for seconds), an ISO 8601 text, or
-    a table's time.
+    The value is a number (milliseconds if it is too large for seconds), ISO 8601 text, or a table's
+    timestamp.
     """
     value = holder.get(key)
     if not isinstance(value, str | datetime):
@@ -74,7 +74,7 @@ def take_time(holder: dict[str, Any], key: str, where: str) -> float | None:
 
 
 def take_text(holder: dict[str, Any], key: str, where: str) -> str | None:
-    """A text or None. Integers become text, since identifiers are logged as either."""
+    """Returns text or None; integers become text, since ids may be either."""
     value = holder.get(key)
     return str(value) if type(value) is int else take(holder, key, str, where)
 
@@ -82,7 +82,7 @@ def take_text(holder: dict[str, Any], key: str, where: str) -> str | None:
 def take_names(
     holder: dict[str, Any], keys: Mapping[str, tuple[str, ...]], where: str
 ) -> dict[str, Any]:
-    """For each name, the first text under its keys that is not empty, or None."""
+    """Maps each name to its keys' first non-empty text, or None."""
     return {
         name: next(filter(None, (take_text(holder, key, where) for key in its_keys)), None)
         for name, its_keys in keys.items()
@@ -90,12 +90,12 @@ def take_names(
 
 
 def first(*values: Any) -> Any:
-    """The first value that is not None, or None."""
+    """Returns the first value that is not None, or None."""
     return next((value for value in values if value is not None), None)
 
 
 def unpacked(holder: dict[str, Any], key: str, where: str) -> Any:
-    """`holder[key]`, decoded where it begins like a JSON object or list; None if unset."""
+    """Returns `holder[key]`, decoded if it begins with a bracket; None if unset."""
     value = holder.get(key)
     if not isinstance(value, str):
         return value
@@ -116,7 +116,7 @@ def unpacked(holder: dict[str, Any], key: str, where: str) -> Any:
 
 
 def unpacked_or_text(holder: dict[str, Any], key: str, where: str) -> Any:
-    """Like `unpacked`, but invalid JSON stays text: an answer may begin with a bracket."""
+    """Like `unpacked`, but keeps invalid JSON: answers may begin with a bracket."""
     try:
         return unpacked(holder, key, where)
     except Reject:
@@ -124,7 +124,7 @@ def unpacked_or_text(holder: dict[str, Any], key: str, where: str) -> Any:
 
 
 def mapping(holder: dict[str, Any], key: str, where: str) -> dict[str, Any]:
-    """`holder[key]` as a dict, from an object, its JSON or a list of pairs; empty where unset."""
+    """Returns `holder[key]` (object, JSON or pairs) as a dict; empty if unset."""
     value = unpacked(holder, key, where)
     if isinstance(value, list) and all(
         isinstance(pair, tuple) and isinstance(pair[0], str) for pair in value

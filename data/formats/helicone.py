@@ -6,11 +6,11 @@
 
 For a streamed response Helicone keeps the chunks as `streamed_data` and a body that it built from
 them. That body lacks the finish reason and all but the first chunk of the reasoning, so a row
-without the chunks is the reject `stream_not_kept`.
+without the chunks is rejected as `stream_not_kept`.
 
 To get it: `npx @helicone/export --start-date D --include-body`. The CSV export has no responses.
 The session is `Helicone-Session-Id`, else `request_user_id`; tenant and route are the properties of
-these names.
+those names.
 """
 
 from typing import Any
@@ -71,7 +71,7 @@ def parse(record: Record) -> list[Exchange | Reject]:
 
 
 def _whole(response: dict[str, Any]) -> dict[str, Any]:
-    """The response as the engine sent it."""
+    """Returns the response as the engine sent it."""
     chunks = response.get("streamed_data")
     if isinstance(chunks, str):
         return join_chunks(chunks_of_sse(chunks))

@@ -1,11 +1,11 @@
-"""Joins rows of one exchange that are apart in the log, by id, in constant memory.
+"""Joins the separate rows of an exchange by id, in constant memory.
 
     def records(files, scratch):
         return joined_records(files, scratch, member_of)    # member_of(row) -> id, side
     def parse(record):
         request_row, response_rows = record.payload
 
-The rows go through a file (sqlite), because the halves of an exchange may be at the two ends of a
+The rows go through an SQLite file, because the halves of an exchange may be at opposite ends of a
 log of any size.
 """
 
@@ -34,9 +34,9 @@ class Member(NamedTuple):
 def joined_records(
     files: Sequence[LogFile], scratch: Path, member_of: Callable[[Row | None], tuple[str, str]]
 ) -> Iterator[Record | Reject]:
-    """Yields a record for each response with its request, ids in order of their first row.
+    """Yields a record per response with its request, in log order of ids.
 
-    `member_of` returns the id and side of a row, or raises a `Reject`, the outcome of that row.
+    `member_of` returns the id and side of a row, or raises a `Reject` for that row.
     """
     with (
         tempfile.TemporaryDirectory(dir=scratch) as folder,
@@ -53,7 +53,7 @@ def joined_records(
                     reject.place = Place(file.name, number)
                     yield reject
                     continue
-                # A table's row as JSON too, and None never: `member_of` has rejected it.
+                # Table rows are converted to JSON; `member_of` has rejected None.
                 content = row if isinstance(row, bytes) else json.dumps(row, default=str).encode()
                 values = (key, side, index, number, content)
                 database.execute("INSERT INTO rows VALUES (?, ?, ?, ?, ?)", values)
@@ -62,7 +62,7 @@ def joined_records(
             "SELECT key, MIN(rowid) AS first, COUNT(*), SUM(LENGTH(row)) FROM rows GROUP BY key"
             " ORDER BY first"
         ):
-            is_large = size + 200 * count > LONGEST_LINE  # a row takes memory besides its bytes
+            is_large = size + 200 * count > LONGEST_LINE  # 200: a row's overhead in memory
             found = database.execute(
                 "SELECT side, file, line, row FROM rows WHERE "
                 + ("rowid = ?" if is_large else "key = ? ORDER BY rowid"),
@@ -81,8 +81,8 @@ def joined_records(
 def _records(members: list[Member]) -> Iterator[Record | Reject]:
     """Yields the records of one id.
 
-    Batches may number their requests from 1 again: where an id has several requests, each folder is
-    joined separately.
+    Several batches may number their requests from 1: if an id has different requests, each folder
+    is joined separately.
     """
     folders: dict[str, list[Member]] = {"": members}
     if _is_ambiguous(members):
@@ -102,7 +102,7 @@ def _is_ambiguous(members: Iterable[Member]) -> bool:
 
 
 def _pairs(members: list[Member]) -> Iterator[Record | Reject]:
-    """Yields every response with a request; equal requests were sent again and count once."""
+    """Yields each response with its request; several requests are identical retries."""
     requests, whole, chunks = (
         [member for member in members if member.side == side]
         for side in ("request", "response", "chunk")
@@ -110,7 +110,7 @@ def _pairs(members: list[Member]) -> Iterator[Record | Reject]:
     responses = [[member] for member in whole] or ([chunks] if chunks else [])
     for number, response in enumerate(responses):
         used = len(response) + (number < len(requests))
-        if number == 0:  # with the rest: chunks of a whole response
+        if number == 0:  # also counts leftover chunks of a whole response
             used = len(members) - max(len(responses) - 1, 0) - max(len(requests) - 1, 0)
         payload = (requests[0].row if requests else None, tuple(member.row for member in response))
         yield Record(response[0].place, payload, rows=used)

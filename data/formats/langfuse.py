@@ -6,12 +6,12 @@
 
 The export is JSON lines or Parquet. Input, output and parameters are texts that hold JSON; an empty
 text means unset. An observation has no finish reason: it counts as cut if it used all of its
-`max_tokens`, and as finished without such a limit.
+`max_tokens`, otherwise as finished.
 
 To get it: the blob-storage integration (name the folder `observations_v2/`) or a JSON export, with
 the field groups that have input, output, model and usage. Only observations of type `GENERATION`
 are read. Langfuse's OpenAI wrapper drops the reasoning (`reasoning_missing`) and writes temperature
-1 where a request had none.
+1 if a request had none.
 """
 
 from typing import Any
@@ -103,7 +103,7 @@ def parse(record: Record) -> list[Exchange | Reject]:
 
 
 def _asked(row: dict[str, Any]) -> dict[str, Any]:
-    """Messages and tools of the request."""
+    """Returns the messages, tools and sampling constraints of the request."""
     asked = unpacked(row, "input", "row")
     if asked is None:
         raise Reject("content_not_logged", "row.input is empty")
@@ -113,7 +113,7 @@ def _asked(row: dict[str, Any]) -> dict[str, Any]:
         messages = [messages]
     if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
         raise Reject("prompt_not_messages", "row.input is not a list of messages")
-    definitions = mapping(row, "tool_definitions", "row")  # which Langfuse took out of a request
+    definitions = mapping(row, "tool_definitions", "row")  # Langfuse extracts them from the request
     tools = [
         {
             "type": "function",
@@ -129,7 +129,7 @@ def _asked(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _answered(row: dict[str, Any], finish_reason: str | None) -> dict[str, Any]:
-    """The choices of the response, and the rest of a whole response."""
+    """Returns the response's choices, or the whole response if it was logged."""
     answer = unpacked_or_text(row, "output", "row")
     if answer is None:
         raise Reject("content_not_logged", "row.output is empty")
@@ -171,6 +171,6 @@ def _finish_reason(parameters: dict[str, Any], used: int | None) -> str | None:
 
 
 def _text(metadata: dict[str, Any], key: str) -> str | None:
-    """A value of the metadata, which Langfuse stores as JSON unless it is text."""
+    """Returns a text of the metadata without a JSON string's quotes."""
     value = metadata.get(key)
     return value.strip('"') or None if isinstance(value, str) else None

@@ -22,7 +22,7 @@ from outrider.data.formats.openai import body, exchanges
 from outrider.data.formats.rows import Sample, parse_row
 
 TENANTS = tuple(f"user_api_key_{key}" for key in ("team_alias", "team_id", "org_id", "alias"))
-"""Keys of the metadata that name the tenant, by preference."""
+"""Metadata keys that name the tenant, in order of preference."""
 
 
 def recognizes(sample: Sample) -> bool:
@@ -32,7 +32,7 @@ def recognizes(sample: Sample) -> bool:
 
 
 def _payload(row: dict[str, Any]) -> dict[str, Any]:
-    # A custom callback may log its whole `kwargs`, which hold the payload.
+    # A custom callback may log its whole `kwargs`, which contain the payload.
     wrappers = ("standard_logging_object", "standard_logging_payload")
     return next((row[key] for key in wrappers if isinstance(row.get(key), dict)), row)
 
@@ -80,7 +80,7 @@ def parse(record: Record) -> list[Exchange | Reject]:
 
 
 def _is_redacted(value: Any) -> bool:
-    """Whether LiteLLM replaced a text by its redaction notice: in a message, a choice, or alone."""
+    """Whether a text, message or choice contains LiteLLM's redaction notice."""
     if isinstance(value, dict):
         keys = ("content", "text", "message", "reasoning_content", "choices")
         value = [value.get(key) for key in keys]

@@ -1,9 +1,9 @@
-"""Converts messages of parts (OpenTelemetry's GenAI conventions) to OpenAI's messages.
+"""Converts messages with parts (OpenTelemetry's GenAI conventions) to OpenAI's messages.
 
     openai_messages([{"role": "user", "parts": [{"type": "text", "content": "Hi"}]}], "input")
     # [{"role": "user", "content": "Hi"}]
 
-A message without `parts` is OpenAI's own, which some instrumentations write.
+A message without `parts` is already OpenAI's, as some instrumentations write it.
 """
 
 import json
@@ -14,7 +14,7 @@ from outrider.data.formats.fields import first, take, take_text
 
 
 def openai_messages(messages: list[Any], where: str) -> list[dict[str, Any]]:
-    """Converts all messages; one that answers several tool calls becomes several."""
+    """Converts all messages; answers to several tool calls become separate messages."""
     converted: list[dict[str, Any]] = []
     for index, message in enumerate(messages):
         converted += openai_message(message, f"{where}[{index}]")
@@ -22,7 +22,7 @@ def openai_messages(messages: list[Any], where: str) -> list[dict[str, Any]]:
 
 
 def openai_message(message: Any, where: str) -> list[dict[str, Any]]:
-    """Converts one message; the answers of tools come first."""
+    """Converts one message; the result begins with any tool answers."""
     if not isinstance(message, dict):
         raise Reject("wrong_type", f"{where} is not a message")
     parts = take(message, "parts", list, where)
@@ -60,9 +60,9 @@ def openai_message(message: Any, where: str) -> list[dict[str, Any]]:
             raise Reject("not_text", f"{place} is neither text, reasoning nor a tool call")
     if answers and not texts:
         return answers
-    # Parts of a content are joined as in vLLM.
+    # Text parts are joined as in vLLM.
     role = take(message, "role", str, where) or ""
-    # As LangChain's instrumentation spells them; a template omits unknown roles silently.
+    # LangChain's instrumentation uses these names; templates silently omit unknown roles.
     role = {"human": "user", "ai": "assistant"}.get(role.lower(), role)
     plain: dict[str, Any] = {"role": role, "content": "\n".join(texts)}
     if thoughts:

@@ -1,4 +1,4 @@
-"""OpenAI's request and response JSON to exchanges, one for each choice.
+"""Converts OpenAI's request and response JSON to exchanges, one per choice.
 
 Most formats wrap this shape. It covers chat completions (`messages`) and text completions
 (`prompt`, without a template). The engine's tokenizer adds its begin token to a prompt unless the
@@ -6,16 +6,16 @@ request has `add_special_tokens: false`.
 
     exchanges(request, response, place, session="s-17", time=1719830400.0)
 
-Values of the wrapping log (session, user, tenant, route, time) are passed by name; they
-apply where request and response have none. Fields, in order of precedence:
+Values of the wrapping log are keyword arguments: `session`, `user`, `tenant` and `route` apply if
+the request has none, `time` always. Fields, in order of precedence:
 
 - prompt ids: `response.prompt_token_ids`, `choices[0].prompt_token_ids`; else the target's chat
   template renders the messages
 - completion ids: `choices[0].token_ids`; else the text is tokenized
 - reasoning: `message.reasoning`, `message.reasoning_content`, `message.content` up to `</think>`;
   else the reject `reasoning_missing` if the template opens `<think>`
-- end: `finish_reason`, `stop_reason`; else the reject `not_finished` (of a stream, `stream_cut`)
-- token count: `response.usage`, for one choice; without it the count is not checked
+- end: `finish_reason`, `stop_reason`; else the reject `not_finished` (for a stream, `stream_cut`)
+- token count: `response.usage`, if there is one choice; else the count is not checked
 - time: `timestamp` (Unix seconds or milliseconds, ISO 8601), `response.created`; else the order of
   the log
 - session: `request.metadata.session_id`, `session_id`, `request.user`; else the first question
@@ -25,8 +25,8 @@ apply where request and response have none. Fields, in order of precedence:
 - template arguments: `request.tools`, `documents`, `chat_template_kwargs`, `reasoning_effort`,
   `add_generation_prompt`, `continue_final_message`; else vLLM's defaults
 
-`n` and prompts of token ids are read; `suffix`, `echo` (`not_text`) and several prompts of one
-request (`prompt_not_messages`) are not.
+`n` and prompts of token ids are supported; `suffix` and `echo` (`not_text`) and several prompts in
+one request (`prompt_not_messages`) are rejected.
 """
 
 from typing import Any
@@ -42,7 +42,7 @@ Prompt = str | list[int]
 
 
 def body(row: dict[str, Any], key: str) -> dict[str, Any] | None:
-    """A request or response of a row: an object, its JSON text, or a stream as text or chunks."""
+    """Returns a request or response, logged as object, JSON text or stream."""
     value = row.get(key)
     if value is None or isinstance(value, dict):
         return value
@@ -60,7 +60,7 @@ def body(row: dict[str, Any], key: str) -> dict[str, Any] | None:
 
 
 def gateway_fields(row: dict[str, Any]) -> dict[str, Any]:
-    """What a gateway logs next to request and response, as arguments of `exchanges`."""
+    """Returns a gateway's own fields of a row, as arguments of `exchanges`."""
     return {
         "session": take_text(row, "session_id", "row"),
         "tenant": take_text(row, "tenant", "row"),
@@ -81,10 +81,10 @@ def exchanges(
 ) -> list[Exchange | Reject]:
     """Returns an exchange or reject for each choice.
 
-    `session` is the id of a conversation, `user` one that lasts longer.
+    `session` is the id of a conversation, `user` that of the end user.
 
     Raises:
-        Reject: all choices have the same problem.
+        Reject: If all choices have the same problem.
     """
     if response.get("error") is not None:
         raise Reject("error_response")
@@ -134,7 +134,7 @@ def _of_choice(
     prompt: Prompt | None,
     request: dict[str, Any],
 ) -> dict[str, Any]:
-    """A choice of a chat or text completion as fields of `Exchange`."""
+    """Returns a choice of a chat or text completion as `Exchange` fields."""
     if not isinstance(choice, dict):
         raise Reject("wrong_type", "a choice of the response is not an object")
     completion_ids = take_ids(choice, "token_ids", "choice")
@@ -142,7 +142,7 @@ def _of_choice(
         "prompt_token_ids": first(prompt_ids, take_ids(choice, "prompt_token_ids", "choice")),
         "completion_token_ids": completion_ids,
     }
-    if prompt is not None:  # of a text completion; `logprobs` are not needed
+    if prompt is not None:  # a text completion; `logprobs` are not needed
         fields |= {"content": take(choice, "text", str, "choice"), "completion_is_raw": True}
         if request.get("suffix") or request.get("echo"):
             raise Reject(
@@ -169,7 +169,7 @@ def _of_choice(
 
 
 def reasoning_and_content(message: dict[str, Any]) -> tuple[str | None, str | None]:
-    """Reasoning and content of an assistant message, whichever key the engine used."""
+    """Returns an assistant message's reasoning, under either key, and its content."""
     reasoning, other, content = (
         take(message, key, str, "message") for key in ("reasoning", "reasoning_content", "content")
     )
@@ -177,7 +177,7 @@ def reasoning_and_content(message: dict[str, Any]) -> tuple[str | None, str | No
 
 
 def finish_reason(logged: str | None) -> str:
-    """`stop` or `length`; tool calls end like `stop`, with the end token."""
+    """Returns `stop` or `length`; tool calls also end with the end token."""
     if logged == "tool_calls":
         return "stop"
     if logged == "cut":
@@ -188,7 +188,7 @@ def finish_reason(logged: str | None) -> str:
 
 
 def _plain(message: Any, where: str) -> dict[str, Any]:
-    """A message with its content as one text, whose parts are joined as in vLLM."""
+    """Returns a message with its text parts joined, as vLLM joins them."""
     if not isinstance(message, dict) or not isinstance(message.get("role"), str):
         raise Reject("wrong_type", f"{where} is not a message with a role")
     content = message.get("content")
@@ -202,7 +202,7 @@ def _plain(message: Any, where: str) -> dict[str, Any]:
 
 
 def stop_strings(request: dict[str, Any]) -> tuple[str, ...]:
-    """The request's stop strings."""
+    """Returns the request's stop strings."""
     stop = take(request, "stop", (str, list), "request") or ()
     return (
         (stop,)
@@ -212,7 +212,7 @@ def stop_strings(request: dict[str, Any]) -> tuple[str, ...]:
 
 
 def template_arguments(request: dict[str, Any]) -> dict[str, Any]:
-    """Arguments of the chat template other than the messages."""
+    """Returns the arguments of the chat template other than the messages."""
     arguments = dict(take(request, "chat_template_kwargs", dict, "request") or {})
     for key in (
         "tools",
@@ -229,7 +229,7 @@ def template_arguments(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _prompt_of(request: dict[str, Any]) -> Prompt | None:
-    """The request's `prompt`; None without one."""
+    """Returns the request's `prompt`; None if it has none."""
     prompt = request.get("prompt")
     if isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list):
         if len(prompt) > 1:

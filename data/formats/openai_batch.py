@@ -6,7 +6,7 @@
      "response": {"status_code": 200, "body": {"choices": [...]}}}
 
 `traffic.path` names both files (and the file of errors) in any order. vLLM's `run-batch` writes the
-same. The times of requests are lost.
+same format. The times of requests are not logged.
 """
 
 import functools
@@ -18,7 +18,7 @@ from outrider.data.formats.openai import body, exchanges
 from outrider.data.formats.rows import Row, Sample, parse_row
 
 COMPLETIONS = "/completions"
-"""End of the URLs of chat and text completions."""
+"""Suffix of the URLs of chat and text completions."""
 
 
 def recognizes(sample: Sample) -> bool:

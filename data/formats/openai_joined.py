@@ -3,18 +3,18 @@
     {"id": "req-17", "messages": [...], "model": "deepseek-r1"}
     {"id": "chatcmpl-req-17", "object": "chat.completion", "choices": [...]}
 
-or, with wrappers and in streams (one chunk per line):
+or, wrapped or streamed (one chunk per line):
 
     {"request_id": "req-17", "request": {...}}
     {"request_id": "req-17", "response": {...}}
     {"id": "chatcmpl-req-17", "object": "chat.completion.chunk", "choices": [...]}
 
-`request_id` has precedence over `id`. The `chatcmpl-` that engines put before a request's id is
+`request_id` has precedence over `id`. The prefix `chatcmpl-` that engines add to a request's id is
 ignored. A response with logged prompt ids needs no request.
 
-Client-side logs have this form. Tenant and session are lost unless a row has
-them. Send `X-Request-Id` to choose the id. Duplicate ids are resolved per folder, otherwise the
-row is rejected as `ambiguous_id`.
+Client-side logs have this form. Tenant and session are lost unless a row has them. Send
+`X-Request-Id` to choose the id. If different requests share an id, each folder is joined
+separately; if an id is still ambiguous within a folder, its rows are rejected as `ambiguous_id`.
 """
 
 import functools
@@ -33,7 +33,7 @@ def recognizes(sample: Sample) -> bool:
 
 
 def _side(row: dict[str, Any]) -> str | None:
-    """Side of a row; None for an unrelated row."""
+    """Returns `request`, `response` or `chunk`; None for an unrelated row."""
     if "id" not in row and "request_id" not in row:
         return None
     choices = row.get("choices")
@@ -44,10 +44,10 @@ def _side(row: dict[str, Any]) -> str | None:
         return "response"
     messages = row.get("messages")
     if isinstance(messages, list) and messages:
-        # A conversation that ends with its answer is a data set's row, not a request.
+        # A conversation that ends with an answer is a row of a data set, not a request.
         last = messages[-1]
         return "request" if isinstance(last, dict) and last.get("role") != "assistant" else None
-    if "model" in row and isinstance(row.get("prompt"), str | list):  # of a text completion
+    if "model" in row and isinstance(row.get("prompt"), str | list):  # a text completion
         return "request"
     return "request" if isinstance(row.get("request"), dict | str) else None
 

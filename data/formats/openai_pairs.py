@@ -1,12 +1,12 @@
-"""OpenAI pairs: one chat completion per row, as a gateway or proxy logs it.
+"""OpenAI pairs: one chat completion per row, as gateways log it.
 
     {"request": {"model": "deepseek-r1", "messages": [...]}, "response": {"choices": [...]},
      "timestamp": 1719830400}
 
-A streamed response is the text of its event stream, or the list of its chunks (also as `chunks`).
+A streamed response is the text of its event stream, or a list of its chunks (also under `chunks`).
 
-A gateway that logs both bodies writes it. With `return_token_ids` in the requests nothing is lost;
-without it the token ids are.
+Gateways that log both bodies write this format. It has the token ids if requests set
+`return_token_ids`.
 """
 
 from outrider.data.exchange import Exchange, Record, Reject

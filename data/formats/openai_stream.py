@@ -2,7 +2,7 @@
 
 The result has the shape of a response that was not streamed, so that `openai.exchanges` reads both.
 With `return_token_ids` vLLM sends the prompt's ids in the first chunk and each choice's as deltas.
-Ids that are incomplete by the engine's token count are dropped, and the text is used.
+If their number differs from the engine's token count, ids are dropped and the text is used.
 
     response = join_chunks(chunks_of_sse(text))
 """
@@ -19,8 +19,8 @@ DATA = "data:"
 
 
 def chunks_of_sse(text: str) -> list[dict[str, Any]]:
-    """Chunks in the text of an event stream; a last one that does not parse was cut."""
-    # Not splitlines: JSON may hold a raw line separator (U+2028). Lines without data are comments
+    """Parses an event stream; an incomplete last chunk is the reject `stream_cut`."""
+    # Not splitlines: JSON may contain U+2028 (line separator). Lines without data are comments
     # and event names.
     lines = (line.strip("\r") for line in text.split("\n"))
     payloads = [line.removeprefix(DATA).strip() for line in lines if line.startswith(DATA)]
@@ -37,7 +37,7 @@ def chunks_of_sse(text: str) -> list[dict[str, Any]]:
 
 
 def join_chunks(chunks: Iterable[Any]) -> dict[str, Any]:
-    """One response of all the chunks of a stream."""
+    """Joins all chunks of a stream into one response."""
     response: dict[str, Any] = {}
     choices: dict[int, dict[str, Any]] = {}
     for chunk in chunks:
@@ -49,7 +49,7 @@ def join_chunks(chunks: Iterable[Any]) -> dict[str, Any]:
             if chunk.get(key) is not None:
                 response.setdefault(key, chunk[key])
         if chunk.get("usage") is not None:
-            response["usage"] = chunk["usage"]  # the last one counts the whole
+            response["usage"] = chunk["usage"]  # the last one covers the whole response
         for delta in take(chunk, "choices", list, "chunk") or ():
             if not isinstance(delta, dict):
                 raise Reject("wrong_type", "a choice of a chunk is not an object")
@@ -69,9 +69,9 @@ def join_chunks(chunks: Iterable[Any]) -> dict[str, Any]:
 
 
 def _add(choice: dict[str, Any], delta: dict[str, Any]) -> None:
-    """Adds a chunk to a choice."""
+    """Adds a chunk's delta to a choice."""
     added = take(delta, "delta", dict, "choice") or {}
-    if delta.get("text") is not None:  # of a text completion
+    if delta.get("text") is not None:  # a text completion
         added = {"text": delta["text"]}
     keys = ("reasoning", "reasoning_content", "content", "text")
     texts = {key: take(added, key, str, "delta") for key in keys}
@@ -102,7 +102,7 @@ def _add_call(calls: dict[int, dict[str, Any]], delta: Any) -> None:
 
 
 def _finished(choice: dict[str, Any]) -> dict[str, Any]:
-    """A choice in the shape of a response that was not streamed."""
+    """Returns a choice in the shape of a non-streamed response."""
     message: dict[str, Any] = {key: "".join(texts) for key, texts in choice["texts"].items()}
     finished = {"finish_reason": "cut", "message": message, **choice["rest"]}
     if "text" in message:

@@ -6,15 +6,15 @@
      [{"key": "gen_ai.input.messages", "value": {...}}]}]}]}]}
 
 The conventions also allow the attributes on an event (`gen_ai.client.inference.operation.details`),
-as a log record or within its span; both are read. A row of many spans is one record. Each span or
-log record is an outcome of it, numbered by `choice`.
+which is a log record or part of its span; both are read. A row with many spans is one record; each
+of its spans or log records becomes an outcome, numbered by `choice`.
 
 The conventions before 1.37 (events such as `gen_ai.user.message`) are not read.
 
 To get it: the collector's file exporter, with `OTEL_SEMCONV_STABILITY_OPT_IN` set to
 `gen_ai_latest_experimental`, `OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT=SPAN_ONLY`, no
-`OTEL_ATTRIBUTE_VALUE_LENGTH_LIMIT` (`truncated`) and batches below 64 MB. Token ids are lost.
-ClickHouse rows are read too. vLLM's own spans have no messages.
+`OTEL_ATTRIBUTE_VALUE_LENGTH_LIMIT` (cut values are rejected as `truncated`) and batches below
+64 MB. Token ids are lost. ClickHouse rows are read too. vLLM's own spans have no messages.
 """
 
 import dataclasses
@@ -46,7 +46,7 @@ NAMES = {
     "tenant": ("tenant", "tenant.id"),
     "route": ("route", "gen_ai.agent.name"),
 }
-"""Names of attributes for each field of an exchange, by preference."""
+"""Attribute names for each field of an exchange, in order of preference."""
 
 
 def recognizes(sample: Sample) -> bool:
@@ -105,7 +105,7 @@ def _outcomes(span: dict[str, Any], place: Place) -> list[Exchange | Reject]:
             "prompt_not_messages",
             "text_completion: it is not logged whether a chat template was applied",
         )
-    is_call = operation in ("chat", "generate_content", None)  # None: some omit it
+    is_call = operation in ("chat", "generate_content", None)  # some instrumentations omit it
     if not is_call or not any(key.startswith("gen_ai.") for key in logged):
         raise Reject("not_a_generation")
     if logged.get("error.type"):
@@ -163,7 +163,7 @@ def _choices(logged: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _tools(logged: dict[str, Any]) -> list[Any] | None:
-    """Tools in the shape of OpenAI's request; the conventions omit its `function` level."""
+    """Returns tools as in OpenAI's request; the conventions omit the `function` level."""
     tools = unpacked(logged, "gen_ai.tool.definitions", "attributes")
     if not isinstance(tools, list):
         return None
@@ -175,7 +175,7 @@ def _tools(logged: dict[str, Any]) -> list[Any] | None:
 
 
 def _time(span: dict[str, Any]) -> float | None:
-    """Start of the call; OTLP writes nanoseconds as text."""
+    """Returns the start of the call; OTLP writes nanoseconds as text."""
     for key in ("startTimeUnixNano", "timeUnixNano"):
         nanoseconds = number(span, key)
         if nanoseconds:
@@ -186,7 +186,7 @@ def _time(span: dict[str, Any]) -> float | None:
 
 
 def _attributes(holder: dict[str, Any]) -> dict[str, Any]:
-    """Attributes of a span, log record or event, in any notation; empty without any."""
+    """Returns the attributes of a span, log record or event, possibly empty."""
     # The latter two are columns of the collector's ClickHouse tables.
     for key in ("attributes", "SpanAttributes", "LogAttributes"):
         value = holder.get(key)
@@ -198,14 +198,14 @@ def _attributes(holder: dict[str, Any]) -> dict[str, Any]:
 
 
 def _of_pairs(pairs: list[Any]) -> dict[str, Any]:
-    """OTLP's `[{"key": ..., "value": {"stringValue": ...}}]` as a dict."""
+    """Converts OTLP's `[{"key": ..., "value": {"stringValue": ...}}]` to a dict."""
     if not all(isinstance(pair, dict) and isinstance(pair.get("key"), str) for pair in pairs):
         raise Reject("wrong_type", "span.attributes holds something other than keys with values")
     return {pair["key"]: _plain(pair.get("value")) for pair in pairs}
 
 
 def _plain(value: Any) -> Any:
-    """Plain value of an OTLP value."""
+    """Converts an OTLP value to a plain value."""
     if not isinstance(value, dict) or not value:
         return None
     (kind, held), *_ = value.items()

@@ -1,12 +1,12 @@
-"""From a file to rows, and from a row's bytes to a dict; the sample by which formats are found.
+"""Splits files into rows, parses rows, samples files to find their format.
 
 A file is read as lines, so that a broken line damages only itself, unless it begins with a value
-that spans lines: an array or a pretty-printed object. Such values are cut by their brackets and
-quotes, without decoding: the workers decode, and one broken element does not end the file.
+that spans lines: an array or a pretty-printed object. Such values are split at their brackets and
+quotes without decoding: the workers decode them, and a broken element does not stop the reader.
 
-    for number, row in rows(file): ...      # JSON bytes, a table's dict, or None: over LONGEST_LINE
+    for number, row in rows(file): ...      # JSON bytes, a table's dict, or None if too long
 
-    def parse(record): row = parse_row(record.payload); ...      # of a format
+    def parse(record): row = parse_row(record.payload); ...      # in a format
 """
 
 import itertools
@@ -22,7 +22,7 @@ from outrider.data.exchange import Place, Record, Reject
 from outrider.data.formats.sources import CHUNK, LONGEST_LINE, LogFile
 
 DEEPEST = 100
-"""Maximum nesting; a row of a chat API has about ten levels, a tool's JSON schema some tens."""
+"""Maximum nesting depth; chat rows have about ten levels, JSON schemas of tools several tens."""
 
 TABLES = (".parquet", ".arrow")
 
@@ -30,10 +30,10 @@ TABLE_ROWS = 64
 """Rows decoded at a time."""
 
 LARGEST_VALUES = 2**30
-"""Maximum size in bytes of a file of values that span lines, which is held in memory."""
+"""Maximum bytes of a file whose values span lines; such a file is read into memory."""
 
 _TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*+"?|[{}\[\]]', re.DOTALL)
-"""A string, up to its end or that of the file, or a bracket."""
+"""A bracket, or a string up to its end or the end of the file."""
 
 Row = bytes | dict[str, Any]
 
@@ -45,11 +45,11 @@ class Sample:
     head: bytes
     """Its first 64 KiB, decompressed."""
     rows: tuple[dict[str, Any], ...]
-    """Its first rows that are JSON objects or rows of a table, at most 20."""
+    """Its first JSON objects or table rows, at most 20."""
 
 
 def sample_of(file: LogFile) -> Sample:
-    """Reads the sample of a file, without counting it as read."""
+    """Reads a file's sample, without counting its rows as read."""
     parsed = []
     for _, row in itertools.islice(rows(replace(file, rows=0)), 200):
         try:
@@ -62,7 +62,7 @@ def sample_of(file: LogFile) -> Sample:
 
 
 def row_records(files: Sequence[LogFile], scratch: Path) -> Iterator[Record | Reject]:
-    """Yields one record for every row of every file; `parse_row` rejects a None."""
+    """Yields one record per row; `parse_row` rejects a row that is None."""
     for file in files:
         for number, row in rows(file):
             yield Record(Place(file.name, number), row)
@@ -72,7 +72,7 @@ def parse_row(row: Row | None) -> dict[str, Any]:
     """Parses the object in a row.
 
     Raises:
-        Reject: it is too long (None), not an object, or ambiguous.
+        Reject: If the row is None (too long), invalid, or not an object.
     """
     if row is None:
         raise Reject("line_too_long", f"more than {LONGEST_LINE >> 20} MB")
@@ -100,7 +100,7 @@ def decode(text: bytes) -> Any:
     """Parses a JSON value.
 
     Raises:
-        Reject: it is invalid or ambiguous.
+        Reject: If it is invalid, nested too deeply, or has a duplicate key.
     """
     try:
         value = json.loads(
@@ -143,9 +143,9 @@ def _check_depth(value: Any) -> None:
 
 
 def with_other_lines(items: Iterable[Record | Reject | Place | None]) -> Iterator[Record | Reject]:
-    """Replaces runs of a text log's lines without a request, given as places, by one reject each.
+    """Merges consecutive places, which are lines without a request, into one reject.
 
-    None ends a run: a line that belongs to a request and yields nothing yet.
+    None ends a run of such lines: a line that belongs to a request but completes no item.
     """
     for _, run in itertools.groupby(items, lambda item: isinstance(item, Place)):
         for item in run:
@@ -157,9 +157,9 @@ def with_other_lines(items: Iterable[Record | Reject | Place | None]) -> Iterato
 
 
 def rows(file: LogFile) -> Iterator[tuple[int, Row | None]]:
-    """Yields every row with its number from 1; None for one above `LONGEST_LINE`.
+    """Yields each row with its number; None if it exceeds `LONGEST_LINE`.
 
-    The number is the line number where rows are lines.
+    Numbers begin at 1. In a file of lines they are line numbers.
     """
     if file.path.endswith(TABLES):
         numbered: Iterable[tuple[int, Row | None]] = enumerate(_table(file), start=1)
@@ -172,7 +172,7 @@ def rows(file: LogFile) -> Iterator[tuple[int, Row | None]]:
         if len(held) > LARGEST_VALUES:
             raise OutriderError(
                 f"{file.name}: JSON values that span lines, in more than {LARGEST_VALUES >> 20} MB;"
-                " write one object a line, such as with `jq -c '.[]'` for an array"
+                " write one object per line, such as with `jq -c '.[]'` for an array"
             )
         numbered = enumerate(_values(held), start=1)
     for number, row in numbered:
@@ -183,19 +183,19 @@ def rows(file: LogFile) -> Iterator[tuple[int, Row | None]]:
 
 
 def is_lines(head: bytes) -> bool:
-    """Whether a file that begins so has a row in every line."""
+    """Whether a file that begins with `head` has one row per line."""
     head = head.removeprefix(b"\xef\xbb\xbf")
     lines = [line for line in head.split(b"\n")[:-1] if line.strip()]
-    if re.match(rb"\s*\[\s*[{\[\]]", head):  # or lines of arrays, though no format has such rows
+    if re.match(rb"\s*\[\s*[{\[\]]", head):  # an array, or lines of arrays
         return len(lines) > 1 and _continues(lines[0]) is None
-    # Pretty-printed: an object that continues on the next line, which is indented. A line that was
-    # cut off is followed by another object.
+    # A pretty-printed object continues on the next line, which is indented. A truncated line is
+    # followed by another object.
     opened = len(lines) > 1 and lines[0].lstrip().startswith(b"{") and _continues(lines[0])
     return not (opened and (lines[0].strip() == b"{" or lines[1][:1].isspace()))
 
 
 def _continues(line: bytes) -> bool | None:
-    """Whether a line of JSON continues on the next line; None if it is whole."""
+    """Whether JSON continues on the next line; None if it is complete."""
     text = line.decode("utf-8", "replace").rstrip()
     try:
         json.loads(text)
@@ -207,7 +207,7 @@ def _continues(line: bytes) -> bool | None:
 
 
 def _values(content: bytes) -> Iterator[bytes | None]:
-    """The JSON values of a file, or of its top-level array, and any text between them."""
+    """Yields the values of a file or top-level array, and text between."""
     depth = begin = 0
     top = 0  # depth at which values begin: 1 inside a top-level array
     for token in _TOKEN.finditer(content):
@@ -243,15 +243,14 @@ def _table(file: LogFile) -> Iterator[dict[str, Any]]:
     with file.stored() as stored:
         try:
             if file.path.endswith(".parquet"):
-                # Otherwise a row group is read whole, and a file may be a single one (446 MB: 635
-                # MB resident; 230 MB with this).
+                # By default a row group is read whole, and a file may have only one (446 MB file:
+                # 635 MB resident, 230 MB with these arguments).
                 parquet = pyarrow.parquet.ParquetFile(stored, pre_buffer=False, buffer_size=CHUNK)
                 batches = parquet.iter_batches(TABLE_ROWS)
             else:
                 batches = _arrow(stored)
             for batch in batches:
-                # Arrow trusts the offsets in a file and reads beyond its memory where they are
-                # wrong.
+                # Arrow trusts the offsets in a file; wrong ones make it read out of bounds.
                 batch.validate(full=True)
                 for start in range(0, len(batch), TABLE_ROWS):
                     yield from batch.slice(start, TABLE_ROWS).to_pylist()
@@ -260,13 +259,13 @@ def _table(file: LogFile) -> Iterator[dict[str, Any]]:
             OSError,
             UnicodeDecodeError,
             MemoryError,
-        ) as error:  # a column name, a length
+        ) as error:  # damaged column names or lengths raise the last two
             kind = "Parquet" if file.path.endswith(".parquet") else "Arrow"
             raise OutriderError(f"{file.name}: damaged {kind} ({error}); copy it again") from None
 
 
 def _arrow(stored: IO[bytes]) -> Iterator[Any]:
-    """Batches of an Arrow stream, as `datasets` writes it, or of an Arrow file."""
+    """Returns the batches of an Arrow stream (from `datasets`) or file."""
     import pyarrow as pa
 
     begins = stored.read(6)

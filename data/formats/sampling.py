@@ -2,7 +2,8 @@
 
     Exchange(place, **sampling_of(request, "request"))
 
-`constraint` is what else decided the tokens; such responses are set aside:
+Responses are set aside if a parameter other than temperature, top_p and top_k shaped them. Reasons
+(`constraint` is `grammar` or `other_sampling`; tokens.py checks the other two):
 
 - `grammar`: `response_format` other than `text`, `structured_outputs`, `guided_*`, `json_schema`,
   `regex`, `ebnf`, `structural_tag`; `tools` with a required or named `tool_choice`, `strict: true`
@@ -26,26 +27,26 @@ GRAMMARS = (
     *("structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar"),
     *("json_schema", "regex", "ebnf", "structural_tag"),
 )
-"""Each is a grammar wherever it is set. `guided_*` are vLLM's names before 0.12."""
+"""Parameters that each set a grammar. `guided_*` are vLLM's names before 0.12."""
 
 OTHER = (
     *("logit_bias", "bad_words", "allowed_token_ids", "min_tokens", "min_new_tokens"),
     *("thinking_token_budget", "custom_logit_processor", "logits_processors", "use_beam_search"),
 )
-"""Parameters that forbid, favour or force tokens; off where they are null, 0, false or empty."""
+"""Parameters that forbid, favor or force tokens; off if null, 0, false or empty."""
 
 CONSTRAINTS = ("response_format", "tools", "tool_choice", "parallel_tool_calls", *GRAMMARS, *OTHER)
 """All keys of a request that `constraint` depends on."""
 
 
 def sampling_of(request: dict[str, Any], where: str) -> dict[str, Any]:
-    """The values of `NUMBERS` and `constraint`, as arguments of an `Exchange`."""
+    """Returns the values of `NUMBERS` and `constraint`, as arguments of `Exchange`."""
     numbers = {name: take_number(request, name, where) for name in NUMBERS}
     return {**numbers, "constraint": constraint_of(request)}
 
 
 def constraint_of(request: dict[str, Any]) -> str | None:
-    """What decided the tokens of the response besides `NUMBERS`; None if nothing did."""
+    """Returns `grammar` or `other_sampling`; None if only `NUMBERS` shaped the tokens."""
     response_format = request.get("response_format")
     if isinstance(response_format, dict):
         response_format = response_format.get("type")
@@ -59,8 +60,7 @@ def constraint_of(request: dict[str, Any]) -> str | None:
 def _calls_a_tool(request: dict[str, Any]) -> bool:
     """Whether vLLM compiles the tools into a grammar.
 
-    It does for a required or named tool, for strict tools, and where it must limit the calls to
-    one.
+    It does for a required or named tool, for strict tools, and to limit the calls to one.
     """
     choice, tools = request.get("tool_choice"), request.get("tools")
     if choice == "none" or not isinstance(tools, list) or not tools:

@@ -9,10 +9,11 @@ Flags: `--log-requests --log-requests-level 3 --log-requests-format json`.
              "meta_info": {"finish_reason": {"type": "stop", "matched": 1}, ...}}}
 
 The finished row repeats the request, so only it is read. Level 2 cuts the middle out of long texts
-and lists; levels 0 and 1 omit them. Dumps of the same objects are pickles: sglang_dump.py.
+and lists; levels 0 and 1 omit them. sglang_dump.py reads pickled dumps of the same objects.
 
-The model's name and the messages are lost, often tenant and session. Level 2 gives the reject
-`truncated_log`, lower levels `text_not_logged`, the text format `text_log`. Times are read as UTC.
+The model's name and the messages are lost, often also tenant and session. Rejects: `truncated_log`
+for texts cut at level 2, `text_not_logged` for lower levels, `text_log` for the text format. Times
+are read as UTC.
 """
 
 import re
@@ -33,7 +34,7 @@ _EVENT = re.compile(rb'"event":\s*"(request\.[a-z_.]+)"')
 _TEXT_EVENT = re.compile(rb"(?:Receive|Finish): obj=\w+\(")
 
 KEPT, DOTS = 1024, "..."
-"""What level 2 keeps of a long text or list at either end, and what it puts between."""
+"""Length that level 2 keeps at either end of a long text or list, and its ellipsis."""
 
 LEVEL_3 = "start SGLang with --log-requests-level 3"
 
@@ -50,7 +51,7 @@ def records(files: Sequence[LogFile], scratch: Path) -> Iterator[Record | Reject
 
 
 def _item(place: Place, line: bytes | None) -> Record | Reject | Place:
-    """The record or reject of a line; its place where it logs no finished request."""
+    """Returns the record or reject of a line; its place if unrelated."""
     if line is None:
         return Record(place, None)
     event, begin = _EVENT.search(line, 0, 1000), line.find(b"{", 0, 200)
@@ -83,7 +84,7 @@ def exchange(
     session: str | None = None,
     model: str | None = None,
 ) -> Exchange:
-    """The exchange of a `GenerateReqInput` and its output, both as dicts."""
+    """Returns the exchange of a `GenerateReqInput` and its output, both as dicts."""
     if (take_text(asked, "rid", "obj") or "").startswith("HEALTH_CHECK") or "embedding" in answered:
         raise Reject("not_a_generation", "a health check, or an embedding")
     _check_whole(asked, "obj", ("text", "input_ids"))
@@ -123,7 +124,7 @@ def exchange(
         stop_reason=stop_reason,
         stop_strings=stop_strings(sampling) if ended == "stop" and stop_reason is None else (),
         completion_tokens=counted,
-        # Only logged for an adapter, whose traffic is not the target's.
+        # Logged only for a LoRA adapter, whose traffic is not the target's.
         model=take_text(asked, "lora_path", "obj") or model,
         session=take_text(labels, "session_id", "custom_labels")
         or take_text(own_session, "id", "session")
@@ -154,7 +155,7 @@ def _check_whole(holder: dict[str, Any], where: str, keys: tuple[str, ...]) -> N
             if isinstance(value, str)
             else isinstance(value, list) and DOTS in value
         )
-        # Levels 1 and 2 write a digest of a text whose field is abbreviated.
+        # Levels 1 and 2 write a digest in place of some texts.
         if cut or (
             isinstance(value, str) and re.fullmatch(r"<\w+: \d+ chars, blake2b=\w+>", value)
         ):

@@ -1,4 +1,4 @@
-"""SGLang's request and crash dumps: pickles, read without running them.
+"""SGLang's request and crash dumps: pickles, read without executing them.
 
 Flags: `dump_requests_folder`, `--crash-dump-folder`.
 
@@ -6,10 +6,10 @@ Flags: `dump_requests_folder`, `--crash-dump-folder`.
      "requests": [(GenerateReqInput(...), {"text": ..., "output_ids": ...}, created, finished)]}
 
 unpickle.py reads them in a process with limits. It builds only containers and inert records; a
-pickle that names anything else is one reject.
+pickle that names anything else becomes one reject.
 
-To get them: `dump_requests_folder` of `/configure_logging`. The process is limited to 4 GB of
-memory and 120 s. For the reject `pickle_too_large` lower the number of requests per file.
+To get them: set `dump_requests_folder` through `/configure_logging`. The process is limited to 4 GB
+of memory and 120 s; on the reject `pickle_too_large`, lower the number of requests per file.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ from outrider.data.formats.sources import LogFile
 
 
 def recognizes(sample: Sample) -> bool:
-    head = sample.head  # of a pickle: its protocol, and the opcode of a frame, mark or container
+    head = sample.head  # a pickle: its protocol, then the opcode of a frame, mark or container
     return len(head) > 2 and head[0] == 0x80 and 2 <= head[1] <= 5 and head[2:3] in b"\x95(})]"
 
 
@@ -47,8 +47,8 @@ def records(files: Sequence[LogFile], scratch: Path) -> Iterator[Record | Reject
 
 
 def _lines(file: LogFile) -> Iterator[bytes]:
-    """The lines that unpickle.py writes; one more reject where its limits ended it."""
-    # -I: nothing of the user's environment or working directory is imported.
+    """Yields the lines of unpickle.py; a reject if it exceeds its limits."""
+    # -I: imports nothing from the user's environment or the working directory.
     command = [sys.executable, "-I", unpickle.__file__]
     with (
         subprocess.Popen(
@@ -79,6 +79,6 @@ def parse(record: Record) -> list[Exchange | Reject]:
     model = take_text(row, "model", "server_args")
     made = exchange(asked, answered, record.place, finished=None, model=model)
     times = [take_number(row, key, "row") for key in ("created", "finished")]
-    # Below 1e9 it is a clock that counts from the machine's start.
+    # Smaller values come from a clock that counts from the machine's start.
     known = [time for time in times if time is not None and time > 1e9]
     return [dataclasses.replace(made, time=known[0]) if known else made]

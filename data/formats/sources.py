@@ -1,7 +1,7 @@
 """Log sources: files, folders, globs and fsspec URLs, plain or compressed.
 
-A `LogFile` of lines is read in constant memory. It counts its rows, for the check that none is
-lost.
+A `LogFile` of lines is read in constant memory. It counts its rows, so that the ingest can check
+that none is lost.
 
     from outrider.data.formats.sources import log_files
     log_files("s3://bucket/logs/2026-07-*.jsonl.gz")
@@ -25,16 +25,15 @@ from outrider.common.errors import OutriderError
 from outrider.common.fingerprint import store_identity
 from outrider.common.redaction import without_credentials
 
-# Reads every frame of a file and reports a truncated one; `zstandard`, fsspec's alternative, does
-# not.
+# Reads every frame of a file and reports truncation; `zstandard`, fsspec's alternative, does not.
 if sys.version_info >= (3, 14):
     from compression import zstd
 else:
     from backports import zstd
 
 SUFFIXES = (".jsonl", ".ndjson", ".json", ".log", ".parquet", ".arrow", ".pkl")
-"""Files that are read in a folder, also compressed. A file that is named or matched by a glob is
-read whatever its suffix."""
+"""Suffixes of the files that are read in a folder, also if compressed. A file that is named or
+matched by a glob is read regardless of its suffix."""
 
 DATA_SET_FILES = ("dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json")
 """Files that `datasets` writes next to its tables; they have no rows."""
@@ -42,8 +41,8 @@ DATA_SET_FILES = ("dataset_info.json", "dataset_infos.json", "dataset_dict.json"
 COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
 
 LONGEST_LINE = 64 * 2**20
-"""Maximum size of a row in bytes; longer ones are rejected. 40 times the longest exchange of R1
-with its token ids."""
+"""Maximum size of a row in bytes; longer ones are rejected. It is 40 times the longest exchange
+of R1 with its token ids."""
 
 CHUNK = 2**20
 """Bytes read at a time."""
@@ -51,12 +50,12 @@ CHUNK = 2**20
 CLIENTS = frozenset(
     {"httpx", "httpx2", "requests", "aiohttp", "botocore", "gcsfs", "google", "azure"}
 )
-"""Packages of the clients of huggingface_hub, http, s3fs, gcsfs and adlfs."""
+"""Packages whose exceptions huggingface_hub, http, s3fs, gcsfs and adlfs raise."""
 
 
 @contextlib.contextmanager
 def answering(what: str) -> Iterator[None]:
-    """Raises `OutriderError` if a store does not answer, or a file may not be read.
+    """Raises an `OutriderError` if a store does not answer or denies access.
 
     `what` begins the message.
     """
@@ -69,8 +68,8 @@ def answering(what: str) -> Iterator[None]:
         detail = f"{type(error).__name__}: {error}".rstrip(": ")
         raise OutriderError(
             f"{what}: refused, or no answer ({detail}); check the address, the network, the"
-            " credentials and the permissions and rerun the command; a log may be copied and the"
-            " copy named"
+            " credentials and the permissions and rerun the command, or copy the log and name the"
+            " copy"
         ) from None
 
 
@@ -84,7 +83,7 @@ class LogFile:
     path: str
     """Path inside `filesystem`."""
     rows: int = 0
-    """Rows that were read."""
+    """Number of rows read so far."""
     limit: int | None = None
     """Maximum number of rows to read, for a quick look."""
 
@@ -112,7 +111,7 @@ class LogFile:
                 ) from error
 
     def lines(self) -> Iterator[tuple[int, bytes | None]]:
-        """Yields every non-blank line with its number; None for one above `LONGEST_LINE`."""
+        """Yields non-blank lines with their numbers; None if one exceeds `LONGEST_LINE`."""
         with self.open() as file:
             for number, line in enumerate(_lines(file), start=1):
                 if line is None or line.strip():
@@ -131,21 +130,21 @@ class LogFile:
             return file.read(size)
 
     def size(self) -> int:
-        """Bytes as stored; 0 if the filesystem does not report it."""
+        """Returns the stored size in bytes; 0 if the filesystem reports none."""
         with answering(f"traffic.path: {self.name}"):
             return self.filesystem.size(self.path) or 0
 
     def identity(self) -> list[str]:
-        """Values that change with the content, as far as the store reports any."""
+        """Returns values that change with the content, if the store reports any."""
         with answering(f"traffic.path: {self.name}"):
             info = self.filesystem.info(self.path)
         return [self.name, *store_identity(info)]
 
 
 def _lines(file: BinaryIO) -> Iterator[bytes | None]:
-    """Yields the lines of a file, blank ones too, without a byte order mark.
+    """Yields all lines, including blank ones, without a byte order mark.
 
-    None replaces a line above `LONGEST_LINE`, which is never held whole.
+    None replaces a line above `LONGEST_LINE`, which is never in memory as a whole.
     """
     is_first = True
     while line := file.readline(LONGEST_LINE + 1):
@@ -160,7 +159,7 @@ def _lines(file: BinaryIO) -> Iterator[bytes | None]:
 
 
 def log_files(path: str | list[str]) -> list[LogFile]:
-    """Returns every file that `traffic.path` names, once, sorted by name within each entry."""
+    """Returns the distinct files of `traffic.path`, sorted by name within each entry."""
     entries = [path] if isinstance(path, str) else path
     found: dict[tuple[AbstractFileSystem, str], LogFile] = {}
     for entry in entries:
@@ -194,7 +193,7 @@ def _files_of(entry: str) -> list[LogFile]:
 
 
 def _paths(filesystem: AbstractFileSystem, root: str) -> list[str]:
-    """The log files of a folder, a file's own path, or the files that match a glob."""
+    """Returns the paths of log files in a folder, glob or file."""
     if not filesystem.isdir(root):
         if filesystem.exists(root):
             return [root]
@@ -207,5 +206,5 @@ def _paths(filesystem: AbstractFileSystem, root: str) -> list[str]:
 
 
 def unpacked_name(path: str) -> str:
-    """Name of a file without its folder and the suffix of its compression."""
+    """Returns a file's name without its folder and compression suffix."""
     return re.sub(r"\.(gz|zst)$", "", PurePosixPath(path).name)

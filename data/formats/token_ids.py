@@ -1,4 +1,4 @@
-"""Token ids as logged by an engine or in a tokenized data set, one exchange per row.
+"""Logged token ids or a tokenized data set, one exchange per row.
 
     {"prompt_token_ids": [0, 128803, ...], "completion_token_ids": [201, ...],
      "finish_reason": "stop", "temperature": 0.6}
@@ -26,7 +26,7 @@ def parse(record: Record) -> list[Exchange | Reject]:
         raise Reject(
             "incomplete_pair", f"no {'prompt' if prompt_ids is None else 'completion'}_token_ids"
         )
-    # Texts next to the ids only serve to compare them with retokenized text.
+    # Texts next to the ids only serve for comparing the ids with retokenized text.
     reasoning, content = reasoning_and_content(row)
     return [
         Exchange(

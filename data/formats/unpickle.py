@@ -1,11 +1,11 @@
-"""Reads an SGLang dump from stdin and writes its requests as JSON lines. Runs as a program.
+"""Program that converts an SGLang dump on stdin to JSON lines.
 
     python -I unpickle.py <requests.pkl     # {"asked": {...}, "answered": {...}, ...}
 
 `pickle.load` imports and calls whatever a pickle names. `find_class` here returns plain containers
-and inert records; any other name ends the reading. sglang_dump.py runs this in a process of its
-own, whose memory and time are limited, because a small pickle may ask for any amount of either. A
-line `{"reject": [reason, detail]}` replaces what cannot be read.
+and inert records; any other name stops the reader. sglang_dump.py runs it in a separate process
+with limited memory and time, because a small pickle can use any amount of either. A line
+`{"reject": [reason, detail]}` replaces a request, or a dump, that cannot be read.
 """
 
 import collections
@@ -19,10 +19,10 @@ from collections.abc import Iterator
 from typing import Any
 
 MEMORY = 4 * 2**30
-"""Address space of the process in bytes."""
+"""Limit of the process's address space, in bytes."""
 
 SECONDS = 120
-"""Processor time of the process."""
+"""Limit of the process's CPU time, in seconds."""
 
 LONGEST_LINE = 64 * 2**20
 """Maximum size of a request as JSON, in bytes."""
@@ -48,7 +48,7 @@ RECORDS = {
     "uuid": ("UUID",),
     "builtins": ("object",),
 }
-"""Classes that become records of their fields."""
+"""Classes whose objects become inert records of their fields."""
 
 CONTAINERS: dict[tuple[str, str], type] = {
     ("builtins", "list"): list,
@@ -67,14 +67,14 @@ class UnsafePickle(Exception):
 
 
 class PlainRecord:
-    """Inert replacement of an object: its fields are its attributes."""
+    """Inert replacement for an object, with the object's fields as attributes."""
 
     def __init__(self, *arguments: Any, **named: Any):
         pass
 
 
 class SafeUnpickler(pickle.Unpickler):
-    """The standard unpickler, where names are inert."""
+    """Unpickler that resolves names only to containers and inert records."""
 
     def find_class(self, module: str, name: str) -> type:
         if name in RECORDS.get(module, ()):
@@ -89,7 +89,7 @@ class SafeUnpickler(pickle.Unpickler):
 
 
 def lines_of(data: bytes) -> Iterator[str]:
-    """One JSON line for every request of a dump, or one reject for all of it."""
+    """Yields a JSON line per request, or one reject for the dump."""
     stream = io.BytesIO(data)
     try:
         value = SafeUnpickler(stream, encoding="latin-1").load()
@@ -113,15 +113,15 @@ def lines_of(data: bytes) -> Iterator[str]:
 
 
 def _requests(requests: list[Any], server: dict[str, Any], left: int) -> Iterator[str]:
-    """`left` bounds the size of all lines, since a pickle can name one list a million times."""
+    """Yields a line per request; rejects requests beyond `left` characters in total."""
     names = [server.get(key) for key in ("served_model_name", "model_path")]
     model = next((name for name in names if isinstance(name, str)), None)
     for entry in requests:
         try:
             line = _line(entry, model)
-        except (ValueError, RecursionError):  # a value that holds itself, or a very long number
+        except (ValueError, RecursionError):  # a value that contains itself, or a very long integer
             line = _reject("nested_too_deeply", "a value that JSON cannot hold")
-        if len(line) > min(left, LONGEST_LINE):
+        if len(line) > min(left, LONGEST_LINE):  # a pickle can name one list a million times
             detail = f"a request above {LONGEST_LINE >> 20} MB, or values that many requests share"
             line = _reject("pickle_too_large", detail)
         left -= len(line)

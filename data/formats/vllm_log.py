@@ -1,4 +1,4 @@
-"""vLLM's request log at DEBUG: the token ids of prompts and responses, joined by request id.
+"""vLLM's request log at DEBUG: token ids, joined by request id.
 
     DEBUG 07-01 12:00:00 [...] Request chatcmpl-17 details: prompt: '<｜User｜>...',
       prompt_token_ids: [0, ...], prompt_embeds shape: None.
@@ -10,12 +10,12 @@
 Texts are Python literals (`%r`), so every event is one line.
 
 To get it: `VLLM_LOGGING_LEVEL=DEBUG vllm serve MODEL --enable-log-requests --enable-log-outputs`,
-without `--max-log-len` (tested with 0.32). Only exchanges with all token ids are read; the others
-are the reject `no_token_ids`: streams, whose ids vLLM does not log, and logs at INFO or of releases
-before 0.11.2. A gateway that logs `return_token_ids` has neither limit.
+without `--max-log-len` (tested with 0.32). Exchanges without all token ids are rejected as
+`no_token_ids`: streams, whose ids vLLM does not log, and logs at level INFO or from releases before
+0.11.2. A gateway log with `return_token_ids` has neither limit.
 
-It has no year, so times need `docker logs -t` or `kubectl logs --timestamps`. Session, user and
-tenant come from the line with the JSON body.
+vLLM's times have no year, so times are read only from a log that was saved with `docker logs -t` or
+`kubectl logs --timestamps`. Session, user and tenant come from the line with the JSON body.
 """
 
 import json
@@ -77,10 +77,10 @@ class _Waiting:
     lines: dict[str, str] = field(default_factory=dict)
     """The rest of each line of the request, by its kind."""
     outputs: list[dict[str, str]] = field(default_factory=list)
-    """Those of each choice."""
+    """The same for the response lines of each choice."""
 
     def add(self, kind: str, rest: str) -> None:
-        """Adds a line."""
+        """Adds a line to the request or to a choice."""
         if kind not in ("ids", "output"):
             self.lines[kind] = rest
         elif self.outputs and kind not in self.outputs[-1] and "output" not in self.outputs[-1]:
@@ -89,7 +89,7 @@ class _Waiting:
             self.outputs.append({kind: rest})
 
     def record(self, longest: int) -> Record | Reject:
-        """The record of these lines, or their reject."""
+        """Returns the record of these lines, or their reject."""
         if not self.outputs:
             detail = "still running, given up, or --enable-log-outputs was off"
             return Reject("unmatched_request", detail, self.place, self.rows)
@@ -119,9 +119,9 @@ def records(files: Sequence[LogFile], scratch: Path) -> Iterator[Record | Reject
 
 
 def _join(file: LogFile, longest: int) -> Iterator[Record | Reject | Place | None]:
-    """Joins the lines of a file by request id, in order of the responses' ends.
+    """Joins a file's lines by request id, in order of completion.
 
-    Lines without a request are given as places, between None.
+    Yields a place for each line without a request, and None for each line of a request.
     """
     waiting: dict[str, _Waiting] = {}
     for number, line in file.lines():
@@ -149,14 +149,14 @@ def _join(file: LogFile, longest: int) -> Iterator[Record | Reject | Place | Non
         count = int(wanted[1]) if wanted else 1
         if len(request.outputs) >= count and "output" in request.outputs[-1]:
             yield waiting.pop(key).record(longest)
-        if len(waiting) > 2000:  # clients that disconnected log no response
+        if len(waiting) > 2000:  # no response is logged if the client disconnects
             yield waiting.pop(next(iter(waiting))).record(longest)
     for request in waiting.values():
         yield request.record(longest)
 
 
 def _lengths(rest: str) -> tuple[int, int]:
-    """Characters of the text in a line, and number of the token ids after it."""
+    """Returns the lengths of a line's text and list of token ids."""
     text = _TEXT.match(rest)
     ids = _IDS.search(rest, text.end() if text else 0)
     characters = len(_ESCAPE.sub(".", text[1])) - 2 if text else 0
@@ -171,7 +171,7 @@ def parse(record: Record) -> list[Exchange | Reject]:
         raise Reject("incomplete_line", "no sampling parameters, or a line that was cut")
     sampling: dict[str, float] = {}
     for name, number in _NUMBER.findall(parameters[1][:2000]):
-        sampling.setdefault(name, float(number))  # a stop string may repeat a name
+        sampling.setdefault(name, float(number))  # the first: a stop string may contain a name
     body = _body(lines.get("body"))
     constraint = "other_sampling" if _OTHER.search(parameters[1]) else constraint_of(body)
     metadata = take(body, "metadata", dict, "request") or {}
@@ -194,7 +194,7 @@ def parse(record: Record) -> list[Exchange | Reject]:
             if finish and finish[1] == "streaming_complete":
                 raise Reject("no_token_ids", FIX)
             ended = finish_reason(finish[1] if finish else None)
-            # The beginning of a response that ended by its length is still one.
+            # The prefix of a response that ended by its length is valid, so cut ids are accepted.
             ids = _ids_of(output.get("ids", ""), logged["longest"] if ended == "stop" else 0)
             outcomes.append(
                 Exchange(choice=number, completion_token_ids=ids, finish_reason=ended, **shared)
@@ -205,10 +205,10 @@ def parse(record: Record) -> list[Exchange | Reject]:
 
 
 def _ids_of(rest: str, longest: int) -> list[int]:
-    """The token ids of a line.
+    """Returns the token ids of a line.
 
-    `--max-log-len` cuts texts and ids at the same length, and texts are the longer ones. So ids
-    whose number is the length of the `longest` text or list of the log were cut.
+    `--max-log-len` cuts texts and lists of ids to the same length, and texts are longer than their
+    ids. So a list that is as long as the `longest` text or list of the log was cut.
     """
     text = _TEXT.match(rest)
     found = _IDS.search(rest, text.end() if text else 0)
@@ -226,9 +226,9 @@ def _ids_of(rest: str, longest: int) -> list[int]:
 
 
 def _body(line: str | None) -> dict[str, Any]:
-    """The request as the client sent it.
+    """Returns the client's JSON body; empty if it is missing or cut.
 
-    It only adds the sender, so one that was cut is ignored.
+    It only adds optional fields such as the sender, so a cut body is not an error.
     """
     try:
         return parse_row(line.encode()) if line else {}

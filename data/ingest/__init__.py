@@ -1,1 +1,1 @@
-"""Ingest: logs to a table of token sequences, every rejected row counted."""
+"""Converts logs to a table of token sequences and counts rejected rows."""

@@ -1,8 +1,8 @@
-"""Chunks of a log, and the parts that are made of them: here or by worker processes.
+"""Splits a log into chunks and makes a part of each.
 
 A part is `NUMBER.arrow` (sequences, `SCHEMA`) and `NUMBER.json` (counts and rejects). The JSON is
-written last and marks the part as finished; a rerun skips it. A part depends on its chunk alone, so
-its bytes are the same whichever process writes it, and after any interruption.
+written last and marks the part as finished; a rerun skips finished parts. A part depends only on
+its chunk, so its bytes do not depend on the process that writes it or on interruptions.
 
     work = Work(target_dir, None, PrivacyConfig(), key, parts_dir, {"log.jsonl": "0"})
     chunks = chunks_of(records)
@@ -50,7 +50,7 @@ from outrider.data.privacy.guard import PrivacyGuard, PrivacyTally
 from outrider.data.tokenize.tokens import SequenceBuilder, TokenSequence
 
 CHUNK_RECORDS = 1000
-"""Records of a chunk, if they have less than 4 MB: some seconds of work, and little to lose."""
+"""Maximum records of a chunk, which is also cut at 4 MB: a few seconds of work."""
 
 SCHEMA: pa.Schema = Features.from_arrow_schema(
     pa.schema(
@@ -76,29 +76,29 @@ SCHEMA: pa.Schema = Features.from_arrow_schema(
 ).arrow_schema
 """Columns of the table of sequences.
 
-`session_kind` is what `session` identifies (`SESSION_KINDS`). `user` is a keyed digest of the id of
-the user, else of the tenant; so is the session of a user. `time` is in Unix seconds, null where it
-was not logged. Other values that were not logged are empty text."""
+`session_kind` is one of `SESSION_KINDS`. `user` is a keyed digest of the user's id, else of the
+tenant; a session of kind `user` has the same digest. `time` is in Unix seconds, null if it was not
+logged. Other values that were not logged are empty text."""
 
 
 class Tally(Sums):
-    """Counts of one chunk, or of all, also in `summary.json`."""
+    """Counts of one chunk or of the whole log; part of `summary.json`."""
 
     rows: int = 0
     exchanges: int = 0
     joined: int = 0
-    """Rows of records other than their first: an exchange's other half, the chunks of a stream."""
+    """Rows after a record's first: the other half of an exchange, or chunks of a stream."""
     extra_choices: int = 0
-    """Outcomes of records other than their first: further choices of a response."""
+    """Outcomes after a record's first: further choices of a response."""
     formats: Counter[str] = Field(default_factory=Counter)
-    """Rows by the format they were read as."""
+    """Rows by format."""
     rejects: Counter[str] = Field(default_factory=Counter)
     models: Counter[str] = Field(default_factory=Counter)
     """Exchanges by model name, as logged."""
     prompt_tokens_against_usage: Counter[str] = Field(default_factory=Counter)
-    """Whether prompts without ids have as many tokens as the engine counted."""
+    """Prompts without ids whose length is `equal` to the engine's count, or `different`."""
     retokenized_against_usage: Counter[str] = Field(default_factory=Counter)
-    """The same of retokenized completions."""
+    """The same for retokenized completions."""
 
     def add(self, exchange: Exchange, sequence: TokenSequence) -> None:
         """Counts one exchange that became a sequence."""
@@ -111,7 +111,7 @@ class Tally(Sums):
             self.prompt_tokens_against_usage[names[sequence.prompt_agrees_with_usage]] += 1
 
     def excuse_halves(self) -> None:
-        """Counts rejects without their other half as `BEYOND_FIRST`: it may follow."""
+        """Counts rejected halves as `BEYOND_FIRST`: the other halves may follow."""
         if excused := sum(self.rejects.pop(reason, 0) for reason in HALVES):
             self.rejects[BEYOND_FIRST] += excused
 
@@ -120,7 +120,7 @@ class Tally(Sums):
         return self.rows + self.extra_choices - self.exchanges - self.rejects.total() - self.joined
 
     def summary(self) -> dict[str, Any]:
-        """The counts for `summary.json`; the most frequent reasons and models first."""
+        """Returns the counts for `summary.json`, with frequent reasons and models first."""
         ranked = {name: dict(getattr(self, name).most_common()) for name in ("rejects", "models")}
         return self.model_dump() | ranked
 
@@ -136,32 +136,32 @@ class Chunk:
 
 @dataclass(frozen=True)
 class Work:
-    """Makes the parts of an ingest; each process has its own tokenizer, which loads slowly."""
+    """Makes the parts of an ingest; each process loads its own tokenizer."""
 
     target_dir: Path
     models: list[str] | None
-    """Names of the models whose exchanges are kept; None: all."""
+    """Names of the models whose exchanges are kept; None keeps all."""
     privacy: PrivacyConfig
     key: bytes
-    """Of surrogates and digests of users (`guard.privacy_key`)."""
+    """Key of surrogates and of users' digests (`guard.privacy_key`)."""
     parts_dir: Path
     file_numbers: dict[str, str]
-    """Beginning of the ids of sequences, by the names of their files."""
+    """Prefixes of sequence ids, by file name."""
 
     @functools.cached_property
     def builder(self) -> SequenceBuilder:
-        """Builds the sequences."""
+        """Builder of the sequences."""
         return SequenceBuilder(self.target_dir)
 
     @functools.cached_property
     def guard(self) -> PrivacyGuard | None:
-        """Looks for personal data; None if the recipe has it off."""
+        """Guard against personal data; None if the recipe disables it."""
         if self.privacy.mode == "off":
             return None
         return PrivacyGuard(self.privacy, self.key, decode=self.builder.decode)
 
     def make(self, chunk: Chunk) -> int:
-        """Writes the part of a chunk unless there is one; returns the number of its records."""
+        """Writes a chunk's part unless it exists; returns its number of records."""
         if not part_path(self.parts_dir, chunk.number).exists():
             self._make(chunk)
         return len(chunk.items)
@@ -238,7 +238,7 @@ def _size(payload: Any) -> int:
 
 
 def part_path(parts_dir: Path, number: int) -> Path:
-    """Path of a part's JSON file; its table has the same name with .arrow."""
+    """Returns a part's JSON path; its table has the suffix .arrow instead."""
     return parts_dir / f"{number:06d}.json"
 
 
@@ -272,14 +272,14 @@ def _table_row(exchange: Exchange, sequence: TokenSequence, work: Work) -> dict[
 
 
 def model_label(name: str | None) -> str:
-    """Model name without path, in lower case: `deepseek-ai/DeepSeek-R1` is `deepseek-r1`."""
+    """Strips a model's path and lowercases its name: `deepseek-ai/DeepSeek-R1` to `deepseek-r1`."""
     return (name or "").rstrip("/").rpartition("/")[2].lower()
 
 
 def _conversation(exchange: Exchange, prompt_text: str) -> str:
-    """Session id where none was logged.
+    """Derives a session id if none was logged.
 
-    The turns of a conversation agree up to its first user message.
+    The turns of a conversation have the same messages up to the first user message.
     """
     beginning: Any = prompt_text
     if exchange.messages is not None:
@@ -290,17 +290,17 @@ def _conversation(exchange: Exchange, prompt_text: str) -> str:
 
 
 _started: list[Work] = []
-"""In a worker process: the ingest's `Work`."""
+"""The ingest's `Work`, in a worker process."""
 
 
 def _start_worker(work: Work) -> None:
-    # Ctrl-C reaches the whole group; the main process stops the workers.
+    # Ctrl-C reaches the whole process group; the main process stops the workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # A tokenizer does not need torch, which is most of the time (8 of 10 s) and memory (400 MB) of
-    # importing transformers.
+    # A tokenizer does not need torch, which takes most of the time (8 of 10 s) and memory (400 MB)
+    # of importing transformers.
     sys.modules.setdefault("torch", None)  # type: ignore[arg-type]
-    os.environ["TRANSFORMERS_VERBOSITY"] = "error"  # it would print that torch is missing
-    # Its threads would compete with the other workers.
+    os.environ["TRANSFORMERS_VERBOSITY"] = "error"  # hides the warning about torch
+    # A tokenizer's threads would compete with the other workers.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     _started.append(work)
 
@@ -311,9 +311,9 @@ def _make_part(chunk: Chunk) -> int:
 
 
 def make_parts(chunks: Iterable[Chunk], work: Work, workers: int) -> Iterator[int]:
-    """Makes the part of every chunk that has none; yields the records of each chunk, in order.
+    """Makes missing parts; yields the number of records per chunk, in order.
 
-    `workers` processes do it, or this one for 0.
+    Uses `workers` processes; 0 runs in this one.
     """
     if not workers:
         yield from map(work.make, chunks)
@@ -325,7 +325,7 @@ def make_parts(chunks: Iterable[Chunk], work: Work, workers: int) -> Iterator[in
     try:
         for chunk in chunks:
             running.append(pool.submit(_make_part, chunk))
-            if len(running) > 2 * workers:  # so that chunks do not pile up
+            if len(running) > 2 * workers:  # limits the chunks in memory
                 yield running.popleft().result()
         while running:
             yield running.popleft().result()

@@ -1,12 +1,12 @@
-"""Ingest: logs to a table of token sequences, with every reject counted and its reason kept.
+"""Converts logs to a table of token sequences and records every reject.
 
 Writes `sequences/` (an Arrow `datasets` table), `rejects.jsonl` (file, line, reason, detail; no
-customer text) and `summary.json` into one folder, each atomically, the summary last. All are
-readable by their owner only.
+customer text) and `summary.json` into one folder, each atomically, the summary last. They are
+readable only by their owner.
 
-The main process cuts the log into chunks of records; workers, one per core, make a part of each
+The main process splits the log into chunks of records; workers, one per core, make a part of each
 (chunks.py). Parts are kept in `.parts/` until the table is assembled, with a digest of everything
-they depend on, so that a rerun after an interrupt makes only the missing ones. Memory does not grow
+they depend on, so that a rerun after an interrupt makes only missing parts. Memory does not grow
 with the log.
 
     ingest(target_dir, TrafficConfig(path="logs/"), out_dir)["exchanges"]
@@ -40,13 +40,13 @@ from outrider.data.privacy.guard import KEY_FILE, LEFT_OUT, PRIVACY_FILE, Privac
 
 PARTS = ".parts"
 PARTS_INPUTS = ".parts.json"
-"""Folder of the parts, and the digest of everything that they depend on."""
+"""Folder of the parts, and file with the digest of everything that they depend on."""
 
 PARTS_VERSION = 8
-"""Version of the parts. Raise it when the same log gives other parts: when a format accepts other
-rows, or when sequences, rejects, surrogates or `chunks.SCHEMA` change. Parts of an interrupted
-ingest are then made again. Raise the version of the ingest stage as well
-(pipeline/stages/ingest.py): it covers finished ingests."""
+"""Version of the parts. Raise it if the same log gives different parts: if a format accepts other
+rows, or if sequences, rejects, surrogates or `chunks.SCHEMA` change. Parts of an interrupted ingest
+are then made again. Also raise the version of the ingest stage (pipeline/stages/ingest.py), which
+covers finished ingests."""
 
 REJECTS = "rejects.jsonl"
 
@@ -70,11 +70,11 @@ def ingest(
     """Ingests `traffic.path` for the target in `target_dir`; returns the summary.
 
     Ids of sequences begin with `prefix`. `workers` is the number of processes; 0 runs in this one.
-    Default: one per core, at most one for a small log. With `privacy` on, the findings are counted
-    in `privacy.json`. `is_slice`: the log is cut out of one that is being written (log_tail.py), so
-    rows without their other half are not damage.
-    `rows_per_file`: maximum number of rows that are read of each file. `problems`: takes what would
-    stop a run, instead of raising it, except a log without rows.
+    Default: one per core, at most one for a small log. If `privacy` is on, findings are counted in
+    `privacy.json`. `is_slice`: the log is a slice of one that is still being written (log_tail.py),
+    so rows without their other half do not count as damage.
+    `rows_per_file`: maximum number of rows to read from each file. `problems`: a list that receives
+    errors that would stop a run, instead of raising them; a log without rows always raises.
     """
     files = [dataclasses.replace(file, limit=rows_per_file) for file in log_files(traffic.path)]
     target_dir, out_dir = Path(target_dir), Path(out_dir)
@@ -121,7 +121,7 @@ def ingest(
 
 
 def _sums(parts: list[Path], rejects_path: Path, is_cut: bool) -> tuple[Tally, PrivacyTally]:
-    """The counts of all parts; writes their rejects."""
+    """Adds up the counts of all parts and writes their rejects."""
     tally, found = Tally(), PrivacyTally()
     with publish(rejects_path) as temporary:
         temporary.touch(mode=0o600)
@@ -146,13 +146,13 @@ def _sums(parts: list[Path], rejects_path: Path, is_cut: bool) -> tuple[Tally, P
 def _assemble(parts: list[Path], sequences_dir: Path) -> None:
     """Publishes the table of all parts, rows in log order.
 
-    The fingerprint is that of the content, so that a repeated ingest gives the same bytes and later
-    stages are not rerun.
+    The fingerprint depends only on the content, so that a repeated ingest gives the same bytes and
+    later stages are not rerun.
     """
     tables = [pa.ipc.open_stream(pa.memory_map(str(part))).read_all() for part in parts]
     digest = value_digest([file_digest(part) for part in parts])[:16]
     table = Dataset(pa.concat_tables(tables), fingerprint=digest)
-    disable_progress_bars()  # the ingest has its own
+    disable_progress_bars()  # the ingest shows its own
     with publish(sequences_dir) as folder:
         folder.mkdir(mode=0o700)
         table.save_to_disk(str(folder), num_shards=1)
@@ -163,7 +163,7 @@ def _assemble(parts: list[Path], sequences_dir: Path) -> None:
 def _records(
     files: list[LogFile], format_name: str, scratch: Path
 ) -> Iterator[tuple[str, Record | Reject]]:
-    """Yields every record with the name of its format; checks that no row is lost."""
+    """Yields records with their format; checks that no row is lost."""
     for name, its_files in files_by_format(files, format_name).items():
         used = 0
         for item in read_records(name, its_files, scratch):
@@ -184,7 +184,7 @@ def _parts_dir(
     key: bytes,
     target_dir: Path,
 ) -> Path:
-    """The folder of the parts, with those of an interrupted ingest of the same inputs."""
+    """Returns the folder of parts; keeps those made from the same inputs."""
     found = (path for pattern in TOKENIZER_FILES for path in target_dir.glob(pattern))
     inputs = {
         "files": [file.identity() for file in files],
@@ -212,9 +212,9 @@ def _workers(files: list[LogFile]) -> int:
 def check(
     tally: Tally, traffic: TrafficConfig, files: list[LogFile], rejects_path: Path | None = None
 ) -> None:
-    """Raises an error for a log that cannot be trained on.
+    """Raises an `OutriderError` if a log cannot be trained on.
 
-    That is: unreadable, mostly unreadable, or of more than one model.
+    That is, if it has no usable rows, too many rejects, or several models.
     """
     where = files[0].name if len(files) == 1 else f"{len(files)} files, the first {files[0].name}"
     if not tally.rows:

@@ -1,7 +1,7 @@
-"""Inspection of a log: the summary, checks and split of an ingest, without a run; advice on it.
+"""Inspects a log without a run: summary, checks, split and advice.
 
-Readers, sequences and checks are those of the ingest, so the result is what a run would give. It
-holds no customer text. Advice names what was found, what it costs and the key that changes it.
+Readers, sequences and checks are those of the ingest, so a run would give the same result. It
+contains no customer text. Advice names the finding, its cost and the key that changes it.
 
     inspect(target_dir, TrafficConfig(path="logs/"), SplitConfig(), scratch)["rejects"]
 """
@@ -36,7 +36,7 @@ def inspect(
     rows_per_file: int | None = None,
     privacy: PrivacyConfig | None = None,
 ) -> dict[str, Any]:
-    """Ingests the log into `scratch` and describes it; `problems` would stop a run."""
+    """Ingests the log into `scratch`; returns its description, advice and problems."""
     problems: list[str] = []
     summary = ingest(
         target_dir,
@@ -55,7 +55,7 @@ def inspect(
             tokens = sum(described[part]["tokens"] for part in PARTS)
             predicted = {**described, "tokens": tokens, "prompts_compared": compared}
         except OutriderError as error:
-            # Too few sessions are expected where only the beginning of the log was read.
+            # Too few sessions are expected if only the beginning of the log was read.
             problems += [] if rows_per_file else [str(error)]
     return {
         **summary,
@@ -68,7 +68,7 @@ def inspect(
 
 
 def _examples(rejects: Path, counted: Mapping[str, int]) -> dict[str, dict[str, str]]:
-    """Place and detail of the first reject of each counted reason."""
+    """Returns place and detail of the first reject for each reason."""
     examples: dict[str, dict[str, str]] = {}
     with rejects.open(encoding="utf-8") as lines:
         for line in lines:
@@ -85,7 +85,7 @@ def _examples(rejects: Path, counted: Mapping[str, int]) -> dict[str, dict[str, 
 def advise(
     ingested: Mapping[str, Any], divided: Mapping[str, Any] | None, split: SplitConfig
 ) -> list[str]:
-    """All advice on an ingest's summary and a split's, which is None if none is possible."""
+    """Returns all advice on the summaries of an ingest and its split."""
     return [
         *(_split_advice(divided, split) if divided else []),
         *_fidelity_advice(ingested),
@@ -94,14 +94,14 @@ def advise(
 
 
 def _split_advice(summary: Mapping[str, Any], split: SplitConfig) -> list[str]:
-    """What a split leaves out, and what the size of its held-out part can decide."""
+    """Advises on left-out exchanges and on the size of the held-out part."""
     left_out = summary["left_out"]
     exchanges = sum(summary[part]["sequences"] for part in PARTS)
     total = exchanges + sum(left_out.values())
     fixes = {
         (BEGAN_EARLIER,): "sessions without a conversation id end after split.session_gap_minutes ="
-        f" {split.session_gap_minutes:g}: lower it, give the rows times, or log ids of"
-        " conversations and no lasting ids as session_id (docs/explanation/traffic.md)",
+        f" {split.session_gap_minutes:g}: lower it, add times to the rows, or log the id of the"
+        " conversation, not a long-lived id, as session_id (docs/explanation/traffic.md)",
         tuple(SEEN.values()): "if these prompts are different work under one template, raise"
         f" split.near_duplicate_similarity = {split.near_duplicate_similarity:g}",
     }
@@ -132,7 +132,7 @@ def _split_advice(summary: Mapping[str, Any], split: SplitConfig) -> list[str]:
 
 
 def _fidelity_advice(summary: Mapping[str, Any]) -> list[str]:
-    """What rows without token ids will cost."""
+    """Advises on rows without token ids."""
     retokenized = summary["fidelity"].get("retokenized", 0)
     if not retokenized:
         return []
@@ -140,16 +140,16 @@ def _fidelity_advice(summary: Mapping[str, Any]) -> list[str]:
     prompts = summary["prompt_tokens_against_usage"]
     if other := prompts.get("different", 0):
         advice.append(
-            f"{other:,} of {sum(prompts.values()):,} prompts without token ids have another length"
-            " than the engine counted: the endpoint uses another chat template, or a gateway adds"
+            f"{other:,} of {sum(prompts.values()):,} prompts without token ids differ in length"
+            " from the engine's count: the endpoint uses another chat template, or a gateway adds"
             " text. Put the endpoint's template into the target's directory, or log token ids"
         )
     counts = summary["retokenized_against_usage"]
     different, counted = counts.get("different", 0), sum(counts.values())
     advice.append(
         f"{retokenized:,} of {summary['exchanges']:,} exchanges have no token ids and are tokenized"
-        f" again: {different:,} of the {counted:,} with a logged count have another length than the"
-        " engine counted. Capture quarantines what is not on-policy (capture.min_on_policy). Exact"
+        f" again: {different:,} of the {counted:,} with a logged count differ in length from the"
+        " engine's count. Capture quarantines what is not on-policy (capture.min_on_policy). Exact"
         " tokens: send `return_token_ids: true` with every request, from the client or the gateway;"
         " vLLM then returns prompt_token_ids and token_ids in the response"
     )
@@ -157,7 +157,7 @@ def _fidelity_advice(summary: Mapping[str, Any]) -> list[str]:
 
 
 def _sampling_advice(summary: Mapping[str, Any]) -> list[str]:
-    """Responses that a grammar or another parameter shaped."""
+    """Advises on responses that a grammar or another parameter shaped."""
     counts = {name: n for name, n in summary["rejects"].items() if name in SAMPLED_OTHERWISE}
     total = sum(counts.values())
     if not total:
@@ -165,8 +165,8 @@ def _sampling_advice(summary: Mapping[str, Any]) -> list[str]:
     named = ", ".join(f"{name} {count:,}" for name, count in counts.items())
     text = (
         f"{total:,} of {total + summary['exchanges']:,} exchanges are set aside for how they were"
-        f" sampled ({named}): they are neither trained on nor measured, and every figure of the"
-        " report is for the others (docs/how-to/log-formats.md)"
+        f" sampled ({named}): they are neither trained on nor measured, and the report"
+        " covers only the others (docs/how-to/log-formats.md)"
     )
     if counts.keys() & {"min_p", "other_sampling"}:
         text += ". vLLM refuses requests with min_p or logit_bias while it speculates"
@@ -174,10 +174,10 @@ def _sampling_advice(summary: Mapping[str, Any]) -> list[str]:
 
 
 def marked(tokenizer: Tokenizer, token_ids: Sequence[int], completion_start: int) -> Text:
-    """A sequence for checking its mask: the only view that prints the customer's text.
+    """Formats a sequence for checking its mask, with the customer's text.
 
-    Prompt and completion are under headings, so that they differ without colors too. Special tokens
-    are visible.
+    No other view prints this text. Prompt and completion have headings, so that they can be told
+    apart without colors. Special tokens are visible.
     """
     text = Text()
     for name, ids, style in (

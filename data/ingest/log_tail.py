@@ -1,21 +1,21 @@
-"""Tails a log: cuts its new rows into slices, from a position that survives restarts.
+"""Tails a log: cuts new rows into slices, from a stored position.
 
     unread = find_unread("logs/", position)                 # position: {} reads from the beginning
     if unread_rows(unread) >= 500:
         position |= cut(unread, 500, Path("windows/000003/log"))
 
 A slice is a folder of files that the ingest reads like any log. Files of lines are cut between
-lines; a last line without its end is left for later. The position of such a file is a number of
-bytes, under a digest of the file's first line. So a file is the same one after it was renamed or
-compressed by log rotation, and another one after it was truncated. Where several files begin alike,
-such as a file and its compressed copy, the one with most unread rows is read.
+lines; an incomplete last line is left for later. The position of such a file is a number of bytes,
+keyed by a digest of the file's first line. So a file keeps its position if log rotation renames or
+compresses it, and counts as new if it was truncated. If several files begin alike, such as a
+file and its compressed copy, the one with the most unread rows is read.
 
-At the edge of a slice the halves of some exchanges are in two slices; the ingest leaves these out
-and counts them (`beyond_first`).
+The halves of some exchanges fall into different slices; the ingest leaves these out and counts them
+(`beyond_first`).
 
-Compressed files are read once nobody has written to them for `SETTLED_S`. Parquet, Arrow and
-pickle files and JSON arrays are read whole, then too, so that a slice may have more rows than asked
-for.
+Compressed files are read once they have not changed for `SETTLED_S`. So are Parquet, Arrow and
+pickle files and JSON arrays, which are read whole, so that a slice may have more rows than
+requested.
 """
 
 import hashlib
@@ -34,13 +34,13 @@ from outrider.data.formats.rows import TABLES, is_lines, rows
 from outrider.data.formats.sources import CHUNK, COMPRESSIONS, LogFile, log_files, unpacked_name
 
 SETTLED_S = 60.0
-"""Seconds without a change after which a file that is read whole is complete."""
+"""Seconds without a change after which a file counts as complete."""
 
 LONGEST_FIRST_LINE = 2**20
-"""Bytes of a first line that identify a file."""
+"""Maximum bytes of the first line that identify a file."""
 
 Position = dict[str, int]
-"""Bytes read of each file of lines, before compression, and rows of each other file, by its key."""
+"""Uncompressed bytes read of each file of lines, and rows of each other file, by file key."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Unread:
 
 
 def find_unread(path: str | list[str], position: Mapping[str, int]) -> list[Unread]:
-    """The files of `traffic.path` with rows after `position`."""
+    """Returns the files of `traffic.path` with rows after `position`."""
     found: dict[str, Unread] = {}
     for file in log_files(path):
         each = _unread_of(file, position)
@@ -66,15 +66,15 @@ def find_unread(path: str | list[str], position: Mapping[str, int]) -> list[Unre
 
 
 def unread_rows(unread: Sequence[Unread]) -> int:
-    """Rows of all files together."""
+    """Returns the number of unread rows in all files."""
     return sum(each.rows for each in unread)
 
 
 def cut(unread: Sequence[Unread], wanted: int, out_dir: Path, skipped: int = 0) -> Position:
-    """Publishes the next `wanted` rows as the folder `out_dir`; returns the position after them.
+    """Publishes the next `wanted` rows in `out_dir`; returns the position after them.
 
-    Every file gives its share of the rows. `skipped` rows before them are passed over. Files are
-    readable by their owner only.
+    Files contribute in proportion to their unread rows. The first `skipped` rows are left out. The
+    files of the slice are readable only by their owner.
     """
     total = unread_rows(unread)
     after: Position = {}
@@ -104,7 +104,7 @@ def cut(unread: Sequence[Unread], wanted: int, out_dir: Path, skipped: int = 0) 
 
 
 def end_of(unread: Sequence[Unread]) -> Position:
-    """The position after everything unread: tailing begins with what comes later."""
+    """Returns the position after all unread rows, to tail only later ones."""
     position: Position = {}
     for each in unread:
         with _content(each.file, each.start) as content:
@@ -136,20 +136,20 @@ def _unread_of(file: LogFile, position: Mapping[str, int]) -> Unread | None:
 
 
 def _suffix(file: LogFile, whole: bool) -> str:
-    if whole:  # copied as it is stored
+    if whole:  # copied as stored
         return "".join(PurePosixPath(file.path).suffixes[-2:]) or ".json"
     return PurePosixPath(unpacked_name(file.path)).suffix or ".log"
 
 
 def _settled(file: LogFile) -> bool:
-    """Objects of a store appear whole; a local file may still be written."""
+    """Whether a file is complete; only local files may still be written."""
     path = Path(file.path)
     return not path.is_file() or time.time() - path.stat().st_mtime >= SETTLED_S
 
 
 @contextmanager
 def _content(file: LogFile, start: int) -> Iterator[IO[bytes]]:
-    """The decompressed content from byte `start` on."""
+    """Opens the decompressed content at byte `start`."""
     with file.open() as content:
         content.seek(start)
         yield content

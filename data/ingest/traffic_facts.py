@@ -13,7 +13,7 @@ LONGEST_NAME = 60
 
 
 def facts(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Name and text of each fact, without empty ones."""
+    """Returns the name and text of each fact that is not empty."""
     sampling, sessions = summary["sampling"], summary["sessions"]
     counts = summary["retokenized_against_usage"]
     total = sum(summary["fidelity"].values())
@@ -58,12 +58,12 @@ def facts(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def date(time: float) -> str:
-    """Formats Unix seconds as a minute of UTC."""
+    """Formats Unix seconds as UTC, to the minute."""
     return datetime.datetime.fromtimestamp(time, datetime.UTC).strftime("%Y-%m-%d %H:%M")
 
 
 def counted(count: int, what: str) -> str:
-    """`1 file`, `2 files`."""
+    """Formats a count with its noun: `1 file`, `2 files`."""
     return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
@@ -75,7 +75,7 @@ def _rows(summary: Mapping[str, Any]) -> str:
 
 
 def _counts(counts: Mapping[str, int]) -> str:
-    # summary.json has more.
+    # The others are in summary.json.
     named = [f"{_short(name)} {count:,}" for name, count in list(counts.items())[:8]]
     more = len(counts) - len(named)
     return ", ".join(named) + (f", and {more} more" if more else "")
@@ -103,7 +103,7 @@ _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u20
 
 
 def printable(text: str) -> str:
-    """Replaces control characters by pictures of them; keeps line ends and tabs."""
+    """Replaces control characters with visible symbols; keeps line ends and tabs."""
     return _CONTROL.sub(
         lambda match: chr(0x2400 + ord(match[0])) if match[0] < " " else "\ufffd", text
     )

@@ -1,7 +1,7 @@
 """Traffic profile: lengths, tenants, sampling, sessions, times and identical prompts, as counts.
 
-The table of an ingest is mapped into memory and read a column or a batch at a time; about 40 bytes
-per row are kept, so that quantiles are exact. The profile holds no customer text.
+The table of an ingest is mapped into memory and read by column or in batches; about 40 bytes per
+row are kept, so that quantiles are exact. The profile holds no customer text.
 
     profile(run / "traffic/sequences", target_dir)["lengths"]["completion"]["p90"]
 """
@@ -78,14 +78,14 @@ def profile(sequences_dir: Path, target_dir: Path) -> dict[str, Any]:
 
 
 def _counts(column: pa.ChunkedArray) -> dict[Any, int]:
-    """Number of rows by value."""
+    """Counts the rows with each value."""
     return {pair["values"]: pair["counts"] for pair in column.value_counts().to_pylist()}
 
 
 def _reasoning_lengths(table: pa.Table, end_of_reasoning: int) -> np.ndarray:
-    """Tokens before `</think>` of the completions with reasoning.
+    """Returns the number of reasoning tokens of each completion with reasoning.
 
-    Completions that were cut before it are reasoning to their end.
+    Completions that were cut before `</think>` consist only of reasoning.
     """
     lengths = []
     for ids, start, prompt in zip(
@@ -101,7 +101,7 @@ def _reasoning_lengths(table: pa.Table, end_of_reasoning: int) -> np.ndarray:
 
 
 def _lengths(lengths: np.ndarray) -> dict[str, Any]:
-    """Number, quantiles and maximum, in tokens."""
+    """Returns the number of lengths, and their quantiles and maximum in tokens."""
     if not len(lengths):
         return {"n": 0}
     quantiles = np.quantile(lengths, list(QUANTILES.values()), method="inverted_cdf")
@@ -110,7 +110,7 @@ def _lengths(lengths: np.ndarray) -> dict[str, Any]:
 
 
 def _arrivals(times: np.ndarray) -> dict[str, Any] | None:
-    """Span and rate of the exchanges with a logged time; None without any."""
+    """Returns the time span and rate of exchanges; None without logged times."""
     if not len(times):
         return None
     first, last = float(times.min()), float(times.max())
@@ -125,16 +125,16 @@ def _arrivals(times: np.ndarray) -> dict[str, Any] | None:
 
 
 def _largest(counts: Mapping[str, int]) -> dict[str, int]:
-    """The most frequent names; the others as one count."""
+    """Keeps the most frequent names and adds up the counts of others."""
     most = Counter({name or NOT_LOGGED: count for name, count in counts.items()}).most_common()
     rest = sum(count for _, count in most[MOST_NAMED:])
     return dict(most[:MOST_NAMED]) | ({OTHERS: rest} if rest else {})
 
 
 def _copies(texts: pa.ChunkedArray) -> np.ndarray:
-    """Number of occurrences of each distinct text.
+    """Counts the occurrences of each distinct text.
 
-    By 64-bit hashes: among ten million texts, a collision has a chance of 3 in a million.
+    Compares 64-bit hashes: for ten million texts, the probability of a collision is 3e-6.
     """
     digests = (hashlib.blake2b(text.as_buffer(), digest_size=8).digest() for text in texts)
     hashes = np.fromiter((int.from_bytes(digest) for digest in digests), np.uint64, len(texts))

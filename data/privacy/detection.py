@@ -1,17 +1,17 @@
-"""Detection of personal data: Presidio's recognizers, scored with the words before a value.
+"""Detects personal data: Presidio's recognizers, scored with the words before a value.
 
-A loose shape scores higher after a word of its kind ("phone", "telefon", or in Chinese) among the
-four words before it on its line; a telephone number also when it begins with + or is spelled
-(212) 555-0123. National numbers without such a word are not examined further: ten digits on a
-receipt are mostly an order number.
+A value scores higher if one of the four words before it on its line names its kind ("phone",
+"telefon", or in Chinese); a telephone number also if it begins with + or is spelled (212) 555-0123.
+Other telephone numbers are not examined further: ten digits on a receipt are usually an order
+number.
 
-Presidio's own analyzer needs a language model for this, and compares all findings of a text with
-each other; so the recognizers run on pieces of a text.
+Presidio's own analyzer needs a language model for this and compares all findings of a text with
+each other. Here its recognizers run directly, on pieces of a text.
 
 Presidio's patterns end at word boundaries, and Python counts Chinese characters as word characters:
-a number directly after one is missed, hence the ASCII flag. Where Presidio's pattern matches too
-much (an e-mail's local part with `=` and quotes) or too little (cards of any issuer with 16
-digits), it is replaced through the constructor.
+without the ASCII flag a number directly after one would be missed. Patterns of Presidio that match
+too much (an e-mail's local part with `=` and quotes) or too little (cards of any issuer with 16
+digits) are replaced through the constructor.
 
     finder = Finder(PrivacyConfig(mode="report"))
     finder.find("call +49 30 901820, or write to ada@lovelace.org")
@@ -43,7 +43,7 @@ RESERVED_DOMAINS = (
 """Reserved domains (RFC 2606): not personal; surrogates use them."""
 
 PUBLIC_SUFFIXES = TLDExtract(suffix_list_urls=(), cache_dir=None)
-"""Presidio's own call downloads the list and writes it below the home directory."""
+"""The bundled list; Presidio's own call downloads it and writes it to the home directory."""
 
 NATIONAL = {
     "AU_MEDICARE": "AuMedicareRecognizer",
@@ -65,7 +65,7 @@ NATIONAL = {
     "US_ITIN": "UsItinRecognizer",
     "ZA_ID_NUMBER": "ZaIdNumberRecognizer",
 }
-"""National identity numbers by Presidio's class; all have a checksum except US_ITIN."""
+"""Presidio's classes for national identity numbers; all but US_ITIN have a checksum."""
 
 CLASSES = NATIONAL | {
     "EMAIL_ADDRESS": "EmailRecognizer",
@@ -79,7 +79,7 @@ CLASSES = NATIONAL | {
 }
 
 LEFT, RIGHT = r"(?<![A-Za-z0-9])(?<!\d[.,])", r"(?![A-Za-z0-9])(?![.,]\d)"
-"""Not inside a word, a hexadecimal digest or a decimal fraction."""
+"""Boundaries: not inside a word, a hexadecimal digest or a decimal fraction."""
 
 LETTER, DOMAIN = (
     "A-Za-zÀ-ɏ0-9",
@@ -91,7 +91,7 @@ CARDS = {
     "14 digits": r"3(?:0[0-5]|[689]\d)\d[- ]?\d{6}[- ]?\d{4}",
     "19 digits": r"(?:4\d{3}|62\d{2})(?:[- ]?\d{4}){3}[- ]?\d{3}",
 }
-"""By issuer. 13 digits that begin with 4, as on old Visa cards, are nowadays EAN bar codes."""
+"""Patterns by length. 13 digits that begin with 4, as on old Visa cards, are now EAN bar codes."""
 
 PATTERNS = {
     "EMAIL_ADDRESS": {
@@ -99,7 +99,7 @@ PATTERNS = {
             rf"(?<![{LETTER}])[{LETTER}](?:[{LETTER}._%+\-]{{0,62}}[{LETTER}_%+\-])?{DOMAIN}",
             0.5,
         ),
-        # An apostrophe is part of O'Brien; before a closing one it is a quotation mark.
+        # An apostrophe is part of O'Brien; if one also follows, the address is in quotes.
         "with an apostrophe": (
             rf"(?<![{LETTER}])[{LETTER}](?:[{LETTER}._%+\-']{{0,62}}[{LETTER}_%+\-])?{DOMAIN}(?!')",
             0.5,
@@ -115,12 +115,12 @@ PATTERNS = {
         "url": (r"(?<![A-Za-z0-9.@])(?:https?://|www\.)[A-Za-z0-9._~:/?#@!$&*+,;=%\-]{3,2000}", 0.6)
     },
 }
-"""Patterns and scores in place of Presidio's."""
+"""Patterns and scores that replace Presidio's."""
 
 
 @dataclass(frozen=True)
 class Found:
-    """One value in a text."""
+    """A value that was found in a text."""
 
     kind: str
     start: int
@@ -138,7 +138,7 @@ SHAPES = {
     "URL": r"://|[wW]{3}\.",
     "MAC_ADDRESS": r"[0-9A-Fa-f]{2}[:-][0-9A-Fa-f]{2}[:-]|[0-9A-Fa-f]{4}\.[0-9A-Fa-f]{4}",
 } | dict.fromkeys(NATIONAL, r"\d{4}|\d{2}[A-Z]\d|\d{3}[ -]\d{2}")
-"""Part of every value of a kind; most texts lack it, and Presidio need not read them for it."""
+"""For each kind, a pattern that occurs in all its values; texts without it are skipped."""
 
 PHONE = re.compile(r"(?<![\dA-Za-z])(?:\+[ ]?)?\(?\d(?:[ \t().\-/\u00a0]{0,3}\d){6,16}(?!\d)")
 
@@ -169,18 +169,18 @@ WORDS = {
     "ZA_ID_NUMBER": "id identity",
 }
 VERSION = ("v", "ver", "version", "release", "build", "firmware", "section", "chapter")
-"""Words before four numbers with dots that are not an address."""
+"""Words after which four numbers with dots are not an IP address."""
 
 CONTEXT_CHARACTERS = 60
 
 PIECE, OVERLAP = 4000, 400
-"""Characters of a text that Presidio reads at once, and of those that it reads again with the next
-piece, so that none cuts a value."""
+"""Characters of a piece of text that Presidio reads at once, and of the overlap of pieces, so that
+no value is cut."""
 
 PHONE_SCORE = 0.4
-"""Presidio's score for digits that are a number of some region; below privacy.min_score."""
+"""Presidio's score for a valid number of some region; below privacy.min_score."""
 BONUS = 0.35
-"""Presidio's bonus for a word of the context."""
+"""Presidio's bonus for a context word."""
 NORTH_AMERICAN = re.compile(
     r"(?<!\d)(?:\([2-9]\d{2}\)[ ]?[2-9]\d{2}[ .-]\d{4}|[2-9]\d{2}([.-])[2-9]\d{2}\1\d{4})(?!\d)"
 )
@@ -207,7 +207,7 @@ class Finder:
 
         `before` is the text before it, such as a key.
         """
-        # Every kind has one of these; most short texts and keys do not.
+        # Every value contains one of these; most short texts and keys do not.
         if not re.search(r"[\d@:]|www\.", text, re.IGNORECASE):
             return []
         # A JSON escape in a text would attach its letter to the value after it.
@@ -237,7 +237,7 @@ class Finder:
         return self._without_overlaps(sure, len(text))
 
     def _named(self, kind: str, context: list[str]) -> bool:
-        """Whether a word before a value names its kind; Chinese has no spaces between words."""
+        """Whether the context names a kind; Chinese words have no spaces between them."""
         return any(
             word in context or (word[0] >= "\u2e80" and any(word in run for run in context))
             for word in self.words[kind]
@@ -265,7 +265,7 @@ class Finder:
                     break
 
     def _without_overlaps(self, found: list[Found], length: int) -> list[Found]:
-        """Of overlapping values, keeps the highest score, the longest, the recipe's first."""
+        """Resolves overlaps by score, then length, then the recipe's order of kinds."""
         kept, taken = [], bytearray(length)
         for one in sorted(
             found,
@@ -283,9 +283,9 @@ class Finder:
 
 
 def _base_score(kind: str, value: str, score: float) -> float:
-    """Presidio's score of a value, lower where its shape is common."""
+    """Returns Presidio's score of a value, or less for a common shape."""
     if kind == "IP_ADDRESS" and re.fullmatch(r"\d(?:\.\d){3}", value):
-        return 0.3  # 1.2.3.4 is mostly a version or a section
+        return 0.3  # 1.2.3.4 is usually a version or a section
     if kind in NATIONAL and not any(map(str.isalpha, value)):
         return PHONE_SCORE  # one number in ten has the check digit by chance
     return score
@@ -295,17 +295,17 @@ def _known_regions(regions: list[str]) -> tuple[str, ...]:
     unknown = sorted(set(regions) - set(phonenumbers.SUPPORTED_REGIONS))
     if unknown:
         raise OutriderError(
-            f"privacy.phone_regions names {', '.join(unknown)}; they are ISO 3166 codes in "
+            f"privacy.phone_regions: unknown {', '.join(unknown)}; use ISO 3166 codes in "
             "capitals, such as US, GB, DE, CN"
         )
     return tuple(regions)
 
 
 def _words_before(text: str, place: int, before: str) -> list[str]:
-    """The last words before a value, in lower case.
+    """Returns the last words before a value, in lower case.
 
-    They are taken from its line, or from the line above where the value begins its line. A longer
-    number ends them, so that one label does not count for a whole row of a table.
+    They come from its line, or from the line above if the value begins its line. Words before an
+    earlier long number do not count, so that one label does not apply to a whole row of a table.
     """
     head = text[max(place - CONTEXT_CHARACTERS, 0) : place]
     if len(head) < CONTEXT_CHARACTERS:
@@ -326,7 +326,7 @@ def _words_before(text: str, place: int, before: str) -> list[str]:
 
 
 def _is_whole(text: str, one: Found) -> bool:
-    """Whether a value is not part of a longer number, or of a longer word.
+    """Whether a value is not part of a longer number or word.
 
     Some of Presidio's patterns have no boundaries.
     """
@@ -338,15 +338,15 @@ def _is_whole(text: str, one: Found) -> bool:
 
 
 def _goes_on(text: str, start: int, end: int) -> bool:
-    """Whether a number with dots is part of a longer one, such as an OID."""
+    """Whether a dotted number is part of a longer one, such as an OID."""
     return bool(re.match(r"\.\d", text[end : end + 2])) or bool(
         re.search(r"\d\.$", text[max(start - 2, 0) : start])
     )
 
 
 def recognizers(kinds: Sequence[str]) -> dict[str, PatternRecognizer]:
-    """Recognizers of each kind except telephone numbers, which `Finder` reads itself."""
-    # Presidio logs texts that it could not validate.
+    """Returns recognizers by kind, except telephone numbers, which `Finder` finds itself."""
+    # Otherwise Presidio logs texts that it could not validate.
     logging.getLogger("presidio-analyzer").addFilter(lambda record: False)
     found: dict[str, Any] = {}  # Any: mypy rejects replacing Presidio's methods
     for kind in kinds:
@@ -375,6 +375,6 @@ def _is_not_public(text: str) -> bool:
         address = ipaddress.ip_interface(text).ip
     except ValueError:
         return True
-    # The only allocated part of IPv6. Outside it, `abc::def` is mostly a name in C++ or Rust.
+    # 2000::/3 is the allocated part of IPv6; elsewhere `abc::def` is usually a C++ or Rust name.
     routed = address.version == 4 or address in ipaddress.ip_network("2000::/3")
     return not (address.is_global and routed)

@@ -1,10 +1,10 @@
-"""Privacy guard: every exchange passes it between its reader and the tokenizer.
+"""Privacy guard that every exchange passes between its reader and the tokenizer.
 
-It counts personal data (`report`), or also replaces it in the prompt by surrogates (`surrogate`); a
-value gets the same surrogate in every spelling and throughout the log. A response that holds or
-repeats a value cannot be changed and trained on, since it would no longer be on-policy. The
-exchange is left out; with `regenerate` its response also gets surrogates and the target generates a
-new one (regenerate.py). Logged prompt ids are dropped only where the prompt's text changed.
+It counts personal data (`report`) or also replaces it in the prompt with surrogates (`surrogate`).
+A value gets the same surrogate in every spelling and throughout the log. A response that contains
+such a value cannot be changed and trained on, since it would no longer be on-policy. The exchange
+is left out; with `regenerate` its response also gets surrogates and the target generates a new one
+(regenerate.py). Logged prompt ids are dropped only if the prompt's text changed.
 
     guard = PrivacyGuard(config, key, decode=tokenizer.decode)       # one per process
     guarded = guard.apply(exchange)                                  # or raises Reject
@@ -33,24 +33,24 @@ KEY_BYTES = 16
 """Minimum length of a key."""
 
 REGENERATE, IDS_ONLY = "privacy_regenerate", "privacy_ids_only"
-"""Rejects: the response holds personal data and would have to be regenerated; the prompt does and
-is logged as token ids alone."""
+"""Reject reasons: the response contains personal data and would have to be regenerated; the prompt
+contains personal data and is logged only as token ids."""
 LEFT_OUT = frozenset({REGENERATE, IDS_ONLY})
 """Reasons that do not count towards `traffic.max_reject_fraction`: the log is not at fault."""
 
 METADATA = ("session", "user", "tenant", "route")
 Texts = list[tuple[str, str]]
-"""(what precedes a text, the text)"""
+"""Pairs of the key before a text, and the text."""
 
 
 class PrivacyTally(Sums):
-    """Sums over exchanges."""
+    """Counts of exchanges and findings."""
 
     exchanges: int = 0
     with_any: int = 0
     """Exchanges with personal data."""
     in_completion: int = 0
-    """Exchanges whose response holds personal data or repeats some of the prompt's."""
+    """Exchanges whose response contains personal data, or repeats some from the prompt."""
     replaced: int = 0
     """Exchanges with surrogates."""
     to_regenerate: int = 0
@@ -78,7 +78,7 @@ class PrivacyTally(Sums):
         write_json(path, summary, private=True)
 
     def line(self, config: PrivacyConfig) -> str:
-        """One line for the terminal."""
+        """Returns one line for the terminal."""
         line = f"privacy: {self.with_any:,} of {self.exchanges:,} exchanges hold personal data, "
         line += f"{self.in_completion:,} in the response (traffic/{PRIVACY_FILE})"
         if config.mode == "surrogate":
@@ -90,7 +90,7 @@ class PrivacyTally(Sums):
 class PrivacyGuard:
     """Applies the recipe's `privacy` section to one exchange at a time.
 
-    `key` is that of surrogates (`privacy_key`). `decode` turns token ids into text.
+    `key` seeds the surrogates (`privacy_key`). `decode` turns token ids into text.
     """
 
     def __init__(
@@ -104,10 +104,10 @@ class PrivacyGuard:
         self._surrogates = Surrogates(key, config.phone_regions)
 
     def apply(self, exchange: Exchange) -> Exchange:
-        """Returns the exchange as it may be stored.
+        """Returns the exchange in a form that may be stored.
 
         Raises:
-            Reject: it may not be stored.
+            Reject: If there is no such form.
         """
         self.tally.exchanges += 1
         prompt_ids, completion_ids = exchange.prompt_token_ids, exchange.completion_token_ids
@@ -140,7 +140,7 @@ class PrivacyGuard:
     ) -> Exchange:
         logged_as_text = exchange.messages is not None or exchange.prompt_text is not None
         if logged_as_text and exchange.prompt_token_ids is not None:
-            # The ids were examined; the text that replaces them was not.
+            # Only the ids were searched so far, not the text that replaces them.
             found.update(self._values(_texts(_prompt_of(exchange))))
         kinds: list[str] = list(self.config.entities)
         in_order = sorted(found, key=lambda value: (kinds.index(value[0]), value[1]))
@@ -185,7 +185,7 @@ class PrivacyGuard:
     def _to_regenerate(
         self, exchange: Exchange, substitute: Callable[[Any], Any]
     ) -> dict[str, Any]:
-        """The response with surrogates, without token counts and stop strings of the logged one."""
+        """Returns the response with surrogates, without logged counts and stop strings."""
         response = [exchange.reasoning, exchange.content, exchange.tool_calls]
         if exchange.completion_token_ids is not None:
             response = [None, self.decode(exchange.completion_token_ids), None]
@@ -204,7 +204,7 @@ class PrivacyGuard:
         }
 
     def _values(self, texts: Texts) -> list[tuple[str, str]]:
-        """Kind and value of all findings."""
+        """Returns kind and value of all findings."""
         return [
             (one.kind, text[one.start : one.end])
             for before, text in texts
@@ -213,7 +213,7 @@ class PrivacyGuard:
 
 
 def privacy_key(config: PrivacyConfig, own: Path) -> bytes:
-    """Reads the key of surrogates and of users' digests, or creates the run's own at `own`."""
+    """Reads the key of surrogates and digests, or creates one at `own`."""
     path = own if config.key_file is None else Path(config.key_file).expanduser()
     if config.key_file is None and not own.exists():
         with publish(own) as temporary:
@@ -239,7 +239,7 @@ def _prompt_of(exchange: Exchange) -> list[Any]:
 
 
 def _texts(value: Any) -> Texts:
-    """Every text of a JSON value, also integers and keys, each with its key."""
+    """Lists a JSON value's texts, including integers and keys, with their keys."""
     found: Texts = []
 
     def note(text: str, key: str) -> str:
@@ -251,7 +251,7 @@ def _texts(value: Any) -> Texts:
 
 
 def _mapped(value: Any, change: Callable[[str, str], str], key: str = "") -> Any:
-    """Changes every text, integer as long as a number of a card or telephone, and key."""
+    """Changes keys, texts, and integers as long as telephone or card numbers."""
     if isinstance(value, dict):
         return {
             change(name, ""): _mapped(inner, change, f"{name}: ") for name, inner in value.items()

@@ -1,13 +1,13 @@
-"""Regenerated responses: the target's new responses where logged ones held personal data.
+"""Lets the target regenerate logged responses that contain personal data.
 
-With `privacy.regenerate` the ingest replaces personal data in prompt and response by surrogates and
-marks the sequence, whose response is then off-policy. Before capture the target responds to these
+With `privacy.regenerate` the ingest replaces personal data in prompt and response with surrogates
+and marks the sequence, whose response is then off-policy. Before capture the target answers these
 prompts again, with the logged sampling settings and at most as many tokens as were logged, so that
-it fits. From then on this is the sequence: the engine's ids, fidelity exact.
+the sequence fits. The new response replaces the logged one: the engine's ids, fidelity exact.
 
-`regenerated.json` in the feature store has the responses (ids without text, readable by its owner
-only) after each batch. An interrupted run generates no finished batch twice, and its states belong
-to the stored responses.
+`regenerated.json` in the feature store is updated with the responses (ids without text, readable
+only by its owner) after each batch. So a resumed run repeats no finished batch, and its states
+belong to the stored responses.
 
     answers = regenerate(engine.answer, rows, features_dir, source, batch_tokens=65536)
     answers                  # {sequence id: completion ids}
@@ -32,7 +32,7 @@ Answer = Callable[[Sequence[AskedRow]], list[list[int]]]
 
 
 def asked_rows(table: Dataset) -> list[AskedRow]:
-    """The marked rows of a table of sequences, as requests to the engine."""
+    """Returns the marked rows of a table of sequences, as engine requests."""
     marked = [index for index, fidelity in enumerate(table["fidelity"]) if fidelity == REGENERATE]
     columns = ["sequence_id", "token_ids", "completion_start", "temperature", "top_p", "top_k"]
     return [
@@ -58,7 +58,7 @@ def regenerate(
     """Returns the target's response [T] int32 to each row, by id.
 
     Responses to the same `source` are read from `out_dir`; missing ones are generated.
-    `batch_tokens`: tokens of the prompts that are answered at a time; an interrupt loses one batch.
+    `batch_tokens` limits the prompt tokens of a batch; an interrupt loses at most one batch.
     """
     path = Path(out_dir) / FILE
     found = read_json(path) if path.exists() else {}

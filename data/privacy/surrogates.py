@@ -1,15 +1,15 @@
-"""Surrogates: keyed replacements of personal values, of the same shape.
+"""Surrogates: keyed replacements of personal values, with the same shape.
 
-A value is reduced to what its spellings share (`+1 212-736-5000` and `(212) 736 5000` are one
-number). HMAC-SHA256 of that under the key seeds the draws of the surrogate. So the same value
-always has the same surrogate, which cannot be reversed without the key. E-mail addresses and URLs
-get documentation domains, IP addresses documentation ranges, social security numbers an area that
-is never issued. National numbers and Bitcoin addresses keep their shape, not their check digits.
-Cards, accounts and telephone numbers pass their checks. By chance they may be somebody's, but not
-those of anyone in the log.
+A value is first normalized, so that all its spellings are equal (`+1 212-736-5000` and `(212) 736
+5000` are one number). HMAC-SHA256 of the result under the key seeds the random surrogate. So the
+same value always has the same surrogate, which cannot be reversed without the key. E-mail addresses
+and URLs get documentation domains, IP addresses documentation ranges, social security numbers an
+area that is never issued. National numbers and Bitcoin addresses keep their shape, not their check
+digits. Cards, accounts and telephone numbers pass their checks; by chance they may belong to
+somebody, but not to the owner of the value.
 
 Faker cannot replace these generators: its national numbers depend on the current date, or (Spain,
-Thailand) on the global random state, so a value would get another surrogate in the next run. It
+Thailand) on the global random state, so a value would get a different surrogate in the next run. It
 also does not keep the spelling of a value.
 
     surrogates = Surrogates(key, ["US", "DE"])
@@ -30,7 +30,7 @@ import phonenumbers
 
 SEPARATOR = r"[ \t().\-/\u00a0]{0,3}"
 PHONE_SEPARATOR = r"[^\w\n]{0,3}"
-"""phonenumbers reads on over brackets, tildes and dashes of every kind."""
+"""phonenumbers accepts brackets, tildes and all kinds of dashes within a number."""
 BEFORE = r"(?:(?<![A-Za-z0-9])|(?<=\\[bfnrt])|(?<=\\u[0-9a-fA-F]{4}))"
 """A value begins after anything but a letter or digit, or after a JSON escape."""
 BEFORE_DIGITS = r"(?:(?<!\d)|(?<=\\u[0-9a-fA-F]{4}))"
@@ -42,7 +42,7 @@ DOCUMENTATION_DOMAINS = ("example.com", "example.net", "example.org")
 
 @dataclasses.dataclass(frozen=True)
 class Value:
-    """A value that was found, in any spelling."""
+    """A value that was found, with all its spellings."""
 
     spellings: str
     """Pattern, without groups, that matches every spelling."""
@@ -51,24 +51,24 @@ class Value:
 
 
 class Replacements:
-    """Replaces many values in one pass, so that no surrogate is replaced again."""
+    """Replaces many values in one pass; surrogates are not replaced again."""
 
     def __init__(self, values: Iterable[Value]):
         unique: dict[str, Value] = {}
         for value in values:
-            unique.setdefault(value.spellings, value)  # a number found as two kinds is the first
-        # Longest first: the whole of `a.b@c.org`, not `b@c.org` in it.
+            unique.setdefault(value.spellings, value)  # keeps a number's first kind
+        # Longest first, so that `a.b@c.org` is replaced as a whole, not only `b@c.org`.
         self.values = sorted(
             unique.values(), key=lambda value: (-len(value.spellings), value.spellings)
         )
         self.pattern = re.compile("|".join(f"({value.spellings})" for value in self.values))
 
     def hold(self, text: str) -> bool:
-        """Whether the text has one of the values."""
+        """Whether the text contains one of the values."""
         return self.pattern.search(text) is not None
 
     def sub(self, text: str) -> str:
-        """Replaces the values in a text by surrogates."""
+        """Replaces the values in a text with surrogates."""
         return self.pattern.sub(self._surrogate, text)
 
     def _surrogate(self, match: re.Match[str]) -> str:
@@ -77,18 +77,18 @@ class Replacements:
 
 
 class Surrogates:
-    """Surrogates under one key."""
+    """Makes surrogates under one key."""
 
     def __init__(self, key: bytes, phone_regions: list[str]):
         self.key = key
         self.regions = phone_regions
 
     def replacements(self, values: Iterable[tuple[str, str]]) -> Replacements:
-        """Replacements of values, given as (kind, text)."""
+        """Returns the replacements of values, which are given as (kind, text)."""
         return Replacements(self.value(kind, text) for kind, text in values)
 
     def value(self, kind: str, text: str) -> Value:
-        """The value found as `text`, for replacing all of its spellings."""
+        """Returns the value found as `text`, to replace all its spellings."""
         if kind == "PHONE_NUMBER":
             country, core = _national_number(text, self.regions)
             prefix = (
@@ -112,8 +112,8 @@ class Surrogates:
         )
 
     def _core(self, kind: str, core: str, country: str = "") -> str:
-        """Letters and digits of a surrogate: those of `core` in kind and number."""
-        for number in range(1000):  # most telephone numbers pass within ten
+        """Returns the letters and digits of a surrogate with `core`'s shape."""
+        for number in range(1000):  # most telephone numbers pass within ten draws
             rng = self._random(f"{kind} {country}", core, number)
             drawn = _with_check_digits(kind, _like(core, rng, KEPT.get(kind, 1)))
             if drawn != core and (not country or _is_phone(country, drawn)):
@@ -126,7 +126,7 @@ class Surrogates:
         return f"{_like(local, rng)}@{self._domain(domain)}"
 
     def _domain(self, domain: str) -> str:
-        """One domain for each organization, whatever the address."""
+        """Returns the same domain for all addresses of an organization."""
         rng = self._random("domain", domain.lower(), 0)
         return f"{_like('a' * rng.randrange(5, 9), rng)}.{rng.choice(DOCUMENTATION_DOMAINS)}"
 
@@ -152,7 +152,7 @@ class Surrogates:
 
 
 def respell(text: str, core: str) -> str:
-    """Replaces the last letters and digits of `text` by those of `core`.
+    """Replaces the last letters and digits of `text` with those of `core`.
 
     Case, separators and preceding characters, such as a country code, are kept.
     """
@@ -166,7 +166,7 @@ def respell(text: str, core: str) -> str:
 
 
 def _like(text: str, rng: random.Random, kept: int = 0) -> str:
-    """Digits for digits and letters for letters in their case; the first `kept` unchanged."""
+    """Redraws digits and letters, in their case, after the first `kept` characters."""
     drawn = text[:kept]
     for character in text[kept:]:
         if character.isdigit():
@@ -179,7 +179,7 @@ def _like(text: str, rng: random.Random, kept: int = 0) -> str:
 
 
 KEPT = {"CREDIT_CARD": 2, "IBAN_CODE": 4, "CRYPTO": 3, "US_SSN": 0, "MAC_ADDRESS": 0}
-"""Number of leading characters, 1 of the other kinds, that are kept because they identify nobody: a
+"""Number of leading characters (1 for other kinds) that are kept because they identify nobody: a
 card's issuer, an account's country, the form of a Bitcoin address, a number's first digit."""
 
 
@@ -211,7 +211,7 @@ def _is_phone(country: str, national: str) -> bool:
 
 
 def _national_number(text: str, regions: list[str]) -> tuple[str, str]:
-    """A number's country code and national digits; no code and all digits if unknown."""
+    """Returns country code and national digits; without country, all digits."""
     main = re.split(r"(?i)\s*(?:,|;|x|ext|#)", text, maxsplit=1)[0]
     digits = "".join(filter(str.isdigit, main))
     for region in ["ZZ"] if text.lstrip("( ").startswith("+") else regions:

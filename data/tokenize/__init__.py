@@ -1,1 +1,1 @@
-"""From an exchange to the token ids that the engine read and generated."""
+"""Converts exchanges to the token ids that the engine read and generated."""

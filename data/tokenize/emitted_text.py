@@ -1,9 +1,9 @@
-"""Reconstructs the text that the engine emitted for a response logged as text.
+"""Reconstructs the text that the engine emitted from a logged response.
 
 R1's template opens `<think>\\n`; the reasoning follows, then `\\n</think>\\n\\n` and the content.
 vLLM's parser for R1 cuts at `</think>` and keeps every character on both sides (reasoning "abc\\n",
-content "\\n\\nans"); others strip them. A side with white space at the cut is used unchanged; a
-stripped one gets R1's white space. Where several readings are possible and the engine's token count
+content "\\n\\nans"); others strip white space there. A side that has it is used unchanged; a
+stripped one gets R1's white space. If several readings are possible and the engine's token count
 was logged, the count decides.
 
     texts, only_if_counted = readings(exchange, "thinking")
@@ -24,7 +24,7 @@ answer that the request began. `plain`: at the start; the model opens `<think>` 
 
 
 def opening_of(exchange: Exchange, prompt_text: str) -> Opening:
-    """Returns where the prompt ends."""
+    """Returns the position in the response at which the prompt ends."""
     if exchange.template_arguments.get("continue_final_message") and exchange.messages:
         _, opened, inside = str(exchange.messages[-1].get("content") or "").rpartition(THINK)
         return "thinking" if opened and END_THINK not in inside else "prefilled"
@@ -32,15 +32,15 @@ def opening_of(exchange: Exchange, prompt_text: str) -> Opening:
 
 
 def readings(exchange: Exchange, opening: Opening) -> tuple[list[str], bool]:
-    """Texts that the engine may have produced, most likely first.
+    """Returns the texts that the engine may have produced, most likely first.
 
-    Also returns whether only a token count can confirm them.
+    The second value is True if only a token count can confirm them.
     """
     reasoning, content = exchange.reasoning, exchange.content or ""
     if exchange.completion_is_raw:
         return [content], False
     if opening == "prefilled":
-        # A parser that sees no </think> treats the whole response as reasoning (vLLM's does).
+        # Without </think>, parsers such as vLLM's treat the whole response as reasoning.
         return [
             reasoning + END_THINK + content if reasoning and content else (reasoning or content)
         ], False
@@ -51,30 +51,29 @@ def readings(exchange: Exchange, opening: Opening) -> tuple[list[str], bool]:
             cut_while_thinking = exchange.finish_reason == "length"
             closed = _close(reasoning)
             return ([reasoning, closed] if cut_while_thinking else [closed, reasoning]), False
-        # Both are the same where both sides have their white space.
+        # The two are equal if both sides have kept their white space.
         return [
             *dict.fromkeys((_close(reasoning) + _open(content), reasoning + END_THINK + content))
         ], False
     if END_THINK in content:
         if opening == "thinking" and content.startswith(THINK):
-            # A gateway repeated the opening of the template.
+            # A gateway repeated the template's <think>.
             content = content.removeprefix(THINK).removeprefix("\n")
         return [content], False
     if opening == "plain" or exchange.finish_reason == "length":
         return [content], False
-    # Content alone: with empty reasoning, R1 did not think; with none logged, the log kept only the
-    # content.
+    # Only content: if the logged reasoning is empty, R1 did not think; if it is None, the log kept
+    # only the content.
     return ["\n" + END_THINK + _open(content), END_THINK + content, content], reasoning is None or (
         exchange.completion_tokens is not None
     )
 
 
 def endings(exchange: Exchange) -> list[tuple[str, bool]]:
-    """What may follow the text, most likely first: a stop string, and whether the end token does.
+    """Returns possible endings (stop string, has end token), most likely first.
 
-    A stop string is cut out of the logged text. Where a request named stop strings and the log does
-    not have what ended the response, only a token count can decide; without one, nothing is
-    assumed.
+    Logged texts lack the stop string. If the request has stop strings and the log does not record
+    how the response ended, only a token count can decide; without a count, nothing is appended.
     """
     if exchange.finish_reason == "length":
         return [("", False)]

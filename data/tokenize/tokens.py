@@ -1,4 +1,4 @@
-"""Token sequences: the tokens of an exchange as the engine read and generated them.
+"""Token sequences: exchanges as tokens that the engine read and generated.
 
 Logged ids are used unchanged (`exact`). Otherwise the target's own chat template renders the
 conversation (chat_template.py), and the response is reconstructed as R1 emitted it
@@ -29,7 +29,7 @@ NEUTRAL = {
     "frequency_penalty": 0.0,
     "repetition_penalty": 1.0,
 }
-"""Sampling parameters that neither the request nor the target's generation_config.json sets."""
+"""Values of parameters that neither the request nor the target's generation_config.json sets."""
 
 REGENERATE = "regenerate"
 """See `TokenSequence.fidelity`."""
@@ -46,7 +46,7 @@ class TokenSequence:
     completion is not the target's; the target generates a new one before training (regenerate.py).
     """
     prompt_text: str
-    """What the engine read, special tokens as text."""
+    """The prompt as the engine read it, special tokens as text."""
     temperature: float
     top_p: float
     top_k: int
@@ -54,11 +54,11 @@ class TokenSequence:
     agrees_with_usage: bool | None
     """Whether the completion has as many tokens as the engine counted; None if not logged."""
     prompt_agrees_with_usage: bool | None = None
-    """The same of the prompt."""
+    """The same for the prompt."""
 
 
 class SequenceBuilder:
-    """Builds token sequences for one target; needs its tokenizer and config.json, not weights."""
+    """Builds token sequences for a target from its tokenizer and config.json."""
 
     def __init__(self, target_dir: Path):
         from transformers import AutoTokenizer  # takes seconds
@@ -96,7 +96,7 @@ class SequenceBuilder:
         """Builds a sequence.
 
         Raises:
-            Reject: its tokens are unknown or do not fit the target.
+            Reject: If its tokens are unknown or do not fit the target.
         """
         prompt_ids, completion_ids = exchange.prompt_token_ids, exchange.completion_token_ids
         exact = prompt_ids is not None and completion_ids is not None
@@ -135,11 +135,11 @@ class SequenceBuilder:
         )
 
     def _sampling(self, exchange: Exchange) -> tuple[float, float, int]:
-        """Temperature, top_p and top_k of the request.
+        """Returns temperature, top_p and top_k of the request.
 
-        Exact replay, the on-policy check and the teacher compute these. What else changes the
-        distribution is set aside, including what vLLM refuses under speculation (min_p,
-        logit_bias).
+        Exact replay, the on-policy check and the teacher support these. Any other parameter that
+        changes the distribution raises a `Reject`, including those that vLLM refuses under
+        speculation (min_p, logit_bias).
         """
         if exchange.constraint is not None:
             raise Reject(exchange.constraint)
@@ -158,10 +158,10 @@ class SequenceBuilder:
         return temperature, top_p, top_k if 0 < top_k < self.vocabulary else 0
 
     def _prompt(self, exchange: Exchange) -> tuple[list[int], str]:
-        """Ids and text of a prompt without logged ids.
+        """Returns ids and text of a prompt without logged ids.
 
-        The engine tokenizes a text as this tokenizer does, so the logged count decides whether the
-        endpoint's template opens `<think>`. R1's first ones did not.
+        The engine and this tokenizer encode a text in the same way, so the logged count shows
+        whether the endpoint's template opens `<think>`. R1's first templates did not.
         """
         if exchange.messages is None:
             if exchange.prompt_text is None:
@@ -180,7 +180,7 @@ class SequenceBuilder:
         return ids, text
 
     def decode(self, token_ids: list[int]) -> str:
-        """The text of token ids, special tokens as text."""
+        """Decodes token ids, including special tokens."""
         text = self.tokenizer.decode(
             token_ids, skip_special_tokens=False, clean_up_tokenization_spaces=False
         )
@@ -188,7 +188,7 @@ class SequenceBuilder:
         return text
 
     def retokenize(self, exchange: Exchange, prompt_text: str) -> list[int]:
-        """The completion's tokens from its text, including its end token."""
+        """Returns the tokens of the completion's text, including its end token."""
         if exchange.tool_calls:
             raise Reject(
                 "tool_calls_without_ids", "how the model wrote them is not logged: return_token_ids"
@@ -216,7 +216,7 @@ class SequenceBuilder:
         return likeliest or []
 
     def _encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
-        # Without offsets, a third faster than `encode`.
+        # It computes no offsets, so it is a third faster than `encode`.
         return self._encoder.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
 
     def _check_vocabulary(self, token_ids: list[int]) -> None:

@@ -75,7 +75,7 @@ def test_a_row_above_the_limit_is_never_held(tmp_path, monkeypatch, limit_at):
     )
     assert read(file_of(tmp_path, content.encode())) == [{"a": 1}, None, {"b": 2}]
     if limit_at == "element":
-        with pytest.raises(OutriderError, match="write one object a line"):
+        with pytest.raises(OutriderError, match="write one object per line"):
             read(file_of(tmp_path, content.encode() * 2))
 
 
