@@ -38,7 +38,7 @@ class TrainingConfig(BaseModel):
     depth_weights: Literal["decay", "uniform", "visited"] = "decay"
     """Weight of each draft in the loss. `decay`: draft position s has weight 0.6^s (0.8^s from
     random weights), because it counts only if all drafts before it are accepted; `uniform`: all
-    positions weigh the same; `visited`: how often the engine would draft at this place while
+    positions weigh the same; `visited`: how often the engine would draft this position while
     serving the logged response, from exact replay with the current weights."""
 
     features: Literal["stored", "streamed"] = "stored"

@@ -58,7 +58,7 @@ ETA = 3.0
 
 
 class Judged(NamedTuple):
-    """Results besides the loss, by depth and target; 0 if not valid."""
+    """Results besides the loss, by depth and target; 0 for invalid targets."""
 
     kl_KN: Tensor
     """KL(p||q) in nats"""
@@ -80,10 +80,10 @@ def distillation_loss(
     kind: Loss,
     head: DraftHead | None = None,
 ) -> tuple[Tensor, Judged]:
-    """Returns the loss [K, N] in float32 and further results; 0 if not valid.
+    """Returns the loss [K, N] in float32, and the results besides it.
 
-    The loss is differentiable in u. `token_N` are the logged target tokens, `teacher_NH` the
-    target's states that predict them. `head` is the draft's head; None: the target's, `lm_head_VH`.
+    The loss is differentiable in u; 0 for invalid targets. `token_N` are the logged target tokens,
+    `teacher_NH` the states that predict them. `head` drafts; None: `lm_head_VH` drafts.
     """
     rows = max(CHUNK_ROWS, CHUNK_LOGITS[u_KNH.device.type] // lm_head_VH.shape[0])
     weight_DH = lm_head_VH if head is None else head.weight_DH
@@ -96,7 +96,7 @@ def confidence_loss(u_KNH: Tensor, head: DraftHead, judged: Judged) -> Tensor:
     """Returns the cross-entropy [K, N] of the confidence against the acceptance probability.
 
     Every depth reads the tokens of an accepted chain, so both assume that all earlier drafts are
-    accepted. The states are detached, so the confidence does not change what the model drafts.
+    accepted. The states are detached, so the confidence does not change the drafts.
     """
     logit_KN = head.confidence(u_KNH.detach()).to(judged.acceptance_KN.dtype)
     return F.binary_cross_entropy_with_logits(logit_KN, judged.acceptance_KN, reduction="none")

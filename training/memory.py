@@ -4,8 +4,8 @@
     needed = plan.phases()                # {"start": {part: bytes}, "steps": ..., "fit": ...}
     plan.peak()                           # ("steps", bytes)
 
-The peak can be in any of three phases: the closed-form fit of a head from scratch; the start, when
-the base speculator in float32 exists next to the prepared one (step-0 parity); backward of a step.
+The peak can be in any of three phases: the closed-form fit of a head from scratch, the start, when
+the base speculator in float32 exists next to the prepared one (step-0 parity), or backward.
 The largest row is one response that fills it. Weights, masters, moments and the sum of gradients
 over rows take the bytes that DeepSpeed estimates: 2 P + 18 P / n for ZeRO-2 in bf16
 (`estimate_zero2_model_states_mem_needs`). But every depth of the unroll uses every weight, so
@@ -42,9 +42,9 @@ ROWS_IN_FLIGHT = 3
 """Rows in host memory: one in use, two read ahead (training/batches.py)."""
 
 KEPT_AT_MOST = 4_000_000_000
-"""If a full row would keep more, backward recomputes every depth: a third more FLOPs of the layer.
-R1's layer keeps 22 GB for 8,192 tokens and 86 GB for 32,768; with recomputation 4 and 16 GB, plus 6
-and 25 GB for the depth in progress."""
+"""If a full row keeps more bytes, backward recomputes every depth, at a third more FLOPs of the
+layer. R1's layer keeps 22 GB for 8,192 tokens and 86 GB for 32,768; with recomputation 4 and 16 GB,
+plus 6 and 25 GB for the depth in progress."""
 
 CUDA_CONTEXT = 1_500_000_000
 """Assumed, not measured: CUDA's context, NCCL's buffers, cuBLAS's workspace."""

@@ -31,7 +31,7 @@ BF16_TFLOPS = {
     "A800": 312.0,
     "L40S": 362.0,
 }
-"""Dense bf16 peaks from the vendor's data sheets; the first name within the device's counts."""
+"""Dense bf16 peaks from the vendor's data sheets, by the first key that is in the device's name."""
 
 
 class Metrics:
@@ -73,7 +73,7 @@ class Metrics:
             tracker.finish()
 
     def _forget_after(self, step: int) -> None:
-        """Removes lines of later steps, which will run again, and a torn line.
+        """Removes lines of later steps, which run again, and torn lines.
 
         The tracker keeps the first value of a step.
         """

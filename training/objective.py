@@ -155,7 +155,7 @@ def visited_weights(accepted_KN: Tensor, anchors_R: Tensor) -> Tensor:
 
 
 def _shifted(values_N: Tensor, by: int) -> Tensor:
-    """Moves values `by` places to the right (left if negative) and fills with zeros."""
+    """Moves values `by` places right (left if negative) and fills with zeros."""
     by = max(-len(values_N), min(by, len(values_N)))
     if by < 0:
         return F.pad(values_N[-by:], (0, -by))

@@ -68,7 +68,7 @@ def make_samples(
 
 
 def cut_at_rows(lengths: Sequence[int], starts: Sequence[int], row_tokens: int) -> LostEnds:
-    """Counts the sequences and tokens that rows of `row_tokens` tokens lose."""
+    """Counts the sequences and tokens that are lost at `row_tokens`."""
     key = f"training.row_tokens = {row_tokens:,}"
     # A row needs two tokens of a completion; otherwise it predicts none.
     return lost_ends(lengths, [start + 1 for start in starts], row_tokens, key)[0]
@@ -81,16 +81,13 @@ def samples_of_part(
     part: str,
     features_dir: Path,
 ) -> tuple[list[Sample], dict[str, str]]:
-    """Runs `make_samples` on a part of the split.
-
-    Raises an `OutriderError` if states are missing or no sequence fits.
-    """
+    """Runs `make_samples` on a part; raises if states or samples are missing."""
     table = {row["id"]: row for row in manifest["sequences"]}
     missing = [sequence_id for sequence_id in sequence_ids if sequence_id not in table]
     if missing:
         raise OutriderError(
-            f"{features_dir}: no states for {len(missing)} sequences of the {part} part,"
-            f" {missing[0]} the first; run the capture stage again"
+            f"{features_dir}: no states for {len(missing)} sequences of the {part} part, first"
+            f" {missing[0]}; run the capture stage again"
         )
     rows = [table[sequence_id] for sequence_id in sequence_ids]
     samples, left_out = make_samples(
@@ -121,7 +118,7 @@ def plan_epoch(
 
 
 def turns(rows_per_step: int, world: int) -> int:
-    """Returns the rows that each process computes per step; some may not count."""
+    """Returns the rows that each process computes per step, counted or not."""
     return -(-rows_per_step // world)
 
 

@@ -102,7 +102,7 @@ def _cut(
 
     First, tokens less likely than the top_k-th are dropped. A remaining token is kept if the mass
     of more likely tokens is below top_p of the remaining mass. This is vLLM's rule in descending
-    order (vLLM, in ascending order, drops it if the mass up to and including it is <= 1 - top_p).
+    order; vLLM drops, in ascending order, tokens with a mass up to them of at most 1 - top_p.
     """
     all_of_them = len(rows) == len(p_CV)
     share_RM, index_RM = (p_CV if all_of_them else p_CV[rows]).topk(within, dim=-1)
@@ -111,7 +111,7 @@ def _cut(
     least_R = torch.where(limited_R, share_RM.gather(-1, last_R[:, None])[:, 0], 0.0)
     among_RM = share_RM >= least_R[:, None]
     mass_R = torch.where(limited_R, (share_RM * among_RM).sum(-1), 1.0)
-    # Without top_p all tokens are kept: with a limit of 1, rounding would drop the last.
+    # Without top_p all tokens are kept: with a limit of 1, rounding could drop some.
     nucleus_R = torch.where(top_p_C[rows] < 1, top_p_C[rows] * mass_R, math.inf)
     kept_RM = among_RM & (share_RM.cumsum(-1) - share_RM < nucleus_R[:, None])
     # The mass of a top_k above `within` is not known from these tokens.

@@ -1,6 +1,6 @@
 """The training loop: warm start, parity, steps, evaluations, checkpoints.
 
-    Trainer(spec, source).run()         # in every process; see worker.py for how one starts
+    Trainer(spec, source).run()         # in every process that worker.py starts
 
 The speculator with the largest acceptance length on the validation part is published. For each
 depth, the loss of a step is averaged over all targets in the rows of all processes, and then
@@ -153,7 +153,7 @@ class Trainer:
             yield assemble(self.source, self.samples, row, width, self.features).to(self.device)
 
     def _started(self, dtype: torch.dtype) -> Drafter:
-        """Returns the speculator before the first step, with equal weights in every process."""
+        """Returns the initial speculator, with equal weights in every process."""
         origin, first = self.origin, self.accelerator.is_main_process
         if not first:  # only the first process fits its speculator to the rows
             origin = dataclasses.replace(origin, rows=None)
@@ -403,8 +403,8 @@ class Trainer:
     def _exported(self, state: dict[str, Any]) -> dict[str, Any]:
         """Returns the validation acceptance of the best speculator as written.
 
-        It differs from training because of the stored precision: FP8 blocks round trained weights,
-        and a merged adapter is rounded to the experts' dtype.
+        It shows the cost of the stored precision: FP8 blocks round trained weights, and a merged
+        adapter is rounded to the experts' dtype.
         """
         best = self._best(state["best_step"])
         dtype = self.unroll.ends.dtype

@@ -140,7 +140,7 @@ NANO_R1_ON_2_CORES = Rates(
 
 
 def rates_of(recipe: Recipe, target_config: Mapping[str, Any]) -> Rates | None:
-    """Returns a known target's rates, else estimates for H100s from bytes and FLOPs.
+    """Returns a known target's rates, else H100 estimates from bytes and FLOPs.
 
     The estimates are not measured. Decoding reads the weights; prefill and training multiply by
     them. Assumed shares of the peak: 0.6 of the bandwidth, and of the FLOPs 0.4 in prefill and 0.1

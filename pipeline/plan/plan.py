@@ -74,7 +74,7 @@ def print_plan(rows: Mapping[str, dict[str, str]], found: dict[str, Any], consol
         table.add_row(name, row["action"], row["cost"])
     console.print(table)
     if "missing" in found:
-        _say(console, f"no price: {found['missing']}")
+        _say(console, f"no estimate: {found['missing']}")
         return
     parts = [found["stages"].get(name, {}) for name, row in rows.items() if row["cost"]]
     if seconds := sum(sum(each.values()) for each in parts):
@@ -111,7 +111,7 @@ def _say(console: Console, text: str) -> None:
 def _target(target: dict[str, Any]) -> str:
     text = (
         f"{count(target['parameters'])} parameters, {bytes_text(target['weight_bytes'])} of"
-        f" weights, KV cache {bytes_text(target['kv_bytes_per_token'])} a token"
+        f" weights, KV cache {bytes_text(target['kv_bytes_per_token'])} per token"
     )
     needed, given = target["smallest_tensor_parallel"], target["tensor_parallel"]
     if target["gpu"] is None or (needed is not None and needed <= given):

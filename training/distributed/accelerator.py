@@ -38,7 +38,7 @@ COMPUTE_DTYPE = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
 
 class Drafted(NamedTuple):
-    """The drafts of a row: the states of every depth and their head."""
+    """The drafts of a row: states of every depth and their head."""
 
     u_KNH: Tensor
     head: DraftHead
@@ -144,11 +144,11 @@ def make_accelerator(config: TrainingConfig, log_dir: Path) -> "Accelerator":
             "stage3_gather_16bit_weights_on_model_save": True,
         },
         "bf16": {"enabled": config.compute == "bf16"},
-        # A bf16 sum loses addends below 1/512 of it, so the gradients of 32 rows or 8 processes
-        # would not add up. DeepSpeed sums both in bf16 by default.
+        # A bf16 sum loses addends below 1/512 of it, such as gradients when 32 rows or 8 processes
+        # are summed. DeepSpeed sums both in bf16 by default.
         "data_types": {"grad_accum_dtype": "fp32"},
         "communication_data_type": "fp32",
-        # DeepSpeed's Adam kernels need a compiler at run time; torch's are as fast for one layer.
+        # DeepSpeed's Adam kernels need a compiler at run time; torch's is as fast for one layer.
         "optimizer": {
             "type": "AdamW",
             "params": {

@@ -1,4 +1,4 @@
-"""Trains on a Ray cluster, where Ray Train starts and restarts the ranks.
+"""Trains on a Ray cluster; Ray Train starts and restarts the ranks.
 
     spec, code, stopped = train_on_ray(spec, cluster, log_path)
 
@@ -67,7 +67,7 @@ are passed through Ray's object store, because Ray logs a runtime environment.""
 def train_on_ray(
     spec: TrainingSpec, cluster: ClusterConfig, log_path: Path
 ) -> tuple[TrainingSpec, int, bool]:
-    """Trains to the end, in this process's open session if there is one.
+    """Trains to the end; uses this process's open session if any.
 
     Returns the last group's spec (with its number of ranks and folder of error records), its exit
     code, and whether a signal requested a stop. Raises an `OutriderError` if there is no room for
@@ -275,5 +275,5 @@ def groups(out_dir: Path) -> list[Path]:
 
 
 def rank_log(log_dir: Path, rank: int) -> Path:
-    """Returns a rank's own log file: concurrent appends across machines could be lost."""
+    """Returns a rank's own log file; a shared file could lose appends."""
     return log_dir / f"train.rank{rank}.log"

@@ -19,7 +19,7 @@ from outrider.training.distributed.spec import TrainingSpec
 def main(spec_path: Path) -> int:
     """Trains and returns the exit code; records errors for launcher and ranks.
 
-    The record is written before the error is printed: after it the launcher relays no line.
+    The record is written before the error is printed, so that the launcher does not relay it too.
     """
     faulthandler.enable()
     spec = TrainingSpec.model_validate_json(spec_path.read_text(encoding="utf-8"))
