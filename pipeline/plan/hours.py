@@ -242,7 +242,7 @@ def evaluation_seconds(recipe: Recipe, volume: Volume, rates: Rates) -> dict[str
     steps = sum(
         numbers * max(4, 2 * size) * STEP_TOKENS / rates.decoded_per_s(size) for size in sizes
     )
-    # Greedy and sampled for three variants, and the greedy control at half the concurrency.
+    # Greedy and sampled responses of three variants, and a greedy control at half concurrency.
     seats = recipe.serving.engine.max_num_seqs
     responses = measured.verification_requests * measured.verification_max_tokens
     verified = 6 * responses / rates.decoded_per_s(seats)

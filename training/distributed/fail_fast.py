@@ -71,7 +71,7 @@ def describe(errors: list[RankError], processes: int) -> str:
 def watch(errors_dir: Path, rank: int) -> None:
     """Starts the thread that ends this process after another rank's failure.
 
-    A request to stop is not a failure: every rank gets it and stops itself.
+    A request to stop is not a failure: every rank receives it and stops by itself.
     """
 
     def failed() -> list[int]:
