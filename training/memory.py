@@ -246,8 +246,7 @@ class MemoryPlan:
 def peak_bytes(device: "torch.device") -> int:
     """Returns this process's peak memory so far, for comparison with `MemoryPlan`.
 
-    It is the memory allocated on the GPU, or resident on a CPU (VmHWM, because getrusage includes
-    the parent's).
+    On a GPU it is allocated memory, on a CPU resident memory (VmHWM: getrusage adds the parent's).
     """
     if device.type == "cuda":
         import torch
