@@ -1,14 +1,14 @@
-"""Rows of tokens and hidden states, read ahead by a thread while the model computes.
+"""Reads rows of tokens and hidden states ahead while the model computes.
 
     with Prefetch(store, samples, rows, row_tokens, spec) as batches:
         for batch in batches: ...
         batches.waited      # seconds that the model waited for data
 
-Training reads anything whose `read(sequence_id)` returns a `SequenceStates`: data's FeatureStore,
-or a process's reading of a stream. `spec` names the states that the drafter reads; the teacher
+Training reads from any object whose `read(sequence_id)` returns a `SequenceStates`: a FeatureStore,
+or a process's `Reading` of a stream. `spec` names the states that the drafter reads; the teacher
 reads `hidden`.
 
-Shapes: B rows (1), T slots, H hidden, X values that the drafter reads of a token.
+Shapes: B rows (1), T slots, H hidden, X values per token that the drafter reads.
 """
 
 import time
@@ -26,14 +26,14 @@ from outrider.speculators.kinds.drafter import Batch
 from outrider.training.packing import Row, Sample
 
 AHEAD = 2
-"""Rows that are assembled or waiting while one is computed."""
+"""Rows that are assembled or queued while the model computes a row."""
 
 
 class States(Protocol):
-    """Anything that has the states of sequences."""
+    """Any source of hidden states of sequences."""
 
     def read(self, sequence_id: str) -> SequenceStates:
-        """One sequence."""
+        """Returns the tokens and states of one sequence."""
 
 
 class Store(States, Protocol):
@@ -41,41 +41,41 @@ class Store(States, Protocol):
 
     @property
     def manifest(self) -> dict[str, Any]:
-        """`["sequences"]`: one {"id", "length", "completion_start", ...} for each sequence."""
+        """`["sequences"]` has {"id", "length", "completion_start", ...} of each sequence."""
 
     @property
     def spec(self) -> FeatureSpec:
         """The states that the store holds."""
 
     def tokens(self, sequence_id: str) -> Tensor:
-        """[T]: its token ids alone."""
+        """Returns the sequence's token ids, [T], without its states."""
 
 
 class Reading(States, Protocol):
     """The sequences of a stream that one process reads, in order."""
 
     def off_policy(self, sequence_ids: Sequence[str]) -> list[bool]:
-        """Which of these sequences are off-policy and therefore get no loss."""
+        """Returns whether each sequence is off-policy and therefore has no loss."""
 
     def close(self) -> None:
         """Ends a `read` that waits in another thread."""
 
 
 class Stream(Store, Protocol):
-    """Features that are captured while training runs; `read` has the validation part."""
+    """Features captured during training; `read` returns those of the validation part."""
 
     def reading(self, sequence_ids: Sequence[str]) -> Reading:
-        """Reads these sequences of the training part, in this order."""
+        """Returns a reading of these training sequences, in this order."""
 
 
 def assemble(
     store: States, samples: Sequence[Sample], row: Row, row_tokens: int, spec: FeatureSpec
 ) -> Batch:
-    """Reads the sequences of a row and concatenates them; longer ones are cut at their end."""
+    """Concatenates the sequences of a row, each cut to its sample's length."""
     pieces = [(samples[index], store.read(samples[index].sequence_id)) for index in row]
     token = torch.zeros(1, row_tokens, dtype=torch.long)
     streams = {}
-    for name in dict.fromkeys((FINAL_NORM, *spec.names)):  # of teacher and drafter, each once
+    for name in dict.fromkeys((FINAL_NORM, *spec.names)):  # of teacher and drafter, no duplicates
         states_TH = stream_of(pieces[0][1], name)
         shape = 1, row_tokens, states_TH.shape[-1]
         streams[name] = torch.zeros(shape, dtype=states_TH.dtype)
@@ -98,9 +98,9 @@ def assemble(
 
 
 class Prefetch(AbstractContextManager["Prefetch"]):
-    """Iterates over batches that a thread assembles two rows ahead, pinned for a GPU.
+    """Iterates over batches that a thread assembles two rows ahead.
 
-    An error in the thread is raised by the iteration.
+    Batches are pinned if there is a GPU. The iteration raises errors of the thread.
     """
 
     def __init__(

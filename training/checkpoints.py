@@ -6,15 +6,15 @@
 A checkpoint is a directory `step-0000050`:
 
     state.json               the trainer's state
-    rank-00000.safetensors   float32 masters and AdamW's moments, a share of them a rank
+    rank-00000.safetensors   a rank's share of the float32 masters and AdamW's moments
 
-DeepSpeed's own checkpoints are pickles, which run code when they are loaded, and another number of
-ranks needs a conversion. Its calls for single parameters (`safe_get_full_fp32_param` and others)
-give every parameter whole, whatever the partition, so one format serves all layouts.
+DeepSpeed's own checkpoints are pickles, which can run code when they are loaded, and they must be
+converted for another number of ranks. Its functions for single parameters
+(`safe_get_full_fp32_param` and others) return whole parameters, so one format serves all layouts.
 
-The order of the data and the learning rate are functions of the step, and training draws no random
-numbers, so they need no state. Every rank needs the directory: with several nodes it is on a shared
-disk.
+The data order and the learning rate depend only on the step, and training draws no random numbers,
+so the checkpoint does not store them. Every rank needs the directory: with several nodes it must be
+on a shared disk.
 """
 
 import shutil
@@ -45,7 +45,7 @@ MASTER = "master"
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
 KEPT = 2
-"""Newest checkpoints that are kept, since a disk may damage one. Each has 12 bytes per trained
+"""Number of newest checkpoints to keep, since a disk may damage one. Each has 12 bytes per trained
 parameter."""
 
 Result = TypeVar("Result")
@@ -54,10 +54,10 @@ Result = TypeVar("Result")
 def save_checkpoint(
     accelerator: Accelerator, directory: Path, step: int, state: dict[str, Any]
 ) -> None:
-    """Writes and publishes a checkpoint, all ranks together; removes the oldest beyond `KEPT`.
+    """Publishes a checkpoint of all ranks; removes the oldest beyond `KEPT`.
 
-    Raises an `OutriderError` in all ranks when one of them cannot write; `directory` is unchanged
-    then.
+    Raises an `OutriderError` in all ranks if one of them cannot write; `directory` is then
+    unchanged.
     """
     path = directory / f"step-{step:07d}"
     draft = directory / f".{path.name}.draft"
@@ -88,10 +88,10 @@ def save_checkpoint(
 def load_checkpoint(
     accelerator: Accelerator, directory: Path, digest: str
 ) -> dict[str, Any] | None:
-    """Restores the newest checkpoint and returns its state; None without one.
+    """Restores the newest checkpoint and returns its state, if there is one.
 
-    Removes what a killed run was writing, and checkpoints of another run (`digest` differs). Raises
-    an `OutriderError` for a damaged one.
+    Removes drafts of a killed run, and checkpoints of another run (`digest` differs). Raises an
+    `OutriderError` if the checkpoint is damaged.
     """
 
     def newest() -> str | None:
@@ -113,17 +113,17 @@ def load_checkpoint(
 
 
 def published(directory: Path) -> list[Path]:
-    """Published checkpoints, oldest first. A checkpoint being written has a leading dot."""
+    """Returns published checkpoints, oldest first; drafts have a leading dot."""
     return sorted(directory.glob("step-*"))
 
 
 def states(directory: Path) -> list[dict[str, Any]]:
-    """The trainer's state in each checkpoint, oldest first."""
+    """Returns the trainer's state in each checkpoint, oldest first."""
     return [read_json(path / STATE) for path in published(directory)]
 
 
 def _remove_drafts(directory: Path) -> None:
-    """Removes what a killed run was writing."""
+    """Removes unfinished checkpoints of a killed run."""
     for path in directory.glob(".step-*"):
         shutil.rmtree(path)
 
@@ -133,9 +133,9 @@ def on_all_ranks(
 ) -> list[Result]:
     """Runs `action` in every rank and returns the results by rank.
 
-    `main_only` runs it in the first rank alone; the other results are None then. An
-    `OutriderError`, an `OSError` (a full disk) or a safetensors error in any rank is raised in all
-    of them as an `OutriderError`; else the others would wait in the next collective.
+    With `main_only` only the first rank runs it; the other results are None. An `OutriderError`, an
+    `OSError` (a full disk) or a safetensors error in any rank is raised in all ranks as an
+    `OutriderError`; otherwise the other ranks would hang in the next collective.
     """
     result, failure = None, None
     if accelerator.is_main_process or not main_only:
@@ -156,7 +156,7 @@ def on_all_ranks(
 def save_state(engine: Any, directory: Path, rank: int, world: int) -> None:
     """Writes `rank-R.safetensors` with every `world`-th tensor.
 
-    Tensors are gathered one at a time, the largest first, so that shares are of like size.
+    Tensors are gathered one at a time, largest first, so that the shares have similar sizes.
     """
     share = {}
     updates = max((int(adam["step"]) for adam in _adam_states(engine)), default=0)
@@ -174,9 +174,9 @@ def save_state(engine: Any, directory: Path, rank: int, world: int) -> None:
 
 
 def load_state(engine: Any, directory: Path) -> None:
-    """Restores weights, masters, moments and AdamW's count of updates, in place.
+    """Restores weights, masters, moments and AdamW's update count, in place.
 
-    Raises an `OutriderError` for a file that is missing or damaged.
+    Raises an `OutriderError` if a file is missing or damaged.
     """
     parameters = dict(_trained(engine))
     _clear_moments(engine)
@@ -209,7 +209,7 @@ def _restore(parameter: nn.Parameter, state: str, value: torch.Tensor) -> None:
 
 
 def _trained(engine: Any) -> list[tuple[str, nn.Parameter]]:
-    """Trained parameters, the largest first. Under ZeRO-3 a parameter's size is in `ds_numel`."""
+    """Returns trained parameters, largest first; ZeRO-3 has their sizes in `ds_numel`."""
     named = (each for each in engine.module.named_parameters() if each[1].requires_grad)
     return sorted(named, key=lambda each: -getattr(each[1], "ds_numel", each[1].numel()))
 
@@ -219,7 +219,7 @@ def _adam_states(engine: Any) -> list[dict[str, torch.Tensor]]:
 
 
 def _clear_moments(engine: Any) -> None:
-    """Zeros the moments. AdamW makes them in its first step, so before it they are made here."""
+    """Zeros the moments, or creates them before AdamW's first step."""
     zero, states = engine.optimizer, engine.optimizer.optimizer.state
     stage_3 = engine.zero_optimization_stage() == 3
     if stage_3:

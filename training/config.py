@@ -16,7 +16,7 @@ FLOOR = 0.1
 
 
 DEPTH_DECAY, SCRATCH_DECAY = 0.6, 0.8
-"""Base beta of `depth_weights: decay`: of a warm start, and from scratch."""
+"""Base of `depth_weights: decay` for a warm start and for a start from scratch."""
 
 SCRATCH_RATE, FITTED_RATE = 2.0, 0.1
 """The peak learning rate from random weights and from a closed-form start, as multiples of
@@ -38,7 +38,7 @@ class TrainingConfig(BaseModel):
     depth_weights: Literal["decay", "uniform", "visited"] = "decay"
     """Weight of each draft in the loss. `decay`: draft position s has weight 0.6^s (0.8^s from
     random weights), because it counts only if all drafts before it are accepted; `uniform`: all
-    positions weigh the same; `visited`: how often the engine would draft at this place while
+    positions weigh the same; `visited`: how often the engine would draft this position while
     serving the logged response, from exact replay with the current weights."""
 
     features: Literal["stored", "streamed"] = "stored"
@@ -47,10 +47,10 @@ class TrainingConfig(BaseModel):
     cluster (`cluster.address`), never from a disk. Every epoch captures again."""
 
     epochs: int = Field(default=3, ge=1)
-    """Passes over the training part of a warm start, from a base or the target's own layer."""
+    """Passes over the training part in a warm start, from a base or the target's own layer."""
 
     scratch_epochs: int = Field(default=10, ge=1)
-    """Passes over the training part of a head that starts from scratch."""
+    """Passes over the training part for a head that starts from scratch."""
 
     learning_rate: float = Field(
         default=5e-4, gt=0, json_schema_extra={"default": "from the target"}
@@ -71,8 +71,8 @@ class TrainingConfig(BaseModel):
     leaves it out gets `serving.engine.max_model_len`."""
 
     rows_per_step: int = Field(default=2, ge=1)
-    """Rows of one optimizer step, over all processes together. Where it is not a multiple of their
-    number, some rows are computed but do not count."""
+    """Rows of one optimizer step, over all processes together. If the number is not a multiple of
+    `processes`, some rows are computed but do not count."""
 
     zero_stage: Literal[1, 2, 3] = 1
     """DeepSpeed ZeRO stage: shards optimizer states (1), also gradients (2), also weights (3) over
@@ -80,15 +80,15 @@ class TrainingConfig(BaseModel):
 
     processes: int = Field(default=1, ge=1)
     """Processes over all machines, one per GPU. More than one are started by torchrun on this
-    machine, unless `launcher` or `cluster.address` is set. On a Ray cluster this is the largest
-    number: with less room, training runs with fewer processes."""
+    machine, unless `launcher` or `cluster.address` is set. On a Ray cluster this is the
+    maximum: if it has less room, training runs with fewer processes."""
 
     launcher: str | None = None
     """Command that starts all `processes`, on one machine or several, such as `srun --ntasks=16
     python -m outrider.training.distributed.worker`; the path of the run's spec.json is appended.
     docs/how-to/scale-out.md has commands for torchrun, deepspeed and srun. The run directory must
-    be on a disk that all machines share. It goes before `cluster.address`: Ray Train starts the
-    processes only if this is null."""
+    be on a disk that all machines share. It takes precedence over `cluster.address`: Ray Train
+    starts the processes only if this is null."""
 
     compute: Literal["bf16", "fp32"] = "bf16"
     """Precision. `bf16`: forward and backward in bfloat16 with float32 master weights; `fp32`:
@@ -101,8 +101,8 @@ class TrainingConfig(BaseModel):
     """Steps between two checkpoints for resuming. One more is written before the first step."""
 
     parity: Literal["strict", "warn"] = "strict"
-    """What to do when, before the first update, the base speculator drafts differently in the
-    trainer and in the engine, or as prepared for training and in float32.
+    """What to do if, before the first update, the base speculator drafts differently in the trainer
+    than in the engine, or differently as prepared for training than in float32.
     `strict`: stop the run; `warn`: print a warning and train. In either case the
     evaluation compares exact replay with the steps that the engine counts."""
 
@@ -126,14 +126,14 @@ class TrainingConfig(BaseModel):
         return value
 
     def started(self, warm: bool, fitted: bool = False) -> "TrainingConfig":
-        """The settings for a start from a base, from fitted or from random weights."""
+        """Returns the settings for a start from base, fitted or random weights."""
         if warm:
             return self
         rate = (FITTED_RATE if fitted else SCRATCH_RATE) * self.learning_rate
         return self.model_copy(update={"epochs": self.scratch_epochs, "learning_rate": rate})
 
     def learning_rate_at(self, step: int, steps: int) -> float:
-        """The learning rate of step `step` (from 0) of `steps`, a function of the step alone."""
+        """Returns the learning rate of step `step` (from 0) of `steps`."""
         warmup = math.ceil(steps * self.warmup_fraction)
         if step < warmup:
             return self.learning_rate * (step + 1) / warmup

@@ -26,8 +26,8 @@ For sampled drafts 1 - alpha is the total variation. tv has no gradient where p 
 overlap; lk_hybrid is KL there and becomes tv as they overlap. Against a one-hot p (temperature 0)
 kl, ce and lk_alpha are equal.
 
-W is frozen, so the gradient of a chunk goes to u while the chunk's logits exist, and replaces them.
-Only one tensor of u's size is kept for backward; no [N, V] tensor, p or q, ever exists as a whole.
+W is frozen, so a chunk's gradient in u is computed in the forward pass, from the chunk's logits.
+Only one tensor of u's size is kept for backward; p and q never exist as whole [N, V] tensors.
 The gradient is kept for a weight of 1 and scaled in backward, so that weights may depend on the
 results of this pass (objective.py). All depths share the teacher's row n: u_KNH[s][n] and h[n]
 must be aligned to the same target token.
@@ -36,7 +36,7 @@ A drafter's own head (`DraftHead`) may cover fewer tokens (`draft_teacher`) and 
 gradient of a trained head depends on the weights of the targets, so backward computes the logits
 again.
 
-Shapes: K depths, N target tokens, H hidden, V vocabulary, D draft vocabulary (V where it is the
+Shapes: K depths, N target tokens, H hidden, V vocabulary, D draft vocabulary (V if it is the
 target's), C rows of a chunk.
 """
 
@@ -58,15 +58,15 @@ ETA = 3.0
 
 
 class Judged(NamedTuple):
-    """Results of the pass other than the loss, by depth and target; 0 if `valid_KN` is false."""
+    """Results besides the loss, by depth and target; 0 for invalid targets."""
 
     kl_KN: Tensor
     """KL(p||q) in nats"""
     acceptance_KN: Tensor
-    """Probability that the engine accepts the draft, over the target's tokens: p(argmax q), or
+    """Probability that the engine accepts the draft if the target samples from p: p(argmax q), or
     sum min(p, q) if drafts are sampled."""
     accepted_KN: Tensor
-    """Probability that it accepted the draft, given the logged token: a of
+    """Probability that the engine accepts the draft, given the logged token: a in
     `speculators.acceptance`."""
 
 
@@ -80,10 +80,10 @@ def distillation_loss(
     kind: Loss,
     head: DraftHead | None = None,
 ) -> tuple[Tensor, Judged]:
-    """The loss [K, N] in float32, differentiable in u, 0 if `valid_KN` is false; and the rest.
+    """Returns the loss [K, N] in float32, and the results besides it.
 
-    `token_N` are the logged target tokens, `teacher_NH` the target's states that predict them.
-    `head` drafts; None: the target's head `lm_head_VH` does.
+    The loss is differentiable in u; 0 for invalid targets. `token_N` are the logged target tokens,
+    `teacher_NH` the states that predict them. `head` drafts; None: `lm_head_VH` drafts.
     """
     rows = max(CHUNK_ROWS, CHUNK_LOGITS[u_KNH.device.type] // lm_head_VH.shape[0])
     weight_DH = lm_head_VH if head is None else head.weight_DH
@@ -93,10 +93,10 @@ def distillation_loss(
 
 
 def confidence_loss(u_KNH: Tensor, head: DraftHead, judged: Judged) -> Tensor:
-    """Cross-entropy [K, N] of the confidence and the draft's probability of being accepted.
+    """Returns the cross-entropy [K, N] of the confidence against the acceptance probability.
 
-    All depths have the tokens of an accepted chain, so both are given that the drafts before are
-    accepted. The gradient ends at the states: drafts are those of a head without a confidence.
+    Every depth reads the tokens of an accepted chain, so both assume that all earlier drafts are
+    accepted. The states are detached, so the confidence does not change the drafts.
     """
     logit_KN = head.confidence(u_KNH.detach()).to(judged.acceptance_KN.dtype)
     return F.binary_cross_entropy_with_logits(logit_KN, judged.acceptance_KN, reduction="none")
@@ -115,18 +115,18 @@ class _Buffers:
         )
 
     def cut(self, rows: int) -> "_Buffers":
-        """The same memory for a chunk of fewer rows."""
+        """Returns the same memory for a chunk of fewer rows."""
         part = object.__new__(_Buffers)
         part.__dict__ = {name: tensor[:rows] for name, tensor in self.__dict__.items()}
         return part
 
     def logits(self, state_CH: Tensor, lm_head_VH: Tensor) -> Tensor:
-        """W h in `z_CV`."""
+        """Writes W h to `z_CV` and returns it."""
         return self.z_CV.copy_(torch.mm(state_CH, lm_head_VH.t(), out=self.raw_CV))
 
 
 class _Problem(NamedTuple):
-    """The arguments that take no gradient."""
+    """The arguments without a gradient."""
 
     teacher_NH: Tensor
     token_N: Tensor
@@ -150,7 +150,7 @@ class _Chunk(NamedTuple):
 
 
 def _chunks(u_KNH: Tensor, weight_DH: Tensor, problem: _Problem) -> Iterator[_Chunk]:
-    """Every depth of every chunk with a valid target."""
+    """Yields every depth of every chunk that has a valid target."""
     depths, tokens, _ = u_KNH.shape
     teacher_NH, token_N, valid_KN, lm_head_VH, head, served, kind, rows = problem
     wide = torch.promote_types(u_KNH.dtype, torch.float32)
@@ -222,7 +222,7 @@ def _judge(
     draft_temperature_C: Tensor | None,
     kind: Loss,
 ) -> tuple[tuple[Tensor, Tensor, Tensor, Tensor], Tensor]:
-    """(loss, KL, acceptance, accepted) by row, and the gradient in the logits z; overwrites z."""
+    """Returns (loss, KL, acceptance, accepted) and the gradient in z; overwrites z."""
     p_CV, goal_CV, token_C = teacher.p_CD, teacher.goal_CD, teacher.token_C
     if draft_temperature_C is not None:
         z_CV.div_(draft_temperature_C[:, None])
@@ -260,7 +260,7 @@ def _judge(
         dz_CV = q_CV.scatter_add_(-1, teacher.best_C[:, None], q_CV.new_full((len(q_CV), 1), -1.0))
     else:
         loss_C, of_kl_C, of_alpha_C = _MIXED[kind](kl_C, alpha_C)
-        # of_kl (q - p) - of_alpha q (m - <m, q>), with q as the only matrix that changes
+        # of_kl (q - p) - of_alpha q (m - <m, q>), computed in the memory of z and q
         rise_CV = torch.mul(m_CV, -of_alpha_C[:, None], out=z_CV).add_(
             (of_kl_C + of_alpha_C * m_q_C)[:, None]
         )
@@ -274,7 +274,7 @@ def _judge(
 
 
 Parts = tuple[Tensor, Tensor, Tensor]
-"""The loss, its factor of KL's gradient, and its factor of minus alpha's gradient; [C] each."""
+"""The loss, and its factors of the gradients of KL and of minus alpha; [C] each."""
 
 
 def _tv(kl_C: Tensor, alpha_C: Tensor) -> Parts:

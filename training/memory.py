@@ -1,16 +1,16 @@
-"""Memory of one training process, by part and phase, computed before it exists.
+"""Predicts the memory of one training process by part and phase.
 
     plan = MemoryPlan(size, row_tokens=8192, depth=3, zero_stage=2)
     needed = plan.phases()                # {"start": {part: bytes}, "steps": ..., "fit": ...}
     plan.peak()                           # ("steps", bytes)
 
-Three phases can be the largest: the closed-form fit of a head from scratch, the start, when the
-base speculator in float32 exists next to the prepared one (step-0 parity), and backward of a step.
+The peak can be in any of three phases: the closed-form fit of a head from scratch, the start, when
+the base speculator in float32 exists next to the prepared one (step-0 parity), or backward.
 The largest row is one response that fills it. Weights, masters, moments and the sum of gradients
-over rows take what DeepSpeed estimates: 2 P + 18 P / n bytes for ZeRO-2 in bf16
+over rows take the bytes that DeepSpeed estimates: 2 P + 18 P / n for ZeRO-2 in bf16
 (`estimate_zero2_model_states_mem_needs`). But every depth of the unroll uses every weight, so
-autograd holds whole gradients until depth 0: 2 P instead of 2 P / n, and the newest depth's
-gradient of the largest tensor. Activations are read off the meta device (speculators/size.py).
+autograd holds whole gradients until depth 0: 2 P instead of 2 P / n, plus the newest depth's
+gradient of the largest tensor. Activations are counted on the meta device (speculators/size.py).
 """
 
 import dataclasses
@@ -29,33 +29,33 @@ CHUNK_LOGITS = {"cpu": 2**21, "cuda": 2**26}
 
 CHUNK_ROWS = 256
 """Smallest chunk, in rows: with fewer, reading W costs more than multiplying by it. At a vocabulary
-of 129,280 they are 132 MB of logits in float32."""
+of 129,280 it has 132 MB of logits in float32."""
 
 CHUNK_COPIES = 5
 """[chunk, vocabulary] tensors in float32 at the loss's peak."""
 
 BUCKET = 100_000_000
-"""Gradients that DeepSpeed reduces together. 200 MB and their float32 copy keep NVLink busy; its
-default is five times as many."""
+"""Number of gradients that DeepSpeed reduces together. 200 MB and their float32 copy keep NVLink
+busy; DeepSpeed's default is five times as large."""
 
 ROWS_IN_FLIGHT = 3
-"""In host memory: one computed, two read ahead (training/batches.py)."""
+"""Rows in host memory: one in use, two read ahead (training/batches.py)."""
 
 KEPT_AT_MOST = 4_000_000_000
-"""Where a full row keeps more for backward, every depth is computed again there, a third more
-products of the layer. R1's keeps 22 GB of 8,192 tokens and 86 GB of 32,768; computed again, 4 and
-16 GB, and 6 and 25 GB at a time."""
+"""If a full row keeps more bytes, backward recomputes every depth, at a third more FLOPs of the
+layer. R1's layer keeps 22 GB for 8,192 tokens and 86 GB for 32,768; with recomputation 4 and 16 GB,
+plus 6 and 25 GB for the depth in progress."""
 
 CUDA_CONTEXT = 1_500_000_000
 """Assumed, not measured: CUDA's context, NCCL's buffers, cuBLAS's workspace."""
 
 LIBRARIES = 320_000_000
-"""A CPU process before any data: Python, torch, DeepSpeed; measured on nano R1."""
+"""Bytes of a CPU process before any data: Python, torch, DeepSpeed; measured on nano R1."""
 
 
 @dataclasses.dataclass(frozen=True)
 class MemoryPlan:
-    """The settings that decide the memory of a training process."""
+    """The settings that determine the memory of a training process."""
 
     size: DrafterSize
     row_tokens: int
@@ -76,7 +76,7 @@ class MemoryPlan:
 
     @property
     def row(self) -> tuple[int, int]:
-        """Tokens of the row, and slots from which a chain starts."""
+        """Tokens of the row, and anchors: slots at which a chain starts."""
         return self.sequence or (self.row_tokens, self.row_tokens - 2)
 
     @property
@@ -85,13 +85,13 @@ class MemoryPlan:
         return self.size.trained(self.trained_parameters, self.lora_rank)
 
     def peak(self) -> tuple[str, int]:
-        """The phase that needs most memory, and its bytes."""
+        """Returns the phase with the largest memory, and its bytes."""
         totals = {phase: sum(parts.values()) for phase, parts in self.phases().items()}
         phase = max(totals, key=totals.__getitem__)
         return phase, totals[phase]
 
     def phases(self) -> dict[str, dict[str, int]]:
-        """Bytes by part in each phase; the parts of a phase exist at once."""
+        """Returns each phase's bytes by part; a phase's parts exist at once."""
         always = self._always()
         phases = {"start": always | self._start(), "steps": always | self._steps()}
         if self.fitted:
@@ -102,15 +102,15 @@ class MemoryPlan:
         }
 
     def checkpoint_bytes(self) -> int:
-        """Disk of a training checkpoint: float32 masters and moments of what is trained."""
+        """Returns the checkpoint's size: float32 masters and moments of trained parameters."""
         return 12 * self.trained
 
     def host_bytes(self, processes: int) -> int:
-        """Host memory of a node with this many processes.
+        """Returns the host memory of a node with `processes` processes.
 
-        On a CPU that is all memory. With GPUs it is embedding and head on their way there, rows,
-        libraries and the share of a checkpoint of each process, and the weights that the first one
-        publishes.
+        On a CPU this is all memory. With GPUs, each process holds rows, libraries, its share of a
+        checkpoint, and embedding and head while they load; the first one also holds the weights
+        that it publishes.
         """
         if self.device == "cpu":
             return self.peak()[1] * processes
@@ -119,7 +119,7 @@ class MemoryPlan:
 
     @property
     def recompute(self) -> bool:
-        """Whether backward computes every depth again, which the largest possible row decides."""
+        """Whether backward recomputes every depth; the largest possible row decides."""
         can = self.size.drafter.input_values() > 0
         return can and self._kept(self.row_tokens, self.row_tokens - 2, self.depth) > KEPT_AT_MOST
 
@@ -143,13 +143,13 @@ class MemoryPlan:
 
     @property
     def _row_bytes(self) -> int:
-        """States in bf16; token, sequence and position in 8 bytes each, the anchor's mark in 1."""
-        # The inputs, and the teacher's state unless it is what the drafter reads.
+        """Bf16 states; 8 bytes each for token, sequence, position; 1 for anchor."""
+        # The drafter's inputs, and the teacher's state unless the drafter reads only that.
         values = self.size.read + self.size.hidden * (self.size.read != self.size.hidden)
         return self.row_tokens * (2 * values + 25)
 
     def _always(self) -> dict[str, float]:
-        """What exists all the time."""
+        """Bytes that exist in every phase."""
         gpu = self.device == "cuda"
         weights = self.trained if self.zero_stage < 3 else self._share
         # Stage 1 in bf16 (DeepSpeed's BF16_Optimizer) keeps the full gradient sum allocated.
@@ -165,10 +165,10 @@ class MemoryPlan:
         }
 
     def _fit(self, always: dict[str, float]) -> dict[str, float]:
-        """The head and the target's ends in float32, and a ridge regression in float64.
+        """Bytes of a float32 head and ends, and a float64 ridge regression.
 
-        It holds products of the features, states and embedding, for fitted and for held-out rows,
-        and solves one set of them. Masters and sums of gradients do not exist yet.
+        The regression holds products of the features, states and embedding, for fitted and for
+        held-out rows, and solves one set. Masters and sums of gradients do not exist yet.
         """
         features = self.size.read + self.size.hidden
         squares, crosses = features**2, features * self.size.hidden
@@ -179,10 +179,10 @@ class MemoryPlan:
         }
 
     def _start(self) -> dict[str, float]:
-        """Exact replay of a validation row without gradients, by the base in float32 if any.
+        """Bytes of replaying a validation row, by the float32 base if any.
 
-        On a CPU the checkpoint that the base was read from is still mapped. A depth without
-        gradients takes half of what autograd would keep of it (measured: 0.35 to 0.5).
+        On a CPU the checkpoint of the base is still mapped. A depth without gradients takes half of
+        the bytes that autograd would keep for it (measured: 0.35 to 0.5).
         """
         size, width = self.size, 4 if self.warm else self._b
         states = width * self.depth * self.row[1] * size.drafter.width
@@ -195,9 +195,9 @@ class MemoryPlan:
         }
 
     def _steps(self) -> dict[str, float]:
-        """Peak memory of backward: before any gradient exists, and when all but one do."""
+        """Bytes at backward's peak: with all depths' activations, or with gradients."""
         size, b = self.size, self._b
-        # A trained head's rows are handed over as a copy.
+        # `ChainUnroll` returns a copy of a trained head's rows.
         states = b * (
             3 * self.depth * self.row[1] * size.drafter.width + size.parts.get("lm_head", 0)
         )
@@ -219,7 +219,7 @@ class MemoryPlan:
         }
         found = max(first, later, key=lambda parts: sum(parts.values()))
         if self.zero_stage == 3:
-            # Experts are gathered at each depth, and autograd's views keep each gathering.
+            # Experts are gathered at each depth, and autograd's views keep each gathered copy.
             experts = size.frozen("non_routed") if self.trained_parameters == "all" else 0
             found["gathered_weights"] = b * (self.depth * experts + self.trained - experts)
         return found
@@ -228,10 +228,10 @@ class MemoryPlan:
         """Activation bytes of `depth` depths; with recomputation, of one."""
         if not self.recompute:
             return self._kept(*self.row, depth) if depth else 0
-        # A depth is computed again from its state, input, queries, keys and values.
+        # A depth is recomputed from its state, input, queries, keys and values.
         inputs = self._b * self.size.drafter.input_values()
-        # Gradients of keys and values wait for depth 0. The parts of a depth are computed again one
-        # after the other: three quarters of it at once.
+        # Gradients of keys and values are kept until depth 0. The parts of a depth are recomputed
+        # in turn, so three quarters of it exist at once.
         tokens, anchors = self.row
         waiting = inputs * (depth * anchors + tokens)
         again = self.size.kept(*self.row, 1)
@@ -244,9 +244,9 @@ class MemoryPlan:
 
 
 def peak_bytes(device: "torch.device") -> int:
-    """Largest memory of this process so far, for comparison with `MemoryPlan`.
+    """Returns this process's peak memory so far, for comparison with `MemoryPlan`.
 
-    Allocated on the GPU, or resident on a CPU (VmHWM: getrusage counts the parent's too).
+    On a GPU it is allocated memory, on a CPU resident memory (VmHWM: getrusage adds the parent's).
     """
     if device.type == "cuda":
         import torch

@@ -1,4 +1,4 @@
-"""Metrics of steps and evaluations: metrics.jsonl, Weights & Biases, lines on the terminal.
+"""Writes training metrics to metrics.jsonl, Weights & Biases and the terminal.
 
     metrics = Metrics(accelerator, log_dir, project="outrider", config={...}, resumed_step=0)
     values = step_values(sums, count_K, rate, gradient_norm, tokens, slots, seconds, waited)
@@ -31,11 +31,11 @@ BF16_TFLOPS = {
     "A800": 312.0,
     "L40S": 362.0,
 }
-"""Dense bf16 peaks from the vendor's data sheets, by part of the device's name; first match."""
+"""Dense bf16 peaks from the vendor's data sheets, by the first key that is in the device's name."""
 
 
 class Metrics:
-    """The files of one run, written by the main process alone."""
+    """The metrics of one run, written by the main process alone."""
 
     def __init__(
         self,
@@ -73,9 +73,9 @@ class Metrics:
             tracker.finish()
 
     def _forget_after(self, step: int) -> None:
-        """Removes lines of steps after `step`, which will run again, and a torn last line.
+        """Removes lines of later steps, which run again, and torn lines.
 
-        The tracker keeps the first value it got for a step.
+        The tracker keeps the first value of a step.
         """
         self.path.touch()
         lines = self.path.read_text(encoding="utf-8").splitlines(keepends=True) if step else []
@@ -94,9 +94,9 @@ def step_values(
     seconds: float,
     waited: float,
 ) -> dict[str, Any]:
-    """The metrics of a step.
+    """Returns the metrics of a step.
 
-    `sums` [1 + 2K] over all processes: the loss, then KL and expected greedy acceptance by depth,
+    `sums` [1 + 2K] has sums over all processes: the loss, then KL and expected acceptance by depth,
     over `count_K` targets. `tokens` of the rows' `slots` hold data; `waited` of the `seconds` were
     spent waiting for data.
     """
@@ -114,7 +114,7 @@ def step_values(
 
 
 def step_line(done: int, steps: int, values: dict[str, Any], seconds: float) -> str:
-    """One readable line about step `done` of `steps`, which took `seconds`."""
+    """Returns one readable line about step `done` of `steps`, which took `seconds`."""
     acceptance = " ".join(f"{share:.3f}" for share in values["expected_acceptance"])
     line = (
         f"step {done}/{steps}  loss {values['loss']:.4f}  expected acceptance {acceptance}"
@@ -127,7 +127,7 @@ def step_line(done: int, steps: int, values: dict[str, Any], seconds: float) -> 
 
 
 def validation_line(done: int, steps: int, profile: dict[str, Any], seconds: float) -> str:
-    """One line for people about an evaluation."""
+    """Returns one readable line about an evaluation."""
     acceptance = " ".join(f"{rate:.3f}" for rate in profile["acceptance"])
     length = profile["acceptance_length"]
     return (
@@ -138,7 +138,7 @@ def validation_line(done: int, steps: int, profile: dict[str, Any], seconds: flo
 
 
 def export_line(base: dict[str, Any], trained: dict[str, Any], exported: dict[str, Any]) -> str:
-    """One line on what the export costs in acceptance."""
+    """Returns one line about the export's effect on acceptance."""
     first, before, after = (
         profile["acceptance_length"][-1] for profile in (base, trained, exported)
     )
@@ -151,15 +151,15 @@ def export_line(base: dict[str, Any], trained: dict[str, Any], exported: dict[st
 
 
 def vocabulary_line(found: Mapping[str, Any]) -> str:
-    """One line on a draft vocabulary."""
+    """Returns one line about a draft vocabulary."""
     covered = ", ".join(f"{share:.2%} of {part}" for part, share in found["coverage"].items())
-    return f"draft vocabulary: {found['tokens']:,} tokens, which are {covered} response tokens"
+    return f"draft vocabulary: {found['tokens']:,} tokens, covering {covered} response tokens"
 
 
 def utilization(
     flops: float, seconds: float, device: torch.device, compute: str, processes: int
 ) -> float | None:
-    """Model FLOPs utilization, a step's share of the GPUs' bf16 peak.
+    """Returns model FLOPs utilization: a step's share of the GPUs' bf16 peak.
 
     None on a CPU, for unknown GPUs, and in float32.
     """

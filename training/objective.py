@@ -1,18 +1,18 @@
-"""The training objective of a step: the recipe's loss over the drafts of its rows, weighted.
+"""Training objective of a step: the weighted loss of its rows' drafts.
 
     objective = Objective(config, depth, lm_head_VH, samples, sampling, probabilistic)
     share_K = objective.share(samples_of_the_step)            # the same in every process
     loss, judged = objective.of_row(drafted, batch, share_K)  # a row's part of the step's loss
 
 The teacher is the target's head `lm_head_VH` over the whole vocabulary. The draft's head comes
-with the drafts and may be another one, over fewer tokens.
+with the drafts and may be a different head over fewer tokens.
 
 `visited` gives the draft at position j after anchor t the weight v_t a_{t,1} ... a_{t,j-1}: the
 probability that a step of the engine starts at t, times the probability that the drafts before j
 are accepted (`speculators.acceptance`). This is how often the draft is offered while the logged
 responses are served; a draft that is never offered gets no gradient. Summed over a response, the
-weights are its tokens minus one for every step that accepts all K. The loss is therefore divided by
-tokens: with `tv` it is the expected number of rejections per token.
+weights are its tokens minus its steps that accept all K drafts. The loss is therefore divided by
+the number of tokens: with `tv` it is the expected number of rejections per token.
 
 The acceptances come from the same pass as the loss, without gradient, so the weights are current.
 
@@ -38,7 +38,7 @@ from outrider.training.teacher import Served
 
 
 class Objective:
-    """The loss of a row as its part of the step's loss; the rows of all processes add up."""
+    """Computes each row's part of the step's loss; the parts add up."""
 
     def __init__(
         self,
@@ -50,20 +50,20 @@ class Objective:
         probabilistic: bool,
         decay: float = DEPTH_DECAY,
     ):
-        """`decay`: base of `training.depth_weights: decay`."""
+        """`decay` is the base of `training.depth_weights: decay`."""
         self.config, self.depth, self.lm_head_VH = config, depth, lm_head_VH
         self.decay = decay
         self.samples, self.sampling, self.probabilistic = samples, sampling, probabilistic
 
     def targets(self, in_step: Sequence[Sample]) -> Tensor:
-        """Targets of each depth in these samples, [K], at least 1."""
+        """Returns the number of targets at each depth, [K], at least 1."""
         count_K = torch.tensor(
             [sum(sample.targets(s) for sample in in_step) for s in range(self.depth)]
         )
         return count_K.clamp_min(1)
 
     def share(self, in_step: Sequence[Sample]) -> Tensor:
-        """Weight of one draft of each depth in the step's loss, [K]; `visited` multiplies it."""
+        """Returns the loss weight of a draft by depth, [K], before `visited`."""
         count_K = self.targets(in_step)
         if self.config.depth_weights == "visited":
             return (1 / count_K[:1]).expand(self.depth)
@@ -72,7 +72,7 @@ class Objective:
     def of_row(
         self, drafted: Drafted, batch: Batch, share_K: Tensor, masked: Collection[int] = ()
     ) -> tuple[Tensor, Judged]:
-        """The row's part of the loss, and the other results of its drafts.
+        """Returns the row's part of the loss, and the other results.
 
         A row with a `share_K` of zeros does not count: it only gives processes equally many rows.
         Samples whose index is in `masked` have no loss.
@@ -114,10 +114,10 @@ class Objective:
 
 
 def align_to_targets(u_KNH: Tensor, sequence_N: Tensor) -> tuple[Tensor, Tensor]:
-    """Shifts depth s by s anchors, so that row n predicts the token two after anchor n.
+    """Shifts depth s by s anchors, aligning row n to its target.
 
-    Also returns [K, N] where that row exists: its chain must have started in the same sequence.
-    The anchors of a sequence are consecutive.
+    Row n then predicts the token two after anchor n. The second result [K, N] is true if the chain
+    of the row started in the same sequence. The anchors of a sequence are consecutive.
     """
     depth, anchors, _ = u_KNH.shape
     shifted, valid = [], []
@@ -129,17 +129,17 @@ def align_to_targets(u_KNH: Tensor, sequence_N: Tensor) -> tuple[Tensor, Tensor]
 
 
 def fixed_weights(kind: Literal["decay", "uniform"], depth: int, decay: float) -> Tensor:
-    """decay^s for s < depth, or the same for all; normalized to sum to 1."""
+    """Returns weights decay^s, or equal weights; they sum to 1."""
     weight_K = (decay if kind == "decay" else 1.0) ** torch.arange(depth, dtype=torch.float64)
     return (weight_K / weight_K.sum()).float()
 
 
 @torch.no_grad()
 def visited_weights(accepted_KN: Tensor, anchors_R: Tensor) -> Tensor:
-    """How often each draft is offered, [K, N] in float32.
+    """Returns how often each draft is offered, [K, N] in float32.
 
-    `accepted_KN` has a of each draft; row n of depth s belongs to anchor n - s. `anchors_R` counts
-    the anchors of each response, in the order of N; a response's anchors are consecutive.
+    `accepted_KN` has the probability a of each draft; row n of depth s belongs to anchor n - s.
+    `anchors_R` counts the consecutive anchors of each response, in the order of N.
     """
     depth = len(accepted_KN)
     a_NK = torch.stack([_shifted(accepted_KN[s], -s) for s in range(depth)], dim=-1)
@@ -155,7 +155,7 @@ def visited_weights(accepted_KN: Tensor, anchors_R: Tensor) -> Tensor:
 
 
 def _shifted(values_N: Tensor, by: int) -> Tensor:
-    """Moves values `by` places to the right (left if negative) and fills with zeros."""
+    """Moves values `by` places right (left if negative) and fills with zeros."""
     by = max(-len(values_N), min(by, len(values_N)))
     if by < 0:
         return F.pad(values_N[-by:], (0, -by))

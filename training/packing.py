@@ -1,7 +1,7 @@
-"""Packing: which sequences share a row, and which rows share a step.
+"""Packs sequences into rows and rows into steps.
 
-It is a function of the lengths, the seed and the epoch alone. Neither earlier steps nor the number
-of processes matter, so a resumed run needs only its step.
+The result depends only on the lengths, the seed and the epoch, not on earlier steps or the number
+of processes, so a resumed run needs only its step.
 
     samples = [Sample("a", length=310, first_anchor=120), ...]
     for step in plan_epoch(samples, row_tokens=4096, rows_per_step=2, seed=0, epoch=0):
@@ -30,12 +30,12 @@ class Sample:
     length: int
     """Tokens, after the cut to a row."""
     first_anchor: int
-    """The first index i whose chain the engine would draft."""
+    """The first index i at which the engine would draft a chain."""
 
     def targets(self, depth: int) -> int:
-        """Number of tokens that draft position `depth` predicts in this sequence.
+        """Returns the number of tokens that draft position `depth` predicts.
 
-        i runs from first_anchor to length - 3 - depth.
+        The index i runs from first_anchor to length - 3 - depth.
         """
         return max(0, self.length - 2 - depth - self.first_anchor)
 
@@ -47,7 +47,7 @@ Row = tuple[int, ...]
 def make_samples(
     lengths: Iterable[tuple[str, int, int]], row_tokens: int
 ) -> tuple[list[Sample], dict[str, str]]:
-    """Samples of (sequence_id, length, completion_start), and the ids left out with the reason.
+    """Returns samples of (sequence_id, length, completion_start), and why others are left out.
 
     The engine drafts only after the prefill has returned the first token of the completion, at
     index S. Its first chain uses tokens up to S and starts from the state at i = S - 1. Anchors
@@ -68,9 +68,9 @@ def make_samples(
 
 
 def cut_at_rows(lengths: Sequence[int], starts: Sequence[int], row_tokens: int) -> LostEnds:
-    """What rows of that size cut from sequences of these lengths and completion starts."""
+    """Counts the sequences and tokens that are lost at `row_tokens`."""
     key = f"training.row_tokens = {row_tokens:,}"
-    # A row needs two tokens of a completion, or none is predicted.
+    # A row needs two tokens of a completion; otherwise it predicts none.
     return lost_ends(lengths, [start + 1 for start in starts], row_tokens, key)[0]
 
 
@@ -81,14 +81,13 @@ def samples_of_part(
     part: str,
     features_dir: Path,
 ) -> tuple[list[Sample], dict[str, str]]:
-    """`make_samples` of a part's sequences; an `OutriderError` if states are missing or none
-    fits."""
+    """Runs `make_samples` on a part; raises if states or samples are missing."""
     table = {row["id"]: row for row in manifest["sequences"]}
     missing = [sequence_id for sequence_id in sequence_ids if sequence_id not in table]
     if missing:
         raise OutriderError(
-            f"{features_dir}: no states for {len(missing)} sequences of the {part} part,"
-            f" {missing[0]} the first; run the capture stage again"
+            f"{features_dir}: no states for {len(missing)} sequences of the {part} part, first"
+            f" {missing[0]}; run the capture stage again"
         )
     rows = [table[sequence_id] for sequence_id in sequence_ids]
     samples, left_out = make_samples(
@@ -105,7 +104,7 @@ def samples_of_part(
 def plan_epoch(
     samples: Sequence[Sample], row_tokens: int, rows_per_step: int, seed: int, epoch: int
 ) -> list[list[Row]]:
-    """The steps of one epoch, each of at most `rows_per_step` rows."""
+    """Returns the steps of one epoch, each with at most `rows_per_step` rows."""
     generator = random.Random(f"{seed}/{epoch}")
     order = list(range(len(samples)))
     generator.shuffle(order)
@@ -119,16 +118,16 @@ def plan_epoch(
 
 
 def turns(rows_per_step: int, world: int) -> int:
-    """Rows that each of `world` processes computes in a step; some may not count."""
+    """Returns the rows that each process computes per step, counted or not."""
     return -(-rows_per_step // world)
 
 
 def rows_of_process(
     steps: Sequence[Sequence[Row]], first_step: int, rows_per_step: int, rank: int, world: int
 ) -> list[Row]:
-    """The rows that one of `world` processes computes from `first_step` on, in order.
+    """Returns the rows of process `rank` from `first_step` on, in order.
 
-    A step with fewer rows than turns repeats its first row, which is not counted.
+    A step with too few rows repeats its first row; the repetition is not counted.
     """
     numbers = range(rank, world * turns(rows_per_step, world), world)
     return [
@@ -139,12 +138,13 @@ def rows_of_process(
 
 
 def pack(pieces: Sequence[tuple[int, int]], row_tokens: int) -> list[Row]:
-    """Packs pieces (index, length) into rows: the first piece left, then those that fill it best.
+    """Packs pieces (index, length) into rows by minimum bin slack.
 
-    Minimum bin slack (Gupta and Ho 1999), once from the longest piece on and once in the given
-    order; the result with fewer rows is used. The first leaves no long piece for the end, where no
-    other fits. The second is better where lengths hardly differ (413 +- 30 tokens in rows of 2,048:
-    five do not quite fit) and the first would use up the short pieces on the long ones.
+    A row takes the first remaining piece and those that fill it best (Gupta and Ho 1999), once in
+    descending and once in the given order; the result with fewer rows is used. Descending order
+    leaves no long piece for the end, when no other fits. The given order is better if lengths
+    hardly differ (413 +- 30 tokens in rows of 2,048: five do not quite fit), because descending
+    order uses up the short pieces on the long ones.
     """
     ways = (sorted(pieces, key=lambda piece: -piece[1]), list(pieces))
     return min((_fill_rows(way, row_tokens) for way in ways), key=len)
@@ -162,11 +162,11 @@ def _fill_rows(left: list[tuple[int, int]], row_tokens: int) -> list[Row]:
 
 
 def _best_filling(lengths: Sequence[int], room: int) -> list[int]:
-    """Indices of the lengths with the largest sum up to `room`; the earliest among equal sums.
+    """Returns indices of the lengths with the largest sum up to `room`.
 
-    Bit n of `reachable` is set if some of the lengths so far sum to n: one shift of a long integer
-    per length. The search ends with the first exact filling, which about twenty lengths usually
-    allow.
+    The earliest of equal sums is taken. Bit n of `reachable` is set if some of the lengths so far
+    sum to n: one shift of a long integer per length. The search ends with the first exact sum,
+    usually after about twenty lengths.
     """
     within = (1 << (room + 1)) - 1
     before, reachable = [], 1

@@ -1,4 +1,4 @@
-"""Step-0 parity: before any update, the prepared speculator drafts what its base drafts.
+"""Step-0 parity: before any update, the prepared speculator drafts like its base.
 
     check = StepZero(base, parity)                        # base: a ChainUnroll in float32
     validation.profile(unroll, model, check.add)          # unroll, model: as prepared for training
@@ -18,11 +18,11 @@ from outrider.speculators.unroll import valid_BT
 from outrider.training.distributed.accelerator import ChainUnroll, Drafted
 
 CHUNK = 256
-"""Anchors whose logits are made at a time, twice D values each."""
+"""Anchors whose logits are computed together, 2 D values each."""
 
 
 class StepZero:
-    """Sums of the comparison with the base, over the batches of a process's validation."""
+    """Accumulates the comparison with the base over a process's validation batches."""
 
     def __init__(self, base: ChainUnroll, parity: ParityConfig):
         self.base, self.parity = base, parity

@@ -1,13 +1,13 @@
-"""The target's distribution as served: with the request's temperature, top_k and top_p.
+"""Target distribution as served, with the request's temperature, top_k and top_p.
 
     # z: logits, overwritten; p: output
     teacher = served_distribution(z_CV, p_CV, token_C, temperature_C, top_p_C, top_k_C)
 
 Drafts are accepted against this distribution, so the speculator learns it. p = softmax(logits /
 temperature), cut by top_k and top_p and renormalized; one-hot at temperature 0. It equals
-`speculators.acceptance.target_distribution`, which the tests compare it with, but does not sort the
-vocabulary: the nucleus is nearly always within the 256 most likely tokens, and only the other rows
-are sorted in full.
+`speculators.acceptance.target_distribution` (checked by the tests) without sorting the vocabulary:
+the nucleus is nearly always within the 256 most likely tokens, and only the other rows are sorted
+in full.
 
 Shapes: C rows of a chunk, V vocabulary, R rows that are cut, M most likely tokens searched,
 D draft vocabulary.
@@ -36,10 +36,10 @@ class Served(NamedTuple):
     """True: drafts are sampled from q at the request's temperature, without top_k and top_p, as in
     vLLM. False: they are q's argmax."""
     top_k_N: Tensor | None = None
-    """0, or None for all: no limit."""
+    """0 for no limit; None: no request has a limit."""
 
     def draft_temperature(self, chunk: slice) -> Tensor | None:
-        """The temperature [C] of sampling from q; None for argmax drafts, which use raw logits."""
+        """Returns the temperature [C] for sampling from q; None for argmax drafts."""
         if not self.probabilistic:
             return None
         temperature_C = self.temperature_N[chunk]
@@ -55,8 +55,8 @@ class Teacher(NamedTuple):
     negative_entropy_C: Tensor
     """sum_v p log p, in nats"""
     logged_C: Tensor
-    """p of the logged token. Where the cut excludes it, p before the cut: the token was
-    sampled, so rounding excluded it."""
+    """p of the logged token. If the cut excludes it, p before the cut: the token was sampled, so
+    only rounding can exclude it."""
 
 
 def served_distribution(
@@ -67,7 +67,7 @@ def served_distribution(
     top_p_C: Tensor,
     top_k_C: Tensor | None = None,
 ) -> Teacher:
-    """Writes p of the logits z (float32 or float64) to `p_CV`; divides z by the temperatures."""
+    """Writes p to `p_CV`; divides z (float32 or float64) by the temperatures."""
     greedy_C = temperature_C < GREEDY_BELOW
     top_k_C = torch.zeros_like(token_C) if top_k_C is None else top_k_C
     z_CV.div_(torch.where(greedy_C, 1.0, temperature_C)[:, None])
@@ -98,11 +98,11 @@ def _cut(
     rows: Tensor,
     within: int,
 ) -> Tensor:
-    """Cuts and renormalizes rows whose kept tokens are among the most likely; returns the rest.
+    """Cuts and renormalizes rows that `within` tokens suffice for; returns the others.
 
-    First all tokens less likely than the top_k-th are dropped. Of the rest, a token is kept while
-    the mass of more likely tokens is below top_p of their mass. This is vLLM's rule in descending
-    order (vLLM: ascending, dropped while the mass up to and including it is at most 1 - top_p).
+    First, tokens less likely than the top_k-th are dropped. A remaining token is kept if the mass
+    of more likely tokens is below top_p of the remaining mass. This is vLLM's rule in descending
+    order; vLLM drops, in ascending order, tokens with a mass up to them of at most 1 - top_p.
     """
     all_of_them = len(rows) == len(p_CV)
     share_RM, index_RM = (p_CV if all_of_them else p_CV[rows]).topk(within, dim=-1)
@@ -111,10 +111,10 @@ def _cut(
     least_R = torch.where(limited_R, share_RM.gather(-1, last_R[:, None])[:, 0], 0.0)
     among_RM = share_RM >= least_R[:, None]
     mass_R = torch.where(limited_R, (share_RM * among_RM).sum(-1), 1.0)
-    # Without top_p all of them: rounding would drop the last.
+    # Without top_p all tokens are kept: with a limit of 1, rounding could drop some.
     nucleus_R = torch.where(top_p_C[rows] < 1, top_p_C[rows] * mass_R, math.inf)
     kept_RM = among_RM & (share_RM.cumsum(-1) - share_RM < nucleus_R[:, None])
-    # A larger top_k has a mass that is not known within these tokens.
+    # The mass of a top_k above `within` is not known from these tokens.
     known_R = ~among_RM[:, -1] | (~kept_RM[:, -1] & (top_k_C[rows] < 1))
     ends_R = known_R | (within == p_CV.shape[1])
     done = rows[ends_R]
@@ -130,32 +130,32 @@ def _cut(
 
 
 class DraftTeacher(NamedTuple):
-    """The target's distribution of a chunk, in draft tokens."""
+    """The target's distribution of a chunk, over the draft vocabulary."""
 
     p_CD: Tensor
-    """The target's probabilities: what drafts are accepted against."""
+    """The target's probabilities, against which drafts are accepted."""
     goal_CD: Tensor
-    """What the draft learns: p renormalized over the draft vocabulary."""
+    """The distribution that the draft learns: p renormalized over the draft vocabulary."""
     best_C: Tensor
     """argmax p, a draft token"""
     negative_entropy_C: Tensor
-    """sum over the goal of goal log goal, in nats"""
+    """sum_v goal log goal, in nats"""
     logged_C: Tensor
     """The target's probability of the logged token"""
     token_C: Tensor
     """The logged token as a draft token"""
     known_C: Tensor | None
-    """False if the logged token is outside the draft vocabulary; None: none is"""
+    """False if the logged token is outside the draft vocabulary; None if it has all tokens"""
     taught_C: Tensor | None
-    """False if the target gives the draft vocabulary no mass, so there is no goal; None: none"""
+    """False if the draft vocabulary has no mass, so there is no goal; None if it has all"""
 
 
 def draft_teacher(teacher: Teacher, head: DraftHead | None, token_C: Tensor) -> DraftTeacher:
-    """`teacher` over the draft vocabulary of `head`; unchanged for the target's vocabulary.
+    """Restricts `teacher` to the draft vocabulary of `head`, if it has one.
 
-    With D < V tokens, the draft learns the target's distribution renormalized over these (KL and
-    cross-entropy have no finite value otherwise), and is accepted against the target's own
-    probabilities, which are not renormalized. Over the full vocabulary the two are one.
+    With D < V tokens, the draft learns the target's distribution renormalized over them (otherwise
+    KL and cross-entropy are infinite), but is accepted against the target's probabilities, which
+    are not renormalized. Over the full vocabulary both are the same.
     """
     if head is None or head.target_ids_D is None:
         entropy_C, logged_C = teacher.negative_entropy_C, teacher.logged_C

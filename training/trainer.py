@@ -1,10 +1,10 @@
 """The training loop: warm start, parity, steps, evaluations, checkpoints.
 
-    Trainer(spec, source).run()         # in every process; see worker.py for how one starts
+    Trainer(spec, source).run()         # in every process that worker.py starts
 
-The speculator with the largest acceptance length on the validation part is published. The loss of
-a step is the mean over all its targets, in all rows of all processes, by depth and then weighted
-over depths, so the number of processes that share the rows does not matter.
+The speculator with the largest acceptance length on the validation part is published. For each
+depth, the loss of a step is averaged over all targets in the rows of all processes, and then
+weighted over depths, so it does not depend on the number of processes.
 
 Shapes: K depths.
 """
@@ -78,7 +78,7 @@ class Trainer:
         self.vocab = target_config["vocab_size"]
         self.origin = Origin(
             spec.target_dir,
-            # A base of another kind is no warm start.
+            # Only a base of the same kind gives a warm start.
             warm_start(self.kind, base_of(spec.speculator.base, spec.target_dir)),
             spec.speculator.head,
             lambda: self._token_counts(self.samples),
@@ -142,20 +142,20 @@ class Trainer:
             probabilistic,
             DEPTH_DECAY if warm or fitted else SCRATCH_DECAY,
         )
-        # The digest of what decides the weights: a checkpoint of another digest is another run's.
+        # A checkpoint with another digest of settings and data belongs to another run.
         self.digest = value_digest([spec.settings(), source.manifest])
         self.stop_requested = False
 
     def _rows(self) -> Iterator[Batch]:
-        """The training part, a row at a time, in the order of the first epoch."""
+        """Yields the training part, row by row, in the first epoch's order."""
         width = self.config.row_tokens
         for (row,) in plan_epoch(self.samples, width, 1, self.config.seed, 0):
             yield assemble(self.source, self.samples, row, width, self.features).to(self.device)
 
     def _started(self, dtype: torch.dtype) -> Drafter:
-        """The speculator before the first step, with equal weights in every process."""
+        """Returns the initial speculator, with equal weights in every process."""
         origin, first = self.origin, self.accelerator.is_main_process
-        if not first:  # the first process alone is fitted to the rows
+        if not first:  # only the first process fits its speculator to the rows
             origin = dataclasses.replace(origin, rows=None)
         speculator = self.kind.start(origin, dtype, self.device, self.config.seed)
         if origin.base_dir is None:
@@ -165,7 +165,7 @@ class Trainer:
 
     def run(self) -> dict[str, Any]:
         """Trains to the end and publishes the best speculator."""
-        # A bool: a second signal within `Event.set` would wait for its lock forever.
+        # Not an Event: a second signal during `Event.set` would wait for its lock forever.
         signal.signal(signal.SIGTERM, lambda *_: setattr(self, "stop_requested", True))
         began = time.perf_counter()
         state = load_checkpoint(self.accelerator, self._checkpoints, self.digest)
@@ -214,7 +214,7 @@ class Trainer:
         return result
 
     def _draft_vocabulary(self) -> dict[str, Any]:
-        """The draft vocabulary, where the drafter has one."""
+        """Returns size and coverage of the draft vocabulary, if there is one."""
         ids_D = self.unroll.speculator.head(self.unroll.ends).target_ids_D
         if ids_D is None:
             return {}
@@ -226,7 +226,7 @@ class Trainer:
         return {"draft_vocabulary": {"tokens": len(ids_D), "coverage": covered}}
 
     def _token_counts(self, samples: Sequence[Sample]) -> torch.Tensor:
-        """How often each of the target's tokens occurs in the samples' responses, [V]."""
+        """Counts each token of the vocabulary in the samples' responses, [V]."""
         responses = (
             self.source.tokens(sample.sequence_id)[sample.first_anchor + 1 : sample.length]
             for sample in samples
@@ -234,11 +234,11 @@ class Trainer:
         return token_counts(responses, self.vocab)
 
     def _start(self) -> dict[str, Any]:
-        """Step 0: the prepared speculator must draft what the base in float32 drafts."""
+        """Evaluates step 0, checks parity with the base, returns the first state."""
         parity = ParityConfig()
         check = None
         if self.origin.base_dir is not None:
-            # The prepared embedding also serves the base: a second one would take 1.9 GB for R1.
+            # The prepared embedding also serves the base: a second copy would take 1.9 GB for R1.
             base_ends = dataclasses.replace(
                 load_target_ends(self.spec.target_dir).to(self.device),
                 embedding_VH=self.unroll.ends.embedding_VH,
@@ -253,8 +253,8 @@ class Trainer:
             if why := complaint(sums_K4.tolist(), parity):
                 why = (
                     "step-0 parity: before any update, the speculator prepared for training drafts"
-                    f" otherwise than the base in float32: {why}; if training.compute is bf16, see"
-                    " whether fp32 agrees. To train all the same: training.parity=warn"
+                    f" differently from the base in float32: {why}; if training.compute is bf16,"
+                    " check whether fp32 agrees. To train anyway: training.parity=warn"
                 )
                 if self.config.parity == "strict":
                     raise OutriderError(why)
@@ -270,7 +270,7 @@ class Trainer:
         }
 
     def _train(self, state: dict[str, Any], first_step: int) -> None:
-        """Trains from this step to the end."""
+        """Trains from `first_step` to the end."""
         rows = rows_of_process(
             self.steps,
             first_step,
@@ -285,7 +285,7 @@ class Trainer:
                 reading = cast(Stream, self.source).reading(names)
             shape = self.config.row_tokens, self.features
             batches = stack.enter_context(Prefetch(reading, self.samples, rows, *shape))
-            if self.config.streams:  # ends a read that the thread of `batches` waits in
+            if self.config.streams:  # ends a blocked read in the thread of `batches`
                 stack.callback(reading.close)
             supply = iter(batches)
             for step in range(first_step, len(self.steps)):
@@ -306,7 +306,7 @@ class Trainer:
     def _step(
         self, step: int, supply: Iterator[Batch], batches: Prefetch, reading: Reading
     ) -> None:
-        """One optimizer step over this process's rows of the step."""
+        """Runs one optimizer step over this process's rows."""
         began, waited = time.perf_counter(), batches.waited
         rows = self.steps[step]
         config, world = self.config, self.accelerator.num_processes
@@ -363,7 +363,7 @@ class Trainer:
             self._say(step_line(step + 1, len(self.steps), values, seconds))
 
     def _judge(self, state: dict[str, Any], done: int) -> None:
-        """Evaluates, and keeps the speculator if its acceptance length at K is the best so far."""
+        """Evaluates; saves the speculator if its acceptance length is the best."""
         profile = self._evaluate(done)
         state["evaluated_at"] = done
         if profile["acceptance_length"][-1] > state["best"]["acceptance_length"][-1]:
@@ -390,7 +390,7 @@ class Trainer:
 
     def _save_best(self, done: int) -> None:
         # Below ZeRO-3 the module's own tensors are whole. accelerate would clone them in every
-        # process, 23 GB each of R1's layer.
+        # process, 23 GB each for R1's layer.
         weights = self.unroll.state_dict()
         if self.config.zero_stage == 3:
             weights = self.accelerator.get_state_dict(self.model)
@@ -401,10 +401,10 @@ class Trainer:
         self.accelerator.wait_for_everyone()
 
     def _exported(self, state: dict[str, Any]) -> dict[str, Any]:
-        """Validation acceptance of the best speculator as it was written.
+        """Returns the validation acceptance of the best speculator as written.
 
-        The difference is what the stored precision costs: FP8 blocks round trained weights, and a
-        merged adapter is rounded to the experts' dtype.
+        It shows the cost of the stored precision: FP8 blocks round trained weights, and a merged
+        adapter is rounded to the experts' dtype.
         """
         best = self._best(state["best_step"])
         dtype = self.unroll.ends.dtype
@@ -417,7 +417,7 @@ class Trainer:
         return profile
 
     def _masked(self, rows: Sequence[Row], reading: Reading) -> frozenset[int]:
-        """Samples of a step without a loss: each process judges those of the rows that it reads."""
+        """Returns the step's off-policy samples; each process checks its own rows."""
         if not self.config.streams:
             return frozenset()
         own = rows[self.accelerator.process_index :: self.accelerator.num_processes]

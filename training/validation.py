@@ -1,4 +1,4 @@
-"""Acceptance of a speculator on the validation part, by exact replay instead of an engine.
+"""Measures acceptance on the validation part by exact replay, without an engine.
 
 profile = Validation(...).profile(unroll, model)
 profile["acceptance_length"]     # for k = 1..K drafts, pooled: tokens / expected steps
@@ -21,7 +21,7 @@ from outrider.training.packing import Sample, pack
 
 
 class Validation:
-    """The validation part, packed once; every process replays its share of the rows."""
+    """The validation part, packed once; each process replays its share."""
 
     def __init__(
         self,
@@ -46,9 +46,9 @@ class Validation:
         wrapped: nn.Module | None = None,
         observe: Callable[[Batch, Drafted], None] | None = None,
     ) -> dict[str, Any]:
-        """Acceptance by position and acceptance length for k = 1..K.
+        """Returns acceptance by position and acceptance length for k = 1..K.
 
-        `wrapped` is `unroll` as DeepSpeed prepared it; None: `unroll` runs itself. `observe` is
+        `wrapped` is `unroll` as prepared by DeepSpeed; None: `unroll` itself runs. `observe` is
         called with every row's drafts.
         """
         world, rank = self.accelerator.num_processes, self.accelerator.process_index

@@ -1,1 +1,1 @@
-"""What a run would do and cost, for `train-speculator --dry-run`."""
+"""Actions and cost of a run, for `train-speculator --dry-run`."""

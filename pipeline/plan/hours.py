@@ -1,10 +1,10 @@
-"""Tokens of a run's traffic, and hours of every stage by a formula over assumed rates.
+"""Counts a run's tokens and estimates each stage's hours at assumed rates.
 
-    hours = stage_seconds(traffic_volume(run, recipe), recipe, target_config, checkpoint_bytes)
-    hours["capture"]          # {"engine start": 420.0, "prefill": 1093.3}
+    seconds = stage_seconds(traffic_volume(run, recipe), recipe, target_config, checkpoint_bytes)
+    seconds["capture"]          # {"engine start": 420.0, "prefill": 1093.3}
 
-Every engine start, timed block, verified response and checkpoint of the recipe is counted; a
-response counts with its largest number of tokens, and `until_decided` with all its repeats.
+Every engine start, timed block, verified response and checkpoint of the recipe counts. Responses
+are assumed to have their maximum length, and `until_decided` to need all its repeats.
 """
 
 import dataclasses
@@ -25,10 +25,10 @@ from outrider.speculators.kinds import LOOKUP, trainable_kind
 from outrider.speculators.size import drafter_size
 
 LOG_BYTES_PER_TOKEN = 6
-"""Bytes of JSON per token of prompt and completion, roughly: text, field names, some token ids."""
+"""Approximate bytes of JSON per prompt or completion token: text, field names, some token ids."""
 
 COMPRESSION_RATIO = 6
-"""Bytes of a log per compressed byte, roughly."""
+"""Approximate bytes of a log per compressed byte."""
 
 
 class Volume(NamedTuple):
@@ -39,7 +39,7 @@ class Volume(NamedTuple):
     validation: int
     heldout: int
     counted: bool
-    """By the split or the ingest; else estimated from the size of the log."""
+    """Whether split or ingest counted the tokens; else they are estimated from the log's size."""
 
     @property
     def captured(self) -> int:
@@ -48,7 +48,7 @@ class Volume(NamedTuple):
 
 
 def traffic_volume(run: RunDirectory, recipe: Recipe) -> Volume:
-    """Counted by the split, or by the ingest, or estimated from local logs; 0 if unknown."""
+    """Returns counts of split or ingest, else log-size estimates; 0 if unknown."""
     ingested = run.result_of("ingest")
     if parts := run.result_of("split"):
         tokens = [parts[name]["tokens"] for name in ("train", "validation", "heldout")]
@@ -67,7 +67,7 @@ def traffic_volume(run: RunDirectory, recipe: Recipe) -> Volume:
 
 
 def split_volume(recipe: Recipe, tokens: int, sequences: int | None) -> Volume:
-    """The split's fractions and limits on this many tokens and sequences.
+    """Applies the split's fractions and limits to a log of `tokens` tokens.
 
     Limits count sequences, so they are ignored if the number of sequences is unknown.
     """
@@ -96,15 +96,15 @@ class Rates:
     replay_tokens_per_s: float
     """Exact replay of one drafter, on all GPUs."""
     one_request_tokens_per_s: float
-    """Responses at concurrency 1: the mean of none, base and custom."""
+    """Responses at concurrency 1: the mean over no speculator, base and custom."""
     eight_requests_tokens_per_s: float
     disk_bytes_per_s: float = 2e9
-    """Checkpoints, written by all processes and read again; assumed: one NVMe drive."""
+    """Checkpoint reads and writes of all processes together; assumes one NVMe drive."""
     ingest_tokens_per_s: float = 200_000
-    """benchmarks/results/data.md, one core."""
+    """On one core, from benchmarks/results/data.md."""
 
     def decoded_per_s(self, concurrency: int) -> float:
-        """Tokens/s of all requests together: a power law through one and eight requests."""
+        """Returns total tokens/s: a power law through concurrency 1 and 8."""
         power = math.log(self.eight_requests_tokens_per_s / self.one_request_tokens_per_s, 8)
         return self.one_request_tokens_per_s * concurrency**power
 
@@ -116,17 +116,17 @@ R1_ON_8_H200 = Rates(
     # vLLM 0.11 at tensor parallel 8 processes 15,800 tokens/s of long prompts:
     # docs.gpustack.ai/latest/performance-lab/deepseek-r1/h200. Our own rate is not measured.
     capture_tokens_per_s=15_000,
-    # 7 % of the bf16 peak (28.4 GFLOP a token at depth 3); not measured.
+    # 7 % of the bf16 peak (28.4 GFLOP per token at depth 3); not measured.
     training_tokens_per_s=20_000,
     replay_tokens_per_s=40_000,
-    # SGLang at 8 x H200 has 60 tokens/s of one request (sglang#3956, March 2025); vLLM 0.32 with
-    # and without MTP is assumed to be faster, and to reach 2,600 at 64 requests.
+    # SGLang on 8 x H200 serves one request at 60 tokens/s (sglang#3956, March 2025). vLLM 0.32 is
+    # assumed to be faster, with and without MTP, and to reach 2,600 tokens/s at 64 requests.
     one_request_tokens_per_s=85,
     eight_requests_tokens_per_s=470,
 )
 
 H100_BYTES_PER_S, H100_FLOPS = 3.35e12, 9.9e14
-"""Memory bandwidth and dense bf16 peak of an H100 SXM, by its data sheet."""
+"""Memory bandwidth and dense bf16 peak of an H100 SXM, from its data sheet."""
 
 NANO_R1_ON_2_CORES = Rates(
     source="nano R1 on 2 cores",
@@ -140,11 +140,11 @@ NANO_R1_ON_2_CORES = Rates(
 
 
 def rates_of(recipe: Recipe, target_config: Mapping[str, Any]) -> Rates | None:
-    """The rates of a known target, else those of H100s from bytes and FLOPs.
+    """Returns a known target's rates, else H100 estimates from bytes and FLOPs.
 
-    Of the latter nothing is measured. Decoding reads the weights, prefill and training multiply by
-    them. Shares of the peak: 0.6 of the bandwidth, 0.4 of the FLOPs in prefill and 0.1 in training
-    a head.
+    The estimates are not measured. Decoding reads the weights; prefill and training multiply by
+    them. Assumed shares of the peak: 0.6 of the bandwidth, and of the FLOPs 0.4 in prefill and 0.1
+    in the training of a head.
     """
     if recipe.target.model in EMBEDDED_TARGETS:
         return NANO_R1_ON_2_CORES
@@ -177,15 +177,15 @@ def stage_seconds(
     target_config: Mapping[str, Any],
     checkpoint_bytes: Mapping[str, int],
 ) -> dict[str, dict[str, float]]:
-    """Seconds of each stage by part; empty for a target of unknown speed.
+    """Returns each stage's seconds by part; empty if rates are unknown.
 
-    `checkpoint_bytes` has the size of a training checkpoint of each kind.
+    `checkpoint_bytes` maps each kind to the size of its training checkpoint.
     """
     rates = rates_of(recipe, target_config)
     if rates is None:
         return {}
     capture_rate = rates.capture_tokens_per_s
-    # Replicas of a private cluster share this machine.
+    # Replicas of a private cluster share this machine, so more of them are not faster.
     if recipe.cluster.address not in (None, "local"):
         capture_rate *= recipe.cluster.capture_replicas
     streamed = volume.train * recipe.training.streams
@@ -198,7 +198,7 @@ def stage_seconds(
         steps = max(tokens // (settings.rows_per_step * settings.row_tokens), 1)
         evaluations = 2 + steps // settings.evaluate_every
         checkpoints = 1 + steps // settings.checkpoint_every
-        # Validation has no backward: a third of a step's products.
+        # Validation has no backward pass, so it needs a third of a step's FLOPs.
         parts = {
             "engine start for parity": rates.engine_start_s * warm,
             # Streamed features are captured in every epoch.
@@ -229,7 +229,7 @@ def stage_seconds(
 
 
 def evaluation_seconds(recipe: Recipe, volume: Volume, rates: Rates) -> dict[str, float]:
-    """Seconds of one evaluation by part."""
+    """Returns the seconds of one evaluation by part."""
     measured = recipe.eval
     modes, repeats, sizes = len(measured.engine_modes), measured.repeats, measured.concurrency
     variants = 3 + (measured.current_k is not None)
@@ -242,7 +242,7 @@ def evaluation_seconds(recipe: Recipe, volume: Volume, rates: Rates) -> dict[str
     steps = sum(
         numbers * max(4, 2 * size) * STEP_TOKENS / rates.decoded_per_s(size) for size in sizes
     )
-    # Greedy and sampled for three variants, and the greedy control at half the concurrency.
+    # Greedy and sampled responses of three variants, and a greedy control at half concurrency.
     seats = recipe.serving.engine.max_num_seqs
     responses = measured.verification_requests * measured.verification_max_tokens
     verified = 6 * responses / rates.decoded_per_s(seats)
@@ -261,14 +261,13 @@ def evaluation_seconds(recipe: Recipe, volume: Volume, rates: Rates) -> dict[str
 
 
 def engine_starts(recipe: Recipe) -> int:
-    """Engine starts of an evaluation: two servers per mode, or as they alternate.
+    """Returns the number of engine starts of an evaluation.
 
-    N-gram lookup has a server too, which starts once per mode, unless it is the base.
-
-    Where one server runs at a time, step timing starts one in every mode, verification and the
-    first repeat both, and every further repeat begins with the server that is up. Where each
-    speculator and number of drafts needs a separate server (`changes_drafters`), K is timed in
-    one for each, and a repeat starts all variants.
+    Two servers that run side by side start once per mode, as does a third one for N-gram lookup
+    unless it is the base. If one server runs at a time, step timing starts one per mode,
+    verification and the first repeat start both, and each further repeat starts only the server
+    that is not running. Unless an engine `changes_drafters`, each speculator and number of drafts
+    needs a separate server: timing K starts each of them, and a repeat starts all variants.
     """
     measured, modes = recipe.eval, len(recipe.eval.engine_modes)
     lookup = recipe.speculator.base != LOOKUP

@@ -1,9 +1,9 @@
-"""What each stage would do now: `train-speculator --recipe R --dry-run`.
+"""Shows what each stage would do: `train-speculator --recipe R --dry-run`.
 
     rows = plan(run, recipe, ["train"], {}, priced := price(run, recipe))
     print_plan(rows, priced, Console(stderr=True))          # tables within 80 columns
 
-What it costs is in training_cost.py.
+training_cost.py estimates the costs.
 """
 
 import itertools
@@ -25,9 +25,9 @@ from outrider.pipeline.stages.registry import stage_of
 def plan(
     run: RunDirectory, recipe: Recipe, wanted: list[str], options: Options, priced: dict[str, Any]
 ) -> dict[str, dict[str, str]]:
-    """What each wanted stage would do now (`action`), and its time by part (`cost`).
+    """Returns each wanted stage's `action` and its time by part (`cost`).
 
-    The cost of a stage that would be skipped is empty. `priced` is the estimate of `price`.
+    The cost of a stage that would be skipped is empty. `priced` is the result of `price`.
     """
     target = local_target(recipe)
     rows: dict[str, dict[str, str]] = {}
@@ -54,13 +54,13 @@ def _why_it_runs(
     target: Path | None,
     will_run: set[str],
 ) -> str | None:
-    """Why a stage would run; None if it would be skipped."""
+    """Returns why a stage would run; None if it would be skipped."""
     stage = stage_of(name, recipe)
     if after := [needed for needed in stage.needs if needed in will_run]:
         return f"would run after {', '.join(after)}"
     if target is None:
         return "would run; the target is not on this machine yet and would be downloaded"
-    # Without the weights, `stage.reasons` would start the download of a hub model.
+    # Without the weights, `stage.reasons` would download a hub model.
     if not has_weights(target):
         return "would run; the target's weights are not on this machine yet"
     reasons = stage.reasons(run, recipe, options)
@@ -74,7 +74,7 @@ def print_plan(rows: Mapping[str, dict[str, str]], found: dict[str, Any], consol
         table.add_row(name, row["action"], row["cost"])
     console.print(table)
     if "missing" in found:
-        _say(console, f"no price: {found['missing']}")
+        _say(console, f"no estimate: {found['missing']}")
         return
     parts = [found["stages"].get(name, {}) for name, row in rows.items() if row["cost"]]
     if seconds := sum(sum(each.values()) for each in parts):
@@ -111,7 +111,7 @@ def _say(console: Console, text: str) -> None:
 def _target(target: dict[str, Any]) -> str:
     text = (
         f"{count(target['parameters'])} parameters, {bytes_text(target['weight_bytes'])} of"
-        f" weights, KV cache {bytes_text(target['kv_bytes_per_token'])} a token"
+        f" weights, KV cache {bytes_text(target['kv_bytes_per_token'])} per token"
     )
     needed, given = target["smallest_tensor_parallel"], target["tensor_parallel"]
     if target["gpu"] is None or (needed is not None and needed <= given):

@@ -1,10 +1,10 @@
-"""Size of a target, from config.json alone: weights, KV cache, and the GPUs that serve it.
+"""Computes weights, KV cache and GPUs of a target from config.json alone.
 
     size = target_size(config)
     size.parameters, size.weight_bytes, size.kv_bytes_per_token     # 8.03e9, 16.1e9, 131,072
     size.smallest_tensor_parallel(recipe.serving.engine, gpu_bytes)
 
-Parameters are those of transformers' own model on the meta device, without an MTP layer.
+Parameters are counted in the transformers model on the meta device, without an MTP layer.
 """
 
 import copy
@@ -23,35 +23,35 @@ WORKSPACE = 2e9
 
 @dataclasses.dataclass(frozen=True)
 class TargetSize:
-    """Counts of one target."""
+    """Parameters and bytes of one target."""
 
     parameters: int
     used: float
-    """Parameters that a token reads: of the routed experts those that it is sent to."""
+    """Parameters that a token uses: of the routed experts, only those that it is routed to."""
     weight_bytes: int
     kv_bytes_per_token: int
     """In bf16, over all layers."""
     kv_heads: int
-    """1 for a latent cache, which every rank holds."""
+    """1 for a latent cache, because every rank holds all of it."""
 
     def engine_bytes(self, engine: EngineConfig, ranks: int) -> float:
-        """Least memory of each of `ranks` tensor-parallel GPUs: one request of full length."""
+        """Returns the minimum memory per tensor-parallel GPU, with one full-length request."""
         cache = engine.max_model_len * self.kv_bytes_per_token / min(ranks, self.kv_heads)
         return (self.weight_bytes / ranks + cache) / engine.pipeline_parallel + WORKSPACE
 
     def smallest_tensor_parallel(self, engine: EngineConfig, gpu_bytes: int) -> int | None:
-        """The smallest power of two that serves the target on GPUs of this size; None above 64."""
+        """Returns the smallest sufficient size, a power of two; None above 64."""
         room = engine.gpu_memory_utilization * gpu_bytes
         ranks = (2**power for power in range(7))
         return next((each for each in ranks if self.engine_bytes(engine, each) <= room), None)
 
 
 def target_size(config: Mapping[str, Any]) -> TargetSize:
-    """The size of a target with this config.json."""
+    """Returns the size of the target that `config` describes."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    settings = copy.deepcopy(dict(config))  # transformers changes what it is given
+    settings = copy.deepcopy(dict(config))  # transformers modifies its arguments
     quantization = settings.pop("quantization_config", None)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**settings))

@@ -1,11 +1,11 @@
-"""Cost of a run, from config.json alone: parameters, memory, disk, hours.
+"""Estimates a run's cost from config.json alone: parameters, memory, disk, hours.
 
     price(run, recipe, gpu_bytes=None)      # one JSON object; plan.py prints it
 
-Of several kinds, parameters and memory are those of each (`kinds`), and the states on disk are
-those that all of them read together. Memory (training/memory.py) is that of one sequence that fills
-a row. It is compared with `--gpu-memory` or the GPUs of this machine; without a GPU with its
-memory, and if that is too small with GPUs of an assumed size.
+For several kinds, parameters and memory are given for each (`kinds`), and the states on disk are
+the union of those that they read. The memory (training/memory.py) assumes one sequence that fills a
+row. It is compared with `--gpu-memory` or this machine's GPUs. Without a GPU it is compared with
+the machine's memory and, if that is too small, with an assumed GPU.
 """
 
 import dataclasses
@@ -33,8 +33,8 @@ from outrider.speculators.size import drafter_size
 from outrider.training.memory import MemoryPlan
 
 ASSUMED_GPU = 150e9
-"""Bytes of an H200 (sold as 141 GB: nvidia-smi shows 143,771 MiB, torch 139.8 GiB), assumed where
-no GPU is known."""
+"""Bytes of an H200 (sold as 141 GB: nvidia-smi shows 143,771 MiB, torch 139.8 GiB), assumed if no
+GPU is known."""
 
 USABLE = 0.95
 """Usable share of a device's memory; fragmentation and other processes take the rest."""
@@ -44,14 +44,14 @@ MOST_PROCESSES = 64
 
 
 class Memory(NamedTuple):
-    """Memory that training may use: of one GPU, or of a machine (`shared` by all processes)."""
+    """Memory for training: one GPU's, or a machine's (`shared` by all processes)."""
 
     bytes: int
     source: str
     shared: bool = False
 
     def missing(self, plan: MemoryPlan) -> int:
-        """Bytes by which the plan exceeds the usable share; negative where it fits."""
+        """Returns the plan's bytes beyond the usable share; negative if it fits."""
         needed = plan.host_bytes(plan.processes) if self.shared else plan.peak()[1]
         return needed - int(USABLE * self.bytes)
 
@@ -62,9 +62,9 @@ def price(
     gpu_bytes: int | None = None,
     sequence: tuple[int, int] | None = None,
 ) -> dict[str, Any]:
-    """The whole estimate as one object.
+    """Returns the whole estimate as one JSON object.
 
-    `gpu_bytes` is a GPU's memory from the command line; `sequence` is that of `MemoryPlan`.
+    `gpu_bytes` is the value of `--gpu-memory`; `sequence` is passed to `MemoryPlan`.
     """
     target = local_target(recipe)
     config, source = target_config(recipe, target)
@@ -124,10 +124,10 @@ def _of_kind(
     gpu: int | None,
     sequence: tuple[int, int] | None,
 ) -> dict[str, Any]:
-    """Parameters, memory and checkpoint of the training of the recipe's only kind."""
+    """Returns parameters, memory and checkpoint size for training the recipe's only kind."""
     plan = dataclasses.replace(memory_plan(recipe, config, source), sequence=sequence)
     size = plan.size
-    # A head is published in bf16, whatever its target is in.
+    # A head is published in bf16, even if its target is quantized.
     published = planned(recipe.speculator, config).get("quantization_config")
     return {
         "parameters": {
@@ -145,7 +145,7 @@ def _of_kind(
 
 
 def memory_plan(recipe: Recipe, config: dict[str, Any], source: object) -> MemoryPlan:
-    """The memory of the training of the recipe's only kind."""
+    """Returns the memory plan for training the recipe's only kind."""
     kind, speculator = (
         trainable_kind(recipe.speculator.only_kind),
         planned(recipe.speculator, config),
@@ -166,9 +166,9 @@ def memory_plan(recipe: Recipe, config: dict[str, Any], source: object) -> Memor
 
 
 def target_config(recipe: Recipe, target: Path | None) -> tuple[dict[str, Any] | None, object]:
-    """The target's config.json and its place; None and the reason if it cannot be read.
+    """Returns config.json and its path, or None and why it is unreadable.
 
-    Of a hub model that is not on this machine, only config.json is downloaded.
+    If a hub model is not on this machine, only its config.json is downloaded.
     """
     if target is not None:
         return read_json(target / "config.json"), target / "config.json"
@@ -181,7 +181,7 @@ def target_config(recipe: Recipe, target: Path | None) -> tuple[dict[str, Any] |
 
 
 def _judged(plan: MemoryPlan, recipe: Recipe, gpu_bytes: int | None) -> Iterator[dict[str, Any]]:
-    """The recipe's layout on each candidate memory, and the cheapest layout that fits it."""
+    """Yields, for each candidate memory, the recipe's layout and the cheapest layout."""
     for memory in memories(gpu_bytes):
         here = dataclasses.replace(plan, device="cpu" if memory.shared else "cuda")
         missing, (phase, peak) = memory.missing(here), here.peak()
@@ -205,10 +205,10 @@ def _judged(plan: MemoryPlan, recipe: Recipe, gpu_bytes: int | None) -> Iterator
 
 
 def _cheapest(plan: MemoryPlan, memory: Memory, rows_per_step: int) -> dict[str, Any] | None:
-    """The layout with fewest processes, then lowest ZeRO stage; sharding needs two processes."""
+    """Returns the layout with the fewest processes, then the lowest ZeRO stage."""
     most = len(os.sched_getaffinity(0)) if memory.shared else MOST_PROCESSES
     for processes in (n for n in range(1, most + 1) if rows_per_step % n == 0):
-        for stage in (1, 2, 3) if processes > 1 else (1,):
+        for stage in (1, 2, 3) if processes > 1 else (1,):  # sharding needs two processes
             tried = dataclasses.replace(plan, processes=processes, zero_stage=stage)
             if memory.missing(tried) <= 0:
                 return {"processes": processes, "zero_stage": stage, "peak_bytes": tried.peak()[1]}
@@ -216,7 +216,7 @@ def _cheapest(plan: MemoryPlan, memory: Memory, rows_per_step: int) -> dict[str,
 
 
 def memories(gpu_bytes: int | None = None) -> list[Memory]:
-    """Memories to compare with, in order of preference."""
+    """Returns the memories to compare with, in order of preference."""
     if gpu_bytes is not None:
         return [Memory(gpu_bytes, "a GPU of --gpu-memory")]
     if found := gpus():

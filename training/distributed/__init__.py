@@ -1,1 +1,1 @@
-"""Launching ranks, preparing accelerate and DeepSpeed, failing fast."""
+"""Launches ranks, prepares accelerate and DeepSpeed, and fails fast."""

@@ -32,22 +32,22 @@ if TYPE_CHECKING:
 
 _PATIENCE = timedelta(hours=3)
 """How long a process waits for the others while one converts or writes a checkpoint of R1's layer.
-Ended processes are found in seconds, by fail_fast.py."""
+fail_fast.py detects ended processes within seconds."""
 
 COMPUTE_DTYPE = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
 
 class Drafted(NamedTuple):
-    """The drafts of a row: states of every depth and the head that reads them."""
+    """The drafts of a row: states of every depth and their head."""
 
     u_KNH: Tensor
     head: DraftHead
 
 
 class ChainUnroll(nn.Module):
-    """The unroll of a drafter as one module's forward pass, as DeepSpeed needs it.
+    """Runs a drafter's unroll as one forward pass, as DeepSpeed requires.
 
-    E and W are not part of the module: frozen and never sharded.
+    The target's embedding and head are not registered in it: they are frozen and never sharded.
     """
 
     def __init__(self, speculator: Drafter, ends: TargetEnds, depth: int):
@@ -64,9 +64,10 @@ class ChainUnroll(nn.Module):
         position_BT: Tensor,
         anchor_BT: Tensor,
     ) -> Tensor | tuple[Tensor, ...]:
-        """u [K, N, H] of the anchors in row-major order; with its own head also the head's tensors.
+        """Returns u [K, N, H] of the anchors in row-major order.
 
-        They are copies: under ZeRO-3 the parameters are whole inside this pass only.
+        A drafter's own head is also returned, as copies of its tensors: under ZeRO-3 parameters are
+        whole only during this pass.
         """
         _, states = self.speculator.unroll(
             self.ends, token_ids_BT, inputs_BTX, sequence_BT, position_BT, anchor_BT, self.depth
@@ -79,7 +80,7 @@ class ChainUnroll(nn.Module):
         return (u_KNH, *(tensor.clone() for tensor in own if tensor is not None))
 
     def drafted(self, batch: Batch, wrapped: nn.Module | None = None) -> Drafted:
-        """The drafts of a batch. `wrapped` is this module as DeepSpeed prepared it."""
+        """Returns a batch's drafts; `wrapped` is this module prepared by DeepSpeed."""
         model = self if wrapped is None else wrapped
         out = model(
             batch.token_ids_BT,
@@ -96,15 +97,15 @@ class ChainUnroll(nn.Module):
 
 
 def start_environment() -> None:
-    """Sets what accelerate, DeepSpeed and torch's allocator read from the environment.
+    """Sets the environment variables of accelerate, DeepSpeed and torch's allocator.
 
-    A process without a launcher is rank 0 of 1. A CUDA build of torch that sees no GPU is an error,
-    unless CUDA_VISIBLE_DEVICES hides them: on a CPU R1's layer would train for months.
+    A process without a launcher is rank 0 of 1. Raises an `OutriderError` if a CUDA build of torch
+    sees no GPU, unless CUDA_VISIBLE_DEVICES is empty: R1's layer would train for months on a CPU.
     """
     os.environ["ACCELERATE_USE_DEEPSPEED"] = "true"
     if torch.cuda.is_available():
-        # Gradients of 15 GB and activations of every row's own size share the memory: blocks that
-        # cannot grow would leave gaps. Read at the first allocation.
+        # 15 GB of gradients share the memory with activations whose size differs by row: blocks
+        # that cannot grow would leave gaps. torch reads this at the first allocation.
         if not {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"} & os.environ.keys():
             os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
     elif torch.version.cuda and os.environ.get("CUDA_VISIBLE_DEVICES") != "":
@@ -124,7 +125,7 @@ def start_environment() -> None:
 
 
 def make_accelerator(config: TrainingConfig, log_dir: Path) -> "Accelerator":
-    """An Accelerator over DeepSpeed with the recipe's ZeRO stage; a row is a micro-batch."""
+    """Returns an Accelerator over DeepSpeed; each row is a micro-batch."""
     import deepspeed.ops
     from accelerate import Accelerator, DeepSpeedPlugin
     from accelerate.utils import InitProcessGroupKwargs
@@ -143,8 +144,8 @@ def make_accelerator(config: TrainingConfig, log_dir: Path) -> "Accelerator":
             "stage3_gather_16bit_weights_on_model_save": True,
         },
         "bf16": {"enabled": config.compute == "bf16"},
-        # In bf16 a sum loses every addend below 1/512 of it: of 32 rows' gradients, or of 8
-        # processes'. DeepSpeed's defaults are bf16 for both.
+        # A bf16 sum loses addends below 1/512 of it, such as gradients when 32 rows or 8 processes
+        # are summed. DeepSpeed sums both in bf16 by default.
         "data_types": {"grad_accum_dtype": "fp32"},
         "communication_data_type": "fp32",
         # DeepSpeed's Adam kernels need a compiler at run time; torch's is as fast for one layer.
@@ -155,14 +156,14 @@ def make_accelerator(config: TrainingConfig, log_dir: Path) -> "Accelerator":
                 "betas": (0.9, 0.95),
                 "weight_decay": 0.0,  # the warm start generalizes, and decay pulls away from it
                 "torch_adam": True,
-                # In place: other implementations build square roots of the moments, 8 more bytes
-                # a weight.
+                # Works in place: other implementations allocate square roots of the moments, 8
+                # more bytes per weight.
                 "fused": True,
             },
         },
         "steps_per_print": 10**9,
     }
-    # Without gloo named, each process on a CPU runs as if alone.
+    # If gloo is not named, each CPU process runs as if it were alone.
     backend = "nccl" if torch.cuda.is_available() else "gloo"
     return Accelerator(
         deepspeed_plugin=DeepSpeedPlugin(hf_ds_config=settings),
@@ -174,14 +175,14 @@ def make_accelerator(config: TrainingConfig, log_dir: Path) -> "Accelerator":
 
 
 def prepare_model(accelerator: "Accelerator", model: ChainUnroll) -> tuple[nn.Module, Any]:
-    """The model and its optimizer under DeepSpeed, float32 buffers kept as they are."""
+    """Prepares model and optimizer with DeepSpeed; float32 buffers keep their values."""
     from accelerate.utils import DummyOptim
 
-    buffers = dict(model.named_buffers())  # a cast replaces a module's buffers by new tensors
-    with contextlib.redirect_stdout(io.StringIO()):  # DeepSpeed prints its use of memory
+    buffers = dict(model.named_buffers())  # a cast replaces a module's buffers with new tensors
+    with contextlib.redirect_stdout(io.StringIO()):  # DeepSpeed prints its memory use
         prepared, optimizer = accelerator.prepare(model, DummyOptim(model.parameters()))
-    # bf16 would also round buffers such as a routing bias, and route tokens differently from the
-    # engine.
+    # DeepSpeed also casts buffers to bf16. A rounded routing bias would route tokens differently
+    # from the engine.
     for name, buffer in model.named_buffers():
         buffer.data = buffers[name].to(accelerator.device)
     return prepared, optimizer

@@ -1,13 +1,13 @@
-"""Fail fast across ranks: the failure of one rank ends all, with its message.
+"""Fail fast across ranks: one rank's failure ends all, with its message.
 
     watch(errors_dir, rank)                                  # in every worker, at its start
-    write_error(errors_dir, RankError(rank, "disk full", 1, expected=True))    # in the failing one
+    write_error(errors_dir, RankError(rank, "disk full", 1, expected=True))    # in a failing rank
     errors = read_errors(errors_dir)                         # in the launcher: root cause first
 
 torchelastic collects error records only under torchrun and only on one machine; deepspeed and srun
 collect none. So a failing rank writes `error.rankR.json` into the run directory, which all machines
-share. The other ranks may wait in a collective that never ends (NCCL): a thread of each looks for
-records and ends its process a few seconds after one appears.
+share. The other ranks may hang in an NCCL collective, so a thread in each rank polls for records
+and ends its process a few seconds after one appears.
 """
 
 import os
@@ -21,15 +21,15 @@ from outrider.common.files import read_json, write_json
 from outrider.training.distributed.spec import Preempted
 
 EVERY_S = 0.5
-"""Time between two looks for records, in seconds."""
+"""Interval between checks for records, in seconds."""
 
 GRACE_S = 5.0
-"""Time for a rank to fail by itself, with its own message, after another one failed, in seconds."""
+"""Seconds in which a rank may fail with its own message after another rank has failed."""
 
 
 @dataclass(frozen=True)
 class RankError:
-    """How a rank failed. An `expected` message is advice; others may be mere consequences."""
+    """A rank's failure. `expected` messages are advice; others may be consequences."""
 
     rank: int
     message: str
@@ -45,18 +45,18 @@ def write_error(errors_dir: Path, error: RankError) -> None:
 
 
 def error_files(errors_dir: Path) -> list[Path]:
-    """The records in a directory, by name."""
+    """Returns the records in a directory, sorted by name."""
     return sorted(errors_dir.glob("error.rank*.json"))
 
 
 def read_errors(errors_dir: Path) -> list[RankError]:
-    """The root cause first: errors with advice, then the others, each by time."""
+    """Returns errors, root cause first: expected errors, then others, each by time."""
     errors = [RankError(**read_json(path)) for path in error_files(errors_dir)]
     return sorted(errors, key=lambda error: (not error.expected, error.at))
 
 
 def describe(errors: list[RankError], processes: int) -> str:
-    """The first error with its rank, and the ranks without a record if they may be the cause."""
+    """Describes the first error; names silent ranks that may be its cause."""
     first = errors[0]
     if processes == 1:
         return first.message
@@ -71,7 +71,7 @@ def describe(errors: list[RankError], processes: int) -> str:
 def watch(errors_dir: Path, rank: int) -> None:
     """Starts the thread that ends this process after another rank's failure.
 
-    A request to stop is not a failure: every rank gets it and stops itself.
+    A request to stop is not a failure: every rank receives it and stops by itself.
     """
 
     def failed() -> list[int]:

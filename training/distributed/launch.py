@@ -1,10 +1,10 @@
-"""Starts the training processes, relays their output, and stops them at SIGTERM and SIGINT.
+"""Starts training processes, relays their output, stops them on SIGTERM and SIGINT.
 
     result = train(TrainingSpec(target_dir=..., features_dir=..., out_dir=..., ...), recipe.cluster)
 
-One process runs as it is, several run under torchrun, the command in `training.launcher`, or on a
+One process is started directly, several by torchrun, by the command in `training.launcher`, or on a
 Ray cluster (ray_train.py). After a signal the workers write a checkpoint and exit with code 75. An
-error of one worker ends all (fail_fast.py) and is raised here.
+error of one worker ends all workers (fail_fast.py) and is raised here.
 """
 
 import os
@@ -31,10 +31,10 @@ from outrider.training.distributed.spec import (
 
 
 def train(spec: TrainingSpec, cluster: ClusterConfig | None = None) -> dict[str, Any]:
-    """Trains on `spec.train` and publishes the speculator that is best on `spec.validation`.
+    """Trains on `spec.train`; publishes the speculator that is best on `spec.validation`.
 
     An unfinished run in `spec.out_dir` with the same settings is resumed. Returns the content of
-    `result.json`. With an address in `cluster` the ranks run there.
+    `result.json`. If `cluster` has an address, the ranks run there.
     """
     spec.log_dir.mkdir(parents=True, exist_ok=True)
     spec.out_dir.mkdir(parents=True, exist_ok=True)
@@ -43,7 +43,7 @@ def train(spec: TrainingSpec, cluster: ClusterConfig | None = None) -> dict[str,
     spec_path = spec.out_dir / "spec.json"
     write_json(spec_path, spec.model_dump(mode="json"))
     command, log_path = _command(spec_path, spec.training), spec.log_dir / "train.log"
-    # A launcher of the recipe goes before the cluster.
+    # The recipe's launcher takes precedence over the cluster.
     if cluster is not None and cluster.address is not None and spec.training.launcher is None:
         from outrider.training.distributed.ray_train import train_on_ray
 
@@ -65,15 +65,15 @@ def _command(spec_path: Path, training: TrainingConfig) -> list[str]:
 
 
 def _run(command: list[str], spec: TrainingSpec, log_path: Path) -> tuple[int, bool]:
-    """Runs to the end, output to the terminal and the log; (exit code, whether a signal came).
+    """Runs the command; returns its exit code and whether a signal came.
 
-    After the first error record output goes to the log alone.
+    Output goes to the terminal and the log, but only to the log after the first error record.
     """
     threads = max(1, len(os.sched_getaffinity(0)) // spec.training.processes)
     with ProcessTree() as tree:
         defaults = {"OMP_NUM_THREADS": str(threads), "PYTHONWARNINGS": NOT_OURS}
         environment = defaults | os.environ | tree.environment
-        # For launchers that are scripts: recipes/r1/launch.
+        # Launcher scripts need these: recipes/r1/launch.
         environment |= {"PYTHONUNBUFFERED": "1", "OUTRIDER_PYTHON": sys.executable}
         try:
             process = subprocess.Popen(
@@ -83,7 +83,7 @@ def _run(command: list[str], spec: TrainingSpec, log_path: Path) -> tuple[int, b
                 stderr=subprocess.STDOUT,
                 text=True,
                 errors="replace",
-                # A Ctrl-C at the terminal reaches this process alone, which passes it on.
+                # Ctrl-C then reaches only this process, which stops the workers itself.
                 start_new_session=True,
             )
         except OSError as error:
@@ -93,8 +93,8 @@ def _run(command: list[str], spec: TrainingSpec, log_path: Path) -> tuple[int, b
         assert process.stdout is not None
         with signals_stop(spec.stop_file) as stopped, log_path.open("a", encoding="utf-8") as log:
             for line in process.stdout:
-                # After a rank's error only launchers write, such as torchrun's 40-line stack trace.
-                # The error is raised here, once.
+                # After a rank's error only the launcher prints, such as torchrun's 40-line stack
+                # trace. `_raise_failure` raises the error once.
                 if not error_files(spec.out_dir):
                     print(line, end="", flush=True)
                 log.write(line)

@@ -1,19 +1,19 @@
-"""Trains on a Ray cluster: Ray Train starts the ranks, and starts them again after a loss.
+"""Trains on a Ray cluster; Ray Train starts and restarts the ranks.
 
     spec, code, stopped = train_on_ray(spec, cluster, log_path)
 
-Each rank is the program that torchrun starts (worker.py), so the weights are the same: a child
-process of Ray Train's worker, because Ray runs a function in a thread of an actor. There no signal
-handler can be installed, ending the rank would end the actor, and what the rank prints would go to
-Ray's session folder. Ray's logs get exit codes only.
+Each rank is the program that torchrun starts (worker.py), so the weights are the same. It is a
+child process of Ray Train's worker, because Ray runs functions in a thread of an actor. There no
+signal handler can be installed, ending the rank would end the actor, and output would go to Ray's
+session folder. Ray's logs contain only exit codes.
 
-Ray Train gives a rank its number, its GPU and the address of rank 0, notices ranks that are lost
-with their node or killed, and starts another group with as many ranks as the cluster has room for;
-the ranks resume from the last checkpoint. A group that could be larger is started again too. An
-exception of a rank ends training: a rank that reports one ends without an error for Ray.
+Ray Train gives each rank its number, its GPU and the address of rank 0. If ranks are killed or lost
+with their node, or if the cluster has room for more ranks, it starts another group with as many
+ranks as fit, which resumes from the last checkpoint. An exception of a rank ends training: the rank
+records it, and its worker returns to Ray without an error.
 
-`DataParallelTrainer` is what TorchTrainer derives from, without its process group in Ray's
-processes; here accelerate makes it in the ranks. Imported only where a run uses Ray.
+`DataParallelTrainer` is the base class of TorchTrainer. It creates no process group in Ray's
+processes; accelerate creates it in the ranks. This module is imported only if a run uses Ray.
 """
 
 import math
@@ -48,30 +48,30 @@ from outrider.training.distributed.spec import (
 )
 
 SPEC = "spec.json"
-"""The specification of a group of ranks, in the folder of its error records."""
+"""File with a group's specification, in the folder of its error records."""
 
 _FOLDER = "ray"
-"""What Ray Train writes below the training folder."""
+"""Subfolder of the training folder that Ray Train writes to."""
 
 _START_S = 60.0
-"""Time for a group to start, in seconds. After a loss, Ray Train may first count the lost node."""
+"""Seconds for a group to start. After a loss, Ray Train may at first still count the lost node."""
 
 _RESIZE_S = 60.0
-"""Time between two looks for room for more ranks, in seconds."""
+"""Interval between checks for room for more ranks, in seconds."""
 
 _PASSED_ON = ("NCCL_", "GLOO_", "WANDB_", "HF_", "OUTRIDER_", "PYTHONWARNINGS", "TORCH_")
-"""Beginnings of the launcher's environment variables that its ranks get where their node has none.
-They go through Ray's object store; a runtime environment would write them into its logs."""
+"""Prefixes of the launcher's environment variables that ranks get unless their node sets them. They
+are passed through Ray's object store, because Ray logs a runtime environment."""
 
 
 def train_on_ray(
     spec: TrainingSpec, cluster: ClusterConfig, log_path: Path
 ) -> tuple[TrainingSpec, int, bool]:
-    """Trains to the end. An open session of this process is used.
+    """Trains to the end; uses this process's open session if any.
 
-    Returns the last group's spec, which has its number of ranks and its error records, its exit
-    code, and whether a signal asked to stop. Raises an `OutriderError` if there is no room for one
-    rank, or if ranks are lost more than a run resumes.
+    Returns the last group's spec (with its number of ranks and folder of error records), its exit
+    code, and whether a signal requested a stop. Raises an `OutriderError` if there is no room for
+    one rank, or if ranks are lost more than `cluster.training_restarts` times.
     """
     # A private cluster has one core per process, as under torchrun.
     wanted = spec.training.processes * cluster.training_cores
@@ -87,9 +87,9 @@ def train_on_ray(
             if stop.is_set():
                 return spec, Preempted.exit_code, True
             raise OutriderError(
-                f"training: no process started in {cluster.start_timeout_s:g} s; compare"
-                " `ray status` with a core, and a GPU where the cluster has any, for each of"
-                " training.processes"
+                f"training: no process started in {cluster.start_timeout_s:g} s; check with"
+                " `ray status` that each of training.processes has a free core, and a free GPU if"
+                " the cluster has GPUs"
             ) from failure
         group = _spec_of(groups(spec.out_dir)[-1])
         if failure is not None and not stop.is_set():
@@ -97,8 +97,8 @@ def train_on_ray(
                 if isinstance(error, OutriderError):
                     raise error
             raise OutriderError(
-                "training lost processes on its cluster, more often than the"
-                f" {cluster.training_restarts} times that it resumes; see {log_path}"
+                "training lost processes on its cluster more often than the"
+                f" {cluster.training_restarts} times that it restarts them; see {log_path}"
                 " (out of memory?)"
             ) from failure
         if error_files(group.errors_dir) or not (spec.out_dir / "result.json").exists():
@@ -111,7 +111,7 @@ def train_on_ray(
 def _fit(
     trainer: Any, spec: TrainingSpec, log_path: Path, stop: threading.Event
 ) -> Exception | None:
-    """Runs Ray Train and relays the ranks' output; returns the error that ended it."""
+    """Runs Ray Train and relays output; returns the error that ended it."""
     failures: list[Exception] = []
 
     def fit() -> None:
@@ -120,7 +120,7 @@ def _fit(
         except Exception as error:  # handled by the main thread
             failures.append(error)
 
-    # In a thread: in the main one Ray Train would handle Ctrl-C.
+    # Not in the main thread, where Ray Train would handle Ctrl-C itself.
     thread = threading.Thread(target=fit, name="ray-train", daemon=True)
     before = seen = len(groups(spec.out_dir))
     logs = [rank_log(spec.log_dir, rank) for rank in range(spec.training.processes)]
@@ -151,7 +151,7 @@ def _fit(
 
 
 def _trainer(spec: TrainingSpec, cluster: ClusterConfig, each: dict[str, float]) -> Any:
-    """Ray Train's trainer of all groups of ranks, one after another."""
+    """Returns Ray Train's trainer, which runs the groups of ranks in turn."""
     settings = {
         "spec": spec.model_dump(mode="json"),
         "environment": {
@@ -165,7 +165,7 @@ def _trainer(spec: TrainingSpec, cluster: ClusterConfig, each: dict[str, float])
         "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": f"{_START_S:g}",
     }
     processes = spec.training.processes
-    # Ray's annotations name the classes of its first version.
+    # Any: Ray annotates its parameters with the classes of its first version.
     run_config: Any = RunConfig(
         name=_FOLDER,
         storage_path=str(spec.out_dir),
@@ -194,13 +194,13 @@ def _spec_of(group: Path) -> TrainingSpec:
 
 
 class RankBackend(Backend):
-    """Every rank sees its node's GPUs and takes that of its LOCAL_RANK, as under torchrun."""
+    """Shows each rank all GPUs of its node, as torchrun does."""
 
     share_cuda_visible_devices = True
 
 
 class RankBackendConfig(BackendConfig):
-    """Names the backend."""
+    """Configuration that selects `RankBackend`."""
 
     @property
     def backend_cls(self) -> type[RankBackend]:
@@ -210,10 +210,10 @@ class RankBackendConfig(BackendConfig):
 def run_rank(settings: dict[str, Any]) -> None:
     """Runs this worker's rank to its end.
 
-    `settings`: `spec`, and the launcher's `environment` for ranks. A node's own value wins.
+    `settings` has the `spec` and the launcher's `environment`; variables of the node override it.
 
-    Raises a `RuntimeError` if the rank was killed: then Ray Train starts another group. After any
-    other error it returns, since a record tells the launcher.
+    Raises a `RuntimeError` if the rank was killed, so that Ray Train starts another group. After
+    any other error it returns, because the launcher reads the rank's error record.
     """
     spec = TrainingSpec.model_validate(settings["spec"])
     context = ray.train.get_context()
@@ -256,7 +256,7 @@ def run_rank(settings: dict[str, Any]) -> None:
 
 
 def _new_group(spec: TrainingSpec, world: int) -> tuple[str, str, int]:
-    """The specification of a new group of ranks, and where they meet: host and port."""
+    """Writes a new group's specification; returns its path, master host and port."""
     number = max((int(path.name.split("-")[1]) for path in groups(spec.out_dir)), default=0) + 1
     training = spec.training.model_copy(update={"processes": world})
     spec = spec.model_copy(update={"training": training, "attempt": number})
@@ -269,11 +269,11 @@ def _new_group(spec: TrainingSpec, world: int) -> tuple[str, str, int]:
 
 
 def groups(out_dir: Path) -> list[Path]:
-    """Folders of the groups of ranks that have started, in order."""
+    """Returns the folders of all started groups of ranks, in order."""
     found = (path.parent for path in out_dir.glob(f"attempt-*/{SPEC}"))
     return sorted(found, key=lambda path: int(path.name.split("-")[1]))
 
 
 def rank_log(log_dir: Path, rank: int) -> Path:
-    """The file that a rank writes its output to; appends from several machines could be lost."""
+    """Returns a rank's own log file; a shared file could lose appends."""
     return log_dir / f"train.rank{rank}.log"

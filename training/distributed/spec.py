@@ -1,6 +1,6 @@
-"""The specification of one training run, passed from the launcher to every worker as JSON.
+"""Specification of a training run, passed from launcher to workers as JSON.
 
-It imports no torch.
+This module does not import torch.
 
 TrainingSpec.model_validate_json(Path("spec.json").read_text())
 """
@@ -20,10 +20,10 @@ from outrider.speculators.config import SpeculatorConfig
 from outrider.training.config import TrainingConfig
 
 WORKER = "outrider.training.distributed.worker"
-"""The program of a rank, under every launcher."""
+"""Module that every launcher runs in each rank."""
 
 NOT_OURS = "ignore::FutureWarning:torch.distributed.c10d_logger"
-"""A warning that DeepSpeed causes by calling a renamed function of torch's; users cannot fix it."""
+"""Filter for a warning that DeepSpeed causes by calling a renamed torch function."""
 
 
 Directory = Annotated[Path, AfterValidator(lambda path: path.resolve())]
@@ -45,7 +45,7 @@ class TrainingSpec(BaseModel):
     train: list[str] = Field(min_length=1)
     validation: list[str] = Field(min_length=1)
     sampling: dict[str, Sampling]
-    """By sequence: the distribution that accepts its drafts, in the loss and in the validation."""
+    """Sampling by sequence id; it determines acceptance in the loss and in validation."""
     speculator: SpeculatorConfig
     training: TrainingConfig
     out_dir: Directory
@@ -55,11 +55,11 @@ class TrainingSpec(BaseModel):
     log_dir: Directory
     """Directory of metrics.jsonl and the tracker's files."""
     attempt: int = 0
-    """Number of this group of ranks, where a launcher starts several one after another. Ranks of an
-    earlier group may live on a node that was lost, and write."""
+    """Number of this group of ranks, if a launcher starts several in turn. Ranks of an earlier
+    group may still run on a lost node and write files."""
 
     def settings(self) -> dict[str, Any]:
-        """Everything that determines the weights. A checkpoint of other settings is not resumed."""
+        """Returns the settings that determine the weights; resuming requires equal settings."""
         return self.model_dump(
             mode="json",
             exclude={
@@ -78,12 +78,12 @@ class TrainingSpec(BaseModel):
 
     @property
     def stop_file(self) -> Path:
-        """While this file exists, the workers stop after their step, also on other machines."""
+        """File whose existence stops workers after their step, on all machines."""
         return self.out_dir / "stop"
 
 
 class Preempted(OutriderError):
-    """Training stopped after a signal and wrote a checkpoint. Rerun the command to resume."""
+    """Training wrote a checkpoint and stopped after a signal; rerun to resume."""
 
     exit_code = 75
     """EX_TEMPFAIL"""

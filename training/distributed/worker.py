@@ -1,4 +1,4 @@
-"""One training process: alone, or a rank under torchrun, deepspeed, srun or Ray.
+"""One training process, alone or under torchrun, deepspeed, srun or Ray.
 
 python -m outrider.training.distributed.worker SPEC.json
 """
@@ -17,9 +17,9 @@ from outrider.training.distributed.spec import TrainingSpec
 
 
 def main(spec_path: Path) -> int:
-    """Trains, and returns the exit code; an error is also recorded for launcher and other ranks.
+    """Trains and returns the exit code; records errors for launcher and ranks.
 
-    The launcher relays no line after the first record, so the record is written first.
+    The record is written before the error is printed, so that the launcher does not relay it too.
     """
     faulthandler.enable()
     spec = TrainingSpec.model_validate_json(spec_path.read_text(encoding="utf-8"))
@@ -57,11 +57,11 @@ def _train(spec: TrainingSpec) -> None:
 
 
 def join_world(processes: int, by_slurm: bool) -> int:
-    """Returns this process's rank; an `OutriderError` if another number of processes started.
+    """Returns this process's rank.
 
-    Processes that a launcher did not reach would each train as rank 0 of 1.
-
-    `by_slurm`: use srun's variables. A shell in a Slurm job has them too, but is not a worker.
+    Raises an `OutriderError` unless `processes` processes were started: each process without a
+    launcher's variables would train as rank 0 of 1. `by_slurm` selects srun's variables, which a
+    shell in a Slurm job also has without being a worker.
     """
     if by_slurm and "RANK" not in os.environ and "SLURM_PROCID" in os.environ:
         os.environ.update(slurm_world(os.environ))
@@ -77,7 +77,7 @@ def join_world(processes: int, by_slurm: bool) -> int:
 
 
 def slurm_world(environment: Mapping[str, str]) -> dict[str, str]:
-    """torch's variables from srun's; on several machines MASTER_ADDR must be set."""
+    """Returns torch's variables from srun's; several machines need MASTER_ADDR."""
     # "8(x2)": 8 tasks on each of two machines.
     tasks_each = environment.get("SLURM_STEP_TASKS_PER_NODE", "1").split("(")[0].split(",")[0]
     tasks = environment.get("SLURM_STEP_NUM_TASKS") or environment["SLURM_NTASKS"]
