@@ -115,7 +115,7 @@ def why_not_variable(name: str, value: object) -> str | None:
 def why_not_argument(name: str, value: object) -> str | None:
     """Why this vLLM argument is refused; None if allowed. Omits the value."""
     if looks_secret(name):
-        return f"{name}: it looks like a secret; secrets belong into the server's environment"
+        return f"{name}: it looks like a secret; secrets belong in the server's environment"
     if name not in ARGUMENTS and name not in KEYS_OF_ARGUMENTS:
         return f"{name}: not one of vLLM's arguments that change what the engine computes"
     return _why_not_value(name, value)

@@ -83,13 +83,13 @@ def read_serve_command(text: str) -> ServeCommand:
     # Without a flag, vLLM derives these values from the model and the GPU.
     derived = ("max_model_len", "max_num_seqs", "max_num_batched_tokens")
     if kept := [name for name in derived if name not in given]:
-        notes.append(f"not in the command, the recipe's values stay: {', '.join(kept)}")
+        notes.append(f"not in the command, so the recipe's values stay: {', '.join(kept)}")
     if left_out:
-        notes.append(f"left out, not part of what the engine computes: {', '.join(left_out)}")
+        notes.append(f"left out, without effect on what the engine computes: {', '.join(left_out)}")
     values: dict[str, Any] = {"target": target, "serving": {"engine": engine}}
     if speculative:
         notes.append(
-            f"speculative_config is what the endpoint runs today: {_today(speculative, values)}"
+            f"speculative_config, the endpoint's speculator today: {_today(speculative, values)}"
         )
     return ServeCommand(values, notes)
 

@@ -33,8 +33,8 @@ class Address:
                 raise ValueError("no path after `unix:`; write unix:/run/vllm.sock")
             if (length := len(path.encode())) > LONGEST_SOCKET_PATH:
                 raise ValueError(
-                    f"a path of {length} bytes; a Unix socket's has at most {LONGEST_SOCKET_PATH},"
-                    " so give a shorter one"
+                    f"the path has {length} bytes, but a Unix socket's path has at most"
+                    f" {LONGEST_SOCKET_PATH}; give a shorter path"
                 )
             return cls(path=path)
         if text.startswith("https://"):

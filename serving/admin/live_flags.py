@@ -61,9 +61,9 @@ def admin_token(path: Path) -> str:
         ) from None
     if mode & 0o077 or len(token) < 16 or len(token.split()) != 1:
         raise OutriderError(
-            f"{path}: mode {mode:o}, {len(token)} characters: the token of the admin route is one"
-            " word of at least 16, in a file that others cannot read (mode 600); delete it, and"
-            " start the servers again"
+            f"{path}: mode {mode:o}, {len(token)} characters: the admin route's token must be one"
+            " word of at least 16 characters in a file that others cannot read (mode 600); delete"
+            " the file and restart the servers"
         )
     return token
 

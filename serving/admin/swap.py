@@ -96,8 +96,8 @@ def checked(
         _check_manifest(manifest, new, k)
         if not new.kind.swappable(current.directory, directory):
             raise OutriderError(
-                f"{directory}: its shape is not that of the speculator in use; it needs a server"
-                " that is started with it"
+                f"{directory}: its shape differs from that of the speculator in use; start a server"
+                " with it"
             )
         headers = tensor_headers(directory)  # named as in the files, like `forms`
         check_finite({name: headers[name] for name in new.forms})
@@ -134,7 +134,7 @@ async def swap(
         raise SpeculatorBroken(f"{new.directory}: not loaded: {broken[0]}")
     if errors:
         raise OutriderError(
-            f"{new.directory}: not loaded, the speculator before it stays in use: {errors[0]}"
+            f"{new.directory}: not loaded, the previous speculator stays in use: {errors[0]}"
         )
     return reports
 
@@ -164,8 +164,8 @@ def unswappable(parallel_config: Any) -> str | None:
     """Why an engine with vLLM's `parallel_config` swaps no speculator; None if it does."""
     if parallel_config.data_parallel_size > 1 or parallel_config.enable_eplb:
         return (
-            "a speculator is not swapped in an engine with data parallelism, of which vLLM reports"
-            " one rank only, or with EPLB, which moves experts; start the server with the other"
+            "speculators cannot be swapped with data parallelism, because vLLM reports only one"
+            " rank, or with EPLB, because it moves experts; start the server with the new"
             " speculator"
         )
     return None

@@ -200,7 +200,7 @@ def speculation_profile(
 _SERVE_SH = """\
 #!/usr/bin/env bash
 # Serves the target with this speculator and the evaluated flags. Arguments are appended
-# and override them, such as --enable-prefix-caching where serving.engine has it off.
+# and override them, such as --enable-prefix-caching if serving.engine disables it.
 # Variables: TARGET (another copy of the target), HOST, PORT, PYTHON (a Python that has
 # Outrider installed).
 set -euo pipefail

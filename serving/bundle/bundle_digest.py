@@ -138,7 +138,7 @@ def _size(directory: Path, name: str) -> int:
             path = path / part
             status = path.lstat()
             if stat.S_ISLNK(status.st_mode):
-                raise OutriderError(f"{path}: a link; a bundle has files only, export it again")
+                raise OutriderError(f"{path}: a link, but a bundle has only files; export again")
     except OSError as error:
         raise OutriderError(f"{path}: {error.strerror}; export the bundle again") from None
     if not stat.S_ISREG(status.st_mode):

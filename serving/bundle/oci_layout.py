@@ -189,7 +189,7 @@ def _read_json(folder: Path, entry: dict[str, Any], address: str) -> dict[str, A
         text = stream.read(MANIFEST_LIMIT + 1)
     value = json.loads(text) if len(text) <= MANIFEST_LIMIT else None
     if not isinstance(value, dict):
-        raise OutriderError(f"{address}: blob {entry['digest']} is no manifest; copy it again")
+        raise OutriderError(f"{address}: blob {entry['digest']} is not a manifest; copy it again")
     return value
 
 

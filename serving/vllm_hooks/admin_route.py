@@ -69,12 +69,12 @@ class AdminRoute:
             raise OutriderError(f"{ADMIN}={os.environ[ADMIN]}: {error}") from None
         if TOKEN_FILE not in os.environ:
             raise OutriderError(
-                f"{ADMIN} is set without {TOKEN_FILE}, the file of the route's token, which is"
-                " state_dir/admin.token of the endpoint"
+                f"{ADMIN} is set without {TOKEN_FILE}, the route's token file; set it to the"
+                " endpoint's state_dir/admin.token"
             )
         if (getattr(args, "api_server_count", None) or 1) > 1:
             raise OutriderError(
-                f"{ADMIN} needs --api-server-count 1: each of several has its own requests"
+                f"{ADMIN} needs --api-server-count 1: each API server sees only its requests"
             )
         app = self.app(admin_token(Path(os.environ[TOKEN_FILE])))
         self._refusal = _refusal(client)
@@ -99,7 +99,7 @@ class AdminRoute:
             if not hmac.compare_digest(given, expected):
                 return _error(
                     HTTPStatus.UNAUTHORIZED,
-                    f"another token than that of this server's {TOKEN_FILE}; it must be the"
+                    f"the token differs from that in this server's {TOKEN_FILE}; it must be the"
                     " endpoint's state_dir/admin.token",
                 )
             return await call_next(request)

@@ -82,7 +82,7 @@ class Recorder:
         if sum(map(len, logprobs)) != drafts_BK[:, :depths].numel():
             raise RuntimeError(
                 f"{sum(map(len, logprobs))} of {drafts_BK[:, :depths].numel()} drafts were sampled"
-                " in Python; drafts can be recorded with serving.engine.mode: eager only"
+                " in Python; drafts can be recorded only with serving.engine.mode: eager"
             )
         if len(logprobs) == depths:
             logprobs_BK = torch.stack(logprobs, dim=1)

@@ -187,8 +187,8 @@ class LiveSpeculator:
                 return await asyncio.shield(asyncio.wrap_future(reading))
         except TimeoutError:
             raise OutriderError(
-                f"{directory}: not read within {READ_S:g} s, so the speculator before it stays in"
-                " use; look at its file system"
+                f"{directory}: not read within {READ_S:g} s, so the previous speculator stays in"
+                " use; check the file system"
             ) from None
 
     async def _still(self, what: str, work: Any) -> None:
@@ -236,7 +236,7 @@ class LiveSpeculator:
             watching.failed = True
             self._task(self._take_back(watching, finding))
         elif len(watching.steps) >= watching.watch.requests:
-            logger.info("speculator %s holds what its evidence predicts", self._version)
+            logger.info("speculator %s drafts as well as its evidence predicts", self._version)
             self._watching = None
 
     async def _take_back(self, watching: _Watching, finding: str) -> None:
