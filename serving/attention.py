@@ -12,7 +12,7 @@ from typing import Any
 
 
 def mla_refusal(target_config: Mapping[str, Any]) -> str | None:
-    """Why no MLA prefill backend supports the target's head widths; None if supported."""
+    """Why no MLA prefill backend supports the target's head widths, or None."""
     try:
         from vllm.platforms import current_platform
         from vllm.v1.attention.backends.mla.prefill.base import MLADimensions

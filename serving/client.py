@@ -30,7 +30,7 @@ class SpeculationCounters:
     accepted_tokens: int
     """Drafted tokens that the target accepted, including those past a request's max_tokens."""
     accepted_per_position: tuple[int, ...]
-    """Entry j: drafts whose first j + 1 tokens were all accepted."""
+    """Entry j: number of steps whose first j + 1 drafts were all accepted."""
     generation_tokens: int
     """Delivered tokens, including each request's first, from its prefill."""
 
@@ -85,7 +85,7 @@ class Sampling:
     temperature: float = 0.6
     top_p: float = 0.95
     top_k: int = 0
-    """0: no limit."""
+    """0 means no limit."""
 
     def request(self) -> dict[str, Any]:
         """Returns the parameters as request fields, including those that are off.

@@ -52,7 +52,7 @@ class LoggedText:
         self._done = 0
 
     def take(self, start: int, tokens: int) -> np.ndarray:
-        """Returns the positions that the states of `tokens` positions from `start` score.
+        """Returns the positions that `tokens` states from `start` on can score.
 
         A state scores the next position. Each position is returned once, even if a preempted
         request is computed again.
@@ -73,7 +73,7 @@ class Step(NamedTuple):
 
 
 def checked_positions(completion_start: int, length: int, limit: int) -> np.ndarray:
-    """Returns all positions, or the first `HEAD` and `limit` evenly spaced ones."""
+    """Positions to score: all, or the first `HEAD` and `limit` evenly spaced."""
     # Without a prompt, the first token has no state before it.
     start = max(completion_start, 1)
     tokens = length - start

@@ -1,4 +1,4 @@
-"""Reads a `vllm serve` command into recipe keys: the engine as production runs it.
+"""Converts a production `vllm serve` command into recipe keys.
 
     found = read_serve_command("vllm serve deepseek-ai/DeepSeek-R1 -tp 8 --kv-cache-dtype fp8")
     found.values        # {"target": {"model": ...}, "serving": {"engine": {...}}}

@@ -51,7 +51,7 @@ class ServeFlags(NamedTuple):
         return math.prod(int(self.arguments.get(f"{kind}_parallel_size", 1)) for kind in kinds)
 
     def replacing(self, speculative: dict[str, Any] | None) -> "ServeFlags":
-        """Returns these flags with other speculation, or without it if None."""
+        """Returns these flags with another `speculative_config`; None removes speculation."""
         return self._replace(arguments=self.arguments | {"speculative_config": speculative})
 
 
@@ -108,7 +108,7 @@ def bundle_command(bundle: Path) -> tuple[list[str], dict[str, str]]:
 
 
 def without_quotes(flags: Sequence[Sequence[str]]) -> str:
-    """Joins flags into one string that a shell splits without quotes.
+    """Joins flags into one string that needs no shell quoting.
 
     KServe's templates expand VLLM_ADDITIONAL_ARGS, some with `eval` and some without, so a value
     must have neither spaces nor quotes. JSON objects become vLLM's dotted flags

@@ -129,7 +129,7 @@ class Drafting:
         )
 
     def as_manifest(self) -> dict[str, Any]:
-        """Returns its entries of bundle.json."""
+        """Returns the drafting entries of bundle.json."""
         return {
             "method": self.speculator.kind,
             "num_speculative_tokens": self.k,
@@ -140,7 +140,7 @@ class Drafting:
 
     @classmethod
     def of_manifest(cls, manifest: Mapping[str, Any], directory: Path) -> "Drafting":
-        """Creates it from bundle.json; the engine finds the bundle at `directory`."""
+        """Reads the entries of bundle.json; the engine finds the bundle at `directory`."""
         return cls(
             Speculator(str(manifest["method"]), directory),
             int(manifest["num_speculative_tokens"]),
@@ -150,7 +150,7 @@ class Drafting:
 
 
 def served_base(base_dir: Path, target_dir: Path, cache: Path) -> Path:
-    """Returns `base_dir`, or a copy of the layer if it is the target's own.
+    """Returns `base_dir`; for the target's directory, a copy of its own layer.
 
     vLLM loads a drafter by walking every shard of the directory that `--speculative-config` names.
     For DeepSeek-R1's own layer that is the target's directory: 671 GB would be read a second time

@@ -65,7 +65,7 @@ COLUMNS = (
     "unlikely",  # 1 where x is outside the likely tokens, see LIKELY_MASS
     "unlikely_expected",  # its expectation for on-policy text
     "sure",  # 1 where the target is SURE
-    "sure_missed",  # 1 where the target is SURE of another token than x
+    "sure_missed",  # 1 where the target is SURE of a token other than x
     "sure_missed_expected",  # its expectation for on-policy text
     "fitted",  # 1 where the position counts in the fit of a temperature
     "logged_fit",  # log-likelihood of fitted positions at the request's temperature
@@ -210,7 +210,7 @@ def _candidates(top_k_M: Tensor, vocabulary: int, least: int = CANDIDATES) -> in
 
 
 def _among_top_k(values_MK: Tensor, top_k_M: Tensor, vocabulary: int) -> Tensor:
-    """Mask [M, K] of the candidates that top_k keeps, including ties (like vLLM)."""
+    """Mask [M, K] of candidates that top_k keeps, including ties, like vLLM."""
     last_M = top_k_M.clamp(max=values_MK.shape[-1]) - 1
     least_M = values_MK.gather(-1, last_M[:, None])[:, 0]
     return values_MK >= torch.where(top_k_M < vocabulary, least_M, -math.inf)[:, None]

@@ -65,7 +65,7 @@ def engine_environment(engine: EngineConfig) -> dict[str, str]:
         "PYTHONHASHSEED": "0",
         "VLLM_NO_USAGE_STATS": "1",
         "HF_HUB_OFFLINE": "1",  # the target is a local directory: no look-ups by name
-        # The original stderr is the log, but in a stage sys.stderr is the terminal. Never stdout.
+        # Log to the original stderr, never to stdout: in a stage, sys.stderr is the terminal.
         "VLLM_LOGGING_STREAM": "ext://sys.__stderr__",
     }
     if runs_on_cpu():
@@ -170,5 +170,5 @@ def start_limit_s(directory: Path) -> float:
 
 
 def start_environment(directory: Path) -> dict[str, str]:
-    """Sets vLLM's own limit to `start_limit_s`; its default is 600 s."""
+    """Returns variables that set vLLM's limit (default 600 s) to `start_limit_s`."""
     return {"VLLM_ENGINE_READY_TIMEOUT_S": str(round(start_limit_s(directory)))}

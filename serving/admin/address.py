@@ -73,7 +73,7 @@ class Address:
         api_key: str | None = None,
         timeout_s: float = 600,
     ) -> tuple[int, Any]:
-        """Returns the status and the answer, which is parsed if it is JSON.
+        """Returns the status and the answer, parsed if it is JSON.
 
         Raises `OSError` or `http.client.HTTPException` if the server does not answer.
         """

@@ -30,7 +30,7 @@ class SwapFailed(OutriderError):
 
 
 class ReplicaUnreachable(OutriderError):
-    """The replica did not answer; a swap in progress may have happened or not."""
+    """The replica did not answer; a swap in progress may have happened."""
 
 
 class Watch(BaseModel):

@@ -65,7 +65,7 @@ class Report(TypedDict):
 
 
 class SpeculatorBroken(OutriderError):
-    """The workers may draft with wrong weights until a swap succeeds on all of them."""
+    """Workers may draft with wrong weights until a swap succeeds on all."""
 
 
 def in_service(directory: Path) -> Candidate:
@@ -161,7 +161,7 @@ def swap_directory(
 
 
 def unswappable(parallel_config: Any) -> str | None:
-    """Why an engine with vLLM's `parallel_config` swaps no speculator; None if it does."""
+    """Why an engine with `parallel_config` cannot swap speculators; None if it can."""
     if parallel_config.data_parallel_size > 1 or parallel_config.enable_eplb:
         return (
             "speculators cannot be swapped with data parallelism, because vLLM reports only one"

@@ -84,7 +84,7 @@ def read_oci_layout(address: str, directory: Path) -> None:
     """Extracts an image's /models to `directory` and checks every digest.
 
     Raises an `OutriderError` for members other than regular files below /models, and for too many
-    files. They are no larger than the image; `check_files` compares them with bundle.json.
+    members. The files are no larger than the image; `check_files` checks them against bundle.json.
     """
     folder, tag = _folder_and_tag(address)
     if not (folder / "index.json").is_file():

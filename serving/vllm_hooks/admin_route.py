@@ -52,7 +52,7 @@ class AdminRoute:
         self._listener: asyncio.Task[None] | None = None
 
     def attach_router(self, app: FastAPI) -> None:
-        """Adds nothing: customers reach this application."""
+        """Adds nothing, because customers can reach this application."""
 
     async def init_state(
         self, engine_client: "EngineClient | None", state: Any, args: Namespace
@@ -110,11 +110,11 @@ class AdminRoute:
         return app
 
     async def status(self) -> JSONResponse:
-        """GET: returns the speculator in use, with 503 if the drafts are wrong."""
+        """GET: returns the speculator in use; 503 if the drafts are wrong."""
         return await self._answer(LiveSpeculator.status)
 
     async def swap(self, order: SwapOrder) -> JSONResponse:
-        """POST: swaps the speculator; 409 with the reason if the old one stays."""
+        """POST: swaps the speculator; 409 with the reason if refused."""
         return await self._answer(LiveSpeculator.swap, order)
 
     async def requests(self, after: Annotated[int, Query(ge=0)] = 0) -> JSONResponse:
@@ -166,7 +166,7 @@ async def _listen(app: FastAPI, listener: socket.socket) -> None:
 
 
 def _refusal(client: Any) -> str | None:
-    """Why this server does not swap speculators; None if it does."""
+    """Why this server cannot swap speculators; None if it can."""
     if untried := untried_version(vllm_version()):
         return untried
     if client is None:

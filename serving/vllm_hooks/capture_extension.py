@@ -155,7 +155,7 @@ def _layers_of(model: Any) -> list[int]:
 
 
 class CaptureExtension(SwapExtension):
-    """Methods that vLLM's worker gains; the annotated attributes are the worker's."""
+    """Methods added to vLLM's worker; the annotated attributes are the worker's."""
 
     model_config: Any
     is_driver_worker: bool
@@ -170,7 +170,7 @@ class CaptureExtension(SwapExtension):
         runner.execute_model = self._capture_execute_model
 
     def capture_stop(self, folder: str) -> dict[str, Any] | None:
-        """Ends the capture, writes the states below `folder`, returns an index.
+        """Ends the capture, writes the states below `folder`, and returns their index.
 
         A thread writes the file, so the next prompts can be prefilled meanwhile.
         """
@@ -267,7 +267,7 @@ def read_states(
     requests: Iterable[tuple[str, Sequence[int]]],
     check: Callable[[], object] = lambda: None,
 ) -> Iterator[tuple[torch.Tensor, list[list[float]] | None]]:
-    """Yields states [S, T, H] of requests, and their claims' sums [2, C].
+    """Yields requests' states [S, T, H] and their claims' sums [2, C].
 
     `results` are those of `capture_stop` on all ranks; `requests` are ids of `LLM.generate` and
     token ids. The file is mapped and removed once the worker has written it. Meanwhile `check` is

@@ -21,7 +21,7 @@ DRAFT_EXTENSION = "outrider.serving.vllm_hooks.draft_recorder.DraftExtension"
 
 
 class DraftExtension(CaptureExtension):
-    """Methods that vLLM's worker gains: recording, in addition to capture."""
+    """Adds recording of drafts to the methods of vLLM's worker."""
 
     def drafts_start(self) -> None:
         """Records every proposal from now on."""
@@ -187,7 +187,7 @@ class WalkRecorder(V2Recorder):
 
 
 def recorder_of(runner: Any) -> Recorder | None:
-    """The recorder for a model runner; None on a rank without a drafter."""
+    """Returns a model runner's recorder; None on ranks without a drafter."""
     if hasattr(runner, "speculator"):  # V2; None on pipeline stages without a drafter
         if runner.speculator is None:
             return None

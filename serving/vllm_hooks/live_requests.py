@@ -25,7 +25,7 @@ class _Swap(NamedTuple):
 
 
 class RequestLog:
-    """A ring of finished requests."""
+    """A ring buffer of finished requests."""
 
     def __init__(self, processor: Any, listener: Callable[[LiveRequest], None]) -> None:
         """`processor` is vLLM's `OutputProcessor`, whose two methods are wrapped.

@@ -58,7 +58,7 @@ class _Watching:
     """True while the speculator is being taken back."""
 
     def finding(self, request: LiveRequest) -> str | None:
-        """Adds a request; returns why the swap must be taken back, or None."""
+        """Adds a request; returns why to take the swap back, or None."""
         if request.version != self.version or not request.drafts:
             return None
         self.tokens.append(request.drafts + request.accepted)
@@ -249,7 +249,7 @@ class LiveSpeculator:
                 await self._still(f"take back, because {finding}", undo)
             except SpeculatorBroken:  # `status` reports it
                 return
-            self._watching = None  # only now: no watch and no verdict reads as a pass
+            self._watching = None  # only now: without a watch, status would report a pass
             self._reverted, self._because = watching.version, finding
             self._version = watching.before
             self._requests.note_swap(began, watching.before)

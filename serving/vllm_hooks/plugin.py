@@ -86,7 +86,7 @@ def expand(
     replace_to: float,
     MAX_NUM_TOKENS: int | None = None,
 ) -> None:
-    """Repeats each request's value for each of its draft tokens, and replaces `replace_from`."""
+    """Repeats each request's value per draft token, and replaces `replace_from`."""
     import torch
 
     counts = torch.diff(cu_num_tokens, prepend=cu_num_tokens.new_zeros(1)).long()

@@ -53,7 +53,7 @@ class Loaded:
 
 
 class SwapExtension:
-    """Methods that vLLM's worker gains; the annotated attributes are the worker's."""
+    """Methods added to vLLM's worker; the annotated attributes are the worker's."""
 
     model_runner: Any
     vllm_config: Any
@@ -92,7 +92,7 @@ class SwapExtension:
         return self.speculator_report()
 
     def speculator_take_back(self, swap_id: str) -> Report:
-        """Undoes a swap by its id, if it took place on this worker."""
+        """Undoes the swap with this id, if this worker performed it."""
         previous = self._swap_previous
         if previous is None or self._swap_in_use().swap_id != swap_id:
             return self.speculator_report()
@@ -135,7 +135,7 @@ class SwapExtension:
         check_unchanged(speculator.directory, speculator.states)
         with set_current_vllm_config(self.vllm_config):
             replace_weights(self.model_runner, drafter, config, speculator, self._swap_copies)
-        check_unchanged(speculator.directory, speculator.states)  # nor during the load
+        check_unchanged(speculator.directory, speculator.states)  # and not during the load
         torch.accelerator.synchronize()
 
 
@@ -176,7 +176,7 @@ def replace_weights(
                 yield name, tensor
 
         loaded = load(drafter, noted())
-    finally:  # no layer may stay on the meta device: the next request would end the engine
+    finally:  # no layer may stay on the meta device: the next request would crash the engine
         finalize_layerwise_reload(drafter, model_config)
     if mask:
         # The model's proposer is the `drafter` of model runner V1 or the `speculator` of V2.
@@ -187,7 +187,7 @@ def replace_weights(
 
 
 def load_mask(proposer: Any, mask: torch.Tensor) -> None:
-    """Loads and projects the states that a parallel drafter reads at unknown tokens.
+    """Loads and projects the states that parallel drafters read at unknown tokens.
 
     vLLM 0.32 projects them once, after its start. They are a buffer without a weight loader, which
     is on the meta device during a reload and has no values afterwards.
