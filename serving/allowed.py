@@ -1,11 +1,11 @@
-"""Which variables and arguments a recipe, a serve command or a bundle may give to the engine.
+"""Engine variables and arguments that recipes, serve commands and bundles may set.
 
     why_not_variable("LD_PRELOAD", "/tmp/x.so")       # a reason
     why_not_argument("block_size", 64)                # None: allowed
     KEYS_OF_ARGUMENTS["dtype"]                        # the key of the recipe that sets it
 
-An allow-list: settings that change what the engine computes. Left out are secrets, and whatever
-names code, files or hosts: a bundle is data from outside. Other settings of the machine belong into
+The allow-list has settings that change what the engine computes, but no secrets and nothing that
+names code, files or hosts: a bundle is data from outside. Other settings of the machine belong in
 the environment of the command that starts Outrider or the server; engines inherit it.
 """
 
@@ -46,7 +46,7 @@ ARGUMENTS = frozenset({
     "structured_outputs_config", "swa_bounded_replay", "tokenizer", "tokenizer_mode",
     "tokenizer_revision", "ubatch_size", "use_fp64_gumbel", "watermark",
 })  # fmt: skip
-"""Arguments of vLLM 0.32 that `serving.engine.extra_arguments` may have."""
+"""Arguments of vLLM 0.32 that `serving.engine.extra_arguments` may contain."""
 
 KEYS_OF_ARGUMENTS = {
     "model": "target.model",
@@ -62,7 +62,7 @@ KEYS_OF_ARGUMENTS = {
     "data_parallel_size": "serving.engine.data_parallel",
     "enforce_eager": "serving.engine.mode",
 }
-"""Keys of the recipe by the names of vLLM's arguments."""
+"""Recipe keys by the names of the vLLM arguments that they set."""
 
 UNSERVABLE = {
     "speculative_config": "the evaluation serves base and custom speculator in turn (speculator.*)",
@@ -78,7 +78,7 @@ UNSERVABLE = {
     "disable_log_stats": "acceptance is read from the engine's counters",
     "skip_tokenizer_init": "requests are sent as text",
 }
-"""vLLM's arguments that no engine of Outrider can have, and why."""
+"""vLLM arguments that Outrider's engines cannot have, with the reason."""
 
 _VARIABLES = re.compile(
     r"VLLM_(ALL2ALL|ALLOW_LONG_MAX_MODEL_LEN|ALLREDUCE|ATTENTION|BATCH_INVARIANT|BLOCKSCALE|CPU"
@@ -91,15 +91,15 @@ _VARIABLES = re.compile(
     r"|OMP_NUM_THREADS|MKL_NUM_THREADS|KMP_(AFFINITY|BLOCKTIME)|PYTHONHASHSEED"
 )
 _NOT_VARIABLES = re.compile(r"VLLM_USE_(MODELSCOPE|PRECOMPILED|RUST)\w*|\w*_(DIR|PATH|FOLDER|FILE)")
-"""Where models are downloaded from, other programs, and places on the disk."""
+"""Refused: variables that select a download source, another program or a path."""
 
 _CODE = re.compile(r"\w*(_cls|_class|_module|_plugin|_passes?|_path|_dir|_file|trust_remote_code)")
-"""Keys inside of an argument that name code or files."""
+"""Keys within an argument's value that name code or files."""
 _ARE_SETTINGS = {"pass_config"}
 
 
 def why_not_variable(name: str, value: object) -> str | None:
-    """Why an engine is not given this variable; None if it is. Names no value."""
+    """Why this variable is refused; None if allowed. Omits the value."""
     if looks_secret(name):
         return f"{name}: it looks like a secret; export it where the server is started"
     if not _VARIABLES.fullmatch(name) or _NOT_VARIABLES.fullmatch(name):
@@ -115,7 +115,7 @@ def why_not_variable(name: str, value: object) -> str | None:
 def why_not_argument(name: str, value: object) -> str | None:
     """Why this vLLM argument is refused; None if allowed. Omits the value."""
     if looks_secret(name):
-        return f"{name}: it looks like a secret; secrets belong into the server's environment"
+        return f"{name}: it looks like a secret; secrets belong in the server's environment"
     if name not in ARGUMENTS and name not in KEYS_OF_ARGUMENTS:
         return f"{name}: not one of vLLM's arguments that change what the engine computes"
     return _why_not_value(name, value)

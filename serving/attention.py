@@ -1,10 +1,10 @@
-"""What vLLM's own selectors accept of a target's attention on this machine's devices.
+"""Checks a target's attention against vLLM's own selectors on this machine.
 
     mla_refusal(config)               # None, or why the target cannot run as MLA here
-    mixed_cache_refusal(config, 64)   # None, or why a head with full attention cannot join it
+    mixed_cache_refusal(config, 64)   # None, or why a full-attention head cannot share its cache
 
-Both ask the platform of the installed vLLM, so that another release or another GPU may answer
-otherwise. Where vLLM is not installed, as on a machine that only plans a run, nothing is refused.
+Both query the platform of the installed vLLM, so the answer depends on its release and on the GPU.
+Without vLLM, as on a machine that only plans a run, nothing is refused.
 """
 
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ from typing import Any
 
 
 def mla_refusal(target_config: Mapping[str, Any]) -> str | None:
-    """Why no MLA prefill backend takes the target's head widths; None if one does."""
+    """Why no MLA prefill backend supports the target's head widths, or None."""
     try:
         from vllm.platforms import current_platform
         from vllm.v1.attention.backends.mla.prefill.base import MLADimensions
@@ -33,10 +33,10 @@ def mla_refusal(target_config: Mapping[str, Any]) -> str | None:
 
 
 def mixed_cache_refusal(target_config: Mapping[str, Any], head_dim: int) -> str | None:
-    """Why one KV cache cannot hold MLA's latents and a head's keys and values; None if it can.
+    """Why MLA and a full-attention head cannot share a cache; None otherwise.
 
-    `head_dim` is the width of one of the head's attention heads. vLLM's grouping has to accept one
-    group of both forms, and their backends a common block size.
+    The cache holds MLA's latents and the head's keys and values, of width `head_dim`. vLLM's
+    grouping must accept both forms in one group, and their backends a common block size.
     """
     try:
         from vllm.platforms import current_platform
@@ -60,7 +60,7 @@ def mixed_cache_refusal(target_config: Mapping[str, Any], head_dim: int) -> str 
         backends = [
             resolve_obj_by_qualname(
                 current_platform.get_attn_backend_cls(
-                    None,  # type: ignore[arg-type]  # no backend is asked for
+                    None,  # type: ignore[arg-type]  # no backend is requested
                     AttentionSelectorConfig(size, dtype, "auto", None, use_mla=size == latent),
                     heads,
                 )

@@ -1,4 +1,4 @@
-"""Completions from a server as token ids, and its counters of speculation.
+"""Requests completions as token ids and reads a server's speculation counters.
 
 sampling = Sampling(temperature=0)
 before = read_counters(url)
@@ -30,7 +30,7 @@ class SpeculationCounters:
     accepted_tokens: int
     """Drafted tokens that the target accepted, including those past a request's max_tokens."""
     accepted_per_position: tuple[int, ...]
-    """Entry j: drafts whose first j + 1 tokens were all accepted."""
+    """Entry j: number of steps whose first j + 1 drafts were all accepted."""
     generation_tokens: int
     """Delivered tokens, including each request's first, from its prefill."""
 
@@ -56,10 +56,10 @@ class SpeculationCounters:
 
     @classmethod
     def of_response(cls, metrics: Mapping[str, Any] | None, tokens: int) -> "SpeculationCounters":
-        """Counts of one response of `tokens`, from vLLM's `metrics.speculative_decoding`.
+        """Returns the counts of a response of `tokens` tokens.
 
-        None if the server does not speculate. vLLM 0.32 updates them in the same place as its
-        counters (`Scheduler.update_from_output`).
+        `metrics` is vLLM's `metrics.speculative_decoding`, None without speculation. vLLM 0.32
+        updates it in the same place as its counters (`Scheduler.update_from_output`).
         """
         if metrics is None:
             return cls(0, 0, 0, (), tokens)
@@ -85,13 +85,12 @@ class Sampling:
     temperature: float = 0.6
     top_p: float = 0.95
     top_k: int = 0
-    """0: no limit."""
+    """0 means no limit."""
 
     def request(self) -> dict[str, Any]:
-        """The parameters as fields of a request, those that are off too.
+        """Returns the parameters as request fields, including those that are off.
 
-        The server would replace missing ones by the defaults of the target's
-        generation_config.json.
+        The server would fill missing fields from the target's generation_config.json.
         """
         return {
             "temperature": self.temperature,
@@ -109,7 +108,7 @@ class Completion:
     """A response, with the exact tokens that the engine produced."""
 
     token_ids: list[int]
-    """Including the end-of-sequence token, if there is one."""
+    """Token ids, including the end-of-sequence token, if any."""
     counters: SpeculationCounters
     """The engine's counts of this response."""
 
@@ -122,11 +121,11 @@ def complete(
     max_tokens: int,
     concurrency: int = 8,
 ) -> list[Completion]:
-    """Responses to `prompts` (token ids) in order, with `concurrency` requests in flight.
+    """Returns responses to `prompts` in order, with `concurrency` requests in flight.
 
-    The first error is raised when all requests have ended.
+    `prompts` are token ids. The first error is raised after all requests have ended.
     """
-    timeout_s = 600 + max_tokens * concurrency / 10.0  # a server of at least 10 tokens/s
+    timeout_s = 600 + max_tokens * concurrency / 10.0  # for at least 10 tokens/s
 
     def one(index: int) -> Completion:
         body: dict[str, Any] = {
@@ -147,9 +146,9 @@ def complete(
 
 
 def post(url: str, path: str, body: dict[str, Any], timeout_s: float = 600) -> dict[str, Any]:
-    """The JSON answer to a POST.
+    """Sends a POST request and returns the JSON answer.
 
-    An error status or a lost connection is an `OutriderError` with the server's message.
+    Raises an `OutriderError` with the server's message for an error status or a lost connection.
     """
     request = urllib.request.Request(
         url + path, json.dumps(body).encode(), {"Content-Type": "application/json"}
@@ -173,7 +172,7 @@ def _answer(request: urllib.request.Request, timeout_s: float) -> str:
 
 
 def read_counters(url: str) -> SpeculationCounters:
-    """Counters of the server at `url`, summed over its engines."""
+    """Reads the counters of the server at `url`, summed over its engines."""
     from prometheus_client.parser import text_string_to_metric_families
 
     text = _answer(urllib.request.Request(url + "/metrics"), 30)

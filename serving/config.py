@@ -24,7 +24,7 @@ EMBEDDED_TARGETS = {
 """Targets that come with the package, by their names in a recipe."""
 
 SMALL_FILES = ("*.json", "*.jinja", "*.model", "*.txt", "*.py")
-"""Files of a checkpoint on the hub besides its weights: config, index, tokenizer, template."""
+"""Files of a hub checkpoint other than its weights: config, index, tokenizer, template."""
 
 
 class TargetConfig(BaseModel):
@@ -41,14 +41,14 @@ class TargetConfig(BaseModel):
     weights."""
 
     def directory(self) -> Path:
-        """The checkpoint's local directory; a hub model is downloaded on first use."""
+        """Returns the checkpoint's local directory; downloads a hub model on first use."""
         return self._local() or _download(self.model, self.revision)
 
     def training_directory(self) -> Path:
-        """The local directory with what ingest and training read.
+        """Returns a local directory with the files that ingest and training read.
 
-        Of a hub model's weights only the shards with its own speculator, the embedding or the head
-        are downloaded (R1: a few of 163). An engine needs `directory`.
+        Of a hub model's weights it downloads only the shards with its own speculator, the embedding
+        or the head (R1: a few of 163). An engine needs `directory`.
         """
         if local := self._local():
             return local
@@ -58,7 +58,7 @@ class TargetConfig(BaseModel):
             shards = layout.files(target_tensors(layout))
         else:
             shards = ["*.safetensors"]
-        # By the commit of the first download: a branch may move between the two.
+        # At the commit of the first download, because a branch may move in between.
         return _download(self.model, small.name, allow_patterns=[*SMALL_FILES, *shards])
 
     @property
@@ -81,7 +81,7 @@ class TargetConfig(BaseModel):
         return None
 
     def fetch(self, patterns: tuple[str, ...], into: Path) -> Path:
-        """Downloads only the files of a hub model that match, such as its tokenizer."""
+        """Downloads the matching files of a hub model, such as its tokenizer."""
         return _download(self.model, self.revision, allow_patterns=list(patterns), local_dir=into)
 
 
@@ -93,23 +93,23 @@ class EngineConfig(BaseModel):
     mode: Literal["eager", "compiled"] = "eager"
     """`eager` starts in seconds. `compiled` uses torch.compile (CUDA graphs on a GPU), which starts
     slowly and serves faster. The bundle is served in this mode if `eval.engine_modes` measured it,
-    otherwise in the first that was."""
+    otherwise in the first measured mode."""
 
     max_model_len: int = Field(
         default=2048, ge=16, json_schema_extra={"default": "from the target"}
     )
-    """Longest prompt plus completion, in tokens. A recipe that leaves it out gets the target's
-    positions, at most 32,768."""
+    """Maximum tokens of prompt plus completion. A recipe that omits it gets the target's maximum,
+    but at most 32,768."""
 
     max_num_seqs: int = Field(default=8, ge=1)
     """Largest number of requests in one engine step."""
 
     max_num_batched_tokens: int = Field(default=2048, ge=16)
-    """Largest number of tokens in one engine step; longer prompts are prefilled in chunks of it."""
+    """Largest number of tokens in one engine step; longer prompts are prefilled in chunks."""
 
     kv_cache_gb: float | None = Field(default=None, gt=0)
-    """Memory of the KV cache in GiB. null: 0.5 on a CPU; on a GPU what `gpu_memory_utilization`
-    leaves."""
+    """Memory of the KV cache in GiB. null: 0.5 on a CPU; on a GPU the memory that remains within
+    `gpu_memory_utilization`."""
 
     gpu_memory_utilization: float = Field(default=0.9, gt=0, le=1)
     """Share of each GPU's memory that the engine uses. No effect on a CPU."""
@@ -121,22 +121,22 @@ class EngineConfig(BaseModel):
     """Pipeline stages, each of `tensor_parallel` GPUs."""
 
     data_parallel: int = Field(default=1, ge=1)
-    """Data-parallel engines behind one server. Capture and draft parity run one engine over as many
-    GPUs, tensor-parallel."""
+    """Data-parallel engines behind one server. Capture and draft parity run one tensor-parallel
+    engine on the same number of GPUs."""
 
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = "bfloat16"
-    """Type of activations and of unquantized weights."""
+    """Data type of activations and unquantized weights."""
 
     environment: dict[str, str] = Field(default_factory=dict)
-    """Environment variables of the engine's processes; they override Outrider's. Those that change
-    what the engine computes, such as `VLLM_USE_DEEP_GEMM`; engines inherit all others from the
-    command. They are exported with the bundle, so secrets are refused."""
+    """Environment variables of the engine's processes; they override Outrider's. Only variables
+    that change what the engine computes are accepted, such as `VLLM_USE_DEEP_GEMM`; engines inherit
+    others from the command. They are exported with the bundle, so secrets are refused."""
 
     extra_arguments: dict[str, Any] = Field(default_factory=dict)
     """Other engine arguments of vLLM, by their names in Python (`kv_cache_dtype: fp8`,
-    `enable_expert_parallel: true`, `quantization: fp8`). They reach
-    capture, evaluation and serve.sh unchanged; capture leaves out those that would change its
-    states, and says so. Those that name code or hold secrets are refused."""
+    `enable_expert_parallel: true`, `quantization: fp8`). Capture, evaluation and serve.sh use them
+    unchanged, but capture omits and reports arguments that would change its states. Arguments that
+    name code or hold secrets are refused."""
 
     @field_validator("extra_arguments")
     @classmethod
@@ -160,16 +160,16 @@ class EngineConfig(BaseModel):
 
     @property
     def prefix_caching(self) -> bool:
-        """Whether the KV cache of equal prefixes is reused; timed requests then repeat little."""
+        """Whether requests with equal prefixes share their KV cache."""
         return bool(self.extra_arguments.get("enable_prefix_caching"))
 
     @property
     def changes_drafters(self) -> bool:
-        """Whether a running server can load another speculator, and draft other numbers of tokens.
+        """Whether a running server can change its speculator and number of drafts.
 
-        With data parallelism vLLM drops the schedule of drafts and returns only the first engine's
-        answer to a call of the workers, so that a failed swap would go unseen. EPLB moves
-        experts between slots, where a swap would not find them.
+        With data parallelism vLLM drops the schedule of drafts, and a call of the workers returns
+        only the first engine's answer, so a failed swap would go unnoticed. EPLB moves experts
+        between slots, where a swap would not find them.
         """
         return self.data_parallel == 1 and not self.extra_arguments.get("enable_eplb")
 

@@ -4,7 +4,7 @@
         for row_id, states, _ in engine.prefill([("a", [0, 17, 4])]):
             states["final_norm"]        # [T, H]
 
-It reads hidden states, so it cannot have every setting of a server (`in_process`).
+It reads hidden states, so it does not support every server setting (`in_process`).
 """
 
 import contextlib
@@ -44,22 +44,22 @@ CONTRADICTS = {
     "data_parallel_size_local": "there is one engine",
     "data_parallel_backend": "there is one engine",
     "data_parallel_rpc_port": "there is one engine",
-    "enable_dbo": "it overlaps data-parallel engines, of which there is one",
-    "all2all_backend": "it connects data-parallel engines, of which there is one",
-    "enable_elastic_ep": "it adds data-parallel engines, of which there is one",
+    "enable_dbo": "it overlaps data-parallel engines, but there is one engine",
+    "all2all_backend": "it connects data-parallel engines, but there is one engine",
+    "enable_elastic_ep": "it adds data-parallel engines, but there is one engine",
     "optimization_level": "the engine is eager",
     "cudagraph_capture_sizes": "the engine is eager",
     "max_cudagraph_capture_size": "the engine is eager",
     "compilation_config": "the engine is eager",
     "logits_processors": "logits are read as the target computes them",
 }
-"""vLLM's arguments that contradict reading states, and why."""
+"""vLLM arguments that are incompatible with reading states, with the reason."""
 
 CAPTURE_EXTENSION = "outrider.serving.vllm_hooks.capture_extension.CaptureExtension"
 
 
 def in_process(engine: EngineConfig) -> tuple[EngineConfig, list[str]]:
-    """The settings for an engine in this process, and one line for each that differs."""
+    """Returns the settings of an in-process engine and one line per change."""
     update: dict[str, object] = {}
     changes, arguments = [], dict(engine.extra_arguments)
     if engine.prefix_caching:
@@ -145,15 +145,15 @@ class Engine:
         batch_tokens: int = 65536,
         positions: int | None = None,
     ) -> Iterator[State]:
-        """Yields (id, {stream: states [T, H]}, scores) of rows of (id, token ids), in order.
+        """Yields (id, {stream: states [T, H]}, scores) for each row, in order.
 
-        Other streams than `final_norm` need an engine without a drafter, or one whose drafter
+        Streams other than `final_norm` need an engine without a drafter, or with a drafter that
         reads them (vllm_hooks/capture_extension.py). With `positions`, rows are `LoggedRow`s and
         `scores` are the sums [2, C] over about `positions` completion tokens (logged_text.py).
 
-        Rows are prefilled in batches of at most `batch_tokens` tokens, the next one while the
-        caller has the states of the one before. Larger batches use the engine better and hold more
-        states in memory.
+        Rows are prefilled in batches of at most `batch_tokens` tokens; the next batch runs while
+        the caller reads the states of the previous one. Larger batches use the engine better, but
+        hold more states in memory.
         """
         self._settle()
         groups = batches(rows, batch_tokens)
@@ -173,9 +173,9 @@ class Engine:
     def prefill_batch(
         self, rows: Sequence[Row], streams: Sequence[str], positions: int | None = None
     ) -> Callable[[], Iterator[State]]:
-        """Prefills one batch, as `prefill`; returns the function that reads its states.
+        """Prefills one batch like `prefill`; returns a function that reads its states.
 
-        One thread at a time may call this method; another one may read the states before.
+        Only one thread at a time may call this method; another may read earlier states meanwhile.
         """
         from outrider.serving.logged_text import REQUEST_ARGUMENT, Claim
         from outrider.serving.vllm_hooks.capture_extension import read_states
@@ -210,13 +210,13 @@ class Engine:
         return read
 
     def _settle(self) -> None:
-        """Waits for a batch whose states nobody took: one thread at a time calls the engine."""
+        """Waits for an unread batch: only one thread may call the engine."""
         if self._ahead is not None:
             self._ahead.exception()
         self._ahead = None
 
     def prompt_logprobs(self, rows: Sequence[tuple[str, Sequence[int]]]) -> list[PromptLogprobs]:
-        """Log-probability of every token but each row's first, and the most likely token there."""
+        """Returns the log-probabilities of each row's tokens except the first."""
         import numpy as np
 
         self._check_lengths(rows)
@@ -236,9 +236,9 @@ class Engine:
         return results
 
     def answer(self, rows: Sequence[AskedRow]) -> list[list[int]]:
-        """Token ids of the target's answer to each row, the end token included if it was sampled.
+        """Returns the target's answers as token ids, with the end token if sampled.
 
-        Without a seed: the CPU build of vLLM 0.32 fails on seeded requests above temperature 0.
+        Requests are unseeded: vLLM 0.32's CPU build fails on seeds above temperature 0.
         """
         from vllm import SamplingParams
 
@@ -258,10 +258,10 @@ class Engine:
         return [list(output.outputs[0].token_ids) for output in outputs]
 
     def _together(self, rows: Sequence[Row], sampling: "list[SamplingParams]") -> list[Any]:
-        """As `llm.generate`, with the same batches in every engine and at every time.
+        """Like `llm.generate`, but with reproducible batches.
 
-        The engine starts to compute when it has all rows. Otherwise its first batches depend on how
-        fast they arrive, and bf16 results on the batch.
+        The engine starts to compute only when it has all rows. Otherwise its first batches would
+        depend on how fast rows arrive, and bf16 results depend on the batch.
         """
         self.llm.sleep(level=0)
         try:
@@ -288,7 +288,7 @@ def open_engine(
     scratch: Path | None = None,
     extension: str = CAPTURE_EXTENSION,
 ) -> Iterator[Engine]:
-    """Starts vLLM in this process with the capture extension or one derived from it; stops it.
+    """Runs vLLM in this process with the capture extension or a subclass.
 
     Captured states pass from the worker to this process through files in `scratch`. The states
     reveal customer text, so the files are private and removed as they are read.
@@ -304,13 +304,13 @@ def open_engine(
         with changed_environment(variables | tree.environment):
             from vllm import LLM
 
-            register()  # vLLM does it once in a process: perhaps in another environment
+            register()  # vLLM does so once per process, perhaps with other variables
             llm = LLM(**arguments, worker_extension_cls=extension)
         try:
             yield Engine(llm, target.directory(), started_with, Path(folder))
         finally:
-            # With GPUs its processes give back memory, NCCL's groups and /dev/shm, which the next
-            # stage needs. On a CPU an orderly end takes 4 to 7 s, and they hold nothing.
+            # On GPUs an orderly shutdown frees memory, NCCL's groups and /dev/shm for the next
+            # stage. On a CPU it takes 4 to 7 s and frees nothing that is needed.
             llm.llm_engine.engine_core.shutdown(timeout=0 if runs_on_cpu() else 30)
 
 
@@ -335,7 +335,7 @@ def _prefill_only(
 
 
 def batches(rows: Iterable[SomeRow], batch_tokens: int) -> Iterator[list[SomeRow]]:
-    """Rows of at most `batch_tokens` tokens together, or one longer row."""
+    """Yields batches of at most `batch_tokens` tokens, or of one longer row."""
     batch: list[SomeRow] = []
     tokens = 0
     for row in rows:

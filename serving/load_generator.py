@@ -1,8 +1,8 @@
-"""Runs blocks of requests with vLLM's load generator (`vllm bench serve`) in one child process.
+"""Runs blocks of requests with `vllm bench serve` in one child process.
 
-Importing that generator takes seconds, longer than a short block, and its garbage collection and
-event loop should not share a process with anything else. So a child imports it once, then reads one
-block per line of its input.
+Importing this load generator takes seconds, longer than a short block, and its garbage collection
+and event loop should not share a process with anything else. So a child process imports it once and
+then reads one block per line of its input.
 
     with LoadGenerator(TargetConfig(), log_path=Path("load.log")) as load:
         block = load.run_block(server.url, prompts, 4, Sampling(), max_tokens=256)
@@ -47,7 +47,7 @@ class RequestResult:
 
     @property
     def tpot_ms(self) -> float | None:
-        """Time per output token after the first; None when there is no second."""
+        """Time per output token after the first; None without a second token."""
         return sum(self.itl_ms) / (self.output_tokens - 1) if self.output_tokens > 1 else None
 
     @property
@@ -68,15 +68,15 @@ class BlockResult:
 
     @property
     def output_tokens(self) -> int:
-        """Of all requests."""
+        """Output tokens of all requests."""
         return sum(request.output_tokens for request in self.requests)
 
 
 class LoadGenerator:
-    """The child process that sends requests, as a context."""
+    """The child process that sends requests; a context manager."""
 
     def __init__(self, target: TargetConfig, log_path: Path, model_name: str | None = None) -> None:
-        """`model_name`: the target's name at the server; by default the last part of its path."""
+        """`model_name` is the server's name for the target, by default its basename."""
         self._tokenizer = target.directory()
         self._model_name = model_name or Path(target.model).name
         self._log_path = Path(log_path)
@@ -103,12 +103,12 @@ class LoadGenerator:
         max_tokens: int,
         arrivals: Sequence[float] | None = None,
     ) -> BlockResult:
-        """Closed loop: sends `prompts` to the server at `url`, with `concurrency` in flight.
+        """Sends one block of requests to a server, in a closed or open loop.
 
-        With `arrivals` an open loop: each prompt is sent at its time, in seconds after the block's
-        start, not decreasing; with `concurrency` None, requests beyond the server's capacity queue
-        there, and the wait is part of the time to first token. Prompts are rendered text, special
-        tokens as text.
+        Without `arrivals`, a closed loop keeps `concurrency` requests in flight. With `arrivals`,
+        an open loop sends each prompt at its time, ascending seconds after the block's start. If
+        `concurrency` is None, requests beyond the server's capacity queue there, and the wait
+        counts in the time to first token. Prompts are rendered text, including special tokens.
         """
         options = {
             "backend": "vllm",
@@ -172,12 +172,12 @@ def _block(result: dict[str, Any], counters: SpeculationCounters) -> BlockResult
 
 
 def _sent_at(serve: ModuleType, arrivals: list[float]) -> Callable[..., list[Any]]:
-    """Replaces the generator's `get_samples`: the same requests, each with a timestamp.
+    """Returns a `get_samples` that gives each request its send time.
 
-    vLLM 0.32 supports send times only for its timed traces, which contain token counts: it fills
-    the prompts with random tokens and ignores the end of each response, and neither drafts like a
-    customer's text. Its schedule uses any request that has a `timestamp`, so the customer's prompts
-    get theirs here, after the options have been checked.
+    vLLM 0.32 supports send times only for its timed traces. They contain only token counts: vLLM
+    fills the prompts with random tokens and ignores the end of each response, so the acceptance is
+    not that of a customer's text. Its schedule uses any request's `timestamp`, so the customer's
+    prompts get theirs here, after vLLM has checked the options.
     """
     load = serve.get_samples
 

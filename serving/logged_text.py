@@ -1,9 +1,8 @@
-"""Scores a logged completion while the engine prefills it: which tokens, and their sums so far.
+"""Scores a logged completion while the engine prefills it.
 
 The worker holds one `LoggedText` for each request with a `Claim`. After each engine step it scores
-the tokens that follow the states of that step. The head runs in the worker, so that only sums leave
-it, no logits and no tokens. Every rank must call `score_step`, because a sharded head is a
-collective.
+the tokens that follow the states of that step. The head runs in the worker, so only sums leave it,
+no logits and no tokens. Every rank must call `score_step`, because a sharded head uses collectives.
 
     claim = Claim(completion_start=57, temperature=0.6, top_p=0.95, positions=1024)
     text = LoggedText(prompt_token_ids, claim)
@@ -24,7 +23,7 @@ import torch
 from outrider.serving.token_scores import COLUMNS, token_scores
 
 HEAD = 8
-"""First tokens of a completion, which are summed separately: a wrong template shows only there."""
+"""Number of first completion tokens, summed separately: a wrong template shows only there."""
 
 REQUEST_ARGUMENT = "outrider_claim"
 """Key of the claim in `SamplingParams.extra_args`."""
@@ -38,7 +37,7 @@ class Claim(NamedTuple):
     temperature: float
     top_p: float
     positions: int
-    """Maximum number of tokens of the completion that are scored, roughly."""
+    """Approximate maximum number of completion tokens to score."""
     top_k: int = 0
 
 
@@ -53,9 +52,10 @@ class LoggedText:
         self._done = 0
 
     def take(self, start: int, tokens: int) -> np.ndarray:
-        """Positions to score whose states, one earlier, are among `tokens` from `start` on.
+        """Returns the positions that `tokens` states from `start` on can score.
 
-        Each is returned once, even if a preempted request is computed again.
+        A state scores the next position. Each position is returned once, even if a preempted
+        request is computed again.
         """
         first, last = np.searchsorted(self.checked, (start + 1, start + tokens + 1))
         first = max(first, self._done)
@@ -64,7 +64,7 @@ class LoggedText:
 
 
 class Step(NamedTuple):
-    """A request's part of an engine step: `tokens` rows from `row` on, positions from `start`."""
+    """A request's engine step: `tokens` rows from `row`, positions from `start`."""
 
     text: LoggedText
     row: int
@@ -73,7 +73,7 @@ class Step(NamedTuple):
 
 
 def checked_positions(completion_start: int, length: int, limit: int) -> np.ndarray:
-    """Positions that are scored: all, or the first `HEAD` and `limit` evenly spread ones."""
+    """Positions to score: all, or the first `HEAD` and `limit` evenly spaced."""
     # Without a prompt, the first token has no state before it.
     start = max(completion_start, 1)
     tokens = length - start
@@ -91,7 +91,7 @@ def score_step(
     vocabulary: int,
     keep: bool,
 ) -> None:
-    """Adds the scores of one engine step to the sums of the texts, on the rank with `keep`."""
+    """Adds one engine step's scores to the texts' sums if `keep`."""
     rows, tokens, sampling, owners = [], [], [], []
     for index, (text, row, start, count) in enumerate(steps):
         position_N = text.take(start, count)
@@ -109,7 +109,7 @@ def score_step(
         for part in (rows, tokens, sampling, owners)
     )
     sums_PC = torch.zeros(2 * len(steps), len(COLUMNS), dtype=torch.float64, device=device)
-    # Logits that fit a CPU's cache; on a GPU 134 MB, 259 positions of R1's vocabulary.
+    # A part's logits fit a CPU's cache; on a GPU they are 134 MB, 259 positions of R1.
     at_once = max(2 ** (20 if device.type == "cpu" else 25) // vocabulary, 1)
     for part in torch.arange(len(row_N), device=device).split(at_once):
         logits_NV = head(hidden_NH[row_N[part]])

@@ -1,13 +1,13 @@
-"""Reads a `vllm serve` command into recipe keys: the engine as production runs it.
+"""Converts a production `vllm serve` command into recipe keys.
 
     found = read_serve_command("vllm serve deepseek-ai/DeepSeek-R1 -tp 8 --kv-cache-dtype fp8")
     found.values        # {"target": {"model": ...}, "serving": {"engine": {...}}}
-    found.notes         # what has no key, and what stays as the recipe has it
+    found.notes         # flags without a recipe key, and recipe values that stay
 
-vLLM's own parser reads the flags. Those with a key of the recipe fill it. Other arguments that
-change what the engine computes go to `serving.engine.extra_arguments` unchanged, such variables to
-`serving.engine.environment` (allowed.py). All others, such as the port, API key and tool parsers,
-are left out; a note has their names and never their values.
+vLLM's own parser reads the flags. A flag with a recipe key sets that key. Other arguments that
+change what the engine computes go to `serving.engine.extra_arguments` unchanged, and such variables
+to `serving.engine.environment` (allowed.py). All others, such as the port, API key and tool
+parsers, are left out; a note lists their names but never their values.
 """
 
 import argparse
@@ -34,7 +34,7 @@ DEFAULTS_OF_VLLM = {
     "dtype": "auto",
     "gpu_memory_utilization": 0.92,
 }
-"""What vLLM serves with unless a flag says otherwise, where the recipe's default differs."""
+"""vLLM's defaults that differ from those of the recipe."""
 
 
 class ServeCommand(NamedTuple):
@@ -47,10 +47,10 @@ class ServeCommand(NamedTuple):
 
 
 def read_serve_command(text: str) -> ServeCommand:
-    """`text` is a command or the path of a file with one.
+    """Parses `text`, a command or the path of a file with one.
 
     Raises:
-        OutriderError: not a `vllm serve` command, or a flag that no engine of Outrider can have.
+        OutriderError: if it is not a `vllm serve` command or has a flag that Outrider cannot serve.
     """
     source, text = _read(text)
     variables, words = _command(source, text)
@@ -80,16 +80,16 @@ def read_serve_command(text: str) -> ServeCommand:
     if environment:
         engine["environment"] = environment
     left_out += [name for name in variables if name not in environment]
-    # Without a flag vLLM derives these from model and GPU.
+    # Without a flag, vLLM derives these values from the model and the GPU.
     derived = ("max_model_len", "max_num_seqs", "max_num_batched_tokens")
     if kept := [name for name in derived if name not in given]:
-        notes.append(f"not in the command, the recipe's values stay: {', '.join(kept)}")
+        notes.append(f"not in the command, so the recipe's values stay: {', '.join(kept)}")
     if left_out:
-        notes.append(f"left out, not part of what the engine computes: {', '.join(left_out)}")
+        notes.append(f"left out, without effect on what the engine computes: {', '.join(left_out)}")
     values: dict[str, Any] = {"target": target, "serving": {"engine": engine}}
     if speculative:
         notes.append(
-            f"speculative_config is what the endpoint runs today: {_today(speculative, values)}"
+            f"speculative_config, the endpoint's speculator today: {_today(speculative, values)}"
         )
     return ServeCommand(values, notes)
 
@@ -101,7 +101,7 @@ def _read(text: str) -> tuple[str, str]:
 
 
 def _command(source: str, text: str) -> tuple[dict[str, str], list[str]]:
-    """Environment variables before the command, and the words after `vllm serve`."""
+    """Returns the variables before the command and the words after `vllm serve`."""
     try:
         words = shlex.split(re.sub(r"\\\r?\n", " ", text), comments=True)
     except ValueError as error:
@@ -128,9 +128,9 @@ def _command(source: str, text: str) -> tuple[dict[str, str], list[str]]:
 
 
 def _arguments(source: str, words: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
-    """The arguments that are given, by vLLM's names, and flags that this vLLM does not know.
+    """Returns the given arguments by vLLM's names, and the unknown flags.
 
-    Objects are JSON, not vLLM's classes.
+    JSON objects become dictionaries, not vLLM's classes.
     """
     from vllm.entrypoints.launchers.cli_args import make_arg_parser
     from vllm.utils.argparse_utils import FlexibleArgumentParser
@@ -144,7 +144,7 @@ def _arguments(source: str, words: Sequence[str]) -> tuple[dict[str, Any], list[
             return namespace, []
 
         def error(self, message: str) -> NoReturn:
-            names = ", ".join(_flags(message.split())) or "a value"  # no values: secrets
+            names = ", ".join(_flags(message.split())) or "a value"  # values may be secret
             raise OutriderError(f"{source}: vLLM {WRITTEN_FOR} does not accept {names}")
 
     parser = make_arg_parser(Parser())
@@ -159,7 +159,7 @@ def _arguments(source: str, words: Sequence[str]) -> tuple[dict[str, Any], list[
 
 
 def _flags(words: Sequence[str]) -> list[str]:
-    """The names of the flags among words."""
+    """Returns the names of the flags among `words`."""
     found = (re.match(r"--?[A-Za-z][\w.-]*", word) for word in words)
     return [name[0] for name in found if name]
 
@@ -179,7 +179,7 @@ def _engine_value(source: str, key: str, value: Any) -> dict[str, Any]:
 
 
 def _today(speculative: dict[str, Any], values: dict[str, Any]) -> str:
-    """Puts today's speculator into `values`; returns it in words."""
+    """Adds the current speculator to `values`; returns its description."""
     method, k = speculative.get("method"), speculative.get("num_speculative_tokens")
     words = f"{method or 'its own speculator'}, {k} drafts a step"
     if isinstance(k, int):

@@ -3,9 +3,9 @@
     flags = read_serve_flags(bundle, "/mnt/speculator")     # for a container
     command, environment = bundle_command(bundle)           # for a process on this machine
 
-serve.sh is for people and never run or parsed: a bundle may come from outside. bundle.json has the
-evaluated engine as data, and only what allowed.py lists is taken from it. The speculation itself is
-made here, from the kind and the number of drafts.
+serve.sh is for people; Outrider never runs or parses it, because a bundle may come from outside.
+bundle.json has the evaluated engine as data, and only settings in allowed.py are taken from it. The
+speculative configuration is built here, from the kind and the number of drafts.
 """
 
 import json
@@ -28,10 +28,10 @@ from outrider.speculators.checkpoints.target_fingerprint import check_target
 
 
 class ServeFlags(NamedTuple):
-    """What a server is started with."""
+    """Arguments and environment of a bundle's server."""
 
     arguments: dict[str, Any]
-    """By vLLM's names in Python."""
+    """Arguments by their Python names in vLLM."""
     environment: dict[str, str]
 
     @property
@@ -46,33 +46,33 @@ class ServeFlags(NamedTuple):
 
     @property
     def gpus(self) -> int:
-        """GPUs of one server, by its parallel sizes."""
+        """GPUs of one server: the product of its parallel sizes."""
         kinds = ("tensor", "pipeline", "data")
         return math.prod(int(self.arguments.get(f"{kind}_parallel_size", 1)) for kind in kinds)
 
     def replacing(self, speculative: dict[str, Any] | None) -> "ServeFlags":
-        """With other speculation; None: without."""
+        """Returns these flags with another `speculative_config`; None removes speculation."""
         return self._replace(arguments=self.arguments | {"speculative_config": speculative})
 
 
 def serving_of(target: TargetConfig, engine: EngineConfig) -> dict[str, Any]:
-    """The entry `serve` of bundle.json: the evaluated engine, without its speculation."""
+    """Returns bundle.json's entry `serve`: the evaluated engine without speculation."""
     arguments = engine_arguments(target, engine)
     del arguments["model"], arguments["disable_log_stats"]
     return {"arguments": arguments, "environment": exported_environment(engine)}
 
 
 def exported_environment(engine: EngineConfig) -> dict[str, str]:
-    """Variables of the engine that another machine gets too."""
+    """Returns the engine's variables that also apply on other machines."""
     of_this_machine = ("HF_HUB_OFFLINE", "LD_PRELOAD", "VLLM_LOGGING_STREAM", *HOOKED)
     found = engine_environment(engine)
     return {name: value for name, value in found.items() if name not in of_this_machine}
 
 
 def read_serve_flags(bundle: Path, speculator: str) -> ServeFlags:
-    """The flags of a bundle's server, with the bundle at `speculator` where the server runs.
+    """Reads the flags of a bundle's server, which finds the bundle at `speculator`.
 
-    An `OutriderError` names a flag or a variable that no bundle may set.
+    Raises an `OutriderError` for a flag or a variable that no bundle may set.
     """
     path = Path(bundle) / "bundle.json"
     manifest = read_json(path)
@@ -95,7 +95,7 @@ def read_serve_flags(bundle: Path, speculator: str) -> ServeFlags:
 
 
 def bundle_command(bundle: Path) -> tuple[list[str], dict[str, str]]:
-    """The command that serves a bundle's target here, and its variables; runs nothing of it."""
+    """Returns a bundle's serve command and variables; executes nothing in the bundle."""
     bundle = Path(bundle)
     flags = read_serve_flags(bundle, str(bundle.resolve()))
     manifest = read_json(bundle / "bundle.json")
@@ -108,7 +108,7 @@ def bundle_command(bundle: Path) -> tuple[list[str], dict[str, str]]:
 
 
 def without_quotes(flags: Sequence[Sequence[str]]) -> str:
-    """Flags as one text that keeps its words when a shell splits it.
+    """Joins flags into one string that needs no shell quoting.
 
     KServe's templates expand VLLM_ADDITIONAL_ARGS, some with `eval` and some without, so a value
     must have neither spaces nor quotes. JSON objects become vLLM's dotted flags
@@ -131,7 +131,7 @@ def without_quotes(flags: Sequence[Sequence[str]]) -> str:
 
 
 def _leaves(value: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
-    """Dotted keys and values without quotes."""
+    """Returns dotted keys with their unquoted values."""
     found: list[tuple[str, str]] = []
     for key, inner in value.items():
         if isinstance(inner, dict):

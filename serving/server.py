@@ -6,7 +6,7 @@
         complete(server.url, ...)
         print(server.counters().acceptance_length)
 
-Several servers can be up at once. Idle ones sleep: Intel's OpenMP, preloaded where it is installed,
+Several servers can be up at once. Idle servers sleep: Intel's OpenMP, preloaded if it is installed,
 puts worker threads to sleep 5 ms after their last work.
 """
 
@@ -38,11 +38,11 @@ HOST = "127.0.0.1"
 _STOP_S = 15.0
 """Time from SIGTERM to SIGKILL, in seconds."""
 _RESET_S = 10.0
-"""Time for the blocks of the last requests to be freed, in seconds."""
+"""Time limit for freeing the blocks of the last requests, in seconds."""
 
 
 class Server:
-    """`vllm serve` as a context: ready inside, ended with all its processes outside."""
+    """Runs `vllm serve` as a context manager; exit ends all its processes."""
 
     def __init__(
         self,
@@ -58,19 +58,19 @@ class Server:
         self.url = f"http://{HOST}:{self.port}"
         self._checkpoint = target.directory()
         self.swap_seconds: float | None = None
-        """Time of the last `swap`."""
+        """Duration of the last `swap`."""
         self._prefix_caching = engine.prefix_caching
         words = serve_arguments(target, engine, drafting)
         words += ["--host", HOST, "--port", str(self.port), "--served-model-name", self.model_name]
         if drafting is not None and drafting.speculator.speculates:
-            # Each response reports its own counts, so that a pass that was interrupted keeps them.
+            # Each response reports its own counts, so an interrupted pass keeps them.
             words += ["--per-request-spec-decode-metrics", "summary"]
         self._started_with = drafting.speculator.directory if drafting is not None else None
         if drafting is not None and drafting.speculator.trainable:
             words += ["--worker-extension-cls", SWAP_EXTENSION]
         self.command = [sys.executable, "-m", "outrider.serving.vllm_command", "serve", *words]
-        # Development mode opens /collective_rpc, through which drafters of any directory are
-        # swapped. The server listens on this machine only.
+        # Development mode opens /collective_rpc, which loads drafters from any directory. The
+        # server is reachable only from this machine.
         self._environment = (
             start_environment(self._checkpoint)
             | engine_environment(engine)
@@ -80,7 +80,7 @@ class Server:
     def start(self) -> None:
         """Starts the processes and returns when the server is healthy.
 
-        An `OutriderError` with the log's first error, if it ends before or takes too long.
+        Raises an `OutriderError` with the log's root error if it ends first or takes too long.
         """
         self._child = Child(
             self.command, self.log_path, "vllm serve", os.environ | self._environment
@@ -113,12 +113,12 @@ class Server:
         """
         began = time.monotonic()
         swap_directory(self._rpc, directory, self._started_with, self._checkpoint)
-        # The cached prefixes hold the other drafter's keys: 3.91 instead of 3.97 tokens a step.
+        # Cached prefixes hold the old drafter's keys: 3.91 instead of 3.97 tokens per step.
         self.reset_prefix_cache()
         self.swap_seconds = time.monotonic() - began
 
     def reset_prefix_cache(self) -> None:
-        """Empties the prefix cache, where the engine has one. No request may be running."""
+        """Empties the prefix cache, if the engine has one. No request may be running."""
         if not self._prefix_caching:
             return
         deadline = time.monotonic() + _RESET_S
@@ -143,11 +143,11 @@ class Server:
 
 
 def root_error(log: str) -> str:
-    """The root cause in a log of vLLM: the first traceback of an engine process.
+    """Returns the root cause in a vLLM log: the first engine traceback.
 
     A worker's error ends the engine core, which ends the server. Each logs a traceback; the last
-    one only reports that the engine core failed. Without one of an engine: the server's last one,
-    or the end of the log.
+    one only reports that the engine core failed. Without an engine's traceback, returns the
+    server's last traceback or the end of the log.
     """
     lines = log.splitlines()
     starts = [n for n, line in enumerate(lines) if "Traceback (most recent call last):" in line]
@@ -155,7 +155,7 @@ def root_error(log: str) -> str:
         return "\n".join(lines[-25:])
     of_engine = (n for n in starts if re.match(r"\(\w*(Worker|EngineCore)", lines[n]))
     start = next(of_engine, starts[-1])
-    # Each line begins with process, time and place; processes write at the same time.
+    # Each line begins with process, time and source; lines of several processes interleave.
     before = lines[start].partition("Traceback")[0]
     process = before.partition(")")[0]
     own = [each[len(before) :] for each in lines[start:] if each.startswith(process)]

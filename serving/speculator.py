@@ -1,9 +1,9 @@
-"""The speculator of an engine: a kind of drafter and, where it has weights, their directory.
+"""An engine's speculator: a drafter kind and the directory of its weights.
 
     Speculator.named("runs/NAME/speculator")     # a directory, or a kind without weights by name
     Drafting(Speculator("ngram"), k=4).settings()       # vLLM's speculative_config
 
-What can be measured for it depends on its kind (speculators/kinds/).
+Its kind decides which measurements are possible (speculators/kinds/).
 """
 
 import dataclasses
@@ -28,26 +28,26 @@ from outrider.speculators.kinds.weightless import WeightlessKind
 
 @dataclasses.dataclass(frozen=True)
 class Speculator:
-    """A kind by name and, where it has weights, their directory."""
+    """A kind by name and, if it has weights, their directory."""
 
     kind: str
     directory: Path | None = None
 
     @property
     def has_replay(self) -> bool:
-        """True if exact replay computes its drafts: from states, or from the text alone."""
+        """Whether exact replay can compute its drafts, from states or text alone."""
         return isinstance(self.family, TrainableKind | WeightlessKind)
 
     @property
     def replayed_as(self) -> Path | str:
-        """As exact replay takes it: the directory, or the name of a kind without weights."""
+        """Argument for exact replay: the directory, or a weightless kind's name."""
         return self.directory or self.kind
 
     @classmethod
     def named(cls, name: str | Path) -> "Speculator":
-        """As `--speculator` names it: a kind without weights, or a directory.
+        """Returns the speculator that `--speculator` names: a weightless kind, or a directory.
 
-        A bundle without weights is its kind.
+        For a bundle without weights, only its kind is kept.
         """
         if str(name) in weightless_names():
             return cls(str(name))
@@ -55,18 +55,18 @@ class Speculator:
         return cls(kind, None if kind in weightless_names() else Path(name))
 
     def weights(self) -> dict[str, str]:
-        """SHA-256 of each weight file by name; empty for a kind without weights."""
+        """Returns SHA-256 of each weight file by name; empty without weights."""
         files = sorted(self.directory.glob("*.safetensors")) if self.directory else []
         return {path.name: file_digest(path) for path in files}
 
     @property
     def family(self) -> DrafterKind:
-        """The kind, which decides what can be measured."""
+        """The kind, which decides which measurements are possible."""
         return kind_named(self.kind)
 
     @property
     def trainable(self) -> bool:
-        """True if it has drafts in every step, draft parity and live swaps."""
+        """Whether it drafts every step and supports draft parity and live swaps."""
         return isinstance(self.family, TrainableKind)
 
     def swaps_with(self, other: "Speculator") -> bool:
@@ -88,14 +88,14 @@ class Speculator:
 
     @property
     def speculates(self) -> bool:
-        """False for no speculation."""
+        """Whether the engine speculates at all."""
         return self.kind != NO_SPECULATION
 
     def steps(self, counters: Mapping[str, Any], responses: int) -> int:
-        """Steps of the engine, from the fields of `SpeculationCounters` over so many responses.
+        """Engine steps, from the fields of `SpeculationCounters` over `responses` responses.
 
-        vLLM counts no step without a draft. It delivers one token, so the steps are the tokens
-        after each response's first without accepted drafts.
+        vLLM does not count steps without drafts. Each step delivers one token besides the accepted
+        drafts, so the steps are the tokens minus accepted drafts and each response's first token.
         """
         if self.trainable:
             return int(counters["drafts"])
@@ -109,18 +109,18 @@ class Speculator:
 
 @dataclasses.dataclass(frozen=True)
 class Drafting:
-    """How an engine drafts: its speculator, and how many tokens a step."""
+    """How an engine drafts: its speculator and its number of drafts."""
 
     speculator: Speculator
     k: int
-    """Tokens drafted a step, at most."""
+    """Maximum number of drafts per step."""
     sample_method: str = "greedy"
     """`speculator.draft_sample_method`."""
     k_per_batch_size: KPerBatchSize | None = None
-    """Rows of (first batch size, last, k)."""
+    """Rows of (first batch size, last batch size, k)."""
 
     def settings(self) -> dict[str, Any] | None:
-        """vLLM's `speculative_config`; None without speculation."""
+        """Returns vLLM's `speculative_config`; None without speculation."""
         own = self.speculator
         if not own.speculates:
             return None
@@ -129,7 +129,7 @@ class Drafting:
         )
 
     def as_manifest(self) -> dict[str, Any]:
-        """Entries of bundle.json."""
+        """Returns the drafting entries of bundle.json."""
         return {
             "method": self.speculator.kind,
             "num_speculative_tokens": self.k,
@@ -140,7 +140,7 @@ class Drafting:
 
     @classmethod
     def of_manifest(cls, manifest: Mapping[str, Any], directory: Path) -> "Drafting":
-        """From bundle.json, with the bundle at `directory` where the engine runs."""
+        """Reads the entries of bundle.json; the engine finds the bundle at `directory`."""
         return cls(
             Speculator(str(manifest["method"]), directory),
             int(manifest["num_speculative_tokens"]),
@@ -150,12 +150,12 @@ class Drafting:
 
 
 def served_base(base_dir: Path, target_dir: Path, cache: Path) -> Path:
-    """`base_dir`, or a copy of the target's own layer where that is the base.
+    """Returns `base_dir`; for the target's directory, a copy of its own layer.
 
     vLLM loads a drafter by walking every shard of the directory that `--speculative-config` names.
-    For DeepSeek-R1's own layer that is the target's directory: 671 GB are read a second time for
-    11.6 GB. The copy is named by the content of the layer's shards, so runs on the same target
-    share it.
+    For DeepSeek-R1's own layer that is the target's directory: 671 GB would be read a second time
+    for 11.6 GB. The copy is named after the content of the layer's shards, so runs on the same
+    target share it.
     """
     if base_dir.resolve() != target_dir.resolve():
         return base_dir
@@ -163,7 +163,7 @@ def served_base(base_dir: Path, target_dir: Path, cache: Path) -> Path:
     names = ["config.json", *layout.files(kind.native_tensors(layout))]
     files = [target_dir / name for name in names]
     copy = cache / f"{kind.name}-{sampled_digest(files)[:16]}"
-    if not (copy / "config.json").is_file():  # published whole
+    if not (copy / "config.json").is_file():  # published atomically
         copy.parent.mkdir(parents=True, exist_ok=True)
         kind.write((), Origin(target_dir, target_dir), copy)
     return copy

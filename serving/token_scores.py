@@ -1,18 +1,18 @@
-"""Scores of logged tokens under the target, and their expectation for text that it sampled itself.
+"""Scores of logged tokens under the target, and their on-policy expectation.
 
     # top_k 0: no limit; columns: COLUMNS
     scores_NC = token_scores(logits_NV, token_N, temperature_N, top_p_N, top_k_N)
 
-Let p be the target's distribution at the request's temperature, and q the same cut to its top_k and
-top_p. An on-policy token x is a sample of q. Then log p(x) - E_q[log p] has mean zero and a known
-variance given all tokens before it. Summed over a text, these differences are a martingale and
-their variances add up; from a few dozen tokens on, the sum over the root of the summed variances is
-standard normal (Hall and Heyde, Martingale Limit Theory and Its Application, 1980, corollary 3.1).
-p is taken before the cut, so that a token outside it has a finite value; inside, the cut adds the
-same constant to both terms. The scores measure only whether a text is as likely as the target's own
-text, not which tokens it should contain.
+Let p be the target's distribution at the request's temperature, and q this distribution cut to the
+request's top_k and top_p. An on-policy token x is a sample of q. Then log p(x) - E_q[log p] has
+mean zero and a known variance given all tokens before it. Summed over a text, these differences are
+a martingale and their variances add up; from a few dozen tokens on, the sum divided by the root of
+the summed variances is standard normal (Hall and Heyde, Martingale Limit Theory and Its
+Application, 1980, corollary 3.1). p is taken before the cut, so that log p is finite for tokens
+outside it; inside, the cut adds the same constant to both terms. The scores measure only whether a
+text is as likely as the target's own text, not which tokens it should contain.
 
-Runs where the logits are: on the worker's device, in the engine (capture_extension.py).
+The scores are computed where the logits are: on the worker's device (capture_extension.py).
 
 Shapes: N positions, V vocabulary, C columns, M open positions (where more than one token is
 possible), K candidates.
@@ -26,50 +26,50 @@ from torch import Tensor
 from outrider.speculators.acceptance import GREEDY_BELOW
 
 RARE = 1e-4
-"""Probability at temperature 1 below which a token is rare: 0.15 % of those sampled at temperature
-0.6 and top_p 1."""
+"""Probability at temperature 1 below which a token is rare. Of the tokens sampled at temperature
+0.6 and top_p 1, 0.15 % are rare."""
 
 LIKELY_MASS = 0.95
-"""Tokens outside the most likely ones of this mass (or of top_p, if smaller) count as `unlikely`.
-Their expected number is known, so that traffic without top_p can be judged as well."""
+"""Tokens outside the most likely tokens with this mass (or top_p, if smaller) count as `unlikely`.
+Their expected number is known, so traffic without top_p can be judged too."""
 
 SURE = 0.999
 """Probability at temperature 1 from which a token is practically certain at every usual
-temperature: another one is sampled 0.15 % of the time at 1.2 without top_p."""
+temperature: another token is sampled 0.15 % of the time at temperature 1.2 without top_p."""
 
 OPEN_BELOW = 0.9
-"""Only positions whose most likely token is below this at temperature 1 count in the fit of a
-temperature; the others cannot distinguish temperatures."""
+"""Only positions whose most likely token has a lower probability at temperature 1 count in the fit
+of a temperature; the others cannot distinguish temperatures."""
 
 TEMPERATURES = (0.0, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.35, 1.5, 1.75, 2.0)
-"""Grid of the fit of a temperature."""
+"""Grid of temperatures for the fit."""
 
 STRAY = 0.01
 """Share of tokens that the fit allows outside top_k and top_p. With 0, one such token would exclude
 a temperature."""
 
 CANDIDATES = 256
-"""Number of most likely tokens in which the nucleus is searched first, or the largest top_k. Only
-larger nuclei need a full sort."""
+"""The nucleus is first searched among this many most likely tokens, or more if top_k is larger.
+Only larger nuclei need a full sort."""
 
 COLUMNS = (
     "tokens",  # 1 for each position
     "logprob",  # log-probability at temperature 1
     "sampled_logprob",  # log p(x) at the request's temperature; at 1 for greedy requests
     "expected",  # E_q[log p]
-    "variance",  # its variance under q
+    "variance",  # variance of log p under q
     "top",  # 1 where x is the most likely token
     "rare",  # 1 where the probability at temperature 1 is below RARE
-    "rare_difference",  # log p(x) - E_q[log p] of those
+    "rare_difference",  # log p(x) - E_q[log p] of rare tokens
     "outside",  # 1 where x is impossible under top_k and top_p (or greedy decoding)
     "unlikely",  # 1 where x is outside the likely tokens, see LIKELY_MASS
     "unlikely_expected",  # its expectation for on-policy text
     "sure",  # 1 where the target is SURE
-    "sure_missed",  # 1 where the target is SURE of another token than x
+    "sure_missed",  # 1 where the target is SURE of a token other than x
     "sure_missed_expected",  # its expectation for on-policy text
     "fitted",  # 1 where the position counts in the fit of a temperature
-    "logged_fit",  # log-likelihood of those at the request's temperature
-    *(f"fit_{temperature:g}" for temperature in TEMPERATURES),  # and at each of the grid
+    "logged_fit",  # log-likelihood of fitted positions at the request's temperature
+    *(f"fit_{temperature:g}" for temperature in TEMPERATURES),  # and at grid temperatures
     *(f"uncut_{temperature:g}" for temperature in TEMPERATURES),  # the same without the cut
     # 1 where the cut at that temperature excludes x
     *(f"stray_{temperature:g}" for temperature in TEMPERATURES),
@@ -93,8 +93,8 @@ def token_scores(
     logprob_N, sampled_N = x_N - log_z1_N, x_N / tau_N - log_z_N
     other_N = (x_N < 0).float()
 
-    # At most positions the best token alone fills top_p, and only it can be sampled. The others are
-    # "open" and are computed separately.
+    # Most positions are closed: the best token alone fills top_p, so only it can be sampled. The
+    # others are "open" and are computed separately.
     zero_N, one_N = torch.zeros_like(x_N), torch.ones_like(x_N)
     answers_6N = torch.stack([-log_z_N, zero_N, other_N, other_N, zero_N, one_N])
     open_M = (~greedy_N & (-log_z_N < top_p_N.log())).nonzero()[:, 0]
@@ -151,7 +151,7 @@ def _open_positions(
     top_k_M: Tensor,
     candidates: int = CANDIDATES,
 ) -> Tensor:
-    """[6, M]: expected, variance, outside, unlikely, unlikely_expected, best_drawn."""
+    """Returns [6, M]: expected, variance, outside, unlikely, unlikely_expected, best_drawn."""
     vocabulary = scaled_MV.shape[-1]
     candidates = _candidates(top_k_M, vocabulary, candidates)
     values_MK = scaled_MV.topk(candidates).values
@@ -165,7 +165,7 @@ def _open_positions(
     among_MK = _among_top_k(values_MK, top_k_M, vocabulary)
     among_M = torch.where(limited_M, (p_MK * among_MK).sum(-1), 1.0)
     nucleus_M, likely_M = top_p_M * among_M, top_p_M.clamp(max=LIKELY_MASS) * among_M
-    # Without top_p all of them: rounding would drop the last.
+    # Without top_p all candidates are kept: rounding would drop the last.
     kept_MK = among_MK & ((above_MK < nucleus_M[:, None]) | (top_p_M >= 1)[:, None])
     likely_MK = kept_MK & (above_MK < likely_M[:, None])
     mass_M = torch.where(uncut_M, 1.0, (p_MK * kept_MK).sum(-1))
@@ -204,13 +204,13 @@ def _open_positions(
 
 
 def _candidates(top_k_M: Tensor, vocabulary: int, least: int = CANDIDATES) -> int:
-    """Number of most likely tokens that holds every top_k, and one more to see its ties."""
+    """Number of candidates: it covers every top_k plus one, to detect ties."""
     largest = int(torch.where(top_k_M < vocabulary, top_k_M, 0).amax())
     return min(max(least, largest + 1), vocabulary)
 
 
 def _among_top_k(values_MK: Tensor, top_k_M: Tensor, vocabulary: int) -> Tensor:
-    """Which of the K most likely tokens top_k keeps, those as likely as the last too (vLLM)."""
+    """Mask [M, K] of candidates that top_k keeps, including ties, like vLLM."""
     last_M = top_k_M.clamp(max=values_MK.shape[-1]) - 1
     least_M = values_MK.gather(-1, last_M[:, None])[:, 0]
     return values_MK >= torch.where(top_k_M < vocabulary, least_M, -math.inf)[:, None]
@@ -219,10 +219,10 @@ def _among_top_k(values_MK: Tensor, top_k_M: Tensor, vocabulary: int) -> Tensor:
 def _fit(
     logits_MV: Tensor, x_M: Tensor, temperature_M: Tensor, top_p_M: Tensor, top_k_M: Tensor
 ) -> Tensor:
-    """[M, 1 + 3 x temperatures]: the columns of the fit of a temperature.
+    """Returns [M, 1 + 3 x temperatures]: the columns of the temperature fit.
 
-    The log-likelihood of x, cut to top_k and top_p, at the logged temperature and at each of the
-    grid; the same without the cut; whether the cut excludes x.
+    They are the log-likelihood of x, cut to top_k and top_p, at the logged temperature and at each
+    grid temperature; the same on the grid without the cut; and whether the cut excludes x.
     """
     vocabulary = logits_MV.shape[-1]
     best_MK = logits_MV.topk(_candidates(top_k_M, vocabulary)).values

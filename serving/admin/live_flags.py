@@ -24,7 +24,7 @@ ADMIN = "OUTRIDER_ADMIN"
 """Variable with the address of the admin route: `unix:PATH`, or `http://127.0.0.1:PORT`."""
 
 TOKEN_FILE = "OUTRIDER_ADMIN_TOKEN_FILE"
-"""Variable with the file of the token that the admin route asks for."""
+"""Variable with the path of the admin route's token file."""
 
 LIVE_FLAGS = (
     "--worker-extension-cls",
@@ -32,11 +32,11 @@ LIVE_FLAGS = (
     "--per-request-spec-decode-metrics",
     "summary",
 )
-"""Arguments of `vllm serve`, after those of the bundle."""
+"""Arguments of `vllm serve` that follow those of the bundle."""
 
 
 def live_environment(roots: Sequence[Path], admin: str, token_file: Path) -> dict[str, str]:
-    """Variables of a server with an admin route that accepts releases below `roots`."""
+    """Returns a server's variables; its admin route accepts releases below `roots`."""
     return HOOKED | {
         ADMIN: admin,
         TOKEN_FILE: str(token_file),
@@ -45,7 +45,7 @@ def live_environment(roots: Sequence[Path], admin: str, token_file: Path) -> dic
 
 
 def admin_token(path: Path) -> str:
-    """The token in a private file. The first process that needs it writes it."""
+    """Reads the token from a private file, which the first caller creates."""
     try:
         if not path.exists():
             with tempfile.NamedTemporaryFile("w", dir=path.parent) as new:  # mode 0600
@@ -61,9 +61,9 @@ def admin_token(path: Path) -> str:
         ) from None
     if mode & 0o077 or len(token) < 16 or len(token.split()) != 1:
         raise OutriderError(
-            f"{path}: mode {mode:o}, {len(token)} characters: the token of the admin route is one"
-            " word of at least 16, in a file that others cannot read (mode 600); delete it, and"
-            " start the servers again"
+            f"{path}: mode {mode:o}, {len(token)} characters: the admin route's token must be one"
+            " word of at least 16 characters in a file that others cannot read (mode 600); delete"
+            " the file and restart the servers"
         )
     return token
 

@@ -1,12 +1,11 @@
-"""A replica's admin route: which speculator it drafts with, swap, and finished requests.
+"""Client of a replica's admin route: speculator in use, swaps, finished requests.
 
     replica = Replica("unix:/run/outrider/a.admin.sock", "unix:/run/outrider/a.sock", token)
     replica.status().version
     replica.swap(SwapOrder(directory="/releases/4f1d0c2a9b77", version="v2", digest=digest))
     finished, after = replica.requests(after=0)
 
-The other end is serving/vllm_hooks/admin_route.py. All JSON of the route is made of the classes
-here.
+The server is serving/vllm_hooks/admin_route.py. The classes here define the route's JSON.
 """
 
 import dataclasses
@@ -27,24 +26,24 @@ class SwapRefused(OutriderError):
 
 
 class SwapFailed(OutriderError):
-    """A swap failed; `status` names the speculator in use, which may be neither of the two."""
+    """A swap failed; `status` has the speculator in use, possibly broken."""
 
 
 class ReplicaUnreachable(OutriderError):
-    """The replica gave no answer. A swap that was in progress may or may not have happened."""
+    """The replica did not answer; a swap in progress may have happened."""
 
 
 class Watch(BaseModel):
-    """Acceptance that a swap must keep; otherwise it is taken back."""
+    """The acceptance below which a swap is taken back."""
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False, frozen=True)
 
     requests: Annotated[int, Field(ge=2)]
-    """Finished requests, of those that began after the swap, after which the watch ends."""
+    """The watch ends after this many finished requests that began after the swap."""
     min_tokens_per_step: Annotated[float, Field(ge=1)]
-    """Least tokens per engine step, 1 + accepted / drafts, that the evidence predicts."""
+    """Minimum tokens per engine step (1 + accepted / drafts) that the evidence predicts."""
     level: Annotated[float, Field(gt=0, lt=0.5)] = 0.05
-    """Largest probability of taking back a speculator that keeps it, at any stopping time."""
+    """Largest probability of wrongly taking back a speculator, at any stopping time."""
 
 
 class SwapOrder(BaseModel):
@@ -58,43 +57,43 @@ class SwapOrder(BaseModel):
     """`bundle_digest` of the bundle in `directory`."""
     watch: Watch | None = None
     expected: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")] | None = None
-    """Digest that the speculator in use must have; empty for that of the start, None for any."""
+    """Required digest of the speculator in use; empty for the engine's first one, None for any."""
 
 
 @dataclasses.dataclass(frozen=True)
 class ReplicaStatus:
-    """Which speculator a replica drafts with."""
+    """The speculator that a replica drafts with."""
 
     version: str | None
-    """The version given to the last swap; None before the first one."""
+    """Version of the speculator in use; None before the first swap."""
     digest: str
     """`bundle_digest` of the release; empty before the first swap."""
     k: int
-    """Drafts per step that the engine was started for."""
+    """Drafts per step that the engine was started with."""
     kind: str
     """Drafter kind."""
     directory: str
-    """Where the speculator was loaded from."""
+    """Directory that the speculator was loaded from."""
     watching: bool = False
     """True while the acceptance after a swap is being compared with its evidence."""
     reverted: str | None = None
-    """The version of the last swap if it was taken back by the watch; None otherwise."""
+    """Version of the last swap if the watch took it back; None otherwise."""
     reverted_because: str | None = None
-    """The numbers that took it back."""
+    """Why the watch took it back, with the measured numbers."""
     broken: str | None = None
-    """Why the drafts are wrong until the replica is started again; None if they are not."""
+    """Why the drafts are wrong until the replica is restarted; None if they are right."""
 
 
 @dataclasses.dataclass(frozen=True)
 class SwapResult:
-    """A speculator that was swapped."""
+    """Result of a successful swap."""
 
     version: str
     read_s: float
-    """Seconds to read and check the files; the engine may have been answering meanwhile."""
+    """Seconds to read and check the files; the engine can answer requests meanwhile."""
     stall_s: float
-    """Seconds of the swap, with the pause and any clearing of caches: the longest time in which no
-    request got a token."""
+    """Seconds of the swap, including the pause and any clearing of caches: the longest time in
+    which no request got a token."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,7 +105,7 @@ class LiveRequest:
     request_id: str
     """The id of the response, or the client's `X-Request-Id` with the API's prefix."""
     version: str | None
-    """The release that drafted all of it; None before the first swap, or if a swap fell into it."""
+    """The release that drafted it; None before the first swap, or if `mixed`."""
     finished_at: float
     """Unix time in seconds."""
     completion_tokens: int
@@ -121,32 +120,32 @@ class LiveRequest:
     e2e_s: float
     """Seconds from arrival to the end."""
     failed: bool
-    """Ended by an error of the engine. A client that disconnects is not a failure."""
+    """True if an engine error ended it; a client that disconnects is not a failure."""
     aborted: bool = False
-    """Ended before its last token: the client hung up, or the server aborted it."""
+    """True if it ended before its last token: the client hung up, or the server aborted it."""
     mixed: bool = False
-    """True if a swap fell into it."""
+    """True if a swap occurred during the request."""
 
 
 @dataclasses.dataclass(frozen=True)
 class FinishedRequests:
-    """The last requests of a server."""
+    """The last finished requests of a server."""
 
     requests: list[LiveRequest]
     next: int
-    """Index of the next one to end."""
+    """Index of the next request to finish."""
 
 
 class Replica:
     """One vLLM server with the admin route."""
 
     def __init__(self, admin: str, data: str, token: str) -> None:
-        """Addresses (`unix:/path`, `http://127.0.0.1:PORT`) of the route and of its requests."""
+        """Takes the addresses of the admin route and of the server's API."""
         self.admin, self.data = Address.parse(admin), Address.parse(data)
         self._token = token
 
     def status(self) -> ReplicaStatus:
-        """The speculator in use; `ReplicaUnreachable` if the server does not answer."""
+        """Returns the speculator in use; raises `ReplicaUnreachable` without an answer."""
         status, answer = self._call("GET", ROUTE)
         is_broken = isinstance(answer, dict) and answer.get("broken")
         if status != http.client.OK and not is_broken:
@@ -156,21 +155,22 @@ class Replica:
     def swap(self, order: SwapOrder) -> SwapResult:
         """Swaps the speculator.
 
-        `SwapRefused` has the server's reason and leaves the old speculator in place. After
-        `SwapFailed` and `ReplicaUnreachable`, `status` has which one serves.
+        Raises `SwapRefused` with the server's reason if the old speculator stays in use. After
+        `SwapFailed` and `ReplicaUnreachable`, `status` has the speculator in use.
         """
         status, answer = self._call("POST", ROUTE, order.model_dump(), timeout_s=600)
         if status != http.client.OK:
-            error = SwapRefused if status in (400, 404, 409, 422) else SwapFailed  # never begun
+            # With these codes the old speculator stays in use.
+            error = SwapRefused if status in (400, 404, 409, 422) else SwapFailed
             where = f"{self.admin}: {order.directory}"
             raise error(f"{where} was not loaded ({status}): {_reason(answer)}")
         return SwapResult(**answer)
 
     def requests(self, after: int) -> tuple[list[LiveRequest], int]:
-        """Requests that finished, from index `after` on, and the `after` of the next call.
+        """Returns finished requests from index `after` on, and the next `after`.
 
-        The server keeps the last ones only, so indices may be missing. A smaller next value than
-        `after` means that the server was started again.
+        The server keeps only the last requests, so indices may be missing. If the next `after` is
+        smaller than this one, the server was restarted.
         """
         status, answer = self._call("GET", f"{REQUESTS}?after={after}")
         if status != http.client.OK:

@@ -1,4 +1,4 @@
-"""A speculator that replaces another in a running engine: checked here, loaded by the workers.
+"""Swaps a running engine's speculator: checked here, loaded by the workers.
 
     current = in_service(Path(directory_at_start))
     new = checked(directory, current, target_dir, root, digest, k)
@@ -8,8 +8,8 @@
 `rpc(method, arguments)` returns each worker's answer (vllm_hooks/swap_extension.py).
 
 Releases are read-only copies in folders named by their digest (live/releases.py), so they are read
-in place. A file that is replaced or written to after the check is noticed by its inode, size or
-times; the workers then keep the speculator before it, or load it again.
+in place. Workers detect a file that changes after the check by its inode, size or times; they then
+keep the previous speculator, or load it again.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     import torch
 
 Form = tuple[str, tuple[int, ...]]
-"""Kind of number, and shape."""
+"""Number type (`_number`) and shape of a tensor."""
 
 FileStates = dict[str, list[int]]
 """Inode, size and times of files by name."""
@@ -41,35 +41,35 @@ FileStates = dict[str, list[int]]
 
 @dataclasses.dataclass(frozen=True)
 class Candidate:
-    """A speculator's directory, and what an engine loads of it."""
+    """A speculator's directory and the tensors that an engine loads from it."""
 
     directory: Path
     kind: TrainableKind
     states: FileStates
-    """Of its files when they were checked."""
+    """States of its files when they were checked."""
     forms: dict[str, Form]
-    """Of each tensor that an engine loads."""
+    """Form of each tensor that an engine loads."""
     digest: str = ""
     """`bundle_digest` of the release; empty for a directory that was not checked against one."""
 
 
 class Report(TypedDict):
-    """What one worker drafts with, and how the last call went."""
+    """The speculator of one worker, and the result of its last call."""
 
     directory: str
     digest: str
     error: str | None
-    """Why the speculator was not loaded, or taken back; None if it was."""
+    """Why loading or taking back failed; None if it succeeded."""
     broken: str | None
     """Why this worker drafts with half-loaded or unproven weights; None if it does not."""
 
 
 class SpeculatorBroken(OutriderError):
-    """The workers may draft with wrong weights until a swap succeeds on all of them."""
+    """Workers may draft with wrong weights until a swap succeeds on all."""
 
 
 def in_service(directory: Path) -> Candidate:
-    """The speculator that an engine was started with."""
+    """Reads the speculator that an engine was started with."""
     return _read(directory, file_states(directory), "")
 
 
@@ -81,11 +81,11 @@ def checked(
     digest: str = "",
     k: int | None = None,
 ) -> Candidate:
-    """The speculator in `directory`, which can take the place of `current`.
+    """Reads the speculator in `directory` and checks that it can replace `current`.
 
-    With a `root` it is a release with this digest (`release_files`), otherwise it is trusted. An
-    `OutriderError` where it is of another kind, has other tensors, shapes or kinds of numbers, a
-    value that is not finite, or was made for another target or another number of drafts than `k`.
+    With a `root` it must be a release with this digest (`release_files`); otherwise it is trusted.
+    Raises an `OutriderError` if its kind, tensors, shapes or number types differ, if a value is not
+    finite, or if it was made for another target or another number of drafts than `k`.
     """
     try:
         states, manifest = file_states(directory), dict[str, Any]()
@@ -96,17 +96,17 @@ def checked(
         _check_manifest(manifest, new, k)
         if not new.kind.swappable(current.directory, directory):
             raise OutriderError(
-                f"{directory}: its shape is not that of the speculator in use; it needs a server"
-                " that is started with it"
+                f"{directory}: its shape differs from that of the speculator in use; start a server"
+                " with it"
             )
-        headers = tensor_headers(directory)  # by the same names: those of the files
+        headers = tensor_headers(directory)  # named as in the files, like `forms`
         check_finite({name: headers[name] for name in new.forms})
         if target_dir is not None:
             check_target(manifest, directory, target_dir)
             new.kind.check(directory, read_layout(target_dir))
     except OutriderError:
         raise
-    except Exception as error:  # such as a broken header, from the safetensors library
+    except Exception as error:  # for example of safetensors, for a broken header
         raise OutriderError(f"{directory}: {error}") from error
     return new
 
@@ -116,9 +116,9 @@ async def swap(
 ) -> Sequence[Report]:
     """Loads a checked speculator on all workers; returns their reports.
 
-    `swap_id` identifies the swap, for `speculator_take_back`. All workers have the new speculator,
-    or all have the old one; then an `OutriderError` has the first worker's reason. A worker that
-    could not go back to the old one is a `SpeculatorBroken`.
+    `swap_id` identifies the swap for `speculator_take_back`. Raises an `OutriderError` with the
+    first worker's reason if all workers keep the old speculator, and `SpeculatorBroken` if a worker
+    could not go back to it.
     """
     load = {
         "directory": str(new.directory),
@@ -128,13 +128,13 @@ async def swap(
     }
     reports = await rpc("speculator_load", load)
     errors = [report["error"] for report in reports if report["error"] is not None]
-    if errors and len(errors) < len(reports):  # the others have the new one
+    if errors and len(errors) < len(reports):  # the other workers loaded it
         reports = await rpc("speculator_take_back", {"swap_id": swap_id})
     if broken := [report["broken"] for report in reports if report["broken"] is not None]:
         raise SpeculatorBroken(f"{new.directory}: not loaded: {broken[0]}")
     if errors:
         raise OutriderError(
-            f"{new.directory}: not loaded, the speculator before it stays in use: {errors[0]}"
+            f"{new.directory}: not loaded, the previous speculator stays in use: {errors[0]}"
         )
     return reports
 
@@ -145,7 +145,7 @@ def swap_directory(
     started_with: Path | None,
     target_dir: Path,
 ) -> None:
-    """Swaps to the speculator of a trusted directory, where workers answer at once.
+    """Swaps to the speculator of a trusted directory; `rpc` is synchronous.
 
     `started_with`: the directory that the engine was started with. Raises an `OutriderError` if the
     swap is refused; the previous speculator then stays in use.
@@ -161,11 +161,11 @@ def swap_directory(
 
 
 def unswappable(parallel_config: Any) -> str | None:
-    """Why an engine with vLLM's `parallel_config` swaps no speculator; None if it does."""
+    """Why an engine with `parallel_config` cannot swap speculators; None if it can."""
     if parallel_config.data_parallel_size > 1 or parallel_config.enable_eplb:
         return (
-            "a speculator is not swapped in an engine with data parallelism, of which vLLM reports"
-            " one rank only, or with EPLB, which moves experts; start the server with the other"
+            "speculators cannot be swapped with data parallelism, because vLLM reports only one"
+            " rank, or with EPLB, because it moves experts; start the server with the new"
             " speculator"
         )
     return None
@@ -196,8 +196,8 @@ def _check_form(new: Candidate, current: Candidate) -> None:
             f"{source}: {new.kind.in_words}, but the engine was started with"
             f" {current.kind.in_words}; start another server for it"
         )
-    # Kinds with several published layouts have several names for a tensor. With as many tensors of
-    # each form, the kind's own check of names decides.
+    # Kinds with several published layouts have several names for a tensor. If the tensors have the
+    # same forms, the kind's own check of names decides.
     names_differ = new.forms.keys() != current.forms.keys()
     if names_differ and sorted(new.forms.values()) == sorted(current.forms.values()):
         return
@@ -216,7 +216,7 @@ def _check_form(new: Candidate, current: Candidate) -> None:
 
 
 def _check_manifest(manifest: dict[str, Any], new: Candidate, k: int | None) -> None:
-    """The bundle was measured with the engine's kind and number of drafts."""
+    """Checks that the bundle's kind and number of drafts are the engine's."""
     for key, found, own in (
         ("method", manifest.get("method"), new.kind.name),
         ("num_speculative_tokens", manifest.get("num_speculative_tokens"), k),
@@ -229,11 +229,11 @@ def _check_manifest(manifest: dict[str, Any], new: Candidate, k: int | None) -> 
 
 
 def release_files(directory: Path, root: Path, digest: str) -> tuple[FileStates, dict[str, Any]]:
-    """The files and the manifest of a bundle in a folder below `root`, every byte checked.
+    """Checks every byte of a release; returns its file states and manifest.
 
-    An `OutriderError` for a directory that is not below `root` or is reached through a symbolic
-    link there, for files that are links, are not listed in bundle.json or differ from it, and where
-    bundle.json's list does not have this `digest` (bundle_digest.py).
+    Raises an `OutriderError` if `directory` is not below `root` or is reached through a symbolic
+    link below it, if a file is a link, is not listed in bundle.json or differs from it, or if the
+    listed files do not have this `digest` (bundle_digest.py).
     """
     if not directory.is_absolute() or ".." in directory.parts:
         raise OutriderError(f"{directory}: expected an absolute path without `..`")
@@ -257,7 +257,7 @@ def release_files(directory: Path, root: Path, digest: str) -> tuple[FileStates,
 
 
 def _check_index(path: Path, states: FileStates) -> None:
-    """The index names files of the release only."""
+    """Checks that the index names only files of the release."""
     try:
         named = set(json.loads(path.read_text(encoding="utf-8"))["weight_map"].values())
     except (ValueError, KeyError, TypeError, AttributeError):
@@ -267,7 +267,7 @@ def _check_index(path: Path, states: FileStates) -> None:
 
 
 def check_unchanged(directory: Path, states: FileStates) -> None:
-    """An `OutriderError` for a file that was replaced, written to or deleted since its state."""
+    """Raises an `OutriderError` if a file has changed since `states` were taken."""
     found = file_states(directory)
     for name, state in sorted(states.items()):
         if found.get(name) != state:
@@ -275,7 +275,7 @@ def check_unchanged(directory: Path, states: FileStates) -> None:
 
 
 def file_states(directory: Path) -> FileStates:
-    """Inode, size and times of the files that an engine reads."""
+    """Returns inode, size and times of the files that an engine reads."""
     paths = [*directory.glob("*.safetensors"), directory / "config.json", directory / INDEX]
     found = {path.name: path.stat() for path in paths if path.is_file()}
     return {

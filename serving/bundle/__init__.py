@@ -1,1 +1,1 @@
-"""Bundles: what `vllm serve` loads, its list of files, and its destinations."""
+"""Export bundles: files for `vllm serve`, their digests, and their destinations."""

@@ -1,14 +1,14 @@
-"""The export bundle: a directory that vLLM loads as a speculator, with its command and evidence.
+"""The export bundle: a speculator for vLLM, its command, and its evidence.
 
     drafting = Drafting(Speculator.named(directory), k=3)
     export_bundle(drafting, target, engine, evidence={...}, out_dir="runs/NAME/bundle")
     verify_bundle(bundle_dir, target, engine, prompts, Sampling(), max_tokens=256, ...)
 
-`config.json` and the speculator's safetensors are what `--speculative-config` reads. Subfolders
-hold the speculator in other formats, where its kind has some. A kind without weights has neither.
-`speculation_profile.json` is its acceptance by position, for a speculator that was measured.
-`serve.sh` starts the server with the flags of the evaluation. `bundle.json` holds the k to use, the
-SHA-256 of every file, and the evidence.
+`--speculative-config` reads `config.json` and the speculator's safetensors. Subfolders hold the
+speculator in other formats, if its kind has any. A kind without weights has neither.
+`speculation_profile.json` has the acceptance by position of a measured speculator. `serve.sh`
+starts the server with the flags of the evaluation. `bundle.json` holds the k to use, the SHA-256 of
+every file, and the evidence.
 """
 
 import dataclasses
@@ -43,7 +43,7 @@ from outrider.speculators.kinds.protocol import TrainableKind
 PROFILE = "speculation_profile.json"
 
 _HERE = Path("@HERE@")
-"""Placeholder for the bundle's directory, which serve.sh replaces when it runs."""
+"""Placeholder for the bundle's directory; serve.sh finds the real path when it runs."""
 
 
 def export_bundle(
@@ -55,10 +55,10 @@ def export_bundle(
     other_formats: bool = True,
     profile: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Writes the bundle to a directory or an address of bundle_places.py; returns its manifest.
+    """Writes the bundle to a directory or address; returns its manifest.
 
-    A local bundle is published atomically. At an fsspec URL a bundle with bundle.json is complete.
-    `evidence` (the recipe's digest, the report's figures) is stored unchanged.
+    A local bundle is published atomically; at an fsspec URL (bundle_places.py) it is complete once
+    it has bundle.json. `evidence` (the recipe's digest, the report's figures) is stored unchanged.
     """
     directory, files = drafting.speculator.directory, list[Path]()
     if directory is not None:
@@ -78,7 +78,7 @@ def export_bundle(
         (stage / "serve.sh").chmod(0o755)
         trainable = KINDS[drafting.speculator.kind]
         if other_formats and directory is not None and isinstance(trainable, TrainableKind):
-            # A format may name its target: by its path if it has no public name.
+            # A format may name its target; embedded targets have no public name, only a path.
             name = target.directory() if target.model in EMBEDDED_TARGETS else target.model
             trainable.write_other_formats(
                 directory, target.directory(), str(name), drafting.k, stage
@@ -112,11 +112,11 @@ def verify_bundle(
     concurrency: int = 1,
     k: int | None = None,
 ) -> dict[str, Any]:
-    """Serves the bundle as serve.sh does and compares its acceptance length with the evaluated one.
+    """Serves the bundle and checks its acceptance length against the evaluation.
 
-    `expected` must come from the same prompts and sampling; `tolerance` is relative. With another
-    `k` than the bundle's schedule has for one request, the bundle is served with that k alone. A
-    larger difference, or a file that differs from bundle.json, raises an `OutriderError`.
+    The flags are those of serve.sh. `expected` must come from the same prompts and sampling;
+    `tolerance` is relative. If `k` differs from the schedule's k for one request, it replaces the
+    schedule. Raises an `OutriderError` for a larger difference or a changed file.
     """
     with local_bundle(location) as directory:
         bundle_digest(directory)
@@ -156,20 +156,20 @@ def speculation_profile(
     depth: int,
     conditions: dict[str, Any],
 ) -> dict[str, Any]:
-    """speculation_profile.json: from marginal rates at K drafts, and acceptance lengths by drafts.
+    """Builds speculation_profile.json from marginal rates and acceptance lengths.
 
     The fields are those of NVIDIA Model-Optimizer's proposal (schema 1.0, pull requests 2247 and
-    2313), so that simulators and vLLM's synthetic acceptance read it. Ours are `intervals`, and
-    what `measurement_conditions` holds. Draft positions count from 1; a step's acceptance length is
-    its accepted drafts and the target's own token.
+    2313), so that simulators and vLLM's synthetic acceptance can read it. Outrider adds `intervals`
+    and the content of `measurement_conditions`. Draft positions count from 1; a step's acceptance
+    length counts its accepted drafts and the target's own token.
 
-    `intervals` are 95 % intervals of the marginal rates, None if the sessions are few. In
-    `lengths`, the last step of a response may lack the target's own token.
+    `intervals` are 95 % intervals of the marginal rates, None if there are too few sessions. In
+    `lengths`, by number of drafts, the last step of a response may lack the target's own token.
     """
     one_block = KINDS[method].one_block
     k, reached = len(marginal), [1.0, *marginal, 0.0]
     pairs = [*itertools.pairwise(reached)]
-    # A path is of this machine; a published profile names the model alone.
+    # A published profile has no path of this machine, only the model's name.
     name = Path(target.model).name if Path(target.model).is_dir() else target.model
     return {
         "schema_version": "1.0",
@@ -178,7 +178,7 @@ def speculation_profile(
         "target_model": {"model": name, "revision": target.revision},
         "num_speculative_tokens": k,
         "max_supported_k": depth,
-        # Drafts of a speculator whose drafts depend on their number.
+        # Set only for a speculator whose drafts depend on k.
         "block_size": k if one_block else None,
         "verification_method": "longest_prefix",
         # Probability that the draft is accepted if all before it were, by position.
@@ -200,7 +200,7 @@ def speculation_profile(
 _SERVE_SH = """\
 #!/usr/bin/env bash
 # Serves the target with this speculator and the evaluated flags. Arguments are appended
-# and override them, such as --enable-prefix-caching where serving.engine has it off.
+# and override them, such as --enable-prefix-caching if serving.engine disables it.
 # Variables: TARGET (another copy of the target), HOST, PORT, PYTHON (a Python that has
 # Outrider installed).
 set -euo pipefail
@@ -228,7 +228,7 @@ exec {{ command }} serve "$target" \\
 
 
 def serve_script(target: TargetConfig, engine: EngineConfig, drafting: Drafting) -> str:
-    """serve.sh: the evaluated flags and environment. It finds its own paths when it runs."""
+    """Renders serve.sh: evaluated flags and environment, paths resolved at run time."""
     import jinja2
 
     here = Speculator(drafting.speculator.kind, _HERE)

@@ -1,8 +1,8 @@
-"""The files of an export bundle: which there may be, how large they are, and their one digest.
+"""The files of an export bundle: allowed names, sizes, and one digest.
 
     manifest = read_manifest(directory)          # its list is checked before any download
     check_files(directory)                       # plain files of the listed sizes, and no others
-    bundle_digest(directory)                     # and their content
+    bundle_digest(directory)                     # their content too
 
 A bundle is data from outside. Every reader and every download checks its list.
 """
@@ -19,27 +19,27 @@ from outrider.common.fingerprint import file_digest, value_digest
 
 MANIFEST = "bundle.json"
 VERSION = 2
-"""Of bundle.json."""
+"""Format version of bundle.json."""
 
 MANIFEST_LIMIT = 2**24
 FILES_LIMIT = 4096
 TOTAL_LIMIT = 2**38
-"""Largest manifest, number of files and size of all files of a bundle, in bytes."""
+"""Limits of a bundle: bytes of the manifest, number of files, bytes of all files."""
 
 OF_THE_HUB = ("README.md", ".gitattributes", ".cache")
-"""What the Hugging Face Hub adds to a bundle; never read."""
+"""Files and folders that the Hugging Face Hub adds to a bundle; never read."""
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _PART = re.compile(r"[A-Za-z0-9_.+-]{1,200}")
 
 
 def files_of(directory: Path) -> list[Path]:
-    """Every file below a directory, in order."""
+    """Returns every file below a directory, sorted."""
     return sorted(path for path in directory.rglob("*") if path.is_file())
 
 
 def listing(directory: Path) -> dict[str, Any]:
-    """The entries of bundle.json for the files that are in the directory now."""
+    """Returns bundle.json's entries for the files now in the directory."""
     names = {path.relative_to(directory).as_posix(): path for path in files_of(directory)}
     names.pop(MANIFEST, None)
     return {
@@ -50,10 +50,10 @@ def listing(directory: Path) -> dict[str, Any]:
 
 
 def bundle_digest(directory: Path) -> str:
-    """SHA-256 over the sorted (name, SHA-256) pairs of bundle.json, after checking the files.
+    """Checks the files; returns SHA-256 over bundle.json's sorted (name, SHA-256) pairs.
 
-    bundle.json itself has no part in it: the same speculator with other evidence has the same
-    digest. An `OutriderError` names a file that is missing or differs.
+    bundle.json itself is not included, so the same speculator with other evidence has the same
+    digest. Raises an `OutriderError` if a file is missing or differs.
     """
     files = check_files(directory)
     for name, digest in files.items():
@@ -63,7 +63,7 @@ def bundle_digest(directory: Path) -> str:
 
 
 def read_manifest(directory: Path) -> dict[str, Any]:
-    """bundle.json of a directory; an `OutriderError` for another version or a wrong list."""
+    """Reads bundle.json; raises an `OutriderError` if its version or list is invalid."""
     if not directory.is_dir():
         raise OutriderError(
             f"{directory}: no such folder; give the bundle that export-speculator wrote"
@@ -71,7 +71,7 @@ def read_manifest(directory: Path) -> dict[str, Any]:
     path = directory / MANIFEST
     if os.path.lexists(path) and _size(directory, MANIFEST) > MANIFEST_LIMIT:
         raise OutriderError(f"{path}: larger than {MANIFEST_LIMIT} bytes; export again")
-    manifest: dict[str, Any] = read_json(path)  # or what a hostile file has
+    manifest: dict[str, Any] = read_json(path)  # a hostile file may hold another type
     version = manifest.get("version") if isinstance(manifest, dict) else None
     if version != VERSION:
         raise OutriderError(
@@ -82,10 +82,10 @@ def read_manifest(directory: Path) -> dict[str, Any]:
 
 
 def check_files(directory: Path) -> dict[str, str]:
-    """{file name: SHA-256} of a bundle; content is not read.
+    """Checks a bundle's file names and sizes; returns {file name: SHA-256}.
 
-    An `OutriderError` for a file that is missing, a link, no regular file, of another size, or not
-    in bundle.json: vLLM would load it.
+    Content is not read. Raises an `OutriderError` for a file that is missing, a link, not a regular
+    file, of another size, or not in bundle.json: vLLM would load it.
     """
     manifest = read_manifest(directory)
     for name, size in manifest["sizes"].items():
@@ -105,10 +105,10 @@ def check_files(directory: Path) -> dict[str, str]:
 
 
 def _check_list(manifest: dict[str, Any], path: Path) -> None:
-    """An `OutriderError` for names outside of the bundle, and for wrong digests or sizes.
+    """Raises an `OutriderError` if names, digests or sizes are invalid.
 
-    Names are relative and normalised, of letters, digits and `_.+-`. Every file has a size, and
-    their sum is below `TOTAL_LIMIT`.
+    Names must be relative and normalized, of letters, digits and `_.+-`. Every file must have a
+    size, and the sum must not exceed `TOTAL_LIMIT`.
     """
     files, sizes = manifest.get("files"), manifest.get("sizes")
     if not isinstance(files, dict) or not 0 < len(files) <= FILES_LIMIT:
@@ -131,14 +131,14 @@ def _check_list(manifest: dict[str, Any], path: Path) -> None:
 
 
 def _size(directory: Path, name: str) -> int:
-    """Size of a plain file that is reached without a link."""
+    """Returns a regular file's size; raises an `OutriderError` for links."""
     path = directory
     try:
         for part in name.split("/"):
             path = path / part
             status = path.lstat()
             if stat.S_ISLNK(status.st_mode):
-                raise OutriderError(f"{path}: a link; a bundle has files only, export it again")
+                raise OutriderError(f"{path}: a link, but a bundle has only files; export again")
     except OSError as error:
         raise OutriderError(f"{path}: {error.strerror}; export the bundle again") from None
     if not stat.S_ISREG(status.st_mode):

@@ -1,4 +1,4 @@
-"""Where a bundle can be written to and read from.
+"""Writes and reads bundles at local, fsspec, Hugging Face and OCI addresses.
 
 put_bundle(stage, "s3://bucket/resume")                # fsspec: bundle.json is written last
 put_bundle(stage, "hf://acme/resume-speculator")       # one commit, with a model card
@@ -39,9 +39,9 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 def put_bundle(stage: Path, to: str | Path) -> None:
-    """Copies the finished bundle in `stage` to a directory or an address, replacing what is there.
+    """Copies a finished bundle to a directory or address, replacing existing content.
 
-    Readers see the old bundle or the new one, but at an fsspec URL none while it is replaced:
+    Readers see the old bundle or the new one. At an fsspec URL they see none during the copy:
     bundle.json is removed first and written last.
     """
     place = str(to)
@@ -57,7 +57,7 @@ def put_bundle(stage: Path, to: str | Path) -> None:
 
 
 def pinned(location: str | Path) -> str:
-    """The location; an address of the hub with the commit that its branch or tag has now."""
+    """Returns the location; a hub address gets its current commit as revision."""
     place = str(location)
     if not place.startswith(HUB):
         return place
@@ -69,11 +69,10 @@ def pinned(location: str | Path) -> str:
 
 @contextlib.contextmanager
 def local_bundle(location: str | Path) -> Iterator[Path]:
-    """The bundle's directory; one at an address is downloaded for the time of the block.
+    """Yields the bundle's directory; remote bundles are downloaded for the block.
 
-    It has the files that bundle.json lists and no others (`check_files`). An address is refused
-    before anything is written where its list names another place, and a file is read up to the size
-    in the list.
+    It has exactly the files that bundle.json lists (`check_files`). If the list has a name outside
+    the bundle, no listed file is written. A file is read only up to its listed size.
     """
     place = str(location)
     if place.startswith(("file://", "local://")):
@@ -142,7 +141,7 @@ def _download(url: str, directory: Path) -> None:
 
 
 def _repository(address: str) -> tuple[str, str | None]:
-    """From `hf://OWNER/NAME[@REVISION]`: the repository, and its branch, tag or commit."""
+    """Splits `hf://OWNER/NAME[@REVISION]` into repository and branch, tag or commit."""
     found = _ADDRESS.fullmatch(address)
     if not found:
         raise OutriderError(f"{address}: write hf://OWNER/NAME or hf://OWNER/NAME@REVISION")
@@ -167,12 +166,12 @@ def _upload_to_hub(stage: Path, address: str) -> None:
                 folder_path=folder,
                 revision=revision,
                 commit_message="Speculator exported by Outrider",
-                delete_patterns="*",  # what the last bundle had and this one has not
+                delete_patterns="*",  # removes files that only the old bundle has
             )
 
 
 def _download_from_hub(address: str, directory: Path) -> None:
-    """Downloads what bundle.json lists, of one commit; nothing if the list is refused."""
+    """Downloads the files in bundle.json at one commit, after checking the list."""
     from huggingface_hub import hf_hub_download, snapshot_download
 
     info = _info(address)

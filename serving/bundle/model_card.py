@@ -1,4 +1,4 @@
-"""The model card of a bundle on the Hugging Face Hub: metadata, measurements, how to serve it."""
+"""The Hugging Face model card of a bundle: metadata, measurements, serve command."""
 
 import shlex
 from pathlib import Path
@@ -61,9 +61,9 @@ Report: SHA-256 `{{ evidence.report_sha256 }}`.
 
 
 def model_card(bundle: Path, repository: str) -> str:
-    """README.md: YAML for the hub, then Markdown. `repository`: OWNER/NAME, as vLLM will name it.
+    """Renders README.md: YAML metadata for the hub, then Markdown.
 
-    Numbers are from bundle.json's evidence. The card has no text of requests.
+    `repository` is OWNER/NAME. Numbers are from bundle.json's evidence; request texts are omitted.
     """
     import jinja2
     from huggingface_hub import ModelCardData
@@ -103,7 +103,7 @@ _FROM_EVIDENCE = ("k", "verdict", "reason", "recipe_sha256", "report_sha256")
 
 
 def _measured(evidence: dict[str, Any]) -> list[tuple[Any, ...]]:
-    """Rows of the table: name, digits, base, custom, their ratio and its interval."""
+    """Table rows: name, digits, base, custom, their ratio and its interval."""
     length = evidence.get("acceptance_length") or {}
     rows = [("Tokens per step", 3, *map(length.get, ("base", "custom", "ratio", "ratio_ci95")))]
     columns = ("base", "custom", "custom_over_base", "custom_over_base_ci95")
@@ -115,6 +115,6 @@ def _measured(evidence: dict[str, Any]) -> list[tuple[Any, ...]]:
 
 
 def hub_id(model: str) -> str | None:
-    """The target's name if it is on the hub."""
+    """The target's hub id; None for a local model."""
     is_name = model.count("/") == 1 and not model.startswith((".", "/", "~"))
     return model if is_name and not Path(model).is_dir() else None

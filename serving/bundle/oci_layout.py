@@ -1,12 +1,12 @@
-"""A bundle as an OCI image layout: a folder that container tools copy into a registry.
+"""Bundles as OCI image layouts, which container tools copy into a registry.
 
     write_oci_layout(stage, "oci:images/resume:march")
     read_oci_layout("oci:images/resume:march", directory)
     # skopeo copy --all --preserve-digests oci:images/resume:march docker://registry.example/resume:march
 
-The image has the bundle's files below /models, as KServe's modelcars and image volumes of
-Kubernetes have models. Each weight file is a separate uncompressed layer (weights do not compress);
-the other files share one. Times and owners are zero: the same bundle has the same digests
+The image has the bundle's files below /models, like KServe's modelcars and Kubernetes' image
+volumes. Each weight file is a separate uncompressed layer (weights do not compress); the other
+files share one layer. Times and owners are zero, so the same bundle has the same digests
 everywhere. Sources: OCI Image Format Specification 1.1, image-layout.md, manifest.md, config.md,
 layer.md.
 """
@@ -27,7 +27,7 @@ from outrider.common.fingerprint import file_digest
 from outrider.serving.bundle.bundle_digest import FILES_LIMIT, MANIFEST_LIMIT, files_of
 
 ROOT = "models"
-"""Folder of the files in the image."""
+"""Folder in the image that holds the files."""
 
 ARTIFACT_TYPE = "application/vnd.outrider.speculator.v1"
 INDEX_TYPE = "application/vnd.oci.image.index.v1+json"
@@ -37,13 +37,13 @@ LAYER_TYPE = "application/vnd.oci.image.layer.v1.tar"
 REF_NAME = "org.opencontainers.image.ref.name"
 
 ARCHITECTURES = ("amd64", "arm64")
-"""The files are the same on both: an image for each, with the same layers."""
+"""Each gets an image with the same layers, because the files are the same on both."""
 
 _ADDRESS = re.compile(r"oci:(?!//)([^:]+)(?::([\w.-]+))?")
 
 
 def _folder_and_tag(address: str) -> tuple[Path, str]:
-    """From `oci:FOLDER[:TAG]`, as skopeo writes it; the tag is `latest` unless given."""
+    """Splits skopeo's `oci:FOLDER[:TAG]` into folder and tag, by default `latest`."""
     found = _ADDRESS.fullmatch(address)
     if not found:
         raise OutriderError(
@@ -54,10 +54,10 @@ def _folder_and_tag(address: str) -> tuple[Path, str]:
 
 
 def write_oci_layout(stage: Path, address: str) -> str:
-    """Adds the bundle to the layout as an image, replacing one of the same tag.
+    """Adds the bundle as an image, replacing one with the same tag.
 
-    Returns the image's digest. Blobs are written first and index.json last, atomically: a reader
-    sees the old image or the new one. Blobs of a replaced image stay.
+    Returns the image's digest. Blobs are written first and index.json last, atomically, so readers
+    see the old image or the new one. Blobs of a replaced image stay.
     """
     folder, tag = _folder_and_tag(address)
     mark, index = folder / "oci-layout", folder / "index.json"
@@ -81,10 +81,10 @@ def write_oci_layout(stage: Path, address: str) -> str:
 
 
 def read_oci_layout(address: str, directory: Path) -> None:
-    """Writes the files below /models of an image to `directory`; every digest is checked.
+    """Extracts an image's /models to `directory` and checks every digest.
 
-    An `OutriderError` for members other than plain files below /models, and for more files than a
-    bundle has. They take no more room than the image; `check_files` compares them with bundle.json.
+    Raises an `OutriderError` for members other than regular files below /models, and for too many
+    members. The files are no larger than the image; `check_files` checks them against bundle.json.
     """
     folder, tag = _folder_and_tag(address)
     if not (folder / "index.json").is_file():
@@ -119,11 +119,11 @@ def _tag(entry: Mapping[str, Any]) -> str | None:
 
 
 def _write_layer(folder: Path, stage: Path, files: Sequence[Path]) -> dict[str, Any]:
-    """A tar file of some files, with their folders; its descriptor."""
+    """Writes files and their folders as a tar layer; returns its descriptor."""
     names = [PurePosixPath(ROOT, file.relative_to(stage).as_posix()) for file in files]
     folders = sorted({str(parent) for name in names for parent in name.parents} - {"."})
     incoming = folder / "blobs" / "sha256" / "incoming"
-    # PAX, for files of more than 8 GiB.
+    # PAX supports files above 8 GiB.
     with tarfile.open(incoming, "w", format=tarfile.PAX_FORMAT) as tar:
         for name in folders:
             entry = tarfile.TarInfo(name)
@@ -141,7 +141,7 @@ def _write_layer(folder: Path, stage: Path, files: Sequence[Path]) -> dict[str, 
 def _write_image(
     folder: Path, architecture: str, layers: Sequence[dict[str, Any]]
 ) -> dict[str, Any]:
-    """The manifest of one architecture and its configuration; its descriptor."""
+    """Writes config and manifest of one architecture; returns the manifest's descriptor."""
     platform = {"architecture": architecture, "os": "linux"}
     # Layers are not compressed, so a layer's digest is its diff_id.
     rootfs = {"type": "layers", "diff_ids": [layer["digest"] for layer in layers]}
@@ -163,7 +163,7 @@ def _write_json(folder: Path, value: Any, media_type: str) -> dict[str, Any]:
 
 
 def _blob(incoming: Path, media_type: str) -> dict[str, Any]:
-    """Names a complete file by its digest; the descriptor by which manifests refer to it."""
+    """Renames a complete file to its digest; returns its descriptor for manifests."""
     digest, size = file_digest(incoming), incoming.stat().st_size
     incoming.replace(incoming.with_name(digest))
     return {"mediaType": media_type, "digest": f"sha256:{digest}", "size": size}
@@ -171,13 +171,13 @@ def _blob(incoming: Path, media_type: str) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _checked_blob(folder: Path, entry: dict[str, Any], address: str) -> Iterator[IO[bytes]]:
-    """An open blob whose content has the digest; reading begins at its start."""
+    """Opens a blob, checks its digest, and yields it rewound."""
     kind, _, digest = str(entry.get("digest")).partition(":")
     path = folder / "blobs" / "sha256" / digest
     if kind != "sha256" or not re.fullmatch(r"[0-9a-f]{64}", digest) or not path.is_file():
         raise OutriderError(f"{address}: blob {kind}:{digest} is missing; copy the layout again")
     with path.open("rb") as stream:
-        # Opened once: what is read afterwards is what was checked.
+        # The file is opened only once, so the checked content is what the caller reads.
         if hashlib.file_digest(stream, "sha256").hexdigest() != digest:
             raise OutriderError(f"{path}: differs from its digest; copy the layout again")
         stream.seek(0)
@@ -189,12 +189,12 @@ def _read_json(folder: Path, entry: dict[str, Any], address: str) -> dict[str, A
         text = stream.read(MANIFEST_LIMIT + 1)
     value = json.loads(text) if len(text) <= MANIFEST_LIMIT else None
     if not isinstance(value, dict):
-        raise OutriderError(f"{address}: blob {entry['digest']} is no manifest; copy it again")
+        raise OutriderError(f"{address}: blob {entry['digest']} is not a manifest; copy it again")
     return value
 
 
 def _extract(tar: tarfile.TarFile, member: tarfile.TarInfo, directory: Path, address: str) -> None:
-    """Writes a plain file below /models; anything else is refused."""
+    """Extracts a regular file below /models; refuses any other member."""
     parts = PurePosixPath(member.name).parts
     plain = member.isreg() and not member.issparse()
     if not plain or len(parts) < 2 or parts[0] != ROOT or ".." in parts:

@@ -1,13 +1,13 @@
-"""The route of a live server that swaps its speculator, on its own listener.
+"""The admin route of a live server, which swaps its speculator.
 
-The address that customers reach has no such route. This one is a Unix socket of mode 0600 or on the
-loopback interface, and needs its own token. It runs in the API server's event loop.
+The route is not on the address that customers reach: it has its own listener, a Unix socket of mode
+0600 or a loopback address, and its own token. It runs in the API server's event loop.
 
     OUTRIDER_ADMIN=unix:/run/outrider/a.admin.sock OUTRIDER_ADMIN_TOKEN_FILE=/srv/r1/admin.token \\
         OUTRIDER_RELEASE_ROOTS=/srv/r1/releases \\
         vllm serve ... $(python -m outrider.serving.admin.live_flags)
 
-The client is serving/admin/replica.py. Bundles are safetensors below the release roots, nothing
+The client is serving/admin/replica.py. Bundles are safetensors below the release roots; nothing
 else is read.
 """
 
@@ -52,14 +52,15 @@ class AdminRoute:
         self._listener: asyncio.Task[None] | None = None
 
     def attach_router(self, app: FastAPI) -> None:
-        """Adds nothing: customers reach this application."""
+        """Adds nothing, because customers can reach this application."""
 
     async def init_state(
         self, engine_client: "EngineClient | None", state: Any, args: Namespace
     ) -> None:
-        """Starts to listen. The route refuses, with the fix, if the server's flags are wrong.
+        """Starts listening; with wrong server flags, requests are refused with the fix.
 
-        An `OutriderError` for an address that others can reach, one in use, or a bad token file.
+        Raises an `OutriderError` if other machines reach the address, it is in use, or the token
+        file is invalid.
         """
         client: Any = engine_client
         try:
@@ -68,12 +69,12 @@ class AdminRoute:
             raise OutriderError(f"{ADMIN}={os.environ[ADMIN]}: {error}") from None
         if TOKEN_FILE not in os.environ:
             raise OutriderError(
-                f"{ADMIN} is set without {TOKEN_FILE}, the file of the route's token, which is"
-                " state_dir/admin.token of the endpoint"
+                f"{ADMIN} is set without {TOKEN_FILE}, the route's token file; set it to the"
+                " endpoint's state_dir/admin.token"
             )
         if (getattr(args, "api_server_count", None) or 1) > 1:
             raise OutriderError(
-                f"{ADMIN} needs --api-server-count 1: each of several has its own requests"
+                f"{ADMIN} needs --api-server-count 1: each API server sees only its requests"
             )
         app = self.app(admin_token(Path(os.environ[TOKEN_FILE])))
         self._refusal = _refusal(client)
@@ -81,12 +82,12 @@ class AdminRoute:
             roots = [Path(root) for root in os.environ.get(ROOTS, "").split(os.pathsep) if root]
             try:
                 self._live = LiveSpeculator(client, roots)
-            except Exception as error:  # the engine serves in any case
+            except Exception as error:  # the engine serves nevertheless
                 self._refusal = f"the speculator in use cannot be read, so not swapped: {error}"
         self._listener = asyncio.create_task(_listen(app, bound(address)))
 
     def app(self, token: str) -> FastAPI:
-        """The three operations, for who has the token."""
+        """Returns the application: three operations for clients with the token."""
         app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
         expected = f"Bearer {token}".encode()
 
@@ -98,7 +99,7 @@ class AdminRoute:
             if not hmac.compare_digest(given, expected):
                 return _error(
                     HTTPStatus.UNAUTHORIZED,
-                    f"another token than that of this server's {TOKEN_FILE}; it must be the"
+                    f"the token differs from that in this server's {TOKEN_FILE}; it must be the"
                     " endpoint's state_dir/admin.token",
                 )
             return await call_next(request)
@@ -109,15 +110,15 @@ class AdminRoute:
         return app
 
     async def status(self) -> JSONResponse:
-        """GET: the speculator in use; 503 where the drafts are wrong."""
+        """GET: returns the speculator in use; 503 if the drafts are wrong."""
         return await self._answer(LiveSpeculator.status)
 
     async def swap(self, order: SwapOrder) -> JSONResponse:
-        """POST: swaps the speculator; 409 with the reason where the old one stays."""
+        """POST: swaps the speculator; 409 with the reason if refused."""
         return await self._answer(LiveSpeculator.swap, order)
 
     async def requests(self, after: Annotated[int, Query(ge=0)] = 0) -> JSONResponse:
-        """GET: finished requests from index `after` on."""
+        """GET: returns finished requests from index `after` on."""
         return await self._answer(LiveSpeculator.finished, after)
 
     async def _answer(self, work: Callable[..., Awaitable[Any]], *given: Any) -> JSONResponse:
@@ -125,7 +126,7 @@ class AdminRoute:
             return _error(HTTPStatus.SERVICE_UNAVAILABLE, self._refusal)
         try:
             answer = dataclasses.asdict(await work(self._live, *given))
-        except Exception as error:  # also of the engine: its message names the worker's log
+        except Exception as error:  # engine errors too: their message names the worker's log
             refused = isinstance(error, OutriderError) and not isinstance(error, SpeculatorBroken)
             status = HTTPStatus.CONFLICT if refused else HTTPStatus.INTERNAL_SERVER_ERROR
             return _error(status, error)
@@ -139,7 +140,7 @@ def bound(address: Address) -> socket.socket:
         family = socket.AF_INET6 if ":" in (address.host or "") else socket.AF_INET
         return socket.create_server((address.host or "", address.port or 0), family=family)
     path = Path(address.path)
-    if path.is_socket():  # left by a server that was killed, unless something answers
+    if path.is_socket():  # left by a killed server, unless another server answers
         with contextlib.closing(socket.socket(socket.AF_UNIX)) as probe:
             if probe.connect_ex(address.path) == 0:
                 raise OutriderError(f"{ADMIN}={address}: another server listens there; end it")
@@ -165,7 +166,7 @@ async def _listen(app: FastAPI, listener: socket.socket) -> None:
 
 
 def _refusal(client: Any) -> str | None:
-    """Why this server does not swap speculators; None if it does."""
+    """Why this server cannot swap speculators; None if it can."""
     if untried := untried_version(vllm_version()):
         return untried
     if client is None:

@@ -1,18 +1,18 @@
-"""Captures hidden states in vLLM at every prompt token: after the final norm, and before layers.
+"""Captures vLLM's hidden states of prompts: after the final norm, before layers.
 
-The states are the model's outputs, read from the model runner after each step. So no layer needs a
-hook. After the final norm they are there in every mode. Before layers, vLLM's models return them
-for EAGLE-3 drafters: the model holds the layers, and the runner a flag by which it unpacks the
-states. An eager engine is switched on and off between two requests (`AuxiliaryStates`). A forward
-hook would have to know that the fused norm changes the residual in place; the model's own code
-does. The scheduler's output has the number of tokens of each request and the position of the first,
-so the rows of a prompt that is prefilled in chunks, preempted, or batched with others are
-attributed correctly. Prefix caching must be off: a cached position is never computed. With tensor
-parallelism every rank of the last pipeline stage holds the same states and its first one keeps
-them. Written against vLLM 0.32, both model runners.
+The states are the model's outputs, read from the model runner after each step, so no layer needs a
+hook. States after the final norm are available in every mode. vLLM's models return states before
+layers for EAGLE-3 drafters: the model holds the layer numbers, and the runner a flag to unpack the
+states. An eager engine can switch them on and off between two requests (`AuxiliaryStates`). A
+forward hook would have to know that the fused norm changes the residual in place; the model's own
+code handles that. The scheduler's output has each request's first position and number of tokens, so
+the rows of a prompt that is prefilled in chunks, preempted, or batched with others are attributed
+correctly. Prefix caching must be off: a cached position is never computed. With tensor parallelism
+every rank of the last pipeline stage holds the same states, and its first rank keeps them. Written
+against vLLM 0.32, both model runners.
 
-A request may have a claim, the sampling that a log states. Then the target's probabilities of its
-completion are summed with the engine's head, on the device of the states (logged_text.py).
+A request may have a claim, the sampling parameters in its log. Its completion is then scored with
+the engine's head, and the scores are summed on the device of the states (logged_text.py).
 
 vLLM mixes `CaptureExtension` into its worker (`worker_extension_cls`); `Engine.prefill` calls it by
 `collective_rpc`:
@@ -22,8 +22,8 @@ vLLM mixes `CaptureExtension` into its worker (`worker_extension_cls`); `Engine.
     index = llm.collective_rpc("capture_stop", args=(folder,))
     for states_STH, sums_PC in read_states(index, [(request_id, token_ids)]): ...
 
-Shapes: S streams, the final norm's first and then by layer, T tokens of a prompt, N of a step, H
-hidden, C columns of scores in P parts of a completion.
+Shapes: S streams (the final norm, then layers in order), T tokens of a prompt, N tokens of a step,
+H hidden size, C columns of scores in P parts of a completion.
 """
 
 import contextlib
@@ -45,14 +45,14 @@ from outrider.serving.logged_text import REQUEST_ARGUMENT, Claim, LoggedText, St
 from outrider.serving.vllm_hooks.swap_extension import SwapExtension
 
 PART, FAILED = ".part", ".failed"
-"""Suffixes of a file of states that is being written, and of the reason why it was not."""
+"""Suffixes of an unfinished file of states, and of the file with the reason of a failure."""
 
 
 class _Prompt:
     """One request's states while its prompt is being prefilled.
 
-    A GPU copies them to pinned memory in the order of its work, so that nothing waits until
-    `capture_stop`: 16,384 tokens of R1 are 235 MB, 5 ms in a step of about a second.
+    A GPU copies them to pinned memory in stream order, so nothing waits until `capture_stop`:
+    16,384 tokens of R1 are 235 MB and take 5 ms in a step of about a second.
     """
 
     def __init__(self, token_ids: Sequence[int], streams: int, hidden_size: int) -> None:
@@ -66,7 +66,7 @@ class _Prompt:
         return self.states_STH.shape[1]
 
     def put(self, start: int, rows: Sequence[torch.Tensor]) -> None:
-        """Takes the rows [N, H] of each stream from position `start` on."""
+        """Stores the rows [N, H] of each stream from position `start` on."""
         if start > self.filled:
             raise RuntimeError(
                 f"positions {self.filled} to {start - 1} were never computed; is prefix caching on?"
@@ -78,16 +78,16 @@ class _Prompt:
 
 
 class AuxiliaryStates:
-    """The residual streams before `layers`, ascending, of a worker's model runner.
+    """Residual streams before `layers` (ascending) of a worker's model runner.
 
-    An engine that serves an EAGLE-3 drafter returns that drafter's layers all the time, in any
-    mode. It cannot return others: the drafter would read them.
+    An engine that serves an EAGLE-3 drafter always returns that drafter's layers, in any mode. It
+    cannot return other layers: the drafter would read them.
     """
 
     def __init__(self, runner: Any, layers: Sequence[int]) -> None:
-        """From the next step on the model returns the states, until `switch_off`.
+        """Makes the model return the states from the next step until `switch_off`.
 
-        A `RuntimeError` where this engine cannot return them.
+        Raises a `RuntimeError` if this engine cannot return them.
         """
         self._runner, self._layers = runner, tuple(layers)
         self._switched = bool(layers) and not runner.use_aux_hidden_state_outputs
@@ -148,20 +148,20 @@ class AuxiliaryStates:
 
 
 def _layers_of(model: Any) -> list[int]:
-    """The layers of the returned states: the model goes through its layers in order."""
-    # The decoder holds them; how deep it lies depends on the model.
+    """Layers of the returned states, ascending as the model runs them."""
+    # The decoder holds them; its depth in the module tree depends on the model.
     holder = next(part for part in model.modules() if hasattr(part, "aux_hidden_state_layers"))
     return sorted(holder.aux_hidden_state_layers)
 
 
 class CaptureExtension(SwapExtension):
-    """Methods that vLLM's worker gains; the annotated attributes are the worker's."""
+    """Methods added to vLLM's worker; the annotated attributes are the worker's."""
 
     model_config: Any
     is_driver_worker: bool
 
     def capture_start(self, layers: Sequence[int] = ()) -> None:
-        """Keeps the states of every prompt prefilled from now on, those before `layers` too."""
+        """Captures all prompts from now on, including the states before `layers`."""
         runner = self.model_runner
         self._capture_prompts: dict[str, _Prompt] = {}
         self._capture_texts: dict[str, LoggedText] = {}
@@ -170,9 +170,9 @@ class CaptureExtension(SwapExtension):
         runner.execute_model = self._capture_execute_model
 
     def capture_stop(self, folder: str) -> dict[str, Any] | None:
-        """Ends the capture, moves the states to a new file in `folder`; returns its content.
+        """Ends the capture, writes the states below `folder`, and returns their index.
 
-        A thread writes it, so that the next prompts are prefilled meanwhile.
+        A thread writes the file, so the next prompts can be prefilled meanwhile.
         """
         self.model_runner.execute_model = self._capture_wrapped
         self._capture_auxiliary.switch_off()
@@ -200,8 +200,8 @@ class CaptureExtension(SwapExtension):
     def _capture_execute_model(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
         result = self._capture_wrapped(scheduler_output, *args, **kwargs)
         state = self.model_runner.execute_model_state
-        # None if nothing was scheduled, and on V1's pipeline stages before the last one. On V2's
-        # the state has no hidden states.
+        # None if nothing was scheduled, and on V1's pipeline stages before the last one. On those
+        # stages, V2's state has no hidden states.
         if state is None or state.hidden_states is None:
             return result
         states_NH = [state.hidden_states, *self._capture_auxiliary.of(state)]
@@ -212,7 +212,7 @@ class CaptureExtension(SwapExtension):
             self._capture_expect(request, len(states_NH), state.hidden_states.shape[-1])
         steps: list[Step] = []
         row = 0
-        # The V2 runner keeps the step's batch and its order with the state; V1 has one batch.
+        # V2 keeps the step's batch, with its order, in the state; V1's runner has one batch.
         holder = state if hasattr(state, "input_batch") else self.model_runner
         for request_id in holder.input_batch.req_ids:
             tokens, start = scheduler_output.num_scheduled_tokens[request_id], starts[request_id]
@@ -243,11 +243,10 @@ class CaptureExtension(SwapExtension):
 
 
 def write_states(path: Path, states: list[torch.Tensor]) -> None:
-    """Writes the states one after the other and frees each; `path` appears when all are written.
+    """Writes and frees the states in turn; `path` appears when complete.
 
-    Not by `torch.save`: it holds all of them until the end, takes 1.6 times as long for its
-    checksum, and hides the cause where the disk is full. A failure is left as text in `path` +
-    FAILED.
+    `torch.save` would hold all of them until the end, take 1.6 times as long for its checksum, and
+    hide the cause if the disk is full. After a failure, the file with suffix FAILED has the reason.
     """
     part = path.with_suffix(PART)
     try:
@@ -257,7 +256,7 @@ def write_states(path: Path, states: list[torch.Tensor]) -> None:
                 file.write(states.pop(0).view(torch.int16).numpy().data)
         part.rename(path)
     except OSError as error:
-        with contextlib.suppress(OSError):  # the folder may be gone: the capture has been stopped
+        with contextlib.suppress(OSError):  # the folder is gone if the capture was stopped
             part.unlink(missing_ok=True)
         with contextlib.suppress(OSError):
             path.with_suffix(FAILED).write_text(str(error), encoding="utf-8")
@@ -268,11 +267,12 @@ def read_states(
     requests: Iterable[tuple[str, Sequence[int]]],
     check: Callable[[], object] = lambda: None,
 ) -> Iterator[tuple[torch.Tensor, list[list[float]] | None]]:
-    """States [S, T, H] of requests of `LLM.generate`, and their claims' sums [2, C] if any.
+    """Yields requests' states [S, T, H] and their claims' sums [2, C].
 
-    `results` are those of `capture_stop` on all ranks, `requests` ids and token ids. The file is
-    mapped and removed once the worker has written it; `check` is called while waiting, and raises
-    if the engine has ended. Raises an `OutriderError` if a request had other tokens.
+    `results` are those of `capture_stop` on all ranks; `requests` are ids of `LLM.generate` and
+    token ids. The file is mapped and removed once the worker has written it. Meanwhile `check` is
+    called, which raises if the engine has ended. Raises an `OutriderError` if a request had other
+    tokens.
     """
     index = next(result for result in results if result is not None)
     path = Path(index["path"])

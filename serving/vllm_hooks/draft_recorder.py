@@ -21,7 +21,7 @@ DRAFT_EXTENSION = "outrider.serving.vllm_hooks.draft_recorder.DraftExtension"
 
 
 class DraftExtension(CaptureExtension):
-    """Methods that vLLM's worker gains: recording, and those of capture."""
+    """Adds recording of drafts to the methods of vLLM's worker."""
 
     def drafts_start(self) -> None:
         """Records every proposal from now on."""
@@ -33,17 +33,17 @@ class DraftExtension(CaptureExtension):
         """Ends the recording and returns the proposals in order.
 
         Each has `request_id`, `anchor` (index of the last token that the target has read),
-        `next_token` (the token that it sampled then, at anchor + 1), `drafts` (for anchor + 2 and
-        on) and `logprobs` (of the drafts, under the drafter, at temperature 1). Unfinished chunks
-        of a prompt are included. None on a rank without a drafter.
+        `next_token` (the token that it then sampled, at anchor + 1), `drafts` (from anchor + 2 on)
+        and `logprobs` (of the drafts, under the drafter, at temperature 1). Unfinished chunks of a
+        prompt are included. Returns None on a rank without a drafter.
         """
         return None if self._drafts_recorder is None else self._drafts_recorder.stop()
 
 
 class Recorder:
-    """Wraps the two methods of a drafter that propose and that sample one depth, or all.
+    """Wraps the two methods with which a drafter proposes and samples drafts.
 
-    This is the `drafter` of model runner V1.
+    This class is for the `drafter` of model runner V1.
     """
 
     sampling = "_sample_draft_tokens"
@@ -82,11 +82,11 @@ class Recorder:
         if sum(map(len, logprobs)) != drafts_BK[:, :depths].numel():
             raise RuntimeError(
                 f"{sum(map(len, logprobs))} of {drafts_BK[:, :depths].numel()} drafts were sampled"
-                " in Python; drafts can be recorded with serving.engine.mode: eager only"
+                " in Python; drafts can be recorded only with serving.engine.mode: eager"
             )
         if len(logprobs) == depths:
             logprobs_BK = torch.stack(logprobs, dim=1)
-        else:  # a parallel drafter samples all depths at once, request after request
+        else:  # a parallel drafter samples all depths at once, request by request
             logprobs_BK = torch.cat(logprobs).view(-1, depths)
         for request_id, anchor, token, row, logprobs_K in zip(
             request_ids,
@@ -108,7 +108,7 @@ class Recorder:
         return drafts_BK
 
     def _sampled(self, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        """Drafts of one depth, or of all; records their log-probabilities from the head."""
+        """Samples one depth or all; records log-probabilities from the head."""
         result = self._sample(hidden_states, *args, **kwargs)
         if self._logprobs is None:
             return result
@@ -118,7 +118,7 @@ class Recorder:
         return result
 
     def batch(self, given: dict[str, Any]) -> tuple[list[str], torch.Tensor, torch.Tensor]:
-        """Request ids, anchors [B] and the tokens after them [B] of a call of `propose`."""
+        """Returns request ids, anchors [B] and next tokens [B] of a proposal."""
         rows_B = given.get("token_indices_to_sample")
         if rows_B is None:
             rows_B = given["common_attn_metadata"].query_start_loc[1:] - 1
@@ -126,7 +126,7 @@ class Recorder:
         return self.runner.input_batch.req_ids, anchors_B, given["next_token_ids"].clone()
 
     def depths(self, given: dict[str, Any], drafts_BK: torch.Tensor) -> int:
-        """Depths that the call drafts: all columns."""
+        """Number of depths that the call drafts: all columns."""
         return drafts_BK.shape[-1]
 
     def logits(self, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
@@ -144,9 +144,9 @@ class V2Recorder(Recorder):
     sampling = "sample_draft"
 
     def batch(self, given: dict[str, Any]) -> tuple[list[str], torch.Tensor, torch.Tensor]:
-        """As vLLM's `_prepare_prefill_inputs_kernel` reads it.
+        """Reads the batch like vLLM's `_prepare_prefill_inputs_kernel`.
 
-        A request that sampled nothing is within its prompt: its next token is the prompt's.
+        A request that sampled nothing is still within its prompt, which has its next token.
         """
         batch = given["input_batch"]
         slots_B = batch.idx_mapping[: batch.num_reqs].long()
@@ -160,19 +160,19 @@ class V2Recorder(Recorder):
         return batch.req_ids, batch.positions[last_B], next_B
 
     def depths(self, given: dict[str, Any], drafts_BK: torch.Tensor) -> int:
-        """Requested ones; the other columns of the speculator's buffer are old."""
+        """Number of requested depths; the buffer's other columns are stale."""
         wanted = given.get("num_speculative_tokens")
         return drafts_BK.shape[-1] if wanted is None else int(wanted)
 
     def logits(self, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """From the method with which the speculator computes its own."""
+        """The speculator's logits [B, V], from its own method."""
         step = kwargs.get("spec_step_idx", 0)
         logits_BV: torch.Tensor = self.drafter.compute_draft_logits(hidden_states, step)
         return logits_BV
 
 
 class WalkRecorder(V2Recorder):
-    """Records a `speculator` that computes all depths at once and samples one after the other.
+    """Records a `speculator` that computes depths together and samples them in turn.
 
     Its drafts are greedy: each has the largest logit, over the draft vocabulary.
     """
@@ -180,15 +180,15 @@ class WalkRecorder(V2Recorder):
     sampling = "_sample_logits"
 
     def _sampled(self, *args: Any, **kwargs: Any) -> Any:
-        """Drafts of one depth, from their logits [B, D], the first argument."""
+        """Samples one depth from its logits [B, D], the first argument."""
         if self._logprobs is not None:
             self._logprobs.append(args[0].float().log_softmax(-1).amax(-1))
         return self._sample(*args, **kwargs)
 
 
 def recorder_of(runner: Any) -> Recorder | None:
-    """The recorder for a model runner; None on a rank without a drafter."""
-    if hasattr(runner, "speculator"):  # V2; None on the other stages of a pipeline
+    """Returns a model runner's recorder; None on ranks without a drafter."""
+    if hasattr(runner, "speculator"):  # V2; None on pipeline stages without a drafter
         if runner.speculator is None:
             return None
         walks = hasattr(runner.speculator, WalkRecorder.sampling)

@@ -4,8 +4,8 @@
     with Server(target, file.followed(engine), Drafting(speculator, 3, k_per_batch_size=rows), ...):
         file.draft(2)                   # from the next step on
 
-vLLM's scheduler looks the number of drafts up by batch size in every step (`dynamic_sd_lookup`), in
-an engine that was started with a schedule. The drafter then drafts that many tokens, and the
+In an engine that was started with a schedule, vLLM's scheduler looks up the number of drafts by
+batch size in every step (`dynamic_sd_lookup`). The drafter then drafts that many tokens, and the
 next step verifies them. With 0 drafts it still runs once, to keep its KV cache complete. The hook
 writes the number in the file into that lookup.
 """
@@ -27,7 +27,7 @@ SCHEDULER = f"{__name__}.following_scheduler"
 """Value of vLLM's `--scheduler-cls`."""
 
 Drafts = int | Sequence[tuple[int, int, int]]
-"""Drafts per step: one number, or (first batch size, last, number) as in vLLM's schedule."""
+"""Drafts per step: one number, or rows of vLLM's schedule (first batch size, last, number)."""
 
 
 class DraftsFile:
@@ -39,7 +39,7 @@ class DraftsFile:
         self._path.unlink(missing_ok=True)
 
     def followed(self, engine: EngineConfig) -> EngineConfig:
-        """`engine` for a server that follows this file."""
+        """Returns the settings of a server that follows this file."""
         return engine.model_copy(
             update={
                 "environment": engine.environment | {DRAFTS: str(self._path)},
@@ -53,7 +53,7 @@ class DraftsFile:
 
 
 def following_scheduler(vllm_config: Any, **arguments: Any) -> Any:
-    """vLLM's own scheduler, which follows the file; a value of `--scheduler-cls`."""
+    """Returns vLLM's scheduler, changed to follow the file; for `--scheduler-cls`."""
     from vllm.v1.core.sched.async_scheduler import AsyncScheduler
     from vllm.v1.core.sched.scheduler import Scheduler
 
@@ -65,9 +65,9 @@ def following_scheduler(vllm_config: Any, **arguments: Any) -> Any:
 
 
 def following(schedule: Callable[..., Any], path: str) -> Callable[..., Any]:
-    """`schedule` after the number of drafts is set from the file.
+    """Returns `schedule`, preceded by setting the drafts from the file.
 
-    Whether the file has changed is checked in every step, for 2 µs.
+    Every step checks whether the file has changed, which takes 2 µs.
     """
     from vllm.v1.spec_decode.dynamic.utils import build_dynamic_sd_schedule_lookup
 

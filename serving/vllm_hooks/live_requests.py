@@ -1,8 +1,8 @@
-"""The last finished requests of a server, with their drafts and accepted tokens. No text.
+"""A server's last finished requests, with drafts and accepted tokens, without text.
 
-vLLM's output processor, in the API server's process, has what is needed when a request ends: its
-times, and with `--per-request-spec-decode-metrics` the scheduler's counts of its drafts. This log
-wraps the two methods through which every request ends. A client reads it through the admin route.
+When a request ends, vLLM's output processor (in the API server's process) has its times and, with
+`--per-request-spec-decode-metrics`, the scheduler's counts of its drafts. This log wraps the two
+methods through which every request ends. A client reads it through the admin route.
 """
 
 import time
@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 from outrider.serving.admin.replica import FinishedRequests, LiveRequest
 
 KEPT = 4096
-"""Finished requests that are kept: at 100 requests/s, those of the last 40 s."""
+"""Number of finished requests that are kept: 40 s at 100 requests/s."""
 
 
 class _Swap(NamedTuple):
-    """A swap of the speculator, in the monotonic clock, which never goes back."""
+    """A swap of the speculator, with times of the monotonic clock."""
 
     began: float
     ended: float
@@ -25,7 +25,7 @@ class _Swap(NamedTuple):
 
 
 class RequestLog:
-    """A ring of finished requests."""
+    """A ring buffer of finished requests."""
 
     def __init__(self, processor: Any, listener: Callable[[LiveRequest], None]) -> None:
         """`processor` is vLLM's `OutputProcessor`, whose two methods are wrapped.
@@ -41,7 +41,7 @@ class RequestLog:
         processor.abort_requests = self._record_aborts
 
     def note_swap(self, began: float, version: str | None) -> None:
-        """Notes that the speculator was swapped, from `began` (monotonic) until now."""
+        """Records a swap of the speculator from `began` (monotonic) until now."""
         self._swaps.append(_Swap(began, time.monotonic(), version))
 
     def after(self, index: int) -> FinishedRequests:
@@ -49,7 +49,7 @@ class RequestLog:
         return FinishedRequests([one for one in self._finished if one.index >= index], self._next)
 
     def version(self, arrived: float, ended: float) -> tuple[str | None, bool]:
-        """The version that drafted a request, and whether a swap fell into it (monotonic)."""
+        """Returns a request's version and whether a swap overlaps it (monotonic times)."""
         version: str | None = None
         for swap in self._swaps:
             if swap.ended <= arrived:
@@ -63,7 +63,7 @@ class RequestLog:
         self._add(state, str(finish_reason))
 
     def _record_aborts(self, request_ids: Iterable[str], *more: Any, **named: Any) -> list[str]:
-        if self._aborting:  # it calls itself for the children of a request
+        if self._aborting:  # it calls itself for child requests
             return list(self._abort(request_ids, *more, **named))
         before, self._aborting = dict(self._processor.request_states), True
         try:

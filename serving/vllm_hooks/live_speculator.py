@@ -1,7 +1,7 @@
 """The speculator of a live engine: swapped on request, watched, and taken back.
 
 Runs in the API server's process, where it checks the files once, and reaches the workers through
-vLLM's engine client. The steps of a swap are in serving/admin/swap.py, what the workers do in
+vLLM's engine client. The steps of a swap are in serving/admin/swap.py, the workers' part in
 swap_extension.py.
 """
 
@@ -38,14 +38,14 @@ from outrider.serving.vllm_hooks.live_requests import RequestLog
 logger = logging.getLogger("outrider.live")
 
 READ_S, SWAP_S, ANSWER_S = 400.0, 120.0, 30.0
-"""Longest times in seconds: to read and check the files, while the engine answers requests; for the
-pause and the swap; for the engine to resume, or to answer what it drafts with. Together they are
-less than the 600 s that a client waits."""
+"""Time limits in seconds: to read and check the files, while the engine answers requests; for the
+pause and the swap; for the engine to resume, or to report its speculator. Their sum is below the
+client's timeout of 600 s."""
 
 
 @dataclasses.dataclass
 class _Watching:
-    """The acceptance after a swap, compared with what the evidence predicts."""
+    """Compares the acceptance after a swap with the evidence's prediction."""
 
     watch: Watch
     version: str
@@ -58,7 +58,7 @@ class _Watching:
     """True while the speculator is being taken back."""
 
     def finding(self, request: LiveRequest) -> str | None:
-        """Why the swap must be taken back, as of this request; None if nothing shows that."""
+        """Adds a request; returns why to take the swap back, or None."""
         if request.version != self.version or not request.drafts:
             return None
         self.tokens.append(request.drafts + request.accepted)
@@ -99,7 +99,7 @@ class LiveSpeculator:
         self._requests = RequestLog(client.output_processor, self._finished)
 
     async def status(self) -> ReplicaStatus:
-        """The speculator in use, by what every worker reports."""
+        """Returns the speculator in use, from the reports of all workers."""
         reports: Sequence[Report] = []
         try:
             reports = await self._reports()
@@ -129,9 +129,9 @@ class LiveSpeculator:
         return self._requests.after(after)
 
     async def swap(self, order: SwapOrder) -> SwapResult:
-        """Swaps the speculator; an `OutriderError` says why not.
+        """Swaps the speculator; raises an `OutriderError` with the reason if refused.
 
-        It is finished even if the caller is gone.
+        The swap completes even if the caller is gone.
         """
         return await asyncio.shield(self._task(self._swap(order)))
 
@@ -172,7 +172,7 @@ class LiveSpeculator:
         return SwapResult(order.version, read - began, stall_s)
 
     async def _checked(self, order: SwapOrder) -> Candidate:
-        """The ordered release, read and checked while the engine keeps answering."""
+        """Reads and checks the ordered release while the engine keeps answering."""
         directory = Path(order.directory)
         root = next((root for root in self._roots if root in directory.parents), None)
         if root is None:
@@ -187,8 +187,8 @@ class LiveSpeculator:
                 return await asyncio.shield(asyncio.wrap_future(reading))
         except TimeoutError:
             raise OutriderError(
-                f"{directory}: not read within {READ_S:g} s, so the speculator before it stays in"
-                " use; look at its file system"
+                f"{directory}: not read within {READ_S:g} s, so the previous speculator stays in"
+                " use; check the file system"
             ) from None
 
     async def _still(self, what: str, work: Any) -> None:
@@ -197,7 +197,7 @@ class LiveSpeculator:
         Cached prefixes hold the old drafter's keys and values. Requests are kept: they continue
         with an empty cache, so their prompts are computed again. Without prefix caching nothing
         has to be cleared, so nothing pauses. After a `SpeculatorBroken` the workers may draft with
-        anything.
+        any weights.
         """
         try:
             try:
@@ -217,7 +217,7 @@ class LiveSpeculator:
             raise
         except OutriderError:  # all workers draft as before
             raise
-        except Exception as error:  # an error of the engine, which may have done half of the work
+        except Exception as error:  # an engine error, perhaps after half of the work
             reason = str(error) or f"no answer in time ({type(error).__name__})"
             self._break(f"{what}: {reason}; start the replica again")
             raise SpeculatorBroken(self._broken) from error
@@ -236,20 +236,20 @@ class LiveSpeculator:
             watching.failed = True
             self._task(self._take_back(watching, finding))
         elif len(watching.steps) >= watching.watch.requests:
-            logger.info("speculator %s holds what its evidence predicts", self._version)
+            logger.info("speculator %s drafts as well as its evidence predicts", self._version)
             self._watching = None
 
     async def _take_back(self, watching: _Watching, finding: str) -> None:
         async with self._lock:
-            if self._watching is not watching:  # another swap since
+            if self._watching is not watching:  # another swap has replaced it
                 return
             began = time.monotonic()
             undo = self._rpc("speculator_take_back", {"swap_id": watching.swap_id})
             try:
                 await self._still(f"take back, because {finding}", undo)
-            except SpeculatorBroken:  # `status` has it
+            except SpeculatorBroken:  # `status` reports it
                 return
-            self._watching = None  # not earlier: an unset verdict would read as a pass
+            self._watching = None  # only now: without a watch, status would report a pass
             self._reverted, self._because = watching.version, finding
             self._version = watching.before
             self._requests.note_swap(began, watching.before)
@@ -260,7 +260,7 @@ class LiveSpeculator:
             return await self._rpc("speculator_report", {})
 
     async def _rpc(self, method: str, arguments: dict[str, Any]) -> list[Report]:
-        """The answers of all workers."""
+        """Calls a method of all workers and returns their answers."""
         answers = await self._client.engine_core.call_utility_all_async(
             "collective_rpc", method, None, (), arguments
         )

@@ -1,7 +1,7 @@
-"""Installs the hooks in vLLM processes that Outrider starts or configures, workers included.
+"""Installs the hooks in Outrider's vLLM processes, including workers.
 
-vLLM calls `register` in every process of the environment before anything else runs. Without one of
-the two variables below it does nothing there.
+vLLM calls `register` in every process of the Python environment before anything else runs. It does
+nothing unless one of the two variables below is set.
 """
 
 import logging
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def register() -> None:
     """Entry point of the group `vllm.general_plugins`; vLLM may call it twice in a process.
 
-    A hook that fails, such as with another release of vLLM, is logged and left out.
+    A hook that cannot be installed, for example in another vLLM release, is logged and left out.
     """
     if os.environ.get(HOOKS) != "1" and ADMIN not in os.environ:
         return
@@ -37,10 +37,10 @@ def register() -> None:
 
 
 def _admin_route() -> None:
-    """Adds the admin route where OUTRIDER_ADMIN has its address.
+    """Adds the admin route if OUTRIDER_ADMIN has its address.
 
-    vLLM loads endpoint plugins only by VLLM_PLUGINS, which turns off all plugins that it does not
-    name, also other people's.
+    vLLM loads only endpoint plugins that VLLM_PLUGINS names, but setting it would turn off all
+    other plugins, including third-party ones.
     """
     from vllm import plugins
 
@@ -71,8 +71,8 @@ def _correct_cpu_sampler() -> None:
     from vllm.utils import cpu_triton_utils
     from vllm.v1.sample import rejection_sampler
 
-    # The CPU worker registers its own kernels after the plugins have run, so its name for the
-    # kernel must point to `expand` too; and the registry, if it has registered already.
+    # The CPU worker registers its own kernels after the plugins have run, so its implementation
+    # must be replaced too, and the registered kernel if it has registered already.
     cpu_triton_utils._expand_kernel_impl = expand
     if getattr(rejection_sampler.expand_kernel, "func", None) is not expand:
         register_kernels({"vllm.v1.sample.rejection_sampler.expand_kernel": expand})
@@ -86,7 +86,7 @@ def expand(
     replace_to: float,
     MAX_NUM_TOKENS: int | None = None,
 ) -> None:
-    """Repeats each request's value for each of its draft tokens, and replaces `replace_from`."""
+    """Repeats each request's value per draft token, and replaces `replace_from`."""
     import torch
 
     counts = torch.diff(cu_num_tokens, prepend=cu_num_tokens.new_zeros(1)).long()

