@@ -1,4 +1,4 @@
-"""`outrider export`: the verified bundle of an evaluated speculator.
+"""`outrider export`: writes the verified bundle of an evaluated speculator.
 
 outrider export runs/resume_screening --to DIR
 """
