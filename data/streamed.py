@@ -154,7 +154,7 @@ class StreamedFeatures:
 
     @classmethod
     def open(cls, directory: Path) -> "StreamedFeatures":
-        """Reads the stream's file in `directory`."""
+        """Opens the stream in `directory`."""
         if not (Path(directory) / STREAM).exists():
             raise OutriderError(f"{directory}: no stream (there is no {STREAM}); rerun the command")
         return cls(Path(directory), read_json(Path(directory) / STREAM))
