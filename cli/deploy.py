@@ -44,12 +44,12 @@ def deploy_speculator(
     rollback
         End the deployment in progress, or return to the previous release.
     promote
-        Promote the release that is on the canary now.
+        Promote the canary's release now.
     recover
         Finish an interrupted deployment, and bring all replicas to the same release.
     in_place
-        Swap the replicas one after another without a canary; each replica takes the release
-        back if its acceptance falls short of the bundle's evidence.
+        Swap the replicas one after another without a canary; a replica rolls back if its
+        acceptance falls short of the bundle's evidence.
     local
         Start the endpoint's replicas and Envoy on this machine, and stop them afterwards. Without
         a bundle they serve until Ctrl-C.
@@ -67,13 +67,13 @@ def deploy_speculator(
         raise UsageError(f"{' and '.join(chosen)}: give one of them")
     if bundle is None and (not chosen or manifest is not None):
         raise UsageError(
-            "no bundle: give a run directory or what `outrider export` wrote, or one of --status,"
+            "no bundle: give a run directory or an exported bundle, or one of --status,"
             " --rollback, --promote, --recover"
         )
     if bundle is not None and chosen not in ([], ["--manifest"], ["--local"]):
         raise UsageError(f"{chosen[0]} takes no bundle")
     if load is not None and not local:
-        raise UsageError("--load needs --local; a live endpoint has requests of its own")
+        raise UsageError("--load needs --local; a live endpoint receives its own requests")
     live = load_endpoint(endpoint)
     if status:
         return _status(live, as_json)

@@ -19,7 +19,7 @@ def inspect_traffic(
 ) -> int:
     """Report what a log contains, how much of it can be trained on, and what that costs.
 
-    Writes nothing. Logs without a recipe are given by traffic.path=LOGS [target.model=DIR].
+    Writes nothing. For logs without a recipe, give traffic.path=LOGS [target.model=DIR].
 
     Parameters
     ----------

@@ -1,1 +1,1 @@
-"""Errors, files, fingerprints and processes: used by all packages, imports none of them."""
+"""Errors, files, fingerprints and processes: used by all packages, independent of them."""

@@ -4,7 +4,7 @@
 
 An engine takes nine tenths of a GPU's memory when it starts, so the process that opens it must not
 hold GPU memory: weights, CUDA's context and torch's cache are freed only when their process ends.
-Work on a device therefore runs here, on CPUs too.
+Work on a device therefore runs here, also on CPUs.
 
 Children are forked in 0.1 s from a server process that has imported only torch; a fresh interpreter
 takes 4 to 8 s to import it. The server never uses a device, because CUDA does not work in a fork of

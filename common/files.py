@@ -95,7 +95,7 @@ class Locked(OutriderError):
 def lock(path: Path, doing: str) -> Iterator[None]:
     """Holds a lock file; the kernel releases it when this process ends.
 
-    Raises `Locked` if another process holds it; the message states that it is `doing` this.
+    Raises `Locked` if another process holds it; the message ends with its id and `doing`.
     """
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     with path.open("a+", encoding="utf-8") as file:
@@ -106,7 +106,7 @@ def lock(path: Path, doing: str) -> Iterator[None]:
         file.truncate(0)
         # The lock is valid without the holder's id, which a full disk cannot store.
         with contextlib.suppress(OSError):
-            os.write(file.fileno(), b"%d" % os.getpid())  # unbuffered: close would retry
+            os.write(file.fileno(), b"%d" % os.getpid())  # unbuffered: closing a buffer retries
         yield
 
 
@@ -144,7 +144,7 @@ def _remove_leftovers(folder: Path) -> None:
     for left in folder.glob(f".*.{socket.gethostname()}.*"):
         _, pid, ending = left.name.rsplit(".", 2)
         if ending in ("tmp", "old") and pid.isdigit() and not psutil.pid_exists(int(pid)):
-            with contextlib.suppress(OSError):  # fails in a read-only release
+            with contextlib.suppress(OSError):  # a release is read-only and cannot be removed
                 remove(left)
 
 

@@ -37,8 +37,8 @@ def value_digest(value: Any) -> str:
 def path_digest(path: Path) -> str:
     """Digest of a file, or of the names and contents of all files below a directory.
 
-    `ABSENT` if nothing exists. Of files above 256 MiB, size and modification time are used: reading
-    terabytes of weights would take longer than most stages.
+    `ABSENT` if the path does not exist. Files above 256 MiB are represented by size and
+    modification time: reading terabytes of weights would take longer than most stages.
     """
     if not path.exists():
         return ABSENT
@@ -66,7 +66,7 @@ def sampled_digest(paths: Iterable[Path], sampled: int = 4 * 2**20) -> str:
 
 
 def store_identity(info: Mapping[str, Any]) -> list[str]:
-    """The fields of an fsspec `info` that change with the content; each store has some of them."""
+    """Returns the content-dependent fields of an fsspec `info`; each store has some."""
     fields = ("size", "mtime", "ETag", "etag", "md5Hash", "blob_id", "LastModified", "updated")
     return [str(info.get(field)) for field in fields]
 
@@ -99,7 +99,7 @@ class Kept:
     private: bool = False
 
     def changes(self) -> list[str] | None:
-        """Lists how inputs changed since the result was computed; None without result."""
+        """Lists input changes since the result was computed; None without a result."""
         if not self.path.is_file():
             return None
         # In the form that JSON returns: tuples as lists, keys as text.

@@ -1,4 +1,4 @@
-"""Processes that end with their starter, even when it is killed.
+"""Processes that end with their starter, even if it is killed.
 
     child = Child(command, Path("server.log"), "the server")
     child.wait_until(healthy, 60)
@@ -246,7 +246,7 @@ def run_supervised(argv: list[str], log: Path, environment: dict[str, str]) -> i
 
 @contextlib.contextmanager
 def stopped_by_signal() -> Iterator[None]:
-    """Raises `Interrupted` on a signal, so that temporary files are removed."""
+    """In this context a signal raises `Interrupted`, so that temporary files are removed."""
 
     def stop(number: int, _: object) -> None:
         raise Interrupted(number)
@@ -260,7 +260,7 @@ def signal_handlers(
     handler: Callable[[int, Any], object],
     signals: Sequence[signal.Signals] = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP),
 ) -> Iterator[None]:
-    """Installs `handler` for signals, by default for those that stop a run.
+    """In this context `handler` handles signals, by default those that stop a run.
 
     The previous handlers are restored afterwards.
     """

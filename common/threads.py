@@ -1,4 +1,4 @@
-"""Work in a thread that ends with the process.
+"""Runs work in a thread that ends with the process.
 
     future = in_daemon_thread(read, path)
     future.result()

@@ -65,14 +65,14 @@ class Exchange:
     reasoning: str | None = None
     """The response up to `</think>`, if it was logged separately from the content."""
     content: str | None = None
-    """Text of the response; only that after `</think>` if the reasoning was logged separately."""
+    """Text of the response; the part after `</think>` if the reasoning was logged separately."""
     tool_calls: list[dict[str, Any]] | None = None
     """Calls that the engine parsed from the response, as OpenAI objects."""
     finish_reason: str = "stop"
     """`stop` or `length`."""
     stop_reason: int | str | None = None
     """Id of the stop token, or the stop string, that ended the response instead of the end token. A
-    stop string is not in the text unless the request included it."""
+    stop string is not in the text unless the request asks to include it."""
     stop_strings: tuple[str, ...] = ()
     """Stop strings of the request, if the reason for stopping was not logged."""
     prompt_tokens: int | None = None

@@ -57,7 +57,7 @@ STREAM = "stream.json"
 
 @dataclass(frozen=True)
 class Streamed:
-    """Settings and sequences of a capture during training, and the other parts' store."""
+    """Settings and sequences of a streamed capture, and the other parts' store."""
 
     target: TargetConfig
     engine: EngineConfig
@@ -207,7 +207,7 @@ class StreamReading:
         self._lock = threading.Lock()
 
     def read(self, sequence_id: str) -> Features:
-        """The states of the next sequence; waits for capture."""
+        """Returns the states of the next sequence; waits for capture."""
         with self._lock:
             while not self._arrived:
                 self._take_piece()

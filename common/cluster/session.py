@@ -34,7 +34,7 @@ from outrider.common.process_tree import ProcessTree, changed_environment
 _SETTINGS = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_DISABLE_IMPORT_WARNING": "1",
-    # Ray's default of 15 starves engines in actors next to any other work.
+    # At Ray's default of 15, any other work starves engines in actors.
     "RAY_worker_niceness": "0",
     # 0 keeps CUDA devices visible to tasks without GPUs.
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
@@ -142,7 +142,7 @@ def open_cluster(config: ClusterConfig, cpus: int | None = None) -> Iterator[Clu
 
 @contextlib.contextmanager
 def _on_loopback() -> Iterator[None]:
-    """Keeps Ray on the loopback device in a process that imported it before (`_SETTINGS`)."""
+    """Keeps Ray on the loopback device if it was already imported (`_SETTINGS`)."""
     from ray._private import ray_constants
 
     before, ray_constants.ENABLE_RAY_CLUSTER = ray_constants.ENABLE_RAY_CLUSTER, False

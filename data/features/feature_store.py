@@ -1,9 +1,9 @@
 """The feature store: token ids and the target's hidden states, in checksummed safetensors shards.
 
-A directory of `shard-00000.safetensors` and `manifest.json`. A shard has `token_ids` [tokens] int32
-and the states [tokens, width] of each stream, sequence after sequence, in bfloat16 or in FP8 with
-scales [tokens] (`encode`). The stream after the final norm is stored as `hidden` and `scale`,
-any other stream NAME as `NAME` and `NAME.scale`. The manifest lists the streams
+A store is a directory of `shard-00000.safetensors` and `manifest.json`. A shard has `token_ids`
+[tokens] int32 and the states [tokens, width] of each stream, sequence after sequence, in bfloat16
+or in FP8 with scales [tokens] (`encode`). The stream after the final norm is stored as `hidden` and
+`scale`, any other stream NAME as `NAME` and `NAME.scale`. The manifest lists the streams
 (`speculators.features.FeatureSpec`) and the place of each sequence. FeatureWriter
 (feature_writer.py) writes it.
 
@@ -245,4 +245,4 @@ if __name__ == "__main__":
     store = FeatureStore.open(Path(sys.argv[1]))
     store.verify()
     tokens = sum(shard["tokens"] for shard in store.manifest["shards"])
-    print(f"{len(store.sequence_ids)} sequences, {tokens} tokens: every checksum holds")
+    print(f"{len(store.sequence_ids)} sequences, {tokens} tokens: all checksums match")

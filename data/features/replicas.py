@@ -165,7 +165,7 @@ class Replicas:
         asked = {task.states: task for task in tasks if task.states is not None}
         if known := [*self._starting, *asked]:
             ray.wait(known, timeout=timeout_s)
-            # All that are done: both pieces of a lost replica end before its restart is handled.
+            # Handles all that are done: both pieces of a lost replica end before its restart.
             for reference in ray.wait(known, num_returns=len(known), timeout=0)[0]:
                 if reference in asked:
                     self._finish(asked[reference])
@@ -178,7 +178,7 @@ class Replicas:
         elif time.monotonic() - self._idle_since > self._timeout_s:
             raise OutriderError(
                 f"cluster.start_timeout_s = {self._timeout_s:g}: no capture replica is running."
-                " Compare `ray status` with what each needs of one node: lower"
+                " Compare `ray status` with what each needs on one node: lower"
                 " cluster.cores_per_replica or serving.engine's parallel sizes, or wait longer"
             )
 

@@ -31,7 +31,7 @@ from outrider.data.split.split import GENERAL, PARTS, ids_of
 
 FILE, QUARANTINE = "on_policy.json", "quarantine.json"
 MOST_ASIDE = 0.5
-"""Maximum share of quarantined sequences. Above it the run stops."""
+"""Maximum share of quarantined sequences; the run stops above it."""
 
 
 def check_traffic(

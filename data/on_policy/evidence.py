@@ -18,7 +18,7 @@ group of sequences:
 | cause | trace on nano R1 (temperature 0.6, top_p 0.95; on-policy in the last row) |
 |---|---|
 | tokens shifted, another vocabulary or language | 95 to 100 % of sure tokens (p > 0.999) differ |
-| another model's text, or answers to other prompts | 1.5 to 5 % of those; 4 to 5 % < 1e-4 |
+| another model's text, or answers to other prompts | 1.5 to 5 % of those; 4 to 5 % of all < 1e-4 |
 | another temperature than logged | no such tokens; none outside top_p at the best temperature |
 | wrong template, cut or shifted start | first 8 tokens lack 2.6 to 4 nats each, later ones < 0.1 |
 | retokenized text | retokenized only; 1 to 4 % of uncertain tokens outside top_p |
@@ -49,7 +49,7 @@ HEAD, REST = 0, 1
 
 ROUNDING_NATS = 0.02
 """Standard deviation between the log-probabilities of two bf16 engines at one token; the
-self-check's mean difference on nano R1 is 0.01. Without this term, rounding would give any z for
+self-check's mean difference on nano R1 is 0.01. Without this term, rounding could give any z for
 deterministic text, whose variance is zero."""
 
 FEWEST_TOKENS = 200
@@ -270,8 +270,8 @@ def _cause(evidence: Evidence) -> tuple[str, str]:
             f"{np.median(evidence.temperature_S):g} (with a top_p of 1, another revision or "
             "quantization has the same trace)"
         )
-    # Only the start is off: it lacks 0.3 nats per token, and five times as many as the rest. The
-    # median is used because one or two completions that diverge later could hide a bad start.
+    # Only the start is off: it lacks 0.3 nats per token, at least five times as many as the rest.
+    # Medians, because one or two completions that diverge later must not hide a common bad start.
     head = evidence.difference(HEAD)
     rest = max(evidence.difference(REST), evidence.typical_difference(REST))
     if head <= -0.3 and head <= 5.0 * min(rest, 0.0):

@@ -1,4 +1,4 @@
-"""Near-identical prompts, as opposed to prompts that share a template.
+"""Finds near-identical prompts, as opposed to prompts that only share a template.
 
 A prompt is represented by its set of word 5-grams, or by its whole text if it has fewer words.
 5-grams in more than half of the prompts are boilerplate (the instructions and headings of a

@@ -32,7 +32,7 @@ def choose_sequences(
     seed: int,
     owners: Mapping[str, str],
 ) -> list[str]:
-    """At most `most` ids: the latest of `newer`, and a seeded sample of `older` before them.
+    """Chooses up to `most` ids: a sample of `older`, then the latest `newer`.
 
     Both are in order of time. At most `older_share` of the result is older; newer ids fill the
     rest. `owners` maps each id to its tenant or user, empty if none was logged. One owner exceeds

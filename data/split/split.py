@@ -40,7 +40,7 @@ SEEN = {
 
 GENERAL = "general"
 PREFIX = "g"
-"""Prefix of the ids of general sequences; ids of the customer's begin with a digit."""
+"""Prefix of the ids of general sequences; other ids begin with a digit."""
 
 
 def split(
@@ -198,8 +198,9 @@ def add_general(
 ) -> None:
     """Adds general sequences to the training part and to a separate part.
 
-    They become `split.general_share` of the training part. The latest are held out as `general`,
-    except near-identical prompts; their sessions are not trained on. Adds counts to the summary.
+    They become `split.general_share` of the training part. The latest are held out as `general`
+    unless near-identical to training prompts; their sessions are not trained on. Counts are added
+    to `summary`.
     """
     ids, prompts = general["sequence_id"][:], general["prompt_text"][:]
     times = log_order(general["time"])
