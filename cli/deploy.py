@@ -1,4 +1,4 @@
-"""`outrider deploy`: deploys a bundle to a live endpoint; promotes its canary or rolls it back.
+"""`outrider deploy`: deploys a bundle to a live endpoint, with a canary.
 
 outrider deploy runs/march --endpoint endpoints/resume.yaml
 outrider deploy --status --endpoint endpoints/resume.yaml
@@ -101,7 +101,7 @@ def deploy_speculator(
 
 
 def _bundle_of(place: str) -> str:
-    """Returns a run directory's bundle; other folders and addresses are returned as given."""
+    """Returns a run directory's bundle; other places are returned as given."""
     root = Path(place).expanduser()
     if not (root / "recipe.resolved.yaml").is_file():
         return place

@@ -1,4 +1,4 @@
-"""`outrider doctor`: shows what this machine can run, and how to fix what is missing.
+"""`outrider doctor`: shows what this machine can run and what is missing.
 
 outrider doctor
 """

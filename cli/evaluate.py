@@ -1,4 +1,4 @@
-"""`outrider eval`: measures a speculator or a running server, or compares evaluated runs.
+"""`outrider eval`: measures a speculator or a server, or compares evaluated runs.
 
 outrider eval resume_screening --speculator DIR|ngram|none
 outrider eval resume_screening --server http://HOST:PORT

@@ -18,7 +18,7 @@ def export_speculator(
     runs: Runs = Path("runs"),
     force: Annotated[bool, Flag] = False,
 ) -> int:
-    """Write the bundle of an evaluated speculator, verify it in vLLM, and copy it.
+    """Write the bundle of an evaluated speculator, verify and copy it.
 
     Parameters
     ----------

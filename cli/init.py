@@ -130,7 +130,7 @@ def write_recipe(
 
 
 def _examined(logs: str, target: str) -> tuple["Recipe", Mapping[str, Any]]:
-    """Returns a minimal recipe with all kinds of the target, and its config.json."""
+    """Returns a minimal recipe with the target's kinds, and its config.json."""
     from outrider.pipeline.kinds import with_kinds
     from outrider.pipeline.plan.training_cost import target_config
     from outrider.pipeline.preflight import local_target

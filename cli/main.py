@@ -1,4 +1,4 @@
-"""The command `outrider` and its verbs; the six console scripts are aliases of verbs.
+"""The command `outrider` and its verbs, with six console scripts as aliases.
 
     outrider train resume_screening          # train-speculator --recipe resume_screening
 

@@ -100,7 +100,7 @@ Group = tuple[ArrayLike, ArrayLike]
 
 
 def ratio_of_groups(above: Sequence[Group], below: Sequence[Group], alpha: float) -> Bounds:
-    """Product of the ratios of `above` divided by that of `below`, with bounds.
+    """Product of ratios of `above` divided by that of `below`, with bounds.
 
     A group's ratio is sum(numerator) / sum(denominator) of its clusters. A cluster is a session, or
     a request if sessions are unknown. If a sum comes from one cluster, bounds are 0 and infinity.

@@ -1,4 +1,4 @@
-"""Runs a function in a child process, whose memory is freed when it ends.
+"""Runs a function in a child process, so that memory is freed.
 
     sums = in_child(replay, speculator_dir, target_dir, store, rows, depth=4)
 
@@ -86,7 +86,7 @@ def answer_of(work: Callable[[], object]) -> bytes:
 
 
 def returned(answer: bytes, where: str) -> Any:
-    """Returns the result in `answer` or raises its error; `where` describes its origin."""
+    """Returns the result in `answer` or raises its error, from `where`."""
     result, error, frames = pickle.loads(answer)
     if isinstance(error, OutriderError):
         raise error

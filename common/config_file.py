@@ -38,7 +38,7 @@ _Loader.add_implicit_resolver(
 
 
 def read_yaml(path: Path, noun: str = "a recipe") -> tuple[dict[str, Any], Origins]:
-    """Reads the mapping in a YAML file; also returns file and line of each key.
+    """Reads a YAML mapping; also returns file and line of each key.
 
     Raises an `OutriderError` if it is not a mapping. Messages call the file `noun`.
     """
@@ -61,7 +61,7 @@ def read_yaml(path: Path, noun: str = "a recipe") -> tuple[dict[str, Any], Origi
 
 
 def read_value(text: str) -> Any:
-    """Parses the YAML value of a `key=value` argument: 3, 1e-4, true, [1, 4], text."""
+    """Parses a `key=value` argument's YAML value: 3, 1e-4, true, [1, 4], text."""
     return yaml.load(text, Loader=_Loader)
 
 
@@ -93,7 +93,7 @@ def _value(node: yaml.Node, keys: Keys, path: Path, origins: Origins) -> Any:
 
 
 def explain(error: ValidationError, model: type[BaseModel], origins: Origins, noun: str) -> str:
-    """Describes all mistakes that pydantic found in `noun` ("a recipe"), one per line."""
+    """Describes all mistakes that pydantic found in `noun`, one per line."""
     lines = []
     for detail in error.errors(include_url=False):
         keys, section = _written(detail["loc"], model)
@@ -126,7 +126,7 @@ def _message(
 
 
 def _written(location: Keys, model: type[BaseModel]) -> tuple[Keys, type[BaseModel]]:
-    """Returns the keys as written in the file, and the section of the last key.
+    """Returns the keys as in the file, and the last key's section.
 
     pydantic's location also contains the union member after a field, such as `k`, `int`.
     """
@@ -146,7 +146,7 @@ def _written(location: Keys, model: type[BaseModel]) -> tuple[Keys, type[BaseMod
 
 
 def _below(annotation: Any) -> Any:
-    """The section type of a field, or its dict or list of sections; None if neither."""
+    """A field's section, or dict or list of sections; None otherwise."""
     if typing.get_origin(annotation) in (typing.Union, types.UnionType):
         return next(filter(None, map(_below, typing.get_args(annotation))), None)
     if typing.get_origin(annotation) in (dict, list):

@@ -59,7 +59,7 @@ def publish(path: Path) -> Iterator[Path]:
 
 
 def says_disk_is_full(error: Exception) -> bool:
-    """Whether the error means a full disk; safetensors reports that only in its message."""
+    """Whether the error is a full disk, which safetensors reports as text."""
     full = (errno.ENOSPC, errno.EDQUOT)
     return getattr(error, "errno", None) in full or any(
         f"os error {code})" in str(error) for code in full
@@ -76,7 +76,7 @@ def write_json(path: Path, value: Any, private: bool = False) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """Reads a JSON file; raises an `OutriderError` if it is missing or invalid."""
+    """Reads a JSON file; raises an `OutriderError` if missing or invalid."""
     try:
         return json.loads(Path(path).read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -123,7 +123,7 @@ def holder(path: Path) -> int | None:
 
 
 def link_or_copy(source: str | Path, destination: str | Path) -> None:
-    """Makes a hard link, since states of R1 take terabytes; copies if that fails."""
+    """Makes a hard link, which saves terabytes for R1, or a copy."""
     try:
         os.link(source, destination)
     except OSError:
@@ -149,7 +149,7 @@ def _remove_leftovers(folder: Path) -> None:
 
 
 def remove(path: Path) -> None:
-    """Removes a file, a link, or a folder with its contents, if it exists."""
+    """Removes a file, link, or folder with its contents, if it exists."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:

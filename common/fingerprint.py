@@ -72,7 +72,7 @@ def store_identity(info: Mapping[str, Any]) -> list[str]:
 
 
 def changes(before: Any, now: Any, name: str = "") -> list[str]:
-    """Lists the differences of two trees of inputs as `section.key: old -> new`."""
+    """Lists the differences of two input trees as `section.key: old -> new`."""
     if before == now:
         return []
     if isinstance(before, dict) and isinstance(now, dict):
@@ -88,7 +88,7 @@ def changes(before: Any, now: Any, name: str = "") -> list[str]:
 
 @dataclasses.dataclass(frozen=True)
 class Kept:
-    """A result in a JSON file, with the inputs that it was computed from.
+    """A result in a JSON file, with the inputs of its computation.
 
     `inputs` is any JSON value. Pass a digest if the inputs are long or confidential, and `private`
     if the result is confidential: only its owner can then read the file.
@@ -119,7 +119,7 @@ class Kept:
         write_json(self.path, {"inputs": self.inputs, **facts, "result": result}, self.private)
 
     def run(self, work: Callable[[], Any]) -> Any:
-        """Returns the result; computes it with `work` unless it is up to date."""
+        """Returns the result; computes it with `work` if outdated or missing."""
         if not self.done():
             self.put(work())
         return self.get()

@@ -1,4 +1,4 @@
-"""Intervals over few sessions of unequal size: degrees of freedom, and numbers of sessions needed.
+"""Intervals over few unequal sessions: degrees of freedom, and sessions needed.
 
 degrees_of_freedom([[0.25, 0.25, 0.25, 0.25]])      # [3.]
 

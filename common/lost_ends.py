@@ -1,4 +1,4 @@
-"""Counts responses that lose their end at a length limit, for plan, progress and report.
+"""Counts responses cut at a length limit, for plan, progress and report.
 
     found, kept = lost_ends(lengths, starts, limit=2047, key="serving.engine.max_model_len = 2,048")
     print(found.describe())     # 2 of 720 responses lose their end (512 tokens) ...
@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 
 class LostEnds(NamedTuple):
-    """Sequences that a limit cuts or drops; `cut` and `dropped` are 0 if all fit."""
+    """Counts of sequences that a limit cuts or drops."""
 
     key: str
     """The recipe's key with its value."""
@@ -42,7 +42,7 @@ class LostEnds(NamedTuple):
 def lost_ends(
     lengths: Sequence[int], starts: Sequence[int], limit: int, key: str
 ) -> tuple[LostEnds, list[int]]:
-    """Counts the sequences that `limit` cuts; also returns the rows that are kept.
+    """Counts the sequences that `limit` cuts; also returns the kept rows.
 
     A longer sequence is left out if its prompt alone reaches the limit.
     """

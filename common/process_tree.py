@@ -134,7 +134,7 @@ class Child:
         return OutriderError(f"{self._name} {what}: {why}\n(log: {self.log})")
 
     def stop(self, patience_s: float = 0.0) -> None:
-        """Stops it: SIGTERM if `patience_s` is not 0, then SIGKILL to its tree."""
+        """Stops it: SIGTERM if `patience_s` is positive, then SIGKILL its tree."""
         try:
             if patience_s:
                 self.process.terminate()
@@ -246,7 +246,7 @@ def run_supervised(argv: list[str], log: Path, environment: dict[str, str]) -> i
 
 @contextlib.contextmanager
 def stopped_by_signal() -> Iterator[None]:
-    """In this context a signal raises `Interrupted`, so that temporary files are removed."""
+    """Makes signals raise `Interrupted`, so that temporary files are removed."""
 
     def stop(number: int, _: object) -> None:
         raise Interrupted(number)
@@ -260,7 +260,7 @@ def signal_handlers(
     handler: Callable[[int, Any], object],
     signals: Sequence[signal.Signals] = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP),
 ) -> Iterator[None]:
-    """In this context `handler` handles signals, by default those that stop a run.
+    """Uses `handler` for signals, by default those that stop a run.
 
     The previous handlers are restored afterwards.
     """

@@ -48,14 +48,14 @@ def looks_secret(name: str) -> bool:
 
 
 def has_credentials(text: str) -> bool:
-    """Whether the text contains a known key, or a URL with password or signature."""
+    """Whether the text contains a known key or a URL with credentials."""
     queries = [found[0].partition("?")[2] for found in _QUERY.finditer(text)]
     names = [pair.partition("=")[0] for query in queries for pair in query.split("&")]
     return bool(_SIGNED.search(text) or _FORMS.search(text)) or any(map(looks_secret, names))
 
 
 def without_credentials(text: str) -> str:
-    """Hides known forms of keys, and the user part and query of URLs."""
+    """Hides known keys, and the user part and query of URLs."""
     return _FORMS.sub(HIDDEN, _QUERY.sub(rf"\1?{HIDDEN}", _USER.sub(rf"\1{HIDDEN}@", text)))
 
 

@@ -63,7 +63,7 @@ def log_order(times: Iterable[float | None]) -> list[tuple[float, int]]:
 def session_names(
     table: Dataset, times: Sequence[tuple[float, int]], gap_minutes: float
 ) -> list[str]:
-    """Returns the session name of every row; `times` are the keys from `log_order`.
+    """Returns every row's session name; `times` are the keys from `log_order`.
 
     A conversation id is one session, however long it lasts. A user id is not: it lasts for weeks,
     and the split would leave out all of the user's exchanges except those of one part. Nor is a

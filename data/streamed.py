@@ -133,7 +133,7 @@ def streaming(
 
 
 class StreamedFeatures:
-    """Reads the training part while it is captured, and other parts from a store."""
+    """Reads the training part during capture, and other parts from a store."""
 
     def __init__(self, directory: Path, facts: dict[str, Any]):
         self.directory, self.facts = directory, facts

@@ -49,7 +49,7 @@ def inspect(recipe: Name, *overrides: str, first: int | None = None) -> dict[str
 
 
 def plan(recipe: Name, *overrides: str, runs: Path = RUNS) -> dict[str, Any]:
-    """Estimates parameters, bytes of memory and disk, and seconds by stage, from config.json."""
+    """Estimates parameters, memory and disk (bytes), and seconds by stage, from config.json."""
     from outrider.pipeline.attempt import open_run
     from outrider.pipeline.plan.training_cost import price
 

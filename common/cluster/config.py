@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 
 class ClusterConfig(BaseModel):
-    """`cluster:` where the stages run. Without an address they run on this machine, without Ray."""
+    """`cluster:` the Ray cluster of the stages; without an address, this machine."""
 
     model_config = ConfigDict(extra="forbid")
 

@@ -189,7 +189,7 @@ def _private_folder() -> Iterator[Path]:
 
 
 def node_versions() -> str:
-    """Versions that must be equal on all nodes: outrider, with a source digest, and Python."""
+    """Versions that must be equal on all nodes, with a source digest."""
     root = Path(__file__).resolve().parents[2]
     rooms = ("common", "speculators", "serving", "data", "training", "eval", "pipeline", "live")
     paths = [path for room in (*rooms, "recipes") for path in (root / room).rglob("*.py")]

@@ -30,7 +30,7 @@ def run_tasks(
     cpus: float = 1.0,
     gpus: float = 0.0,
 ) -> list[Result]:
-    """Computes `function(shared, item)` for every item, in parallel as far as resources allow.
+    """Computes `function(shared, item)` for every item, in parallel as resources allow.
 
     The nodes import `function` by name. `cpus` and `gpus` are those of one task. After an error or
     Ctrl-C the other tasks are cancelled.
@@ -58,7 +58,7 @@ def run_tasks(
 
 
 def slots(cpus: float = 1.0, gpus: float = 0.0) -> int:
-    """How many tasks of this size the cluster runs concurrently; at least 1."""
+    """How many tasks of this size the cluster runs concurrently, minimum 1."""
     import ray
 
     there = ray.cluster_resources()

@@ -303,7 +303,7 @@ def _finished(out_dir: Path, source: dict[str, Any], spec: FeatureSpec, dtype: S
 
 
 def _check_streams(spec: FeatureSpec, target_config: dict[str, Any], engine: EngineConfig) -> None:
-    """Raises an `OutriderError` for a stream that target or engine do not have."""
+    """Raises an `OutriderError` if target or engine lack a stream."""
     hidden_size, layers = target_config["hidden_size"], target_config["num_hidden_layers"]
     for stream in spec.auxiliary:
         if not 1 <= layer_index(stream.name) <= layers or stream.width != hidden_size:
@@ -322,7 +322,7 @@ def _check_streams(spec: FeatureSpec, target_config: dict[str, Any], engine: Eng
 
 
 def _check_disk(out_dir: Path, tokens: int, spec: FeatureSpec, dtype: StateDtype) -> None:
-    """Checks that the remaining states and ids fit the disk, plus 2 %."""
+    """Checks that the remaining states plus 2 % fit the free space."""
     there = sum(path.stat().st_size for path in out_dir.glob("shard-*.safetensors"))
     each = bytes_per_token(spec.width, dtype, len(spec.streams))
     needed = int(1.02 * tokens * each) - there

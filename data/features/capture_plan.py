@@ -1,4 +1,4 @@
-"""The plan of a capture: pieces of the table in order, which depend only on the recipe.
+"""The plan of a capture: pieces that depend only on the recipe.
 
 A piece is the rows that the engine prefills at a time (`capture.batch_tokens`). bf16 results depend
 on the batch in which a token is computed, so a piece is always captured as a whole, by one engine.

@@ -112,7 +112,7 @@ def self_check(engine: Engine, rows: Sequence[Row], lm_head_VH: torch.Tensor) ->
 def rebuilt_logprobs(
     hidden_TH: torch.Tensor, token_ids: torch.Tensor, lm_head_VH: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Log-probabilities of the tokens after h_0 .. h_{T-2}, and the most probable tokens."""
+    """Log-probabilities of the tokens after h_0 .. h_{T-2}, and most probable tokens."""
     logprobs, tops = [], []
     for start in range(0, len(token_ids) - 1, POSITIONS_AT_A_TIME):
         following = token_ids[start + 1 : start + 1 + POSITIONS_AT_A_TIME]
@@ -186,7 +186,7 @@ class LayerCheck:
 
 
 def norm_and_layers(target_dir: Path) -> tuple[Callable[[Tensor], Tensor], int]:
-    """Reads the target's final norm ([T, H] to float32) and number of layers."""
+    """Reads the target's final norm ([T, H] to float32) and layer count."""
     layout = read_layout(target_dir)
     weight_H = CheckpointTensors(layout).read(FINAL_NORM_WEIGHT, torch.float32)
     eps = layout.config["rms_norm_eps"]
@@ -241,7 +241,7 @@ def _relative(state_TH: Tensor, reference_TH: Tensor) -> Tensor:
 
 
 def require_layer_check(check: LayerCheck) -> None:
-    """Raises an `OutriderError` if a stream is not from the layer in its name."""
+    """Raises an `OutriderError` if a stream comes from another layer."""
     # Written so that a NaN fails too.
     top = check.top_error <= MAX_TOP_ERROR and check.top_error < check.below_top_error / 2
     if top and all(share >= MIN_NEAREST for share in check.nearest.values()):

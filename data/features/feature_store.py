@@ -200,7 +200,7 @@ def stored_names(stream: str) -> dict[str, str]:
 
 
 def join_stores(directories: Sequence[Path], wanted: Collection[str], out_dir: Path) -> None:
-    """Publishes a store with the `wanted` sequences; shards are hard links if possible.
+    """Publishes a store of the `wanted` sequences, with hard links if possible.
 
     Raises:
         OutriderError: stores differ in a key of `SAME`, or one of `wanted` is in none of them.

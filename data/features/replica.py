@@ -1,4 +1,4 @@
-"""A capture replica: an engine in a Ray actor that captures whole pieces of a plan.
+"""A capture replica: a Ray actor whose engine captures whole pieces.
 
     replica = ray.remote(CaptureReplica).remote(setup)
     checks = ray.get(replica.start.remote())

@@ -1,4 +1,4 @@
-"""Capture replicas on a Ray cluster, which stream the pieces of a plan in order.
+"""Capture replicas on a Ray cluster, streaming a plan's pieces in order.
 
     with start_replicas(config, setup) as (_, actors):
         replicas = Replicas(actors, state_bytes(setup.spec), config.start_timeout_s)
@@ -230,7 +230,7 @@ class Replicas:
 
 
 def _cause(error: Exception) -> str:
-    """Why an actor or task failed: Ray's last line, or our own message."""
+    """Why an actor or task failed: Ray's last line or our message."""
     cause = getattr(error, "cause", None) or error
     lines = [line.strip() for line in str(cause).splitlines() if line.strip()] or [""]
     if isinstance(cause, OutriderError):

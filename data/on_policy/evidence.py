@@ -116,7 +116,7 @@ class Evidence:
         return float(self.of_each(column, part).sum())
 
     def share(self, column: str, of: str = "tokens", part: int | None = None) -> float:
-        """Ratio of the sums of two columns; 0 if the divisor is 0."""
+        """Ratio of two columns' sums; 0 if the divisor is 0."""
         whole = self.total(of, part)
         return self.total(column, part) / whole if whole else 0.0
 

@@ -67,7 +67,7 @@ def jaccard(left: frozenset[int], right: frozenset[int]) -> float:
 
 
 def _boilerplate(prompts: Sequence[str]) -> frozenset[int]:
-    """Finds the shingles of over half of the prompts, or of a sample."""
+    """Finds the shingles of over half of the prompts or a sample."""
     rows = random.Random(0).sample(range(len(prompts)), min(len(prompts), 2000))
     chosen = [prompts[row] for row in sorted(rows)]
     counts = Counter(itertools.chain.from_iterable(map(shingles_of, chosen)))

@@ -1,4 +1,4 @@
-"""Chooses the sequences of a training round, and those that its gate may use.
+"""Chooses the sequences of a training round and of its gate.
 
     chosen = choose_sequences(newer, older, most=2000, older_share=0.3, seed=4, owners=owners)
     parts = training_parts(table, validation_fraction=0.1, gap_minutes=30)
@@ -32,7 +32,7 @@ def choose_sequences(
     seed: int,
     owners: Mapping[str, str],
 ) -> list[str]:
-    """Chooses up to `most` ids: a sample of `older`, then the latest `newer`.
+    """Chooses up to `most` ids: sampled `older` ones, then the latest `newer`.
 
     Both are in order of time. At most `older_share` of the result is older; newer ids fill the
     rest. `owners` maps each id to its tenant or user, empty if none was logged. One owner exceeds

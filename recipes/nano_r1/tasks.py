@@ -1,4 +1,4 @@
-"""Checks whether an answer is right, from the rendered prompt alone; one check per kind of work.
+"""Checks answers against the rendered prompt alone; one per kind of work.
 
 The right answers to résumés, orders and receipts are computed from the prompt. A bank reply is only
 checked for consistency, because only the corpus contains the right intent. An arithmetic problem
@@ -40,7 +40,7 @@ ADVICE = [
 
 
 def answer_of(completion_text: str) -> str:
-    """Returns the text after the reasoning, or all of it if there is none."""
+    """Returns the text after the reasoning, if any, or all of it."""
     return completion_text.rsplit(END_THINK, 1)[-1].replace(EOS, "").strip()
 
 
