@@ -20,7 +20,7 @@ def adapt_speculator(
 ) -> int:
     """Follow an endpoint's traffic: watch acceptance, train when it falls, gate, deploy.
 
-    Reads the log that the recipe names (traffic.path) from where it was read last, and keeps going
+    Reads the recipe's log (traffic.path) from where the last command stopped reading, and runs
     until it is stopped; the same command resumes. The policy is the recipe's section `adapt`.
 
     Parameters
@@ -28,7 +28,7 @@ def adapt_speculator(
     rounds
         Stop after this many training rounds, whether they shipped or not.
     once
-        Stop when the log has no whole window left and nothing is under way.
+        Stop when the log has no complete window left and no round or deployment is in progress.
     """
     from outrider.common.process_tree import stopped_by_signal
     from outrider.live.endpoint_file import load_endpoint
@@ -37,7 +37,7 @@ def adapt_speculator(
         raise UsageError(f"--rounds {rounds}: give 1 or more, or leave it out")
     loaded, _ = open_run(recipe, overrides, Path("runs"))
     live = load_endpoint(endpoint)
-    # torch, so after the mistakes that are known without it.
+    # Imports torch, so it follows the checks that need no torch.
     from outrider.live.adapt import adapting, summary
 
     with stopped_by_signal(), adapting(loaded, live) as adapter:

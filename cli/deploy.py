@@ -1,4 +1,4 @@
-"""`outrider deploy`: a bundle onto a live endpoint, by a canary that is promoted or rolled back.
+"""`outrider deploy`: deploys a bundle to a live endpoint, with a canary.
 
 outrider deploy runs/march --endpoint endpoints/resume.yaml
 outrider deploy --status --endpoint endpoints/resume.yaml
@@ -37,22 +37,22 @@ def deploy_speculator(
     Parameters
     ----------
     bundle
-        A run directory, or what `outrider export` wrote: a folder, or an address such as hf://,
-        s3:// or oci:.
+        A run directory, or an exported bundle: a folder, or an address such as hf://, s3:// or
+        oci:.
     status
         Print what the endpoint serves and what is being deployed; with --json as one JSON object.
     rollback
-        End the deployment in progress, or go back to the release before the one in use.
+        End the deployment in progress, or return to the previous release.
     promote
-        Promote the release that is on the canary now.
+        Promote the canary's release now.
     recover
-        Finish a deployment that was interrupted, and bring every replica to one release.
+        Finish an interrupted deployment, and bring all replicas to the same release.
     in_place
-        Swap the replicas one after another without a canary; each replica takes the release
-        back if its acceptance falls short of the bundle's evidence.
+        Swap the replicas one after another without a canary; a replica rolls back if its
+        acceptance falls short of the bundle's evidence.
     local
-        Start the endpoint's replicas and Envoy on this machine, and end them at the end. Without a
-        bundle they serve until Ctrl-C.
+        Start the endpoint's replicas and Envoy on this machine, and stop them afterwards. Without
+        a bundle they serve until Ctrl-C.
     load
         With --local: send the requests of this log (a path, or the name of shipped traffic).
     manifest
@@ -67,13 +67,13 @@ def deploy_speculator(
         raise UsageError(f"{' and '.join(chosen)}: give one of them")
     if bundle is None and (not chosen or manifest is not None):
         raise UsageError(
-            "no bundle: give a run directory or what `outrider export` wrote, or one of --status,"
+            "no bundle: give a run directory or an exported bundle, or one of --status,"
             " --rollback, --promote, --recover"
         )
     if bundle is not None and chosen not in ([], ["--manifest"], ["--local"]):
         raise UsageError(f"{chosen[0]} takes no bundle")
     if load is not None and not local:
-        raise UsageError("--load needs --local; a live endpoint has requests of its own")
+        raise UsageError("--load needs --local; a live endpoint receives its own requests")
     live = load_endpoint(endpoint)
     if status:
         return _status(live, as_json)
@@ -101,7 +101,7 @@ def deploy_speculator(
 
 
 def _bundle_of(place: str) -> str:
-    """The bundle of a run directory; any other folder or address is a bundle itself."""
+    """Returns a run directory's bundle; other places are returned as given."""
     root = Path(place).expanduser()
     if not (root / "recipe.resolved.yaml").is_file():
         return place
@@ -150,7 +150,7 @@ def _status(endpoint: "Endpoint", as_json: bool) -> int:
 
 
 def _ended(endpoint: "Endpoint", ended: "Deployment", wanted: str = "promote") -> int:
-    """Prints the JSON object of a deployment; returns 3 where it did not end as `wanted`."""
+    """Prints a deployment as JSON; returns 0 if it ended as `wanted`."""
     print_json(
         {
             "endpoint": endpoint.name,

@@ -1,4 +1,4 @@
-"""`outrider doctor`: what this machine can run, and the command that fixes what is missing.
+"""`outrider doctor`: shows what this machine can run and what is missing.
 
 outrider doctor
 """
@@ -19,7 +19,7 @@ LEAST_DRIVER = 580
 """Oldest NVIDIA driver that torch's CUDA 13 build works with."""
 
 LEAST_MEMORY, LEAST_DISK, LEAST_SHARED = 6e9, 5e9, 1e9
-"""Bytes that a run on the embedded target needs: memory, disk below the runs, /dev/shm."""
+"""Bytes that a run on the embedded target needs: memory, disk for its directory, /dev/shm."""
 
 
 class Finding(NamedTuple):
@@ -27,9 +27,9 @@ class Finding(NamedTuple):
 
     what: str
     state: Literal["ok", "missing", "note"]
-    """`missing`: training needs it; `note`: only some features do"""
+    """`missing`: training needs it; `note`: only some features need it"""
     found: str
-    """What was found, or what is lacking and the command that mends it"""
+    """What was found, or what is missing and the command that fixes it"""
 
 
 def doctor(*, runs: Runs = Path("runs"), as_json: AsJson = False) -> int:
@@ -40,7 +40,7 @@ def doctor(*, runs: Runs = Path("runs"), as_json: AsJson = False) -> int:
     Parameters
     ----------
     as_json
-        Print one JSON object instead of the table. It never holds a credential.
+        Print one JSON object instead of the table. It never contains credentials.
     """
     from rich.console import Console
     from rich.table import Table

@@ -1,4 +1,4 @@
-"""`outrider eval`: a speculator, a running server, or runs that have been evaluated.
+"""`outrider eval`: measures a speculator or a server, or compares evaluated runs.
 
 outrider eval resume_screening --speculator DIR|ngram|none
 outrider eval resume_screening --server http://HOST:PORT
@@ -35,15 +35,15 @@ def evaluate_speculator(
     ----------
     speculator
         A speculator's directory (an MTP layer or an EAGLE-3 head: config.json, model.safetensors),
-        `ngram` for vLLM's n-gram lookup, or `none`. Default: the one that this recipe trained.
+        `ngram` for vLLM's n-gram lookup, or `none`. Default: the speculator of this recipe's run.
     server
         Address of a running vLLM server, http://HOST:PORT. Measures its acceptance (from /metrics)
         and speed on the held-out traffic; gives no verdict.
     compare
-        Evaluated run directories: compares them and measures nothing. Shows the drift of a
-        speculator that several of them evaluated.
+        Evaluated run directories to compare; nothing is measured. Shows the drift of a speculator
+        that several of them evaluated.
     html
-        With --compare: file to write the comparison to as a page.
+        With --compare: HTML file to write the comparison to.
     """
     if compare:
         return _compare(compare, html)
@@ -71,7 +71,7 @@ def _server(loaded: "LoadedRecipe", run: "RunDirectory", url: str) -> int:
 
     with attempt(loaded, run) as go:
         go(["ingest", "split"], {})
-        # Heavy: imported once the stages have run.
+        # Slow to import, so only after the stages have run.
         from outrider.data.sequences import load_sequences
         from outrider.eval.bench.endpoint import measure_endpoint, print_endpoint
         from outrider.eval.bench.prompts import customers_sampling, evaluation_prompts
@@ -84,7 +84,7 @@ def _server(loaded: "LoadedRecipe", run: "RunDirectory", url: str) -> int:
                 "first to leave them out",
                 soft_wrap=True,
             )
-        # The prompts and the sampling of the timed blocks of the run's evaluation.
+        # The same prompts and sampling as in the timed blocks of the run's evaluation.
         heldout = load_sequences(run.sequences, parts_in_use(run)["heldout"])
         _, prompts = evaluation_prompts(heldout, recipe.eval, recipe.serving)
         with stopped_by_signal():

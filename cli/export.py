@@ -1,4 +1,4 @@
-"""`outrider export`: the verified bundle of an evaluated speculator.
+"""`outrider export`: writes the verified bundle of an evaluated speculator.
 
 outrider export runs/resume_screening --to DIR
 """
@@ -18,13 +18,13 @@ def export_speculator(
     runs: Runs = Path("runs"),
     force: Annotated[bool, Flag] = False,
 ) -> int:
-    """Write the bundle of an evaluated speculator, verify it in vLLM, and copy it to an endpoint.
+    """Write the bundle of an evaluated speculator, verify and copy it.
 
     Parameters
     ----------
     to
-        A directory, an fsspec URL such as s3://bucket/prefix, hf://OWNER/NAME for the Hugging Face
-        Hub, or oci:FOLDER:TAG for an OCI image layout.
+        Destination: a directory, an fsspec URL such as s3://bucket/prefix, hf://OWNER/NAME for the
+        Hugging Face Hub, or oci:FOLDER:TAG for an OCI image layout.
     force
         Export even a speculator that is not better than the base.
     """

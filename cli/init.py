@@ -1,4 +1,4 @@
-"""`outrider init`: a commented recipe for own logs and an own target.
+"""`outrider init`: writes a commented recipe for your logs and target.
 
 outrider init logs/ --target deepseek-ai/DeepSeek-R1
 """
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from outrider.pipeline.recipe.recipe import Recipe
 
 FIRST = 5000
-"""Rows that are read of each file: enough for formats, sampling and lengths."""
+"""Rows to read from each file: enough to find formats, sampling and lengths."""
 
 RECIPE = """\
 # Written by `outrider init {logs} --target {target}`.
@@ -67,7 +67,7 @@ def init(
 ) -> int:
     """Look at logs and target, and write a commented recipe with safe defaults.
 
-    Downloads no weights: of a hub model only its config.json and its tokenizer.
+    Downloads no weights; of a hub model, only config.json and the tokenizer.
 
     Parameters
     ----------
@@ -76,7 +76,7 @@ def init(
     to
         File to write. Default: the log's name in the current directory.
     effort
-        Size of the parts, epochs and measurement. Default: what suits the target.
+        Controls part sizes, epochs and measurement. Default: that of the target's template.
     """
     from rich.console import Console
 
@@ -96,7 +96,7 @@ def write_recipe(
 ) -> tuple[Path, dict[str, Any]]:
     """Writes the recipe; returns its path and what the log contains.
 
-    Raises `OutriderError` for logs or a target that cannot be trained on.
+    Raises an `OutriderError` if the logs or the target cannot be used for training.
     """
     from outrider.pipeline.recipe.load import load_recipe
 
@@ -122,7 +122,7 @@ def write_recipe(
         **values,
     )
     path.parent.mkdir(parents=True, exist_ok=True)
-    # Comments in one column.
+    # Aligns the comments in one column.
     text = re.sub(r"^( *[\w: ]+\S*)  # ", lambda row: f"{row[1]:<34}  # ", text, flags=re.MULTILINE)
     path.write_text(text, encoding="utf-8")
     load_recipe(str(path))
@@ -130,7 +130,7 @@ def write_recipe(
 
 
 def _examined(logs: str, target: str) -> tuple["Recipe", Mapping[str, Any]]:
-    """A recipe of the bare log with all kinds of its target, and the target's config.json."""
+    """Returns a minimal recipe with the target's kinds, and its config.json."""
     from outrider.pipeline.kinds import with_kinds
     from outrider.pipeline.plan.training_cost import target_config
     from outrider.pipeline.preflight import local_target
@@ -145,7 +145,7 @@ def _examined(logs: str, target: str) -> tuple["Recipe", Mapping[str, Any]]:
 
 
 def _found(recipe: "Recipe") -> dict[str, Any]:
-    """What the log's first rows contain, of its most frequent model where it has several."""
+    """Inspects the log's first rows, only those of the most frequent model."""
     from outrider.pipeline.inspection import inspect_recipe
 
     found, _ = inspect_recipe(recipe, FIRST, 0)
@@ -166,12 +166,12 @@ def _found(recipe: "Recipe") -> dict[str, Any]:
 
 
 def _template(config: Mapping[str, Any]) -> str:
-    """The shipped template for targets of this architecture and size."""
+    """Chooses the shipped template for targets of this architecture and size."""
     from outrider.speculators.checkpoints.architectures import architecture_of
 
     if architecture_of(config, "config.json").layer is None:
         return "r1_distill/template"
-    # The width of DeepSeek-V3 and R1.
+    # 7168 is the hidden size of DeepSeek-V3 and R1.
     return "r1/template" if config["hidden_size"] == 7168 else "template"
 
 
@@ -188,7 +188,7 @@ def _values(
     ranks = engine.tensor_parallel
     if not memory.shared:
         ranks = target_size(config).smallest_tensor_parallel(engine, memory.bytes) or ranks
-    # In multiples of 64 tokens.
+    # Rounded up to a multiple of 64 tokens.
     nine, most = (64 * (found["lengths"]["completion"][p] // 64 + 1) for p in ("p90", "p99"))
     sessions, users = found["sessions"]["distinct"], len(found["tenants"])
     longest = recipe.serving.engine.max_model_len // 2
@@ -213,6 +213,6 @@ def _values(
 
 
 def _yaml(value: Any) -> str:
-    """A value as YAML; names and paths stay bare."""
+    """Formats a value as YAML; names and paths are not quoted."""
     bare = isinstance(value, str) and re.fullmatch(r"[A-Za-z~./][\w./~+-]*", value)
     return str(value) if bare else json.dumps(value, ensure_ascii=False)

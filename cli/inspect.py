@@ -19,14 +19,14 @@ def inspect_traffic(
 ) -> int:
     """Report what a log contains, how much of it can be trained on, and what that costs.
 
-    Writes nothing. Inspects a recipe's log, or bare logs: traffic.path=LOGS [target.model=DIR].
+    Writes nothing. For logs without a recipe, give traffic.path=LOGS [target.model=DIR].
 
     Parameters
     ----------
     first
         Read only the first N rows of each file.
     samples
-        Print N sequences with the trained tokens marked. They are customer text. Default: 2 on a
+        Print N sequences, which are customer text, with the trained tokens marked. Default: 2 on a
         terminal, else none.
     as_json
         Print one JSON object instead, without customer text.

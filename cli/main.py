@@ -1,14 +1,14 @@
-"""The command `outrider` and its verbs; the six console scripts are other names of verbs.
+"""The command `outrider` and its verbs, with six console scripts as aliases.
 
     outrider train resume_screening          # train-speculator --recipe resume_screening
 
-Each verb parses its arguments and prints one clear message when that fails; torch is not imported
-here. Messages for people go to stderr. The last line of stdout is one JSON object; `inspect` and
-`doctor` print their findings on stdout and the object only with --json, `init` what it found.
+Each verb parses its arguments and prints one clear message if that fails; torch is not imported
+here. Messages for people go to stderr. The last line of stdout is one JSON object, except that
+`init`, `inspect` and `doctor` print their findings as text; the last two print JSON with --json.
 
-Exit status: 0: the custom speculator ships, or the command did its work; 1: an error; 2: a wrong
-command line; 3: measured and not to be shipped, or rolled back; 4: undecided; 75: stopped by a
-signal, rerun to resume; 130: stopped by Ctrl-C.
+Exit status: 0: the custom speculator ships, or the command succeeded; 1: an error; 2: a wrong
+command line; 3: the verdict is not to ship, or the release was rolled back; 4: undecided; 75:
+stopped by a signal, rerun to resume; 130: stopped by Ctrl-C.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ from pathlib import Path
 try:
     from cyclopts import App, CycloptsError
     from rich.console import Console
-except ModuleNotFoundError as error:  # a server's installation
+except ModuleNotFoundError as error:  # installed without the extra `train`
     sys.exit(
         f"{error.name} is missing: the commands need `pip install -e '.[train]'` in Outrider's"
         " checkout"
@@ -45,7 +45,7 @@ VERBS: dict[str, Callable[..., int]] = {
     "deploy": deploy.deploy_speculator,
     "adapt": adapt.adapt_speculator,
 }
-"""In the order in which people need them."""
+"""Verbs in the order in which users need them."""
 
 HELP = """Train a speculator on an endpoint's traffic, and ship it only if it is faster.
 
@@ -55,7 +55,7 @@ Every verb takes --help, and --quiet: nothing on stderr but errors."""
 
 
 def _run(name: str, *verb: str) -> None:
-    """Runs a verb, or the one that the command line names, and exits with its status."""
+    """Runs `verb`, by default the command line's, and exits with its status."""
     words = [*verb, *(word for word in sys.argv[1:] if word != "--quiet")]
     if not verb and words and words[0] in VERBS:
         name = f"{name} {words[0]}"
@@ -91,7 +91,7 @@ def _run(name: str, *verb: str) -> None:
 
 
 def command_app() -> App:
-    """The parser of all verbs."""
+    """Builds the parser of all verbs."""
     app = App(
         name="outrider",
         version=_versions,
@@ -106,7 +106,7 @@ def command_app() -> App:
 
 
 def _versions() -> str:
-    """For `--version`: Outrider, and what determines what it computes."""
+    """Text of `--version`: Outrider and the packages that affect its results."""
     from outrider.pipeline.provenance import versions
 
     return "\n".join(f"{package} {version}" for package, version in versions().items())

@@ -34,10 +34,10 @@ def train_speculator(
     as_json
         With --dry-run: print the JSON object and no table.
     gpu_memory
-        With --dry-run: memory of one GPU in GB. Default: that of the GPUs here, else this machine's
-        memory, else 150 (an H200); the output says which.
+        With --dry-run: memory of one GPU in GB. Default: that of this machine's GPUs, else its main
+        memory, else 150 (an H200); the output states which.
     stages
-        Run only these, separated by commas: ingest, split, capture, train, choose_kind (with
+        Run only these comma-separated stages: ingest, split, capture, train, choose_kind (only with
         several kinds), evaluate, export.
     force
         Export even a speculator that is not better than the base.

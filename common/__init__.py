@@ -1,1 +1,1 @@
-"""Errors, files and fingerprints: used by every room, imports none of them."""
+"""Errors, files, fingerprints and processes: used by all packages, independent of them."""

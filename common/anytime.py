@@ -18,14 +18,14 @@ n that starts at 1. By Ville's inequality it ever reaches 1 / beta with probabil
 (Robbins, Ann. Math. Statist. 41, 1970; Lai, Ann. Statist. 4, 1976, for t; Wang and Ramdas,
 arXiv:2310.03722; Lindon et al., arXiv:2210.08589, for regressions).
 
-One side at a time: E is the mean of the mixtures over positive and over negative effects, and the
-latter is at most 1 where t > 0. So E >= 1/beta implies that the positive one is at least
-2/beta - 1, which has probability at most alpha = beta / (2 - beta).
+For one-sided bounds: E is the mean of the mixtures over positive and over negative effects, and the
+latter is at most 1 if t > 0. So E >= 1/beta implies that the former is at least 2/beta - 1, which
+has probability at most alpha = beta / (2 - beta).
 
 This is exact for normal clusters of equal size. For others, n - 1 is replaced by the degrees of
-freedom of the jackknife variance (jackknife.py), as in Student's intervals of eval/stats. That it
-holds from the first look on, with long-tailed sizes and skewed ratios, is simulated in
-tests/common/test_anytime.py.
+freedom of the jackknife variance (jackknife.py), as in Student's intervals of eval/stats.
+tests/common/test_anytime.py simulates that the bounds hold from the first look on, with long-tailed
+sizes and skewed ratios.
 
 Shapes: R rows, G clusters.
 """
@@ -42,28 +42,28 @@ from outrider.common.jackknife import degrees_of_freedom
 Array = NDArray[np.float64]
 
 BEST_AT = 20.0
-"""Clusters at which the bounds are as narrow as they can be: 1.77 times Student's. With 10 or 100
-clusters they are at most 8 % wider than if they were tuned for that number."""
+"""Number of clusters that the bounds are tuned for; there they are 1.77 times as wide as Student's.
+With 10 or 100 clusters they are at most 8 % wider than bounds tuned for that number."""
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """A figure with bounds that hold at all looks together."""
+    """A value with bounds that hold at all looks simultaneously."""
 
     value: float
     """NaN if there is nothing to compute it from."""
     low: float
-    """0 for a ratio, where there are too few clusters."""
+    """0 if there are too few clusters."""
     high: float
-    """Infinite where there are too few clusters."""
+    """Infinity if there are too few clusters."""
     clusters: int
-    """Independent units that the bounds rest on."""
+    """Number of independent units that the bounds are computed from."""
 
 
 def critical_t(degrees: ArrayLike, alpha: float) -> Array:
     """Bound that a t statistic exceeds at any look with probability at most `alpha`.
 
-    The anytime-valid replacement of Student's one-sided quantile. Any shape.
+    The anytime-valid replacement of Student's one-sided quantile. `degrees` may have any shape.
     """
     degrees = np.asarray(degrees, dtype=np.float64)
     beta = 2 * alpha / (1 + alpha)
@@ -82,7 +82,7 @@ def critical_t(degrees: ArrayLike, alpha: float) -> Array:
 def _jackknife(numerator_RG: Array, denominator_RG: Array) -> tuple[Array, Array]:
     """Variance of log(sum(numerator) / sum(denominator)) and its degrees of freedom, by row.
 
-    NaN if one cluster has all of a sum.
+    NaN if a sum comes from a single cluster.
     """
     above_R1 = numerator_RG.sum(axis=1, keepdims=True)
     below_R1 = denominator_RG.sum(axis=1, keepdims=True)
@@ -100,15 +100,15 @@ Group = tuple[ArrayLike, ArrayLike]
 
 
 def ratio_of_groups(above: Sequence[Group], below: Sequence[Group], alpha: float) -> Bounds:
-    """Product of the ratios of the groups `above` over that of `below`, with bounds.
+    """Product of ratios of `above` divided by that of `below`, with bounds.
 
     A group's ratio is sum(numerator) / sum(denominator) of its clusters. A cluster is a session, or
-    a request where sessions are not known. There are no bounds where one has all of a sum. The
-    groups are independent: the variance of the log is the sum of their jackknife variances, and its
-    degrees of freedom are Welch's and Satterthwaite's. Clusters: those of the first group.
+    a request if sessions are unknown. If a sum comes from one cluster, bounds are 0 and infinity.
+    The groups are independent: the variance of the log is the sum of jackknife variances, and its
+    degrees of freedom are Welch's and Satterthwaite's. `clusters` counts those of the first group.
 
-    Some groups may be complete at the first look and others grow, as where an offset that was
-    measured before is subtracted. The bounds hold at all looks then too: with a fixed variance v
+    Some groups may be complete at the first look while others grow, for example if a previously
+    measured offset is subtracted. The bounds then also hold at all looks: with a fixed variance v
     and growing information I, the errors have the covariances of a mean of growing size whose
     information is 1 / (v + 1 / I).
     """
@@ -126,7 +126,7 @@ def ratio_of_groups(above: Sequence[Group], below: Sequence[Group], alpha: float
     shares = sum(
         v**2 / float(degrees_R[0]) for v, (_, degrees_R) in zip(variances, parts, strict=True)
     )
-    # Without variance, as where no draft is ever accepted, the fewest degrees decide.
+    # Without variance (for example if no draft is ever accepted), use the fewest degrees.
     total = sum(variances)
     degrees = total**2 / shares if shares > 0 else min(float(own_R[0]) for _, own_R in parts)
     value, margin = math.exp(log), math.sqrt(total) * float(critical_t(degrees, alpha))

@@ -1,14 +1,14 @@
-"""Runs a function in a child process, whose memory ends with it.
+"""Runs a function in a child process, so that memory is freed.
 
     sums = in_child(replay, speculator_dir, target_dir, store, rows, depth=4)
 
 An engine takes nine tenths of a GPU's memory when it starts, so the process that opens it must not
 hold GPU memory: weights, CUDA's context and torch's cache are freed only when their process ends.
-Work on a device therefore runs here, on CPUs too.
+Work on a device therefore runs here, also on CPUs.
 
-Children are forked from a server process that has imported torch and nothing else, in 0.1 s; a
-fresh interpreter imports torch for 4 to 8 s. The server never uses a device, because CUDA cannot be
-used in a fork of a process that has. It ends with the process that started it.
+Children are forked in 0.1 s from a server process that has imported only torch; a fresh interpreter
+takes 4 to 8 s to import it. The server never uses a device, because CUDA does not work in a fork of
+a process that has used it. The server ends with the process that started it.
 
 The function is imported by name in the child. Arguments and result are pickled.
 """
@@ -26,27 +26,27 @@ Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 
 _CONTEXT = multiprocessing.get_context("forkserver")
-# torch imports torch._dynamo (1.5 s) when a module is first made on the meta device.
+# torch imports torch._dynamo (1.5 s) when a module is first created on the meta device.
 _CONTEXT.set_forkserver_preload(["torch", "torch._dynamo"])
 
 
 class ChildError(RuntimeError):
-    """An unexpected error of a child; the error itself is its `__cause__`.
+    """An unexpected error in a child process; `__cause__` is the original error.
 
-    The message has the child's frames but no values, which may quote customer text.
+    The message lists the child's stack frames without values, which may quote customer text.
     """
 
 
 def in_child(
     function: Callable[Parameters, Result], *args: Parameters.args, **kwargs: Parameters.kwargs
 ) -> Result:
-    """`function(*args, **kwargs)`, computed in a child process.
+    """Returns `function(*args, **kwargs)`, computed in a child process.
 
-    Raises the child's `OutriderError` as it is, any other error as a `ChildError`, and an
-    `OutriderError` if the child was killed. Ctrl-C and SIGTERM of this process end the child.
+    Raises the child's `OutriderError` unchanged, any other error as a `ChildError`, and an
+    `OutriderError` if the child was killed. Ctrl-C or SIGTERM in this process ends the child.
     """
     receiver, sender = _CONTEXT.Pipe(duplex=False)
-    # Plain pickle: torch's own passes tensors by descriptors of a process that must stay alive.
+    # Plain pickle: torch's pickler passes tensors by descriptor, and their process must stay alive.
     process = _CONTEXT.Process(target=_work, args=(sender, pickle.dumps((function, args, kwargs))))
     process.start()
     sender.close()
@@ -67,9 +67,9 @@ def in_child(
 
 
 def answer_of(work: Callable[[], object]) -> bytes:
-    """The pickled result or error of `work`, for `returned` in another process.
+    """Pickles the result or error of `work`, for `returned` in another process.
 
-    An error carries its frames without values, so that no log of the process that computes quotes
+    An error carries its stack frames without values, so that no log of the computing process quotes
     customer text.
     """
     try:
@@ -79,14 +79,14 @@ def answer_of(work: Callable[[], object]) -> bytes:
         error.__traceback__ = error.__context__ = error.__cause__ = None
         try:
             answer = pickle.dumps((None, error, frames))
-            pickle.loads(answer)  # some exceptions cannot be made again from their arguments
+            pickle.loads(answer)  # some exceptions can be pickled but not unpickled
         except Exception:
             return pickle.dumps((None, None, frames))
         return answer
 
 
 def returned(answer: bytes, where: str) -> Any:
-    """The result in an `answer_of`; raises its error as `in_child` does. `where` is in words."""
+    """Returns the result in `answer` or raises its error, from `where`."""
     result, error, frames = pickle.loads(answer)
     if isinstance(error, OutriderError):
         raise error

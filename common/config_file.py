@@ -1,4 +1,4 @@
-"""A YAML configuration as plain values, and messages for mistakes in it.
+"""Reads a YAML configuration as plain values, and explains mistakes in it.
 
     values, origins = read_yaml(Path("resume_screening.yaml"))
     origins[("training", "epochs")]      # "resume_screening.yaml:14"
@@ -6,7 +6,7 @@
     except ValidationError as error:
         raise OutriderError(explain(error, Recipe, origins, "a recipe")) from None
 
-A message has file and line, key, value, the nearest key, and the keys that are valid there.
+A message contains file and line, key, value, the most similar key, and the valid keys.
 """
 
 import difflib
@@ -27,7 +27,7 @@ Origins = dict[Keys, str]
 
 
 class _Loader(yaml.SafeLoader):
-    """Reads 1e-4 as a number, which YAML 1.1 reads as text."""
+    """Reads 1e-4 as a number; YAML 1.1 reads it as text."""
 
 
 _Loader.add_implicit_resolver(
@@ -38,9 +38,9 @@ _Loader.add_implicit_resolver(
 
 
 def read_yaml(path: Path, noun: str = "a recipe") -> tuple[dict[str, Any], Origins]:
-    """The mapping in the file of a `noun`, and file and line of each key.
+    """Reads a YAML mapping; also returns file and line of each key.
 
-    Anything but a mapping is an `OutriderError` with file and line.
+    Raises an `OutriderError` if it is not a mapping. Messages call the file `noun`.
     """
     try:
         root = yaml.compose(path.read_text(encoding="utf-8"), Loader=_Loader)
@@ -61,7 +61,7 @@ def read_yaml(path: Path, noun: str = "a recipe") -> tuple[dict[str, Any], Origi
 
 
 def read_value(text: str) -> Any:
-    """The value of a command line's `key=value` in YAML: 3, 1e-4, true, null, [1, 4], text."""
+    """Parses a `key=value` argument's YAML value: 3, 1e-4, true, [1, 4], text."""
     return yaml.load(text, Loader=_Loader)
 
 
@@ -93,11 +93,11 @@ def _value(node: yaml.Node, keys: Keys, path: Path, origins: Origins) -> Any:
 
 
 def explain(error: ValidationError, model: type[BaseModel], origins: Origins, noun: str) -> str:
-    """All mistakes that pydantic found in the file of `noun` ("a recipe"), one per line."""
+    """Describes all mistakes that pydantic found in `noun`, one per line."""
     lines = []
     for detail in error.errors(include_url=False):
         keys, section = _written(detail["loc"], model)
-        # The key, or the nearest section above it that is written.
+        # The line of the key, or of the nearest enclosing section in the file.
         above = (keys[:length] for length in range(len(keys), -1, -1))
         origin = next((f"{origins[some]}: " for some in above if some in origins), "")
         lines.append(f"{origin}{_message(detail, keys, section, model, noun)}")
@@ -126,9 +126,9 @@ def _message(
 
 
 def _written(location: Keys, model: type[BaseModel]) -> tuple[Keys, type[BaseModel]]:
-    """The keys as written, and the section of the last one.
+    """Returns the keys as in the file, and the last key's section.
 
-    pydantic's location also has the union members that follow a field, such as `k`, `int`.
+    pydantic's location also contains the union member after a field, such as `k`, `int`.
     """
     keys: list[str | int] = []
     section, below = model, typing.cast(Any, model)
@@ -137,7 +137,7 @@ def _written(location: Keys, model: type[BaseModel]) -> tuple[Keys, type[BaseMod
             section = below
             field = section.model_fields.get(str(part))
             below = _below(field.annotation) if field else None
-        elif below is not None:  # a name that the file chose, or an index
+        elif below is not None:  # a key of a dict, or an index of a list
             below = _below(typing.get_args(below)[-1])
         elif not isinstance(part, int):
             continue
@@ -146,7 +146,7 @@ def _written(location: Keys, model: type[BaseModel]) -> tuple[Keys, type[BaseMod
 
 
 def _below(annotation: Any) -> Any:
-    """The section of a field, or its dict or list of sections; None: a value."""
+    """A field's section, or dict or list of sections; None otherwise."""
     if typing.get_origin(annotation) in (typing.Union, types.UnionType):
         return next(filter(None, map(_below, typing.get_args(annotation))), None)
     if typing.get_origin(annotation) in (dict, list):

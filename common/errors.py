@@ -7,7 +7,7 @@ class OutriderError(Exception):
     """A user's mistake or a limit of the machine, with a message that names the fix.
 
     The commands print the message without a traceback and exit with `exit_code`. Messages quote
-    addresses, and logs keep messages: credentials of URLs are left out here.
+    URLs and are logged, so credentials in URLs are removed here.
     """
 
     exit_code = 1

@@ -25,9 +25,9 @@ def publish(path: Path) -> Iterator[Path]:
     """Yields a temporary path for a file or a directory, and renames it to `path` on success.
 
     The content is synced to the disk before the rename. An existing file or directory at `path` is
-    replaced. On failure the temporary is removed and `path` is unchanged. A full disk is an
-    `OutriderError` that names the path. Publishing a directory also removes what killed processes
-    of this machine left next to it.
+    replaced. On failure the temporary is removed and `path` is unchanged. Raises an `OutriderError`
+    if the disk is full. Publishing a directory also removes temporaries that killed processes of
+    this machine left next to it.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -59,7 +59,7 @@ def publish(path: Path) -> Iterator[Path]:
 
 
 def says_disk_is_full(error: Exception) -> bool:
-    """Whether the error is a full disk. safetensors reports one only in its message."""
+    """Whether the error is a full disk, which safetensors reports as text."""
     full = (errno.ENOSPC, errno.EDQUOT)
     return getattr(error, "errno", None) in full or any(
         f"os error {code})" in str(error) for code in full
@@ -76,7 +76,7 @@ def write_json(path: Path, value: Any, private: bool = False) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """Reads a JSON file; a missing or broken one is an `OutriderError` that names it."""
+    """Reads a JSON file; raises an `OutriderError` if missing or invalid."""
     try:
         return json.loads(Path(path).read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -95,7 +95,7 @@ class Locked(OutriderError):
 def lock(path: Path, doing: str) -> Iterator[None]:
     """Holds a lock file; the kernel releases it when this process ends.
 
-    `Locked` with the other process and what it is `doing` where one holds it.
+    Raises `Locked` if another process holds it; the message ends with its id and `doing`.
     """
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     with path.open("a+", encoding="utf-8") as file:
@@ -104,9 +104,9 @@ def lock(path: Path, doing: str) -> Iterator[None]:
         except BlockingIOError:
             raise Locked(f"{path.parent}: process {holder(path)} {doing}") from None
         file.truncate(0)
-        # The disk may be full: the lock holds without the name of its holder.
+        # The lock is valid without the holder's id, which a full disk cannot store.
         with contextlib.suppress(OSError):
-            os.write(file.fileno(), b"%d" % os.getpid())  # closing a buffer would try again
+            os.write(file.fileno(), b"%d" % os.getpid())  # unbuffered: closing a buffer retries
         yield
 
 
@@ -123,7 +123,7 @@ def holder(path: Path) -> int | None:
 
 
 def link_or_copy(source: str | Path, destination: str | Path) -> None:
-    """A hard link, since states of R1 take terabytes; a copy where links fail."""
+    """Makes a hard link, which saves terabytes for R1, or a copy."""
     try:
         os.link(source, destination)
     except OSError:
@@ -131,7 +131,7 @@ def link_or_copy(source: str | Path, destination: str | Path) -> None:
 
 
 def sync(path: Path) -> None:
-    """Writes a file, or a folder's names, to the disk."""
+    """Flushes a file, or the entries of a folder, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -144,12 +144,12 @@ def _remove_leftovers(folder: Path) -> None:
     for left in folder.glob(f".*.{socket.gethostname()}.*"):
         _, pid, ending = left.name.rsplit(".", 2)
         if ending in ("tmp", "old") and pid.isdigit() and not psutil.pid_exists(int(pid)):
-            with contextlib.suppress(OSError):  # a release is read-only
+            with contextlib.suppress(OSError):  # a release is read-only and cannot be removed
                 remove(left)
 
 
 def remove(path: Path) -> None:
-    """Removes a file, a link or a folder with its content; nothing where there is none."""
+    """Removes a file, link, or folder with its contents, if it exists."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:

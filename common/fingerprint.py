@@ -19,7 +19,7 @@ from typing import Any
 from outrider.common.files import read_json, remove, write_json
 
 ABSENT = "absent"
-"""Digest of a path where there is nothing."""
+"""Digest of a path that does not exist."""
 
 
 def file_digest(path: Path) -> str:
@@ -37,8 +37,8 @@ def value_digest(value: Any) -> str:
 def path_digest(path: Path) -> str:
     """Digest of a file, or of the names and contents of all files below a directory.
 
-    `ABSENT` when there is nothing. Files above 256 MiB count by size and modification time: reading
-    terabytes of weights would take longer than most stages.
+    `ABSENT` if the path does not exist. Files above 256 MiB are represented by size and
+    modification time: reading terabytes of weights would take longer than most stages.
     """
     if not path.exists():
         return ABSENT
@@ -49,10 +49,10 @@ def path_digest(path: Path) -> str:
 
 
 def sampled_digest(paths: Iterable[Path], sampled: int = 4 * 2**20) -> str:
-    """Digest of each file's name, size and `sampled` bytes of both ends.
+    """Digest of the files' names, sizes, and first and last `sampled` bytes.
 
-    For weights, which are copied but not edited: unlike that of `path_digest`, it does not change
-    when a terabyte is copied or touched.
+    For weights, which are copied but not edited: unlike `path_digest`, it does not change when
+    large files are copied or touched.
     """
     digest = hashlib.sha256()
     for path in paths:
@@ -66,13 +66,13 @@ def sampled_digest(paths: Iterable[Path], sampled: int = 4 * 2**20) -> str:
 
 
 def store_identity(info: Mapping[str, Any]) -> list[str]:
-    """The fields of an fsspec `info` that change with the content; each store has some of them."""
+    """Returns the content-dependent fields of an fsspec `info`; each store has some."""
     fields = ("size", "mtime", "ETag", "etag", "md5Hash", "blob_id", "LastModified", "updated")
     return [str(info.get(field)) for field in fields]
 
 
 def changes(before: Any, now: Any, name: str = "") -> list[str]:
-    """The leaves at which two trees of inputs differ, as `section.key: old -> new`."""
+    """Lists the differences of two input trees as `section.key: old -> new`."""
     if before == now:
         return []
     if isinstance(before, dict) and isinstance(now, dict):
@@ -88,10 +88,10 @@ def changes(before: Any, now: Any, name: str = "") -> list[str]:
 
 @dataclasses.dataclass(frozen=True)
 class Kept:
-    """A result in a JSON file, with the inputs it was computed from.
+    """A result in a JSON file, with the inputs of its computation.
 
-    `inputs` is anything JSON can hold. Pass a digest where the inputs are long or confidential,
-    and `private` where the result is: the file is then readable by its owner only.
+    `inputs` is any JSON value. Pass a digest if the inputs are long or confidential, and `private`
+    if the result is confidential: only its owner can then read the file.
     """
 
     path: Path
@@ -99,18 +99,18 @@ class Kept:
     private: bool = False
 
     def changes(self) -> list[str] | None:
-        """What changed since the result was computed. Empty: nothing; None: there is no result."""
+        """Lists input changes since the result was computed; None without a result."""
         if not self.path.is_file():
             return None
-        # As the file returns them: tuples as lists, keys as text.
+        # In the form that JSON returns: tuples as lists, keys as text.
         return changes(read_json(self.path).get("inputs"), json.loads(json.dumps(self.inputs)))
 
     def done(self) -> bool:
-        """Whether there is a result of these inputs."""
+        """Whether there is a result for these inputs."""
         return self.changes() == []
 
     def get(self) -> Any:
-        """The result, whatever its inputs were."""
+        """Reads the result without comparing inputs."""
         return read_json(self.path)["result"]
 
     def put(self, result: Any, **facts: Any) -> None:
@@ -119,7 +119,7 @@ class Kept:
         write_json(self.path, {"inputs": self.inputs, **facts, "result": result}, self.private)
 
     def run(self, work: Callable[[], Any]) -> Any:
-        """The result, computed by `work` unless it is up to date."""
+        """Returns the result; computes it with `work` if outdated or missing."""
         if not self.done():
             self.put(work())
         return self.get()

@@ -1,4 +1,4 @@
-"""Intervals over few sessions of unequal size: degrees of freedom, and how many sessions decide.
+"""Intervals over few unequal sessions: degrees of freedom, and sessions needed.
 
 degrees_of_freedom([[0.25, 0.25, 0.25, 0.25]])      # [3.]
 
@@ -11,12 +11,12 @@ from numpy.typing import ArrayLike, NDArray
 Array = NDArray[np.float64]
 
 LEAST_SESSIONS = 5
-"""Fewest held-out sessions, or groups of prompts, that an interval is given for. The variance of
-fewer has so few degrees of freedom that the interval would decide nothing."""
+"""Minimum number of held-out sessions, or groups of prompts, for an interval. With fewer, the
+variance has so few degrees of freedom that the interval would decide nothing."""
 
 ENOUGH_SESSIONS = 30
-"""Held-out sessions from which an interval is as narrow as its spread allows: Student's t is within
-5 % of the normal quantile."""
+"""Number of held-out sessions from which an interval is about as narrow as the spread allows:
+Student's t is within 5 % of the normal quantile."""
 
 
 def degrees_of_freedom(share_RG: ArrayLike) -> Array:

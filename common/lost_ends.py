@@ -1,4 +1,4 @@
-"""Responses that lose their end at a length limit, counted for plan, progress and report.
+"""Counts responses cut at a length limit, for plan, progress and report.
 
     found, kept = lost_ends(lengths, starts, limit=2047, key="serving.engine.max_model_len = 2,048")
     print(found.describe())     # 2 of 720 responses lose their end (512 tokens) ...
@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 
 class LostEnds(NamedTuple):
-    """What a limit cuts; all counts are 0 if every sequence fits."""
+    """Counts of sequences that a limit cuts or drops."""
 
     key: str
     """The recipe's key with its value."""
@@ -27,7 +27,7 @@ class LostEnds(NamedTuple):
     """Sequences that are left out."""
 
     def describe(self) -> str:
-        """One line for a person; empty where every sequence fits."""
+        """Returns one readable line; empty if every sequence fits."""
         if not (self.cut or self.dropped):
             return ""
         cut = f"{self.cut:,} lose their end ({self.cut_tokens:,} tokens)" if self.cut else ""
@@ -42,9 +42,9 @@ class LostEnds(NamedTuple):
 def lost_ends(
     lengths: Sequence[int], starts: Sequence[int], limit: int, key: str
 ) -> tuple[LostEnds, list[int]]:
-    """What happens to sequences of these lengths and response starts; the rows that are kept.
+    """Counts the sequences that `limit` cuts; also returns the kept rows.
 
-    A sequence is left out where its prompt alone reaches the limit.
+    A longer sequence is left out if its prompt alone reaches the limit.
     """
     pairs = enumerate(zip(lengths, starts, strict=True))
     kept = [row for row, (length, start) in pairs if length <= limit or start < limit]

@@ -1,10 +1,10 @@
-"""Processes that end with their starter, even when it is killed.
+"""Processes that end with their starter, even if it is killed.
 
     child = Child(command, Path("server.log"), "the server")
     child.wait_until(healthy, 60)
     child.stop()
 
-    with ProcessTree() as tree:         # what several processes start
+    with ProcessTree() as tree:         # several processes and their descendants
         subprocess.Popen(command, env=os.environ | tree.environment)
 
     status = run_supervised(command, Path("stage.log"), dict(os.environ))   # handles signals too
@@ -42,15 +42,15 @@ MARK = "OUTRIDER_PROCESS_TREE"
 """Environment variable: the marks of the trees that a process belongs to, outermost first."""
 
 _QUIET_S = 0.25
-"""How long no member may be found before a tree counts as ended, in seconds. A process between
-fork and exec shows no mark."""
+"""Seconds without any member after which a tree counts as ended. A process between fork and exec
+shows no mark."""
 
 
 class ProcessTree:
-    """Processes that end together; leaving the context ends those that are left."""
+    """Processes that end together; leaving the context kills those still running."""
 
     def __init__(self, folder: Path | None = None) -> None:
-        """`folder` is removed after the last process."""
+        """`folder` is removed after the last process has ended."""
         self.mark = uuid.uuid4().hex
         outer = os.environ.get(MARK)
         # Without SPT_NOENV, vLLM's process titles overwrite the environment that /proc shows.
@@ -85,10 +85,10 @@ class Child:
         pipes: bool = False,
         descriptors: Sequence[int] = (),
     ) -> None:
-        """Starts the process, whose output is appended to `log`, a private file.
+        """Starts the process and appends its output to `log`, a private file.
 
-        `name` is for errors; `environment` None is this process's. With `pipes`, stdin and stdout
-        are text pipes of this process. `descriptors` of this process stay open in it.
+        `name` is used in errors; `environment` is by default this process's. With `pipes`, stdin
+        and stdout are text pipes to this process. `descriptors` stay open in the child.
         """
         self.log, self._name = log, name
         log.parent.mkdir(parents=True, exist_ok=True)
@@ -128,13 +128,13 @@ class Child:
             time.sleep(0.05)
 
     def failure(self, what: str, reason: Callable[[str], str] | None = None) -> OutriderError:
-        """The error with what happened, and with the cause if its log has one."""
+        """Builds the error: what happened, and the cause according to the log."""
         text = self.log.read_bytes()[self._log_start :].decode(errors="replace")
         why = reason(text) if reason else "\n".join(text.splitlines()[-25:])
         return OutriderError(f"{self._name} {what}: {why}\n(log: {self.log})")
 
     def stop(self, patience_s: float = 0.0) -> None:
-        """Ends it: SIGTERM, after `patience_s` SIGKILL to all that is left of its tree."""
+        """Stops it: SIGTERM if `patience_s` is positive, then SIGKILL its tree."""
         try:
             if patience_s:
                 self.process.terminate()
@@ -151,7 +151,7 @@ _OPEN: set[subprocess.Popen[bytes]] = set()
 
 
 def _close_pipes() -> None:
-    """In a forked child: a guard must not wait for it, nor for the engines that it becomes."""
+    """Closes pipes in a forked child: guards must not wait for it."""
     for guard in _OPEN:
         assert guard.stdin is not None
         guard.stdin.close()
@@ -162,12 +162,12 @@ os.register_at_fork(after_in_child=_close_pipes)
 
 
 def members(mark: str) -> list[psutil.Process]:
-    """The living processes with this mark."""
+    """Lists the running processes with this mark."""
     return [process for process in psutil.process_iter() if mark in _marks(process)]
 
 
 def wait_until(condition: Callable[[], object], seconds: float) -> bool:
-    """Whether `condition` became true within `seconds`."""
+    """Waits until `condition` is true; returns False after `seconds`."""
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:
@@ -200,8 +200,8 @@ def _marks(process: psutil.Process) -> list[str]:
 
 
 TERMINAL_DESCRIPTOR = "OUTRIDER_TERMINAL_DESCRIPTOR"
-"""Environment variable: the descriptor of the terminal, for progress. The child's stdout and stderr
-are the log."""
+"""Environment variable: the file descriptor of the terminal, for progress. The child's stdout and
+stderr are the log."""
 
 
 class Interrupted(Exception):
@@ -221,7 +221,7 @@ def run_supervised(argv: list[str], log: Path, environment: dict[str, str]) -> i
     received: list[int] = []
     try:
         terminal = os.dup(sys.stderr.fileno())
-    except OSError:  # a notebook's stderr has no descriptor; the kernel shows what 2 gets
+    except OSError:  # a notebook's stderr has no descriptor; its kernel shows descriptor 2
         terminal = os.dup(2)
     with signal_handlers(lambda number, _: received.append(number)):
         variables = environment | {TERMINAL_DESCRIPTOR: str(terminal)}
@@ -246,7 +246,7 @@ def run_supervised(argv: list[str], log: Path, environment: dict[str, str]) -> i
 
 @contextlib.contextmanager
 def stopped_by_signal() -> Iterator[None]:
-    """Inside, a signal raises `Interrupted`, so that temporary files are removed."""
+    """Makes signals raise `Interrupted`, so that temporary files are removed."""
 
     def stop(number: int, _: object) -> None:
         raise Interrupted(number)
@@ -260,9 +260,9 @@ def signal_handlers(
     handler: Callable[[int, Any], object],
     signals: Sequence[signal.Signals] = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP),
 ) -> Iterator[None]:
-    """Inside, `handler` gets the signals, by default those that stop a run.
+    """Uses `handler` for signals, by default those that stop a run.
 
-    The previous handlers come back afterwards.
+    The previous handlers are restored afterwards.
     """
     previous = {number: signal.signal(number, handler) for number in signals}
     try:
@@ -276,7 +276,7 @@ def signal_handlers(
 def changed_environment(
     variables: Mapping[str, str], restored: Sequence[str] = ()
 ) -> Iterator[None]:
-    """This process's variables inside; what they and `restored` were comes back afterwards."""
+    """Sets environment variables; afterwards restores them and those in `restored`."""
     before = {name: os.environ.get(name) for name in (*variables, *restored)}
     os.environ.update(variables)
     try:

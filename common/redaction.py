@@ -1,11 +1,11 @@
-"""Secrets by their names and forms: what looks like one is refused or written as `***`.
+"""Recognizes secrets by their names and forms, and replaces them by `***`.
 
     looks_secret("HF_TOKEN")                       # True; max_num_batched_tokens: False
     redacted("vllm serve x --api-key sk-1 -tp 8")  # vllm serve x --api-key *** -tp 8
     redacted_words(sys.argv)
 
-Names and forms are guesses: a password in a value with an innocent name stays. Secrets belong into
-the environment of the command or into a file that only its owner can read.
+This is heuristic: a password in a value with an innocent name remains. Secrets belong in the
+environment of the command or in a file that only its owner can read.
 """
 
 import re
@@ -19,18 +19,18 @@ _ALWAYS = {
     *("credential", "credentials", "authorization", "bearer"),
 }
 _LAST = {"token", "key", "keys", "sig", "signature"}
-"""Secret as a name's last word. `token_ids`, `draft_tokens` and `key_value_heads` are not
-secrets."""
+"""Words that mark a secret only at the end of its name: `token_ids`, `draft_tokens` and
+`key_value_heads` are not secrets."""
 _KEY_ID = re.compile(r"(access|secret|api|private|signing|session).?(key|token)", re.IGNORECASE)
 _PLAIN = {"key", "keys", "stop token", "bos token", "eos token", "pad token"}
 _POINTERS = {"file", "path", "dir", "env", "name"}
-"""`api_key_file` names the place of a secret, not the secret."""
+"""`api_key_file` is the location of a secret, not the secret."""
 
 _FORMS = re.compile(
     r"\b(?:hf_|sk-|ghp_|github_pat_|glpat-|xox[abp]-)[A-Za-z0-9_-]{12,}|\bAKIA[0-9A-Z]{16}\b"
 )
 _USER = re.compile(r"((?<!abfs)(?<!abfss)(?<!wasb)(?<!wasbs)://)[^/@\s\"']+@")
-"""The user part of a URL; Azure's stores have a container's name there."""
+"""The user part of a URL, except in URLs of Azure's stores, where it is a container's name."""
 _QUERY = re.compile(r"(://[^?\s\"']+)\?[\w.%~-]+=[^\s\"']*")
 _SIGNED = re.compile(r"://[^/@\s]*:[^/@\s]+@|https?://[^/@\s]+@")
 _FLAG = re.compile(r"(?<![\w-])(--?[A-Za-z][\w.-]*)([ \t]+|=)((?!-)\S+(?:[ \t]+(?!-)\S+)*)")
@@ -48,19 +48,19 @@ def looks_secret(name: str) -> bool:
 
 
 def has_credentials(text: str) -> bool:
-    """Whether a URL in the text has a password or is signed, or the text has a known key."""
+    """Whether the text contains a known key or a URL with credentials."""
     queries = [found[0].partition("?")[2] for found in _QUERY.finditer(text)]
     names = [pair.partition("=")[0] for query in queries for pair in query.split("&")]
     return bool(_SIGNED.search(text) or _FORMS.search(text)) or any(map(looks_secret, names))
 
 
 def without_credentials(text: str) -> str:
-    """The text without user part and query of its URLs, which may contain keys."""
+    """Hides known keys, and the user part and query of URLs."""
     return _FORMS.sub(HIDDEN, _QUERY.sub(rf"\1?{HIDDEN}", _USER.sub(rf"\1{HIDDEN}@", text)))
 
 
 def redacted(text: str) -> str:
-    """The text with `***` for credentials in URLs, known forms of keys, and values of secrets."""
+    """Replaces credentials in URLs, known keys and values of secrets by `***`."""
     text = without_credentials(text)
     text = _FLAG.sub(lambda found: _hidden(found, found[1], found[1] + found[2]), text)
     return _NAMED.sub(
@@ -69,7 +69,7 @@ def redacted(text: str) -> str:
 
 
 def redacted_words(words: Sequence[str]) -> list[str]:
-    """A command line, redacted; also where a secret follows its flag as the next word."""
+    """Redacts a command line, including secrets in the word after their flag."""
     found: list[str] = []
     secret = False
     for word in words:

@@ -1,10 +1,10 @@
-"""Work in a thread that ends with the process.
+"""Runs work in a thread that ends with the process.
 
     future = in_daemon_thread(read, path)
     future.result()
 
-The threads of concurrent.futures are waited for when the process ends, also after Ctrl-C and also
-where a read from a network disk hangs.
+The process would wait for threads of concurrent.futures when it ends, even after Ctrl-C and even if
+a read from a network disk hangs.
 """
 
 import threading
@@ -19,7 +19,7 @@ Result = TypeVar("Result")
 def in_daemon_thread(
     work: Callable[Parameters, Result], *args: Parameters.args, **kwargs: Parameters.kwargs
 ) -> Future[Result]:
-    """The result of `work(*args, **kwargs)`, or its error where the result is read."""
+    """Starts `work(*args, **kwargs)`; the future returns its result or raises its error."""
     future: Future[Result] = Future()
 
     def run() -> None:

@@ -3,12 +3,11 @@
     tolerance = Tolerance(limit=0.15, control=0.2, margin=0.05)
     tolerance.outcome(0.24)    # "passed"; 0.26: "failed"
 
-Kernels whose result depends on the batch, FP8 above all, do not reproduce themselves. What an
-engine shows against itself in the same run, in other batches, is not a fault of what is checked. So
-a check allows that and a margin, where this is more than the recipe's limit. An engine that
-reproduces itself is judged by the recipe's limit. One that differs from itself by more than
-`MOST_LIMITS` times the limit cannot be checked, since its noise would hide any fault: what lies
-between that and its noise is undecided.
+Kernels whose results depend on the batch, FP8 above all, do not reproduce them in other batches.
+The difference of an engine from itself, in other batches of the same run, is its control. A check
+allows the control plus a margin if this is more than the recipe's limit, so an engine that
+reproduces itself is judged by the limit. If the noise exceeds `MOST_LIMITS` times the limit, it
+would hide any fault: differences between that cap and the noise are undecided.
 """
 
 from dataclasses import dataclass
@@ -25,9 +24,9 @@ class Tolerance:
     limit: float
     """The recipe's limit."""
     control: float
-    """The same difference of the engine against itself."""
+    """The same difference between two batches of the engine."""
     margin: float
-    """What the difference may exceed the control by."""
+    """How much the difference may exceed the control."""
 
     @property
     def allowed(self) -> float:
@@ -35,13 +34,13 @@ class Tolerance:
         return min(max(self.limit, self.control + self.margin), MOST_LIMITS * self.limit)
 
     def outcome(self, found: float) -> Literal["passed", "failed", "undecided"]:
-        """Whether a difference is allowed; undecided where only the engine's noise explains it."""
+        """Judges a difference; undecided if only the engine's noise explains it."""
         if found <= self.allowed:
             return "passed"
         return "undecided" if found <= self.control + self.margin else "failed"
 
     def describe(self) -> str:
-        """What is allowed and why."""
+        """Describes the allowed difference and its derivation."""
         return (
             f"{self.allowed:.3g}, the larger of {self.limit:.3g} and {self.control:.3g} + "
             f"{self.margin:.3g} (the engine against itself and a margin), at most "

@@ -29,15 +29,15 @@ class TrafficConfig(_Section):
     unreadable has the wrong format or the wrong target."""
 
     model: str | list[str] | None = None
-    """Keep only exchanges of this model, or of one of these names. Names are compared with the
-    request or the response, without their path and ignoring case. Other exchanges are rejected as
+    """Keep only exchanges of this model, or of these models. Names are compared with those in the
+    request or the response, ignoring paths and case. Other exchanges are rejected as
     `other_model` and do not count towards `max_reject_fraction`. Default: all, and an error if the
     log has several models."""
 
     general: str | list[str] | None = None
-    """Logs of other traffic than the customer's, in the form of `path`; for example all traffic of
-    an endpoint. Part of it is trained on, so that the speculator does not forget; part is held out
-    to measure that. Default: none."""
+    """Logs of traffic other than the customer's, in the same form as `path`; for example all
+    traffic of an endpoint. Part of it is trained on, to prevent forgetting; part is held out to
+    measure forgetting. Default: none."""
 
 
 PersonalKind = Literal[
@@ -58,9 +58,9 @@ class PrivacyConfig(_Section):
 
     mode: Literal["off", "report", "surrogate"] = "off"
     """`report` counts findings by kind and field in traffic/privacy.json. `surrogate` also replaces
-    them in the prompts before anything is replayed; the same value gets the same surrogate
-    throughout the log. It leaves out exchanges whose response holds personal data: with other
-    tokens they would not be on-policy."""
+    them in the prompts before any replay; the same value gets the same surrogate throughout the
+    log. Exchanges whose response contains personal data are left out: with replaced tokens they
+    would not be on-policy."""
 
     entities: list[PersonalKind] = Field(
         min_length=1,
@@ -78,7 +78,7 @@ class PrivacyConfig(_Section):
     and are not found."""
 
     min_score: ClassVar[float] = 0.5
-    """Minimum confidence on Presidio's scale. 1.0: a checksum holds. 0.5 to 0.75: a distinctive
+    """Minimum confidence on Presidio's scale. 1.0: a valid checksum. 0.5 to 0.75: a distinctive
     shape, or a loose shape after a word such as "phone". Lower: loose shapes alone, mostly order
     numbers and amounts."""
 
@@ -86,23 +86,23 @@ class PrivacyConfig(_Section):
         min_length=1,
         default=["US", "GB", "DE", "FR", "ES", "IT", "NL", "IN", "CN", "JP", "BR", "AU"],
     )
-    """Countries (ISO 3166) whose national spellings of telephone numbers are recognized. Numbers
-    that begin with + need no country."""
+    """Countries (ISO 3166) whose national formats of telephone numbers are recognized. Numbers that
+    begin with + need no country."""
 
     key_file: str | None = None
-    """A file with at least 16 secret bytes. Runs with the same key give the same surrogates,
-    and the same digests of users' ids, which are stored in any mode. Default: a key per run, in
+    """A file with at least 16 secret bytes. Runs with the same key produce the same surrogates and
+    the same digests of user ids; digests are stored in every mode. Default: one key per run, in
     traffic/privacy.key."""
 
     regenerate: bool = False
-    """With `mode: surrogate`: the target generates a new response to the prompt with surrogates
-    where the logged response holds personal data or repeats some of the prompt's. Otherwise the
-    exchange is left out. Capture does this with the logged sampling and at most as many tokens as
-    were logged; it costs the time of decoding them."""
+    """With `mode: surrogate`: if the logged response contains personal data or repeats some of the
+    prompt's, the target generates a new response to the prompt with surrogates. If false, such
+    exchanges are left out. Capture decodes the new responses, with the logged sampling and at most
+    as many tokens as were logged."""
 
     retention: Literal["keep", "delete_features", "delete_all"] = "keep"
-    """What is deleted after the bundle is exported: nothing; the hidden states; or also the table
-    of sequences and the responses of the evaluation. Weights, counts and the report are kept.
+    """Data to delete after the bundle is exported: none; the hidden states; or also the table of
+    sequences and the responses of the evaluation. Weights, counts and the report are kept.
     `adapt-speculator` deletes its windows when their round has ended, unless this is `keep`."""
 
     @model_validator(mode="after")
@@ -133,17 +133,17 @@ class SplitConfig(_Section):
     """
 
     session_gap_minutes: ClassVar[float] = 30.0
-    """A session ends after a pause of this length, unless the log has conversation ids: ids of
-    users last for weeks, and such sessions would reach into every part."""
+    """A session ends after a pause of this length, unless the log has conversation ids: user ids
+    last for weeks, and sessions of that length would span all parts."""
 
     near_duplicate_similarity: float = Field(default=0.9, gt=0.0, le=1.0)
     """Jaccard similarity of two prompts' word 5-grams, without boilerplate. A validation or
-    held-out prompt at least this similar to a training prompt is left out, and a held-out prompt
-    this similar to a validation prompt."""
+    held-out prompt at least this similar to a training prompt is left out, and so is a held-out
+    prompt at least this similar to a validation prompt."""
 
     general_share: float = Field(default=0.1, ge=0.0, lt=1.0)
-    """Share of the training sequences that are drawn from `traffic.general`. 0 measures on it and
-    trains on none of it."""
+    """Share of the training sequences that are drawn from `traffic.general`. With 0, general
+    traffic is measured on but not trained on."""
 
     max_train_sequences: int | None = Field(default=None, ge=1)
     """Maximum number of training sequences; a seeded sample. Capture and training cost grow with
@@ -156,8 +156,8 @@ class SplitConfig(_Section):
     """Maximum number of held-out sequences; a seeded sample. Default: all."""
 
     max_general_sequences: ClassVar[int] = 200
-    """Maximum number of sequences of `traffic.general` to measure on: the latest, and at most a
-    fifth of them."""
+    """Maximum number of sequences of `traffic.general` to measure on: the latest ones, at most a
+    fifth of all."""
 
     @model_validator(mode="after")
     def _leaves_training(self) -> "SplitConfig":
@@ -185,9 +185,9 @@ class CaptureConfig(_Section):
     """`capture:` hidden states of the target over the traffic."""
 
     dtype: StateDtype = "bf16"
-    """Storage type of the states. `bf16`: two bytes a value, as the engine computed them. `fp8`:
-    one byte a value (e4m3) and one float32 scale a token, half the disk;
-    docs/explanation/training.md has its effect on acceptance. They are read back as bf16."""
+    """Storage type of the states. `bf16`: two bytes per value, as the engine computed them. `fp8`:
+    one byte per value (e4m3) and one float32 scale per token, half the disk space;
+    docs/explanation/training.md describes its effect on acceptance. Both are read as bf16."""
 
     shard_megabytes: ClassVar[float] = 256.0
     """Size of a feature shard in MB. An interrupted capture loses at most one."""
@@ -195,22 +195,22 @@ class CaptureConfig(_Section):
     batch_tokens: int = Field(default=65536, ge=1)
     """Tokens that are sent to the engine at a time, in log order. Bounds the states in memory
     (tokens x hidden size x 2 bytes, for the final state and for each layer that the speculator
-    reads); the engine schedules within it."""
+    reads); the engine schedules within these tokens."""
 
     min_on_policy: float | None = Field(default=0.95, ge=0.0, le=1.0)
     """Minimum share of a completion's tokens that are likely under the target. Likely means within
-    top_k and top_p at the logged temperature, or within 0.95 of that mass where top_p is larger;
-    what sampling leaves outside anyway is allowed for. On-policy text has a share of 1. Sequences
+    top_k and top_p at the logged temperature, or within 0.95 of that mass if top_p is larger; the
+    expected share of unlikely tokens is not counted. On-policy text has a share of 1. Sequences
     below the minimum are quarantined (features/quarantine.json): neither trained on nor measured.
-    The run stops if more than half are. On nano R1's traffic, 0 of 383 exact and 1.2 % of 337
-    retokenized sequences fall below 0.95, and 95 % of completions that answer another prompt. Null:
-    no quarantine."""
+    The run stops if more than half are quarantined. On nano R1's traffic, 0 of 383 exact and 1.2 %
+    of 337 retokenized sequences are below 0.95, and 95 % of completions of other prompts. null: no
+    quarantine."""
 
     self_check_sequences: ClassVar[int] = 8
-    """Sequences on which lm_head over the captured states is compared with the engine's own
-    log-probabilities, and the states of layers with those of every layer."""
+    """Number of sequences on which captured states are checked: lm_head over final states against
+    the engine's log-probabilities, and states of layers against those of every layer."""
 
     on_policy_positions: ClassVar[int] = 1024
     """Tokens per completion, evenly spaced, that are checked for being on-policy; shorter
-    completions are checked entirely. Costs lm_head and a few passes over the vocabulary for each,
+    completions are checked entirely. Each token costs lm_head and a few passes over the vocabulary
     in the engine."""

@@ -13,8 +13,8 @@ from typing import Any, Self
 from pydantic import BaseModel
 
 CONVERSATION, USER, FIRST_QUESTION = SESSION_KINDS = ("conversation", "user", "first_question")
-"""What a session's name identifies: a logged conversation; a user, where no conversation was
-logged; without either, the exchanges that begin with the same first question."""
+"""What a session's name identifies: a logged conversation; a user, if no conversation was logged;
+if neither was logged, the exchanges that begin with the same first question."""
 
 
 @dataclass(frozen=True)
@@ -33,9 +33,9 @@ class Record:
     place: Place
     payload: Any
     """Input of the format's `parse`: bytes of a JSON row, a pair of them, or a row of a table. Must
-    pickle."""
+    be picklable."""
     rows: int = 1
-    """Number of log rows it consists of."""
+    """Number of log rows that it consists of."""
 
 
 @dataclass(frozen=True)
@@ -46,14 +46,14 @@ class Exchange:
     choice: int = 0
     """Index among the response's choices (`n` above 1)."""
     messages: list[dict[str, Any]] | None = None
-    """The requested conversation, OpenAI's message objects."""
+    """The requested conversation, as OpenAI message objects."""
     template_arguments: dict[str, Any] = field(default_factory=dict)
     """Chat template arguments other than the messages (tools, `chat_template_kwargs`, ...)."""
     prompt_token_ids: list[int] | None = None
     """All tokens before the response, as the engine logged them."""
     prompt_text: str | None = None
-    """The prompt as the engine tokenized it, special tokens as text, where neither messages nor ids
-    were logged."""
+    """The prompt as the engine tokenized it, with special tokens as text, if neither messages nor
+    ids were logged."""
     prompt_is_raw: bool = False
     """Whether `prompt_text` came from the client rather than a template. The engine's tokenizer
     then adds its begin token, as for /generate and /v1/completions."""
@@ -63,18 +63,18 @@ class Exchange:
     completion_token_ids: list[int] | None = None
     """All tokens of the response including its end token, as the engine logged them."""
     reasoning: str | None = None
-    """The response up to `</think>`, where it was logged separately from the content."""
+    """The response up to `</think>`, if it was logged separately from the content."""
     content: str | None = None
-    """Text of the response; after `</think>` where the reasoning was logged separately."""
+    """Text of the response; the part after `</think>` if the reasoning was logged separately."""
     tool_calls: list[dict[str, Any]] | None = None
-    """Calls that the engine parsed out of the response, OpenAI's objects."""
+    """Calls that the engine parsed from the response, as OpenAI objects."""
     finish_reason: str = "stop"
     """`stop` or `length`."""
     stop_reason: int | str | None = None
-    """What ended the response other than the end token: the id of a stop token, or a stop string. A
-    stop string is not in the text unless the request asked for it."""
+    """Id of the stop token, or the stop string, that ended the response instead of the end token. A
+    stop string is not in the text unless the request asks to include it."""
     stop_strings: tuple[str, ...] = ()
-    """Stop strings of the request, where the log does not have what ended the response."""
+    """Stop strings of the request, if the reason for stopping was not logged."""
     prompt_tokens: int | None = None
     """Number of tokens before the response, as the engine counted them."""
     completion_tokens: int | None = None
@@ -96,14 +96,14 @@ class Exchange:
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
     constraint: str | None = None
-    """What else decided the tokens: `grammar` or `other_sampling` (formats/sampling.py)."""
+    """Other influence on the tokens: `grammar` or `other_sampling` (formats/sampling.py)."""
     regenerate: bool = False
-    """Whether the response held personal data. It then has surrogates, and the target must generate
-    a new response before it is trained on."""
+    """Whether the response contained personal data. It then has surrogates, and the target must
+    generate a new response before training."""
 
 
 class Sums(BaseModel):
-    """Base of counts and `Counter`s, so that the sums of workers add up."""
+    """Base of models of counts and `Counter`s that are summed over workers."""
 
     def __add__(self, other: Self) -> Self:
         return type(self)(
@@ -112,7 +112,7 @@ class Sums(BaseModel):
 
 
 class Reject(Exception):
-    """A row, or `rows` of them, that cannot become a training sequence.
+    """A log row, or several (`rows`), that cannot become a training sequence.
 
     `reason` is a stable code that summaries count. `detail` describes one row and never repeats the
     customer's text.
@@ -136,7 +136,7 @@ class Reject(Exception):
     - not a dump of SGLang: `unsafe_pickle`, `damaged_pickle`, `pickle_too_large`, `not_a_dump`
     - set aside, without counting against `traffic.max_reject_fraction`: sampled otherwise
       (`grammar`, `min_p`, `penalties`, `other_sampling`), personal data that cannot be replaced
-      (`privacy_regenerate`, `privacy_ids_only`), and what is not part of the traffic
+      (`privacy_regenerate`, `privacy_ids_only`), and rows that are not part of the traffic
       (`not_a_generation`, `cache_hit`, `weighted_out`, `other_model`, `beyond_first`)
     """
 
@@ -149,15 +149,14 @@ class Reject(Exception):
 
 
 HALVES = frozenset({"unmatched_request", "unmatched_response", "stream_cut"})
-"""Reasons of rows without their other half, or streams without their end."""
+"""Reasons for rejecting rows without their other half, or streams without their end."""
 
 BEYOND_FIRST = "beyond_first"
-"""Replaces these reasons where only the first rows of each file were read: the other half may
-follow."""
+"""Replaces these reasons if only the first rows of each file were read: the other half may come
+later."""
 
 SAMPLED_OTHERWISE = frozenset({"grammar", "min_p", "penalties", "other_sampling"})
-"""Reasons of responses whose tokens come from another distribution than temperature, top_k and
-top_p give."""
+"""Reasons for responses whose tokens were not sampled by temperature, top_k and top_p alone."""
 
 ASIDE = SAMPLED_OTHERWISE | {
     "other_model",
@@ -166,4 +165,4 @@ ASIDE = SAMPLED_OTHERWISE | {
     "weighted_out",
     BEYOND_FIRST,
 }
-"""Reasons that do not count towards `traffic.max_reject_fraction`; the summary has their counts."""
+"""Reasons that do not count towards `traffic.max_reject_fraction`; the summary counts them."""

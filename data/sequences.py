@@ -22,8 +22,7 @@ def load_sequences(
 ) -> Dataset:
     """Returns the rows of `ids` in that order, or all in log order; memory-mapped.
 
-    `sessions` names the sessions of some rows by id, instead of the logged names
-    (`session_names`).
+    `sessions` replaces the logged session names of some sequence ids (`session_names`).
     """
     directories = [sequences_dir] if isinstance(sequences_dir, (str, Path)) else sequences_dir
     loaded = []
@@ -64,19 +63,19 @@ def log_order(times: Iterable[float | None]) -> list[tuple[float, int]]:
 def session_names(
     table: Dataset, times: Sequence[tuple[float, int]], gap_minutes: float
 ) -> list[str]:
-    """The session of every row; `times` are its keys in log order (`log_order`).
+    """Returns every row's session name; `times` are the keys from `log_order`.
 
-    A conversation's id is a session, however long it lasts. An id of a user is not: it lasts for
-    weeks, and the split would leave out all but the user's exchanges of one part. Nor is a common
-    first question, which a template or a load test repeats. Such sessions end after a pause of
-    `gap_minutes`; a part of one has the id of its first sequence, `session 0-17`. A name with a
-    conversation id on any of its rows counts as one.
+    A conversation id is one session, however long it lasts. A user id is not: it lasts for weeks,
+    and the split would leave out all of the user's exchanges except those of one part. Nor is a
+    common first question, which templates and load tests repeat. These two kinds of sessions end
+    after a pause of `gap_minutes`; the next session is named after its first sequence, such as
+    `session 0-17`. A name that is a conversation id in any row is a conversation in all rows.
 
     A row without a time has that of the row before it in the log. Without any times there are no
-    pauses: the split then leaves out too much rather than too little (`inspect-traffic` warns).
+    pauses, so the split leaves out too much rather than too little (`inspect-traffic` warns).
     """
     logged, ids = table["session"][:], table["sequence_id"][:]
-    # Tables of other origin have conversations.
+    # Tables without this column have only conversations.
     has_kinds = "session_kind" in table.column_names
     kinds = table["session_kind"] if has_kinds else [CONVERSATION] * len(ids)
     lasting = set(logged) - {

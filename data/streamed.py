@@ -3,11 +3,11 @@
     with streaming(streamed, ranks=2, directory=run / "training/stream"):
         train(features_dir=directory, feature_store=SOURCE, ...)
 
-Each rank asks the replicas (replicas.py) for the sequences that it reads next, in its own order,
-within its share of `cluster.in_flight_gb`. Nothing of the text or the states is written to a disk:
-states are in the replicas, in the object stores of the cluster and in the ranks. `directory` gets
-the names of the replicas. The validation and held-out parts are in the feature store that the
-capture stage wrote. `StreamedFeatures` is a `training.batches.Stream`.
+Each rank requests from the replicas (replicas.py) the sequences that it reads next, in its own
+order, within its share of `cluster.in_flight_gb`. Neither text nor states are written to disk:
+states exist only in the replicas, the object stores of the cluster and the ranks. `directory`
+contains the names of the replicas. The validation and held-out parts are in the feature store that
+the capture stage wrote. `StreamedFeatures` is a `training.batches.Stream`.
 """
 
 import contextlib
@@ -52,12 +52,12 @@ if TYPE_CHECKING:
 SOURCE = "outrider.data.streamed:StreamedFeatures"
 """`feature_store` of a training specification that reads the stream."""
 STREAM = "stream.json"
-"""Where the replicas and the sequences are."""
+"""File with the names of the replicas and the paths of the sequences."""
 
 
 @dataclass(frozen=True)
 class Streamed:
-    """What is captured while training runs, and where the rest is."""
+    """Settings and sequences of a streamed capture, and the other parts' store."""
 
     target: TargetConfig
     engine: EngineConfig
@@ -69,7 +69,7 @@ class Streamed:
     train: list[str]
     """Sequences of the training part."""
     limit: int
-    """Tokens of a sequence that are captured."""
+    """Maximum number of captured tokens per sequence."""
     store: Path
     """The feature store of the validation part."""
 
@@ -78,10 +78,10 @@ class Streamed:
 def streaming(
     streamed: Streamed, ranks: int, directory: Path, actor: type = CaptureReplica
 ) -> Iterator[None]:
-    """Starts the replicas, and leaves in `directory` what ranks need to reach them.
+    """Starts the replicas, and writes to `directory` how ranks reach them.
 
     Raises:
-        OutriderError: no cluster, or too little memory for what has to be in flight.
+        OutriderError: there is no cluster, or too little memory for the states in flight.
     """
     cluster, capture = streamed.cluster, streamed.capture
     table = load_sequences(streamed.tables, streamed.train)
@@ -95,11 +95,11 @@ def streaming(
         in_memory=True,
         piece_tokens=max(capture.batch_tokens, longest),
     )
-    # A private cluster counts as many as it needs, where the machine has fewer.
+    # A private cluster is given the cores that it needs, even if the machine has fewer.
     needed = ranks * cluster.training_cores + cluster.capture_replicas * cluster.cores_per_replica
     cores = max(len(os.sched_getaffinity(0)), needed)
     with contextlib.ExitStack() as stack:
-        session = stack.enter_context(open_cluster(cluster, cores))  # says where Ray is missing
+        session = stack.enter_context(open_cluster(cluster, cores))  # raises if Ray is missing
         from outrider.data.features.replicas import start_replicas
 
         namespace, actors = stack.enter_context(start_replicas(cluster, setup, actor))
@@ -133,7 +133,7 @@ def streaming(
 
 
 class StreamedFeatures:
-    """The states of the training part as they are captured, of the others from a store."""
+    """Reads the training part during capture, and other parts from a store."""
 
     def __init__(self, directory: Path, facts: dict[str, Any]):
         self.directory, self.facts = directory, facts
@@ -154,13 +154,13 @@ class StreamedFeatures:
 
     @classmethod
     def open(cls, directory: Path) -> "StreamedFeatures":
-        """Reads where the replicas are."""
+        """Opens the stream in `directory`."""
         if not (Path(directory) / STREAM).exists():
             raise OutriderError(f"{directory}: no stream (there is no {STREAM}); rerun the command")
         return cls(Path(directory), read_json(Path(directory) / STREAM))
 
     def read(self, sequence_id: str) -> Features:
-        """One sequence of the validation part."""
+        """Reads one sequence of the validation part."""
         return self.store.read(sequence_id)
 
     def tokens(self, sequence_id: str) -> torch.Tensor:
@@ -169,12 +169,12 @@ class StreamedFeatures:
         return torch.tensor(token_ids[: self.facts["limit"]], dtype=torch.int32)
 
     def reading(self, sequence_ids: Sequence[str]) -> "StreamReading":
-        """Reads these sequences, in this order."""
+        """Starts to read these sequences, in this order."""
         places = [self.place[sequence_id] for sequence_id in sequence_ids]
         return StreamReading(self, rows_of(self.table.select(places), self.facts["limit"]))
 
     def replicas(self) -> "Replicas":
-        """The replicas, from this process. The first rank reports their starts and ends."""
+        """Connects this process to the replicas; only rank 0 prints their events."""
         import ray
 
         from outrider.data.features.replicas import Replicas
@@ -196,7 +196,7 @@ class StreamedFeatures:
 
 
 class StreamReading:
-    """One process's sequences in the order in which it reads them; two threads may call it."""
+    """Reads one process's sequences in order; two threads may call it."""
 
     def __init__(self, source: StreamedFeatures, rows: Iterator[LoggedRow]):
         self._source, self._replicas = source, source.replicas()
@@ -207,7 +207,7 @@ class StreamReading:
         self._lock = threading.Lock()
 
     def read(self, sequence_id: str) -> Features:
-        """The states of the next sequence; waits for capture."""
+        """Returns the states of the next sequence; waits for capture."""
         with self._lock:
             while not self._arrived:
                 self._take_piece()
@@ -217,7 +217,7 @@ class StreamReading:
         return features
 
     def off_policy(self, sequence_ids: Sequence[str]) -> list[bool]:
-        """Which of the sequences that this process reads are off-policy; waits for capture."""
+        """Whether each of these sequences is off-policy; waits for capture."""
         with self._lock:
             while not all(sequence_id in self._off for sequence_id in sequence_ids):
                 self._take_piece()
@@ -245,7 +245,7 @@ class StreamReading:
             self._arrived.append((row.row_id, found))
 
     def _judge(self, rows: Sequence[CapturedRow]) -> None:
-        """Decides by their scores which sequences are off-policy."""
+        """Decides from the scores which sequences are off-policy."""
         least = self._source.capture.min_on_policy
         if least is None:
             self._off |= {row.row_id: False for row in rows}
@@ -256,7 +256,7 @@ class StreamReading:
         shares = evidence.own_share().tolist()
         self._off |= {row.row_id: share < least for row, share in zip(rows, shares, strict=True)}
         count, judged = sum(self._off.values()), len(self._off)
-        if judged >= 64 and count > MOST_ASIDE * judged:  # fewer decide nothing
+        if judged >= 64 and count > MOST_ASIDE * judged:  # fewer are too few to decide
             raise OutriderError(
                 f"{count:,} of the first {judged:,} sequences of the training part are off-policy"
                 " (capture.min_on_policy); docs/explanation/traffic.md describes the causes. To"

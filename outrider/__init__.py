@@ -9,11 +9,11 @@
     report = outrider.evaluate(recipe)                          # report.verdict.verdict, .reason
     outrider.export(run, to="bundles/march")
 
-Each does what the command of its name does, in the same run directory, and raises `OutriderError`
-with the same message. A recipe is a path, a shipped name or a run directory; overrides are words
+Each function does the work of its command, in the same run directory, and raises `OutriderError`
+with the same message. A recipe is a path, a shipped name or a run directory; overrides are strings
 such as "training.epochs=3". Stages that are done and unchanged are skipped.
 
-This package holds these functions only; the folders of the repository are its subpackages.
+This package contains only these functions; the folders of the repository are its subpackages.
 """
 
 from pathlib import Path
@@ -32,14 +32,14 @@ Name = str | Path
 
 
 def init(logs: Name, target: Name, to: Path | None = None, effort: str | None = None) -> Path:
-    """Writes a recipe for own logs and target; returns its path."""
+    """Writes a recipe for `logs` and `target`; returns its path."""
     from outrider.cli.init import write_recipe
 
     return write_recipe(str(logs), str(target), to, effort)[0]
 
 
 def inspect(recipe: Name, *overrides: str, first: int | None = None) -> dict[str, Any]:
-    """What the recipe's log contains, as counts; `first` limits the rows of each file."""
+    """Counts what the recipe's log contains; `first` limits the rows per file."""
     from outrider.pipeline.inspection import inspect_recipe
     from outrider.pipeline.recipe.load import load_recipe
 
@@ -49,7 +49,7 @@ def inspect(recipe: Name, *overrides: str, first: int | None = None) -> dict[str
 
 
 def plan(recipe: Name, *overrides: str, runs: Path = RUNS) -> dict[str, Any]:
-    """Parameters, memory (bytes), disk (bytes) and seconds by stage, from config.json alone."""
+    """Estimates parameters, memory and disk (bytes), and seconds by stage, from config.json."""
     from outrider.pipeline.attempt import open_run
     from outrider.pipeline.plan.training_cost import price
 
@@ -75,9 +75,9 @@ def train(
 def evaluate(
     recipe: Name, *overrides: str, runs: Path = RUNS, speculator: Name | None = None
 ) -> "Report":
-    """Measures the trained speculator, or another one, against base and none; returns the report.
+    """Measures a speculator against base and none; returns the report.
 
-    `speculator` is a directory, "ngram" or "none".
+    `speculator` is a directory, "ngram" or "none"; by default the trained one.
     """
     from outrider.eval.results.report import Report
     from outrider.pipeline.attempt import evaluate_run, open_run
@@ -91,7 +91,7 @@ def evaluate(
 def export(
     recipe: "Name | RunDirectory", to: Name, *overrides: str, runs: Path = RUNS, force: bool = False
 ) -> str:
-    """Writes the verified bundle to a directory or an address; returns where."""
+    """Writes the verified bundle to the directory or address `to`; returns `to`."""
     from outrider.pipeline.attempt import export_run, open_run
 
     loaded, run = open_run(str(getattr(recipe, "root", recipe)), overrides, runs)

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 
 class ClusterConfig(BaseModel):
-    """`cluster:` where the stages run. Without an address, on this machine and without Ray."""
+    """`cluster:` the Ray cluster of the stages; without an address, this machine."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -20,33 +20,33 @@ class ClusterConfig(BaseModel):
     extra `cluster`."""
 
     capture_replicas: int = Field(default=1, ge=1)
-    """Engines that capture at the same time, each on `serving.engine`'s number of GPUs of one node.
-    The feature store does not depend on it (on a CPU with the same `cores_per_replica`)."""
+    """Number of engines that capture at the same time, each on one node with the GPUs of
+    `serving.engine`. It does not change the feature store (on a CPU, with equal
+    `cores_per_replica`)."""
 
     cores_per_replica: int = Field(default=1, ge=1)
-    """CPU cores that Ray counts for each replica. On a CPU they are also the threads of its engine,
-    on which bf16 states depend in single positions."""
+    """CPU cores that Ray reserves for each replica. On a CPU, also the number of threads of its
+    engine, which affects bf16 states at single positions."""
 
     in_flight_gb: float | None = Field(default=None, gt=0)
-    """States in GB between capture and their consumer: being captured, waiting in object stores,
-    and being read. Replicas wait when it is reached. null: half of the smallest node's object
-    store."""
+    """Limit in GB of states in flight: being captured, waiting in object stores, and being read.
+    Replicas wait when it is reached. null: half of the smallest node's object store."""
 
     replica_restarts: ClassVar[int] = 3
-    """How often Ray starts a replica again that ends unexpectedly, on any node with room. The
-    others do its work meanwhile."""
+    """How often Ray restarts a replica that ends unexpectedly, on any node with room. Meanwhile the
+    others do its work."""
 
     start_timeout_s: ClassVar[float] = 1800.0
-    """Longest time in seconds without any running replica: for GPUs to become free, and for the
-    engine to start. Training waits as long for its processes to start."""
+    """Longest time in seconds without a running replica, for GPUs to become free and an engine to
+    start. It is also the longest time for the training processes to start."""
 
     training_cores: ClassVar[int] = 1
-    """CPU cores of each training process, and the number of its threads. Each has a GPU too where
-    the cluster has any."""
+    """CPU cores and threads of each training process. Each process also gets a GPU if the cluster
+    has GPUs."""
 
     training_restarts: ClassVar[int] = 3
-    """How often training resumes after it lost processes, with their node or killed. It resumes
-    with the processes that the cluster has room for."""
+    """How often training resumes after processes are killed or lost with their node. It resumes
+    with as many processes as the cluster has room for."""
 
     @field_validator("address")
     @classmethod

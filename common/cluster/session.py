@@ -4,7 +4,7 @@
         ray.get(...)            # Ray is connected in this process
 
 A private cluster listens on 127.0.0.1 only, has no dashboard, and spills no objects to disk. Its
-folder of sockets and logs is in memory where the machine has /dev/shm. Processes and folder end
+folder of sockets and logs is in /dev/shm if that is writable. Its processes and folder are removed
 with the session, even if this process is killed (common/process_tree.py).
 
 Every node must run the same outrider and Python. The check compares the source files, because
@@ -34,26 +34,26 @@ from outrider.common.process_tree import ProcessTree, changed_environment
 _SETTINGS = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_DISABLE_IMPORT_WARNING": "1",
-    # Ray's default of 15 starves engines in actors next to any other work.
+    # At Ray's default of 15, any other work starves engines in actors.
     "RAY_worker_niceness": "0",
-    # An actor's engine sets its own threads, and CUDA devices stay visible to a task without GPUs.
+    # 0 keeps CUDA devices visible to tasks without GPUs.
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-    # Clusters that `ray.init` starts require a token, so other users of the machine cannot connect.
-    # Without one here Ray writes it into the home folder. One per process, because Ray's library
-    # keeps the first that it reads.
+    # Clusters started by `ray.init` require a token, so other users of the machine cannot connect.
+    # If it is not set, Ray writes one to the home folder. One token per process, because Ray's
+    # library keeps the first that it reads.
     "RAY_AUTH_TOKEN": secrets.token_hex(32),
-    # 0 keeps Ray on the loopback device, as on those systems. It otherwise takes the address of the
-    # machine's network, and its processes listen there. Read when Ray is imported.
+    # 0 keeps Ray on the loopback device, as on Windows and macOS. Otherwise its processes listen at
+    # the machine's network address. Ray reads this variable on import.
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
 }
 """Environment of a private cluster."""
 _SYSTEM = {
     "automatic_object_spilling_enabled": False,
-    # A dead process is noticed at once by its socket; these are for machines that vanish.
+    # Ray detects a dead process at once by its socket; these detect machines that vanish.
     "health_check_period_ms": 3000,
     "health_check_failure_threshold": 5,
 }
-"""Ray's own settings of a private cluster."""
+"""Ray's internal settings for a private cluster."""
 
 
 class ClusterSession(NamedTuple):
@@ -65,7 +65,7 @@ class ClusterSession(NamedTuple):
     """Private folder of a local cluster; None for an existing one."""
 
     def in_flight_bytes(self, config: ClusterConfig) -> int:
-        """Limit of bytes between producers and consumer (`cluster.in_flight_gb`).
+        """Maximum bytes in flight between producers and consumer (`cluster.in_flight_gb`).
 
         Raises:
             OutriderError: the limit exceeds 80 % of the smallest object store, which one slow
@@ -96,8 +96,9 @@ _open: list[ClusterSession] = []
 def open_cluster(config: ClusterConfig, cpus: int | None = None) -> Iterator[ClusterSession]:
     """Connects to the cluster of `config.address`; starts and ends a private one for `local`.
 
-    `cpus`: cores that a private cluster has; None: all. Call it in the main thread, whose end Ray
-    takes for that of the process. Inside an open session of the same process it yields that one.
+    `cpus`: cores of a private cluster, all if None. Call it in the main thread: Ray takes the end
+    of the calling thread for that of the process. If this process has an open session, it yields
+    that session.
 
     Raises:
         OutriderError: there is no address, Ray is not installed, the cluster does not answer, or
@@ -141,7 +142,7 @@ def open_cluster(config: ClusterConfig, cpus: int | None = None) -> Iterator[Clu
 
 @contextlib.contextmanager
 def _on_loopback() -> Iterator[None]:
-    """Keeps Ray on the loopback device in a process that imported it before (`_SETTINGS`)."""
+    """Keeps Ray on the loopback device if it was already imported (`_SETTINGS`)."""
     from ray._private import ray_constants
 
     before, ray_constants.ENABLE_RAY_CLUSTER = ray_constants.ENABLE_RAY_CLUSTER, False
@@ -152,7 +153,7 @@ def _on_loopback() -> Iterator[None]:
 
 
 def connect(options: dict[str, Any]) -> str:
-    """Connects this process and keeps its signal handlers; the head's address."""
+    """Connects this process, keeping its signal handlers; returns the head's address."""
     import ray
 
     in_main = threading.current_thread() is threading.main_thread()
@@ -160,7 +161,7 @@ def connect(options: dict[str, Any]) -> str:
     handlers = {number: signal.getsignal(number) for number in numbers}
     try:
         ray.init(**options, log_to_driver=False, logging_level=logging.ERROR)
-    except Exception as error:  # Ray raises plain ones too
+    except Exception as error:  # Ray also raises plain exceptions
         ray.shutdown()
         first = (str(error).splitlines() or [""])[0]
         raise OutriderError(
@@ -168,7 +169,7 @@ def connect(options: dict[str, Any]) -> str:
             " with `ray status`, and that this machine is a node of the cluster"
         ) from error
     finally:
-        for number, handler in handlers.items():  # Ray replaces SIGTERM's
+        for number, handler in handlers.items():  # Ray replaces that of SIGTERM
             signal.signal(number, handler)
     return ray.get_runtime_context().gcs_address
 
@@ -177,18 +178,18 @@ def connect(options: dict[str, Any]) -> str:
 def _private_folder() -> Iterator[Path]:
     """A private folder and process tree that end with this process."""
     in_memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-    # Short: the path of a Unix socket below it has at most 107 bytes.
+    # Short, because the path of a Unix socket in it may have at most 107 bytes.
     folder = Path(tempfile.mkdtemp(prefix="outrider-", dir=in_memory))
     with (
         ProcessTree(folder=folder) as tree,
-        # Ray sets the last one when it starts a cluster.
+        # Ray sets RAY_AUTH_MODE when it starts a cluster.
         changed_environment(_SETTINGS | tree.environment, ["RAY_AUTH_MODE"]),
     ):
         yield folder
 
 
 def node_versions() -> str:
-    """What must be equal on all nodes: outrider, with a digest of its source files, and Python."""
+    """Versions that must be equal on all nodes, with a source digest."""
     root = Path(__file__).resolve().parents[2]
     rooms = ("common", "speculators", "serving", "data", "training", "eval", "pipeline", "live")
     paths = [path for room in (*rooms, "recipes") for path in (root / room).rglob("*.py")]
@@ -198,10 +199,10 @@ def node_versions() -> str:
 
 
 def check_nodes() -> None:
-    """Compares outrider and Python of every living node with this process's.
+    """Compares the versions of every live node with those of this process.
 
     Raises:
-        OutriderError: names the nodes that differ, and how.
+        OutriderError: nodes differ; the message names them and their versions.
     """
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -214,13 +215,13 @@ def check_nodes() -> None:
             only_there = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
             name = f"{node['NodeManagerHostname']} (node {node['NodeID'][:8]})"
             asked[name] = ask.options(scheduling_strategy=only_there).remote()
-    ray.wait([*asked.values()], num_returns=len(asked), timeout=120.0)  # of all nodes together
+    ray.wait([*asked.values()], num_returns=len(asked), timeout=120.0)  # for all nodes together
     wrong = []
     for name, reference in asked.items():
         try:
             versions = ray.get(reference, timeout=0)
         except (ray.exceptions.NodeDiedError, ray.exceptions.TaskUnschedulableError):
-            continue  # it has ended since; a task without cores fits any other
+            continue  # the node has ended; a task without cores fits any live node
         except ray.exceptions.RayError as error:
             versions = f"{type(error).__name__} {str(error).strip()}".splitlines()[-1]
         if versions != ours:

@@ -1,10 +1,10 @@
-"""A function on several items as Ray tasks.
+"""Runs a function on several items as Ray tasks.
 
     sums = run_tasks(replay_shard, shards, shared=settings, what="exact replay")
 
-A task whose worker or node dies runs again on another one. An error of the function comes back as
-from a child process (common/child_process.py): its message is never in Ray's logs, since it may
-quote customer text. Ray must be connected (common/cluster/session.py).
+A task whose worker or node dies is run again on another one. Errors of the function are returned as
+from a child process (common/child_process.py): Ray never logs their messages, which may quote
+customer text. Ray must be connected (common/cluster/session.py).
 """
 
 import contextlib
@@ -19,7 +19,7 @@ Shared = TypeVar("Shared")
 Result = TypeVar("Result")
 
 RUNS = 4
-"""How often a task is started whose worker dies."""
+"""How often a task is started if its workers die."""
 
 
 def run_tasks(
@@ -30,13 +30,13 @@ def run_tasks(
     cpus: float = 1.0,
     gpus: float = 0.0,
 ) -> list[Result]:
-    """`function(shared, item)` of every item; as many run at a time as the cluster has room for.
+    """Computes `function(shared, item)` for every item, in parallel as resources allow.
 
-    `function` is found by name on the nodes. `cpus` and `gpus` are those of one task. After an
-    error or Ctrl-C the other tasks are cancelled.
+    The nodes import `function` by name. `cpus` and `gpus` are those of one task. After an error or
+    Ctrl-C the other tasks are cancelled.
 
     Raises:
-        OutriderError: the function's own, or a task whose workers were killed `RUNS` times.
+        OutriderError: the function raised it, or the workers of a task were killed `RUNS` times.
         ChildError: any other error of the function.
     """
     import ray
@@ -58,7 +58,7 @@ def run_tasks(
 
 
 def slots(cpus: float = 1.0, gpus: float = 0.0) -> int:
-    """How many such tasks the cluster runs at a time; at least one."""
+    """How many tasks of this size the cluster runs concurrently, minimum 1."""
     import ray
 
     there = ray.cluster_resources()

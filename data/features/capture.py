@@ -1,10 +1,10 @@
 """Captures the target's hidden states over the traffic, from vLLM's prefill into a feature store.
 
-First come checks that the disk holds the states and that every sequence fits the engine
-(capture_plan.py), then checks of the states themselves (engine_checks.py). An interrupted
-capture resumes after its last whole shard; another target or other sequences restart it. Responses
-to be regenerated are sampled before the capture (privacy/regenerate.py). The engine also scores
-every completion under the target, for the check that it is on-policy (on_policy/).
+It first fits the sequences to the engine (capture_plan.py) and checks that the disk has room for
+the states, then checks the states themselves (engine_checks.py). An interrupted capture resumes
+after its last complete shard; another target or other sequences restart it. Responses to be
+regenerated are sampled before the capture (privacy/regenerate.py). The engine also scores every
+completion under the target, for the on-policy check (on_policy/).
 
     capture(TargetConfig(), "run/traffic/sequences", parts, CaptureConfig(), EngineConfig(), out)
 """
@@ -55,9 +55,9 @@ from outrider.speculators.features import FINAL_NORM, FeatureSpec, layer_index
 
 SUMMARY = "summary.json"
 SCORES_VERSION = 1
-"""Raise it when the same tokens give different scores (serving/token_scores.py, logged_text.py)."""
+"""Increment it when scores of the same tokens change (serving/token_scores.py, logged_text.py)."""
 ONLY_FINAL = FeatureSpec(())
-"""Only the teacher's stream."""
+"""Only the stream after the final norm, which the teacher's head reads."""
 
 Captured = tuple[LoggedRow, State]
 """A row, and its states and scores."""
@@ -75,9 +75,9 @@ def capture(
 ) -> dict[str, Any]:
     """Captures every sequence of every part: the final state, and the streams of `features`.
 
-    For drafters of several kinds, `features` is the union of what they read. With an address,
-    `cluster` captures on replicas (replicas.py); the store has the same bytes. Returns
-    counts, speed and the checks, which summary.json holds too.
+    For drafters of several kinds, `features` is the union of the streams that they read. If
+    `cluster` has an address, replicas capture (replicas.py); the store has the same bytes. Returns
+    counts, speed and the checks, which are also written to summary.json.
     """
     out_dir, target_dir = Path(out_dir), target.directory()
     target_config = read_json(target_dir / "config.json")
@@ -120,9 +120,9 @@ def capture_table(
     lengths: LostEnds | None = None,
     features: FeatureSpec = ONLY_FINAL,
 ) -> dict[str, Any]:
-    """Checks a spread sample, regenerates responses that the table marks, captures the table.
+    """Checks a sample, regenerates marked responses, and captures the table.
 
-    `lengths` goes into the summary.
+    `lengths` is written to the summary.
     """
     limit = engine.max_model_len - 1
     model = engine.llm.llm_engine.model_config
@@ -148,7 +148,7 @@ def _on_replicas(
     lengths: LostEnds,
     spec: FeatureSpec,
 ) -> dict[str, Any]:
-    """As `capture_table`, with an engine and its checks in each replica."""
+    """Like `capture_table`, with an engine and its checks in each replica."""
     limit = lengths.limit
     longest_row = max(min(len(token_ids), limit) for token_ids in table["token_ids"])
     setup = ReplicaSetup(
@@ -160,7 +160,7 @@ def _on_replicas(
         in_memory=False,
         piece_tokens=max(capture.batch_tokens, longest_row),
     )
-    with open_cluster(cluster) as session:  # first: it explains where Ray is missing
+    with open_cluster(cluster) as session:  # first: raises if Ray is missing
         from outrider.data.features.replicas import Replicas, start_replicas
 
         with start_replicas(cluster, setup) as (_, actors):
@@ -183,7 +183,7 @@ def _on_replicas(
 def _states_of(
     engine: Engine, spec: FeatureSpec, batch_tokens: int, positions: int | None = None
 ) -> Callable[[Iterator[Piece]], Iterator[Captured]]:
-    """Captures with an engine of this process; scores at most `positions` of each completion."""
+    """Captures with this process's engine; scores at most `positions` of each completion."""
 
     def states(plan: Iterator[Piece]) -> Iterator[Captured]:
         rows, sent = itertools.tee(row for piece in plan for row in piece.rows)
@@ -202,7 +202,7 @@ def _write_table(
     capture: CaptureConfig,
     out_dir: Path,
 ) -> dict[str, Any]:
-    """Lets the target `answer` marked rows again, then captures all with their scores."""
+    """Regenerates marked rows with `answer`, then captures all rows with scores."""
     answers = regenerate(answer, asked_rows(table), out_dir, source, capture.batch_tokens)
     rows = functools.partial(rows_of, table, limit, answers)
     written = _write_store(spec, states, rows, out_dir, source, capture, COLUMNS)
@@ -303,7 +303,7 @@ def _finished(out_dir: Path, source: dict[str, Any], spec: FeatureSpec, dtype: S
 
 
 def _check_streams(spec: FeatureSpec, target_config: dict[str, Any], engine: EngineConfig) -> None:
-    """Raises an `OutriderError` for a stream that this target or this engine does not have."""
+    """Raises an `OutriderError` if target or engine lack a stream."""
     hidden_size, layers = target_config["hidden_size"], target_config["num_hidden_layers"]
     for stream in spec.auxiliary:
         if not 1 <= layer_index(stream.name) <= layers or stream.width != hidden_size:
@@ -322,7 +322,7 @@ def _check_streams(spec: FeatureSpec, target_config: dict[str, Any], engine: Eng
 
 
 def _check_disk(out_dir: Path, tokens: int, spec: FeatureSpec, dtype: StateDtype) -> None:
-    """States and ids not yet written must fit the free space with 2 % to spare."""
+    """Checks that the remaining states plus 2 % fit the free space."""
     there = sum(path.stat().st_size for path in out_dir.glob("shard-*.safetensors"))
     each = bytes_per_token(spec.width, dtype, len(spec.streams))
     needed = int(1.02 * tokens * each) - there

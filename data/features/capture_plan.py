@@ -1,9 +1,9 @@
-"""The plan of a capture: pieces of the table in its order, which depend on the recipe only.
+"""The plan of a capture: pieces that depend only on the recipe.
 
-A piece is what the engine prefills at a time (`capture.batch_tokens`). bf16 results depend on the
-batch that a token was computed in, so a piece is always captured as a whole, by one engine: the
-feature store then has the same bytes from one process, from any number of replicas, and after an
-interruption.
+A piece is the rows that the engine prefills at a time (`capture.batch_tokens`). bf16 results depend
+on the batch in which a token is computed, so a piece is always captured as a whole, by one engine.
+The bytes of the feature store are then the same for one process, for any number of replicas, and
+after an interruption.
 
     plan = list(pieces(rows, CaptureConfig().batch_tokens))
     for piece in unfinished(plan, writer.done):
@@ -12,9 +12,9 @@ interruption.
 Pieces of an interrupted capture that are partly in the store are captured again, and their first
 rows are skipped.
 
-Sequences that are longer than the engine prefills lose their end (`fit`): the prompt and the first
-tokens of the completion remain, whose states do not depend on what follows. Where the prompt alone
-reaches the limit nothing is left to train on, and the sequence is dropped.
+Sequences that are too long for the engine lose their end (`fit`): the prompt and the first tokens
+of the completion remain, and their states do not depend on later tokens. If the prompt alone
+reaches the limit, nothing is left to train on and the sequence is dropped.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -36,7 +36,7 @@ class Piece:
     """Rows that are captured together."""
 
     index: int
-    """Place in the plan."""
+    """Position in the plan."""
     rows: tuple[LoggedRow, ...]
 
     @property
@@ -51,13 +51,13 @@ class Piece:
 
 
 def pieces(rows: Iterable[LoggedRow], batch_tokens: int) -> Iterator[Piece]:
-    """The plan: consecutive rows of at most `batch_tokens` tokens, or one longer row."""
+    """Yields consecutive rows of at most `batch_tokens` tokens, or one longer row."""
     for index, batch in enumerate(batches(rows, batch_tokens)):
         yield Piece(index, tuple(batch))
 
 
 def unfinished(plan: Iterable[Piece], done: frozenset[str]) -> Iterator[Piece]:
-    """Pieces with a row that is not in `done`."""
+    """Yields the pieces with a row that is not in `done`."""
     return (piece for piece in plan if not done.issuperset(piece.row_ids))
 
 
@@ -69,7 +69,7 @@ def state_bytes(spec: FeatureSpec) -> int:
 def rows_of(
     table: Dataset, limit: int, answers: Mapping[str, np.ndarray] | None = None
 ) -> Iterator[LoggedRow]:
-    """The table's rows up to `limit` tokens, logged responses replaced by those in `answers`."""
+    """Yields the rows cut to `limit` tokens, with responses replaced by `answers`."""
     names = ["sequence_id", "token_ids", "completion_start", "temperature", "top_p", "top_k"]
     for row in table.select_columns(names):
         logged = LoggedRow(*(row[name] for name in names))
@@ -81,22 +81,22 @@ def rows_of(
 
 
 def sample_of(table: Dataset, limit: int, count: int) -> list[Row]:
-    """At most `count` rows for the checks of an engine, spread over the table."""
+    """Selects at most `count` rows for engine checks, spread over the table."""
     places = np.linspace(0, len(table) - 1, min(count, len(table)), dtype=int)
     return [row[:3] for row in rows_of(table.select(places), limit)]
 
 
 def fit(table: Dataset, max_model_len: int) -> tuple[Dataset, LostEnds]:
-    """The table without the dropped rows, and what happened.
+    """Drops rows that cannot be cut to fit; also returns the counts.
 
     Rows that are cut stay whole in the table: capture reads their first `LostEnds.limit` tokens.
 
     Raises:
-        OutriderError: none is left.
+        OutriderError: no row is left.
     """
     lengths = [len(token_ids) for token_ids in table["token_ids"]]
     key = f"serving.engine.max_model_len = {max_model_len:,}"
-    # The engine also samples one token.
+    # Minus 1, because the engine also samples one token.
     found, kept = lost_ends(lengths, table["completion_start"][:], max_model_len - 1, key)
     if not kept:
         raise OutriderError(

@@ -2,24 +2,24 @@
 
 **Self-check.** log softmax of lm_head over the final states must give the engine's own prompt
 log-probabilities. A silent error (the state before the final norm, an index off by one, another
-revision) changes them clearly; bf16 rounding and an occasional other expert do not. So the gate
-reads the 99th percentile and the top-1 agreement, never the maximum. The engine computes its
-log-probabilities twice, in different batches: what it differs from itself is allowed, and a margin
+revision) changes them clearly; bf16 rounding and an occasional different expert do not. So the
+check uses the 99th percentile and the top-1 agreement, never the maximum. The engine computes its
+log-probabilities twice, in different batches: its difference from itself is allowed, plus a margin
 (common/tolerance.py).
 
-**Layer check.** Nothing in vLLM states which layer a tensor came from, and an R1 cannot be computed
-again here. So the check counts. A short sample is captured with the states of every layer, a ladder
-of L rungs for a target of L layers, each row alone. Three things must hold:
+**Layer check.** vLLM does not record which layer a tensor comes from, and R1 cannot be recomputed
+here. So the check counts layers. A short sample is captured with the states of every layer, a
+ladder of L rungs for a target of L layers, one row per batch. Three conditions must hold:
 
     top       the final norm over rung L is the captured final state, and over rung L - 1 it is not.
               With L rungs from L layers, in the order of the layers, each rung's layer is known
-    finite    every value of every stream is a number
-    nearest   each captured stream, taken with all others of the capture and in full batches, is at
-              most positions nearer to its own rung than to any other
+    finite    every value of every stream is finite
+    nearest   each stream, captured together with all other streams and in full batches, is nearer
+              to its own rung than to any other at most positions
 
-One layer off, streams in another order, a buffer that a later layer has overwritten, and rows of
-another request all fail. What the engine computes differently in another batch does not: an expert
-that flips moves a state less than a layer does, except at few positions.
+An offset of one layer, streams in another order, a buffer that a later layer has overwritten, and
+rows of another request all fail. Differences between batches do not fail: a different expert
+changes a state less than a layer does, except at few positions.
 
     checks = check_engine(engine, rows, spec, ends.lm_head_VH, target_dir)   # or an OutriderError
 
@@ -63,10 +63,10 @@ class SelfCheck:
     control_p99_difference: float
     """Nats, 99th percentile between the engine's log-probabilities in two batches."""
     control_top1_agreement: float
-    """Share of positions with the same most probable token in both."""
+    """Share of positions with the same most probable token in both batches."""
 
     def describe(self) -> str:
-        """The numbers in a sentence."""
+        """Formats the numbers as a sentence."""
         return (
             f"self-check on {self.sequences} sequences, {self.positions} positions:"
             " log-probabilities from the states differ from the engine's by less than"
@@ -112,11 +112,11 @@ def self_check(engine: Engine, rows: Sequence[Row], lm_head_VH: torch.Tensor) ->
 def rebuilt_logprobs(
     hidden_TH: torch.Tensor, token_ids: torch.Tensor, lm_head_VH: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Log-probability of the token after each of h_0 .. h_{T-2}, and the most probable token."""
+    """Log-probabilities of the tokens after h_0 .. h_{T-2}, and most probable tokens."""
     logprobs, tops = [], []
     for start in range(0, len(token_ids) - 1, POSITIONS_AT_A_TIME):
         following = token_ids[start + 1 : start + 1 + POSITIONS_AT_A_TIME]
-        # The engine's head computes in bf16; rounding alike halves the remaining difference.
+        # The engine's head computes in bf16; the same rounding here halves the difference.
         logits = (
             (hidden_TH[start : start + len(following)].float() @ lm_head_VH.T)
             .to(hidden_TH.dtype)
@@ -129,7 +129,7 @@ def rebuilt_logprobs(
 
 def require_self_check(check: SelfCheck) -> None:
     """Raises an `OutriderError` if the check is outside its tolerance."""
-    # In nats, and in the share of positions with another most probable token.
+    # The first is in nats, the second a share of positions with another most probable token.
     difference = Tolerance(0.15, check.control_p99_difference, margin=0.05)
     disagreement = Tolerance(0.05, 1 - check.control_top1_agreement, margin=0.02)
     # Written so that a NaN fails too.
@@ -162,20 +162,20 @@ MIN_NEAREST = 0.95
 
 @dataclass(frozen=True)
 class LayerCheck:
-    """The captured streams of a sample against the states of every layer."""
+    """Comparison of a sample's captured streams with the states of every layer."""
 
     layers: int
-    """L of the target."""
+    """L, the number of layers of the target."""
     positions: int
     top_error: float
     """Mean relative error of the final norm over the last rung against the captured final state."""
     below_top_error: float
-    """The same over the rung below: what one layer off would give."""
+    """The same over the rung below: the error of states that are one layer off."""
     nearest: dict[str, float]
     """Share of positions whose nearest rung is the stream's own; 0 if a value is not finite."""
 
     def describe(self) -> str:
-        """The numbers in two sentences."""
+        """Formats the numbers as two sentences."""
         streams = ", ".join(f"{name} {share:.2%}" for name, share in self.nearest.items())
         return (
             f"layer check on {self.positions} positions: the final norm over the state after layer"
@@ -186,7 +186,7 @@ class LayerCheck:
 
 
 def norm_and_layers(target_dir: Path) -> tuple[Callable[[Tensor], Tensor], int]:
-    """The target's last norm ([T, H] to float32), from its checkpoint, and its number of layers."""
+    """Reads the target's final norm ([T, H] to float32) and layer count."""
     layout = read_layout(target_dir)
     weight_H = CheckpointTensors(layout).read(FINAL_NORM_WEIGHT, torch.float32)
     eps = layout.config["rms_norm_eps"]
@@ -204,8 +204,8 @@ def layer_check(
     norm: Callable[[Tensor], Tensor],
     layers: int,
 ) -> LayerCheck:
-    """Captures `rows` as the capture does, their beginnings with all `layers` layers; compares."""
-    each = max(512 // len(rows), 1)  # so many tokens of all 61 rungs of R1 are 450 MB
+    """Compares captured streams of `rows` with all layers' states of their beginnings."""
+    each = max(512 // len(rows), 1)  # 512 tokens of all 61 rungs of R1 are 450 MB
     prompts = [(row_id, token_ids) for row_id, token_ids, _ in rows]
     beginnings = [(row_id, token_ids[:each]) for row_id, token_ids in prompts]
     names = [stream.name for stream in spec.auxiliary]
@@ -232,7 +232,7 @@ def _nearest(state_TH: Tensor, ladder_LTH: Tensor, name: str) -> float:
     own, wide_TH = layer_index(name) - 1, state_TH.float()
     error_LT = torch.stack([_relative(wide_TH, rung_TH.float()) for rung_TH in ladder_LTH])
     others_LT = torch.cat([error_LT[:own], error_LT[own + 1 :]])
-    # False for NaN, and where two rungs are equal.
+    # False for NaN, and if two rungs are equal.
     return (error_LT[own] < others_LT).all(0).float().mean().item()
 
 
@@ -241,7 +241,7 @@ def _relative(state_TH: Tensor, reference_TH: Tensor) -> Tensor:
 
 
 def require_layer_check(check: LayerCheck) -> None:
-    """Raises an `OutriderError` if a stream is not the one that its name says."""
+    """Raises an `OutriderError` if a stream comes from another layer."""
     # Written so that a NaN fails too.
     top = check.top_error <= MAX_TOP_ERROR and check.top_error < check.below_top_error / 2
     if top and all(share >= MIN_NEAREST for share in check.nearest.values()):
@@ -258,7 +258,7 @@ def require_layer_check(check: LayerCheck) -> None:
 def check_engine(
     engine: Engine, rows: Sequence[Row], spec: FeatureSpec, lm_head_VH: Tensor, target_dir: Path
 ) -> dict[str, Any]:
-    """Checks an engine's states on `rows`; returns the checks, and `in_words` for a person.
+    """Checks an engine's states on `rows`; returns the checks, summarized in `in_words`.
 
     Raises:
         OutriderError: a check failed.

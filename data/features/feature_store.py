@@ -1,15 +1,15 @@
 """The feature store: token ids and the target's hidden states, in checksummed safetensors shards.
 
-A directory of `shard-00000.safetensors` and `manifest.json`. A shard has `token_ids` [tokens] int32
-and the states [tokens, width] of each stream, sequence after sequence, in bfloat16 or in FP8 with
-scales [tokens] (`encode`). The stream after the final norm is stored as `hidden` and `scale`,
-any other stream NAME as `NAME` and `NAME.scale`. The manifest lists the streams
+A store is a directory of `shard-00000.safetensors` and `manifest.json`. A shard has `token_ids`
+[tokens] int32 and the states [tokens, width] of each stream, sequence after sequence, in bfloat16
+or in FP8 with scales [tokens] (`encode`). The stream after the final norm is stored as `hidden` and
+`scale`, any other stream NAME as `NAME` and `NAME.scale`. The manifest lists the streams
 (`speculators.features.FeatureSpec`) and the place of each sequence. FeatureWriter
 (feature_writer.py) writes it.
 
 A sequence may have scores: sums of the target's probabilities of its completion
 (serving/logged_text.py), numbers without text, in `scores` [sequences, parts, columns] of a shard.
-Hidden states can be inverted to the text they came from: only their owner can read these files.
+Hidden states can be inverted to their text, so only the owner of these files can read them.
 
     python -m outrider.data.features.feature_store runs/resume_screening/features    # checksums
 """
@@ -38,12 +38,12 @@ STORED_AS = {"bf16": "bfloat16", "fp8": "float8_e4m3fn"}
 """torch's name of the type of the stored values."""
 
 SAME = ("version", "hidden_size", "features", "dtype", "score_columns")
-"""Keys of the manifest that must agree in stores that are joined."""
+"""Manifest keys that must be equal in stores that are joined."""
 
 
 @dataclass(frozen=True)
 class Features:
-    """One sequence: the tokens of the engine, and the target's states at each position."""
+    """One sequence: its token ids, and the target's states at each position."""
 
     token_ids: torch.Tensor
     """[T] int32"""
@@ -65,7 +65,7 @@ class FeatureStore:
         self._open: dict[int, Any] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """For another process, which opens its own mapping."""
+        """Pickles without the mapping; another process opens its own."""
         return type(self), (self.directory, self.manifest)
 
     @classmethod
@@ -95,12 +95,12 @@ class FeatureStore:
 
     @property
     def sequence_ids(self) -> list[str]:
-        """Every sequence in the order in which it was written."""
+        """Ids of all sequences, in the order in which they were written."""
         return list(self._table)
 
     @property
     def spec(self) -> FeatureSpec:
-        """The streams that the store holds."""
+        """Streams in the store."""
         return FeatureSpec.from_list(self.manifest["features"])
 
     @property
@@ -109,7 +109,7 @@ class FeatureStore:
         return list(self.manifest.get("score_columns", []))
 
     def scores(self, sequence_id: str) -> list[list[float]]:
-        """Sums over the head of the completion and over its rest, by `score_columns`."""
+        """Sums over the completion's first tokens and over the rest, by `score_columns`."""
         row = self._table[sequence_id]
         place = row["place"]
         return self._shard(row["shard"]).get_slice("scores")[place : place + 1][0].tolist()
@@ -123,7 +123,7 @@ class FeatureStore:
         return int(self._table[sequence_id]["completion_start"])
 
     def read(self, sequence_id: str) -> Features:
-        """One sequence; only its own bytes are read."""
+        """Reads one sequence, and only its bytes."""
         row = self._table[sequence_id]
         shard, stop = self._shard(row["shard"]), row["start"] + row["length"]
         span = slice(row["start"], stop)
@@ -165,12 +165,12 @@ class FeatureStore:
 
 
 def rounded(scores: Sequence[Sequence[float]]) -> list[list[float]]:
-    """One sequence's scores as they are stored: rounded to 1e-4 nats over a whole completion."""
+    """Rounds a sequence's scores, sums over a completion, to 1e-4 nats."""
     return [[round(value, 4) for value in part] for part in scores]
 
 
 def encode(hidden_TH: torch.Tensor, dtype: StateDtype) -> dict[str, torch.Tensor]:
-    """The tensors of a shard. A non-finite state stays non-finite through its scale.
+    """Encodes states for a shard; non-finite states stay non-finite through their scale.
 
     A state after the final norm has entries of similar size, except a few outliers. FP8 (e4m3) has
     one float32 scale for each token, which maps the largest entry to e4m3's largest number; entries
@@ -180,7 +180,7 @@ def encode(hidden_TH: torch.Tensor, dtype: StateDtype) -> dict[str, torch.Tensor
         return {"hidden": hidden_TH.to(torch.bfloat16)}
     wide_TH = hidden_TH.float()
     scale_T = wide_TH.abs().amax(-1) / torch.finfo(torch.float8_e4m3fn).max
-    # Any scale will do for a state of zeros.
+    # Any scale works for a state of zeros.
     divisor_T = torch.where(scale_T == 0, 1.0, scale_T)
     return {"hidden": (wide_TH / divisor_T[:, None]).to(torch.float8_e4m3fn), "scale": divisor_T}
 
@@ -200,10 +200,10 @@ def stored_names(stream: str) -> dict[str, str]:
 
 
 def join_stores(directories: Sequence[Path], wanted: Collection[str], out_dir: Path) -> None:
-    """Publishes a store with the sequences of `wanted`; its shards are hard links where possible.
+    """Publishes a store of the `wanted` sequences, with hard links if possible.
 
     Raises:
-        OutriderError: stores differ in form, or one of `wanted` is in none of them.
+        OutriderError: stores differ in a key of `SAME`, or one of `wanted` is in none of them.
     """
     stores = [FeatureStore.open(directory) for directory in directories]
     first = stores[0].manifest
@@ -245,4 +245,4 @@ if __name__ == "__main__":
     store = FeatureStore.open(Path(sys.argv[1]))
     store.verify()
     tokens = sum(shard["tokens"] for shard in store.manifest["shards"])
-    print(f"{len(store.sequence_ids)} sequences, {tokens} tokens: every checksum holds")
+    print(f"{len(store.sequence_ids)} sequences, {tokens} tokens: all checksums match")

@@ -35,10 +35,10 @@ from outrider.speculators.features import FINAL_NORM, FeatureSpec, FeatureStream
 class FeatureWriter:
     """Writes a store shard by shard.
 
-    `source` identifies what the states were made from. A journal of the same source is continued
-    (`done` holds its sequences, `tokens` counts theirs, `restarted` is False); a store of any other
-    source in the directory is removed first. Leaving the block by an exception keeps the finished
-    shards and writes no manifest.
+    `source` identifies the inputs of the states. A journal of the same source is continued (`done`
+    contains its sequence ids, `tokens` is their number of tokens, `restarted` is False); a store of
+    any other source in the directory is removed first. If the context is left by an exception, the
+    finished shards are kept and no manifest is written.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class FeatureWriter:
         self.shards: list[dict[str, Any]] = []
         self.restarted = False
         self._pending: list[tuple[dict[str, torch.Tensor], dict[str, Any]]] = []
-        """Stored tensors of sequences, and their rows of the index."""
+        """Tensors of sequences that are not yet written, and their index rows."""
         self._pending_bytes = 0
         self._continue_or_start()
         self.done = {sequence["id"] for shard in self.shards for sequence in shard["sequences"]}
@@ -81,7 +81,7 @@ class FeatureWriter:
         scores: Sequence[Sequence[float]] | None = None,
         auxiliary: Mapping[str, torch.Tensor] | None = None,
     ) -> None:
-        """Adds one sequence; writes a shard that is full."""
+        """Adds one sequence; writes the shard if it is full."""
         token_ids = torch.as_tensor(token_ids, dtype=torch.int32)
         states = {FINAL_NORM: hidden, **(auxiliary or {})}
         stored = {"token_ids": token_ids}
@@ -125,10 +125,10 @@ class FeatureWriter:
         )
 
     def _continue_or_start(self) -> None:
-        for left in self.directory.glob(".*.tmp"):  # a killed capture was writing it
+        for left in self.directory.glob(".*.tmp"):  # of a killed capture
             left.unlink()
         journal = self.directory / JOURNAL
-        # A torn last line does not count.
+        # Ignores an incomplete last line.
         content = journal.read_text(encoding="utf-8") if journal.exists() else ""
         lines = content.split("\n")[:-1]
         if lines and json.loads(lines[0]) == self.header:
@@ -152,7 +152,7 @@ class FeatureWriter:
         )
 
     def _write_shard(self) -> None:
-        """Writes the pending sequences. The engine prefills its next batch meanwhile."""
+        """Writes the pending sequences, while the engine prefills its next batch."""
         pending, self._pending, self._pending_bytes = self._pending, [], 0
         names = pending[0][0]
         tensors = {name: torch.cat([tensors[name] for tensors, _ in pending]) for name in names}

@@ -1,4 +1,4 @@
-"""A capture replica: one engine in a Ray actor, captures whole pieces of a plan.
+"""A capture replica: a Ray actor whose engine captures whole pieces.
 
     replica = ray.remote(CaptureReplica).remote(setup)
     checks = ray.get(replica.start.remote())
@@ -6,8 +6,8 @@
     load_states(ray.get(states))        # [CapturedRow(row_id, {stream: [T, H]}, scores)]
 
 The actor has two threads. While one copies the states of a piece into the object store, the other
-prefills the next piece: a lock gives the engine to one of them. The states pass from the engine's
-worker to the actor through a folder in memory, and are never written to a disk (`in_memory`).
+prefills the next piece; a lock protects the engine. The states pass from the engine's worker to the
+actor through a folder in memory; with `in_memory` they are never written to a disk.
 """
 
 import contextlib
@@ -40,7 +40,7 @@ PIECES_AT_A_TIME = 2
 
 @dataclass(frozen=True)
 class ReplicaSetup:
-    """What a replica needs to start."""
+    """Settings of a replica."""
 
     target: TargetConfig
     engine: EngineConfig
@@ -50,7 +50,7 @@ class ReplicaSetup:
     checked: tuple[Row, ...]
     """Rows of the self-check."""
     in_memory: bool
-    """Whether states may pass through files in memory only."""
+    """Whether states must only be written to files in memory, never to a disk."""
     piece_tokens: int
     """Tokens of the largest piece."""
 
@@ -60,8 +60,8 @@ class CapturedRow(NamedTuple):
 
     row_id: str
     states: dict[str, Any]
-    """[T, H] of each stream: bfloat16 in the memory of its reader, int16 of the same bits in the
-    object store, where numpy's arrays travel without a copy."""
+    """[T, H] of each stream: bfloat16 after `load_states`; int16 with the same bits in the object
+    store, which shares numpy arrays without a copy."""
     scores: list[list[float]] | None
 
 
@@ -103,11 +103,11 @@ class CaptureReplica:
     def _open(self) -> Engine:
         setup, engine = self._setup, self._setup.engine
         if runs_on_cpu():
-            # Ray sets OMP_NUM_THREADS to the actor's cores; vLLM would take all of the machine's.
+            # Keeps Ray's OMP_NUM_THREADS, the actor's cores; vLLM would use all cores.
             environment = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", **engine.environment}
             engine = engine.model_copy(update={"environment": environment})
         if engine.gpus > 1 and "distributed_executor_backend" not in engine.extra_arguments:
-            # Inside an actor vLLM might choose Ray, and start actors outside of this one.
+            # Inside an actor vLLM might otherwise choose Ray and start other actors.
             extra = engine.extra_arguments | {"distributed_executor_backend": "mp"}
             engine = engine.model_copy(update={"extra_arguments": extra})
         folder = _scratch(3 * setup.piece_tokens * state_bytes(setup.spec), setup.in_memory)
@@ -134,7 +134,7 @@ class CaptureReplica:
         ]
 
     def answer(self, rows: Sequence[AskedRow]) -> list[list[int]]:
-        """Token ids of the target's answer to each row."""
+        """Generates the target's answer to each row; returns token ids."""
         self.start()
         with self._lock:
             return self._engine.answer(rows)
@@ -157,7 +157,7 @@ def load_states(rows: Sequence[CapturedRow]) -> list[CapturedRow]:
 
 
 def _scratch(needed: int, in_memory: bool) -> Path:
-    """A private folder in memory with room for `needed` bytes, else in the temporary folder."""
+    """Creates a private folder, in memory if that has `needed` bytes free."""
     free = shutil.disk_usage(MEMORY_FILES).free if os.access(MEMORY_FILES, os.W_OK) else 0
     if free >= needed:
         return Path(tempfile.mkdtemp(prefix="outrider-", dir=MEMORY_FILES))

@@ -1,13 +1,13 @@
-"""Capture replicas on a Ray cluster, and pieces of a plan from them in the plan's order.
+"""Capture replicas on a Ray cluster, streaming a plan's pieces in order.
 
     with start_replicas(config, setup) as (_, actors):
         replicas = Replicas(actors, state_bytes(setup.spec), config.start_timeout_s)
         for piece, rows in replicas.stream(plan, limit_bytes):
             ...
 
-Each replica is an actor with an engine (replica.py). When an actor ends, with its node or alone,
-Ray starts it again where there is room, at most `cluster.replica_restarts` times. Its pieces go to
-the others meanwhile, and a piece whose object is lost is captured again. A replica whose engine
+Each replica is an actor with an engine (replica.py). If an actor ends, alone or with its node, Ray
+restarts it on any node with room, at most `cluster.replica_restarts` times. Meanwhile the other
+replicas capture its pieces. A piece whose object is lost is captured again. A replica whose engine
 does not start or whose self-check fails is left out. Any process of the cluster may use the actors.
 """
 
@@ -94,7 +94,7 @@ class Replicas:
         self.running: dict[str, dict[str, Any]] = {}
         """Host and checks of the replicas that capture, by name."""
         self.left_out: list[str] = []
-        """Replicas that are not started again, and why."""
+        """Replicas that failed to start, with the reason."""
         self.stopped = False
         """Ends a stream; another thread may set it."""
         self.lost = 0
@@ -103,11 +103,11 @@ class Replicas:
         self._token_bytes, self._timeout_s = token_bytes, start_timeout_s
         self._console = console or Console(stderr=True)
         self._idle_since = time.monotonic()
-        # A call is answered when the engine of its replica has started.
+        # Each call returns when the engine of its replica has started.
         self._starting = {handle.start.remote(): name for name, handle in self._actors.items()}
 
     def answer(self, rows: Sequence[AskedRow]) -> list[list[int]]:
-        """Token ids of the target's answers, from one replica; as `Engine.answer`."""
+        """Generates answers on one replica, like `Engine.answer`; returns token ids."""
         while True:
             while not self.running:
                 self._wait([], POLL_S)
@@ -156,16 +156,16 @@ class Replicas:
                 name = min(self.running, key=lambda replica: load[replica])
                 if load[name] >= PIECES_AT_A_TIME:
                     return
-                # Not retried by Ray, which would wait until this replica is back.
+                # No retries: Ray would wait until this replica has restarted.
                 capture = self._actors[name].capture.options(max_task_retries=0)
                 task.replica, task.states = name, capture.remote(task.piece)
 
     def _wait(self, tasks: Iterable[_Task], timeout_s: float) -> None:
-        """Handles starts of replicas and ends of tasks, waiting for the first of them."""
+        """Waits until a replica starts or a task ends, and handles it."""
         asked = {task.states: task for task in tasks if task.states is not None}
         if known := [*self._starting, *asked]:
             ray.wait(known, timeout=timeout_s)
-            # All of them: both pieces of a lost replica, before it has started again.
+            # Handles all that are done: both pieces of a lost replica end before its restart.
             for reference in ray.wait(known, num_returns=len(known), timeout=0)[0]:
                 if reference in asked:
                     self._finish(asked[reference])
@@ -178,7 +178,7 @@ class Replicas:
         elif time.monotonic() - self._idle_since > self._timeout_s:
             raise OutriderError(
                 f"cluster.start_timeout_s = {self._timeout_s:g}: no capture replica is running."
-                " Compare `ray status` with what each needs of one node: lower"
+                " Compare `ray status` with what each needs on one node: lower"
                 " cluster.cores_per_replica or serving.engine's parallel sizes, or wait longer"
             )
 
@@ -204,7 +204,7 @@ class Replicas:
             if isinstance(cause, OutriderError):
                 raise cause from None
             if isinstance(cause, ray.exceptions.ObjectStoreFullError):
-                time.sleep(1.0)  # other work of the cluster uses it
+                time.sleep(1.0)  # other work of the cluster fills it
             elif not isinstance(error, ray.exceptions.ObjectLostError):
                 assert task.replica is not None
                 self._lose(task.replica, error)
@@ -217,9 +217,9 @@ class Replicas:
 
     def _lose(self, name: str, error: Exception) -> None:
         if self.running.pop(name, None) is None:
-            return  # known from another piece
+            return  # already handled for another piece
         if not isinstance(error, ray.exceptions.RayActorError):
-            # Its engine may have ended; only a new actor fixes that.
+            # Its engine may have ended, and only a new actor starts a new one.
             ray.kill(self._actors[name], no_restart=False)
         self.lost += 1
         self._say(f"{name} ended ({_cause(error)}); its work goes to the others")
@@ -230,7 +230,7 @@ class Replicas:
 
 
 def _cause(error: Exception) -> str:
-    """One line on why an actor or its task failed: Ray's last line, or our own message."""
+    """Why an actor or task failed: Ray's last line or our message."""
     cause = getattr(error, "cause", None) or error
     lines = [line.strip() for line in str(cause).splitlines() if line.strip()] or [""]
     if isinstance(cause, OutriderError):

@@ -31,7 +31,7 @@ from outrider.data.split.split import GENERAL, PARTS, ids_of
 
 FILE, QUARANTINE = "on_policy.json", "quarantine.json"
 MOST_ASIDE = 0.5
-"""Maximum share of quarantined sequences. Above it the run stops."""
+"""Maximum share of quarantined sequences; the run stops above it."""
 
 
 def check_traffic(
@@ -111,7 +111,7 @@ def examine(
 
 
 def require(report: Mapping[str, Any]) -> None:
-    """Stops the run where most of the traffic is off-policy: the rest is not representative."""
+    """Raises an `OutriderError` if most sequences are off-policy; the rest is unrepresentative."""
     everything = report["all"]
     if everything["quarantined"] <= MOST_ASIDE * everything["sequences"]:
         return
@@ -125,7 +125,7 @@ def require(report: Mapping[str, Any]) -> None:
 
 
 def two_lines(report: Mapping[str, Any]) -> list[str]:
-    """The result for a person."""
+    """Formats the result as two readable lines."""
     everything = report["all"]
     verdict, (low, high) = everything["verdict"], everything["expected_range"]
     answer = {True: "yes", False: "no", None: "too little text"}[verdict["own"]]
@@ -148,7 +148,7 @@ def two_lines(report: Mapping[str, Any]) -> list[str]:
 
 
 def groups_of(report: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
-    """Rows for a table: everything, the parts, and the slices of dimensions with several."""
+    """Rows of a table: all sequences, parts, and dimensions with several slices."""
     rows = [("all", report["all"]), *report["parts"].items()]
     for dimension, names in report["slices"].items():
         if len(names) > 1:
@@ -157,10 +157,10 @@ def groups_of(report: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
 
 
 def _localised(verdict: dict[str, Any], slices: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """The cause with the slices it is confined to, from the largest of them.
+    """Names the off-policy slices if others of their dimension are on-policy.
 
-    Where some slices of a dimension are on-policy and others are not, the verdict names the others.
-    Of several dimensions, the one with the fewest off-policy sequences is used.
+    The cause is that of the largest off-policy slice. Of several such dimensions, the one with the
+    fewest off-policy sequences is used.
     """
     confined = []
     for dimension, names in slices.items():
@@ -179,7 +179,7 @@ def write_quarantine(
 ) -> None:
     """Publishes the quarantined ids with their scores, readable by their owner only.
 
-    `not_captured` were too long for the engine.
+    `not_captured` are the ids of sequences that were too long for the engine.
     """
     listed = {sequence_id: round(score, 4) for sequence_id, score in scores.items()}
     manifest = file_digest(Path(features_dir) / MANIFEST)

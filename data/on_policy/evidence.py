@@ -6,24 +6,24 @@ group of sequences:
 
 - Is the mean log-probability that of sampling at the logged temperature? A z-score, per sequence
   and per group.
-- How many tokens would the target hardly sample? One minus their share, beyond the expected share,
-  is a sequence's `own_share`, the score for the quarantine. On nano R1 it separates completions of
+- How many tokens are unlikely under the target? One minus the excess over their expected share is a
+  sequence's `own_share`, the score for the quarantine. On nano R1 it separates completions of
   other prompts from on-policy ones with an area under the curve of 1.000 (exact ids) and 0.997
-  (retokenized text). The mean log-probability comes close (0.993), but in it a single odd token,
-  such as in a retokenized word, weighs as much as a foreign sentence.
+  (retokenized text). The mean log-probability comes close (0.993), but there a single odd token,
+  for example in a retokenized word, weighs as much as a foreign sentence.
 - Which temperature fits best, by likelihood over a grid?
 
-`judge` names the likely cause of off-policy text. Each has a trace in the evidence; some share one:
+`judge` names the likely cause of off-policy text. Each cause leaves a trace; some share a trace:
 
 | cause | trace on nano R1 (temperature 0.6, top_p 0.95; on-policy in the last row) |
 |---|---|
 | tokens shifted, another vocabulary or language | 95 to 100 % of sure tokens (p > 0.999) differ |
-| another model's text, or answers to other prompts | 1.5 to 5 % of those; 4 to 5 % < 1e-4 |
-| another temperature than logged | none of those; none outside top_p at the best temperature |
-| wrong template, cut or shifted start | 2.6 to 4 nats a token missing in the first 8, < 0.1 after |
+| another model's text, or answers to other prompts | 1.5 to 5 % of those; 4 to 5 % of all < 1e-4 |
+| another temperature than logged | no such tokens; none outside top_p at the best temperature |
+| wrong template, cut or shifted start | first 8 tokens lack 2.6 to 4 nats each, later ones < 0.1 |
 | retokenized text | retokenized only; 1 to 4 % of uncertain tokens outside top_p |
 | edited | 0.82 of the missing log-probability in tokens < 1e-4; foreign text: half |
-| another revision, quantization, unlogged settings | 0.02 to 0.04 nats a token, few outliers |
+| another revision, quantization, unlogged settings | 0.02 to 0.04 nats per token, few outliers |
 | on-policy | within 4 standard errors; 0.01 % outside top_p |
 
 Causes with the same trace are named together. Text that the target imitates perfectly, such as the
@@ -49,14 +49,14 @@ HEAD, REST = 0, 1
 
 ROUNDING_NATS = 0.02
 """Standard deviation between the log-probabilities of two bf16 engines at one token; the
-self-check's mean difference on nano R1 is 0.01. Without it the zero variance of deterministic text
-would turn rounding into any z."""
+self-check's mean difference on nano R1 is 0.01. Without this term, rounding could give any z for
+deterministic text, whose variance is zero."""
 
 FEWEST_TOKENS = 200
 """Minimum number of completion tokens for a verdict."""
 
 MISSED_FOREIGN, MISSED_SCRAMBLED = 0.005, 0.5
-"""Share of the tokens of which the target is sure where the log has another."""
+"""Of the positions where the target is sure, the share with another logged token."""
 
 
 @dataclass(frozen=True)
@@ -68,12 +68,12 @@ class TemperatureFit:
     """Log-likelihood minus that of the logged temperatures, in nats."""
     stray_share: float
     """Share of the fitted tokens outside top_p even at the best temperature. Close to 0 if only
-    the temperature differs, 0.5 % or more where anything else does. 0 with top_p 1."""
+    the temperature differs, 0.5 % or more if anything else does. Always 0 with top_p 1."""
     tokens: int
 
 
 class Evidence:
-    """Sums of S sequences and their logged sampling settings."""
+    """Sums of scores of S sequences, and their logged sampling settings."""
 
     def __init__(
         self,
@@ -116,16 +116,16 @@ class Evidence:
         return float(self.of_each(column, part).sum())
 
     def share(self, column: str, of: str = "tokens", part: int | None = None) -> float:
-        """Sum of a column divided by another's; 0 if that is 0."""
+        """Ratio of two columns' sums; 0 if the divisor is 0."""
         whole = self.total(of, part)
         return self.total(column, part) / whole if whole else 0.0
 
     def difference(self, part: int | None = None) -> float:
-        """Mean log-probability minus that of on-policy text, in nats a token."""
+        """Mean log-probability minus that of on-policy text, in nats per token."""
         return self.share("sampled_logprob", part=part) - self.share("expected", part=part)
 
     def typical_difference(self, part: int) -> float:
-        """Median of the sequences' differences in a part, in nats a token."""
+        """Median of the sequences' differences in a part, in nats per token."""
         tokens_S = self.of_each("tokens", part)
         difference_S = self.of_each("sampled_logprob", part) - self.of_each("expected", part)
         return (
@@ -144,7 +144,7 @@ class Evidence:
         )
 
     def missed(self, part: int | None = None) -> float:
-        """Share of sure tokens where the text has another, beyond what sampling explains."""
+        """Share of sure positions with another token, beyond what sampling explains."""
         expected = self.share("sure_missed_expected", "sure", part)
         return max(self.share("sure_missed", "sure", part) - expected, 0.0)
 
@@ -156,15 +156,15 @@ class Evidence:
         )
 
     def own_share(self) -> np.ndarray:
-        """[S] one minus the share of unlikely tokens beyond the expected share; 1 if on-policy.
+        """[S] one minus the excess share of unlikely tokens; 1 if on-policy.
 
-        Likely tokens are those of top_p, at most 0.95 of the mass (token_scores.LIKELY_MASS).
+        Likely tokens are those in top_p, at most 0.95 of the mass (token_scores.LIKELY_MASS).
         """
         excess_S = self.of_each("unlikely") - self.of_each("unlikely_expected")
         return 1 - np.clip(excess_S / np.maximum(self.of_each("tokens"), 1), 0, 1)
 
     def fit_temperature(self) -> TemperatureFit | None:
-        """Fits the temperature; None without a token at which temperatures differ."""
+        """Fits the temperature; returns None if no token distinguishes temperatures."""
         tokens = self.total("fitted")
         if not tokens:
             return None
@@ -194,7 +194,7 @@ class Verdict:
     """Whether a group of sequences is on-policy, and otherwise the likely cause."""
 
     own: bool | None
-    """None: too little text."""
+    """None if there is too little text."""
     cause: str
     text: str
 
@@ -219,7 +219,7 @@ def is_own(evidence: Evidence) -> bool:
     """Whether all evidence agrees with on-policy text."""
     difference, z_S = abs(evidence.difference()), evidence.z()
     spread = z_S.std(ddof=1) if len(evidence) > 1 else 0.0
-    # 0.01 nats a token, 1 % in probability, affect neither training nor replay. The sequences' z
+    # 0.01 nats per token (1 % in probability) affect neither training nor replay. The sequences' z
     # have a standard deviation of 1.0 in theory; rounding gives 0.7 to 1.12 on nano R1's traffic.
     return bool(
         difference <= max(0.01, 4.0 * evidence.standard_error())
@@ -247,8 +247,8 @@ def _cause(evidence: Evidence) -> tuple[str, str]:
         ),
     )
     if missed >= MISSED_FOREIGN:
-        # Of the missing log-probability, 0.82 lie in tokens below 1e-4 after words were replaced,
-        # 0.46 to 0.63 in foreign text.
+        # Tokens below 1e-4 account for 0.82 of the missing log-probability if words were replaced,
+        # and for 0.46 to 0.63 in foreign text.
         if far_share >= 0.75 and rare <= 0.1:
             return edited
         return "foreign", (
@@ -270,8 +270,8 @@ def _cause(evidence: Evidence) -> tuple[str, str]:
             f"{np.median(evidence.temperature_S):g} (with a top_p of 1, another revision or "
             "quantization has the same trace)"
         )
-    # The start is off by itself: 0.3 nats a token are missing, and five times those of the rest.
-    # Medians, so that one or two completions that diverge later do not hide a common bad start.
+    # Only the start is off: it lacks 0.3 nats per token, at least five times as many as the rest.
+    # Medians, because one or two completions that diverge later must not hide a common bad start.
     head = evidence.difference(HEAD)
     rest = max(evidence.difference(REST), evidence.typical_difference(REST))
     if head <= -0.3 and head <= 5.0 * min(rest, 0.0):
@@ -286,7 +286,7 @@ def _cause(evidence: Evidence) -> tuple[str, str]:
             "the logged text retokenizes to other tokens than the target generated, or it was "
             "edited: log token ids (`return_token_ids`)"
         )
-    # Edits where no sure token differs: all other tokens miss at most 0.1 nats each.
+    # Edits without differing sure tokens: the other tokens lack at most 0.1 nats each.
     if far_share >= 0.4 and missing * (1 - far_share) >= -0.1 * evidence.total("tokens"):
         return edited
     return "revision_or_settings", (

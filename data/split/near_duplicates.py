@@ -1,10 +1,10 @@
-"""Near-identical prompts, as opposed to prompts that share a template.
+"""Finds near-identical prompts, as opposed to prompts that only share a template.
 
-A prompt is the set of its word 5-grams, or the whole text where it has fewer words. 5-grams in more
-than half of the prompts are boilerplate (the instructions and headings of a template) and are
-ignored: two résumés under the same long instructions are as similar as the résumés. A prompt of
-boilerplate alone is compared whole. MinHash finds candidates; the Jaccard similarity of the sets
-decides.
+A prompt is represented by its set of word 5-grams, or by its whole text if it has fewer words.
+5-grams in more than half of the prompts are boilerplate (the instructions and headings of a
+template) and are ignored: the same long instructions do not make two résumés similar. A prompt of
+only boilerplate is compared as a whole. MinHash finds candidates; the Jaccard similarity of the
+sets decides.
 
     seen = SimilarPrompts(train_prompts, similarity=0.9, all_prompts=prompts)
     seen.holds(prompt)
@@ -31,14 +31,14 @@ class SimilarPrompts:
         self.boilerplate = _boilerplate(all_prompts)
         self._sets: list[frozenset[int]] = []
         # Below the threshold, since MinHash with 128 permutations has an error of 0.03 at a
-        # similarity of 0.9. The index requires more than 0; below 0.01 every prompt would do.
+        # similarity of 0.9. The index requires more than 0; below 0.01 all are candidates.
         self._index = MinHashLSH(threshold=max(similarity - 0.1, 0.01), num_perm=PERMUTATIONS)
         for shingles in dict.fromkeys(map(self._shingles, prompts)):
             self._index.insert(len(self._sets), _minhash(shingles))
             self._sets.append(shingles)
 
     def holds(self, prompt: str) -> bool:
-        """Whether the index has a prompt of at least the threshold's similarity."""
+        """Whether the index contains a prompt of at least the threshold's similarity."""
         shingles = self._shingles(prompt)
         return any(
             jaccard(shingles, self._sets[candidate]) >= self.similarity
@@ -67,7 +67,7 @@ def jaccard(left: frozenset[int], right: frozenset[int]) -> float:
 
 
 def _boilerplate(prompts: Sequence[str]) -> frozenset[int]:
-    """The shingles of more than half of the prompts, or of a seeded sample of them."""
+    """Finds the shingles of over half of the prompts or a sample."""
     rows = random.Random(0).sample(range(len(prompts)), min(len(prompts), 2000))
     chosen = [prompts[row] for row in sorted(rows)]
     counts = Counter(itertools.chain.from_iterable(map(shingles_of, chosen)))

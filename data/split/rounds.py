@@ -1,13 +1,13 @@
-"""Which sequences a training round uses, and which ones its gate may.
+"""Chooses the sequences of a training round and of its gate.
 
     chosen = choose_sequences(newer, older, most=2000, older_share=0.3, seed=4, owners=owners)
     parts = training_parts(table, validation_fraction=0.1, gap_minutes=30)
     gate = unseen(trained, newest, gap_minutes=30, similarity=0.9)
 
-A round trains on the newest traffic, mixed with a sample of older traffic against forgetting. No
-round trains on the sessions that are held back: they choose the checkpoint, and those of older
-traffic show what was forgotten. The gate measures on traffic that arrived later still, without
-sessions that were trained on and without prompts nearly identical to trained ones.
+A round trains on the newest traffic, mixed with a sample of older traffic to prevent forgetting. No
+round trains on the held-back sessions: the checkpoint is chosen on them, and those of older traffic
+show forgetting. The gate measures on even later traffic, without sessions that were trained on and
+without prompts that are near-identical to trained ones.
 """
 
 import hashlib
@@ -32,7 +32,7 @@ def choose_sequences(
     seed: int,
     owners: Mapping[str, str],
 ) -> list[str]:
-    """At most `most` ids: the latest of `newer`, and a seeded sample of `older` before them.
+    """Chooses up to `most` ids: sampled `older` ones, then the latest `newer`.
 
     Both are in order of time. At most `older_share` of the result is older; newer ids fill the
     rest. `owners` maps each id to its tenant or user, empty if none was logged. One owner exceeds
@@ -60,9 +60,9 @@ def _shared_out(names: Sequence[str], count: int, owners: Mapping[str, str]) -> 
 
 
 def held_back(table: Dataset, share: float) -> list[str]:
-    """Ids of the sessions that no round trains on, the same ones at every call.
+    """Returns the ids of sequences whose sessions no round trains on.
 
-    By a hash of the session's logged name, so a session of several windows is held back in all.
+    A hash of the logged session name decides, so the choice is the same in every call and window.
     """
     return [
         name
@@ -74,10 +74,10 @@ def held_back(table: Dataset, share: float) -> list[str]:
 def training_parts(
     table: Dataset, validation_fraction: float, gap_minutes: float
 ) -> dict[str, list[str]]:
-    """`train` and `validation` ids; the validation part are the sessions that are held back.
+    """Returns `train` and `validation` ids; the held-back sessions are the validation part.
 
-    Where these are none or all, it is the latest sessions, at least one. A table of a single
-    session has both parts from it, cut by time.
+    If none or all sessions are held back, the validation part is the latest sessions, at least one.
+    A table of a single session is cut by time.
     """
     ids, times = table["sequence_id"][:], log_order(table["time"])
     held = set(held_back(table, validation_fraction))
@@ -101,7 +101,7 @@ def training_parts(
 
 @dataclass(frozen=True)
 class Unseen:
-    """Sequences that a round may be judged on."""
+    """Sequences that the gate of a round may use."""
 
     sessions: dict[str, str]
     """The session of each sequence, in log order."""
@@ -110,12 +110,12 @@ class Unseen:
 
 
 def unseen(trained: Dataset, newest: Dataset, gap_minutes: float, similarity: float) -> Unseen:
-    """The sequences of `newest` that share no session and no prompt with `trained` ones."""
+    """Selects sequences of `newest` that share no session or prompt with `trained`."""
     table = concatenate_datasets([trained, newest])
     sessions = session_names(table, log_order(table["time"]), gap_minutes)
     begun = set(sessions[: len(trained)])
-    # Boilerplate is that of the traffic to be judged: after a shift its template is in a minority
-    # of the trained prompts, and would make all of its prompts look alike.
+    # Boilerplate is taken from the newest traffic only: after a shift, few trained prompts have its
+    # template, which would not be ignored and would make all of its prompts look alike.
     similar = SimilarPrompts(trained["prompt_text"], similarity, newest["prompt_text"])
     kept: dict[str, str] = {}
     left_out: Counter[str] = Counter()

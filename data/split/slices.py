@@ -1,14 +1,14 @@
-"""Slices: the parts of the traffic by which every table is broken down.
+"""Slices: groups of the traffic by which every table is broken down.
 
 A dimension is a logged field (tenant, route), the fidelity of the tokens, the sampling settings, or
-the prompt template. Each of its names lists the ids of its sequences.
+the prompt template. Each name in a dimension maps to the ids of its sequences.
 
-A template is a beginning that many prompts share: their first words. Templates are numbered by size
-rather than named, since their words are the customer's.
+A template is the sequence of first words that many prompts share. Templates are numbered by size
+rather than named, since their words are customer text.
 
     slices = name_slices(load_sequences(sequences_dir))
     slices                                   # {"tenant": {"acme": [ids]}, "template": {...}}
-    slices = load_slices(run / "split")      # as the split stage named them
+    slices = load_slices(run / "split")      # as written by the split stage
 """
 
 import re
@@ -28,7 +28,7 @@ Slices = dict[str, dict[str, list[str]]]
 def name_slices(table: Dataset) -> Slices:
     """Assigns every sequence to a slice of each dimension; names are sorted by size.
 
-    A dimension has 20 names at most; further sequences form the slice `others`.
+    A dimension has at most 20 names; all other sequences form the slice `others`.
     """
     ids = table["sequence_id"][:]
     unchanged = ("tenant", "route", "fidelity")
@@ -64,7 +64,7 @@ def load_slices(split_dir: Path) -> Slices:
 def name_templates(prompts: Sequence[str]) -> list[str]:
     """Returns `template 1`, `template 2`, ... (by size) or `no template` for each prompt.
 
-    The prompts of a template share their first 12 words; they are 2 % of all, and 5 at least.
+    Prompts of a template share their first 12 words; it has at least 5 prompts and 2 % of all.
     """
     beginnings = [tuple(re.findall(r"\w+", prompt[:2000])[:12]) for prompt in prompts]
     least = max(0.02 * len(prompts), 5)

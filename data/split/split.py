@@ -1,12 +1,12 @@
 """Split: training, validation and held-out parts, by session and time.
 
 A speculator serves traffic that comes after its training. So it is chosen on later traffic than it
-was trained on, and measured on later traffic still. Two cuts in time separate the parts; a session
+was trained on, and measured on even later traffic. Two cuts in time separate the parts; a session
 (`sequences.session_names`) belongs to the part of its first exchange. Exchanges of a session after
-the next cut are left out, so that no part overlaps a later one. Near-identical prompts of the
-training part are left out of the other two, and those of the validation part out of the held-out
-part: checkpoint and K are chosen on it. Within the training part copies are kept. General traffic
-is mixed into the training part, and held out to measure forgetting.
+the next cut are left out, so that no part overlaps a later one. Prompts near-identical to training
+prompts are left out of the other two parts; those near-identical to validation prompts are left out
+of the held-out part, because checkpoint and K are chosen on the validation part. Copies within the
+training part are kept. General traffic is trained on, and held out to measure forgetting.
 
     split(run / "traffic/sequences", SplitConfig(), run / "split")["heldout"]     # ids
 """
@@ -29,18 +29,18 @@ from outrider.data.split.near_duplicates import SimilarPrompts
 from outrider.data.split.slices import name_slices, write_slices
 
 PARTS = ("train", "validation", "heldout")
-"""Parts of the customer's traffic. With general traffic `parts.json` has one more."""
+"""Parts of the customer's traffic. With general traffic, `parts.json` also has `general`."""
 
 BEGAN_EARLIER = "session_began_in_an_earlier_part"
 SEEN = {
     "train": "near_identical_to_a_training_prompt",
     "validation": "near_identical_to_a_validation_prompt",
 }
-"""Reasons why a sequence is in no part. The others are names of limits."""
+"""Reasons why a sequence is in no part. Other reasons are the names of limits."""
 
 GENERAL = "general"
 PREFIX = "g"
-"""Prefix of general sequence ids; the customer's begin with a digit."""
+"""Prefix of the ids of general sequences; other ids begin with a digit."""
 
 
 def split(
@@ -48,8 +48,8 @@ def split(
 ) -> dict[str, Any]:
     """Writes and returns `parts.json`.
 
-    It has the ids of each part in order of time, `left_out` {id: reason}, `sessions` {id: session}
-    where a pause has ended the logged one, and `summary`.
+    It contains the ids of each part in order of time, `left_out` {id: reason}, `summary`, and
+    `sessions` {id: session} for sessions that begin after a pause of the logged session.
     `general_dir` is the table of general traffic (`add_general`). The slices of the whole
     traffic are written to slices.json in the same folder.
     """
@@ -87,15 +87,15 @@ class Divided:
     parts: dict[str, list[int]]
     """Rows of each part, in order of time."""
     left_out: dict[int, str]
-    """Why each of the other rows is in no part."""
+    """Reason why each other row is in no part."""
     sessions: list[str]
     """The session of every row."""
 
 
 def divide(table: Dataset, split: SplitConfig, drop_seen: bool = True) -> Divided:
-    """Divides the rows.
+    """Divides the rows into parts.
 
-    `drop_seen`: search for near-identical prompts, at 2 ms and 20 kB of memory each.
+    `drop_seen` leaves out near-identical prompts, at 2 ms and 20 kB of memory per prompt.
     """
     times = log_order(table["time"])
     sessions = session_names(table, times, split.session_gap_minutes)
@@ -137,7 +137,7 @@ def _by_time(
     first_times: dict[str, tuple[float, int]] = {}
     for row in order:
         first_times.setdefault(sessions[row], times[row])
-    starts = list(first_times.values())  # one a session, in order of time
+    starts = list(first_times.values())  # one per session, in order of time
     if len(starts) < len(PARTS):
         raise OutriderError(
             f"the traffic holds {len(starts)} sessions; a split needs at least {len(PARTS)}"
@@ -198,8 +198,9 @@ def add_general(
 ) -> None:
     """Adds general sequences to the training part and to a separate part.
 
-    They become `split.general_share` of the training part. The latest are held out as `general`;
-    their sessions and near-identical prompts are not trained on. Counts are added to the summary.
+    They become `split.general_share` of the training part. The latest are held out as `general`
+    unless near-identical to training prompts; their sessions are not trained on. Counts are added
+    to `summary`.
     """
     ids, prompts = general["sequence_id"][:], general["prompt_text"][:]
     times = log_order(general["time"])

@@ -1,7 +1,7 @@
-"""Checks whether an answer is right, from the rendered prompt alone: one per kind of work.
+"""Checks answers against the rendered prompt alone; one per kind of work.
 
-Résumés and orders are solved again from the prompt, and receipts are read again. A bank reply is
-checked for consistency only, because just the corpus knows the right intent. An arithmetic problem
+The right answers to résumés, orders and receipts are computed from the prompt. A bank reply is only
+checked for consistency, because only the corpus contains the right intent. An arithmetic problem
 has no check: its prompt does not contain the answer.
 
     resume_correct(prompt_text, completion_text)
@@ -40,7 +40,7 @@ ADVICE = [
 
 
 def answer_of(completion_text: str) -> str:
-    """The text after the reasoning; all of it where a server has removed the reasoning."""
+    """Returns the text after the reasoning, if any, or all of it."""
     return completion_text.rsplit(END_THINK, 1)[-1].replace(EOS, "").strip()
 
 
@@ -57,7 +57,7 @@ def _json_answer(completion_text: str) -> dict | None:
 
 
 def resume_correct(prompt_text: str, completion_text: str) -> bool:
-    """Whether verdict and number of requirements met follow from posting and résumé."""
+    """Whether verdict and number of met requirements follow from posting and résumé."""
     answer = _json_answer(completion_text)
     if answer is None:
         return False
@@ -109,7 +109,7 @@ def receipt_correct(prompt_text: str, completion_text: str) -> bool:
 
 
 def receipt_fields(text: str) -> dict[str, str]:
-    """The fields by their place: firm first, address up to the telephone, total before the cash."""
+    """Reads fields by line: company, address up to TEL, total before CASH."""
     lines = text.removeprefix(RECEIPT_INSTRUCTION).strip("\n").split("\n")
     telephone = next(at for at, line in enumerate(lines) if line.startswith("TEL: "))
     cash = next(at for at, line in enumerate(lines) if at > telephone and line.startswith("CASH "))
