@@ -194,7 +194,7 @@ def captured_rows(outputs: Outputs, prompts: Sequence[Prompt]) -> list[Row]:
 
 
 class TargetScores:
-    """The target's log-probabilities, from captured states, on the GPU if there is one."""
+    """The target's log-probabilities from captured states, on the GPU if available."""
 
     def __init__(self, target_dir: Path, store: FeatureStore, dtype: str) -> None:
         self._device = "cuda" if torch.cuda.is_available() else "cpu"

@@ -112,7 +112,7 @@ def _few_users(
 def _left_out(
     sums_NM: Array, clusters: Sequence[Hashable], statistic: Statistic
 ) -> tuple[Array, Array]:
-    """Log statistic [G] without each cluster, and each cluster's share [G] of the sums."""
+    """Log statistic without each cluster, and each cluster's share: both [G]."""
     _, cluster_N = np.unique(np.asarray(clusters), return_inverse=True)
     sums_GM = np.zeros((int(cluster_N.max()) + 1, sums_NM.shape[1]))
     np.add.at(sums_GM, cluster_N, sums_NM)

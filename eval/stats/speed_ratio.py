@@ -175,7 +175,7 @@ def widened(estimate: Estimate, margin: float) -> Estimate:
 
 
 def speed_of(sums: Array) -> Array:
-    """Ratio of tokens/s from sums [..., 4]: tokens and seconds of each variant."""
+    """Ratio of tokens/s from [..., 4]: tokens and seconds of each variant."""
     return (sums[..., 0] / sums[..., 1]) / (sums[..., 2] / sums[..., 3])
 
 
