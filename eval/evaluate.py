@@ -168,7 +168,7 @@ def check(context: EvaluationContext) -> None:
 
 
 def not_measured(context: EvaluationContext) -> dict[str, str]:
-    """Maps figures that the gate cannot check to reasons; empty with exact replay."""
+    """Figures that the gate cannot check -> reasons; empty with exact replay."""
     if context.no_replay is None:
         return {}
     in_words, why = context.no_replay
@@ -235,7 +235,7 @@ def serve(
     requests: HeldoutRequests,
     replays: Replays | None,
 ) -> tuple[Served, list[Record], RateBlocks]:
-    """Measures closed and open loop of one engine mode at its own k.
+    """Measures an engine mode at its own k: closed and open loop.
 
     Returns speeds, timed blocks and blocks by rate. Servers start only for uncached measurements.
     """
