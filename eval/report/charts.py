@@ -51,7 +51,7 @@ Rows = Sequence[Mapping[str, Any]]
 
 
 class Figure(NamedTuple):
-    """A chart with its caption, the names of its colors, and a note."""
+    """A chart with its caption, the names of its colors and a note."""
 
     caption: str
     names: Sequence[str]

@@ -131,7 +131,7 @@ def history(runs: Mapping[str, Report]) -> list[Series]:
 
 
 def change(first: ClusteredEstimate, later: ClusteredEstimate, comparisons: int) -> Change:
-    """Tests whether later / first differs from 1, with its 95 % interval.
+    """Tests whether later / first differs from 1; gives its interval.
 
     The estimates must be independent, positive and have intervals. LEVEL is divided by
     `comparisons`.

@@ -53,7 +53,7 @@ class Estimate(Part):
 
 
 class ClusteredEstimate(Part):
-    """A figure over sessions and users; its interval is null with few sessions."""
+    """A figure over sessions and users; few sessions give no interval."""
 
     value: float
     """Ratio of the pooled sums"""

@@ -166,7 +166,7 @@ class Findings(Part):
 
     @property
     def acceptance_ratio(self) -> ClusteredEstimate:
-        """custom / base by exact replay at custom's K, else by vLLM's counters.
+        """custom / base by replay at custom's K, else by vLLM's counters.
 
         Counters are at each speculator's own K; the two differ only if base's engine has a fixed K.
         """

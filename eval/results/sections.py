@@ -38,7 +38,7 @@ class Choice(Part):
 
 
 class KindSpeed(Part):
-    """Speed of a kind: replayed acceptance and step time at the main concurrency."""
+    """Speed of a kind: replayed acceptance, step time at the main concurrency."""
 
     kind: str
     """The value of speculator.kind"""
@@ -273,7 +273,7 @@ class Greedy(Part):
 
 
 class Excess(Part):
-    """Excess of differing responses, near ties included, over the control; paired by prompt."""
+    """Excess of differing responses (with near ties) over the control, by prompt."""
 
     value: float
     """Share with speculation minus share of the control, over the control's prompts"""
@@ -328,7 +328,7 @@ class Task(Variants[int]):
 
 
 class ReplayAgainstEngine(Drafters[float]):
-    """Predicted / counted steps - 1 of the same greedy and sampled responses.
+    """Predicted / counted steps - 1, over greedy and sampled responses.
 
     Steps are predicted by exact replay, and counted by the engine.
     """
