@@ -235,7 +235,7 @@ def best_k(
 
 
 def batch_ranges(best: Mapping[int, int]) -> list[tuple[int, int, int]]:
-    """Ranges (first batch size, last, k); adjacent sizes with equal k are merged.
+    """Ranges (first size, last, k); adjacent sizes with equal k are merged.
 
     A range ends at a measured batch size; the last k also applies beyond it.
     """

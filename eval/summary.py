@@ -86,7 +86,7 @@ def _lengths(results: Report) -> dict[str, Any]:
 
 
 def _speeds(served: Served) -> dict[str, dict[str, Any]]:
-    """Concurrency -> tokens/s of all variants, custom / base and custom / lookup."""
+    """Concurrency -> tokens/s of all variants, and custom's ratios."""
     return {
         concurrency: {
             **{name: row.of(name).tokens_per_s for name in VARIANTS},

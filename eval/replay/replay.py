@@ -286,7 +286,7 @@ class Response:
 def batches(
     store: FeatureStore, rows: Iterable[Mapping[str, Any]], sampling: Sampling | None
 ) -> Iterator[list[Response]]:
-    """Yields the rows' responses of two or more tokens, about BATCH_TOKENS per batch."""
+    """Yields responses of two or more tokens, about BATCH_TOKENS per batch."""
     batch: list[Response] = []
     tokens = 0
     for row in rows:
@@ -314,7 +314,7 @@ def has_steps(length: int, completion_start: int) -> bool:
 
 @dataclass(frozen=True)
 class Unrolled:
-    """Draft states of a batch's anchors; all sequences share one row (B = 1)."""
+    """Draft states of all anchors; sequences share one row (B = 1)."""
 
     states: list[Tensor]
     """u[s] [N, H], which predicts the token s + 1 positions after the anchor"""
