@@ -205,8 +205,7 @@ class EvalConfig(BaseModel):
     rate_seconds: PositiveFloat = 20.0
     """Seconds over which the requests of one rate are sent: rate x rate_seconds requests. It is the
     same at every rate, because a queue needs time to grow before saturation shows; a saturated
-    server runs until all are answered. Intervals use the noise of the closed loop, a lower
-    bound."""
+    server runs until all are answered. Intervals use the closed loop's noise, a lower bound."""
 
     scenarios: dict[Annotated[str, Field(pattern="^[a-z0-9_]+$")], ScenarioConfig] = {}
     """Usage scenarios by name: each selects held-out requests by the lengths of their logged prompt
@@ -222,8 +221,7 @@ class EvalConfig(BaseModel):
     task, or task accuracy means nothing."""
 
     replay_sequences: PositiveInt | None = None
-    """Maximum number of held-out sequences that exact replay reads, drawn by seed; null: all of
-    them."""
+    """Maximum number of held-out sequences for exact replay, drawn by seed; null: all of them."""
 
     task: str | None = None
     r"""Checks whether a response solved its task: `module:function` of (prompt_text,

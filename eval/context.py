@@ -138,8 +138,7 @@ class EvaluationContext:
     ) -> Iterator[tuple[LoadGenerator, Servers]]:
         """Opens a load generator and lazily started servers of none and `speculators`.
 
-        `texts` are the rendered prompts for their warm-up: a short block at the highest
-        concurrency.
+        `texts` are rendered prompts for their warm-up: a short block at the highest concurrency.
         """
         widest = max(self.settings.concurrency)
         first = list(itertools.islice(itertools.cycle(texts), widest))
@@ -174,8 +173,7 @@ class EvaluationContext:
     def captured(self, rows: Callable[[Engine], Sequence[Row]]) -> Iterator[FeatureStore]:
         """Captures the states of the responses that `rows` returns.
 
-        `rows` may use the engine. States are customer text in another form, so they are removed on
-        exit.
+        `rows` may use the engine. States are a form of customer text, so they are removed on exit.
         """
         from outrider.data.features.capture import capture_ids
 

@@ -168,8 +168,7 @@ def above(low: float, high: float, threshold: float) -> Outcome:
 def _drafts_nothing(findings: Findings, concurrency: int, row: SpeedRow) -> bool:
     """Whether the engine followed a schedule with 0 drafts at `concurrency`.
 
-    Some steps may have drafts: at a block's end fewer requests run, for which the schedule may
-    draft.
+    At a block's end fewer requests run, so the schedule may draft in some steps.
     """
     schedules = findings.choice.k_per_batch_size
     if not findings.by_batch_size or schedules is None:

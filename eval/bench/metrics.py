@@ -116,7 +116,7 @@ class SpeedRatios:
         return {str(size): row(size) for size in self.settings.concurrency}
 
     def ratio(self, blocks: Sequence[Record], concurrency: int, name: str) -> Estimate:
-        """One ratio of COMPARED, at the level that is valid after these repeats.
+        """One ratio of COMPARED, at the level valid after these repeats.
 
         Uses exact replay's acceptance as control variate if it agrees with the measurement
         (stats/speed_ratio.py), else the measured ratio.

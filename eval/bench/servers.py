@@ -79,8 +79,7 @@ class Servers(AbstractContextManager["Servers"]):
         """Returns the variant's server, ready, with its weights and `drafts` per step.
 
         Call this before every block: it empties the prefix cache, as a swap does. Otherwise only
-        variants that follow another with the same weights would find the previous block's prompts
-        cached.
+        variants that follow others with the same weights find the last block's prompts in it.
         """
         if mode != self._mode:
             self.stop()

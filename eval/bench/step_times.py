@@ -90,7 +90,7 @@ def time_steps(
 
 
 def steps_of(logs_KR: NDArray[np.float64]) -> tuple[list[float], float]:
-    """Seconds per number, and the one-sided 95 % margin of their log ratios.
+    """Seconds per number, and one-sided 95 % margin of their log ratios.
 
     The margin is 0 if there is one round or number.
     """

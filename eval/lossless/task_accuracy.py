@@ -194,8 +194,7 @@ def try_task(
 ) -> list[str]:
     """Tries the check on logged responses before training; returns advice.
 
-    `heldout` are rows of the held-out part. Raises an `OutriderError` with the row if the check
-    raises.
+    `heldout` has the held-out rows. Raises an `OutriderError` with the row if the check raises.
     """
     task = task_of(evaluation)
     if task is None or not (rows := list(heldout)):

@@ -4,8 +4,7 @@
     regions.members(token_ids_T, completion_start)     # [A, G] bool
 
 A region is a set of anchors. The step that starts at an anchor belongs to its region, and so does
-the token after the anchor. Summed over the regions of a dimension, steps and tokens equal the
-response's.
+the token after the anchor. Over a dimension's regions, steps and tokens sum to the response's.
 
 Shapes: T tokens of prompt and response, A anchors (the response's tokens but the last), G regions.
 """

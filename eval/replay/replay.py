@@ -159,8 +159,7 @@ def replay(
     """Replays `rows` (`heldout_replay.COLUMNS`); `sampling` overrides theirs.
 
     `user` may be missing. `speculator` is a directory, the name of a kind without weights, or
-    CEILING. Responses of one token have no speculative step and are left out. Runs on a GPU if
-    there is one.
+    CEILING. Responses of one token have no step and are left out. Runs on a GPU if there is one.
     """
     rule = rule_of(speculator, target_dir, draft_sample_method == "probabilistic", dtype)
     regions = Regions.of_target(target_dir) if by_region else None

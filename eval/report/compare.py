@@ -133,8 +133,7 @@ def history(runs: Mapping[str, Report]) -> list[Series]:
 def change(first: ClusteredEstimate, later: ClusteredEstimate, comparisons: int) -> Change:
     """Tests whether later / first differs from 1; gives its interval.
 
-    The estimates must be independent, positive and have intervals. LEVEL is divided by
-    `comparisons`.
+    The estimates must be independent, positive and have intervals. `comparisons` divides LEVEL.
     """
     widths = [math.log(each.high / each.low) for each in (first, later) if each.low and each.high]
     error = math.hypot(*widths) / (2 * Z)

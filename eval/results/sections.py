@@ -336,8 +336,7 @@ class ReplayAgainstEngine(Drafters[float]):
     model_config = DOCUMENTED
 
     control: float
-    """|repeated steps / steps - 1| of custom, repeated in other batches, over equal greedy
-    responses"""
+    """|repeated steps / steps - 1| of custom in other batches, over equal greedy responses"""
 
 
 class EngineFindings(Part):

@@ -60,8 +60,8 @@ def clustered(
 ) -> ClusteredEstimate:
     """`statistic` of the pooled sums, with an interval over sessions or users.
 
-    The wider interval is given. `users` are by observation, "" if unknown: then the session counts
-    as a user.
+    The wider interval is given. `users` are by observation; if "" (unknown), the session is the
+    user.
     """
     sums_NM = np.asarray(sums_NM, dtype=np.float64)
     with np.errstate(divide="ignore", invalid="ignore"):

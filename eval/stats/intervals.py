@@ -28,12 +28,11 @@ def units_needed(value: float, low: float, high: float, threshold: float, units:
 def given_passed(value: float, low: float, threshold: float) -> float:
     """Corrects a ratio for selection: its interval had to lie above `threshold`.
 
-    If the power is low, only estimates that are high by chance pass. On the log scale, a passed
-    estimate with standard error s and margin c s is a normal variable truncated below threshold + c
-    s. Its median-unbiased mean m solves P(R > value | R > threshold + c s; m) = 1/2, and is at
-    least the threshold. With c = ERRORS_A_MARGIN a true 1.1 is reported within 2 % on average, at a
-    power of 0.2 to 0.9; the uncorrected ratio is 0.5 to 6 % too large
-    (benchmarks/results/judge.md).
+    With low power, only estimates that are high by chance pass. On the log scale, a passed estimate
+    with standard error s and margin c s is a normal variable truncated below threshold + c s. Its
+    median-unbiased mean m solves P(R > value | R > threshold + c s; m) = 1/2, and is at least the
+    threshold. With c = ERRORS_A_MARGIN a true 1.1 is reported within 2 % on average, at a power of
+    0.2 to 0.9; uncorrected it is 0.5 to 6 % too large (benchmarks/results/judge.md).
     """
     from scipy.optimize import brentq
     from scipy.stats import norm
