@@ -116,8 +116,8 @@ def _greedy(mode: str, custom: Greedy, alone: Greedy, added: Excess) -> Check:
     failed = added.p_value < LEAST_GREEDY_P
     undecided = bool(custom.unexplained) and not alone.unexplained
     demand = (
-        "differences must be as many as without speculation (one-sided sign test: p at least "
-        f"{LEAST_GREEDY_P:g}), and none unexplained where those have none"
+        "differences must be no more than without speculation (one-sided sign test: p at least "
+        f"{LEAST_GREEDY_P:g}), and none unexplained if those have none"
     )
     if undecided and not failed:
         demand += " (undecided: raise eval.verification_requests)"

@@ -9,8 +9,9 @@ interval must lie above `gate.least_speed`). `ship` needs every check, so lack o
 pass. The levels need no correction: all checks must pass, so the error probability is that of one
 check (intersection-union test: Berger, Technometrics 24, 1982).
 
-At concurrencies where the served schedule drafts nothing, a speculating engine is still slower than
-a plain one, because its drafter reads every token. There it suffices that few steps had drafts.
+At concurrencies at which the served schedule drafts nothing, a speculating engine is still slower
+than a plain one, because its drafter reads every token. There it suffices that few steps had
+drafts.
 """
 
 from collections.abc import Mapping, Sequence

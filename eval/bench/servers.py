@@ -78,8 +78,8 @@ class Servers(AbstractContextManager["Servers"]):
     def server(self, mode: str, variant: str, drafts: Drafts | None = None) -> Server:
         """Returns the variant's server, ready, with its weights and `drafts` per step.
 
-        Call this before every block: it empties the prefix cache, as a swap does. Otherwise only
-        variants that follow others with the same weights find the last block's prompts in it.
+        Call this before every block: it empties the prefix cache, as a swap does. Otherwise
+        variants that follow others with the same weights would reuse the last block's prompts.
         """
         if mode != self._mode:
             self.stop()

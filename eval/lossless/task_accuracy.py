@@ -145,7 +145,7 @@ def _rows(path: Path) -> Iterator[tuple[str, str]]:
         except (ValueError, KeyError, TypeError):
             raise OutriderError(
                 f"{path}, line {number}: not an object with question and answer, such as "
-                '{"question": "How many ...?", "answer": "72"}; eval.task reads one a line'
+                '{"question": "How many ...?", "answer": "72"}; eval.task reads one per line'
             ) from None
 
 
@@ -226,7 +226,7 @@ def try_task(
     if cut := sum(len(row["token_ids"]) - row["completion_start"] > longest for row in rows):
         advice.append(
             f"eval.verification_max_tokens = {longest:,}: {cut:,} of {len(rows):,} logged responses"
-            " are longer, and such ones are checked without their end; raise it"
+            " are longer and are checked without their end; raise it"
         )
     return advice
 

@@ -60,9 +60,9 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class ReplaySums:
-    """Expected counts per response (`ReplayChain`); k is at index k - 1.
+    """Expected counts per response, by number of drafts (`ReplayChain`).
 
-    The first K axis is for k drafts. G = 0 without `by_region` (regions.py).
+    Index k - 1 of the first K axis is for k drafts. G = 0 without `by_region` (regions.py).
     """
 
     sequence_ids: list[str]
@@ -313,7 +313,7 @@ def has_steps(length: int, completion_start: int) -> bool:
 
 @dataclass(frozen=True)
 class Unrolled:
-    """Draft states of all anchors; sequences share one row (B = 1)."""
+    """Draft states of all anchors; sequences share one row of T slots (B = 1)."""
 
     states: list[Tensor]
     """u[s] [N, H], which predicts the token s + 1 positions after the anchor"""
@@ -414,7 +414,7 @@ def all_accepted(batch: Sequence[Response], depth: int) -> tuple[Tensor, Tensor]
 def text_acceptances(
     kind: WeightlessKind, batch: Sequence[Response], depth: int
 ) -> tuple[Tensor, Tensor]:
-    """`acceptances` of drafts from the text: 1 where they equal logged tokens."""
+    """`acceptances` of drafts from the text: 1 if they equal the logged tokens."""
     found = []
     for response in batch:
         ids_T, start = response.states.token_ids.numpy(), response.states.completion_start

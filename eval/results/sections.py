@@ -356,7 +356,7 @@ class EngineFindings(Part):
     same_text: SameText
     """Token frequencies of custom against no speculation"""
     replay_vs_engine: ReplayAgainstEngine | None
-    """Predicted and counted steps; null where exact replay is not measured"""
+    """Predicted and counted steps; null if exact replay is not measured"""
 
 
 class Verification(Part):
