@@ -1,4 +1,4 @@
-"""Chooses K of base and of custom: the fewest drafts with the most tokens/s, by batch size.
+"""Chooses the smallest K with the most tokens/s for base and custom.
 
     choice = choose(context, servers, load, requests, validation, "eager")
 
@@ -7,18 +7,18 @@ AL(k) tokens per request, so
 
     tokens/s (k, B) = B AL(k) / T(k, B)
 
-AL is replayed on the validation part, T measured in each engine mode. A larger k must be shown to
-gain more than MIN_GAIN over the smaller one: the one-sided 95 % margin of the log of the ratio of
-two numbers' tokens/s has the noise of their steps and, over sessions, that of their acceptance.
-Where two cannot be told apart the smaller one is taken, unless the larger one is estimated to gain
-more than MIN_GAIN and MOST_MARGIN: where noise hides everything, the estimate is better than one
-draft. Where base and custom take turns in one engine they have the same step times; speculators of
-two kinds have a server and times each.
+AL is replayed on the validation part, T is measured in each engine mode. A larger k must be shown
+to gain more than MIN_GAIN over a smaller one: the one-sided 95 % margin of the log ratio of their
+tokens/s includes the noise of step times and, over sessions, of acceptance. If two k cannot be
+distinguished, the smaller one is chosen, unless the larger one is estimated to gain more than
+MIN_GAIN plus MOST_MARGIN: if noise hides everything, the estimate is better than one draft. If base
+and custom take turns in one engine, they have the same step times; speculators of two kinds each
+have a server and step times.
 
 The main concurrency follows from the logged load. By Little's law the mean number of requests in
 flight is L = (requests/s) W, and a request of n tokens takes W = n B / (tokens/s at B) in base's
-engine. So L <= B where the tokens/s at B are at least the logged ones. A log of a sample of the
-traffic, or of many replicas, has another load than one engine; the served sizes bound it.
+engine. So L <= B if the tokens/s at B are at least the logged ones. The log of a traffic sample or
+of many replicas has another load than one engine; the measured sizes bound it.
 """
 
 import math
@@ -43,7 +43,7 @@ MIN_GAIN = 0.01
 """Least gain in tokens/s of a larger k; less is not worth its longer steps at higher load."""
 
 MOST_MARGIN = 0.05
-"""Largest margin (log) that a larger k must gain in addition."""
+"""Largest margin (log) that a larger k must gain in addition to MIN_GAIN."""
 
 Speeds = Mapping[int, Mapping[int, float]]
 """Tokens/s by batch size and number of drafts."""
@@ -58,12 +58,12 @@ def choose(
     mode: str,
     main: int | None = None,
 ) -> Choice:
-    """The choice of k for base and for custom in one engine mode.
+    """Chooses k for base and for custom in one engine mode.
 
     `validation` is the replay of the validation part; None if exact replay is not measured, and
-    then k is the recipe's or the trained depth. A speculator with a fixed k
-    keeps it, except base if `base_has_own_k`: its engine is started once for each k. `main` is the
-    main concurrency; None: it follows from the logged load.
+    then k is the recipe's or the trained depth. A speculator with a fixed k keeps it, except base
+    if `base_has_own_k`: its engine is started once for each k. `main` is the main concurrency;
+    None: it follows from the logged load.
     """
     settings = context.settings
     fixed = [name for name in DRAFTERS if context.speculators[name].family.fixed_k]
@@ -113,10 +113,10 @@ def choose(
 
 
 def length_margin(sums: ReplaySums, k: int, other: int) -> float:
-    """One-sided 95 % margin of the log ratio of acceptance lengths with two numbers of drafts.
+    """One-sided 95 % margin of the log acceptance ratio of two k.
 
-    0 if sessions are too few for an interval. Users count for claims about them, not here: how
-    much one more draft gains differs little between them.
+    0 if sessions are too few for an interval. Users are not clusters here, because the gain of one
+    more draft differs little between them.
     """
     steps_R2 = np.stack(
         [sums.steps_RK[:, n - 1] if n else sums.tokens_R for n in (k, other)], axis=1
@@ -126,9 +126,9 @@ def length_margin(sums: ReplaySums, k: int, other: int) -> float:
 
 
 def main_concurrency(speeds: Speeds, tokens_per_s: float | None) -> int | None:
-    """The lowest batch size at which base delivers the logged tokens/s; else the highest.
+    """The lowest batch size that delivers the logged tokens/s, else the highest.
 
-    None if either is not known.
+    None if speeds or the logged load are unknown.
     """
     if not speeds or tokens_per_s is None:
         return None
@@ -142,10 +142,10 @@ def lookup_k(
     validation: Mapping[str, ReplaySums] | None,
     steps: Mapping[int, float] | None = None,
 ) -> int | None:
-    """Drafts per step with which n-gram lookup is served as a reference; None: it is not served.
+    """The k of n-gram lookup as a reference; None if not served.
 
-    That of `choose_kind`, where it was timed. Else by replay over the `steps` (seconds) of custom's
-    engine, which takes no further server: they include a drafter's passes, so K may be one too
+    If `choose_kind` timed lookup, its k; else from replay and the `steps` (seconds) of custom's
+    engine, which needs no further server. These include a drafter's passes, so K may be one too
     small.
     """
     if not context.serves_lookup:
@@ -168,7 +168,7 @@ def choose_k(
     margin: Callable[[Drafter, int, int, int], float] = lambda *_: 0.0,
     **given: Any,
 ) -> Choice:
-    """Each speculator's k at batch size `main` and, of all that were timed, by batch size.
+    """Chooses each speculator's k at batch size `main`, and by batch size.
 
     `lengths` are acceptance lengths with k = 1, 2, ... drafts, `steps` seconds of a step. A
     speculator that is not in `steps` has its k in `fixed`. `margin` is that of the log ratio of a
@@ -205,7 +205,7 @@ def choose_k(
 
 
 def speeds_of(lengths: Sequence[float], steps: Speeds) -> dict[int, dict[int, float]]:
-    """Tokens/s of every batch size and number of drafts; `steps` are seconds of a step."""
+    """Tokens/s by batch size and k; `steps` are seconds per step."""
     tokens = [1.0, *lengths]
     return {
         size: {k: size * tokens[k] / seconds for k, seconds in sorted(row.items())}
@@ -218,9 +218,9 @@ def best_k(
     least: int = 0,
     margin: Callable[[int, int], float] = lambda k, n: 0.0,
 ) -> int:
-    """The smallest k, from `least`, over which no larger one is shown to gain over MIN_GAIN.
+    """The smallest k >= `least` that no larger k beats by MIN_GAIN.
 
-    `margin` is that of the log ratio of two numbers' tokens/s.
+    `margin(k, n)` is the margin of the log ratio of their tokens/s.
     """
     allowed = {k: speed for k, speed in speeds.items() if k >= least}
     return min(
@@ -235,9 +235,9 @@ def best_k(
 
 
 def batch_ranges(best: Mapping[int, int]) -> list[tuple[int, int, int]]:
-    """(first batch size, last, k), with adjacent sizes of the same k in one range.
+    """Ranges (first size, last, k); adjacent sizes with equal k are merged.
 
-    A range ends at a measured batch size; beyond the last one its k holds.
+    A range ends at a measured batch size; the last k also applies beyond it.
     """
     ranges: list[tuple[int, int, int]] = []
     first = 1
@@ -253,10 +253,10 @@ def batch_ranges(best: Mapping[int, int]) -> list[tuple[int, int, int]]:
 def draft_plan(
     choice: Choice, current_k: int | None, by_batch_size: bool, fixed: bool = False
 ) -> dict[str, Drafts]:
-    """The drafts of every speculating variant, n-gram lookup among them where it is served.
+    """Drafts of every speculating variant, including n-gram lookup if it is served.
 
-    With `by_batch_size` each speculator drafts as its own best schedule. Base at `current_k` is
-    left out where base drafts as many, and where base is `fixed`: its server drafts one number.
+    With `by_batch_size` each speculator follows its own best schedule. Base at `current_k` is left
+    out if that is base's k, or if base's k is `fixed` by its server.
     """
     plan: dict[str, Drafts] = {name: choice.k.of(name) for name in DRAFTERS}
     if by_batch_size and choice.k_per_batch_size is not None:

@@ -1,13 +1,12 @@
-"""Which of several kinds is evaluated: the fastest on the validation part, or n-gram lookup.
+"""Chooses the kind to evaluate: the fastest on validation, or n-gram lookup.
 
     kinds = choose_kind({"mtp": context, "eagle3": other, "ngram": lookup}, facts)
     kinds[0].kind
 
-Kinds are compared as numbers of drafts are (choose_k.py): steps by exact replay times the seconds
-of a step, each at its own K, at the main concurrency. The servers of all kinds are timed in turn.
-Lookup costs nothing, so a trained kind must be shown to be faster than it, and otherwise lookup is
-evaluated. Nothing is chosen on the held-out part, so that its intervals are those of one
-comparison.
+Kinds are compared like numbers of drafts (choose_k.py): by steps from exact replay times seconds
+per step, each kind at its own best K, at the main concurrency. The servers of all kinds are timed
+in turn. Lookup costs nothing, so it is evaluated unless a trained kind is shown to be faster.
+Nothing is chosen on the held-out part, so its intervals are those of a single comparison.
 """
 
 from collections.abc import Mapping, Sequence
@@ -33,8 +32,8 @@ def choose_kind(
 ) -> list[KindSpeed]:
     """Times and ranks every kind; the first one is chosen.
 
-    The contexts differ in the custom speculator and its folders only. `facts` are `parameters` and
-    `training_minutes` of the trained kinds.
+    The contexts differ only in the custom speculator and its folders. `facts` contains `parameters`
+    and `training_minutes` of each trained kind.
     """
     for context in contexts.values():
         check(context)
@@ -54,9 +53,9 @@ def ranked(
     main: int,
     facts: Mapping[str, Any],
 ) -> list[KindSpeed]:
-    """The chosen kind, then the others, the fastest first.
+    """Ranks the kinds: the chosen one, then the others, fastest first.
 
-    `steps` are seconds of a step at the main concurrency, by kind and number of drafts.
+    `steps` are seconds per step at the main concurrency, by kind and number of drafts.
     """
     best = {
         kind: best_k(speeds_of(own.acceptance_length(), {main: steps[kind]})[main], least=1)
@@ -88,7 +87,7 @@ def ranked(
     kinds.sort(key=lambda each: -each.tokens_per_s(main))
     chosen = next(each for each in kinds if each.kind != LOOKUP)
     if (ratio := chosen.over_lookup) is not None:
-        # With too few sessions for an interval it must gain more than MIN_GAIN.
+        # With too few sessions for an interval, the estimated gain must exceed MIN_GAIN.
         faster = ratio.value > 1 + MIN_GAIN if ratio.low is None else ratio.low > 1
         if not faster:
             chosen = next(each for each in kinds if each.kind == LOOKUP)
@@ -96,7 +95,7 @@ def ranked(
 
 
 def _time_kinds(contexts: Mapping[str, EvaluationContext]) -> StepTimes:
-    """Step times of all kinds at the main concurrency, in servers that take turns."""
+    """Times the steps of all kinds at the main concurrency, in turn."""
     first = next(iter(contexts.values()))
     settings, mode = first.settings, first.settings.engine_modes[0]
     validation = first.data.rows(first.data.parts["validation"])

@@ -1,4 +1,4 @@
-"""Everything that the stages of one evaluation share: inputs, settings, folders, cache, backends.
+"""Shared state of an evaluation's stages: inputs, settings, folders, cache, backends.
 
     context = EvaluationContext(
         recipe="resume_screening", target=target, serving=serving, settings=EvalConfig(), depth=4,
@@ -8,7 +8,7 @@
     evaluate(context)
 
 Stages read the context and never change it. `context.backends` starts servers, engines and load
-generators, so a test replaces them with `dataclasses.replace` and patches nothing.
+generators; tests replace it with `dataclasses.replace` instead of patching.
 """
 
 import contextlib
@@ -53,20 +53,19 @@ Row = tuple[str, list[int], int]
 
 @dataclass(frozen=True)
 class EvaluationData:
-    """Which sequences are evaluated, and where they are stored."""
+    """Evaluated sequences and their location."""
 
     sequences: Tables
     """Tables of sequences (`load_sequences`)."""
     parts: Mapping[str, list[str]]
-    """Sequence ids by part: `validation` (k is chosen there), `heldout` (all else is measured
-    there) and, where the recipe has general traffic, `general` (what was forgotten is measured
-    there)."""
+    """Sequence ids by part: `validation` (to choose k), `heldout` (for all other measurements) and,
+    if the recipe has general traffic, `general` (to measure forgetting)."""
     features: Path | None = None
     """The feature store of these sequences. Exact replay reads it."""
     slices: Slices = field(default_factory=dict)
     """Slices of the held-out part, by which acceptance is broken down."""
     sessions: Mapping[str, str] = field(default_factory=dict)
-    """Sessions by sequence id, where the split has other ones than the log."""
+    """Sessions by sequence id, if the split's sessions differ from the log's."""
 
     def rows(self, ids: list[str]) -> Dataset:
         """The rows of sequences, with the sessions of the split."""
@@ -75,7 +74,7 @@ class EvaluationData:
 
 @dataclass(frozen=True)
 class EvaluationFolders:
-    """Where an evaluation writes."""
+    """Folders of an evaluation."""
 
     run: Path
     """The run's directory; the report's other sections come from here."""
@@ -86,7 +85,7 @@ class EvaluationFolders:
     logs: Path
     """Logs of servers and load generators."""
     trained: Path | None = None
-    """What the custom speculator's training left, its metrics.jsonl; None: the run's directory."""
+    """Folder with metrics.jsonl of custom's training; None: the run's directory."""
 
 
 @dataclass(frozen=True)
@@ -115,16 +114,16 @@ class EvaluationContext:
     data: EvaluationData
     folders: EvaluationFolders
     kinds: Sequence[KindSpeed] = ()
-    """The kinds that were compared on validation, in a run of several, the chosen one first."""
+    """The kinds that were compared on validation, the chosen one first; empty with one kind."""
     draft_sample_method: Literal["greedy", "probabilistic"] = "greedy"
     by_batch_size: bool = False
-    """Whether speculators draft as their best k by batch size (`export.k_per_batch_size`), as the
-    bundle will, instead of one k."""
+    """Whether speculators use their best k by batch size (`export.k_per_batch_size`), like the
+    bundle, instead of one k."""
     show_samples: bool = False
     """Whether results and report may hold example responses, which are customer text."""
     backends: Backends = Backends()
     cluster: ClusterConfig = field(default_factory=ClusterConfig)
-    """Where exact replay runs as tasks."""
+    """Cluster on which exact replay runs as tasks."""
     console: Console = field(
         default_factory=lambda: Console(stderr=True, highlight=False), compare=False
     )
@@ -137,9 +136,9 @@ class EvaluationContext:
     def open_servers(
         self, speculators: Mapping[str, Speculator], texts: Sequence[str]
     ) -> Iterator[tuple[LoadGenerator, Servers]]:
-        """A load generator, and servers of none and `speculators`, which start when needed.
+        """Opens a load generator and lazily started servers of none and `speculators`.
 
-        `texts` are the rendered prompts of their warm-up: a short block at the highest concurrency.
+        `texts` are rendered prompts for their warm-up: a short block at the highest concurrency.
         """
         widest = max(self.settings.concurrency)
         first = list(itertools.islice(itertools.cycle(texts), widest))
@@ -172,9 +171,9 @@ class EvaluationContext:
 
     @contextlib.contextmanager
     def captured(self, rows: Callable[[Engine], Sequence[Row]]) -> Iterator[FeatureStore]:
-        """The states of responses, captured in an engine that `rows` may ask for them.
+        """Captures the states of the responses that `rows` returns.
 
-        They are customer text in another form: they are removed at the end.
+        `rows` may use the engine. States are a form of customer text, so they are removed on exit.
         """
         from outrider.data.features.capture import capture_ids
 
@@ -191,9 +190,9 @@ class EvaluationContext:
 
     @functools.cached_property
     def no_replay(self) -> tuple[str, str] | None:
-        """A speculator in words, and why exact replay does not compute it; None if it does.
+        """A speculator that cannot be replayed exactly, and the reason; None otherwise.
 
-        A kind may be only served, and so may a head's shape; a capture may lack states that a
+        Some kinds and head shapes can only be served, and a capture may lack states that a
         speculator reads.
         """
         for each in (self.speculators["custom"], self.speculators["base"]):
@@ -212,13 +211,13 @@ class EvaluationContext:
 
     @functools.cached_property
     def one_engine(self) -> bool:
-        """Whether base and custom take turns in one engine, whose drafter's weights change."""
+        """Whether base and custom take turns in one engine by weight swaps."""
         able = self.serving.engine.changes_drafters
         return able and self.speculators["custom"].swaps_with(self.speculators["base"])
 
     @property
     def serves_lookup(self) -> bool:
-        """Whether n-gram lookup is measured too: where custom has weights and base is not it."""
+        """Whether to serve lookup: custom has weights and base is not lookup."""
         trained = self.speculators["custom"].directory is not None
         return trained and self.speculators["base"].kind != LOOKUP
 
@@ -240,12 +239,12 @@ class EvaluationContext:
 
     @functools.cached_property
     def weights(self) -> dict[str, str]:
-        """SHA-256 of each of the custom speculator's weight files; empty where it has none."""
+        """SHA-256 of each weight file of custom; empty if it has none."""
         return self.speculators["custom"].weights()
 
     @functools.cached_property
     def digest(self) -> str:
-        """Digest of all that the measurements depend on."""
+        """Digest of everything that the measurements depend on."""
         target_dir, base = self.target.directory(), self.speculators["base"]
         parts = ("validation", "heldout", "general")
         features = self.data.features
@@ -262,16 +261,16 @@ class EvaluationContext:
             "lookup": [each.k for each in self.kinds if each.kind == LOOKUP],
             "serving": self.serving.model_dump(mode="json"),
             "draft_sample_method": self.draft_sample_method,
-            # The others change what is computed from the measurements, not the measurements.
+            # The excluded keys change results computed from the measurements, not the measurements.
             "evaluation": self.settings.model_dump(mode="json", exclude={"gate", "cost", "task"}),
             "near_tie_nats": self.settings.gate.near_tie_nats,
         }
         return value_digest(inputs)
 
     def kept(self, name: str) -> Kept:
-        """The measurement of that name, in a file of its own, so that an evaluation resumes.
+        """The cache file of the measurement `name`, so that an evaluation resumes.
 
-        Responses are customer text, so the files are private.
+        Responses are customer text, so the file is private.
         """
         return Kept(self.folders.out / "steps" / f"{name}.json", self.digest, private=True)
 
@@ -282,6 +281,6 @@ class EvaluationContext:
         return FeatureStore.open(self.data.features)
 
     def cached(self, name: str, model: type[Model], work: Callable[[], Model]) -> Model:
-        """The measurement `name` where it is kept, or that of `work`, which is then kept."""
+        """Returns the measurement `name` from the cache, or runs and caches `work`."""
         found = self.kept(name).run(lambda: work().model_dump(mode="json"))
         return model.model_validate(found)

@@ -2,11 +2,11 @@
 
     evaluate(EvaluationContext(recipe="resume_screening", speculators={...}, ...))
 
-Evaluates every kind of speculator. Where a speculator reads states that are not captured, exact
-replay is not measured: its figures are null, `not_measured` says why, and the verdict rests on what
-vLLM counted and on the clock.
+Evaluates every kind of speculator. If a speculator reads states that are not captured, exact replay
+is not measured: its figures are null, `not_measured` has the reason, and the verdict rests on
+vLLM's counters and on measured speed.
 
-Leaves the report and the servers' logs. Each measurement is cached, so an interrupted evaluation
+Writes the report and the servers' logs. Each measurement is cached, so an interrupted evaluation
 resumes; intervals, verdict and report are computed from the cache every time.
 """
 
@@ -57,7 +57,7 @@ from outrider.speculators.kinds import check_speculator
 
 
 def evaluate(context: EvaluationContext) -> dict[str, Any]:
-    """Evaluates custom against base and no speculation; returns the line for scripts."""
+    """Evaluates custom against base and no speculation; returns the summary for scripts."""
     check(context)
     heldout = context.data.rows(context.data.parts["heldout"])
     requests = heldout_requests(context, heldout)
@@ -120,7 +120,7 @@ def evaluate(context: EvaluationContext) -> dict[str, Any]:
 
 
 def check(context: EvaluationContext) -> None:
-    """Finds mistakes that would otherwise show only after servers have started."""
+    """Raises an `OutriderError` for mistakes that otherwise show after servers start."""
     settings, depth = context.settings, context.depth
     if settings.current_k is not None and settings.current_k > depth:
         raise OutriderError(
@@ -168,7 +168,7 @@ def check(context: EvaluationContext) -> None:
 
 
 def not_measured(context: EvaluationContext) -> dict[str, str]:
-    """Figure that the gate cannot check -> why; empty where exact replay is measured."""
+    """Figures that the gate cannot check -> reasons; empty with exact replay."""
     if context.no_replay is None:
         return {}
     in_words, why = context.no_replay
@@ -180,10 +180,10 @@ def not_measured(context: EvaluationContext) -> dict[str, str]:
 
 
 def heldout_requests(context: EvaluationContext, heldout: Dataset) -> HeldoutRequests:
-    """Which held-out requests are sent, and how they are sampled."""
+    """Selects the held-out requests to send, and their sampling."""
     settings, serving = context.settings, context.serving
     verification, timed = evaluation_prompts(heldout, settings, serving)
-    # By rate, acceptance is accepted drafts over drafts, so it needs drafts in every step.
+    # Open-loop acceptance is accepted drafts over drafts, so it needs drafts in every step.
     custom = context.speculators["custom"]
     comparable = custom.trainable or not custom.speculates
     traffic = select(heldout, settings, serving) if comparable else []
@@ -192,7 +192,7 @@ def heldout_requests(context: EvaluationContext, heldout: Dataset) -> HeldoutReq
     if unsent := sum(start > room for start in starts):
         lost_ends = (
             f"serving.engine.max_model_len: of {len(starts):,} held-out prompts {unsent:,} are not"
-            " sent, for want of room for a response; raise it, or lower eval.max_tokens and"
+            " sent, because no room is left for a response; raise it, or lower eval.max_tokens and"
             " eval.verification_max_tokens",
         )
         context.say(*lost_ends)
@@ -211,7 +211,7 @@ def replay_stage(
 ) -> dict[str, Any]:
     """The findings of exact replay.
 
-    Each speculator at its own k; slices compare weights, both at custom's k.
+    Lengths and slices are at custom's k for both; base's acceptance by position is at its own k.
     """
     if not replays:
         return {"own_text": None, "replay": None, "general": None, "slices": {}}
@@ -235,9 +235,9 @@ def serve(
     requests: HeldoutRequests,
     replays: Replays | None,
 ) -> tuple[Served, list[Record], RateBlocks]:
-    """Speeds, timed blocks and blocks of rates of one engine mode at its own choice of k.
+    """Measures an engine mode at its own k: closed and open loop.
 
-    Each measurement is kept. Servers start only for what is missing.
+    Returns speeds, timed blocks and blocks by rate. Servers start only for uncached measurements.
     """
     settings, base = context.settings, context.speculators["base"]
     fixed = base.family.fixed_k or not base.speculates
@@ -262,7 +262,7 @@ def serve(
 
 
 def replayed_steps(replays: Replays, plan: Mapping[str, Drafts | None]) -> ReplayedSteps:
-    """Replayed steps of the held-out responses by variant; none of one that follows a schedule."""
+    """Replayed steps of the held-out responses by variant, except variants with schedules."""
     steps = {}
     for variant, drafts in plan.items():
         sums = replays.get(variant, replays["base"])  # base at eval.current_k is base
@@ -277,7 +277,7 @@ def replayed_steps(replays: Replays, plan: Mapping[str, Drafts | None]) -> Repla
 def samples_stage(
     context: EvaluationContext, replays: Replays | None, k: int
 ) -> list[Example] | None:
-    """Example responses, where the recipe allows customer text in the report."""
+    """Example responses; None without `report.samples`, replay, or weights of both speculators."""
     placed = [(name, each.directory) for name, each in context.speculators.items()]
     directories: dict[str, Path] = {name: each for name, each in placed if each is not None}
     if replays is None or not context.show_samples or len(directories) < len(placed):

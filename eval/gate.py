@@ -1,10 +1,10 @@
-"""The verdict: `ship` only if custom is better beyond chance and changes nothing but the speed.
+"""The verdict: `ship` only if custom is better beyond chance and lossless.
 
     judge(findings, settings.gate).verdict
 
-Every check is listed with what was measured, as passed, failed or undecided. One failed check gives
-`do not ship`, else one undecided check `undecided`. The reason names the first such check, or what
-was gained.
+Every check is listed with its measurement, as passed, failed or undecided. One failed check gives
+`do not ship`; otherwise one undecided check gives `undecided`. The reason names the first such
+check, or the gains.
 """
 
 from outrider.common.tolerance import Tolerance
@@ -25,10 +25,10 @@ from outrider.eval.stats.intervals import units_needed
 from outrider.speculators.kinds import LOOKUP
 
 NOT_SERVED = {"scrambled", "foreign", "template", "temperature"}
-"""Causes (data/on_policy) for which the logged prompts, tokens or sampling are not those of the
-endpoint, so that what was measured with them will not be served. A template can look like a
-temperature: both make the logged tokens less likely. Text that was edited, tokenized again or
-written by another revision is reported, and judged by the engine's own count."""
+"""Off-policy causes (data/on_policy) for which the logged prompts, tokens or sampling are not those
+of the endpoint, so measurements with them do not hold in serving. Another template can look like
+another temperature: both make the logged tokens less likely. Text that was edited, retokenized or
+written by another revision is only reported; the engine's own count decides."""
 
 LEAST_GREEDY_P = 0.01
 """Least p-value of the test that speculation changes no more greedy responses than other batches
@@ -38,8 +38,8 @@ do; an engine that changes nothing falls below it in at most 1 % of evaluations.
 def judge(findings: Findings, gate: GateConfig) -> Verdict:
     """Checks every condition and gives the verdict."""
     checks = speed_checks(findings, gate)
-    if findings.speculator.kind != LOOKUP:  # which is free, so it only has to be faster
-        # Both at custom's K, by exact replay; else by the engine's counters.
+    if findings.speculator.kind != LOOKUP:  # lookup is free: it must only be faster
+        # By exact replay, both at custom's K; without replay by the engine's counters.
         name = f"acceptance length, custom / base, {findings.at_k}"
         how = "" if findings.replay else ", counted by the engine"
         found = findings.acceptance_ratio
@@ -63,7 +63,7 @@ def judge(findings: Findings, gate: GateConfig) -> Verdict:
 
 
 def conclusion(checks: list[Check], unchecked: dict[str, str]) -> Verdict:
-    """The verdict on these checks; `unchecked` is what could not be checked, and why."""
+    """The verdict from `checks`; `unchecked` maps figures without a check to reasons."""
     failed = [check for check in checks if check.outcome == "failed"]
     open_ = [check for check in checks if check.outcome == "undecided"]
     verdict = DO_NOT_SHIP if failed else UNDECIDED if open_ else SHIP
@@ -108,7 +108,7 @@ def _over_sessions(name: str, ratio: ClusteredEstimate, least: float, how: str =
 
 
 def _greedy(mode: str, custom: Greedy, alone: Greedy, added: Excess) -> Check:
-    """Differences above those of no speculation in other batches, near ties included.
+    """Checks differences beyond those without speculation in other batches, near ties included.
 
     If the engine alone differs only at near ties, other differences are not its noise, but a few of
     them do not prove a fault either.
@@ -116,8 +116,8 @@ def _greedy(mode: str, custom: Greedy, alone: Greedy, added: Excess) -> Check:
     failed = added.p_value < LEAST_GREEDY_P
     undecided = bool(custom.unexplained) and not alone.unexplained
     demand = (
-        "differences must be as many as without speculation (one-sided sign test: p at least "
-        f"{LEAST_GREEDY_P:g}), and none unexplained where those have none"
+        "differences must be no more than without speculation (one-sided sign test: p at least "
+        f"{LEAST_GREEDY_P:g}), and none unexplained if those have none"
     )
     if undecided and not failed:
         demand += " (undecided: raise eval.verification_requests)"

@@ -1,16 +1,16 @@
-"""The gate's checks of tokens/s: against base, against what runs today, and against none.
+"""The gate's checks of tokens/s against base, `eval.current_k`, lookup and none.
 
     speed_checks(findings, settings.gate)
 
-At the main concurrency custom must be shown to be faster than base at base's own best K, than base
-at `eval.current_k`, and than n-gram lookup, which needs no training. At the others, and against no
-speculation everywhere, it must be shown not to be slower by more than 3 % (non-inferiority: the
-interval must lie above `gate.least_speed`). `ship` needs all of them, so that lack of evidence does
-not pass. No level is corrected for their number: all must pass, so the error probability is that of
-one (intersection-union test: Berger, Technometrics 24, 1982).
+At the main concurrency custom must be shown to be faster than base at base's best K, base at
+`eval.current_k`, and n-gram lookup, which needs no training. At other concurrencies, and against no
+speculation at all of them, it must be shown not to be slower by more than 3 % (non-inferiority: the
+interval must lie above `gate.least_speed`). `ship` needs every check, so lack of evidence does not
+pass. The levels need no correction: all checks must pass, so the error probability is that of one
+check (intersection-union test: Berger, Technometrics 24, 1982).
 
-Where the served schedule drafts nothing, an engine that speculates cannot be as fast as one
-without: its drafter still reads every token. There it is enough that few of the engine's steps had
+At concurrencies at which the served schedule drafts nothing, a speculating engine is still slower
+than a plain one, because its drafter reads every token. There it suffices that few steps had
 drafts.
 """
 
@@ -24,14 +24,14 @@ from outrider.eval.results.sections import SpeedRow
 from outrider.eval.stats.intervals import given_passed, units_needed
 
 MOST_REPEATS = 1000
-"""More are not named."""
+"""Largest number of repeats that a message suggests."""
 
 MOST_DRAFTING = 0.5
-"""Largest share of steps with drafts where the schedule drafts nothing; an engine that ignores the
-schedule has them in all."""
+"""Largest share of steps with drafts if the schedule drafts nothing; in an engine that ignores the
+schedule, all steps have drafts."""
 
 LEAST_STARTS = 3
-"""Least starts of two engines whose speeds are compared."""
+"""Least number of starts of two engines whose speeds are compared."""
 
 SUPERIOR, ELSEWHERE, NONE = "superior", "elsewhere", "none"
 """Kinds of demand: faster at the main concurrency, not slower than base at the others, not slower
@@ -40,7 +40,7 @@ than no speculation."""
 
 @dataclass(frozen=True)
 class Demand:
-    """The interval of a ratio that must lie above a threshold."""
+    """A demand: the interval of a ratio must lie above a threshold."""
 
     kind: str
     versus: str
@@ -49,29 +49,29 @@ class Demand:
     ratio: Estimate
     threshold: float
     starts: int | None = None
-    """Starts of the two engines; None if they share one, or if their difference is in the
-    interval"""
+    """Starts of the two engines; None if they share one, or if the interval covers differences
+    between starts"""
 
     @property
     def outcome(self) -> Outcome:
-        """Undecided with fewer than LEAST_STARTS starts of two engines."""
+        """`undecided` after fewer than LEAST_STARTS starts, else according to the interval."""
         if self.starts is not None and self.starts < LEAST_STARTS:
             return "undecided"
         return above(self.ratio.low, self.ratio.high, self.threshold)
 
     @property
     def corrected(self) -> str:
-        """The ratio without what passing adds to it, in words, where a gain was shown."""
+        """Text with the ratio corrected for selection; empty if no gain passed."""
         if self.kind != SUPERIOR or self.outcome != "passed":
             return ""
         value = given_passed(self.ratio.value, self.ratio.low, self.threshold)
         return f", {value:.3f} corrected for having passed"
 
     def what_decides(self, repeats: int) -> str:
-        """How many repeats would decide it, if the ratio stays what it is."""
+        """Describes how many repeats would decide it if the ratio stays constant."""
         if self.starts is not None and self.starts < LEAST_STARTS:
             return (
-                f"two engines were started {self.starts} times and repeats start them again: at"
+                f"two engines were started {self.starts} times, once per repeat: at"
                 f" least {LEAST_STARTS} eval.repeats are needed"
             )
         ratio = self.ratio
@@ -85,7 +85,7 @@ class Demand:
 
 
 def demands(speed: Mapping[str, SpeedRow], main: int, gate: GateConfig) -> list[Demand]:
-    """What one engine mode must show, the main concurrency first."""
+    """Lists the demands on one engine mode, the main concurrency first."""
     found = []
     for size, row in sorted(speed.items(), key=lambda each: int(each[0]) != main):
         concurrency, base = int(size), [("base", row.custom_over_base)]
@@ -105,7 +105,7 @@ def demands(speed: Mapping[str, SpeedRow], main: int, gate: GateConfig) -> list[
 
 
 def speed_checks(findings: Findings, gate: GateConfig) -> list[Check]:
-    """The checks of every engine mode."""
+    """Checks the speeds of every engine mode."""
     checks = []
     for mode, served in findings.served.items():
         asked = demands(served.speed, findings.choice.main_concurrency, gate)
@@ -132,7 +132,7 @@ def speed_checks(findings: Findings, gate: GateConfig) -> list[Check]:
 
 
 def _check(name: str, asked: Sequence[Demand], off: Sequence[Demand], repeats: int) -> Check:
-    """One check of demands with one threshold; those in `off` pass, because nothing is drafted."""
+    """Checks demands that share a threshold; those in `off` pass without drafts."""
     outcomes = {each.outcome for each in asked if each not in off}
     demand = f"the interval must lie above {asked[0].threshold:g}"
     if off:
@@ -167,9 +167,9 @@ def above(low: float, high: float, threshold: float) -> Outcome:
 
 
 def _drafts_nothing(findings: Findings, concurrency: int, row: SpeedRow) -> bool:
-    """Whether the served schedule has 0 drafts there, and the engine followed it.
+    """Whether the engine followed a schedule with 0 drafts at `concurrency`.
 
-    At a block's end fewer requests run, for which the schedule may draft.
+    At a block's end fewer requests run, so the schedule may draft in some steps.
     """
     schedules = findings.choice.k_per_batch_size
     if not findings.by_batch_size or schedules is None:

@@ -1,9 +1,9 @@
-"""The end of every evaluation: price, verdict, the report, and the line for scripts.
+"""Concludes an evaluation: prices, verdict, report, and the summary for scripts.
 
     conclude(context, findings)["acceptance_length"]["ratio"]
 
-An endpoint that delivers s tokens/s on g GPUs costs g * price / 3600 / s per token. n tokens/s need
-n / s such endpoints.
+An endpoint that delivers s tokens/s on g GPUs costs g * price / 3600 / s per token. Delivering n
+tokens/s needs n / s such endpoints.
 """
 
 from collections.abc import Mapping
@@ -38,7 +38,7 @@ def conclude(context: EvaluationContext, findings: Findings) -> dict[str, Any]:
 
 
 def money(served: Mapping[str, Served], cost: CostConfig, gpus: int) -> dict[str, dict[str, Cost]]:
-    """Cost by engine mode and concurrency; `gpus` of one endpoint."""
+    """Costs by engine mode and concurrency of an endpoint with `gpus` GPUs."""
 
     def cost_of(row: SpeedRow) -> Cost:
         speeds = {variant: row.of(variant).tokens_per_s for variant in VARIANTS}
@@ -56,7 +56,7 @@ def money(served: Mapping[str, Served], cost: CostConfig, gpus: int) -> dict[str
 
 
 def summary(results: Report) -> dict[str, Any]:
-    """The line that scripts read; the caller adds `report` and `bundle`."""
+    """The summary that scripts read; the caller adds `report` and `bundle`."""
     against = next(iter(results.verification.modes.values())).replay_vs_engine
     return {
         "recipe": results.recipe,
@@ -73,7 +73,7 @@ def summary(results: Report) -> dict[str, Any]:
 
 
 def _lengths(results: Report) -> dict[str, Any]:
-    """Acceptance on which the verdict rests: both at custom's K."""
+    """Acceptance lengths on which the verdict rests, with their K."""
     replay, counted = results.replay, results.counted
     ratio = results.acceptance_ratio
     return {
@@ -86,7 +86,7 @@ def _lengths(results: Report) -> dict[str, Any]:
 
 
 def _speeds(served: Served) -> dict[str, dict[str, Any]]:
-    """Concurrency -> tokens/s of every variant, custom / base, and custom / lookup if measured."""
+    """Concurrency -> tokens/s of all variants, and custom's ratios."""
     return {
         concurrency: {
             **{name: row.of(name).tokens_per_s for name in VARIANTS},

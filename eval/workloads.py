@@ -1,11 +1,11 @@
-"""Public workloads: acceptance by K where model cards report it, next to the customer's traffic.
+"""Acceptance by K on the public workloads that model cards report.
 
     measured_workloads(context, sampling)["gsm8k"].by_k["custom"]       # for K = 1, 2, ...
 
 The target answers each workload's prompts, its states are captured, and both speculators are
-replayed exactly. Of a conversation only the first turn is asked, as `vllm bench serve` does. Files
-are read in the layouts that the hub has; SPEED-Bench, whose licence lets users fetch it and nobody
-else pass it on, in that of NVIDIA's prepare.py.
+replayed exactly. Only the first turn of a conversation is used, as in `vllm bench serve`. Files are
+read in the hub's layouts; SPEED-Bench, which users must fetch themselves because its license
+forbids redistribution, in the layout of NVIDIA's prepare.py.
 """
 
 import functools
@@ -26,11 +26,11 @@ from outrider.serving.engine import AskedRow, Engine
 
 
 class Source(NamedTuple):
-    """Where a workload is, and the prompt of a row."""
+    """Location of a workload, and how a row becomes a prompt."""
 
     column: str
     hub: tuple[str, str | None, str] | None
-    """Repository, configuration and split; None: it must be fetched by hand"""
+    """Repository, configuration and split; None if it must be fetched by hand"""
     prompt: Callable[[Any], str] = str
     file: str = ""
     """Name of its file in a folder"""
@@ -48,7 +48,7 @@ def prompts_of(settings: EvalConfig, name: PublicWorkload) -> list[str]:
     """The workload's prompts, at most `general_prompts`, drawn by seed.
 
     Raises:
-        OutriderError: it cannot be loaded, or has another layout.
+        OutriderError: If it cannot be loaded or has another layout.
     """
     from datasets import load_dataset
 
@@ -122,7 +122,7 @@ def _measure(context: EvaluationContext, name: PublicWorkload, sampling: Samplin
 def _asked(
     context: EvaluationContext, prompts: list[str], sampling: Sampling
 ) -> Iterator[AskedRow]:
-    """Requests to the engine, of the prompts that leave room for a response."""
+    """Yields engine requests for the prompts that leave room for a response."""
     from transformers import AutoTokenizer
 
     from outrider.data.tokenize.chat_template import render

@@ -1,16 +1,16 @@
-"""Timed closed-loop blocks of none, base and custom, interleaved over the same prompts.
+"""Timed closed-loop blocks of none, base and custom on the same prompts.
 
     plan = {"none": None, "base": 2, "custom": 3}
     blocks = measure(servers, "eager", plan, load, sampling, speeds, say=print)
 
 The speed of a shared machine drifts by more than the differences to be measured, so speeds are
-compared only within a repeat: every variant gets the same prompts, in an order that rotates. At one
-request at a time, the variants alternate by request (swapping the drafter's weights takes
-milliseconds, changing servers a second), so that the requests of a pair share the machine's noise.
+compared only within a repeat: every variant gets the same prompts, in rotating order. At
+concurrency 1 the variants alternate by request (swapping the drafter's weights takes milliseconds,
+changing servers a second), so the requests of a pair share the machine's noise.
 
-Starts of one engine differ in speed too. Where base and custom run in two engines, every repeat
-starts its servers again, so that a repeat is a start of the pair. Base at eval.current_k is
-measured next to base; n-gram lookup has a separate engine. Repeats end by `eval.measure`.
+Starts of one engine differ in speed too. If base and custom run in two engines, every repeat
+restarts the servers, so each repeat measures a new start of both. Base at eval.current_k is
+measured next to base; n-gram lookup has a separate engine. `eval.measure` sets when repeats end.
 """
 
 import itertools
@@ -46,10 +46,10 @@ def measure(
     speeds: SpeedRatios,
     say: Callable[[str], None],
 ) -> list[Record]:
-    """Timed blocks of `speeds.prompts`, one per repeat, concurrency and variant.
+    """Times blocks of `speeds.prompts`, one per repeat, concurrency and variant.
 
-    A record's `prompts` are indices of prompts, its `engine` is the name of its server, which was
-    started `start` times before, and its `alternated` is true where variants alternated by request.
+    In a record, `prompts` are indices of prompts, `engine` is the name of the server, `start`
+    counts its earlier starts, and `alternated` is true if variants alternated by request.
 
     Requests carry no seed: under speculation the same seed draws other tokens, and seeded requests
     take a slower path through the sampler.
@@ -85,12 +85,12 @@ def measure(
 def turns_of(
     servers: Servers, plan: Plan, repeat: int, speeds: SpeedRatios
 ) -> Iterator[tuple[int, Sequence[Turn]]]:
-    """The blocks of a repeat in order: a concurrency, and the variants that share the block.
+    """Yields a repeat's blocks: a concurrency and the variants sharing the block.
 
-    Groups of servers run in reverse order in every other repeat, so that a server that is up stays
-    up for the next repeat. Alone, variants alternate by request: all of them, where base and custom
-    share an engine, else those of one engine. Lookup is measured at the main concurrency, and where
-    servers take turns once: its engine would start in every repeat.
+    Groups of servers run in reverse order in every other repeat, so a running server stays up for
+    the next repeat. At concurrency 1 variants alternate by request: all of them if base and custom
+    share an engine, else those of one engine. Lookup is measured at the main concurrency, only in
+    the first repeat if servers take turns, to save starts.
     """
     own = [(name, plan[name]) for name in ORDER if name in plan]
     if repeat and len(servers.groups(own)) > 1:
@@ -109,7 +109,7 @@ def turns_of(
 
 
 def _end(blocks: Sequence[Record], repeats: int, speeds: SpeedRatios) -> str | None:
-    """Why the measurement ends after these repeats; None if another one follows."""
+    """Reason to end the measurement after `repeats` repeats; None to continue."""
     looks = looks_of(speeds.settings)
     if speeds.settings.measure == "full" or repeats not in looks.repeats:
         return None
@@ -137,10 +137,10 @@ def _blocks(
     evaluation: EvalConfig,
     repeat: int,
 ) -> list[Record]:
-    """A block of each variant.
+    """Times a block of each variant.
 
     Several variants alternate by request: a, b, c, c, b, a in one repeat, c, b, a, a, b, c in the
-    next. Where loading weights takes long, they alternate by several requests.
+    next. If loading weights takes long, they alternate by several requests.
     """
     alternated = len(turns) > 1
     ahead, size, place = list(prompts), 1 if alternated else len(prompts), 0
@@ -167,7 +167,7 @@ def _blocks(
 
 
 def record_of(blocks: Sequence[BlockResult]) -> Record:
-    """Consecutive blocks as one, as JSON values; lists are in the order of the requests."""
+    """Merges consecutive blocks into JSON values; lists are in request order."""
     requests = [request for block in blocks for request in block.requests]
     tpot_ms = [request.tpot_ms for request in requests if request.tpot_ms is not None]
     itl_ms = itertools.chain.from_iterable(request.itl_ms for request in requests)

@@ -2,15 +2,15 @@
 
     counted_acceptance(counted_passes(blocks, prompts), speculators, k).ratio
 
-A pass is base and custom answering the same prompts: a timed block, or one prompt of the
-verification pass. The acceptance length is tokens after each response's first over steps. n-gram
-lookup makes steps without a draft, which vLLM does not count and which deliver one token each, so
-its steps are tokens minus accepted drafts.
+In a pass, base and custom answer the same prompts: a timed block, or one prompt of the verification
+pass. The acceptance length is tokens after the first of each response, over steps. N-gram lookup
+makes steps without a draft, which vLLM does not count and which deliver one token each, so its
+steps are tokens minus accepted drafts.
 
-The interval's clusters are sessions, or users where that is wider: responses to one prompt are
-alike, and with turns as clusters an equal custom was shown to accept more in 22 % of simulations
-with 5 sessions, now in 2.5 % (tests/eval/test_counted.py). vLLM counts a block as a whole; a
-response's share of its steps is its share of the deliveries.
+The interval's clusters are sessions, or users if that is wider, because responses to one prompt are
+alike. With turns as clusters, an equal custom was shown to accept more in 22 % of simulations with
+5 sessions, now in 2.5 % (tests/eval/test_counted.py). vLLM counts a block as a whole; its steps are
+divided among responses in proportion to their deliveries.
 """
 
 from collections.abc import Mapping, Sequence
@@ -31,20 +31,20 @@ from outrider.serving.speculator import Speculator
 
 @dataclass(frozen=True)
 class CountedPass:
-    """What vLLM counted while base and custom answered the same prompts."""
+    """vLLM's counters while base and custom answered the same prompts."""
 
     prompts: Sequence[Prompt]
-    """Of each response."""
+    """The prompt of each response."""
     counters: Mapping[Drafter, Mapping[str, Any]]
-    """The fields of `SpeculationCounters`, of all responses together."""
+    """The fields of `SpeculationCounters`, summed over all responses."""
     received: Mapping[Drafter, Sequence[tuple[int, int]]] = field(default_factory=dict)
-    """Tokens and deliveries of each response; not needed for a single one."""
+    """Tokens and deliveries of each response; not needed for a single response."""
 
 
 def counted_passes(
     blocks: Sequence[Mapping[str, Any]], prompts: Sequence[Prompt]
 ) -> list[CountedPass]:
-    """The timed blocks as passes, one per repeat and concurrency; `prompts` are the timed ones."""
+    """Converts timed blocks of `prompts` to passes, by repeat and concurrency."""
     found: dict[tuple[int, int], dict[Drafter, Mapping[str, Any]]] = {}
     for block in blocks:
         if block["variant"] in DRAFTERS:
@@ -66,7 +66,7 @@ def counted_passes(
 
 
 def verification_passes(outputs: Outputs, prompts: Sequence[Prompt]) -> list[CountedPass]:
-    """The verification pass at the customer's sampling, a pass for each prompt."""
+    """Converts sampled responses of the verification pass to passes, one per prompt."""
     sampled = outputs.sampled
     return [
         CountedPass(
@@ -79,7 +79,7 @@ def verification_passes(outputs: Outputs, prompts: Sequence[Prompt]) -> list[Cou
 def counted_acceptance(
     passes: Sequence[CountedPass], speculators: Mapping[Drafter, Speculator], k: Drafters[int]
 ) -> Counted:
-    """Base, custom and their ratio, pooled over passes, each at its own k."""
+    """Acceptance of base and custom at their own k, pooled over passes."""
     prompts = [prompt for one in passes for prompt in one.prompts]
     sums_R4 = np.concatenate(
         [
@@ -101,7 +101,7 @@ def counted_acceptance(
 
 
 def _by_response(one: CountedPass, drafter: Drafter, speculator: Speculator) -> NDArray[np.float64]:
-    """[R, 2]: tokens and steps of a pass, shared out to its R responses."""
+    """Divides a pass's tokens and steps among its responses: [R, 2]."""
     counters, responses = one.counters[drafter], len(one.prompts)
     tokens = counters["generation_tokens"] - responses
     steps = speculator.steps(counters, responses)

@@ -3,9 +3,9 @@
     measure_endpoint("http://127.0.0.1:8000", target, prompts, Sampling(0.6, 0.95), EvalConfig(),
                      log_dir, say=print)
 
-Nothing is compared and no verdict is given: it is one endpoint, whichever speculator it runs. Its
-counters include the requests of all its clients. So the share of the counted tokens that belong to
-this measurement is reported; below LEAST_SHARE the acceptance is also that of other clients.
+It measures one endpoint with whichever speculator it runs: nothing is compared, and there is no
+verdict. The counters include requests of all clients, so the share of the counted tokens that
+belong to this measurement is reported; a share below LEAST_SHARE gives a warning.
 """
 
 import itertools
@@ -40,10 +40,10 @@ def measure_endpoint(
     log_dir: Path,
     say: Callable[[str], None],
 ) -> dict[str, Any]:
-    """Closed-loop blocks at each of `eval.concurrency`, `eval.repeats` times.
+    """Measures closed-loop blocks at each `eval.concurrency`, `eval.repeats` times.
 
-    `prompts` are rendered text, `eval.requests` of them per block. The result is for JSON: the
-    endpoint's address, the model that it names first, and `measured` by concurrency (`_row`).
+    `prompts` are rendered text, `eval.requests` of them per block. The result has JSON values: the
+    endpoint's address, its first model, and `measured` by concurrency (`_row`).
     """
     url = url.rstrip("/")
     try:
@@ -71,7 +71,7 @@ def measure_endpoint(
 
 
 def print_endpoint(results: Mapping[str, Any], console: Console) -> None:
-    """Prints the table, and a warning where other clients use the endpoint."""
+    """Prints the table, and a warning if other clients use the endpoint."""
     head = ("concurrency", "tokens/s", "acceptance", "by position", "first token ms", "token ms")
     table = Table(*head, "p99", title=Text(f"{results['model']} at {results['endpoint']}"))
     for concurrency, row in results["measured"].items():
@@ -91,11 +91,11 @@ def print_endpoint(results: Mapping[str, Any], console: Console) -> None:
 
 
 def _row(blocks: Sequence[BlockResult]) -> dict[str, Any]:
-    """Pooled blocks with what the endpoint counted.
+    """Pools blocks and adds the endpoint's counts.
 
-    `acceptance_length` is 1 + accepted / drafts, null without drafts; `cumulative` by position j
-    the share of drafts whose first j tokens were all accepted; `share` the tokens of this
-    measurement over all that the endpoint delivered meanwhile.
+    `acceptance_length` is 1 + accepted / drafts, null without drafts. `cumulative` is, by position
+    j, the share of drafts whose first j tokens were all accepted. `share` is this measurement's
+    part of all tokens that the endpoint delivered meanwhile.
     """
     record = record_of(blocks)
     counters = SpeculationCounters(**record["counters"])

@@ -40,8 +40,8 @@ from outrider.eval.stats.speed_ratio import (
 )
 
 START_NOISE = 0.05
-"""Standard deviation (log) by which starts of one engine are assumed to differ in speed: 3 to 10 %
-are usual. Comparisons of two engines that were started once have it for both."""
+"""Assumed standard deviation (log) of speed between starts of one engine; 3 to 10 % are usual. It
+is added for both engines if two engines that were started once are compared."""
 
 COMPARED = {**RATIOS, "current": ("custom", CURRENT), "lookup": ("custom", LOOKUP)}
 """Name of each ratio -> numerator and denominator."""
@@ -55,14 +55,14 @@ class ReplayedSteps:
     """Steps of the held-out responses by exact replay, at each variant's number of drafts."""
 
     steps: Mapping[str, NDArray[np.float64]]
-    """Variant -> steps [R]; a variant that exact replay does not compute has none"""
+    """Variant -> steps [R], without variants that exact replay does not compute"""
     sequence_ids: Sequence[str]
-    """Of the R responses"""
+    """Ids of the R responses"""
     sessions: Sequence[str]
     users: Sequence[str]
 
     def ratio(self, over: str, under: str, level: float) -> ClusteredEstimate | None:
-        """Acceptance length of `over` over that of `under`: the tokens are the same."""
+        """Acceptance length of `over` over that of `under`, for the same tokens."""
         if not {over, under} <= self.steps.keys():
             return None
         steps_R2 = np.stack([self.steps[over], self.steps[under]], axis=1)
@@ -75,7 +75,7 @@ class ReplayedSteps:
     ) -> NDArray[np.float64]:
         """Log length ratios of the logged responses to each unit's prompts.
 
-        That of all responses where replay has none of them (responses of one token).
+        If replay has none of a unit's responses (one token each), uses all responses.
         """
         rows = {name: row for row, name in enumerate(self.sequence_ids)}
         logs = []
@@ -87,17 +87,17 @@ class ReplayedSteps:
 
 @dataclass(frozen=True)
 class SpeedRatios:
-    """How speeds are compared in one engine mode."""
+    """Compares the speeds in one engine mode."""
 
     settings: EvalConfig
     prompts: Sequence[Prompt]
-    """The timed ones"""
+    """The timed prompts"""
     main: int
     """Concurrency at which custom must be faster than base"""
     replayed: ReplayedSteps | None = None
 
     def summarise(self, blocks: Sequence[Record]) -> dict[str, SpeedRow]:
-        """By concurrency: each variant's figures, pooled over the blocks, and the ratios."""
+        """Summarizes by concurrency: each variant's pooled figures, and the ratios."""
 
         def row(size: int) -> SpeedRow:
             others = {
@@ -116,10 +116,10 @@ class SpeedRatios:
         return {str(size): row(size) for size in self.settings.concurrency}
 
     def ratio(self, blocks: Sequence[Record], concurrency: int, name: str) -> Estimate:
-        """One of COMPARED, with the level that is valid after these repeats.
+        """One ratio of COMPARED, at the level valid after these repeats.
 
-        With exact replay's acceptance as control variate where the two agree
-        (stats/speed_ratio.py), else as measured.
+        Uses exact replay's acceptance as control variate if it agrees with the measurement
+        (stats/speed_ratio.py), else the measured ratio.
         """
         over, under = COMPARED[name]
         pairs = paired(blocks, concurrency, over, under)
@@ -141,7 +141,7 @@ class SpeedRatios:
         return found
 
     def _prompts(self, pairs: Sequence[tuple[Record, Record]], units: int) -> list[list[str]]:
-        """Sequence ids of each unit's prompts: of a pair of requests, or of a block."""
+        """Sequence ids of each unit's prompts (unit: request pair or block)."""
         blocks = [[self.prompts[index].sequence_id for index in one["prompts"]] for one, _ in pairs]
         return (
             blocks if units == len(blocks) > 1 else [[name] for block in blocks for name in block]
@@ -170,10 +170,10 @@ class SpeedRatios:
 
 
 def units_of(pairs: Sequence[tuple[Record, Record]]) -> Units:
-    """The units of two variants' blocks, by repeat.
+    """Divides two variants' blocks, paired by repeat, into units.
 
-    Pairs of requests where the two alternated or have one block, else blocks. Where their engines
-    were started again for every repeat, a start is a unit.
+    Units are pairs of requests if the variants alternated or have one block each, else blocks. If
+    their engines were restarted for every repeat, a unit is a start.
     """
     over, under = ([_charged(pair[place]) for pair in pairs] for place in (0, 1))
     by_request = all(block["alternated"] for pair in pairs for block in pair) or len(pairs) == 1
@@ -191,7 +191,7 @@ def units_of(pairs: Sequence[tuple[Record, Record]]) -> Units:
 
 
 def _starts(pairs: Sequence[tuple[Record, Record]]) -> int | None:
-    """How often the engines of two variants were started; None if they share one."""
+    """Number of starts of two variants' engines; None if they share one."""
     if all(one["engine"] == other["engine"] for one, other in pairs):
         return None
     return len({one["start"] for one, _ in pairs})
@@ -211,7 +211,7 @@ def _drafting(blocks: Sequence[Record], concurrency: int) -> Drafters[float]:
 
 
 def pooled(blocks: Sequence[Record]) -> Block:
-    """Tokens/s and latencies of blocks together: sums first, one ratio last."""
+    """Tokens/s and latencies over all blocks; sums are pooled before dividing."""
 
     def all_of(name: str) -> NDArray[np.float64]:
         return np.concatenate([np.asarray(block[name], dtype=np.float64) for block in blocks])
@@ -243,13 +243,13 @@ def _own(blocks: Sequence[Record], concurrency: int, variant: str) -> list[Recor
 def paired(
     blocks: Sequence[Record], concurrency: int, over: str, under: str
 ) -> list[tuple[Record, Record]]:
-    """The two variants' blocks of every repeat, which have the same prompts."""
+    """Pairs of the two variants' blocks in every repeat, with equal prompts."""
     overs, unders = (_own(blocks, concurrency, variant) for variant in (over, under))
     return [(one, other) for one in overs for other in unders if one["repeat"] == other["repeat"]]
 
 
 def _charged(block: Record) -> NDArray[np.float64]:
-    """[N, 4]: tokens, seconds, tokens after the first and their deliveries of each request.
+    """Per request [N, 4]: tokens, seconds, tokens after the first, their deliveries.
 
     The block's wall time is divided among its requests in proportion to their latencies, so that
     the sums give the block's tokens/s.

@@ -1,16 +1,16 @@
-"""Open loop: none, base and custom under the customer's own arrivals, from idle to overrun.
+"""Open loop: all variants under the customer's arrivals, from idle to saturated.
 
     blocks = measure_rates(context, servers, "eager", plan, load, requests)
     table = summarise_rates(blocks, served)
 
 A closed loop of C requests sends the next one when one is answered, so it slows down with the
-server and never overruns it. Customers do not wait: requests come in bursts, and queue. The gaps
-between the log's requests are multiplied by one factor, so that bursts stay bursts.
+server and never overruns it. Customers do not wait: requests arrive in bursts and queue. All gaps
+between the log's requests are scaled by the same factor, which preserves bursts.
 
 The same requests are sent at the same times to each variant in turn. Below saturation every variant
 delivers the offered load, so tokens/s of all requests together does not distinguish speculators;
-the latency of a request does. So the speed-up is that of a request's own tokens/s: its tokens over
-the time from sending it to its last token, with as many other requests running as the rate causes.
+the latency of a request does. So the speed-up is the ratio of a request's tokens/s: its tokens over
+the time from sending it to its last token, while other requests run at this rate.
 """
 
 import itertools
@@ -36,7 +36,7 @@ RateBlocks = dict[str, dict[str, dict[str, Record]]]
 """Scenario -> requests per second -> variant -> block."""
 
 KEPT_UP = 0.9
-"""A block counts as saturated only below this share of the offered rate."""
+"""A block is saturated only if it achieves less than this share of the offered rate."""
 
 WAIT_GROWTH = 2.0
 """Least growth of the time to first token from a saturated block's first third to its last."""
@@ -45,11 +45,11 @@ WAIT_GROWTH = 2.0
 def customers_arrivals(
     times: Sequence[float | None], count: int, rate: float, seed: int
 ) -> tuple[list[float], Literal["log", "poisson"]]:
-    """`count` send times in seconds at a mean rate of `rate` per second, and where they are from.
+    """`count` send times in seconds at `rate` per second, and their source.
 
-    The gaps are those of `times` (unix seconds, non-decreasing), scaled so that they sum to
-    (count - 1) / rate seconds. A log with fewer requests is repeated, a mean gap after its end.
-    Without times in the log the gaps are exponential (a Poisson process), drawn from `seed`.
+    The gaps are those of `times` (unix seconds, non-decreasing), scaled so that they sum to (count
+    - 1) / rate seconds. A log with fewer requests is repeated after a mean gap. Without times in
+    the log the gaps are exponential (a Poisson process), drawn from `seed`.
     """
     gaps = np.zeros(count - 1)
     source: Literal["log", "poisson"] = "log"
@@ -71,7 +71,7 @@ def measure_rates(
     load: LoadGenerator,
     requests: HeldoutRequests,
 ) -> RateBlocks:
-    """The variants in turn at every rate; their order rotates."""
+    """Measures the variants in turn at every rate, in rotating order."""
     settings = context.settings
     measured: RateBlocks = {
         scenario.name: {f"{rate:g}": {} for rate in settings.rates} for scenario in requests.traffic
@@ -89,10 +89,10 @@ def measure_rates(
 
 
 def summarise_rates(blocks: RateBlocks, served: Served) -> dict[str, dict[str, RateRow]]:
-    """A row by scenario and rate.
+    """Summarizes the blocks by scenario and rate.
 
-    The closed loop of the same mode gives the margin of one block, a lower bound: near saturation a
-    queue amplifies it.
+    The margin of one block comes from the closed loop of the same mode. It is a lower bound: near
+    saturation a queue amplifies noise.
     """
     noise = {
         name: math.sqrt(served.repeats)
@@ -107,7 +107,7 @@ def summarise_rates(blocks: RateBlocks, served: Served) -> dict[str, dict[str, R
 
 
 def rate_row(blocks: Mapping[str, Record], noise: Mapping[str, float]) -> RateRow:
-    """Figures of one scenario and rate; ratios are of a request's own tokens/s, by request."""
+    """Figures of one scenario and rate; ratios are of requests' tokens/s."""
     ratios = {}
     for name, (over, under) in RATIOS.items():
         first, second = (
@@ -134,11 +134,11 @@ def rate_figures(block: Record) -> RateBlock:
 def saturated(block: Record) -> bool:
     """Whether the rate overran the server.
 
-    It achieved less than KEPT_UP of the offered rate, and the median time to first token grew by
-    WAIT_GROWTH from the first third of the requests to the last, as it does in a queue that only
-    grows. Either alone misleads: one long response at the end lowers the achieved rate, and one
-    burst lengthens waits. Each rate is the number of gaps between the first and the last event over
-    the time between them: n responses over the block's whole time would be one too many.
+    It achieved less than KEPT_UP of the offered rate, and the median time to first token grew at
+    least WAIT_GROWTH times from the first third of the requests to the last, as it does in a queue
+    that only grows. Either alone misleads: one long response at the end lowers the achieved rate,
+    and one burst lengthens waits. Each rate is the number of gaps between the first and the last
+    event over the time between them: n responses over the block's whole time would be one too many.
     """
     arrivals = block["arrivals_s"]
     ends = np.asarray(block["request_start_s"]) + np.asarray(block["request_seconds"])
@@ -156,7 +156,7 @@ def _timed_block(
     sampling: Sampling,
     settings: EvalConfig,
 ) -> Record:
-    """A block of the scenario's requests, in the log's order from the first, repeated as needed."""
+    """Times a block of the scenario's requests in log order, repeating them."""
     count = settings.rate_requests(rate)
     arrivals_s, source = customers_arrivals(scenario.times, count, rate, SEED)
     texts = list(itertools.islice(itertools.cycle(scenario.texts), count))

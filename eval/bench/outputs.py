@@ -1,14 +1,14 @@
-"""The verification pass in the servers: the same held-out prompts through every variant.
+"""The verification pass: sends the same held-out prompts to every variant.
 
     outputs = collect(context, servers, "eager", k, requests)
     outputs.sampled.custom.token_ids
 
 Each variant answers once greedily and once at the customer's sampling; tokens and the engine's
-counts are kept. Kernels whose result depends on the batch change greedy responses without any
+counts are cached. Kernels whose results depend on the batch change greedy responses even without
 speculation. So a control repeats greedy requests without speculation at half the concurrency and in
-reverse order: CONTROL_PROMPTS prompts where all greedy responses are equal, all where any differs.
-Custom repeats CONTROL_PROMPTS prompts in the same way: that its steps are not equal in other
-batches bounds how closely exact replay can predict them.
+reverse order: CONTROL_PROMPTS prompts if all greedy responses are equal, else all prompts. Custom
+repeats CONTROL_PROMPTS prompts in the same way: the difference of its steps in other batches bounds
+how closely exact replay can predict them.
 """
 
 import itertools
@@ -26,21 +26,21 @@ Regime = Literal["greedy", "sampled"]
 REGIMES: tuple[Regime, ...] = ("greedy", "sampled")
 
 CONTROL_PROMPTS = 4
-"""Prompts of the control where no greedy response differs: any further ones could only show that
-the engine alone differs, which then excuses nothing."""
+"""Prompts of the control if no greedy response differs: more could only show that the engine alone
+differs, which then explains nothing."""
 
 
 class Recorded(Part):
     """One variant's responses in one regime."""
 
     token_ids: list[list[int]]
-    """By prompt."""
+    """Token ids by prompt."""
     counted: list[SpeculationCounters]
-    """What vLLM counted for each."""
+    """vLLM's counters by prompt."""
 
     @property
     def counters(self) -> SpeculationCounters:
-        """What vLLM counted for all of them."""
+        """vLLM's counters summed over all prompts."""
         return sum(self.counted, SpeculationCounters(0, 0, 0, (), 0))
 
     @property
@@ -56,9 +56,9 @@ class Outputs(Part):
     greedy: Variants[Recorded]
     sampled: Variants[Recorded]
     control: Recorded
-    """The first prompts without speculation, greedily, in other batches."""
+    """Greedy responses to the first prompts without speculation, in other batches."""
     repeated: Recorded
-    """The first prompts with custom, greedily, in other batches."""
+    """Greedy responses to the first prompts with custom, in other batches."""
 
     def of(self, regime: Regime) -> Variants[Recorded]:
         """The responses of one of REGIMES."""
@@ -72,7 +72,7 @@ def collect(
     k: Drafters[int],
     requests: HeldoutRequests,
 ) -> Outputs:
-    """Sends every prompt to every variant in both regimes; each pass is kept."""
+    """Sends every prompt to every variant in both regimes; each pass is cached."""
     settings, prompts = context.settings, requests.verification
     samplings: dict[Regime, Sampling] = {
         "greedy": Sampling(temperature=0.0, top_p=1.0),
@@ -85,7 +85,7 @@ def collect(
     took_s: list[float] = []
 
     def answered(name: str, variant: str, regime: Regime, indices: range, seats: int) -> Recorded:
-        """Responses by prompt; `indices` are the prompts in the order in which they are sent."""
+        """Responses by prompt; `indices` are the prompts in sending order."""
         number = next(numbers)
 
         def work() -> Recorded:

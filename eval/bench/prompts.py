@@ -1,13 +1,13 @@
-"""Which held-out requests an evaluation sends, and the customer's sampling.
+"""Selects the held-out requests of an evaluation and the customer's sampling.
 
     sampling = customers_sampling(heldout)
     verification_prompts, timed_prompts = evaluation_prompts(heldout, evaluation, serving)
     for traffic in select(heldout, settings, serving):       # of the open loop
         traffic.name, traffic.texts, traffic.times, traffic.max_tokens
 
-The usual benchmark cuts or pads prompts and generates past the end (`ignore_eos`): text that is not
-the customer's, on which acceptance and speed mean nothing. Here a request with a long answer is one
-that has a long answer in the customer's log.
+Usual benchmarks cut or pad prompts and generate past the end (`ignore_eos`). Such text is not the
+customer's, so its acceptance and speed mean nothing. Here requests with long answers are those with
+long answers in the customer's log.
 """
 
 import collections
@@ -28,10 +28,10 @@ from outrider.serving.client import Sampling
 from outrider.serving.config import ServingConfig
 
 EVERYTHING = "all held-out traffic"
-"""Name of the scenario of a recipe that names none."""
+"""Name of the only scenario if the recipe defines none."""
 
 LEAST_REQUESTS = 10
-"""Least requests of a scenario: repeating fewer would say little of it."""
+"""Least number of requests of a scenario: fewer would not represent it."""
 
 
 @dataclass(frozen=True)
@@ -63,13 +63,13 @@ class HeldoutRequests:
     """The held-out requests that an evaluation sends."""
 
     sampling: Sampling
-    """How most of the customer's requests were sampled."""
+    """The most frequent sampling of the customer's requests."""
     verification: list[Prompt]
     """Prompts of the verification pass."""
     timed: list[Prompt]
     """Prompts of the timed blocks."""
     traffic: list[Traffic] = field(default_factory=list)
-    """Requests of each scenario of the open loop; empty where no rate is measured."""
+    """Requests of each scenario of the open loop; empty if no rate is measured."""
     lost_ends: tuple[str, ...] = ()
     """Held-out prompts that are too long to be sent, in words."""
     tokens_per_s: float | None = None
@@ -88,7 +88,7 @@ def customers_sampling(heldout: Any) -> Sampling:
 
 
 def prompt_room(evaluation: EvalConfig, serving: ServingConfig) -> int:
-    """Tokens of the longest prompt that is sent: the longest response must fit behind it."""
+    """Tokens of the longest prompt that leaves room for the longest response."""
     longest = max(evaluation.verification_max_tokens, evaluation.max_tokens)
     return serving.engine.max_model_len - longest - 1
 
@@ -96,7 +96,7 @@ def prompt_room(evaluation: EvalConfig, serving: ServingConfig) -> int:
 def evaluation_prompts(
     heldout: Any, evaluation: EvalConfig, serving: ServingConfig
 ) -> tuple[list[Prompt], list[Prompt]]:
-    """Prompts of the verification pass, and of the timed blocks, in a drawn order.
+    """Prompts of the verification pass and of the timed blocks, randomly ordered.
 
     The two do not overlap, unless there are fewer than twice `eval.verification_requests` prompts:
     then all of them are timed.
@@ -127,7 +127,7 @@ def evaluation_prompts(
 
 
 def select(heldout: Dataset, settings: EvalConfig, serving: ServingConfig) -> list[Traffic]:
-    """The requests of each of `eval.scenarios`, or one scenario of all; empty without rates.
+    """Requests by scenario, by default one of all; empty without rates.
 
     `heldout` has the columns `time`, `prompt_text`, `token_ids` and `completion_start`.
     """
@@ -168,9 +168,9 @@ def select(heldout: Dataset, settings: EvalConfig, serving: ServingConfig) -> li
 
 
 def logged_tokens_per_s(heldout: Dataset, times: Sequence[float | None]) -> float | None:
-    """Response tokens per second of the log over the time of its held-out part.
+    """Logged response tokens per second during the time of the held-out part.
 
-    `times` are those of all logged requests: the held-out part may be a sample. None if the log
+    `times` are the times of all logged requests: the held-out part may be a sample. None if the log
     has no times.
     """
     own = [time for time in heldout["time"] if time is not None]
@@ -185,7 +185,7 @@ def logged_tokens_per_s(heldout: Dataset, times: Sequence[float | None]) -> floa
 
 
 def _inside(limits: LengthRange | None, values_N: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Which values lie in a range, both ends included.
+    """Marks the values in a range, both ends included.
 
     A share such as `50%` is a quantile of the values.
     """

@@ -1,20 +1,20 @@
-"""The servers of an evaluation: one without speculation, and one that base and custom share.
+"""Servers of an evaluation: one without speculation, one for base and custom.
 
     with Servers(target, serving, speculators, range(1, 4), logs) as servers:
         server = servers.server("eager", "base", drafts=3)
         complete(server.url, ...)
 
-The same engine started twice is not equally fast. So base and custom are compared in one engine,
-whose drafter weights are swapped between blocks or requests in milliseconds. Only comparisons with
-no speculation, and with a speculator of another kind or shape or without weights, cross engines.
+Two starts of the same engine are not equally fast. So base and custom are compared in one engine,
+whose drafter weights are swapped in milliseconds between blocks or requests. Only comparisons with
+no speculation, or with a speculator of another kind or shape or without weights, use two engines.
 
-An engine starts with a schedule of drafts that has all numbers that are measured, and `server` sets
-the number before each turn (serving/vllm_hooks/drafts_file.py). With data parallelism or EPLB that
-is not possible: every number and speculator then has a server of its own. Such an engine at k is as
-fast as one started at k (benchmarks/results/serving.md).
+An engine starts with a schedule that contains all measured numbers of drafts, and `server` sets the
+number before each turn (serving/vllm_hooks/drafts_file.py). Set to k, it is as fast as one started
+with k (benchmarks/results/serving.md). With data parallelism or EPLB that is not possible: every
+number and speculator then has a separate server.
 
-Servers start when they are first asked for. Where the machine holds them, they stay up side by
-side. A target that fills its GPUs leaves room for one, and the servers alternate.
+Servers start on first use. If the machine has room, they stay up side by side. A target that fills
+its GPUs leaves room for one, and the servers alternate.
 """
 
 import sys
@@ -30,7 +30,7 @@ from outrider.serving.speculator import Drafting, Speculator
 from outrider.serving.vllm_hooks.drafts_file import Drafts, DraftsFile
 
 PLAIN, SHARED = "none", "speculating"
-"""Names of the servers without speculation, and of those whose weights are swapped."""
+"""Names of the server without speculation and of the one whose weights are swapped."""
 
 Turn = tuple[str, Drafts | None]
 """A variant and its drafts per step."""
@@ -48,7 +48,7 @@ class _Running:
 
 
 class Servers(AbstractContextManager["Servers"]):
-    """The variants' servers, for one stream of requests at a time, in one engine mode at a time."""
+    """The variants' servers; one engine mode and request stream at a time."""
 
     def __init__(
         self,
@@ -61,13 +61,13 @@ class Servers(AbstractContextManager["Servers"]):
         warm_up: Callable[[Server], None] = lambda server: None,
         sample_method: str = "greedy",
     ) -> None:
-        """`numbers` are the drafts per step that may be asked for.
+        """`numbers` are the possible numbers of drafts per step.
 
         `warm_up` sends a started server its first requests.
         """
         self._speculators = {PLAIN: Speculator("none"), **speculators}
         self._apart = not serving.engine.changes_drafters
-        """Every number of drafts and every speculator has a separate server."""
+        """Whether every number of drafts and every speculator has a separate server."""
         self._sharing = set() if self._apart else _sharing(self._speculators)
         self._target, self._serving, self._numbers = target, serving, tuple(sorted(numbers))
         self._log_dir, self._side_by_side, self._warm_up = Path(log_dir), side_by_side, warm_up
@@ -76,11 +76,10 @@ class Servers(AbstractContextManager["Servers"]):
         self._up: dict[str, _Running] = {}
 
     def server(self, mode: str, variant: str, drafts: Drafts | None = None) -> Server:
-        """The variant's server: ready, its weights in place, drafting so many tokens per step.
+        """Returns the variant's server, ready, with its weights and `drafts` per step.
 
-        Its prefix cache is empty, so call this before every block. A swap empties the cache;
-        without this, a variant that follows another with the same weights would find the prompts
-        of the block before in it, and one that follows a swap never would.
+        Call this before every block: it empties the prefix cache, as a swap does. Otherwise
+        variants that follow others with the same weights would reuse the last block's prompts.
         """
         if mode != self._mode:
             self.stop()
@@ -101,7 +100,7 @@ class Servers(AbstractContextManager["Servers"]):
         return running.server
 
     def groups(self, turns: Sequence[tuple[str, SomeDrafts]]) -> list[list[tuple[str, SomeDrafts]]]:
-        """The turns in groups that can alternate without starting a server in between."""
+        """Groups turns that can alternate without starting a server in between."""
         by_server: dict[tuple[str, tuple[int, ...]], list[tuple[str, SomeDrafts]]] = {}
         for variant, drafts in turns:
             place = self.name(variant), self._numbers_of(variant, drafts)
@@ -111,7 +110,7 @@ class Servers(AbstractContextManager["Servers"]):
         return list(by_server.values())
 
     def name(self, variant: str) -> str:
-        """Name of the variant's server; those that can be swapped share one."""
+        """Name of the variant's server; variants with swappable weights share one."""
         if not self._speculator(variant).speculates:
             return PLAIN
         drafter = variant if self._apart or variant in self._speculators else "base"
@@ -162,7 +161,7 @@ class Servers(AbstractContextManager["Servers"]):
 
 
 def _sharing(speculators: Mapping[str, Speculator]) -> set[str]:
-    """The variants that take turns in one engine: the last one, and those of its kind and shape."""
+    """Variants that share an engine: the last, and those it swaps with."""
     able = [name for name, each in speculators.items() if each.trainable]
     if not able:
         return set()
@@ -171,7 +170,7 @@ def _sharing(speculators: Mapping[str, Speculator]) -> set[str]:
 
 
 def covering(numbers: Sequence[int], seats: int) -> list[tuple[int, int, int]]:
-    """A schedule that has all `numbers` of drafts, the largest for most batch sizes.
+    """A schedule with all `numbers` of drafts, the largest for most sizes.
 
     vLLM captures CUDA graphs for the numbers in the schedule.
     """

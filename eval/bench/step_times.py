@@ -4,14 +4,14 @@
                        speculators)
     times.seconds["custom"][8][3]       # seconds of a step of 8 requests with 3 drafts
 
-A block of B requests at once takes its counted steps over B (for no drafts, its tokens over B) and
-its prefills, which take as long for every number. In a round every number answers the same prompts
-in turn: the log of a number's time is the median over rounds of its distance to the round's median,
-which leaves out blocks in which the machine was busy.
+A block of B concurrent requests has as many engine steps as its counted steps over B (without
+drafts, its tokens over B), and prefills that take equally long for every number. In a round every
+number answers the same prompts in turn: the log of a number's time is the median over rounds of its
+distance to the round's median, which is robust to blocks in which the machine was busy.
 
-The margin of the ratio of two numbers' times is Student's, from what is left without rounds and
-numbers, (rounds - 1) (numbers - 1) degrees of freedom, winsorized at a tenth on each side for the
-busy blocks, times MEDIAN_VARIANCE.
+The margin of the ratio of two numbers' times is Student's, with the variance of the residuals after
+removing rounds and numbers, (rounds - 1) (numbers - 1) degrees of freedom, winsorized at a tenth on
+each side against busy blocks, times MEDIAN_VARIANCE.
 """
 
 import itertools
@@ -32,7 +32,7 @@ from outrider.serving.load_generator import LoadGenerator
 from outrider.serving.speculator import Speculator
 
 MEDIAN_VARIANCE = 1.5
-"""Variance of a median of a few rounds over that of their mean."""
+"""Variance of the median of a few rounds over that of their mean."""
 
 
 class StepTimes(BaseModel):
@@ -53,9 +53,9 @@ def time_steps(
     sampling: Sampling,
     speculators: Mapping[Any, Speculator],
 ) -> StepTimes:
-    """Step times of each variant with each of its `numbers` of drafts at every batch size.
+    """Times each variant's steps by batch size and its `numbers` of drafts.
 
-    `prompts` are rendered text, used in turn. Raises `OutriderError` if responses are too short
+    `prompts` are rendered text, used in turn. Raises an `OutriderError` if responses are too short
     to have a step.
     """
     turns = [(variant, k) for variant, own in numbers.items() for k in own]
@@ -90,7 +90,7 @@ def time_steps(
 
 
 def steps_of(logs_KR: NDArray[np.float64]) -> tuple[list[float], float]:
-    """Seconds by number, and the one-sided 95 % margin of the log ratio of two of them.
+    """Seconds per number, and one-sided 95 % margin of their log ratios.
 
     The margin is 0 if there is one round or number.
     """

@@ -1,16 +1,16 @@
-"""Speculation must change the speed and nothing else: checks on responses with and without it.
+"""Lossless checks: compares responses with and without speculation.
 
     compare_greedy(without, with_speculation, gap, near_tie_nats=0.125)
 
-Greedy responses should be equal token for token. An engine in bf16 that batches differently rounds
-differently: a first difference where two tokens are nearly tied is a near tie, any other is
-unexplained. `excess` tests how many more responses differ than without speculation in other
-batches. Near ties count there: an engine that accepts any draft nearly as likely as the target's
-own differs at near ties only. Of sampled responses the tokens' log-probabilities under the target
-are compared: a faulty rejection sampler draws tokens that the target would not draw. And both
-responses to a prompt are draws from the target, so each could carry the other's label: a
-permutation test (`same_tokens`) swaps labels within prompts and ranks the token counts' chi-square
-distance. It assumes nothing about the tokens of one response, which depend on each other.
+Greedy responses should be equal token for token. But a bf16 engine rounds differently in other
+batches, so a first difference between two nearly tied tokens is a near tie; any other is
+unexplained. `excess` tests whether more responses differ than without speculation in other batches.
+It counts near ties too: an engine that accepts any draft nearly as likely as the target's own token
+differs only at near ties. For sampled responses the tokens' log-probabilities under the target are
+compared, because a faulty rejection sampler draws tokens that the target would not draw. Also, both
+responses to a prompt are draws from the target, so their labels are exchangeable: a permutation
+test (`same_tokens`) swaps labels within prompts and ranks the chi-square distance of the token
+counts. It assumes nothing about the tokens of one response, which depend on each other.
 
 Shapes: R prompts, B bins of tokens, S permutations.
 """
@@ -37,10 +37,10 @@ def compare_greedy(
     gap: Callable[[int, int, int, int], float],
     near_tie_nats: float,
 ) -> Greedy:
-    """Which responses differ: at a near tie, or unexplained.
+    """Finds the responses that differ: at a near tie, or unexplained.
 
-    `gap(response, index, token, other)` is the distance in nats of the target's log-probabilities
-    of two tokens at the response's token `index`.
+    `gap(response, index, token, other)` is the distance in nats between the target's
+    log-probabilities of two tokens at position `index` of the response.
     """
     near_ties: list[int] = []
     unexplained: list[int] = []
@@ -58,11 +58,11 @@ def compare_greedy(
 
 
 def excess(found: Greedy, control: Greedy) -> Excess:
-    """How many more responses differ than the control's, over the control's prompts.
+    """Tests whether more responses differ than in the control, on its prompts.
 
-    If speculation changes nothing, a prompt that differs on one side only is as likely to be on
-    either. So the number of those on the side of speculation is binomial (McNemar's exact test,
-    one-sided). All differences and the unexplained ones are tested; the p-value is of both together
+    If speculation changes nothing, a prompt that differs on only one side is equally likely to do
+    so on either. So the number that differ only with speculation is binomial (McNemar's exact test,
+    one-sided). All differences and the unexplained ones are tested; the p-value covers both tests
     (Bonferroni).
     """
     first = range(control.responses)
@@ -71,7 +71,7 @@ def excess(found: Greedy, control: Greedy) -> Excess:
     )
     unexplained_found = {*found.unexplained} & {*first}
     tests = [(all_found, all_alone), (unexplained_found, {*control.unexplained})]
-    # The probability of at least so many heads among all tosses of a fair coin.
+    # P(at least len(ours - alone) heads in len(ours ^ alone) tosses of a fair coin).
     p_value = min(
         float(binom.sf(len(ours - alone) - 1, len(ours ^ alone), 0.5)) for ours, alone in tests
     )
@@ -91,9 +91,10 @@ def same_tokens(
     samples: int = PERMUTATIONS,
     seed: int = SEED,
 ) -> SameText:
-    """The p-value of the distance of the token counts, sum (a - b)^2 / (a + b) over bins.
+    """Permutation test of the chi-square distance of the token counts.
 
-    The p-value is exact where there are at most `samples` relabelings.
+    The distance is the sum of (a - b)^2 / (a + b) over bins. The p-value is exact if there are at
+    most `samples` relabelings.
     """
     counts_2RB = _counts(without, with_speculation)
     total_B = counts_2RB.sum(axis=(0, 1))
@@ -103,10 +104,10 @@ def same_tokens(
     def distance_S(
         first: NDArray[np.int64], second: NDArray[np.int64], axis: int
     ) -> NDArray[np.float64]:
-        # A relabeling is which of a prompt's two responses, 0 or 1, has the first label.
+        # A relabeling is, for each prompt, the response (0 or 1) that gets the first label.
         sign_SR = np.moveaxis(second - first, axis, -1)
         squared_SB: NDArray[np.float64] = (sign_SR @ difference_RB) ** 2
-        # Sums in another order differ in their last bits. Equal distances must stay equal.
+        # The order of summation changes the last bits, but equal distances must stay equal.
         return np.round(squared_SB.sum(axis=-1), 9)
 
     found = permutation_test(
@@ -124,12 +125,12 @@ def same_tokens(
 def _counts(
     without: Sequence[Sequence[int]], with_speculation: Sequence[Sequence[int]]
 ) -> NDArray[np.float64]:
-    """[2, R, B]: how often each common token, and any rare one, occurs in each response."""
+    """Token counts [2, R, B] by response; rare tokens share one bin."""
     responses = [*without, *with_speculation]
     ids = np.fromiter(itertools.chain.from_iterable(responses), np.int64)
     _, place, occurrences = np.unique(ids, return_inverse=True, return_counts=True)
     common = occurrences >= RARE
-    # Of each distinct token; the last bin is that of the rare ones.
+    # The bin of each distinct token; rare tokens share the last bin.
     bins = np.where(common, common.cumsum() - 1, common.sum())
     row = np.repeat(np.arange(len(responses)), [len(each) for each in responses])
     counts = np.zeros((len(responses), common.sum() + 1))

@@ -1,22 +1,22 @@
-r"""The recipe's task check, and whether as many tasks are solved with speculation as without.
+r"""The recipe's task check, and the equivalence test of task accuracy.
 
     check = load_task("outrider.recipes.nano_r1.tasks:resume_correct")
     check = answer_check(Path("gsm8k_test.jsonl"))   # {"question": ..., "answer": "... #### 72"}
     check(prompt_text, completion_text)     # True, False, or None: no known answer
     task_accuracy(solved, sessions).custom_minus_none
 
-With a file of known answers, as of GSM8K or of mathematics as R1 writes it, a response's answer is,
-after its reasoning, the last \boxed{}, else what follows `####`, else the last number. Numbers
-are compared as numbers (1,200 = 1200.0, \frac{1}{2} = 0.5, 50\% = 50), anything else as text
-without spaces and TeX markup.
+With a file of known answers (GSM8K, or mathematics as R1 writes it), a response's answer is the
+last \boxed{} after its reasoning, else the text after `####`, else the last number. Numbers are
+compared by value (1,200 = 1200.0, \frac{1}{2} = 0.5, 50\% = 50), anything else as text without
+spaces and TeX markup.
 
 A test that finds no difference is not evidence of equality: with few responses it never finds one.
 So the null hypothesis is a difference as large as the margin, and two one-sided tests at 5 % must
-reject it from above and from below (TOST: Schuirmann 1987). Both do exactly when the 90 % interval
+reject it from above and from below (TOST: Schuirmann 1987). Both do so exactly if the 90 % interval
 lies inside the margins.
 
-Differences are +1 (solved with speculation only), -1 (without only) or 0. Where all are 0 a
-bootstrap or a plain Wald interval has no width, however few they are. So half a response of each
+Differences are +1 (solved with speculation only), -1 (without only) or 0. If all are 0, a bootstrap
+or a plain Wald interval has zero width, however few responses there are. So half a response of each
 kind is added (Agresti and Min 2005), here to the variance over sessions.
 """
 
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 TaskCheck = Callable[[str, str], bool | None]
-"""From (prompt, completion) to solved, not solved, or None: no known answer."""
+"""(prompt, completion) -> whether the task is solved; None if there is no known answer."""
 
 NUMBER = re.compile(r"(?<![\w.])[-+]?\$?(?:\d[\d,]*(?:\.\d+)?(?:\s*/\s*\d+)?|\.\d+)")
 DRESSING = re.compile(r"\\(?:text|mathrm|mathbf|left|right|displaystyle)\b|\\[,;!% ]|[\s${}%]")
@@ -54,14 +54,14 @@ FRACTION = re.compile(r"\\[dt]?frac\s*\{([^{}]*)\}\s*\{([^{}]*)\}")
 
 
 TRIED = 32
-"""Logged responses on which the check is tried before training."""
+"""Number of logged responses on which the check is tried before training."""
 
 Z = float(norm.isf(0.05))
-"""Of each one-sided test at 5 %."""
+"""Normal quantile of each one-sided test at 5 %."""
 
 
 def task_of(evaluation: EvalConfig) -> TaskCheck | None:
-    """The check that `eval.task` names: a function, or a file of known answers; None without."""
+    """Resolves `eval.task`, a function or a file of answers; None if unset."""
     if evaluation.task is None:
         return None
     if evaluation.task.endswith(ANSWERS):
@@ -70,8 +70,8 @@ def task_of(evaluation: EvalConfig) -> TaskCheck | None:
 
 
 def load_task(name: str) -> TaskCheck:
-    """The function that `eval.task` names."""
-    if str(Path.cwd()) not in sys.path:  # a console script has only its own folder
+    """Imports the function that `eval.task` names."""
+    if str(Path.cwd()) not in sys.path:  # a console script's path lacks this folder
         sys.path.insert(0, str(Path.cwd()))
     try:
         task: TaskCheck = pkgutil.resolve_name(name)
@@ -86,8 +86,7 @@ def load_task(name: str) -> TaskCheck:
 
 
 def answer_check(path: Path) -> TaskCheck:
-    """The check against the file's answers; a file that cannot be read as such is an
-    `OutriderError` with its line."""
+    """Returns a check against a file's answers; raises `OutriderError` for malformed files."""
     known = {_plain(question): answer for question, answer in _rows(Path(path))}
     if not known:
         raise OutriderError(
@@ -102,7 +101,7 @@ def answer_check(path: Path) -> TaskCheck:
         if asked is None:
             return None
         if prompt_text.rstrip().endswith(THINK) and END_THINK not in completion_text:
-            # R1's template opens the reasoning in the prompt, and the response was cut in it.
+            # R1's template opens the reasoning in the prompt; the response was cut before its end.
             return False
         given = final_answer(completion_text)
         return given is not None and same_answer(given, known[asked])
@@ -111,8 +110,7 @@ def answer_check(path: Path) -> TaskCheck:
 
 
 def final_answer(completion_text: str) -> str | None:
-    """What a response answers; None if it has not come to an answer, as one that was cut in its
-    reasoning."""
+    """Extracts the answer; None if it is missing or reasoning was cut."""
     _, ended, answer = completion_text.rpartition(END_THINK)
     if not ended and THINK in completion_text:
         return None
@@ -147,7 +145,7 @@ def _rows(path: Path) -> Iterator[tuple[str, str]]:
         except (ValueError, KeyError, TypeError):
             raise OutriderError(
                 f"{path}, line {number}: not an object with question and answer, such as "
-                '{"question": "How many ...?", "answer": "72"}; eval.task reads one a line'
+                '{"question": "How many ...?", "answer": "72"}; eval.task reads one per line'
             ) from None
 
 
@@ -179,13 +177,13 @@ def _plain(text: str) -> str:
 
 
 def response_text(tokenizer: "PreTrainedTokenizerBase", token_ids: Sequence[int]) -> str:
-    """A response as a check reads it: special tokens as text, without the end of sequence."""
+    """Decodes a response with special tokens, but without the final EOS token."""
     ended = bool(token_ids) and token_ids[-1] == tokenizer.eos_token_id
     return str(tokenizer.decode(list(token_ids[:-1] if ended else token_ids)))
 
 
 def raised_at(error: Exception, quoting: bool) -> str:
-    """An error of the check in words; its message may hold customer text, so only if `quoting`."""
+    """Describes the check's error, quoting its message (possibly customer text) if `quoting`."""
     frame = traceback.extract_tb(error.__traceback__)[-1]
     message = f" ({error})" if quoting else " (report.samples=true shows the message)"
     return f"{type(error).__name__} at {frame.filename}, line {frame.lineno}{message}"
@@ -194,9 +192,9 @@ def raised_at(error: Exception, quoting: bool) -> str:
 def try_task(
     evaluation: EvalConfig, heldout: Iterable[Mapping[str, Any]], target_dir: Path, quoting: bool
 ) -> list[str]:
-    """Advice from the check on logged responses, before anything is trained.
+    """Tries the check on logged responses before training; returns advice.
 
-    `heldout`: rows of the held-out part. A check that raises is an `OutriderError` with the row.
+    `heldout` has the held-out rows. Raises an `OutriderError` with the row if the check raises.
     """
     task = task_of(evaluation)
     if task is None or not (rows := list(heldout)):
@@ -228,7 +226,7 @@ def try_task(
     if cut := sum(len(row["token_ids"]) - row["completion_start"] > longest for row in rows):
         advice.append(
             f"eval.verification_max_tokens = {longest:,}: {cut:,} of {len(rows):,} logged responses"
-            " are longer, and such ones are checked without their end; raise it"
+            " are longer and are checked without their end; raise it"
         )
     return advice
 
@@ -258,9 +256,9 @@ def equivalence(differences: ArrayLike, clusters: Sequence[str]) -> Equivalence:
 
 
 def responses_needed(variance: float, margin: float) -> int | None:
-    """Least number of responses whose interval is narrower than the margin; None if none is.
+    """Responses needed for an interval within `margin`; None if there is none.
 
-    `variance` is what each response adds to the sum of squares.
+    `variance` is each response's contribution to the sum of squares.
     """
     if margin <= 0:
         return None

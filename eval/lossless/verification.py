@@ -1,15 +1,15 @@
-"""The verification pass: is speculation lossless, and does exact replay predict the engine?
+"""Verification pass: is speculation lossless, and does exact replay predict the engine?
 
     verification = verify(context, k, requests.verification, outputs)
 
-From the responses and the engine's counters (eval/bench/outputs.py) come four answers: whether
-greedy outputs changed, whether sampled tokens are still the target's, whether as many tasks are
-solved, and whether exact replay of the engine's own outputs predicts the steps that it counted.
-Where trainer and engine draft differently, the steps differ. Each engine mode has its own kernels.
+The responses and the engine's counters (eval/bench/outputs.py) show whether greedy outputs changed,
+whether sampled tokens are still the target's, whether as many tasks are solved, and whether exact
+replay of the engine's own outputs predicts the steps that it counted. If trainer and engine draft
+differently, the steps differ. Each engine mode is verified, because it has its own kernels.
 
-Greedy responses find a sampler that accepts more than it may: accepting 5 % of rejected drafts
-changes most of 24 responses of 160 tokens. Where it errs at sampled requests alone, so few show
-gross faults only.
+Greedy responses expose a sampler that accepts too much: accepting 5 % of rejected drafts changes
+most of 24 responses of 160 tokens. If it errs only on sampled requests, so few responses expose
+only gross faults.
 """
 
 import functools
@@ -46,7 +46,7 @@ from outrider.serving.config import TargetConfig
 from outrider.speculators.checkpoints.target_ends import load_target_ends
 
 POSITIONS_AT_A_TIME = 256
-"""Bounds the float32 logits: 132 MB for R1, where all of an 8k response take 4 GB."""
+"""Bounds the memory of float32 logits: 132 MB for R1, instead of 4 GB for a whole 8k response."""
 
 
 def verify(
@@ -55,7 +55,7 @@ def verify(
     prompts: Sequence[Prompt],
     outputs: Mapping[str, Outputs],
 ) -> Verification:
-    """Every check, in every engine mode. What needs an engine is measured once and cached."""
+    """Runs every check in every engine mode; measurements are cached."""
     return Verification(
         modes={
             mode: context.cached(
@@ -86,14 +86,14 @@ def findings(
     outputs: Outputs,
     store: FeatureStore,
 ) -> EngineFindings:
-    """What follows from the states of every response."""
+    """Checks the responses, given the captured states of each."""
     target_dir = context.target.directory()
     scores = TargetScores(target_dir, store, context.settings.replay_dtype)
     near_tie_nats = context.settings.gate.near_tie_nats
     temperature = outputs.samplings["sampled"].temperature
 
     def against_none(recorded: Recorded) -> Greedy:
-        """Responses to the first prompts against the greedy ones without speculation."""
+        """Compares responses to the first prompts with the greedy ones without speculation."""
         without = outputs.greedy.none.token_ids[: len(recorded.token_ids)]
 
         def gap(response: int, index: int, token: int, other: int) -> float:
@@ -133,12 +133,13 @@ def judge_tasks(
     settings: EvalConfig,
     quoting: bool = False,
 ) -> Task | None:
-    """Task accuracy over greedy and sampled responses of all modes; None without a task.
+    """Task accuracy over all responses; None without a task or known answers.
 
-    A prompt without a known answer is left out, and so is one on which the check raises.
+    Covers greedy and sampled responses of all modes. Prompts without a known answer are left out,
+    and so are those on which the check raises.
 
     Raises:
-        OutriderError: the check raises on every prompt.
+        OutriderError: If the check raises and judges no prompt.
     """
     task = task_of(settings)
     if task is None:
@@ -177,13 +178,13 @@ def judge_tasks(
 
 
 def row_id(prompt: Prompt, completion: Sequence[int]) -> str:
-    """Id of a captured response: equal tokens are captured once, whichever variant wrote them."""
+    """Id of a captured response; equal responses of all variants share it."""
     ids = np.asarray([*prompt.token_ids, -1, *completion], np.int32)
     return hashlib.sha256(ids.tobytes()).hexdigest()
 
 
 def captured_rows(outputs: Outputs, prompts: Sequence[Prompt]) -> list[Row]:
-    """Every response, equal ones once."""
+    """Rows to capture: every distinct response with its prompt."""
     rows = (
         (row_id(prompt, ids), [*prompt.token_ids, *ids], len(prompt.token_ids))
         for regime, variant in itertools.product(REGIMES, VARIANTS)
@@ -193,7 +194,7 @@ def captured_rows(outputs: Outputs, prompts: Sequence[Prompt]) -> list[Row]:
 
 
 class TargetScores:
-    """The target's log-probabilities, from captured states, on the GPU if there is one."""
+    """The target's log-probabilities from captured states, on the GPU if available."""
 
     def __init__(self, target_dir: Path, store: FeatureStore, dtype: str) -> None:
         self._device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -222,7 +223,7 @@ class TargetScores:
     def gap(
         self, prompt: Prompt, completion: Sequence[int], index: int, token: int, other: int
     ) -> float:
-        """Distance in nats of two candidates for the completion's token `index`."""
+        """Log-probability distance, in nats, of two candidates for completion token `index`."""
         features = self.store.read(row_id(prompt, completion))
         logits_V = self._logits(features.hidden[features.completion_start + index - 1])
         return abs(float(logits_V[token] - logits_V[other]))
@@ -239,7 +240,7 @@ def replay_against_engine(
     outputs: Outputs,
     store: FeatureStore,
 ) -> ReplayAgainstEngine:
-    """Steps predicted by exact replay against those the engine counted, for the same responses."""
+    """Compares replay's predicted steps with the engine's counts for the same responses."""
 
     differences = {}
     for drafter, speculator in context.speculators.items():
@@ -268,7 +269,7 @@ def replay_against_engine(
 
 
 def _steps_again(outputs: Outputs) -> float:
-    """Relative difference of custom's steps in other batches, over responses that are equal."""
+    """Relative difference of custom's steps in other batches, over equal responses."""
     first, again = outputs.greedy.custom, outputs.repeated
     before = after = 0
     for index, ids in enumerate(again.token_ids):

@@ -1,4 +1,4 @@
-"""Draft parity: compares the drafts of the unroll with those of the engine, at every depth.
+"""Draft parity: compares the unroll's drafts with the engine's at every depth.
 
 The engine answers prompts greedily with a speculator, and its proposals are recorded with the
 drafter's log-probability of each draft. The same states go through the unroll in float32. Each
@@ -7,7 +7,7 @@ chain is fed the engine's own drafts, so a difference at one depth does not carr
     sums = engine_parity(target, engine, base_dir, 4, prompts, parity)
     complaint(sums, parity)            # speculators/parity.py: None if they agree
 
-Shapes: T tokens, X values that the drafter reads of a token, D draft vocabulary, K depths.
+Shapes: T tokens, X input values of the drafter per token, D draft vocabulary, K depths.
 """
 
 import random
@@ -29,16 +29,16 @@ from outrider.speculators.parity import ParityConfig, compared
 
 @dataclass(frozen=True)
 class Step:
-    """An engine's step."""
+    """A recorded step of the engine."""
 
     request: int
     anchor: int
-    """The last token that the target had read"""
+    """Index of the last token that the target had read"""
     token_ids: list[int]
-    """Up to the last draft"""
+    """Tokens of prompt and response up to the last draft"""
     drafts: list[int]
     logprobs: list[float]
-    """The drafter's, of each draft"""
+    """The drafter's log-probability of each draft"""
 
 
 @dataclass(frozen=True)
@@ -59,10 +59,10 @@ def engine_parity(
     parity: ParityConfig,
     dtype: str = "float32",
 ) -> list[list[float]]:
-    """`draft_parity` of a speculator, recorded in an eager engine.
+    """Runs `draft_parity` on steps recorded in an eager engine.
 
-    The engine has ended when the unroll starts, so that both fit on a GPU; the unroll's memory ends
-    with its process.
+    The engine exits before the unroll starts, so that both fit on a GPU. The unroll runs in a child
+    process, which frees its memory.
     """
     from outrider.serving.vllm_hooks.draft_recorder import DRAFT_EXTENSION
 
@@ -77,9 +77,9 @@ def engine_parity(
 def record(
     engine: Engine, spec: FeatureSpec, prompts: Sequence[Sequence[int]], max_tokens: int
 ) -> Recording:
-    """Records the drafter's proposals while the engine answers, and the states of the answers.
+    """Records the drafter's proposals while the engine answers, and the answers' states.
 
-    `spec` are the states that the drafter reads. The engine has the draft extension.
+    `spec` names the states that the drafter reads. The engine must have the draft extension.
     """
     from vllm import SamplingParams
     from vllm.inputs import TokensPrompt
@@ -99,7 +99,7 @@ def record(
     for proposal in records:
         request, anchor = request_of[proposal["request_id"]], proposal["anchor"]
         row = rows[request]
-        # Unfinished chunks of a prompt propose too, and so does a step after the last token.
+        # Leaves out proposals of unfinished prompt chunks and of a step after the last token.
         if (
             len(prompts[request]) <= anchor + 1 < len(row)
             and row[anchor + 1] == proposal["next_token"]
@@ -122,7 +122,7 @@ def draft_parity(
     parity: ParityConfig,
     dtype: str = "float32",
 ) -> list[list[float]]:
-    """Sums [K, 4] of the comparison of the unroll's drafts with the recorded ones.
+    """Compares the unroll's drafts with the recorded ones; returns sums [K, 4].
 
     At most `parity.anchors` steps are compared, drawn by seed.
     """

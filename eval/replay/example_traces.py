@@ -1,12 +1,12 @@
-"""Example responses step by step: which tokens came from a draft, which from the target.
+"""Example responses step by step: tokens from drafts and from the target.
 
     walk(response_T, lambda anchor: drafts)       # the steps of one response
     sample_responses(base, custom, 3, speculators, target_dir, store)
 
-Greedy drafts make the chain of steps deterministic, so each step is what the engine would have done
-with the logged response, and the number of steps is that of exact replay. Three responses are
-shown, at fixed quantiles of the custom speculator's gain, so nobody picks them. All of this is
-customer text: it is made only where `report.samples` allows it.
+Greedy drafts make the chain of steps deterministic: each step is the one that the engine would have
+made for the logged response, and exact replay gives the same number of steps. The three responses
+are at fixed quantiles of the custom speculator's gain, so they are not hand-picked. They are
+customer text and made only if `report.samples` allows it.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -22,19 +22,19 @@ from outrider.eval.replay.replay import ReplaySums, batches, load_replayed, unro
 from outrider.serving.client import Sampling
 
 PLACES = {"gains least": 0.1, "gains as usual": 0.5, "gains most": 0.9}
-"""Shown responses by their quantile of acceptance length custom / base over the held-out part."""
+"""Label of a shown response -> its quantile of custom / base acceptance on the held-out part."""
 
 SHOWN_STEPS = 80
-"""Steps shown of a response's beginning; the rest is counted."""
+"""Number of first steps shown of a response; the others are only counted."""
 
 Step = tuple[int, int]
-"""Accepted drafts, and delivered tokens: these and one more unless the response ends."""
+"""Number of accepted drafts, and of delivered tokens: one more unless the response ends."""
 
 
 def walk(response: Sequence[int], drafts_at: Callable[[int], list[int]]) -> list[Step]:
-    """The steps of a response under greedy drafts; its first token comes from the prefill.
+    """Steps of a response with greedy drafts, after the prefill's first token.
 
-    `drafts_at(anchor)` drafts after the response's token `anchor`.
+    `drafts_at(anchor)` returns the drafts after token `anchor` of the response.
     """
     steps, anchor, last = [], 0, len(response) - 1
     while anchor < last:
@@ -80,7 +80,7 @@ def sample_responses(
     store: FeatureStore,
     dtype: str = "float32",
 ) -> list[dict[str, Any]]:
-    """Values of `eval.results.report.Example`; fewer than PLACES where responses are few."""
+    """Values of `eval.results.report.Example`; fewer than PLACES if responses are few."""
     decode = Tokenizer.from_file(str(target_dir / "tokenizer.json")).decode
     order = np.argsort(base.steps_RK[:, k - 1] / custom.steps_RK[:, k - 1], kind="stable")
     places = {base.sequence_ids[order[int(q * len(order))]]: name for name, q in PLACES.items()}

@@ -1,9 +1,9 @@
-"""The evaluation's exact replays: cached sums by part and speculator, and their figures.
+"""Exact replays of an evaluation: cached sums and their figures.
 
     replays = replay_parts(context)               # before anything is measured in servers
     replay_figures(replays["heldout"], k).ratio
 
-A replay gives every k at once, so it needs no choice of k and no server.
+A replay covers every k at once, so it needs no choice of k and no server.
 """
 
 import math
@@ -30,28 +30,28 @@ from outrider.eval.results.sections import OnPolicy, Replay
 from outrider.speculators.kinds import LOOKUP, weightless_kind
 
 Replays = Mapping[str, ReplaySums]
-"""By drafter, `lookup`, and of held-out and general traffic `ceiling`."""
+"""Sums of each drafter, of `lookup` and, for held-out and general traffic, of `ceiling`."""
 
 REFERENCES: dict[str, Path | str] = {"lookup": LOOKUP, "ceiling": CEILING}
-"""What base and custom are compared with -> its name in `replay`."""
+"""References for base and custom -> the `speculator` argument of `replay`."""
 
 COLUMNS = ["sequence_id", "session", "user", "temperature", "top_p", "top_k"]
 """Columns of the table of sequences that replay reads."""
 
 
 def replay_parts(context: EvaluationContext) -> dict[str, Replays]:
-    """The replays of base, custom and REFERENCES, by part; prints the first result.
+    """Replays base, custom and REFERENCES on every part; prints the first result.
 
-    Empty where exact replay is not measured. Before servers start: on a GPU replays take nine
-    tenths of its memory, in a cluster they have their node to themselves, and on a CPU they take
-    ten times as long next to starting servers.
+    Empty if exact replay is not measured. Must run before servers start: replays take nine tenths
+    of a GPU's memory, have their node of a cluster to themselves, and take ten times as long on a
+    CPU while servers start.
     """
     replays: dict[str, Replays] = {}
     if context.no_replay:
         return replays
     for part in ("heldout", "validation", "general"):
         if context.data.parts.get(part):
-            # K is chosen on the validation part, where the ceiling is not needed.
+            # The validation part only serves to choose K, which does not need the ceiling.
             replays[part] = {
                 name: replay_drafter(context, part, name)
                 for name in (*DRAFTERS, *REFERENCES)
@@ -63,10 +63,10 @@ def replay_parts(context: EvaluationContext) -> dict[str, Replays]:
 
 
 def replay_drafter(context: EvaluationContext, part: str, name: str) -> ReplaySums:
-    """The sums of base, custom or one of REFERENCES, computed where they are not cached.
+    """Cached sums of base, custom or one of REFERENCES on a part.
 
-    Of held-out and general traffic `eval.replay_sequences` at most are replayed. Computed in a
-    child process, or as tasks on the cluster; what needs no device in this process.
+    At most `eval.replay_sequences` held-out or general sequences are replayed, in a child process
+    or as tasks on the cluster; kinds without weights need no device and run in this process.
     """
     drafters = {str(own): each.replayed_as for own, each in context.speculators.items()}
     speculator = (REFERENCES | drafters)[name]
@@ -103,11 +103,11 @@ def replay_drafter(context: EvaluationContext, part: str, name: str) -> ReplaySu
 def cluster_replay(
     shared: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], cpus: float = 1.0
 ) -> ReplaySums:
-    """`replay` of all rows as Ray tasks, as many at a time as the cluster runs.
+    """Runs `replay` on all rows as parallel Ray tasks.
 
-    A task has one GPU where the cluster has some, else `cpus` cores. It loads the speculator and
-    reads its states from the feature store: run directory, target and speculator are at the same
-    paths on all nodes. Ray must be connected (common/cluster/session.py).
+    A task has one GPU if the cluster has any, else `cpus` cores. It loads the speculator and reads
+    states from the feature store: run directory, target and speculator must be at the same paths on
+    all nodes. Ray must be connected (common/cluster/session.py).
     """
     import ray
 
@@ -119,7 +119,7 @@ def cluster_replay(
         if has_steps(store.length(row["sequence_id"]), store.completion_start(row["sequence_id"]))
     ]
     if not kept:
-        return replay(rows=kept, **shared)  # which raises that there is nothing to replay
+        return replay(rows=kept, **shared)  # raises an error: nothing to replay
     size = math.ceil(len(kept) / slots(cpus, gpus))
     shards = [kept[start : start + size] for start in range(0, len(kept), size)]
     return ReplaySums.joined(run_tasks(_replay_shard, shards, shared, "exact replay", cpus, gpus))
@@ -130,7 +130,7 @@ def _replay_shard(shared: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) 
 
 
 def print_first_result(context: EvaluationContext, heldout: Replays) -> None:
-    """Prints acceptance length of all drafters for every k."""
+    """Prints the acceptance length of all drafters for every k."""
     base = heldout["base"]
     table = Table(
         title=f"First result, acceptance length by exact replay: {len(base.sequence_ids):,} "
@@ -151,7 +151,7 @@ def print_first_result(context: EvaluationContext, heldout: Replays) -> None:
 
 
 def replay_figures(replays: Replays, k: Drafters[int]) -> Replay:
-    """The report's figures of exact replay: lengths at custom's k, positions of base at its own."""
+    """Replay figures: lengths at custom's k, base's positions at its own k."""
     shown = ("base", "custom", *REFERENCES)
     own_k = dict.fromkeys(shown, k.custom) | {"base": k.base}
     return Replay(
@@ -166,8 +166,8 @@ def replay_figures(replays: Replays, k: Drafters[int]) -> Replay:
 def on_policy(store: FeatureStore, heldout: Dataset) -> OnPolicy | None:
     """Whether these rows are on-policy; None if capture kept no evidence.
 
-    Capture sets single off-policy sequences aside. The rest can still be off-policy as a whole, for
-    example where every prompt was rendered by another template. Replay and the verification pass
+    Capture sets individual off-policy sequences aside. The rest can still be off-policy as a whole,
+    for example if every prompt was rendered with another template. Replay and the verification pass
     then both measure prompts that the endpoint never reads.
     """
     if not store.score_columns:

@@ -1,7 +1,7 @@
-"""The ceiling of every drafter: the target's own logits after the logged tokens.
+"""The upper bound for drafters: the target's logits after the logged tokens.
 
-Replayed like a speculator with greedy drafts (`replay(CEILING, ...)`). It falls short of k + 1
-tokens a step because the target samples: no drafter knows which token will be drawn.
+It is replayed like a speculator with greedy drafts (`replay(CEILING, ...)`). It delivers fewer than
+k + 1 tokens per step because the target samples: no drafter knows which token will be drawn.
 
 Shapes: B rows, T slots, N anchors, H hidden.
 """

@@ -4,7 +4,7 @@
     regions.members(token_ids_T, completion_start)     # [A, G] bool
 
 A region is a set of anchors. The step that starts at an anchor belongs to its region, and so does
-the token after the anchor. Over the regions of a dimension, steps and tokens sum to the response's.
+the token after the anchor. Over a dimension's regions, steps and tokens sum to the response's.
 
 Shapes: T tokens of prompt and response, A anchors (the response's tokens but the last), G regions.
 """
@@ -18,7 +18,7 @@ from torch import Tensor
 from outrider.data.tokenize.emitted_text import END_THINK, THINK
 
 POSITIONS = (128, 512)
-"""Tokens of the response after which the next region of `position in response` begins."""
+"""Numbers of response tokens after which the next region of `position in response` begins."""
 
 NAMES: tuple[tuple[str, str], ...] = (
     ("part of response", "reasoning"),
@@ -30,14 +30,14 @@ NAMES: tuple[tuple[str, str], ...] = (
 """(dimension, name) of the G regions."""
 
 OPENING_TOKENS = 4
-"""A prompt that opens the reasoning has `<think>` among this many of its last tokens."""
+"""A prompt that opens the reasoning has `<think>` among its last OPENING_TOKENS tokens."""
 
 
 @dataclass(frozen=True)
 class Regions:
     """Token ids that delimit a target's reasoning.
 
-    An id is None if the target has no such token; everything is then answer.
+    An id is None if the target has no such token; the whole response is then the answer.
     """
 
     think: int | None
@@ -55,7 +55,7 @@ class Regions:
         return cls(tokenizer.token_to_id(THINK), tokenizer.token_to_id(END_THINK))
 
     def members(self, token_ids_T: Tensor, completion_start: int) -> Tensor:
-        """[A, G] bool: is anchor a in region g? Reasoning includes `</think>`."""
+        """Membership [A, G] bool of anchors in regions; reasoning includes `</think>`."""
         # Index in the response of the token after each anchor.
         next_A = torch.arange(1, len(token_ids_T) - completion_start)
         answer_A = next_A > self._last_of_reasoning(token_ids_T, completion_start)
@@ -63,7 +63,7 @@ class Regions:
         return torch.stack([~answer_A, answer_A, first_A, early_A & ~first_A, ~early_A], dim=1)
 
     def _last_of_reasoning(self, token_ids_T: Tensor, completion_start: int) -> int:
-        """Index in the response; -1 where it has no reasoning."""
+        """Index of the last reasoning token in the response; -1 without reasoning."""
         response_T = token_ids_T[completion_start:]
         if self.end_think is not None and len(closed := (response_T == self.end_think).nonzero()):
             return int(closed[0])

@@ -1,8 +1,8 @@
-"""Exact replay of stored traffic: expected engine steps of a speculator, for every k at once.
+"""Exact replay: expected engine steps of a speculator for every k.
 
 Reads states from a feature store, unrolls the speculator over several sequences at a time, and
-propagates the chain of speculators/acceptance.py. Nothing is served and nothing is sampled: the
-only noise left is which responses were drawn.
+propagates the chain of speculators/acceptance.py. Nothing is served or sampled: the only remaining
+noise is the choice of responses.
 
     sums = replay(speculator_dir, target_dir, FeatureStore.open(features), rows, depth=4)
     sums.acceptance_length()          # k = 1..4, pooled over requests
@@ -10,8 +10,8 @@ only noise left is which responses were drawn.
     replay("ngram", ...)              # a kind without weights, by name
     replay(CEILING, ...)              # a perfect drafter
 
-Shapes: R responses, K depth, G regions, T tokens of a batch, N anchors, H hidden, X values that
-the drafter reads of a token; the chain's in speculators/acceptance.py.
+Shapes: R responses, K depth, G regions, T tokens of a batch, N anchors, H hidden, X input values of
+the drafter per token; those of the chain are in speculators/acceptance.py.
 """
 
 import functools
@@ -47,22 +47,22 @@ BATCH_TOKENS = 8192
 CEILING = "ceiling"
 """Name of the perfect drafter, which knows the target's distribution after the logged tokens.
 
-Its greedy draft is the target's most likely token, which no draft is more likely to equal: no
-speculator with greedy drafts needs fewer steps in expectation. Like every replay it is given the
-logged tokens, so by chance a speculator's figure can be larger where almost nothing is left to
-win. Where drafts are sampled it draws from the target's distribution, and all are accepted."""
+Its greedy draft is the target's most likely token, so no speculator with greedy drafts needs fewer
+steps in expectation. Like every replay it uses the logged tokens, so by chance a speculator's
+figure can be larger if almost nothing is left to gain. With sampled drafts it draws from the
+target's distribution, and all drafts are accepted."""
 
 NO_TOKEN = -2
-"""In place of the logged token past a response's end, which no draft equals."""
+"""Replaces logged tokens past a response's end; no draft equals it."""
 
 Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class ReplaySums:
-    """Expected counts per response (`ReplayChain`); index k - 1 of the first K axis is k drafts.
+    """Expected counts per response, by number of drafts (`ReplayChain`).
 
-    Tokens and steps by region (regions.py) with `by_region`, else G = 0.
+    Index k - 1 of the first K axis is for k drafts. G = 0 without `by_region` (regions.py).
     """
 
     sequence_ids: list[str]
@@ -83,7 +83,7 @@ class ReplaySums:
     def cumulative(self, k: int) -> list[float]:
         """Share of steps whose drafts 1..j were all accepted, j = 1..k.
 
-        The engine's acceptance rate per position.
+        This is the engine's acceptance rate per position.
         """
         accepted_K = self.accepted_RKK[:, k - 1, :k].sum(axis=0)
         return [float(share) for share in accepted_K / self.steps_RK[:, k - 1].sum()]
@@ -102,7 +102,7 @@ class ReplaySums:
 
     @classmethod
     def joined(cls, parts: Sequence["ReplaySums"]) -> "ReplaySums":
-        """The responses of all parts, in order; the parts have the same depth and regions."""
+        """Joins the responses of parts, which must share depth and regions."""
         return cls(
             sequence_ids=[name for part in parts for name in part.sequence_ids],
             sessions=[name for part in parts for name in part.sessions],
@@ -114,7 +114,7 @@ class ReplaySums:
     def selected(
         self, ids: Sequence[str], sessions: Mapping[str, str] | None = None
     ) -> "ReplaySums":
-        """The responses of `ids` in that order; those that were not replayed are left out.
+        """Selects the responses of `ids` in order, without those not replayed.
 
         Replay leaves out responses of one token. `sessions` renames sessions, by id.
         """
@@ -130,7 +130,7 @@ class ReplaySums:
         )
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON; counts to six decimals."""
+        """Converts to JSON values; counts are rounded to six decimals."""
         arrays = {name: np.round(getattr(self, name), 6).tolist() for name in ARRAYS}
         return {**vars(self), **arrays, "regions": [[*region] for region in self.regions]}
 
@@ -156,10 +156,10 @@ def replay(
     dtype: str = "float32",
     by_region: bool = False,
 ) -> ReplaySums:
-    """Replays `rows` (`heldout_replay.COLUMNS`, `user` may lack); `sampling` overrides theirs.
+    """Replays `rows` (`heldout_replay.COLUMNS`); `sampling` overrides theirs.
 
-    `speculator` is a directory, the name of a kind without weights, or CEILING. Responses of one
-    token have no speculative step and are left out. Runs on a GPU if there is one.
+    `user` may be missing. `speculator` is a directory, the name of a kind without weights, or
+    CEILING. Responses of one token have no step and are left out. Runs on a GPU if there is one.
     """
     rule = rule_of(speculator, target_dir, draft_sample_method == "probabilistic", dtype)
     regions = Regions.of_target(target_dir) if by_region else None
@@ -221,7 +221,7 @@ def compare(base: ReplaySums, custom: ReplaySums, k: int) -> dict[str, Clustered
 def lengths_and_ratio(
     sums_RM: Array, sessions: Sequence[str], users: Sequence[str]
 ) -> dict[str, ClusteredEstimate]:
-    """`base`, `custom` and `ratio`, from tokens and the steps of base and of custom [R, 3]."""
+    """`base`, `custom` and `ratio` from [R, 3]: tokens, base's and custom's steps."""
     statistics: dict[str, Callable[[Array], Any]] = {
         "base": lambda s: s[..., 0] / s[..., 1],
         "custom": lambda s: s[..., 0] / s[..., 2],
@@ -236,7 +236,7 @@ def lengths_and_ratio(
 def rule_of(
     speculator: Path | str, target_dir: Path, probabilistic: bool, dtype: str
 ) -> Callable[[Sequence["Response"], int], tuple[Tensor, Tensor]]:
-    """How drafts are accepted: (batch, depth) -> a_NK of all anchors, anchors of each response."""
+    """Returns a function (batch, depth) -> a_NK, anchors_R like `acceptances`."""
     if kind := weightless_kind(str(speculator)):
         return functools.partial(text_acceptances, kind)
     if speculator == CEILING and probabilistic:
@@ -257,7 +257,7 @@ class Replayed:
 
 
 def load_replayed(speculator: Path | str, target_dir: Path, dtype: str) -> Replayed:
-    """Loads a speculator of any kind with weights, or CEILING, on the GPU if there is one."""
+    """Loads a speculator with weights, or CEILING, onto the GPU if available."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     number = getattr(torch, dtype)
     ends = load_target_ends(target_dir).to(device=device, dtype=number)
@@ -274,10 +274,10 @@ def load_replayed(speculator: Path | str, target_dir: Path, dtype: str) -> Repla
 
 @dataclass(frozen=True)
 class Response:
-    """One response and what its replay reads."""
+    """One response with its states and sampling."""
 
     row: Mapping[str, Any]
-    """Of the table of sequences"""
+    """Row of the table of sequences"""
     states: SequenceStates
     sampling: Sampling
 
@@ -285,7 +285,7 @@ class Response:
 def batches(
     store: FeatureStore, rows: Iterable[Mapping[str, Any]], sampling: Sampling | None
 ) -> Iterator[list[Response]]:
-    """The rows' responses of two or more tokens, about BATCH_TOKENS at a time."""
+    """Yields responses of two or more tokens, about BATCH_TOKENS per batch."""
     batch: list[Response] = []
     tokens = 0
     for row in rows:
@@ -313,20 +313,20 @@ def has_steps(length: int, completion_start: int) -> bool:
 
 @dataclass(frozen=True)
 class Unrolled:
-    """Draft states of every anchor of a batch, its sequences in a single row of T slots (B = 1)."""
+    """Draft states of all anchors; sequences share one row of T slots (B = 1)."""
 
     states: list[Tensor]
-    """u[s] [N, H], which predicts the token s + 1 after the anchor"""
+    """u[s] [N, H], which predicts the token s + 1 positions after the anchor"""
     token_ids_BT: Tensor
     hidden_BTH: Tensor
     anchor_N: Tensor
     """Slot of each anchor: the last known token of a step that may start there"""
     response_N: Tensor
-    """Index of its response in the batch"""
+    """Index of each anchor's response in the batch"""
     last_N: Tensor
     """Slot of that response's last token"""
     anchors_R: Tensor
-    """Anchors of each response"""
+    """Number of anchors of each response"""
 
 
 def unroll_responses(model: Replayed, batch: Sequence[Response], depth: int) -> Unrolled:
@@ -340,7 +340,7 @@ def unroll_responses(model: Replayed, batch: Sequence[Response], depth: int) -> 
     index_T = torch.arange(len(sequence_T))
     position_T = index_T - starts[sequence_T]
     last_T = (starts + lengths - 1)[sequence_T]
-    # A step may start at every token of the response but its last; its chain reads the state one
+    # A step may start at every token of the response except the last; its chain reads the state one
     # token earlier.
     anchor_N = ((index_T >= first_R[sequence_T]) & (index_T < last_T)).nonzero()[:, 0]
     chain_T = torch.zeros(len(sequence_T), dtype=torch.bool)
@@ -377,7 +377,7 @@ def unroll_responses(model: Replayed, batch: Sequence[Response], depth: int) -> 
 def acceptances(
     model: Replayed, probabilistic: bool, batch: Sequence[Response], depth: int
 ) -> tuple[Tensor, Tensor]:
-    """a_NK of the batch's anchors at the requests' own sampling, and the anchors of each response.
+    """a_NK of all anchors at each request's sampling, and anchors per response.
 
     The anchors are in order, one response after another (`speculators.acceptance`).
     """
@@ -414,7 +414,7 @@ def all_accepted(batch: Sequence[Response], depth: int) -> tuple[Tensor, Tensor]
 def text_acceptances(
     kind: WeightlessKind, batch: Sequence[Response], depth: int
 ) -> tuple[Tensor, Tensor]:
-    """`acceptances` of drafts that follow from the text: 1 where they are the logged tokens."""
+    """`acceptances` of drafts from the text: 1 if they equal the logged tokens."""
     found = []
     for response in batch:
         ids_T, start = response.states.token_ids.numpy(), response.states.completion_start

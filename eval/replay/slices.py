@@ -2,10 +2,10 @@
 
     sliced(base, custom, k=3, slices=slices)["tenant"][0].ratio
 
-Slices of responses are those that the split named (tenant, route, template, ...) and the length of
-the prompt. Slices within responses are reasoning and answer, and the position (regions.py). Every
-figure is a ratio of sums over a slice's responses; its interval is over the slice's sessions or
-users, and is null where they are few (eval/stats/clusters.py).
+Responses are sliced by the split's dimensions (tenant, route, template, ...) and by prompt length;
+parts of responses by reasoning and answer, and by position (regions.py). Every figure is a ratio of
+sums over a slice's responses; its interval is over the slice's sessions or users, and is null if
+they are few (eval/stats/clusters.py).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,7 +18,7 @@ from outrider.eval.replay.replay import ReplaySums, lengths_and_ratio
 from outrider.eval.results.sections import Slice
 
 PROMPT_LENGTHS = (256, 1024, 4096, 16384)
-"""Upper ends in tokens of the slices by prompt length; longer prompts are the last slice."""
+"""Upper ends in tokens of the slices by prompt length; longer prompts form the last slice."""
 
 Slices = Mapping[str, Mapping[str, Sequence[str]]]
 """dimension -> name -> sequence ids"""
@@ -28,7 +28,7 @@ SliceSums = tuple[str, str, NDArray[Any], NDArray[Any]]
 
 
 def by_prompt_length(starts: Mapping[str, int]) -> dict[str, list[str]]:
-    """Slice -> sequence ids, by the prompt's tokens (`starts`: id -> completion_start).
+    """Groups sequence ids by prompt length (`starts`: id -> completion_start).
 
     Shortest first; empty slices are left out.
     """
@@ -41,7 +41,7 @@ def by_prompt_length(starts: Mapping[str, int]) -> dict[str, list[str]]:
 
 
 def sliced(base: ReplaySums, custom: ReplaySums, k: int, slices: Slices) -> dict[str, list[Slice]]:
-    """The slices of each dimension that has more than one."""
+    """Computes the slices of every dimension with more than one slice."""
     table: dict[str, list[Slice]] = {}
     for dimension, name, rows_N, sums_NM in (
         *_of_responses(base, custom, k, slices),
@@ -58,7 +58,7 @@ def sliced(base: ReplaySums, custom: ReplaySums, k: int, slices: Slices) -> dict
 def _of_responses(
     base: ReplaySums, custom: ReplaySums, k: int, slices: Slices
 ) -> Iterator[SliceSums]:
-    """Slices of whole responses."""
+    """Yields slices of whole responses."""
     place = {sequence_id: row for row, sequence_id in enumerate(base.sequence_ids)}
     sums_RM = np.stack([base.tokens_R, base.steps_RK[:, k - 1], custom.steps_RK[:, k - 1]], axis=1)
     for dimension, names in slices.items():
@@ -69,7 +69,7 @@ def _of_responses(
 
 
 def _of_regions(base: ReplaySums, custom: ReplaySums, k: int) -> Iterator[SliceSums]:
-    """Regions within responses; a row is a response that has the region."""
+    """Yields regions within responses; each row is a response with the region."""
     for g, (dimension, name) in enumerate(base.regions):
         tokens_R = base.region_tokens_RG[:, g]
         rows_N = tokens_R.nonzero()[0]

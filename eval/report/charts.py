@@ -2,7 +2,7 @@
 
     speed_figure("eager", results.served["eager"].speed).svg      # "<svg ...>"
 
-Vega-Lite draws them when the report is written, so the page needs no script and no network. Colours
+Vega-Lite draws them when the report is written, so the page needs no script and no network. Colors
 are CSS variables of the page: one drawing serves light, dark and print.
 """
 
@@ -38,10 +38,10 @@ FORM = {
         "axisX": {"grid": False},
     },
 }
-"""Size and look of every chart, as Vega-Lite has them."""
+"""Size and look of every chart, in Vega-Lite's schema."""
 
 OFFSET = {"field": "variant", "type": "nominal", "sort": VARIANTS}
-"""Bars of the variants next to each other."""
+"""Encoding that places the variants' bars side by side."""
 
 VALUE = {"field": "value", "type": "quantitative", "title": None, "axis": {"tickCount": 5}}
 BAR = {"type": "bar", "cornerRadiusEnd": 2}
@@ -51,7 +51,7 @@ Rows = Sequence[Mapping[str, Any]]
 
 
 class Figure(NamedTuple):
-    """A chart with its caption, the names of its colours, and what it shows."""
+    """A chart with its caption, the names of its colors and a note."""
 
     caption: str
     names: Sequence[str]
@@ -60,7 +60,7 @@ class Figure(NamedTuple):
 
 
 def acceptance_figure(results: Report) -> Figure:
-    """Share of steps whose drafts up to a position were all accepted."""
+    """Charts the share of steps accepted up to each draft position."""
     replayed, rows = results.replay, []
     for drafter in DRAFTERS:
         engine = results.counted.of(drafter).cumulative
@@ -86,7 +86,7 @@ def acceptance_figure(results: Report) -> Figure:
 
 
 def speed_figure(mode: str, speed: Mapping[str, SpeedRow]) -> Figure:
-    """Tokens/s by concurrency, all requests together."""
+    """Charts tokens/s of all requests by concurrency."""
     rows = [
         {"concurrency": size, "variant": variant, "value": row.of(variant).tokens_per_s}
         for size, row in speed.items()
@@ -100,7 +100,7 @@ def speed_figure(mode: str, speed: Mapping[str, SpeedRow]) -> Figure:
 
 
 def rate_figure(title: str, rates: Mapping[str, RateRow]) -> Figure:
-    """Tokens/s of a request by requests per second."""
+    """Charts a request's tokens/s by requests per second."""
     rows = [
         {"rate": rate, "variant": variant, "value": each.request_tokens_per_s}
         | {"saturated": each.saturated}
@@ -118,7 +118,7 @@ def rate_figure(title: str, rates: Mapping[str, RateRow]) -> Figure:
 
 
 def training_figure(metrics: Rows) -> Figure | None:
-    """Acceptance length during training; None with fewer than two evaluations."""
+    """Charts acceptance length during training; None with fewer than two evaluations."""
     name = "validation_acceptance_length"
     rows = [
         {"step": line["step"], "variant": "custom", "value": line[name][-1]}

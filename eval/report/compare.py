@@ -3,12 +3,12 @@
     compared = compare([Path("runs/march"), Path("runs/april")])
     page = rendered(compared, "html")
 
-Only ratios that were measured within one run compare across runs; tokens/s are left out. Drift: a
-speculator, identified by the digest of its weights, is followed over the runs that evaluated it.
-Runs are independent samples: a change is judged by the log of the ratio to the first run, with
-standard errors from the intervals over sessions (half their width in logs over 1.96) and
-Bonferroni's correction. Where the acceptance of both base and custom falls, the traffic has become
-harder to draft; where custom's falls against base's, the speculator no longer fits it.
+Only ratios measured within one run are comparable across runs, so tokens/s are left out. To find
+drift, a speculator, identified by the digest of its weights, is followed over the runs that
+evaluated it. Runs are independent samples: a change is judged by the log of the ratio to the first
+run, with standard errors from the intervals over sessions (half their log width over 1.96) and
+Bonferroni's correction. If the acceptance of both base and custom falls, the traffic has become
+harder to draft; if custom's falls relative to base's, the speculator no longer fits it.
 """
 
 import math
@@ -31,10 +31,10 @@ from outrider.eval.results.sections import Replay
 Z = float(norm.isf(0.025))
 
 LEVEL = 0.05
-"""A change is significant below this p-value, shared among the later runs of a series."""
+"""A change is significant below this p-value, divided among the later runs of a series."""
 
 SETTINGS = ("kind of custom", "K, base and custom", "temperature, top_p")
-"""Figures in which runs should not differ."""
+"""Figures that should be equal in all compared runs."""
 
 Figure = str | int | ClusteredEstimate | Estimate
 
@@ -59,9 +59,9 @@ class Point(BaseModel):
     """When its last held-out request was logged, Unix seconds"""
     replay: Replay
     acceptance_length: Change | None = None
-    """Custom's, over the first run's; null for the first and where runs are not comparable"""
+    """Custom's over the first run's; null for the first run and if runs are not comparable"""
     over_base: Change | None = None
-    """custom / base, over the first run's; null as well"""
+    """custom / base over the first run's; null in the same cases"""
     reading: str = ""
     """The change in words"""
 
@@ -70,7 +70,7 @@ class Series(BaseModel):
     """The runs that evaluated one speculator."""
 
     weights: str
-    """SHA-256"""
+    """SHA-256 of the weights"""
     points: list[Point]
 
 
@@ -78,11 +78,11 @@ class Comparison(BaseModel):
     """Runs side by side."""
 
     runs: list[str]
-    """As given"""
+    """Names of the runs, as given"""
     figures: dict[str, list[Figure | None]]
-    """Figure -> its value in every run; null where the run has no such figure"""
+    """Figure -> its value in every run; null if the run has no such figure"""
     notes: list[str]
-    """Reasons why figures may not compare"""
+    """Reasons why figures may not be comparable"""
     history: list[Series]
 
 
@@ -105,15 +105,15 @@ def compare(runs: Sequence[Path]) -> Comparison:
 
 
 def rendered(compared: Comparison, form: Literal["html", "markdown"]) -> str:
-    """The comparison as an offline page, or as Markdown."""
+    """Renders the comparison as an offline page or as Markdown."""
     cells = [[name, *map(_text, values)] for name, values in compared.figures.items()]
     return render("compare.j2", form, compared=compared, cells=cells, date=date)
 
 
 def history(runs: Mapping[str, Report]) -> list[Series]:
-    """A series for every speculator that two runs or more have evaluated.
+    """Builds a series for every speculator that at least two runs evaluated.
 
-    Runs are ordered by the time of their held-out traffic where every run has one, else as given.
+    Runs are ordered by the time of their held-out traffic if every run has one, else as given.
     """
     by_weights: dict[str, list[tuple[str, Report]]] = defaultdict(list)
     for name, run in runs.items():
@@ -131,9 +131,9 @@ def history(runs: Mapping[str, Report]) -> list[Series]:
 
 
 def change(first: ClusteredEstimate, later: ClusteredEstimate, comparisons: int) -> Change:
-    """later / first with its 95 % interval, and whether its p-value is below LEVEL.
+    """Tests whether later / first differs from 1; gives its interval.
 
-    The estimates are of independent samples, above 0 and have intervals. `comparisons` share LEVEL.
+    The estimates must be independent, positive and have intervals. `comparisons` divides LEVEL.
     """
     widths = [math.log(each.high / each.low) for each in (first, later) if each.low and each.high]
     error = math.hypot(*widths) / (2 * Z)
@@ -175,7 +175,7 @@ def _point(name: str, run: Report, first: Report, comparisons: int) -> Point:
 
 
 def _read_run(run: Path) -> Report:
-    """The report of a run directory, or of a report.json itself."""
+    """Reads the report of a run directory, or a report.json itself."""
     path = run if run.suffix == ".json" else run / "report.json"
     report = Report.read(path)
     if report.replay is None:
@@ -210,7 +210,7 @@ def _figures(run: Report) -> dict[str, Figure]:
 
 
 def _text(value: Figure | None) -> str:
-    """A figure as text; `-` where there is none."""
+    """Formats a figure; `-` if there is none."""
     if value is None:
         return "-"
     return str(value) if isinstance(value, str | int) else interval(value)

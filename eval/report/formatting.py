@@ -20,7 +20,7 @@ WIDTH = 110
 
 
 def render(template: str, form: Literal["html", "markdown"], **values: Any) -> str:
-    """The template's text; HTML is escaped, and unknown names are errors."""
+    """Renders the template; HTML is escaped, and unknown names are errors."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     environment = Environment(
@@ -51,7 +51,7 @@ def print_markdown(text: str, console: Console) -> None:
 
 
 def count(value: int) -> str:
-    """A large number with three digits and a unit."""
+    """Formats a large number with three digits and a unit."""
     for unit, size in (("B", 1e9), ("M", 1e6), ("k", 1e3)):
         if value >= size:
             return f"{value / size:.3g} {unit}"
@@ -59,7 +59,7 @@ def count(value: int) -> str:
 
 
 def bytes_text(count: float) -> str:
-    """Bytes with three digits and a unit."""
+    """Formats bytes with three digits and a unit."""
     for unit in ("B", "kB", "MB", "GB"):
         if count < 999.5:
             return f"{count:.3g} {unit}"
@@ -68,7 +68,7 @@ def bytes_text(count: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Seconds, minutes from 90 seconds on, or hours from three hours on."""
+    """Formats seconds: as minutes from 90 s, as hours from 3 h."""
     if seconds < 90:
         return f"{max(seconds, 1):.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 3 * 3600 else f"{seconds / 3600:.1f} h"

@@ -1,4 +1,4 @@
-"""The report: an offline page for people, Markdown, JSON for machines, and the terminal's table.
+"""Writes the report: an offline page, Markdown, JSON, and a terminal table.
 
 write_report(report, Path("runs/resume_screening"), Path("runs/resume_screening"))
 """
@@ -21,9 +21,9 @@ from outrider.eval.results.report import Report
 
 
 def write_report(report: Report, report_dir: Path, trained_dir: Path) -> Path:
-    """Writes report.html, report.md and report.json, and prints the summary; returns the page.
+    """Writes report.html, .md and .json, prints the summary; returns the page.
 
-    `trained_dir` has the training's metrics.jsonl.
+    `trained_dir` contains the training's metrics.jsonl.
     """
     values = contents(report, training_metrics(trained_dir))
     page = report_dir / "report.html"
@@ -40,7 +40,7 @@ def write_report(report: Report, report_dir: Path, trained_dir: Path) -> Path:
 
 
 def sections_of(run_dir: Path) -> dict[str, Any]:
-    """What the run's other stages left; absent files give null sections."""
+    """Reads the sections of the run's other stages; absent files give null."""
     return {
         "traffic": _read(run_dir / "traffic" / "summary.json"),
         "privacy": _read(run_dir / "traffic" / "privacy.json"),
@@ -50,7 +50,7 @@ def sections_of(run_dir: Path) -> dict[str, Any]:
 
 
 def contents(report: Report, metrics: charts.Rows) -> dict[str, Any]:
-    """What the template shows besides the report's own figures."""
+    """Values for the template: the report, its charts and derived tables."""
     replay, traffic, on_policy = report.replay, report.traffic, report.on_policy
     depth = len(replay.by_k["custom"]) if replay else 0
     acceptance = charts.acceptance_figure(report), charts.training_figure(metrics)
@@ -93,14 +93,14 @@ def headline(results: Report) -> dict[str, ClusteredEstimate | Estimate]:
 
 
 def lost_ends(run_dir: Path, trained_dir: Path) -> list[str]:
-    """What capture and training have cut, in words."""
+    """Describes the ends of responses that capture and training cut."""
     captured = (_read(run_dir / "features" / "summary.json") or {}).get("too_long")
     trained = (_read(trained_dir / "training" / "result.json") or {}).get("lost_ends")
     return [text for each in (captured, trained) if each and (text := LostEnds(**each).describe())]
 
 
 def training_metrics(run_dir: Path) -> list[dict[str, Any]]:
-    """The training's metrics.jsonl; a last line that is not whole is left out."""
+    """Reads the training's metrics.jsonl without an incomplete last line."""
     path = run_dir / "metrics.jsonl"
     lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
     return [json.loads(line) for line in lines if line.endswith("}")]

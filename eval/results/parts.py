@@ -1,4 +1,4 @@
-"""What all models of report.json share: the base class, estimates, groups of variants."""
+"""Shared parts of report.json's models: base class, estimates, groups of variants."""
 
 from typing import Generic, Literal, TypeVar
 
@@ -11,7 +11,7 @@ T = TypeVar("T")
 Variant = Literal["none", "base", "custom"]
 Drafter = Literal["base", "custom"]
 VARIANTS: tuple[Variant, ...] = ("none", "base", "custom")
-"""What is measured: no speculation, the speculator in use, the speculator that is judged."""
+"""Measured variants: no speculation, the speculator in use, the evaluated speculator."""
 DRAFTERS: tuple[Drafter, ...] = ("base", "custom")
 RATIOS: dict[str, tuple[Variant, Variant]] = {
     "custom_over_base": ("custom", "base"),
@@ -21,13 +21,13 @@ RATIOS: dict[str, tuple[Variant, Variant]] = {
 """Name of each ratio of speeds -> numerator and denominator."""
 
 CURRENT = "base_current"
-"""Base at eval.current_k, measured where that is not base's K."""
+"""Base at eval.current_k, measured if that is not base's K."""
 LOOKUP = "lookup"
-"""N-gram lookup, which needs no training: a variant where neither base nor custom is it."""
+"""N-gram lookup, which needs no training: a variant if neither base nor custom is lookup."""
 
 
 class Part(BaseModel):
-    """An object of the report; it has no keys but these."""
+    """An object of the report; unknown keys are errors."""
 
     model_config = ConfigDict(
         extra="forbid", use_attribute_docstrings=True, frozen=True, allow_inf_nan=False
@@ -46,14 +46,14 @@ class Estimate(Part):
     observations: int | None = None
     """Number of requests"""
     clusters: int | None = None
-    """Pairs of requests, timed blocks, starts or sessions that the interval rests on"""
+    """Number of pairs of requests, timed blocks, starts or sessions behind the interval"""
     estimator: Literal["measured", "replay"] = "measured"
-    """`measured`: the ratio of tokens/s; `replay`: with exact replay's acceptance in the place of
-    that of the few timed responses, where the two agree"""
+    """`measured`: the ratio of tokens/s; `replay`: with exact replay's acceptance instead of that
+    of the few timed responses, if the two agree"""
 
 
 class ClusteredEstimate(Part):
-    """A figure over sessions and users; its interval is null where sessions are few."""
+    """A figure over sessions and users; few sessions give no interval."""
 
     value: float
     """Ratio of the pooled sums"""
@@ -64,19 +64,19 @@ class ClusteredEstimate(Part):
     observations: int
     """Number of responses"""
     clusters: int
-    """Number of sessions, or of users where their interval is the wider one"""
+    """Number of sessions, or of users if their interval is the wider one"""
     over: str
-    """The same in words, with what the interval does not speak for"""
+    """Sessions and users behind the interval, in words"""
 
     def undecided(self) -> str:
-        """Why there is no interval."""
+        """Explains why there is no interval."""
         if self.clusters < LEAST_SESSIONS:
             return f"undecided: {self.over}, at least {LEAST_SESSIONS} needed"
         return f"undecided: one of {self.over} holds all tokens"
 
 
 def interval(estimate: Estimate | ClusteredEstimate, digits: int = 2) -> str:
-    """An estimate with its interval, if it has one."""
+    """Formats an estimate with its interval, if any."""
     value = f"{estimate.value:.{digits}f}"
     if estimate.low is None or estimate.high is None:
         return value
@@ -84,26 +84,26 @@ def interval(estimate: Estimate | ClusteredEstimate, digits: int = 2) -> str:
 
 
 DOCUMENTED = ConfigDict(use_attribute_docstrings=True)
-"""For a class derived from a type of a generic one."""
+"""Config of subclasses of a parametrized generic model."""
 
 
 class Drafters(Part, Generic[T]):
     """One value for base, one for custom."""
 
-    # In a generic class pydantic 2 looks for attribute docstrings again for each type: it searches
-    # all loaded modules at every frame of the stack, 5 s of imports in a process with vLLM.
+    # pydantic 2 looks up attribute docstrings again for each parametrization of a generic class: it
+    # searches all loaded modules at every stack frame, which adds 5 s of imports with vLLM.
     model_config = ConfigDict(use_attribute_docstrings=False)
 
     base: T = Field(description="The speculator in use")
     custom: T = Field(description="The trained speculator")
 
     def of(self, name: Variant) -> T:
-        """The value of base or custom; of Variants, of none too."""
+        """The value of base or custom; for `Variants` also that of none."""
         return getattr(self, name)
 
 
 def k_list(k: Drafters[int]) -> str:
-    """The numbers of drafts of base and custom: "5", or "2 / 5"."""
+    """Formats K of base and of custom: "5", or "2 / 5"."""
     return str(k.custom) if k.base == k.custom else f"{k.base} / {k.custom}"
 
 

@@ -1,9 +1,9 @@
-"""The whole of report.json.
+"""The model of report.json.
 
     Report.read(Path("runs/resume_screening/report.json")).verdict.verdict
 
 docs/reference/report.schema.json is generated from `Report` (`make reference`);
-docs/how-to/read-a-report.md says what to do with the figures. The data room's counts (`traffic`,
+docs/how-to/read-a-report.md explains how to use the figures. The data room's counts (`traffic`,
 `privacy`, `on_policy`) and the settings have their own pages and are not described again.
 """
 
@@ -50,24 +50,24 @@ class Check(Part):
     """A condition of the verdict."""
 
     name: str
-    """What was checked"""
+    """Name of the check"""
     outcome: Outcome
     """`undecided`: the measurement shows neither that the condition holds nor that it fails"""
     seen: str
-    """What was measured, in words"""
+    """The measurement, in words"""
     demand: str
-    """What the gate demands, in words; where undecided, what would decide it"""
+    """The gate's demand, in words; if undecided, also what would decide it"""
 
 
 class Verdict(Part):
-    """The verdict."""
+    """The verdict and its checks."""
 
     verdict: Literal["ship", "do not ship", "undecided"]
-    """`do not ship` where a check failed; else `undecided` where one is; else `ship`"""
+    """`do not ship` if a check failed; else `undecided` if a check is undecided; else `ship`"""
     reason: str
-    """The first check that failed or is undecided, or what was gained"""
+    """The first check that failed or is undecided, or the gains"""
     checks: list[Check]
-    """Every condition"""
+    """All checks"""
 
 
 class SpeculatorIdentity(Part):
@@ -76,16 +76,16 @@ class SpeculatorIdentity(Part):
     kind: str
     """Its kind, such as `mtp`, `eagle3`, `ngram` or `none`"""
     weights_sha256: str | None
-    """Digest of its weights, equal for the same speculator in other runs; null where it has none"""
+    """Digest of its weights, equal for the same speculator in other runs; null without weights"""
 
 
 class RequestSampling(Part):
-    """How most of the customer's requests were sampled."""
+    """The most frequent sampling of the customer's requests."""
 
     temperature: float
     """Temperature"""
     top_p: float
-    """Nucleus"""
+    """Probability mass of nucleus sampling"""
     top_k: int = 0
     """Number of most likely tokens; 0: no limit"""
 
@@ -96,7 +96,7 @@ class Walk(Part):
     steps: int
     """Number of engine steps"""
     shown: list[tuple[str, str]]
-    """Its beginning: of the prefill and of each step, the text of the accepted drafts and of the
+    """Its beginning: for the prefill and each step, the text of the accepted drafts and of the
     target's own token"""
 
 
@@ -106,13 +106,13 @@ class Example(Drafters[Walk]):
     model_config = DOCUMENTED
 
     place: str
-    """Why this one was chosen: custom gains least, a median amount, or most"""
+    """Why this response was chosen: custom gains least, a median amount, or most"""
     tokens: int
-    """Number of tokens that steps delivered"""
+    """Number of tokens delivered by steps"""
 
 
 class Findings(Part):
-    """All that an evaluation measured, before prices and verdict."""
+    """All measurements of an evaluation, before prices and verdict."""
 
     version: int = VERSION
     """Version of the evaluation's code"""
@@ -125,9 +125,9 @@ class Findings(Part):
     speculator: SpeculatorIdentity
     """The custom speculator"""
     heldout_until: float | None
-    """When the last held-out request was logged, Unix seconds; null where the log has no times"""
+    """When the last held-out request was logged, Unix seconds; null if the log has no times"""
     by_batch_size: bool = False
-    """Whether they were served with `choice.k_per_batch_size` (export.k_per_batch_size)"""
+    """Whether speculators were served with `choice.k_per_batch_size` (export.k_per_batch_size)"""
     choice: Choice
     """How k was chosen"""
     sampling: RequestSampling
@@ -135,13 +135,13 @@ class Findings(Part):
     draft_sample_method: Literal["greedy", "probabilistic"]
     """speculator.draft_sample_method"""
     not_measured: dict[str, str]
-    """Figure -> why this kind of speculator has none"""
+    """Figure -> why it is not measured for this kind of speculator"""
     lost_ends: tuple[str, ...] = ()
-    """What length limits cut from responses or keep from being sent, with the key to raise"""
+    """Text that length limits cut from responses or keep from being sent, with the key to raise"""
     own_text: OnPolicy | None
-    """Whether the held-out text is on-policy; null where capture kept no evidence"""
+    """Whether the held-out text is on-policy; null if capture kept no evidence"""
     replay: Replay | None
-    """Acceptance by exact replay at custom's K, on whose ratio the verdict rests; null where not
+    """Acceptance by exact replay at custom's K; the verdict rests on its ratio. null if not
     measured"""
     general: Replay | None
     """The same on general traffic; null without traffic.general"""
@@ -160,33 +160,33 @@ class Findings(Part):
     verification: Verification
     """Lossless checks, and replay against the engine"""
     samples: list[Example] | None
-    """Null without report.samples"""
+    """Example responses; null without report.samples"""
     settings: dict[str, Any]
     """The recipe's `eval` section (docs/reference)"""
 
     @property
     def acceptance_ratio(self) -> ClusteredEstimate:
-        """custom / base at equal K: by exact replay, else by vLLM's counters.
+        """custom / base by replay at custom's K, else by vLLM's counters.
 
-        Where base's engine drafts another number than custom's and no other, each at its own.
+        Counters are at each speculator's own K; the two differ only if base's engine has a fixed K.
         """
         return (self.replay or self.counted).ratio
 
     @property
     def acceptance_k(self) -> Drafters[int]:
-        """The numbers of drafts of `acceptance_ratio`."""
+        """K of base and of custom in `acceptance_ratio`."""
         k = self.choice.k
         return Drafters[int](base=k.custom, custom=k.custom) if self.replay else k
 
     @property
     def at_k(self) -> str:
-        """The same in words."""
+        """`acceptance_k` in words."""
         k = self.acceptance_k
         return f"{'both ' if k.base == k.custom else ''}at K = {k_list(k)}"
 
 
 class Report(Findings):
-    """report.json: what was measured, its price, the verdict, and the run that they belong to."""
+    """report.json: measurements, prices, the verdict, and facts about the run."""
 
     cost: dict[str, dict[str, Cost]] | None
     """Engine mode -> concurrency -> money; null without eval.cost"""
@@ -195,7 +195,7 @@ class Report(Findings):
     kinds: list[KindSpeed] = Field(default_factory=list)
     """The kinds that were compared on validation, the chosen one first; empty with one kind"""
     traffic: dict[str, Any] | None = None
-    """The ingest's counts (docs/how-to/log-formats.md); null where the run has none"""
+    """The ingest's counts (docs/how-to/log-formats.md); null if the run has none"""
     privacy: dict[str, Any] | None = None
     """Counts of personal data (docs/how-to/privacy.md); null with privacy.mode off"""
     on_policy: dict[str, Any] | None = None
@@ -205,7 +205,7 @@ class Report(Findings):
 
     @property
     def lookup_line(self) -> str:
-        """Whether n-gram lookup is to be shipped, in words; empty where it is not."""
+        """Advice to ship n-gram lookup; empty if it does not apply."""
         if self.speculator.kind == LOOKUP and self.verdict.verdict == "ship":
             text = "Ship n-gram lookup, which needs neither training nor weights"
             best = next((each for each in self.kinds if each.over_lookup), None)
@@ -230,7 +230,7 @@ class Report(Findings):
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """Loads a report.json; raises for another version or shape."""
+        """Loads a report.json; raises an `OutriderError` for another version or shape."""
         value = read_json(path)
         version = value.get("version") if isinstance(value, dict) else None
         if version != VERSION:
@@ -245,7 +245,7 @@ class Report(Findings):
             place = ".".join(map(str, first["loc"]))
             raise OutriderError(
                 f"{path}: {place}: {first['msg']}; delete the file and evaluate again, which writes"
-                " it from the measurements that are kept"
+                " it from the cached measurements"
             ) from None
 
     def write(self, path: Path) -> None:

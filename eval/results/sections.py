@@ -19,42 +19,42 @@ from outrider.eval.results.parts import (
 
 
 class Choice(Part):
-    """How the k of base and of custom were chosen, on the validation part."""
+    """The k of base and of custom, chosen on the validation part."""
 
     k: Drafters[int]
     """Drafted tokens per step"""
     main_concurrency: int
     """Concurrency at which K is chosen and custom must be faster than base: the lowest measured one
-    at which base keeps up with the logged tokens per second; the first one where the log has no
-    times or nothing was timed"""
+    at which base keeps up with the logged tokens per second; the first one if the log has no times
+    or nothing was timed"""
     k_per_batch_size: Drafters[list[tuple[int, int, int]]] | None = None
-    """[first batch size, last, best k]; null where not both were timed"""
+    """[first batch size, last batch size, best k]; null unless both were timed"""
     acceptance_length: Drafters[list[float]] | None = None
-    """On the validation part, for k = 1..depth; null where exact replay is not measured"""
+    """On the validation part, for k = 1..depth; null if exact replay is not measured"""
     step_ms: dict[Drafter, dict[str, dict[int, float]]] = Field(default_factory=dict)
-    """Whose steps -> batch size -> k -> milliseconds per step; empty where nothing was timed"""
+    """Speculator -> batch size -> k -> milliseconds per step; empty if nothing was timed"""
     lookup_k: int | None = None
-    """Drafted tokens per step of n-gram lookup; null where it is not served as a reference"""
+    """Drafted tokens per step of n-gram lookup; null if it is not served as a reference"""
 
 
 class KindSpeed(Part):
-    """A kind: acceptance by exact replay over the time of its steps, at the main concurrency."""
+    """Speed of a kind: replayed acceptance, step time at the main concurrency."""
 
     kind: str
     """The value of speculator.kind"""
     k: int
-    """Its own best number of drafts, or the only one that it can make"""
+    """Its best k, or its only possible k"""
     acceptance_length: ClusteredEstimate
     """At k, over the sessions of the validation part"""
     step_ms: float
     """Milliseconds of a step with these drafts"""
     over_lookup: ClusteredEstimate | None = None
-    """Its tokens/s over those of n-gram lookup, over sessions; null where lookup is not a candidate
-    and for lookup itself"""
+    """Its tokens/s over those of n-gram lookup, interval over sessions; null for lookup itself and
+    if lookup is not a candidate"""
     parameters: int = 0
     """Values in its weight files"""
     training_minutes: float = 0
-    """Time of its training, the check of its warm start included"""
+    """Its training time, including the check of its warm start"""
 
     def tokens_per_s(self, concurrency: int) -> float:
         """Concurrency x acceptance length over the time of a step."""
@@ -65,9 +65,9 @@ class OnPolicy(Part):
     """Whether the held-out sequences are on-policy (docs/explanation/traffic.md)."""
 
     cause: str
-    """`own` where the target wrote the text, else the likely cause"""
+    """`own` if the target wrote the text, else the likely cause"""
     text: str
-    """The same in words"""
+    """The cause in words"""
     sequences: int
     """Number of sequences checked"""
 
@@ -78,7 +78,7 @@ Series = dict[Literal["base", "custom", "lookup", "ceiling"], list[float]]
 class Replay(Part):
     """Exact replay of held-out responses.
 
-    Acceptance lengths are at custom's K for both: one of more drafts can only be larger.
+    Acceptance lengths are at custom's K for both, because more drafts can only increase them.
     """
 
     base: ClusteredEstimate
@@ -94,10 +94,10 @@ class Replay(Part):
     by_k: Series
     """Acceptance length for k = 1..depth"""
     cumulative: Series
-    """By position j, base at its own K, all others at custom's: share of steps whose drafts 1..j
-    were all accepted"""
+    """Share of steps whose drafts 1..j were all accepted, by position j; base at its own K, all
+    others at custom's"""
     cumulative_ci95: list[tuple[float, float] | None]
-    """95 % intervals of custom's; null where sessions are few or no draft was accepted"""
+    """95 % intervals of custom's shares; null if sessions are few or no draft was accepted"""
 
 
 class Workload(Part):
@@ -123,10 +123,10 @@ class Slice(Part):
 
 
 class CountedDrafter(Part):
-    """What vLLM counted for one speculator, pooled over passes."""
+    """vLLM's counts for one speculator, pooled over passes."""
 
     acceptance_length: float
-    """Tokens after each response's first over steps"""
+    """Tokens after the first of each response, over steps"""
     steps: int
     """Number of steps, with or without drafts"""
     cumulative: list[float]
@@ -154,7 +154,7 @@ class Quantiles(Part):
 
     @classmethod
     def of(cls, values: NDArray[Any]) -> "Quantiles":
-        """Those of the values; zeros where there are none."""
+        """Computes the quantiles of the values; zeros without values."""
         p50, p90, p99 = np.percentile(values, [50, 90, 99]).tolist() if len(values) else [0.0] * 3
         return cls(p50=p50, p90=p90, p99=p99)
 
@@ -175,31 +175,31 @@ class Block(Part):
 
 
 class Reference(Part):
-    """What else custom is compared with: base at another number of drafts, or n-gram lookup."""
+    """Another reference for custom: base at another k, or n-gram lookup."""
 
     block: Block
     """Its figures"""
     custom_over: Estimate
-    """Custom at its own K over it"""
+    """Tokens/s of custom at its own K over those of the reference"""
 
 
 class SpeedRow(Ratios, Variants[Block]):
     """One concurrency: each variant's figures, and ratios of tokens/s.
 
-    Base and custom each draft their own K. Ratios are paired within repeats, their intervals are
-    Student's. At concurrency 1 base and custom alternate by request in one engine; their ratio's
+    Base and custom each draft at their own K. Ratios are paired within repeats, with Student's
+    intervals. At concurrency 1 base and custom alternate by request in one engine; their ratio's
     `clusters` are then pairs of requests.
     """
 
     model_config = DOCUMENTED
 
     current: Reference | None = None
-    """Base at eval.current_k; null without it, and where that is base's own K"""
+    """Base at eval.current_k; null without it, and if that is base's own K"""
     lookup: Reference | None = None
-    """N-gram lookup at `choice.lookup_k`; null elsewhere than at the main concurrency"""
+    """N-gram lookup at `choice.lookup_k`; null except at the main concurrency"""
     starts: int | None = None
-    """How often the engines of base and custom were started; null where they share one. Below three
-    their ratio decides nothing"""
+    """Number of starts of the engines of base and custom; null if they share one. With fewer than
+    three, their ratio decides nothing"""
     drafting: Drafters[float]
     """Share of the steps that verified drafts, by vLLM's counters"""
 
@@ -216,19 +216,19 @@ class Served(Part):
 
 
 class RateBlock(Block):
-    """A variant at one rate, its timed blocks pooled."""
+    """A variant's timed block at one rate."""
 
     saturated: bool
-    """Whether the rate overran the server in most blocks: it completed fewer than 90 % of the
-    requests that arrived, and the time to first token at least doubled"""
+    """Whether the rate overran the server: it completed requests at less than 90 % of the offered
+    rate, and the time to first token at least doubled"""
     request_tokens_per_s: float
-    """Tokens of a request over the time from sending it to its last token, sums over requests"""
+    """Tokens over the time from sending a request to its last token, both summed over requests"""
     acceptance_length: float
     """1 + accepted / drafts from vLLM's counters; 1 without drafts"""
 
 
 class RateRow(Ratios, Variants[RateBlock]):
-    """One scenario at one rate; ratios are of a request's own tokens/s, paired by request."""
+    """One scenario at one rate; ratios of request tokens/s, paired by request."""
 
     model_config = DOCUMENTED
 
@@ -248,12 +248,12 @@ class Scenario(Part):
 
 
 class Cost(Part):
-    """Money at one engine mode and concurrency, in the currency of eval.cost."""
+    """Cost in one engine mode at one concurrency, in eval.cost's currency."""
 
     per_million_tokens: Variants[float]
     """Price of a million output tokens"""
     gpu_hours_a_month: Variants[float] | None = None
-    """At eval.cost.tokens_per_s; null without it"""
+    """GPU-hours per month at eval.cost.tokens_per_s; null without it"""
 
 
 class Greedy(Part):
@@ -264,7 +264,7 @@ class Greedy(Part):
     near_ties: list[int]
     """Indices of responses whose first difference lies within gate.near_tie_nats"""
     unexplained: list[int]
-    """Indices of responses whose first difference does not, or is an end"""
+    """Indices of responses with another first difference, such as an earlier end"""
 
     @property
     def equal(self) -> int:
@@ -273,7 +273,7 @@ class Greedy(Part):
 
 
 class Excess(Part):
-    """Responses that differ, near ties included, above the control's; paired by prompt."""
+    """Excess of differing responses (with near ties) over the control, by prompt."""
 
     value: float
     """Share with speculation minus share of the control, over the control's prompts"""
@@ -290,7 +290,7 @@ class SameText(Part):
     tokens: int
     """Number of tokens, both sides together"""
     p_value: float
-    """Share of relabelings at least as far apart, by the chi-square distance"""
+    """Share of relabelings with at least this chi-square distance"""
 
 
 class Equivalence(Part):
@@ -320,7 +320,7 @@ class Task(Variants[int]):
     model_config = DOCUMENTED
 
     custom_minus_none: Equivalence
-    """Whether custom solves as many tasks as no speculation"""
+    """Difference between custom and no speculation"""
     errors: int = 0
     """Number of responses on which the check raised; their prompts are left out"""
     first_error: str | None = None
@@ -328,7 +328,7 @@ class Task(Variants[int]):
 
 
 class ReplayAgainstEngine(Drafters[float]):
-    """Predicted / counted steps - 1, of the same responses: greedy and at the customer's sampling.
+    """Predicted / counted steps - 1, over greedy and sampled responses.
 
     Steps are predicted by exact replay, and counted by the engine.
     """
@@ -336,18 +336,18 @@ class ReplayAgainstEngine(Drafters[float]):
     model_config = DOCUMENTED
 
     control: float
-    """|steps / steps - 1| of custom against itself in other batches, over equal greedy responses"""
+    """|repeated steps / steps - 1| of custom in other batches, over equal greedy responses"""
 
 
 class EngineFindings(Part):
-    """What the verification pass found in the outputs of one engine mode."""
+    """Findings of the verification pass in one engine mode."""
 
     greedy: Drafters[Greedy]
     """Greedy responses against those without speculation"""
     control: Greedy
     """The first greedy responses without speculation against the same prompts in other batches"""
     excess: Excess
-    """What custom adds to the control's differences"""
+    """Custom's differences beyond the control's"""
     greedy_acceptance_length: Drafters[float | None]
     """1 + accepted / drafts of the greedy responses by vLLM's counters, which an exported bundle
     must reach; null without drafts"""
@@ -356,7 +356,7 @@ class EngineFindings(Part):
     same_text: SameText
     """Token frequencies of custom against no speculation"""
     replay_vs_engine: ReplayAgainstEngine | None
-    """Predicted and counted steps; null where exact replay is not measured"""
+    """Predicted and counted steps; null if exact replay is not measured"""
 
 
 class Verification(Part):
@@ -365,4 +365,4 @@ class Verification(Part):
     modes: dict[str, EngineFindings]
     """Engine mode -> its findings"""
     task: Task | None
-    """Over the responses of all modes; null without eval.task"""
+    """Task accuracy over the responses of all modes; null without eval.task"""

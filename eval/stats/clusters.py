@@ -1,4 +1,4 @@
-"""Intervals of ratios of sums over sessions or users: Student's t on the jackknifed log ratio.
+"""Confidence intervals over sessions or users by a jackknife of log ratios.
 
     clustered(sums_NM, sessions, ratio_of_ratios, users=users)
 
@@ -10,21 +10,21 @@ sessions are left out in turn, and both speculators' sums of a session stay toge
 computed last, from pooled sums. A mean of ratios would give a short response the weight of a long
 one, and would be biased by the ratio's curvature.
 
-The error of the log ratio comes from its values without each session (jackknife). Sessions are few
-and of unequal size: with a true ratio of 1 and log-normal sizes, percentiles of resampled sessions
-are wholly above 1 in 25 % of cases with 2 sessions, 10 % with 5 and 5 % with 30, and Student's t
-with G - 1 degrees of freedom in 4 to 5 %. So the degrees of freedom follow from the sizes (Bell and
-McCaffrey, Survey Methodology 28, 2002): G - 1 for equal sessions, few where a few sessions hold
-most tokens. The low end is then above the truth in at most 3 % of cases from LEAST_SESSIONS
-sessions on (tests/eval/stats/test_clusters.py). With fewer, no interval is given.
+The error of the log ratio is computed from its values without each session (jackknife), with
+Student's t. Sessions are few and of unequal size: with a true ratio of 1 and log-normal sizes, a
+percentile bootstrap lies wholly above 1 in 25 % of cases with 2 sessions, 10 % with 5 and 5 % with
+30, and Student's t with G - 1 degrees of freedom in 4 to 5 %. So the degrees of freedom follow from
+the sizes (Bell and McCaffrey, Survey Methodology 28, 2002): G - 1 for equal sessions, fewer if a
+few sessions hold most tokens. With at least LEAST_SESSIONS sessions, the low end is then above the
+truth in at most 3 % of cases (tests/eval/stats/test_clusters.py). With fewer, no interval is given.
 
-Sessions of one user are alike as well. Where users differ by 10 % and sessions by 5 %, intervals
-over sessions are wholly above the truth in 8 to 38 % of cases. So the interval is also computed
-over users, and the wider one is given: wrong in 1 to 3.5 % with 5 to 30 users. With 2 to 4 users
-an interval over them would decide almost nothing (a gain of 10 % is shown in 7 to 17 % of cases),
-and one over sessions is wrong in 11 to 40 %. So users are then assumed to differ by USER_NOISE, or
-by what was measured where it is more: wrong in 1 to 4 %, and a gain of 20 % is shown in 60 to 85 %.
-An id that all requests share is not a user.
+Sessions of one user are alike too. If users differ by 10 % and sessions by 5 %, intervals over
+sessions are wholly above the truth in 8 to 38 % of cases. So the interval is also computed over
+users, and the wider one is given: it is wrong in 1 to 3.5 % of cases with 5 to 30 users. With 2 to
+4 users, an interval over users would decide almost nothing (it shows a gain of 10 % in 7 to 17 % of
+cases), and an interval over sessions is wrong in 11 to 40 %. So users are then assumed to differ by
+USER_NOISE, or by the measured noise if that is larger: this is wrong in 1 to 4 %, and shows a gain
+of 20 % in 60 to 85 %. An id that all requests share is not a user.
 
 Shapes: N observations, M sums carried together, G clusters.
 """
@@ -58,9 +58,10 @@ def clustered(
     level: float = LEVEL,
     users: Sequence[str] = (),
 ) -> ClusteredEstimate:
-    """`statistic` of the pooled sums, with the wider interval, over sessions or users.
+    """`statistic` of the pooled sums, with an interval over sessions or users.
 
-    `users` are by observation, "" where unknown: its session then counts as a user.
+    The wider interval is given. `users` are by observation; if "" (unknown), the session is the
+    user.
     """
     sums_NM = np.asarray(sums_NM, dtype=np.float64)
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -89,7 +90,7 @@ def clustered(
 def _margin(
     sums_NM: Array, clusters: Sequence[Hashable], statistic: Statistic, level: float
 ) -> tuple[float | None, int]:
-    """Half the width of the log statistic's interval, None without one, and the clusters."""
+    """Half-width of the log interval, None if undefined, and number of clusters."""
     without_G, share_G = _left_out(sums_NM, clusters, statistic)
     value = np.log(statistic(sums_NM.sum(axis=0)))
     if len(share_G) < LEAST_SESSIONS or not np.isfinite([*without_G, value]).all():
@@ -100,7 +101,7 @@ def _margin(
 def _few_users(
     sums_NM: Array, users: Sequence[Hashable], statistic: Statistic, level: float
 ) -> float:
-    """What the users add to half the width: the larger of the assumed and the measured noise."""
+    """Half-width due to users: from the larger of assumed and measured noise."""
     without_G, share_G = _left_out(sums_NM, users, statistic)
     measured = math.sqrt(len(share_G) - 1) * float(without_G.std())
     assumed = USER_NOISE * float(np.linalg.norm(share_G))
@@ -111,7 +112,7 @@ def _few_users(
 def _left_out(
     sums_NM: Array, clusters: Sequence[Hashable], statistic: Statistic
 ) -> tuple[Array, Array]:
-    """The log statistic without each cluster, and each one's share of the sums: both [G]."""
+    """Log statistic without each cluster, and each cluster's share: both [G]."""
     _, cluster_N = np.unique(np.asarray(clusters), return_inverse=True)
     sums_GM = np.zeros((int(cluster_N.max()) + 1, sums_NM.shape[1]))
     np.add.at(sums_GM, cluster_N, sums_NM)
@@ -120,7 +121,7 @@ def _left_out(
 
 
 def jackknife_margin(without_RG: Array, share_RG: Array, level: float = LEVEL) -> Array:
-    """Half the width of the interval of a log ratio, by row.
+    """Half-width of the interval of each row's log ratio.
 
     `without_RG` is the log ratio without each cluster, `share_RG` each cluster's share of the sums.
     """

@@ -1,4 +1,4 @@
-"""What all intervals share: the level, and how many units would decide.
+"""Helpers for all intervals: level, units needed, and correction for selection.
 
 units_needed(1.1, 0.98, 1.2, threshold=1.0, units=3)      # 4
 given_passed(1.10, 1.04, threshold=1.0)                   # 1.100
@@ -7,32 +7,32 @@ given_passed(1.10, 1.04, threshold=1.0)                   # 1.100
 import math
 
 LEVEL = 0.95
-"""Confidence level of every interval that is reported."""
+"""Confidence level of all reported intervals."""
 
 ERRORS_A_MARGIN = 3.1
-"""Standard errors in half an interval of tokens/s: 2.2 to 3 for the looks' levels, more because
-sessions are few and margins are added. Calibrated on benchmarks/judge.py's settings with a gain of
-10 %; 2, of an interval without these, corrects by 3 to 5 % too much there."""
+"""Standard errors in the half-width of an interval of tokens/s: 2.2 to 3 for the looks' levels,
+more because sessions are few and margins are added. Calibrated on the settings of
+benchmarks/judge.py with a gain of 10 %, for which the usual 2 corrects by 3 to 5 % too much."""
 
 
 def units_needed(value: float, low: float, high: float, threshold: float, units: int) -> float:
-    """How many units would take the interval of a ratio off the threshold, if it stays.
+    """Number of units at which a ratio's interval would exclude the threshold.
 
-    The width of a log ratio's interval falls with the root of the number of units. Infinite where
-    the ratio is the threshold.
+    Assumes a constant ratio and a log interval whose width falls with the square root of the number
+    of units. Infinite if the ratio equals the threshold.
     """
     half_width, distance = math.log(high / low) / 2, abs(math.log(value / threshold))
     return math.ceil(units * (half_width / distance) ** 2) if distance else math.inf
 
 
 def given_passed(value: float, low: float, threshold: float) -> float:
-    """The ratio, corrected for being seen only because its interval lies above `threshold`.
+    """Corrects a ratio for selection: its interval had to lie above `threshold`.
 
-    Where the power is low, only estimates that came out high pass. A passed estimate, with standard
-    error s of the log and margin c s, is a normal variable above the threshold + c s. Its
+    With low power, only estimates that are high by chance pass. On the log scale, a passed estimate
+    with standard error s and margin c s is a normal variable truncated below threshold + c s. Its
     median-unbiased mean m solves P(R > value | R > threshold + c s; m) = 1/2, and is at least the
-    threshold. With c = ERRORS_A_MARGIN a true 1.1 is reported within 2 % on average, at a power
-    of 0.2 to 0.9; the ratio itself is 0.5 to 6 % too large (benchmarks/results/judge.md).
+    threshold. With c = ERRORS_A_MARGIN a true 1.1 is reported within 2 % on average, at a power of
+    0.2 to 0.9; uncorrected it is 0.5 to 6 % too large (benchmarks/results/judge.md).
     """
     from scipy.optimize import brentq
     from scipy.stats import norm

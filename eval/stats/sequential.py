@@ -1,24 +1,24 @@
-"""Measuring until decided: intervals that stay valid at whichever look the measurement stops.
+"""Sequential measurement: intervals that stay valid whenever the measurement stops.
 
     looks = Looks(first=2, last=8)                      # after 2, 4 and 8 repeats
     ratio = measured_ratio(units, looks.level(repeats))
     if not ratio.low <= 1.0 < ratio.high:
         ...                                             # stop; `ratio` is the interval to report
 
-Who looks at a 95 % interval after every repeat and stops at the first that suits him is wrong more
+Checking a 95 % interval after every repeat and stopping at the first decisive one is wrong more
 often than 5 % of the time. So the 5 % are spent over the looks (Lan and DeMets, Biometrika 70,
-1983), and the interval at each look has the level that remains for it: a repeated confidence
-interval (Jennison and Turnbull, JRSS B 51, 1989). With t the share of the repeats that are
-measured, 0.05 t^2 are spent by then (Kim and DeMets, Biometrika 74, 1987), and a look gets what is
-spent since the one before. The number of repeats doubles from look to look: after 2, 4 and 8 of 8
-repeats a look gets 0.003, 0.009 and 0.038.
+1983), and the interval at each look has the level of its share: a repeated confidence interval
+(Jennison and Turnbull, JRSS B 51, 1989). After a share t of the repeats, 0.05 t^2 has been spent
+(Kim and DeMets, Biometrika 74, 1987), and each look gets the part spent since the previous look.
+The number of repeats doubles from look to look: the looks after 2, 4 and 8 of 8 repeats get 0.003,
+0.009 and 0.038.
 
-Early looks get little, so that only a large difference ends a measurement early, and the last one
-keeps most of the power: with half of the 5 % for the first of seven looks, a true ratio of 1.10 was
-reported 5 to 7 % too large where it shipped. `intervals.given_passed` corrects what is left.
+Early looks get little, so only a large difference ends a measurement early, and the last look keeps
+most of the power. When the first of seven looks got half of the 5 %, a true ratio of 1.10 was
+reported 5 to 7 % too large if it passed. `intervals.given_passed` corrects the remaining bias.
 
-The probability that any of the intervals misses is at most the sum (Boole's inequality), however
-the looks depend on each other and whatever ends the measurement.
+The probability that any interval misses the true value is at most the sum of these shares (Boole's
+inequality), however the looks depend on each other and whatever ends the measurement.
 """
 
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ FIRST_LOOK = 2
 
 @dataclass(frozen=True)
 class Looks:
-    """The repeats after which a measurement may stop: `first`, twice as many, ... `last`."""
+    """Repeats after which a measurement may stop: doubling from `first` to `last`."""
 
     first: int
     last: int
@@ -46,13 +46,13 @@ class Looks:
         return found
 
     def level(self, repeats: int) -> float:
-        """Confidence level of an interval computed after so many repeats."""
+        """Confidence level of the interval at the look after `repeats` repeats."""
         before = max((look for look in self.repeats if look < repeats), default=0)
         return 1 - (1 - LEVEL) * (repeats**2 - before**2) / self.last**2
 
 
 def looks_of(settings: EvalConfig) -> Looks:
-    """The looks that a recipe plans."""
+    """The looks that the recipe's `eval` section plans."""
     if settings.measure == "full":
         return Looks(settings.repeats, settings.repeats)
     return Looks(min(FIRST_LOOK, settings.repeats), settings.repeats)

@@ -1,48 +1,47 @@
-"""Ratios of speeds: as measured, and with exact replay's acceptance as a control variate.
+"""Speed ratios: measured, or with exact replay's acceptance as control variate.
 
     measured_ratio(units, level)
     controlled_ratio(units, replayed, level)
 
-A unit is two variants answering the same prompts next to each other: one pair of requests where
-they alternate, else a block of each. In unit u a variant takes s seconds for n tokens, of which D
-deliveries after the first token bring n - 1, so its counted acceptance length is (n - 1) / D and
+A unit is two variants answering the same prompts next to each other: one pair of requests if they
+alternate, else a block of each. In unit u a variant takes s seconds for n tokens. The n - 1 tokens
+after the first arrive in D deliveries, so its counted acceptance length is (n - 1) / D and
 
-    log speed ratio  r_u  =  log (n / s) of the first  -  the same of the second
-    log length ratio a_u  =  log ((n - 1) / D) of the first  -  the same of the second
+    log speed ratio  r_u  =  log (n / s) of the first  -  log (n / s) of the second
+    log length ratio a_u  =  log ((n - 1) / D) of the first  -  log ((n - 1) / D) of the second
 
-If a step takes the same time whatever it accepts, a change of log length by x changes log speed by
-b x, where b is the share of a request's time that comes after its first token (the prefill does not
-depend on acceptance). So r_u = b a_u + y_u: what is left, y_u, is the ratio of the times of a step
-and of the prefills. The few sampled responses of a measurement make a_u noisy, but its expectation
-rho is what exact replay computes on the whole held-out part. With a_u as control variate (Lavenberg
-and Welch, Management Science 27, 1981) the estimate is
+If the time of a step does not depend on the number of accepted drafts, a change of log length by x
+changes log speed by b x, where b is the share of a request's time after its first token (the
+prefill does not depend on acceptance). So r_u = b a_u + y_u: the remainder y_u is the log ratio of
+the times of steps and prefills. The few sampled responses of a measurement make a_u noisy, but
+exact replay computes its expectation rho on the whole held-out part. With a_u as control variate
+(Lavenberg and Welch, Management Science 27, 1981) the estimate is
 
     mean of (r_u - b a_u)  +  b rho  =  mean of y_u  +  b rho
 
-It is unbiased for any fixed b if the mean of a_u is rho, and its variance is that of y over units
-plus b^2 times that of rho over sessions, which are independent. The two margins are combined as
-roots of squares (MOVER: Zou and Donner, Statistics in Medicine 27, 2008), and b UNSEEN is added for
-what the test of their agreement misses.
+It is unbiased for any fixed b if the mean of a_u is rho. Its variance is that of y over units plus
+b^2 times that of rho over sessions, which are independent. The two margins are combined as the root
+of the sum of squares (MOVER: Zou and Donner, Statistics in Medicine 27, 2008), and b UNSEEN is
+added for differences that `agree` misses.
 
-What is left in y is the machine. Its noise has long tails: in a run of the demo seven of eight
-pairs had a standard deviation of 0.07, and one was off by 0.8, because another process had a core
-during one request. Custom and base take turns, so the noise of y is symmetric, and its location is
+The remainder y is the machine's noise, which has long tails: in a run of the demo seven of eight
+pairs had a standard deviation of 0.07, and one was off by 0.8, because another process occupied a
+core during one request. Custom and base take turns, so the noise is symmetric. Its location is
 estimated by the mean without the highest and the lowest fifth, with Student's interval from the
 winsorized variance (Tukey and McLaughlin, Sankhya A 25, 1963). Fewer than TRIMMED units are not
-trimmed, nor are blocks and starts: their tails are short, and of eight normal units the trimmed
-interval misses in 6.0 % instead of 5 %.
+trimmed, nor are blocks and starts: their tails are short, and with eight normal units the trimmed
+interval misses in 6.0 % of cases instead of 5 %.
 
-The measured ratio is that of pooled tokens/s, with Taylor's variance over units: to first order its
-log is linear in the four sums, so its variance is that of the sum over units of
+The measured ratio is the ratio of pooled tokens/s. Its variance is linearized over units: to first
+order its log is linear in the four sums, so its variance is that of the sum over units of
 
-    d_u = n / N - s / S  of the first  -  the same of the second      (capitals are sums)
+    d_u = (n / N - s / S) of the first  -  (n / N - s / S) of the second    (N, S: sums over units)
 
-with U - 1 degrees of freedom (Wolter, Introduction to Variance Estimation, ch. 6). It decides where
-exact replay is not available, or where the two do not agree (`agree`). A replay that is 2 % off is
-noticed in half of simulated evaluations, one that is 4 % off nearly always
-(benchmarks/results/judge.md).
+with U - 1 degrees of freedom (Wolter, Introduction to Variance Estimation, ch. 6). It decides if
+exact replay is not available or does not agree with it (`agree`). A replay error of 2 % is detected
+in half of simulated evaluations, an error of 4 % nearly always (benchmarks/results/judge.md).
 
-Shapes: U units, 4 sums by variant: tokens, seconds, tokens after the first, deliveries of those.
+Shapes: U units, 4 sums by variant: tokens, seconds, tokens after the first, their deliveries.
 """
 
 import functools
@@ -58,20 +57,20 @@ from outrider.eval.stats.intervals import LEVEL
 Array = NDArray[np.float64]
 
 TRIMMED = 8
-"""Least units that are trimmed."""
+"""Least number of units that are trimmed."""
 
 UNSEEN = 0.01
-"""Difference of served and replayed log length ratios that `agree` often misses; the controlled
-ratio's interval is wider by it on both sides."""
+"""Difference between served and replayed log length ratios that `agree` often misses; the interval
+of the controlled ratio is widened by it on both sides."""
 
 NEGLIGIBLE = 0.005
-"""Difference of served and replayed log length ratios that is not a disagreement: a response's last
-step is cut by its end."""
+"""Difference between served and replayed log length ratios that does not count as disagreement: the
+end of a response cuts its last step."""
 
 
 @dataclass(frozen=True)
 class Units:
-    """Two variants on the same requests, by unit."""
+    """Measurements of two variants on the same requests, by unit."""
 
     over_U4: Array
     """Sums of the numerator: tokens, seconds, tokens after the first, their deliveries."""
@@ -89,30 +88,30 @@ class Units:
 
     @property
     def stepped_U(self) -> NDArray[np.bool_]:
-        """Whether both made steps after their first tokens."""
+        """Whether both variants made steps after their first tokens, by unit."""
         return (self.over_U4[:, 3] > 0) & (self.under_U4[:, 3] > 0)
 
     @property
     def lengths_U(self) -> Array:
-        """a_u: log ratios of counted acceptance lengths, of units in which both made steps."""
+        """a_u: log ratios of counted acceptance lengths, for the units in `stepped_U`."""
         over_U4, under_U4 = self.over_U4[self.stepped_U], self.under_U4[self.stepped_U]
         return _logs(over_U4, 2) - _logs(under_U4, 2)
 
     @property
     def left_U(self) -> Array:
-        """y_u: log speed ratios without what acceptance explains, of the same units."""
+        """y_u: log speed ratios minus the part explained by acceptance, same units."""
         over_U4, under_U4 = self.over_U4[self.stepped_U], self.under_U4[self.stepped_U]
         speeds_U = _logs(over_U4, 0) - _logs(under_U4, 0)
         return speeds_U - self.later * self.lengths_U
 
 
 def _logs(sums_U4: Array, place: int) -> Array:
-    """Log of a count over the one after it."""
+    """Log of column `place` over the next column."""
     return np.log(sums_U4[:, place] / sums_U4[:, place + 1])
 
 
 def measured_ratio(units: Units, level: float = LEVEL) -> Estimate:
-    """Ratio of pooled tokens/s; `level` is the look's where a measurement may end early."""
+    """Ratio of pooled tokens/s; `level` is that of the look (sequential.py)."""
     sums_U4 = np.concatenate([units.over_U4[:, :2], units.under_U4[:, :2]], axis=1)
     sums_4, count = sums_U4.sum(axis=0), len(sums_U4)
     deviations_U = (sums_U4 / sums_4) @ np.array([1.0, -1.0, -1.0, 1.0])
@@ -125,10 +124,10 @@ def measured_ratio(units: Units, level: float = LEVEL) -> Estimate:
 def controlled_ratio(
     units: Units, replayed: ClusteredEstimate, level: float = LEVEL
 ) -> Estimate | None:
-    """The ratio with `replayed`, the ratio of acceptance lengths, as control variate.
+    """The ratio, with the replayed ratio of acceptance lengths as control variate.
 
-    `replayed` has the same level. None if it has no interval, or if fewer than two units made
-    steps.
+    `replayed` must have the same level. None if it has no interval, or if both variants made steps
+    in fewer than two units.
     """
     left_U = units.left_U
     if replayed.high is None or len(left_U) < 2:
@@ -141,12 +140,12 @@ def controlled_ratio(
 
 
 def agree(units: Units, replayed_U: Array, controlled: Estimate) -> bool:
-    """Whether replay describes what was served, so that it may decide.
+    """Whether replay agrees with the served responses, so that it may decide.
 
-    `replayed_U` are the log length ratios by replay of the logged responses to the same prompts,
-    one for each unit: what a session's requests have in common is in both. Their distance to the
-    counted ones must not differ from 0 beyond chance (or NEGLIGIBLE), and the controlled ratio must
-    lie in the interval of the measured one, both at 95 %.
+    `replayed_U` has each unit's log length ratio by replay of the logged responses to the same
+    prompts, so effects of a session are in both. The mean difference to the counted ratios must not
+    exceed chance (or NEGLIGIBLE), and the controlled ratio must lie in the interval of the measured
+    ratio, both at 95 %.
     """
     differences_U = units.lengths_U - replayed_U[units.stepped_U]
     center, margin = trimmed_mean(differences_U, trimmed=units.alternated)
@@ -157,7 +156,7 @@ def agree(units: Units, replayed_U: Array, controlled: Estimate) -> bool:
 def trimmed_mean(
     values_U: Array, level: float = LEVEL, trimmed: bool = True
 ) -> tuple[float, float]:
-    """Mean without the highest and the lowest fifth, and half the width of its interval."""
+    """Mean without the highest and lowest fifth, and its interval's half-width."""
     ordered_U, count = np.sort(values_U), len(values_U)
     cut = count // 5 if trimmed and count >= TRIMMED else 0
     kept = ordered_U[cut : count - cut]
@@ -167,7 +166,7 @@ def trimmed_mean(
 
 
 def widened(estimate: Estimate, margin: float) -> Estimate:
-    """The interval with an independent margin of the log ratio added."""
+    """Widens the interval by an independent margin of the log ratio."""
     own = math.log(estimate.high / estimate.low) / 2
     factor = math.exp(math.hypot(own, margin))
     return estimate.model_copy(
@@ -176,7 +175,7 @@ def widened(estimate: Estimate, margin: float) -> Estimate:
 
 
 def speed_of(sums: Array) -> Array:
-    """Ratio of tokens/s, from [..., 4]: tokens and seconds of the first, and of the second."""
+    """Ratio of tokens/s from [..., 4]: tokens and seconds of each variant."""
     return (sums[..., 0] / sums[..., 1]) / (sums[..., 2] / sums[..., 3])
 
 
