@@ -1,7 +1,7 @@
 """Named hidden states of the target, and the ones a drafter reads.
 
     spec = FeatureSpec((FeatureStream(FINAL_NORM, 7168),))
-    spec.inputs(store.read(sequence_id))      # [T, X]: the streams of one sequence side by side
+    spec.inputs(store.read(sequence_id))      # [T, X]: the concatenated streams of one sequence
 
 A stream is one state of the target at every position. `final_norm` is the state after the last
 norm, which the language-model head reads. Every other stream is the residual stream before a

@@ -45,11 +45,11 @@ class TargetEnds:
         return self.lm_head_VH.dtype
 
     def embed(self, token_ids: Tensor) -> Tensor:
-        """E(t), [..., H]."""
+        """Embeddings E(t), [..., H]."""
         return F.embedding(token_ids, self.embedding_VH).to(self.dtype)
 
     def logits(self, state: Tensor) -> Tensor:
-        """W h, [..., V], of states after the final norm."""
+        """Logits W h, [..., V], of states after the final norm."""
         return F.linear(state, self.lm_head_VH)
 
 

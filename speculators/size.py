@@ -110,7 +110,7 @@ class DrafterSize:
     def kept(self, tokens: int, anchors: int, depth: int) -> Kept:
         """Bytes that autograd keeps of the unroll of one sequence, in bf16.
 
-        The anchors are the last `anchors` of the `tokens` that two more tokens follow.
+        The anchors are the last `anchors` tokens that two more tokens follow.
 
         Each storage counts once. Depths are not recomputed; weights are excluded.
         """

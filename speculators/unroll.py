@@ -58,7 +58,7 @@ class Chain(Protocol):
 
 
 def valid_BT(sequence_BT: Tensor, depth: int) -> Tensor:
-    """Mask of slots i whose sequence has a token i+2+depth for u[depth][i]."""
+    """Mask of slots i with a token i+2+depth for u[depth][i] to predict."""
     reach = 2 + depth
     valid = torch.zeros_like(sequence_BT, dtype=torch.bool)
     if reach < sequence_BT.shape[1]:
