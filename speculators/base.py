@@ -40,7 +40,7 @@ class Base:
 
 
 def base_of(base: str | Path | None, target_dir: Path) -> Base:
-    """The speculator in use. Raises an `OutriderError` if the target lacks the named one."""
+    """The speculator in use; raises an `OutriderError` if the target lacks it."""
     config = Path(target_dir) / "config.json"
     name = None if base is None else str(base)
     if name in weightless_names():
@@ -85,7 +85,7 @@ def is_directory(base: str | None) -> bool:
 
 
 def planned(speculator: SpeculatorConfig, target_config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """config.json of the directory that training starts from, else of a new head."""
+    """config.json of the directory that training starts from, or a new head's."""
     kind, of_base = trainable_kind(speculator.only_kind), None
     if (base := warm_directory(speculator)) is not None:
         of_base = read_json(base / "config.json")

@@ -16,7 +16,7 @@ AUTO = "auto"
 
 
 def _candidates(named: str | list[str]) -> str | list[str]:
-    """Validates the kinds; returns the name of a single one, else a list."""
+    """Validates the kinds; a list of one becomes its name."""
     if named == AUTO:
         return AUTO
     names = [named] if isinstance(named, str) else named
@@ -119,7 +119,7 @@ class SpeculatorConfig(BaseModel):
         return name
 
     def of_kinds(self, names: Sequence[str]) -> "SpeculatorConfig":
-        """The section for these kinds alone, without settings that none of them reads."""
+        """The section for these kinds, without settings that none of them reads."""
         kinds = [trainable_kind(name) for name in names if name != LOOKUP]
         read = frozenset().union(*(kind.head_keys for kind in kinds))
         head = HeadConfig(**{key: value for key, value in self.head if key in read})

@@ -75,7 +75,7 @@ class FeatureStream:
 
 @dataclasses.dataclass(frozen=True)
 class FeatureSpec:
-    """The streams that a drafter reads, in the order in which it concatenates them."""
+    """The streams that a drafter reads, in the order of concatenation."""
 
     streams: tuple[FeatureStream, ...]
 

@@ -13,7 +13,7 @@ heads for vocabularies of 129k and 151k."""
 
 
 class HeadConfig(BaseModel):
-    """Shape of a head that is trained from scratch; a warm start has the shape of its base."""
+    """Shape of a head from scratch; a warm start keeps its base's."""
 
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, frozen=True)
 

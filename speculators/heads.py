@@ -32,7 +32,7 @@ class TargetEnds:
     def to(
         self, device: torch.device | str | None = None, dtype: torch.dtype | None = None
     ) -> "TargetEnds":
-        """A copy on another device, computing in another dtype; the same tensors if unchanged."""
+        """A copy on another device or in another dtype; unchanged tensors are shared."""
         narrower = dtype is not None and dtype.itemsize < self.embedding_VH.itemsize
         return TargetEnds(
             self.embedding_VH.to(device=device, dtype=dtype if narrower else None),
@@ -55,7 +55,7 @@ class TargetEnds:
 
 @dataclasses.dataclass(frozen=True)
 class DraftHead:
-    """Rows that turn a drafter's state into draft logits, and the target token of each row."""
+    """Rows for draft logits, and the target token of each row."""
 
     weight_DH: Tensor
     """Trained if it is a parameter of the drafter, else frozen, such as the target's."""
@@ -69,7 +69,7 @@ class DraftHead:
         return F.linear(state, self.weight_DH)
 
     def confidence(self, state: Tensor) -> Tensor:
-        """Logit [...] that the draft of a state is accepted, given that those before it are."""
+        """Logit [...] of accepting a state's draft if those before are accepted."""
         if self.confidence_1H is None:
             raise ValueError("this head does not estimate a confidence")
         return F.linear(state, self.confidence_1H[:, :-1], self.confidence_1H[:, -1])[..., 0]

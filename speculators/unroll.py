@@ -178,7 +178,7 @@ def merge(
     values: Sequence[Tensor],
     scale: float,
 ) -> Tensor:
-    """Merges each anchor's own keys into attention over the prefix, by the log-sum-exp.
+    """Merges each anchor's own keys into its attention over the prefix.
 
     Each own key has one element in `keys` [A, N, D] and one in `values` [A, N, V]; N is 1 for a key
     or value that all anchors share.

@@ -66,7 +66,7 @@ def check_header_shape(
     config: Path,
     in_words: str,
 ) -> TensorHeader:
-    """Checks that tensor `suffix` is present and has this shape; returns its header."""
+    """Checks presence and shape of the tensor `suffix`; returns its header."""
     header = header_named(found, suffix)
     if header is None:
         raise OutriderError(

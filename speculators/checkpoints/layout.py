@@ -95,7 +95,7 @@ def fp8_blocks(config: dict[str, Any], path: Path) -> tuple[int, int] | None:
 
 
 def weight_map(directory: Path) -> dict[str, str]:
-    """The file of each tensor, from the index or the single file's header."""
+    """File of each tensor, from the index or the single file's header."""
     index, single = directory / INDEX, directory / SINGLE
     if index.is_file():
         return read_json(index)["weight_map"]

@@ -22,7 +22,7 @@ from outrider.speculators.checkpoints.layout import SCALE_SUFFIX, CheckpointLayo
 
 
 class CheckpointTensors:
-    """A checkpoint's tensors by name. Only the shards that are read need to exist."""
+    """A checkpoint's tensors by name; only shards that are read must exist."""
 
     def __init__(self, layout: CheckpointLayout):
         self.layout = layout

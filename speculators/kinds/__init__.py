@@ -116,7 +116,7 @@ def target_tensors(target: CheckpointLayout) -> list[str]:
 
 
 def check_speculator(directory: Path, target_dir: Path) -> None:
-    """Checks from files alone that a speculator belongs to the target; no torch.
+    """Checks from files alone that a speculator fits the target; no torch.
 
     A speculator of another target, with another vocabulary or with damaged weights crashes an
     engine after minutes, or silently drafts nonsense. The checks read the two config.json and the

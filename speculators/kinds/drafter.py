@@ -92,7 +92,7 @@ class Drafter(nn.Module):
 
 
 class ChainDrafter(Drafter):
-    """A drafter that implements `Chain`: one attention over the prefix and its own drafts."""
+    """A drafter that implements `Chain`, with one attention over prefix and drafts."""
 
     mask_token: int | None = None
     """Token that a parallel drafter reads at every depth but the first; None for other drafters."""

@@ -26,7 +26,7 @@ from outrider.speculators.kinds.eagle3.shape import EagleShape
 
 
 class DSparkHead(DFlashHead):
-    """A DFlash head whose first slot drafts, with a Markov head and a confidence head."""
+    """A DFlash head whose first slot drafts, plus Markov and confidence heads."""
 
     first = 0
 

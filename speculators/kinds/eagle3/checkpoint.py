@@ -88,7 +88,7 @@ def load(
 def start(
     kind: Eagle3, origin: Origin, dtype: torch.dtype, device: torch.device | str, seed: int
 ) -> StoredHead:
-    """Loads the base's head, or creates one with a draft vocabulary from traffic.
+    """Loads the base's head, or creates one; traffic gives its draft vocabulary.
 
     The rows of a new head are the target's rows of the draft tokens: the last norm makes the head's
     states as large as the target's, so drafts are meaningful from the first steps. Matrices are

@@ -138,7 +138,7 @@ def fit(head: EagleHead, ends: TargetEnds, rows: Rows, seed: int) -> None:
 def _set_attention(
     head: EagleHead, b_HH: Tensor, covariance_HH: Tensor, mean_H: Tensor, seed: int
 ) -> None:
-    """Sets attention to output B e of the token itself, given e's moments."""
+    """Sets attention to output the token's own B e, given e's moments."""
     shape, attention = head.shape, cast(LlamaAttention, head.midlayer.self_attn)
     dim, values = shape.head_dim, shape.kv_heads * shape.head_dim
     power_H, axes_HH = torch.linalg.eigh(covariance_HH)
@@ -168,7 +168,7 @@ def _set_attention(
 
 
 def _fit_mlp(head: EagleHead, ends: TargetEnds, rows: Rows, drafts: int) -> None:
-    """Fits the MLP's last matrix to the first `drafts` drafts; sets the last norm.
+    """Fits the MLP's down projection to `drafts` drafts; sets the last norm.
 
     The norm's weight is the root mean square of the residual stream, so that an uncertain
     regression, whose result is small, gives small logits.

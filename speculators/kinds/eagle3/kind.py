@@ -129,7 +129,7 @@ class Eagle3(TrainableKind):
         return not self.fixed_k and not self.latent_cache(config)
 
     def check_target(self, target_dir: Path, base_dir: Path | None, config_only: bool) -> None:
-        """Checks that the target has the needed keys, and that the base fits."""
+        """Checks that the target has the needed keys and the base fits."""
         target_path = Path(target_dir) / "config.json"
         target_config = read_json(target_path)
         if not architecture_of(target_config, target_path).returns_states:

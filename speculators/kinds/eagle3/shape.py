@@ -142,7 +142,7 @@ class EagleShape:
 
 
 def checkpoint_names(stored: Iterable[str]) -> dict[str, str]:
-    """The stored name of each tensor, by its name in the plain layout."""
+    """Stored name of each tensor, by its name in the plain layout."""
     found = {}
     for name in stored:
         plain = name.removeprefix("model.")
@@ -302,7 +302,7 @@ def _attention(target_config: Mapping[str, Any], head: HeadConfig) -> dict[str, 
 
 
 def llama_widths(hidden: int) -> dict[str, Any]:
-    """Heads and rotary embedding of Llama's attention for a draft head of this width."""
+    """Llama attention's heads and rotary base for a head of this width."""
     head_dim = 128 if hidden % 128 == 0 and hidden >= 1024 else 64
     heads = max(1, hidden // head_dim)
     # At most 8 heads of keys and values: a KV cache of 4 kB per token at R1's widths.
