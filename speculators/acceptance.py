@@ -1,8 +1,8 @@
 """Exact replay: the expected engine steps of a logged response under a speculator.
 
-The target wrote the response, and rejection sampling never changes what the target writes. So,
-given the response, the draft at position j after anchor t is accepted with a known probability,
-independent of the others:
+The target wrote the response, and rejection sampling never changes its output. So, given
+the response, the draft at position j after anchor t is accepted with a known probability,
+independently of the others:
 
     a[t, j] = min(1, q_j(x) / p(x))     x the logged token at t + j, p the target's distribution,
                                         q_j the draft's
@@ -11,7 +11,7 @@ independent of the others:
 The engine's steps are a Markov chain on anchors (an anchor is the last known token when a step
 starts): from t it moves j + 1 tokens with probability a[t,1] ... a[t,j] (1 - a[t,j+1]), and k + 1
 with a[t,1] ... a[t,k]. `replay_chain` propagates the visits v over the anchors. Their sum is the
-expected number of steps, and every rate that the engine counts follows. A mean over anchors (each
+expected number of steps, and they give every rate that the engine counts. A mean over anchors (each
 anchor equally likely) was up to 14 % off on nano R1's chats: the engine starts its steps where
 drafts were rejected, which is where drafting is hard.
 
@@ -40,9 +40,9 @@ def target_distribution(
     """The distribution that vLLM samples from: temperature, then top_k, then top_p, renormalized.
 
     The cuts are those of vLLM's `apply_top_k_top_p_pytorch`. Tokens less likely than the top_k-th
-    are dropped (0: none). Of the rest, renormalized, tokens in ascending order are dropped while
-    their cumulated probability is at most 1 - top_p; the last is always kept. Temperature 0 is
-    one-hot on the argmax.
+    are dropped (0: none). The rest is renormalized, and tokens in ascending order are dropped while
+    their cumulative probability is at most 1 - top_p; the last is always kept. At temperature 0 the
+    result is one-hot on the argmax.
     """
     logits_NV = logits_NV.float()
     greedy_N = temperature_N < GREEDY_BELOW
@@ -69,10 +69,10 @@ def logged_token_probability(
     top_p_N: Tensor,
     top_k_N: Tensor | None = None,
 ) -> Tensor:
-    """p(x) of the logged tokens.
+    """The target's probability p(x) of the logged tokens.
 
-    A logged token was inside top_k and top_p. Where rounding puts it just outside, its probability
-    before the cut is taken.
+    A logged token was inside top_k and top_p. If rounding puts it just outside, its probability
+    before the cut is returned.
     """
     p_NV = target_distribution(logits_NV, temperature_N, top_p_N, top_k_N)
     p_N = p_NV.gather(-1, token_N[:, None])[:, 0]
@@ -97,7 +97,7 @@ def accept_probability(
     `token_N` are draft tokens. `known_N` is False if the logged token is outside the draft
     vocabulary: such a draft is never accepted. `p_N` is the target's probability of the logged
     token, needed for probabilistic drafts only. Those are drawn from the draft's logits at the
-    request's temperature without any top-p cut, as vLLM draws them
+    request's temperature, without a top-p cut, as in vLLM
     (`compute_probs_and_sample_next_token`).
     """
     hit_N = (draft_logits_ND.argmax(dim=-1) == token_N).to(torch.float64)
@@ -135,14 +135,13 @@ def accept_matrix(
     probabilistic: bool = False,
     chunk: int = 1024,
 ) -> Tensor:
-    """a_NK for the anchors (row_N, anchor_N).
+    """Acceptance probabilities a_NK of the anchors (row_N, anchor_N).
 
     An anchor is the index t of the last known token, at least 1, in row `row_N`. `states[s]` is
-    the unroll's state [N, H] that predicts the token at t + 1 + s: of `Drafter.unroll` as it is
-    (its anchors i are t - 1), of `unroll` taken at [row_N, anchor_N - 1]. `head` drafts;
-    `lm_head_VH` over `hidden_BTH` is the target. `last_N` is the index of the response's last
-    token; drafts past it have a = 0. Logits are made `chunk` anchors at a time, so memory stays at
-    chunk x V.
+    the state [N, H] of `Drafter.unroll` that predicts the token at t + 1 + s; the unroll's anchors
+    i are t - 1. `head` gives the draft's logits, `lm_head_VH` over `hidden_BTH` the target's.
+    `last_N` is the index of the response's last token; drafts past it have a = 0. Logits are
+    computed for `chunk` anchors at a time, so memory is chunk x V.
     """
     width = token_ids_BT.shape[1]
     a_NK = torch.zeros(len(anchor_N), len(states), dtype=torch.float64, device=token_ids_BT.device)
@@ -191,7 +190,7 @@ class ReplayChain:
 
 @torch.no_grad()
 def replay_chain(a_RAK: Tensor, anchors_R: Tensor) -> ReplayChain:
-    """Propagates the chain.
+    """Propagates the visits over the anchors of every response.
 
     Anchor 0 is the first token of the response; a response of n tokens has n - 1 anchors
     (`anchors_R`).
@@ -207,8 +206,8 @@ def replay_chain(a_RAK: Tensor, anchors_R: Tensor) -> ReplayChain:
         [torch.ones_like(reach_RAK[..., :1]), reach_RAK[..., :-1]], dim=-1
     )  # drafts 1..j-1 all accepted
 
-    # advance[m - 1, k - 1]: the step moves m tokens when k are drafted. For m <= k draft m was
-    # rejected, for m = k + 1 none was.
+    # advance_AMRK[:, m - 1, :, k - 1]: probability that a step with k drafts moves m tokens. For
+    # m <= k draft m is rejected, for m = k + 1 none is.
     advance_AMRK = torch.zeros(
         anchors, depth + 1, responses, depth, dtype=torch.float64, device=device
     )
@@ -238,7 +237,7 @@ def replay_chain(a_RAK: Tensor, anchors_R: Tensor) -> ReplayChain:
 
 
 def pad_anchors(a_NK: Tensor, anchors_R: Tensor) -> Tensor:
-    """a_NK, response after response with `anchors_R` of each, as a padded a_RAK."""
+    """Pads a_NK, with `anchors_R` consecutive anchors per response, to a_RAK."""
     a_RAK = torch.zeros(
         len(anchors_R),
         int(anchors_R.max()) if len(anchors_R) else 0,

@@ -1,12 +1,12 @@
-"""The speculator in use today (`speculator.base`), and the one that a recipe trains from it.
+"""The speculator in use (`speculator.base`), and the one that a recipe trains.
 
-    base = base_of(speculator.base, target_dir)      # a directory, or a kind's name; None: its own
-    warm_start(trainable_kind("mtp"), base)          # the directory, where the kinds are the same
+    base = base_of(speculator.base, target_dir)      # a directory or a kind; None: the target's
+    warm_start(trainable_kind("mtp"), base)          # the directory, if the kinds are equal
 
     config = planned(recipe.speculator, target_config)     # config.json, before it exists
     drafter_size(kind, config, target_config)
 
-A base of another kind than the one that is trained is compared with, and training starts from
+A base of another kind than the trained one is used for comparison only: training starts from
 scratch. No torch.
 """
 
@@ -32,15 +32,15 @@ from outrider.speculators.kinds.protocol import DrafterKind, TrainableKind
 
 @dataclasses.dataclass(frozen=True)
 class Base:
-    """A kind and, where it has weights, their directory."""
+    """A kind, and the directory of its weights if it has any."""
 
     kind: DrafterKind
     directory: Path | None
-    """The target's own directory where the target ships the speculator."""
+    """The target's own directory if the target ships the speculator."""
 
 
 def base_of(base: str | Path | None, target_dir: Path) -> Base:
-    """The speculator in use. Raises an `OutriderError` if the target lacks the named one."""
+    """The speculator in use; raises an `OutriderError` if the target lacks it."""
     config = Path(target_dir) / "config.json"
     name = None if base is None else str(base)
     if name in weightless_names():
@@ -54,20 +54,20 @@ def base_of(base: str | Path | None, target_dir: Path) -> Base:
             return Base(kind, Path(target_dir))
     raise OutriderError(
         f"{config}: this target ships no {name or 'speculator'} of its own; name the directory of"
-        " the speculator in use as speculator.base, or, where there is none:"
+        " the speculator in use as speculator.base, or, if there is none:"
         f" {', '.join(weightless_names())}"
     )
 
 
 def warm_start(kind: TrainableKind, base: Base) -> Path | None:
-    """The directory that training starts from; None: from scratch."""
+    """The directory that training starts from; None if from scratch."""
     return base.directory if base.kind is kind else None
 
 
 def unsupported_kinds(base: str | None, target_dir: Path) -> dict[str, str]:
     """The kinds that cannot be trained for a target, and why.
 
-    Reads the target's config.json, and that of the speculator in use.
+    Reads config.json of the target and of the speculator in use.
     """
     found, in_use = {}, base_of(base, target_dir)
     for name in trainable_names():
@@ -80,12 +80,12 @@ def unsupported_kinds(base: str | None, target_dir: Path) -> dict[str, str]:
 
 
 def is_directory(base: str | None) -> bool:
-    """True if `speculator.base` names a directory and neither a kind nor the default."""
+    """True if `base` is a directory, not a kind or the default."""
     return base is not None and base not in KINDS
 
 
 def planned(speculator: SpeculatorConfig, target_config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """config.json of the base where training starts from a directory, else of a new head."""
+    """config.json of the directory that training starts from, or a new head's."""
     kind, of_base = trainable_kind(speculator.only_kind), None
     if (base := warm_directory(speculator)) is not None:
         of_base = read_json(base / "config.json")
@@ -93,7 +93,7 @@ def planned(speculator: SpeculatorConfig, target_config: Mapping[str, Any]) -> M
 
 
 def stored_features(speculator: SpeculatorConfig, target_config: Mapping[str, Any]) -> FeatureSpec:
-    """What one feature store holds for drafters of all kinds that the recipe trains."""
+    """Streams in the feature store for all kinds that the recipe trains."""
     configs = {
         name: planned(speculator.of_kinds([name]), target_config) for name in speculator.kinds
     }
@@ -110,7 +110,7 @@ def warm_directory(speculator: SpeculatorConfig) -> Path | None:
 
 
 def warms_up(speculator: SpeculatorConfig, target_config: Mapping[str, Any]) -> bool:
-    """Whether training starts from a base: a directory of the kind, or the target's own."""
+    """True if training starts from a directory or the target's own speculator."""
     if speculator.base in (None, speculator.only_kind):
         return trainable_kind(speculator.only_kind).native(target_config)
     return warm_directory(speculator) is not None

@@ -1,4 +1,4 @@
-"""The `speculator` section of a recipe: what is trained, from what, and how far it looks ahead.
+"""The `speculator` section of a recipe: kind, base, shape and training options.
 
 SpeculatorConfig(depth=4)
 """
@@ -12,11 +12,11 @@ from outrider.speculators.head_config import HeadConfig
 from outrider.speculators.kinds import DEFAULT_KIND, LOOKUP, trainable_kind, trainable_names
 
 AUTO = "auto"
-"""`speculator.kind` that stands for every kind that the target supports, and n-gram lookup."""
+"""Value of `speculator.kind` for n-gram lookup and every kind that the target supports."""
 
 
 def _candidates(named: str | list[str]) -> str | list[str]:
-    """The kinds as they are kept: one by its name, several as a list; n-gram lookup never alone."""
+    """Validates the kinds; a list of one becomes its name."""
     if named == AUTO:
         return AUTO
     names = [named] if isinstance(named, str) else named
@@ -24,7 +24,7 @@ def _candidates(named: str | list[str]) -> str | list[str]:
     if not trained or set(trained) - set(trainable_names()) or len(set(names)) < len(names):
         raise ValueError(
             f"name kinds that train, each once: {', '.join(trainable_names())}; {LOOKUP} may be"
-            f" next to them; {AUTO} alone takes all that the target supports"
+            f" listed with them; {AUTO} alone stands for all that the target supports"
         )
     return names[0] if len(names) == 1 else names
 
@@ -37,37 +37,36 @@ class SpeculatorConfig(BaseModel):
     kind: Annotated[str | list[str], AfterValidator(_candidates)] = DEFAULT_KIND
     """Architecture. `mtp`: the multi-token prediction layer that a DeepSeek-V3/R1 or GLM-4.5
     target ships behind its last layer. `eagle3`: a one-layer head over three states of the target,
-    with its own vocabulary, trained from scratch or from such a head. `p_eagle`: such a head that
-    drafts all tokens in one pass. `dflash`: a head that does so over a block of slots which attend
-    to each other. `dspark`: such a head whose drafts also follow from the token before them; needs
-    a GPU. docs/explanation/kinds.md compares them. A list, such as `[mtp, eagle3, ngram]`: each is
-    trained on the same captured states, and the one that serves the validation traffic fastest is
-    evaluated. `ngram`, vLLM's n-gram lookup, needs no training, so a trained kind must be shown to
-    be faster. `auto`: `ngram` and all kinds that the target supports."""
+    with its own vocabulary, trained from scratch or from another head. `p_eagle`: an EAGLE-3 head
+    that drafts all tokens in one pass. `dflash`: a head that drafts a block of tokens in one pass,
+    whose slots attend to each other. `dspark`: a DFlash head whose drafts also depend on the token
+    before them; needs a GPU. docs/explanation/kinds.md compares them. A list, such as `[mtp,
+    eagle3, ngram]`: each kind is trained on the same captured states, and the one that serves the
+    validation traffic fastest is evaluated. `ngram`, vLLM's n-gram lookup, needs no training, so a
+    trained kind must be shown to be faster. `auto`: `ngram` and every kind the target supports."""
 
     base: str | None = None
-    """The speculator in use today, with which the evaluation compares: a directory, or `mtp` (the
+    """The speculator in use today, which the evaluation compares with: a directory, or `mtp` (the
     target's own layer), `ngram` or `none` (no speculation). `nano_r1/eagle3` and `nano_r1/p_eagle`,
-    trained on general traffic, come with the package. null: the target's own. Where it is a
-    directory of the trained kind, or the target's own layer, training starts from it;
-    otherwise it starts from scratch."""
+    trained on general traffic, come with the package. null: the target's own. Training starts from
+    the base if it is a directory of the trained kind or the target's own layer; otherwise it starts
+    from scratch."""
 
     head: HeadConfig = HeadConfig()
-    """Shape of a head from scratch. `mtp` has the target's and takes none of these keys."""
+    """Shape of a head from scratch. `mtp` has the target's shape and takes none of these keys."""
 
     depth: int = Field(default=4, ge=1, le=16)
-    """Draft tokens that the speculator is unrolled to in training and replay; serving may choose
-    any K up to it."""
+    """Number of draft tokens K that training and replay unroll; serving may use any K up to it."""
 
     train: Literal["all", "non_routed", "lora"] = "all"
     """Trained weights. `all`: every weight. `non_routed`: all but the routed experts, which keep
-    the target's precision, byte for byte, and take no gradients and no optimizer states (97 % of
-    R1's 11.6 B parameters). `lora`: the same, with low-rank adapters on the routed experts, which
-    are merged into them at export."""
+    the target's bytes and have no gradients or optimizer states (97 % of R1's 11.6 B parameters).
+    `lora`: like `non_routed`, with low-rank adapters on the routed experts, which are merged into
+    them at export."""
 
     lora_rank: int = Field(default=16, ge=8, multiple_of=8)
-    """Rank of the adapters of each expert's projections, a multiple of 8 for the grouped products;
-    with `train: lora` only."""
+    """Rank of the adapters of each expert's projections, a multiple of 8 for the grouped products.
+    Used with `train: lora` only."""
 
     draft_sample_method: Literal["greedy", "probabilistic"] = "greedy"
     """How drafts are chosen, in serving, in exact replay and in the training loss. `greedy`: the
@@ -105,22 +104,22 @@ class SpeculatorConfig(BaseModel):
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """Names of the kinds that are trained; `auto` must have been replaced by them."""
+        """Names of the trained kinds; `auto` must already be replaced by them."""
         return tuple(name for name in self.candidates if name != LOOKUP)
 
     @property
     def candidates(self) -> tuple[str, ...]:
-        """`kinds`, and n-gram lookup where it may be chosen."""
+        """`kinds`, and n-gram lookup if it is listed."""
         return (self.kind,) if isinstance(self.kind, str) else tuple(self.kind)
 
     @property
     def only_kind(self) -> str:
-        """Name of the kind, where there is one."""
+        """Name of the only kind that is trained."""
         (name,) = self.kinds
         return name
 
     def of_kinds(self, names: Sequence[str]) -> "SpeculatorConfig":
-        """The section for these kinds alone, without settings that none of them reads."""
+        """The section for these kinds, without settings that none of them reads."""
         kinds = [trainable_kind(name) for name in names if name != LOOKUP]
         read = frozenset().union(*(kind.head_keys for kind in kinds))
         head = HeadConfig(**{key: value for key, value in self.head if key in read})

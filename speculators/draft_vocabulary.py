@@ -1,11 +1,11 @@
-"""The tokens that a drafter can draft: the most frequent ones of the customer's responses.
+"""Draft vocabulary: the most frequent tokens of the customer's responses.
 
     counts_V = token_counts(responses, vocab)            # of the training part alone
     ids_D = chosen_ids(counts_V, 0.999)                  # a share, or a size
     coverage(counts_V, ids_D)                            # of these or of other responses
 
 Drafts are response tokens only, so prompts are not counted. A token outside the draft vocabulary
-can never be drafted, and every step that meets one ends there.
+can never be drafted, so no step accepts drafts beyond it.
 
 Shapes: V target vocabulary, D draft vocabulary.
 """
@@ -27,7 +27,7 @@ def token_counts(responses: Iterable[Tensor], vocab: int) -> Tensor:
 
 
 def chosen_ids(counts_V: Tensor, wanted: int | float) -> Tensor | None:
-    """Target tokens [D], ascending; None for all.
+    """Target tokens [D] of the draft vocabulary, ascending; None for all.
 
     `wanted` is a share (below 1) of the response tokens, or a number of tokens.
 
@@ -48,7 +48,7 @@ def chosen_ids(counts_V: Tensor, wanted: int | float) -> Tensor | None:
         if total == 0:
             raise OutriderError(
                 "speculator.head.draft_vocabulary: the training part has no response token to"
-                " choose from; give it traffic, or name a number of tokens"
+                " choose from; add traffic, or name a number of tokens"
             )
         reached_V = counts_V[order_V].cumsum(0).double() / total
         kept = int((reached_V < wanted - 1e-12).sum()) + 1
@@ -57,7 +57,7 @@ def chosen_ids(counts_V: Tensor, wanted: int | float) -> Tensor | None:
 
 
 def coverage(counts_V: Tensor, ids_D: Tensor | None) -> float:
-    """Share of the counted tokens that can be drafted; 1 where nothing was counted."""
+    """Share of the counted tokens that can be drafted; 1 without counts."""
     total = int(counts_V.sum())
     if ids_D is None or total == 0:
         return 1.0

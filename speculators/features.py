@@ -1,7 +1,7 @@
-"""Named hidden states of the target, and which of them a drafter reads.
+"""Named hidden states of the target, and the ones a drafter reads.
 
     spec = FeatureSpec((FeatureStream(FINAL_NORM, 7168),))
-    spec.inputs(store.read(sequence_id))      # [T, X]: the streams of one sequence side by side
+    spec.inputs(store.read(sequence_id))      # [T, X]: the concatenated streams of one sequence
 
 A stream is one state of the target at every position. `final_norm` is the state after the last
 norm, which the language-model head reads. Every other stream is the residual stream before a
@@ -35,7 +35,7 @@ def layer_name(index: int) -> str:
 
 
 def layer_index(name: str) -> int:
-    """The layer before which the stream of that name is read; an `OutriderError` for no layer."""
+    """Parses the index of `layer_{index}`; raises an `OutriderError` for other names."""
     index = name.removeprefix(LAYER)
     if not (name.startswith(LAYER) and index.isascii() and index.isdigit()):
         raise OutriderError(
@@ -75,7 +75,7 @@ class FeatureStream:
 
 @dataclasses.dataclass(frozen=True)
 class FeatureSpec:
-    """The streams that a drafter reads, in the order in which it concatenates them."""
+    """The streams that a drafter reads, in the order of concatenation."""
 
     streams: tuple[FeatureStream, ...]
 
@@ -91,21 +91,21 @@ class FeatureSpec:
 
     @property
     def auxiliary(self) -> tuple[FeatureStream, ...]:
-        """The streams other than `final_norm`, each once, by their layers."""
+        """The streams other than `final_norm`, without duplicates, ordered by layer."""
         others = {stream for stream in self.streams if stream.name != FINAL_NORM}
         return tuple(sorted(others, key=lambda stream: layer_index(stream.name)))
 
     def stored(self, hidden_size: int) -> "FeatureSpec":
-        """What a feature store holds for this drafter: the teacher's stream, then the others."""
+        """The streams that a feature store holds: the teacher's, then the others."""
         return FeatureSpec((FeatureStream(FINAL_NORM, hidden_size), *self.auxiliary))
 
     @classmethod
     def union(cls, specs: "Iterable[FeatureSpec]") -> "FeatureSpec":
-        """The streams of several drafters, each once: one capture then serves them all."""
+        """The streams of several drafters without duplicates, for one shared capture."""
         return cls(tuple(dict.fromkeys(stream for spec in specs for stream in spec.streams)))
 
     def inputs(self, states: SequenceStates) -> "Tensor":
-        """The drafter's inputs [T, X]; the stored tensor itself where there is one stream."""
+        """The drafter's inputs [T, X]; a single stream is not copied."""
         found = [stream_of(states, name) for name in self.names]
         if len(found) == 1:
             return found[0]
@@ -114,7 +114,7 @@ class FeatureSpec:
         return torch.cat(found, dim=-1)
 
     def as_list(self) -> list[dict[str, Any]]:
-        """The form in the manifest of a feature store."""
+        """The spec in the form of a feature store's manifest."""
         return [dataclasses.asdict(stream) for stream in self.streams]
 
     @classmethod

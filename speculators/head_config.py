@@ -1,4 +1,4 @@
-"""The `speculator.head` section: the shape of a head that is trained from scratch. No torch.
+"""The `speculator.head` section: shape of a head trained from scratch. No torch.
 
 HeadConfig(layers=[2, 8, 13], draft_vocabulary=0.999)
 """
@@ -8,35 +8,35 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt
 
 PLANNED_VOCABULARY = 32_000
-"""Draft tokens that are planned for before traffic is read, where a share decides: what public
-heads for vocabularies of 129k and 151k have."""
+"""Planned size of a draft vocabulary that is a share, before traffic is read: the size in public
+heads for vocabularies of 129k and 151k."""
 
 
 class HeadConfig(BaseModel):
-    """Shape of a head that is trained from scratch; a warm start has the shape of its base."""
+    """Shape of a head from scratch; a warm start keeps its base's."""
 
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, frozen=True)
 
     layers: Literal["auto"] | tuple[PositiveInt, ...] = "auto"
     """States of the target that the head reads: the residual stream before each of these layers,
-    ascending, from 1; the number of layers means after the last. `auto`: 2, L // 2 and L - 3 of L
-    layers, as vLLM reads them for a head that names none."""
+    ascending, from 1; the number of layers stands for the state after the last. `auto`: 2, L // 2
+    and L - 3 of L layers, vLLM's default for a head that names none."""
 
     layer_type: Literal["auto", "llama", "mla"] = "auto"
-    """Attention of the head's layer. `llama`: keys and values by head. `mla`: DeepSeek's latent
-    attention in the target's widths. vLLM keeps one form of cache for target and head, so `auto` is
-    `mla` where the engine runs the target with MLA, as R1 on GPUs, and `llama` where it does not,
-    as with VLLM_MLA_DISABLE=1, the default on a CPU."""
+    """Attention of the head's layer. `llama`: keys and values per head. `mla`: DeepSeek's latent
+    attention in the target's widths. vLLM uses one form of KV cache for target and head, so `auto`
+    is `mla` if the engine runs the target with MLA, such as R1 on GPUs, and `llama` if it does not,
+    such as with VLLM_MLA_DISABLE=1, the default on a CPU."""
 
     draft_vocabulary: (
         Literal["all"] | Annotated[int, Field(ge=2)] | Annotated[float, Field(gt=0, lt=1)]
     ) = 0.999
-    """Tokens that the head can draft. A share below 1: the most frequent tokens that together are
-    this share of the responses of the training part. A number from 2: so many tokens, the most
-    frequent ones. `all`: the target's vocabulary. A warm start keeps the tokens of its base."""
+    """Tokens that the head can draft. A share below 1: the most frequent tokens that together make
+    up this share of the training part's response tokens. An integer from 2: this number of the most
+    frequent tokens. `all`: the target's vocabulary. A warm start keeps the tokens of its base."""
 
     def planned_vocabulary(self, vocab: int) -> int:
-        """Draft tokens that memory is planned for, of a target's `vocab`."""
+        """Draft vocabulary size for memory planning, given the target's `vocab`."""
         if self.draft_vocabulary == "all":
             return vocab
         share = isinstance(self.draft_vocabulary, float)

@@ -1,11 +1,11 @@
-"""The target's embedding and head, and the head that a drafter drafts with.
+"""The target's embedding and head, and the head of a drafter.
 
     ends = load_target_ends(target_dir)        # checkpoints/target_ends.py
     ends.logits(hidden)                        # the teacher: the target's logits, whole vocabulary
     drafter.head(ends).logits(u)               # the draft's logits, over the draft vocabulary
 
-The two heads are separate things. An MTP layer drafts with the target's head. An EAGLE-3 head has
-its own, which is trained, over fewer tokens.
+The two heads may differ: an MTP layer drafts with the target's head, an EAGLE-3 head with its own,
+which is trained and has fewer tokens.
 
 Shapes: H hidden, V target vocabulary, D draft vocabulary; "..." any leading dimensions.
 """
@@ -21,9 +21,9 @@ from torch import Tensor
 class TargetEnds:
     """The target's embedding E and language-model head W, both frozen.
 
-    This is not a module, so that no optimizer or checkpoint holds the tensors. The head's dtype is
-    the one that is computed in. The embedding may be narrower, as stored: each row is converted
-    when it is looked up, which is exact, and R1's in float32 would take 1.9 GB more.
+    This is not a module, so that no optimizer or checkpoint holds the tensors. Computations use the
+    head's dtype. The embedding may keep a narrower stored dtype, since rows are converted exactly
+    on lookup: R1's embedding in float32 would take 1.9 GB more.
     """
 
     embedding_VH: Tensor
@@ -32,7 +32,7 @@ class TargetEnds:
     def to(
         self, device: torch.device | str | None = None, dtype: torch.dtype | None = None
     ) -> "TargetEnds":
-        """A copy on another device, computing in another dtype; the same tensors if unchanged."""
+        """A copy on another device or in another dtype; unchanged tensors are shared."""
         narrower = dtype is not None and dtype.itemsize < self.embedding_VH.itemsize
         return TargetEnds(
             self.embedding_VH.to(device=device, dtype=dtype if narrower else None),
@@ -45,31 +45,31 @@ class TargetEnds:
         return self.lm_head_VH.dtype
 
     def embed(self, token_ids: Tensor) -> Tensor:
-        """E(t), [..., H]."""
+        """Embeddings E(t), [..., H]."""
         return F.embedding(token_ids, self.embedding_VH).to(self.dtype)
 
     def logits(self, state: Tensor) -> Tensor:
-        """W h, [..., V], of states after the final norm."""
+        """Logits W h, [..., V], of states after the final norm."""
         return F.linear(state, self.lm_head_VH)
 
 
 @dataclasses.dataclass(frozen=True)
 class DraftHead:
-    """Rows that turn a drafter's state into draft logits, and the target token of each row."""
+    """Rows for draft logits, and the target token of each row."""
 
     weight_DH: Tensor
-    """Trained where it is a parameter of the drafter; else frozen, such as the target's own."""
+    """Trained if it is a parameter of the drafter, else frozen, such as the target's."""
     target_ids_D: Tensor | None = None
-    """Target token of each draft token, ascending; None: the target's vocabulary, row for row."""
+    """Target token of each draft token, ascending; None if rows are the target's vocabulary."""
     confidence_1H: Tensor | None = None
-    """Row and, last, bias of the confidence; None: it is not estimated."""
+    """Weights and, last, bias of the confidence; None if it is not estimated."""
 
     def logits(self, state: Tensor) -> Tensor:
         """Draft logits [..., D] of the drafter's states."""
         return F.linear(state, self.weight_DH)
 
     def confidence(self, state: Tensor) -> Tensor:
-        """Logit [...] that the draft of a state is accepted, given that those before it are."""
+        """Logit [...] of accepting a state's draft if those before are accepted."""
         if self.confidence_1H is None:
             raise ValueError("this head does not estimate a confidence")
         return F.linear(state, self.confidence_1H[:, :-1], self.confidence_1H[:, -1])[..., 0]
@@ -79,7 +79,7 @@ class DraftHead:
         return draft_ids if self.target_ids_D is None else self.target_ids_D[draft_ids]
 
     def from_target(self, token_ids: Tensor) -> tuple[Tensor, Tensor]:
-        """Draft tokens of target tokens and whether each has one; 0 if it has none."""
+        """Draft tokens of target tokens (0 if none), and whether each exists."""
         if self.target_ids_D is None:
             return token_ids, torch.ones_like(token_ids, dtype=torch.bool)
         place = torch.searchsorted(self.target_ids_D, token_ids.contiguous())

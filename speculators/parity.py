@@ -1,17 +1,18 @@
-"""Draft parity: two computations of a speculator draft the same tokens, at every depth.
+"""Draft parity: two computations of a speculator draft the same tokens.
 
     sums_K4[depth] += compared(log_q_ND, draft_N, logprob_N, parity)
     complaint(sums_K4.tolist(), parity)     # None if they agree
 
-The reference's log-probabilities are compared with the other's drafts and their log-probabilities,
-after the same tokens: the engine's drafts before training (eval/replay/draft_parity.py), and those
-of the speculator as prepared for training (training/step0_parity.py). Not acceptance: with seven
-sequences, near ties of bf16 in a handful of drafts moved one depth's by 0.087.
+A reference's log-probabilities are compared with another computation's drafts and their
+log-probabilities, after the same tokens: the engine's before training
+(eval/replay/draft_parity.py), and those of the speculator as prepared for training
+(training/step0_parity.py). Acceptance is not compared: with seven sequences, bf16 near ties in a
+handful of drafts changed it by 0.087 at one depth.
 
-The limits are those of `ParityConfig`, at every depth, plus two standard errors of the number of
-drafts n (`allowed`). Measured on nano R1, bf16 against float32, by depth: at most 0.3 % of the
-drafts differ beyond a near tie, and log-probabilities by at most 0.02 nats on average; with a state
-that is fed back before its norm, 2 to 4 % and 0.07 to 0.11 nats at depth 5.
+The limits of `ParityConfig` hold at every depth, plus two standard errors for n drafts (`allowed`).
+Measured on nano R1, bf16 against float32, by depth: at most 0.3 % of the drafts differ beyond a
+near tie, and log-probabilities differ by at most 0.02 nats on average. If a state is fed back
+before its norm, these are 2 to 4 % and 0.07 to 0.11 nats at depth 5.
 
 Shapes: K depths, N drafts, D draft vocabulary.
 """
@@ -24,20 +25,20 @@ if TYPE_CHECKING:
     import torch
 
 MOST_NATS = 1.0
-"""Largest difference of a log-probability that counts. Where bf16 routes a token to another expert
-a draft differs by several nats, once in some hundreds; the mean would be that of these few."""
+"""Differences of log-probabilities are clamped to this. If bf16 routes a token to another expert, a
+draft differs by several nats, once in some hundreds; these few would dominate the mean."""
 
 STANDARD_ERRORS = 2.0
 
 DESIGN_EFFECT = 2.0
-"""Variance of a share of drafts against independent ones: drafts of a sequence are alike."""
+"""Factor on the variance of a share of drafts, since drafts of one sequence are correlated."""
 
 DIFFERENCE_SD = 0.1
-"""Standard deviation of |difference of log-probabilities|, in nats. Measured: 0.06 for single
-drafts, 0.1 for what the means of whole sequences vary by."""
+"""Standard deviation of |difference of log-probabilities|, in nats. Measured: 0.06 over single
+drafts, 0.1 from the variation between the means of whole sequences."""
 
 Sums = Sequence[Sequence[float]]
-"""[K, 4]: drafts, equal ones, near ties, and the sum of the log-probabilities' differences."""
+"""[K, 4]: numbers of drafts, equal drafts and near ties, and summed log-probability differences."""
 
 
 class ParityConfig(NamedTuple):
@@ -48,13 +49,13 @@ class ParityConfig(NamedTuple):
     max_tokens: int = 64
     """Longest answer in tokens."""
     anchors: int = 200
-    """Most steps that are compared, at every depth; they are drawn at random."""
+    """Maximum number of compared steps at every depth, drawn at random."""
     min_agreement: float = 0.99
     """Smallest share of draft tokens, at every depth, that are equal or near ties."""
     near_tie_nats: float = 0.25
-    """Two different drafts are a near tie if the trainer finds its own at most this much more
-    likely than the engine's. The engine's logits are bf16, whose steps are 0.06 to 0.125 at the
-    usual size of a logit."""
+    """Two different drafts are a near tie if the trainer's log-probability of its own draft is at
+    most this much above that of the engine's. The engine's logits are bf16, whose resolution is
+    0.06 to 0.125 at the usual size of a logit."""
     max_difference: float = 0.05
     """Largest mean absolute difference between the two log-probabilities of the engine's drafts, in
     nats."""
@@ -68,7 +69,8 @@ def compared(
 ) -> "torch.Tensor":
     """Sums [4] over N drafts of one depth, float64 on the CPU.
 
-    `log_q_ND` is the reference's; `draft_N` and `logprob_N` are the other's drafts.
+    `log_q_ND` are the reference's log-probabilities; `draft_N` are the other computation's drafts
+    and `logprob_N` their log-probabilities.
     """
     import torch
 
@@ -81,7 +83,7 @@ def compared(
 
 
 def allowed(n: float, parity: ParityConfig) -> tuple[float, float]:
-    """Largest share of other drafts and mean difference in nats, of n drafts of a depth."""
+    """Limits for n drafts: share of differing drafts, mean difference in nats."""
     share = 1 - parity.min_agreement
     error = math.sqrt(DESIGN_EFFECT * share * parity.min_agreement / n)
     return (
@@ -98,10 +100,10 @@ def complaint(sums: Sums, parity: ParityConfig) -> str | None:
             continue
         other, difference = 1 - (equal + near_ties) / n, nats / n
         most_other, most_difference = allowed(n, parity)
-        # A NaN fails: it is not within its limit.
+        # Negated, so that NaN fails.
         if not (other <= most_other and difference <= most_difference):
             worst = (
-                f"at depth {depth} {other:.2%} of {n:.0f} drafts are other tokens, near ties apart"
+                f"at depth {depth} {other:.2%} of {n:.0f} drafts differ beyond near ties"
                 f" ({most_other:.2%} allowed), and log-probabilities differ by {difference:.3f}"
                 f" nats on average ({most_difference:.3f} allowed)"
             )
@@ -116,7 +118,7 @@ def complaint(sums: Sums, parity: ParityConfig) -> str | None:
 
 
 def in_words(sums: Sums) -> str:
-    """How far the two agree over all depths."""
+    """The agreement of the two computations over all depths, in words."""
     n, equal, near_ties, nats = map(sum, zip(*sums, strict=True))
     return (
         f"{equal / n:.2%} of {n:.0f} draft tokens are equal, {near_ties / n:.2%} more are near"

@@ -1,11 +1,11 @@
-"""Size of a drafter: its parameters, and what autograd keeps of its unroll.
+"""Size of a drafter: its parameters, and the activations of its unroll.
 
     size = drafter_size(kind, config, target_config, "config.json")
     size.total, size.trained("non_routed"), size.parts      # R1: 11.6 B, 336 M, {...}
     size.kept(8192, 8190, depth=3).linear                   # bytes until backward
 
-Both are read off the module on the meta device, where tensors have shapes and no memory: parameters
-by name, and the storages that autograd saves while the unroll runs.
+Both are measured on the meta device, where tensors have shapes but no memory: the module's
+parameters by name, and the storages that autograd saves during the unroll.
 """
 
 import dataclasses
@@ -30,14 +30,15 @@ PARTS = (
     ("mlp.gate.", "router"),
     ("mlp", "mlp"),
 )
-"""(part of a parameter's name, part of the layer); first match, else the name's first word."""
+"""(substring of a parameter's name, part of the layer). The first match counts; without a match,
+the part is the first component of the name."""
 
 
 class Kept(NamedTuple):
-    """Bytes that autograd keeps of an unroll until backward, without weights."""
+    """Bytes that autograd keeps of an unroll until backward, weights excluded."""
 
     linear: int
-    """What grows with the tokens. A GPU's flex attention keeps no more."""
+    """Storages that grow linearly with the tokens; flex attention on a GPU keeps no others."""
     scores: int
     """Scores, probabilities and masks of a CPU's dense attention."""
     largest_scores: int
@@ -53,11 +54,11 @@ class DrafterSize:
     hidden: int
     """Width of the target's states."""
     read: int
-    """Values of a token that the drafter reads."""
+    """Values per token that the drafter reads."""
 
     @property
     def shapes(self) -> Mapping[str, "torch.Size"]:
-        """Shape of every parameter by the module's name for it."""
+        """Shape of every parameter, by its name in the module."""
         return {name: value.shape for name, value in self.drafter.named_parameters()}
 
     @property
@@ -97,27 +98,27 @@ class DrafterSize:
     def step_flops(self, depth: int, anchors: int) -> float:
         """FLOPs of a training step: 6 per draft and used weight.
 
-        PaLM's rule (arXiv:2204.02311, appendix B), with the target's head once forward. Attention's
-        scores, the prompts' keys and recomputation do not count.
+        PaLM's rule (arXiv:2204.02311, appendix B), plus one forward pass of the target's head.
+        Attention scores, the prompts' keys and recomputation are excluded.
         """
         head = self.vocab * self.hidden
         own_head = self.parts.get("lm_head", 0)
         used = self.total - own_head - self.frozen("non_routed") * (1 - self.drafter.used_experts)
         return anchors * (6.0 * depth * used + 2.0 * head + depth * (6 * own_head or 4 * head))
 
-    @functools.cache  # noqa: B019 (a size is as old as its plan)
+    @functools.cache  # noqa: B019 (a size lives as long as its plan)
     def kept(self, tokens: int, anchors: int, depth: int) -> Kept:
-        """What autograd keeps of the unroll of a row of one sequence, in bf16.
+        """Bytes that autograd keeps of the unroll of one sequence, in bf16.
 
-        A chain starts from the last `anchors` of its `tokens` from which two tokens follow.
+        The anchors are the last `anchors` tokens that two more tokens follow.
 
-        Each storage counts once, and no depth is computed again. Weights are left out.
+        Each storage counts once. Depths are not recomputed; weights are excluded.
         """
         import torch
 
         from outrider.speculators.heads import TargetEnds
 
-        dtype = torch.bfloat16  # on the meta device, grouped products take no other
+        dtype = torch.bfloat16  # the only dtype of grouped products on the meta device
         drafter = self.drafter.to(dtype)
         ours = {parameter.untyped_storage()._cdata for parameter in drafter.parameters()}
         linear: dict[int, Any] = {}

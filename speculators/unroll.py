@@ -1,26 +1,26 @@
-"""Unrolls a chain of drafts at every position in one pass, as the serving engine computes them.
+"""Unrolls the draft chains of all anchors, as the engine computes them.
 
 A chain starts at an anchor i. Depth 0 reads the target's states at i and token t_{i+1}. Depth s
 reads the chain's own state of depth s-1 and token t_{i+1+s}, at position i+s. In the engine's cache
-the slots up to i hold depth-0 keys (made from the target's states) and the slots i+1..i+s the
+the slots up to i hold depth-0 keys (computed from the target's states) and the slots i+1..i+s the
 chain's own, so the query of depth s at i attends to
 
     the depth-0 keys j <= i of its sequence      computed once, read at every depth
     its own chain's keys of depths 1..s
 
-The two parts are merged through their log-sum-exps: no matrix over all depths exists, and only the
-first depends on the device (layers/prefix_attention.py). Tokens are the logged ones (teacher
+The parts are merged by their log-sum-exps, so no score matrix over all depths is built. Only the
+first part depends on the device (layers/prefix_attention.py). Tokens are the logged ones (teacher
 forcing): the engine discards a chain after a rejected token.
 
     anchors_N, u = unroll_anchors(chain, ends, token_ids_BT, inputs_BTX, sequence_BT, position_BT,
                                   anchor_BT, depth=4)
     head.logits(u[s])            # for the tokens at i+2+s, where valid_BT(sequence_BT, s)
 
-The kinds' layers (`Chain`) supply inputs, projections and states; this file supplies the order.
+A kind's layer (`Chain`) computes inputs, projections and states; this file calls it in order.
 
 Shapes: B rows, T slots of a row, P slots that hold a token (in all rows together), N anchors, X
-values that a drafter reads of a token, H hidden, A heads, D dims of a query or key, V dims of a
-value, S keys of an anchor's own.
+values per token that a drafter reads, H hidden, A heads, D dims of a query or key, V dims of a
+value, S own keys of an anchor.
 """
 
 import operator
@@ -37,7 +37,7 @@ from outrider.speculators.layers.prefix_attention import Attend, Span, prefix_at
 
 
 class Chain(Protocol):
-    """A layer that drafts one token after the other, with one attention over prefix and chain."""
+    """A layer that drafts token by token, attending to prefix and chain."""
 
     width: int
     """H of the states that the head reads."""
@@ -48,17 +48,17 @@ class Chain(Protocol):
         """The state that depth 0 reads, from the target's states."""
 
     def inputs(self, embedding: Tensor, state: Tensor, position: Tensor) -> Tensor:
-        """The layer's input x [N, ...] from the next token's embedding, the state, its position."""
+        """The layer's input x [N, ...] from next embedding, state and position."""
 
     def project(self, x_NX: Tensor, position_N: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries [A, N, D], keys [A, N, D] and values [A, N, V] of x."""
 
     def finish(self, x_NX: Tensor, attended_ANV: Tensor) -> tuple[Tensor, Tensor]:
-        """The state that the next depth is fed, and the state [N, H] that the head reads."""
+        """Returns the next depth's state and the head's input [N, H]."""
 
 
 def valid_BT(sequence_BT: Tensor, depth: int) -> Tensor:
-    """Slots i with a token i+2+depth in their sequence, so that u[depth][i] predicts a token."""
+    """Mask of slots i with a token i+2+depth for u[depth][i] to predict."""
     reach = 2 + depth
     valid = torch.zeros_like(sequence_BT, dtype=torch.bool)
     if reach < sequence_BT.shape[1]:
@@ -79,18 +79,18 @@ def unroll_anchors(
     mask_token: int | None = None,
     recompute: bool = False,
 ) -> tuple[Tensor, list[Tensor]]:
-    """The chains of all anchors: flat indices [N] into B*T, and u[s] of shape [N, H] for s < depth.
+    """Returns flat anchor indices [N] into B*T and states u[s] [N, H].
 
     `sequence_BT` numbers the sequence of a slot, contiguous within a row, -1 for padding;
     `position_BT` counts from 0 in each sequence. Every anchor must be valid at depth 0. A chain
-    that runs past the end of its sequence repeats the last token; its states there mean nothing and
-    are not read (`valid_BT`).
+    that runs past the end of its sequence repeats the last token; its states there are meaningless
+    and not read (`valid_BT`).
 
-    A parallel drafter reads `mask_token` at every depth but the first, and no draft. Its inputs
-    there are one row [1, ...] for all anchors, and only the positions differ.
+    A parallel drafter reads `mask_token` instead of a draft at every depth but the first. Its
+    inputs there are one row [1, ...] for all anchors, which differ only in position.
 
     With `recompute` autograd keeps the inputs, queries, keys and values of every depth; backward
-    computes projections, attention and MLP again. Gradients are the same.
+    recomputes projections, attention and MLP. Gradients are the same.
     """
     device = inputs_BTX.device
     slots_P, anchors_N, anchor_place_N, attend_prefix = row_of(sequence_BT, anchor_BT, device)
@@ -129,7 +129,7 @@ def unroll_anchors(
             x_NH, merge(out_ANV, log_sum_exp_AN, q_AND, keys, values, chain.softmax_scale)
         )
 
-    # Backward computes a part again from its arguments, or autograd keeps what it reads.
+    # With `recompute`, backward recomputes each part from its arguments.
     run: Callable[..., Any] = operator.call
     if recompute and torch.is_grad_enabled():
         run = partial(checkpoint, use_reentrant=False, preserve_rng_state=False)
@@ -156,7 +156,7 @@ class Row(NamedTuple):
     anchor_place_N: Tensor
     """Index of each anchor among the P tokens."""
     attend_prefix: Attend
-    """Attention of the anchors over the tokens up to their own; needs at least one anchor."""
+    """Attention of each anchor over the tokens up to its own; needs at least one anchor."""
 
 
 def row_of(sequence_BT: Tensor, anchor_BT: Tensor, device: torch.device) -> Row:
@@ -178,9 +178,9 @@ def merge(
     values: Sequence[Tensor],
     scale: float,
 ) -> Tensor:
-    """Merges each anchor's own keys into attention over the prefix, by the log-sum-exp.
+    """Merges each anchor's own keys into its attention over the prefix.
 
-    `keys` [A, N, D] and `values` [A, N, V] have an element for each of them; N may be 1, for a key
+    Each own key has one element in `keys` [A, N, D] and one in `values` [A, N, V]; N is 1 for a key
     or value that all anchors share.
     """
     if not keys:
@@ -196,7 +196,7 @@ def merge(
 
 
 def _spans(sequence_BT: Tensor, anchor_BT: Tensor) -> list[Span]:
-    """Extents of the sequences with anchors, of all rows in order, among tokens and anchors."""
+    """Spans of the sequences that contain anchors, over all rows in order."""
     spans, tokens, anchors = [], 0, 0
     for row, anchor_row in zip(sequence_BT.cpu(), anchor_BT.cpu(), strict=True):
         numbers, lengths = row.unique_consecutive(return_counts=True)
@@ -213,7 +213,7 @@ def _spans(sequence_BT: Tensor, anchor_BT: Tensor) -> list[Span]:
 def _last_slots(sequence_BT: Tensor) -> Tensor:
     """Flat index of the last slot of each slot's sequence."""
     _, lengths = sequence_BT.flatten().unique_consecutive(return_counts=True)
-    # Adjacent rows may have the same number (-1, or an id used twice): a row's end closes it too.
+    # Adjacent rows may share a number (-1, or a reused id), so a sequence also ends with its row.
     last = (lengths.cumsum(0) - 1).repeat_interleave(lengths)
     slot = torch.arange(last.numel(), device=last.device)
     row_end = (slot // sequence_BT.shape[1] + 1) * sequence_BT.shape[1] - 1

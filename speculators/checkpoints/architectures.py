@@ -1,13 +1,13 @@
-"""Target architectures: what Outrider reads of each, and why it refuses others. No torch.
+"""Supported target architectures, and reasons to refuse others. No torch.
 
-    architecture = architecture_of(config, path)     # an OutriderError for other targets
+    architecture = architecture_of(config, path)     # raises for other targets
     architecture.layer is not None                   # whether its own speculator can be trained
 
 Supported are decoders that vLLM 0.32 serves and whose embedding, final RMSNorm and head are stored
-under the names below. Where a target ships no layer that is trained, biases, norms of queries and
-keys, grouped queries and scaled rotary embeddings are the engine's concern: states are captured in
-vLLM. A new architecture is one entry in `ARCHITECTURES`, and where its own layer is trained, its
-attention in layers/.
+under the names below. If a target has no layer that is trained, its biases, norms of queries and
+keys, grouped queries and scaled rotary embeddings do not matter here: states are captured in vLLM.
+A new architecture is one entry in `ARCHITECTURES` and, if its own layer is trained, its attention
+in layers/.
 """
 
 import dataclasses
@@ -26,29 +26,29 @@ EMBEDDING, FINAL_NORM_WEIGHT, HEAD = (
 
 @dataclasses.dataclass(frozen=True)
 class Layer:
-    """The decoder layer of targets that ship one as their speculator, as vLLM 0.32 computes it.
+    """The decoder layer that targets ship as speculator, as in vLLM 0.32.
 
     Its MLP is DeepSeek-V3's in every architecture (layers/decoder_layer.py).
     """
 
     attention: str
-    """Import path of the attention's class, which is made from config.json."""
+    """Import path of the attention's class, which takes config.json."""
     keys: tuple[str, ...]
-    """Keys of config.json that give the attention its form."""
+    """Keys of config.json that define the attention."""
     rope_types: tuple[str, ...]
-    """Rotary embeddings that the attention computes."""
+    """Rotary embeddings that the attention supports."""
     feeds_normed: bool
-    """Whether the next depth is fed the state after the layer's last norm, or the one before."""
+    """True if the next depth reads the state after the layer's last norm, not the one before it."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Architecture:
-    """What can be done with the targets of one architecture."""
+    """Capabilities of the targets of one architecture."""
 
     layer: Layer | None = None
-    """None where no speculator in the checkpoint is trained."""
+    """None if Outrider trains no speculator of the checkpoint."""
     returns_states: bool = True
-    """Whether vLLM returns the states of its layers (`SupportsEagle3`), as heads read them."""
+    """Whether vLLM returns the states of its layers (`SupportsEagle3`), which heads read."""
 
 
 ARCHITECTURES = {
@@ -66,8 +66,8 @@ ARCHITECTURES = {
             feeds_normed=True,
         )
     ),
-    # vLLM returns one state, residual + hidden (glm4_moe_mtp.py), which it norms for the head and
-    # feeds as it is (llm_base_proposer.py, `model_returns_tuple`).
+    # vLLM returns one state, residual + hidden (glm4_moe_mtp.py). It is normed for the head, but
+    # the next depth reads it without the norm (llm_base_proposer.py, `model_returns_tuple`).
     "Glm4MoeForCausalLM": Architecture(
         Layer(
             attention="outrider.speculators.layers.llama_attention:Glm4MoeAttention",
@@ -83,14 +83,14 @@ ARCHITECTURES = {
     "Qwen3ForCausalLM": Architecture(),
     "Qwen3MoeForCausalLM": Architecture(),
 }
-"""By name in `architectures` of config.json."""
+"""Architectures by their name in config.json."""
 
 SPARSE = ("DeepseekV32ForCausalLM", "GlmMoeDsaForCausalLM")
 """Architectures with an indexer for sparse attention."""
 
 
 def architecture_of(config: Mapping[str, Any], path: object) -> Architecture:
-    """The entry of the config.json at `path`; an `OutriderError` for an unsupported one."""
+    """The config's architecture; raises an `OutriderError` if it is unsupported."""
     name = str(next(iter(config.get("architectures") or []), None))
     if name in ARCHITECTURES:
         return ARCHITECTURES[name]

@@ -18,7 +18,7 @@ from outrider.speculators.checkpoints.safetensors_headers import (
 
 
 def check_vocabulary_size(path: Path, config: Mapping[str, Any], target: CheckpointLayout) -> None:
-    """The vocabulary in a speculator's config.json has the target's size."""
+    """Checks that a speculator's vocabulary has the target's size."""
     vocabulary = target.config["vocab_size"]
     if config.get("vocab_size") != vocabulary:
         raise OutriderError(
@@ -30,10 +30,10 @@ def check_vocabulary_size(path: Path, config: Mapping[str, Any], target: Checkpo
 
 
 def check_same_rows(header: TensorHeader, own: TensorHeader) -> None:
-    """A copy of the target's embedding or head equals the target's.
+    """Checks that a copy of the target's embedding or head equals it.
 
-    The engine replaces the copy by the target's tensor: a speculator that was trained against
-    another one drafts nonsense.
+    The engine replaces the copy by the target's tensor: a speculator that was trained with a
+    different tensor drafts nonsense.
     """
     if header.shape != own.shape:
         difference = f"has shape {list(header.shape)}, the target's {own.name} {list(own.shape)}"
@@ -49,7 +49,7 @@ def check_same_rows(header: TensorHeader, own: TensorHeader) -> None:
 
 
 def check_finite(found: Mapping[str, TensorHeader]) -> None:
-    """No tensor holds an infinity or NaN."""
+    """Checks that no tensor contains an infinity or NaN."""
     broken = [name for name, header in found.items() if not is_finite(header)]
     if broken:
         raise OutriderError(
@@ -66,7 +66,7 @@ def check_header_shape(
     config: Path,
     in_words: str,
 ) -> TensorHeader:
-    """The tensor whose name ends in `suffix`, present and of this shape. Returns its header."""
+    """Checks presence and shape of the tensor `suffix`; returns its header."""
     header = header_named(found, suffix)
     if header is None:
         raise OutriderError(
@@ -83,7 +83,7 @@ def check_header_shape(
 
 
 def check_names(where: object, found: Collection[str], expected: Collection[str]) -> None:
-    """The names of the tensors are the expected ones, each, and no others."""
+    """Checks that the tensor names are exactly the expected ones."""
     missing, unexpected = sorted(set(expected) - set(found)), sorted(set(found) - set(expected))
     parts = [f"missing: {first_names(missing)}"] if missing else []
     parts += [f"unexpected: {first_names(unexpected)}"] if unexpected else []

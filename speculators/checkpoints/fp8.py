@@ -6,8 +6,8 @@
 Blocks are usually 128 x 128. As DeepSeek-V3 documents its files (README_WEIGHTS.md;
 arXiv:2412.19437, section 3.3.2; inference/kernel.py, weight_dequant), the scale of a block is its
 largest magnitude over 448, e4m3's largest number, stored in NAME.weight_scale_inv. DeepSeek-V3.1
-rounds scales up to powers of two. The grid of blocks is rounded up where a side is not a multiple
-of the block's.
+rounds scales up to powers of two. The grid of blocks is rounded up if a side is not a multiple of
+the block's.
 
 Shapes: O output features, I input features, P = ceil(O / rows) and Q = ceil(I / columns) blocks.
 """
@@ -38,7 +38,7 @@ def quantize(
     """
     blocked = _blocked(weight_OI.float(), blocks)
     largest_PQ = blocked.abs().amax(dim=(1, 3))
-    # A block with a subnormal scale is as good as zero: dividing by it would lose precision.
+    # Subnormal scales are clamped: dividing by them loses precision, and such a block is near zero.
     scale_PQ = torch.where(
         largest_PQ > 0, (largest_PQ / LARGEST).clamp_min(torch.finfo(torch.float32).tiny), 1.0
     )

@@ -1,10 +1,10 @@
-"""Names and files of a checkpoint's tensors, from config.json and the safetensors index alone.
+"""Names and files of a checkpoint's tensors. Reads no weights; no torch.
 
     layout = read_layout(directory)
-    layout.files(target_tensors(layout))      # kinds/: 2 of R1's 163 shards or so
+    layout.files(target_tensors(layout))      # kinds/: about 2 of R1's 163 shards
 
-No weights and no torch. Training reads the tensors of the target's own speculator, the embedding
-and the head, so the other 600 GB of an R1 need not be on the machine that trains.
+Only config.json and the safetensors index are read. Training needs the tensors of the target's own
+speculator, the embedding and the head: the other 600 GB of R1 need not be on the training machine.
 """
 
 import dataclasses
@@ -48,7 +48,7 @@ class CheckpointLayout:
         return (self.config.get("quantization_config") or {}).get("scale_fmt") == "ue8m0"
 
     def files(self, names: Iterable[str]) -> list[str]:
-        """Names of the files with these tensors; an `OutriderError` for a missing one."""
+        """Files of these tensors; raises an `OutriderError` if a tensor is missing."""
         wanted = set(names)
         if missing := wanted - self.weight_map.keys():
             raise OutriderError(f"{self.directory}: the checkpoint has no tensor {min(missing)}")
@@ -56,22 +56,22 @@ class CheckpointLayout:
 
 
 def read_layout(directory: Path) -> CheckpointLayout:
-    """Reads config.json and the index, or the only file's header; shards may be absent."""
+    """Reads config.json and the tensor names; shards may be absent."""
     directory = Path(directory)
     config = read_json(directory / "config.json")
     architecture = architecture_of(config, directory / "config.json")
     quantization = config.get("quantization_config") or {}
-    # Of a target without an MTP layer only the ends are read, which other formats leave in bf16.
+    # Without an MTP layer only the ends are read, which other quantizations leave in bf16.
     read = architecture.layer is not None or "weight_block_size" in quantization
     blocks = fp8_blocks(config, directory / "config.json") if read else None
     return CheckpointLayout(directory, config, weight_map(directory), blocks)
 
 
 def fp8_blocks(config: dict[str, Any], path: Path) -> tuple[int, int] | None:
-    """Rows and columns of a block by `quantization_config`: (128, 128) for DeepSeek; None without.
+    """Rows and columns of an FP8 block; None without `quantization_config`.
 
-    Everything but e4m3 blocks with dynamic activation scales is refused: its tensors would be
-    misread.
+    DeepSeek's are (128, 128). Formats other than e4m3 blocks with dynamic activation scales are
+    refused: their tensors would be misread.
     """
     found = config.get("quantization_config")
     if not found:
@@ -95,7 +95,7 @@ def fp8_blocks(config: dict[str, Any], path: Path) -> tuple[int, int] | None:
 
 
 def weight_map(directory: Path) -> dict[str, str]:
-    """The file of each tensor, from the index or from the header of the only file."""
+    """File of each tensor, from the index or the single file's header."""
     index, single = directory / INDEX, directory / SINGLE
     if index.is_file():
         return read_json(index)["weight_map"]

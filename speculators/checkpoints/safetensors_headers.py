@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class TensorHeader:
-    """One tensor of a file."""
+    """Name, file, dtype and shape of a tensor."""
 
     name: str
     file: Path
@@ -33,19 +33,19 @@ class TensorHeader:
 
     @property
     def floats(self) -> int:
-        """Number of values of a floating-point tensor; 0 for integers and truth values."""
+        """Number of values of a floating-point tensor; 0 for integers and booleans."""
         return math.prod(self.shape) if "F" in self.dtype else 0
 
     def read(self) -> "Tensor":
-        """The tensor."""
+        """Reads the tensor."""
         with safe_open(self.file, "pt") as file:
             return file.get_tensor(self.name)
 
 
 def tensor_headers(directory: Path, only: Iterable[str] | None = None) -> dict[str, TensorHeader]:
-    """Every tensor of a checkpoint by name, from the headers of its files, or `only` of these.
+    """Headers of a checkpoint's tensors by name; `only` limits the files.
 
-    A missing or truncated file is an `OutriderError`.
+    Raises an `OutriderError` if a file is missing or truncated.
     """
     index = directory / INDEX
     if only is None:
@@ -78,9 +78,9 @@ def is_finite(header: TensorHeader) -> bool:
 
 
 def rows_that_differ(one: TensorHeader, other: TensorHeader) -> int:
-    """Rows (of the first dimension) in which two tensors of the same shape differ.
+    """Number of rows in which two tensors of the same shape differ.
 
-    Tensors of the same dtype differ by any value, others by more than bfloat16's rounding.
+    Tensors of the same dtype are compared exactly, others within bfloat16's rounding.
     """
     if (one.file, one.name) == (other.file, other.name):
         return 0

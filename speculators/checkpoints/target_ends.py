@@ -14,9 +14,9 @@ from outrider.speculators.heads import TargetEnds
 
 
 def load_target_ends(target_dir: Path, dtype: torch.dtype = torch.float32) -> TargetEnds:
-    """The head in `dtype`, and the embedding in `dtype` or as stored where that is narrower.
+    """Loads the head in `dtype`; the embedding keeps a narrower stored dtype.
 
-    Tied weights give the same values twice.
+    If the weights are tied, both have the same values.
     """
     layout = read_layout(target_dir)
     tensors = CheckpointTensors(layout)

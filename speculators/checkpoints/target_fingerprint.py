@@ -1,12 +1,11 @@
-"""The identity of a target: DeepSeek-R1 and R1-0528 have the same shapes and other weights.
+"""Fingerprints of targets: R1 and R1-0528 have equal shapes but different weights.
 
-    target_fingerprint(target_dir)                    # None: not a whole target's checkpoint
-    check_target(manifest, bundle, target_dir)        # an OutriderError for another target
+    target_fingerprint(target_dir)                    # None: not a whole target
+    check_target(manifest, bundle, target_dir)        # raises for another target
 
-It covers config.json, tokenizer.json, and of every weight file its name, its size and 64 KiB at
-each end: 21 MB of R1's 671 GB. It does not notice weights that changed only inside of the files, or
-another chat template. The same weights in other files (sharded or quantized again) are another
-target.
+It covers config.json, tokenizer.json, and the name, the size and 64 KiB at each end of every weight
+file: 21 MB of R1's 671 GB. It misses changes in the middle of files or in the chat template. The
+same weights in other files (resharded or requantized) are a different target.
 """
 
 import functools
@@ -19,7 +18,7 @@ from outrider.common.fingerprint import path_digest, sampled_digest, value_diges
 from outrider.speculators.checkpoints.layout import read_layout
 
 KEY = "target_fingerprint"
-"""In bundle.json; null where the target was not at hand."""
+"""Key in bundle.json; null if the target was not available."""
 
 _VOLATILE = ("_name_or_path", "auto_map", "dtype", "torch_dtype", "transformers_version")
 _SAMPLED = 2**16
@@ -27,7 +26,7 @@ _SAMPLED = 2**16
 
 @functools.lru_cache
 def target_fingerprint(directory: Path) -> str | None:
-    """SHA-256 of what is read; None for a part of a checkpoint, or a speculator's directory."""
+    """SHA-256 of the target; None for a partial checkpoint or a speculator."""
     layout = read_layout(directory)
     files = [directory / name for name in sorted(set(layout.weight_map.values()))]
     last = f"model.layers.{int(layout.config.get('num_hidden_layers', 1)) - 1}."
@@ -46,9 +45,9 @@ def target_fingerprint(directory: Path) -> str | None:
 
 
 def check_target(manifest: Mapping[str, Any], bundle: Path | str, target_dir: Path) -> None:
-    """Raises an `OutriderError` if bundle.json is of another target than `target_dir`.
+    """Raises an `OutriderError` if the bundle was made for another target.
 
-    Nothing is compared where either is unknown.
+    Nothing is compared if either fingerprint is unknown.
     """
     expected, found = manifest.get(KEY), target_fingerprint(target_dir)
     if expected is None or found is None or expected == found:

@@ -1,4 +1,4 @@
-"""Single tensors of a checkpoint, as stored or dequantized from FP8 blocks; publishing one.
+"""Reads and encodes tensors of a checkpoint, FP8 blocks included; publishes checkpoints.
 
 tensors = CheckpointTensors(read_layout(directory))
 tensors.read("lm_head.weight", torch.float32)
@@ -22,23 +22,23 @@ from outrider.speculators.checkpoints.layout import SCALE_SUFFIX, CheckpointLayo
 
 
 class CheckpointTensors:
-    """A checkpoint's tensors by name. Only the shards of what is read need to be there."""
+    """A checkpoint's tensors by name; only shards that are read must exist."""
 
     def __init__(self, layout: CheckpointLayout):
         self.layout = layout
         self._files: dict[Path, Any] = {}
 
     def raw(self, name: str) -> Tensor:
-        """The tensor as the file has it."""
+        """Reads the tensor as it is stored."""
         path = self.layout.directory / self.layout.files([name])[0]
-        if path not in self._files:  # one mapping of a shard for all of its tensors
+        if path not in self._files:  # each shard is mapped once
             if not path.is_file():
                 raise OutriderError(f"{path}: no such file, though the index lists {name} in it")
             self._files[path] = safe_open(path, "pt")
         return self._files[path].get_tensor(name)
 
     def stored(self, name: str) -> tuple[Tensor, Tensor | None]:
-        """The values and, for an FP8 tensor, its scales.
+        """Reads the values and, for an FP8 tensor, its scales.
 
         Raises an `OutriderError` if values or scales are missing or have the wrong shape.
         """
@@ -59,15 +59,15 @@ class CheckpointTensors:
             raise OutriderError(
                 f"{self.layout.directory}: {name} is {value.dtype} of shape {tuple(value.shape)}"
                 f" and {scale_name} of shape {tuple(scale.shape)}, but blocks of"
-                f" {self.layout.blocks} want {FP8} and {expected}; the weights and config.json"
+                f" {self.layout.blocks} need {FP8} and {expected}; the weights and config.json"
                 " belong to different models"
             )
         return value, scale
 
     def read(self, name: str, dtype: torch.dtype, narrow: bool = False) -> Tensor:
-        """The weight in `dtype`, dequantized where it is FP8.
+        """Reads the weight in `dtype`, dequantized if it is FP8.
 
-        With `narrow` it stays as stored where that is narrower and has no scale.
+        With `narrow`, a weight without scales keeps its stored dtype if that is narrower.
         """
         value, scale = self.stored(name)
         if scale is None or self.layout.blocks is None:
@@ -75,16 +75,16 @@ class CheckpointTensors:
         return dequantize(value, scale, self.layout.blocks, dtype)
 
     def encode(self, name: str, tensor: Tensor) -> dict[str, Tensor]:
-        """`tensor` as this checkpoint stores `name`: in FP8 with scales, or in its dtype.
+        """Encodes `tensor` like the stored `name`: FP8 with scales, or its dtype.
 
-        Values that are unchanged keep the stored bytes.
+        Unchanged values keep the stored bytes.
         """
         value, scale = self.stored(name)
         check_tensor_shape(self.layout, name, tensor, value.shape)
         if scale is None or self.layout.blocks is None:
             return {name: tensor.to(value.dtype).contiguous().clone()}
-        # Trained weights are bf16. Equal values were not trained; quantizing them again could
-        # change their bytes.
+        # Trained weights are bf16. Values equal in bf16 were not trained, and quantizing them again
+        # could change their bytes.
         before = dequantize(value, scale, self.layout.blocks, torch.bfloat16)
         if not torch.equal(before, tensor.to(torch.bfloat16)):
             value, found = quantize(tensor, self.layout.blocks, self.layout.powers_of_two)
@@ -93,7 +93,7 @@ class CheckpointTensors:
 
 
 def fill(views: Mapping[str, Tensor], read: Callable[[str], Tensor], where: object) -> None:
-    """Copies the tensors that `read` gives by name into a module's; all must be finite."""
+    """Copies `read(name)` into each of a module's `views`; all must be finite."""
     with torch.no_grad():
         for name, view in views.items():
             value = read(name)
@@ -103,7 +103,7 @@ def fill(views: Mapping[str, Tensor], read: Callable[[str], Tensor], where: obje
                     f" {tuple(view.shape)}; the weights and config.json belong to different models"
                 )
             view.copy_(value.view(view.shape))
-    # Tensor by tensor: isfinite makes a copy, 30 GB of all experts of R1's layer in float32.
+    # Tensor by tensor: isfinite copies, and all experts of R1's layer are 30 GB in float32.
     if broken := [name for name, view in views.items() if not view.isfinite().all()]:
         raise OutriderError(
             f"{where}: not a finite number in {', '.join(broken)}; the checkpoint is damaged"
@@ -113,7 +113,7 @@ def fill(views: Mapping[str, Tensor], read: Callable[[str], Tensor], where: obje
 def check_tensor_shape(
     layout: CheckpointLayout, name: str, tensor: Tensor, shape: Iterable[int]
 ) -> None:
-    """Raises an `OutriderError` if the tensor's shape is not the one of config.json."""
+    """Raises an `OutriderError` if the tensor does not have this shape."""
     if tuple(tensor.shape) != tuple(shape):
         raise OutriderError(
             f"{layout.directory}: {name} has shape {tuple(tensor.shape)}, but config.json makes it"
@@ -122,7 +122,7 @@ def check_tensor_shape(
 
 
 def write_checkpoint(config: Mapping[str, Any], tensors: dict[str, Tensor], out_dir: Path) -> None:
-    """Publishes the directory, atomically; tensors are contiguous and share no memory."""
+    """Publishes the checkpoint atomically; tensors must be contiguous and share no memory."""
     with publish(Path(out_dir)) as temporary:
         temporary.mkdir()
         save_file(tensors, temporary / "model.safetensors", metadata={"format": "pt"})

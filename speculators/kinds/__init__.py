@@ -1,4 +1,4 @@
-"""The registry of drafter kinds. Adding a kind is one module here and one entry in `KINDS`.
+"""The registry of drafter kinds: one module and one `KINDS` entry each.
 
     kind_of(Path("runs/NAME/speculator")).name       # by its config.json
     trainable_kind("mtp").features(config)           # the protocol is in protocol.py
@@ -26,7 +26,7 @@ KINDS: dict[str, DrafterKind] = {
     kind.name: kind
     for kind in (DSpark(), DFlash(), PEagle(), Eagle3(), MTP(), NGramLookup(), NoSpeculation())
 }
-"""By name. A directory is of the first kind that recognizes it."""
+"""Kinds by name; a directory belongs to the first that recognizes it."""
 
 DEFAULT_KIND = "mtp"
 """The kind that DeepSeek-V3 and R1 ship and that recipes train unless they name another."""
@@ -35,11 +35,11 @@ NO_SPECULATION = NoSpeculation.name
 """Name of the kind that drafts nothing."""
 
 LOOKUP = NGramLookup.name
-"""Name of the kind that every endpoint has without training."""
+"""Name of the kind that every endpoint can use without training."""
 
 
 def kind_named(name: str) -> DrafterKind:
-    """The kind of that name."""
+    """The kind of that name; raises an `OutriderError` if there is none."""
     if name not in KINDS:
         raise OutriderError(
             f"speculator kind {name!r} is not known; the kinds are {', '.join(KINDS)}"
@@ -53,18 +53,18 @@ def trainable_names() -> list[str]:
 
 
 def weightless_names() -> list[str]:
-    """Names of the kinds without weights, which are named instead of given as a directory."""
+    """Names of the kinds without weights, which have no directory."""
     return [name for name, kind in KINDS.items() if kind.directory_in_words is None]
 
 
 def weightless_kind(name: str | None) -> WeightlessKind | None:
-    """The kind of that name where its drafts follow from the text; None for any other name."""
+    """The weightless kind of that name; None for any other name."""
     kind = KINDS.get(name or "")
     return kind if isinstance(kind, WeightlessKind) else None
 
 
 def trainable_kind(name: str) -> TrainableKind:
-    """The kind of that name; raises an `OutriderError` if it cannot be trained and replayed."""
+    """The kind of that name; raises an `OutriderError` if it is untrainable."""
     kind = kind_named(name)
     if not isinstance(kind, TrainableKind):
         raise OutriderError(
@@ -75,9 +75,9 @@ def trainable_kind(name: str) -> TrainableKind:
 
 
 def kind_of(directory: Path) -> DrafterKind:
-    """The kind of a speculator's directory, or of a target's own speculator, by its config.json.
+    """Finds the kind of a speculator's or target's directory from its config.json.
 
-    A bundle of a kind without weights has bundle.json only.
+    A bundle of a kind without weights contains only bundle.json.
     """
     path, bundle = Path(directory) / "config.json", Path(directory) / "bundle.json"
     named = read_json(bundle).get("method") if bundle.is_file() and not path.exists() else None
@@ -96,12 +96,12 @@ def kind_of(directory: Path) -> DrafterKind:
 
 
 def trainable_kind_of(directory: Path) -> TrainableKind:
-    """The kind of a directory; raises an `OutriderError` if it cannot be replayed."""
+    """The kind of a directory; raises an `OutriderError` if it is untrainable."""
     return trainable_kind(kind_of(directory).name)
 
 
 def native_kinds(target_config: Mapping[str, Any]) -> list[TrainableKind]:
-    """The kinds of which the target ships a speculator."""
+    """The kinds of the speculators that the target ships."""
     return [
         kind
         for kind in KINDS.values()
@@ -116,15 +116,14 @@ def target_tensors(target: CheckpointLayout) -> list[str]:
 
 
 def check_speculator(directory: Path, target_dir: Path) -> None:
-    """Checks from files alone that a speculator belongs to the target; no torch.
+    """Checks from files alone that a speculator fits the target; no torch.
 
-    An engine that gets a speculator of another target, with another vocabulary or with damaged
-    weights ends in a traceback after minutes, or drafts nonsense silently. Everything is read from
-    the two config.json and the safetensors headers. Only finiteness, and whether a copied
-    vocabulary equals the target's, are read from the weights. A bundle must also have been made
-    for this very target (target_fingerprint.py).
+    A speculator of another target, with another vocabulary or with damaged weights crashes an
+    engine after minutes, or silently drafts nonsense. The checks read the two config.json and the
+    safetensors headers; only finiteness, and whether a copied vocabulary equals the target's, need
+    the weights. A bundle must also have been made for exactly this target (target_fingerprint.py).
 
-    Raises an `OutriderError` with file, key, value and fix where they do not fit.
+    Raises an `OutriderError` with file, key, value and fix if they do not fit.
     """
     directory = Path(directory)
     if (directory / "bundle.json").is_file():

@@ -1,14 +1,14 @@
-"""The module of a drafter: what training, replay and draft parity call on it.
+"""The module of a drafter, for training, replay and draft parity.
 
     drafter = kind.load(directory, target_dir, dtype, device)
     anchors_N, states = drafter.unroll(ends, token_ids_BT, inputs_BTX, sequence_BT, position_BT,
                                        anchor_BT, depth=4)
     drafter.head(ends).logits(states[0])
 
-A kind whose drafts share one attention over prefix and drafts (MTP, EAGLE-3, P-EAGLE) is a
-`ChainDrafter` and implements `speculators.unroll.Chain`. Any other kind writes its own unroll.
+A kind with one attention over prefix and drafts (MTP, EAGLE-3, P-EAGLE) is a `ChainDrafter` and
+implements `speculators.unroll.Chain`. Any other kind implements its own unroll.
 
-Shapes: B rows, T slots of a row, X values that the drafter reads of a token, N anchors, H width
+Shapes: B rows, T slots of a row, X values per token that the drafter reads, N anchors, H width
 of the state that the head reads, K depths.
 """
 
@@ -31,9 +31,9 @@ class Batch:
     """Indices of its samples."""
     token_ids_BT: Tensor
     hidden_BTH: Tensor
-    """What the teacher reads: the target's states after the final norm."""
+    """The target's states after the final norm, which the teacher reads."""
     inputs_BTX: Tensor
-    """What the drafter reads; the same tensor as `hidden_BTH` where that is all it reads."""
+    """The states that the drafter reads; the same tensor as `hidden_BTH` if it reads no others."""
     sequence_BT: Tensor
     """Number of the slot's sequence in the row, from 0; -1 is padding."""
     position_BT: Tensor
@@ -44,7 +44,7 @@ class Batch:
         return self._mapped(lambda tensor: tensor.to(device, non_blocking=True))
 
     def pinned(self) -> "Batch":
-        """The batch in page-locked memory, from which copies to a GPU overlap with its work."""
+        """The batch in pinned memory, so that copies overlap with GPU work."""
         return self._mapped(Tensor.pin_memory)
 
     def _mapped(self, change: Callable[[Tensor], Tensor]) -> "Batch":
@@ -54,12 +54,12 @@ class Batch:
 
 
 class Drafter(nn.Module):
-    """Base class of a drafter's module. Its parameters are what is trained."""
+    """Base class of a drafter's module, whose parameters are trained."""
 
     width: int
     """Values of a state that the head reads."""
     recompute = False
-    """Whether backward computes every depth again instead of keeping what it reads."""
+    """Whether backward recomputes every depth instead of keeping its activations."""
     used_experts = 1.0
     """Share of the routed experts that a token uses."""
 
@@ -76,7 +76,7 @@ class Drafter(nn.Module):
         """Drafts `depth` tokens at every anchor, as the serving engine computes them.
 
         Returns the flat indices [N] of the anchors in B*T and, for each depth s, the states u[s]
-        [N, H] that the head reads. The chain at slot i knows the tokens up to i + 1; u[s] predicts
+        [N, H] that the head reads. The chain at slot i reads the tokens up to i + 1; u[s] predicts
         the token at i + 2 + s. Tokens are the logged ones (teacher forcing). `sequence_BT` numbers
         the sequence of a slot, -1 for padding; `position_BT` counts from 0 in each sequence.
         """
@@ -87,18 +87,18 @@ class Drafter(nn.Module):
         raise NotImplementedError
 
     def input_values(self) -> int:
-        """Values of one anchor from which a depth is computed again; 0 if it cannot be."""
+        """Values per anchor that recomputation of a depth needs; 0 if unsupported."""
         return 0
 
 
 class ChainDrafter(Drafter):
-    """A drafter that implements `Chain`: one attention over the prefix and its own drafts."""
+    """A drafter that implements `Chain`, with one attention over prefix and drafts."""
 
     mask_token: int | None = None
-    """Token at every depth but the first, for a parallel drafter; None: the token before."""
+    """Token that a parallel drafter reads at every depth but the first; None for other drafters."""
 
     def input_values(self) -> int:
-        """A state, x, query, key and value."""
+        """Values of a state, x, query, key and value."""
         chain = cast(Chain, self)
         weight = next(self.parameters())
         state = torch.empty(1, chain.width, dtype=weight.dtype, device=weight.device)
@@ -116,7 +116,7 @@ class ChainDrafter(Drafter):
         anchor_BT: Tensor,
         depth: int,
     ) -> tuple[Tensor, list[Tensor]]:
-        """One depth after the other, all anchors at once (speculators/unroll.py)."""
+        """Unrolls all anchors at once, depth by depth (speculators/unroll.py)."""
         return unroll_anchors(
             cast(Chain, self),
             ends,

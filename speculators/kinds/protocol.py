@@ -1,16 +1,16 @@
-"""The protocol of a drafter kind: everything that depends on the kind of speculator.
+"""The protocol of drafter kinds: everything that depends on the kind.
 
 A kind is one module in this folder and one line in the registry (`__init__.py`). No code outside
 this folder names a kind. There are two levels:
 
-    DrafterKind     can be served and counted: how it is recognized, checked against the target,
+    DrafterKind     can be served and measured: how it is recognized, checked against the target,
                     and configured in vLLM
-    TrainableKind   can also be captured for, trained, replayed, compared with the engine, sized
-                    before training, and swapped in a live engine; it drafts in every step
+    TrainableKind   can also be trained on captured states, replayed, compared with the engine,
+                    sized before training, and swapped in a live engine; it drafts in every step
 
-Both are base classes with defaults, so that a kind states only what differs. The registry imports
-no torch, so that `--help` and `--dry-run` start fast. What needs it is a function of the kind's
-`checkpoint` module under the method's name, which is imported when the method is called.
+Both are base classes with defaults, so that a kind defines only what differs. The registry imports
+no torch, so that `--help` and `--dry-run` start fast. A method that needs torch calls the function
+of the same name in the kind's `checkpoint` module, which is imported at the call.
 
 How a trainable kind is used:
 
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from outrider.speculators.kinds.drafter import Batch, Drafter
 
 TrainedParameters = Literal["all", "non_routed", "lora"]
-"""Trained weights: all, all but the routed experts, or these with low-rank adapters."""
+"""Trained weights: all, all but the routed experts, or the latter and adapters on the experts."""
 
 KPerBatchSize = Sequence[tuple[int, int, int]]
 """(first batch size, last batch size, drafts) of each range."""
@@ -56,48 +56,48 @@ KPerBatchSize = Sequence[tuple[int, int, int]]
 
 @dataclasses.dataclass(frozen=True)
 class Origin:
-    """What a drafter is trained for, and what it starts from."""
+    """The target, base and traffic that training starts from."""
 
     target_dir: Path
     base_dir: Path | None
-    """Directory of a speculator of the same kind to start from; None: training from scratch."""
+    """Directory of a speculator of the same kind to start from; None to train from scratch."""
     head: HeadConfig = dataclasses.field(default_factory=HeadConfig)
     """Shape of a head from scratch."""
     token_counts: "Callable[[], Tensor] | None" = None
-    """How often each token of the target's vocabulary occurs in the responses that are trained
-    on, [V]: what a draft vocabulary is chosen from. None if no traffic is at hand."""
+    """Returns how often each target token occurs in the training responses, [V], to choose a
+    draft vocabulary from. None if there is no traffic."""
     rows: "Callable[[], Iterable[Batch]] | None" = None
-    """The training part's rows, in the same order every time, on the device of the speculator: what
-    it is fitted to if it starts from scratch. None: it starts with random weights."""
+    """Returns the training part's rows, in the same order every time, on the speculator's device.
+    A speculator from scratch is fitted to them. None: it starts with random weights."""
     train: TrainedParameters = "all"
     lora_rank: int = 16
     """Rank of the adapters of `lora`."""
 
 
 class DrafterKind:
-    """A kind that can be served, counted and checked."""
+    """A kind that can be checked, served and measured."""
 
     name: str
-    """The value of `speculator.kind`, of reports, and vLLM's method."""
+    """Name in `speculator.kind` and in reports, and by default vLLM's method."""
     in_words: str
-    """The kind in a sentence, such as `an MTP layer`."""
+    """The kind as a noun phrase for messages, such as `an MTP layer`."""
     directory_in_words: str | None = None
-    """How a directory of this kind looks; None for a kind without weights, which is named."""
+    """Description of a directory of this kind; None for a kind without weights."""
     fixed_k = False
-    """Every step drafts as many tokens as the engine was started for. The engine cannot draft
-    another number in a step, so it has no schedule by batch size."""
+    """True if every step drafts the number of tokens that the engine was started with, so that
+    there can be no schedule by batch size."""
     one_block = False
-    """Drafts of a step attend to each other, so fewer of them are different drafts. Replay is
-    exact for the number that was unrolled, `speculator.depth`, and for no smaller one."""
+    """True if the drafts of a step attend to each other, so that they depend on their number.
+    Replay is then exact for `speculator.depth` drafts, and not for fewer."""
     needs_v2 = False
-    """vLLM has it in model runner V2 alone, which needs a GPU."""
+    """True if only vLLM's model runner V2 supports the kind, which needs a GPU."""
 
     def recognizes(self, config: Mapping[str, Any]) -> bool:
         """True for the config.json of a directory of this kind."""
         return False
 
     def check(self, directory: Path, target: CheckpointLayout) -> None:
-        """Raises an `OutriderError` with file, key, value and fix for another target's speculator.
+        """Raises an `OutriderError` if the directory does not fit the target.
 
         Reads config.json, safetensors headers and, for finiteness and copies, the values.
         """
@@ -119,8 +119,8 @@ class DrafterKind:
         if k_per_batch_size:
             if self.fixed_k:
                 raise OutriderError(
-                    f"{self.in_words} drafts {k} tokens in every step, and a batch size with fewer"
-                    " ends vLLM 0.32 or drafts other tokens than were measured; leave the schedule"
+                    f"{self.in_words} drafts {k} tokens in every step; with fewer at a batch size,"
+                    " vLLM 0.32 fails or drafts other tokens than were measured; leave the schedule"
                     " out (export.k_per_batch_size: false)"
                 )
             schedule = [list(row) for row in k_per_batch_size]
@@ -129,12 +129,12 @@ class DrafterKind:
 
 
 class TrainableKind(DrafterKind):
-    """A kind that Outrider captures for, trains, replays, sizes and swaps."""
+    """A kind that Outrider also trains, replays, sizes and swaps."""
 
     head_keys: frozenset[str] = frozenset()
     """Keys of `speculator.head` that a speculator from scratch reads; others are refused."""
     trains: frozenset[TrainedParameters] = frozenset(("all",))
-    """Values of `speculator.train` that the kind can do."""
+    """Values of `speculator.train` that the kind supports."""
     checkpoint: str
     """Import path of the module that reads and writes its weights."""
 
@@ -144,10 +144,10 @@ class TrainableKind(DrafterKind):
         head: HeadConfig,
         base_config: Mapping[str, Any] | None,
     ) -> Mapping[str, Any]:
-        """config.json of the speculator that is trained, before it exists.
+        """config.json of the speculator to be trained.
 
-        It is that of the base where training starts from one of the kind. A draft vocabulary that
-        the traffic decides has a planned size.
+        It is the base's if training starts from a base of this kind. A draft vocabulary that
+        depends on the traffic has its planned size.
         """
         raise NotImplementedError
 
@@ -156,9 +156,9 @@ class TrainableKind(DrafterKind):
         raise NotImplementedError
 
     def latent_cache(self, config: Mapping[str, Any]) -> bool | None:
-        """Whether a speculator with this config.json keeps MLA's form of cache.
+        """Whether a speculator with this config.json has MLA's form of KV cache.
 
-        None: the target's, whichever it is.
+        None if it has the target's form.
         """
         return None
 
@@ -196,19 +196,19 @@ class TrainableKind(DrafterKind):
         dtype: "torch.dtype",
         device: "torch.device | str" = "cpu",
     ) -> "Drafter":
-        """The drafter of a directory, with every weight loaded and finite."""
+        """Loads the drafter of a directory; all weights must be finite."""
         return self._weights.load(self, directory, target_dir, dtype, device)
 
     def start(
         self, origin: Origin, dtype: "torch.dtype", device: "torch.device | str", seed: int
     ) -> "Drafter":
-        """The drafter that training starts with; its parameters are what is trained."""
+        """Creates the drafter that training starts with; its parameters are trained."""
         return self._weights.start(self, origin, dtype, device, seed)
 
     def trained(
         self, drafter: "Drafter", state: Mapping[str, "Tensor"]
     ) -> Iterator[tuple[str, "Tensor"]]:
-        """(checkpoint name, tensor) of what training may have changed, adapters merged.
+        """Yields (checkpoint name, tensor) of the trained weights, adapters merged.
 
         `state` is the drafter's whole state dict: under ZeRO-3 the module itself holds shards.
         """
@@ -224,15 +224,15 @@ class TrainableKind(DrafterKind):
     def write_other_formats(
         self, directory: Path, target_dir: Path, target: str, drafts: int, out_dir: Path
     ) -> None:
-        """Writes the directory in other formats that people load, a folder of `out_dir` for each.
+        """Writes the drafter in other formats, each to a folder of `out_dir`.
 
-        `target` is the target's name or path, `drafts` the number to draft. Folders are named after
-        the format; none where the format has no such drafter.
+        `target` is the target's name or path, `drafts` the number of drafts. Folders are named
+        after their format; a format that does not support the drafter has no folder.
         """
         self._weights.write_other_formats(self, directory, target_dir, target, drafts, out_dir)
 
     def swap_tensors(self, directory: Path) -> Iterator[tuple[str, "Tensor"]]:
-        """(name, tensor as stored) that a live engine's drafter loads."""
+        """Yields (name, tensor as stored) that a live engine's drafter loads."""
         return self._weights.swap_tensors(self, directory)
 
     def swappable(self, one: Path, other: Path) -> bool:
@@ -240,7 +240,7 @@ class TrainableKind(DrafterKind):
         return True
 
     def stays_with_target(self, name: str) -> bool:
-        """True for a parameter of the engine's drafter that is not swapped: the target's own."""
+        """True for a drafter parameter that is the target's and not swapped."""
         return False
 
     @property

@@ -1,7 +1,7 @@
 """Kinds without weights: n-gram lookup in the request's own text, and no speculation.
 
-They are served and counted for comparison. There is nothing to train or swap. Their drafts follow
-from the text alone, so they are replayed without states.
+They are served and measured for comparison. There is nothing to train or swap. Their drafts depend
+on the text alone, so they are replayed without states.
 
     NGramLookup().drafts(token_ids_T, first=10, k=4)    # vLLM's own proposer at every token
 
@@ -20,27 +20,28 @@ LOOKUP = {"prompt_lookup_min": 2, "prompt_lookup_max": 4}
 """Lengths of the n-grams looked up; 4 is the longest in vLLM's documentation of the method."""
 
 NO_DRAFT = -1
-"""Placeholder for a token where nothing is drafted."""
+"""Token id that stands for no draft."""
 
 
 class WeightlessKind(DrafterKind):
     """A kind whose drafts are a function of the request's tokens so far."""
 
     def drafts(self, token_ids_T: NDArray[np.int32], first: int, k: int) -> NDArray[np.int32]:
-        """The drafts [A, K] after each token from index `first` to the last but one."""
+        """Drafts [A, K] after each token from `first` to the second-to-last."""
         raise NotImplementedError
 
 
 class NGramLookup(WeightlessKind):
-    """Drafts what followed the longest n-gram where it occurred first in the request."""
+    """Drafts the tokens after the first occurrence of the longest matching n-gram."""
 
     name = "ngram"
     in_words = "n-gram lookup"
 
     def drafts(self, token_ids_T: NDArray[np.int32], first: int, k: int) -> NDArray[np.int32]:
-        """vLLM's proposer on the tokens up to each anchor; the match does not depend on k.
+        """Runs vLLM's proposer on the tokens up to each anchor.
 
-        A logged token is within max_model_len, and so are drafts that can be accepted.
+        The match does not depend on k. Logged tokens, and so all drafts that can be accepted, are
+        within max_model_len.
         """
         from vllm.v1.spec_decode.ngram_proposer import (
             _find_longest_matched_ngram_and_propose_tokens,
@@ -62,20 +63,20 @@ class NGramLookup(WeightlessKind):
         draft_sample_method: str,
         k_per_batch_size: KPerBatchSize | None,
     ) -> dict[str, Any] | None:
-        """The lookup has neither weights nor probabilities."""
+        """vLLM's settings without a model or draft probabilities."""
         settings = super().vllm_settings(directory, k, draft_sample_method, k_per_batch_size) or {}
         unread = ("model", "draft_sample_method")
         return {key: value for key, value in settings.items() if key not in unread} | LOOKUP
 
 
 class NoSpeculation(WeightlessKind):
-    """The target alone."""
+    """The target without a speculator."""
 
     name = "none"
     in_words = "no speculation"
 
     def drafts(self, token_ids_T: NDArray[np.int32], first: int, k: int) -> NDArray[np.int32]:
-        """None."""
+        """`NO_DRAFT` everywhere."""
         return np.full((max(len(token_ids_T) - 1 - first, 0), k), NO_DRAFT, np.int32)
 
     def vllm_settings(

@@ -1,14 +1,14 @@
-"""One decoder layer of a target in plain torch: attention, then a dense MLP or DeepSeek-V3's MoE.
+"""A target's decoder layer in plain torch: attention, then MLP or MoE.
 
-The MTP speculator is one such layer, and nano R1, the embedded target, is a stack of them. The
-layer is written here so that the unroll can split the attention (depth-0 keys are projected once
-and read at every depth) and so that training is fast. It is tested against transformers'
+The MTP speculator is one such layer, and nano R1, the embedded target, is a stack of them. It is
+implemented here so that the unroll can split the attention (depth-0 keys are projected once and
+read at every depth) and so that training is fast. It is tested against transformers'
 DeepseekV3DecoderLayer and Glm4MoeDecoderLayer in float32.
 
     config = json.load(open("config.json"))
     layer = DecoderLayer(config, config["num_hidden_layers"])     # the MTP layer, after the last
 
-The attention is the architecture's (checkpoints/architectures.py).
+The attention depends on the architecture (checkpoints/architectures.py), the MoE is DeepSeek-V3's.
 
 Shapes: "..." leading dimensions, T tokens, N all tokens, M tokens of one expert or of a group, H
 hidden, A heads, D dims of a query or key head, V value dims of a head, X experts, F intermediate
@@ -40,11 +40,11 @@ class Attention(Protocol):
         """Queries and keys [..., A, T, D] and values [..., A, T, V] of inputs [..., T, H]."""
 
     def combine(self, attended: Tensor) -> Tensor:
-        """Attended values [..., A, T, V] to [..., T, H]."""
+        """Projects attended values [..., A, T, V] to [..., T, H]."""
 
 
 def by_head(x: Tensor, heads: int) -> Tensor:
-    """[..., T, A*D] to [..., A, T, D]."""
+    """Reshapes [..., T, A*D] to [..., A, T, D]."""
     return x.unflatten(-1, (heads, -1)).transpose(-3, -2)
 
 
@@ -77,9 +77,9 @@ class GatedMLP(nn.Module):
 
 
 class Router(nn.Module):
-    """Sigmoid router scores; a correction bias changes the choice of experts, not their weights.
+    """DeepSeek's `noaux_tc` router, with sigmoid scores.
 
-    DeepSeek's `noaux_tc`.
+    A correction bias changes the choice of experts, not their weights.
     """
 
     e_score_correction_bias: Tensor
@@ -116,8 +116,8 @@ class Router(nn.Module):
 class Experts(nn.Module):
     """The routed experts' weights, stacked: gate and up [X, 2F, H], down [X, H, F].
 
-    Tokens are sorted by expert and go through grouped products, without a wait for the host.
-    Frozen weights are buffers outside of the state: no optimizer, gradient or checkpoint holds
+    Tokens are sorted by expert for grouped products, without synchronizing with the host. Frozen
+    weights are non-persistent buffers: they have no gradient, no optimizer or checkpoint holds
     them, and ZeRO does not shard them.
     """
 
@@ -142,8 +142,8 @@ class Experts(nn.Module):
         gate_MF, up_MF = self.gate_up(x_NH[order_M // index_Nk.shape[1]], ends_X).chunk(2, -1)
         routed_MH = self.down(F.silu(gate_MF) * up_MF, ends_X)
         del gate_MF, up_MF
-        # Back in the tokens' order, not index_add: that would keep its source, and on a GPU sum
-        # in any order.
+        # Back to the order of tokens. Not index_add, which keeps its source for backward and sums
+        # in any order on a GPU.
         routed_NkH = routed_MH.index_select(0, order_M.argsort()).view(*index_Nk.shape, -1)
         return (weight_Nk[:, None].to(x_NH.dtype) @ routed_NkH)[:, 0]
 
@@ -157,18 +157,18 @@ class Experts(nn.Module):
 
 
 def grouped_linear(x_MI: Tensor, stack_XOI: Tensor, ends_X: Tensor) -> Tensor:
-    """x W^T [M, O] with the matrix of each row's group: tokens up to `ends_X[0]` use the first.
+    """x W^T [M, O] with one matrix per group of rows; groups end at `ends_X`.
 
-    `grouped_mm` takes float32 and half precision, and widths of multiples of 16 bytes.
+    `grouped_mm` takes float32 and half precision, and widths that are multiples of 16 bytes.
     """
     return _GroupedLinear.apply(x_MI, stack_XOI, ends_X)
 
 
 class _GroupedLinear(torch.autograd.Function):
-    """Grouped products whose gradient of the stack has the stack's own layout.
+    """Grouped products in which the gradient of the stack has the stack's layout.
 
-    Through a transposed view it would have another, and autograd would copy it once more: 15 GB for
-    R1's gate and up projections.
+    Through a transposed view its layout would differ, and autograd would make another copy: 15 GB
+    for R1's gate and up projections.
     """
 
     @staticmethod

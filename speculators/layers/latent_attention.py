@@ -3,8 +3,8 @@
     attention = LatentAttention(config)
     q, key, value = attention.project(x_TH, position_T)
 
-Keys and values are expanded to heads. The rotary embedding turns interleaved pairs of a part of a
-head, and may be extended by YaRN.
+Keys and values are expanded to all heads. The rotary embedding rotates interleaved pairs of the R
+rope dims of a head, and may be extended by YaRN.
 
 Shapes: "..." leading dimensions, B rows, T tokens, H hidden, A heads, D = nope + rope dims of a
 query or key head, V value dims of a head, R = rope dims.
@@ -20,7 +20,7 @@ from outrider.speculators.layers.rope import rope_of
 
 
 class LatentAttention(nn.Module):
-    """Multi-head latent attention; the input is H wide, or `into` wide."""
+    """Multi-head latent attention over inputs of width `into`, by default H."""
 
     def __init__(self, config: Config, into: int | None = None):
         super().__init__()
@@ -54,7 +54,7 @@ class LatentAttention(nn.Module):
     def project(self, x: Tensor, position: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Rotated queries and keys [..., A, T, D] and values [..., A, T, V].
 
-        Of normed inputs [..., T, H] at positions [..., T].
+        `x` are normed inputs [..., T, H] at the positions [..., T].
         """
         heads, nope, rope, value_dim = (
             self.config[key]
@@ -75,12 +75,12 @@ class LatentAttention(nn.Module):
         return (
             torch.cat([q_nope, _rotate(q_rope, *tables)], -1),
             torch.cat([k_nope, _rotate(k_rope.unsqueeze(-3), *tables).expand_as(q_rope)], -1),
-            # A copy: attention would keep the whole of `kv` for its half.
+            # A copy: a view would keep all of `kv` alive until backward.
             value.contiguous(),
         )
 
     def tables(self, position: Tensor) -> tuple[Tensor, Tensor]:
-        """cos and sin [..., 1, T, R/2] in float32 of positions [..., T]: an angle for each pair."""
+        """Float32 cos and sin [..., 1, T, R/2] of each pair's angle at positions [..., T]."""
         rope = rope_of(self.config)
         angle = position[..., None, :, None].float() * self._frequencies().to(position.device)
         scale = 1.0
@@ -91,7 +91,7 @@ class LatentAttention(nn.Module):
         return angle.cos() * scale, angle.sin() * scale
 
     def combine(self, attended: Tensor) -> Tensor:
-        """Attended values [..., A, T, V] to [..., T, H]."""
+        """Projects attended values [..., A, T, V] to [..., T, H]."""
         return self.o_proj(attended.transpose(-3, -2).flatten(-2))
 
     def _frequencies(self) -> Tensor:

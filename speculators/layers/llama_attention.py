@@ -4,13 +4,13 @@
     q, key, value = attention.project(x_NX, position_N)
     attention = Glm4MoeAttention(config)
 
-With `norm_eps` queries and keys are normed by head before they are rotated, as in Qwen3. GLM-4.5
-has that too, or not, biases, and a rotary embedding of the first dims of a head only.
+With `norm_eps` queries and keys are normed per head before they are rotated, as in Qwen3. GLM-4.5
+makes these norms and biases optional, and rotates only the first dims of a head.
 
-Rotary embedding turns the halves of R dims (d, d + R/2), not interleaved pairs as DeepSeek does.
+The rotary embedding rotates the pairs (d, d + R/2) of R dims, not interleaved pairs as in DeepSeek.
 
 Shapes: N tokens after any leading dimensions, X width of the input, A heads, G heads of keys and
-values, D dims of a head, R those that are rotated, H hidden.
+values, D dims of a head, R rotated dims of a head, H hidden.
 """
 
 import torch
@@ -51,7 +51,7 @@ class LlamaAttention(nn.Module):
         )
 
     def project(self, x_NX: Tensor, position_N: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Rotated queries and keys and values [A, N, D]; keys and values repeated over a group."""
+        """Queries, keys (both rotated) and values [A, N, D], repeated for each query."""
         tables = self.tables(position_N)
         return (
             self.rotated(self.queries(x_NX), tables),
@@ -72,29 +72,29 @@ class LlamaAttention(nn.Module):
         return self._repeated(by_head(self.v_proj(x_NX), self.kv_heads))
 
     def tables(self, position_N: Tensor) -> Tables:
-        """The rotation of these positions."""
+        """Cosine and sine of the angles at these positions."""
         exponent = torch.arange(0, self.rotary_dim, 2, dtype=torch.float32) / self.rotary_dim
         frequency = (self.theta**-exponent).to(position_N.device)
         angle = position_N[..., None, :, None].float() * frequency
         return angle.cos(), angle.sin()
 
     def rotated(self, heads_AMD: Tensor, tables: Tables) -> Tensor:
-        """Queries or keys [A, N, D] at these positions; M is N, or 1 for a row that all share."""
+        """Rotates queries or keys to [A, N, D]; M is N, or 1 if shared."""
         return self._repeated(_rotate(heads_AMD, *tables))
 
     def combine(self, attended_AND: Tensor) -> Tensor:
-        """Attended values [A, N, D] to [N, H]."""
+        """Projects attended values [A, N, D] to [N, H]."""
         return self.o_proj(attended_AND.transpose(-3, -2).flatten(-2))
 
     def _repeated(self, x_AND: Tensor) -> Tensor:
-        """One head for each query; queries themselves as they are."""
+        """Repeats heads of keys or values for each query; queries are unchanged."""
         if x_AND.shape[-3] == self.heads:
             return x_AND
         return x_AND.repeat_interleave(self.heads // self.kv_heads, dim=-3)
 
 
 class Glm4MoeAttention(LlamaAttention):
-    """The attention of GLM-4.5 to 4.7 by config.json (`glm4_moe`)."""
+    """The attention of GLM-4.5 to 4.7 (`glm4_moe`), from config.json."""
 
     def __init__(self, config: Config):
         rope = {"partial_rotary_factor": 0.5, **config, **rope_of(config)}

@@ -1,15 +1,15 @@
-"""Low-rank adapters on frozen routed experts: W + (alpha / rank) B A, merged into W at export.
+"""Low-rank adapters on frozen routed experts: W + (alpha / rank) B A.
 
-B starts at zero. Not peft's: its wrapper for stacked parameters (ParamWrapper, peft 0.21) builds
-W + B A of all experts in every forward pass and keeps it for backward, 22.6 GB at each depth of
-R1's unroll. Here an adapter acts on the tokens of its expert.
+B starts at zero; export merges the product into W. peft is not used: its wrapper for stacked
+parameters (ParamWrapper, peft 0.21) builds W + B A of all experts in every forward pass and keeps
+it for backward, 22.6 GB at each depth of R1's unroll. Here an adapter acts on its expert's tokens.
 
     speculator.block.mlp.experts = AdaptedExperts(frozen, rank=16, alpha=32.0, seed=0)
 
-Gate and up are one product of the same input and share an A.
+Gate and up projections are one product and share an A.
 
-Shapes: X experts, R rank, M tokens of all experts, H hidden, F intermediate; A's are [X, R, in] and
-B's [X, out, R].
+Shapes: X experts, R rank, M tokens of all experts, H hidden, F intermediate; A is [X, R, in] and B
+[X, out, R].
 """
 
 from collections.abc import Iterator, Mapping
@@ -28,7 +28,7 @@ ADAPTERS = ("gate_up_a", "gate_up_b", "down_a", "down_b")
 class AdaptedExperts(Experts):
     """Frozen experts with adapters as this module's parameters.
 
-    The same seed gives the same A's in every process.
+    The same seed gives the same A in every process.
     """
 
     gate_up_a: Tensor
@@ -44,7 +44,7 @@ class AdaptedExperts(Experts):
             stack_XOI = frozen.get_buffer(f"{name}_proj")
             experts, out, into = stack_XOI.shape
             self.register_buffer(f"{name}_proj", stack_XOI, persistent=False)
-            # As nn.Linear and peft's A start: uniform within 1 / sqrt(inputs).
+            # Initialized like nn.Linear and peft's A: uniform within 1 / sqrt(inputs).
             drawn = (2 * torch.rand(experts, rank, into, generator=draw) - 1) * into**-0.5
             self.register_parameter(f"{name}_a", nn.Parameter(drawn))
             self.register_parameter(f"{name}_b", nn.Parameter(torch.zeros(experts, out, rank)))
@@ -60,9 +60,9 @@ class AdaptedExperts(Experts):
         return super().down(act_MF, ends_X) + self.scale * added
 
     def merged(self, adapters: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-        """(checkpoint name, W + scale B A in float32) of every projection, expert by expert.
+        """Yields (checkpoint name, float32 W + scale B A) of every projection.
 
-        `adapters`: the four by name, whole; under ZeRO-3 this module's own are shards.
+        `adapters` are the whole tensors by name: under ZeRO-3 this module's own are shards.
         """
         whole = {name: adapters[name].detach().float().cpu() for name in ADAPTERS}
         for expert in range(self.count):

@@ -1,12 +1,12 @@
-"""Attention of each anchor over the depth-0 keys up to its own, with the log-sum-exp.
+"""Attention of each anchor over the depth-0 keys up to its own.
 
-    attend = prefix_attention(place_N, spans, tokens)       # once a row, for every depth
+    attend = prefix_attention(place_N, spans, tokens)       # once per row, for all depths
     attended_ANV, log_sum_exp_AN = attend(q_AND, key_APD, value_APV, scale)
 
 The chain's own keys are merged through the log-sum-exp. On a CPU attention is dense, sequence by
-sequence: the fastest for sequences of up to a few thousand tokens, with memory for backward that
-grows with the square of each sequence only. On a GPU it is flex attention, linear in memory; torch
-has no backward of it on a CPU, where its forward is tested against the dense one.
+sequence: this is fastest up to a few thousand tokens, and memory for backward grows only with the
+square of each sequence's length. On a GPU it is flex attention, with linear memory. On a CPU torch
+has no backward of flex attention; its forward is tested there against the dense one.
 
 Shapes: N anchors, P tokens, A heads, D dims of a query or key, V dims of a value.
 """
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 BLOCK = 128
-"""Queries and keys of a block of flex attention's mask."""
+"""Queries and keys per block of flex attention's mask."""
 
 Attend = Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]
 
@@ -34,16 +34,16 @@ class Span(NamedTuple):
 
 
 def prefix_attention(place_N: Tensor, spans: list[Span], tokens: int) -> Attend:
-    """The attention for these anchors.
+    """The attention of these anchors: flex on a GPU, else dense.
 
-    `place_N` is the index of each anchor among the `tokens`, the last that it attends to.
+    `place_N` is the index of each anchor among the `tokens`, and the last index it attends to.
     """
     flex = place_N.is_cuda and spans
     return FlexPrefix(place_N, spans, tokens) if flex else DensePrefix(place_N, spans)
 
 
 class DensePrefix:
-    """Scores of a whole sequence at once."""
+    """Dense attention: computes all scores of a sequence at once."""
 
     def __init__(self, place_N: Tensor, spans: list[Span]):
         self.place_N, self.spans = place_N, spans
@@ -93,7 +93,7 @@ class FlexPrefix:
     ) -> tuple[Tensor, Tensor]:
         from torch.nn.attention.flex_attention import AuxRequest
 
-        # A scaled half-precision query would be rounded once more; the kernel scales its float32
+        # Scaling a half-precision query would round it again; the kernel scales its float32
         # scores.
         out, aux = _flex_attention(q_AND.is_cuda)(
             q_AND[None],
@@ -117,8 +117,8 @@ def _flex_attention(compiled: bool) -> Callable[..., Any]:
 def _blocks(start_N: Tensor, place_N: Tensor, tokens: int) -> tuple[Tensor, Tensor]:
     """Blocks [queries, keys] with some allowed pairs, and blocks with only allowed pairs.
 
-    They follow from the four extremes of a block's queries, so nothing of size N x P is made. A
-    block between two sequences' tokens may be listed needlessly; the mask then empties it.
+    They follow from the extreme starts and places of a block's queries, so nothing of size N x P is
+    computed. A block between two sequences may be listed needlessly; the mask then excludes it.
     """
     first_K = torch.arange(0, tokens, BLOCK, device=place_N.device)
     last_K = (first_K + BLOCK - 1).clamp(max=tokens - 1)
@@ -126,7 +126,7 @@ def _blocks(start_N: Tensor, place_N: Tensor, tokens: int) -> tuple[Tensor, Tens
     low_place_Q, high_place_Q = _extremes(place_N)
     some_QK = (last_K >= low_start_Q[:, None]) & (first_K <= high_place_Q[:, None])
     all_QK = (first_K >= high_start_Q[:, None]) & (last_K <= low_place_Q[:, None])
-    # A block that the tokens do not fill needs the mask.
+    # An incomplete last block needs the mask.
     all_QK &= last_K - first_K == BLOCK - 1
     return some_QK & ~all_QK, all_QK
 
@@ -139,6 +139,6 @@ def _extremes(values_N: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _listed(wanted_QK: Tensor) -> tuple[Tensor, Tensor]:
-    """For BlockMask: the number of blocks of each block of queries, and their indices first."""
+    """BlockMask's format: wanted blocks per block of queries, and their indices first."""
     order_QK = wanted_QK.int().argsort(dim=1, descending=True, stable=True)
     return wanted_QK.sum(1).int()[None, None], order_QK.int()[None, None]

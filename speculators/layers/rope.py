@@ -1,9 +1,9 @@
-"""The rotary embedding of a config.json, in one spelling. No torch.
+"""Rotary embedding parameters of a config.json in one format. No torch.
 
     rope = rope_of(config)
     rope["rope_theta"], rope["rope_type"]        # 10000.0, "default"
 
-Its parameters are at the top of config.json and in `rope_scaling`, or all in `rope_parameters`.
+config.json has them at the top level and in `rope_scaling`, or all in `rope_parameters`.
 """
 
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from typing import Any
 
 
 def rope_of(config: Mapping[str, Any], theta: float = 10000.0) -> dict[str, Any]:
-    """`rope_theta`, `rope_type` and what else is set; `theta` where config.json has none."""
+    """All rotary parameters; `theta` is the default of `rope_theta`."""
     parameters = config.get("rope_parameters") or {}
     scaling = config.get("rope_scaling") or parameters
     found = {key: value for key, value in (parameters | scaling).items() if value is not None}

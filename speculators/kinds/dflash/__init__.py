@@ -1,1 +1,1 @@
-"""DFlash heads: a layer over a block of mask slots that attends to projected target states."""
+"""DFlash heads: a block of mask slots that attends to target states."""

@@ -1,14 +1,14 @@
-"""DFlash heads: a block of mask slots that attends to projected states of the target.
+"""DFlash heads: a block of mask slots that attends to projected target states.
 
     kind = DFlash()
     kind.vllm_settings(directory, 5, "greedy", None)     # method dflash
 
-Like a P-EAGLE head it drafts all K tokens in one pass and reads no draft. Its context is made of
+Like a P-EAGLE head it drafts all K tokens in one pass and reads no draft. Its context is made from
 the target's states alone: keys and values of fc over the auxiliary layers, without tokens and
 without queries. Its block is not causal: every slot attends to the context and to all K + 1 slots,
-so the drafts depend on K, and a step with fewer drafts would have other ones.
+so the drafts depend on K: a step with fewer would draft other tokens.
 
-It is stored as an EAGLE-3 head is, with other names and another config.json, and has one layer. The
+It is stored like an EAGLE-3 head, with other names and another config.json, and has one layer. The
 other files: dflash/shape.py (config.json), dflash/layer.py (the module).
 """
 
@@ -34,7 +34,7 @@ MASK_EMBEDDING = "mask_embedding"
 
 
 class DFlash(Eagle3):
-    """A head that drafts a block of tokens at once over the target's states."""
+    """A head that drafts a block of tokens over the target's states."""
 
     name = "dflash"
     in_words = "a DFlash head"
@@ -52,12 +52,12 @@ class DFlash(Eagle3):
     speculators_config = staticmethod(speculators_config)
 
     def check(self, directory: Path, target: CheckpointLayout) -> None:
-        """One layer, vocabulary, widths, layers of the target, shapes, and finiteness."""
+        """Checks number of layers, vocabulary, widths, target layers, shapes and finiteness."""
         path = Path(directory) / "config.json"
         shape = self.shape(read_json(path), target.config, path)
         if (Path(directory) / f"{MASK_EMBEDDING}.pt").exists():
             raise OutriderError(
-                f"{Path(directory) / MASK_EMBEDDING}.pt: an embedding of the mask token of its own;"
+                f"{Path(directory) / MASK_EMBEDDING}.pt: a separate embedding of the mask token;"
                 " Outrider reads the target's embedding only. Name a head without one"
             )
         found, hidden = tensor_headers(directory), shape.hidden
@@ -67,5 +67,5 @@ class DFlash(Eagle3):
         check_head(directory, target, self.in_words, len(shape.layers))
 
     def stays_with_target(self, name: str) -> bool:
-        """The embedding, and the mask token's, which is a row of it."""
+        """True for the embedding and for the mask token's row of it."""
         return super().stays_with_target(name) or name.endswith(MASK_EMBEDDING)

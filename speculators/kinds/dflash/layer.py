@@ -6,14 +6,14 @@
     u_{i,s}                   one layer over the slots; q_{i+1+s} = softmax(W_D u_{i,s})
 
 Every slot attends to the context up to i and to all K + 1 slots: the block is not causal. So a
-draft depends on the number of slots, and the unroll to `depth` drafts is what an engine computes
-that was started for so many. No draft is read: the drafts depend on the anchor alone. Slot 0 drafts
+draft depends on the number of slots, and the unroll to `depth` drafts matches an engine that was
+started with K = depth. No draft is read: the drafts depend on the anchor alone. Slot 0 drafts
 nothing, and in a head of one layer only its key and value are needed.
 
     r_s = x_s + attention(input_layernorm(x))     queries and keys are normed by head, then rotated
     u_s = norm(r_s + mlp(post_attention_layernorm(r_s)))
 
-Names of parameters are those of the plain checkpoint layout.
+Parameters are named as in the plain checkpoint layout.
 
 Shapes: as in eagle3/layer.py; K = depth, P tokens of all sequences, X values of the auxiliary
 states.
@@ -99,6 +99,6 @@ class BlockLayer(nn.Module):
         self.mlp = GatedMLP(hidden, shape.intermediate)
 
     def finish(self, x_NH: Tensor, attended_AND: Tensor) -> Tensor:
-        """The residual stream after the layer, of its input [N or 1, H]."""
+        """The residual stream after the layer, given its input [N or 1, H]."""
         residual_NH = x_NH + self.self_attn.combine(attended_AND)
         return residual_NH + self.mlp(self.post_attention_layernorm(residual_NH))

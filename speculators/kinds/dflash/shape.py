@@ -38,7 +38,7 @@ LAYER_IDS = "target_layer_ids"
 LAYER_IDS_OF_SPECULATORS = "aux_hidden_state_layer_ids"
 MASK_TOKEN = "mask_token_id"
 DEFAULT_THETA = 1_000_000.0
-"""Base of the rotary embedding where config.json has none."""
+"""Base of the rotary embedding if config.json has none."""
 
 
 def is_dflash(config: Mapping[str, Any]) -> bool:
@@ -53,7 +53,7 @@ def is_dflash(config: Mapping[str, Any]) -> bool:
 def read_shape(
     config: Mapping[str, Any], target_config: Mapping[str, Any], path: object
 ) -> EagleShape:
-    """From the config.json at `path`; an `OutriderError` for a head that is not unrolled here."""
+    """Reads the config.json at `path`; raises an `OutriderError` for unsupported heads."""
     layer, section = layer_config(config), config.get(SECTION) or {}
     of_speculators = "speculators_model_type" in config
     _check_supported(layer, section, config, path)
@@ -109,8 +109,8 @@ def speculators_config(
 ) -> dict[str, Any]:
     """config.json in the format of vllm-project/speculators.
 
-    It has the layer's settings apart, and the mask token and the target's layers at the top,
-    counted as EAGLE-3 counts them. `sliding_window_non_causal` is true: vLLM 0.32 reads false as a
+    The layer's settings are in a section; the mask token and the target's layers, counted as in
+    EAGLE-3, are at the top level. `sliding_window_non_causal` is true: vLLM 0.32 reads false as a
     causal block, also for full attention.
     """
     shape = read_shape(config, target_config, "config.json")
@@ -130,7 +130,7 @@ def speculators_config(
 
 
 def tensor_names(stored: Iterable[str]) -> dict[str, str]:
-    """The stored name of each tensor by the module's name for it."""
+    """The stored name of each tensor, by its name in the module."""
     return {
         LAYER_OF_SPECULATORS + name.removeprefix(LAYER) if name.startswith(LAYER) else name: found
         for name, found in checkpoint_names(stored).items()
@@ -143,7 +143,7 @@ def _check_supported(
     count = layer.get("num_hidden_layers", 1)
     if count != 1:
         raise OutriderError(
-            f"{path}: num_hidden_layers = {count}: Outrider serves, trains and replays such heads"
+            f"{path}: num_hidden_layers = {count}: Outrider serves, trains and replays only heads"
             " of one layer. On a CPU vLLM 0.32 norms the keys of all layers with the first"
             " layer's weight, without an error; train a head of one layer (speculator.base: none)"
         )
@@ -170,7 +170,7 @@ def _check_supported(
     for key, differs in wrong.items():
         if differs:
             raise OutriderError(
-                f"{path}: {key}: Outrider neither trains nor replays such a head. Trained and"
-                " replayed are heads with full attention that is not causal, SiLU, no biases"
+                f"{path}: {key}: Outrider neither trains nor replays such a head. It trains and"
+                " replays heads with full, non-causal attention, SiLU, no biases"
                 " and a plain rotary embedding; train one from scratch (speculator.base: none)"
             )

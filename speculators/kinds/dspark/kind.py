@@ -1,15 +1,15 @@
-"""DSpark heads: DFlash's block, a bias by the token before each draft, and a confidence.
+"""DSpark heads: DFlash's block with a Markov head and a confidence head.
 
     kind = DSpark()
     kind.vllm_settings(directory, 5, "greedy", None)     # method dspark
 
-The block is computed in one pass, as DFlash's. Its drafts are then chosen one after the other: the
-logits of each get a bias of low rank that follows from the token before it (the Markov head), so a
-draft fits the draft before it at the price of a small matrix. The confidence head estimates the
+The block is computed in one pass, as in DFlash. Its drafts are then chosen one after the other: the
+logits of each get a low-rank bias that depends on the token before it (the Markov head), so a draft
+fits the draft before it at the cost of a small matrix. The confidence head estimates the
 probability that a draft is accepted, given that the ones before it are. vLLM 0.32 reads it with
 `enable_adaptive_verification` only, to verify fewer drafts of some requests; it never drafts fewer.
 
-vLLM has the kind in model runner V2 alone. The other files: dspark/shape.py (config.json),
+Only vLLM's model runner V2 supports the kind. The other files: dspark/shape.py (config.json),
 dspark/layer.py (the module).
 """
 
@@ -53,7 +53,7 @@ class DSpark(DFlash):
         )
 
     def check(self, directory: Path, target: CheckpointLayout) -> None:
-        """As a DFlash head, and the shapes of the Markov head and the confidence head."""
+        """Checks the DFlash head, and the Markov and confidence heads' shapes."""
         super().check(directory, target)
         path = Path(directory) / "config.json"
         shape, found = self.shape(read_json(path), target.config, path), tensor_headers(directory)

@@ -7,12 +7,12 @@
     q_{i+2+s} = softmax(W_D u_{i,s} + W2 m_{i,s})
     c_{i,s} = sigmoid(w [u_{i,s} ; m_{i,s}] + b)      the draft's probability of being accepted
 
-W_D u + W2 m is one product of [W_D ; W2] and the state [u ; m]: the loss, replay and parity read a
-DSpark head as any other. They are given the tokens of an accepted chain, in which the token before
-a draft is the logged one; behind a rejected draft no draft counts. So replay with logged tokens
-accepts what the engine's walk over its own drafts accepts.
+W_D u + W2 m is one product of [W_D ; W2] and the state [u ; m]: the loss, replay and parity treat a
+DSpark head like any other. They read the logged token before a draft, which is the engine's draft
+as long as drafts are accepted; drafts after a rejected one do not count. So replay with logged
+tokens accepts the same drafts as the engine, which reads its own drafts.
 
-Names of parameters are those of the checkpoint.
+Parameters are named as in the checkpoint.
 
 Shapes: as in eagle3/layer.py; K = depth, R rank of the bias.
 """
@@ -26,7 +26,7 @@ from outrider.speculators.kinds.eagle3.shape import EagleShape
 
 
 class DSparkHead(DFlashHead):
-    """A DFlash head whose first slot drafts, with a Markov head and a confidence head."""
+    """A DFlash head whose first slot drafts, plus Markov and confidence heads."""
 
     first = 0
 
@@ -46,7 +46,7 @@ class DSparkHead(DFlashHead):
         anchor_BT: Tensor,
         depth: int,
     ) -> tuple[Tensor, list[Tensor]]:
-        """States [u ; m] of a block of `depth` slots; past the row's end m is any token's."""
+        """States [u ; m] of `depth` slots; past the row's end m is arbitrary."""
         anchors_N, states = super().unroll(
             ends, token_ids_BT, inputs_BTX, sequence_BT, position_BT, anchor_BT, depth
         )
@@ -59,7 +59,7 @@ class DSparkHead(DFlashHead):
 
     def head(self, ends: TargetEnds) -> DraftHead:
         """Rows [W_D ; W2], and [w ; b] of the confidence."""
-        # Along the last dim: outside of a forward pass, ZeRO-3's parameters are empty vectors.
+        # dim=-1 also works for ZeRO-3's parameters, empty vectors outside of a forward pass.
         proj = self.confidence_head.proj
         return DraftHead(
             torch.cat([self.lm_head.weight, self.markov_head.markov_w2.weight], dim=-1),
@@ -69,7 +69,7 @@ class DSparkHead(DFlashHead):
 
 
 class MarkovHead(nn.Module):
-    """The bias W2 W1 t of the logits by the token before a draft."""
+    """The logit bias W2 W1 t for the token t before a draft."""
 
     def __init__(self, shape: EagleShape):
         super().__init__()

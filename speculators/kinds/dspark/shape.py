@@ -3,9 +3,9 @@
     shape = read_shape(config, target_config, path)          # either published layout
     plain_config(target_config, HeadConfig(), drafts=256)    # of a head from scratch
 
-The plain layout is that of DeepSeek's heads: a Qwen3 configuration with all keys at the top. The
-keys of the block are DFlash's, which are read at the top too. The defaults of missing keys are
-those of vLLM 0.32 (qwen3_dspark.py, dspark/speculator.py, configs/speculators/algos.py).
+The plain layout is that of DeepSeek's heads: a Qwen3 configuration with all keys at the top level,
+which include DFlash's keys of the block. The defaults of missing keys are those of vLLM 0.32
+(qwen3_dspark.py, dspark/speculator.py, configs/speculators/algos.py).
 """
 
 import dataclasses
@@ -30,14 +30,14 @@ HEADS = {
     "enable_confidence_head": True,
     "confidence_head_with_markov": True,
 }
-"""The one form that is trained and replayed: the first slot drafts, and both heads read the token
+"""The only form that is trained and replayed: the first slot drafts, and both heads read the token
 before a draft."""
 
 
 def read_shape(
     config: Mapping[str, Any], target_config: Mapping[str, Any], path: object
 ) -> EagleShape:
-    """From the config.json at `path`; an `OutriderError` for a head that is not unrolled here."""
+    """Reads the config.json at `path`; raises an `OutriderError` for unsupported heads."""
     plain = "speculators_model_type" not in config
     given = {"sample_from_anchor": plain, "markov_head_type": "vanilla", **config}
     wrong = {key: given.get(key) != form for key, form in HEADS.items()}
@@ -46,8 +46,8 @@ def read_shape(
     for key in (key for key, differs in wrong.items() if differs):
         raise OutriderError(
             f"{path}: {key} = {given.get(key)}: Outrider neither trains nor replays such a DSpark"
-            " head. Trained and replayed are heads whose first slot drafts, with a bias by the"
-            " token before each draft alone and a confidence that reads that token; train one from"
+            " head. It trains and replays heads whose first slot drafts, with a bias by only the"
+            " token before each draft and a confidence that reads that token; train one from"
             " scratch (speculator.base: none)"
         )
     shape = dflash.read_shape(config, target_config, path)
@@ -70,7 +70,7 @@ def plain_config(target_config: Mapping[str, Any], head: HeadConfig, drafts: int
 def speculators_config(
     config: Mapping[str, Any], target_config: Mapping[str, Any], target: str, drafts: int
 ) -> dict[str, Any]:
-    """config.json in the format of vllm-project/speculators: DFlash's, and the heads' keys."""
+    """config.json in the speculators format: DFlash's keys and the heads' keys."""
     heads = {"markov_rank": config["markov_rank"], **HEADS}
     apart = {*heads, dflash.MASK_TOKEN, dflash.LAYER_IDS}
     twin = dflash.speculators_config(config, target_config, target, drafts)

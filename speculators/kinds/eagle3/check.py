@@ -1,6 +1,6 @@
 """Checks that an EAGLE-3 head fits its target, from files alone. No torch.
 
-The shapes of a head follow from its config.json and the target's. Both layouts are known: the
+The shapes of a head follow from its config.json and the target's. Both layouts are supported: the
 plain one of vLLM and SGLang, and that of vllm-project/speculators.
 """
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 DEFAULT_AUX_STATES = 3
-"""States of the target that a head reads where its config.json does not name the layers."""
+"""Number of the target's states that a head reads if its config.json names no layers."""
 
 TAKEN_FOR_MTP = {"deepseek_v3", "deepseek_v32", "glm_moe_dsa"}
 """`model_type` values that vLLM serves as an MTP layer, whatever the architecture.
@@ -59,9 +59,9 @@ def check_head(directory: Path, target: CheckpointLayout, in_words: str, states:
 
 
 def check_embedding(directory: Path, target: CheckpointLayout) -> None:
-    """A copy of the target's embedding equals it, since the unroll reads the target's.
+    """Raises an `OutriderError` if the head's embedding differs from the target's.
 
-    vLLM keeps an embedding that differs from the target's, so such a head is served as it is.
+    vLLM keeps and serves such an embedding, but the unroll reads the target's.
     """
     embedding, (name, _) = header_named(tensor_headers(directory), EMBEDDING), target.ends
     if embedding is None:
@@ -76,7 +76,7 @@ def check_embedding(directory: Path, target: CheckpointLayout) -> None:
 
 
 def mapped_tokens(offsets_D: "Tensor", vocabulary: int, where: object) -> "Tensor":
-    """Target token of each draft token by d2t: ascending, so none twice, and all of the target."""
+    """Decodes d2t to target tokens, which must be strictly ascending and valid."""
     ids_D = offsets_D + offsets_D.new_ones(len(offsets_D)).cumsum(0) - 1
     if (ids_D.diff() <= 0).any() or int(ids_D[0]) < 0 or int(ids_D[-1]) >= vocabulary:
         raise OutriderError(
@@ -88,7 +88,7 @@ def mapped_tokens(offsets_D: "Tensor", vocabulary: int, where: object) -> "Tenso
 
 
 def _check_map(header: TensorHeader, marks: TensorHeader | None, target: CheckpointLayout) -> None:
-    """d2t, and t2d if present, which marks the tokens that d2t maps to."""
+    """Checks d2t, and that t2d, if present, marks the tokens of d2t."""
     ids = mapped_tokens(header.read(), target.config["vocab_size"], header.file).tolist()
     if marks is not None and marks.dtype == "BOOL":
         marked = marks.read().nonzero().flatten().tolist()

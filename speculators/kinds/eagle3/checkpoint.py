@@ -5,15 +5,15 @@
 
 A directory holds config.json and the head's tensors: fc, `midlayer.*` (`layers.0.*` in the layout
 of vllm-project/speculators), norm, lm_head with a row for each draft token, and the draft
-vocabulary. That is d2t (target id = draft id + d2t[draft id]) and, for other readers than vLLM,
-t2d, which marks the target's tokens that have a draft token. Both are absent where the head drafts
-the whole vocabulary.
+vocabulary: d2t (target id = draft id + d2t[draft id]) and, for readers other than vLLM, t2d, which
+marks the target's tokens that have a draft token. Both are absent if the head drafts the whole
+vocabulary.
 
-The embedding is the target's and never written: SGLang, and vLLM's swap of weights, would copy
-it over the target's own.
+The embedding is the target's and never written: SGLang and vLLM's weight swap would copy it over
+the target's own.
 
-The functions are the kind's methods (protocol.py); `kind` states what differs between heads that
-are stored alike: shape, module, names.
+The functions implement the kind's methods (protocol.py); `kind` defines what differs between heads
+of this format: shape, module, names.
 """
 
 import math
@@ -55,7 +55,7 @@ def load(
     dtype: torch.dtype,
     device: torch.device | str = "cpu",
 ) -> StoredHead:
-    """The head of a directory in either layout."""
+    """Loads the head of a directory in either layout."""
     directory = Path(directory)
     path, stored = directory / "config.json", _stored(directory)
     shape = kind.shape(stored.layout.config, read_json(target_dir / "config.json"), path)
@@ -88,13 +88,13 @@ def load(
 def start(
     kind: Eagle3, origin: Origin, dtype: torch.dtype, device: torch.device | str, seed: int
 ) -> StoredHead:
-    """The base's head, or a new one over the draft vocabulary of the origin's traffic.
+    """Loads the base's head, or creates one; traffic gives its draft vocabulary.
 
-    From scratch, the rows of the head are the target's own rows of the draft tokens: the last norm
-    makes the head's states as large as the target's, so drafts have meaning from the first steps.
-    Matrices are drawn with standard deviation 0.7 / sqrt(inputs), and those that add to the
-    residual stream with 0.02, so that the layer begins near the identity. The target's own norms
-    are not copied. With rows of traffic the head is then fitted to them (closed_form.py).
+    The rows of a new head are the target's rows of the draft tokens: the last norm makes the head's
+    states as large as the target's, so drafts are meaningful from the first steps. Matrices are
+    drawn with standard deviation 0.7 / sqrt(inputs), and those that add to the residual stream with
+    0.02, so that the layer begins near the identity. The target's norms are not copied. If
+    `origin.rows` is given, the head is then fitted to them (closed_form.py).
     """
     if origin.base_dir is not None:
         return load(kind, origin.base_dir, origin.target_dir, dtype, device)
@@ -129,7 +129,7 @@ def start(
 
 
 def trained(head: StoredHead, state: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-    """(name in the plain layout, tensor) of the head, the draft vocabulary included."""
+    """Yields (name in the plain layout, tensor), draft vocabulary included."""
     yield from state.items()
     ids_D = head.target_ids_D
     if ids_D is not None:
@@ -141,10 +141,10 @@ def trained(head: StoredHead, state: Mapping[str, Tensor]) -> Iterator[tuple[str
 def write(
     kind: Eagle3, changed: Iterable[tuple[str, Tensor]], origin: Origin, out_dir: Path
 ) -> None:
-    """Publishes a directory, atomically.
+    """Publishes the head's directory atomically.
 
     With a base, configuration, layout, dtypes and draft vocabulary are the base's, and tensors that
-    are not in `changed` keep its bytes. Without one they are stored in the target's `torch_dtype`.
+    are not in `changed` keep its bytes. Without one, floats have the target's `torch_dtype`.
     """
     if origin.base_dir is not None:
         config, written = _over_base(kind, dict(changed), origin.base_dir)
@@ -176,7 +176,7 @@ def write_other_formats(
 
 
 def swap_tensors(kind: Eagle3, directory: Path) -> Iterator[tuple[str, Tensor]]:
-    """(name as stored, tensor as stored) of the head and d2t, without a copy of the embedding."""
+    """Yields (stored name, tensor) of the head and d2t, without the embedding."""
     stored = _stored(directory)
     names = kind.names(stored.layout.weight_map)
     for name in sorted(names.keys() - {T2D}):
@@ -198,13 +198,13 @@ def _stored(directory: Path) -> CheckpointTensors:
 def _over_base(
     kind: Eagle3, changed: dict[str, Tensor], base_dir: Path
 ) -> tuple[dict[str, object], dict[str, Tensor]]:
-    """The base's configuration, and its tensors with the changed ones in their place."""
+    """The base's config, and its tensors with the changed ones replaced."""
     stored = _stored(base_dir)
     written = {}
     for name, of_base in kind.names(stored.layout.weight_map).items():
         value = stored.raw(of_base)
         new = changed.pop(name, value)
-        # As numbers: an average of two maps is not a map, even where rounding makes it one.
+        # Compared as floats: an average of two maps is not a map, even if rounding would hide it.
         if name in MAPS and not torch.equal(new.cpu().double(), value.double()):
             raise OutriderError(
                 f"{base_dir}: another draft vocabulary ({name}); the draft vocabulary stays that of"
@@ -214,7 +214,7 @@ def _over_base(
         written[of_base] = value if name in MAPS else _stored_as(new.view(value.shape), value.dtype)
     if left := sorted(changed.keys() - MAPS):
         raise OutriderError(
-            f"{base_dir}: the base has no tensor {', '.join(left)}, it is not a base of this head"
+            f"{base_dir}: the base has no tensor {', '.join(left)}: it is not a base of this head"
         )
     return dict(stored.layout.config), written
 

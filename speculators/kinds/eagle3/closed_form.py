@@ -1,9 +1,9 @@
-"""The start of an EAGLE-3 head with Llama's attention: ridge regressions, not random weights.
+"""Initializes EAGLE-3 heads with Llama's attention by ridge regressions.
 
     fit(head, ends, rows, seed)      # the head drafts before its first training step
 
-Every matrix that writes into the residual stream solves a least-squares problem. The target is
-y_{i+1+s}, the state from which the target itself predicts the token that draft s stands for:
+Every matrix that writes into the residual stream solves a least-squares problem, whose outputs are
+y_{i+1+s}, the state from which the target model predicts the token of draft s:
 
     fc and attention    y_{i+1} ~ A a_i + B e_{i+1}        a: auxiliary states, e: normed embedding
     mlp.down_proj       y_{i+1+s} - r_i(s) ~ D f_i(s)      r: residual stream, f: gated values of
@@ -11,13 +11,12 @@ y_{i+1+s}, the state from which the target itself predicts the token that draft 
 
 Queries and keys are one random projection of e, so a token attends to itself, and to earlier equal
 tokens, which have equal values. The values are the leading directions of B e, as many as fit into
-the heads of keys and values. Gate and up projection stay random, so the MLP is a regression on
+the KV heads. Gate and up projection stay random, so the MLP is a regression on
 random features (Rahimi and Recht, 2008). It also learns the second draft, which reads the head's
 own state instead of the target's. Only anchors count, as in the loss.
 
-Memory, before the optimizer has any, is mostly four matrices of float64 with the square of a
-regression's features (`MemoryPlan`): 26 GB for R1's 28,672 of states and embedding, 0.2 GB for
-SmolLM2's 2,304.
+Memory use, before the optimizer has state, is mostly four float64 matrices of X x X features
+(`MemoryPlan`): 26 GB for R1's X = 28,672 of states and embedding, 0.2 GB for SmolLM2's 2,304.
 
 Shapes: N anchors, H hidden, X features, Y outputs, D dims of a head, V values of all heads.
 """
@@ -40,26 +39,26 @@ STRENGTHS = (1.0, 3e-1, 1e-1, 3e-2, 1e-2, 3e-3, 1e-3)
 """Ridge strengths, relative to the mean square of each feature."""
 
 HELD_OUT = 8
-"""The second of so many rows is held out to choose the strength; the solution is over all."""
+"""The second of every `HELD_OUT` rows is held out to choose the strength; the solution uses all."""
 
 ANCHORS_PER_FEATURE = 64
-"""Rows are read until there are so many; more of them change the solution little."""
+"""Rows are read until they have this many anchors per feature; more change the solution little."""
 
 SELF_SCORE = 13.0
 """Mean attention score of a token with itself, in nats. Those of other tokens are near 0."""
 
 QUERY_NOISE = 0.1
-"""Share of the random queries that is kept: heads that share keys must not stay equal."""
+"""Factor on the random query weights, which are kept so that heads that share keys differ."""
 
 DRAFTS, DRAFT_WEIGHT = 2, 0.6
 """Drafts that the MLP is fitted to, and the weight of each relative to the one before."""
 
 Rows = Callable[[], Iterable[Batch]]
-"""As `Origin.rows` gives them."""
+"""The type of `Origin.rows`."""
 
 
 class Ridge:
-    """Sums of products of a ridge regression y = B x, by fitted and held-out rows."""
+    """Sums of products for a ridge regression y = B x, fitted and held out."""
 
     def __init__(self, features: int, outputs: int, device: torch.device):
         self.anchors, self.rows = 0, 0
@@ -72,7 +71,7 @@ class Ridge:
         )
 
     def wanted(self, rows: Iterable[Batch]) -> Iterator[Batch]:
-        """The first rows, as many as the regression needs."""
+        """Yields rows until the regression has enough anchors."""
         for row in rows:
             if self.anchors >= ANCHORS_PER_FEATURE * len(self.fitted[0]):
                 return
@@ -88,9 +87,9 @@ class Ridge:
         self.anchors += len(x_NX)
 
     def solve(self) -> Tensor:
-        """B [Y, X] over all rows, at the strength with the least squared error on held-out ones.
+        """Solves for B [Y, X] over all rows, with the strength that fits held-out ones best.
 
-        With one row none is held out, and the largest strength is taken. It is called once.
+        With one row none is held out and the largest strength is used. Call this once only.
         """
         (gram_XX, cross_XY), (held_gram_XX, held_cross_XY) = self.fitted, self.held_out
         errors = {}
@@ -113,7 +112,7 @@ def _solution(gram_XX: Tensor, cross_XY: Tensor, strength: float) -> Tensor:
 
 @torch.no_grad()
 def fit(head: EagleHead, ends: TargetEnds, rows: Rows, seed: int) -> None:
-    """Sets fc, attention, MLP and last norm of a head with random weights.
+    """Fits fc, attention, MLP and last norm of a randomly initialized head.
 
     `rows()` yields the training part's rows, on the head's device, in the same order every time.
     """
@@ -139,12 +138,12 @@ def fit(head: EagleHead, ends: TargetEnds, rows: Rows, seed: int) -> None:
 def _set_attention(
     head: EagleHead, b_HH: Tensor, covariance_HH: Tensor, mean_H: Tensor, seed: int
 ) -> None:
-    """Attention whose output is B e of the token itself, for e of this covariance and mean."""
+    """Sets attention to output the token's own B e, given e's moments."""
     shape, attention = head.shape, cast(LlamaAttention, head.midlayer.self_attn)
     dim, values = shape.head_dim, shape.kv_heads * shape.head_dim
     power_H, axes_HH = torch.linalg.eigh(covariance_HH)
     root_HH = (axes_HH * power_H.clamp_min(0).sqrt()) @ axes_HH.T
-    # The cut with the least squared error of B e.
+    # These directions have the least squared error in B e.
     leading_HV = torch.linalg.svd(b_HH @ root_HH)[0][:, :values]
     out_HV = torch.nn.functional.pad(leading_HV, (0, values - leading_HV.shape[1]))
     value_VH = out_HV.T @ b_HH
@@ -155,7 +154,7 @@ def _set_attention(
     queries_each = shape.heads // shape.kv_heads
     for group in range(shape.kv_heads):
         drawn_HD = torch.randn(shape.hidden, dim, generator=generator).to(mean_H.device)
-        # Without the mean of e, in which all tokens are alike.
+        # Orthogonal to the mean of e, which all tokens have in common.
         basis_HD = torch.linalg.qr(torch.cat([mean_H[:, None], drawn_HD], dim=1))[0][:, 1:]
         size = (basis_HD.T @ covariance_HH @ basis_HD).trace() * head.softmax_scale
         same_DH = basis_HD.T * (SELF_SCORE / size).sqrt()
@@ -169,10 +168,10 @@ def _set_attention(
 
 
 def _fit_mlp(head: EagleHead, ends: TargetEnds, rows: Rows, drafts: int) -> None:
-    """Solves the MLP's last matrix on the first drafts, and sets the last norm.
+    """Fits the MLP's down projection to `drafts` drafts; sets the last norm.
 
-    The norm's weight is the mean size of the residual stream, so that an unsure regression, whose
-    result is small, gives small logits.
+    The norm's weight is the root mean square of the residual stream, so that an uncertain
+    regression, whose result is small, gives small logits.
     """
     down, seen = head.midlayer.mlp.down_proj, []
     ridge = Ridge(down.in_features, down.out_features, down.weight.device)

@@ -5,11 +5,11 @@
     kind.load(directory, target_dir, torch.float32)
 
 A head drafts a chain like an MTP layer, with a smaller vocabulary and a dense MLP. It is trained
-from scratch, or from a head that is given. The first draft reads fc over states of the target, the
-next ones the head's own state.
+from scratch or from a given head. The first draft reads fc over states of the target, later drafts
+read the head's own state.
 
-Other heads that are stored alike are subclasses; they state their `shape`, `module`, `new_config`
-and `names`.
+Other heads of this format are subclasses, which override `shape`, `module`, `new_config` or
+`names`.
 
 The other files of the kind: eagle3/shape.py (config.json, names), eagle3/check.py (compatibility),
 eagle3/layer.py (the module), eagle3/checkpoint.py (reading, writing, start of training).
@@ -55,7 +55,7 @@ NEEDED = (
     "rms_norm_eps",
     "max_position_embeddings",
 )
-"""Keys of the target's config.json that fix a head from scratch."""
+"""Keys of the target's config.json that define the shape of a head from scratch."""
 
 
 class Eagle3(TrainableKind):
@@ -74,14 +74,14 @@ class Eagle3(TrainableKind):
     shape = staticmethod(EagleShape.read)
     """The shape of a head with this config.json."""
     new_config = staticmethod(plain_config)
-    """config.json of a head from scratch over so many draft tokens, in the plain layout."""
+    """config.json of a head from scratch over `drafts` tokens, in the plain layout."""
     names = staticmethod(checkpoint_names)
-    """The stored name of each tensor by the module's name for it."""
+    """The stored name of each tensor, by its name in the module."""
     speculators_config = staticmethod(twin_config)
-    """config.json in the format of vllm-project/speculators; None if it has no such head."""
+    """config.json in the format of vllm-project/speculators; None if it lacks such heads."""
 
     def recognizes(self, config: Mapping[str, Any]) -> bool:
-        """A head has an Eagle3 architecture or a draft vocabulary."""
+        """True for an Eagle3 architecture or a draft vocabulary."""
         architectures = config.get("architectures") or []
         return (
             any("eagle3" in name.lower() for name in architectures)
@@ -90,7 +90,7 @@ class Eagle3(TrainableKind):
         )
 
     def check(self, directory: Path, target: CheckpointLayout) -> None:
-        """Vocabulary, widths, auxiliary layers, shapes, the map of tokens, and finiteness."""
+        """Checks vocabulary, widths, auxiliary layers, shapes, token map and finiteness."""
         path, config = directory / "config.json", read_json(directory / "config.json")
         if config.get("model_type") in TAKEN_FOR_MTP:
             raise OutriderError(
@@ -109,27 +109,27 @@ class Eagle3(TrainableKind):
         head: HeadConfig,
         base_config: Mapping[str, Any] | None,
     ) -> Mapping[str, Any]:
-        """The base's, or one in the plain layout."""
+        """The base's config.json, or a new one in the plain layout."""
         drafts = head.planned_vocabulary(target_config["vocab_size"])
         return base_config or self.new_config(target_config, head, drafts)
 
     def features(self, config: Mapping[str, Any], target_config: Mapping[str, Any]) -> FeatureSpec:
-        """The residual stream before some layers, in whose order the engine concatenates."""
+        """The residual streams before some layers, in the engine's order."""
         shape = self.shape(config, target_config, "config.json")
         return FeatureSpec(
             tuple(FeatureStream(layer_name(index), shape.target_hidden) for index in shape.layers)
         )
 
     def latent_cache(self, config: Mapping[str, Any]) -> bool | None:
-        """As the head's attention is."""
+        """True if the head has DeepSeek's attention."""
         return layer_config(config).get("model_type") in DEEPSEEK_MODEL_TYPES
 
     def fitted(self, config: Mapping[str, Any]) -> bool:
-        """With Llama's attention, where each draft reads the one before."""
+        """True with Llama's attention if each draft reads the one before."""
         return not self.fixed_k and not self.latent_cache(config)
 
     def check_target(self, target_dir: Path, base_dir: Path | None, config_only: bool) -> None:
-        """The target's config.json has the keys that fix a head, and the base fits."""
+        """Checks that the target has the needed keys and the base fits."""
         target_path = Path(target_dir) / "config.json"
         target_config = read_json(target_path)
         if not architecture_of(target_config, target_path).returns_states:
@@ -150,14 +150,14 @@ class Eagle3(TrainableKind):
     def build(
         self, config: Mapping[str, Any], target_config: Mapping[str, Any], source: object
     ) -> "StoredHead":
-        """The head that its config.json describes, over its first draft tokens."""
+        """The head that config.json describes, over the lowest token ids."""
         import torch
 
         shape = self.shape(config, target_config, source)
         return pkgutil.resolve_name(self.module)(shape, torch.arange(shape.drafts))
 
     def swappable(self, one: Path, other: Path) -> bool:
-        """Heads of equal shape over the same states; tokens of the draft vocabulary may differ."""
+        """True for equal shapes over the same states; draft tokens may differ."""
 
         def described(directory: Path) -> tuple[object, ...]:
             path, headers = directory / "config.json", tensor_headers(directory)
@@ -171,9 +171,9 @@ class Eagle3(TrainableKind):
 
         try:
             return described(Path(one)) == described(Path(other))
-        except OutriderError:  # a head that is served and not unrolled
+        except OutriderError:  # a head that can be served but not unrolled
             return False
 
     def stays_with_target(self, name: str) -> bool:
-        """The embedding."""
+        """True for the embedding."""
         return name.endswith(EMBEDDING)

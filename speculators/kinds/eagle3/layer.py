@@ -1,16 +1,16 @@
 """The EAGLE-3 head as a module, computed as vLLM 0.32 does (llama_eagle3.py, deepseek_eagle3.py).
 
-    h_i = fc(a_i)                            a_i: the target's auxiliary states, side by side
+    h_i = fc(a_i)                            a_i: the target's auxiliary states, concatenated
     x_i = [ input_layernorm(E(t_{i+1})) ; hidden_norm(h_i) ]     position i, no zero at position 0
     r_i = h_i + attention(x_i)               hidden_norm(h_i) + ... with norm_before_residual
     g_i = r_i + mlp(post_attention_layernorm(r_i))
     u_i = norm(g_i)                          q_{i+2} = softmax(W_D u_i) over the draft vocabulary
 
 The next depth reads g_i, the state before the last norm (u_i with norm_output), token t_{i+2} and
-position i + 1. With `fc_norm` every auxiliary state is normed on its own before fc, with
-`norm_before_fc` all together. E is the target's embedding; the head has its own rows.
+position i + 1. With `fc_norm` every auxiliary state is normed separately before fc, with
+`norm_before_fc` all are normed together. E is the target's embedding; the rows W_D are the head's.
 
-Names of parameters are those of the plain checkpoint layout.
+Parameters are named as in the plain checkpoint layout.
 
 Shapes: N tokens, A heads, D and V dims of a key and a value, H hidden, X values of the auxiliary
 states; D of the head's rows is the draft vocabulary.
@@ -32,13 +32,13 @@ class StoredHead(Drafter):
 
     shape: EagleShape
     target_ids_D: Tensor | None
-    """Target token of each row; None: the target's vocabulary."""
+    """Target token of each row; None for the target's vocabulary."""
 
     def __init__(self, shape: EagleShape, target_ids_D: Tensor | None):
         super().__init__()
         self.shape, self.width = shape, shape.hidden
         self.lm_head = nn.Linear(shape.hidden, shape.drafts, bias=False)
-        # Not part of the state: it is never trained, and the checkpoint has it as offsets.
+        # Not persistent: it is never trained, and the checkpoint stores it as offsets.
         self.register_buffer("target_ids_D", target_ids_D, persistent=False)
 
     def head(self, ends: TargetEnds) -> DraftHead:
@@ -80,14 +80,14 @@ class EagleHead(StoredHead, ChainDrafter):
         return self.midlayer.project(x_NX, position_N)
 
     def finish(self, x_NX: Tensor, attended_ANV: Tensor) -> tuple[Tensor, Tensor]:
-        """The state that the next depth is fed, and the state that the head reads."""
+        """Returns the next depth's state and the head's input."""
         out_NH = self.midlayer.finish(x_NX, attended_ANV)
         u_NH = self.norm(out_NH)
         return (u_NH if self.shape.norm_output else out_NH), u_NH
 
 
 class EagleLayer(nn.Module):
-    """One decoder layer whose attention reads [embedding ; state], each normed, 2H wide."""
+    """A decoder layer whose attention reads the normed [embedding ; state], 2H wide."""
 
     self_attn: Attention
 

@@ -1,4 +1,4 @@
-"""The shape of an EAGLE-3 head, from its config.json, and its tensors' names. No torch.
+"""Shape and tensor names of an EAGLE-3 head, from config.json. No torch.
 
     shape = EagleShape.read(config, target_config, path)     # either published layout
     plain_config(target_config, HeadConfig(), drafts=256)    # of a head from scratch
@@ -23,7 +23,7 @@ EMBEDDING = "embed_tokens.weight"
 D2T, T2D = "d2t", "t2d"
 
 MAPS = frozenset({D2T, T2D})
-"""The draft vocabulary: integers that are not trained."""
+"""Tensors of the draft vocabulary: integers that are not trained."""
 
 LAYER, LAYER_OF_SPECULATORS = "midlayer.", "layers.0."
 
@@ -48,10 +48,10 @@ OF_LATENT_ATTENTION = (
     "rope_parameters",
     "rope_interleave",
 )
-"""Keys that a head with DeepSeek's attention has from its target."""
+"""Keys that a head with DeepSeek's attention copies from its target."""
 
 SPECULATORS_VERSION = "0.9.0"
-"""The version of speculators whose format this is."""
+"""The version of vllm-project/speculators whose format is written."""
 
 OF_THE_HEAD = (
     "architectures",
@@ -86,7 +86,7 @@ class EagleShape:
     heads: int
     kv_heads: int
     head_dim: int
-    """Of a query and key of Llama's attention."""
+    """Dims of a query or key of Llama's attention."""
     theta: float
     latent: Mapping[str, Any] | None = dataclasses.field(compare=False)
     """config.json of DeepSeek's attention; None for Llama's."""
@@ -95,21 +95,21 @@ class EagleShape:
     norm_before_residual: bool = False
     norm_output: bool = False
     mask_token: int | None = None
-    """Token of the slots of a parallel drafter; None: each draft reads the one before."""
+    """Mask token of a parallel drafter; None if each draft reads the one before."""
     markov_rank: int = 0
-    """Rank of the bias of a draft's logits by the token before it; 0: none."""
+    """Rank of the logit bias that depends on the token before a draft; 0 for no bias."""
 
     @classmethod
     def read(
         cls, config: Mapping[str, Any], target_config: Mapping[str, Any], path: object
     ) -> "EagleShape":
-        """From the config.json at `path`; an `OutriderError` for a head that is not unrolled here.
+        """Reads the config.json at `path`; raises an `OutriderError` for unsupported heads.
 
-        Refused are several layers, biases, other activations and scaled rotary embeddings of
-        Llama's attention.
+        Unsupported are several layers, biases, activations other than SiLU, and scaled rotary
+        embeddings of Llama's attention.
         """
         layer = layer_config(config)
-        # The format's own default: true for eagle3, false for peagle.
+        # The format's default of `norm_before_residual`: true for eagle3, false for peagle.
         of_speculators = config.get("speculators_model_type") not in (None, PARALLEL_OF_SPECULATORS)
         _check_supported(layer, config, path)
         latent = layer if layer.get("model_type") in DEEPSEEK_MODEL_TYPES else None
@@ -137,12 +137,12 @@ class EagleShape:
 
     @property
     def states(self) -> int:
-        """Values of a token that `fc` reads."""
+        """Values per token that `fc` reads."""
         return len(self.layers) * self.target_hidden
 
 
 def checkpoint_names(stored: Iterable[str]) -> dict[str, str]:
-    """The stored name of each of the head's tensors, by its name in the plain layout."""
+    """Stored name of each tensor, by its name in the plain layout."""
     found = {}
     for name in stored:
         plain = name.removeprefix("model.")
@@ -156,7 +156,7 @@ def checkpoint_names(stored: Iterable[str]) -> dict[str, str]:
 def twin_config(
     config: Mapping[str, Any], target_config: Mapping[str, Any], target: str, drafts: int
 ) -> dict[str, Any] | None:
-    """config.json of an EAGLE-3 or P-EAGLE head; None if the format has no such head."""
+    """config.json in the speculators format; None if the head is unsupported."""
     shape = EagleShape.read(config, target_config, "config.json")
     if shape.latent is not None or shape.fc_norm or shape.norm_output:
         return None
@@ -181,7 +181,7 @@ def twin_config(
 def of_speculators(
     algorithm: str, architecture: str, target_config: Mapping[str, Any], target: str, drafts: int
 ) -> dict[str, Any]:
-    """What config.json of every kind has in this format: what it is, and for which target."""
+    """Keys that every kind's config.json has in the speculators format."""
     proposal = {
         "proposal_type": "greedy",
         "speculative_tokens": drafts,
@@ -216,14 +216,14 @@ def auxiliary_layers(config: Mapping[str, Any]) -> tuple[int, ...] | None:
 
 
 def mask_token(config: Mapping[str, Any]) -> int | None:
-    """The token of a parallel drafter's slots, under the first of the names that vLLM looks for."""
+    """The mask token, under the first of `MASK_TOKENS` that is set."""
     return next((config[key] for key in MASK_TOKENS if config.get(key) is not None), None)
 
 
 def spare_token(target_config: Mapping[str, Any]) -> int:
-    """A token for slots whose token is not known, which no text contains.
+    """A mask token that no text contains before its end.
 
-    Padding, where the target has it; else the token that ends a text, after which nothing is
+    The padding token if the target has one, else the token that ends a text, after which nothing is
     drafted.
     """
     end = target_config.get("eos_token_id")
@@ -233,7 +233,7 @@ def spare_token(target_config: Mapping[str, Any]) -> int:
 
 
 def default_layers(count: int) -> tuple[int, ...]:
-    """Layers of a head that names none; fewer than three only for a target of few layers."""
+    """vLLM's default layers: three, or fewer for a target of few layers."""
     return tuple(sorted({index for index in (2, count // 2, count - 3) if 1 <= index <= count}))
 
 
@@ -250,7 +250,7 @@ def plain_config(target_config: Mapping[str, Any], head: HeadConfig, drafts: int
 def one_layer_config(
     target_config: Mapping[str, Any], head: HeadConfig, drafts: int
 ) -> dict[str, Any]:
-    """What config.json of every head of one layer has, besides its attention's widths."""
+    """Keys of every one-layer head's config.json, except its attention's widths."""
     return {
         # transformers 5 writes `dtype`.
         "torch_dtype": target_config.get("dtype", target_config.get("torch_dtype", "bfloat16")),
@@ -268,7 +268,7 @@ def one_layer_config(
 
 
 def chosen_layers(target_config: Mapping[str, Any], head: HeadConfig) -> tuple[int, ...]:
-    """The target's layers before which a head from scratch reads the residual stream."""
+    """Layers before which a head from scratch reads the residual stream."""
     count = target_config["num_hidden_layers"]
     layers = default_layers(count) if head.layers == "auto" else tuple(head.layers)
     check_layers(layers, count, "speculator.head.layers")
@@ -280,8 +280,8 @@ def check_layers(layers: Sequence[int], count: int, where: str) -> None:
     if not layers or list(layers) != sorted({*layers}) or layers[0] < 1 or layers[-1] > count:
         raise OutriderError(
             f"{where} = {list(layers)}, but the target has {count} layers, and the engine reads the"
-            f" residual stream before layers 1 to {count}, in ascending order, each once; write"
-            " them so (a stored head's with the columns of fc.weight in that order), or name the"
+            f" residual stream before layers 1 to {count}, in ascending order, each once;"
+            " reorder them (for a stored head together with the columns of fc.weight), or name the"
             " target that the head was made for"
         )
 
@@ -302,10 +302,10 @@ def _attention(target_config: Mapping[str, Any], head: HeadConfig) -> dict[str, 
 
 
 def llama_widths(hidden: int) -> dict[str, Any]:
-    """Heads of Llama's attention for a head of this width, and its rotary embedding."""
+    """Llama attention's heads and rotary base for a head of this width."""
     head_dim = 128 if hidden % 128 == 0 and hidden >= 1024 else 64
     heads = max(1, hidden // head_dim)
-    # At most 8 heads of keys and values: a cache of 4 kB a token at R1's widths.
+    # At most 8 heads of keys and values: a KV cache of 4 kB per token at R1's widths.
     kv_heads = max(count for count in range(1, 9) if heads % count == 0)
     return {
         "num_attention_heads": heads,
@@ -332,7 +332,7 @@ def _check_supported(layer: Mapping[str, Any], config: Mapping[str, Any], path: 
     for key in (key for key, differs in wrong.items() if differs):
         raise OutriderError(
             f"{path}: {key} = {layer.get(key, config.get(key))}: vLLM serves such a head, but"
-            " Outrider neither trains nor replays it. Trained and replayed are heads of one layer"
+            " Outrider neither trains nor replays it. It trains and replays heads of one layer"
             " with Llama's or DeepSeek's attention, SiLU, no biases and a plain rotary embedding;"
             " compare this one with `evaluate-speculator`, by the engine's counters"
         )

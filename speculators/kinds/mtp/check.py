@@ -2,8 +2,8 @@
 
     layer_names(read_layout(directory))      # {"model.layers.61.eh_proj.weight", ...}
 
-Checkpoints have the layer as `model.layers.{num_hidden_layers}.*`, one tensor for each expert. An
-MTP directory must hold what the target's own MTP layer holds, tensor by tensor.
+Checkpoints store the layer as `model.layers.{num_hidden_layers}.*`, with one tensor for each
+expert. An MTP directory must contain the same tensors as the target's own MTP layer.
 """
 
 from collections.abc import Mapping
@@ -32,7 +32,7 @@ from outrider.speculators.checkpoints.safetensors_headers import TensorHeader, t
 from outrider.speculators.layers.rope import rope_of
 
 SHARED_WITH_TARGET = ("embed_tokens.weight", "shared_head.head.weight")
-"""Copies of the target's embedding and head that checkpoints have: neither read nor written."""
+"""Copies of the target's embedding and head in checkpoints: neither read nor written."""
 
 SAME_AS_TARGET = (
     "hidden_size",
@@ -51,8 +51,8 @@ SAME_AS_TARGET = (
     "scoring_func",
     "rms_norm_eps",
 )
-"""Keys of config.json in which a directory must agree with its target, with those of the attention:
-the engine builds the layer from them."""
+"""Keys of config.json, besides those of the attention, that must equal the target's: the engine
+builds the layer from them."""
 
 T = TypeVar("T")
 
@@ -61,12 +61,12 @@ UNQUANTIZED = {"F32", "F16", "BF16"}
 
 
 def layer_names(layout: CheckpointLayout) -> set[str]:
-    """The layer's tensors: scales included, shared copies left out."""
+    """Names of the layer's tensors, with scales but without shared copies."""
     return set(_of_layer(layout.weight_map, layer_prefix(layout.config)))
 
 
 def layer_prefix(config: dict[str, object]) -> str:
-    """Prefix of the layer's tensor names: it follows the target's last layer."""
+    """Prefix of the layer's tensor names, after the target's last layer."""
     return f"model.layers.{config['num_hidden_layers']}."
 
 
@@ -76,7 +76,7 @@ def is_shared(name: str) -> bool:
 
 
 def check_mtp(directory: Path, target: CheckpointLayout) -> None:
-    """The directory holds what the target's own layer holds, tensor by tensor."""
+    """Checks that the directory has the tensors of the target's own layer."""
     path, config = directory / "config.json", read_json(directory / "config.json")
     check_vocabulary_size(path, config, target)
     own_layer = architecture_of(target.config, target.directory / "config.json").layer
@@ -94,7 +94,7 @@ def check_mtp(directory: Path, target: CheckpointLayout) -> None:
 
 
 def check_mtp_target(directory: Path, config_only: bool) -> None:
-    """A checkpoint has an MTP layer, in weights that training reads.
+    """Checks for an MTP layer whose weights training can read.
 
     With `config_only` (`--dry-run`), the weights need not be present.
     """
@@ -126,7 +126,7 @@ def check_mtp_target(directory: Path, config_only: bool) -> None:
             f"{config_path}: num_nextn_predict_layers is {layers}, but exactly 1 MTP layer is"
             f" trained; {fix}"
         )
-    fp8_blocks(config, config_path)  # refuses other quantizations than DeepSeek's
+    fp8_blocks(config, config_path)  # raises for quantizations other than DeepSeek's
     if config_only and not any((directory / name).is_file() for name in (INDEX, SINGLE)):
         return
     prefix = layer_prefix(config)
@@ -143,7 +143,7 @@ def _check_tensors(
     own: Mapping[str, TensorHeader],
     target_dir: Path,
 ) -> None:
-    """Every tensor of the target's layer, no other, each in its shape and a dtype that fits."""
+    """Checks that names, shapes and dtypes fit the target's layer."""
     files = sorted({header.file.name for header in found.values()}) or ["*.safetensors"]
     check_names(directory / files[0], found, own)
     for name, header in found.items():
@@ -162,7 +162,7 @@ def _check_tensors(
 
 
 def _of_layer(found: Mapping[str, T], prefix: str) -> dict[str, T]:
-    """What is found of the layer's own tensors that the engine reads, by their names."""
+    """Entries of the layer's own tensors that the engine reads, by name."""
     return {
         name: value
         for name, value in found.items()

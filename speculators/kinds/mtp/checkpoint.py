@@ -2,18 +2,18 @@
 
     speculator = load_mtp(target_dir)                  # or a directory that `write` made
 
-Its other functions are the kind's methods (protocol.py).
+The other functions implement the kind's methods (protocol.py).
 
-The layer's tensors are `model.layers.{num_hidden_layers}.*`, experts one by one. A speculator's
-directory holds the target's full config.json and those tensors only: vLLM (0.32, deepseek_mtp.py,
-glm4_moe_mtp.py and llm_base_proposer.py) replaces the draft's `embed_tokens` and `shared_head.head`
-by the target's own modules after loading, so the copies that checkpoints have are neither read nor
-written. (With pipeline parallelism it would need `embed_tokens`.) Only the shards with a tensor of
-the layer are opened.
+The layer's tensors are `model.layers.{num_hidden_layers}.*`, separate for each expert. A
+speculator's directory holds the target's full config.json and those tensors only: vLLM (0.32,
+deepseek_mtp.py, glm4_moe_mtp.py, llm_base_proposer.py) replaces the draft's `embed_tokens` and
+`shared_head.head` by the target's own modules after loading, so their copies in checkpoints are
+neither read nor written. (With pipeline parallelism it would need `embed_tokens`.) Only the shards
+with a tensor of the layer are opened.
 
-Written tensors have the base's own precision, one by one, since vLLM builds the drafter with the
-target's quantization: FP8 blocks stay FP8 blocks, the rest (eh_proj, norms, the router and its
-bias) keeps its dtype. Unchanged tensors are copied, scales included, so their bytes are the base's.
+Each tensor is written in the base's precision, since vLLM builds the drafter with the target's
+quantization: FP8 blocks stay FP8 blocks, the rest (eh_proj, norms, the router and its bias) keeps
+its dtype. Unchanged tensors are copied byte for byte, scales included.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -51,7 +51,7 @@ def load_mtp(
     device: torch.device | str = "cpu",
     frozen_experts: bool = False,
 ) -> MTPSpeculator:
-    """The MTP layer of a target's or a speculator's directory, FP8 dequantized to `dtype`.
+    """Loads a target's or speculator's MTP layer, FP8 dequantized to `dtype`.
 
     With `frozen_experts` the routed experts are not parameters (`Experts`).
     """
@@ -81,7 +81,7 @@ def load_mtp(
 def load(
     kind: MTP, directory: Path, target_dir: Path, dtype: torch.dtype, device: torch.device | str
 ) -> MTPSpeculator:
-    """FP8 weights are dequantized to `dtype`."""
+    """Loads the layer, FP8 weights dequantized to `dtype`."""
     return load_mtp(directory, dtype, device)
 
 
@@ -92,7 +92,7 @@ def start(
 
     all          every weight is a parameter
     non_routed   the routed experts are frozen
-    lora         the same, with low-rank adapters on the experts, drawn by `seed` (layers/lora.py)
+    lora         non_routed, with low-rank adapters on the experts, from `seed` (layers/lora.py)
 
     Every process holds all frozen experts, and a resumed run reads them from the base again.
     """
@@ -106,7 +106,7 @@ def start(
 
 
 def trained(speculator: MTPSpeculator, state: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-    """What training may have changed, under the checkpoint's names without the prefix.
+    """Yields the trained weights under the checkpoint's names without the prefix.
 
     Adapters are merged into their experts in float32. `state` is the whole state dict: under
     ZeRO-3 the module itself holds shards.
@@ -121,7 +121,7 @@ def trained(speculator: MTPSpeculator, state: Mapping[str, Tensor]) -> Iterator[
 
 
 def write(kind: MTP, changed: Iterable[tuple[str, Tensor]], origin: Origin, out_dir: Path) -> None:
-    """From (name without the layer's prefix, tensor) of what may have changed.
+    """Publishes the layer with the `changed` tensors, named without the layer's prefix.
 
     The rest is copied from the base, byte for byte.
     """
@@ -136,7 +136,7 @@ def write(kind: MTP, changed: Iterable[tuple[str, Tensor]], origin: Origin, out_
 
 
 def swap_tensors(kind: MTP, directory: Path) -> Iterator[tuple[str, Tensor]]:
-    """(full name, tensor as stored) of the layer without copies of embedding and head."""
+    """Yields (full name, tensor as stored), without copies of embedding and head."""
     layout = read_layout(directory)
     stored = CheckpointTensors(layout)
     for name in sorted(layer_names(layout)):
@@ -146,11 +146,11 @@ def swap_tensors(kind: MTP, directory: Path) -> Iterator[tuple[str, Tensor]]:
 def write_other_formats(
     kind: MTP, directory: Path, target_dir: Path, target: str, drafts: int, out_dir: Path
 ) -> None:
-    """`sglang_nextn`: the layer as the draft model that SGLang loads, published atomically.
+    """Publishes `sglang_nextn`: the layer as the draft model that SGLang loads.
 
     SGLang calls the layer NextN and loads it as a model of one layer: the tensors are
     `model.layers.0.*`, and config.json is the target's with that architecture and
-    `num_hidden_layers` 1. Newer versions also read the plain directory. Read in sgl-project/sglang,
+    `num_hidden_layers` 1. Newer versions also read the plain directory. Source: sgl-project/sglang,
     commit 29bd4e85 (2026): models/deepseek_nextn.py and deepseek_common/deepseek_weight_loader.py;
     commit 008b79d2: models/glm4_moe_nextn.py.
     """
@@ -175,7 +175,7 @@ def checkpoint_names(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def experts_apart(suffix: str, tensor: Tensor) -> dict[str, Tensor]:
-    """Views of one tensor of a `DecoderLayer` under the checkpoint's names, one for each expert."""
+    """Splits a `DecoderLayer` tensor into views by expert, under the checkpoint's names."""
     if suffix == "mlp.experts.gate_up_proj":
         return {
             expert_name(expert, name): view

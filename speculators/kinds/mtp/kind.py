@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from outrider.speculators.kinds.mtp.layer import MTPSpeculator
 
 CACHE_SCALES = (".q_scale", ".k_scale", ".v_scale", ".prob_scale")
-"""Scales of a quantized key-value cache: vLLM makes room for them for an FP8 checkpoint, but
-checkpoints have none."""
+"""Scales of a quantized KV cache: vLLM allocates them for an FP8 checkpoint, but checkpoints do not
+contain them."""
 
 
 class MTP(TrainableKind):
@@ -44,7 +44,7 @@ class MTP(TrainableKind):
     check = staticmethod(check_mtp)
 
     def recognizes(self, config: Mapping[str, Any]) -> bool:
-        """A directory has the target's configuration."""
+        """True for a target's config.json, which MTP directories contain."""
         return bool(config.get("num_nextn_predict_layers"))
 
     def config(
@@ -53,23 +53,23 @@ class MTP(TrainableKind):
         head: HeadConfig,
         base_config: Mapping[str, Any] | None,
     ) -> Mapping[str, Any]:
-        """The target's: a directory of the kind holds it."""
+        """The target's config.json, which MTP directories contain."""
         return target_config
 
     def features(self, config: Mapping[str, Any], target_config: Mapping[str, Any]) -> FeatureSpec:
-        """The state after the final norm alone."""
+        """Only the state after the final norm."""
         return FeatureSpec((FeatureStream(FINAL_NORM, target_config["hidden_size"]),))
 
     def native(self, target_config: Mapping[str, Any]) -> bool:
-        """The target ships one layer; conversions often drop it."""
+        """True if the target ships an MTP layer; conversions often drop it."""
         return self.recognizes(target_config)
 
     def native_tensors(self, target: CheckpointLayout) -> set[str]:
-        """The layer's tensors without the copies of embedding and head."""
+        """Names of the layer's tensors, without copies of embedding and head."""
         return layer_names(target)
 
     def check_target(self, target_dir: Path, base_dir: Path | None, config_only: bool) -> None:
-        """The target and the base have the layer, in weights that training reads."""
+        """Checks that target and base have a layer that training can read."""
         for directory in {Path(target_dir), Path(base_dir or target_dir)}:
             check_mtp_target(directory, config_only)
 
@@ -89,5 +89,5 @@ class MTP(TrainableKind):
             ) from None
 
     def stays_with_target(self, name: str) -> bool:
-        """Embedding, head, and cache scales that no checkpoint brings."""
+        """True for embedding, head, and cache scales, which no checkpoint contains."""
         return is_shared(name) or name.endswith(CACHE_SCALES)

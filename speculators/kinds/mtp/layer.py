@@ -4,7 +4,7 @@
     u_i = norm(block(x_i))                                  post-norm
     q_{i+2} = softmax(W u_i)
 
-The next depth is fed u_i, or block(x_i), as the serving engine does for the target's architecture
+The next depth reads u_i or block(x_i), as in the serving engine for the target's architecture
 (`Layer.feeds_normed`). E and W are the target's embedding and head (`TargetEnds`): frozen and
 shared.
 
@@ -58,7 +58,7 @@ class MTPSpeculator(ChainDrafter):
         return self.block.project(x_NH, position_N)
 
     def finish(self, x_NH: Tensor, attended_ANV: Tensor) -> tuple[Tensor, Tensor]:
-        """The state that the next depth is fed and the state that the head reads."""
+        """Returns the next depth's state and the head's input."""
         out_NH = self.block.finish(x_NH, attended_ANV)
         u_NH = self.norm(out_NH)
         return (u_NH if self.feeds_normed else out_NH), u_NH

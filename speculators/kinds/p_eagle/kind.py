@@ -5,10 +5,10 @@
 
 Files, features and check are those of EAGLE-3, with two additions: `mask_hidden`, the states
 that fc reads where no token is known, and `pard_token`, the token that is embedded there. A draft
-costs a row of one pass instead of a pass, and it does not read the drafts before it.
+costs one row of a pass instead of a whole pass, and does not read the drafts before it.
 
-K is fixed when an engine starts: with fewer drafts in a step vLLM 0.32 ends with a shape error.
-vLLM has no such head with DeepSeek's attention, and runs this one on model runner V1.
+K is fixed when an engine starts: with fewer drafts in a step vLLM 0.32 fails with a shape error.
+vLLM has no P-EAGLE head with DeepSeek's attention, and runs this kind on model runner V1.
 
 The module is in p_eagle/layer.py.
 """
@@ -51,13 +51,13 @@ class PEagle(Eagle3):
     module = "outrider.speculators.kinds.p_eagle.layer:ParallelHead"
 
     def recognizes(self, config: Mapping[str, Any]) -> bool:
-        """An EAGLE-3 head with a mask token."""
+        """True for an EAGLE-3 head with a mask token."""
         return config.get("speculators_model_type") == PARALLEL_OF_SPECULATORS or (
             mask_token(config) is not None and super().recognizes(config)
         )
 
     def check(self, directory: Path, target: CheckpointLayout) -> None:
-        """As an EAGLE-3 head, and the mask's token and state."""
+        """Checks the EAGLE-3 head, and the mask's token and state."""
         super().check(directory, target)
         path = directory / "config.json"
         config = read_json(path)
@@ -81,12 +81,12 @@ class PEagle(Eagle3):
     def new_config(
         target_config: Mapping[str, Any], head: HeadConfig, drafts: int
     ) -> dict[str, Any]:
-        """An EAGLE-3 head's, with a mask token that no text contains."""
+        """An EAGLE-3 head's config.json, with a mask token that no text contains."""
         mask = {MASK_TOKEN: spare_token(target_config)}
         return plain_config(target_config, head, drafts) | mask
 
     def check_target(self, target_dir: Path, base_dir: Path | None, config_only: bool) -> None:
-        """As for an EAGLE-3 head, and the base has a mask token."""
+        """Checks as for EAGLE-3, and that the base has a mask token."""
         super().check_target(target_dir, base_dir, config_only)
         if base_dir is not None:
             path = Path(base_dir) / "config.json"

@@ -6,7 +6,7 @@
                            slots before it; q_{i+2+s} = softmax(W_D u_{i,s})
 
 All slots are computed in one pass. No draft is read, so the drafts depend on the anchor alone, and
-the unroll is what the engine computes whatever it accepts.
+the unroll matches the engine whatever drafts are accepted.
 
 Shapes: as in eagle3/layer.py.
 """
@@ -27,6 +27,6 @@ class ParallelHead(EagleHead):
         self.mask_token = shape.mask_token
 
     def finish(self, x_NX: Tensor, attended_ANV: Tensor) -> tuple[Tensor, Tensor]:
-        """The state [1, H] of the next slot, and the state that the head reads."""
+        """Returns the next slot's state [1, H] and the head's input."""
         _, u_NH = super().finish(x_NX, attended_ANV)
         return self.first_state(self.mask_hidden[0]), u_NH
