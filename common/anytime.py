@@ -63,7 +63,7 @@ class Bounds:
 def critical_t(degrees: ArrayLike, alpha: float) -> Array:
     """Bound that a t statistic exceeds at any look with probability at most `alpha`.
 
-    The anytime-valid replacement of Student's one-sided quantile. `degrees` may have any shape.
+    The anytime-valid replacement for Student's one-sided quantile. `degrees` may have any shape.
     """
     degrees = np.asarray(degrees, dtype=np.float64)
     beta = 2 * alpha / (1 + alpha)

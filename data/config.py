@@ -53,7 +53,7 @@ docs/how-to/privacy.md describes them."""
 class PrivacyConfig(_Section):
     """`privacy:` personal data in the traffic.
 
-    Needs the extra `privacy` of the package unless `mode` is `off`.
+    Needs the package's `privacy` extra unless `mode` is `off`.
     """
 
     mode: Literal["off", "report", "surrogate"] = "off"

@@ -7,18 +7,19 @@ AL(k) tokens per request, so
 
     tokens/s (k, B) = B AL(k) / T(k, B)
 
-AL is replayed on the validation part, T is measured in each engine mode. A larger k must be shown
-to gain more than MIN_GAIN over a smaller one: the one-sided 95 % margin of the log ratio of their
-tokens/s includes the noise of step times and, over sessions, of acceptance. If two k cannot be
-distinguished, the smaller one is chosen, unless the larger one is estimated to gain more than
-MIN_GAIN plus MOST_MARGIN: if noise hides everything, the estimate is better than one draft. If base
-and custom take turns in one engine, they have the same step times; speculators of two kinds each
-have a server and step times.
+AL is replayed on the validation part, T is measured in each engine mode. A larger k is preferred
+only if its gain over a smaller one exceeds MIN_GAIN by a margin for noise: the one-sided 95 %
+margin of the log ratio of their tokens/s, which includes the noise of step times and the variation
+of acceptance between sessions. The margin is capped at MOST_MARGIN: if the measurements are very
+noisy, following the estimate is better than always choosing one draft. If base and custom take
+turns in one engine, they share its step times; speculators of two kinds each have their own server
+and step times.
 
 The main concurrency follows from the logged load. By Little's law the mean number of requests in
 flight is L = (requests/s) W, and a request of n tokens takes W = n B / (tokens/s at B) in base's
-engine. So L <= B if the tokens/s at B are at least the logged ones. The log of a traffic sample or
-of many replicas has another load than one engine; the measured sizes bound it.
+engine. So L <= B if the tokens/s at B are at least the logged ones. If the log is a sample or comes
+from many replicas, its load differs from that of one engine; the result is always one of the
+measured batch sizes.
 """
 
 import math
@@ -113,10 +114,10 @@ def choose(
 
 
 def length_margin(sums: ReplaySums, k: int, other: int) -> float:
-    """One-sided 95 % margin of the log acceptance ratio of two k.
+    """One-sided 95 % margin of the log ratio of two acceptance lengths.
 
-    0 if sessions are too few for an interval. Users are not clusters here, because the gain of one
-    more draft differs little between them.
+    0 if there are too few sessions for an interval. Users are not clusters here, because the gain
+    of one more draft differs little between them.
     """
     steps_R2 = np.stack(
         [sums.steps_RK[:, n - 1] if n else sums.tokens_R for n in (k, other)], axis=1

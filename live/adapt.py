@@ -5,10 +5,10 @@
         adapter.run(once=True)                        # until the log is used up
 
 New rows of the log are cut into windows (data/ingest/log_tail.py). Each window is captured, and the
-speculator in use and the base are replayed on it. When the speculator in use falls against the base
-or enough rows are new (adapt_policy.py), a round continues its training. The gate measures the
-round on windows that arrive later, and on held-back sessions of older windows. A round that wins is
-deployed; one that loses stays in rounds/ as evidence.
+speculator in use and the base are replayed on it. When the speculator in use loses ground to the
+base, or enough new rows have arrived (adapt_policy.py), a round continues its training. The gate
+measures the round on windows that arrive later, and on held-back sessions of older windows. A round
+that wins is deployed; one that loses stays in rounds/ as evidence.
 
     state_dir/journal.jsonl           every step, appended when it is done (state.py)
     state_dir/adapt/windows/w000003/  log/, then traffic/ features/ replay/: a run directory

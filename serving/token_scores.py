@@ -160,8 +160,8 @@ def _open_positions(
     above_MK = p_MK.cumsum(-1) - p_MK
     limited_M = top_k_M < vocabulary
     uncut_M = (top_p_M >= 1) & ~limited_M
-    # Tokens are kept from the most likely on until their mass is reached: vLLM's rule
-    # (acceptance.target_distribution).
+    # As in vLLM, tokens are kept from the most likely on until their total probability reaches the
+    # limit (acceptance.target_distribution).
     among_MK = _among_top_k(values_MK, top_k_M, vocabulary)
     among_M = torch.where(limited_M, (p_MK * among_MK).sum(-1), 1.0)
     nucleus_M, likely_M = top_p_M * among_M, top_p_M.clamp(max=LIKELY_MASS) * among_M

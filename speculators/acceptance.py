@@ -206,8 +206,8 @@ def replay_chain(a_RAK: Tensor, anchors_R: Tensor) -> ReplayChain:
         [torch.ones_like(reach_RAK[..., :1]), reach_RAK[..., :-1]], dim=-1
     )  # drafts 1..j-1 all accepted
 
-    # advance_AMRK[:, m - 1, :, k - 1]: probability that a step with k drafts moves m tokens. For
-    # m <= k draft m is rejected, for m = k + 1 none is.
+    # advance_AMRK[:, m - 1, :, k - 1]: probability that a step with k drafts advances by m tokens.
+    # For m <= k, draft m is rejected; for m = k + 1, none is.
     advance_AMRK = torch.zeros(
         anchors, depth + 1, responses, depth, dtype=torch.float64, device=device
     )

@@ -86,7 +86,10 @@ class DrafterSize:
         return max(map(math.prod, self.shapes.values()))
 
     def trained(self, what: TrainedParameters = "all", lora_rank: int = 0) -> int:
-        """Parameters that the optimizer holds; an expert's adapters have rank x (in + out)."""
+        """Parameters that the optimizer holds.
+
+        With `lora`, these include `lora_rank` x (in + out) for each matrix of an expert.
+        """
         adapters = [shape for name, shape in self.shapes.items() if EXPERTS in name]
         added = lora_rank * sum(count * (out + into) for count, out, into in adapters)
         return self.total - self.frozen(what) + added * (what == "lora")

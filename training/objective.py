@@ -63,7 +63,7 @@ class Objective:
         return count_K.clamp_min(1)
 
     def share(self, in_step: Sequence[Sample]) -> Tensor:
-        """Returns the loss weight of a draft by depth, [K], before `visited`."""
+        """Returns a draft's loss weight at each depth, [K], without `visited_weights`."""
         count_K = self.targets(in_step)
         if self.config.depth_weights == "visited":
             return (1 / count_K[:1]).expand(self.depth)
@@ -74,7 +74,8 @@ class Objective:
     ) -> tuple[Tensor, Judged]:
         """Returns the row's part of the loss, and the other results.
 
-        A row with a `share_K` of zeros does not count: it only gives processes equally many rows.
+        A row whose `share_K` is all zeros does not count: it only gives every process the same
+        number of rows.
         Samples whose index is in `masked` have no loss.
         """
         anchors_N = batch.anchor_BT[0].nonzero().squeeze(1)

@@ -62,7 +62,7 @@ def unfinished(plan: Iterable[Piece], done: frozenset[str]) -> Iterator[Piece]:
 
 
 def state_bytes(spec: FeatureSpec) -> int:
-    """Bytes of one token's states of all streams in memory, in bfloat16."""
+    """Memory for one token's states in all streams, in bytes, as bfloat16."""
     return bytes_per_token(spec.width, "bf16", len(spec.streams))
 
 

@@ -251,7 +251,7 @@ def _texts(value: Any) -> Texts:
 
 
 def _mapped(value: Any, change: Callable[[str, str], str], key: str = "") -> Any:
-    """Changes keys, texts, and integers as long as telephone or card numbers."""
+    """Changes keys, texts, and integers with a telephone or card number's length."""
     if isinstance(value, dict):
         return {
             change(name, ""): _mapped(inner, change, f"{name}: ") for name, inner in value.items()

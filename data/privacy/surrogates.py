@@ -166,7 +166,7 @@ def respell(text: str, core: str) -> str:
 
 
 def _like(text: str, rng: random.Random, kept: int = 0) -> str:
-    """Redraws digits and letters, in their case, after the first `kept` characters."""
+    """Redraws digits and letters, keeping case, after the first `kept` characters."""
     drawn = text[:kept]
     for character in text[kept:]:
         if character.isdigit():

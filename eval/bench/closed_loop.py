@@ -156,8 +156,9 @@ def _blocks(
             seconds += sum(request.latency_s for request in block.requests)
             requests += len(texts)
         place += 1
-        # Alternating by request shares the machine's noise best. But each change loads weights:
-        # 0.03 s for nano R1, and for R1's 11.6 GB at least the time to read them, 12 s at 1 GB/s.
+        # Alternating after every request would spread the machine's noise most evenly. But each
+        # swap loads weights: 0.03 s for nano R1, and for R1's 11.6 GB at least the time to read
+        # them, 12 s at 1 GB/s.
         wait = swap * (1 - SHARE_OF_SWAPS) / SHARE_OF_SWAPS
         size = max(math.ceil(wait * requests / seconds), 1)
     return [

@@ -107,7 +107,7 @@ def summarise_rates(blocks: RateBlocks, served: Served) -> dict[str, dict[str, R
 
 
 def rate_row(blocks: Mapping[str, Record], noise: Mapping[str, float]) -> RateRow:
-    """Figures of one scenario and rate; ratios are of requests' tokens/s."""
+    """Figures for one scenario at one rate; ratios compare requests' tokens/s."""
     ratios = {}
     for name, (over, under) in RATIOS.items():
         first, second = (

@@ -5,9 +5,9 @@
     for traffic in select(heldout, settings, serving):       # of the open loop
         traffic.name, traffic.texts, traffic.times, traffic.max_tokens
 
-Usual benchmarks cut or pad prompts and generate past the end (`ignore_eos`). Such text is not the
-customer's, so its acceptance and speed mean nothing. Here requests with long answers are those with
-long answers in the customer's log.
+Common benchmarks cut or pad prompts and generate past the end (`ignore_eos`). Such text is not the
+customer's, so its acceptance and speed mean nothing. Here requests with long answers are those
+whose logged answers are long.
 """
 
 import collections
@@ -168,7 +168,7 @@ def select(heldout: Dataset, settings: EvalConfig, serving: ServingConfig) -> li
 
 
 def logged_tokens_per_s(heldout: Dataset, times: Sequence[float | None]) -> float | None:
-    """Logged response tokens per second during the time of the held-out part.
+    """Logged response tokens per second over the held-out part's time span.
 
     `times` are the times of all logged requests: the held-out part may be a sample. None if the log
     has no times.

@@ -170,9 +170,9 @@ def _sharing(speculators: Mapping[str, Speculator]) -> set[str]:
 
 
 def covering(numbers: Sequence[int], seats: int) -> list[tuple[int, int, int]]:
-    """A schedule with all `numbers` of drafts, the largest for most sizes.
+    """A schedule that contains all `numbers`; most batch sizes get the largest.
 
-    vLLM captures CUDA graphs for the numbers in the schedule.
+    vLLM captures CUDA graphs for the numbers in its schedule, so each must occur in it.
     """
     *others, most = sorted(numbers)
     rows = [(size, size, number) for size, number in enumerate(others[: seats - 1], 1)]

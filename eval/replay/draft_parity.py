@@ -124,7 +124,7 @@ def draft_parity(
 ) -> list[list[float]]:
     """Compares the unroll's drafts with the recorded ones; returns sums [K, 4].
 
-    At most `parity.anchors` steps are compared, drawn by seed.
+    At most `parity.anchors` steps are compared, sampled with a fixed seed.
     """
     if not recording.steps:
         raise OutriderError(

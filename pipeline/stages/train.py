@@ -1,4 +1,4 @@
-"""Train: trains the speculator, after comparing its base in trainer and engine.
+"""Train: trains the speculator after checking its base's drafts against the engine's.
 
 In a run of several kinds, `train_of` makes the stage of each; all read the same captured states.
 """

@@ -1,4 +1,4 @@
-"""Captures vLLM's hidden states of prompts: after the final norm, before layers.
+"""Captures vLLM's hidden states: after the final norm and before chosen layers.
 
 The states are the model's outputs, read from the model runner after each step, so no layer needs a
 hook. States after the final norm are available in every mode. vLLM's models return states before
@@ -11,11 +11,11 @@ correctly. Prefix caching must be off: a cached position is never computed. With
 every rank of the last pipeline stage holds the same states, and its first rank keeps them. Written
 against vLLM 0.32, both model runners.
 
-A request may have a claim, the sampling parameters in its log. Its completion is then scored with
-the engine's head, and the scores are summed on the device of the states (logged_text.py).
+A request may carry a claim: the sampling parameters logged for it. Its completion is then scored
+with the engine's head, and the scores are summed on the device of the states (logged_text.py).
 
-vLLM mixes `CaptureExtension` into its worker (`worker_extension_cls`); `Engine.prefill` calls it by
-`collective_rpc`:
+vLLM mixes `CaptureExtension` into its worker (`worker_extension_cls`); `Engine.prefill` calls it
+through `collective_rpc`:
 
     llm.collective_rpc("capture_start", args=([2, 8, 13],))
     llm.generate(...)

@@ -71,8 +71,8 @@ def _correct_cpu_sampler() -> None:
     from vllm.utils import cpu_triton_utils
     from vllm.v1.sample import rejection_sampler
 
-    # The CPU worker registers its own kernels after the plugins have run, so its implementation
-    # must be replaced too, and the registered kernel if it has registered already.
+    # The CPU worker usually registers its kernels after the plugins have run. So replace the
+    # implementation that it will register, and the kernel itself if it is already registered.
     cpu_triton_utils._expand_kernel_impl = expand
     if getattr(rejection_sampler.expand_kernel, "func", None) is not expand:
         register_kernels({"vllm.v1.sample.rejection_sampler.expand_kernel": expand})

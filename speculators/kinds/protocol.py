@@ -232,7 +232,7 @@ class TrainableKind(DrafterKind):
         self._weights.write_other_formats(self, directory, target_dir, target, drafts, out_dir)
 
     def swap_tensors(self, directory: Path) -> Iterator[tuple[str, "Tensor"]]:
-        """Yields (name, tensor as stored) that a live engine's drafter loads."""
+        """Yields the names and stored tensors that a live engine's drafter loads."""
         return self._weights.swap_tensors(self, directory)
 
     def swappable(self, one: Path, other: Path) -> bool:

@@ -29,7 +29,10 @@ GRACE_S = 5.0
 
 @dataclass(frozen=True)
 class RankError:
-    """A rank's failure. `expected` messages are advice; others may be consequences."""
+    """A rank's failure.
+
+    The message of an `expected` one says what to do; any other failure may only be a consequence.
+    """
 
     rank: int
     message: str

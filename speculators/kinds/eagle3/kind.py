@@ -125,7 +125,7 @@ class Eagle3(TrainableKind):
         return layer_config(config).get("model_type") in DEEPSEEK_MODEL_TYPES
 
     def fitted(self, config: Mapping[str, Any]) -> bool:
-        """True with Llama's attention if each draft reads the one before."""
+        """True for Llama's attention, unless all K drafts come at once."""
         return not self.fixed_k and not self.latent_cache(config)
 
     def check_target(self, target_dir: Path, base_dir: Path | None, config_only: bool) -> None:

@@ -105,8 +105,8 @@ class EagleShape:
     ) -> "EagleShape":
         """Reads the config.json at `path`; raises an `OutriderError` for unsupported heads.
 
-        Unsupported are several layers, biases, activations other than SiLU, and scaled rotary
-        embeddings of Llama's attention.
+        Several layers, biases, activations other than SiLU, and scaled rotary embeddings in Llama's
+        attention are unsupported.
         """
         layer = layer_config(config)
         # The format's default of `norm_before_residual`: true for eagle3, false for peagle.
@@ -268,7 +268,7 @@ def one_layer_config(
 
 
 def chosen_layers(target_config: Mapping[str, Any], head: HeadConfig) -> tuple[int, ...]:
-    """Layers before which a head from scratch reads the residual stream."""
+    """Layers before which a head trained from scratch reads the residual stream."""
     count = target_config["num_hidden_layers"]
     layers = default_layers(count) if head.layers == "auto" else tuple(head.layers)
     check_layers(layers, count, "speculator.head.layers")

@@ -66,7 +66,7 @@ def layer_names(layout: CheckpointLayout) -> set[str]:
 
 
 def layer_prefix(config: dict[str, object]) -> str:
-    """Prefix of the layer's tensor names, after the target's last layer."""
+    """Prefix of the layer's tensor names; it follows the target's last layer."""
     return f"model.layers.{config['num_hidden_layers']}."
 
 
