@@ -52,6 +52,25 @@ ROUNDING_NATS = 0.02
 self-check's mean difference on nano R1 is 0.01. Without this term, rounding could give any z for
 deterministic text, whose variance is zero."""
 
+NEGLIGIBLE_NATS = 0.01
+"""Difference of the mean log-probability, in nats per token, that affects neither training nor
+replay: 1 % in probability."""
+
+STANDARD_ERRORS = 4.0
+WIDEST_Z = 1.2
+"""Largest standard deviation of the sequences' z that rounding explains: 1.0 in theory, 0.7 to
+1.12 on nano R1's traffic."""
+
+OFF_Z = -5.0
+"""A sequence below this z is off-policy; by chance 1 in 3 million."""
+
+STRAY_SHARE = 0.003
+"""See `TemperatureFit.stray_share`."""
+
+LEAST_GAIN, LEAST_CHANGE, FEWEST_FITTED = 8.0, 0.05, 200
+"""Minimum gain in log-likelihood, difference from the logged temperature, and number of uncertain
+tokens for reporting another temperature."""
+
 FEWEST_TOKENS = 200
 """Minimum number of completion tokens for a verdict."""
 
@@ -206,7 +225,7 @@ def judge(evidence: Evidence) -> Verdict:
         return Verdict(None, "too_little", text)
     if is_own(evidence):
         return Verdict(True, "own", "as likely as the target's samples")
-    off_S = evidence.z() < -5.0  # by chance 1 in 3 million
+    off_S = evidence.z() < OFF_Z
     if 0 < off_S.mean() <= 0.5 and is_own(evidence.take(~off_S)):
         cause, text = _cause(evidence.take(off_S))
         text = f"{off_S.sum():,} of {len(evidence):,} sequences are off-policy: {text}"
@@ -219,11 +238,9 @@ def is_own(evidence: Evidence) -> bool:
     """Whether all evidence agrees with on-policy text."""
     difference, z_S = abs(evidence.difference()), evidence.z()
     spread = z_S.std(ddof=1) if len(evidence) > 1 else 0.0
-    # 0.01 nats per token (1 % in probability) affect neither training nor replay. The sequences' z
-    # have a standard deviation of 1.0 in theory; rounding gives 0.7 to 1.12 on nano R1's traffic.
     return bool(
-        difference <= max(0.01, 4.0 * evidence.standard_error())
-        and spread <= 1.2 + 3 / np.sqrt(2 * max(len(evidence), 1))
+        difference <= max(NEGLIGIBLE_NATS, STANDARD_ERRORS * evidence.standard_error())
+        and spread <= WIDEST_Z + 3 / np.sqrt(2 * max(len(evidence), 1))
         and evidence.missed() <= MISSED_FOREIGN / 5
     )
 
@@ -258,10 +275,10 @@ def _cause(evidence: Evidence) -> tuple[str, str]:
         )
     if (
         fit
-        and fit.tokens >= 200
-        and fit.stray_share <= 0.003
-        and fit.gain >= 8.0
-        and np.abs(fit.best - evidence.temperature_S).mean() >= 0.05
+        and fit.tokens >= FEWEST_FITTED
+        and fit.stray_share <= STRAY_SHARE
+        and fit.gain >= LEAST_GAIN
+        and np.abs(fit.best - evidence.temperature_S).mean() >= LEAST_CHANGE
     ):
         # With top_p 1 every token is possible at any temperature, so another revision or
         # quantization looks like a higher temperature.
