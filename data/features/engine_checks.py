@@ -49,6 +49,13 @@ Row = tuple[str, Sequence[int], int]
 POSITIONS_AT_A_TIME = 256
 """Bounds the float32 logits: 256 x 129280 x 4 bytes = 132 MB for R1."""
 
+MAX_DIFFERENCE, MARGIN = 0.15, 0.05
+"""Maximum 99th percentile of |log-probability rebuilt from the states - the engine's|, in nats, and
+the margin over the engine's difference from itself."""
+
+MAX_DISAGREEMENT, DISAGREEMENT_MARGIN = 0.05, 0.02
+"""The same for the share of positions with another most probable token."""
+
 
 @dataclass(frozen=True)
 class SelfCheck:
@@ -129,9 +136,10 @@ def rebuilt_logprobs(
 
 def require_self_check(check: SelfCheck) -> None:
     """Raises an `OutriderError` if the check is outside its tolerance."""
-    # The first is in nats, the second a share of positions with another most probable token.
-    difference = Tolerance(0.15, check.control_p99_difference, margin=0.05)
-    disagreement = Tolerance(0.05, 1 - check.control_top1_agreement, margin=0.02)
+    difference = Tolerance(MAX_DIFFERENCE, check.control_p99_difference, MARGIN)
+    disagreement = Tolerance(
+        MAX_DISAGREEMENT, 1 - check.control_top1_agreement, DISAGREEMENT_MARGIN
+    )
     # Written so that a NaN fails too.
     if (
         check.p99_difference <= difference.allowed
