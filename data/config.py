@@ -17,7 +17,7 @@ class TrafficConfig(_Section):
 
     path: str | Annotated[list[str], Field(min_length=1)]
     """A file, a folder, a glob, an fsspec URL (`s3://...`, `hf://datasets/...`), or a list of
-    these. A folder is searched at any depth for .jsonl, .ndjson, .json, .log, .parquet, .arrow and
+    these. Folders are searched recursively for .jsonl, .ndjson, .json, .log, .parquet, .arrow and
     .pkl files, plain, .gz or .zst."""
 
     format: str = "auto"
@@ -31,12 +31,12 @@ class TrafficConfig(_Section):
     model: str | list[str] | None = None
     """Keep only exchanges of this model, or of these models. Names are compared with those in the
     request or the response, ignoring paths and case. Other exchanges are rejected as
-    `other_model` and do not count towards `max_reject_fraction`. Default: all, and an error if the
+    `other_model` and do not count towards `max_reject_fraction`. Default: keep all, and stop if the
     log has several models."""
 
     general: str | list[str] | None = None
-    """Logs of traffic other than the customer's, in the same form as `path`; for example all
-    traffic of an endpoint. Part of it is trained on, to prevent forgetting; part is held out to
+    """Logs of traffic other than the customer's, in the same form as `path`; for example, all
+    traffic of an endpoint. Part of it is trained on, to prevent forgetting; part is held out, to
     measure forgetting. Default: none."""
 
 
@@ -46,8 +46,7 @@ PersonalKind = Literal[
     "ES_NIE", "ES_NIF", "FI_PERSONAL_IDENTITY_CODE", "IN_AADHAAR", "IT_FISCAL_CODE", "KR_RRN",
     "PL_PESEL", "SE_PERSONNUMMER", "TH_TNIN", "TR_NATIONAL_ID", "UK_NHS", "US_ITIN", "ZA_ID_NUMBER",
 ]  # fmt: skip
-"""Presidio's names of the kinds that a pattern or a checksum can find;
-docs/how-to/privacy.md describes them."""
+"""Presidio's names for the kinds that patterns or checksums find (docs/how-to/privacy.md)."""
 
 
 class PrivacyConfig(_Section):
@@ -86,7 +85,7 @@ class PrivacyConfig(_Section):
         min_length=1,
         default=["US", "GB", "DE", "FR", "ES", "IT", "NL", "IN", "CN", "JP", "BR", "AU"],
     )
-    """Countries (ISO 3166) whose national formats of telephone numbers are recognized. Numbers that
+    """Countries (ISO 3166) whose national telephone number formats are recognized. Numbers that
     begin with + need no country."""
 
     key_file: str | None = None
@@ -97,8 +96,8 @@ class PrivacyConfig(_Section):
     regenerate: bool = False
     """With `mode: surrogate`: if the logged response contains personal data or repeats some of the
     prompt's, the target generates a new response to the prompt with surrogates. If false, such
-    exchanges are left out. Capture decodes the new responses, with the logged sampling and at most
-    as many tokens as were logged."""
+    exchanges are left out. Capture generates the new responses, with the logged sampling settings
+    and at most as many tokens as were logged."""
 
     retention: Literal["keep", "delete_features", "delete_all"] = "keep"
     """Data to delete after the bundle is exported: none; the hidden states; or also the table of
@@ -109,14 +108,14 @@ class PrivacyConfig(_Section):
     def _regenerates_what_was_replaced(self) -> "PrivacyConfig":
         if self.regenerate and self.mode != "surrogate":
             raise ValueError(
-                "privacy.regenerate = true has nothing to regenerate under privacy.mode = "
+                "privacy.regenerate = true has nothing to regenerate with privacy.mode = "
                 f"{self.mode!r}; set privacy.mode: surrogate, or leave regenerate out"
             )
         return self
 
 
 NOT_INSTALLED = (
-    "privacy.mode looks for personal data with presidio-analyzer, which is not installed; run "
+    "privacy.mode needs presidio-analyzer, which is not installed; run "
     "`pip install -e '.[privacy]'` in Outrider's checkout, or set privacy.mode: off"
 )
 
@@ -125,12 +124,10 @@ class SplitConfig(_Section):
     """`split:` training, validation and held-out parts, by session and time."""
 
     validation_fraction: float = Field(default=0.1, gt=0.0, lt=1.0)
-    """Share of the sessions for choosing the checkpoint and K: the latest before the held-out part.
-    """
+    """Share of sessions for choosing the checkpoint and K: the latest before the held-out part."""
 
     heldout_fraction: float = Field(default=0.2, gt=0.0, lt=1.0)
-    """Share of the sessions for the final measurement: the latest of all. Nothing is chosen on it.
-    """
+    """Share of sessions for the final measurement: the latest of all. Nothing is chosen on them."""
 
     session_gap_minutes: ClassVar[float] = 30.0
     """A session ends after a pause of this length, unless the log has conversation ids: user ids
@@ -142,8 +139,8 @@ class SplitConfig(_Section):
     prompt at least this similar to a validation prompt."""
 
     general_share: float = Field(default=0.1, ge=0.0, lt=1.0)
-    """Share of the training sequences that are drawn from `traffic.general`. With 0, general
-    traffic is measured on but not trained on."""
+    """Share of training sequences that are drawn from `traffic.general`. With 0, general traffic is
+    measured on but not trained on."""
 
     max_train_sequences: int | None = Field(default=None, ge=1)
     """Maximum number of training sequences; a seeded sample. Capture and training cost grow with
@@ -174,7 +171,7 @@ StateDtype = Literal["bf16", "fp8"]
 
 
 def bytes_per_token(values: int, dtype: StateDtype, streams: int = 1) -> int:
-    """Bytes of a token in the feature store: its states, their FP8 scales, and its id in 4 bytes.
+    """Bytes of a token in the feature store: states, FP8 scales and a 4-byte id.
 
     `values` is the sum of the widths of the streams.
     """
@@ -193,24 +190,21 @@ class CaptureConfig(_Section):
     """Size of a feature shard in MB. An interrupted capture loses at most one."""
 
     batch_tokens: int = Field(default=65536, ge=1)
-    """Tokens that are sent to the engine at a time, in log order. Bounds the states in memory
-    (tokens x hidden size x 2 bytes, for the final state and for each layer that the speculator
-    reads); the engine schedules within these tokens."""
+    """Tokens sent to the engine at a time, in log order. Bounds the states in memory (tokens x
+    hidden size x 2 bytes, for the final state and for each layer that the speculator reads); the
+    engine schedules within these tokens."""
 
     min_on_policy: float | None = Field(default=0.95, ge=0.0, le=1.0)
-    """Minimum share of a completion's tokens that are likely under the target. Likely means within
-    top_k and top_p at the logged temperature, or within 0.95 of that mass if top_p is larger; the
-    expected share of unlikely tokens is not counted. On-policy text has a share of 1. Sequences
-    below the minimum are quarantined (features/quarantine.json): neither trained on nor measured.
-    The run stops if more than half are quarantined. On nano R1's traffic, 0 of 383 exact and 1.2 %
-    of 337 retokenized sequences are below 0.95, and 95 % of completions of other prompts. null: no
-    quarantine."""
+    """Minimum share of a completion's tokens that are likely under the target: within top_k and
+    top_p, at most 0.95, at the logged temperature. Unlikely tokens count only beyond their expected
+    number, so on-policy text has a share of 1. Sequences below the minimum are quarantined
+    (features/quarantine.json): neither trained on nor measured. The run stops if more than half are
+    quarantined. On nano R1's traffic, 0 of 383 exact and 1.2 % of 337 retokenized sequences are
+    below 0.95, as are 95 % of completions taken from other prompts. null: no quarantine."""
 
     self_check_sequences: ClassVar[int] = 8
-    """Number of sequences on which captured states are checked: lm_head over final states against
-    the engine's log-probabilities, and states of layers against those of every layer."""
+    """Number of sequences on which captured states are checked (engine_checks.py)."""
 
     on_policy_positions: ClassVar[int] = 1024
-    """Tokens per completion, evenly spaced, that are checked for being on-policy; shorter
-    completions are checked entirely. Each token costs lm_head and a few passes over the vocabulary
-    in the engine."""
+    """Maximum tokens per completion, evenly spaced, that are checked for being on-policy. Each
+    costs lm_head and a few passes over the vocabulary in the engine."""

@@ -13,8 +13,8 @@ from typing import Any, Self
 from pydantic import BaseModel
 
 CONVERSATION, USER, FIRST_QUESTION = SESSION_KINDS = ("conversation", "user", "first_question")
-"""What a session's name identifies: a logged conversation; a user, if no conversation was logged;
-if neither was logged, the exchanges that begin with the same first question."""
+"""What a session's name identifies: the logged conversation, else the logged user, else the
+exchanges that begin with the same first question."""
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Place:
 
     file: str
     line: int
-    """Line number from 1; for JSON arrays and tables the number of the row."""
+    """Line number from 1; for JSON arrays and tables, the row number."""
 
 
 @dataclass(frozen=True)
@@ -32,10 +32,10 @@ class Record:
 
     place: Place
     payload: Any
-    """Input of the format's `parse`: bytes of a JSON row, a pair of them, or a row of a table. Must
-    be picklable."""
+    """Input of the format's `parse`: bytes of a JSON row, several rows, or a table row. Must be
+    picklable."""
     rows: int = 1
-    """Number of log rows that it consists of."""
+    """Number of log rows in the record."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Exchange:
     choice: int = 0
     """Index among the response's choices (`n` above 1)."""
     messages: list[dict[str, Any]] | None = None
-    """The requested conversation, as OpenAI message objects."""
+    """The request's conversation, as OpenAI message objects."""
     template_arguments: dict[str, Any] = field(default_factory=dict)
     """Chat template arguments other than the messages (tools, `chat_template_kwargs`, ...)."""
     prompt_token_ids: list[int] | None = None
@@ -56,12 +56,11 @@ class Exchange:
     ids were logged."""
     prompt_is_raw: bool = False
     """Whether `prompt_text` came from the client rather than a template. The engine's tokenizer
-    then adds its begin token, as for /generate and /v1/completions."""
+    then adds the BOS token, as for /generate and /v1/completions."""
     completion_is_raw: bool = False
-    """Whether `content` is the engine's whole output, as /v1/completions returns it: no parser has
-    removed anything."""
+    """Whether `content` is the engine's raw output, without parsing, as from /v1/completions."""
     completion_token_ids: list[int] | None = None
-    """All tokens of the response including its end token, as the engine logged them."""
+    """All tokens of the response including the EOS token, as the engine logged them."""
     reasoning: str | None = None
     """The response up to `</think>`, if it was logged separately from the content."""
     content: str | None = None
@@ -71,8 +70,8 @@ class Exchange:
     finish_reason: str = "stop"
     """`stop` or `length`."""
     stop_reason: int | str | None = None
-    """Id of the stop token, or the stop string, that ended the response instead of the end token. A
-    stop string is not in the text unless the request asks to include it."""
+    """Stop string, or id of the stop token, that ended the response instead of the EOS token. A
+    stop string is in the text only if the request asked to include it."""
     stop_strings: tuple[str, ...] = ()
     """Stop strings of the request, if the reason for stopping was not logged."""
     prompt_tokens: int | None = None
@@ -103,7 +102,7 @@ class Exchange:
 
 
 class Sums(BaseModel):
-    """Base of models of counts and `Counter`s that are summed over workers."""
+    """Base class of counts and `Counter`s that are summed over workers."""
 
     def __add__(self, other: Self) -> Self:
         return type(self)(
@@ -112,10 +111,10 @@ class Sums(BaseModel):
 
 
 class Reject(Exception):
-    """A log row, or several (`rows`), that cannot become a training sequence.
+    """One or more log rows (`rows`) that cannot become a training sequence.
 
-    `reason` is a stable code that summaries count. `detail` describes one row and never repeats the
-    customer's text.
+    `reason` is a stable code that summaries count. `detail` describes one row and never quotes
+    customer text.
 
     - not a valid row of a known format: `not_json`, `not_utf8`, `not_an_object`, `unknown_format`,
       `wrong_type`, `duplicate_key`, `line_too_long` (above 64 MB), `nested_too_deeply` (above 100)
@@ -127,8 +126,8 @@ class Reject(Exception):
       `stream_not_kept`
     - text or ids are missing: `content_not_logged`, `text_not_logged`, `no_token_ids`,
       `prompts_only`, `redacted`, `reasoning_missing`
-    - the log was cut, and the detail names the option that logs all: `truncated`, `truncated_log`,
-      `incomplete_line`, `text_log`
+    - the log was cut, and the detail names the option that prevents it: `truncated`,
+      `truncated_log`, `incomplete_line`, `text_log`
     - the engine's input cannot be rebuilt: `tool_calls_without_ids`, `not_text`,
       `own_chat_template`, `prompt_not_messages`, `template_refuses`
     - does not fit the target: `token_out_of_vocabulary`, `longer_than_target`,
@@ -152,8 +151,7 @@ HALVES = frozenset({"unmatched_request", "unmatched_response", "stream_cut"})
 """Reasons for rejecting rows without their other half, or streams without their end."""
 
 BEYOND_FIRST = "beyond_first"
-"""Replaces these reasons if only the first rows of each file were read: the other half may come
-later."""
+"""Replaces these reasons if the rest of the log was not read: the other half may follow."""
 
 SAMPLED_OTHERWISE = frozenset({"grammar", "min_p", "penalties", "other_sampling"})
 """Reasons for responses whose tokens were not sampled by temperature, top_k and top_p alone."""

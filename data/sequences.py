@@ -22,7 +22,7 @@ def load_sequences(
 ) -> Dataset:
     """Returns the rows of `ids` in that order, or all in log order; memory-mapped.
 
-    `sessions` replaces the logged session names of some sequence ids (`session_names`).
+    `sessions` maps sequence ids to session names that replace the logged ones (`session_names`).
     """
     directories = [sequences_dir] if isinstance(sequences_dir, (str, Path)) else sequences_dir
     loaded = []
@@ -45,13 +45,13 @@ def load_sequences(
     if unknown:
         raise OutriderError(
             f"{directories[0]}: {len(unknown)} of {len(ids)} sequences are not in the table "
-            f"(first {unknown[0]}); the table has changed, run the split stage again"
+            f"(first {unknown[0]}); the table has changed, rerun the split stage"
         )
     return table.select([index[sequence_id] for sequence_id in ids])
 
 
 def log_order(times: Iterable[float | None]) -> list[tuple[float, int]]:
-    """Sort keys of rows in log order: a row without a time follows the row before it."""
+    """Returns sort keys of rows; one without a time follows its predecessor."""
     keys = []
     latest, without = -math.inf, 0
     for time in times:
@@ -65,14 +65,14 @@ def session_names(
 ) -> list[str]:
     """Returns every row's session name; `times` are the keys from `log_order`.
 
-    A conversation id is one session, however long it lasts. A user id is not: it lasts for weeks,
-    and the split would leave out all of the user's exchanges except those of one part. Nor is a
-    common first question, which templates and load tests repeat. These two kinds of sessions end
-    after a pause of `gap_minutes`; the next session is named after its first sequence, such as
-    `session 0-17`. A name that is a conversation id in any row is a conversation in all rows.
+    A conversation id is one session, however long it lasts. A user id lasts for weeks; as one
+    session, it would lose all exchanges except those of one part. A common first question is
+    repeated by templates and load tests. These two kinds of sessions end after a pause of
+    `gap_minutes`; the next session is named after its first sequence, such as `session 0-17`. A
+    name that is a conversation id in any row is a conversation in all rows.
 
-    A row without a time has that of the row before it in the log. Without any times there are no
-    pauses, so the split leaves out too much rather than too little (`inspect-traffic` warns).
+    A row without a time takes the time of the row before it in the log. Without any times there are
+    no pauses, so the split leaves out too much rather than too little (`inspect-traffic` warns).
     """
     logged, ids = table["session"][:], table["sequence_id"][:]
     # Tables without this column have only conversations.

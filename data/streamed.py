@@ -3,11 +3,11 @@
     with streaming(streamed, ranks=2, directory=run / "training/stream"):
         train(features_dir=directory, feature_store=SOURCE, ...)
 
-Each rank requests from the replicas (replicas.py) the sequences that it reads next, in its own
+Each rank requests the sequences that it reads next from the replicas (replicas.py), in its own
 order, within its share of `cluster.in_flight_gb`. Neither text nor states are written to disk:
-states exist only in the replicas, the object stores of the cluster and the ranks. `directory`
-contains the names of the replicas. The validation and held-out parts are in the feature store that
-the capture stage wrote. `StreamedFeatures` is a `training.batches.Stream`.
+states exist only in the replicas, the cluster's object stores and the ranks. The validation and
+held-out parts are in the feature store that the capture stage wrote. `StreamedFeatures` is a
+`training.batches.Stream`.
 """
 
 import contextlib
@@ -81,7 +81,7 @@ def streaming(
     """Starts the replicas, and writes to `directory` how ranks reach them.
 
     Raises:
-        OutriderError: there is no cluster, or too little memory for the states in flight.
+        OutriderError: If there is no cluster, or too little memory for the states in flight.
     """
     cluster, capture = streamed.cluster, streamed.capture
     table = load_sequences(streamed.tables, streamed.train)
@@ -107,8 +107,8 @@ def streaming(
         piece_bytes = setup.piece_tokens * state_bytes(streamed.spec)
         if piece_bytes > limit_bytes:
             raise OutriderError(
-                f"cluster.in_flight_gb: each of {ranks} training processes has"
-                f" {limit_bytes / 1e9:.3g} GB, and the largest piece of states has"
+                f"cluster.in_flight_gb: the share of each of {ranks} training processes is"
+                f" {limit_bytes / 1e9:.3g} GB, but the largest piece of states takes"
                 f" {piece_bytes / 1e9:.3g} GB; raise cluster.in_flight_gb (and the object stores),"
                 " or lower capture.batch_tokens"
             )
@@ -169,7 +169,7 @@ class StreamedFeatures:
         return torch.tensor(token_ids[: self.facts["limit"]], dtype=torch.int32)
 
     def reading(self, sequence_ids: Sequence[str]) -> "StreamReading":
-        """Starts to read these sequences, in this order."""
+        """Starts reading these sequences, in this order."""
         places = [self.place[sequence_id] for sequence_id in sequence_ids]
         return StreamReading(self, rows_of(self.table.select(places), self.facts["limit"]))
 
@@ -188,8 +188,8 @@ class StreamedFeatures:
             }
         except ValueError:
             raise OutriderError(
-                "the process that captures has ended, and with it the stream of states; rerun the"
-                " command to resume"
+                "the capture process has ended, and the stream of states with it; rerun the command"
+                " to resume"
             ) from None
         console = Console(stderr=True, quiet=os.environ.get("RANK", "0") != "0")
         return Replicas(actors, state_bytes(self.spec), self.facts["start_timeout_s"], console)
@@ -224,7 +224,7 @@ class StreamReading:
         return [self._off[sequence_id] for sequence_id in sequence_ids]
 
     def close(self) -> None:
-        """Ends a `read` that waits in another thread."""
+        """Ends a `read` that is waiting in another thread."""
         self._replicas.stopped = True
 
     def _take_piece(self) -> None:

@@ -1,7 +1,7 @@
-"""Captures the target's hidden states over the traffic, from vLLM's prefill into a feature store.
+"""Captures the target's hidden states from vLLM's prefill into a feature store.
 
-It first fits the sequences to the engine (capture_plan.py) and checks that the disk has room for
-the states, then checks the states themselves (engine_checks.py). An interrupted capture resumes
+It first truncates sequences that are too long (capture_plan.py) and checks that the disk has room
+for the states, then checks the states themselves (engine_checks.py). An interrupted capture resumes
 after its last complete shard; another target or other sequences restart it. Responses to be
 regenerated are sampled before the capture (privacy/regenerate.py). The engine also scores every
 completion under the target, for the on-policy check (on_policy/).
@@ -73,11 +73,11 @@ def capture(
     features: FeatureSpec = ONLY_FINAL,
     cluster: ClusterConfig | None = None,
 ) -> dict[str, Any]:
-    """Captures every sequence of every part: the final state, and the streams of `features`.
+    """Captures all parts' sequences: the final state, and the streams of `features`.
 
     For drafters of several kinds, `features` is the union of the streams that they read. If
-    `cluster` has an address, replicas capture (replicas.py); the store has the same bytes. Returns
-    counts, speed and the checks, which are also written to summary.json.
+    `cluster` has an address, replicas do the work (replicas.py), and the store has the same bytes.
+    Returns counts, speed and the checks, which are also written to summary.json.
     """
     out_dir, target_dir = Path(out_dir), target.directory()
     target_config = read_json(target_dir / "config.json")
@@ -183,7 +183,7 @@ def _on_replicas(
 def _states_of(
     engine: Engine, spec: FeatureSpec, batch_tokens: int, positions: int | None = None
 ) -> Callable[[Iterator[Piece]], Iterator[Captured]]:
-    """Captures with this process's engine; scores at most `positions` of each completion."""
+    """Captures with one engine; scores at most `positions` tokens of each completion."""
 
     def states(plan: Iterator[Piece]) -> Iterator[Captured]:
         rows, sent = itertools.tee(row for piece in plan for row in piece.rows)
@@ -303,7 +303,7 @@ def _finished(out_dir: Path, source: dict[str, Any], spec: FeatureSpec, dtype: S
 
 
 def _check_streams(spec: FeatureSpec, target_config: dict[str, Any], engine: EngineConfig) -> None:
-    """Raises an `OutriderError` if target or engine lack a stream."""
+    """Raises an `OutriderError` if the target or engine lacks a stream."""
     hidden_size, layers = target_config["hidden_size"], target_config["num_hidden_layers"]
     for stream in spec.auxiliary:
         if not 1 <= layer_index(stream.name) <= layers or stream.width != hidden_size:
@@ -315,14 +315,14 @@ def _check_streams(spec: FeatureSpec, target_config: dict[str, Any], engine: Eng
     if spec.auxiliary and engine.pipeline_parallel > 1:
         raise OutriderError(
             f"serving.engine.pipeline_parallel = {engine.pipeline_parallel}: the speculator reads"
-            f" {', '.join(spec.names[1:])} of the target, and in vLLM 0.32 the last pipeline stage"
-            " has its own layers only; use tensor_parallel, or train a kind that reads"
-            f" {FINAL_NORM} only"
+            f" {', '.join(spec.names[1:])} of the target, but in vLLM 0.32 the last pipeline stage"
+            " has only its own layers; use tensor_parallel, or train a kind that reads only"
+            f" {FINAL_NORM}"
         )
 
 
 def _check_disk(out_dir: Path, tokens: int, spec: FeatureSpec, dtype: StateDtype) -> None:
-    """Checks that the remaining states plus 2 % fit the free space."""
+    """Checks that the disk has room for the remaining states plus 2 %."""
     there = sum(path.stat().st_size for path in out_dir.glob("shard-*.safetensors"))
     each = bytes_per_token(spec.width, dtype, len(spec.streams))
     needed = int(1.02 * tokens * each) - there
@@ -330,9 +330,9 @@ def _check_disk(out_dir: Path, tokens: int, spec: FeatureSpec, dtype: StateDtype
     if needed > free:
         raise OutriderError(
             f"{out_dir}: {tokens:,} tokens with {spec.width} hidden values each need"
-            f" {needed / 1e9:.1f} GB, the disk has {free / 1e9:.1f} GB free; free some, put the"
-            " runs elsewhere, lower split.max_train_sequences"
-            + (", or halve it with capture.dtype: fp8" if dtype == "bf16" else "")
+            f" {needed / 1e9:.1f} GB, but the disk has {free / 1e9:.1f} GB free; free some, put the"
+            " runs elsewhere, or lower split.max_train_sequences"
+            + (", or store half with capture.dtype: fp8" if dtype == "bf16" else "")
         )
 
 

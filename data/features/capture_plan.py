@@ -9,12 +9,12 @@ after an interruption.
     for piece in unfinished(plan, writer.done):
         ...
 
-Pieces of an interrupted capture that are partly in the store are captured again, and their first
-rows are skipped.
+After an interruption, pieces that are partly in the store are captured again, and their first rows
+are skipped.
 
-Sequences that are too long for the engine lose their end (`fit`): the prompt and the first tokens
-of the completion remain, and their states do not depend on later tokens. If the prompt alone
-reaches the limit, nothing is left to train on and the sequence is dropped.
+Sequences that are too long for the engine are truncated (`fit`): the prompt and the first tokens of
+the completion remain, and their states do not depend on later tokens. If the prompt alone reaches
+the limit, nothing is left to train on and the sequence is dropped.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -62,7 +62,7 @@ def unfinished(plan: Iterable[Piece], done: frozenset[str]) -> Iterator[Piece]:
 
 
 def state_bytes(spec: FeatureSpec) -> int:
-    """Memory for one token's states in all streams, in bytes, as bfloat16."""
+    """Returns the bytes of one token's states in all streams, as bfloat16."""
     return bytes_per_token(spec.width, "bf16", len(spec.streams))
 
 
@@ -87,12 +87,12 @@ def sample_of(table: Dataset, limit: int, count: int) -> list[Row]:
 
 
 def fit(table: Dataset, max_model_len: int) -> tuple[Dataset, LostEnds]:
-    """Drops rows that cannot be cut to fit; also returns the counts.
+    """Drops rows that cannot be truncated to fit; also returns the counts.
 
-    Rows that are cut stay whole in the table: capture reads their first `LostEnds.limit` tokens.
+    Truncated rows stay whole in the table: capture reads their first `LostEnds.limit` tokens.
 
     Raises:
-        OutriderError: no row is left.
+        OutriderError: If no row is left.
     """
     lengths = [len(token_ids) for token_ids in table["token_ids"]]
     key = f"serving.engine.max_model_len = {max_model_len:,}"

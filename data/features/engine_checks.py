@@ -1,18 +1,18 @@
-"""Checks on a sample, before every capture, that captured states are those of the target.
+"""Checks before every capture, on a sample, that states are the target's.
 
 **Self-check.** log softmax of lm_head over the final states must give the engine's own prompt
 log-probabilities. A silent error (the state before the final norm, an index off by one, another
 revision) changes them clearly; bf16 rounding and an occasional different expert do not. So the
 check uses the 99th percentile and the top-1 agreement, never the maximum. The engine computes its
-log-probabilities twice, in different batches: its difference from itself is allowed, plus a margin
+log-probabilities twice, in different batches; its difference from itself plus a margin is allowed
 (common/tolerance.py).
 
 **Layer check.** vLLM does not record which layer a tensor comes from, and R1 cannot be recomputed
-here. So the check counts layers. A short sample is captured with the states of every layer, a
-ladder of L rungs for a target of L layers, one row per batch. Three conditions must hold:
+here, so the check counts layers. A short sample is captured with the states of every layer, one row
+per batch. These states are a ladder with L rungs. Three conditions must hold:
 
     top       the final norm over rung L is the captured final state, and over rung L - 1 it is not.
-              With L rungs from L layers, in the order of the layers, each rung's layer is known
+              Since there are L rungs in the order of the L layers, each rung's layer is known
     finite    every value of every stream is finite
     nearest   each stream, captured together with all other streams and in full batches, is nearer
               to its own rung than to any other at most positions
@@ -85,7 +85,7 @@ class SelfCheck:
 
 
 def self_check(engine: Engine, rows: Sequence[Row], lm_head_VH: torch.Tensor) -> SelfCheck:
-    """Runs `rows` through the engine for states and for log-probabilities, and compares them."""
+    """Compares the engine's states of `rows` with its log-probabilities."""
     prompts = [(row_id, token_ids) for row_id, token_ids, _ in rows]
     hidden = {row_id: states[FINAL_NORM] for row_id, states, _ in engine.prefill(prompts)}
     differences, agreements, control_differences, control_agreements = [], [], [], []
@@ -119,7 +119,7 @@ def self_check(engine: Engine, rows: Sequence[Row], lm_head_VH: torch.Tensor) ->
 def rebuilt_logprobs(
     hidden_TH: torch.Tensor, token_ids: torch.Tensor, lm_head_VH: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Log-probabilities of the tokens after h_0 .. h_{T-2}, and most probable tokens."""
+    """Returns log-probabilities of the tokens after h_0 .. h_{T-2}, and top tokens."""
     logprobs, tops = [], []
     for start in range(0, len(token_ids) - 1, POSITIONS_AT_A_TIME):
         following = token_ids[start + 1 : start + 1 + POSITIONS_AT_A_TIME]
@@ -149,10 +149,9 @@ def require_self_check(check: SelfCheck) -> None:
     raise OutriderError(
         f"{check.describe()}. Allowed are {difference.describe()} (99th percentile),"
         f" and another top token at a share of {disagreement.describe()}. Usual"
-        " causes: states taken before the final norm instead of after it, or one position off (a"
-        " vLLM that Outrider's capture does not know); lm_head and engine from different revisions"
-        " or quantizations of the target; an engine that computes this model wrongly on this"
-        " machine"
+        " causes: states taken before the final norm instead of after it, or one position off (an"
+        " unsupported vLLM release); lm_head and engine from different revisions or quantizations"
+        " of the target; an engine that computes this model incorrectly on this machine"
     )
 
 
@@ -212,7 +211,7 @@ def layer_check(
     norm: Callable[[Tensor], Tensor],
     layers: int,
 ) -> LayerCheck:
-    """Compares captured streams of `rows` with all layers' states of their beginnings."""
+    """Compares captured streams of `rows` with the states of all layers."""
     each = max(512 // len(rows), 1)  # 512 tokens of all 61 rungs of R1 are 450 MB
     prompts = [(row_id, token_ids) for row_id, token_ids, _ in rows]
     beginnings = [(row_id, token_ids[:each]) for row_id, token_ids in prompts]
@@ -236,7 +235,7 @@ def layer_check(
 
 
 def _nearest(state_TH: Tensor, ladder_LTH: Tensor, name: str) -> float:
-    """Share of positions that are nearer to their own rung than to any other."""
+    """Returns the share of positions nearer to their own rung than to any other."""
     own, wide_TH = layer_index(name) - 1, state_TH.float()
     error_LT = torch.stack([_relative(wide_TH, rung_TH.float()) for rung_TH in ladder_LTH])
     others_LT = torch.cat([error_LT[:own], error_LT[own + 1 :]])
@@ -255,11 +254,11 @@ def require_layer_check(check: LayerCheck) -> None:
     if top and all(share >= MIN_NEAREST for share in check.nearest.values()):
         return
     raise OutriderError(
-        f"{check.describe()}. Allowed are {MAX_TOP_ERROR} for the final norm, at most half of one"
-        f" layer earlier, and every stream nearest to its own layer at {MIN_NEAREST:.0%} of the"
-        " positions. Usual causes: a value that is not finite; a vLLM that counts layers in another"
-        " way or reuses a state's memory; engine and checkpoint from different revisions of the"
-        " target"
+        f"{check.describe()}. The final norm may differ by {MAX_TOP_ERROR}, and by half of its"
+        " difference one layer earlier; every stream must be nearest to its own layer at"
+        f" {MIN_NEAREST:.0%} of the positions. Usual causes: a value that is not finite; a vLLM"
+        " release that counts layers differently or reuses a state's memory; engine and checkpoint"
+        " from different revisions of the target"
     )
 
 
@@ -269,7 +268,7 @@ def check_engine(
     """Checks an engine's states on `rows`; returns the checks, summarized in `in_words`.
 
     Raises:
-        OutriderError: a check failed.
+        OutriderError: If a check failed.
     """
     check = self_check(engine, rows, lm_head_VH)
     require_self_check(check)

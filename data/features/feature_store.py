@@ -1,15 +1,15 @@
-"""The feature store: token ids and the target's hidden states, in checksummed safetensors shards.
+"""Feature store: token ids and hidden states in checksummed safetensors shards.
 
-A store is a directory of `shard-00000.safetensors` and `manifest.json`. A shard has `token_ids`
-[tokens] int32 and the states [tokens, width] of each stream, sequence after sequence, in bfloat16
-or in FP8 with scales [tokens] (`encode`). The stream after the final norm is stored as `hidden` and
-`scale`, any other stream NAME as `NAME` and `NAME.scale`. The manifest lists the streams
-(`speculators.features.FeatureSpec`) and the place of each sequence. FeatureWriter
-(feature_writer.py) writes it.
+A store is a directory of `shard-00000.safetensors`, ... and `manifest.json`. A shard has
+`token_ids` [tokens] int32 and the states [tokens, width] of each stream, sequence after sequence,
+in bfloat16 or in FP8 with scales [tokens] (`encode`). The stream after the final norm is stored as
+`hidden` and `scale`, any other stream NAME as `NAME` and `NAME.scale`. The manifest lists the
+streams (`speculators.features.FeatureSpec`) and the place of each sequence. feature_writer.py
+writes stores.
 
-A sequence may have scores: sums of the target's probabilities of its completion
-(serving/logged_text.py), numbers without text, in `scores` [sequences, parts, columns] of a shard.
-Hidden states can be inverted to their text, so only the owner of these files can read them.
+A sequence may have scores: sums of the target's scores of its completion (serving/logged_text.py),
+numbers without text, in `scores` [sequences, parts, columns] of a shard. Text can be recovered from
+hidden states, so only the owner of these files can read them.
 
     python -m outrider.data.features.feature_store runs/resume_screening/features    # checksums
 """
@@ -35,7 +35,7 @@ JOURNAL = "journal.jsonl"
 MANIFEST = "manifest.json"
 
 STORED_AS = {"bf16": "bfloat16", "fp8": "float8_e4m3fn"}
-"""torch's name of the type of the stored values."""
+"""torch's names of the storage types."""
 
 SAME = ("version", "hidden_size", "features", "dtype", "score_columns")
 """Manifest keys that must be equal in stores that are joined."""
@@ -65,12 +65,12 @@ class FeatureStore:
         self._open: dict[int, Any] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickles without the mapping; another process opens its own."""
+        """Pickles without the memory mapping; another process opens its own."""
         return type(self), (self.directory, self.manifest)
 
     @classmethod
     def open(cls, directory: Path) -> "FeatureStore":
-        """Opens the store at `directory`; checks its version and that every shard is whole."""
+        """Opens the store at `directory`; checks its version and shard sizes."""
         directory = Path(directory)
         if not (directory / MANIFEST).exists():
             raise OutriderError(
@@ -80,22 +80,22 @@ class FeatureStore:
         manifest = read_json(directory / MANIFEST)
         if manifest.get("version") != VERSION:
             raise OutriderError(
-                f"{directory / MANIFEST}: version {manifest.get('version')!r}, this program reads"
-                f" {VERSION}; capture again"
+                f"{directory / MANIFEST}: version {manifest.get('version')!r}, but this program"
+                f" reads {VERSION}; capture again"
             )
         for shard in manifest["shards"]:
             path = directory / shard["file"]
             size = path.stat().st_size if path.exists() else "no"
             if size != shard["bytes"]:
                 raise OutriderError(
-                    f"{path}: {size} bytes, the manifest lists {shard['bytes']}; delete the folder"
-                    " and capture again"
+                    f"{path}: {size} bytes, but the manifest lists {shard['bytes']}; delete the"
+                    " folder and capture again"
                 )
         return cls(directory, manifest)
 
     @property
     def sequence_ids(self) -> list[str]:
-        """Ids of all sequences, in the order in which they were written."""
+        """Ids of all sequences, in the order they were written."""
         return list(self._table)
 
     @property
@@ -109,21 +109,21 @@ class FeatureStore:
         return list(self.manifest.get("score_columns", []))
 
     def scores(self, sequence_id: str) -> list[list[float]]:
-        """Sums over the completion's first tokens and over the rest, by `score_columns`."""
+        """Returns sums over a completion's first tokens and the rest, by `score_columns`."""
         row = self._table[sequence_id]
         place = row["place"]
         return self._shard(row["shard"]).get_slice("scores")[place : place + 1][0].tolist()
 
     def length(self, sequence_id: str) -> int:
-        """Tokens of a sequence, without reading it."""
+        """Returns a sequence's number of tokens, without reading it."""
         return self._table[sequence_id]["length"]
 
     def completion_start(self, sequence_id: str) -> int:
-        """Index of the first token that the target produced, without reading the sequence."""
+        """Returns `Features.completion_start` without reading the sequence."""
         return int(self._table[sequence_id]["completion_start"])
 
     def read(self, sequence_id: str) -> Features:
-        """Reads one sequence, and only its bytes."""
+        """Reads only the bytes of one sequence."""
         row = self._table[sequence_id]
         shard, stop = self._shard(row["shard"]), row["start"] + row["length"]
         span = slice(row["start"], stop)
@@ -153,8 +153,8 @@ class FeatureStore:
         for shard in self.manifest["shards"]:
             if file_digest(self.directory / shard["file"]) != shard["sha256"]:
                 raise OutriderError(
-                    f"{self.directory / shard['file']}: its bytes changed since capture; delete the"
-                    " folder and capture again"
+                    f"{self.directory / shard['file']}: its bytes have changed since capture;"
+                    " delete the folder and capture again"
                 )
 
     def _shard(self, index: int) -> Any:
@@ -165,7 +165,7 @@ class FeatureStore:
 
 
 def rounded(scores: Sequence[Sequence[float]]) -> list[list[float]]:
-    """Rounds a sequence's scores, sums over a completion, to 1e-4 nats."""
+    """Rounds a sequence's scores to 1e-4 nats."""
     return [[round(value, 4) for value in part] for part in scores]
 
 
@@ -193,7 +193,7 @@ def decode(stored: Mapping[str, torch.Tensor]) -> torch.Tensor:
 
 
 def stored_names(stream: str) -> dict[str, str]:
-    """Names in a shard of a stream's values and scales (`encode`)."""
+    """Returns the names of a stream's values and scales in a shard."""
     if stream == FINAL_NORM:
         return {"hidden": "hidden", "scale": "scale"}
     return {"hidden": stream, "scale": f"{stream}.scale"}
@@ -203,7 +203,7 @@ def join_stores(directories: Sequence[Path], wanted: Collection[str], out_dir: P
     """Publishes a store of the `wanted` sequences, with hard links if possible.
 
     Raises:
-        OutriderError: stores differ in a key of `SAME`, or one of `wanted` is in none of them.
+        OutriderError: If stores differ in a key of `SAME`, or one of `wanted` is in none of them.
     """
     stores = [FeatureStore.open(directory) for directory in directories]
     first = stores[0].manifest

@@ -3,9 +3,9 @@
     with FeatureWriter(directory, hidden_size=7168, source={"target": ...}) as writer:
         writer.write(sequence_id, token_ids, hidden, completion_start)
 
-`journal.jsonl` has one line for each finished shard: an interrupted capture resumes after the last
-of them. The manifest (feature_store.py) follows at the end. Only the index and one shard are in
-memory, so a capture's memory does not grow with its states.
+`journal.jsonl` has one line for each finished shard, and an interrupted capture resumes after the
+last of them. The manifest (feature_store.py) is written at the end. Only the index and one shard
+are in memory, so memory use does not grow with the states.
 """
 
 import json
@@ -37,7 +37,7 @@ class FeatureWriter:
 
     `source` identifies the inputs of the states. A journal of the same source is continued (`done`
     contains its sequence ids, `tokens` is their number of tokens, `restarted` is False); a store of
-    any other source in the directory is removed first. If the context is left by an exception, the
+    any other source in the directory is removed first. If an exception leaves the context, the
     finished shards are kept and no manifest is written.
     """
 
@@ -125,7 +125,7 @@ class FeatureWriter:
         )
 
     def _continue_or_start(self) -> None:
-        for left in self.directory.glob(".*.tmp"):  # of a killed capture
+        for left in self.directory.glob(".*.tmp"):  # left by a killed capture
             left.unlink()
         journal = self.directory / JOURNAL
         # Ignores an incomplete last line.
@@ -152,7 +152,7 @@ class FeatureWriter:
         )
 
     def _write_shard(self) -> None:
-        """Writes the pending sequences, while the engine prefills its next batch."""
+        """Writes the pending sequences as a shard."""
         pending, self._pending, self._pending_bytes = self._pending, [], 0
         names = pending[0][0]
         tensors = {name: torch.cat([tensors[name] for tensors, _ in pending]) for name in names}

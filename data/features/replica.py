@@ -35,7 +35,7 @@ from outrider.speculators.features import FeatureSpec
 
 MEMORY_FILES = Path("/dev/shm")
 PIECES_AT_A_TIME = 2
-"""Pieces that a replica has at a time: one in the engine, one being copied."""
+"""Pieces that a replica holds at a time: one in the engine, one being copied."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class ReplicaSetup:
     checked: tuple[Row, ...]
     """Rows of the self-check."""
     in_memory: bool
-    """Whether states must only be written to files in memory, never to a disk."""
+    """Whether states must be written only to files in memory, never to a disk."""
     piece_tokens: int
     """Tokens of the largest piece."""
 
@@ -76,10 +76,10 @@ class CaptureReplica:
         self._failed: Exception | None = None
 
     def start(self) -> dict[str, Any]:
-        """Opens and checks the engine once; returns host, seconds and checks.
+        """Opens and checks the engine once; returns host, start-up time and checks.
 
         Raises:
-            OutriderError: a check failed, or there is too little memory for the states.
+            OutriderError: If a check failed, or there is too little memory for the states.
         """
         with self._lock:
             if self._failed is not None:
@@ -103,7 +103,7 @@ class CaptureReplica:
     def _open(self) -> Engine:
         setup, engine = self._setup, self._setup.engine
         if runs_on_cpu():
-            # Keeps Ray's OMP_NUM_THREADS, the actor's cores; vLLM would use all cores.
+            # Keeps Ray's OMP_NUM_THREADS (the actor's cores); vLLM would use all cores.
             environment = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", **engine.environment}
             engine = engine.model_copy(update={"environment": environment})
         if engine.gpus > 1 and "distributed_executor_backend" not in engine.extra_arguments:
@@ -163,8 +163,8 @@ def _scratch(needed: int, in_memory: bool) -> Path:
         return Path(tempfile.mkdtemp(prefix="outrider-", dir=MEMORY_FILES))
     if in_memory:
         raise OutriderError(
-            f"{socket.gethostname()}: {MEMORY_FILES} has {free / 1e9:.1f} GB free, the states of"
-            f" three pieces take {needed / 1e9:.1f} GB and may not be written to a disk; lower"
-            " capture.batch_tokens, or give the machine (or the container: --shm-size) more"
+            f"{socket.gethostname()}: {MEMORY_FILES} has {free / 1e9:.1f} GB free, but the states"
+            f" of three pieces take {needed / 1e9:.1f} GB and must not be written to a disk; lower"
+            " capture.batch_tokens, or enlarge it (for a container: --shm-size)"
         )
     return Path(tempfile.mkdtemp(prefix="outrider-"))

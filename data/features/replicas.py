@@ -5,10 +5,10 @@
         for piece, rows in replicas.stream(plan, limit_bytes):
             ...
 
-Each replica is an actor with an engine (replica.py). If an actor ends, alone or with its node, Ray
-restarts it on any node with room, at most `cluster.replica_restarts` times. Meanwhile the other
-replicas capture its pieces. A piece whose object is lost is captured again. A replica whose engine
-does not start or whose self-check fails is left out. Any process of the cluster may use the actors.
+Each replica is an actor with an engine (replica.py). If an actor or its node fails, Ray restarts
+the actor on any node with room, at most `cluster.replica_restarts` times. Meanwhile the other
+replicas capture its pieces. A piece whose object is lost is captured again. A replica is left out
+if its engine does not start or its checks fail. Any process of the cluster may use the actors.
 """
 
 import contextlib
@@ -47,7 +47,7 @@ TRIES = 10
 def start_replicas(
     config: ClusterConfig, setup: ReplicaSetup, actor: type = CaptureReplica
 ) -> Iterator[tuple[str, dict[str, ActorHandle]]]:
-    """Starts the actors and ends them; yields their namespace, and their handles by name."""
+    """Starts the actors and finally kills them; yields their namespace and handles."""
     gpus = 0 if runs_on_cpu() else in_process(setup.engine)[0].gpus
     remote: Any = ray.remote(num_cpus=config.cores_per_replica, num_gpus=gpus)(actor)
     namespace, actors = f"outrider-{uuid.uuid4().hex}", {}
@@ -69,15 +69,15 @@ def start_replicas(
 
 @dataclass(eq=False)
 class _Task:
-    """A piece that is in flight."""
+    """A piece in flight."""
 
     piece: Piece
     tries: int = 0
     replica: str | None = None
-    """The replica that captures it; None before that, or after the replica was lost."""
+    """The replica that captures it; None before it is assigned, and after its replica is lost."""
     states: ObjectRef | None = None
     rows: list[CapturedRow] | None = None
-    """Copies of its states, once it is captured."""
+    """Copies of its states; None until it is captured."""
 
 
 class Replicas:
@@ -92,7 +92,7 @@ class Replicas:
     ) -> None:
         """`token_bytes`: size of one token's states."""
         self.running: dict[str, dict[str, Any]] = {}
-        """Host and checks of the replicas that capture, by name."""
+        """Host and checks of the running replicas, by name."""
         self.left_out: list[str] = []
         """Replicas that failed to start, with the reason."""
         self.stopped = False
@@ -128,7 +128,7 @@ class Replicas:
         larger piece is captured alone. So a slow consumer pauses the replicas.
 
         Raises:
-            OutriderError: no replica is left, or none started within `cluster.start_timeout_s`.
+            OutriderError: If no replica is left, or none starts within `cluster.start_timeout_s`.
         """
         coming = iter(plan)
         following = next(coming, None)
@@ -149,23 +149,23 @@ class Replicas:
                 held -= first.piece.tokens * self._token_bytes
 
     def _give(self, tasks: Collection[_Task]) -> None:
-        """Assigns waiting pieces, in order, each to the least loaded replica."""
+        """Assigns each waiting piece, in order, to the least loaded replica."""
         for task in tasks:
             if task.replica is None and self.running:
                 load = Counter(other.replica for other in tasks if other.rows is None)
                 name = min(self.running, key=lambda replica: load[replica])
                 if load[name] >= PIECES_AT_A_TIME:
                     return
-                # No retries: Ray would wait until this replica has restarted.
+                # No retries: Ray would wait until this replica had restarted.
                 capture = self._actors[name].capture.options(max_task_retries=0)
                 task.replica, task.states = name, capture.remote(task.piece)
 
     def _wait(self, tasks: Iterable[_Task], timeout_s: float) -> None:
-        """Waits until a replica starts or a task ends, and handles it."""
+        """Waits until a replica starts or a task ends, and handles the event."""
         asked = {task.states: task for task in tasks if task.states is not None}
         if known := [*self._starting, *asked]:
             ray.wait(known, timeout=timeout_s)
-            # Handles all that are done: both pieces of a lost replica end before its restart.
+            # Handles all finished calls: both pieces of a lost replica end before its restart.
             for reference in ray.wait(known, num_returns=len(known), timeout=0)[0]:
                 if reference in asked:
                     self._finish(asked[reference])
@@ -178,7 +178,7 @@ class Replicas:
         elif time.monotonic() - self._idle_since > self._timeout_s:
             raise OutriderError(
                 f"cluster.start_timeout_s = {self._timeout_s:g}: no capture replica is running."
-                " Compare `ray status` with what each needs on one node: lower"
+                " Compare `ray status` with what each replica needs on one node: lower"
                 " cluster.cores_per_replica or serving.engine's parallel sizes, or wait longer"
             )
 
@@ -204,7 +204,7 @@ class Replicas:
             if isinstance(cause, OutriderError):
                 raise cause from None
             if isinstance(cause, ray.exceptions.ObjectStoreFullError):
-                time.sleep(1.0)  # other work of the cluster fills it
+                time.sleep(1.0)  # other work on the cluster fills it
             elif not isinstance(error, ray.exceptions.ObjectLostError):
                 assert task.replica is not None
                 self._lose(task.replica, error)
@@ -219,7 +219,7 @@ class Replicas:
         if self.running.pop(name, None) is None:
             return  # already handled for another piece
         if not isinstance(error, ray.exceptions.RayActorError):
-            # Its engine may have ended, and only a new actor starts a new one.
+            # Its engine may have died, and only a new actor starts another.
             ray.kill(self._actors[name], no_restart=False)
         self.lost += 1
         self._say(f"{name} ended ({_cause(error)}); its work goes to the others")
@@ -230,7 +230,7 @@ class Replicas:
 
 
 def _cause(error: Exception) -> str:
-    """Why an actor or task failed: Ray's last line or our message."""
+    """Returns why an actor or task failed: Ray's last line or our message."""
     cause = getattr(error, "cause", None) or error
     lines = [line.strip() for line in str(cause).splitlines() if line.strip()] or [""]
     if isinstance(cause, OutriderError):

@@ -1,10 +1,10 @@
 """Registry of log formats; CONTRIBUTING.md describes how to add one.
 
 A format is a module with
-    recognizes(sample) -> bool                 whether a file's beginning (`Sample`) has the format
+    recognizes(sample) -> bool                 whether a file begins in the format
     parse(record) -> list[Exchange | Reject]   one outcome per choice; pure, runs in the workers,
                                                may raise `Reject`
-and, if exchanges are not single rows,
+and, if an exchange is not a single row,
     records(files, scratch) -> Iterator        `Record`s and `Reject`s that cover every row; cheap,
                                                runs in the main process in constant memory;
                                                `scratch` is a folder for temporary files
@@ -75,7 +75,7 @@ def format_of(file: LogFile) -> str:
 
 
 def read_records(name: str, files: Sequence[LogFile], scratch: Path) -> Iterator[Record | Reject]:
-    """Yields the records of one format; `UNKNOWN` gives a reject per file."""
+    """Yields the records of one format; for `UNKNOWN`, one reject per file."""
     if name != UNKNOWN:
         records = getattr(FORMATS[name], "records", row_records)
         yield from records(files, scratch)
@@ -83,7 +83,7 @@ def read_records(name: str, files: Sequence[LogFile], scratch: Path) -> Iterator
     for file in files:
         count = sum(1 for _ in file.lines())
         if count:
-            detail = f"the file begins in no known format ({', '.join(FORMATS)})"
+            detail = f"the beginning of the file has no known format ({', '.join(FORMATS)})"
             yield Reject("unknown_format", detail, Place(file.name, 1), rows=count)
 
 

@@ -7,12 +7,12 @@ Together and Fireworks fine-tune on such rows; the Hugging Face Hub has many suc
      "weight": 0.5}
 
 The last message, from the assistant, is the completion. Sampling settings are known only if the row
-has them (`temperature`, `top_p`, `response_format`, `finish_reason`, ...). A weight of 0 or less,
-of the row or the last message, excludes it from training.
+has them (`temperature`, `top_p`, `response_format`, `finish_reason`, ...). A row is not trained on
+if its weight, or the weight of its last message, is 0 or less.
 
 `hf://datasets/OWNER/NAME[@REVISION][/data/train-*.parquet]` reads from the Hub (private data sets
-need `HF_TOKEN`); folders of `save_to_disk` can be read directly. Sampling, finish reason and time
-are often missing, and only the on-policy check can show whether the target wrote the text.
+need `HF_TOKEN`); folders written by `save_to_disk` can be read directly. Sampling, finish reason
+and time are often missing, and only the on-policy check shows whether the target wrote the text.
 """
 
 from typing import Any
@@ -47,7 +47,7 @@ def parse(record: Record) -> list[Exchange | Reject]:
     if not messages:
         raise Reject("no_messages")
     if not _ends_with_answer(messages):
-        raise Reject("no_response", "the last message is not an assistant's")
+        raise Reject("no_response", "the last message is not from the assistant")
     weights = (take_number(row, "weight", "row"), take_number(messages[-1], "weight", "message"))
     if any(weight is not None and weight <= 0 for weight in weights):
         raise Reject("weighted_out", "its training weight is 0 or less")

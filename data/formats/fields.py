@@ -2,7 +2,7 @@
 
 take(request, "messages", list, "request")      # None if it is missing or null
 
-Trace stores and tables write JSON into text fields, where empty text means unset:
+Trace stores and tables write JSON into text fields, where an empty string means unset:
 
 unpacked({"input": '[{"role": "user"}]'}, "input", "row")           # [{"role": "user"}]
 mapping({"metadata": [("tenant", "acme")]}, "metadata", "row")      # {"tenant": "acme"}: Parquet
@@ -34,7 +34,7 @@ def take(holder: dict[str, Any], key: str, kind: type | tuple[type, ...], where:
         try:
             value.encode()
         except UnicodeEncodeError:
-            raise Reject("not_utf8", f"{where}.{key} holds half a surrogate pair") from None
+            raise Reject("not_utf8", f"{where}.{key} has a lone surrogate") from None
     return value
 
 
@@ -52,7 +52,7 @@ def take_ids(holder: dict[str, Any], key: str, where: str) -> list[int] | None:
     if values is not None and not all(
         type(value) is int and 0 <= value < 2**31 for value in values
     ):
-        raise Reject("wrong_type", f"{where}.{key} holds something other than token ids")
+        raise Reject("wrong_type", f"{where}.{key} is not a list of token ids")
     return values
 
 
@@ -82,7 +82,7 @@ def take_text(holder: dict[str, Any], key: str, where: str) -> str | None:
 def take_names(
     holder: dict[str, Any], keys: Mapping[str, tuple[str, ...]], where: str
 ) -> dict[str, Any]:
-    """Maps each name to its keys' first non-empty text, or None."""
+    """Maps each name to the first non-empty text of its keys, or None."""
     return {
         name: next(filter(None, (take_text(holder, key, where) for key in its_keys)), None)
         for name, its_keys in keys.items()
@@ -107,7 +107,7 @@ def unpacked(holder: dict[str, Any], key: str, where: str) -> Any:
     if text[-1] not in "]}":
         raise Reject(
             "truncated",
-            f"{where}.{key} ends within its JSON, as under a limit on the length of values",
+            f"{where}.{key} is incomplete JSON, probably cut by a limit on the length of values",
         )
     try:
         return decode(text.encode())
@@ -116,7 +116,7 @@ def unpacked(holder: dict[str, Any], key: str, where: str) -> Any:
 
 
 def unpacked_or_text(holder: dict[str, Any], key: str, where: str) -> Any:
-    """Like `unpacked`, but keeps invalid JSON: answers may begin with a bracket."""
+    """Like `unpacked`, but keeps invalid JSON: text may begin with a bracket."""
     try:
         return unpacked(holder, key, where)
     except Reject:
@@ -136,7 +136,7 @@ def mapping(holder: dict[str, Any], key: str, where: str) -> dict[str, Any]:
 
 
 def number(holder: dict[str, Any], key: str) -> float | None:
-    """A number, also from text; None otherwise, even for `"Infinity"`."""
+    """Returns a number, also from text; None for anything else, even `"Infinity"`."""
     value = holder.get(key)
     try:
         value = (

@@ -4,13 +4,12 @@
      "response_status": 200, "request_created_at": "2026-07-01 10:00:00",
      "request_properties": {"Helicone-Session-Id": "s-17", "tenant": "acme"}}
 
-For a streamed response Helicone keeps the chunks as `streamed_data` and a body that it built from
-them. That body lacks the finish reason and all but the first chunk of the reasoning, so a row
-without the chunks is rejected as `stream_not_kept`.
+For a streamed response, Helicone keeps the chunks as `streamed_data` and a body built from them.
+That body lacks the finish reason and all but the first chunk of the reasoning, so a row without the
+chunks is rejected as `stream_not_kept`.
 
 To get it: `npx @helicone/export --start-date D --include-body`. The CSV export has no responses.
-The session is `Helicone-Session-Id`, else `request_user_id`; tenant and route are the properties of
-those names.
+The session is `Helicone-Session-Id`, else `request_user_id`; `tenant` and `route` are properties.
 """
 
 from typing import Any
@@ -85,6 +84,6 @@ def _whole(response: dict[str, Any]) -> dict[str, Any]:
         if isinstance(choice, dict) and "delta" in choice:
             raise Reject(
                 "stream_not_kept",
-                "response_body was built from a stream whose chunks are not exported",
+                "response_body was built from a stream whose chunks were not exported",
             )
     return response

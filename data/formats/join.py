@@ -23,7 +23,7 @@ from outrider.data.formats.sources import LONGEST_LINE, LogFile
 
 
 class Member(NamedTuple):
-    """One row of a group."""
+    """One of the rows with the same id."""
 
     side: str
     """`request`, `response`, or `chunk` of a streamed response."""
@@ -34,7 +34,7 @@ class Member(NamedTuple):
 def joined_records(
     files: Sequence[LogFile], scratch: Path, member_of: Callable[[Row | None], tuple[str, str]]
 ) -> Iterator[Record | Reject]:
-    """Yields a record per response with its request, in log order of ids.
+    """Yields a record per response with its request, in order of first rows.
 
     `member_of` returns the id and side of a row, or raises a `Reject` for that row.
     """
@@ -81,8 +81,8 @@ def joined_records(
 def _records(members: list[Member]) -> Iterator[Record | Reject]:
     """Yields the records of one id.
 
-    Several batches may number their requests from 1: if an id has different requests, each folder
-    is joined separately.
+    If an id has different requests, each folder is joined separately: batches may each number their
+    requests from 1.
     """
     folders: dict[str, list[Member]] = {"": members}
     if _is_ambiguous(members):
@@ -102,7 +102,7 @@ def _is_ambiguous(members: Iterable[Member]) -> bool:
 
 
 def _pairs(members: list[Member]) -> Iterator[Record | Reject]:
-    """Yields each response with its request; several requests are identical retries."""
+    """Yields each response with its request; further requests are identical retries."""
     requests, whole, chunks = (
         [member for member in members if member.side == side]
         for side in ("request", "response", "chunk")
@@ -110,9 +110,9 @@ def _pairs(members: list[Member]) -> Iterator[Record | Reject]:
     responses = [[member] for member in whole] or ([chunks] if chunks else [])
     for number, response in enumerate(responses):
         used = len(response) + (number < len(requests))
-        if number == 0:  # also counts leftover chunks of a whole response
+        if number == 0:  # also counts chunks of a response that was also logged whole
             used = len(members) - max(len(responses) - 1, 0) - max(len(requests) - 1, 0)
         payload = (requests[0].row if requests else None, tuple(member.row for member in response))
         yield Record(response[0].place, payload, rows=used)
     for unmatched in requests[len(responses) :]:
-        yield Reject("unmatched_request", "no response with its id", unmatched.place)
+        yield Reject("unmatched_request", "no response with this id", unmatched.place)

@@ -4,14 +4,14 @@
      "input": "[{\\"role\\": \\"user\\", ...}]", "output": "{\\"role\\": \\"assistant\\", ...}",
      "model_parameters": "{\\"temperature\\": 0.6}", "usage_details": {"output": 93}}
 
-The export is JSON lines or Parquet. Input, output and parameters are texts that hold JSON; an empty
-text means unset. An observation has no finish reason: it counts as cut if it used all of its
-`max_tokens`, otherwise as finished.
+The export is JSON lines or Parquet. Input, output and parameters are JSON strings; an empty string
+means unset. Observations have no finish reason: one that used all of its `max_tokens` counts as
+cut, any other as finished.
 
-To get it: the blob-storage integration (name the folder `observations_v2/`) or a JSON export, with
-the field groups that have input, output, model and usage. Only observations of type `GENERATION`
-are read. Langfuse's OpenAI wrapper drops the reasoning (`reasoning_missing`) and writes temperature
-1 if a request had none.
+To get it: use the blob-storage integration (name the folder `observations_v2/`) or a JSON export,
+with the field groups of input, output, model and usage. Only observations of type `GENERATION` are
+read. Langfuse's OpenAI wrapper drops the reasoning (`reasoning_missing`) and writes temperature 1
+if a request had none.
 """
 
 from typing import Any
@@ -54,7 +54,7 @@ MESSAGE = {
     *("role", "content", "tool_calls", "function_call"),
     *("reasoning", "reasoning_content", "refusal", "audio"),
 }
-"""Keys of an assistant's message. An answer that is a JSON object with other keys is plain text."""
+"""Keys of an assistant's message. An output with other keys is text that looks like JSON."""
 
 
 def recognizes(sample: Sample) -> bool:
@@ -67,7 +67,7 @@ def parse(record: Record) -> list[Exchange | Reject]:
     logged = parse_row(record.payload)
     row = {**logged, **{snake: logged[camel] for snake, camel in CAMEL.items() if camel in logged}}
     if row.get("type") not in TYPES:
-        raise Reject("wrong_type", "row.type is not a type of observation")
+        raise Reject("wrong_type", "row.type is not an observation type")
     if row["type"] != "GENERATION":
         raise Reject("not_a_generation", row["type"])
     if row.get("level") == "ERROR":
@@ -165,12 +165,12 @@ def _finish_reason(parameters: dict[str, Any], used: int | None) -> str | None:
         return "stop"
     if used is None:
         raise Reject(
-            "not_finished", "a token limit without a count: it is not logged whether it was cut"
+            "not_finished", "a token limit without a token count: the response may have been cut"
         )
     return "length" if used >= limit else "stop"
 
 
 def _text(metadata: dict[str, Any], key: str) -> str | None:
-    """Returns a text of the metadata without a JSON string's quotes."""
+    """Returns a metadata text without the quotes of a JSON string."""
     value = metadata.get(key)
     return value.strip('"') or None if isinstance(value, str) else None

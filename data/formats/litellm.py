@@ -1,6 +1,4 @@
-"""LiteLLM's StandardLoggingPayload, one JSON per file or JSON lines.
-
-Its S3, GCS and Azure loggers write one file per call in folders by date.
+"""LiteLLM's StandardLoggingPayload, one per file or as JSON lines.
 
     {"id": "chatcmpl-1", "call_type": "acompletion", "status": "success",
      "model": "hosted_vllm/deepseek-r1", "startTime": 1719830400.1, "messages": [...],
@@ -8,10 +6,10 @@ Its S3, GCS and Azure loggers write one file per call in folders by date.
      "model_parameters": {"temperature": 0.6},
      "metadata": {"user_api_key_team_alias": "acme", "requester_metadata": {...}}, ...}
 
-To get it: a logging callback to files or a bucket. Token ids are lost. Sampling is read from
-`model_parameters`, the session from `session_id` in the client's metadata or `user`, the tenant
-from the key's team, organization or alias. Failures, cache hits, redacted messages and calls
-without a response are set aside.
+To get it: use a logging callback to files or a bucket (S3, GCS and Azure get one file per call).
+Token ids are lost. Sampling is read from `model_parameters`, the session from `session_id` in the
+client's metadata or `user`, the tenant from the key's team, organization or alias. Failures, cache
+hits, redacted messages and calls without a response are set aside.
 """
 
 from typing import Any
@@ -26,7 +24,7 @@ TENANTS = tuple(f"user_api_key_{key}" for key in ("team_alias", "team_id", "org_
 
 
 def recognizes(sample: Sample) -> bool:
-    # Every payload has these keys, whatever the outcome of the call.
+    # Every payload has these keys, even if the call failed.
     keys = {"call_type", "model_parameters", "startTime", "messages", "response", "metadata"}
     return any(_payload(row).keys() >= keys for row in sample.rows)
 
@@ -52,7 +50,7 @@ def parse(record: Record) -> list[Exchange | Reject]:
         raise Reject("redacted", "turn_off_message_logging was on")
     response = body(row, "response")
     if not response:
-        raise Reject("prompts_only", "the call succeeded, and its response was not logged")
+        raise Reject("prompts_only", "the call succeeded, but its response was not logged")
     counted = take(row, "completion_tokens", int, "row")
     usage = {"completion_tokens": counted} if counted else {}
     messages = take(row, "messages", list, "row")

@@ -3,7 +3,7 @@
     openai_messages([{"role": "user", "parts": [{"type": "text", "content": "Hi"}]}], "input")
     # [{"role": "user", "content": "Hi"}]
 
-A message without `parts` is already OpenAI's, as some instrumentations write it.
+Some instrumentations write OpenAI's messages, without `parts`; these are kept.
 """
 
 import json
@@ -14,7 +14,7 @@ from outrider.data.formats.fields import first, take, take_text
 
 
 def openai_messages(messages: list[Any], where: str) -> list[dict[str, Any]]:
-    """Converts all messages; answers to several tool calls become separate messages."""
+    """Converts all messages; each tool result becomes a separate message."""
     converted: list[dict[str, Any]] = []
     for index, message in enumerate(messages):
         converted += openai_message(message, f"{where}[{index}]")
@@ -22,7 +22,7 @@ def openai_messages(messages: list[Any], where: str) -> list[dict[str, Any]]:
 
 
 def openai_message(message: Any, where: str) -> list[dict[str, Any]]:
-    """Converts one message; the result begins with any tool answers."""
+    """Converts one message; any tool results come first."""
     if not isinstance(message, dict):
         raise Reject("wrong_type", f"{where} is not a message")
     parts = take(message, "parts", list, where)
@@ -51,7 +51,7 @@ def openai_message(message: Any, where: str) -> list[dict[str, Any]]:
                 {"id": take_text(part, "id", place), "type": "function", "function": function}
             )
         elif kind == "tool_call_response":
-            # `result` until version 1.37 of the conventions.
+            # Conventions up to 1.37 call it `result`.
             content = _as_text(first(part.get("response"), part.get("result")))
             answers.append(
                 {"role": "tool", "tool_call_id": take_text(part, "id", place), "content": content}

@@ -1,13 +1,13 @@
 """Converts OpenAI's request and response JSON to exchanges, one per choice.
 
 Most formats wrap this shape. It covers chat completions (`messages`) and text completions
-(`prompt`, without a template). The engine's tokenizer adds its begin token to a prompt unless the
+(`prompt`, without a template). The engine's tokenizer adds the BOS token to a prompt unless the
 request has `add_special_tokens: false`.
 
     exchanges(request, response, place, session="s-17", time=1719830400.0)
 
-Values of the wrapping log are keyword arguments: `session`, `user`, `tenant` and `route` apply if
-the request has none, `time` always. Fields, in order of precedence:
+Values from the wrapping log are keyword arguments: `session`, `user`, `tenant` and `route` apply if
+the request has none; `time` always applies. Sources of each field, in order of precedence:
 
 - prompt ids: `response.prompt_token_ids`, `choices[0].prompt_token_ids`; else the target's chat
   template renders the messages
@@ -16,8 +16,7 @@ the request has none, `time` always. Fields, in order of precedence:
   else the reject `reasoning_missing` if the template opens `<think>`
 - end: `finish_reason`, `stop_reason`; else the reject `not_finished` (for a stream, `stream_cut`)
 - token count: `response.usage`, if there is one choice; else the count is not checked
-- time: `timestamp` (Unix seconds or milliseconds, ISO 8601), `response.created`; else the order of
-  the log
+- time: `timestamp` (Unix seconds or milliseconds, ISO 8601), `response.created`; else log order
 - session: `request.metadata.session_id`, `session_id`, `request.user`; else the first question
 - tenant, route: `request.metadata`, the row
 - sampling: `request.temperature`, `top_p`, `top_k`, `min_p`, penalties, grammars; else the target's
@@ -42,7 +41,7 @@ Prompt = str | list[int]
 
 
 def body(row: dict[str, Any], key: str) -> dict[str, Any] | None:
-    """Returns a request or response, logged as object, JSON text or stream."""
+    """Returns a request or response logged as an object, JSON text or stream."""
     value = row.get(key)
     if value is None or isinstance(value, dict):
         return value
@@ -60,7 +59,7 @@ def body(row: dict[str, Any], key: str) -> dict[str, Any] | None:
 
 
 def gateway_fields(row: dict[str, Any]) -> dict[str, Any]:
-    """Returns a gateway's own fields of a row, as arguments of `exchanges`."""
+    """Returns a row's gateway fields as arguments for `exchanges`."""
     return {
         "session": take_text(row, "session_id", "row"),
         "tenant": take_text(row, "tenant", "row"),
@@ -81,7 +80,7 @@ def exchanges(
 ) -> list[Exchange | Reject]:
     """Returns an exchange or reject for each choice.
 
-    `session` is the id of a conversation, `user` that of the end user.
+    `session` is the id of the conversation, `user` the id of the end user.
 
     Raises:
         Reject: If all choices have the same problem.
@@ -102,7 +101,7 @@ def exchanges(
         "place": place,
         "messages": messages,
         "template_arguments": template_arguments(request),
-        # The engine counts the tokens of all choices together.
+        # The engine reports one count for all choices together.
         "completion_tokens": take(usage, "completion_tokens", int, "usage")
         if len(choices) == 1
         else None,
@@ -142,11 +141,11 @@ def _of_choice(
         "prompt_token_ids": first(prompt_ids, take_ids(choice, "prompt_token_ids", "choice")),
         "completion_token_ids": completion_ids,
     }
-    if prompt is not None:  # a text completion; `logprobs` are not needed
+    if prompt is not None:  # a text completion
         fields |= {"content": take(choice, "text", str, "choice"), "completion_is_raw": True}
         if request.get("suffix") or request.get("echo"):
             raise Reject(
-                "not_text", "request.suffix or request.echo: the texts are not the engine's"
+                "not_text", "with request.suffix or request.echo, the texts are not the engine's"
             )
         if isinstance(prompt, str):
             is_raw = request.get("add_special_tokens") is not False
@@ -177,7 +176,7 @@ def reasoning_and_content(message: dict[str, Any]) -> tuple[str | None, str | No
 
 
 def finish_reason(logged: str | None) -> str:
-    """Returns `stop` or `length`; tool calls also end with the end token."""
+    """Returns `stop` or `length`; tool calls count as `stop`."""
     if logged == "tool_calls":
         return "stop"
     if logged == "cut":
@@ -188,14 +187,14 @@ def finish_reason(logged: str | None) -> str:
 
 
 def _plain(message: Any, where: str) -> dict[str, Any]:
-    """Returns a message with its text parts joined, as vLLM joins them."""
+    """Returns a message with its text parts joined as in vLLM."""
     if not isinstance(message, dict) or not isinstance(message.get("role"), str):
         raise Reject("wrong_type", f"{where} is not a message with a role")
     content = message.get("content")
     if isinstance(content, list):
         parts = [part for part in content if isinstance(part, dict) and part.get("type") == "text"]
         if len(parts) != len(content):
-            raise Reject("not_text", f"{where} holds parts other than text")
+            raise Reject("not_text", f"{where} has parts other than text")
         content = "\n".join(take(part, "text", str, where) or "" for part in parts)
     take({"content": content}, "content", str, where)
     return {**message, "content": content}
@@ -212,7 +211,7 @@ def stop_strings(request: dict[str, Any]) -> tuple[str, ...]:
 
 
 def template_arguments(request: dict[str, Any]) -> dict[str, Any]:
-    """Returns the arguments of the chat template other than the messages."""
+    """Returns the chat template's arguments other than the messages."""
     arguments = dict(take(request, "chat_template_kwargs", dict, "request") or {})
     for key in (
         "tools",

@@ -5,8 +5,8 @@
     {"id": "batch_req_1", "custom_id": "a-1", "error": null,
      "response": {"status_code": 200, "body": {"choices": [...]}}}
 
-`traffic.path` names both files (and the file of errors) in any order. vLLM's `run-batch` writes the
-same format. The times of requests are not logged.
+`traffic.path` names both files (and the error file) in any order. vLLM's `run-batch` writes the
+same format. Request times are not logged.
 """
 
 import functools
@@ -46,10 +46,10 @@ def parse(record: Record) -> list[Exchange | Reject]:
     ):
         raise Reject("error_response")
     if request_row is None:
-        raise Reject("unmatched_response", "no request with its custom_id")
+        raise Reject("unmatched_response", "no request with this custom_id")
     request_row = parse_row(request_row)
     if not (take(request_row, "url", str, "row") or COMPLETIONS).endswith(COMPLETIONS):
-        raise Reject("not_a_generation", "the url is not that of completions")
+        raise Reject("not_a_generation", "the url is not a completions endpoint")
     request, answer = body(request_row, "body"), body(response, "body")
     if request is None or answer is None:
         raise Reject(

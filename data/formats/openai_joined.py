@@ -9,10 +9,10 @@ or, wrapped or streamed (one chunk per line):
     {"request_id": "req-17", "response": {...}}
     {"id": "chatcmpl-req-17", "object": "chat.completion.chunk", "choices": [...]}
 
-`request_id` has precedence over `id`. The prefix `chatcmpl-` that engines add to a request's id is
-ignored. A response with logged prompt ids needs no request.
+`request_id` takes precedence over `id`. The prefix `chatcmpl-` that engines add to a request's id
+is ignored. A response with logged prompt ids needs no request.
 
-Client-side logs have this form. Tenant and session are lost unless a row has them. Send
+Client-side logs have this form. Tenant and session are lost unless the rows have them. Send
 `X-Request-Id` to choose the id. If different requests share an id, each folder is joined
 separately; if an id is still ambiguous within a folder, its rows are rejected as `ambiguous_id`.
 """
@@ -44,7 +44,7 @@ def _side(row: dict[str, Any]) -> str | None:
         return "response"
     messages = row.get("messages")
     if isinstance(messages, list) and messages:
-        # A conversation that ends with an answer is a row of a data set, not a request.
+        # A conversation that ends with an answer is a data set row, not a request.
         last = messages[-1]
         return "request" if isinstance(last, dict) and last.get("role") != "assistant" else None
     if "model" in row and isinstance(row.get("prompt"), str | list):  # a text completion
@@ -82,7 +82,7 @@ def parse(record: Record) -> list[Exchange | Reject]:
     holders = [response, *(choices if isinstance(choices, list) else ())]
     has_ids = any(isinstance(each, dict) and each.get("prompt_token_ids") for each in holders)
     if request_row is None and not has_ids:
-        raise Reject("unmatched_response", "no request with its id, and no prompt ids")
+        raise Reject("unmatched_response", "no request with this id, and no prompt ids")
     logged = gateway_fields(answer)
     logged |= {key: value for key, value in gateway_fields(asked).items() if value is not None}
     return exchanges(request, response, record.place, **logged)

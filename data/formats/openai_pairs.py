@@ -1,12 +1,10 @@
-"""OpenAI pairs: one chat completion per row, as gateways log it.
+"""OpenAI pairs: one chat completion per row, as logged by gateways.
 
     {"request": {"model": "deepseek-r1", "messages": [...]}, "response": {"choices": [...]},
      "timestamp": 1719830400}
 
 A streamed response is the text of its event stream, or a list of its chunks (also under `chunks`).
-
-Gateways that log both bodies write this format. It has the token ids if requests set
-`return_token_ids`.
+Token ids are included if requests set `return_token_ids`.
 """
 
 from outrider.data.exchange import Exchange, Record, Reject

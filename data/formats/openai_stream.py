@@ -1,8 +1,8 @@
 """Assembles a streamed chat completion from its chunks or its SSE text.
 
-The result has the shape of a response that was not streamed, so that `openai.exchanges` reads both.
-With `return_token_ids` vLLM sends the prompt's ids in the first chunk and each choice's as deltas.
-If their number differs from the engine's token count, ids are dropped and the text is used.
+The result has the shape of a non-streamed response, so that `openai.exchanges` reads both. With
+`return_token_ids`, vLLM sends the prompt ids in the first chunk and completion ids as deltas. If
+the number of completion ids differs from the engine's count, they are dropped and the text is used.
 
     response = join_chunks(chunks_of_sse(text))
 """
@@ -19,7 +19,7 @@ DATA = "data:"
 
 
 def chunks_of_sse(text: str) -> list[dict[str, Any]]:
-    """Parses an event stream; an incomplete last chunk is the reject `stream_cut`."""
+    """Parses an event stream; rejects an incomplete last event as `stream_cut`."""
     # Not splitlines: JSON may contain U+2028 (line separator). Lines without data are comments
     # and event names.
     lines = (line.strip("\r") for line in text.split("\n"))
@@ -32,7 +32,7 @@ def chunks_of_sse(text: str) -> list[dict[str, Any]]:
         except Reject:
             if number < len(payloads):
                 raise
-            raise Reject("stream_cut", "the last event is not a whole JSON object") from None
+            raise Reject("stream_cut", "the last event is not a complete JSON object") from None
     return chunks
 
 

@@ -7,14 +7,13 @@
 
 The conventions also allow the attributes on an event (`gen_ai.client.inference.operation.details`),
 which is a log record or part of its span; both are read. A row with many spans is one record; each
-of its spans or log records becomes an outcome, numbered by `choice`.
+of its spans or log records becomes an outcome, numbered by `choice`. Conventions before 1.37
+(events such as `gen_ai.user.message`) are not supported.
 
-The conventions before 1.37 (events such as `gen_ai.user.message`) are not read.
-
-To get it: the collector's file exporter, with `OTEL_SEMCONV_STABILITY_OPT_IN` set to
+To get it: use the collector's file exporter, with `OTEL_SEMCONV_STABILITY_OPT_IN` set to
 `gen_ai_latest_experimental`, `OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT=SPAN_ONLY`, no
 `OTEL_ATTRIBUTE_VALUE_LENGTH_LIMIT` (cut values are rejected as `truncated`) and batches below
-64 MB. Token ids are lost. ClickHouse rows are read too. vLLM's own spans have no messages.
+64 MB. Token ids are lost. ClickHouse rows are also read. vLLM's own spans have no messages.
 """
 
 import dataclasses
@@ -89,13 +88,13 @@ def _spans(row: dict[str, Any]) -> Iterator[dict[str, Any]]:
             inner = [take(holder, level, list, "OTLP") or () for holder in holders]
             holders = list(itertools.chain.from_iterable(inner))
             if not all(isinstance(holder, dict) for holder in holders):
-                raise Reject("wrong_type", f"OTLP.{level} holds something other than objects")
+                raise Reject("wrong_type", f"OTLP.{level} is not a list of objects")
         yield from holders
 
 
 def _outcomes(span: dict[str, Any], place: Place) -> list[Exchange | Reject]:
     logged = _attributes(span)
-    details = "gen_ai.client.inference.operation.details"  # the event that has the messages
+    details = "gen_ai.client.inference.operation.details"  # event with the messages
     for event in take(span, "events", list, "span") or ():
         if isinstance(event, dict) and event.get("name") == details:
             logged = {**_attributes(event), **logged}
@@ -103,7 +102,7 @@ def _outcomes(span: dict[str, Any], place: Place) -> list[Exchange | Reject]:
     if operation == "text_completion":
         raise Reject(
             "prompt_not_messages",
-            "text_completion: it is not logged whether a chat template was applied",
+            "a text_completion span does not show whether a chat template was applied",
         )
     is_call = operation in ("chat", "generate_content", None)  # some instrumentations omit it
     if not is_call or not any(key.startswith("gen_ai.") for key in logged):
@@ -116,8 +115,8 @@ def _outcomes(span: dict[str, Any], place: Place) -> list[Exchange | Reject]:
     if asked is None or answered is None:
         raise Reject(
             "content_not_logged",
-            "the span has no messages; capture them with an instrumentation of conventions 1.37 or"
-            " newer (OTEL_SEMCONV_STABILITY_OPT_IN=gen_ai_latest_experimental)",
+            "the span has no messages; use instrumentation that follows conventions 1.37 or newer"
+            " (OTEL_SEMCONV_STABILITY_OPT_IN=gen_ai_latest_experimental)",
         )
     logged = {**logged, "gen_ai.input.messages": asked, "gen_ai.output.messages": answered}
     instructions = unpacked(logged, "gen_ai.system_instructions", "attributes")
@@ -163,7 +162,7 @@ def _choices(logged: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _tools(logged: dict[str, Any]) -> list[Any] | None:
-    """Returns tools as in OpenAI's request; the conventions omit the `function` level."""
+    """Returns tools in OpenAI's form; the conventions omit the `function` level."""
     tools = unpacked(logged, "gen_ai.tool.definitions", "attributes")
     if not isinstance(tools, list):
         return None
@@ -175,7 +174,7 @@ def _tools(logged: dict[str, Any]) -> list[Any] | None:
 
 
 def _time(span: dict[str, Any]) -> float | None:
-    """Returns the start of the call; OTLP writes nanoseconds as text."""
+    """Returns the call's start time; OTLP writes nanoseconds as text."""
     for key in ("startTimeUnixNano", "timeUnixNano"):
         nanoseconds = number(span, key)
         if nanoseconds:
@@ -200,7 +199,7 @@ def _attributes(holder: dict[str, Any]) -> dict[str, Any]:
 def _of_pairs(pairs: list[Any]) -> dict[str, Any]:
     """Converts OTLP's `[{"key": ..., "value": {"stringValue": ...}}]` to a dict."""
     if not all(isinstance(pair, dict) and isinstance(pair.get("key"), str) for pair in pairs):
-        raise Reject("wrong_type", "span.attributes holds something other than keys with values")
+        raise Reject("wrong_type", "span.attributes is not a list of keys and values")
     return {pair["key"]: _plain(pair.get("value")) for pair in pairs}
 
 

@@ -1,8 +1,8 @@
-"""Splits files into rows, parses rows, samples files to find their format.
+"""Splits files into rows, parses them, and samples files for format detection.
 
-A file is read as lines, so that a broken line damages only itself, unless it begins with a value
-that spans lines: an array or a pretty-printed object. Such values are split at their brackets and
-quotes without decoding: the workers decode them, and a broken element does not stop the reader.
+Files are read line by line, so that a broken line affects no other row. A file that begins with an
+array or a pretty-printed object is instead split at brackets and quotes, without decoding: the
+workers decode the values, and a broken one does not stop the reader.
 
     for number, row in rows(file): ...      # JSON bytes, a table's dict, or None if too long
 
@@ -22,7 +22,7 @@ from outrider.data.exchange import Place, Record, Reject
 from outrider.data.formats.sources import CHUNK, LONGEST_LINE, LogFile
 
 DEEPEST = 100
-"""Maximum nesting depth; chat rows have about ten levels, JSON schemas of tools several tens."""
+"""Maximum nesting depth; chat rows have about ten levels, and tool schemas a few dozen."""
 
 TABLES = (".parquet", ".arrow")
 
@@ -30,7 +30,7 @@ TABLE_ROWS = 64
 """Rows decoded at a time."""
 
 LARGEST_VALUES = 2**30
-"""Maximum bytes of a file whose values span lines; such a file is read into memory."""
+"""Maximum size in bytes of a file whose values span lines, which is read into memory."""
 
 _TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*+"?|[{}\[\]]', re.DOTALL)
 """A bracket, or a string up to its end or the end of the file."""
@@ -40,7 +40,7 @@ Row = bytes | dict[str, Any]
 
 @dataclass(frozen=True)
 class Sample:
-    """The beginning of a file: argument of a format's `recognizes`."""
+    """The beginning of a file, passed to each format's `recognizes`."""
 
     head: bytes
     """Its first 64 KiB, decompressed."""
@@ -89,8 +89,8 @@ def kind_of(value: Any) -> str:
     names = {
         dict: "an object",
         list: "a list",
-        str: "a text",
-        bool: "a truth value",
+        str: "a string",
+        bool: "a boolean",
         type(None): "null",
     }
     return names.get(type(value), "a number")
@@ -112,7 +112,7 @@ def decode(text: bytes) -> Any:
         raise Reject("not_json", f"{error.msg} at character {error.pos}") from None
     except RecursionError:
         raise Reject("nested_too_deeply") from None
-    except ValueError:  # an integer of thousands of digits
+    except ValueError:  # an integer with thousands of digits
         raise Reject("not_json", "a number is too long") from None
     if text.count(b"[") + text.count(b"{") > DEEPEST:
         _check_depth(value)
@@ -122,7 +122,7 @@ def decode(text: bytes) -> Any:
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     holder = dict(pairs)
     if len(holder) != len(pairs):
-        raise Reject("duplicate_key", "two values under one key of an object")
+        raise Reject("duplicate_key", "an object has the same key twice")
     return holder
 
 
@@ -143,15 +143,15 @@ def _check_depth(value: Any) -> None:
 
 
 def with_other_lines(items: Iterable[Record | Reject | Place | None]) -> Iterator[Record | Reject]:
-    """Merges consecutive places, which are lines without a request, into one reject.
+    """Merges consecutive places (lines without a request) into one reject.
 
-    None ends a run of such lines: a line that belongs to a request but completes no item.
+    None is a line of a request that completes no item; it ends a run of places.
     """
     for _, run in itertools.groupby(items, lambda item: isinstance(item, Place)):
         for item in run:
             if isinstance(item, Place):
                 rows = 1 + sum(1 for _ in run)
-                yield Reject("not_a_generation", "lines that log no request", item, rows=rows)
+                yield Reject("not_a_generation", "lines without a request", item, rows=rows)
             elif item is not None:
                 yield item
 
@@ -159,7 +159,7 @@ def with_other_lines(items: Iterable[Record | Reject | Place | None]) -> Iterato
 def rows(file: LogFile) -> Iterator[tuple[int, Row | None]]:
     """Yields each row with its number; None if it exceeds `LONGEST_LINE`.
 
-    Numbers begin at 1. In a file of lines they are line numbers.
+    Numbers begin at 1; in a file of lines, they are line numbers.
     """
     if file.path.endswith(TABLES):
         numbered: Iterable[tuple[int, Row | None]] = enumerate(_table(file), start=1)
@@ -171,8 +171,8 @@ def rows(file: LogFile) -> Iterator[tuple[int, Row | None]]:
             held = content.read(LARGEST_VALUES + 1)
         if len(held) > LARGEST_VALUES:
             raise OutriderError(
-                f"{file.name}: JSON values that span lines, in more than {LARGEST_VALUES >> 20} MB;"
-                " write one object per line, such as with `jq -c '.[]'` for an array"
+                f"{file.name}: JSON values span lines in a file above {LARGEST_VALUES >> 20} MB;"
+                " write one object per line, for example with `jq -c '.[]'` for an array"
             )
         numbered = enumerate(_values(held), start=1)
     for number, row in numbered:
@@ -207,7 +207,7 @@ def _continues(line: bytes) -> bool | None:
 
 
 def _values(content: bytes) -> Iterator[bytes | None]:
-    """Yields the values of a file or top-level array, and text between."""
+    """Yields the values of a file or top-level array, and any text between them."""
     depth = begin = 0
     top = 0  # depth at which values begin: 1 inside a top-level array
     for token in _TOKEN.finditer(content):
@@ -243,8 +243,8 @@ def _table(file: LogFile) -> Iterator[dict[str, Any]]:
     with file.stored() as stored:
         try:
             if file.path.endswith(".parquet"):
-                # By default a row group is read whole, and a file may have only one (446 MB file:
-                # 635 MB resident, 230 MB with these arguments).
+                # By default a whole row group is read, often the whole file: 635 MB of memory for a
+                # file of 446 MB, and 230 MB with these arguments.
                 parquet = pyarrow.parquet.ParquetFile(stored, pre_buffer=False, buffer_size=CHUNK)
                 batches = parquet.iter_batches(TABLE_ROWS)
             else:

@@ -1,16 +1,16 @@
-"""Sampling parameters of a request, under the names of OpenAI, vLLM and SGLang.
+"""Sampling parameters of a request, as named by OpenAI, vLLM and SGLang.
 
     Exchange(place, **sampling_of(request, "request"))
 
-Responses are set aside if a parameter other than temperature, top_p and top_k shaped them. Reasons
-(`constraint` is `grammar` or `other_sampling`; tokens.py checks the other two):
+Responses shaped by parameters other than temperature, top_p and top_k are set aside for one of
+these reasons (`constraint` is `grammar` or `other_sampling`; tokens.py checks the other two):
 
 - `grammar`: `response_format` other than `text`, `structured_outputs`, `guided_*`, `json_schema`,
   `regex`, `ebnf`, `structural_tag`; `tools` with a required or named `tool_choice`, `strict: true`
   or `parallel_tool_calls: false`
-- `min_p`: `min_p` above 0, which vLLM refuses under speculation
+- `min_p`: `min_p` above 0, which vLLM rejects when it speculates
 - `penalties`: `presence_penalty`, `frequency_penalty`, `repetition_penalty`
-- `other_sampling`: `logit_bias` (also refused), `bad_words`, `allowed_token_ids`, `min_tokens`,
+- `other_sampling`: `logit_bias` (also rejected), `bad_words`, `allowed_token_ids`, `min_tokens`,
   `thinking_token_budget`, logits processors, beam search
 """
 
@@ -36,11 +36,11 @@ OTHER = (
 """Parameters that forbid, favor or force tokens; off if null, 0, false or empty."""
 
 CONSTRAINTS = ("response_format", "tools", "tool_choice", "parallel_tool_calls", *GRAMMARS, *OTHER)
-"""All keys of a request that `constraint` depends on."""
+"""Request keys that determine `constraint`."""
 
 
 def sampling_of(request: dict[str, Any], where: str) -> dict[str, Any]:
-    """Returns the values of `NUMBERS` and `constraint`, as arguments of `Exchange`."""
+    """Returns the values of `NUMBERS` and `constraint` as arguments for `Exchange`."""
     numbers = {name: take_number(request, name, where) for name in NUMBERS}
     return {**numbers, "constraint": constraint_of(request)}
 
@@ -58,10 +58,7 @@ def constraint_of(request: dict[str, Any]) -> str | None:
 
 
 def _calls_a_tool(request: dict[str, Any]) -> bool:
-    """Whether vLLM compiles the tools into a grammar.
-
-    It does for a required or named tool, for strict tools, and to limit the calls to one.
-    """
+    """Whether vLLM compiles the tools into a grammar, to force or restrict calls."""
     choice, tools = request.get("tool_choice"), request.get("tools")
     if choice == "none" or not isinstance(tools, list) or not tools:
         return False

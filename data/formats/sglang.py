@@ -8,12 +8,12 @@ Flags: `--log-requests --log-requests-level 3 --log-requests-format json`.
      "out": {"text": "...", "output_ids": [...],
              "meta_info": {"finish_reason": {"type": "stop", "matched": 1}, ...}}}
 
-The finished row repeats the request, so only it is read. Level 2 cuts the middle out of long texts
-and lists; levels 0 and 1 omit them. sglang_dump.py reads pickled dumps of the same objects.
+Only the finished rows are read, since they repeat the request. Level 2 cuts the middle out of long
+texts and lists; levels 0 and 1 omit them. sglang_dump.py reads pickled dumps of the same objects.
 
-The model's name and the messages are lost, often also tenant and session. Rejects: `truncated_log`
-for texts cut at level 2, `text_not_logged` for lower levels, `text_log` for the text format. Times
-are read as UTC.
+The model name and messages are lost, and often tenant and session. Rejects: `truncated_log` for
+texts cut at level 2, `text_not_logged` for lower levels, `text_log` for the text format. Times are
+read as UTC.
 """
 
 import re
@@ -34,7 +34,7 @@ _EVENT = re.compile(rb'"event":\s*"(request\.[a-z_.]+)"')
 _TEXT_EVENT = re.compile(rb"(?:Receive|Finish): obj=\w+\(")
 
 KEPT, DOTS = 1024, "..."
-"""Length that level 2 keeps at either end of a long text or list, and its ellipsis."""
+"""Length that level 2 keeps at each end of a long text or list, and the ellipsis between."""
 
 LEVEL_3 = "start SGLang with --log-requests-level 3"
 
@@ -51,12 +51,12 @@ def records(files: Sequence[LogFile], scratch: Path) -> Iterator[Record | Reject
 
 
 def _item(place: Place, line: bytes | None) -> Record | Reject | Place:
-    """Returns the record or reject of a line; its place if unrelated."""
+    """Returns the record or reject of a line, or the place of an unrelated line."""
     if line is None:
         return Record(place, None)
     event, begin = _EVENT.search(line, 0, 1000), line.find(b"{", 0, 200)
     if event is None and _TEXT_EVENT.search(line, 0, 1000):
-        detail = "a line of --log-requests-format text; json is what can be read"
+        detail = "a line of --log-requests-format text; only json can be read"
         return Reject("text_log", detail, place)
     is_row = event[1].decode() == FINISHED if event else begin == 0
     return Record(place, line[max(begin, 0) :]) if is_row else place
@@ -65,13 +65,13 @@ def _item(place: Place, line: bytes | None) -> Record | Reject | Place:
 def parse(record: Record) -> list[Exchange | Reject]:
     row = parse_row(record.payload)
     if row.get("event") != FINISHED:
-        raise Reject("not_a_generation", f"not a row of {FINISHED}")
+        raise Reject("not_a_generation", f"not a {FINISHED} row")
     asked, answered = take(row, "obj", dict, "row"), take(row, "out", dict, "row")
     if asked is None or answered is None:
         raise Reject("incomplete_pair", f"no {'obj' if asked is None else 'out'}")
     headers = take(row, "headers", dict, "row") or {}
     finished = take_time(row, "timestamp", "row")
-    # SGLang's router groups the requests of one conversation by this key.
+    # SGLang's router groups the requests of a conversation by this key.
     session = take_text(headers, "x-smg-routing-key", "headers")
     return [exchange(asked, answered, record.place, finished=finished, session=session)]
 
@@ -84,13 +84,13 @@ def exchange(
     session: str | None = None,
     model: str | None = None,
 ) -> Exchange:
-    """Returns the exchange of a `GenerateReqInput` and its output, both as dicts."""
+    """Builds the exchange of a `GenerateReqInput` and its output, both as dicts."""
     if (take_text(asked, "rid", "obj") or "").startswith("HEALTH_CHECK") or "embedding" in answered:
-        raise Reject("not_a_generation", "a health check, or an embedding")
+        raise Reject("not_a_generation", "a health check or an embedding")
     _check_whole(asked, "obj", ("text", "input_ids"))
     _check_whole(answered, "out", ("text", "output_ids"))
     if any(asked.get(key) for key in ("image_data", "video_data", "audio_data", "input_embeds")):
-        raise Reject("not_text", "the request holds more than text")
+        raise Reject("not_text", "the request has inputs other than text")
     prompt_ids = first(
         take_ids(asked, "input_ids", "obj"), take_ids(answered, "prompt_token_ids", "out")
     )
@@ -103,7 +103,7 @@ def exchange(
     if completion_ids is not None and counted is not None and len(completion_ids) != counted:
         raise Reject(
             "partial_response",
-            "fewer output_ids than completion_tokens: the last piece of a stream",
+            "not as many output_ids as completion_tokens: only the last piece of a stream",
         )
     content = take(answered, "text", str, "out")
     if not content and completion_ids is None:

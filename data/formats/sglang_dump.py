@@ -5,11 +5,11 @@ Flags: `dump_requests_folder`, `--crash-dump-folder`.
     {"server_args": ServerArgs(...),
      "requests": [(GenerateReqInput(...), {"text": ..., "output_ids": ...}, created, finished)]}
 
-unpickle.py reads them in a process with limits. It builds only containers and inert records; a
-pickle that names anything else becomes one reject.
+unpickle.py reads them in a process limited to 4 GB of memory and 120 s. It builds only containers
+and inert records; a pickle that references anything else becomes one reject.
 
-To get them: set `dump_requests_folder` through `/configure_logging`. The process is limited to 4 GB
-of memory and 120 s; on the reject `pickle_too_large`, lower the number of requests per file.
+To get them: set `dump_requests_folder` through `/configure_logging`. If files are rejected as
+`pickle_too_large`, lower the number of requests per file.
 """
 
 import contextlib
@@ -73,7 +73,7 @@ def _lines(file: LogFile) -> Iterator[bytes]:
 def parse(record: Record) -> list[Exchange | Reject]:
     row = parse_row(record.payload)
     asked, answered = take(row, "asked", dict, "row"), take(row, "answered", dict, "row")
-    # An unfinished request of a crash dump has no output yet.
+    # In a crash dump, an unfinished request has no output yet.
     if not answered:
         raise Reject("not_finished", "the request was still running when it was dumped")
     model = take_text(row, "model", "server_args")

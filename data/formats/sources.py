@@ -25,15 +25,15 @@ from outrider.common.errors import OutriderError
 from outrider.common.fingerprint import store_identity
 from outrider.common.redaction import without_credentials
 
-# Reads every frame of a file and reports truncation; `zstandard`, fsspec's alternative, does not.
+# Unlike `zstandard`, fsspec's fallback, it reads every frame of a file and reports truncation.
 if sys.version_info >= (3, 14):
     from compression import zstd
 else:
     from backports import zstd
 
 SUFFIXES = (".jsonl", ".ndjson", ".json", ".log", ".parquet", ".arrow", ".pkl")
-"""Suffixes of the files that are read in a folder, also if compressed. A file that is named or
-matched by a glob is read regardless of its suffix."""
+"""Suffixes of the files that are read from a folder, compressed or not. A file that is named
+directly or matched by a glob is read regardless of its suffix."""
 
 DATA_SET_FILES = ("dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json")
 """Files that `datasets` writes next to its tables; they have no rows."""
@@ -41,8 +41,8 @@ DATA_SET_FILES = ("dataset_info.json", "dataset_infos.json", "dataset_dict.json"
 COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
 
 LONGEST_LINE = 64 * 2**20
-"""Maximum size of a row in bytes; longer ones are rejected. It is 40 times the longest exchange
-of R1 with its token ids."""
+"""Maximum size of a row in bytes; longer rows are rejected. The longest exchange of R1 takes a
+fortieth of it, with token ids."""
 
 CHUNK = 2**20
 """Bytes read at a time."""
@@ -67,9 +67,8 @@ def answering(what: str) -> Iterator[None]:
             raise
         detail = f"{type(error).__name__}: {error}".rstrip(": ")
         raise OutriderError(
-            f"{what}: refused, or no answer ({detail}); check the address, the network, the"
-            " credentials and the permissions and rerun the command, or copy the log and name the"
-            " copy"
+            f"{what}: access denied or no answer ({detail}); check the address, network,"
+            " credentials and permissions and rerun the command, or use a local copy of the log"
         ) from None
 
 
@@ -106,8 +105,8 @@ class LogFile:
             except (gzip.BadGzipFile, zlib.error, zstd.ZstdError, EOFError) as error:
                 kind = COMPRESSIONS[suffix]
                 raise OutriderError(
-                    f"{self.name}: damaged or cut-off {kind} ({error}); copy it again, or unpack "
-                    "what is left and name that file in traffic.path"
+                    f"{self.name}: damaged or truncated {kind} ({error}); copy it again, or unpack "
+                    "what is readable and name that file in traffic.path"
                 ) from error
 
     def lines(self) -> Iterator[tuple[int, bytes | None]]:
@@ -179,8 +178,8 @@ def _files_of(entry: str) -> list[LogFile]:
     if not paths:
         endings = f"{', '.join(SUFFIXES)} or one of these with {' or '.join(COMPRESSIONS)}"
         raise OutriderError(
-            f"{what}: no such file or folder, or it holds no file that ends in {endings}; a data"
-            " set of the Hugging Face Hub is hf://datasets/OWNER/NAME (HF_TOKEN for a private one)"
+            f"{what}: no such file or folder, or a folder without files that end in {endings}; a"
+            " Hugging Face data set is hf://datasets/OWNER/NAME (a private one needs HF_TOKEN)"
         )
     return [
         LogFile(

@@ -26,7 +26,7 @@ def parse(record: Record) -> list[Exchange | Reject]:
         raise Reject(
             "incomplete_pair", f"no {'prompt' if prompt_ids is None else 'completion'}_token_ids"
         )
-    # Texts next to the ids only serve for comparing the ids with retokenized text.
+    # Texts logged with the ids are used only to compare retokenized text with the ids.
     reasoning, content = reasoning_and_content(row)
     return [
         Exchange(

@@ -2,10 +2,10 @@
 
     python -I unpickle.py <requests.pkl     # {"asked": {...}, "answered": {...}, ...}
 
-`pickle.load` imports and calls whatever a pickle names. `find_class` here returns plain containers
-and inert records; any other name stops the reader. sglang_dump.py runs it in a separate process
+`pickle.load` imports and calls whatever a pickle references. `find_class` here returns plain
+containers and inert records; any other name stops the reader. sglang_dump.py runs it in a process
 with limited memory and time, because a small pickle can use any amount of either. A line
-`{"reject": [reason, detail]}` replaces a request, or a dump, that cannot be read.
+`{"reject": [reason, detail]}` replaces a request or dump that cannot be read.
 """
 
 import collections
@@ -63,7 +63,7 @@ CONTAINERS: dict[tuple[str, str], type] = {
 
 
 class UnsafePickle(Exception):
-    """A pickle that names something other than containers and records."""
+    """A pickle that references something other than containers and records."""
 
 
 class PlainRecord:
@@ -81,11 +81,11 @@ class SafeUnpickler(pickle.Unpickler):
             return type(name, (PlainRecord,), {})
         if (module, name) not in CONTAINERS:
             shown = re.sub(r"[^\w.<>]", "?", f"{module[:80]}.{name[:80]}")
-            raise UnsafePickle(f"asks for {shown}")
+            raise UnsafePickle(f"references {shown}")
         return CONTAINERS[module, name]
 
     def persistent_load(self, pid: Any) -> Any:
-        raise UnsafePickle("asks for a persistent id")
+        raise UnsafePickle("references a persistent id")
 
 
 def lines_of(data: bytes) -> Iterator[str]:
@@ -120,9 +120,9 @@ def _requests(requests: list[Any], server: dict[str, Any], left: int) -> Iterato
         try:
             line = _line(entry, model)
         except (ValueError, RecursionError):  # a value that contains itself, or a very long integer
-            line = _reject("nested_too_deeply", "a value that JSON cannot hold")
-        if len(line) > min(left, LONGEST_LINE):  # a pickle can name one list a million times
-            detail = f"a request above {LONGEST_LINE >> 20} MB, or values that many requests share"
+            line = _reject("nested_too_deeply", "a value that JSON cannot represent")
+        if len(line) > min(left, LONGEST_LINE):  # a pickle can repeat one list a million times
+            detail = f"a request above {LONGEST_LINE >> 20} MB, or values shared by many requests"
             line = _reject("pickle_too_large", detail)
         left -= len(line)
         yield line
@@ -130,7 +130,7 @@ def _requests(requests: list[Any], server: dict[str, Any], left: int) -> Iterato
 
 def _line(entry: Any, model: str | None) -> str:
     if not isinstance(entry, tuple | list) or len(entry) < 2:
-        return _reject("wrong_type", "a request of the dump is not a tuple with its response")
+        return _reject("wrong_type", "an entry of the dump is not a tuple of request and response")
     if type(entry[0]).__name__ == "EmbeddingReqInput":
         return _reject("not_a_generation", "an embedding")
     answered = _chosen(entry[1], ANSWERED)

@@ -1,4 +1,4 @@
-"""vLLM's request log at DEBUG: token ids, joined by request id.
+"""vLLM's DEBUG request log: token ids, joined by request id.
 
     DEBUG 07-01 12:00:00 [...] Request chatcmpl-17 details: prompt: '<｜User｜>...',
       prompt_token_ids: [0, ...], prompt_embeds shape: None.
@@ -12,9 +12,9 @@ Texts are Python literals (`%r`), so every event is one line.
 To get it: `VLLM_LOGGING_LEVEL=DEBUG vllm serve MODEL --enable-log-requests --enable-log-outputs`,
 without `--max-log-len` (tested with 0.32). Exchanges without all token ids are rejected as
 `no_token_ids`: streams, whose ids vLLM does not log, and logs at level INFO or from releases before
-0.11.2. A gateway log with `return_token_ids` has neither limit.
+0.11.2. A gateway log with `return_token_ids` has neither limitation.
 
-vLLM's times have no year, so times are read only from a log that was saved with `docker logs -t` or
+vLLM's times have no year, so times are read only from logs saved with `docker logs -t` or
 `kubectl logs --timestamps`. Session, user and tenant come from the line with the JSON body.
 """
 
@@ -63,7 +63,7 @@ KINDS = {
     ("Generated response", " details"): "ids",
     ("Generated response", None): "output",
 }
-"""Names of the kinds of lines."""
+"""Kind of a line, by the groups `verb` and `what` of its `_EVENT`."""
 
 
 @dataclass
@@ -72,10 +72,10 @@ class _Waiting:
 
     place: Place
     time: str | None
-    """Time that a container's log driver wrote before the line; vLLM's own times have no year."""
+    """Time that a container's log driver wrote before the first line."""
     rows: int = 0
     lines: dict[str, str] = field(default_factory=dict)
-    """The rest of each line of the request, by its kind."""
+    """The `rest` of each line of the request, by kind."""
     outputs: list[dict[str, str]] = field(default_factory=list)
     """The same for the response lines of each choice."""
 
@@ -91,10 +91,10 @@ class _Waiting:
     def record(self, longest: int) -> Record | Reject:
         """Returns the record of these lines, or their reject."""
         if not self.outputs:
-            detail = "still running, given up, or --enable-log-outputs was off"
+            detail = "still running, aborted, or logged without --enable-log-outputs"
             return Reject("unmatched_request", detail, self.place, self.rows)
         if not self.lines.keys() & {"received", "details"}:
-            return Reject("unmatched_response", "no request with its id", self.place, self.rows)
+            return Reject("unmatched_response", "no request with this id", self.place, self.rows)
         payload = {"lines": self.lines, "outputs": self.outputs, "longest": longest}
         return Record(self.place, payload | {"time": self.time}, self.rows)
 
@@ -168,10 +168,10 @@ def parse(record: Record) -> list[Exchange | Reject]:
     prompt_ids = _ids_of(lines.get("details", ""), logged["longest"])
     parameters = _PARAMETERS.match(lines.get("received", ""))
     if parameters is None:
-        raise Reject("incomplete_line", "no sampling parameters, or a line that was cut")
+        raise Reject("incomplete_line", "no sampling parameters, or a truncated line")
     sampling: dict[str, float] = {}
     for name, number in _NUMBER.findall(parameters[1][:2000]):
-        sampling.setdefault(name, float(number))  # the first: a stop string may contain a name
+        sampling.setdefault(name, float(number))  # later ones may be in a stop string
     body = _body(lines.get("body"))
     constraint = "other_sampling" if _OTHER.search(parameters[1]) else constraint_of(body)
     metadata = take(body, "metadata", dict, "request") or {}
@@ -194,7 +194,7 @@ def parse(record: Record) -> list[Exchange | Reject]:
             if finish and finish[1] == "streaming_complete":
                 raise Reject("no_token_ids", FIX)
             ended = finish_reason(finish[1] if finish else None)
-            # The prefix of a response that ended by its length is valid, so cut ids are accepted.
+            # A prefix of a response that ended by length is also valid, so cut ids are accepted.
             ids = _ids_of(output.get("ids", ""), logged["longest"] if ended == "stop" else 0)
             outcomes.append(
                 Exchange(choice=number, completion_token_ids=ids, finish_reason=ended, **shared)
@@ -207,8 +207,8 @@ def parse(record: Record) -> list[Exchange | Reject]:
 def _ids_of(rest: str, longest: int) -> list[int]:
     """Returns the token ids of a line.
 
-    `--max-log-len` cuts texts and lists of ids to the same length, and texts are longer than their
-    ids. So a list that is as long as the `longest` text or list of the log was cut.
+    `--max-log-len` cuts texts and lists of ids to the same length, and a text is longer than its
+    list of ids. So a list as long as the `longest` text or list in the log was cut.
     """
     text = _TEXT.match(rest)
     found = _IDS.search(rest, text.end() if text else 0)
@@ -219,17 +219,12 @@ def _ids_of(rest: str, longest: int) -> list[int]:
     except ValueError:
         raise Reject("incomplete_line", "an invalid list of ids") from None
     if len(ids) == longest:
-        raise Reject(
-            "truncated_log", "as long as the longest text: start vLLM without --max-log-len"
-        )
+        raise Reject("truncated_log", "the list of ids was cut: start vLLM without --max-log-len")
     return ids
 
 
 def _body(line: str | None) -> dict[str, Any]:
-    """Returns the client's JSON body; empty if it is missing or cut.
-
-    It only adds optional fields such as the sender, so a cut body is not an error.
-    """
+    """Returns the client's JSON body with optional fields; empty if missing or cut."""
     try:
         return parse_row(line.encode()) if line else {}
     except Reject:

@@ -1,4 +1,4 @@
-"""Splits a log into chunks and makes a part of each.
+"""Splits a log into chunks and converts each to a part.
 
 A part is `NUMBER.arrow` (sequences, `SCHEMA`) and `NUMBER.json` (counts and rejects). The JSON is
 written last and marks the part as finished; a rerun skips finished parts. A part depends only on
@@ -78,7 +78,7 @@ SCHEMA: pa.Schema = Features.from_arrow_schema(
 
 `session_kind` is one of `SESSION_KINDS`. `user` is a keyed digest of the user's id, else of the
 tenant; a session of kind `user` has the same digest. `time` is in Unix seconds, null if it was not
-logged. Other values that were not logged are empty text."""
+logged. Other values that were not logged are empty strings."""
 
 
 class Tally(Sums):
@@ -96,7 +96,8 @@ class Tally(Sums):
     models: Counter[str] = Field(default_factory=Counter)
     """Exchanges by model name, as logged."""
     prompt_tokens_against_usage: Counter[str] = Field(default_factory=Counter)
-    """Prompts without ids whose length is `equal` to the engine's count, or `different`."""
+    """Prompts without ids, by whether their length is `equal` to the engine's count or `different`.
+    """
     retokenized_against_usage: Counter[str] = Field(default_factory=Counter)
     """The same for retokenized completions."""
 
@@ -213,7 +214,7 @@ class Work:
 
 
 def chunks_of(records: Iterable[tuple[str, Record | Reject]]) -> Iterator[Chunk]:
-    """Groups records, each with the name of its format, into chunks."""
+    """Groups pairs of format name and record into chunks."""
     chunk: Chunk | None = None
     size = 0
     for name, item in records:
@@ -331,8 +332,8 @@ def make_parts(chunks: Iterable[Chunk], work: Work, workers: int) -> Iterator[in
             yield running.popleft().result()
     except BrokenProcessPool:
         raise OutriderError(
-            "a worker of the ingest was killed, most often because the machine ran out of memory; "
-            "rerun the command to continue with the unfinished parts"
+            "an ingest worker was killed, most likely because the machine ran out of memory; "
+            "rerun the command to resume"
         ) from None
     finally:
         pool.shutdown(cancel_futures=True)

@@ -4,10 +4,10 @@ Writes `sequences/` (an Arrow `datasets` table), `rejects.jsonl` (file, line, re
 customer text) and `summary.json` into one folder, each atomically, the summary last. They are
 readable only by their owner.
 
-The main process splits the log into chunks of records; workers, one per core, make a part of each
-(chunks.py). Parts are kept in `.parts/` until the table is assembled, with a digest of everything
-they depend on, so that a rerun after an interrupt makes only missing parts. Memory does not grow
-with the log.
+The main process splits the log into chunks of records; workers, one per core, turn each chunk into
+a part (chunks.py). Parts are kept in `.parts/` until the table is assembled, with a digest of
+everything they depend on, so that a rerun after an interruption makes only the missing parts.
+Memory use does not grow with the log.
 
     ingest(target_dir, TrafficConfig(path="logs/"), out_dir)["exchanges"]
 """
@@ -69,12 +69,12 @@ def ingest(
 ) -> dict[str, Any]:
     """Ingests `traffic.path` for the target in `target_dir`; returns the summary.
 
-    Ids of sequences begin with `prefix`. `workers` is the number of processes; 0 runs in this one.
-    Default: one per core, at most one for a small log. If `privacy` is on, findings are counted in
-    `privacy.json`. `is_slice`: the log is a slice of one that is still being written (log_tail.py),
-    so rows without their other half do not count as damage.
-    `rows_per_file`: maximum number of rows to read from each file. `problems`: a list that receives
-    errors that would stop a run, instead of raising them; a log without rows always raises.
+    Sequence ids begin with `prefix`. `workers` is the number of processes (0: none but this one;
+    default: one per core, at most one for a small log). If `privacy` is on, findings are counted in
+    `privacy.json`. With `is_slice`, the log is a slice of one that is still being written
+    (log_tail.py), so rows without their other half do not count as damage. `rows_per_file` limits
+    the rows to read from each file. `problems` is a list that receives errors that would stop a
+    run, instead of raising them; a log without rows always raises.
     """
     files = [dataclasses.replace(file, limit=rows_per_file) for file in log_files(traffic.path)]
     target_dir, out_dir = Path(target_dir), Path(out_dir)
@@ -204,18 +204,15 @@ def _workers(files: list[LogFile]) -> int:
     # One process is faster for a small log.
     if sum(file.size() for file in files) > 8 * 2**20:
         return len(os.sched_getaffinity(0))
-    # A worker does not import torch, so it starts in a third of the time that importing
-    # transformers takes here.
+    # A worker skips torch, so it starts in a third of the time that importing transformers takes
+    # in this process.
     return 0 if "transformers" in sys.modules else 1
 
 
 def check(
     tally: Tally, traffic: TrafficConfig, files: list[LogFile], rejects_path: Path | None = None
 ) -> None:
-    """Raises an `OutriderError` if a log cannot be trained on.
-
-    That is, if it has no usable rows, too many rejects, or several models.
-    """
+    """Raises an `OutriderError` if a log cannot be trained on."""
     where = files[0].name if len(files) == 1 else f"{len(files)} files, the first {files[0].name}"
     if not tally.rows:
         raise OutriderError(f"{where}: no rows; traffic.path must name a log with rows")
@@ -224,7 +221,7 @@ def check(
     counts += f"; each with its line in {rejects_path}" if rejects_path else ""
     if not tally.exchanges:
         raise OutriderError(
-            f"{where}: no usable row. {counts}; traffic.max_reject_fraction does not help here"
+            f"{where}: no usable row. {counts}; raising traffic.max_reject_fraction does not help"
         )
     damaged = sum(
         count for reason, count in tally.rejects.items() if reason not in ASIDE | LEFT_OUT
@@ -241,5 +238,5 @@ def check(
         models = ", ".join(f"{name} {count}" for name, count in logged)
         raise OutriderError(
             f"{where}: the exchanges come from {len(named)} models ({models}); a speculator is "
-            "trained for one. Choose it with traffic.model (several names of one model as a list)"
+            "trained for one. Set traffic.model to it (several names of one model as a list)"
         )

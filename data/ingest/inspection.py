@@ -1,7 +1,7 @@
 """Inspects a log without a run: summary, checks, split and advice.
 
-Readers, sequences and checks are those of the ingest, so a run would give the same result. It
-contains no customer text. Advice names the finding, its cost and the key that changes it.
+It uses the ingest's readers and checks, so a run would give the same result. The result contains no
+customer text. Advice names the finding, its cost and how to change it.
 
     inspect(target_dir, TrafficConfig(path="logs/"), SplitConfig(), scratch)["rejects"]
 """
@@ -25,7 +25,7 @@ from outrider.data.sequences import load_sequences
 from outrider.data.split.split import BEGAN_EARLIER, PARTS, SEEN, describe, divide
 
 SHOWN = 120
-"""Number of tokens shown at either end of a prompt and of a completion."""
+"""Number of tokens shown at each end of a prompt and of a completion."""
 
 
 def inspect(
@@ -99,8 +99,8 @@ def _split_advice(summary: Mapping[str, Any], split: SplitConfig) -> list[str]:
     exchanges = sum(summary[part]["sequences"] for part in PARTS)
     total = exchanges + sum(left_out.values())
     fixes = {
-        (BEGAN_EARLIER,): "sessions without a conversation id end after split.session_gap_minutes ="
-        f" {split.session_gap_minutes:g}: lower it, add times to the rows, or log the id of the"
+        (BEGAN_EARLIER,): "sessions without a conversation id end after a pause of"
+        f" {split.session_gap_minutes:g} minutes: add times to the rows, or log the id of the"
         " conversation, not a long-lived id, as session_id (docs/explanation/traffic.md)",
         tuple(SEEN.values()): "if these prompts are different work under one template, raise"
         f" split.near_duplicate_similarity = {split.near_duplicate_similarity:g}",
@@ -149,27 +149,27 @@ def _fidelity_advice(summary: Mapping[str, Any]) -> list[str]:
     advice.append(
         f"{retokenized:,} of {summary['exchanges']:,} exchanges have no token ids and are tokenized"
         f" again: {different:,} of the {counted:,} with a logged count differ in length from the"
-        " engine's count. Capture quarantines what is not on-policy (capture.min_on_policy). Exact"
-        " tokens: send `return_token_ids: true` with every request, from the client or the gateway;"
-        " vLLM then returns prompt_token_ids and token_ids in the response"
+        " engine's count. Capture quarantines off-policy sequences (capture.min_on_policy). To log"
+        " exact tokens, send `return_token_ids: true` with every request, from the client or the"
+        " gateway; vLLM then returns prompt_token_ids and token_ids in the response"
     )
     return advice
 
 
 def _sampling_advice(summary: Mapping[str, Any]) -> list[str]:
-    """Advises on responses that a grammar or another parameter shaped."""
+    """Advises on responses shaped by a grammar or another parameter."""
     counts = {name: n for name, n in summary["rejects"].items() if name in SAMPLED_OTHERWISE}
     total = sum(counts.values())
     if not total:
         return []
     named = ", ".join(f"{name} {count:,}" for name, count in counts.items())
     text = (
-        f"{total:,} of {total + summary['exchanges']:,} exchanges are set aside for how they were"
-        f" sampled ({named}): they are neither trained on nor measured, and the report"
+        f"{total:,} of {total + summary['exchanges']:,} exchanges are set aside because of how they"
+        f" were sampled ({named}): they are neither trained on nor measured, and the report"
         " covers only the others (docs/how-to/log-formats.md)"
     )
     if counts.keys() & {"min_p", "other_sampling"}:
-        text += ". vLLM refuses requests with min_p or logit_bias while it speculates"
+        text += ". vLLM rejects requests with min_p or logit_bias when it speculates"
     return [text]
 
 

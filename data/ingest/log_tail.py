@@ -7,15 +7,14 @@
 A slice is a folder of files that the ingest reads like any log. Files of lines are cut between
 lines; an incomplete last line is left for later. The position of such a file is a number of bytes,
 keyed by a digest of the file's first line. So a file keeps its position if log rotation renames or
-compresses it, and counts as new if it was truncated. If several files begin alike, such as a
-file and its compressed copy, the one with the most unread rows is read.
+compresses it, and counts as new if it was truncated. If several files have the same first line,
+such as a file and its compressed copy, the one with the most unread rows is read.
 
-The halves of some exchanges fall into different slices; the ingest leaves these out and counts them
-(`beyond_first`).
+Some exchanges have their halves in different slices; the ingest leaves them out and counts them as
+`beyond_first`.
 
-Compressed files are read once they have not changed for `SETTLED_S`. So are Parquet, Arrow and
-pickle files and JSON arrays, which are read whole, so that a slice may have more rows than
-requested.
+Compressed files are read after `SETTLED_S` without a change. So are Parquet, Arrow and pickle files
+and JSON arrays, which are read whole, so a slice may have more rows than requested.
 """
 
 import hashlib
@@ -37,7 +36,7 @@ SETTLED_S = 60.0
 """Seconds without a change after which a file counts as complete."""
 
 LONGEST_FIRST_LINE = 2**20
-"""Maximum bytes of the first line that identify a file."""
+"""Maximum number of bytes of the first line that identify a file."""
 
 Position = dict[str, int]
 """Uncompressed bytes read of each file of lines, and rows of each other file, by file key."""
@@ -50,7 +49,7 @@ class Unread:
     file: LogFile
     key: str
     start: int
-    """Bytes that were read before; 0 for a file that is read whole."""
+    """Number of bytes that were read before; 0 for a file that is read whole."""
     rows: int
     whole: bool = False
 
@@ -104,7 +103,7 @@ def cut(unread: Sequence[Unread], wanted: int, out_dir: Path, skipped: int = 0) 
 
 
 def end_of(unread: Sequence[Unread]) -> Position:
-    """Returns the position after all unread rows, to tail only later ones."""
+    """Returns the position after all unread rows, to tail only later rows."""
     position: Position = {}
     for each in unread:
         with _content(each.file, each.start) as content:
@@ -142,7 +141,7 @@ def _suffix(file: LogFile, whole: bool) -> str:
 
 
 def _settled(file: LogFile) -> bool:
-    """Whether a file is complete; only local files may still be written."""
+    """Whether a file is complete; only local files may still grow."""
     path = Path(file.path)
     return not path.is_file() or time.time() - path.stat().st_mtime >= SETTLED_S
 

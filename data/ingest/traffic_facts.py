@@ -13,7 +13,7 @@ LONGEST_NAME = 60
 
 
 def facts(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Returns the name and text of each fact that is not empty."""
+    """Returns the name and text of each non-empty fact."""
     sampling, sessions = summary["sampling"], summary["sessions"]
     counts = summary["retokenized_against_usage"]
     total = sum(summary["fidelity"].values())
@@ -33,8 +33,8 @@ def facts(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("fidelity", ", ".join(shares)),
         (
             "token counts",
-            f"{counts.get('equal', 0):,} of {sum(counts.values()):,} retokenized completions are"
-            " as long as the engine counted"
+            f"{counts.get('equal', 0):,} of {sum(counts.values()):,} retokenized completions have"
+            " the engine's token count"
             if counts
             else "",
         ),
@@ -44,9 +44,9 @@ def facts(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("time", _time(summary)),
         (
             "sessions",
-            f"{sessions['distinct']:,} logged, the longest of "
-            f"{counted(sessions['most_exchanges'], 'exchange')}; exchanges by "
-            f"{_counts(sessions.get('exchanges', {})) or 'unknown id'}",
+            f"{sessions['distinct']:,} logged, the longest with "
+            f"{counted(sessions['most_exchanges'], 'exchange')}; exchanges by kind of id: "
+            f"{_counts(sessions.get('exchanges', {})) or 'unknown'}",
         ),
         (
             "duplicates",
@@ -98,7 +98,7 @@ def _short(name: str) -> str:
     return name if len(name) <= LONGEST_NAME else f"{name[: LONGEST_NAME - 3]}..."
 
 
-# Escape sequences move the cursor and rename windows; direction marks reorder the text.
+# Escape sequences can move the cursor and rename windows; direction marks reorder text.
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 
 

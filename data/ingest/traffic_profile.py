@@ -1,7 +1,7 @@
 """Traffic profile: lengths, tenants, sampling, sessions, times and identical prompts, as counts.
 
-The table of an ingest is mapped into memory and read by column or in batches; about 40 bytes per
-row are kept, so that quantiles are exact. The profile holds no customer text.
+The ingest's table is memory-mapped and read by column or in batches; about 40 bytes per row are
+kept, so that quantiles are exact. The profile contains no customer text.
 
     profile(run / "traffic/sequences", target_dir)["lengths"]["completion"]["p90"]
 """

@@ -1,10 +1,10 @@
-"""On-policy check: every captured sequence is checked for being sampled from the target.
+"""On-policy check: tests whether captured sequences were sampled from the target.
 
-Exact replay and the training loss treat a logged response as a sample of the target. A wrong chat
+Exact replay and the training loss treat a logged response as a sample from the target. A wrong chat
 template, another model behind the endpoint, an unlogged temperature or edited text violate that
-silently: losses fall as usual, and the predicted acceptance is wrong. Capture has summed the
-target's scores of each logged token. Here every part and slice is judged (evidence.py), sequences
-below capture.min_on_policy are quarantined, and two lines report the result.
+silently: losses fall as usual, and the predicted acceptance is wrong. From the scores that capture
+has summed, every part and slice is judged (evidence.py), sequences below capture.min_on_policy are
+quarantined, and two lines report the result.
 
     check_traffic(run / "traffic/sequences", run / "split", run / "features", min_on_policy=0.95)
 
@@ -43,10 +43,10 @@ def check_traffic(
 ) -> dict[str, Any]:
     """Checks the captured sequences and prints two lines; returns the stage's result.
 
-    `streamed`: parts that are captured and checked while training runs.
+    `streamed` lists the parts that are captured and checked during training.
 
     Raises:
-        OutriderError: most of the traffic is off-policy.
+        OutriderError: If most of the traffic is off-policy.
     """
     parts = read_json(Path(split_dir) / "parts.json")
     parts = {name: value for name, value in parts.items() if name not in streamed}
@@ -70,7 +70,7 @@ def examine(
     slices: Slices,
     min_on_policy: float | None,
 ) -> dict[str, Any]:
-    """Judges every row of the table; writes the report and the quarantine; returns the report."""
+    """Judges all sequences; writes report and quarantine; returns the report."""
     evidence = Evidence.of(store, table)
     own_S = evidence.own_share()
     below_S = own_S < min_on_policy if min_on_policy is not None else np.zeros(len(evidence), bool)
@@ -111,7 +111,7 @@ def examine(
 
 
 def require(report: Mapping[str, Any]) -> None:
-    """Raises an `OutriderError` if most sequences are off-policy; the rest is unrepresentative."""
+    """Raises an `OutriderError` if most sequences are off-policy."""
     everything = report["all"]
     if everything["quarantined"] <= MOST_ASIDE * everything["sequences"]:
         return
@@ -125,7 +125,7 @@ def require(report: Mapping[str, Any]) -> None:
 
 
 def two_lines(report: Mapping[str, Any]) -> list[str]:
-    """Formats the result as two readable lines."""
+    """Formats the result as two lines for the terminal."""
     everything = report["all"]
     verdict, (low, high) = everything["verdict"], everything["expected_range"]
     answer = {True: "yes", False: "no", None: "too little text"}[verdict["own"]]
@@ -148,7 +148,7 @@ def two_lines(report: Mapping[str, Any]) -> list[str]:
 
 
 def groups_of(report: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
-    """Rows of a table: all sequences, parts, and dimensions with several slices."""
+    """Returns table rows: all sequences, parts, and dimensions with several slices."""
     rows = [("all", report["all"]), *report["parts"].items()]
     for dimension, names in report["slices"].items():
         if len(names) > 1:
@@ -159,8 +159,8 @@ def groups_of(report: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
 def _localised(verdict: dict[str, Any], slices: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """Names the off-policy slices if others of their dimension are on-policy.
 
-    The cause is that of the largest off-policy slice. Of several such dimensions, the one with the
-    fewest off-policy sequences is used.
+    The cause is taken from the largest off-policy slice. If several dimensions qualify, the one
+    with the fewest off-policy sequences is used.
     """
     confined = []
     for dimension, names in slices.items():
@@ -179,7 +179,7 @@ def write_quarantine(
 ) -> None:
     """Publishes the quarantined ids with their scores, readable by their owner only.
 
-    `not_captured` are the ids of sequences that were too long for the engine.
+    `not_captured` lists the sequences that were too long for the engine.
     """
     listed = {sequence_id: round(score, 4) for sequence_id, score in scores.items()}
     manifest = file_digest(Path(features_dir) / MANIFEST)
@@ -193,7 +193,7 @@ def load_parts(split_dir: Path, features_dir: Path) -> dict[str, Any]:
     """Reads parts.json without sequences that are quarantined or were not captured.
 
     Raises:
-        OutriderError: a part becomes empty.
+        OutriderError: If a part becomes empty.
     """
     parts = read_json(Path(split_dir) / "parts.json")
     quarantine = read_json(Path(features_dir) / QUARANTINE)

@@ -4,13 +4,13 @@ For a token sampled from the target, log p(x) minus its expectation has mean zer
 variance, whatever precedes it (serving/token_scores.py). That answers three questions about any
 group of sequences:
 
-- Is the mean log-probability that of sampling at the logged temperature? A z-score, per sequence
-  and per group.
-- How many tokens are unlikely under the target? One minus the excess over their expected share is a
-  sequence's `own_share`, the score for the quarantine. On nano R1 it separates completions of
-  other prompts from on-policy ones with an area under the curve of 1.000 (exact ids) and 0.997
-  (retokenized text). The mean log-probability comes close (0.993), but there a single odd token,
-  for example in a retokenized word, weighs as much as a foreign sentence.
+- Does the mean log-probability match sampling at the logged temperature? The answer is a z-score,
+  per sequence and per group.
+- How many tokens are unlikely under the target? One minus the excess over their expected share is
+  the `own_share` of a sequence, the score for the quarantine. On nano R1 it separates completions
+  of other prompts from on-policy ones with an area under the ROC curve of 1.000 (exact ids) and
+  0.997 (retokenized text). The mean log-probability has 0.993, but in it a single odd token, for
+  example in a retokenized word, weighs as much as a foreign sentence.
 - Which temperature fits best, by likelihood over a grid?
 
 `judge` names the likely cause of off-policy text. Each cause leaves a trace; some share a trace:
@@ -18,23 +18,22 @@ group of sequences:
 | cause | trace on nano R1 (temperature 0.6, top_p 0.95; on-policy in the last row) |
 |---|---|
 | tokens shifted, another vocabulary or language | 95 to 100 % of sure tokens (p > 0.999) differ |
-| another model's text, or answers to other prompts | 1.5 to 5 % of those; 4 to 5 % of all < 1e-4 |
-| another temperature than logged | no such tokens; none outside top_p at the best temperature |
+| another model's text, or answers to other prompts | 1.5 to 5 % of sure tokens, 4 to 5 % < 1e-4 |
+| another temperature than logged | none of these; none outside top_p at the best temperature |
 | wrong template, cut or shifted start | first 8 tokens lack 2.6 to 4 nats each, later ones < 0.1 |
-| retokenized text | retokenized only; 1 to 4 % of uncertain tokens outside top_p |
+| retokenized text | in retokenized text only; 1 to 4 % of uncertain tokens outside top_p |
 | edited | 0.82 of the missing log-probability in tokens < 1e-4; foreign text: half |
 | another revision, quantization, unlogged settings | 0.02 to 0.04 nats per token, few outliers |
 | on-policy | within 4 standard errors; 0.01 % outside top_p |
 
 Causes with the same trace are named together. Text that the target imitates perfectly, such as the
-output of the program that wrote nano R1's training texts, cannot be distinguished and does no harm.
+output of the program that wrote nano R1's training texts, cannot be distinguished and is harmless.
 
     evidence = Evidence.of(FeatureStore.open(features), table)
     evidence.own_share(), evidence.z(), evidence.fit_temperature(), evidence.summary()
     judge(evidence).text
 
-Shapes: S sequences, P the two parts of a completion (its first tokens, the rest), C columns of
-sums.
+Shapes: S sequences, P parts of a completion (first tokens, the rest), C columns of sums.
 """
 
 from dataclasses import dataclass
@@ -65,7 +64,7 @@ OFF_Z = -5.0
 """A sequence below this z is off-policy; by chance 1 in 3 million."""
 
 STRAY_SHARE = 0.003
-"""See `TemperatureFit.stray_share`."""
+"""Maximum `TemperatureFit.stray_share` if only the temperature differs."""
 
 LEAST_GAIN, LEAST_CHANGE, FEWEST_FITTED = 8.0, 0.05, 200
 """Minimum gain in log-likelihood, difference from the logged temperature, and number of uncertain
@@ -75,7 +74,7 @@ FEWEST_TOKENS = 200
 """Minimum number of completion tokens for a verdict."""
 
 MISSED_FOREIGN, MISSED_SCRAMBLED = 0.005, 0.5
-"""Of the positions where the target is sure, the share with another logged token."""
+"""Minimum share of sure positions with another logged token, for foreign and for scrambled text."""
 
 
 @dataclass(frozen=True)
@@ -210,7 +209,7 @@ class Evidence:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether a group of sequences is on-policy, and otherwise the likely cause."""
+    """Whether a group of sequences is on-policy, and the likely cause if not."""
 
     own: bool | None
     """None if there is too little text."""
@@ -219,9 +218,9 @@ class Verdict:
 
 
 def judge(evidence: Evidence) -> Verdict:
-    """Returns the first cause whose trace is present, most obvious first."""
+    """Judges a group; returns the first cause with a trace, most obvious first."""
     if evidence.total("tokens") < FEWEST_TOKENS:
-        text = f"fewer than {FEWEST_TOKENS} completion tokens are too few"
+        text = f"a verdict needs at least {FEWEST_TOKENS} completion tokens"
         return Verdict(None, "too_little", text)
     if is_own(evidence):
         return Verdict(True, "own", "as likely as the target's samples")
@@ -235,7 +234,7 @@ def judge(evidence: Evidence) -> Verdict:
 
 
 def is_own(evidence: Evidence) -> bool:
-    """Whether all evidence agrees with on-policy text."""
+    """Whether all evidence is consistent with on-policy text."""
     difference, z_S = abs(evidence.difference()), evidence.z()
     spread = z_S.std(ddof=1) if len(evidence) > 1 else 0.0
     return bool(
@@ -246,7 +245,7 @@ def is_own(evidence: Evidence) -> bool:
 
 
 def _cause(evidence: Evidence) -> tuple[str, str]:
-    """Name and text of the cause of off-policy text."""
+    """Returns name and description of the cause of off-policy text."""
     missed, fit = evidence.missed(REST), evidence.fit_temperature()
     rare = evidence.share("rare")
     if missed >= MISSED_SCRAMBLED:
@@ -259,8 +258,8 @@ def _cause(evidence: Evidence) -> tuple[str, str]:
     edited = (
         "edited",
         (
-            f"single places are unlikely ({rare:.2%} of the tokens below 1e-4) and the rest is "
-            "on-policy: text that was edited, redacted or assembled after generation"
+            f"isolated tokens are unlikely ({rare:.2%} are below 1e-4) and the rest is on-policy: "
+            "text that was edited, redacted or assembled after generation"
         ),
     )
     if missed >= MISSED_FOREIGN:
@@ -283,31 +282,32 @@ def _cause(evidence: Evidence) -> tuple[str, str]:
         # With top_p 1 every token is possible at any temperature, so another revision or
         # quantization looks like a higher temperature.
         return "temperature", (
-            f"sampled at a temperature of about {fit.best:g}, logged is "
-            f"{np.median(evidence.temperature_S):g} (with a top_p of 1, another revision or "
-            "quantization has the same trace)"
+            f"sampled at a temperature of about {fit.best:g}, but "
+            f"{np.median(evidence.temperature_S):g} was logged (with a top_p of 1, another "
+            "revision or quantization has the same trace)"
         )
     # Only the start is off: it lacks 0.3 nats per token, at least five times as many as the rest.
-    # Medians, because one or two completions that diverge later must not hide a common bad start.
+    # The rest may use the median: a few completions that diverge later must not hide a bad start.
     head = evidence.difference(HEAD)
     rest = max(evidence.difference(REST), evidence.typical_difference(REST))
     if head <= -0.3 and head <= 5.0 * min(rest, 0.0):
         return "template", (
-            f"the first tokens of the completions are unlikely ({head:.1f} nats a token), the rest "
-            f"are not ({rest:.2f}): the prompts were rendered with another chat template than the "
-            "engine's (such as without `<think>`), or the completions were cut or shifted at their "
-            "start"
+            f"the first tokens of the completions are unlikely ({head:.1f} nats per token), the "
+            f"rest are not ({rest:.2f}): the prompts were rendered with another chat template than "
+            "the engine's (such as without `<think>`), or the completions were cut or shifted at "
+            "their start"
         )
     if evidence.retokenized_S.mean() > 0.5:
         return "retokenized", (
             "the logged text retokenizes to other tokens than the target generated, or it was "
             "edited: log token ids (`return_token_ids`)"
         )
-    # Edits without differing sure tokens: the other tokens lack at most 0.1 nats each.
+    # Edits that left all sure tokens in place: the tokens not below 1e-4 lack at most 0.1 nats.
     if far_share >= 0.4 and missing * (1 - far_share) >= -0.1 * evidence.total("tokens"):
         return edited
     return "revision_or_settings", (
-        f"another mean log-probability than the target's samples ({evidence.difference():+.3f} "
-        "nats a token): another revision or quantization of the target wrote it, or sampling "
-        "settings are not logged (top_p, top_k, min_p, penalties)"
+        "the mean log-probability differs from the target's samples "
+        f"({evidence.difference():+.3f} nats per token): another revision or quantization of the "
+        "target wrote the text, or sampling settings were not logged (top_p, top_k, min_p, "
+        "penalties)"
     )

@@ -1,11 +1,10 @@
-"""Detects personal data: Presidio's recognizers, scored with the words before a value.
+"""Detects personal data with Presidio's recognizers and the words before a value.
 
 A value scores higher if one of the four words before it on its line names its kind ("phone",
-"telefon", or in Chinese); a telephone number also if it begins with + or is spelled (212) 555-0123.
-Other telephone numbers are not examined further: ten digits on a receipt are usually an order
-number.
+"telefon", or in Chinese); a telephone number also if it begins with + or is written (212) 555-0123.
+Other possible telephone numbers are ignored: ten digits on a receipt are usually an order number.
 
-Presidio's own analyzer needs a language model for this and compares all findings of a text with
+Presidio's own analyzer needs a language model for this and compares all findings in a text with
 each other. Here its recognizers run directly, on pieces of a text.
 
 Presidio's patterns end at word boundaries, and Python counts Chinese characters as word characters:
@@ -43,7 +42,7 @@ RESERVED_DOMAINS = (
 """Reserved domains (RFC 2606): not personal; surrogates use them."""
 
 PUBLIC_SUFFIXES = TLDExtract(suffix_list_urls=(), cache_dir=None)
-"""The bundled list; Presidio's own call downloads it and writes it to the home directory."""
+"""The bundled list of public suffixes; Presidio would download one to the home directory."""
 
 NATIONAL = {
     "AU_MEDICARE": "AuMedicareRecognizer",
@@ -91,7 +90,7 @@ CARDS = {
     "14 digits": r"3(?:0[0-5]|[689]\d)\d[- ]?\d{6}[- ]?\d{4}",
     "19 digits": r"(?:4\d{3}|62\d{2})(?:[- ]?\d{4}){3}[- ]?\d{3}",
 }
-"""Patterns by length. 13 digits that begin with 4, as on old Visa cards, are now EAN bar codes."""
+"""Patterns by length. 13 digits beginning with 4, as on old Visa cards, are now EAN bar codes."""
 
 PATTERNS = {
     "EMAIL_ADDRESS": {
@@ -99,7 +98,7 @@ PATTERNS = {
             rf"(?<![{LETTER}])[{LETTER}](?:[{LETTER}._%+\-]{{0,62}}[{LETTER}_%+\-])?{DOMAIN}",
             0.5,
         ),
-        # An apostrophe is part of O'Brien; if one also follows, the address is in quotes.
+        # An apostrophe may be part of a name (O'Brien); if one follows, the address is in quotes.
         "with an apostrophe": (
             rf"(?<![{LETTER}])[{LETTER}](?:[{LETTER}._%+\-']{{0,62}}[{LETTER}_%+\-])?{DOMAIN}(?!')",
             0.5,
@@ -174,11 +173,10 @@ VERSION = ("v", "ver", "version", "release", "build", "firmware", "section", "ch
 CONTEXT_CHARACTERS = 60
 
 PIECE, OVERLAP = 4000, 400
-"""Characters of a piece of text that Presidio reads at once, and of the overlap of pieces, so that
-no value is cut."""
+"""Characters that Presidio reads at a time, and the overlap, so that no value is cut."""
 
 PHONE_SCORE = 0.4
-"""Presidio's score for a valid number of some region; below privacy.min_score."""
+"""Presidio's score for a number that is valid in some region; below privacy.min_score."""
 BONUS = 0.35
 """Presidio's bonus for a context word."""
 NORTH_AMERICAN = re.compile(
@@ -244,7 +242,7 @@ class Finder:
         )
 
     def _phones(self, text: str, plain: str, before: str) -> Iterator[Found]:
-        """Finds and scores the numbers that can reach `min_score`, like Presidio's recognizer."""
+        """Finds the telephone numbers that can reach `min_score`, like Presidio."""
         for anchor in PHONE.finditer(plain) if self.regions else ():
             number = anchor[0]
             evident = number.startswith("+") or NORTH_AMERICAN.search(number) is not None
@@ -283,11 +281,11 @@ class Finder:
 
 
 def _base_score(kind: str, value: str, score: float) -> float:
-    """Returns Presidio's score of a value, or less for a common shape."""
+    """Returns Presidio's score of a value, or a lower one for common shapes."""
     if kind == "IP_ADDRESS" and re.fullmatch(r"\d(?:\.\d){3}", value):
         return 0.3  # 1.2.3.4 is usually a version or a section
     if kind in NATIONAL and not any(map(str.isalpha, value)):
-        return PHONE_SCORE  # one number in ten has the check digit by chance
+        return PHONE_SCORE  # one number in ten has a valid check digit by chance
     return score
 
 
@@ -326,10 +324,8 @@ def _words_before(text: str, place: int, before: str) -> list[str]:
 
 
 def _is_whole(text: str, one: Found) -> bool:
-    """Whether a value is not part of a longer number or word.
-
-    Some of Presidio's patterns have no boundaries.
-    """
+    """Whether a value is not part of a longer number or word."""
+    # Some of Presidio's patterns have no boundaries.
     digits_only = not any(map(str.isalpha, text[one.start : one.end]))
     glued = re.compile(r"\d" if digits_only else r"[A-Za-z0-9]")
     return not (
@@ -345,7 +341,7 @@ def _goes_on(text: str, start: int, end: int) -> bool:
 
 
 def recognizers(kinds: Sequence[str]) -> dict[str, PatternRecognizer]:
-    """Returns recognizers by kind, except telephone numbers, which `Finder` finds itself."""
+    """Returns recognizers by kind, except for telephone numbers (`Finder._phones`)."""
     # Otherwise Presidio logs texts that it could not validate.
     logging.getLogger("presidio-analyzer").addFilter(lambda record: False)
     found: dict[str, Any] = {}  # Any: mypy rejects replacing Presidio's methods

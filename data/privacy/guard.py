@@ -1,9 +1,9 @@
-"""Privacy guard that every exchange passes between its reader and the tokenizer.
+"""Privacy guard, applied to every exchange before it is tokenized.
 
-It counts personal data (`report`) or also replaces it in the prompt with surrogates (`surrogate`).
-A value gets the same surrogate in every spelling and throughout the log. A response that contains
+It counts personal data (`report`), or also replaces it in prompts with surrogates (`surrogate`). A
+value gets the same surrogate in every spelling and throughout the log. A response that contains
 such a value cannot be changed and trained on, since it would no longer be on-policy. The exchange
-is left out; with `regenerate` its response also gets surrogates and the target generates a new one
+is left out; with `regenerate`, its response also gets surrogates and the target generates a new one
 (regenerate.py). Logged prompt ids are dropped only if the prompt's text changed.
 
     guard = PrivacyGuard(config, key, decode=tokenizer.decode)       # one per process
@@ -40,7 +40,7 @@ LEFT_OUT = frozenset({REGENERATE, IDS_ONLY})
 
 METADATA = ("session", "user", "tenant", "route")
 Texts = list[tuple[str, str]]
-"""Pairs of the key before a text, and the text."""
+"""Pairs of a JSON key, empty if there is none, and the text under it."""
 
 
 class PrivacyTally(Sums):
@@ -79,7 +79,7 @@ class PrivacyTally(Sums):
 
     def line(self, config: PrivacyConfig) -> str:
         """Returns one line for the terminal."""
-        line = f"privacy: {self.with_any:,} of {self.exchanges:,} exchanges hold personal data, "
+        line = f"privacy: {self.with_any:,} of {self.exchanges:,} exchanges contain personal data, "
         line += f"{self.in_completion:,} in the response (traffic/{PRIVACY_FILE})"
         if config.mode == "surrogate":
             line += f"; replaced in {self.replaced:,}, {self.left_out.total():,} left out, "
@@ -140,7 +140,7 @@ class PrivacyGuard:
     ) -> Exchange:
         logged_as_text = exchange.messages is not None or exchange.prompt_text is not None
         if logged_as_text and exchange.prompt_token_ids is not None:
-            # Only the ids were searched so far, not the text that replaces them.
+            # So far only the ids were searched, not the text that replaces them.
             found.update(self._values(_texts(_prompt_of(exchange))))
         kinds: list[str] = list(self.config.entities)
         in_order = sorted(found, key=lambda value: (kinds.index(value[0]), value[1]))
@@ -159,13 +159,13 @@ class PrivacyGuard:
             if not self.config.regenerate:
                 kinds = sorted({kind for kind, _ in found})
                 self._leave_out(
-                    REGENERATE, f"the response holds personal data ({', '.join(kinds)})"
+                    REGENERATE, f"the response contains personal data ({', '.join(kinds)})"
                 )
             changes |= self._to_regenerate(exchange, substitute)
         if holds["prompt"]:
             if not logged_as_text:
                 self._leave_out(
-                    IDS_ONLY, "the prompt is logged as token ids alone and holds personal data"
+                    IDS_ONLY, "the prompt contains personal data and is logged only as token ids"
                 )
             changes |= {
                 "prompt_token_ids": None,
@@ -213,7 +213,7 @@ class PrivacyGuard:
 
 
 def privacy_key(config: PrivacyConfig, own: Path) -> bytes:
-    """Reads the key of surrogates and digests, or creates one at `own`."""
+    """Reads the key for surrogates and digests, or creates one at `own`."""
     path = own if config.key_file is None else Path(config.key_file).expanduser()
     if config.key_file is None and not own.exists():
         with publish(own) as temporary:
@@ -224,11 +224,11 @@ def privacy_key(config: PrivacyConfig, own: Path) -> bytes:
     except OSError as error:
         raise OutriderError(
             f"privacy.key_file = {config.key_file!r}: cannot be read ({error.strerror}); name a "
-            f"file with at least {KEY_BYTES} random bytes, or leave the key out to create one"
+            f"file with at least {KEY_BYTES} random bytes, or remove the key to create a file"
         ) from None
     if len(key) < KEY_BYTES:
         raise OutriderError(
-            f"{path}: {len(key)} bytes are too short for a key, whose surrogates could be guessed; "
+            f"{path}: {len(key)} bytes are too short for a key: surrogates could be guessed; "
             f"privacy.key_file needs at least {KEY_BYTES}, such as from `head -c 32 /dev/urandom`"
         )
     return key
@@ -239,7 +239,7 @@ def _prompt_of(exchange: Exchange) -> list[Any]:
 
 
 def _texts(value: Any) -> Texts:
-    """Lists a JSON value's texts, including integers and keys, with their keys."""
+    """Lists the strings, keys and long integers of a JSON value as `Texts`."""
     found: Texts = []
 
     def note(text: str, key: str) -> str:
@@ -251,7 +251,7 @@ def _texts(value: Any) -> Texts:
 
 
 def _mapped(value: Any, change: Callable[[str, str], str], key: str = "") -> Any:
-    """Changes keys, texts, and integers with a telephone or card number's length."""
+    """Changes keys, strings, and integers as long as telephone or card numbers."""
     if isinstance(value, dict):
         return {
             change(name, ""): _mapped(inner, change, f"{name}: ") for name, inner in value.items()

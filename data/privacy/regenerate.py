@@ -5,9 +5,9 @@ and marks the sequence, whose response is then off-policy. Before capture the ta
 prompts again, with the logged sampling settings and at most as many tokens as were logged, so that
 the sequence fits. The new response replaces the logged one: the engine's ids, fidelity exact.
 
-`regenerated.json` in the feature store is updated with the responses (ids without text, readable
-only by its owner) after each batch. So a resumed run repeats no finished batch, and its states
-belong to the stored responses.
+After each batch, `regenerated.json` in the feature store is updated with the responses (ids without
+text, readable only by its owner). So a resumed run repeats no finished batch, and its states belong
+to the stored responses.
 
     answers = regenerate(engine.answer, rows, features_dir, source, batch_tokens=65536)
     answers                  # {sequence id: completion ids}
@@ -28,7 +28,7 @@ from outrider.serving.engine import AskedRow, batches
 FILE = "regenerated.json"
 
 Answer = Callable[[Sequence[AskedRow]], list[list[int]]]
-"""`Engine.answer`, of one engine or of several."""
+"""`Engine.answer` of one or several engines."""
 
 
 def asked_rows(table: Dataset) -> list[AskedRow]:
@@ -57,8 +57,8 @@ def regenerate(
 ) -> dict[str, np.ndarray]:
     """Returns the target's response [T] int32 to each row, by id.
 
-    Responses to the same `source` are read from `out_dir`; missing ones are generated.
-    `batch_tokens` limits the prompt tokens of a batch; an interrupt loses at most one batch.
+    Responses for the same `source` are read from `out_dir`; missing ones are generated.
+    `batch_tokens` limits the prompt tokens of a batch; an interruption loses at most one batch.
     """
     path = Path(out_dir) / FILE
     found = read_json(path) if path.exists() else {}

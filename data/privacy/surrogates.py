@@ -1,4 +1,4 @@
-"""Surrogates: keyed replacements of personal values, with the same shape.
+"""Surrogates: keyed replacements for personal values, with the same shape.
 
 A value is first normalized, so that all its spellings are equal (`+1 212-736-5000` and `(212) 736
 5000` are one number). HMAC-SHA256 of the result under the key seeds the random surrogate. So the
@@ -8,9 +8,9 @@ area that is never issued. National numbers and Bitcoin addresses keep their sha
 digits. Cards, accounts and telephone numbers pass their checks; by chance they may belong to
 somebody, but not to the owner of the value.
 
-Faker cannot replace these generators: its national numbers depend on the current date, or (Spain,
-Thailand) on the global random state, so a value would get a different surrogate in the next run. It
-also does not keep the spelling of a value.
+Faker cannot replace these generators: its national numbers depend on the current date or (Spain,
+Thailand) on the global random state, so a value would get another surrogate in the next run. It
+also does not keep a value's spelling.
 
     surrogates = Surrogates(key, ["US", "DE"])
     both = surrogates.replacements([("PHONE_NUMBER", "(212) 736-5000"),
@@ -42,7 +42,7 @@ DOCUMENTATION_DOMAINS = ("example.com", "example.net", "example.org")
 
 @dataclasses.dataclass(frozen=True)
 class Value:
-    """A value that was found, with all its spellings."""
+    """A found value with all its spellings."""
 
     spellings: str
     """Pattern, without groups, that matches every spelling."""
@@ -77,14 +77,14 @@ class Replacements:
 
 
 class Surrogates:
-    """Makes surrogates under one key."""
+    """Creates surrogates with one key."""
 
     def __init__(self, key: bytes, phone_regions: list[str]):
         self.key = key
         self.regions = phone_regions
 
     def replacements(self, values: Iterable[tuple[str, str]]) -> Replacements:
-        """Returns the replacements of values, which are given as (kind, text)."""
+        """Returns the replacements for values, given as (kind, text)."""
         return Replacements(self.value(kind, text) for kind, text in values)
 
     def value(self, kind: str, text: str) -> Value:
@@ -211,7 +211,7 @@ def _is_phone(country: str, national: str) -> bool:
 
 
 def _national_number(text: str, regions: list[str]) -> tuple[str, str]:
-    """Returns country code and national digits; without country, all digits."""
+    """Returns country code and national digits; if no region fits, all digits."""
     main = re.split(r"(?i)\s*(?:,|;|x|ext|#)", text, maxsplit=1)[0]
     digits = "".join(filter(str.isdigit, main))
     for region in ["ZZ"] if text.lstrip("( ").startswith("+") else regions:

@@ -30,15 +30,15 @@ class SimilarPrompts:
         self.similarity = similarity
         self.boilerplate = _boilerplate(all_prompts)
         self._sets: list[frozenset[int]] = []
-        # Below the threshold, since MinHash with 128 permutations has an error of 0.03 at a
-        # similarity of 0.9. The index requires more than 0; below 0.01 all are candidates.
+        # The index's threshold is lower, since MinHash with 128 permutations has an error of 0.03
+        # at a similarity of 0.9. It must be above 0; at 0.01 all prompts are candidates.
         self._index = MinHashLSH(threshold=max(similarity - 0.1, 0.01), num_perm=PERMUTATIONS)
         for shingles in dict.fromkeys(map(self._shingles, prompts)):
             self._index.insert(len(self._sets), _minhash(shingles))
             self._sets.append(shingles)
 
     def holds(self, prompt: str) -> bool:
-        """Whether the index contains a prompt of at least the threshold's similarity."""
+        """Whether the index has a prompt at least as similar as the threshold."""
         shingles = self._shingles(prompt)
         return any(
             jaccard(shingles, self._sets[candidate]) >= self.similarity
@@ -51,7 +51,7 @@ class SimilarPrompts:
 
 
 def shingles_of(prompt: str) -> frozenset[int]:
-    """Hashes of the word 5-grams, ignoring case and punctuation."""
+    """Returns hashes of the word 5-grams, ignoring case and punctuation."""
     words = re.findall(r"\w+", prompt.lower())
     grams = (
         " ".join(words[start : start + WORDS]) for start in range(max(len(words) - WORDS + 1, 1))
@@ -67,7 +67,7 @@ def jaccard(left: frozenset[int], right: frozenset[int]) -> float:
 
 
 def _boilerplate(prompts: Sequence[str]) -> frozenset[int]:
-    """Finds the shingles of over half of the prompts or a sample."""
+    """Returns the shingles that occur in over half of a sample of prompts."""
     rows = random.Random(0).sample(range(len(prompts)), min(len(prompts), 2000))
     chosen = [prompts[row] for row in sorted(rows)]
     counts = Counter(itertools.chain.from_iterable(map(shingles_of, chosen)))

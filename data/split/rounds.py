@@ -1,4 +1,4 @@
-"""Chooses the sequences of a training round and of its gate.
+"""Chooses the sequences for a training round and its gate.
 
     chosen = choose_sequences(newer, older, most=2000, older_share=0.3, seed=4, owners=owners)
     parts = training_parts(table, validation_fraction=0.1, gap_minutes=30)
@@ -6,8 +6,8 @@
 
 A round trains on the newest traffic, mixed with a sample of older traffic to prevent forgetting. No
 round trains on the held-back sessions: the checkpoint is chosen on them, and those of older traffic
-show forgetting. The gate measures on even later traffic, without sessions that were trained on and
-without prompts that are near-identical to trained ones.
+show forgetting. The gate measures on even later traffic, without sessions that were trained on or
+prompts that are near-identical to trained ones.
 """
 
 import hashlib
@@ -34,9 +34,9 @@ def choose_sequences(
 ) -> list[str]:
     """Chooses up to `most` ids: sampled `older` ones, then the latest `newer`.
 
-    Both are in order of time. At most `older_share` of the result is older; newer ids fill the
-    rest. `owners` maps each id to its tenant or user, empty if none was logged. One owner exceeds
-    half of the result only if the others have too few ids.
+    Both are ordered by time. At most `older_share` of the result is older; newer ids fill the rest.
+    `owners` maps each id to its tenant or user, empty if none was logged. One owner exceeds half of
+    the result only if the others have too few ids.
     """
     count = min(most, round(len(newer) / (1 - older_share)))
     sample = min(round(older_share * count), len(older))
@@ -47,7 +47,7 @@ def choose_sequences(
 
 
 def _shared_out(names: Sequence[str], count: int, owners: Mapping[str, str]) -> set[str]:
-    """The first `count` names; an owner's names beyond its share come last."""
+    """Returns `count` names; an owner's names beyond its share come last."""
     limit = math.ceil(min(count, len(names)) / 2)
     taken: Counter[str] = Counter()
     first: list[str] = []
@@ -101,12 +101,12 @@ def training_parts(
 
 @dataclass(frozen=True)
 class Unseen:
-    """Sequences that the gate of a round may use."""
+    """Sequences that a round's gate may use."""
 
     sessions: dict[str, str]
     """The session of each sequence, in log order."""
     left_out: dict[str, int]
-    """Reason -> number of sequences."""
+    """Number of sequences by reason."""
 
 
 def unseen(trained: Dataset, newest: Dataset, gap_minutes: float, similarity: float) -> Unseen:
@@ -114,8 +114,8 @@ def unseen(trained: Dataset, newest: Dataset, gap_minutes: float, similarity: fl
     table = concatenate_datasets([trained, newest])
     sessions = session_names(table, log_order(table["time"]), gap_minutes)
     begun = set(sessions[: len(trained)])
-    # Boilerplate is taken from the newest traffic only: after a shift, few trained prompts have its
-    # template, which would not be ignored and would make all of its prompts look alike.
+    # Boilerplate is taken from the newest traffic only: after a shift, few trained prompts have the
+    # new template, so it would not count as boilerplate and all new prompts would look alike.
     similar = SimilarPrompts(trained["prompt_text"], similarity, newest["prompt_text"])
     kept: dict[str, str] = {}
     left_out: Counter[str] = Counter()

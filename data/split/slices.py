@@ -1,10 +1,9 @@
-"""Slices: groups of the traffic by which every table is broken down.
+"""Slices: groups of the traffic that every table is broken down by.
 
 A dimension is a logged field (tenant, route), the fidelity of the tokens, the sampling settings, or
-the prompt template. Each name in a dimension maps to the ids of its sequences.
-
-A template is the sequence of first words that many prompts share. Templates are numbered by size
-rather than named, since their words are customer text.
+the prompt template. Each name in a dimension maps to the ids of its sequences. A template is the
+first words that many prompts share; templates are numbered by size rather than named, since their
+words are customer text.
 
     slices = name_slices(load_sequences(sequences_dir))
     slices                                   # {"tenant": {"acme": [ids]}, "template": {...}}
@@ -22,13 +21,13 @@ from outrider.common.files import read_json, write_json
 
 FILE = "slices.json"
 Slices = dict[str, dict[str, list[str]]]
-"""dimension -> name -> sequence ids"""
+"""Sequence ids by dimension and name."""
 
 
 def name_slices(table: Dataset) -> Slices:
-    """Assigns every sequence to a slice of each dimension; names are sorted by size.
+    """Assigns every sequence to a slice of each dimension, largest slices first.
 
-    A dimension has at most 20 names; all other sequences form the slice `others`.
+    The 20 most frequent names of a dimension have slices; the rest form the slice `others`.
     """
     ids = table["sequence_id"][:]
     unchanged = ("tenant", "route", "fidelity")
@@ -64,7 +63,7 @@ def load_slices(split_dir: Path) -> Slices:
 def name_templates(prompts: Sequence[str]) -> list[str]:
     """Returns `template 1`, `template 2`, ... (by size) or `no template` for each prompt.
 
-    Prompts of a template share their first 12 words; it has at least 5 prompts and 2 % of all.
+    A template has at least 5 prompts, and 2 % of all, with the same first 12 words.
     """
     beginnings = [tuple(re.findall(r"\w+", prompt[:2000])[:12]) for prompt in prompts]
     least = max(0.02 * len(prompts), 5)

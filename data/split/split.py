@@ -49,9 +49,9 @@ def split(
     """Writes and returns `parts.json`.
 
     It contains the ids of each part in order of time, `left_out` {id: reason}, `summary`, and
-    `sessions` {id: session} for sessions that begin after a pause of the logged session.
-    `general_dir` is the table of general traffic (`add_general`). The slices of the whole
-    traffic are written to slices.json in the same folder.
+    `sessions` {id: session} for sessions that begin after a pause in the logged session. The slices
+    of the whole traffic are written to slices.json in the same folder. `general_dir` is the table
+    of general traffic (`add_general`).
     """
     table = load_sequences(sequences_dir)
     divided = divide(table, split)
@@ -76,18 +76,18 @@ def split(
 
 
 def ids_of(parts: Mapping[str, Any]) -> list[str]:
-    """Ids of all parts: the sequences that are captured and checked."""
+    """Returns the ids of all parts: the sequences that are captured and checked."""
     return [name for part in (*PARTS, GENERAL) for name in parts.get(part, ())]
 
 
 @dataclass(frozen=True)
 class Divided:
-    """A division of a table's rows."""
+    """A table's rows, divided into parts."""
 
     parts: dict[str, list[int]]
     """Rows of each part, in order of time."""
     left_out: dict[int, str]
-    """Reason why each other row is in no part."""
+    """Reason why each of the other rows is in no part."""
     sessions: list[str]
     """The session of every row."""
 
@@ -123,9 +123,8 @@ def divide(table: Dataset, split: SplitConfig, drop_seen: bool = True) -> Divide
             )
             raise OutriderError(
                 f"nothing is left for the {part} part ({len(times)} sequences; left out: "
-                f"{reasons or 'none'}). Give more traffic with times and sessions, lower "
-                "split.session_gap_minutes (sessions without a conversation id), change "
-                "split.validation_fraction or split.heldout_fraction, or raise "
+                f"{reasons or 'none'}). Provide more traffic with times and conversation ids, "
+                "change split.validation_fraction or split.heldout_fraction, or raise "
                 "split.near_duplicate_similarity"
             )
     return Divided(parts, left_out, sessions)
@@ -140,7 +139,7 @@ def _by_time(
     starts = list(first_times.values())  # one per session, in order of time
     if len(starts) < len(PARTS):
         raise OutriderError(
-            f"the traffic holds {len(starts)} sessions; a split needs at least {len(PARTS)}"
+            f"the traffic has {len(starts)} sessions; a split needs at least {len(PARTS)}"
         )
     heldout = max(round(len(starts) * split.heldout_fraction), 1)
     validation = max(round(len(starts) * split.validation_fraction), 1)
@@ -171,7 +170,7 @@ def _sample(
 
 
 def describe(table: Dataset, divided: Divided) -> dict[str, Any]:
-    """Counts sequences, sessions and tokens, with the times of each part and the rows left out."""
+    """Returns the counts and times of each part, and the reasons for left-out rows."""
     parts, left_out, sessions = divided.parts, divided.left_out, divided.sessions
     starts, times = table["completion_start"][:], table["time"][:]
     lengths = [len(ids) for ids in table["token_ids"]]
@@ -228,9 +227,9 @@ def add_general(
     measured = [row for row in heldout if not seen.holds(prompts[row])]
     if not measured:
         raise OutriderError(
-            f"traffic.general: of its {len(ids)} sequences none is left to measure on: all of the "
-            "latest are near-identical to training prompts; give more or other general traffic, or "
-            "leave traffic.general out"
+            f"traffic.general: none of its {len(ids)} sequences is left to measure on: the latest "
+            "are all near-identical to training prompts; provide more or other general traffic, or "
+            "remove traffic.general"
         )
     parts["train"] = [*parts["train"], *(ids[row] for row in sorted(chosen))]
     parts[GENERAL] = [ids[row] for row in measured]

@@ -1,7 +1,7 @@
 """Renders a conversation with the target's chat template, as the engine did.
 
-Engines change a request's messages before they render them. vLLM 0.32 (renderers/chat_utils.py and
-hf.py) keeps the keys it knows, turns missing content into an empty text and a tool call's arguments
+Engines change a request's messages before rendering them. vLLM 0.32 (renderers/chat_utils.py and
+hf.py) keeps only known keys, turns missing content into an empty string and a tool call's arguments
 into an object, and renames `developer` to `system` for templates that do not support it. SGLang
 does the same. `as_the_engine_reads` reproduces this.
 
@@ -20,7 +20,7 @@ from outrider.data.exchange import Reject
 def render(tokenizer: Any, messages: list[dict[str, Any]], arguments: dict[str, Any]) -> str:
     """Renders the prompt; raises a `Reject` if the template refuses the conversation."""
     generation = {"add_generation_prompt": not arguments.get("continue_final_message")}
-    # Errors of templates on conversations that they were not written for.
+    # Templates raise these on conversations that they do not support.
     refusals = (TypeError, ValueError, LookupError, AttributeError, RecursionError)
     try:
         template = tokenizer.get_chat_template(tools=arguments.get("tools"))
@@ -28,14 +28,14 @@ def render(tokenizer: Any, messages: list[dict[str, Any]], arguments: dict[str, 
         read = as_the_engine_reads(messages, knows_developer)
         return tokenizer.apply_chat_template(read, tokenize=False, **generation | arguments)
     except (jinja2.TemplateError, *refusals) as error:
-        # The error's text may quote the customer.
+        # The error's message may quote customer text.
         raise Reject("template_refuses", type(error).__name__) from None
 
 
 def as_the_engine_reads(
     messages: list[dict[str, Any]], knows_developer: bool = False
 ) -> list[dict[str, Any]]:
-    """Returns messages, whose contents are text, as vLLM passes them to templates."""
+    """Returns messages with text contents as vLLM passes them to templates."""
     read = [_read(message) for message in messages]
     if knows_developer or not any(message["role"] == "developer" for message in read):
         return read

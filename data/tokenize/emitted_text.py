@@ -1,13 +1,12 @@
-"""Reconstructs the text that the engine emitted from a logged response.
+"""Reconstructs the engine's output text from a logged response.
 
 R1's template opens `<think>\\n`; the reasoning follows, then `\\n</think>\\n\\n` and the content.
-vLLM's parser for R1 cuts at `</think>` and keeps every character on both sides (reasoning "abc\\n",
-content "\\n\\nans"); others strip white space there. A side that has it is used unchanged; a
-stripped one gets R1's white space. If several readings are possible and the engine's token count
-was logged, the count decides.
+vLLM's parser for R1 splits at `</think>` and keeps all whitespace (reasoning "abc\\n", content
+"\\n\\nans"); others strip it. A side with whitespace is used unchanged; a stripped side gets R1's.
+If several readings are possible and the engine's token count was logged, the count decides.
 
     texts, only_if_counted = readings(exchange, "thinking")
-    endings(exchange)        # [("", True)]: nothing after the text but the end token
+    endings(exchange)        # [("", True)]: the text, then only the EOS token
 """
 
 from typing import Literal
@@ -51,7 +50,7 @@ def readings(exchange: Exchange, opening: Opening) -> tuple[list[str], bool]:
             cut_while_thinking = exchange.finish_reason == "length"
             closed = _close(reasoning)
             return ([reasoning, closed] if cut_while_thinking else [closed, reasoning]), False
-        # The two are equal if both sides have kept their white space.
+        # The two are equal if both sides have kept their whitespace.
         return [
             *dict.fromkeys((_close(reasoning) + _open(content), reasoning + END_THINK + content))
         ], False
@@ -70,7 +69,7 @@ def readings(exchange: Exchange, opening: Opening) -> tuple[list[str], bool]:
 
 
 def endings(exchange: Exchange) -> list[tuple[str, bool]]:
-    """Returns possible endings (stop string, has end token), most likely first.
+    """Returns possible endings (stop string, has EOS token), most likely first.
 
     Logged texts lack the stop string. If the request has stop strings and the log does not record
     how the response ended, only a token count can decide; without a count, nothing is appended.

@@ -18,7 +18,7 @@ from outrider.data.tokenize.chat_template import render
 from outrider.data.tokenize.emitted_text import END_THINK, THINK, endings, opening_of, readings
 
 OPENED = f"{THINK}\n"
-"""End of R1's template, after which the response begins with reasoning."""
+"""End of a prompt from R1's template; the response begins with reasoning."""
 
 NEUTRAL = {
     "temperature": 1.0,
@@ -42,9 +42,8 @@ class TokenSequence:
     token_ids: list[int]
     completion_start: int
     fidelity: str
-    """`exact`: the engine's ids. `retokenized`: rendered and tokenized again. `regenerate`: the
-    completion is not the target's; the target generates a new one before training (regenerate.py).
-    """
+    """`exact`: the engine's ids. `retokenized`: rendered and tokenized again. `regenerate`: not the
+    target's completion; the target generates a new one before training (regenerate.py)."""
     prompt_text: str
     """The prompt as the engine read it, special tokens as text."""
     temperature: float
@@ -117,7 +116,7 @@ class SequenceBuilder:
             raise Reject("empty_response" if prompt_ids else "empty_prompt")
         length = len(prompt_ids) + len(completion_ids)
         if length > self.longest:
-            raise Reject("longer_than_target", f"{length} tokens, the target takes {self.longest}")
+            raise Reject("longer_than_target", f"{length} tokens, the limit is {self.longest}")
         temperature, top_p, top_k = self._sampling(exchange)
         counted, counted_before = exchange.completion_tokens, exchange.prompt_tokens
         return TokenSequence(
@@ -138,8 +137,8 @@ class SequenceBuilder:
         """Returns temperature, top_p and top_k of the request.
 
         Exact replay, the on-policy check and the teacher support these. Any other parameter that
-        changes the distribution raises a `Reject`, including those that vLLM refuses under
-        speculation (min_p, logit_bias).
+        changes the distribution raises a `Reject`, including those that vLLM rejects when it
+        speculates (min_p, logit_bias).
         """
         if exchange.constraint is not None:
             raise Reject(exchange.constraint)
@@ -160,8 +159,8 @@ class SequenceBuilder:
     def _prompt(self, exchange: Exchange) -> tuple[list[int], str]:
         """Returns ids and text of a prompt without logged ids.
 
-        The engine and this tokenizer encode a text in the same way, so the logged count shows
-        whether the endpoint's template opens `<think>`. R1's first templates did not.
+        The engine and this tokenizer encode text identically, so the logged count shows whether the
+        endpoint's template opens `<think>`. R1's first templates did not.
         """
         if exchange.messages is None:
             if exchange.prompt_text is None:
@@ -188,10 +187,10 @@ class SequenceBuilder:
         return text
 
     def retokenize(self, exchange: Exchange, prompt_text: str) -> list[int]:
-        """Returns the tokens of the completion's text, including its end token."""
+        """Returns the tokens of the completion's text, including the EOS token."""
         if exchange.tool_calls:
             raise Reject(
-                "tool_calls_without_ids", "how the model wrote them is not logged: return_token_ids"
+                "tool_calls_without_ids", "their original text is not logged: use return_token_ids"
             )
         if exchange.reasoning is None and exchange.content is None:
             raise Reject("empty_response")
@@ -209,19 +208,19 @@ class SequenceBuilder:
         if only_if_counted:
             raise Reject(
                 "reasoning_missing",
-                "the template opens <think>, the response has neither reasoning nor </think>",
+                "the template opens <think>, but the response has neither reasoning nor </think>",
             )
-        # No reading has the logged count: the target emitted one of the texts in other tokens. The
-        # reading with the nearest count is wrong more often than right.
+        # No reading has the logged count, so the target emitted one of the texts as other tokens.
+        # The reading with the nearest count would be wrong more often than right.
         return likeliest or []
 
     def _encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
-        # It computes no offsets, so it is a third faster than `encode`.
+        # Faster than `encode` by a third, since it computes no offsets.
         return self._encoder.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
 
     def _check_vocabulary(self, token_ids: list[int]) -> None:
         if max(token_ids, default=0) >= self.vocabulary or min(token_ids, default=0) < 0:
             raise Reject(
                 "token_out_of_vocabulary",
-                f"id {max(token_ids)}, the target has {self.vocabulary}: another model's log?",
+                f"id {max(token_ids)}, but the target has {self.vocabulary}: another model's log?",
             )

@@ -50,7 +50,7 @@ def workplace(tmp_path_factory, nano_r1) -> Path:
         (
             ["--recipe", "mine.yaml", "privacy.regenerate=true"],
             [
-                "privacy.regenerate = true has nothing to regenerate under privacy.mode = 'off'; "
+                "privacy.regenerate = true has nothing to regenerate with privacy.mode = 'off'; "
                 "set privacy.mode: surrogate"
             ],
         ),

@@ -215,7 +215,7 @@ def renamed(one, other):
 )
 def test_wrong_streams_stop_the_capture(wrong):
     check = layer_check(LayerEngine(wrong), SAMPLE, SPEC, norm, LAYERS)
-    with pytest.raises(OutriderError, match="counts layers in another way"):
+    with pytest.raises(OutriderError, match="counts layers differently"):
         require_layer_check(check)
 
 

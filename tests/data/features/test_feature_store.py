@@ -79,14 +79,14 @@ def test_damage_and_versions_are_told_apart(tmp_path):
     shard = tmp_path / "features" / "shard-00000.safetensors"
     content = shard.read_bytes()
     shard.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-    with pytest.raises(OutriderError, match="bytes changed since capture"):
+    with pytest.raises(OutriderError, match="bytes have changed since capture"):
         FeatureStore.open(tmp_path / "features").verify()
     shard.write_bytes(content[:-1])
     with pytest.raises(OutriderError, match="the manifest lists"):
         FeatureStore.open(tmp_path / "features")
     manifest = tmp_path / "features" / "manifest.json"
     manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "version": 99}))
-    with pytest.raises(OutriderError, match="version 99, this program reads 4"):
+    with pytest.raises(OutriderError, match="version 99, but this program reads 4"):
         FeatureStore.open(tmp_path / "features")
     with pytest.raises(OutriderError, match="no feature store"):
         FeatureStore.open(tmp_path / "elsewhere")

@@ -75,7 +75,7 @@ def test_training_ends_with_the_same_bits_when_a_capture_node_dies(tmp_path: Pat
             store=corpus.features_dir,
         )
         with (
-            pytest.raises(OutriderError, match=r"in_flight_gb: each of 1 training processes has"),
+            pytest.raises(OutriderError, match=r"in_flight_gb: the share of each of 1 training"),
             streaming(streamed, 1, tmp_path / "stream", ReplayedReplica),
         ):
             pass

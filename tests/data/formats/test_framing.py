@@ -97,7 +97,7 @@ def test_compressed_files_and_their_damage(tmp_path):
             content[:40] + b"\0\0\0\0" + content[44:],
         ):
             with pytest.raises(
-                OutriderError, match=rf"log.jsonl{suffix}: damaged or cut-off (gzip|zstd)"
+                OutriderError, match=rf"log.jsonl{suffix}: damaged or truncated (gzip|zstd)"
             ):
                 list(rows(file_of(tmp_path, damaged, f"log.jsonl{suffix}")))
 

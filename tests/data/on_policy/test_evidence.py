@@ -119,7 +119,7 @@ def replaced(toy, where_N):
 CASES = {
     "scrambled": (shifted, {}, "scrambled", "shifted by one"),
     "foreign": (another_model, {}, "foreign", "another model wrote the text"),
-    "edited": (lambda toy: replaced(toy, toy.some(0.02)), {}, "edited", "single places are unl"),
+    "edited": (lambda toy: replaced(toy, toy.some(0.02)), {}, "edited", "isolated tokens are unl"),
     "colder": (lambda toy: toy.drawn(0.3), {}, "temperature", "about 0.3, logged is 0.6"),
     "hotter": (lambda toy: toy.drawn(1.0), {}, "temperature", "about 1, logged is 0.6"),
     "hotter without top_p": (
@@ -141,7 +141,7 @@ CASES = {
         lambda toy: toy.drawn(0.6, 1.0),
         {"top_p": 0.8},
         "revision_or_settings",
-        "sampling settings are not logged",
+        "sampling settings were not logged",
     ),
 }
 """The text, how it was logged, its cause and words of the verdict."""
