@@ -146,10 +146,8 @@ class FeatureWriter:
                 path.unlink()
         (self.directory / MANIFEST).unlink(missing_ok=True)
         self.directory.chmod(0o700)
-        self._write_private(
-            journal,
-            "".join(json.dumps(line) + "\n" for line in [self.header, *self.shards]).encode(),
-        )
+        kept = "".join(json.dumps(line) + "\n" for line in [self.header, *self.shards])
+        self._write_private(journal, kept.encode())
 
     def _write_shard(self) -> None:
         """Writes the pending sequences as a shard."""

@@ -34,11 +34,8 @@ def recognizes(sample: Sample) -> bool:
 
 
 def _ends_with_answer(messages: list[Any]) -> bool:
-    return (
-        bool(messages)
-        and isinstance(messages[-1], dict)
-        and messages[-1].get("role") == "assistant"
-    )
+    last = messages[-1] if messages else None
+    return isinstance(last, dict) and last.get("role") == "assistant"
 
 
 def parse(record: Record) -> list[Exchange | Reject]:

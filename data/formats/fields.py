@@ -18,6 +18,9 @@ from outrider.data.formats.rows import decode, kind_of
 LARGEST = 1e300
 """Larger numbers are rejected, so that sums stay finite."""
 
+LAST_SECOND = 1e11
+"""Larger Unix times are in milliseconds; as seconds, they would be after the year 5000."""
+
 
 def take(holder: dict[str, Any], key: str, kind: type | tuple[type, ...], where: str) -> Any:
     """Returns `holder[key]`, or None if it is missing or null.
@@ -59,13 +62,12 @@ def take_ids(holder: dict[str, Any], key: str, where: str) -> list[int] | None:
 def take_time(holder: dict[str, Any], key: str, where: str) -> float | None:
     """Returns Unix seconds, or None.
 
-    The value is a number (milliseconds if it is too large for seconds), ISO 8601 text, or a table's
-    timestamp.
+    The value is a number of seconds or milliseconds, ISO 8601 text, or a table's timestamp.
     """
     value = holder.get(key)
     if not isinstance(value, str | datetime):
         seconds = take_number(holder, key, where)
-        return seconds / 1000 if seconds is not None and seconds > 1e11 else seconds
+        return seconds / 1000 if seconds is not None and seconds > LAST_SECOND else seconds
     try:
         moment = datetime.fromisoformat(value) if isinstance(value, str) else value
     except ValueError:
@@ -138,12 +140,10 @@ def mapping(holder: dict[str, Any], key: str, where: str) -> dict[str, Any]:
 def number(holder: dict[str, Any], key: str) -> float | None:
     """Returns a number, also from text; None for anything else, even `"Infinity"`."""
     value = holder.get(key)
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        return None
     try:
-        value = (
-            float(value)
-            if isinstance(value, str | int | float) and not isinstance(value, bool)
-            else None
-        )
+        value = float(value)
     except (ValueError, OverflowError):
         return None
-    return value if value is not None and abs(value) < LARGEST else None
+    return value if abs(value) < LARGEST else None

@@ -21,6 +21,9 @@ from outrider.data.exchange import Place, Record, Reject
 from outrider.data.formats.rows import Row, rows
 from outrider.data.formats.sources import LONGEST_LINE, LogFile
 
+ROW_OVERHEAD = 200
+"""Memory that a row takes in addition to its content, in bytes."""
+
 
 class Member(NamedTuple):
     """One of the rows with the same id."""
@@ -62,7 +65,7 @@ def joined_records(
             "SELECT key, MIN(rowid) AS first, COUNT(*), SUM(LENGTH(row)) FROM rows GROUP BY key"
             " ORDER BY first"
         ):
-            is_large = size + 200 * count > LONGEST_LINE  # 200: a row's overhead in memory
+            is_large = size + ROW_OVERHEAD * count > LONGEST_LINE
             found = database.execute(
                 "SELECT side, file, line, row FROM rows WHERE "
                 + ("rowid = ?" if is_large else "key = ? ORDER BY rowid"),

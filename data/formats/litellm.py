@@ -65,8 +65,8 @@ def parse(record: Record) -> list[Exchange | Reject]:
         "messages": messages,
         "metadata": client,
         "model": row.get("model"),
+        "user": first(parameters.get("user"), row.get("end_user") or None),
     }
-    request["user"] = first(parameters.get("user"), row.get("end_user") or None)
     return exchanges(
         request,
         {"usage": usage, **response},
@@ -82,8 +82,6 @@ def _is_redacted(value: Any) -> bool:
     if isinstance(value, dict):
         keys = ("content", "text", "message", "reasoning_content", "choices")
         value = [value.get(key) for key in keys]
-    return (
-        any(map(_is_redacted, value[:100]))
-        if isinstance(value, list)
-        else value == "redacted-by-litellm"
-    )
+    if isinstance(value, list):
+        return any(map(_is_redacted, value[:100]))
+    return value == "redacted-by-litellm"

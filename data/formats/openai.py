@@ -97,14 +97,13 @@ def exchanges(
         if not messages:
             raise Reject("no_messages")
         messages = [_plain(each, f"request.messages[{at}]") for at, each in enumerate(messages)]
+    # The engine reports one count for all choices together.
+    counted = take(usage, "completion_tokens", int, "usage") if len(choices) == 1 else None
     shared = {
         "place": place,
         "messages": messages,
         "template_arguments": template_arguments(request),
-        # The engine reports one count for all choices together.
-        "completion_tokens": take(usage, "completion_tokens", int, "usage")
-        if len(choices) == 1
-        else None,
+        "completion_tokens": counted,
         "prompt_tokens": take(usage, "prompt_tokens", int, "usage"),
         "model": take_text(response, "model", "response") or take_text(request, "model", "request"),
         "session": take_text(metadata, "session_id", "metadata") or session,
@@ -203,11 +202,8 @@ def _plain(message: Any, where: str) -> dict[str, Any]:
 def stop_strings(request: dict[str, Any]) -> tuple[str, ...]:
     """Returns the request's stop strings."""
     stop = take(request, "stop", (str, list), "request") or ()
-    return (
-        (stop,)
-        if isinstance(stop, str)
-        else tuple(string for string in stop if isinstance(string, str) and string)
-    )
+    strings = [stop] if isinstance(stop, str) else stop
+    return tuple(string for string in strings if isinstance(string, str) and string)
 
 
 def template_arguments(request: dict[str, Any]) -> dict[str, Any]:

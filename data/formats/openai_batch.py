@@ -40,10 +40,8 @@ def parse(record: Record) -> list[Exchange | Reject]:
     request_row, (response_row,) = record.payload
     row = parse_row(response_row)
     response = take(row, "response", dict, "row") or {}
-    if row.get("error") is not None or take(response, "status_code", int, "response") not in (
-        None,
-        200,
-    ):
+    status = take(response, "status_code", int, "response")
+    if row.get("error") is not None or status not in (None, 200):
         raise Reject("error_response")
     if request_row is None:
         raise Reject("unmatched_response", "no request with this custom_id")

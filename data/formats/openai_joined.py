@@ -71,11 +71,8 @@ def parse(record: Record) -> list[Exchange | Reject]:
     request_row, response_rows = record.payload
     answers = [parse_row(row) for row in response_rows]
     answer = answers[0]
-    response = (
-        join_chunks(answers)
-        if _side(answer) == "chunk"
-        else first(body(answer, "response"), answer)
-    )
+    is_stream = _side(answer) == "chunk"
+    response = join_chunks(answers) if is_stream else first(body(answer, "response"), answer)
     asked = parse_row(request_row) if request_row is not None else {}
     request = first(body(asked, "request"), asked)
     choices = response.get("choices")

@@ -211,10 +211,5 @@ def _plain(value: Any) -> Any:
     if kind in ("arrayValue", "kvlistValue"):
         values = take(take(value, kind, dict, "value") or {}, "values", list, kind) or []
         return _of_pairs(values) if kind == "kvlistValue" else [_plain(item) for item in values]
-    if kind == "intValue":
-        return (
-            int(held)
-            if isinstance(held, str) and held.lstrip("-").isdecimal() and len(held) < 20
-            else held
-        )
-    return held
+    is_digits = isinstance(held, str) and held.lstrip("-").isdecimal() and len(held) < 20
+    return int(held) if kind == "intValue" and is_digits else held

@@ -24,6 +24,9 @@ from outrider.data.formats.sources import CHUNK, LONGEST_LINE, LogFile
 DEEPEST = 100
 """Maximum nesting depth; chat rows have about ten levels, and tool schemas a few dozen."""
 
+SAMPLE_ROWS, SAMPLE_TRIES = 20, 200
+"""Maximum number of parsed rows in a file's sample, and of rows read for it."""
+
 TABLES = (".parquet", ".arrow")
 
 TABLE_ROWS = 64
@@ -45,18 +48,18 @@ class Sample:
     head: bytes
     """Its first 64 KiB, decompressed."""
     rows: tuple[dict[str, Any], ...]
-    """Its first JSON objects or table rows, at most 20."""
+    """Its first JSON objects or table rows, at most `SAMPLE_ROWS`."""
 
 
 def sample_of(file: LogFile) -> Sample:
     """Reads a file's sample, without counting its rows as read."""
     parsed = []
-    for _, row in itertools.islice(rows(replace(file, rows=0)), 200):
+    for _, row in itertools.islice(rows(replace(file, rows=0)), SAMPLE_TRIES):
         try:
             parsed.append(parse_row(row))
         except Reject:
             continue  # the format's reader rejects it, with its place
-        if len(parsed) == 20:
+        if len(parsed) == SAMPLE_ROWS:
             break
     return Sample(file.head(), tuple(parsed))
 
@@ -86,14 +89,8 @@ def parse_row(row: Row | None) -> dict[str, Any]:
 
 def kind_of(value: Any) -> str:
     """Describes the type of a JSON value."""
-    names = {
-        dict: "an object",
-        list: "a list",
-        str: "a string",
-        bool: "a boolean",
-        type(None): "null",
-    }
-    return names.get(type(value), "a number")
+    names = {dict: "an object", list: "a list", str: "a string", bool: "a boolean"}
+    return "null" if value is None else names.get(type(value), "a number")
 
 
 def decode(text: bytes) -> Any:
@@ -254,12 +251,8 @@ def _table(file: LogFile) -> Iterator[dict[str, Any]]:
                 batch.validate(full=True)
                 for start in range(0, len(batch), TABLE_ROWS):
                     yield from batch.slice(start, TABLE_ROWS).to_pylist()
-        except (
-            pa.ArrowException,
-            OSError,
-            UnicodeDecodeError,
-            MemoryError,
-        ) as error:  # damaged column names or lengths raise the last two
+        # Damaged column names or lengths raise the last two.
+        except (pa.ArrowException, OSError, UnicodeDecodeError, MemoryError) as error:
             kind = "Parquet" if file.path.endswith(".parquet") else "Arrow"
             raise OutriderError(f"{file.name}: damaged {kind} ({error}); copy it again") from None
 

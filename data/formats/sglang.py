@@ -140,9 +140,8 @@ def _end(about: dict[str, Any]) -> tuple[str, int | str | None]:
     reason = about.get("finish_reason")
     if not isinstance(reason, dict):
         raise Reject("not_finished", "meta_info.finish_reason is not an object")
-    return finish_reason(take(reason, "type", str, "finish_reason")), take(
-        reason, "matched", (int, str), "finish_reason"
-    )
+    ended = finish_reason(take(reason, "type", str, "finish_reason"))
+    return ended, take(reason, "matched", (int, str), "finish_reason")
 
 
 def _check_whole(holder: dict[str, Any], where: str, keys: tuple[str, ...]) -> None:

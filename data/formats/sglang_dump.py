@@ -28,6 +28,9 @@ from outrider.data.formats.rows import Sample, parse_row
 from outrider.data.formats.sglang import exchange
 from outrider.data.formats.sources import LogFile
 
+FIRST_UNIX_TIME = 1e9
+"""Smaller times come from a clock that counts from the machine's start, not from 1970."""
+
 
 def recognizes(sample: Sample) -> bool:
     head = sample.head  # a pickle: its protocol, then the opcode of a frame, mark or container
@@ -79,6 +82,5 @@ def parse(record: Record) -> list[Exchange | Reject]:
     model = take_text(row, "model", "server_args")
     made = exchange(asked, answered, record.place, finished=None, model=model)
     times = [take_number(row, key, "row") for key in ("created", "finished")]
-    # Smaller values come from a clock that counts from the machine's start.
-    known = [time for time in times if time is not None and time > 1e9]
+    known = [time for time in times if time is not None and time > FIRST_UNIX_TIME]
     return [dataclasses.replace(made, time=known[0]) if known else made]

@@ -27,6 +27,9 @@ SECONDS = 120
 LONGEST_LINE = 64 * 2**20
 """Maximum size of a request as JSON, in bytes."""
 
+MOST_GROWTH = 4
+"""Maximum ratio of a dump's JSON to its pickle; more than that repeats shared values."""
+
 ASKED = (
     *("rid", "text", "input_ids", "sampling_params", "custom_labels", "session_params"),
     *("lora_path", "image_data", "video_data", "audio_data", "input_embeds"),
@@ -109,7 +112,7 @@ def lines_of(data: bytes) -> Iterator[str]:
     elif not isinstance(requests, list) or not requests:
         yield _reject("not_a_dump", "no list of requests in the pickle")
     else:
-        yield from _requests(requests, _fields(dump.get("server_args")), 4 * len(data))
+        yield from _requests(requests, _fields(dump.get("server_args")), MOST_GROWTH * len(data))
 
 
 def _requests(requests: list[Any], server: dict[str, Any], left: int) -> Iterator[str]:

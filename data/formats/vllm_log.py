@@ -34,6 +34,9 @@ from outrider.data.formats.sources import LONGEST_LINE, LogFile
 
 FIX = "set VLLM_LOGGING_LEVEL=DEBUG, or log token ids through the API (`return_token_ids`)"
 
+MOST_WAITING = 2000
+"""Maximum number of requests that wait for a response; none is logged if the client disconnects."""
+
 _COLOR = re.compile(r"\x1b\[[0-9;]*m")
 _EVENT = re.compile(
     r"(?P<head>[^'\"{]{0,300}?)(?P<verb>Received request|Generated response|Request) "
@@ -149,7 +152,7 @@ def _join(file: LogFile, longest: int) -> Iterator[Record | Reject | Place | Non
         count = int(wanted[1]) if wanted else 1
         if len(request.outputs) >= count and "output" in request.outputs[-1]:
             yield waiting.pop(key).record(longest)
-        if len(waiting) > 2000:  # no response is logged if the client disconnects
+        if len(waiting) > MOST_WAITING:
             yield waiting.pop(next(iter(waiting))).record(longest)
     for request in waiting.values():
         yield request.record(longest)

@@ -44,6 +44,12 @@ def profile(sequences_dir: Path, target_dir: Path) -> dict[str, Any]:
         end_of_reasoning = Tokenizer.from_file(str(tokenizer)).token_to_id(END_THINK)
         if end_of_reasoning is not None:
             lengths["reasoning"] = _reasoning_lengths(table, end_of_reasoning)
+    sampling = {
+        name: {f"{value:g}": count for value, count in _counts(table[name]).items()}
+        for name in ("temperature", "top_p")
+    }
+    top_k = _counts(table["top_k"])
+    sampling["top_k"] = {str(value or "off"): count for value, count in top_k.items()}
     sessions = np.asarray([*_counts(table["session"]).values()])
     prompts = _copies(table["prompt_text"])
     return {
@@ -54,15 +60,7 @@ def profile(sequences_dir: Path, target_dir: Path) -> dict[str, Any]:
         "lengths": {name: _lengths(values) for name, values in lengths.items()},
         "tenants": _largest(_counts(table["tenant"])),
         "routes": _largest(_counts(table["route"])),
-        "sampling": {
-            name: _largest({f"{value:g}": count for value, count in _counts(table[name]).items()})
-            for name in ("temperature", "top_p")
-        }
-        | {
-            "top_k": _largest(
-                {str(value or "off"): count for value, count in _counts(table["top_k"]).items()}
-            )
-        },
+        "sampling": {name: _largest(counts) for name, counts in sampling.items()},
         "sessions": {
             "distinct": len(sessions),
             "most_exchanges": int(sessions.max(initial=0)),

@@ -113,7 +113,7 @@ def examine(
 def require(report: Mapping[str, Any]) -> None:
     """Raises an `OutriderError` if most sequences are off-policy."""
     everything = report["all"]
-    if everything["quarantined"] <= MOST_ASIDE * everything["sequences"]:
+    if not _is_mostly_off(everything):
         return
     raise OutriderError(
         f"{everything['quarantined']:,} of {everything['sequences']:,} captured sequences are "
@@ -124,15 +124,16 @@ def require(report: Mapping[str, Any]) -> None:
     )
 
 
+def _is_mostly_off(everything: Mapping[str, Any]) -> bool:
+    return everything["quarantined"] > MOST_ASIDE * everything["sequences"]
+
+
 def two_lines(report: Mapping[str, Any]) -> list[str]:
     """Formats the result as two lines for the terminal."""
     everything = report["all"]
     verdict, (low, high) = everything["verdict"], everything["expected_range"]
     answer = {True: "yes", False: "no", None: "too little text"}[verdict["own"]]
-    if (
-        verdict["own"] is False
-        and everything["quarantined"] <= MOST_ASIDE * everything["sequences"]
-    ):
+    if verdict["own"] is False and not _is_mostly_off(everything):
         answer = "partly"
     quarantined = f"{everything['quarantined']:,}" if everything["quarantined"] else "none"
     limit = "off" if report["min_on_policy"] is None else f"{report['min_on_policy']:g}"

@@ -146,20 +146,16 @@ class Evidence:
         """Median of the sequences' differences in a part, in nats per token."""
         tokens_S = self.of_each("tokens", part)
         difference_S = self.of_each("sampled_logprob", part) - self.of_each("expected", part)
-        return (
-            float(np.median(difference_S[tokens_S > 0] / tokens_S[tokens_S > 0]))
-            if tokens_S.any()
-            else 0.0
-        )
+        if not tokens_S.any():
+            return 0.0
+        return float(np.median(difference_S[tokens_S > 0] / tokens_S[tokens_S > 0]))
 
     def standard_error(self) -> float:
         """Standard error of `difference` for on-policy text."""
         tokens = self.total("tokens")
-        return (
-            float(np.sqrt(self.total("variance") + ROUNDING_NATS**2 * tokens) / tokens)
-            if tokens
-            else 0.0
-        )
+        if not tokens:
+            return 0.0
+        return float(np.sqrt(self.total("variance") + ROUNDING_NATS**2 * tokens) / tokens)
 
     def missed(self, part: int | None = None) -> float:
         """Share of sure positions with another token, beyond what sampling explains."""

@@ -218,19 +218,14 @@ class Finder:
                 for one in recognizer.analyze(piece, [kind]) if there else ():
                     value = piece[one.start : one.end]
                     kept = value.rstrip(".,;:!?'") if kind == "URL" else value
-                    start = begin + one.start
+                    start, end = begin + one.start, begin + one.start + len(kept)
                     context = _words_before(text, start, before)
-                    if (
-                        kind == "IP_ADDRESS"
-                        and ":" not in kept
-                        and (
-                            (context and context[-1] in VERSION)
-                            or _goes_on(text, start, start + len(kept))
-                        )
-                    ):
+                    is_ipv4 = kind == "IP_ADDRESS" and ":" not in kept
+                    is_version = bool(context) and context[-1] in VERSION
+                    if is_ipv4 and (is_version or _goes_on(text, start, end)):
                         continue  # a version or an OID
                     score = _base_score(kind, kept, one.score) + BONUS * self._named(kind, context)
-                    found.append(Found(kind, start, start + len(kept), min(score, 1.0)))
+                    found.append(Found(kind, start, end, min(score, 1.0)))
         sure = [one for one in found if one.score >= self.min_score and _is_whole(plain, one)]
         return self._without_overlaps(sure, len(text))
 
@@ -264,16 +259,12 @@ class Finder:
 
     def _without_overlaps(self, found: list[Found], length: int) -> list[Found]:
         """Resolves overlaps by score, then length, then the recipe's order of kinds."""
+
+        def rank(one: Found) -> tuple[float, int, int, int]:
+            return -one.score, one.start - one.end, self.kinds.index(one.kind), one.start
+
         kept, taken = [], bytearray(length)
-        for one in sorted(
-            found,
-            key=lambda one: (
-                -one.score,
-                one.start - one.end,
-                self.kinds.index(one.kind),
-                one.start,
-            ),
-        ):
+        for one in sorted(found, key=rank):
             if not any(taken[one.start : one.end]):
                 taken[one.start : one.end] = b"1" * (one.end - one.start)
                 kept.append(one)

@@ -156,10 +156,8 @@ def respell(text: str, core: str) -> str:
 
     Case, separators and preceding characters, such as a country code, are kept.
     """
-    characters, places = (
-        list(text),
-        [place for place, character in enumerate(text) if character.isalnum()],
-    )
+    characters = list(text)
+    places = [place for place, character in enumerate(text) if character.isalnum()]
     for place, character in zip(reversed(places), reversed(core), strict=False):
         characters[place] = character.lower() if characters[place].islower() else character
     return "".join(characters)

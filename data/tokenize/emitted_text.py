@@ -40,9 +40,8 @@ def readings(exchange: Exchange, opening: Opening) -> tuple[list[str], bool]:
         return [content], False
     if opening == "prefilled":
         # Without </think>, parsers such as vLLM's treat the whole response as reasoning.
-        return [
-            reasoning + END_THINK + content if reasoning and content else (reasoning or content)
-        ], False
+        closed = reasoning + END_THINK if reasoning and content else reasoning or ""
+        return [closed + content], False
     if reasoning:
         if opening == "plain":
             reasoning = THINK + ("" if reasoning.startswith("\n") else "\n") + reasoning
@@ -51,9 +50,8 @@ def readings(exchange: Exchange, opening: Opening) -> tuple[list[str], bool]:
             closed = _close(reasoning)
             return ([reasoning, closed] if cut_while_thinking else [closed, reasoning]), False
         # The two are equal if both sides have kept their whitespace.
-        return [
-            *dict.fromkeys((_close(reasoning) + _open(content), reasoning + END_THINK + content))
-        ], False
+        both = (_close(reasoning) + _open(content), reasoning + END_THINK + content)
+        return [*dict.fromkeys(both)], False
     if END_THINK in content:
         if opening == "thinking" and content.startswith(THINK):
             # A gateway repeated the template's <think>.
