@@ -64,11 +64,11 @@ class SelfCheck:
     sequences: int
     positions: int
     p99_difference: float
-    """Nats, 99th percentile."""
+    """99th percentile, in nats."""
     top1_agreement: float
     """Share of positions with the same most probable token."""
     control_p99_difference: float
-    """Nats, 99th percentile between the engine's log-probabilities in two batches."""
+    """99th percentile, in nats, between the engine's log-probabilities in two batches."""
     control_top1_agreement: float
     """Share of positions with the same most probable token in both batches."""
 

@@ -138,7 +138,7 @@ def mapping(holder: dict[str, Any], key: str, where: str) -> dict[str, Any]:
 
 
 def number(holder: dict[str, Any], key: str) -> float | None:
-    """Returns a number, also from text; None for anything else, even `"Infinity"`."""
+    """Returns a finite number, parsed if it is text; None for anything else."""
     value = holder.get(key)
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         return None

@@ -37,7 +37,7 @@ class Member(NamedTuple):
 def joined_records(
     files: Sequence[LogFile], scratch: Path, member_of: Callable[[Row | None], tuple[str, str]]
 ) -> Iterator[Record | Reject]:
-    """Yields a record per response with its request, in order of first rows.
+    """Yields responses with their requests, ordered by each id's first row.
 
     `member_of` returns the id and side of a row, or raises a `Reject` for that row.
     """

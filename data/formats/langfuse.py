@@ -54,7 +54,7 @@ MESSAGE = {
     *("role", "content", "tool_calls", "function_call"),
     *("reasoning", "reasoning_content", "refusal", "audio"),
 }
-"""Keys of an assistant's message. An output with other keys is text that looks like JSON."""
+"""Keys of an assistant's message. An output with other keys is text that happens to be JSON."""
 
 
 def recognizes(sample: Sample) -> bool:

@@ -18,7 +18,7 @@ from outrider.data.formats.openai import body, exchanges
 from outrider.data.formats.rows import Row, Sample, parse_row
 
 COMPLETIONS = "/completions"
-"""Suffix of the URLs of chat and text completions."""
+"""URL suffix of chat and text completions."""
 
 
 def recognizes(sample: Sample) -> bool:

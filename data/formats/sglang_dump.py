@@ -33,7 +33,7 @@ FIRST_UNIX_TIME = 1e9
 
 
 def recognizes(sample: Sample) -> bool:
-    head = sample.head  # a pickle: its protocol, then the opcode of a frame, mark or container
+    head = sample.head  # a pickle's protocol, then the opcode of a frame, mark or container
     return len(head) > 2 and head[0] == 0x80 and 2 <= head[1] <= 5 and head[2:3] in b"\x95(})]"
 
 

@@ -41,8 +41,8 @@ DATA_SET_FILES = ("dataset_info.json", "dataset_infos.json", "dataset_dict.json"
 COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
 
 LONGEST_LINE = 64 * 2**20
-"""Maximum size of a row in bytes; longer rows are rejected. The longest exchange of R1 takes a
-fortieth of it, with token ids."""
+"""Maximum size of a row in bytes; longer rows are rejected. The longest R1 exchange, with its token
+ids, is 40 times smaller."""
 
 CHUNK = 2**20
 """Bytes read at a time."""
@@ -123,10 +123,10 @@ class LogFile:
         """Whether the maximum number of rows was read."""
         return self.limit is not None and self.rows >= self.limit
 
-    def head(self, size: int = 2**16) -> bytes:
-        """Returns the first bytes, decompressed, without counting them as read."""
+    def head(self) -> bytes:
+        """Returns the first 64 KiB, decompressed, without counting rows as read."""
         with self.open() as file:
-            return file.read(size)
+            return file.read(2**16)
 
     def size(self) -> int:
         """Returns the stored size in bytes; 0 if the filesystem reports none."""

@@ -28,7 +28,7 @@ LONGEST_LINE = 64 * 2**20
 """Maximum size of a request as JSON, in bytes."""
 
 MOST_GROWTH = 4
-"""Maximum ratio of a dump's JSON to its pickle; more than that repeats shared values."""
+"""Maximum ratio of a dump's JSON size to its pickle size; a larger one means shared values."""
 
 ASKED = (
     *("rid", "text", "input_ids", "sampling_params", "custom_labels", "session_params"),

@@ -66,7 +66,7 @@ KINDS = {
     ("Generated response", " details"): "ids",
     ("Generated response", None): "output",
 }
-"""Kind of a line, by the groups `verb` and `what` of its `_EVENT`."""
+"""Kinds of lines, by the groups `verb` and `what` of `_EVENT`."""
 
 
 @dataclass
@@ -227,7 +227,7 @@ def _ids_of(rest: str, longest: int) -> list[int]:
 
 
 def _body(line: str | None) -> dict[str, Any]:
-    """Returns the client's JSON body with optional fields; empty if missing or cut."""
+    """Returns the client's JSON body, which is optional; empty if missing or cut."""
     try:
         return parse_row(line.encode()) if line else {}
     except Reject:

@@ -96,8 +96,7 @@ class Tally(Sums):
     models: Counter[str] = Field(default_factory=Counter)
     """Exchanges by model name, as logged."""
     prompt_tokens_against_usage: Counter[str] = Field(default_factory=Counter)
-    """Prompts without ids, by whether their length is `equal` to the engine's count or `different`.
-    """
+    """Prompts without ids: length `equal` to the engine's count, or `different`."""
     retokenized_against_usage: Counter[str] = Field(default_factory=Counter)
     """The same for retokenized completions."""
 
@@ -314,7 +313,7 @@ def _make_part(chunk: Chunk) -> int:
 def make_parts(chunks: Iterable[Chunk], work: Work, workers: int) -> Iterator[int]:
     """Makes missing parts; yields the number of records per chunk, in order.
 
-    Uses `workers` processes; 0 runs in this one.
+    Uses `workers` processes, or only this one if 0.
     """
     if not workers:
         yield from map(work.make, chunks)

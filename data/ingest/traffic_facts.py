@@ -75,7 +75,7 @@ def _rows(summary: Mapping[str, Any]) -> str:
 
 
 def _counts(counts: Mapping[str, int]) -> str:
-    # The others are in summary.json.
+    # summary.json has the rest.
     named = [f"{_short(name)} {count:,}" for name, count in list(counts.items())[:8]]
     more = len(counts) - len(named)
     return ", ".join(named) + (f", and {more} more" if more else "")

@@ -99,7 +99,7 @@ def _reasoning_lengths(table: pa.Table, end_of_reasoning: int) -> np.ndarray:
 
 
 def _lengths(lengths: np.ndarray) -> dict[str, Any]:
-    """Returns the number of lengths, and their quantiles and maximum in tokens."""
+    """Returns count, quantiles and maximum of the lengths, in tokens."""
     if not len(lengths):
         return {"n": 0}
     quantiles = np.quantile(lengths, list(QUANTILES.values()), method="inverted_cdf")

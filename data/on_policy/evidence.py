@@ -214,7 +214,7 @@ class Verdict:
 
 
 def judge(evidence: Evidence) -> Verdict:
-    """Judges a group; returns the first cause with a trace, most obvious first."""
+    """Returns the verdict on a group; the most obvious causes are tested first."""
     if evidence.total("tokens") < FEWEST_TOKENS:
         text = f"a verdict needs at least {FEWEST_TOKENS} completion tokens"
         return Verdict(None, "too_little", text)
@@ -282,8 +282,8 @@ def _cause(evidence: Evidence) -> tuple[str, str]:
             f"{np.median(evidence.temperature_S):g} was logged (with a top_p of 1, another "
             "revision or quantization has the same trace)"
         )
-    # Only the start is off: it lacks 0.3 nats per token, at least five times as many as the rest.
-    # The rest may use the median: a few completions that diverge later must not hide a bad start.
+    # Only the start is off: it lacks 0.3 nats per token, at least five times as much as the rest.
+    # `rest` may be the median, so that a few late divergences do not hide a bad start.
     head = evidence.difference(HEAD)
     rest = max(evidence.difference(REST), evidence.typical_difference(REST))
     if head <= -0.3 and head <= 5.0 * min(rest, 0.0):
@@ -298,7 +298,7 @@ def _cause(evidence: Evidence) -> tuple[str, str]:
             "the logged text retokenizes to other tokens than the target generated, or it was "
             "edited: log token ids (`return_token_ids`)"
         )
-    # Edits that left all sure tokens in place: the tokens not below 1e-4 lack at most 0.1 nats.
+    # Edits that changed no sure token: the tokens that are not rare lack at most 0.1 nats each.
     if far_share >= 0.4 and missing * (1 - far_share) >= -0.1 * evidence.total("tokens"):
         return edited
     return "revision_or_settings", (

@@ -173,7 +173,7 @@ VERSION = ("v", "ver", "version", "release", "build", "firmware", "section", "ch
 CONTEXT_CHARACTERS = 60
 
 PIECE, OVERLAP = 4000, 400
-"""Characters that Presidio reads at a time, and the overlap, so that no value is cut."""
+"""Characters that Presidio reads at a time, and the overlap that keeps values whole."""
 
 PHONE_SCORE = 0.4
 """Presidio's score for a number that is valid in some region; below privacy.min_score."""

@@ -88,7 +88,7 @@ class Surrogates:
         return Replacements(self.value(kind, text) for kind, text in values)
 
     def value(self, kind: str, text: str) -> Value:
-        """Returns the value found as `text`, to replace all its spellings."""
+        """Returns the `Value` that matches and replaces all spellings of `text`."""
         if kind == "PHONE_NUMBER":
             country, core = _national_number(text, self.regions)
             prefix = (

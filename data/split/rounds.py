@@ -47,7 +47,7 @@ def choose_sequences(
 
 
 def _shared_out(names: Sequence[str], count: int, owners: Mapping[str, str]) -> set[str]:
-    """Returns `count` names; an owner's names beyond its share come last."""
+    """Chooses `count` names; names beyond an owner's share are chosen last."""
     limit = math.ceil(min(count, len(names)) / 2)
     taken: Counter[str] = Counter()
     first: list[str] = []

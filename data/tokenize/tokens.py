@@ -215,7 +215,7 @@ class SequenceBuilder:
         return likeliest or []
 
     def _encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
-        # Faster than `encode` by a third, since it computes no offsets.
+        # A third faster than `encode`, since it computes no offsets.
         return self._encoder.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
 
     def _check_vocabulary(self, token_ids: list[int]) -> None:
