@@ -256,7 +256,7 @@ class StreamReading:
         shares = evidence.own_share().tolist()
         self._off |= {row.row_id: share < least for row, share in zip(rows, shares, strict=True)}
         count, judged = sum(self._off.values()), len(self._off)
-        if judged >= 64 and count > MOST_ASIDE * judged:  # too early with fewer
+        if judged >= 64 and count > MOST_ASIDE * judged:  # fewer are not conclusive
             raise OutriderError(
                 f"{count:,} of the first {judged:,} sequences of the training part are off-policy"
                 " (capture.min_on_policy); docs/explanation/traffic.md describes the causes. To"

@@ -90,7 +90,7 @@ class Replicas:
         start_timeout_s: float,
         console: Console | None = None,
     ) -> None:
-        """`token_bytes`: size of one token's states."""
+        """`token_bytes` is the size of one token's states."""
         self.running: dict[str, dict[str, Any]] = {}
         """Host and checks of the running replicas, by name."""
         self.left_out: list[str] = []

@@ -171,7 +171,7 @@ def test_the_same_from_python(workplace, nano_r1, monkeypatch):
 @pytest.mark.parametrize(
     ("logs", "target", "parts"),
     [
-        ("empty", None, ["empty'", "holds no file that ends in .jsonl"]),
+        ("empty", None, ["empty'", "without files that end in .jsonl"]),
         ("gone", None, ["gone'", "no such file or folder"]),
         ("bad.jsonl", None, ["no usable row", "bad.jsonl:1", "docs/how-to/log-formats.md"]),
         ("log.jsonl", "gone", ["target.model = 'gone': no such directory"]),

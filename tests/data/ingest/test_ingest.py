@@ -184,7 +184,7 @@ def test_paths_that_cannot_be_read(text_target, tmp_path):
     (tmp_path / "empty").mkdir()
     for path, message in [
         (tmp_path / "nowhere.jsonl", "no such file or folder"),
-        (tmp_path / "empty", "holds no file that ends in .jsonl"),
+        (tmp_path / "empty", "without files that end in .jsonl"),
         (tmp_path / "*.jsonl", "no such file or folder"),
         ("nosuch://bucket/x", "nosuch"),
         ("az://bucket/x", "Install adlfs to access"),
