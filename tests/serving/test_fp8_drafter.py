@@ -4,23 +4,17 @@ vLLM's loader fills every parameter, with the weights that replay reads. Kernels
 a GPU or AMX: vLLM's checks for them are replaced, and no kernel is called.
 """
 
-import multiprocessing
-import os
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors import safe_open
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
-from outrider.serving.config import EngineConfig, TargetConfig
-from outrider.serving.speculator import Drafting, Speculator
-from outrider.serving.vllm_arguments import engine_arguments, engine_environment
-from outrider.serving.vllm_hooks.swap_extension import required
+from outrider.serving.config import EngineConfig
 from outrider.speculators.checkpoints.fp8 import dequantize
-from outrider.speculators.kinds import trainable_kind_of
 from outrider.speculators.kinds.mtp.checkpoint import checkpoint_names, load_mtp
 from tests.fp8_target import write_fp8_copy
+from tests.serving.vllm_drafter import forked, loaded_drafter
 from tests.tiny import LAYERS, save_drafter, write_tiny_target
 
 SIDES = {
@@ -38,48 +32,23 @@ SIDES = {
 
 
 def load_drafter(target: Path, speculator: Path, out: Path) -> None:
-    """Writes the drafter's parameters after loading; run it in its own process."""
-    # Latent attention as a GPU runs it, with its fused projection.
-    os.environ.update(engine_environment(EngineConfig()) | {"VLLM_MLA_DISABLE": "0"})
-    arguments = engine_arguments(
-        TargetConfig(model=str(target)),
-        EngineConfig(max_model_len=256),
-        Drafting(Speculator.named(speculator), 2),
-    )
-
-    from vllm.config import set_current_vllm_config
-    from vllm.distributed import ensure_model_parallel_initialized, init_distributed_environment
-    from vllm.engine.arg_utils import EngineArgs
+    """Writes the drafter's parameters after loading; call it with `forked`."""
     from vllm.model_executor.kernels.linear.scaled_mm.cpu import CPUFp8BlockScaledMMKernel
     from vllm.model_executor.layers.fused_moe.experts.cpu_moe import CPUExpertsFp8
-    from vllm.model_executor.model_loader.utils import initialize_model
-    from vllm.utils.torch_utils import set_default_torch_dtype
 
     CPUFp8BlockScaledMMKernel.is_supported = classmethod(
         lambda cls, compute_capability=None: (True, None)
     )
     CPUExpertsFp8._supports_current_device = staticmethod(lambda: True)
-    config = EngineArgs(**arguments, skip_tokenizer_init=True).create_engine_config()
-    with set_current_vllm_config(config):
-        init_distributed_environment(1, 0, f"file://{out}.rendezvous", 0, "gloo")
-        ensure_model_parallel_initialized(1, 1)
-        with set_default_torch_dtype(torch.bfloat16):
-            drafter = initialize_model(
-                vllm_config=config,
-                model_config=config.speculative_config.draft_model_config,
-                prefix="",
-            )
-        kind = trainable_kind_of(speculator)
-        loaded = drafter.load_weights(kind.swap_tensors(speculator))
-    parameters = {
-        name: parameter.detach() for name, parameter in drafter.named_parameters() if name in loaded
-    }
-    missing = sorted(required(drafter, kind) - loaded)
-    save_file(
-        {name: tensor.contiguous().clone() for name, tensor in parameters.items()},
-        out,
-        {"missing": " ".join(missing)},
-    )
+    # Latent attention as a GPU runs it, with its fused projection.
+    engine = EngineConfig(max_model_len=256, environment={"VLLM_MLA_DISABLE": "0"})
+    with loaded_drafter(target, speculator, engine, out) as (_, drafter, loaded):
+        parameters = {
+            name: parameter.clone()
+            for name, parameter in drafter.named_parameters()
+            if name in loaded
+        }
+    save_file(parameters, out)
 
 
 @pytest.mark.parametrize("scale_fmt", [None, "ue8m0"])
@@ -92,22 +61,13 @@ def test_vllm_loads_what_replay_reads(tmp_path: Path, scale_fmt: str | None) -> 
             parameter.add_(torch.randn_like(parameter) * 0.01)
     save_drafter(speculator, target, tmp_path / "speculator")
     out = tmp_path / "loaded.safetensors"
-    # In its own process, because it changes vLLM's classes and groups; forked, because vLLM takes
-    # 8 s to import.
-    loading = multiprocessing.get_context("fork").Process(
-        target=load_drafter, args=(target, tmp_path / "speculator", out)
-    )
-    loading.start()
-    loading.join()
-    assert loading.exitcode == 0
+    forked(load_drafter, target, tmp_path / "speculator", out)
 
     layer = f"model.layers.{LAYERS}."
-    with safe_open(out, framework="pt") as file:
-        assert file.metadata()["missing"] == "", "vLLM needs more than was published"
-        loaded = {
-            name.removeprefix(layer).removeprefix("mtp_block."): file.get_tensor(name)
-            for name in file.keys()  # noqa: SIM118 (safe_open has no __iter__)
-        }
+    loaded = {
+        name.removeprefix(layer).removeprefix("mtp_block."): tensor
+        for name, tensor in load_file(out).items()
+    }
     views = {
         name: view.detach()
         for name, view in checkpoint_names(load_mtp(tmp_path / "speculator").state_dict()).items()

@@ -1,6 +1,5 @@
 """The unroll against vLLM's own module of the layer, at every depth, without an engine."""
 
-import multiprocessing
 from pathlib import Path
 
 import torch
@@ -8,7 +7,7 @@ from safetensors.torch import load_file
 
 from outrider.speculators.checkpoints.target_ends import load_target_ends
 from outrider.speculators.kinds.mtp.checkpoint import load_mtp
-from tests.serving.vllm_drafter import draft
+from tests.serving.vllm_drafter import draft, forked
 from tests.tiny import HIDDEN, VOCAB, save_drafter, tiny_glm, write_tiny_target
 from tools.unrolled import unroll
 
@@ -27,13 +26,7 @@ def test_vllm_s_glm_layer_drafts_what_the_unroll_drafts(tmp_path: Path) -> None:
     torch.manual_seed(0)
     token_T, hidden_TH = torch.randint(VOCAB, (TOKENS,)), torch.randn(TOKENS, HIDDEN)
     out, embedding_VH = tmp_path / "states", ends.embedding_VH.float()
-    drafting = multiprocessing.get_context("fork").Process(
-        target=draft,
-        args=(target, directory, token_T.tolist(), embedding_VH, hidden_TH, DEPTH, out),
-    )
-    drafting.start()
-    drafting.join()
-    assert drafting.exitcode == 0
+    forked(draft, target, directory, token_T.tolist(), embedding_VH, hidden_TH, DEPTH, out)
     row = token_T[None], hidden_TH[None], torch.zeros(1, TOKENS, dtype=torch.long)
     with torch.no_grad():
         states = unroll(speculator, ends, *row, torch.arange(TOKENS)[None], DEPTH)
