@@ -31,6 +31,7 @@ def build_editable(folder, config_settings=None, metadata_directory=None):
     shutil.copy(WHEEL, folder)
     return WHEEL
 """
+WHEEL = "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
 START_UV = "import os, sys\ndef main(): os.execv({path!r}, ['uv', *sys.argv[1:]])\n"
 
 
@@ -38,12 +39,10 @@ def write_wheel(folder: Path, name: str, version: str, origin: str, code: str = 
     """A wheel of one module that holds `ORIGIN`; with `code`, also a command `name`."""
     path = folder / f"{name}-{version}-py3-none-any.whl"
     info = f"{name}-{version}.dist-info"
-    metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
-    tags = "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
     files = {
         f"{name}.py": f"ORIGIN = {origin!r}\n{code}",
-        f"{info}/METADATA": metadata,
-        f"{info}/WHEEL": tags,
+        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n",
+        f"{info}/WHEEL": WHEEL,
     }
     if code:
         files[f"{info}/entry_points.txt"] = f"[console_scripts]\n{name} = {name}:main\n"

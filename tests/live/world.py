@@ -112,14 +112,10 @@ class SimulatedReplica:
             return
         left = self.watch.requests - 1
         if length < self.watch.min_tokens_per_step:
-            because = f"{length} tokens per step"
-            self.now = dataclasses.replace(
-                self.before, reverted=self.now.version, reverted_because=because
-            )
-            left = 0
+            reverted = {"reverted": self.now.version, "reverted_because": f"accepts {length}"}
+            self.now, left = dataclasses.replace(self.before, **reverted), 0
         self.watch = self.watch.model_copy(update={"requests": left}) if left else None
-        if self.now.watching:
-            self.now = dataclasses.replace(self.now, watching=left > 0)
+        self.now = dataclasses.replace(self.now, watching=left > 0)
 
 
 class World:
@@ -166,8 +162,15 @@ class World:
         with WorldJournal(self) as self.journal:
             yield Controller(self.endpoint, self.journal, self.said.append, self)
 
-    def deploy(self, bundle: str, in_place: bool = False) -> Deployment:
-        """One start of the controller that deploys a bundle."""
+    def deploy(
+        self,
+        bundle: str,
+        in_place: bool = False,
+        then: Callable[[float], None] = lambda now: None,
+        requests: int = 8,
+    ) -> Deployment:
+        """One start of the controller that deploys a bundle during such traffic."""
+        self.then, self.requests = then, requests
         with self.controller() as controller:
             return controller.deploy(self.bundles[bundle], in_place)
 
@@ -257,18 +260,25 @@ class World:
         return str(path)
 
 
+def killed_around(point: Callable[[], None], function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, with a point before and after it."""
+
+    def between_points(*arguments: Any, **named: Any) -> Any:
+        point()
+        result = function(*arguments, **named)
+        point()
+        return result
+
+    return between_points
+
+
 class WorldJournal(Journal):
     """A journal whose writer may be killed."""
 
     def __init__(self, world: World) -> None:
         self.world = world
         super().__init__(world.endpoint.journal, clock=world.time)
-
-    def append(self, event: str, **facts: object) -> Any:
-        self.world.point()
-        entry = super().append(event, **facts)
-        self.world.point()
-        return entry
+        self.append = killed_around(world.point, self.append)
 
     def _write(self, line: bytes) -> None:
         os.pwrite(self._file, line[: len(line) // 2], self._end)

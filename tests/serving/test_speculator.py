@@ -1,24 +1,20 @@
 """Each speculator becomes its settings in vLLM; nothing else in the engine changes."""
 
-import json
-
 import pytest
 
 from outrider.common.errors import OutriderError
+from outrider.common.files import write_json
 from outrider.serving.speculator import Speculator
 
 
 def test_a_name_or_a_directory_identifies_the_kind(tmp_path):
-    for name, config in (
-        ("mtp", {"architectures": ["DeepseekV3ForCausalLM"], "num_nextn_predict_layers": 1}),
-        (
-            "eagle3",
-            {"architectures": ["Eagle3DeepseekV2ForCausalLM"], "num_nextn_predict_layers": 1},
-        ),
-        ("neither", {"architectures": ["LlamaForCausalLM"]}),
+    for name, architecture, layers in (
+        ("mtp", "DeepseekV3ForCausalLM", 1),
+        ("eagle3", "Eagle3DeepseekV2ForCausalLM", 1),
+        ("neither", "LlamaForCausalLM", 0),
     ):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "config.json").write_text(json.dumps(config))
+        config = {"architectures": [architecture], "num_nextn_predict_layers": layers}
+        write_json(tmp_path / name / "config.json", config)
     for name in ("ngram", "none"):
         assert Speculator.named(name) == Speculator(name)
     for kind in ("mtp", "eagle3"):

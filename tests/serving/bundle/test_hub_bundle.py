@@ -1,6 +1,5 @@
 """Bundles on the hub: the folder, its model card, and one commit."""
 
-import contextlib
 import json
 import shutil
 import subprocess
@@ -16,7 +15,6 @@ from huggingface_hub.errors import HfHubHTTPError
 
 from outrider.common.errors import OutriderError
 from outrider.common.files import write_json
-from outrider.serving.bundle.bundle_digest import bundle_digest
 from outrider.serving.bundle.bundle_places import local_bundle, pinned, put_bundle
 from outrider.serving.bundle.model_card import model_card
 from tests.serving.exported import R1, files, write_exported
@@ -118,8 +116,9 @@ def test_a_bundle_is_one_commit_and_comes_back(
     uploaded = files(server.folder)
     assert uploaded.pop("README.md").decode() == model_card(bundle, REPOSITORY)
     assert uploaded == files(bundle)
+    (server.folder / "extra.safetensors").write_bytes(b"weights")
     with local_bundle(address) as directory:
-        assert bundle_digest(directory) == bundle_digest(bundle)
+        assert files(directory) == files(bundle)
     assert pinned(address) == f"hf://{REPOSITORY}@{SHA}"
     assert {given["revision"] for name, given in server.calls if name == "download"} == {SHA}
 
@@ -137,24 +136,20 @@ def test_a_hub_that_refuses_is_one_message(
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("change", ["outside", "larger", "unlisted"])
-def test_of_a_repository_only_listed_files_are_downloaded(
-    server: Hub, tmp_path: Path, change: str
+@pytest.mark.parametrize(
+    ("file", "old", "new", "message"),
+    [
+        ("bundle.json", b"sglang_nextn/", b"../outside/", "outside"),
+        ("model.safetensors", b"weights", b"more than listed", "bytes, but"),
+    ],
+)
+def test_a_repository_that_does_not_fit_its_list_is_not_downloaded(
+    server: Hub, tmp_path: Path, file: str, old: bytes, new: bytes, message: str
 ) -> None:
     put_bundle(write_exported(tmp_path / "bundle"), f"hf://{REPOSITORY}")
-    if change == "larger":
-        (server.folder / "model.safetensors").write_bytes(b"more than listed")
-    elif change == "unlisted":
-        (server.folder / "extra.safetensors").write_bytes(b"weights")
-    else:
-        manifest = server.folder / "bundle.json"
-        manifest.write_text(manifest.read_text().replace("sglang_nextn/", "../outside/"))
-    refused = pytest.raises(OutriderError, match=r"outside|bytes, but")
-    with (
-        contextlib.nullcontext() if change == "unlisted" else refused,
-        local_bundle(f"hf://{REPOSITORY}") as directory,
-    ):
-        assert not (directory / "extra.safetensors").exists()
+    changed = server.folder / file
+    changed.write_bytes(changed.read_bytes().replace(old, new))
+    with pytest.raises(OutriderError, match=message), local_bundle(f"hf://{REPOSITORY}"):
+        pass
     downloaded = [given["files"] for name, given in server.calls if name == "download"]
-    assert downloaded[0] == ["bundle.json"]
-    assert len(downloaded) == (2 if change == "unlisted" else 1)
+    assert downloaded == [["bundle.json"]]
