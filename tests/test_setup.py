@@ -90,10 +90,10 @@ def set_up(root: Path, pytorch: str) -> subprocess.CompletedProcess[str]:
         "UV_NO_CONFIG": "1",
         "UV_OFFLINE": "1",
     }
-    command = ["sh", "requirements/setup.sh"]
     return subprocess.run(
-        command, cwd=root, env=environment, text=True, capture_output=True, timeout=120
-    )
+        ["sh", "requirements/setup.sh"],
+        cwd=root, env=environment, text=True, capture_output=True, timeout=120,
+    )  # fmt: skip
 
 
 def test_torch_comes_from_pytorch_and_where_it_is_nowhere_the_fix_is_named(tmp_path: Path) -> None:
@@ -113,8 +113,7 @@ def test_torch_comes_from_pytorch_and_where_it_is_nowhere_the_fix_is_named(tmp_p
     pytorch = write_index(tmp_path / "pytorch", ("torch", "1.0+cpu"), ("extra", "2.0"))
     done = set_up(root, pytorch)
     assert done.returncode == 0, done.stderr
-    first, notice, _ = done.stdout.splitlines()
-    assert first.startswith("set-up: cpu packages")
+    _, notice, _ = done.stdout.splitlines()
     assert "torch==1.0+cpu" in notice and pytorch in notice
     # PyTorch's index has other packages too. They come from the general index all the same.
     for name, origin in (("torch", "pytorch"), ("extra", "general"), ("checkout", "checkout")):

@@ -33,18 +33,16 @@ def test_names_of_secrets_and_names_that_only_sound_like_them(name: str) -> None
         ("HF_TOKEN=s3cret vllm serve x", "HF_TOKEN=*** vllm serve x"),
         ("{'api_key': 's3cret', 'seed': 0}", "{'api_key': ***, 'seed': 0}"),
         ('{"hf_token": "s3 cret"}', '{"hf_token": ***}'),
-        ("serving.engine.extra_arguments.hf_token=s3cret", None),
+        ("engine.extra_arguments.hf_token=s3cret", "engine.extra_arguments.hf_token=***"),
         ("traffic.path=ftp://a:b@host/x", "traffic.path=ftp://***@host/x"),
         ("--to=https://host/x?sig=1&y=2", "--to=https://host/x?***"),
         ("traffic.path=s3://bucket/logs", "traffic.path=s3://bucket/logs"),
         ("with hf_abcdefghijklmnopqrst in it", "with *** in it"),
-        ("--max-num-batched-tokens 8K --tokenizer org/x", None),
-        ("eos_token: <end>, max_tokens=3", None),
+        ("--max-num-batched-tokens 8K --tokenizer x", "--max-num-batched-tokens 8K --tokenizer x"),
+        ("eos_token: <end>, max_tokens=3", "eos_token: <end>, max_tokens=3"),
     ],
 )
-def test_texts(text: str, kept: str | None) -> None:
-    if kept is None:
-        kept = text.replace("s3cret", "***")
+def test_texts(text: str, kept: str) -> None:
     assert redacted(text) == kept
 
 

@@ -25,7 +25,7 @@ from outrider.live.journal import Journal, read_journal, read_state
 from outrider.pipeline.recipe.load import load_recipe
 from outrider.pipeline.run_stages import StageFailed
 from outrider.speculators.kinds import KINDS
-from tests.cli.commands import assert_one_message, run
+from tests.cli.commands import assert_one_message, json_line, run
 from tests.live.world import Killed, killed_around
 
 ROWS, FIRST = 10, "r0000"
@@ -53,10 +53,14 @@ class Log:
     def begin(self, folder):
         """An endpoint that serves a speculator fitted to traffic of kind a."""
         folder.mkdir(mode=0o700, exist_ok=True)
-        replicas = [{"name": "a", "data": "unix:/a", "admin": "unix:/b"}]
-        self.endpoint = Endpoint(name="small", state_dir=folder, replicas=replicas)
-        self.folder, self.bundles = folder, folder / "endpoint"
-        write_json(self.bundles / FIRST / "config.json", ["a"])
+        self.endpoint = Endpoint(
+            name="small",
+            state_dir=folder,
+            replicas=[{"name": "a", "data": "unix:/a", "admin": "unix:/b"}],
+        )
+        self.folder = folder
+        write_json(folder / "first" / "config.json", ["a"])
+        self.serving = Serving(FIRST, folder / "first", 5)
 
     def point(self):
         """A place where the process may be killed."""
@@ -116,12 +120,11 @@ class Log:
         self.point()
 
     def serving_of(self, endpoint):
-        newest = max(self.bundles.iterdir())
-        return Serving(newest.name, newest, 5)
+        return self.serving
 
     def deploy(self, bundle):
         self.point()
-        shutil.copytree(bundle, self.bundles / bundle.parent.name, dirs_exist_ok=True)
+        self.serving = Serving(bundle.parent.name, bundle, 5)
         self.point()
         return "promoted"
 
@@ -281,9 +284,10 @@ def test_the_command_without_new_traffic(make_world, tmp_path):
     world = make_world()
     (tmp_path / "log.jsonl").write_text("{}\n")
     words = ["--recipe", "resume_screening", "traffic.path=log.jsonl", "--endpoint", world.file()]
-    done = run("adapt-speculator", *words, "--once", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout.splitlines()[-1])
+    found = json_line(run("adapt-speculator", *words, "--once", cwd=tmp_path))
     assert (found["windows"], found["rounds"], found["serving"]) == (0, 0, BASE)
-    wrong = run("adapt-speculator", *words, "--rounds", "0", cwd=tmp_path)
-    assert_one_message(wrong, "--rounds 0: give 1 or more", status=2)
+    assert_one_message(
+        run("adapt-speculator", *words, "--rounds", "0", cwd=tmp_path),
+        "--rounds 0: give 1 or more",
+        status=2,
+    )

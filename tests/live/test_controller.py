@@ -81,15 +81,11 @@ def test_a_replica_that_refuses_to_go_back_does_not_keep_the_others(world) -> No
         if opened is not None and "stable0" in opened.swapped:  # and its watch continues
             world.replicas["canary"].fault = world.replicas["stable1"].fault = "refuse"
 
-    world.then = refusing
-    watched = world.bundle("watched", b"4.0", promised=1.0)
-    with world.controller() as controller:
-        done = controller.deploy(world.bundles[watched])
-        assert (done.outcome, done.behind) == ("rolled_back", ["canary"])
-        assert world.percent == 0
-        assert world.served() == {"canary": "watched", "stable0": "first", "stable1": "first"}
-        world.then = lambda now: None
-        controller.recover()
+    done = world.deploy(world.bundle("watched", b"4.0", promised=1.0), then=refusing)
+    assert (done.outcome, done.behind) == ("rolled_back", ["canary"])
+    assert world.percent == 0
+    assert world.served() == {"canary": "watched", "stable0": "first", "stable1": "first"}
+    world.recover()
     assert world.everywhere("first")
 
 
@@ -125,13 +121,12 @@ def test_a_replica_killed_in_its_swap_and_a_swap_whose_answer_is_lost(
 ) -> None:
     world.replicas[replica].fault = fault
     reached, killed = "first" if replica == "canary" else "better", fault != "fail_after"
-    with world.controller() as controller:
-        done = controller.deploy(world.bundles["better"])
-        assert done.outcome == ("rolled_back" if reached == "first" else "promoted")
-        assert done.behind == ([replica] if killed else [])
-        if killed:
-            world.replicas[replica].start(world.bundles["first"])  # with its first command
-        controller.recover()
+    done = world.deploy("better")
+    assert done.outcome == ("rolled_back" if reached == "first" else "promoted")
+    assert done.behind == ([replica] if killed else [])
+    if killed:
+        world.replicas[replica].start(world.bundles["first"])  # with its first command
+    world.recover()
     assert world.everywhere(reached)
 
 
@@ -190,17 +185,14 @@ def test_a_canary_that_fails_is_rolled_back_and_recovered(
         if event == "start":
             canary.start(world.bundles["first"])
 
-    world.then, world.requests = fail, 1
-    with world.controller() as controller:
-        done = controller.deploy(world.bundles["better"])
-        assert (done.outcome, done.verdict.by, done.behind) == ("rolled_back", "controller", behind)
-        assert reason in done.verdict.reason
-        assert world.percent == (0 if behind else 33.33)
-        world.then = lambda now: None
-        controller.recover()
-        assert not behind or world.percent == 0, "no requests until it is started again"
-        canary.start(world.bundles["first"])
-        controller.recover()
+    done = world.deploy("better", then=fail, requests=1)
+    assert (done.outcome, done.verdict.by, done.behind) == ("rolled_back", "controller", behind)
+    assert reason in done.verdict.reason
+    assert world.percent == (0 if behind else 33.33)
+    world.recover()
+    assert not behind or world.percent == 0, "no requests until it is started again"
+    canary.start(world.bundles["first"])
+    world.recover()
     assert world.everywhere("first")
 
 
@@ -229,7 +221,5 @@ def test_a_canary_gets_no_requests_once_the_controller_fails(world) -> None:
     with pytest.raises(OutriderError, match="no space left"):
         world.deploy("better", then=fail)
     assert world.percent == 0
-    world.then = lambda now: None
-    with world.controller() as controller:
-        controller.recover()
+    world.recover()
     assert world.everywhere("first")

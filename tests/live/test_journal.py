@@ -42,8 +42,10 @@ def test_an_entry_is_synced_before_append_returns(tmp_path, monkeypatch):
     )
     journal.append("one")
     assert synced == [journal.path.stat().st_size]
-    full = OutriderError, "journal.jsonl: no space left on the disk.*--recover"
-    for number, (error, message) in ((errno.EIO, (OSError, "failed")), (errno.ENOSPC, full)):
+    for number, error, message in (
+        (errno.EIO, OSError, "failed"),
+        (errno.ENOSPC, OutriderError, "journal.jsonl: no space left on the disk.*--recover"),
+    ):
         monkeypatch.setattr(os, "fsync", Mock(side_effect=OSError(number, "failed")))
         with pytest.raises(error, match=message):
             journal.append("two")

@@ -1,6 +1,5 @@
 """The status of an endpoint, and the commands that act on it."""
 
-import json
 import threading
 from typing import Any
 
@@ -11,7 +10,7 @@ from outrider.common.files import holder, lock
 from outrider.common.process_tree import wait_until
 from outrider.live.journal import read_state
 from outrider.live.status import endpoint_status, status_lines
-from tests.cli.commands import Finished, assert_one_message, run
+from tests.cli.commands import Finished, assert_one_message, json_line, run
 
 
 def deploy(world, *words) -> Finished:
@@ -21,9 +20,7 @@ def deploy(world, *words) -> Finished:
 
 def answer(world, *words) -> dict[str, Any]:
     """The last line of the command, which succeeds."""
-    finished = deploy(world, *words)
-    assert finished.returncode == 0, finished.stderr
-    return json.loads(finished.stdout.splitlines()[-1])
+    return json_line(deploy(world, *words))
 
 
 def test_a_status_names_what_is_not_as_it_should_be(world) -> None:
@@ -100,8 +97,10 @@ def test_one_controller_at_a_time_and_a_request_reaches_it(world) -> None:
     other = threading.Thread(target=other_controller)
     other.start()
     assert wait_until(lambda: read_state(world.endpoint).open is not None, 20)
-    refused = deploy(world, str(world.bundles["worse"]))
-    assert_one_message(refused, f"process {holder(path)} is deploying to this endpoint")
+    assert_one_message(
+        deploy(world, str(world.bundles["worse"])),
+        f"process {holder(path)} is deploying to this endpoint",
+    )
     assert answer(world, "--rollback")["outcome"] == "rolled_back"
     other.join()
     assert (done[0].outcome, done[0].verdict.by) == ("rolled_back", "operator")

@@ -43,8 +43,8 @@ def held_reads(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
 
     for name in ("READ_S", "SWAP_S", "ANSWER_S"):
         monkeypatch.setattr(live_speculator, name, 0.2)
-    kind = SimpleNamespace(name="mtp")
-    monkeypatch.setattr(live_speculator, "in_service", lambda _: SimpleNamespace(kind=kind))
+    started_with = SimpleNamespace(kind=SimpleNamespace(name="mtp"))
+    monkeypatch.setattr(live_speculator, "in_service", lambda _: started_with)
     monkeypatch.setattr(live_speculator, "checked", read)
     yield free
     free.set()
@@ -94,14 +94,20 @@ class Engine:
         self.paused = False
 
 
-def live(engine: Engine) -> LiveSpeculator:
+@pytest.fixture
+def engine() -> Engine:
+    return Engine()
+
+
+@pytest.fixture
+def speculator(engine: Engine) -> LiveSpeculator:
     return LiveSpeculator(engine, [Path("/releases")])
 
 
-async def test_files_that_are_not_read_in_time_change_nothing(held_reads: threading.Event) -> None:
-    engine = Engine()
+async def test_files_that_are_not_read_in_time_change_nothing(
+    engine: Engine, speculator: LiveSpeculator, held_reads: threading.Event
+) -> None:
     held_reads.clear()
-    speculator = live(engine)
     with pytest.raises(OutriderError, match=r"not read within 0\.2 s") as caught:
         await speculator.swap(NEW)
     assert not isinstance(caught.value, SpeculatorBroken)
@@ -114,10 +120,8 @@ async def test_files_that_are_not_read_in_time_change_nothing(held_reads: thread
 @pytest.mark.parametrize("method", ["pause", "speculator_load"])
 @pytest.mark.parametrize("fault", ["hangs", "fails"])
 async def test_an_exchange_without_an_answer_ends_broken_and_not_paused(
-    method: str, fault: str
+    engine: Engine, speculator: LiveSpeculator, method: str, fault: str
 ) -> None:
-    engine = Engine()
-    speculator = live(engine)
     setattr(engine, fault, {method})
     with pytest.raises(SpeculatorBroken, match=r"load new: .*start the replica again"):
         await speculator.swap(NEW)
@@ -131,9 +135,9 @@ async def test_an_exchange_without_an_answer_ends_broken_and_not_paused(
 
 
 @pytest.mark.parametrize("fault", ["hangs", "fails", "broken"])
-async def test_a_take_back_that_fails_is_broken(fault: str) -> None:
-    engine = Engine()
-    speculator = live(engine)
+async def test_a_take_back_that_fails_is_broken(
+    engine: Engine, speculator: LiveSpeculator, fault: str
+) -> None:
     await speculator.swap(WATCHED)
     if fault == "broken":
         engine.broken = "not taken back: disk"
@@ -148,10 +152,10 @@ async def test_a_take_back_that_fails_is_broken(fault: str) -> None:
     assert (status.watching, status.reverted, engine.paused) == (False, None, False)
 
 
-async def test_the_expected_digest_is_compared_before_anything_is_read() -> None:
-    engine = Engine()
+async def test_the_expected_digest_is_compared_before_anything_is_read(
+    engine: Engine, speculator: LiveSpeculator
+) -> None:
     engine.digest = "2" * 64
-    speculator = live(engine)
     for expected in ("", "1" * 64):
         order = NEW.model_copy(update={"expected": expected})
         with pytest.raises(OutriderError, match="another controller swapped it"):
