@@ -53,8 +53,8 @@ def test_texts(text: str, kept: str) -> None:
          ["x", "--api-key", "***", "***", "--port", "8"]),
         (["A_KEY=three", "--hf-token=four"], ["A_KEY=***", "--hf-token=***"]),
         (["traffic.path=https://user:5@host/x?sig=6"], ["traffic.path=https://***@host/x?***"]),
-        (["-f", "HF_TOKEN=1 vllm serve x --api-key 2"],
-         ["-f", "HF_TOKEN=*** vllm serve x --api-key ***"]),
+        (["--from-serve-command", "HF_TOKEN=1 vllm serve x --api-key 2"],
+         ["--from-serve-command", "HF_TOKEN=*** vllm serve x --api-key ***"]),
     ],
 )  # fmt: skip
 def test_a_command_line_hides_the_words_after_a_secret_flag(

@@ -90,8 +90,9 @@ def test_each_request_has_its_anchor_next_token_drafts_and_logprobs(batch: Input
     logits_BDV = torch.stack(speculator.states, dim=1) @ speculator.head_VH.T
     logprob_BD, draft_BD = logits_BDV.log_softmax(-1).max(-1)
     assert [record["drafts"] for record in records] == drafts == draft_BD.tolist()
-    recorded_BD = torch.tensor([record["logprobs"] for record in records])
-    torch.testing.assert_close(recorded_BD, logprob_BD, atol=1e-5, rtol=0)
+    torch.testing.assert_close(
+        torch.tensor([record["logprobs"] for record in records]), logprob_BD, atol=1e-5, rtol=0
+    )
 
 
 def test_drafts_of_a_cuda_graph_are_an_error(batch: InputBatch) -> None:
