@@ -31,6 +31,7 @@ def build_editable(folder, config_settings=None, metadata_directory=None):
     shutil.copy(WHEEL, folder)
     return WHEEL
 """
+WHEEL = "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
 START_UV = "import os, sys\ndef main(): os.execv({path!r}, ['uv', *sys.argv[1:]])\n"
 
 
@@ -38,12 +39,10 @@ def write_wheel(folder: Path, name: str, version: str, origin: str, code: str = 
     """A wheel of one module that holds `ORIGIN`; with `code`, also a command `name`."""
     path = folder / f"{name}-{version}-py3-none-any.whl"
     info = f"{name}-{version}.dist-info"
-    metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
-    tags = "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
     files = {
         f"{name}.py": f"ORIGIN = {origin!r}\n{code}",
-        f"{info}/METADATA": metadata,
-        f"{info}/WHEEL": tags,
+        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n",
+        f"{info}/WHEEL": WHEEL,
     }
     if code:
         files[f"{info}/entry_points.txt"] = f"[console_scripts]\n{name} = {name}:main\n"
@@ -91,10 +90,10 @@ def set_up(root: Path, pytorch: str) -> subprocess.CompletedProcess[str]:
         "UV_NO_CONFIG": "1",
         "UV_OFFLINE": "1",
     }
-    command = ["sh", "requirements/setup.sh"]
     return subprocess.run(
-        command, cwd=root, env=environment, text=True, capture_output=True, timeout=120
-    )
+        ["sh", "requirements/setup.sh"],
+        cwd=root, env=environment, text=True, capture_output=True, timeout=120,
+    )  # fmt: skip
 
 
 def test_torch_comes_from_pytorch_and_where_it_is_nowhere_the_fix_is_named(tmp_path: Path) -> None:
@@ -114,8 +113,7 @@ def test_torch_comes_from_pytorch_and_where_it_is_nowhere_the_fix_is_named(tmp_p
     pytorch = write_index(tmp_path / "pytorch", ("torch", "1.0+cpu"), ("extra", "2.0"))
     done = set_up(root, pytorch)
     assert done.returncode == 0, done.stderr
-    first, notice, _ = done.stdout.splitlines()
-    assert first.startswith("set-up: cpu packages")
+    _, notice, _ = done.stdout.splitlines()
     assert "torch==1.0+cpu" in notice and pytorch in notice
     # PyTorch's index has other packages too. They come from the general index all the same.
     for name, origin in (("torch", "pytorch"), ("extra", "general"), ("checkout", "checkout")):

@@ -128,6 +128,7 @@ def write_tiny_target(
     ).bfloat16()
     tensors[mtp + "embed_tokens.weight"] = tensors["model.embed_tokens.weight"].clone()
     tensors[mtp + "shared_head.head.weight"] = tensors["lm_head.weight"].clone()
+    shards = {"model.safetensors": tensors}
     if layers_in_shards:
         (directory / "model.safetensors").unlink()
         shards = {
@@ -138,14 +139,12 @@ def write_tiny_target(
                 k: v for k, v in tensors.items() if k.startswith(mtp)
             },
         }
-        for name, shard in shards.items():
-            save_file(shard, directory / name, metadata={"format": "pt"})
         weight_map = {tensor: name for name, shard in shards.items() for tensor in shard}
         (directory / "model.safetensors.index.json").write_text(
             json.dumps({"weight_map": weight_map})
         )
-    else:
-        save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
+    for name, shard in shards.items():
+        save_file(shard, directory / name, metadata={"format": "pt"})
     settings = json.loads((directory / "config.json").read_text())
     settings |= {"num_hidden_layers": LAYERS, "num_nextn_predict_layers": 1}
     if config.model_type == "deepseek_v3":

@@ -8,10 +8,12 @@ with its output captured at the descriptors. Exit statuses of real processes, an
 imported, are tested once for each command.
 """
 
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from _pytest.capture import FDCapture, MultiCapture
@@ -54,6 +56,12 @@ def run(command: str, *words: str, cwd: Path, **environment: str) -> Finished:
             capture.stop_capturing()
     status = ended.value.code or 0  # None is success
     return subprocess.CompletedProcess(argv, status, stdout, stderr)
+
+
+def json_line(finished: Finished) -> Any:
+    """The last line of a command that succeeded."""
+    assert finished.returncode == 0, finished.stderr
+    return json.loads(finished.stdout.splitlines()[-1])
 
 
 def assert_one_message(finished: Finished, *parts: str, status: int = 1) -> None:

@@ -13,7 +13,7 @@ import outrider
 from outrider.common.errors import OutriderError
 from outrider.common.process_tree import wait_until
 from outrider.pipeline.stages.registry import STAGES
-from tests.cli.commands import COMMANDS, assert_one_message, run, start
+from tests.cli.commands import COMMANDS, assert_one_message, json_line, run, start
 from tests.cli.workplace import write_workplace
 from tests.eval.sample_results import history_report
 
@@ -141,8 +141,10 @@ def test_quiet_leaves_the_json_line(workplace):
     # A run directory names its own recipe.
     again = run("outrider", "train", "runs/quiet", "--stages", "ingest", cwd=workplace)
     assert again.returncode == 0 and "ingest    nothing changed" in again.stderr
-    broken = run("outrider", "train", "mine.yaml", "--stages", "x", "--quiet", cwd=workplace)
-    assert_one_message(broken, "no stage `x`")
+    assert_one_message(
+        run("outrider", "train", "mine.yaml", "--stages", "x", "--quiet", cwd=workplace),
+        "no stage `x`",
+    )
 
 
 def test_a_new_recipe_trains(workplace, nano_r1):
@@ -153,7 +155,7 @@ def test_a_new_recipe_trains(workplace, nano_r1):
     recipe = yaml.safe_load((workplace / "log.yaml").read_text())
     assert recipe["effort"] == "standard" and recipe["speculator"]["kind"] == "mtp"
     dry = run("outrider", "train", "log.yaml", "--dry-run", "--quiet", cwd=workplace)
-    assert dry.returncode == 0 and json.loads(dry.stdout)["recipe"] == "log"
+    assert json_line(dry)["recipe"] == "log"
     assert_one_message(run("outrider", *words, cwd=workplace), "log.yaml: exists already")
 
 
@@ -189,17 +191,8 @@ def test_what_cannot_be_trained_on_is_known_at_once(workplace, nano_r1, logs, ta
 
 
 def test_a_dry_run_writes_the_resolved_recipe_and_says_what_each_stage_would_do_and_cost(workplace):
-    finished = run(
-        "train-speculator",
-        "--recipe",
-        "mine.yaml",
-        "--dry-run",
-        "name=dry",
-        "eval.k=3",
-        cwd=workplace,
-    )
-    assert finished.returncode == 0, finished.stderr
-    told = json.loads(finished.stdout)
+    words = ["train", "mine.yaml", "--dry-run", "name=dry", "eval.k=3"]
+    told = json_line(run("outrider", *words, cwd=workplace))
     assert list(told["dry_run"]) == list(STAGES)
     assert "x 388 bytes" in told["price"]["features"]["text"]
     assert (
@@ -211,13 +204,11 @@ def test_a_dry_run_writes_the_resolved_recipe_and_says_what_each_stage_would_do_
 def test_stages_are_kept_until_their_inputs_change_and_the_change_is_named(workplace):
     words = ["--recipe", "mine.yaml", "--stages", "split,ingest", "name=kept"]
     first = start("train-speculator", *words, cwd=workplace)
-    assert first.returncode == 0, first.stderr
-    *_, last = first.stdout.splitlines()
-    assert json.loads(last)["stages"] == ["ingest", "split"]
+    assert json_line(first)["stages"] == ["ingest", "split"]
     again = run("train-speculator", *words, "split.heldout_fraction=0.3", cwd=workplace)
     assert "ingest    nothing changed" in again.stderr
     assert "split     recipe.split.heldout_fraction: 0.2 -> 0.3" in again.stderr
-    run_dir = Path(json.loads(again.stdout)["run_dir"])
+    run_dir = Path(json_line(again)["run_dir"])
     assert sorted(path.name for path in (run_dir / "logs").iterdir()) == ["attempt_1", "attempt_2"]
     assert (run_dir / "provenance.json").is_file()
 
@@ -255,8 +246,7 @@ def test_runs_are_compared_without_measuring_anything(tmp_path):
         "pages/drift.html",
         cwd=tmp_path,
     )
-    assert finished.returncode == 0, finished.stderr
-    line = json.loads(finished.stdout)
+    line = json_line(finished)
     assert line["runs"] == ["june", "march"] and next(iter(line["figures"])) == "verdict"
     assert [point["run"] for point in line["history"][0]["points"]] == ["march", "june"]
     assert (

@@ -37,16 +37,20 @@ def test_the_critical_t_is_where_the_mixture_reaches_its_threshold(degrees, alph
 
 
 @pytest.mark.parametrize(
-    ("numerator", "denominator"),
-    [([], []), ([1.0], [1.0]), ([3.0, 2.0], [1.0, 1.0]), ([5.0] + [0.0] * 30, [1.0] * 31)],
+    ("numerator", "denominator", "bounds"),
+    [
+        ([], [], (0.0, math.inf)),
+        ([1.0], [1.0], (0.0, math.inf)),
+        ([3.0, 2.0], [1.0, 1.0], (0.0, math.inf)),
+        ([5.0] + [0.0] * 30, [1.0] * 31, (0.0, math.inf)),
+        ([9.0] * 30, [9.0] * 30, (1.0, 1.0)),  # a drafter of which nothing is accepted
+    ],
 )
-def test_too_few_clusters_have_no_bounds(numerator, denominator):
+def test_too_few_clusters_have_no_bounds_and_equal_ones_an_exact_one(
+    numerator, denominator, bounds
+):
     found = ratio_of_groups([(numerator, denominator)], [], 0.05)
-    assert (found.low, found.high, found.clusters) == (0.0, math.inf, len(numerator))
-    equal = ratio_of_groups(
-        [([9] * 30, [9] * 30)], [], 0.05
-    )  # a drafter of which nothing is accepted
-    assert (equal.low, equal.high) == (1.0, 1.0)
+    assert (found.low, found.high, found.clusters) == (*bounds, len(numerator))
 
 
 @pytest.mark.parametrize(("spread", "between"), [(0.5, 0.2), (1.0, 0.2), (1.0, 1.0)])

@@ -3,6 +3,9 @@
 import os
 import stat
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from outrider.common.fingerprint import (
     ABSENT,
@@ -13,13 +16,18 @@ from outrider.common.fingerprint import (
 )
 
 
-def test_changes_name_the_leaf_and_both_values() -> None:
-    before = {"recipe": {"training": {"epochs": 3, "seed": 0}}, "source": {"target": "a" * 64}}
-    now = {"recipe": {"training": {"epochs": 5, "seed": 0}}, "source": {"target": "b" * 64}}
-    assert changes(before, now) == ["recipe.training.epochs: 3 -> 5", "source.target"]
-    assert changes(before, before) == []
-    assert changes({"a": {}}, {"a": {"new": 1}}) == ["a.new: None -> 1"]
-    assert changes("a" * 64, "b" * 64) == ["inputs"]
+@pytest.mark.parametrize(
+    ("before", "now", "found"),
+    [
+        ({"a": {"b": 3, "c": 0}}, {"a": {"b": 5, "c": 0}}, ["a.b: 3 -> 5"]),
+        ({"a": {"b": "a" * 64}}, {"a": {"b": "b" * 64}}, ["a.b"]),
+        ({"a": {}}, {"a": {"new": 1}}, ["a.new: None -> 1"]),
+        ({"a": {"b": 3}}, {"a": {"b": 3}}, []),
+        ("a" * 64, "b" * 64, ["inputs"]),
+    ],
+)
+def test_changes_name_the_leaf_and_both_values(before: Any, now: Any, found: list[str]) -> None:
+    assert changes(before, now) == found
 
 
 def test_path_digest_follows_content_and_names_but_not_time(tmp_path: Path) -> None:

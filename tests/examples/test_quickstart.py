@@ -11,13 +11,10 @@ import outrider
 NOTEBOOK = Path(__file__).parents[2] / "examples" / "quickstart.ipynb"
 
 
-def cells() -> list[str]:
-    notebook = json.loads(NOTEBOOK.read_text(encoding="utf-8"))
-    return ["".join(each["source"]) for each in notebook["cells"] if each["cell_type"] == "code"]
-
-
 def test_the_notebook_makes_the_six_calls_of_the_package() -> None:
-    calls = [node for node in ast.walk(ast.parse("\n".join(cells()))) if isinstance(node, ast.Call)]
+    notebook = json.loads(NOTEBOOK.read_text(encoding="utf-8"))
+    cells = ["".join(each["source"]) for each in notebook["cells"] if each["cell_type"] == "code"]
+    calls = [node for node in ast.walk(ast.parse("\n".join(cells))) if isinstance(node, ast.Call)]
     functions = [call.func for call in calls if isinstance(call.func, ast.Attribute)]
     owned = {each.attr for each in functions if ast.unparse(each.value) == "outrider"}
     assert owned == set(outrider.__all__)

@@ -21,19 +21,14 @@ class Handler(BaseHTTPRequestHandler):
     sick = Path()
 
     def answer_request(self) -> None:
-        data = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        body = json.loads(data or b"{}")
+        body = json.loads(self.rfile.read(int(self.headers.get("Content-Length") or 0)) or b"{}")
         time.sleep(10_000 if body.get("never") == self.name else body.get("seconds", 0))
         if "stream" in body or "until" in body:
             self.stream(body)
             return
         sick = self.path == "/health" and self.sick.exists()
-        answer = {
-            "name": self.name,
-            "path": self.path,
-            "headers": {key.lower(): value for key, value in self.headers.items()},
-        }
-        data = json.dumps(answer).encode()
+        headers = {key.lower(): value for key, value in self.headers.items()}
+        data = json.dumps({"name": self.name, "path": self.path, "headers": headers}).encode()
         self.send_response(503 if sick else body.get("status", 200))
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(data)))

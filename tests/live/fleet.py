@@ -53,11 +53,12 @@ class Fleet:
         # Not pytest's folder: a Unix socket's path has at most 107 bytes.
         self._folder = tempfile.TemporaryDirectory(prefix="fleet-")
         self.state = Path(self._folder.name)
-        replicas = [(name, "stable") for name in stable] + [(name, "canary") for name in canary]
         tree = {
             "state_dir": str(self.state),
             "replicas": [
-                {"name": name, "role": role, "data": f"unix:{name}.sock"} for name, role in replicas
+                {"name": name, "role": role, "data": f"unix:{name}.sock"}
+                for role, names in (("stable", stable), ("canary", canary))
+                for name in names
             ],
             "router": {"listen": "unix:front.sock"} | router,
         }
@@ -140,8 +141,7 @@ class Fleet:
 def stat(router: Router, role: str, name: str = "membership_healthy") -> int:
     """A figure of Envoy's about the replicas of a role, by default how many get requests now."""
     pattern = urllib.parse.quote(f"^cluster.{POOLS[role]}.{name}$")
-    text = router._call("GET", f"/stats?filter={pattern}")
-    return int(text.rpartition(":")[2])
+    return int(router._call("GET", f"/stats?filter={pattern}").rpartition(":")[2])
 
 
 def wait_for(condition: Callable[[], object]) -> None:

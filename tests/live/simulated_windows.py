@@ -24,8 +24,10 @@ class Story:
 
     def estimate(self, log):
         value, half = math.exp(log), math.exp(1.96 * self.error)
-        counts = {"observations": 90, "clusters": 30, "over": "30 sessions"}
-        return {"value": value, "low": value / half, "high": value * half} | counts
+        return {
+            "value": value, "low": value / half, "high": value * half,
+            "observations": 90, "clusters": 30, "over": "30 sessions",
+        }  # fmt: skip
 
     def window(self, shift=0.0, release="base", length=4.0, ratio=True, seconds=1.0, at=0.0):
         number = len(self.state.windows) + 1

@@ -6,9 +6,9 @@ simulated endpoint of world.py at the end of this file.
 
 import io
 import json
-import math
 import shutil
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -25,8 +25,8 @@ from outrider.live.journal import Journal, read_journal, read_state
 from outrider.pipeline.recipe.load import load_recipe
 from outrider.pipeline.run_stages import StageFailed
 from outrider.speculators.kinds import KINDS
-from tests.cli.commands import assert_one_message, run
-from tests.live.world import Killed
+from tests.cli.commands import assert_one_message, json_line, run
+from tests.live.world import Killed, killed_around
 
 ROWS, FIRST = 10, "r0000"
 
@@ -34,9 +34,9 @@ ROWS, FIRST = 10, "r0000"
 class Log:
     """A log whose rows have an acceptance length by speculator, and an endpoint."""
 
-    def __init__(self, folder, nano_r1, monkeypatch, *words):
+    def __init__(self, folder, nano_r1, monkeypatch, kinds="", *words):
         self.log = folder / "log.jsonl"
-        self.log.touch()
+        self.traffic(*kinds)
         self.begin(folder)
         self.loaded = load_recipe(
             "resume_screening",
@@ -45,27 +45,22 @@ class Log:
         )  # fmt: skip
         self.kill_at, self.reached = None, 0
         monkeypatch.setattr(adapt, "MOST_BEHIND", 99)
-        for name in ("run_stages", "watched", "judge", "write_bundle"):
+        for name in ("run_stages", "watched", "judge", "write_bundle", "serving_of"):
             monkeypatch.setattr(adapt, name, getattr(self, name))
-        monkeypatch.setattr(adapt, "serving_of", lambda endpoint: self.serving())
         monkeypatch.setattr(Adapter, "_outcome", lambda adapter, bundle: self.deploy(bundle))
-        append = Journal.append
-
-        def killed_around(journal, event, **facts):
-            self.point()
-            entry = append(journal, event, **facts)
-            self.point()
-            return entry
-
-        monkeypatch.setattr(Journal, "append", killed_around)
+        monkeypatch.setattr(Journal, "append", killed_around(self.point, Journal.append))
 
     def begin(self, folder):
         """An endpoint that serves a speculator fitted to traffic of kind a."""
         folder.mkdir(mode=0o700, exist_ok=True)
-        replicas = [{"name": "a", "data": "unix:/a", "admin": "unix:/b"}]
-        self.endpoint = Endpoint(name="small", state_dir=folder, replicas=replicas)
-        self.folder, self.bundles = folder, folder / "endpoint"
-        write_json(self.bundles / FIRST / "config.json", ["a"])
+        self.endpoint = Endpoint(
+            name="small",
+            state_dir=folder,
+            replicas=[{"name": "a", "data": "unix:/a", "admin": "unix:/b"}],
+        )
+        self.folder = folder
+        write_json(folder / "first" / "config.json", ["a"])
+        self.serving = Serving(FIRST, folder / "first", 5)
 
     def point(self):
         """A place where the process may be killed."""
@@ -104,19 +99,16 @@ class Log:
         return found, estimate(found.value / self.replayed(run, base).value) if base else None
 
     def replayed(self, run, directory):
-        fitted = set()
-        if directory != self.loaded.recipe.target.training_directory():
-            fitted = set(read_json(directory / "config.json"))
+        fitted = read_json(directory / "config.json")  # the base's has no kind of traffic
         kinds = [row["kind"] for row in read_json(run.root / "traffic" / "rows.json")]
         return estimate(sum(4.0 if kind in fitted else 3.0 for kind in kinds) / len(kinds))
 
     def judge(self, trained, windows, older, serving, recipe, k):
         self.point()
-        of = {
-            run: [self.replayed(run, each).value for each in (serving, trained.speculator)]
-            for run in windows
-        }
-        base, custom = (sum(values) / len(of) for values in zip(*of.values(), strict=True))
+        base, custom = (
+            sum(self.replayed(run, each).value for run in windows) / len(windows)
+            for each in (serving, trained.speculator)
+        )
         return GateVerdict(
             ships=custom > base, reason="", windows=[run.root.name for run in windows], k=k,
             sequences=ROWS, sessions=ROWS, base=estimate(base),
@@ -127,15 +119,12 @@ class Log:
         write_json(run.bundle / "config.json", read_json(run.speculator / "config.json"))
         self.point()
 
-    def serving(self):
-        newest = max(self.bundles.iterdir())
-        return Serving(newest.name, newest, 5)
+    def serving_of(self, endpoint):
+        return self.serving
 
     def deploy(self, bundle):
         self.point()
-        write_json(
-            self.bundles / bundle.parent.name / "config.json", read_json(bundle / "config.json")
-        )
+        self.serving = Serving(bundle.parent.name, bundle, 5)
         self.point()
         return "promoted"
 
@@ -153,10 +142,10 @@ class Log:
 
 
 def estimate(value):
-    half = math.exp(0.02)
-    low, high = value / half, value * half
-    counts = {"observations": ROWS, "clusters": ROWS, "over": f"{ROWS} sessions"}
-    return ClusteredEstimate(value=value, low=low, high=high, **counts)
+    return ClusteredEstimate(
+        value=value, low=0.98 * value, high=1.02 * value, observations=ROWS, clusters=ROWS,
+        over=f"{ROWS} sessions",
+    )  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -166,11 +155,9 @@ def native_kind(monkeypatch):
 
 
 @pytest.fixture
-def shifting(tmp_path, nano_r1, monkeypatch):
-    """Traffic that shifts and comes back."""
-    world = Log(tmp_path, nano_r1, monkeypatch)
-    world.traffic(*"aaabbbbaa")
-    return world
+def make_log(tmp_path, nano_r1, monkeypatch):
+    """Makes a log with a window of each of these kinds, and an adaptation with these words."""
+    return partial(Log, tmp_path, nano_r1, monkeypatch)
 
 
 def story(entries):
@@ -181,7 +168,8 @@ def story(entries):
     ]
 
 
-def test_a_shift_is_followed_by_a_round_and_a_release(shifting):
+def test_a_shift_is_followed_by_a_round_and_a_release(make_log):
+    shifting = make_log("aaabbbbaa")  # and comes back
     found = shifting.run()
     assert (found["windows"], found["shipped"], found["lost"]) == (9, 1, 0)
     (first,), watched = shifting.facts("round"), shifting.facts("watched")
@@ -191,19 +179,17 @@ def test_a_shift_is_followed_by_a_round_and_a_release(shifting):
     gate = read_json(text / "gate.json")
     assert gate["windows"] == ["w000005"] and gate["ships"] and not (text / "traffic").exists()
     assert windows_left(shifting.folder) == list(range(1, 10))
-    left = (shifting.folder / "adapt" / "windows").rglob("log/*")
-    assert list(left) == [], "rows of the log are deleted once they are sequences"
+    assert not list(shifting.folder.rglob("log/*")), "rows are deleted once they are sequences"
 
 
-def test_the_loop_can_be_killed_at_every_point(tmp_path, nano_r1, monkeypatch):
+def test_the_loop_can_be_killed_at_every_point(make_log, monkeypatch):
     monkeypatch.setattr("os.fsync", lambda descriptor: None)  # nothing is lost with the machine
-    world = Log(tmp_path, nano_r1, monkeypatch)
-    world.traffic(*"abbb")
+    world = make_log("abbb")
     assert world.run()["shipped"] == 1
     whole, points = story(world.entries), world.reached
     assert points > 30
     for kill_at in range(1, points + 1):
-        world.begin(tmp_path / f"killed at {kill_at}")
+        world.begin(world.log.parent / f"killed at {kill_at}")
         world.kill_at, world.reached = kill_at, 0
         with suppress(Killed):
             world.run()
@@ -213,42 +199,38 @@ def test_the_loop_can_be_killed_at_every_point(tmp_path, nano_r1, monkeypatch):
         assert story(world.entries) == whole, f"killed at point {kill_at}"
 
 
-def test_a_round_that_loses_does_not_ship_and_the_next_waits(tmp_path, nano_r1, monkeypatch):
-    world = Log(tmp_path, nano_r1, monkeypatch)
-    world.traffic("a", "a", *["hopeless"] * 8)
+def test_a_round_that_loses_does_not_ship_and_the_next_waits(make_log):
+    world = make_log(["a", "a", *["hopeless"] * 8])
     found = world.run()
     assert found["shipped"] == 0 and found["serving"] == FIRST
     newer = [one["newer"] for one in world.facts("round")]
     assert newer == [[1, 2, 3], [4, 5], [6, 7, 8, 9]]
-    gated = world.facts("gated")
-    assert not any(one["ships"] for one in gated)
-    assert "does not train" in gated[1]["reason"]
+    assert "does not train" in world.facts("gated")[1]["reason"]
 
 
-def test_a_window_that_cannot_be_used_is_left_out(tmp_path, nano_r1, monkeypatch):
-    world = Log(tmp_path, nano_r1, monkeypatch)
-    world.traffic("a", "broken", "a", "b", "b")
+def test_a_window_that_cannot_be_used_is_left_out(make_log):
+    world = make_log(["a", "broken", "a", "b", "b"])
     assert world.run()["shipped"] == 1
     assert world.facts("round")[0]["newer"] == [1, 3, 4]
-    assert not (tmp_path / "adapt" / "windows" / "w000002").exists()
+    assert windows_left(world.folder) == [1, 3, 4, 5]
     world.traffic(*["broken"] * 4)
     with pytest.raises(OutriderError, match="the log is broken"):
         world.run()
 
 
 def test_only_later_rows_are_read_and_more_than_can_be_captured_are_passed_over(
-    tmp_path, nano_r1, monkeypatch
+    make_log, monkeypatch
 ):
-    world = Log(tmp_path, nano_r1, monkeypatch, "adapt.from_start=false")
+    world = make_log("aaaaa", "adapt.from_start=false")
     monkeypatch.setattr(adapt, "MOST_BEHIND", 2)
-    world.traffic(*"aaaaa")
     assert world.run()["windows"] == 0
     world.traffic(*"aaaaaaa")
     world.run()
     assert [one["skipped"] for one in world.facts("window")] == [5 * ROWS, 0]
 
 
-def test_rounds_ends_the_loop_and_one_process_at_a_time(shifting):
+def test_rounds_ends_the_loop_and_one_process_at_a_time(make_log):
+    shifting = make_log("aaabbbbaa")
     with adapting(shifting.loaded, shifting.endpoint, Console(file=io.StringIO())) as adapter:
         with pytest.raises(OutriderError, match="follows this traffic already"):
             shifting.run()
@@ -261,11 +243,11 @@ def windows_left(folder):
 
 
 @pytest.mark.parametrize("retention", ["delete_features", "delete_all"])
-def test_with_retention_windows_end_with_their_round(tmp_path, nano_r1, monkeypatch, retention):
-    world = Log(tmp_path, nano_r1, monkeypatch, f"privacy.retention={retention}")
-    world.traffic(*"aaabbbb")
+def test_with_retention_windows_end_with_their_round(make_log, retention):
+    world = make_log("aaabbbb", f"privacy.retention={retention}")
     assert world.run()["shipped"] == 1
-    assert world.facts("round")[0]["newer"] == [1, 2, 3, 4] and windows_left(tmp_path) == [5, 6, 7]
+    assert world.facts("round")[0]["newer"] == [1, 2, 3, 4]
+    assert windows_left(world.folder) == [5, 6, 7]
 
 
 def test_a_round_waits_for_another_deployment_and_is_deployed_once_also_if_not_recorded(
@@ -302,9 +284,10 @@ def test_the_command_without_new_traffic(make_world, tmp_path):
     world = make_world()
     (tmp_path / "log.jsonl").write_text("{}\n")
     words = ["--recipe", "resume_screening", "traffic.path=log.jsonl", "--endpoint", world.file()]
-    done = run("adapt-speculator", *words, "--once", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout.splitlines()[-1])
+    found = json_line(run("adapt-speculator", *words, "--once", cwd=tmp_path))
     assert (found["windows"], found["rounds"], found["serving"]) == (0, 0, BASE)
-    wrong = run("adapt-speculator", *words, "--rounds", "0", cwd=tmp_path)
-    assert_one_message(wrong, "--rounds 0: give 1 or more", status=2)
+    assert_one_message(
+        run("adapt-speculator", *words, "--rounds", "0", cwd=tmp_path),
+        "--rounds 0: give 1 or more",
+        status=2,
+    )

@@ -18,10 +18,9 @@ SEQUENCES = 400
 def window(folder, number, sessions=SEQUENCES):
     """A run directory with a sequence of each session, all usable."""
     run = RunDirectory(folder / f"w{number}")
-    first = 1000 * number
-    rows = [(f"s{first + n}", float(first + n), prompt(first + n)) for n in range(sessions)]
+    numbers = range(1000 * number, 1000 * number + sessions)
     run.sequences.parent.mkdir(parents=True)
-    table(run.sequences.parent, rows)
+    table(run.sequences.parent, [(f"s{n}", float(n), prompt(n)) for n in numbers])
     return run
 
 

@@ -92,9 +92,12 @@ def test_which_windows_are_deleted(monkeypatch):
     story.add("refused_window", 2000.0, window=3, reason="broken")
     for _ in range(4):
         story.window(at=2000.0)
-    assert doomed() == [3]
-    assert doomed(keep_older=False) == [1, 2, 3]
-    assert doomed(gigabytes=4.5) == [1, 2, 3]
-    assert doomed(gigabytes=0.1) == [1, 2, 3, 4, 5, 6], "never the newest one"
+    for limits, expected in (
+        ({}, [3]),
+        ({"keep_older": False}, [1, 2, 3]),
+        ({"gigabytes": 4.5}, [1, 2, 3]),
+        ({"gigabytes": 0.1}, [1, 2, 3, 4, 5, 6]),  # never the newest one
+    ):
+        assert doomed(**limits) == expected
     monkeypatch.setattr("time.time", lambda: 1000.0 + 30 * 86_400 + 1)
     assert doomed() == [1, 2, 3]

@@ -33,8 +33,7 @@ def test_a_worse_release_is_rolled_back_and_no_stable_replica_had_it(world) -> N
 
 def test_the_canary_gets_the_shares_of_the_policy_and_no_more_than_its_own(make_world) -> None:
     world = make_world(shares=[5, 25, 80, 100])
-    world.requests = 100
-    world.deploy("better")
+    world.deploy("better", requests=100)
     shares = [facts["percent"] for facts in world.events("share")]
     assert shares == [50, 0, 5, 25, 50], "the baseline, then the test"
 
@@ -82,15 +81,11 @@ def test_a_replica_that_refuses_to_go_back_does_not_keep_the_others(world) -> No
         if opened is not None and "stable0" in opened.swapped:  # and its watch continues
             world.replicas["canary"].fault = world.replicas["stable1"].fault = "refuse"
 
-    world.then = refusing
-    with world.controller() as controller:
-        world.bundle("watched", b"4.0", promised=1.0)
-        done = controller.deploy(world.bundles["watched"])
-        assert (done.outcome, done.behind) == ("rolled_back", ["canary"])
-        assert world.percent == 0
-        assert world.served() == {"canary": "watched", "stable0": "first", "stable1": "first"}
-        world.then = lambda now: None
-        controller.recover()
+    done = world.deploy(world.bundle("watched", b"4.0", promised=1.0), then=refusing)
+    assert (done.outcome, done.behind) == ("rolled_back", ["canary"])
+    assert world.percent == 0
+    assert world.served() == {"canary": "watched", "stable0": "first", "stable1": "first"}
+    world.recover()
     assert world.everywhere("first")
 
 
@@ -102,8 +97,7 @@ def test_requests_of_a_stable_replica_with_another_speculator_are_not_compared(m
             restarts.append(now)
             world.replicas["stable0"].start(world.bundles["worse"])
 
-    world.then, world.requests = restart, 2
-    done = world.deploy(world.bundle("equal", b"2.00"))
+    done = world.deploy(world.bundle("equal", b"2.00"), then=restart, requests=2)
     assert done.outcome == "rolled_back" and "undecided after 20 s" in done.verdict.reason
 
 
@@ -114,8 +108,7 @@ def test_a_baseline_begins_again_with_a_replica_that_is_started_again(make_world
         if now == 1002:
             world.replicas["stable0"].start(world.bundles["first"])
 
-    world.then, world.requests = restart, 4
-    done = world.deploy("better")
+    done = world.deploy("better", then=restart, requests=4)
     assert (done.outcome, done.verdict.by) == ("promoted", "judge")
     # 2 requests a second at the canary: 6 of them after 3 s, or 2 s after the start.
     assert next(e.at for e in world.journal.entries if e.event == "swap") >= 1005
@@ -128,13 +121,12 @@ def test_a_replica_killed_in_its_swap_and_a_swap_whose_answer_is_lost(
 ) -> None:
     world.replicas[replica].fault = fault
     reached, killed = "first" if replica == "canary" else "better", fault != "fail_after"
-    with world.controller() as controller:
-        done = controller.deploy(world.bundles["better"])
-        assert done.outcome == ("rolled_back" if reached == "first" else "promoted")
-        assert done.behind == ([replica] if killed else [])
-        if killed:
-            world.replicas[replica].start(world.bundles["first"])  # with its first command
-        controller.recover()
+    done = world.deploy("better")
+    assert done.outcome == ("rolled_back" if reached == "first" else "promoted")
+    assert done.behind == ([replica] if killed else [])
+    if killed:
+        world.replicas[replica].start(world.bundles["first"])  # with its first command
+    world.recover()
     assert world.everywhere(reached)
 
 
@@ -146,8 +138,7 @@ def test_the_share_is_set_again_after_a_restart_of_the_router(world) -> None:
         if now in (1002, 1005):
             world.router_alive, world.percent = now == 1005, 0.0
 
-    world.then, world.requests = restart, 3
-    assert world.deploy("better").outcome == "promoted"
+    assert world.deploy("better", then=restart, requests=3).outcome == "promoted"
     assert shares[0] == 33.33 and 0 in shares and shares[-1] == 33.33
     assert world.everywhere("better")
 
@@ -157,8 +148,7 @@ def test_a_request_stops_a_promotion_between_two_replicas(world) -> None:
         if "stable0" in read_state(world.endpoint).open.swapped:  # and its watch continues
             world.ask("roll_back")
 
-    world.then = ask_later
-    done = world.deploy(world.bundle("slow", b"4.0", promised=1.0))
+    done = world.deploy(world.bundle("slow", b"4.0", promised=1.0), then=ask_later)
     assert (done.outcome, done.verdict.by) == ("rolled_back", "tester")
     assert done.swapped == ["canary", "stable0"]
     assert world.everywhere("first")
@@ -195,17 +185,14 @@ def test_a_canary_that_fails_is_rolled_back_and_recovered(
         if event == "start":
             canary.start(world.bundles["first"])
 
-    world.then, world.requests = fail, 1
-    with world.controller() as controller:
-        done = controller.deploy(world.bundles["better"])
-        assert (done.outcome, done.verdict.by, done.behind) == ("rolled_back", "controller", behind)
-        assert reason in done.verdict.reason
-        assert world.percent == (0 if behind else 33.33)
-        world.then = lambda now: None
-        controller.recover()
-        assert not behind or world.percent == 0, "no requests until it is started again"
-        canary.start(world.bundles["first"])
-        controller.recover()
+    done = world.deploy("better", then=fail, requests=1)
+    assert (done.outcome, done.verdict.by, done.behind) == ("rolled_back", "controller", behind)
+    assert reason in done.verdict.reason
+    assert world.percent == (0 if behind else 33.33)
+    world.recover()
+    assert not behind or world.percent == 0, "no requests until it is started again"
+    canary.start(world.bundles["first"])
+    world.recover()
     assert world.everywhere("first")
 
 
@@ -214,15 +201,14 @@ def test_without_traffic_it_goes_back_as_undecided_and_a_person_may_promote(
 ) -> None:
     monkeypatch.setattr("outrider.live.canary.STALL_S", 5.0)
     world = make_world(stable=2, max_seconds=20)
-    equal, world.requests = world.bundle("equal", b"2.00"), 0
-    done = world.deploy(equal)
+    equal, watched = world.bundle("equal", b"2.00"), world.bundle("watched", b"4.0", promised=3.5)
+    done = world.deploy(equal, requests=0)
     assert done.outcome == "rolled_back" and "undecided after 20 s" in done.verdict.reason
-    done = world.deploy(world.bundle("watched", b"4.0", promised=3.5), in_place=True)
+    done = world.deploy(watched, in_place=True, requests=0)
     assert (done.outcome, done.verdict.by) == ("rolled_back", "controller")
     assert "its watch is undecided" in done.verdict.reason
     assert world.everywhere("first")
-    world.then = lambda now: world.ask("promote")
-    done = world.deploy(equal)
+    done = world.deploy(equal, then=lambda now: world.ask("promote"), requests=0)
     assert (done.outcome, done.verdict.by) == ("promoted", "tester")
     assert world.everywhere("equal")
 
@@ -232,11 +218,8 @@ def test_a_canary_gets_no_requests_once_the_controller_fails(world) -> None:
         if world.served()["canary"] == "better":
             raise OutriderError("no space left on the disk")
 
-    world.then = fail
     with pytest.raises(OutriderError, match="no space left"):
-        world.deploy("better")
+        world.deploy("better", then=fail)
     assert world.percent == 0
-    world.then = lambda now: None
-    with world.controller() as controller:
-        controller.recover()
+    world.recover()
     assert world.everywhere("first")

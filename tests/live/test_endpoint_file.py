@@ -14,15 +14,11 @@ REPLICAS = """
 """
 
 
-def written(folder: Path, text: str) -> Path:
-    path = folder / "resume.yaml"
-    path.write_text(text, encoding="utf-8")
-    return path
-
-
 def changed(folder: Path, **values: object) -> Path:
     tree = {"state_dir": "/run/e", "replicas": yaml.safe_load(REPLICAS)} | values
-    return written(folder, yaml.safe_dump(tree, sort_keys=False))
+    path = folder / "resume.yaml"
+    path.write_text(yaml.safe_dump(tree, sort_keys=False), encoding="utf-8")
+    return path
 
 
 def mistake(path: Path) -> str:
@@ -56,12 +52,9 @@ def test_shipped_endpoints_load_by_name_and_are_listed_for_another(name, tmp_pat
 
 
 def test_a_mistyped_key_is_named_with_its_line_and_the_nearest_key(tmp_path) -> None:
-    path = written(
-        tmp_path,
-        f"state_dir: s\nreplicas:{REPLICAS}policy:\n  min_request: 3\n",
-    )
+    path = changed(tmp_path, policy={"min_request": 3})
     assert mistake(path) == (
-        f"{path}:6: policy.min_request: no such key; did you mean `policy.min_requests`? "
+        f"{path}:10: policy.min_request: no such key; did you mean `policy.min_requests`? "
         f"`policy` has: {', '.join(sorted(CanaryPolicy.model_fields))}"
     )
 

@@ -2,6 +2,7 @@
 
 import errno
 import os
+from unittest.mock import Mock
 
 import pytest
 
@@ -41,14 +42,11 @@ def test_an_entry_is_synced_before_append_returns(tmp_path, monkeypatch):
     )
     journal.append("one")
     assert synced == [journal.path.stat().st_size]
-
-    def failing(file: int) -> None:
-        raise failure
-
-    monkeypatch.setattr(os, "fsync", failing)
-    full = OutriderError, "journal.jsonl: no space left on the disk.*--recover"
-    for number, (error, message) in ((errno.EIO, (OSError, "failed")), (errno.ENOSPC, full)):
-        failure = OSError(number, "failed")
+    for number, error, message in (
+        (errno.EIO, OSError, "failed"),
+        (errno.ENOSPC, OutriderError, "journal.jsonl: no space left on the disk.*--recover"),
+    ):
+        monkeypatch.setattr(os, "fsync", Mock(side_effect=OSError(number, "failed")))
         with pytest.raises(error, match=message):
             journal.append("two")
         assert [event for _, event, _ in events(journal.path)] == ["one"]

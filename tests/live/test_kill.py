@@ -9,7 +9,7 @@ import pytest
 from outrider.live.controller import Controller
 from outrider.live.journal import read_state
 from outrider.live.releases import Releases
-from tests.live.world import Killed, World
+from tests.live.world import Killed, World, killed_around
 
 Work = Callable[[Controller], Any]
 
@@ -17,15 +17,7 @@ Work = Callable[[Controller], Any]
 @pytest.fixture
 def world(make_world, monkeypatch) -> World:
     world = make_world()
-    add = Releases.add
-
-    def killed_around(*arguments: Any) -> Any:
-        world.point()
-        release = add(*arguments)
-        world.point()
-        return release
-
-    monkeypatch.setattr(Releases, "add", killed_around)
+    monkeypatch.setattr(Releases, "add", killed_around(world.point, Releases.add))
     monkeypatch.setattr("os.fsync", lambda descriptor: None)  # nothing is lost with the machine
     return world
 

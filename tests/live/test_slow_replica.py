@@ -55,7 +55,6 @@ def test_a_faster_replica_promotes_no_slower_release(nano_r1, monkeypatch, tmp_p
         ):
             equal = deploy_bundle(tmp_path / "equal", endpoint, say=print)
             worse = deploy_bundle(tmp_path / "worse", endpoint, say=print)
-    print(len(outcomes), equal.verdict, worse.verdict, sep="\n")
     assert not any(outcomes)
     assert equal.verdict.figures["replica"] > 1.3, "nothing was planted"
     assert (equal.outcome, equal.verdict.by) == ("promoted", "judge"), equal.verdict

@@ -1,7 +1,7 @@
 """The status of an endpoint, and the commands that act on it."""
 
-import json
 import threading
+from typing import Any
 
 import pytest
 
@@ -10,7 +10,17 @@ from outrider.common.files import holder, lock
 from outrider.common.process_tree import wait_until
 from outrider.live.journal import read_state
 from outrider.live.status import endpoint_status, status_lines
-from tests.cli.commands import assert_one_message, run
+from tests.cli.commands import Finished, assert_one_message, json_line, run
+
+
+def deploy(world, *words) -> Finished:
+    """The command on the world's endpoint."""
+    return run("deploy-speculator", *words, "--endpoint", world.file(), cwd=world.folder)
+
+
+def answer(world, *words) -> dict[str, Any]:
+    """The last line of the command, which succeeds."""
+    return json_line(deploy(world, *words))
 
 
 def test_a_status_names_what_is_not_as_it_should_be(world) -> None:
@@ -31,38 +41,32 @@ def test_a_status_names_what_is_not_as_it_should_be(world) -> None:
     assert {"stable1: no answer", "router: no answer"} <= {*status_lines(status)}
 
 
-def test_the_commands_on_an_endpoint(world, tmp_path) -> None:
+def test_the_commands_on_an_endpoint(world) -> None:
     assert endpoint_status(world.endpoint)["serving"] is None
     world.deploy("better")
     world.deploy("worse")
-    to = ("--endpoint", world.file())
-    told = run("deploy-speculator", "--status", *to, cwd=tmp_path)
+    told = deploy(world, "--status")
     assert told.returncode == 0 and told.stdout.startswith("small: release ")
     status = endpoint_status(world.endpoint)
     assert (status["promoted"], status["rolled_back"], status["canary_percent"]) == (1, 1, 33.33)
     assert status["everywhere"] and status["problems"] == []
     serving = read_state(world.endpoint).serving
-    told = run("deploy-speculator", "--rollback", *to, cwd=tmp_path)
-    assert told.returncode == 0, told.stderr
-    answer = json.loads(told.stdout.splitlines()[-1])
-    assert (answer["replaced"], answer["by"]) == (serving, "operator")
+    back = answer(world, "--rollback")
+    assert (back["replaced"], back["by"]) == (serving, "operator")
     assert world.everywhere("first")
     world.replicas["canary"].start(world.bundles["first"])
-    told = run("deploy-speculator", "--recover", *to, cwd=tmp_path)
-    assert json.loads(told.stdout.splitlines()[-1])["everywhere"]
-    told = run("deploy-speculator", "--promote", *to, cwd=tmp_path)
-    assert_one_message(told, "no deployment is in progress")
+    assert answer(world, "--recover")["everywhere"]
+    assert_one_message(deploy(world, "--promote"), "no deployment is in progress")
 
 
 @pytest.mark.parametrize(("word", "reached"), [("--promote", "better"), ("--rollback", "first")])
-def test_an_interrupted_deployment_is_promoted_or_taken_back(world, tmp_path, word, reached):
+def test_an_interrupted_deployment_is_promoted_or_taken_back(world, word, reached):
     with world.controller() as controller:
         old = controller.adopted()
         new = controller.releases.add(world.bundles["better"])
         world.journal.append("begin", new=new.name, old=old, mode="canary")
         controller.fleet.swap("canary", world.replicas["canary"].now, new, watched=False)
-    told = run("deploy-speculator", word, "--endpoint", world.file(), cwd=tmp_path)
-    assert told.returncode == 0, told.stderr
+    assert deploy(world, word).returncode == 0
     assert world.everywhere(reached)
 
 
@@ -80,26 +84,25 @@ def test_an_interrupted_deployment_is_promoted_or_taken_back(world, tmp_path, wo
 def test_a_mistake_is_one_message(world, tmp_path, words, part, status) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "recipe.resolved.yaml").touch()
-    told = run("deploy-speculator", *words, "--endpoint", world.file(), cwd=tmp_path)
-    assert_one_message(told, part, status=status)
+    assert_one_message(deploy(world, *words), part, status=status)
 
 
-def test_one_controller_at_a_time_and_a_request_reaches_it(world, tmp_path) -> None:
-    path, done, to = world.endpoint.lock, [], ("--endpoint", world.file())
+def test_one_controller_at_a_time_and_a_request_reaches_it(world) -> None:
+    path, done = world.endpoint.lock, []
     world.requests, world.then = 0, lambda now: threading.Event().wait(0.02)
 
-    def deploy() -> None:
+    def other_controller() -> None:
         with lock(path, "is deploying"), world.controller() as controller:
             done.append(controller.deploy(world.bundles["better"]))
 
-    other = threading.Thread(target=deploy)
+    other = threading.Thread(target=other_controller)
     other.start()
     assert wait_until(lambda: read_state(world.endpoint).open is not None, 20)
-    told = run("deploy-speculator", str(world.bundles["worse"]), *to, cwd=tmp_path)
-    assert_one_message(told, f"process {holder(path)} is deploying to this endpoint")
-    told = run("deploy-speculator", "--rollback", *to, cwd=tmp_path)
-    assert told.returncode == 0, told.stderr
-    assert json.loads(told.stdout.splitlines()[-1])["outcome"] == "rolled_back"
+    assert_one_message(
+        deploy(world, str(world.bundles["worse"])),
+        f"process {holder(path)} is deploying to this endpoint",
+    )
+    assert answer(world, "--rollback")["outcome"] == "rolled_back"
     other.join()
     assert (done[0].outcome, done[0].verdict.by) == ("rolled_back", "operator")
     assert holder(path) is None and world.everywhere("first")

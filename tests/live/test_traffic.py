@@ -46,16 +46,12 @@ def live(number, **changes):
     return dataclasses.replace(plain, **changes)
 
 
-def test_a_request_has_the_replica_s_counts_and_the_router_s_latency():
-    stable, (found,) = observations([routed(0, "canary")], [live(0)], ROLES)
-    assert stable == [] and not found.failed
-    assert found.live == live(0) and found.latency_s == 2.0 and "Ann" not in found.session
-
-
 @pytest.mark.parametrize("form", ["cmpl-{}-0", "chatcmpl-{}", "{}"])
-def test_ids_are_those_of_the_router_in_vllms_forms(form):
-    stable, _ = observations([routed(0)], [live(0, request_id=form.format(IDS[0]))], ROLES)
-    assert len(stable) == 1
+def test_a_request_has_the_replica_s_counts_and_the_router_s_latency(form):
+    answered = live(0, request_id=form.format(IDS[0]))
+    stable, (found,) = observations([routed(0, "canary")], [answered], ROLES)
+    assert stable == [] and not found.failed
+    assert found.live == answered and found.latency_s == 2.0 and "Ann" not in found.session
 
 
 def test_what_has_not_arrived_in_both_waits_but_failures_do_not():
@@ -63,8 +59,6 @@ def test_what_has_not_arrived_in_both_waits_but_failures_do_not():
     assert observations(none, [live(2)], ROLES) == ([], [])
     stable, _ = observations([routed(n, session=None) for n in (0, 1)], [live(0), live(1)], ROLES)
     assert len({each.session for each in stable}) == 2, "without a session, each is one"
-    stable, canary = observations([routed(0, "canary", status=503, host=None)], [], ROLES)
-    assert stable == [] and canary[0].failed and not canary[0].live
 
 
 def test_a_canary_s_request_that_stable_had_to_answer_is_the_canary_s_failure():
@@ -75,22 +69,23 @@ def test_a_canary_s_request_that_stable_had_to_answer_is_the_canary_s_failure():
         assert stable == [] and canary[0].failed and canary[0].live == answered
 
 
-def test_requests_with_a_swap_inside_or_that_ended_early_count_for_nothing_else():
-    for change in ({"mixed": True}, {"aborted": True}):
-        (found,), _ = observations([routed(0)], [live(0, **change)], ROLES)
-        assert not found.live and not found.failed
-    (found,), _ = observations([routed(0)], [live(0, failed=True)], ROLES)
-    assert found.failed
-
-
 @pytest.mark.parametrize(
-    ("flags", "status", "failed"), [("DC", 200, False), ("UC", 200, True), ("-", 404, False)]
+    ("routed_as", "replica_s", "failed", "counts"),
+    [
+        ({"flags": "DC"}, [live(0)], False, True),  # the client left
+        ({"flags": "UC"}, [live(0)], True, True),  # the response broke off
+        ({"status": 404}, [live(0)], False, True),
+        ({"status": 503, "host": None}, [], True, False),
+        ({}, [live(0, mixed=True)], False, False),  # with a swap inside
+        ({}, [live(0, aborted=True)], False, False),
+        ({}, [live(0, failed=True)], True, True),
+    ],
 )
-def test_a_response_that_breaks_off_is_a_failure_and_a_client_that_leaves_is_none(
-    flags, status, failed
+def test_which_requests_failed_and_which_count_for_more_than_that(
+    routed_as, replica_s, failed, counts
 ):
-    (found,), _ = observations([routed(0, flags=flags, status=status)], [live(0)], ROLES)
-    assert found.failed == failed
+    (found,), _ = observations([routed(0, **routed_as)], replica_s, ROLES)
+    assert (found.failed, found.live is not None) == (failed, counts)
 
 
 def release(evidence):

@@ -112,34 +112,29 @@ class SimulatedReplica:
             return
         left = self.watch.requests - 1
         if length < self.watch.min_tokens_per_step:
-            because = f"{length} tokens per step"
-            self.now = dataclasses.replace(
-                self.before, reverted=self.now.version, reverted_because=because
-            )
-            left = 0
+            reverted = {"reverted": self.now.version, "reverted_because": f"accepts {length}"}
+            self.now, left = dataclasses.replace(self.before, **reverted), 0
         self.watch = self.watch.model_copy(update={"requests": left}) if left else None
-        if self.now.watching:
-            self.now = dataclasses.replace(self.now, watching=left > 0)
+        self.now = dataclasses.replace(self.now, watching=left > 0)
 
 
 class World:
     """The endpoint, and three bundles: `first` serves, `better` and `worse`. Also its clock."""
 
-    def __init__(
-        self, folder: Path, stable: int = 1, state_dir: Path | None = None, **policy: Any
-    ) -> None:
+    def __init__(self, folder: Path, stable: int = 1, **policy: Any) -> None:
         self.folder = folder
-        names = ["canary", *(f"stable{i}" for i in range(stable))]
         replicas = [
             {"name": name, "role": name.rstrip("0123456789"), "data": f"unix:/{name}",
              "admin": f"unix:/{name}.admin"}
-            for name in names
+            for name in ("canary", *(f"stable{i}" for i in range(stable)))
         ]  # fmt: skip
-        limits = {"shares": [100], "baseline_requests": 6, "min_requests": 4, "min_seconds": 1}
-        self.endpoint = Endpoint.model_validate(
-            {"name": "small", "state_dir": state_dir or folder / "state", "replicas": replicas,
-             "policy": limits | policy}
-        )  # fmt: skip
+        self.endpoint = Endpoint(
+            name="small",
+            state_dir=folder / "state",
+            replicas=replicas,
+            policy={"shares": [100], "baseline_requests": 6, "min_requests": 4, "min_seconds": 1}
+            | policy,
+        )
         self.bundles = {
             name: write_exported(folder / name / "bundle", weights=weights, evidence={})
             for name, weights in (("first", b"2.0"), ("better", b"3.0"), ("worse", b"1.5"))
@@ -157,19 +152,31 @@ class World:
         }
         self.percent, self.router_alive, self.sent = 0.0, True, 0
         self.now, self.requests = 1000.0, 8
-        self.said: list[str] = []
         self.points, self.fatal, self.dead = 0, -1, False
 
     @contextlib.contextmanager
     def controller(self) -> Iterator[Controller]:
         """One start of the controller."""
         with WorldJournal(self) as self.journal:
-            yield Controller(self.endpoint, self.journal, self.said.append, self)
+            yield Controller(self.endpoint, self.journal, lambda line: None, self)
 
-    def deploy(self, bundle: str, in_place: bool = False) -> Deployment:
-        """One start of the controller that deploys a bundle."""
+    def deploy(
+        self,
+        bundle: str,
+        in_place: bool = False,
+        then: Callable[[float], None] = lambda now: None,
+        requests: int = 8,
+    ) -> Deployment:
+        """One start of the controller that deploys a bundle during such traffic."""
+        self.then, self.requests = then, requests
         with self.controller() as controller:
             return controller.deploy(self.bundles[bundle], in_place)
+
+    def recover(self) -> None:
+        """One start of the controller after the disturbance of `then`."""
+        self.then = lambda now: None
+        with self.controller() as controller:
+            controller.recover()
 
     def events(self, event: str) -> list[dict[str, Any]]:
         """What the journal of the last controller has of an event."""
@@ -234,16 +241,21 @@ class World:
 
     def bundle(self, name: str, weights: bytes, promised: float | None = None) -> str:
         """The name of a further bundle, whose evidence is an acceptance length."""
-        evidence = {"acceptance_length": {"custom": promised}}
-        folder = self.folder / name / "bundle"
-        self.bundles[name] = write_exported(folder, weights=weights, evidence=evidence)
+        self.bundles[name] = write_exported(
+            self.folder / name / "bundle",
+            weights=weights,
+            evidence={"acceptance_length": {"custom": promised}},
+        )
         return name
 
     def served(self) -> dict[str, str]:
         """What each replica that is alive serves, by the name of the bundle."""
         digests = {bundle_digest(path): name for name, path in self.bundles.items()}
-        statuses = {name: each.now for name, each in self.replicas.items() if each.alive}
-        return {name: digests[bundle_digest(Path(s.directory))] for name, s in statuses.items()}
+        return {
+            name: digests[bundle_digest(Path(each.now.directory))]
+            for name, each in self.replicas.items()
+            if each.alive
+        }
 
     def everywhere(self, bundle: str) -> bool:
         """Whether all replicas serve a bundle and have an equal load."""
@@ -257,18 +269,25 @@ class World:
         return str(path)
 
 
+def killed_around(point: Callable[[], None], function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, with a point before and after it."""
+
+    def between_points(*arguments: Any, **named: Any) -> Any:
+        point()
+        result = function(*arguments, **named)
+        point()
+        return result
+
+    return between_points
+
+
 class WorldJournal(Journal):
     """A journal whose writer may be killed."""
 
     def __init__(self, world: World) -> None:
         self.world = world
         super().__init__(world.endpoint.journal, clock=world.time)
-
-    def append(self, event: str, **facts: object) -> Any:
-        self.world.point()
-        entry = super().append(event, **facts)
-        self.world.point()
-        return entry
+        self.append = killed_around(world.point, self.append)
 
     def _write(self, line: bytes) -> None:
         os.pwrite(self._file, line[: len(line) // 2], self._end)

@@ -74,8 +74,7 @@ def write_exported(
     (folder / "model.safetensors").write_bytes(weights)
     (folder / "sglang_nextn" / "model.safetensors").write_bytes(weights[::-1])
     # A hub id's directory would be downloaded: an embedded target stands in for it.
-    script = serve_script(TargetConfig(), used, drafting)
-    (folder / "serve.sh").write_text(script)
+    (folder / "serve.sh").write_text(serve_script(TargetConfig(), used, drafting))
     (folder / "serve.sh").chmod(0o755)
     manifest = {
         **listing(folder),

@@ -82,9 +82,9 @@ def test_a_long_completion_is_checked_at_its_head_and_evenly():
     positions = checked_positions(100, 10_100, 50)
     assert positions[: HEAD + 1].tolist() == [*range(100, 100 + HEAD), 300]
     assert len(positions) == 50 + HEAD - 1 and np.diff(positions[HEAD - 1 :]).max() == 200
-    assert checked_positions(100, 150, 50).tolist() == list(range(100, 150))
-    assert checked_positions(100, 105, 3).tolist() == list(range(100, 105))
-    assert checked_positions(0, 3, 50).tolist() == [
-        1,
-        2,
-    ]  # nothing precedes the first token
+    for start, end, limit, first in (
+        (100, 150, 50, 100),
+        (100, 105, 3, 100),
+        (0, 3, 50, 1),  # nothing precedes the first token
+    ):
+        assert checked_positions(start, end, limit).tolist() == list(range(first, end))

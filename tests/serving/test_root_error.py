@@ -1,5 +1,7 @@
 """The root cause in the log of a server that failed, from a log of vLLM 0.32 (shortened)."""
 
+import pytest
+
 from outrider.serving.server import root_error
 
 LOG = """\
@@ -23,16 +25,24 @@ resource_tracker.py:254: UserWarning: There appear to be 1 leaked shared_memory 
 """  # noqa: E501
 
 
-def test_it_is_the_first_traceback_of_the_engine() -> None:
-    assert root_error(LOG).splitlines() == [
-        "Traceback (most recent call last):",
-        '  File "vllm/v1/worker/cpu_worker.py", line 219, in determine_available_memory',
-        "    raise ValueError(",
-        "ValueError: Available memory on node 0 (0.4/23.54 GiB) on kv cache allocation",
-    ]
-
-
-def test_without_an_engine_it_is_the_server_s_last_error_or_the_end() -> None:
-    of_server = "\n".join(LOG.splitlines()[-4:])
-    assert root_error(of_server).endswith("Failed core proc(s): {}")
-    assert root_error("vllm: error: unknown argument\n") == "vllm: error: unknown argument"
+@pytest.mark.parametrize(
+    ("log", "found"),
+    [
+        (
+            LOG,
+            [
+                "Traceback (most recent call last):",
+                '  File "vllm/v1/worker/cpu_worker.py", line 219, in determine_available_memory',
+                "    raise ValueError(",
+                "ValueError: Available memory on node 0 (0.4/23.54 GiB) on kv cache allocation",
+            ],
+        ),
+        ("\n".join(LOG.splitlines()[-4:]), LOG.splitlines()[-4:-1]),
+        ("vllm: error: unknown argument\n", ["vllm: error: unknown argument"]),
+    ],
+    ids=["engine", "server", "neither"],
+)
+def test_it_is_the_first_traceback_of_the_engine_or_the_server_s_last_error_or_the_end(
+    log: str, found: list[str]
+) -> None:
+    assert root_error(log).splitlines() == found

@@ -75,17 +75,6 @@ def test_the_engine_gets_what_vllm_s_own_parser_reads(
             assert ours.get(name) == theirs or (name, theirs) == ("enable_prefix_caching", None)
 
 
-def test_what_the_published_commands_become() -> None:
-    alone, data_parallel, pipeline = (read_serve_command(command) for command in PUBLISHED)
-    assert alone.values["eval"] == {"current_k": 1}
-    assert "mtp, 1 drafts a step" in alone.notes[-1] and "--trust-remote-code" in alone.notes[-2]
-    engine = data_parallel.values["serving"]["engine"]
-    assert engine["environment"] == {"VLLM_USE_DEEP_GEMM": "1", "VLLM_ALL2ALL_BACKEND": "naive"}
-    assert "max_num_seqs" in data_parallel.notes[0]
-    engine = pipeline.values["serving"]["engine"]
-    assert engine["mode"] == "eager" and EngineConfig(**engine).gpus == 8
-
-
 def test_capture_names_each_setting_that_it_cannot_have() -> None:
     engine = EngineConfig(**read_serve_command(PUBLISHED[1]).values["serving"]["engine"])
     ours, changes = in_process(engine)
@@ -127,6 +116,8 @@ def test_the_recipe_shows_the_command_and_overrides_win(tmp_path: Path) -> None:
     assert loaded.target.model == "deepseek-ai/DeepSeek-R1-0528"
     assert (engine.max_num_seqs, engine.data_parallel) == (96, 4)
     assert engine.extra_arguments["kv_cache_dtype"] == "fp8"
+    assert engine.environment == {"VLLM_USE_DEEP_GEMM": "1", "VLLM_ALL2ALL_BACKEND": "naive"}
+    assert read_serve_command(PUBLISHED[0]).values["eval"] == {"current_k": 1}
     wrong = read_serve_command("vllm serve org/model -tp 0")
     with pytest.raises(OutriderError, match=r"--from-serve-command.*tensor_parallel"):
         load_recipe(str(recipe), [], wrong)
@@ -136,6 +127,7 @@ SECRETS = (
     "HF_TOKEN=s3cret-1 VLLM_API_KEY=s3cret-2 AWS_SECRET_ACCESS_KEY=s3cret-3 MY_PASSWORD=s3cret-4"
     " LD_PRELOAD=/tmp/x.so VLLM_USE_DEEP_GEMM=1 vllm serve org/model --api-key s3cret-5 s3cret-6"
     " --hf-token s3cret-7 --ssl-keyfile /s3cret-8 --middleware a.B --max-num-batched-tokens 8K"
+    " --trust-remote-code"
     """ --tokenizer-mode slow --hf-overrides '{"auth": {"token": "s3cret-9"}}'"""
     """ --kv-transfer-config '{"api_key": "s3cret-10"}'"""
 )
@@ -151,7 +143,15 @@ def test_secrets_of_a_command_are_named_and_not_kept() -> None:
         "enable_prefix_caching": True,
     }
     assert engine["max_num_batched_tokens"] == 8192
-    for name in ("HF_TOKEN", "LD_PRELOAD", "--api-key", "--hf-token", "--hf-overrides", "--of-"):
+    for name in (
+        "HF_TOKEN",
+        "LD_PRELOAD",
+        "--api-key",
+        "--hf-token",
+        "--hf-overrides",
+        "--trust-remote-code",
+        "--of-",
+    ):
         assert name in found.notes[-1]
 
 

@@ -3,6 +3,7 @@
 import json
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -49,6 +50,7 @@ def test_flags_are_those_that_the_engine_was_evaluated_with(tmp_path, schedule) 
 
 
 def test_a_shell_and_vllm_read_the_same_from_flags_without_quotes(tmp_path) -> None:
+    from vllm.entrypoints.launchers.cli_args import make_arg_parser
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
     settings = engine(
@@ -63,18 +65,12 @@ def test_a_shell_and_vllm_read_the_same_from_flags_without_quotes(tmp_path) -> N
         )
         assert done.stdout.split("\n")[:-1] == text.split(" "), script
 
-    def parsed(words: list[str]) -> dict[str, object]:
-        parser = FlexibleArgumentParser()
-        for name, *values in groups:
-            if not values:
-                parser.add_argument(name, action="store_true")
-            else:
-                parser.add_argument(name, type=json.loads if values[0][0] == "{" else str)
-        return vars(parser.parse_args(words))
+    def parsed(words: list[str]) -> Any:
+        return make_arg_parser(FlexibleArgumentParser()).parse_args(words)
 
     with_quotes = parsed([word for group in groups for word in group])
-    assert with_quotes["speculative_config"]["num_speculative_tokens_per_batch_size"]
-    assert with_quotes["compilation_config"]["custom_ops"] == ["all", "-rotary_embedding"]
+    assert with_quotes.speculative_config["num_speculative_tokens_per_batch_size"]
+    assert with_quotes.compilation_config.custom_ops == ["all", "-rotary_embedding"]
     assert parsed(text.split(" ")) == with_quotes
     with pytest.raises(OutriderError, match="LLMInferenceServiceConfig"):
         without_quotes([("--chat-template", "a b")])

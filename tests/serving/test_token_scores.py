@@ -32,11 +32,6 @@ def target(logits_NV, temperature_N, top_p, top_k):
     )
 
 
-def drawn(logits_NV, temperature, top_p, top_k=0, seed=0):
-    q_NV = target(logits_NV, torch.full((len(logits_NV),), temperature), top_p, top_k)
-    return torch.multinomial(q_NV, 1, generator=torch.Generator().manual_seed(seed))[:, 0]
-
-
 def scored(logits_NV, token_N, temperature, top_p, top_k=0):
     """Scores by the name of their column."""
     sampling = (torch.full((len(token_N),), float(v)) for v in (temperature, top_p, top_k))
@@ -87,7 +82,8 @@ def test_every_column_is_the_literal_one(temperature, top_p, top_k):
 @pytest.mark.parametrize(("temperature", "top_p", "top_k"), SAMPLINGS)
 def test_the_likelihood_of_a_temperature_is_that_of_the_cut_distribution(temperature, top_p, top_k):
     logits_NV = random_logits(200)
-    token_N = drawn(logits_NV, max(temperature, 0.3), top_p, top_k)
+    q_NV = target(logits_NV, torch.full((200,), max(temperature, 0.3)), top_p, top_k)
+    token_N = torch.multinomial(q_NV, 1, generator=torch.Generator().manual_seed(0))[:, 0]
     scores = scored(logits_NV, token_N, temperature, top_p, top_k)
     for name, tau in [
         ("logged_fit", temperature),

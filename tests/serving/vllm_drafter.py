@@ -1,9 +1,13 @@
-"""vLLM's own drafter in float32 on a CPU, without an engine: it drafts token by token.
+"""vLLM's own drafter on a CPU, without an engine, each in a process that `forked` ends.
 
-Only the attention's cache is replaced, by one that keeps keys and values in a list.
+`draft` drafts token by token. It replaces only the attention's cache, by one that keeps keys and
+values in a list.
 """
 
+import contextlib
+import multiprocessing
 import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +42,45 @@ class ListedCache(torch.nn.Module):
         return torch.einsum("gat,tgd->gad", score_GAT.softmax(-1), value_TGD).view(1, -1)
 
 
+def forked(function: Callable[..., None], *arguments: Any) -> None:
+    """Calls a function that changes vLLM's classes and groups.
+
+    The process is forked, because vLLM takes 8 s to import.
+    """
+    process = multiprocessing.get_context("fork").Process(target=function, args=arguments)
+    process.start()
+    process.join()
+    assert process.exitcode == 0
+
+
+@contextlib.contextmanager
+def loaded_drafter(
+    target: Path, speculator: Path, engine: EngineConfig, out: Path
+) -> Iterator[tuple[Any, Any, set[str]]]:
+    """vLLM's configuration, its drafter with the weights of the speculator, and their names."""
+    os.environ.update(engine_environment(engine))
+    drafting = Drafting(Speculator.named(speculator), 2)
+    arguments = engine_arguments(TargetConfig(model=str(target)), engine, drafting)
+
+    from vllm.config import set_current_vllm_config
+    from vllm.distributed import ensure_model_parallel_initialized, init_distributed_environment
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.model_executor.model_loader.utils import initialize_model
+    from vllm.utils.torch_utils import set_default_torch_dtype
+
+    config = EngineArgs(**arguments, skip_tokenizer_init=True).create_engine_config()
+    model_config = config.speculative_config.draft_model_config
+    with set_current_vllm_config(config), torch.no_grad():
+        init_distributed_environment(1, 0, f"file://{out}.rendezvous", 0, "gloo")
+        ensure_model_parallel_initialized(1, 1)
+        with set_default_torch_dtype(model_config.dtype):
+            drafter = initialize_model(vllm_config=config, model_config=model_config, prefix="")
+        kind = trainable_kind_of(speculator)
+        loaded = drafter.load_weights(kind.swap_tensors(speculator))
+        assert required(drafter, kind) <= loaded, "vLLM needs more than was published"
+        yield config, drafter, loaded
+
+
 def draft(
     target: Path,
     speculator: Path,
@@ -47,37 +90,16 @@ def draft(
     depth: int,
     out: Path,
 ) -> None:
-    """Writes `u.DEPTH.ANCHOR`, the normed states of every chain; run it in its own process.
+    """Writes `u.DEPTH.ANCHOR`, the normed states of every chain; call it with `forked`.
 
     Chains read the target's embedding of the given tokens, from the states `hidden_TH`.
     """
-    os.environ.update(engine_environment(EngineConfig()))
-    arguments = engine_arguments(
-        TargetConfig(model=str(target)),
-        EngineConfig(max_model_len=256, dtype="float32"),
-        Drafting(Speculator.named(speculator), 2),
-    )
+    engine = EngineConfig(max_model_len=256, dtype="float32")
+    with loaded_drafter(target, speculator, engine, out) as (config, drafter, _):
+        from vllm.forward_context import set_forward_context
+        from vllm.model_executor.model_loader.utils import process_weights_after_loading
 
-    from vllm.config import set_current_vllm_config
-    from vllm.distributed import ensure_model_parallel_initialized, init_distributed_environment
-    from vllm.engine.arg_utils import EngineArgs
-    from vllm.forward_context import set_forward_context
-    from vllm.model_executor.model_loader.utils import (
-        initialize_model,
-        process_weights_after_loading,
-    )
-    from vllm.utils.torch_utils import set_default_torch_dtype
-
-    config = EngineArgs(**arguments, skip_tokenizer_init=True).create_engine_config()
-    model_config = config.speculative_config.draft_model_config
-    with set_current_vllm_config(config), torch.no_grad():
-        init_distributed_environment(1, 0, f"file://{out}.rendezvous", 0, "gloo")
-        ensure_model_parallel_initialized(1, 1)
-        with set_default_torch_dtype(torch.float32):
-            drafter = initialize_model(vllm_config=config, model_config=model_config, prefix="")
-        kind = trainable_kind_of(speculator)
-        loaded = drafter.load_weights(kind.swap_tensors(speculator))
-        assert required(drafter, kind) <= loaded, required(drafter, kind) - loaded
+        model_config = config.speculative_config.draft_model_config
         process_weights_after_loading(drafter, model_config, torch.device("cpu"))
         [layer] = drafter.model.layers.values()
         attention = layer.mtp_block.self_attn

@@ -2,9 +2,7 @@
 
 import json
 import uuid
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import fsspec
 import pytest
@@ -14,26 +12,20 @@ from outrider.serving.bundle.bundle_digest import bundle_digest
 from outrider.serving.bundle.bundle_places import local_bundle, pinned, put_bundle
 from tests.serving.exported import write_exported
 
+MEMORY = fsspec.filesystem("memory")
+"""A store that is not a folder on this machine."""
 
-def stored(tmp_path: Path) -> str:
-    """A bundle in a store that is not a folder on this machine."""
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    """A bundle in the store."""
     url = f"memory://{uuid.uuid4().hex}"
     put_bundle(write_exported(tmp_path / "bundle"), url)
     return url
 
 
-def relist(url: str, change: Callable[[dict[str, Any]], None]) -> None:
-    with fsspec.open(f"{url}/bundle.json", "r") as file:
-        manifest = json.load(file)
-    change(manifest)
-    with fsspec.open(f"{url}/bundle.json", "w") as file:
-        json.dump(manifest, file)
-
-
-def test_a_bundle_comes_back_without_what_is_not_listed(tmp_path: Path) -> None:
-    url = stored(tmp_path)
-    with fsspec.open(f"{url}/extra.safetensors", "wb") as file:
-        file.write(b"weights")
+def test_a_bundle_comes_back_without_what_is_not_listed(url: str, tmp_path: Path) -> None:
+    MEMORY.pipe(f"{url}/extra.safetensors", b"weights")
     with local_bundle(url) as directory:
         assert bundle_digest(directory) == bundle_digest(tmp_path / "bundle")
         assert not (directory / "extra.safetensors").exists()
@@ -42,29 +34,23 @@ def test_a_bundle_comes_back_without_what_is_not_listed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["../outside", "/outside", "a/../../outside", "..\\\\outside"])
 def test_a_name_outside_is_refused_before_anything_is_written(
-    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+    url: str, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
     (tmp_path / "tmp").mkdir()
-    url = stored(tmp_path)
-    with fsspec.open(f"{url.replace(chr(47) * 3, chr(47) * 2)}/outside", "wb") as file:
-        file.write(b"evil")
-
-    def change(manifest: dict[str, Any]) -> None:
-        manifest["files"][name] = "0" * 64
-        manifest["sizes"][name] = 4
-
-    relist(url, change)
+    MEMORY.pipe(f"{url}/outside", b"evil")
+    manifest = json.loads(MEMORY.cat(f"{url}/bundle.json"))
+    manifest["files"][name] = "0" * 64
+    manifest["sizes"][name] = 4
+    MEMORY.pipe(f"{url}/bundle.json", json.dumps(manifest).encode())
     with pytest.raises(OutriderError, match="is not inside of the bundle"), local_bundle(url):
         pass
     assert list((tmp_path / "tmp").iterdir()) == []
     assert not list(tmp_path.rglob("outside"))
 
 
-def test_a_download_stops_at_the_listed_size(tmp_path: Path) -> None:
-    url = stored(tmp_path)
-    with fsspec.open(f"{url}/model.safetensors", "wb") as file:
-        file.write(b"w" * 10_000_000)
+def test_a_download_stops_at_the_listed_size(url: str) -> None:
+    MEMORY.pipe(f"{url}/model.safetensors", b"w" * 10_000_000)
     with (
         pytest.raises(OutriderError, match=r"model\.safetensors has more than 7 bytes"),
         local_bundle(url),

@@ -1,12 +1,12 @@
 """Bundles on the hub: the folder, its model card, and one commit."""
 
-import contextlib
 import json
 import shutil
 import subprocess
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import httpx
 import huggingface_hub
@@ -16,7 +16,6 @@ from huggingface_hub.errors import HfHubHTTPError
 
 from outrider.common.errors import OutriderError
 from outrider.common.files import write_json
-from outrider.serving.bundle.bundle_digest import bundle_digest
 from outrider.serving.bundle.bundle_places import local_bundle, pinned, put_bundle
 from outrider.serving.bundle.model_card import model_card
 from tests.serving.exported import R1, files, write_exported
@@ -61,24 +60,16 @@ def test_the_cards_command_is_a_shells(tmp_path: Path) -> None:
     assert speculative["num_speculative_tokens_per_batch_size"] == [[1, 4, 3], [5, 64, 1]]
 
 
-class Hub:
+class Hub(Mock):
     """One repository, in place of huggingface_hub's client and its two downloads."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.calls: list[tuple[str, dict[str, Any]]] = []
-
-    def create_repo(self, name: str, **given: Any) -> None:
-        self.calls.append(("create", given))
-
-    def create_branch(self, name: str, **given: Any) -> None:
-        self.calls.append(("branch", given))
+    folder: Path
 
     def upload_folder(self, folder_path: str, delete_patterns: str, **given: Any) -> None:
         assert delete_patterns == "*"
         shutil.rmtree(self.folder, ignore_errors=True)
         shutil.copytree(folder_path, self.folder)
-        self.calls.append(("commit", given))
+        self.commit(**given)
 
     def model_info(self, name: str, revision: str | None, files_metadata: bool) -> SimpleNamespace:
         found = [SimpleNamespace(rfilename=k, size=len(v)) for k, v in files(self.folder).items()]
@@ -88,7 +79,7 @@ class Hub:
         self, name: str, file: str = "", *, revision: str, local_dir: Path, allow_patterns: Any = ()
     ) -> None:
         wanted = [file] if file else allow_patterns
-        self.calls.append(("download", {"revision": revision, "files": wanted}))
+        self.downloaded(revision, wanted)
         for each in wanted:
             (local_dir / each).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(self.folder / each, local_dir / each)
@@ -96,7 +87,7 @@ class Hub:
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Hub:
-    hub = Hub(tmp_path / "hub")
+    hub = Hub(folder=tmp_path / "hub")
     monkeypatch.setattr(huggingface_hub, "HfApi", lambda: hub)
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", hub.download)
     monkeypatch.setattr(huggingface_hub, "snapshot_download", hub.download)
@@ -112,49 +103,43 @@ def test_a_bundle_is_one_commit_and_comes_back(
     server.folder.mkdir()
     (server.folder / "old.safetensors").touch()
     put_bundle(bundle, address)
-    names = [name for name, _ in server.calls]
-    assert names == ["create", *(["branch"] if revision else []), "commit"]
-    assert server.calls[0][1]["private"] and server.calls[-1][1]["revision"] == revision
+    names = [name for name, *_ in server.method_calls]
+    assert names == ["create_repo", *(["create_branch"] if revision else []), "commit"]
+    assert server.create_repo.call_args.kwargs["private"]
+    assert server.commit.call_args.kwargs["revision"] == revision
     uploaded = files(server.folder)
     assert uploaded.pop("README.md").decode() == model_card(bundle, REPOSITORY)
     assert uploaded == files(bundle)
+    (server.folder / "extra.safetensors").write_bytes(b"weights")
     with local_bundle(address) as directory:
-        assert bundle_digest(directory) == bundle_digest(bundle)
+        assert files(directory) == files(bundle)
     assert pinned(address) == f"hf://{REPOSITORY}@{SHA}"
-    assert {given["revision"] for name, given in server.calls if name == "download"} == {SHA}
+    assert {each.args[0] for each in server.downloaded.call_args_list} == {SHA}
 
 
-def test_a_hub_that_refuses_is_one_message(
-    server: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*_: Any, **__: Any) -> None:
-        response = httpx.Response(403, request=httpx.Request("POST", "http://hub"))
-        raise HfHubHTTPError("no write access\nfor hf_test", response=response)
-
-    monkeypatch.setattr(server, "create_repo", refuse)
+def test_a_hub_that_refuses_is_one_message(server: Hub, tmp_path: Path) -> None:
+    response = httpx.Response(403, request=httpx.Request("POST", "http://hub"))
+    server.create_repo.side_effect = HfHubHTTPError(
+        "no write access\nfor hf_test", response=response
+    )
     with pytest.raises(OutriderError, match=f"^hf://{REPOSITORY}: the hub refused") as caught:
         put_bundle(write_exported(tmp_path / "bundle"), f"hf://{REPOSITORY}")
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("change", ["outside", "larger", "unlisted"])
-def test_of_a_repository_only_listed_files_are_downloaded(
-    server: Hub, tmp_path: Path, change: str
+@pytest.mark.parametrize(
+    ("file", "old", "new", "message"),
+    [
+        ("bundle.json", b"sglang_nextn/", b"../outside/", "outside"),
+        ("model.safetensors", b"weights", b"more than listed", "bytes, but"),
+    ],
+)
+def test_a_repository_that_does_not_fit_its_list_is_not_downloaded(
+    server: Hub, tmp_path: Path, file: str, old: bytes, new: bytes, message: str
 ) -> None:
     put_bundle(write_exported(tmp_path / "bundle"), f"hf://{REPOSITORY}")
-    if change == "larger":
-        (server.folder / "model.safetensors").write_bytes(b"more than listed")
-    elif change == "unlisted":
-        (server.folder / "extra.safetensors").write_bytes(b"weights")
-    else:
-        manifest = server.folder / "bundle.json"
-        manifest.write_text(manifest.read_text().replace("sglang_nextn/", "../outside/"))
-    refused = pytest.raises(OutriderError, match=r"outside|bytes, but")
-    with (
-        contextlib.nullcontext() if change == "unlisted" else refused,
-        local_bundle(f"hf://{REPOSITORY}") as directory,
-    ):
-        assert not (directory / "extra.safetensors").exists()
-    downloaded = [given["files"] for name, given in server.calls if name == "download"]
-    assert downloaded[0] == ["bundle.json"]
-    assert len(downloaded) == (2 if change == "unlisted" else 1)
+    changed = server.folder / file
+    changed.write_bytes(changed.read_bytes().replace(old, new))
+    with pytest.raises(OutriderError, match=message), local_bundle(f"hf://{REPOSITORY}"):
+        pass
+    server.downloaded.assert_called_once_with(SHA, ["bundle.json"])

@@ -43,9 +43,9 @@ def test_every_descriptor_is_of_its_blob_and_the_same_anywhere(tmp_path: Path) -
     while pending:
         entry = pending.pop()
         data = blob(layout, entry["digest"])
-        assert entry["digest"] == "sha256:" + hashlib.sha256(data).hexdigest()
-        assert entry["size"] == len(data)
-        seen.add(entry["digest"].removeprefix("sha256:"))
+        digest = hashlib.sha256(data).hexdigest()
+        assert (entry["digest"], entry["size"]) == (f"sha256:{digest}", len(data))
+        seen.add(digest)
         value = json.loads(data) if entry["mediaType"].endswith("+json") else {}
         pending += value.get("manifests", []) + value.get("layers", [])
         if "layers" in value:
@@ -100,8 +100,8 @@ def put_image(layout: Path, members: list[tuple[tarfile.TarInfo, bytes]]) -> str
             tar.addfile(member, BytesIO(data))
     manifest = {"schemaVersion": 2, "layers": [put(made.getvalue(), LAYER_TYPE)]}
     entry = put(json.dumps(manifest).encode(), "application/vnd.oci.image.manifest.v1+json")
-    named = entry | {"annotations": {"org.opencontainers.image.ref.name": "latest"}}
-    (layout / "index.json").write_text(json.dumps({"schemaVersion": 2, "manifests": [named]}))
+    entry["annotations"] = {"org.opencontainers.image.ref.name": "latest"}
+    (layout / "index.json").write_text(json.dumps({"schemaVersion": 2, "manifests": [entry]}))
     return f"oci:{layout}"
 
 
@@ -135,14 +135,14 @@ def test_a_layer_has_listed_files_only(
     assert files(read(put_image(tmp_path / "good", members), tmp_path / "again")) == bundle
 
 
-def test_addresses(tmp_path: Path) -> None:
+def test_what_is_no_image_layout_is_neither_written_nor_read(tmp_path: Path) -> None:
     bundle = write_exported(tmp_path / "bundle")
-    with pytest.raises(OutriderError, match="skopeo copy"):
-        put_bundle(bundle, "oci://registry.example/resume:march")
-    (tmp_path / "used").mkdir()
-    (tmp_path / "used" / "file").write_text("")
-    with pytest.raises(OutriderError, match="not empty and no OCI image layout"):
-        put_bundle(bundle, f"oci:{tmp_path}/used:x")
+    for address, message in (
+        ("oci://registry.example/resume:march", "skopeo copy"),
+        (f"oci:{bundle}:x", "not empty and no OCI image layout"),
+    ):
+        with pytest.raises(OutriderError, match=message):
+            put_bundle(bundle, address)
     with pytest.raises(OutriderError, match=r"no OCI image layout \(no index\.json\)"):
         read(f"oci:{tmp_path}/nothing:x", tmp_path / "out")
 

@@ -20,8 +20,11 @@ from outrider.serving.vllm_hooks.admin_route import AdminRoute, bound
 
 def client(speculative: Any = None, **parallel: Any) -> Any:
     shown = {"worker_extension_cls": "x", "data_parallel_size": 1, "enable_eplb": False} | parallel
-    config = {"parallel_config": SimpleNamespace(**shown), "speculative_config": speculative}
-    return SimpleNamespace(vllm_config=SimpleNamespace(**config))
+    return SimpleNamespace(
+        vllm_config=SimpleNamespace(
+            parallel_config=SimpleNamespace(**shown), speculative_config=speculative
+        )
+    )
 
 
 @pytest.fixture
@@ -96,13 +99,14 @@ def test_the_token_file_is_private_and_written_once(tmp_path: Path) -> None:
     token = admin_token(path)
     assert len(token) == 64 and path.stat().st_mode & 0o777 == 0o600
     assert admin_token(path) == token
-    path.chmod(0o640)
-    with pytest.raises(OutriderError, match="mode 640"):
-        admin_token(path)
-    path.chmod(0o600)
-    path.write_text("short\n")
-    with pytest.raises(OutriderError, match="one word of at least 16"):
-        admin_token(path)
+    for mode, text, message in (
+        (0o640, token, "mode 640"),
+        (0o600, "short\n", "one word of at least 16"),
+    ):
+        path.write_text(text)
+        path.chmod(mode)
+        with pytest.raises(OutriderError, match=message):
+            admin_token(path)
     with pytest.raises(OutriderError, match="cannot be read or written"):
         admin_token(tmp_path / "nowhere" / "token")
 

@@ -115,12 +115,13 @@ def test_the_served_target_computes_what_transformers_computes(streams, computed
 
 
 def test_what_cannot_be_captured_is_named_and_the_engine_goes_back(engine, rows):
-    with pytest.raises(OutriderError, match="stream 'last': not a state of the target"):
-        list(engine.prefill(rows[:1], ["last"]))
-    with pytest.raises(Exception, match="this model has the states of 1 to 16"):
-        list(engine.prefill(rows[:1], ["layer_17"]))
-    with pytest.raises(OutriderError, match="sequence long: 2048 tokens"):
-        list(engine.prefill([("long", [5] * 2048)]))
+    for row, stream, error, message in (
+        (rows[0], "last", OutriderError, "stream 'last': not a state of the target"),
+        (rows[0], "layer_17", Exception, "this model has the states of 1 to 16"),
+        (("long", [5] * 2048), FINAL_NORM, OutriderError, "sequence long: 2048 tokens"),
+    ):
+        with pytest.raises(error, match=message):
+            list(engine.prefill([row], [stream]))
     assert len(list(engine.prefill(rows[:2]))) == 2
 
 

@@ -18,9 +18,7 @@ def processor() -> OutputProcessor:
     return OutputProcessor(None, log_stats=True)
 
 
-def arrives(
-    processor: OutputProcessor, name: str, prompt: int = 5, arrival: float | None = None
-) -> None:
+def arrives(processor: OutputProcessor, name: str, arrival: float | None = None) -> None:
     request = EngineCoreRequest(
         request_id=f"{name}-0a1b2c3d",
         prompt_token_ids=list(range(5)),
@@ -62,14 +60,17 @@ def test_every_end_of_a_request_is_one_entry(processor: OutputProcessor) -> None
     processor.abort_requests(["hung up", "not there"], internal=False)
     found = log.after(0).requests
     assert found == heard and log.after(0).next == 3 and processor.request_states == {}
-    whole, failed, hung_up = found
-    assert [each.index for each in found] == [0, 1, 2]
-    assert whole.request_id == "whole" and whole.completion_tokens == 8
-    assert (whole.drafts, whole.accepted) == (4, 0 * 1 + 2 * 2 + 3 * 1)
-    assert whole.decode_s == 5.5 and 0 <= whole.ttft_s <= whole.e2e_s
-    assert (failed.failed, failed.aborted, failed.drafts) == (True, False, 0)
-    assert (hung_up.failed, hung_up.aborted, hung_up.completion_tokens) == (False, True, 1)
-    assert log.after(2) == FinishedRequests([hung_up], 3)
+    assert [
+        (each.index, each.request_id, each.failed, each.aborted, each.completion_tokens,
+         each.drafts, each.accepted)
+        for each in found
+    ] == [
+        (0, "whole", False, False, 8, 4, 0 * 1 + 2 * 2 + 3 * 1),
+        (1, "failed", True, False, 1, 0, 0),
+        (2, "hung up", False, True, 1, 0, 0),
+    ]  # fmt: skip
+    assert found[0].decode_s == 5.5 and 0 <= found[0].ttft_s <= found[0].e2e_s
+    assert log.after(2) == FinishedRequests(found[2:], 3)
 
 
 def test_a_request_has_a_version_only_if_one_speculator_drafted_all_of_it(
@@ -79,10 +80,13 @@ def test_a_request_has_a_version_only_if_one_speculator_drafted_all_of_it(
     assert log.version(now - 9, now) == (None, False)
     log.note_swap(now - 6, "a")
     (swap,) = log._swaps
-    assert log.version(now - 9, now - 7) == (None, False)
-    assert log.version(now - 9, now - 5) == (None, True)
-    assert log.version(now - 1, now + 5) == (None, True), "it arrived during the swap"
-    assert log.version(swap.ended + 1, swap.ended + 2) == ("a", False)
+    for arrived, finished, found in (
+        (now - 9, now - 7, (None, False)),
+        (now - 9, now - 5, (None, True)),
+        (now - 1, now + 5, (None, True)),  # it arrived during the swap
+        (swap.ended + 1, swap.ended + 2, ("a", False)),
+    ):
+        assert log.version(arrived, finished) == found
     time.sleep(0.01)
     arrives(processor, "r", arrival=time.time())
     log.note_swap(time.monotonic(), "b")

@@ -19,8 +19,16 @@ from outrider.serving.admin.swap import SpeculatorBroken
 from outrider.serving.vllm_hooks import live_speculator
 from outrider.serving.vllm_hooks.live_speculator import LiveSpeculator
 
+pytestmark = pytest.mark.anyio
+
 NEW = SwapOrder(directory="/releases/new", version="new", digest="1" * 64)
 WATCHED = NEW.model_copy(update={"watch": Watch(requests=200, min_tokens_per_step=2.0)})
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    """The tests' event loop."""
+    return "asyncio"
 
 
 @pytest.fixture(autouse=True)
@@ -35,8 +43,8 @@ def held_reads(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
 
     for name in ("READ_S", "SWAP_S", "ANSWER_S"):
         monkeypatch.setattr(live_speculator, name, 0.2)
-    kind = SimpleNamespace(name="mtp")
-    monkeypatch.setattr(live_speculator, "in_service", lambda _: SimpleNamespace(kind=kind))
+    started_with = SimpleNamespace(kind=SimpleNamespace(name="mtp"))
+    monkeypatch.setattr(live_speculator, "in_service", lambda _: started_with)
     monkeypatch.setattr(live_speculator, "checked", read)
     yield free
     free.set()
@@ -86,81 +94,71 @@ class Engine:
         self.paused = False
 
 
-def live(engine: Engine) -> LiveSpeculator:
+@pytest.fixture
+def engine() -> Engine:
+    return Engine()
+
+
+@pytest.fixture
+def speculator(engine: Engine) -> LiveSpeculator:
     return LiveSpeculator(engine, [Path("/releases")])
 
 
-def test_files_that_are_not_read_in_time_change_nothing(held_reads: threading.Event) -> None:
-    engine = Engine()
+async def test_files_that_are_not_read_in_time_change_nothing(
+    engine: Engine, speculator: LiveSpeculator, held_reads: threading.Event
+) -> None:
     held_reads.clear()
-
-    async def tried() -> None:
-        speculator = live(engine)
-        with pytest.raises(OutriderError, match=r"not read within 0\.2 s") as caught:
-            await speculator.swap(NEW)
-        assert not isinstance(caught.value, SpeculatorBroken)
-        assert (await speculator.status()).broken is None
-        assert set(engine.called) == {"speculator_report"}
-        held_reads.set()
-        assert (await speculator.swap(NEW)).version == "new"
-
-    asyncio.run(tried())
+    with pytest.raises(OutriderError, match=r"not read within 0\.2 s") as caught:
+        await speculator.swap(NEW)
+    assert not isinstance(caught.value, SpeculatorBroken)
+    assert (await speculator.status()).broken is None
+    assert set(engine.called) == {"speculator_report"}
+    held_reads.set()
+    assert (await speculator.swap(NEW)).version == "new"
 
 
 @pytest.mark.parametrize("method", ["pause", "speculator_load"])
 @pytest.mark.parametrize("fault", ["hangs", "fails"])
-def test_an_exchange_without_an_answer_ends_broken_and_not_paused(method: str, fault: str) -> None:
-    engine = Engine()
-
-    async def tried() -> None:
-        speculator = live(engine)
-        setattr(engine, fault, {method})
-        with pytest.raises(SpeculatorBroken, match=r"load new: .*start the replica again"):
-            await speculator.swap(NEW)
-        assert not engine.paused
-        setattr(engine, fault, {"speculator_report"})
-        assert "load new" in ((await speculator.status()).broken or ""), "without an answer too"
-        setattr(engine, fault, set())
-        assert "load new" in ((await speculator.status()).broken or "")
+async def test_an_exchange_without_an_answer_ends_broken_and_not_paused(
+    engine: Engine, speculator: LiveSpeculator, method: str, fault: str
+) -> None:
+    setattr(engine, fault, {method})
+    with pytest.raises(SpeculatorBroken, match=r"load new: .*start the replica again"):
         await speculator.swap(NEW)
-        assert (await speculator.status()).broken is None
-
-    asyncio.run(tried())
+    assert not engine.paused
+    setattr(engine, fault, {"speculator_report"})
+    assert "load new" in ((await speculator.status()).broken or ""), "without an answer too"
+    setattr(engine, fault, set())
+    assert "load new" in ((await speculator.status()).broken or "")
+    await speculator.swap(NEW)
+    assert (await speculator.status()).broken is None
 
 
 @pytest.mark.parametrize("fault", ["hangs", "fails", "broken"])
-def test_a_take_back_that_fails_is_broken(fault: str) -> None:
-    engine = Engine()
-
-    async def tried() -> None:
-        speculator = live(engine)
-        await speculator.swap(WATCHED)
-        if fault == "broken":
-            engine.broken = "not taken back: disk"
-        else:
-            setattr(engine, fault, {"speculator_take_back"})
-        poor = LiveRequest(0, "r", "new", 0.0, 20, 20, 0, 0.1, 1.0, 1.1, False)
-        for _ in range(100):
-            speculator._finished(poor)
-        await asyncio.wait_for(asyncio.gather(*speculator._tasks), 20)
-        status = await speculator.status()
-        assert status.broken is not None and "take back" in status.broken
-        assert (status.watching, status.reverted, engine.paused) == (False, None, False)
-
-    asyncio.run(tried())
+async def test_a_take_back_that_fails_is_broken(
+    engine: Engine, speculator: LiveSpeculator, fault: str
+) -> None:
+    await speculator.swap(WATCHED)
+    if fault == "broken":
+        engine.broken = "not taken back: disk"
+    else:
+        setattr(engine, fault, {"speculator_take_back"})
+    poor = LiveRequest(0, "r", "new", 0.0, 20, 20, 0, 0.1, 1.0, 1.1, False)
+    for _ in range(100):
+        speculator._finished(poor)
+    await asyncio.wait_for(asyncio.gather(*speculator._tasks), 20)
+    status = await speculator.status()
+    assert status.broken is not None and "take back" in status.broken
+    assert (status.watching, status.reverted, engine.paused) == (False, None, False)
 
 
-def test_the_expected_digest_is_compared_before_anything_is_read() -> None:
-    engine = Engine()
+async def test_the_expected_digest_is_compared_before_anything_is_read(
+    engine: Engine, speculator: LiveSpeculator
+) -> None:
     engine.digest = "2" * 64
-
-    async def tried() -> None:
-        speculator = live(engine)
-        for expected in ("", "1" * 64):
-            order = NEW.model_copy(update={"expected": expected})
-            with pytest.raises(OutriderError, match="another controller swapped it"):
-                await speculator.swap(order)
-        assert set(engine.called) == {"speculator_report"}
-        await speculator.swap(NEW.model_copy(update={"expected": "2" * 64}))
-
-    asyncio.run(tried())
+    for expected in ("", "1" * 64):
+        order = NEW.model_copy(update={"expected": expected})
+        with pytest.raises(OutriderError, match="another controller swapped it"):
+            await speculator.swap(order)
+    assert set(engine.called) == {"speculator_report"}
+    await speculator.swap(NEW.model_copy(update={"expected": "2" * 64}))

@@ -22,10 +22,14 @@ from outrider.serving.vllm_hooks.plugin import register
 
 register()
 heavy = {"torch", "numpy", "pydantic", "vllm", "transformers"}
-print(sorted({name.split(".")[0] for name in set(sys.modules) - before} & heavy))
+found = heavy & {name.split(".")[0] for name in set(sys.modules) - before}
+assert not found, found
 """
 
-TRAINING = "cyclopts datasets datasketch deepspeed ray rich scipy vl_convert wandb"
+TRAINING = [
+    *("cyclopts", "datasets", "datasketch", "deepspeed", "ray"),
+    *("rich", "scipy", "vl_convert", "wandb"),
+]
 SERVER = """
 import sys
 from importlib.abc import MetaPathFinder
@@ -63,34 +67,25 @@ for module in pkgutil.iter_modules(vllm_hooks.__path__):
 """
 
 
-def test_every_hook_is_installed_in_the_installed_vllm(tmp_path: Path) -> None:
-    values = {HOOKS: "1", ADMIN: f"unix:{tmp_path}/admin"}
-    environment = os.environ | values
-    done = subprocess.run(
-        [sys.executable, "-c", EVERYTHING], env=environment, stderr=subprocess.PIPE, text=True
-    )
+@pytest.mark.parametrize(
+    ("script", "values"),
+    [
+        pytest.param(EVERYTHING, {HOOKS: "1", ADMIN: "unix:/nowhere"}, id="all hooks installed"),
+        pytest.param(SERVER, {}, id="a server without what training needs"),
+        pytest.param(ELSEWHERE, {}, id="nothing imported in a server of somebody else"),
+    ],
+)
+def test_what_the_plugin_imports_and_installs(script: str, values: dict[str, str]) -> None:
+    others = {k: v for k, v in os.environ.items() if not k.startswith("OUTRIDER_")}
+    command = [sys.executable, "-c", script, *TRAINING]
+    done = subprocess.run(command, env=others | values, stderr=subprocess.PIPE, text=True)
     assert done.returncode == 0, done.stderr
 
 
-def test_a_server_needs_nothing_of_what_training_needs() -> None:
-    names = TRAINING.split()
-    done = subprocess.run([sys.executable, "-c", SERVER, *names], stderr=subprocess.PIPE, text=True)
-    assert done.returncode == 0, done.stderr
+def test_a_server_is_installed_without_what_training_needs() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     installed = " ".join(project["dependencies"]).replace("-", "_")
-    assert [name for name in names if name in installed] == []
-
-
-def test_in_a_server_of_somebody_else_nothing_is_imported_or_changed() -> None:
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("OUTRIDER_")}
-    done = subprocess.run(
-        [sys.executable, "-c", ELSEWHERE],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stdout == "[]\n"
+    assert [name for name in TRAINING if name in installed] == []
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int64])

@@ -9,9 +9,9 @@ from outrider.serving.vllm_hooks.version import (
 )
 
 
-def test_the_installed_release_is_the_one_that_the_hooks_were_written_for() -> None:
-    for installed in (vllm_version(), f"{WRITTEN_FOR}+cu129"):
-        assert untried_version(installed) is None
+@pytest.mark.parametrize("installed", [vllm_version(), f"{WRITTEN_FOR}+cu129"])
+def test_the_installed_release_is_the_one_that_the_hooks_were_written_for(installed: str) -> None:
+    assert untried_version(installed) is None
 
 
 @pytest.mark.parametrize(
