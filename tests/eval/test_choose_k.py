@@ -52,28 +52,33 @@ def chosen(step_s, lengths=LENGTHS, base=LENGTHS, main=1, base_s=None) -> Choice
     return choose_k({"base": base, "custom": lengths}, steps, main, {})
 
 
-def test_each_speculator_has_its_own_k_and_an_engine_of_its_own_its_own_steps() -> None:
-    found = chosen({1: [0.01, 0.012, 0.0135, 0.016]}, base=[1.6, 1.8, 1.85, 1.86])
-    assert (found.k.base, found.k.custom) == (1, 3)
+def test_an_engine_of_its_own_has_its_own_steps() -> None:
     found = chosen({1: [0.010, 0.011, 0.012, 0.013]}, base_s={1: [0.010, 0.03, 0.05, 0.07]})
     assert (found.k.base, found.k.custom) == (1, 3)
     assert found.step_ms["base"] == {"1": pytest.approx({1: 10, 2: 30, 3: 50, 4: 70})}
 
 
-def test_every_batch_size_has_its_own_and_ranges_end_at_what_was_measured() -> None:
-    flat, steep = [0.02] * 4, [0.02, 0.04, 0.06, 0.08]
-    times = {1: flat, 2: flat, 8: steep, 4: [0.02, 0.02, 0.04, 0.06]}
-    found = chosen(times)
-    assert found.k.custom == 4
-    assert found.k_per_batch_size.custom == [(1, 2, 4), (3, 4, 2), (5, 8, 1)]
-    assert chosen(times, main=8).k.custom == 1
+FLAT, STEEP = [0.02] * 4, [0.02, 0.04, 0.06, 0.08]
+SIZES = {1: FLAT, 2: FLAT, 8: STEEP, 4: [0.02, 0.02, 0.04, 0.06]}
+WITH_NONE = {1: [0.01, 0.012, 0.014, 0.03, 0.04], 8: [0.01, 0.03, 0.05, 0.07, 0.09]}
 
 
-def test_drafting_is_turned_off_where_it_does_not_pay_but_not_at_the_main_concurrency() -> None:
-    with_none = {1: [0.01, 0.012, 0.014, 0.03, 0.04], 8: [0.01, 0.03, 0.05, 0.07, 0.09]}
-    found = chosen(with_none)
-    assert found.k_per_batch_size.custom == [(1, 1, 2), (2, 8, 0)]
-    assert chosen(with_none, main=8).k.custom == 1
+@pytest.mark.parametrize(
+    ("step_s", "base", "main", "k", "schedule"),
+    [
+        ({1: [0.01, 0.012, 0.0135, 0.016]}, [1.6, 1.8, 1.85, 1.86], 1, (1, 3), [(1, 1, 3)]),
+        # Ranges of batch sizes end at what was measured.
+        (SIZES, LENGTHS, 1, (4, 4), [(1, 2, 4), (3, 4, 2), (5, 8, 1)]),
+        (SIZES, LENGTHS, 8, (1, 1), [(1, 2, 4), (3, 4, 2), (5, 8, 1)]),
+        # Drafting is turned off where it does not pay, but not at the main concurrency.
+        (WITH_NONE, LENGTHS, 1, (2, 2), [(1, 1, 2), (2, 8, 0)]),
+        (WITH_NONE, LENGTHS, 8, (1, 1), [(1, 1, 2), (2, 8, 1)]),
+    ],
+)
+def test_each_speculator_and_batch_size_has_its_own_k(step_s, base, main, k, schedule) -> None:
+    found = chosen(step_s, base=base, main=main)
+    assert (found.k.base, found.k.custom) == k
+    assert found.k_per_batch_size.custom == schedule
 
 
 @pytest.mark.parametrize(("gain", "k"), [(0.05, 2), (-0.05, 1), (0.009, 1), (0.0, 1)])
@@ -96,19 +101,23 @@ def test_the_main_concurrency_is_the_lowest_that_keeps_up_with_the_log() -> None
     assert main_concurrency({}, 5.0) is main_concurrency(speeds, None) is None
 
 
-def test_base_is_measured_at_other_numbers_only_where_they_differ() -> None:
-    def plan(base, custom, current_k=None, by_batch_size=False):
-        k = Drafters[int](base=base, custom=custom)
-        schedules = Drafters(base=[(1, 8, base)], custom=[(1, 4, custom), (5, 8, 0)])
-        choice = Choice(k=k, k_per_batch_size=schedules, main_concurrency=1)
-        return draft_plan(choice, current_k, by_batch_size)
-
-    assert plan(3, 3) == {"base": 3, "custom": 3}
-    assert plan(2, 5, 1) == {"base": 2, "custom": 5, CURRENT: 1}
-    assert plan(2, 5, 2) == {"base": 2, "custom": 5}
-    assert plan(2, 5, 5) == {"base": 2, "custom": 5, CURRENT: 5}
-    schedule = [(1, 4, 5), (5, 8, 0)]
-    assert plan(2, 5, None, True) == {"base": [(1, 8, 2)], "custom": schedule}
+@pytest.mark.parametrize(
+    ("base", "custom", "current_k", "by_batch_size", "plan"),
+    [
+        (3, 3, None, False, {"base": 3, "custom": 3}),
+        (2, 5, 1, False, {"base": 2, "custom": 5, CURRENT: 1}),
+        (2, 5, 2, False, {"base": 2, "custom": 5}),
+        (2, 5, 5, False, {"base": 2, "custom": 5, CURRENT: 5}),
+        (2, 5, None, True, {"base": [(1, 8, 2)], "custom": [(1, 4, 5), (5, 8, 0)]}),
+    ],
+)
+def test_base_is_measured_at_other_numbers_only_where_they_differ(
+    base, custom, current_k, by_batch_size, plan
+) -> None:
+    k = Drafters[int](base=base, custom=custom)
+    schedules = Drafters(base=[(1, 8, base)], custom=[(1, 4, custom), (5, 8, 0)])
+    choice = Choice(k=k, k_per_batch_size=schedules, main_concurrency=1)
+    assert draft_plan(choice, current_k, by_batch_size) == plan
 
 
 def head(target, directory):

@@ -279,8 +279,6 @@ def test_the_verdict_rests_on_counts_and_clock_and_names_what_is_missing(
     assert report.not_measured["exact replay"].startswith(missing)
     page, text = ((tmp_path / "out" / name).read_text() for name in ("report.html", "report.md"))
     assert missing in page and missing in text
-    assert "Exact replay vs engine" not in page and "acceptance, replay" not in text
-    assert len(report.counted.custom.cumulative) == 3
 
 
 def test_a_head_of_another_target_is_refused_before_anything_starts(case, tmp_path):

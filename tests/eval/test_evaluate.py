@@ -173,7 +173,6 @@ def test_measurements_are_kept_and_results_computed_again(tmp_path, nano_r1, cap
     printed = " ".join(capsys.readouterr().err.split())
     first = printed.index("First result, acceptance length by exact replay: 6 held-out responses")
     assert first < printed.index("exact replay, validation") < printed.index("k = 3 for base")
-    assert f"{results.replay.ratio.value:.3f} [{results.replay.ratio.low:.3f}" in printed[first:]
 
     before = written_at()
     line, _ = evaluated(gate=GateConfig(min_speed_ratio=2.0))
@@ -181,15 +180,12 @@ def test_measurements_are_kept_and_results_computed_again(tmp_path, nano_r1, cap
     evaluated(max_tokens=99)
     assert digests[0] == digests[1] != digests[2]
 
-    page = (case.run / "report.html").read_text()
-    assert results.samples is None and "Step by step" not in page
+    assert results.samples is None
     (target / "tokenizer.json").symlink_to(nano_r1 / "tokenizer.json")
     _, shown = evaluated(show_samples=True)
     examples = shown.samples
     assert digests[3] == digests[0] and len(examples) == 3
-    assert (case.run / "report.json").stat().st_mode & 0o077 == 0
     assert all(example.tokens == 11 for example in examples)
-    assert "Step by step" in (case.run / "report.html").read_text()
     # A base without weights is replayed from the text alone.
     own, weightless = case.context, Speculator("ngram")
     case.context = replace(own, speculators=own.speculators | {"base": weightless})
@@ -200,7 +196,6 @@ def test_measurements_are_kept_and_results_computed_again(tmp_path, nano_r1, cap
     case.context = own
     _, hidden = evaluated()
     assert hidden.samples is None
-    assert "Step by step" not in (case.run / "report.html").read_text()
 
 
 def children():

@@ -56,12 +56,6 @@ def verdict_of(findings: dict[str, Any], gate: GateConfig | None = None) -> Verd
     return judge(Findings.model_validate(findings), gate or GateConfig())
 
 
-def test_a_better_speculator_ships_and_the_reason_says_what_was_gained():
-    verdict = verdict_of(good())
-    assert verdict.verdict == "ship"
-    assert "1.400 [1.300, 1.500]" in verdict.reason and "tokens/s" in verdict.reason
-
-
 @pytest.mark.parametrize(
     ("ratio", "outcome", "verdict"),
     [
@@ -354,7 +348,6 @@ def test_too_few_responses_for_the_margin_are_undecided():
     task |= {"value": 0.0, "low": -0.2, "high": 0.18, "observations": 12}
     verdict = verdict_of(findings)
     assert verdict.verdict == "undecided"
-    assert "over 12 responses, but " in verdict.reason
     assert "(undecided: about 32 responses would be needed)" in verdict.reason
     assert verdict_of(findings, GateConfig(max_task_loss=0.25)).verdict == "ship"
     task |= {"value": -0.12, "high": -0.05}
@@ -387,10 +380,14 @@ def speed_check(findings: dict[str, Any], name: str) -> Check:
     return found
 
 
-@pytest.mark.parametrize("versus", ["base", "none"])
-def test_lack_of_evidence_that_custom_is_not_slower_does_not_ship(versus):
-    places = {"base": "other concurrencies", "none": ""}
-    name = f"tokens/s, custom / {versus}, eager" + (versus == "base") * f", {places[versus]}"
+@pytest.mark.parametrize(
+    ("versus", "name"),
+    [
+        ("base", "tokens/s, custom / base, eager, other concurrencies"),
+        ("none", "tokens/s, custom / none, eager"),
+    ],
+)
+def test_lack_of_evidence_that_custom_is_not_slower_does_not_ship(versus, name):
     findings = good()
     assert speed_check(findings, name).outcome == "passed"
     row = findings["served"]["eager"]["speed"]["8"]

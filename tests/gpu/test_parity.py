@@ -23,6 +23,7 @@ from tests.gpu.inputs import (
     logged_rows,
     random_r1,
 )
+from tests.serving.vllm_hooks.v2_dspark import parities
 
 pytestmark = pytest.mark.engine
 
@@ -88,6 +89,23 @@ def test_two_gpus_draft_as_one(two_gpus, expert_parallel, tmp_path, record_prope
         extra_arguments={"enable_expert_parallel": expert_parallel},
     )
     compared(random_r1(tmp_path, fp8=False), engine, RANDOM_PARITY, record_property)
+
+
+@pytest.mark.gpu
+def test_a_dspark_head_drafts_as_its_unroll(gpu, tmp_path, record_property):
+    """Also after a swap. Model runner V2 alone has the walk over its block.
+
+    vLLM 0.32, `_get_v1_model_runner_unsupported_features`. On a CPU
+    tests/serving/vllm_hooks/test_v2_runner.py runs it in Triton's interpreter.
+    """
+    environment = {"VLLM_USE_V2_MODEL_RUNNER": "1", "VLLM_MLA_DISABLE": "1"}
+    engine = engine_config(True, environment=environment)
+    prompts = logged_prompts(RANDOM_PARITY.prompts)
+    found = parities(NANO, engine, tmp_path, prompts, RANDOM_PARITY)
+    for name in ("first", "second"):
+        record_property(name, in_words(found[name]))
+        assert complaint(found[name], RANDOM_PARITY) is None
+    assert complaint(found["crossed"], RANDOM_PARITY) is not None
 
 
 def compared(

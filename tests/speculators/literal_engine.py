@@ -1,6 +1,6 @@
 """Decoding token by token with an explicit cache, which every unroll must equal.
 
-    chain_differences(drafter, engine, packed_row())
+    differences(drafter, engine)
 
 Shapes: K depths, T tokens, H hidden, X values that the drafter reads of a token.
 """
@@ -15,7 +15,6 @@ from outrider.speculators.heads import TargetEnds
 from outrider.speculators.kinds.drafter import Drafter
 from outrider.speculators.unroll import valid_BT
 from tests.tiny import HIDDEN, VOCAB
-from tools.unrolled import unroll
 
 DEPTH = 4
 LENGTHS = (9, 14, 3)
@@ -38,7 +37,7 @@ class CachedEngine:
         """The state that the next step reads, and the state that the head reads."""
         raise NotImplementedError
 
-    def chains(self, tokens: list[int], read_TX: Tensor) -> dict[tuple[int, int], Tensor]:
+    def states(self, tokens: list[int], read_TX: Tensor) -> dict[tuple[int, int], Tensor]:
         """u of every (depth, anchor) whose predicted token exists."""
         cache, found = DynamicCache(), {}
         for i in range(len(tokens) - 2):
@@ -76,37 +75,19 @@ def packed_row(width: int = HIDDEN, slots: int = 30) -> Row:
 
 
 @torch.no_grad()
-def chain_differences(drafter: Any, engine: CachedEngine, row: Row) -> Tensor:
-    """Largest difference of the states by depth, [K], over every chain of the packed sequences."""
-    states = unroll(drafter, engine.ends, *row, DEPTH)
+def differences(drafter: Drafter, engine: Any, width: int = 2 * HIDDEN) -> Tensor:
+    """Largest difference of the states by depth, [K], from `engine.states` of each sequence."""
+    row = packed_row(width)
     token_BT, read_BTX, sequence_BT, _ = row
-    worst_K, compared, start = torch.zeros(DEPTH), 0, 0
-    for length in LENGTHS:
-        span = slice(start, start + length)
-        for (s, i), u in engine.chains(token_BT[0, span].tolist(), read_BTX[0, span]).items():
-            difference = (states[s][0, start + i] - u).abs().max()
-            worst_K[s] = torch.maximum(worst_K[s], difference)
-            compared += 1
-        start += length
-    assert compared == sum(int(valid_BT(sequence_BT, s)[0].sum()) for s in range(DEPTH))
-    assert not any(states[s][~valid_BT(sequence_BT, s)].any() for s in range(DEPTH))
-    return worst_K
-
-
-@torch.no_grad()
-def slot_differences(head: Drafter, engine: Any) -> Tensor:
-    """Largest difference of a parallel head's states by slot, [K], from `engine.slots`."""
-    row = [tensor[:1] for tensor in packed_row(2 * HIDDEN)]
-    token_BT, aux_BTX, sequence_BT, _ = row
-    anchors_N, states = head.unroll(engine.ends, *row, valid_BT(sequence_BT, 0), DEPTH)
+    anchors_N, states = drafter.unroll(engine.ends, *row, valid_BT(sequence_BT, 0), DEPTH)
     place = {slot: n for n, slot in enumerate(anchors_N.tolist())}
     worst_K, compared = torch.zeros(DEPTH), 0
-    for number in sequence_BT[sequence_BT >= 0].unique().tolist():
+    for number in range(len(LENGTHS)):
         slots = (sequence_BT[0] == number).nonzero().squeeze(1)
-        of_row = engine.slots(token_BT[0, slots].tolist(), aux_BTX[0, slots])
-        for (s, i), u in of_row.items():
+        expected = engine.states(token_BT[0, slots].tolist(), read_BTX[0, slots])
+        for (s, i), u in expected.items():
             difference = (states[s][place[int(slots[i])]] - u).abs().max()
             worst_K[s] = torch.maximum(worst_K[s], difference)
             compared += 1
-    assert compared == sum(int(valid_BT(sequence_BT, s).sum()) for s in range(DEPTH))
+    assert compared == sum(int(valid_BT(sequence_BT, s)[0].sum()) for s in range(DEPTH))
     return worst_K

@@ -28,7 +28,7 @@ from tests.speculators.literal_engine import (
     DEPTH,
     LENGTHS,
     CachedEngine,
-    chain_differences,
+    differences,
     packed_row,
 )
 from tests.tiny import HIDDEN, LAYERS, VOCAB, tiny_config
@@ -95,7 +95,7 @@ def test_valid_is_the_existence_of_the_predicted_token() -> None:
 def test_unroll_is_what_the_engine_decodes(each_target: Path) -> None:
     speculator, ends = load_mtp(each_target), load_target_ends(each_target)
     engine = LiteralEngine(each_target, speculator, ends)
-    assert chain_differences(speculator, engine, packed_row()).max() < 2e-4
+    assert differences(speculator, engine, HIDDEN).max() < 2e-4
 
 
 def test_anchors_alone_give_the_same_states(each_target: Path) -> None:
@@ -132,7 +132,7 @@ def test_gradients_flow_through_the_chain_as_in_the_reference(
     ours = {name: p.grad.clone() for name, p in speculator.named_parameters()}
     speculator.zero_grad()
     engine = LiteralEngine(each_target, speculator, ends)
-    found = engine.chains(token_BT[0, :length].tolist(), hidden_BTH[0, :length])
+    found = engine.states(token_BT[0, :length].tolist(), hidden_BTH[0, :length])
     sum((u * weight_SIH[s, i]).sum() for (s, i), u in found.items()).backward()
     for name, parameter in engine.layer.named_parameters():
         torch.testing.assert_close(ours[f"block.{name}"], parameter.grad, atol=2e-3, rtol=1e-3)

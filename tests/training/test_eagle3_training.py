@@ -61,6 +61,8 @@ def test_a_parallel_head_learns_and_is_replayed(corpus: Corpus, tmp_path: Path, 
     assert best[0] > start[0] + 0.2 and best[1] > best[0] + 0.05
     assert kind_of(tmp_path / "speculator").name == kind
     check_speculator(tmp_path / "speculator", corpus.target_dir)
+    published = dict(trainable_kind(kind).swap_tensors(tmp_path / "speculator"))
+    assert kind != "dspark" or published["confidence_head.proj.bias"] != 0  # its start
     rows = [
         {"sequence_id": name, "session": name, "temperature": 0.6, "top_p": 0.95, "top_k": 0}
         for name in corpus.parts["validation"]

@@ -34,14 +34,9 @@ def small(nano_r1: Path) -> tuple[ChainUnroll, list[Batch]]:
 
 
 def healthy(target: Path) -> ChainUnroll:
-    """Weights in bf16, buffers kept, as `prepare_model` leaves them."""
-    speculator = load_mtp(target)
-    buffers = {name: buffer.clone() for name, buffer in speculator.named_buffers()}
-    speculator = speculator.to(torch.bfloat16)
-    for name, buffer in speculator.named_buffers():
-        buffer.data = buffers[name]
+    """Weights in bf16, the routing bias kept, as `prepare_model` leaves them."""
     ends = load_target_ends(target, torch.bfloat16)
-    return ChainUnroll(speculator, ends, DEPTH).eval()
+    return ChainUnroll(load_mtp(target, torch.bfloat16), ends, DEPTH).eval()
 
 
 def pre_norm(target: Path) -> ChainUnroll:

@@ -56,27 +56,31 @@ def test_quantiles_are_of_the_held_out_part():
     assert long.texts == [f"prompt {p}" for p in reversed(PROMPTS[20:])] and long.max_tokens == 9
 
 
-def test_too_few_requests_are_an_error_that_says_which_lengths_there_are():
-    narrow = config(tiny=ScenarioConfig(prompt_tokens=(100, 140), response_tokens=("50%", "100%")))
-    with pytest.raises(
-        OutriderError,
-        match=r"eval\.scenarios\.tiny: \d of 40 held-out requests lie in its ranges",
-    ) as error:
-        select(HELDOUT, narrow, SERVING)
-    assert "[10, 49, 205, 361, 400]" in str(error.value)
+LONG = ScenarioConfig(prompt_tokens=(250, None), max_tokens=200)
 
 
-def test_prompts_that_leave_no_room_are_left_out_and_counted_in_the_error():
-    long = ScenarioConfig(prompt_tokens=(250, None), max_tokens=200)
-    (chosen,) = select(
-        HELDOUT, config(long=long), ServingConfig(engine=EngineConfig(max_model_len=561))
-    )
+def test_prompts_that_leave_no_room_for_the_longest_answer_are_left_out():
+    serving = ServingConfig(engine=EngineConfig(max_model_len=561))
+    (chosen,) = select(HELDOUT, config(long=LONG), serving)
     assert chosen.described.requests == 12, "250 to 360, and one token behind the longest answer"
-    with pytest.raises(
-        OutriderError,
-        match=r"7 of 40 .* \(9 more exceed the 311 prompt tokens .*max_model_len leaves room\)",
-    ):
-        select(HELDOUT, config(long=long), SERVING)
+
+
+@pytest.mark.parametrize(
+    ("scenario", "message"),
+    [
+        (
+            ScenarioConfig(prompt_tokens=(100, 140), response_tokens=("50%", "100%")),
+            r"eval\.scenarios\.narrow: \d of 40 .* lie in its ranges.*\[10, 49, 205, 361, 400\]",
+        ),
+        (
+            LONG,
+            r"7 of 40 .* \(9 more exceed the 311 prompt tokens .*max_model_len leaves room\)",
+        ),
+    ],
+)
+def test_too_few_requests_are_an_error_with_the_lengths_that_there_are(scenario, message):
+    with pytest.raises(OutriderError, match=message):
+        select(HELDOUT, config(narrow=scenario), SERVING)
 
 
 def test_the_most_frequent_combination_is_sent_with_every_parameter(monkeypatch):

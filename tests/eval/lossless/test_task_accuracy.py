@@ -58,11 +58,10 @@ def tried(function: str, quoting: bool = False, **settings: int) -> list[str]:
 
 
 def test_a_check_that_raises_on_a_logged_response_ends_the_run_with_the_row(checks: None) -> None:
-    with pytest.raises(OutriderError) as raised:
+    where = r"response 0-1 .*ValueError at .*own_checks\.py, line 4"
+    with pytest.raises(OutriderError, match=where) as raised:
         tried("raises")
-    message = str(raised.value)
-    assert "response 0-1 " in message and "own_checks.py, line 4" in message
-    assert "ValueError" in message and "secret" not in message, "customer text"
+    assert "secret" not in str(raised.value), "customer text"
     with pytest.raises(OutriderError, match="a secret"):
         tried("raises", quoting=True)
 

@@ -5,6 +5,7 @@ Checkpoints are read by DeepSeek's rule, written in the target's precision, byte
 
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -202,22 +203,28 @@ def test_only_the_shards_that_are_wanted_are_named_and_read(tmp_path: Path) -> N
         load_target_ends(sharded)
 
 
-@pytest.fixture
-def broken(tmp_path: Path) -> Path:
-    return write_fp8_copy(write_tiny_target(tmp_path / "source"), tmp_path / "broken")
-
-
-def test_values_without_scales_are_refused(broken: Path) -> None:
-    edit_tensors(broken, lambda tensors: tensors.pop(MTP + "self_attn.o_proj.weight_scale_inv"))
-    with pytest.raises(
-        OutriderError, match=r"o_proj\.weight is FP8, but there is no .*o_proj\.weight_scale_inv"
-    ):
-        load_mtp(broken)
+SCALE, VALUE = MTP + "self_attn.o_proj.weight_scale_inv", MTP + "mlp.experts.2.up_proj.weight"
 
 
 @pytest.mark.parametrize("frozen", [False, True])
-def test_a_value_that_is_no_number_is_not_loaded(broken: Path, frozen: bool) -> None:
-    name = MTP + "mlp.experts.2.up_proj.weight"
-    edit_tensors(broken, lambda tensors: tensors[name].view(torch.uint8)[5].fill_(0xFF))
-    with pytest.raises(OutriderError, match=r"not a finite number in mlp\.experts\.2\.up_proj"):
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            lambda t: t.pop(SCALE),
+            r"o_proj\.weight is FP8, but there is no .*o_proj\.weight_scale_inv",
+        ),
+        (
+            lambda t: t[VALUE].view(torch.uint8)[5].fill_(0xFF),
+            r"not a finite number in mlp\.experts\.2\.up_proj",
+        ),
+    ],
+    ids=["no scale", "no number"],
+)
+def test_a_broken_checkpoint_is_not_loaded(
+    change: Callable[[dict[str, Tensor]], object], message: str, frozen: bool, tmp_path: Path
+) -> None:
+    broken = write_fp8_copy(write_tiny_target(tmp_path / "source"), tmp_path / "broken")
+    edit_tensors(broken, change)
+    with pytest.raises(OutriderError, match=message):
         load_mtp(broken, frozen_experts=frozen)

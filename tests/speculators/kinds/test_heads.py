@@ -7,20 +7,21 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from outrider.common.errors import OutriderError
 from outrider.common.files import read_json
 from outrider.speculators.checkpoints.layout import read_layout
 from outrider.speculators.checkpoints.target_ends import load_target_ends
 from outrider.speculators.head_config import HeadConfig
-from outrider.speculators.kinds import kind_of, trainable_kind
+from outrider.speculators.kinds import check_speculator, kind_of, trainable_kind
 from outrider.speculators.kinds.protocol import Origin
 from outrider.speculators.unroll import valid_BT
 from tests.dflash_head import write_dflash_head, write_dspark_head
 from tests.eagle3_head import write_eagle3_head
 from tests.speculators.kinds.eagle3.test_eagle3_unroll import LAYERS
 from tests.speculators.literal_engine import DEPTH, packed_row
-from tests.tiny import HIDDEN, VOCAB
+from tests.tiny import HIDDEN, VOCAB, edit_tensors
 
 WRITERS: dict[str, tuple[Callable[..., Path], dict[str, Any]]] = {
     "eagle3": (write_eagle3_head, {"fc_norm": True}),
@@ -29,6 +30,8 @@ WRITERS: dict[str, tuple[Callable[..., Path], dict[str, Any]]] = {
     "dspark": (write_dspark_head, {"mask_token": 2}),
 }
 BLOCKS = ("dflash", "dspark")
+DRAFTS = VOCAB // 4
+"""Tokens of the written heads' own vocabulary."""
 # The target has no padding token, so its end is the mask. DFlash's ids count outputs of layers.
 CONFIGS: dict[str, dict[str, Any]] = {
     "eagle3": {"architectures": ["LlamaForCausalLMEagle3"]},
@@ -194,6 +197,21 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("dflash", {"layers": (2, 1)}, "in ascending order"),
     ("dflash", {"vocab_size": VOCAB + 1}, "vocab_size"),
     ("dflash", {"num_attention_heads": 2}, r"q_proj.weight has shape \[64, 64\]"),
+    ("dspark", {"changed": {"markov_head_type": "gated"}}, "markov_head_type = gated: Outrider"),
+    ("dspark", {"changed": {"markov_rank": 0}}, "markov_rank = 0: "),
+    ("dspark", {"changed": {"sample_from_anchor": False}}, "sample_from_anchor = False"),
+    ("dspark", {"changed": {"enable_confidence_head": None}}, "enable_confidence_head = None"),
+    ("dspark", {"changed": {"confidence_head_with_markov": False}}, "confidence_head_with"),
+    ("dspark", {"changed": {"dspark_draft_topk": 64}}, "dspark_draft_topk = 64"),
+    ("dspark", {"is_causal": True}, "causal: Outrider neither"),
+    ("dspark", {"use_aux_hidden_state": False}, "use_aux_hidden_state"),
+    ("dspark", {"num_hidden_layers": 5}, "num_hidden_layers = 5: .* of one layer"),
+    ("dspark", {"mask_token": 10**6}, "mask_token_id = 1000000"),
+    ("dspark", {"changed": {"markov_rank": 4}}, r"markov_w1.weight has shape \[97, 16\]"),
+    ("eagle3", {"vocab_size": VOCAB - 1}, "a stale vocabulary"),
+    ("eagle3", {"hidden_size": 32}, "hidden_size = 32, but the target has 64"),
+    ("eagle3", {"model_type": "deepseek_v3"}, "which vLLM takes for an MTP layer"),
+    ("eagle3", {"draft_vocab_size": DRAFTS + 1}, rf"lm_head\.weight has shape \[{DRAFTS}, 64\]"),
 ]
 
 
@@ -209,9 +227,39 @@ def test_a_head_that_is_not_unrolled_or_served_is_refused(
         kind.check(directory, read_layout(target))
 
 
+CONFIDENCE = "confidence_head.proj.weight"
+DAMAGED: list[tuple[str, Callable[[dict[str, Tensor]], Any], str]] = [
+    ("eagle3", lambda t: t.update(d2t=t["d2t"] + VOCAB), "d2t maps draft tokens to .*: a stale"),
+    ("eagle3", lambda t: t.update(d2t=-torch.arange(DRAFTS)), "not in ascending order, each once"),
+    ("eagle3", lambda t: t.update(t2d=t["t2d"].roll(1)), r"t2d marks .* stale"),
+    ("eagle3", lambda t: t["fc.weight"].fill_(float("inf")), r"not a finite number in fc\.weight"),
+    ("eagle3", lambda t: t.pop("fc.weight"), r"no tensor fc\.weight"),
+    (
+        "dspark",
+        lambda t: t.update({CONFIDENCE: t[CONFIDENCE][:, :HIDDEN].clone()}),
+        r"proj.weight has shape \[1, 64\]",
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "change", "message"), DAMAGED)
+def test_tensors_that_do_not_fit_are_refused(
+    name: str,
+    change: Callable[[dict[str, Tensor]], Any],
+    message: str,
+    target: Path,
+    tmp_path: Path,
+) -> None:
+    write, options = WRITERS[name]
+    directory = write(target, tmp_path / "head", layers=LAYERS, **options)
+    check_speculator(directory, target)
+    edit_tensors(directory, change)
+    with pytest.raises(OutriderError, match=message):
+        check_speculator(directory, target)
+
+
 def test_a_mask_embedding_of_its_own_is_refused(target: Path, tmp_path: Path) -> None:
-    kind, directory = trainable_kind("dflash"), write_dflash_head(target, tmp_path / "head")
-    kind.check(directory, read_layout(target))
+    directory = write_dflash_head(target, tmp_path / "head")
     (directory / "mask_embedding.pt").write_bytes(b"")
     with pytest.raises(OutriderError, match="reads the target's embedding only"):
-        kind.check(directory, read_layout(target))
+        check_speculator(directory, target)

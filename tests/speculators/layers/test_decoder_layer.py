@@ -67,40 +67,39 @@ YARN = {
     "mscale_all_dim": 1.0,
 }
 NEW_ROPE = {"rope_type": "default", "rope_theta": 1e6, "partial_rotary_factor": 0.25}
+REFERENCES = {
+    "DeepSeek": (DEEPSEEK, DeepseekV3Config, DeepseekV3DecoderLayer, DeepseekV3RotaryEmbedding),
+    "GLM": (GLM, Glm4MoeConfig, Glm4MoeDecoderLayer, Glm4MoeRotaryEmbedding),
+}
 CASES = {
-    "dense": ({}, 0),
-    "few experts": ({}, 1),
-    "many experts": ({"n_routed_experts": 16}, 1),
-    "one group": ({"n_group": 1, "topk_group": 1}, 1),
-    "no query rank": ({"q_lora_rank": None}, 1),
-    "yarn, as R1": ({"rope_scaling": YARN}, 1),
-    "yarn, uneven mscale": ({"rope_scaling": YARN | {"mscale": 0.7, "mscale_all_dim": 0.4}}, 1),
+    "DeepSeek, dense": ({}, 0),
+    "DeepSeek, few experts": ({}, 1),
+    "DeepSeek, many experts": ({"n_routed_experts": 16}, 1),
+    "DeepSeek, one group": ({"n_group": 1, "topk_group": 1}, 1),
+    "DeepSeek, no query rank": ({"q_lora_rank": None}, 1),
+    "DeepSeek, yarn as R1": ({"rope_scaling": YARN}, 1),
+    "DeepSeek, yarn with uneven mscale": (
+        {"rope_scaling": YARN | {"mscale": 0.7, "mscale_all_dim": 0.4}},
+        1,
+    ),
+    "GLM, dense": ({}, 0),
+    "GLM, as GLM-4.5": ({}, 1),
+    "GLM, as GLM-4.5-Air": ({"use_qk_norm": False, "routed_scaling_factor": 1.0}, 1),
+    "GLM, no biases, two groups": ({"attention_bias": False, "n_group": 2, "topk_group": 1}, 1),
+    "GLM, other rope, weights not normed": (
+        {"rope_parameters": NEW_ROPE, "norm_topk_prob": False},
+        1,
+    ),
+    "GLM, whole heads rotated": ({"partial_rotary_factor": 1.0}, 1),
 }
-GLM_CASES = {
-    "dense": ({}, 0),
-    "as GLM-4.5": ({}, 1),
-    "as GLM-4.5-Air": ({"use_qk_norm": False, "routed_scaling_factor": 1.0}, 1),
-    "no biases, two groups": ({"attention_bias": False, "n_group": 2, "topk_group": 1}, 1),
-    "other rope, weights not normed": ({"rope_parameters": NEW_ROPE, "norm_topk_prob": False}, 1),
-    "whole heads rotated": ({"partial_rotary_factor": 1.0}, 1),
-}
 
 
-@pytest.mark.parametrize(("changes", "layer_index"), CASES.values(), ids=CASES.keys())
-def test_deepseek_s_layer_and_gradients_equal_transformers(changes, layer_index):
-    shape = DEEPSEEK | changes
-    reference = DeepseekV3DecoderLayer, DeepseekV3RotaryEmbedding, DeepseekV3Config(**shape)
-    compare(shape, layer_index, *reference)
-
-
-@pytest.mark.parametrize(("changes", "layer_index"), GLM_CASES.values(), ids=GLM_CASES.keys())
-def test_glm_s_layer_and_gradients_equal_transformers(changes, layer_index):
-    shape = GLM | changes
-    compare(shape, layer_index, Glm4MoeDecoderLayer, Glm4MoeRotaryEmbedding, Glm4MoeConfig(**shape))
-
-
-def compare(shape, layer_index, layer_class, rotary_class, config):
-    """Outputs and gradients of a layer with random weights against transformers'."""
+@pytest.mark.parametrize("case", CASES)
+def test_outputs_and_gradients_equal_transformers(case):
+    changes, layer_index = CASES[case]
+    given, config_class, layer_class, rotary_class = REFERENCES[case.split(",")[0]]
+    shape = given | changes
+    config = config_class(**shape)
     torch.manual_seed(0)
     config._attn_implementation = "eager"
     reference = layer_class(config, layer_index)

@@ -24,7 +24,7 @@ from outrider.training.teacher import Served
 from tests.dflash_head import write_dspark_head
 from tests.speculators.kinds.dflash import test_dflash
 from tests.speculators.kinds.eagle3.test_eagle3_unroll import LAYERS
-from tests.speculators.literal_engine import DEPTH, packed_row, slot_differences
+from tests.speculators.literal_engine import DEPTH, differences, packed_row
 from tests.tiny import HIDDEN, VOCAB
 
 
@@ -33,32 +33,21 @@ class LiteralEngine(test_dflash.LiteralEngine):
 
     masks, first = DEPTH - 1, 0
 
-    def walk(
-        self, us: list[Tensor], anchor_token: int, forced: list[int] | None = None
-    ) -> tuple[list[int], list[Tensor], list[Tensor]]:
-        """Drafts, their logits and the probabilities that they are accepted.
-
-        The token before a draft is the draft before; or the one of `forced`.
-        """
-        drafts, logits, confidences, previous = [], [], [], anchor_token
-        for step, u_H in enumerate(us):
+    def walk(self, us: list[Tensor], anchor_token: int) -> list[int]:
+        """Drafts, each of which reads the draft before it."""
+        drafts, previous = [], anchor_token
+        for u_H in us:
             embed_R = self.tensors["markov_head.markov_w1.weight"][previous]
             bias_D = self.tensors["markov_head.markov_w2.weight"] @ embed_R
-            logits.append(self.tensors["lm_head.weight"] @ u_H + bias_D)
-            of_draft = int(logits[-1].argmax())
-            drafts.append(of_draft + int(self.tensors["d2t"][of_draft]))
-            features_X = torch.cat([u_H, embed_R])
-            weight_X, bias = (
-                self.tensors[f"confidence_head.proj.{name}"][0] for name in ("weight", "bias")
-            )
-            confidences.append(torch.sigmoid(weight_X @ features_X + bias))
-            previous = drafts[-1] if forced is None else forced[step]
-        return drafts, logits, confidences
+            of_draft = int((self.tensors["lm_head.weight"] @ u_H + bias_D).argmax())
+            previous = of_draft + int(self.tensors["d2t"][of_draft])
+            drafts.append(previous)
+        return drafts
 
-    def slots(self, tokens: list[int], aux_TX: Tensor) -> dict[tuple[int, int], Tensor]:
+    def states(self, tokens: list[int], aux_TX: Tensor) -> dict[tuple[int, int], Tensor]:
         """[u ; m] of every (draft, anchor) that has a token to predict, in a text of `tokens`."""
         w1 = self.tensors["markov_head.markov_w1.weight"]
-        found = super().slots(tokens, aux_TX)
+        found = super().states(tokens, aux_TX)
         return {(s, i): torch.cat([u, w1[tokens[i + 1 + s]]]) for (s, i), u in found.items()}
 
 
@@ -74,24 +63,7 @@ def test_unroll_is_what_the_engine_computes(
     target: Path, tmp_path: Path, options: dict[str, object]
 ) -> None:
     head, engine = both(target, tmp_path / "head", **options)
-    assert slot_differences(head, engine).max() < 2e-4
-
-
-@torch.no_grad()
-def test_logits_and_confidence_are_those_of_the_walk(target: Path, tmp_path: Path) -> None:
-    """After the tokens of a text, as draft parity gives the engine's own drafts."""
-    head, engine = both(target, tmp_path / "head")
-    tokens, aux_TX = torch.randint(0, VOCAB, (12,)), torch.randn(12, 2 * HIDDEN)
-    own, states = head.head(engine.ends), unrolled(head, engine.ends, tokens, aux_TX)
-    seen = []
-    for i in range(len(tokens) - 1 - DEPTH):
-        seen.append(engine.context(aux_TX[i], i))
-        block = engine.block(int(tokens[i + 1]), i, seen)
-        _, logits, confidences = engine.walk(block, int(tokens[i + 1]), tokens[i + 2 :].tolist())
-        for s in range(DEPTH):
-            torch.testing.assert_close(own.logits(states[s][i]), logits[s], atol=2e-4, rtol=0)
-            confidence = own.confidence(states[s][i]).sigmoid()
-            torch.testing.assert_close(confidence, confidences[s], atol=2e-5, rtol=0)
+    assert differences(head, engine).max() < 2e-4
 
 
 @torch.no_grad()
@@ -107,18 +79,20 @@ def test_replay_has_the_steps_of_an_engine_that_walks_over_its_own_drafts(
     while len(tokens) < 40:
         anchor = len(tokens) - 2
         seen += [engine.context(aux_TX[i], i) for i in range(len(seen), anchor + 1)]
-        drafts, _, _ = engine.walk(engine.block(tokens[-1], anchor, seen), tokens[-1])
+        drafts = engine.walk(engine.block(tokens[-1], anchor, seen), tokens[-1])
         accepted.append(drawn.randint(0, DEPTH))
         rejected = drafts[accepted[-1] : accepted[-1] + 1]
         other = drawn.choice([token for token in range(VOCAB) if [token] != rejected])
         tokens += [*drafts[: accepted[-1]], other]
-    token_T = torch.tensor(tokens)
     anchors = len(tokens) - 2  # the prefill delivers the second token
+    token_BT, place_BT = torch.tensor([tokens]), torch.arange(len(tokens))[None]
+    row = token_BT, aux_TX[None, : len(tokens)], torch.zeros_like(place_BT), place_BT
+    _, states = head.unroll(engine.ends, *row, place_BT < anchors, DEPTH)
     a_NK = accept_matrix(
-        unrolled(head, engine.ends, token_T, aux_TX[: len(tokens)]),
+        states,
         head.head(engine.ends),
         engine.ends.lm_head_VH,
-        token_T[None],
+        token_BT,
         torch.zeros(1, len(tokens), HIDDEN),
         torch.zeros(anchors, dtype=torch.long),
         torch.arange(1, anchors + 1),
@@ -174,10 +148,3 @@ def test_gradients_are_those_of_the_written_out_loss(target: Path, tmp_path: Pat
     assert len(found) > 15
     for name, parameter in head.named_parameters():
         torch.testing.assert_close(found[name], parameter.grad, atol=1e-6, rtol=1e-5, msg=name)
-
-
-def unrolled(head: DSparkHead, ends: TargetEnds, token_T: Tensor, aux_TX: Tensor) -> list[Tensor]:
-    """States of every anchor of a sequence from which two tokens follow."""
-    place_BT = torch.arange(len(token_T))[None]
-    row = token_T[None], aux_TX[None], torch.zeros_like(place_BT), place_BT
-    return head.unroll(ends, *row, place_BT < len(token_T) - 2, DEPTH)[1]

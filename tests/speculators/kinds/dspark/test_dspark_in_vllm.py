@@ -47,9 +47,3 @@ def test_vllm_loads_all_of_an_export_and_drafts_the_same(target: Path, tmp_path:
         assert torch.equal(previous_N, theirs["drafts"][:, s])
         confidence_N = own.confidence(state_NX).sigmoid()
         torch.testing.assert_close(confidence_N, theirs["confidences"][:, s], atol=1e-5, rtol=0)
-    # vLLM stacks projections and pads rows of the vocabulary; the heads' shapes are the export's.
-    rank, prefix = head.shape.markov_rank, "shape model."
-    assert theirs[f"{prefix}markov_head.markov_w1.weight"].tolist() == [VOCAB, rank]
-    assert theirs[f"{prefix}confidence_head.proj.weight"].tolist() == [1, HIDDEN + rank]
-    assert theirs[f"{prefix}confidence_head.proj.bias"].tolist() == [1]
-    assert theirs["shape draft_id_to_target_id"].tolist() == [DRAFTS]

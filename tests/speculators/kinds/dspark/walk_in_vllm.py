@@ -3,8 +3,8 @@
     python -m tests.serving.vllm_hooks.v2_on_cpu \
         tests.speculators.kinds.dspark.walk_in_vllm TARGET HEAD states.safetensors out
 
-`states` has us [N, K, H] and the tokens before the first drafts [N]. `out` gets the drafts, the
-confidences, and each loaded parameter's name with its shape.
+`states` has us [N, K, H] and the tokens before the first drafts [N]. `out` gets the drafts and the
+confidences.
 """
 
 import os
@@ -51,7 +51,6 @@ def main() -> None:
         initialize_model_parallel()
         model = initialize_model(vllm_config=config, model_config=drafter_config)
         loaded = load(model, kind.swap_tensors(Path(head)))
-        sizes = {name: torch.tensor(model.get_parameter(name).shape) for name in loaded}
         process_weights_after_loading(model, drafter_config, torch.device("cpu"))
     assert required(model, kind) <= loaded, required(model, kind) - loaded
     walk = SimpleNamespace(
@@ -73,9 +72,8 @@ def main() -> None:
     walk._sample_logits = lambda *given: DSparkSpeculator._sample_logits(walk, *given)
     with torch.no_grad():
         DSparkSpeculator._sample_sequential(walk, count, us_NKH.flatten(0, 1))
-    shapes = {f"shape {name}": size for name, size in sizes.items()}
     drawn = {"drafts": walk.draft_tokens, "confidences": walk.draft_token_confidence_probs}
-    save_file({**drawn, **shapes}, out)
+    save_file(drawn, out)
 
 
 if __name__ == "__main__":

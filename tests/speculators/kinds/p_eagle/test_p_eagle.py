@@ -12,7 +12,7 @@ from outrider.speculators.kinds.p_eagle.kind import PEagle
 from outrider.speculators.kinds.p_eagle.layer import ParallelHead
 from tests.eagle3_head import write_eagle3_head
 from tests.speculators.kinds.eagle3.test_eagle3_unroll import LAYERS, LiteralEngine
-from tests.speculators.literal_engine import DEPTH, slot_differences
+from tests.speculators.literal_engine import DEPTH, differences
 
 MASK = 2
 KIND = PEagle()
@@ -21,7 +21,7 @@ KIND = PEagle()
 class LiteralSlots(LiteralEngine):
     """Computes the slots of one anchor after the other, with a cache that is rolled back."""
 
-    def slots(self, tokens: list[int], aux_TX: Tensor) -> dict[tuple[int, int], Tensor]:
+    def states(self, tokens: list[int], aux_TX: Tensor) -> dict[tuple[int, int], Tensor]:
         """u of every (slot, anchor) that has a token to predict."""
         cache, found = DynamicCache(), {}
         unknown = self.first(self.tensors["mask_hidden"].flatten())
@@ -53,12 +53,12 @@ def test_unroll_is_what_the_engine_computes(
     head = KIND.load(directory, target, torch.float32)
     engine = LiteralSlots(directory, load_target_ends(target))
     assert isinstance(head, ParallelHead)
-    assert slot_differences(head, engine).max() < 2e-4
+    assert differences(head, engine).max() < 2e-4
     for changed in ("mask_token", "mask_hidden"):
         wrong = KIND.load(directory, target, torch.float32)
         if changed == "mask_token":
             wrong.mask_token = MASK + 1
         else:
             wrong.mask_hidden.data.mul_(-1)
-        found_K = slot_differences(wrong, engine)
+        found_K = differences(wrong, engine)
         assert found_K[0] < 2e-4 and found_K[1:].min() > 5e-3
