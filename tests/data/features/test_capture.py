@@ -19,14 +19,6 @@ def traffic(nano_r1, tmp_path_factory):
     return split_screenings(nano_r1, tmp_path_factory.mktemp("traffic"), 12)
 
 
-def test_what_does_not_fit_is_said_before_an_engine_starts(nano_r1, traffic, tmp_path):
-    parts = json.loads((traffic / "parts.json").read_text())
-    short = EngineConfig(max_model_len=64)
-    target = TargetConfig(model=str(nano_r1))
-    with pytest.raises(OutriderError, match=r"none of \d+ sequences is left"):
-        capture(target, traffic / "sequences", parts, CaptureConfig(), short, tmp_path)
-
-
 def test_a_sequence_at_the_limit_fits_and_a_prompt_at_the_limit_is_dropped():
     """The engine prefills 99 tokens of max_model_len 100: it also samples one."""
     ids, starts = [[7] * length for length in (99, 100, 109, 120)], [5, 98, 98, 99]
@@ -43,9 +35,10 @@ def test_a_sequence_at_the_limit_fits_and_a_prompt_at_the_limit_is_dropped():
         ({}, "layer_8", 64, r"reads layer_8 \(64 values\)"),
         ({}, "middle", 192, "stream 'middle': not a state of the target"),
         ({"pipeline_parallel": 2}, "layer_8", 192, "pipeline_parallel = 2: the speculator reads"),
+        ({"max_model_len": 64}, "layer_8", 192, r"none of \d+ sequences is left"),
     ],
 )
-def test_streams_that_cannot_be_captured_are_refused_before_an_engine_starts(
+def test_what_cannot_be_captured_is_refused_before_an_engine_starts(
     nano_r1, traffic, tmp_path, update, stream, width, message
 ):
     parts = json.loads((traffic / "parts.json").read_text())

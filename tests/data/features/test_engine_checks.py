@@ -33,8 +33,10 @@ ROWS = [
 ]
 
 
-def literal(hidden_TH, token_ids):
-    """Position by position, in plain arithmetic."""
+@functools.cache
+def true_logprobs(row_id):
+    """Of a row's true states: position by position, in plain arithmetic."""
+    hidden_TH, token_ids = STATES[row_id], {each: ids for each, ids, _ in ROWS}[row_id]
     logprobs, tops = [], []
     for position in range(len(token_ids) - 1):
         logits = [
@@ -49,13 +51,6 @@ def literal(hidden_TH, token_ids):
         logprobs.append(logits[token_ids[position + 1]] - total)
         tops.append(max(range(VOCAB), key=logits.__getitem__))
     return torch.tensor(logprobs), torch.tensor(tops, dtype=torch.int32)
-
-
-@functools.cache
-def true_logprobs(row_id):
-    """`literal` of a row's true states."""
-    token_ids = {each: ids for each, ids, _ in ROWS}[row_id]
-    return literal(STATES[row_id], token_ids)
 
 
 class Engine:
