@@ -61,12 +61,9 @@ def rounding(tokens):
     return ROUNDING_NATS**2 * tokens
 
 
-def test_z_is_the_difference_in_standard_errors(evidence):
+def test_z_is_the_difference_of_a_token_in_standard_errors(evidence):
     expected = [-2 / np.sqrt(9 + rounding(100)), -8 / np.sqrt(1 + rounding(20)), 0.0]
     np.testing.assert_allclose(evidence.z(), expected)
-
-
-def test_difference_and_its_error_are_a_token_s(evidence):
     assert evidence.difference() == pytest.approx((-48 + 38) / 124)
     assert evidence.difference(HEAD) == pytest.approx((-9 + 6.5) / 20)
     assert evidence.difference(REST) == pytest.approx((-39 + 31.5) / 104)
@@ -117,44 +114,32 @@ def replaced(toy, where_N):
 
 
 CASES = {
-    "scrambled": (shifted, {}, "scrambled", "shifted by one"),
-    "foreign": (another_model, {}, "foreign", "another model wrote the text"),
-    "edited": (lambda toy: replaced(toy, toy.some(0.02)), {}, "edited", "single places are unl"),
-    "colder": (lambda toy: toy.drawn(0.3), {}, "temperature", "about 0.3, logged is 0.6"),
-    "hotter": (lambda toy: toy.drawn(1.0), {}, "temperature", "about 1, logged is 0.6"),
-    "hotter without top_p": (
-        lambda toy: toy.drawn(1.0, 1.0),
-        {"top_p": 1.0},
-        "temperature",
-        "with a top_p of 1",
-    ),
-    "template": (template, {}, "template", "chat template"),
+    "scrambled": (shifted, {}, "scrambled"),
+    "foreign": (another_model, {}, "foreign"),
+    "edited": (lambda toy: replaced(toy, toy.some(0.02)), {}, "edited"),
+    "colder": (lambda toy: toy.drawn(0.3), {}, "temperature"),
+    "hotter": (lambda toy: toy.drawn(1.0), {}, "temperature"),
+    "hotter without top_p": (lambda toy: toy.drawn(1.0, 1.0), {"top_p": 1.0}, "temperature"),
+    "template": (template, {}, "template"),
     "retokenized": (
         # Some of the uncertain words are tokenized differently.
         lambda toy: replaced(toy, toy.some(0.06) & ~toy.sure_N),
         {"retokenized": True},
         "retokenized",
-        "or it was edited",
     ),
-    "revision": (further_trained, {}, "revision_or_settings", "another revision or quantization"),
-    "top_p not logged": (
-        lambda toy: toy.drawn(0.6, 1.0),
-        {"top_p": 0.8},
-        "revision_or_settings",
-        "sampling settings are not logged",
-    ),
+    "revision": (further_trained, {}, "revision_or_settings"),
+    "top_p not logged": (lambda toy: toy.drawn(0.6, 1.0), {"top_p": 0.8}, "revision_or_settings"),
 }
-"""The text, how it was logged, its cause and words of the verdict."""
+"""The text, how it was logged and its cause."""
 
 
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("seed", range(3))
 def test_each_cause_is_named(case, seed):
-    text, logged, cause, words = CASES[case]
+    text, logged, cause = CASES[case]
     toy = ToyTarget(seed)
     verdict = judge(toy.evidence(text(toy), **logged))
     assert (verdict.own, verdict.cause) == (False, cause), verdict.text
-    assert words in verdict.text
 
 
 @pytest.mark.parametrize(
