@@ -102,10 +102,3 @@ def test_the_first_rows_of_two_halves(look_at):
     assert (found["rows"], found["exchanges"], found["joined"]) == (60, 20, 20)
     assert found["rejects"] == {"beyond_first": 20} and found["problems"] == []
     assert set(found["reject_examples"]) == {"beyond_first"}
-    whole = look_at()
-    assert (whole["rows"], whole["exchanges"], whole["joined"], whole["rejects"]) == (
-        80,
-        40,
-        40,
-        {},
-    )

@@ -14,7 +14,7 @@ from outrider.data.on_policy.evidence import (
     judge,
 )
 from outrider.serving.token_scores import COLUMNS, TEMPERATURES
-from tests.data.toy_target import LENGTH, SEQUENCES, ToyTarget, together
+from tests.data.toy_target import LENGTH, SEQUENCES, VOCAB, ToyTarget, together
 
 SUMS = {  # (head, rest) of each sequence
     "tokens": [(8, 92), (8, 12), (4, 0)],
@@ -110,7 +110,8 @@ def shifted(toy):
 
 def replaced(toy, where_N):
     """Other tokens at some positions."""
-    return torch.where(where_N, toy.any_token(), toy.drawn())
+    any_N = torch.randint(0, VOCAB, where_N.shape, generator=toy.generator)
+    return torch.where(where_N, any_N, toy.drawn())
 
 
 CASES = {
