@@ -108,8 +108,8 @@ def test_a_kind_of_model_runner_v2_is_refused_by_an_engine_with_v1(
         engine_arguments(one.target, one.serving.engine, drafting)
     v2 = with_kinds(recipe_of(target, *words, V2))
     assert v2.speculator.kinds == ("dspark",)
-    settings = engine_arguments(v2.target, v2.serving.engine, drafting)["speculative_config"]
-    assert settings["method"] == "dspark"
+    arguments = engine_arguments(v2.target, v2.serving.engine, drafting)
+    assert arguments["speculative_config"]["method"] == "dspark"
     monkeypatch.setattr("outrider.serving.vllm_arguments.runs_on_cpu", lambda: False)
     assert with_kinds(one).speculator.kinds == ("dspark",)
 

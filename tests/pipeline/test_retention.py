@@ -87,14 +87,11 @@ def test_what_the_recipe_says_is_deleted_once_the_bundle_is_exported(
     recipe = recipe_of(nano_r1, f"privacy.retention={retention}")
     go(run, recipe, ["ingest", "split", "capture", "train", "evaluate"])
     assert all(there(run, [*TEXT, *STATES, *KEPT])), "nothing was exported yet"
-    told = go(run, recipe)
+    go(run, recipe)
     assert (
         set(there(run, TEXT)) == {text}
         and set(there(run, STATES)) == {states}
         and all(there(run, KEPT))
-    )
-    assert ("privacy.retention = " in told) == (retention != "keep") and ("features" in told) == (
-        not states
     )
     again = go(run, recipe)
     assert started == []
@@ -110,6 +107,5 @@ def test_a_stage_that_would_read_what_was_deleted_asks_first(run, nano_r1, start
     with pytest.raises(OutriderError, match="train must run"):
         go(run, recipe_of(nano_r1, "privacy.retention=keep", more), ["train"])
     assert started == []
-    told = go(run, recipe_of(nano_r1, "privacy.retention=keep"), ["ingest", "split", "capture"])
+    go(run, recipe_of(nano_r1, "privacy.retention=keep"), ["ingest", "split", "capture"])
     assert started == ["capture"]
-    assert "retention deleted manifest.json after the export (2" in told

@@ -32,7 +32,6 @@ def fill(directory, indices, source=SOURCE, name="0"):
         for index in indices:
             if f"{name}-{index}" not in writer.done:
                 writer.write(f"{name}-{index}", *sequence(index))
-    return writer
 
 
 def assert_whole(store, names):
@@ -64,7 +63,7 @@ def test_an_interrupted_writing_goes_on_after_the_last_whole_shard(tmp_path):
     with (tmp_path / "features" / "shard-00001.safetensors").open("r+b") as damaged:
         damaged.seek(-3, 2)
         damaged.write(b"\0\1\2")
-    assert not fill(tmp_path / "features", range(20)).restarted
+    fill(tmp_path / "features", range(20))
     for path in (tmp_path / "features", *(tmp_path / "features").iterdir()):
         assert path.stat().st_mode & 0o077 == 0
     assert (tmp_path / "features" / "shard-00000.safetensors").stat().st_mtime_ns == before

@@ -20,7 +20,6 @@ def write(tmp_path):
 
 def test_every_shipped_recipe_loads():
     names = shipped_recipes()
-    assert {"template", "r1/template", "resume_screening", "r1/resume_screening"} <= set(names)
     loaded = {name: load_recipe(name).recipe for name in names}
     assert len({recipe.name for recipe in loaded.values()}) == len(names), (
         "two recipes would share a run directory"
