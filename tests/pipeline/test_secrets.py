@@ -113,8 +113,8 @@ def test_a_run_and_its_bundle_have_no_secret(
     (made / "README.md").write_text(model_card(made / "bundle", "acme/resume"))
     cluster = {"model": "pvc://models/r1", "speculator": "pvc://models/resume", "stable": "own"}
     for kind in ("kserve", "argo"):
-        text = write_manifest(kind, made / "bundle", cluster_endpoint(tmp_path, **cluster))
-        (made / f"{kind}.yaml").write_text(text)
+        endpoint = cluster_endpoint(tmp_path, **cluster)
+        (made / f"{kind}.yaml").write_text(write_manifest(kind, made / "bundle", endpoint))
     with local_bundle(f"oci:{made}/image:march") as directory:
         Releases(made / "releases").add(directory, "https://user:geheim@host/bundle")
     files = assert_none(made, str(bundle_command(made / "bundle")))

@@ -87,7 +87,6 @@ def test_a_hub_model_with_its_config_alone_is_not_downloaded(r1_target, tmp_path
         "would run",
         "would run after ingest",
     ]
-    assert price(run_dir, recipe, H200)["parameters"]["total"] == mtp_size(R1).total
 
 
 def test_the_cheapest_layout_is_the_first_that_fits_and_all_before_it_do_not():

@@ -16,7 +16,6 @@ from outrider.pipeline.recipe.load import load_recipe
 from outrider.pipeline.recipe.recipe import Recipe
 from outrider.pipeline.run_dir import RunDirectory
 from outrider.pipeline.stages.evaluate import CHOOSE_KIND, EVALUATE_KINDS
-from outrider.speculators.kinds import kind_of
 from outrider.speculators.kinds.mtp.checkpoint import load_mtp
 from tests.eagle3_head import write_eagle3_head
 from tests.eval.sample_results import sample_steps
@@ -92,7 +91,6 @@ def test_the_fastest_kind_is_published_and_evaluated(run, monkeypatch, step_s) -
     if chosen == "ngram":  # what an earlier choice has published is gone
         assert not directory.speculator.exists() and not directory.metrics.exists()
         return
-    assert kind_of(directory.speculator).name == chosen
     own = directory.of_kind(chosen)
     for path in ("model.safetensors", "config.json"):
         assert (directory.speculator / path).samefile(own.speculator / path), "copied"
