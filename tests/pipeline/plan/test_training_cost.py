@@ -23,9 +23,11 @@ def r1_target(tmp_path_factory) -> Path:
     """A directory as a download of the small files leaves it: no shard."""
     directory = tmp_path_factory.mktemp("DeepSeek-R1")
     (directory / "config.json").write_text(json.dumps(R1))
-    shard = {"model.layers.61.eh_proj.weight": "model-00163-of-000163.safetensors"}
-    index = directory / "model.safetensors.index.json"
-    index.write_text(json.dumps({"weight_map": shard}))
+    names = [
+        f"model.layers.61.{name}" for name in ("eh_proj.weight", "enorm.weight", "mlp.gate.weight")
+    ]
+    index = {"weight_map": dict.fromkeys(names, "model-00163-of-000163.safetensors")}
+    (directory / "model.safetensors.index.json").write_text(json.dumps(index))
     return directory
 
 

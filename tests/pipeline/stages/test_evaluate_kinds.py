@@ -49,7 +49,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunDirectory, Recipe]
     write_eagle3_head(target, run.of_kind("eagle3").speculator, layers=(1, 2))
     for kind in KINDS:
         write_json(run.stage_record(f"train_{kind}"), {"seconds": 90, "result": {}})
-        write_json(run.of_kind(kind).metrics, {"step": 0, "validation_acceptance_length": [1.5]})
+        line = '{"step": 0, "validation_acceptance_length": [1.5, 2.0]}\n'
+        run.of_kind(kind).metrics.write_text(line)
     return run, recipe
 
 
