@@ -82,6 +82,7 @@ def malformed_rows():
             holder[last] = canary
             yield row
     text = json.dumps(whole).encode()
+    asked = [{"role": "user", "content": CANARY}]
     yield from (
         text[:-40],
         text + b"}",
@@ -89,30 +90,14 @@ def malformed_rows():
         b"\xff" + text,
         f'"{CANARY}"'.encode(),
         CANARY.encode(),
+        b'{"request": {"%s": %s}, "response": {}}' % (CANARY.encode(), b"[" * 3000 + b"]" * 3000),
+        {"request": {"messages": [{**asked[0], "content": f"{CANARY}\ud83d"}]}, "response": {}},
+        {"request": whole["request"], "response": {"error": {"message": CANARY, "code": CANARY}}},
+        pair([{"role": "user", "content": None, "extra": CANARY}], CANARY, CANARY),
+        pair(asked, CANARY, CANARY, request__chat_template=f"{{{{ {CANARY}() }}}}"),
+        pair(asked, CANARY * 3000, CANARY),
+        {CANARY: CANARY},
     )
-    yield (
-        b'{"request": {"'
-        + CANARY.encode()
-        + b'": '
-        + b"[" * 3000
-        + b"]" * 3000
-        + b'}, "response": {}}'
-    )
-    yield (
-        b'{"request": {"messages": [{"role": "user", "content": "'
-        + CANARY.encode()
-        + b'\\ud83d"}]}, "response": {}}'
-    )
-    yield {"request": whole["request"], "response": {"error": {"message": CANARY, "code": CANARY}}}
-    yield pair([{"role": "user", "content": None, "extra": CANARY}], CANARY, CANARY)
-    yield pair(
-        [{"role": "user", "content": CANARY}],
-        CANARY,
-        CANARY,
-        request__chat_template=f"{{{{ {CANARY}() }}}}",
-    )
-    yield pair([{"role": "user", "content": CANARY}], CANARY * 3000, CANARY)
-    yield {CANARY: CANARY}
 
 
 @pytest.fixture(scope="module")
@@ -136,7 +121,7 @@ def run(folder, *words):
 
 def assert_no_canary(finished, run_dir):
     assert CANARY not in finished.stderr + finished.stdout
-    looked_at = []
+    looked_at = set()
     for path in run_dir.rglob("*"):
         inside = path.relative_to(run_dir)
         assert CANARY not in str(inside)
@@ -145,7 +130,7 @@ def assert_no_canary(finished, run_dir):
             "summary.json",
         )
         if path.is_file() and not private:
-            looked_at.append(str(inside))
+            looked_at.add(str(inside))
             assert CANARY.encode() not in path.read_bytes(), inside
     return looked_at
 
@@ -158,13 +143,12 @@ def test_a_log_full_of_canaries_leaves_none_outside_traffic(workplace):
         os.umask(previous)
     assert finished.returncode == 0, finished.stderr
     run_dir = workplace / "runs" / "whole"
-    looked_at = assert_no_canary(finished, run_dir)
     assert {
         "traffic/rejects.jsonl",
         "split/parts.json",
         "stages/ingest.json",
         "logs/attempt_1/ingest.log",
-    } <= set(looked_at)
+    } <= assert_no_canary(finished, run_dir)
     counted = json.loads((run_dir / "stages" / "ingest.json").read_text())["result"]
     assert counted["exchanges"] > 50 and sum(counted["rejects"].values()) > 50
     held = [
@@ -180,22 +164,17 @@ def test_a_log_full_of_canaries_leaves_none_outside_traffic(workplace):
     assert {path.stat().st_mode & 0o777 for path in held} == {0o600}
 
 
-def test_an_error_about_the_log_quotes_nothing_of_it(workplace):
-    finished = run(
-        workplace, "--stages", "ingest", "name=error", "traffic.max_reject_fraction=0.05"
-    )
-    assert finished.returncode == 1 and "max_reject_fraction" in finished.stderr
-    assert_no_canary(finished, workplace / "runs" / "error")
-    finished = run(
-        workplace,
-        "--stages",
-        "ingest",
-        "name=hopeless",
-        "traffic.path=hopeless.jsonl",
-        "traffic.model=x",
-    )
-    assert finished.returncode == 1 and "no usable row" in finished.stderr
-    assert_no_canary(finished, workplace / "runs" / "hopeless")
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["traffic.max_reject_fraction=0.05"], "max_reject_fraction"),
+        (["traffic.path=hopeless.jsonl", "traffic.model=x"], "no usable row"),
+    ],
+)
+def test_an_error_about_the_log_quotes_nothing_of_it(workplace, tmp_path, words, message):
+    finished = run(workplace, "--stages", "ingest", "--runs", str(tmp_path), *words)
+    assert finished.returncode == 1 and message in finished.stderr
+    assert assert_no_canary(finished, tmp_path / "mine")
 
 
 BROKEN = """
@@ -230,8 +209,9 @@ def test_an_unexpected_error_is_logged_without_its_message_unless_samples_are_al
     loaded = load_recipe("resume_screening", [f"report.samples={str(samples).lower()}"])
     directory = RunDirectory.of(loaded.recipe, tmp_path)
     directory.begin_attempt(loaded.recipe, loaded.files, ["train-speculator"])
-    words = [sys.executable, "-c", BROKEN, stage, str(directory.root)]
-    finished = subprocess.run(words, capture_output=True, text=True)
+    finished = subprocess.run(
+        [sys.executable, "-c", BROKEN, stage, str(directory.root)], capture_output=True, text=True
+    )
     assert finished.returncode == 70
     assert (
         "in perform" in finished.stderr

@@ -3,7 +3,7 @@
 import io
 import json
 import stat
-from pathlib import Path
+import tempfile
 
 import pytest
 from rich.console import Console
@@ -14,46 +14,22 @@ from tests.cli.commands import assert_one_message, run
 from tests.cli.workplace import write_workplace
 
 KEYS = {
-    *(
-        "rows",
-        "exchanges",
-        "joined",
-        "extra_choices",
-        "rejects",
-        "formats",
-        "fidelity",
-        "models",
-        "tenants",
-        "lengths",
-    ),
-    *(
-        "sampling",
-        "time",
-        "duplicates",
-        "predicted",
-        "sessions",
-        "split",
-        "problems",
-    ),
+    *("rows", "exchanges", "joined", "extra_choices", "rejects", "formats", "fidelity", "models"),
+    *("tenants", "lengths", "sampling", "time", "duplicates", "predicted", "sessions", "split"),
+    "problems",
 }
 
 
 @pytest.fixture(scope="module")
 def shipped():
-    recipe = load_recipe("social_chat").recipe
-    found, samples = inspect_recipe(recipe, rows_per_file=None, samples=2)
-    return found, samples
+    return inspect_recipe(load_recipe("social_chat").recipe, rows_per_file=None, samples=2)
 
 
 def test_the_shipped_log(shipped):
     found, samples = shipped
     assert set(found) >= KEYS and json.loads(json.dumps(found, allow_nan=False)) == found
-    assert (found["rows"], found["exchanges"], found["rejects"], found["problems"]) == (
-        600,
-        600,
-        {},
-        [],
-    )
+    counts = found["rows"], found["exchanges"], found["rejects"], found["problems"]
+    assert counts == (600, 600, {}, [])
     assert sum(found["fidelity"].values()) == 600 and found["formats"] == {"openai_pairs": 600}
     predicted = found["predicted"]
     assert predicted["tokens"] == sum(
@@ -68,9 +44,13 @@ def test_the_shipped_log(shipped):
 
 def test_the_page_prints_names_of_a_log_and_does_not_obey_them(shipped):
     found, _ = shipped
-    hostile = {**found, "tenants": {"[red]x[/]\x1b[2J": 5}, "rejects": {"not_json": 1}}
-    hostile["reject_examples"] = {
-        "not_json": {"place": "/logs/[b]\x07.jsonl:3", "detail": "at character 3"}
+    hostile = {
+        **found,
+        "tenants": {"[red]x[/]\x1b[2J": 5},
+        "rejects": {"not_json": 1},
+        "reject_examples": {
+            "not_json": {"place": "/logs/[b]\x07.jsonl:3", "detail": "at character 3"}
+        },
     }
     console = Console(record=True, width=100, file=io.StringIO())
     print_inspection(hostile, console)
@@ -82,8 +62,8 @@ def test_the_page_prints_names_of_a_log_and_does_not_obey_them(shipped):
 
 @pytest.fixture(scope="module")
 def workplace(tmp_path_factory, nano_r1):
-    hostile = {"request__metadata__tenant": "[bold]acme[/]\x1b[2J"}
-    folder = write_workplace(tmp_path_factory.mktemp("workplace"), nano_r1, hostile)
+    tenant = {"request__metadata__tenant": "[bold]acme[/]\x1b[2J"}
+    folder = write_workplace(tmp_path_factory.mktemp("workplace"), nano_r1, tenant)
     (folder / "bare").mkdir()
     (folder / "bare" / "config.json").write_text((nano_r1 / "config.json").read_text())
     return folder
@@ -95,7 +75,7 @@ def test_json_is_one_object_on_stdout(workplace):
     (line,) = finished.stdout.splitlines()
     found = json.loads(line)
     assert set(found) >= KEYS and found["exchanges"] == 40 and found["target"] == "nano_r1"
-    assert not [path for path in workplace.iterdir() if path.name == "runs"]
+    assert not (workplace / "runs").exists()
 
 
 def test_off_a_terminal_no_customer_text_is_printed(workplace):
@@ -106,50 +86,32 @@ def test_off_a_terminal_no_customer_text_is_printed(workplace):
 
 
 @pytest.mark.parametrize(
-    ("words", "parts"),
+    ("words", "part", "status"),
     [
-        (["traffic.path=gone.jsonl"], ["gone.jsonl", "no such file or folder"]),
-        (
-            ["traffic.path=log.jsonl", "target.model=gone"],
-            ["target.model = 'gone': no such directory"],
-        ),
-        (
-            ["traffic.path=log.jsonl", "target.model=./bare"],
-            ["bare: no usable tokenizer", "tokenizer.json"],
-        ),
-        (
-            ["traffic.path=log.jsonl", "traffic.formt=x"],
-            ["command line", "did you mean `traffic.format`?"],
-        ),
+        (["traffic.path=gone.jsonl"], "gone.jsonl': no such file or folder", 1),
+        (["traffic.path=log.jsonl", "target.model=gone"], "target.model = 'gone': no such", 1),
+        (["traffic.path=log.jsonl", "target.model=./bare"], "bare: no usable tokenizer", 1),
+        (["traffic.path=log.jsonl", "traffic.formt=x"], "did you mean `traffic.format`?", 1),
+        ([], "nothing to inspect: give a recipe, or traffic.path=LOGS", 2),
+        (["mine.yaml", "--first", "0"], "--first 0: give a number from 1", 2),
+        (["mine.yaml", "--samples", "2", "--json"], "which --json never contains", 2),
+        (["mine.yaml", "--frist", "3"], "Unknown option: --frist. Did you mean --first?", 2),
     ],
 )
-def test_a_mistake_is_one_message_and_status_1(workplace, words, parts):
-    assert_one_message(run("inspect-traffic", *words, cwd=workplace), *parts)
-
-
-@pytest.mark.parametrize(
-    ("words", "part"),
-    [
-        ([], "nothing to inspect: give a recipe, or traffic.path=LOGS"),
-        (["mine.yaml", "--first", "0"], "--first 0: give a number from 1"),
-        (["mine.yaml", "--samples", "2", "--json"], "which --json never contains"),
-        (["mine.yaml", "--frist", "3"], "Unknown option: --frist. Did you mean --first?"),
-    ],
-)
-def test_a_wrong_command_line_is_one_message_and_status_2(workplace, words, part):
-    assert_one_message(run("outrider", "inspect", *words, cwd=workplace), part, status=2)
+def test_a_mistake_is_one_message_and_its_status(workplace, words, part, status):
+    assert_one_message(run("outrider", "inspect", *words, cwd=workplace), part, status=status)
 
 
 def test_the_temporary_folder_is_private_and_removed(workplace, monkeypatch, tmp_path):
-    seen = []
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
 
-    def note(target, traffic, split, scratch, *_):
-        seen.append((Path(scratch).parent, stat.S_IMODE(Path(scratch).parent.stat().st_mode)))
+    def interrupted(*_):
+        (folder,) = tmp_path.iterdir()
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("outrider.pipeline.inspection.inspect", note)
+    monkeypatch.setattr("outrider.pipeline.inspection.inspect", interrupted)
     recipe = load_overrides([f"traffic.path={workplace / 'log.jsonl'}"]).recipe
     with pytest.raises(KeyboardInterrupt):
         inspect_recipe(recipe, None, 0)
-    ((folder, mode),) = seen
-    assert mode == 0o700 and not folder.exists()
+    assert not list(tmp_path.iterdir())

@@ -42,47 +42,35 @@ def recipe_of(target: Path, *words: str) -> Recipe:
     return load_recipe("resume_screening", [f"target.model={target}", *words]).recipe
 
 
-def test_a_kind_is_a_name_a_list_or_auto(target: Path) -> None:
-    assert recipe_of(target, "speculator.kind=[eagle3]").speculator.kind == "eagle3"
-    both = recipe_of(target, BOTH).speculator
-    assert both.kind == ["mtp", "eagle3"] and both.kinds == ("mtp", "eagle3")
-    assert both.of_kinds(["eagle3"]).only_kind == "eagle3"
-    for value in ("[]", "[mtp,mtp]", "[auto,mtp]", "[mtp,medusa]", "ngram", "[mtp,none]"):
-        with pytest.raises(OutriderError, match=r"speculator\.kind = .*name kinds that train"):
-            recipe_of(target, f"speculator.kind={value}")
+AUTO = "speculator.kind=auto"
 
 
 def test_auto_is_every_kind_that_the_target_supports(
     target: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    recipe = with_kinds(recipe_of(target, "speculator.kind=auto"))
+    recipe = with_kinds(recipe_of(target, AUTO))
     assert set(recipe.speculator.kinds) == set(trainable_names()) - {"dspark"}
     assert recipe.speculator.candidates == (*recipe.speculator.kinds, "ngram")
     assert with_kinds(recipe) == recipe
     # Against lookup as the base, it is no candidate.
-    recipe = with_kinds(recipe_of(target, "speculator.kind=auto", "speculator.base=ngram"))
+    recipe = with_kinds(recipe_of(target, AUTO, "speculator.base=ngram"))
     assert recipe.speculator.candidates == recipe.speculator.kinds
     # A conversion that dropped the layer: the kind that needs it is left out, and why is printed.
     other = shutil.copytree(target, tmp_path / "other")
     config = read_json(other / "config.json") | {"num_nextn_predict_layers": 0}
     (other / "config.json").write_text(json.dumps(config))
-    recipe = with_kinds(recipe_of(other, "speculator.kind=auto", "speculator.base=none"))
+    recipe = with_kinds(recipe_of(other, AUTO, "speculator.base=none"))
     assert "eagle3" in recipe.speculator.kinds and "mtp" not in recipe.speculator.kinds
-    printed = capsys.readouterr().err
-    assert "speculator.kind = auto:" in printed and "not mtp:" in printed
+    assert "not mtp:" in capsys.readouterr().err
     # One whose layers' states vLLM does not return.
     glm = write_tiny_target(tmp_path / "glm", config=tiny_glm())
-    recipe = with_kinds(recipe_of(glm, "speculator.kind=auto"))
-    assert recipe.speculator.candidates == ("mtp", "ngram")
-    assert "does not return the states" in " ".join(capsys.readouterr().err.split())
+    assert with_kinds(recipe_of(glm, AUTO)).speculator.candidates == ("mtp", "ngram")
 
 
 WITH_MLA = "serving.engine.environment.VLLM_MLA_DISABLE='0'"
 
 
-def test_a_head_has_the_attention_that_the_engine_s_cache_is_made_for(
-    target: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_head_has_the_attention_that_the_engine_s_cache_is_made_for(target: Path) -> None:
     """vLLM keeps one form of cache, so a head of the other form could only be trained."""
     for words, layer in (((), "llama"), ((WITH_MLA,), "mla")):
         recipe = with_kinds(recipe_of(target, "speculator.kind=eagle3", *words))
@@ -95,9 +83,8 @@ def test_a_head_has_the_attention_that_the_engine_s_cache_is_made_for(
     ):
         with pytest.raises(OutriderError, match=rf"speculator\.kind = {kind}: .*{why}"):
             with_kinds(recipe_of(target, f"speculator.kind={kind}", *words))
-    recipe = with_kinds(recipe_of(target, "speculator.kind=auto", WITH_MLA))
+    recipe = with_kinds(recipe_of(target, AUTO, WITH_MLA))
     assert "p_eagle" not in recipe.speculator.kinds and "eagle3" in recipe.speculator.kinds
-    assert "not p_eagle: a P-EAGLE head with Llama's" in " ".join(capsys.readouterr().err.split())
     mtp = recipe_of(target, WITH_MLA)
     assert with_kinds(mtp) == mtp
 
@@ -114,16 +101,15 @@ def test_a_kind_of_model_runner_v2_is_refused_by_an_engine_with_v1(
     with pytest.raises(OutriderError, match=rf"speculator\.kind = dspark: vLLM 0.32.*{refusal}"):
         with_kinds(one)
     head = write_dspark_head(target, tmp_path / "head")
-    based = recipe_of(target, f"speculator.base={head}")
     with pytest.raises(OutriderError, match=rf"speculator\.base = .*head: vLLM 0.32.*{refusal}"):
-        check(based, dry_run=True)
+        check(recipe_of(target, f"speculator.base={head}"), dry_run=True)
     drafting = Drafting(Speculator.named(head), 4)
     with pytest.raises(OutriderError, match=refusal):
         engine_arguments(one.target, one.serving.engine, drafting)
     v2 = with_kinds(recipe_of(target, *words, V2))
     assert v2.speculator.kinds == ("dspark",)
-    settings = engine_arguments(v2.target, v2.serving.engine, drafting)["speculative_config"]
-    assert settings["method"] == "dspark"
+    arguments = engine_arguments(v2.target, v2.serving.engine, drafting)
+    assert arguments["speculative_config"]["method"] == "dspark"
     monkeypatch.setattr("outrider.serving.vllm_arguments.runs_on_cpu", lambda: False)
     assert with_kinds(one).speculator.kinds == ("dspark",)
 
@@ -131,6 +117,7 @@ def test_a_kind_of_model_runner_v2_is_refused_by_an_engine_with_v1(
 def test_one_kind_keeps_its_stages_and_inputs(target: Path) -> None:
     one, both = recipe_of(target), recipe_of(target, BOTH)
     assert stages_of(one) is STAGES and "choose_kind" not in STAGES
+    assert stages_of(recipe_of(target, "speculator.kind=[eagle3]")) is STAGES
     names = ["ingest", "split", "capture", "train_mtp", "train_eagle3", "choose_kind"]
     assert stage_names(None, both) == [*names, "evaluate", "export"]
     assert stage_names("train,split", both) == ["split", "train_mtp", "train_eagle3"]
@@ -139,15 +126,14 @@ def test_one_kind_keeps_its_stages_and_inputs(target: Path) -> None:
     # Lookup reads no states, so a run that adds it captures nothing again.
     more = recipe_of(target, "speculator.kind=[mtp,ngram]")
     assert "train_mtp" in stages_of(more) and CAPTURE.settings(more) == CAPTURE.settings(one)
-    reads = CAPTURE.settings(both)["speculator"]
     streams = ["final_norm", "layer_1", "layer_2"]
-    assert reads == {"kind": ("mtp", "eagle3"), "streams": streams}
+    reads = {"kind": ("mtp", "eagle3"), "streams": streams}
+    assert CAPTURE.settings(both)["speculator"] == reads
 
 
-@pytest.fixture
-def captured(tmp_path: Path) -> tuple[Path, RunDirectory]:
+def captured_run(folder: Path) -> tuple[Path, RunDirectory]:
     """A target and a run of which everything up to the capture is there, for both kinds."""
-    captured, run = make_corpus(tmp_path, layers=(1, 2)), RunDirectory(tmp_path / "run")
+    captured, run = make_corpus(folder, layers=(1, 2)), RunDirectory(folder / "run")
     shutil.copytree(captured.features_dir, run.features)
     store = FeatureStore.open(run.features)
     rows = [
@@ -155,27 +141,29 @@ def captured(tmp_path: Path) -> tuple[Path, RunDirectory]:
             "sequence_id": name,
             "session": name,
             "user": "",
-            "time": None,
+            "time": 1.7e9 + 60 * number,
             "token_ids": store.read(name).token_ids.tolist(),
             "completion_start": store.read(name).completion_start,
             "temperature": 0.6,
             "top_p": 0.95,
             "top_k": 0,
+            "prompt_text": f"prompt {number}",
         }
-        for name in store.sequence_ids
+        for number, name in enumerate(store.sequence_ids)
     ]
     Dataset.from_list(rows).save_to_disk(run.sequences)
     write_json(
         run.split / "parts.json", {**captured.parts, "heldout": captured.parts["validation"]}
     )
+    write_json(run.split / "slices.json", {})
     write_quarantine(run.features, {})
     return captured.target_dir, run
 
 
 def test_kinds_are_trained_in_turn_and_a_finished_one_not_again(
-    captured: tuple[Path, RunDirectory], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    target, run = captured
+    target, run = captured_run(tmp_path)
     trained: list[str] = []
     compared: list[str] = []
 

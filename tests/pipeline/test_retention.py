@@ -52,12 +52,8 @@ def run(tmp_path, nano_r1):
         (run.root / name).parent.mkdir(parents=True, exist_ok=True)
         (run.root / name).write_text("{}")
     for name, stage in STAGES.items():
-        record = {
-            "inputs": stage.inputs(run, recipe, {}),
-            "artifact": name,
-            "result": {"stage": name},
-        }
-        write_json(run.stage_record(name), record)
+        inputs = stage.inputs(run, recipe, {})
+        write_json(run.stage_record(name), {"inputs": inputs, "artifact": name, "result": {}})
     return run
 
 
@@ -91,32 +87,25 @@ def test_what_the_recipe_says_is_deleted_once_the_bundle_is_exported(
     recipe = recipe_of(nano_r1, f"privacy.retention={retention}")
     go(run, recipe, ["ingest", "split", "capture", "train", "evaluate"])
     assert all(there(run, [*TEXT, *STATES, *KEPT])), "nothing was exported yet"
-    told = go(run, recipe)
+    go(run, recipe)
     assert (
         set(there(run, TEXT)) == {text}
         and set(there(run, STATES)) == {states}
         and all(there(run, KEPT))
     )
-    assert ("privacy.retention = " in told) == (retention != "keep") and ("features" in told) == (
-        not states
-    )
     again = go(run, recipe)
     assert started == []
     assert ("its output was deleted after the export (2" in again) == (not states)
-    assert "privacy.retention = delete_all: deleted" not in again, "once"
 
 
 def test_a_stage_that_would_read_what_was_deleted_asks_first(run, nano_r1, started):
     retain(run, "delete_features")
     more = "training.epochs=77"
-    with pytest.raises(OutriderError) as caught:
+    message = r"train must run \(recipe\.training\.epochs: .*manifest\.json was deleted after the"
+    with pytest.raises(OutriderError, match=message):
         go(run, recipe_of(nano_r1, "privacy.retention=delete_features", more))
-    message = str(caught.value)
-    assert message.startswith("train must run (recipe.training.epochs: ")
-    assert f"{run.features / 'manifest.json'} was deleted after the export (2" in message
     with pytest.raises(OutriderError, match="train must run"):
         go(run, recipe_of(nano_r1, "privacy.retention=keep", more), ["train"])
     assert started == []
-    told = go(run, recipe_of(nano_r1, "privacy.retention=keep"), ["ingest", "split", "capture"])
+    go(run, recipe_of(nano_r1, "privacy.retention=keep"), ["ingest", "split", "capture"])
     assert started == ["capture"]
-    assert "retention deleted manifest.json after the export (2" in told

@@ -17,6 +17,7 @@ from tests.fp8_target import QUANTIZATION, write_fp8_copy
 from tests.r1_config import R1 as R1_CONFIG
 from tests.tiny import write_tiny_target
 
+NANO_R1 = SHIPPED / "nano_r1" / "target"
 LOG = EMBEDDED_TRAFFIC / "social_chat.jsonl.gz"
 TEMPLATES = ("template", "r1/template", "r1_distill/template")
 
@@ -24,10 +25,6 @@ TEMPLATES = ("template", "r1/template", "r1_distill/template")
 def decided(recipe: Recipe) -> tuple[float, int, int]:
     training, engine = recipe.training, recipe.serving.engine
     return training.learning_rate, training.row_tokens, engine.max_model_len
-
-
-def template(*words: str) -> Recipe:
-    return load_recipe("template", [f"traffic.path={LOG}", "name=mine", *words]).recipe
 
 
 @pytest.mark.parametrize(
@@ -39,37 +36,42 @@ def template(*words: str) -> Recipe:
 )
 def test_the_target_s_width_and_positions_decide_rate_and_lengths(name: str, values) -> None:
     """One rule, from which the tuned recipes do not differ."""
-    nano = json.loads((SHIPPED / "nano_r1" / "target" / "config.json").read_text())
-    by_rule = with_target_defaults(template(), R1_CONFIG if "r1/" in name else nano)
+    nano = json.loads((NANO_R1 / "config.json").read_text())
+    template = load_recipe("template", [f"traffic.path={LOG}"]).recipe
+    by_rule = with_target_defaults(template, R1_CONFIG if "r1/" in name else nano)
     assert decided(by_rule) == decided(load_recipe(name).recipe) == values
 
 
 def test_a_template_run_resolves_them_before_anything_runs(tmp_path: Path) -> None:
     target = write_tiny_target(tmp_path / "target")
-    config = json.loads((target / "config.json").read_text())
     words = (f"traffic.path={LOG}", f"target.model={target}", "name=mine")
     loaded, run = open_run("template", words, tmp_path / "runs", dry_run=True)
-    assert decided(loaded.recipe)[1:] == (config["max_position_embeddings"],) * 2
+    assert decided(loaded.recipe)[1:] == (512, 512)  # the target's positions
     assert loaded.recipe == with_kinds(loaded.recipe) and run.root.name == "mine"
 
 
-@pytest.mark.parametrize("name", TEMPLATES)
-def test_a_template_names_what_it_needs(name: str, nano_r1: Path, tmp_path: Path) -> None:
-    with pytest.raises(
-        OutriderError, match=r"traffic\.path = '.*YOUR_LOGS': no such .* give a log"
-    ):
-        open_run(name, (f"target.model={nano_r1}",), tmp_path, dry_run=True)
-    if name == "template":
-        with pytest.raises(OutriderError, match=r"target\.model = 'YOUR_TARGET': .*give a checkpo"):
-            open_run(name, (f"traffic.path={LOG}",), tmp_path, dry_run=True)
+NO_LOGS = r"traffic\.path = '.*YOUR_LOGS': no such .* give a log"
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "message"),
+    [
+        *((name, f"target.model={NANO_R1}", NO_LOGS) for name in TEMPLATES),
+        ("template", f"traffic.path={LOG}", r"target\.model = 'YOUR_TARGET': .*give a checkpo"),
+    ],
+)
+def test_a_template_names_what_it_needs(
+    name: str, given: str, message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(OutriderError, match=message):
+        open_run(name, (given,), tmp_path, dry_run=True)
 
 
 def test_fp8_blocks_pass_and_other_quantizations_do_not(tmp_path: Path) -> None:
     target = write_fp8_copy(write_tiny_target(tmp_path / "source"), tmp_path / "target")
     check_target(target)
     config = json.loads((target / "config.json").read_text())
-    awq = {"quant_method": "awq", "bits": 4}
-    for other in (awq, QUANTIZATION | {"weight_block_size": None}):
+    for other in ({"quant_method": "awq"}, QUANTIZATION | {"weight_block_size": None}):
         (target / "config.json").write_text(json.dumps(config | {"quantization_config": other}))
         with pytest.raises(
             OutriderError,

@@ -1,7 +1,5 @@
 """What cannot be captured is refused before an engine starts; on_policy/test_check.py captures."""
 
-import json
-
 import pytest
 from datasets import Dataset
 
@@ -11,20 +9,7 @@ from outrider.data.features.capture import capture
 from outrider.data.features.capture_plan import fit
 from outrider.serving.config import EngineConfig, TargetConfig
 from outrider.speculators.features import FeatureSpec, FeatureStream
-from tests.data.split_screenings import split_screenings
-
-
-@pytest.fixture(scope="module")
-def traffic(nano_r1, tmp_path_factory):
-    return split_screenings(nano_r1, tmp_path_factory.mktemp("traffic"), 12)
-
-
-def test_what_does_not_fit_is_said_before_an_engine_starts(nano_r1, traffic, tmp_path):
-    parts = json.loads((traffic / "parts.json").read_text())
-    short = EngineConfig(max_model_len=64)
-    target = TargetConfig(model=str(nano_r1))
-    with pytest.raises(OutriderError, match=r"none of \d+ sequences is left"):
-        capture(target, traffic / "sequences", parts, CaptureConfig(), short, tmp_path)
+from tests.data.split.test_split import table
 
 
 def test_a_sequence_at_the_limit_fits_and_a_prompt_at_the_limit_is_dropped():
@@ -43,13 +28,15 @@ def test_a_sequence_at_the_limit_fits_and_a_prompt_at_the_limit_is_dropped():
         ({}, "layer_8", 64, r"reads layer_8 \(64 values\)"),
         ({}, "middle", 192, "stream 'middle': not a state of the target"),
         ({"pipeline_parallel": 2}, "layer_8", 192, "pipeline_parallel = 2: the speculator reads"),
+        ({"max_model_len": 2}, "layer_8", 192, "none of 2 sequences is left"),
     ],
 )
-def test_streams_that_cannot_be_captured_are_refused_before_an_engine_starts(
-    nano_r1, traffic, tmp_path, update, stream, width, message
+def test_what_cannot_be_captured_is_refused_before_an_engine_starts(
+    nano_r1, tmp_path, update, stream, width, message
 ):
-    parts = json.loads((traffic / "parts.json").read_text())
+    sequences = table(tmp_path, [("s", 1.0, "x"), ("t", 2.0, "y")])
+    parts = {"train": ["0-0"], "validation": [], "heldout": ["0-1"]}
     target, engine = TargetConfig(model=str(nano_r1)), EngineConfig(**update)
     features = FeatureSpec((FeatureStream(stream, width),))
     with pytest.raises(OutriderError, match=message):
-        capture(target, traffic / "sequences", parts, CaptureConfig(), engine, tmp_path, features)
+        capture(target, sequences, parts, CaptureConfig(), engine, tmp_path / "out", features)

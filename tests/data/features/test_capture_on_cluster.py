@@ -9,12 +9,14 @@ import pytest
 from outrider.common import process_tree
 from outrider.common.cluster.config import ClusterConfig
 from outrider.common.files import read_json
-from outrider.data.config import CaptureConfig
+from outrider.data.config import CaptureConfig, SplitConfig, TrafficConfig
 from outrider.data.features.capture import capture
 from outrider.data.features.feature_store import JOURNAL
+from outrider.data.ingest.ingest import ingest
+from outrider.data.split.split import split
 from outrider.serving.config import EngineConfig, TargetConfig
 from outrider.speculators.features import FeatureSpec, FeatureStream
-from tests.data.split_screenings import split_screenings
+from tests.data.logs import pair, screenings, write_log
 
 pytest.importorskip("ray")
 pytestmark = [pytest.mark.slow, pytest.mark.engine, pytest.mark.timeout(3600)]
@@ -34,7 +36,16 @@ CLUSTER = ClusterConfig(
 
 @pytest.fixture(scope="module")
 def traffic(nano_r1, tmp_path_factory):
-    return split_screenings(nano_r1, tmp_path_factory.mktemp("traffic"), 60)
+    """60 exchanges of invented résumé screenings, a session each, up to their parts."""
+    folder = tmp_path_factory.mktemp("traffic")
+    rows = [
+        pair(*each, request__metadata__session_id=f"s{index}", response__created=1000 + index)
+        for index, each in enumerate(screenings(60))
+    ]
+    log = write_log(folder / "log.jsonl.gz", rows)
+    ingest(nano_r1, TrafficConfig(path=str(log)), folder)
+    split(folder / "sequences", SplitConfig(), folder)
+    return folder
 
 
 def run(nano_r1, traffic, out_dir, cluster=None):

@@ -2,8 +2,6 @@ import gzip
 import json
 import sys
 
-import pyarrow as pa
-import pyarrow.parquet
 import pytest
 
 from outrider.common.errors import OutriderError
@@ -11,6 +9,7 @@ from outrider.data.formats import rows as framing
 from outrider.data.formats import sources
 from outrider.data.formats.rows import parse_row, rows
 from outrider.data.formats.sources import LogFile, log_files
+from tests.data.formats.test_golden import GOLDEN
 
 if sys.version_info >= (3, 14):
     from compression import zstd
@@ -102,14 +101,7 @@ def test_compressed_files_and_their_damage(tmp_path):
                 list(rows(file_of(tmp_path, damaged, f"log.jsonl{suffix}")))
 
 
-def test_parquet(tmp_path):
-    table = pa.table({"a": [1, 2, 3], "messages": [[{"role": "user", "content": "x"}]] * 3})
-    pa.parquet.write_table(table, tmp_path / "log.parquet")
-    (file,) = log_files(str(tmp_path))
-    assert list(rows(file)) == [
-        (number, {"a": number, "messages": [{"role": "user", "content": "x"}]})
-        for number in (1, 2, 3)
-    ]
-    damaged = file_of(tmp_path, (tmp_path / "log.parquet").read_bytes()[:-9], "cut.parquet")
+def test_a_damaged_table_is_named(tmp_path):
+    table = (GOLDEN / "messages" / "train-00000-of-00001.parquet").read_bytes()
     with pytest.raises(OutriderError, match=r"cut\.parquet: damaged Parquet"):
-        list(rows(damaged))
+        list(rows(file_of(tmp_path, table[:-9], "cut.parquet")))

@@ -5,6 +5,7 @@ import hmac
 import json
 import shutil
 import stat
+from pathlib import Path
 
 import pytest
 
@@ -15,8 +16,7 @@ from outrider.data.ingest import chunks
 from outrider.data.ingest.chunks import Work
 from outrider.data.ingest.ingest import ingest
 from outrider.data.sequences import load_sequences
-from outrider.data.tokenize.tokens import SequenceBuilder
-from tests.data.logs import pair, screenings, write_log
+from tests.data.logs import pair, read_exchanges, screenings, write_log
 
 SECRET = "Ada Lovelace, born 1815"
 
@@ -67,18 +67,13 @@ BAD = {
 }
 
 
-def run(target, tmp_path, rows, **config):
+def run(target, tmp_path, rows, privacy=None, **config):
     log = write_log(tmp_path / "log.jsonl", rows)
-    return ingest(target, TrafficConfig(path=str(log), **config), tmp_path / "out")
+    traffic = TrafficConfig(path=str(log), **config)
+    return ingest(target, traffic, tmp_path / "out", privacy=privacy)
 
 
-def rejects(tmp_path):
-    return [
-        json.loads(line) for line in (tmp_path / "out" / "rejects.jsonl").read_text().splitlines()
-    ]
-
-
-def test_good_rows_become_sequences(text_target, tmp_path):
+def test_good_rows_become_sequences(text_target, builder, tmp_path):
     summary = run(text_target, tmp_path, good_rows())
     assert (summary["rows"], summary["exchanges"], summary["rejects"]) == (20, 20, {})
     table = load_sequences(tmp_path / "out" / "sequences")
@@ -93,9 +88,8 @@ def test_good_rows_become_sequences(text_target, tmp_path):
     assert row["temperature"] == pytest.approx(0.7) and row["top_p"] == pytest.approx(0.95)
     assert row["finish_reason"] == "stop" and row["fidelity"] == "retokenized"
     assert row["prompt_text"].endswith("<｜Assistant｜><think>\n")
-    tokenizer = SequenceBuilder(text_target).tokenizer
     _, reasoning, answer = list(screenings(20))[3]
-    written = tokenizer.decode(row["token_ids"][row["completion_start"] :])
+    written = builder.tokenizer.decode(row["token_ids"][row["completion_start"] :])
     assert written == f"{reasoning}\n</think>\n\n{answer}<｜end▁of▁sentence｜>"
     assert load_sequences(tmp_path / "out" / "sequences", ["0-7", "0-2"])["sequence_id"][:] == [
         "0-7",
@@ -112,28 +106,21 @@ def test_each_bad_row_is_kept_with_its_reason_and_without_its_text(text_target, 
     summary = run(text_target, tmp_path, rows, max_reject_fraction=0.9)
     assert summary["rejects"] == dict.fromkeys(BAD, 1)
     assert summary["exchanges"] == 20
-    assert [(reject["reason"], reject["line"]) for reject in rejects(tmp_path)] == [
+    text = (tmp_path / "out" / "rejects.jsonl").read_text()
+    rejects = [json.loads(line) for line in text.splitlines()]
+    assert [(reject["reason"], reject["line"]) for reject in rejects] == [
         (reason, 2 * index + 1) for index, reason in enumerate(BAD)
     ]
-    text = (tmp_path / "out" / "rejects.jsonl").read_text()
     assert "Ada" not in text and "1815" not in text
 
 
 def test_too_many_bad_rows_stop_the_run_and_say_why(text_target, tmp_path):
     rows = [*good_rows(), *[BAD["not_json"]] * 2, BAD["no_choices"]]
-    with pytest.raises(OutriderError) as caught:
+    counted = r"3 of 23 rows rejected \(not_json 2, no_choices 1\)"
+    with pytest.raises(OutriderError, match=rf"log\.jsonl.*{counted}.*max_reject_fraction = 0\.05"):
         run(text_target, tmp_path, rows)
-    message = str(caught.value)
-    assert (
-        str(tmp_path / "log.jsonl") in message
-        and "3 of 23 rows rejected (not_json 2, no_choices 1)" in message
-    )
-    assert "traffic.max_reject_fraction = 0.05" in message
-    assert len(rejects(tmp_path)) == 3
-    assert (
-        not (tmp_path / "out" / "sequences").exists()
-        and not (tmp_path / "out" / "summary.json").exists()
-    )
+    written = {path.name for path in (tmp_path / "out").glob("[!.]*")}
+    assert written == {"privacy.key", "rejects.jsonl"}
     assert run(text_target, tmp_path, rows, max_reject_fraction=0.2)["exchanges"] == 20
 
 
@@ -159,25 +146,20 @@ def test_missing_times_are_null_and_missing_sessions_are_conversations(text_targ
     assert summary["without_time"] == 4
 
 
-def test_folders_globs_gzip_and_urls(text_target, tmp_path):
-    rows = good_rows(6)
-    logs = tmp_path / "logs"
-    (logs / "2024" / "05").mkdir(parents=True)
-    write_log(logs / "a.jsonl", rows[:2])
-    write_log(logs / "2024" / "05" / "b.jsonl.gz", rows[2:5])
-    write_log(logs / "c.log", rows[5:])
-    (logs / "notes.txt").write_text("not a log")
+def test_folders_globs_gzip_and_urls(tmp_path):
+    nested = tmp_path / "2024" / "05" / "b.jsonl.gz"
+    nested.parent.mkdir(parents=True)
+    write_log(nested, good_rows(3))
+    for name in ("a.jsonl", "c.log", "notes.txt"):
+        (tmp_path / name).touch()
 
-    def count(path):
-        return ingest(text_target, TrafficConfig(path=path), tmp_path / "out")["exchanges"]
+    def names(*paths):
+        return [Path(file.name) for file in log_files(list(map(str, paths)))]
 
-    assert count(str(logs)) == 6
-    assert count([str(logs), str(logs / "c.log"), str(logs / "a.jsonl")]) == 6
-    assert count(str(logs / "*.log")) == 1
-    assert count(f"file://{logs}/2024/05/b.jsonl.gz") == 3
-    assert [file.name for file in log_files(str(logs))] == [
-        str(logs / name) for name in ("2024/05/b.jsonl.gz", "a.jsonl", "c.log")
-    ]
+    a, c = tmp_path / "a.jsonl", tmp_path / "c.log"
+    assert names(tmp_path) == [nested, a, c] == names(tmp_path, c, a)
+    assert names(tmp_path / "*.log") == [c]
+    assert len(list(read_exchanges(log_files(f"file://{nested}")))) == 3
 
 
 def test_paths_that_cannot_be_read(text_target, tmp_path):
@@ -218,13 +200,7 @@ def test_personal_data_is_replaced_before_it_is_tokenized_and_stored(text_target
     rows = good_rows(4)
     rows[1]["request"]["messages"][-1]["content"] += " Write to ada.lovelace@analytical.org."
     rows[2]["response"]["choices"][0]["message"]["content"] += " To ada.lovelace@analytical.org."
-    log = write_log(tmp_path / "log.jsonl", rows)
-    summary = ingest(
-        text_target,
-        TrafficConfig(path=str(log)),
-        tmp_path / "out",
-        privacy=PrivacyConfig(mode="surrogate"),
-    )
+    summary = run(text_target, tmp_path, rows, PrivacyConfig(mode="surrogate"))
     assert summary["exchanges"] == 3 and summary["rejects"] == {"privacy_regenerate": 1}
     counts = json.loads((tmp_path / "out" / "privacy.json").read_text())
     assert (counts["exchanges"], counts["with_any"], counts["replaced"]) == (4, 2, 1)
@@ -326,9 +302,8 @@ def test_several_models_are_an_error_that_names_them(text_target, tmp_path):
         for name in names
     ]
     log = write_log(tmp_path / "log.jsonl", rows)
-    with pytest.raises(OutriderError) as caught:
+    with pytest.raises(OutriderError, match=r"2 models \(DeepSeek-V3 2, "):
         ingested(text_target, log, tmp_path / "out")
-    assert "2 models (DeepSeek-V3 2, " in str(caught.value)
     ingested(text_target, log, tmp_path / "out", model="vendor/DEEPSEEK-R1")
     table = load_sequences(tmp_path / "out" / "sequences")
     assert table["model"][:] == ["deepseek-ai/DeepSeek-R1", "deepseek-r1", "/models/deepseek-r1/"]

@@ -55,11 +55,11 @@ def other_template(rows):
 
 
 KINDS = {
-    "genuine": (list, 20, "own", "as likely as"),
-    "other-prompts": (other_prompts, 10, "foreign", "other prompts than those logged with it"),
-    "other-template": (other_template, 10, "template", "another chat template"),
+    "genuine": (list, 20, "own"),
+    "other-prompts": (other_prompts, 10, "foreign"),
+    "other-template": (other_template, 10, "template"),
 }
-"""By tenant: how exchanges are changed, their number, cause and words of the verdict."""
+"""By tenant: how exchanges are changed, their number and cause."""
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +76,7 @@ def sequences(nano_r1, tmp_path_factory):
     run = tmp_path_factory.mktemp("run")
     pool = [row for rows in zip(*map(with_token_ids, WORKLOADS), strict=False) for row in rows]
     rows = []
-    for tenant, (change, count, *_) in KINDS.items():
+    for tenant, (change, count, _) in KINDS.items():
         changed = change([pool.pop(0) for _ in range(count)])
         rows += [{**row, "tenant": tenant} for row in changed]
     log = write_log(run / "log.jsonl", rows)
@@ -134,10 +134,9 @@ def test_every_sequence_is_captured_and_the_states_pass_their_checks(judged, seq
 @pytest.mark.engine
 @pytest.mark.parametrize("tenant", KINDS)
 def test_each_kind_is_told_from_genuine_traffic(judged, tenant):
-    _, _, cause, words = KINDS[tenant]
+    _, _, cause = KINDS[tenant]
     verdict = judged[2]["slices"]["tenant"][tenant]["verdict"]
     assert (verdict["own"], verdict["cause"]) == (cause == "own", cause), verdict["text"]
-    assert words in verdict["text"]
 
 
 def with_an_address(row):

@@ -12,8 +12,6 @@ from outrider.data.privacy.detection import PIECE, Finder
 from outrider.data.privacy.guard import PrivacyGuard
 from tests.data.personal import EXAMPLES
 
-EVERY = list(typing.get_args(PersonalKind))
-
 
 @pytest.fixture(scope="module")
 def default():
@@ -22,7 +20,7 @@ def default():
 
 @pytest.fixture(scope="module")
 def every():
-    return Finder(PrivacyConfig(mode="report", entities=EVERY))
+    return Finder(PrivacyConfig(mode="report", entities=list(typing.get_args(PersonalKind))))
 
 
 def found(finder, text, before=""):

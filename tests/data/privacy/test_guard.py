@@ -15,7 +15,6 @@ from outrider.data.exchange import Exchange, Place, Reject
 from outrider.data.privacy.detection import Finder
 from outrider.data.privacy.guard import (
     IDS_ONLY,
-    LEFT_OUT,
     REGENERATE,
     PrivacyGuard,
     privacy_key,
@@ -30,13 +29,8 @@ EMAIL, PHONE, CARD = "ada@lovelace.org", "+49 30 901820", "4111 1111 1111 1111"
 
 def exchange(prompt="hello", reasoning="r", content="a", **fields):
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": prompt}]
-    given = {
-        "place": Place("log", 1),
-        "messages": messages,
-        "reasoning": reasoning,
-        "content": content,
-    }
-    return Exchange(**{**given, **fields})
+    texts = {"messages": messages, "reasoning": reasoning, "content": content}
+    return Exchange(**{"place": Place("log", 1), **texts, **fields})
 
 
 def guard(config=SURROGATE, decode=None):
@@ -118,11 +112,12 @@ def test_a_prompt_is_replaced_in_every_field_and_stays_a_conversation():
     template = {
         "documents": [{"title": EMAIL, "text": f"{CARD} {{x}}"}],
         "tools": [{"type": "function"}],
+        "customer": {"phone": ["2127365000"]},  # a key is what precedes its value
         EMAIL: True,
     }
     one = exchange(messages=messages, template_arguments=template, session=EMAIL, tenant="acme")
     kept = guard().apply(one)
-    assert not re.search("lovelace|901820|4111", everything(kept), re.IGNORECASE)
+    assert not re.search("lovelace|901820|4111|2127365", everything(kept), re.IGNORECASE)
     assert kept.messages[3]["type"] != EMAIL, "no key is spared"
     assert [message["role"] for message in kept.messages] == [
         message["role"] for message in messages
@@ -169,7 +164,6 @@ def test_a_response_with_a_value_is_left_out_because_it_would_not_be_the_targets
         1,
         0,
     )
-    assert reject.reason in LEFT_OUT
 
 
 @pytest.mark.parametrize("with_ids", [False, True])
@@ -222,27 +216,21 @@ def test_ids_are_dropped_only_where_the_prompts_text_changed(builder):
     assert "4111" not in everything(one.apply(more)), "the text is examined where it is used"
 
 
-def test_a_key_is_what_precedes_its_value():
-    one = exchange(template_arguments={"customer": {"phone": ["030 901820"]}})
-    assert "901820" not in everything(guard().apply(one))
-
-
 SURROUNDING = st.text(st.sampled_from("ab .,:;\n\t\\\"'{}[]<>()=/-+@电话é09"), max_size=12)
 
 
 @st.composite
 def texts_with_values(draw):
     """Text around values, each attached to it or apart."""
-    parts, values = [draw(SURROUNDING)], []
-    for kind, word, value in draw(st.lists(st.sampled_from(EXAMPLES), max_size=4)):
-        values.append((kind, value))
+    parts = [draw(SURROUNDING)]
+    for _, word, value in draw(st.lists(st.sampled_from(EXAMPLES), max_size=4)):
         parts += [
             draw(st.sampled_from(["", " "])),
             word,
             draw(st.sampled_from([" ", ": ", "=", '": "', "\\n"])),
             value,
+            draw(SURROUNDING),
         ]
-        parts.append(draw(SURROUNDING))
     return "".join(parts)
 
 

@@ -10,14 +10,12 @@ from outrider.data.privacy.detection import RESERVED_DOMAINS, Finder
 from outrider.data.privacy.surrogates import Replacements, Surrogates
 from tests.data.personal import EXAMPLES
 
-REGIONS = PrivacyConfig().phone_regions
 KEY = b"k" * 32
 
 
 def replaced(kind, value, text=None, key=KEY):
-    return Replacements([Surrogates(key, REGIONS).value(kind, value)]).sub(
-        value if text is None else text
-    )
+    drawn = Surrogates(key, PrivacyConfig().phone_regions).value(kind, value)
+    return Replacements([drawn]).sub(value if text is None else text)
 
 
 def shape(text):

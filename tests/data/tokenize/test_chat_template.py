@@ -5,8 +5,6 @@ from transformers import AutoTokenizer
 
 from outrider.data.tokenize.chat_template import as_the_engine_reads, render
 
-MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Look her up."}]
-
 
 def call(name, arguments):
     return {"id": "call_0", "type": "function", "function": {"name": name, "arguments": arguments}}
@@ -70,7 +68,10 @@ def test_a_developers_message_is_the_systems_where_the_template_knows_no_other(
 
 
 def test_a_prefilled_turn_is_left_open(tokenizer):
-    prefilled = [*MESSAGES, {"role": "assistant", "content": '{"verdict":'}]
+    prefilled = [
+        {"role": "user", "content": "Look her up."},
+        {"role": "assistant", "content": '{"verdict":'},
+    ]
     ended = '{"verdict":<｜end▁of▁sentence｜><｜Assistant｜><think>\n'
     for arguments, end in (
         ({"continue_final_message": True, "add_generation_prompt": False}, '{"verdict":'),

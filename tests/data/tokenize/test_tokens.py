@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from outrider.data.exchange import Exchange, Place, Reject
 from outrider.data.tokenize.tokens import SequenceBuilder
-from tests.data.logs import WORDS, screenings
+from tests.data.logs import WORDS
 from tests.fuzzing import examples
 
 MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "2+2?"}]
@@ -33,34 +33,21 @@ def vllm_parser(text):
     return {"reasoning": reasoning, "content": (content or None) if end else None}
 
 
-def stripping_parser(text):
-    reasoning, _, content = text.partition("</think>")
-    return {"reasoning": reasoning.strip(), "content": content.strip()}
-
-
 EOS = "<｜end▁of▁sentence｜>"
 
 
-@pytest.mark.parametrize(
-    "parser",
-    [
-        vllm_parser,
-        stripping_parser,
-        lambda text: {"content": text},
-        lambda text: {"content": "<think>\n" + text},
-    ],
-)
-def test_every_spelling_of_reasoning_gives_what_r1_emitted(builder, parser):
-    for _, reasoning, answer in screenings(20):
-        emitted = f"{reasoning}\n</think>\n\n{answer}"
-        assert completion(builder, **parser(emitted)) == emitted + EOS
-
-
 def test_the_prompt_is_the_targets_template(builder):
-    sequence = builder.build(exchange(reasoning="r", content="a"))
-    assert (
-        sequence.prompt_text
-        == "<｜begin▁of▁sentence｜>Be brief.<｜User｜>2+2?<｜Assistant｜><think>\n"
+    """Earlier reasoning is dropped, and a message may quote special tokens."""
+    messages = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "a <think> b"},
+        {"role": "assistant", "content": "why\n</think>\n\nbecause"},
+        {"role": "user", "content": "again"},
+    ]
+    sequence = builder.build(exchange(messages=messages, reasoning="r", content="a"))
+    assert sequence.prompt_text == (
+        "<｜begin▁of▁sentence｜>Be brief.<｜User｜>a <think> b<｜Assistant｜>\n\nbecause"
+        "<｜end▁of▁sentence｜><｜User｜>again<｜Assistant｜><think>\n"
     )
     assert sequence.token_ids[: sequence.completion_start] == builder.tokenizer.encode(
         sequence.prompt_text, add_special_tokens=False
@@ -69,40 +56,38 @@ def test_the_prompt_is_the_targets_template(builder):
     assert (sequence.temperature, sequence.top_p) == (0.6, 0.95)  # the target's generation_config
 
 
-def test_earlier_reasoning_is_dropped_and_a_message_may_quote_special_tokens(builder):
-    messages = [
-        {"role": "user", "content": "a <think> b"},
-        {"role": "assistant", "content": "why\n</think>\n\nbecause"},
-        {"role": "user", "content": "again"},
-    ]
-    text = builder.build(exchange(messages=messages, reasoning="r", content="a")).prompt_text
-    assert text.endswith(
-        "<｜User｜>a <think> b<｜Assistant｜>\n\nbecause<｜end▁of▁sentence｜>"
-        "<｜User｜>again<｜Assistant｜><think>\n"
-    )
-
-
 R_A = {"reasoning": "r", "content": "a"}
 BEFORE_STOP = {"reasoning": "r\n", "content": "\n\na}"}
 INCLUDED_STOP = BEFORE_STOP | {"content": "\n\na}END", "stop_reason": "END"}
 STOPPED = "r\n</think>\n\na}"
 EMPTY = "\n</think>\n\na"
-ENDED = [
-    # How a response ended, without a count.
-    ({"reasoning": "cut he", "finish_reason": "length"}, "cut he"),
-    ({"content": "cut he", "finish_reason": "length"}, "cut he"),
-    (BEFORE_STOP | {"content": "\n\ncut he", "finish_reason": "length"}, "r\n</think>\n\ncut he"),
-    ({"reasoning": "r\n", "content": None}, "r\n</think>" + EOS),
-    ({"reasoning": "\n", "content": "\n\na"}, "\n</think>\n\na" + EOS),
-    ({"reasoning": "r\n", "content": "\n\na", "stop_reason": "END"}, "r\n</think>\n\na"),
-    ({"reasoning": "r\n", "content": "\n\na", "stop_reason": 2}, "r\n</think>\n\na<｜▁pad▁｜>"),
-    ({"reasoning": "", "content": "r\n</think>\n\na"}, "r\n</think>\n\na" + EOS),
-]
+EMITTED = "r\n</think>\n\na"
 COUNTED = [
-    *((fields, None, text) for fields, text in ENDED),
+    # Every spelling of reasoning.
+    (vllm_parser(EMITTED), None, EMITTED + EOS),
+    (R_A, None, EMITTED + EOS),  # a parser that strips
+    ({"content": EMITTED}, None, EMITTED + EOS),
+    ({"content": "<think>\n" + EMITTED}, None, EMITTED + EOS),
+    # How a response ended, without a count.
+    ({"reasoning": "cut he", "finish_reason": "length"}, None, "cut he"),
+    ({"content": "cut he", "finish_reason": "length"}, None, "cut he"),
+    (
+        BEFORE_STOP | {"content": "\n\ncut he", "finish_reason": "length"},
+        None,
+        "r\n</think>\n\ncut he",
+    ),
+    ({"reasoning": "r\n", "content": None}, None, "r\n</think>" + EOS),
+    ({"reasoning": "\n", "content": "\n\na"}, None, "\n</think>\n\na" + EOS),
+    ({"reasoning": "r\n", "content": "\n\na", "stop_reason": "END"}, None, "r\n</think>\n\na"),
+    (
+        {"reasoning": "r\n", "content": "\n\na", "stop_reason": 2},
+        None,
+        "r\n</think>\n\na<｜▁pad▁｜>",
+    ),
+    ({"reasoning": "", "content": EMITTED}, None, EMITTED + EOS),
     # The engine's token count decides between readings.
     (R_A, "r</think>a" + EOS, "r</think>a" + EOS),
-    (R_A, "r\n</think>\n\na" + EOS, "r\n</think>\n\na" + EOS),
+    (R_A, EMITTED + EOS, EMITTED + EOS),
     ({"content": "a"}, EMPTY + EOS, EMPTY + EOS),
     # Whether the end token or a stop string ended it was not logged: only the count can decide.
     (BEFORE_STOP | {"stop_strings": ("!", "END")}, None, STOPPED),

@@ -50,6 +50,5 @@ def test_a_dry_run_prices_a_distill_and_names_its_gpus(
     recipe = load_recipe("r1_distill/template", words).recipe
     found = price(RunDirectory(tmp_path / "run"), recipe, gpu_gb * 10**9)
     assert found["target"]["smallest_tensor_parallel"] == ranks
-    assert found["rates"]["source"] == "1 x H100, assumed" and found["stages"]["evaluate"]
     # A head of an 8B fits 24 GB; a 70B's needs a GPU of 80 GB.
     assert found["memory"][0]["fits"] == (gpu_gb == 80 or "8B" in name)

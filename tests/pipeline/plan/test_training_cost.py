@@ -33,13 +33,10 @@ def r1_target(tmp_path_factory) -> Path:
 
 def test_r1_is_priced_without_its_weights_as_one_object(r1_target, tmp_path):
     words = ["r1/resume_screening", f"target.model={r1_target}", "traffic.path=nano_r1/social_chat"]
-    options = ["--dry-run", "--json", "--gpu-memory", "150"]
-    finished = run("outrider", "train", *words, *options, cwd=tmp_path)
+    words += ["--dry-run", "--json", "--gpu-memory", "150"]
+    finished = run("outrider", "train", *words, cwd=tmp_path)
     assert (finished.returncode, finished.stderr) == (0, "")
-    told = json.loads(finished.stdout)
-    assert list(told["dry_run"]) == ["ingest", "split", "capture", "train", "evaluate", "export"]
-    assert "weights are not on this machine" in told["dry_run"]["ingest"]["action"]
-    found = told["price"]
+    found = json.loads(finished.stdout)["price"]
     assert found["target"]["weights_here"] is False
     assert found["parameters"]["trained"] == pytest.approx(11.6e9, rel=0.005)
     assert sum(found["parameters"]["parts"].values()) == found["parameters"]["total"]
@@ -92,7 +89,6 @@ def test_a_hub_model_with_its_config_alone_is_not_downloaded(r1_target, tmp_path
         "would run",
         "would run after ingest",
     ]
-    assert price(run_dir, recipe, H200)["parameters"]["total"] == mtp_size(R1).total
 
 
 def test_the_cheapest_layout_is_the_first_that_fits_and_all_before_it_do_not():

@@ -20,7 +20,6 @@ def write(tmp_path):
 
 def test_every_shipped_recipe_loads():
     names = shipped_recipes()
-    assert {"template", "r1/template", "resume_screening", "r1/resume_screening"} <= set(names)
     loaded = {name: load_recipe(name).recipe for name in names}
     assert len({recipe.name for recipe in loaded.values()}) == len(names), (
         "two recipes would share a run directory"
@@ -46,8 +45,6 @@ def test_effort_sets_what_a_recipe_leaves_out(write):
     found = [(r.training.epochs, r.split.max_train_sequences) for r in (trial, thorough)]
     assert found == [(1, 3500), (2, 40_000)]
     assert (thorough.eval.measure, thorough.eval.repeats) == ("full", 7), "an explicit value wins"
-    with pytest.raises(OutriderError, match="effort = 'big': input should be 'trial', 'standard'"):
-        load_recipe(path, ["effort=big"])
 
 
 def test_extends_in_a_circle_is_named(write):
@@ -62,17 +59,15 @@ def test_extends_in_a_circle_is_named(write):
 def test_relative_traffic_is_looked_for_beside_its_recipe_then_where_the_command_starts(
     tmp_path, monkeypatch, write
 ):
-    elsewhere = tmp_path / "elsewhere"
-    elsewhere.mkdir()
-    (elsewhere / "there.jsonl").touch()
-    monkeypatch.chdir(elsewhere)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "there.jsonl").touch()
     path = write(
         "traffic: {path: [here.jsonl, there.jsonl, 's3://bucket/logs']}", "recipes/mine.yaml"
     )
     (tmp_path / "recipes" / "here.jsonl").touch()
     expected = [
         str(tmp_path / "recipes" / "here.jsonl"),
-        str(elsewhere / "there.jsonl"),
+        str(tmp_path / "there.jsonl"),
         "s3://bucket/logs",
     ]
     assert load_recipe(path).recipe.traffic.path == expected
@@ -94,8 +89,6 @@ def test_a_base_is_a_kind_a_shipped_head_or_a_directory_beside_the_recipe(
     assert base("speculator.base=heads/new") == str(tmp_path / "heads" / "new")
     assert base("speculator.base=mtp") == "mtp"
     assert base("speculator.base=null") is None
-    with pytest.raises(OutriderError, match=r"speculator\.base = .nano_r1/none.: no such"):
-        base("speculator.base=nano_r1/none")
     for name, directory in shipped_heads().items():
         assert base(f"speculator.base={name}") == str(directory)
 
@@ -151,6 +144,21 @@ def test_a_base_is_a_kind_a_shipped_head_or_a_directory_beside_the_recipe(
             "      prompt_token: [9, null]\n",
             r"mine.yaml:6: eval\.scenarios\.long_in\.prompt_token: no such key; did you mean "
             r"`eval.scenarios.long_in.prompt_tokens`",
+        ),
+        (
+            "traffic: {path: a}\neffort: big\n",
+            r"effort = 'big': input should be 'trial', 'standard'",
+        ),
+        *(
+            (
+                f"traffic: {{path: a}}\nspeculator: {{kind: {kinds}}}\n",
+                r"mine.yaml:2: speculator\.kind = .*name kinds that train",
+            )
+            for kinds in ("[]", "[mtp,mtp]", "[auto,mtp]", "[mtp,medusa]", "ngram", "[mtp,none]")
+        ),
+        (
+            "traffic: {path: a}\nspeculator: {base: nano_r1/none}\n",
+            r"speculator\.base = .*nano_r1/none.: no such",
         ),
         ("traffic: {path: a\n", r"mine.yaml:2: not valid YAML"),
         ("- a\n", r"mine.yaml:1: a recipe is a mapping"),

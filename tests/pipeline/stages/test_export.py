@@ -1,7 +1,6 @@
 """The content of a bundle. tests/serving/test_server.py tests that it is served as evaluated."""
 
 import json
-import shlex
 from types import SimpleNamespace
 
 import pytest
@@ -23,60 +22,61 @@ from tests.eval.sample_results import sample_results
 
 
 @pytest.fixture
-def speculator(tmp_path):
-    """Bytes by that name; nothing loads them here."""
+def trained(tmp_path):
+    """The folder of a run with a speculator's files, which nothing loads here."""
     directory = tmp_path / "speculator"
     directory.mkdir()
-    config = {"architectures": ["DeepseekV3ForCausalLM"], "num_hidden_layers": 4}
-    (directory / "config.json").write_text(json.dumps(config | {"num_nextn_predict_layers": 1}))
+    config = {
+        "architectures": ["DeepseekV3ForCausalLM"],
+        "num_hidden_layers": 4,
+        "num_nextn_predict_layers": 1,
+    }
+    (directory / "config.json").write_text(json.dumps(config))
     tensors = {"model.layers.4.enorm.weight": torch.zeros(1)}
     save_file(tensors, directory / "model.safetensors")
-    return directory
+    return tmp_path
 
 
-def bundle(speculator, ranges, *overrides):
-    """bundle.json, and the words of serve.sh after its --speculative-config."""
-    out = speculator.parent / "bundle"
+def bundle(folder, *overrides, kind="mtp", ranges=None):
+    """Writes the bundle of a run in `folder`; returns bundle.json."""
     evidence = {"k": {"base": 2, "custom": 4}, "k_per_batch_size": ranges}
-    recipe = load_recipe("resume_screening.yaml", list(overrides)).recipe
-    _write(SimpleNamespace(speculator=speculator), recipe, "mtp", evidence, None, str(out))
-    words = shlex.split((out / "serve.sh").read_text(), comments=True)
-    return read_json(out / "bundle.json"), words[words.index("--speculative-config") + 1]
+    recipe, out = load_recipe("resume_screening.yaml", list(overrides)).recipe, folder / "bundle"
+    run = SimpleNamespace(speculator=folder / "speculator")
+    _write(run, recipe, kind, evidence, None, str(out))
+    return read_json(out / "bundle.json")
 
 
-def test_other_formats_are_in_folders_of_their_own(speculator):
-    manifest, _ = bundle(speculator, None)
+def test_other_formats_are_in_folders_of_their_own(trained):
+    manifest = bundle(trained)
     files = {"config.json", "model.safetensors", "serve.sh"}
     other = {"sglang_nextn/config.json", "sglang_nextn/model.safetensors"}
     assert set(manifest["files"]) == files | other
-    assert set(load_file(speculator.parent / "bundle/sglang_nextn/model.safetensors")) == {
+    assert set(load_file(trained / "bundle/sglang_nextn/model.safetensors")) == {
         "model.layers.0.enorm.weight"
     }
-    manifest, _ = bundle(speculator, None, "export.other_formats=false")
-    assert set(manifest["files"]) == files
+    assert set(bundle(trained, "export.other_formats=false")["files"]) == files
 
 
-def test_lookup_has_a_bundle_without_weights(tmp_path):
+def test_lookup_has_a_bundle_without_weights(nano_r1, tmp_path):
     """It is checked, served, copied and named as others are, and no live server loads it."""
-    recipe, out = load_recipe("resume_screening.yaml", []).recipe, tmp_path / "bundle"
-    evidence = {"k": {"base": 2, "custom": 4}, "k_per_batch_size": None}
-    _write(SimpleNamespace(speculator=tmp_path / "none"), recipe, "ngram", evidence, None, str(out))
-    manifest = read_json(out / "bundle.json")
+    manifest, out = bundle(tmp_path, kind="ngram"), tmp_path / "bundle"
     assert set(manifest["files"]) == {"serve.sh"} == set(check_files(out))
     flags = read_serve_flags(out, "/mnt/speculator").arguments["speculative_config"]
     assert flags["method"] == "ngram" and flags["num_speculative_tokens"] == 4
     assert Speculator.named(out) == Speculator("ngram")
-    assert base_of(str(out), recipe.target.directory()).kind.name == "ngram"
+    assert base_of(str(out), nano_r1).kind.name == "ngram"
     assert "It has no weights" in model_card(out, "acme/lookup")
     with pytest.raises(OutriderError, match=r"ngram has no weights to load.*serve\.sh"):
         release_files(out, tmp_path, bundle_digest(out))
 
 
-def test_k_by_batch_size_where_the_recipe_wants_it(speculator):
-    manifest, config = bundle(speculator, [[1, 4, 4], [5, 8, 5]], "export.k_per_batch_size=true")
+def test_k_by_batch_size_where_the_recipe_wants_it(trained):
+    ranges = [[1, 4, 4], [5, 8, 5]]
+    manifest = bundle(trained, "export.k_per_batch_size=true", ranges=ranges)
     assert manifest["num_speculative_tokens"] == 5
-    assert manifest["num_speculative_tokens_per_batch_size"] == [[1, 4, 4], [5, 8, 5]]
-    assert '"num_speculative_tokens_per_batch_size": [[1, 4, 4], [5, 8, 5]]' in config
+    assert manifest["num_speculative_tokens_per_batch_size"] == ranges
+    served = f'"num_speculative_tokens_per_batch_size": {ranges}'
+    assert served in (trained / "bundle" / "serve.sh").read_text()
 
 
 @pytest.mark.parametrize("verdict", ["undecided", "do not ship"])
@@ -84,10 +84,9 @@ def test_only_ship_is_exported(tmp_path, verdict):
     results = sample_results()
     judged = results.verdict.model_copy(update={"verdict": verdict, "reason": "too few sessions"})
     results.model_copy(update={"verdict": judged}).write(tmp_path / "report.json")
-    run = SimpleNamespace(root=tmp_path)
     recipe = load_recipe("resume_screening.yaml", []).recipe
     with pytest.raises(OutriderError, match=f"verdict is `{verdict}`: too few sessions") as refused:
-        _work(run, recipe, {"force": False})
+        _work(SimpleNamespace(root=tmp_path), recipe, {"force": False})
     assert refused.value.exit_code == EXIT_CODES[verdict]
 
 
