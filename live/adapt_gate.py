@@ -63,21 +63,14 @@ class GateVerdict(BaseModel):
 
 
 def replayed(
-    window: RunDirectory, speculator_dir: Path, recipe: Recipe, only: Sequence[str] | None = None
+    window: RunDirectory, speculator_dir: Path, recipe: Recipe, ids: Sequence[str]
 ) -> ReplaySums:
-    """Replays a speculator on a window's usable sequences, or on `only`."""
-    return in_child(_replay, window, speculator_dir, recipe, only)
-
-
-def _replay(
-    window: RunDirectory, speculator_dir: Path, recipe: Recipe, only: Sequence[str] | None
-) -> ReplaySums:
-    ids = usable_ids(window) if only is None else list(only)
+    """Replays a speculator on sequences of a window; runs in a child process."""
     return replay(
         speculator_dir,
         recipe.target.training_directory(),
         FeatureStore.open(window.features),
-        load_sequences(window.sequences, ids).select_columns(COLUMNS).to_list(),
+        load_sequences(window.sequences, list(ids)).select_columns(COLUMNS).to_list(),
         recipe.speculator.depth,
         recipe.speculator.draft_sample_method,
         dtype=recipe.eval.replay_dtype,
@@ -88,10 +81,11 @@ def watched(
     window: RunDirectory, serving_dir: Path, base_dir: Path | None, recipe: Recipe, k: int
 ) -> tuple[ClusteredEstimate, ClusteredEstimate | None]:
     """Measures the acceptance length at k drafts, and its ratio to base's."""
-    sums = replayed(window, serving_dir, recipe)
+    ids = usable_ids(window)
+    sums = in_child(replayed, window, serving_dir, recipe, ids)
     if base_dir is None:
         return compare(sums, sums, k)["custom"], None
-    found = compare(replayed(window, base_dir, recipe), sums, k)
+    found = compare(in_child(replayed, window, base_dir, recipe, ids), sums, k)
     return found["custom"], found["ratio"]
 
 
@@ -118,7 +112,7 @@ def judge(
         )
         return [
             ReplaySums.joined(
-                [replayed(window, directory, recipe, ids) for window, ids in of.items()]
+                [in_child(replayed, window, directory, recipe, ids) for window, ids in of.items()]
             ).selected([*allowed.sessions], allowed.sessions)
             for directory in (serving_dir, trained.speculator)
         ]

@@ -85,10 +85,23 @@ class Controller:
         only their watches decide. Raises an `OutriderError` if the deployment cannot begin.
         """
         serving = self.adopted()
-        new = self._checked(bundle, serving, source)
+        self.releases.verified(serving)  # a rollback needs it
+        new = self.releases.add(bundle, source)
+        if new.name == serving:
+            raise OutriderError(f"{bundle}: release {new.name} is in use already")
+        for name in self.fleet.replicas:
+            status = self._sound(name)
+            for what, has, needs in (("kind", status.kind, new.kind), ("K", status.k, new.k)):
+                if has != needs:
+                    raise OutriderError(
+                        f"{bundle}: {what} is {needs}, but {name} was started for {has}: a"
+                        " live server cannot change that; start servers with this bundle's"
+                        " serve.sh and shift the traffic (`outrider deploy --manifest`)"
+                    )
         if in_place or not self.endpoint.canary:
-            return self._run(new, serving, "in_place", Verdict("promote", "in place, no canary"))
-        return self._run(new, serving, "canary", None)
+            verdict = Verdict("promote", "in place, no canary")
+            return self._run(new.name, serving, "in_place", verdict)
+        return self._run(new.name, serving, "canary", None)
 
     def roll_back(self) -> Deployment:
         """Rolls all replicas back to the previous release."""
@@ -127,23 +140,6 @@ class Controller:
         serving = self.journal.read().serving
         assert serving is not None
         return serving
-
-    def _checked(self, bundle: Path, serving: str, source: str | None) -> str:
-        """Adds the bundle as a release, after checks; returns the name."""
-        self.releases.verified(serving)  # a rollback needs it
-        new = self.releases.add(bundle, source)
-        if new.name == serving:
-            raise OutriderError(f"{bundle}: release {new.name} is in use already")
-        for name in self.fleet.replicas:
-            status = self._sound(name)
-            for what, has, needs in (("kind", status.kind, new.kind), ("K", status.k, new.k)):
-                if has != needs:
-                    raise OutriderError(
-                        f"{bundle}: {what} is {needs}, but {name} was started for {has}: a"
-                        " live server cannot change that; start servers with this bundle's"
-                        " serve.sh and shift the traffic (`outrider deploy --manifest`)"
-                    )
-        return new.name
 
     def _sound(self, name: str) -> ReplicaStatus:
         """A replica's status; raises an `OutriderError` if nothing can be swapped there."""

@@ -91,8 +91,7 @@ class Fleet:
             expected=seen.digest,
         )
         done = self.replicas[name].swap(order)
-        times = {"read_s": done.read_s, "stall_s": done.stall_s}
-        self.journal.append("swapped", replica=name, release=release.name, **times)
+        self.journal.append("swapped", replica=name, release=release.name, **vars(done))
         self.say(
             f"{name}: release {release.name}, read in {done.read_s:.2f} s,"
             f" requests waited {1000 * done.stall_s:.0f} ms"
@@ -107,11 +106,10 @@ class Fleet:
         behind = []
         for name in names:
             try:
-                answers = self._bring_one(name, release, tried=True, watched=False)
+                if not self._bring_one(name, release, tried=True, watched=False):
+                    behind.append(name)
             except (Decided, SwapRefused, SwapFailed) as error:
-                answers = False
                 self.say(f"{error}; left behind")
-            if not answers:
                 behind.append(name)
         return behind
 
@@ -179,7 +177,7 @@ class Fleet:
 def replicas_of(endpoint: Endpoint) -> dict[str, Replica]:
     """A client for each replica, by name."""
     token = endpoint.admin_token()
-    return {each.name: Replica(each.admin, each.data, token) for each in endpoint.replicas}
+    return {each.name: Replica(each.admin, token) for each in endpoint.replicas}
 
 
 def served_by(status: ReplicaStatus | None, state: State, releases: Releases) -> str | None:

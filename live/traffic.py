@@ -69,10 +69,8 @@ class Traffic:
     def collect(self) -> tuple[list[Observation], list[Observation]]:
         """Reads new requests; returns all observations so far: stable, canary."""
         for name in self._fleet.replicas:
-            try:
+            with contextlib.suppress(OutriderError):  # CanaryTest handles one without an answer
                 self._finished += self._read(name)
-            except OutriderError:  # CanaryTest handles a replica that does not answer
-                continue
         routed, self._offset = read_log(self._endpoint.access_log, self._offset)
         self._routed += routed
         self._routed = [row for row in self._routed if float(row["started_at"]) >= self._began]
@@ -148,7 +146,9 @@ def observations(
         role, started_at = row["cluster"] or served_by, float(row["started_at"])
         live = by_id.get(_key(row["request_id"])) if row["request_id"] else None
         moved = served_by is not None and served_by != role
-        failed = _failed(row) or moved or (live is not None and live.failed)
+        flags = (row["flags"] or "").split(",")
+        broke = int(row["status"] or 0) >= 500 or not _FAILURES.isdisjoint(flags)
+        failed = broke or moved or (live is not None and live.failed)
         if role not in arms or (live is None and not failed):
             continue
         request_id = row["request_id"] or f"at {started_at}"
@@ -158,12 +158,6 @@ def observations(
         latency_s = float(row["duration_ms"]) / 1000
         arms[role].append(Observation(session, started_at, latency_s, failed, live))
     return arms["stable"], arms["canary"]
-
-
-def _failed(row: Mapping[str, Any]) -> bool:
-    """Whether a request failed: a server error or an incomplete response."""
-    flags = (row["flags"] or "").split(",")
-    return int(row["status"] or 0) >= 500 or not _FAILURES.isdisjoint(flags)
 
 
 _UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")

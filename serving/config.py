@@ -71,8 +71,7 @@ class TargetConfig(BaseModel):
         directory = EMBEDDED_TARGETS.get(self.model, Path(self.model).expanduser())
         if (directory / "config.json").is_file():
             return directory
-        is_name = self.model.count("/") == 1 and not self.model.startswith((".", "/", "~"))
-        if directory.is_dir() or not is_name:
+        if hub_id(self.model) is None:
             what = "no config.json there" if directory.is_dir() else "no such directory"
             raise OutriderError(
                 f"target.model = {self.model!r}: {what}; give a checkpoint's directory,"
@@ -186,6 +185,12 @@ class ServingConfig(BaseModel):
 
     engine: EngineConfig = Field(default_factory=EngineConfig)
     """The engine's settings."""
+
+
+def hub_id(model: str) -> str | None:
+    """The target's hub id; None for a local model."""
+    is_name = model.count("/") == 1 and not model.startswith((".", "/", "~"))
+    return model if is_name and not Path(model).is_dir() else None
 
 
 def _download(model: str, revision: str | None, **which: Any) -> Path:

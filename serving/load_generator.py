@@ -27,7 +27,7 @@ from outrider.common.errors import OutriderError
 from outrider.common.process_tree import Child
 from outrider.serving.client import Sampling, SpeculationCounters, read_counters
 from outrider.serving.config import EngineConfig, TargetConfig
-from outrider.serving.vllm_arguments import engine_environment
+from outrider.serving.vllm_arguments import engine_environment, words_of
 
 WARM_UP_TOKENS = 32
 """Longest response of a warm-up block."""
@@ -112,34 +112,29 @@ class LoadGenerator:
         """
         options = {
             "backend": "vllm",
-            "base-url": url,
+            "base_url": url,
             "endpoint": "/v1/completions",
             "model": self._model_name,
             "tokenizer": self._tokenizer,
-            "dataset-name": "custom",
-            "custom-output-len": max_tokens,
-            "num-prompts": len(prompts),
+            "dataset_name": "custom",
+            "custom_output_len": max_tokens,
+            "num_prompts": len(prompts),
+            "max_concurrency": concurrency,
             "temperature": sampling.temperature,
-            "extra-body": json.dumps({"add_special_tokens": False, **sampling.request()}),
-            "ready-check-timeout-sec": 0,  # the check would send a request, which would be counted
+            "extra_body": {"add_special_tokens": False, **sampling.request()},
+            "ready_check_timeout_sec": 0,  # the check would send a request, which would be counted
+            "skip_chat_template": True,
+            "disable_shuffle": True,
+            "no_oversample": True,
+            "disable_tqdm": True,
+            "save_detailed": True,
         }
-        if concurrency is not None:
-            options["max-concurrency"] = concurrency
-        words = [
-            "--skip-chat-template",
-            "--disable-shuffle",
-            "--no-oversample",
-            "--disable-tqdm",
-            "--save-detailed",
-        ]
-        for name, value in options.items():
-            words += [f"--{name}", str(value)]
         before = read_counters(url)
         with tempfile.TemporaryDirectory(prefix="outrider-") as folder:
             dataset = Path(folder) / "prompts.jsonl"
             lines = [json.dumps({"prompt": prompt}) + "\n" for prompt in prompts]
             dataset.write_text("".join(lines), encoding="utf-8")
-            words += ["--dataset-path", str(dataset)]
+            words = words_of(options | {"dataset_path": dataset})
             result = self._ask({"words": words, "arrivals": arrivals})
         return _block(result, read_counters(url) - before)
 

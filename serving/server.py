@@ -15,17 +15,15 @@ import re
 import socket
 import sys
 import time
-import urllib.error
-import urllib.request
 from pathlib import Path
 from typing import Any
 
 from outrider.common.errors import OutriderError
 from outrider.common.process_tree import Child
+from outrider.serving.admin.address import Address
 from outrider.serving.admin.swap import swap_directory
 from outrider.serving.client import SpeculationCounters, post, read_counters
 from outrider.serving.config import EngineConfig, TargetConfig
-from outrider.serving.hooked import SWAP_EXTENSION
 from outrider.serving.speculator import Drafting
 from outrider.serving.vllm_arguments import (
     engine_environment,
@@ -33,6 +31,7 @@ from outrider.serving.vllm_arguments import (
     start_environment,
     start_limit_s,
 )
+from outrider.serving.vllm_hooks import SWAP_EXTENSION
 
 HOST = "127.0.0.1"
 _STOP_S = 15.0
@@ -86,7 +85,9 @@ class Server:
             self.command, self.log_path, "vllm serve", os.environ | self._environment
         )
         try:
-            self._child.wait_until(self._healthy, start_limit_s(self._checkpoint), root_error)
+            self._child.wait_until(
+                Address.parse(self.url).healthy, start_limit_s(self._checkpoint), root_error
+            )
         except BaseException:
             self.stop()
             raise
@@ -112,6 +113,7 @@ class Server:
         Raises an `OutriderError` if it is refused; the previous speculator then stays in use.
         """
         began = time.monotonic()
+        assert self._started_with is not None  # only engines that draft from weights swap them
         swap_directory(self._rpc, directory, self._started_with, self._checkpoint)
         # Cached prefixes hold the old drafter's keys: 3.91 instead of 3.97 tokens per step.
         self.reset_prefix_cache()
@@ -133,13 +135,6 @@ class Server:
     def _rpc(self, method: str, arguments: dict[str, Any]) -> list[Any]:
         answer = post(self.url, "/collective_rpc", {"method": method, "kwargs": arguments})
         return list(answer["results"])
-
-    def _healthy(self) -> bool:
-        try:
-            with urllib.request.urlopen(self.url + "/health", timeout=30) as response:
-                return bool(response.status == 200)
-        except (urllib.error.URLError, ConnectionError, TimeoutError):
-            return False
 
 
 def root_error(log: str) -> str:

@@ -121,11 +121,8 @@ class Drafting:
 
     def settings(self) -> dict[str, Any] | None:
         """Returns vLLM's `speculative_config`; None without speculation."""
-        own = self.speculator
-        if not own.speculates:
-            return None
-        return kind_named(own.kind).vllm_settings(
-            own.directory, self.k, self.sample_method, self.k_per_batch_size
+        return self.speculator.family.vllm_settings(
+            self.speculator.directory, self.k, self.sample_method, self.k_per_batch_size
         )
 
     def as_manifest(self) -> dict[str, Any]:

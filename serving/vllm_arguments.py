@@ -19,8 +19,8 @@ from typing import Any
 
 from outrider.common.errors import OutriderError
 from outrider.serving.config import EngineConfig, TargetConfig
-from outrider.serving.hooked import HOOKED
 from outrider.serving.speculator import Drafting
+from outrider.serving.vllm_hooks import HOOKED
 from outrider.serving.vllm_hooks.version import runs_on_cpu
 from outrider.speculators.kinds.protocol import DrafterKind
 
@@ -32,11 +32,7 @@ def runs_mla(target_config: Mapping[str, Any], engine: EngineConfig) -> bool:
     """
     if not target_config.get("kv_lora_rank"):
         return False
-    try:
-        environment = engine_environment(engine)
-    except OutriderError:
-        environment = engine.environment
-    return (os.environ | environment).get("VLLM_MLA_DISABLE", "0") == "0"
+    return (os.environ | engine_environment(engine)).get("VLLM_MLA_DISABLE", "0") == "0"
 
 
 def runner_refusal(kind: DrafterKind, engine: EngineConfig) -> str | None:
@@ -46,10 +42,7 @@ def runner_refusal(kind: DrafterKind, engine: EngineConfig) -> str | None:
     """
     if not kind.needs_v2:
         return None
-    try:
-        runner = "0" if runs_on_cpu() else "1"
-    except OutriderError:
-        runner = "1"
+    runner = "0" if runs_on_cpu() else "1"
     if (os.environ | engine.environment).get("VLLM_USE_V2_MODEL_RUNNER", runner) == "1":
         return None
     return (
@@ -140,7 +133,12 @@ def serve_arguments(
 ) -> list[str]:
     """`engine_arguments` as command-line arguments of `vllm serve`."""
     arguments = engine_arguments(target, engine, drafting)
-    return [arguments.pop("model"), *(word for flag in flags_of(arguments) for word in flag)]
+    return [arguments.pop("model"), *words_of(arguments)]
+
+
+def words_of(arguments: Mapping[str, Any]) -> list[str]:
+    """Arguments by their Python names as command-line words."""
+    return [word for flag in flags_of(arguments) for word in flag]
 
 
 def flags_of(arguments: Mapping[str, Any]) -> list[tuple[str, ...]]:

@@ -1,6 +1,6 @@
 """Client of a replica's admin route: speculator in use, swaps, finished requests.
 
-    replica = Replica("unix:/run/outrider/a.admin.sock", "unix:/run/outrider/a.sock", token)
+    replica = Replica("unix:/run/outrider/a.admin.sock", token)
     replica.status().version
     replica.swap(SwapOrder(directory="/releases/4f1d0c2a9b77", version="v2", digest=digest))
     finished, after = replica.requests(after=0)
@@ -88,7 +88,6 @@ class ReplicaStatus:
 class SwapResult:
     """Result of a successful swap."""
 
-    version: str
     read_s: float
     """Seconds to read and check the files; the engine can answer requests meanwhile."""
     stall_s: float
@@ -137,12 +136,10 @@ class FinishedRequests:
 
 
 class Replica:
-    """One vLLM server with the admin route."""
+    """One vLLM server with the admin route at address `admin`."""
 
-    def __init__(self, admin: str, data: str, token: str) -> None:
-        """Takes the addresses of the admin route and of the server's API."""
-        self.admin, self.data = Address.parse(admin), Address.parse(data)
-        self._token = token
+    def __init__(self, admin: str, token: str) -> None:
+        self.admin, self._token = Address.parse(admin), token
 
     def status(self) -> ReplicaStatus:
         """Returns the speculator in use; raises `ReplicaUnreachable` without an answer."""
@@ -176,13 +173,6 @@ class Replica:
         if status != http.client.OK:
             raise OutriderError(f"{self.admin}{REQUESTS}: {status} {_reason(answer)}")
         return [LiveRequest(**each) for each in answer["requests"]], int(answer["next"])
-
-    def healthy(self) -> bool:
-        """True if the engine is alive."""
-        try:
-            return self.data.call("GET", "/health", timeout_s=5)[0] == http.client.OK
-        except (OSError, http.client.HTTPException):
-            return False
 
     def _call(
         self, method: str, path: str, body: Any = None, timeout_s: float = 60

@@ -142,7 +142,7 @@ async def swap(
 def swap_directory(
     rpc: Callable[[str, dict[str, Any]], Sequence[Report]],
     directory: Path,
-    started_with: Path | None,
+    started_with: Path,
     target_dir: Path,
 ) -> None:
     """Swaps to the speculator of a trusted directory; `rpc` is synchronous.
@@ -150,8 +150,6 @@ def swap_directory(
     `started_with`: the directory that the engine was started with. Raises an `OutriderError` if the
     swap is refused; the previous speculator then stays in use.
     """
-    if started_with is None:
-        raise OutriderError(f"{directory}: the engine was started without weights to swap")
     new = checked(Path(directory).resolve(), in_service(started_with), target_dir)
 
     async def call(method: str, arguments: dict[str, Any]) -> Sequence[Report]:

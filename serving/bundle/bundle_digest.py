@@ -100,8 +100,7 @@ def check_files(directory: Path) -> dict[str, str]:
                 raise OutriderError(
                     f"{directory / path}: {MANIFEST} does not list it; delete it, or export again"
                 )
-    files: dict[str, str] = manifest["files"]
-    return files
+    return dict(manifest["files"])
 
 
 def _check_list(manifest: dict[str, Any], path: Path) -> None:

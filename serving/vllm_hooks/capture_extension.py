@@ -57,13 +57,11 @@ class _Prompt:
 
     def __init__(self, token_ids: Sequence[int], streams: int, hidden_size: int) -> None:
         self.digest = _digest(token_ids)
-        shape = (streams, len(token_ids), hidden_size)
+        self.length = len(token_ids)
+        shape = (streams, self.length, hidden_size)
         pinned = torch.cuda.is_available()
         self.states_STH = torch.empty(shape, dtype=torch.bfloat16, pin_memory=pinned)
         self.filled = 0
-
-    def __len__(self) -> int:
-        return self.states_STH.shape[1]
 
     def put(self, start: int, rows: Sequence[torch.Tensor]) -> None:
         """Stores the rows [N, H] of each stream from position `start` on."""
@@ -71,7 +69,7 @@ class _Prompt:
             raise RuntimeError(
                 f"positions {self.filled} to {start - 1} were never computed; is prefix caching on?"
             )
-        end = min(start + len(rows[0]), len(self))
+        end = min(start + len(rows[0]), self.length)
         for state_TH, rows_NH in zip(self.states_STH, rows, strict=True):
             state_TH[start:end].copy_(rows_NH[: end - start], non_blocking=True)
         self.filled = max(self.filled, end)
@@ -185,9 +183,9 @@ class CaptureExtension(SwapExtension):
         path = Path(folder) / f"{uuid.uuid4().hex}.bf16"
         requests: dict[str, Any] = {}
         for request_id, prompt in prompts.items():
-            if prompt.filled < len(prompt):
+            if prompt.filled < prompt.length:
                 raise RuntimeError(
-                    f"request {request_id}: {prompt.filled} of {len(prompt)} prompt tokens were"
+                    f"request {request_id}: {prompt.filled} of {prompt.length} prompt tokens were"
                     " computed"
                 )
             sums = texts[request_id].sums_PC.tolist() if request_id in texts else None
@@ -217,7 +215,7 @@ class CaptureExtension(SwapExtension):
         for request_id in holder.input_batch.req_ids:
             tokens, start = scheduler_output.num_scheduled_tokens[request_id], starts[request_id]
             prompt = self._capture_prompts.get(request_id)
-            if prompt is not None and start < len(prompt):
+            if prompt is not None and start < prompt.length:
                 prompt.put(start, [state_NH[row : row + tokens] for state_NH in states_NH])
             if request_id in self._capture_texts:
                 steps.append(Step(self._capture_texts[request_id], row, start, tokens))

@@ -169,7 +169,7 @@ class LiveSpeculator:
             if order.watch is not None:
                 self._watching = _Watching(order.watch, order.version, swap_id, before)
             logger.info("speculator %s in use after %.3f s", order.version, stall_s)
-        return SwapResult(order.version, read - began, stall_s)
+        return SwapResult(read - began, stall_s)
 
     async def _checked(self, order: SwapOrder) -> Candidate:
         """Reads and checks the ordered release while the engine keeps answering."""

@@ -15,7 +15,7 @@ the others unread. Written against vLLM 0.32, both model runners.
 """
 
 import dataclasses
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -41,15 +41,6 @@ class Loaded:
     """States of its files when they were checked."""
     digest: str = ""
     swap_id: str = ""
-
-    @property
-    def kind(self) -> TrainableKind:
-        """The kind, from config.json."""
-        return trainable_kind_of(self.directory)
-
-    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """(name, tensor as stored), mapped from the files."""
-        return self.kind.swap_tensors(self.directory)
 
 
 class SwapExtension:
@@ -134,7 +125,9 @@ class SwapExtension:
         config = self.vllm_config.speculative_config.draft_model_config
         check_unchanged(speculator.directory, speculator.states)
         with set_current_vllm_config(self.vllm_config):
-            replace_weights(self.model_runner, drafter, config, speculator, self._swap_copies)
+            replace_weights(
+                self.model_runner, drafter, config, speculator.directory, self._swap_copies
+            )
         check_unchanged(speculator.directory, speculator.states)  # and not during the load
         torch.accelerator.synchronize()
 
@@ -143,10 +136,10 @@ def replace_weights(
     runner: Any,
     drafter: Any,
     model_config: Any,
-    speculator: Loaded,
+    directory: Path,
     copies: dict[str, torch.Tensor],
 ) -> None:
-    """Loads a speculator's tensors into `drafter`, a model of `runner`.
+    """Loads the speculator in `directory` into `drafter`, a model of `runner`.
 
     `copies` are the drafter's `context_copies` after its start: CUDA graphs have their addresses.
     If it raises, the drafter has a mixture of old and new weights.
@@ -156,6 +149,7 @@ def replace_weights(
         initialize_layerwise_reload,
     )
 
+    kind = trainable_kind_of(directory)
     for module in drafter.modules():
         # If its kernel is already set up, the experts' method keeps the new weights unpacked, but
         # the CPU kernel needs them packed.
@@ -166,21 +160,14 @@ def replace_weights(
     try:
         # Only now are the names those of the checkpoint, because FP8 kernels may rename weights and
         # scales.
-        expected = required(drafter, speculator.kind)
-        mask: list[torch.Tensor] = []
-
-        def noted() -> Iterator[tuple[str, torch.Tensor]]:
-            for name, tensor in speculator.tensors():
-                if name.endswith("mask_hidden"):
-                    mask.append(tensor)
-                yield name, tensor
-
-        loaded = load(drafter, noted())
+        expected = required(drafter, kind)
+        loaded = load(drafter, kind.swap_tensors(directory))
     finally:  # no layer may stay on the meta device: the next request would crash the engine
         finalize_layerwise_reload(drafter, model_config)
-    if mask:
-        # The model's proposer is the `drafter` of model runner V1 or the `speculator` of V2.
-        load_mask(getattr(runner, "drafter", None) or runner.speculator, mask[0])
+    for name, tensor in kind.swap_tensors(directory):
+        if name.endswith("mask_hidden"):
+            # The model's proposer is the `drafter` of model runner V1 or the `speculator` of V2.
+            load_mask(getattr(runner, "drafter", None) or runner.speculator, tensor)
     renew_context(drafter.model, copies)
     if missing := sorted(expected - loaded):
         raise RuntimeError(f"no weights for {', '.join(missing)}")
