@@ -5,10 +5,9 @@
     write_bundle(round_run, recipe, verdict)
 
 The gate compares the round's speculator with the one in use on windows that arrived after the
-training, excluding sessions and prompts that were trained on. Both are replayed on the same
-responses. The interval of the ratio of their acceptance lengths, over sessions, must lie above 1.
-On held-back sessions of older windows (rounds.py: held_back) it must lie above LEAST_OLDER, so that
-a round that forgets earlier traffic does not ship.
+training, excluding sessions and prompts that were trained on. Both replay the same responses. The
+interval of their acceptance-length ratio, over sessions, must lie above 1. On held-back sessions of
+older windows it must exceed LEAST_OLDER, so a round that forgets earlier traffic does not ship.
 """
 
 from collections.abc import Mapping, Sequence
@@ -154,7 +153,7 @@ def _verdict(
     if ratio.low <= 1:
         return False, f"{text}, not above 1"
     if older is None or older.low is None or older.high is None:
-        return True, f"{text}, above 1; too little older traffic to see what was forgotten"
+        return True, f"{text}, above 1; too little older traffic to measure forgetting"
     on_older = f"x {older.value:.3f} [{older.low:.3f}, {older.high:.3f}] on older traffic"
     if older.low > LEAST_OLDER:
         return True, f"{text}, above 1; {on_older}, above {LEAST_OLDER}"

@@ -32,11 +32,11 @@ PATIENCE_S = 30.0
 """Seconds for which an unresponsive replica is retried before it is left behind."""
 
 LOOK_S = 0.5
-"""Seconds between two looks at the replicas."""
+"""Seconds between two polls of the replicas."""
 
 
 class Decided(OutriderError):
-    """A verdict that interrupts: by a watch, an operator, or a failure."""
+    """A verdict that interrupts a deployment: by a watch, an operator, or a failure."""
 
     def __init__(self, verdict: Verdict) -> None:
         super().__init__(verdict.reason)
@@ -78,9 +78,8 @@ class Fleet:
     def swap(self, name: str, seen: ReplicaStatus, release: Release, watched: bool) -> None:
         """Swaps one replica's speculator, after adding the swap to the journal.
 
-        `SwapRefused` leaves the old one in use; it is also raised if the replica no longer serves
-        the one in its status `seen`. After `SwapFailed` and `ReplicaUnreachable`, the status of the
-        replica has the one in use.
+        `SwapRefused` leaves the old one in use; it is also raised if that is not the one in `seen`.
+        After `SwapFailed` and `ReplicaUnreachable`, `status` names the one in use.
         """
         self.journal.append("swap", replica=name, release=release.name)
         order = SwapOrder(
@@ -118,8 +117,7 @@ class Fleet:
 
         Only replicas that do not answer are left behind. Raises `Decided` if an operator requests a
         rollback, a replica is broken, or a watch is undecided after `policy.max_seconds` or took
-        the release back, also earlier on one of the replicas in `tried`. Raises `SwapRefused` and
-        `SwapFailed` like `swap`.
+        the release back (on those in `tried`, perhaps earlier), and the errors of `swap`.
         """
         return [name for name in names if not self._bring_one(name, release, name in tried, True)]
 
@@ -157,7 +155,7 @@ class Fleet:
                     self.swap(name, status, release, watched)
                     deadline = self.clock.time() + PATIENCE_S
                     continue
-                except SwapFailed as error:  # its status shows the one in use
+                except SwapFailed as error:  # the status shows which speculator is in use
                     failed = error
                 except ReplicaUnreachable:
                     pass  # try again
@@ -183,8 +181,7 @@ def replicas_of(endpoint: Endpoint) -> dict[str, Replica]:
 def served_by(status: ReplicaStatus | None, state: State, releases: Releases) -> str | None:
     """Name of the release that a replica serves; None if unknown.
 
-    Also None for a broken replica and for one without a status. A restarted replica serves the
-    release in its directory.
+    Also None for a broken replica. A restarted replica serves the release in its directory.
     """
     if status is None or status.broken:
         return None

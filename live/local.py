@@ -7,10 +7,9 @@
 
 Each replica is started with the flags of the release's bundle.json, on a Unix socket and without
 vLLM's development mode, and gets its share of the cores. The first release is the target's own
-speculator, with the bundle's K. All processes end with this one, even after kill -9.
+speculator, with the bundle's K. All processes end when this one does, even after kill -9.
 
-Users send streamed chats one after another. A request failed if its status is not 200, or if the
-stream has an error, breaks off, or ends without its last event.
+Users stream chats one after another. A request fails without status 200 or a complete stream.
 """
 
 import contextlib
@@ -63,7 +62,7 @@ def local_endpoint(
         if Address.parse(each.data).healthy():
             raise OutriderError(
                 f"{each.name}: a server answers at {each.data} already; deploy without --local, or"
-                " end it"
+                " stop it"
             )
     replicas = replicas_of(endpoint)  # creates the private state_dir
     release = started_release(endpoint, bundle)

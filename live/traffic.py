@@ -5,10 +5,11 @@
     traffic.start_test(new, clock.time())
     stable, canary = traffic.collect()      # those of the test
 
-Requests that began before `began` are left out, and so are those drafted in part by a release other
-than the role's. A replica that still has its initial speculator reports no release: its requests
-count if that is the role's release. Speed differs between starts, so a replica's restart begins the
-baseline again, and a replica that restarts in the test no longer counts. Session names are hashed.
+Requests that began before `began` are excluded, and so are those that a release other than the
+role's drafted in part. A replica that still has its initial speculator reports no release: its
+requests count if that speculator is the role's release. Speed differs between starts, so a restart
+restarts the baseline, and a replica that restarts in the test no longer counts. Sessions are
+hashed.
 """
 
 import contextlib
@@ -37,16 +38,15 @@ class Observation:
     """One request: the router's measurements and its replica's counts."""
 
     session: str
-    """Requests of one session are not independent. The request's id if it has no session."""
+    """Hash of the session's name, or of the request's id if it has no session."""
     started_at: float
     """Unix time in seconds."""
     latency_s: float
     """Seconds from arrival at the router to the last byte."""
     failed: bool
-    """Whether the role that its share selected did not answer in full, even if the other did."""
+    """Whether the role that the router selected did not answer in full, even if the other did."""
     live: LiveRequest | None = None
-    """Its replica's counts; None if a swap happened during the request or it ended early: then it
-    counts only for failures."""
+    """Its replica's counts; None, for failures only, if a swap overlapped it or it ended early."""
 
 
 class Traffic:
@@ -109,8 +109,7 @@ class Traffic:
 def read_log(path: Path, offset: int) -> tuple[list[dict[str, Any]], int]:
     """Returns the log's complete lines from byte `offset`, and the next offset.
 
-    templates/envoy.yaml.j2 defines the fields. An offset past the end (the log was rotated) counts
-    as 0.
+    templates/envoy.yaml.j2 defines the fields. An offset past the end (a rotated log) counts as 0.
     """
     try:
         with path.open("rb") as log:
@@ -134,7 +133,7 @@ def observations(
     """Joins the router's log and the replicas' counts; returns stable, canary.
 
     `roles` maps replica addresses, as Envoy writes them, to roles. A request belongs to the role
-    that its share selected. Except for failures, a request counts only once it is in both sources.
+    that the router selected. Except for failures, a request counts only once it is in both sources.
     Requests to paths without generation never count, because replicas do not report them.
     """
     # Successes last, so that they win: a retried request was aborted, or failed, at first.

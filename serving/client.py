@@ -103,7 +103,7 @@ class Completion:
     token_ids: list[int]
     """Token ids, including the end-of-sequence token, if any."""
     counters: SpeculationCounters
-    """The engine's counts of this response."""
+    """The engine's counts for this response."""
 
 
 def complete(

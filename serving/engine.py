@@ -131,8 +131,7 @@ class Engine:
         `scores` are the sums [2, C] over about `positions` completion tokens (logged_text.py).
 
         Rows are prefilled in batches of at most `batch_tokens` tokens; the next batch runs while
-        the caller reads the states of the previous one. Larger batches use the engine better, but
-        hold more states in memory.
+        the caller reads the previous one. Larger batches are faster but hold more states in memory.
         """
         self._settle()
         groups = batches(rows, batch_tokens)
@@ -278,7 +277,7 @@ def open_engine(
         with changed_environment(variables | tree.environment):
             from vllm import LLM
 
-            register()  # vLLM does so once per process, perhaps with other variables
+            register()  # vLLM calls it once per process, perhaps with other variables
             llm = LLM(**arguments, worker_extension_cls=extension)
         try:
             yield Engine(llm, Path(folder))

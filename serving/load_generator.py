@@ -1,8 +1,7 @@
 """Runs blocks of requests with `vllm bench serve` in one child process.
 
-Importing this load generator takes seconds, longer than a short block, and its garbage collection
-and event loop should not share a process with anything else. So a child process imports it once and
-then reads one block per line of its input.
+Importing vLLM's load generator takes seconds, and its garbage collection and event loop should have
+a process to themselves. So a child process imports it once and reads one block per line.
 
     with LoadGenerator(TargetConfig(), log_path=Path("load.log")) as load:
         block = load.run_block(server.url, prompts, 4, Sampling(), max_tokens=256)
@@ -30,7 +29,7 @@ from outrider.serving.config import EngineConfig, TargetConfig
 from outrider.serving.vllm_arguments import engine_environment, words_of
 
 WARM_UP_TOKENS = 32
-"""Longest response of a warm-up block."""
+"""Maximum response length of a warm-up block, in tokens."""
 
 
 @dataclass(frozen=True)
@@ -171,8 +170,8 @@ def _sent_at(serve: ModuleType, arrivals: list[float]) -> Callable[..., list[Any
 
     vLLM 0.32 supports send times only for its timed traces. They contain only token counts: vLLM
     fills the prompts with random tokens and ignores the end of each response, so the acceptance is
-    not that of a customer's text. Its schedule uses any request's `timestamp`, so the customer's
-    prompts get theirs here, after vLLM has checked the options.
+    not that of a customer's text. But vLLM's schedule uses the `timestamp` of any request, so the
+    send times are set here, after vLLM has checked the options.
     """
     load = serve.get_samples
 

@@ -22,12 +22,7 @@ from outrider.common.files import read_json
 from outrider.serving.allowed import why_not_argument, why_not_variable
 from outrider.serving.config import EngineConfig, TargetConfig
 from outrider.serving.speculator import Drafting
-from outrider.serving.vllm_arguments import (
-    engine_arguments,
-    engine_environment,
-    flags_of,
-    words_of,
-)
+from outrider.serving.vllm_arguments import engine_arguments, engine_environment, flags_of
 from outrider.serving.vllm_hooks import HOOKED
 from outrider.speculators.checkpoints.target_fingerprint import check_target
 
@@ -47,7 +42,7 @@ class ServeFlags(NamedTuple):
     @property
     def words(self) -> list[str]:
         """The arguments after `vllm serve MODEL`."""
-        return words_of(self.arguments)
+        return [word for group in self.groups for word in group]
 
     @property
     def gpus(self) -> int:

@@ -6,8 +6,7 @@
         complete(server.url, ...)
         print(server.counters().acceptance_length)
 
-Several servers can be up at once. Idle servers sleep: Intel's OpenMP, preloaded if it is installed,
-puts worker threads to sleep 5 ms after their last work.
+Several servers can run at once; idle ones sleep (`engine_environment`).
 """
 
 import os
@@ -68,8 +67,7 @@ class Server:
         if drafting is not None and drafting.speculator.trainable:
             words += ["--worker-extension-cls", SWAP_EXTENSION]
         self.command = [sys.executable, "-m", "outrider.serving.vllm_command", "serve", *words]
-        # Development mode opens /collective_rpc, which loads drafters from any directory. The
-        # server is reachable only from this machine.
+        # Development mode opens /collective_rpc for swaps; only this machine reaches the server.
         self._environment = (
             start_environment(self._checkpoint)
             | engine_environment(engine)
@@ -141,8 +139,7 @@ def root_error(log: str) -> str:
     """Returns the root cause in a vLLM log: the first engine traceback.
 
     A worker's error ends the engine core, which ends the server. Each logs a traceback; the last
-    one only reports that the engine core failed. Without an engine's traceback, returns the
-    server's last traceback or the end of the log.
+    only reports that the engine core failed. Fallback: the last traceback or the end of the log.
     """
     lines = log.splitlines()
     starts = [n for n, line in enumerate(lines) if "Traceback (most recent call last):" in line]

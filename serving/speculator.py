@@ -35,7 +35,7 @@ class Speculator:
 
     @property
     def has_replay(self) -> bool:
-        """Whether exact replay can compute its drafts, from states or text alone."""
+        """Whether exact replay can compute its drafts from states or text alone."""
         return isinstance(self.family, TrainableKind | WeightlessKind)
 
     @property
@@ -94,8 +94,8 @@ class Speculator:
     def steps(self, counters: Mapping[str, Any], responses: int) -> int:
         """Engine steps, from the fields of `SpeculationCounters` over `responses` responses.
 
-        vLLM does not count steps without drafts. Each step delivers one token besides the accepted
-        drafts, so the steps are the tokens minus accepted drafts and each response's first token.
+        vLLM does not count steps without drafts. Each step delivers its accepted drafts and one
+        token, so steps are the tokens minus accepted drafts and each response's first token.
         """
         if self.trainable:
             return int(counters["drafts"])
@@ -151,8 +151,7 @@ def served_base(base_dir: Path, target_dir: Path, cache: Path) -> Path:
 
     vLLM loads a drafter by walking every shard of the directory that `--speculative-config` names.
     For DeepSeek-R1's own layer that is the target's directory: 671 GB would be read a second time
-    for 11.6 GB. The copy is named after the content of the layer's shards, so runs on the same
-    target share it.
+    for 11.6 GB. The copy is named by the content of the layer's shards, so runs share it.
     """
     if base_dir.resolve() != target_dir.resolve():
         return base_dir

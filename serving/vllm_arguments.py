@@ -3,11 +3,11 @@
     engine_arguments(TargetConfig(), EngineConfig())      # keyword arguments of vllm.LLM
     serve_arguments(TargetConfig(), EngineConfig())       # words after `vllm serve`
 
-Capture, evaluation and the exported serve.sh must compute the same results, so all three take their
-settings from `engine_arguments`; only the speculator and the mode differ. CPU builds get two other
-settings: every custom op except the rotary one is on, because DeepSeek-V3's rotary embedding is
-otherwise wrong in eager mode; and MLA runs as plain attention, which verifies several drafts at
-once faster than the CPU's MLA kernel.
+Capture, evaluation and the exported serve.sh must compute the same results, so all use
+`engine_arguments`; only speculator and mode differ. CPU builds get two other settings: all custom
+ops except the rotary one are on, because DeepSeek-V3's rotary embedding is otherwise wrong in eager
+mode; and MLA runs as plain attention, which verifies several drafts faster than the CPU's MLA
+kernel.
 """
 
 import json
@@ -73,8 +73,7 @@ def engine_environment(engine: EngineConfig) -> dict[str, str]:
         }
         openmp = Path(sys.prefix) / "lib" / "libiomp5.so"
         if openmp.is_file():
-            # With Intel's OpenMP, threads sleep 5 ms after their last work, so idle servers do not
-            # spin.
+            # With Intel's OpenMP, threads sleep 5 ms after their last work instead of spinning.
             preloads = [*os.environ.get("LD_PRELOAD", "").split(":"), str(openmp)]
             environment["LD_PRELOAD"] = ":".join(dict.fromkeys(filter(None, preloads)))
     else:

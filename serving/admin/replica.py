@@ -30,7 +30,7 @@ class SwapFailed(OutriderError):
 
 
 class ReplicaUnreachable(OutriderError):
-    """The replica did not answer; a swap in progress may have happened."""
+    """The replica did not answer; a swap in progress may have completed."""
 
 
 class Watch(BaseModel):
@@ -91,8 +91,7 @@ class SwapResult:
     read_s: float
     """Seconds to read and check the files; the engine can answer requests meanwhile."""
     stall_s: float
-    """Seconds of the swap, including the pause and any clearing of caches: the longest time in
-    which no request got a token."""
+    """Seconds of pause and swap: the longest time in which no request got a token."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,7 +120,7 @@ class LiveRequest:
     failed: bool
     """True if an engine error ended it; a client that disconnects is not a failure."""
     aborted: bool = False
-    """True if it ended before its last token: the client hung up, or the server aborted it."""
+    """True if it ended early: the client disconnected, or the server aborted it."""
     mixed: bool = False
     """True if a swap occurred during the request."""
 
@@ -166,8 +165,7 @@ class Replica:
     def requests(self, after: int) -> tuple[list[LiveRequest], int]:
         """Returns finished requests from index `after` on, and the next `after`.
 
-        The server keeps only the last requests, so indices may be missing. If the next `after` is
-        smaller than this one, the server was restarted.
+        The server keeps only the last requests. A smaller next `after` means that it was restarted.
         """
         status, answer = self._call("GET", f"{REQUESTS}?after={after}")
         if status != http.client.OK:

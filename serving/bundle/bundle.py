@@ -7,8 +7,7 @@
 `--speculative-config` reads `config.json` and the speculator's safetensors. Subfolders hold the
 speculator in other formats, if its kind has any. A kind without weights has neither.
 `speculation_profile.json` has the acceptance by position of a measured speculator. `serve.sh`
-starts the server with the flags of the evaluation. `bundle.json` holds the k to use, the SHA-256 of
-every file, and the evidence.
+starts the server with the evaluated flags. `bundle.json` has k, every file's SHA-256, and evidence.
 """
 
 import dataclasses
@@ -169,7 +168,7 @@ def speculation_profile(
     one_block = KINDS[method].one_block
     k, reached = len(marginal), [1.0, *marginal, 0.0]
     pairs = [*itertools.pairwise(reached)]
-    # A published profile has no path of this machine, only the model's name.
+    # Profiles are published, so the model's name replaces a local path.
     name = Path(target.model).name if Path(target.model).is_dir() else target.model
     return {
         "schema_version": "1.0",

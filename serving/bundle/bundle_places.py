@@ -40,8 +40,8 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 def put_bundle(stage: Path, to: str | Path) -> None:
     """Copies a finished bundle to a directory or address, replacing existing content.
 
-    Readers see the old bundle or the new one. At an fsspec URL they see none during the copy:
-    bundle.json is removed first and written last.
+    Readers see the old bundle or the new one; at an fsspec URL, none during the copy: bundle.json
+    is removed first and written last.
     """
     place = str(to)
     if place.startswith(HUB):
@@ -189,10 +189,9 @@ def _download_from_hub(address: str, directory: Path) -> None:
 def _commit_and_sizes(address: str) -> tuple[str, dict[str, int | None]]:
     """The revision's commit, and the bytes of each of its files."""
     repository, revision = _repository(address)
+    api = huggingface_hub.HfApi()
     with _answering(address):
-        info = huggingface_hub.HfApi().model_info(
-            repository, revision=revision, files_metadata=True
-        )
+        info = api.model_info(repository, revision=revision, files_metadata=True)
     return str(info.sha), {each.rfilename: each.size for each in info.siblings or ()}
 
 

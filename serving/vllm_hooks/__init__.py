@@ -7,5 +7,4 @@ HOOKS = "OUTRIDER_HOOKS"
 """Environment variable; 1 installs the hooks in vLLM (vllm_hooks/plugin.py)."""
 
 HOOKED = {HOOKS: "1", "VLLM_RAY_EXTRA_ENV_VAR_PREFIXES_TO_COPY": "OUTRIDER_"}
-"""Environment of hooked vLLM processes, including those that Ray starts: Outrider's servers and
-engines, and the server of serve.sh."""
+"""Environment of hooked vLLM processes, including those that Ray or serve.sh starts."""

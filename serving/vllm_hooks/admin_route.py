@@ -7,8 +7,7 @@ The route is not on the address that customers reach: it has its own listener, a
         OUTRIDER_RELEASE_ROOTS=/srv/r1/releases \\
         vllm serve ... $(python -m outrider.serving.admin.live_flags)
 
-The client is serving/admin/replica.py. Bundles are safetensors below the release roots; nothing
-else is read.
+The client is serving/admin/replica.py. Only safetensors bundles below the release roots are read.
 """
 
 import asyncio
@@ -52,10 +51,9 @@ class AdminRoute:
         """Adds nothing, because customers can reach this application."""
 
     async def init_state(self, engine_client: Any, state: Any, args: Namespace) -> None:
-        """Starts listening; with wrong server flags, requests are refused with the fix.
+        """Starts listening; with wrong server flags, refuses requests and names the fix.
 
-        Raises an `OutriderError` if other machines reach the address, it is in use, or the token
-        file is invalid.
+        Raises an `OutriderError` if the address is public or in use, or the token file is invalid.
         """
         try:
             address = Address.parse_local(os.environ[ADMIN])
@@ -76,7 +74,7 @@ class AdminRoute:
             roots = [Path(root) for root in os.environ.get(ROOTS, "").split(os.pathsep) if root]
             try:
                 self._live = LiveSpeculator(engine_client, roots)
-            except Exception as error:  # the engine serves nevertheless
+            except Exception as error:  # the engine can still serve
                 self._refusal = f"the speculator in use cannot be read, so not swapped: {error}"
         self._listener = asyncio.create_task(_listen(app, bound(address)))
 

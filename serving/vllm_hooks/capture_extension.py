@@ -1,21 +1,20 @@
 """Captures vLLM's hidden states: after the final norm and before chosen layers.
 
 The states are the model's outputs, read from the model runner after each step, so no layer needs a
-hook. States after the final norm are available in every mode. vLLM's models return states before
-layers for EAGLE-3 drafters: the model holds the layer numbers, and the runner a flag to unpack the
+hook. States after the final norm are available in every mode. For EAGLE-3 drafters, vLLM's models
+return states before layers: the model holds the layer numbers, and the runner a flag to unpack the
 states. An eager engine can switch them on and off between two requests (`AuxiliaryStates`). A
-forward hook would have to know that the fused norm changes the residual in place; the model's own
-code handles that. The scheduler's output has each request's first position and number of tokens, so
-the rows of a prompt that is prefilled in chunks, preempted, or batched with others are attributed
-correctly. Prefix caching must be off: a cached position is never computed. With tensor parallelism
-every rank of the last pipeline stage holds the same states, and its first rank keeps them. Written
-against vLLM 0.32, both model runners.
+forward hook would have to handle the fused norm, which changes the residual in place. The
+scheduler's output has each request's first position and number of tokens, so rows are attributed
+correctly if a prompt is prefilled in chunks, preempted, or batched with others. Prefix caching must
+be off: a cached position is never computed. With tensor parallelism every rank of the last pipeline
+stage holds the same states, and its first rank keeps them. Written against vLLM 0.32, both model
+runners.
 
 A request may carry a claim: the sampling parameters logged for it. Its completion is then scored
 with the engine's head, and the scores are summed on the device of the states (logged_text.py).
 
-vLLM mixes `CaptureExtension` into its worker (`worker_extension_cls`); `Engine.prefill` calls it
-through `collective_rpc`:
+vLLM mixes `CaptureExtension` into its worker (`worker_extension_cls`); `Engine` calls it by RPC:
 
     llm.collective_rpc("capture_start", args=([2, 8, 13],))
     llm.generate(...)
@@ -78,8 +77,7 @@ class _Prompt:
 class AuxiliaryStates:
     """Residual streams before `layers` (ascending) of a worker's model runner.
 
-    An engine that serves an EAGLE-3 drafter always returns that drafter's layers, in any mode. It
-    cannot return other layers: the drafter would read them.
+    With an EAGLE-3 drafter, an engine returns only the drafter's layers, because it reads them all.
     """
 
     def __init__(self, runner: Any, layers: Sequence[int]) -> None:
@@ -198,8 +196,8 @@ class CaptureExtension(SwapExtension):
     def _capture_execute_model(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
         result = self._capture_wrapped(scheduler_output, *args, **kwargs)
         state = self.model_runner.execute_model_state
-        # None if nothing was scheduled, and on V1's pipeline stages before the last one. On those
-        # stages, V2's state has no hidden states.
+        # No state: nothing was scheduled. On pipeline stages before the last, V1 has no state and
+        # V2's has no hidden states.
         if state is None or state.hidden_states is None:
             return result
         states_NH = [state.hidden_states, *self._capture_auxiliary.of(state)]
@@ -268,9 +266,8 @@ def read_states(
     """Yields requests' states [S, T, H] and their claims' sums [2, C].
 
     `results` are those of `capture_stop` on all ranks; `requests` are ids of `LLM.generate` and
-    token ids. The file is mapped and removed once the worker has written it. Meanwhile `check` is
-    called, which raises if the engine has ended. Raises an `OutriderError` if a request had other
-    tokens.
+    token ids. Once written, the file is mapped and removed; until then, `check` is called, which
+    raises if the engine has ended. Raises an `OutriderError` if the engine prefilled other tokens.
     """
     index = next(result for result in results if result is not None)
     path = Path(index["path"])
@@ -289,8 +286,8 @@ def read_states(
         shape, digest, sums = index["requests"][request_id]
         if digest != _digest(token_ids):
             raise OutriderError(
-                f"captured request {request_id}: the engine prefilled other tokens than it was"
-                " given; this vLLM numbers its requests in a way that Outrider does not know"
+                f"captured request {request_id}: the engine prefilled tokens other than those it"
+                " was given; this vLLM numbers its requests in a way that Outrider does not know"
             )
         yield by_id.pop(request_id).view(shape), sums
 

@@ -1,6 +1,6 @@
 """Records the drafts of an engine's drafter, step by step, for draft parity.
 
-    with open_engine(target, engine, speculator_dir, k, extension=DRAFT_EXTENSION) as engine:
+    with open_engine(target, settings, drafting, extension=DRAFT_EXTENSION) as engine:
         engine.llm.collective_rpc("drafts_start"); engine.llm.generate(...)
         of_ranks = engine.llm.collective_rpc("drafts_stop")
 
@@ -140,7 +140,7 @@ class V2Recorder(Recorder):
     def batch(self, given: dict[str, Any]) -> tuple[list[str], torch.Tensor, torch.Tensor]:
         """Reads the batch like vLLM's `_prepare_prefill_inputs_kernel`.
 
-        A request that sampled nothing is still within its prompt, which has its next token.
+        A request that sampled nothing is still in its prompt, which contains the next token.
         """
         batch = given["input_batch"]
         slots_B = batch.idx_mapping[: batch.num_reqs].long()
@@ -161,7 +161,7 @@ class V2Recorder(Recorder):
 
 
 class WalkRecorder(V2Recorder):
-    """Records a `speculator` that computes depths together and samples them in turn.
+    """Records a `speculator` that computes all depths at once and samples them in order.
 
     Its drafts are greedy: each has the largest logit, over the draft vocabulary.
     """

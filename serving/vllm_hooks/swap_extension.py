@@ -4,14 +4,13 @@
 
 vLLM mixes `SwapExtension` into its worker. `swap` (serving/admin/swap.py) calls it through
 `collective_rpc` between two steps, with files that are already checked. Afterwards either the new
-or the old speculator is in place. The rest of the engine is unchanged: compiled code, CUDA graphs
-(the weights change in place) and caches.
+or the old speculator is loaded. Weights change in place: compiled code, CUDA graphs and caches
+stay.
 
-A failed load leaves a mixture of old and new layers. A copy of the parameters could not restore the
-old ones, because a CPU's packed weights are not parameters, so the last good files are loaded
-again. If that fails too, for example because they have changed, the report has `broken` until a
-load succeeds. Workers return errors in the report: if one raises, vLLM 0.32 leaves the answers of
-the others unread. Written against vLLM 0.32, both model runners.
+A failed load leaves a mixture of old and new layers. A copy of the parameters cannot restore the
+old ones, because a CPU's packed weights are not parameters, so the last good files are reloaded. If
+this fails, reports have `broken` until a load succeeds. Workers return errors in the report: if one
+raises, vLLM 0.32 leaves the others' answers unread. Written for vLLM 0.32, both model runners.
 """
 
 import dataclasses
@@ -151,15 +150,13 @@ def replace_weights(
 
     kind = trainable_kind_of(directory)
     for module in drafter.modules():
-        # If its kernel is already set up, the experts' method keeps the new weights unpacked, but
-        # the CPU kernel needs them packed.
+        # Once its kernel is set up, the experts' method no longer packs weights for the CPU.
         method: Any = getattr(module, "quant_method", None)
         if runner.device.type == "cpu" and getattr(method, "moe_kernel", None) is not None:
             method.moe_kernel = None
     initialize_layerwise_reload(drafter)
     try:
-        # Only now are the names those of the checkpoint, because FP8 kernels may rename weights and
-        # scales.
+        # Only now are the names those of the checkpoint: FP8 kernels may rename weights.
         expected = required(drafter, kind)
         loaded = load(drafter, kind.swap_tensors(directory))
     finally:  # no layer may stay on the meta device: the next request would crash the engine
@@ -198,7 +195,7 @@ def renew_context(model: Any, copies: dict[str, torch.Tensor]) -> None:
 
     vLLM 0.32 computes them at the end of loading, into new tensors. At that time rotary tables are
     still on the meta device, and a CPU's kernel may have packed and dropped the weights. Without a
-    copy the model projects its context with the layer itself.
+    copy, the model projects its context with the layer itself.
     """
     if not hasattr(model, "_build_fused_kv_buffers"):
         return

@@ -30,7 +30,7 @@ def window(folder, number, sessions=SEQUENCES):
     [
         (1.0, SEQUENCES, True, "on older traffic, above 0.97"),
         (0.9, SEQUENCES, False, "on older traffic, not above 0.97"),
-        (0.9, 3, True, "too little older traffic to see what was forgotten"),
+        (0.9, 3, True, "too little older traffic to measure forgetting"),
     ],
 )
 def test_a_round_that_forgets_older_traffic_does_not_ship(

@@ -78,7 +78,7 @@ def test_the_engine_gets_what_vllm_s_own_parser_reads(
 def test_what_the_published_commands_become() -> None:
     alone, data_parallel, pipeline = (read_serve_command(command) for command in PUBLISHED)
     assert alone.values["eval"] == {"current_k": 1}
-    assert "mtp, 1 drafts a step" in alone.notes[-1] and "--trust-remote-code" in alone.notes[-2]
+    assert "mtp, 1 drafts per step" in alone.notes[-1] and "--trust-remote-code" in alone.notes[-2]
     engine = data_parallel.values["serving"]["engine"]
     assert engine["environment"] == {"VLLM_USE_DEEP_GEMM": "1", "VLLM_ALL2ALL_BACKEND": "naive"}
     assert "max_num_seqs" in data_parallel.notes[0]

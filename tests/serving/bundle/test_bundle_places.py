@@ -55,7 +55,7 @@ def test_a_name_outside_is_refused_before_anything_is_written(
         manifest["sizes"][name] = 4
 
     relist(url, change)
-    with pytest.raises(OutriderError, match="is not inside of the bundle"), local_bundle(url):
+    with pytest.raises(OutriderError, match="is not inside the bundle"), local_bundle(url):
         pass
     assert list((tmp_path / "tmp").iterdir()) == []
     assert not list(tmp_path.rglob("outside"))

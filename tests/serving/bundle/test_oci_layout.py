@@ -141,9 +141,9 @@ def test_addresses(tmp_path: Path) -> None:
         put_bundle(bundle, "oci://registry.example/resume:march")
     (tmp_path / "used").mkdir()
     (tmp_path / "used" / "file").write_text("")
-    with pytest.raises(OutriderError, match="not empty and no OCI image layout"):
+    with pytest.raises(OutriderError, match="neither empty nor an OCI image layout"):
         put_bundle(bundle, f"oci:{tmp_path}/used:x")
-    with pytest.raises(OutriderError, match=r"no OCI image layout \(no index\.json\)"):
+    with pytest.raises(OutriderError, match=r"not an OCI image layout \(no index\.json\)"):
         read(f"oci:{tmp_path}/nothing:x", tmp_path / "out")
 
 
