@@ -63,7 +63,7 @@ def measures(
         (gauge, "window_tokens_per_step", "Acceptance length, newest window", [], {(): length}),
         (gauge, "window_over_base_ratio", "Acceptance length over the base's, newest window", [],
          {(): ratio}),
-        (gauge, "window_fall_ratio", "Ratio to the base, last windows over the release's earlier ones",
+        (gauge, "window_fall_ratio", "Ratio to the base, last windows over earlier ones",
          [], {(): fall.value if fall else None}),
         (count, "rounds", "Finished training rounds", ["outcome"], rounds),
         (gauge, "round_running", "1 while a round is under way", [],
