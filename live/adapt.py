@@ -68,7 +68,7 @@ FOLDER = "adapt"
 """Folder in the endpoint's `state_dir`."""
 
 LOG = "log"
-"""Folder in a window with its rows of the log, until they are ingested."""
+"""Folder in a window that holds its log rows until they are ingested."""
 
 BASE = "base"
 """Name of the speculator in use before the first release."""
@@ -81,7 +81,7 @@ class Serving:
     name: str
     """Name of its release, or `BASE`."""
     directory: Path
-    """Directory of its weights; for the target's own layer, the target's."""
+    """Directory of its weights; the target's directory for the target's own layer."""
     k: int
     """Drafts per step."""
 
@@ -345,7 +345,7 @@ class Adapter:
 def adapting(
     loaded: LoadedRecipe, endpoint: Endpoint, console: Console | None = None
 ) -> Iterator[Adapter]:
-    """Yields the loop, locked; raises `Locked` if another process runs it."""
+    """Yields the loop with its lock held; raises `Locked` if another process runs it."""
     doing = "follows this traffic already; wait for it, or stop it"
     with (
         Journal(endpoint.journal, listener=LiveMetrics(endpoint).publish) as journal,

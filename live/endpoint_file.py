@@ -66,8 +66,8 @@ class EndpointReplica(Section):
     """Address that the router sends requests to: `unix:PATH` or `http://HOST:PORT`."""
 
     admin: LocalAddress = Field(default_factory=lambda data: f"unix:{data.get('name')}.admin.sock")
-    """Address of the route that swaps the speculator (OUTRIDER_ADMIN of the server): a Unix socket,
-    or on the loopback interface. Default: `unix:NAME.admin.sock`."""
+    """Address of the route that swaps the speculator (the server's OUTRIDER_ADMIN): a Unix socket
+    or a loopback address. Default: `unix:NAME.admin.sock`."""
 
     role: Role = "stable"
     """`canary`: a new speculator is served here first."""
@@ -237,7 +237,7 @@ class Endpoint(Section):
 
     @property
     def admin_token_file(self) -> Path:
-        """File of the admin routes' token (OUTRIDER_ADMIN_TOKEN_FILE of the servers)."""
+        """File with the admin routes' token (the servers' OUTRIDER_ADMIN_TOKEN_FILE)."""
         return self.state_dir / "admin.token"
 
     @property

@@ -101,7 +101,7 @@ def running_router(endpoint: Endpoint) -> Iterator[Router]:
 
 
 def started_release(endpoint: Endpoint, bundle: str | Path | None) -> Release:
-    """The release in use, else a first one: the target's own speculator.
+    """The release in use; if none, a first one: the target's own speculator.
 
     Target and K of the first one are the bundle's. Without a bundle the target is the embedded one.
     """

@@ -46,7 +46,7 @@ class Observation:
     failed: bool
     """Whether the role that the router selected did not answer in full, even if the other did."""
     live: LiveRequest | None = None
-    """Its replica's counts; None, for failures only, if a swap overlapped it or it ended early."""
+    """Its replica's counts; None if it overlapped a swap or ended early: only failures count."""
 
 
 class Traffic:
@@ -136,7 +136,7 @@ def observations(
     that the router selected. Except for failures, a request counts only once it is in both sources.
     Requests to paths without generation never count, because replicas do not report them.
     """
-    # Successes last, so that they win: a retried request was aborted, or failed, at first.
+    # Successes last, so that they override: a retried request first failed or was aborted.
     by_end = sorted(finished, key=lambda each: not each.aborted and not each.failed)
     by_id = {_key(each.request_id): each for each in by_end}
     arms: dict[Role, list[Observation]] = {"stable": [], "canary": []}

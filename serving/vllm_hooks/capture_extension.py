@@ -44,7 +44,7 @@ from outrider.serving.logged_text import REQUEST_ARGUMENT, Claim, LoggedText, St
 from outrider.serving.vllm_hooks.swap_extension import SwapExtension
 
 PART, FAILED = ".part", ".failed"
-"""Suffixes of an unfinished file of states, and of the file with the reason of a failure."""
+"""Suffixes of an unfinished file of states, and of the file with a failure's reason."""
 
 
 class _Prompt:
