@@ -109,7 +109,7 @@ class LoadGenerator:
         `concurrency` is None, requests beyond the server's capacity queue there, and the wait
         counts in the time to first token. Prompts are rendered text, including special tokens.
         """
-        options = {
+        options: dict[str, Any] = {
             "backend": "vllm",
             "base_url": url,
             "endpoint": "/v1/completions",
