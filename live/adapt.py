@@ -7,14 +7,12 @@
 New rows of the log are cut into windows (data/ingest/log_tail.py). Each window is captured, and the
 speculator in use and the base are replayed on it. When the speculator in use loses ground to the
 base, or enough new rows have arrived (adapt_policy.py), a round continues its training. The gate
-measures the round on windows that arrive later, and on held-back sessions of older windows. A round
+measures the round on windows that arrive later and on held-back sessions of older windows. A round
 that wins is deployed; one that loses stays in rounds/ as evidence.
 
     state_dir/journal.jsonl           every step, appended when it is done (state.py)
     state_dir/adapt/windows/w000003/  log/, then traffic/ features/ replay/: a run directory
     state_dir/adapt/rounds/r0002/     round.json gate.json speculator/ bundle/: a run directory
-
-The next step follows from the journal, so a process that is killed repeats at most one step.
 """
 
 import contextlib
@@ -52,8 +50,7 @@ from outrider.speculators.base import base_of
 from outrider.speculators.kinds import kind_of
 
 MOST_BEHIND = 4
-"""Largest number of windows that may wait for capture. Older rows are skipped: if more traffic
-arrives than can be captured, the newest is used."""
+"""Largest number of windows that may wait for capture. Beyond it, older rows are skipped."""
 
 POLL_S = 30.0
 """Seconds between two checks of the log while there is nothing to do."""
@@ -71,7 +68,7 @@ FOLDER = "adapt"
 """Folder in the endpoint's `state_dir`."""
 
 LOG = "log"
-"""Folder in a window with its rows of the log, until they are ingested."""
+"""Folder in a window that holds its log rows until they are ingested."""
 
 BASE = "base"
 """Name of the speculator in use before the first release."""
@@ -82,11 +79,11 @@ class Serving:
     """The speculator in use."""
 
     name: str
-    """Name of its release, or `BASE`"""
+    """Name of its release, or `BASE`."""
     directory: Path
-    """Directory of its weights; that of the target if it is the target's own layer"""
+    """Directory of its weights; the target's directory for the target's own layer."""
     k: int
-    """Drafts per step"""
+    """Drafts per step."""
 
 
 def serving_of(endpoint: Endpoint) -> Serving:
@@ -348,8 +345,8 @@ class Adapter:
 def adapting(
     loaded: LoadedRecipe, endpoint: Endpoint, console: Console | None = None
 ) -> Iterator[Adapter]:
-    """Yields the loop, locked; raises `Locked` if another process runs it."""
-    doing = "follows this traffic already; wait for it, or end it"
+    """Yields the loop with its lock held; raises `Locked` if another process runs it."""
+    doing = "follows this traffic already; wait for it, or stop it"
     with (
         Journal(endpoint.journal, listener=LiveMetrics(endpoint).publish) as journal,
         lock(endpoint.state_dir / FOLDER / "adapt.lock", doing),

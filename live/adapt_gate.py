@@ -5,10 +5,9 @@
     write_bundle(round_run, recipe, verdict)
 
 The gate compares the round's speculator with the one in use on windows that arrived after the
-training, excluding sessions and prompts that were trained on. Both are replayed on the same
-responses. The interval of the ratio of their acceptance lengths, over sessions, must lie above 1.
-On held-back sessions of older windows (rounds.py: held_back) it must lie above LEAST_OLDER, so that
-a round that forgets earlier traffic does not ship.
+training, excluding sessions and prompts that were trained on. Both replay the same responses. The
+interval of their acceptance-length ratio, over sessions, must lie above 1. On held-back sessions of
+older windows it must exceed LEAST_OLDER, so a round that forgets earlier traffic does not ship.
 """
 
 from collections.abc import Mapping, Sequence
@@ -63,21 +62,14 @@ class GateVerdict(BaseModel):
 
 
 def replayed(
-    window: RunDirectory, speculator_dir: Path, recipe: Recipe, only: Sequence[str] | None = None
+    window: RunDirectory, speculator_dir: Path, recipe: Recipe, ids: Sequence[str]
 ) -> ReplaySums:
-    """Replays a speculator on a window's usable sequences, or on `only`."""
-    return in_child(_replay, window, speculator_dir, recipe, only)
-
-
-def _replay(
-    window: RunDirectory, speculator_dir: Path, recipe: Recipe, only: Sequence[str] | None
-) -> ReplaySums:
-    ids = usable_ids(window) if only is None else list(only)
+    """Replays a speculator on sequences of a window; runs in a child process."""
     return replay(
         speculator_dir,
         recipe.target.training_directory(),
         FeatureStore.open(window.features),
-        load_sequences(window.sequences, ids).select_columns(COLUMNS).to_list(),
+        load_sequences(window.sequences, list(ids)).select_columns(COLUMNS).to_list(),
         recipe.speculator.depth,
         recipe.speculator.draft_sample_method,
         dtype=recipe.eval.replay_dtype,
@@ -88,10 +80,11 @@ def watched(
     window: RunDirectory, serving_dir: Path, base_dir: Path | None, recipe: Recipe, k: int
 ) -> tuple[ClusteredEstimate, ClusteredEstimate | None]:
     """Measures the acceptance length at k drafts, and its ratio to base's."""
-    sums = replayed(window, serving_dir, recipe)
+    ids = usable_ids(window)
+    sums = in_child(replayed, window, serving_dir, recipe, ids)
     if base_dir is None:
         return compare(sums, sums, k)["custom"], None
-    found = compare(replayed(window, base_dir, recipe), sums, k)
+    found = compare(in_child(replayed, window, base_dir, recipe, ids), sums, k)
     return found["custom"], found["ratio"]
 
 
@@ -109,7 +102,7 @@ def judge(
     """
 
     def measured(of: Mapping[RunDirectory, Sequence[str]], seen: Dataset) -> list[ReplaySums]:
-        """Sums of the speculator in use and the round's, on unseen sequences."""
+        """Sums of the speculator in use and of the round's, on unseen sequences."""
         table = load_sequences(
             [window.sequences for window in of], [name for ids in of.values() for name in ids]
         )
@@ -118,7 +111,7 @@ def judge(
         )
         return [
             ReplaySums.joined(
-                [replayed(window, directory, recipe, ids) for window, ids in of.items()]
+                [in_child(replayed, window, directory, recipe, ids) for window, ids in of.items()]
             ).selected([*allowed.sessions], allowed.sessions)
             for directory in (serving_dir, trained.speculator)
         ]
@@ -160,7 +153,7 @@ def _verdict(
     if ratio.low <= 1:
         return False, f"{text}, not above 1"
     if older is None or older.low is None or older.high is None:
-        return True, f"{text}, above 1; too little older traffic to see what was forgotten"
+        return True, f"{text}, above 1; too little older traffic to measure forgetting"
     on_older = f"x {older.value:.3f} [{older.low:.3f}, {older.high:.3f}] on older traffic"
     if older.low > LEAST_OLDER:
         return True, f"{text}, above 1; {on_older}, above {LEAST_OLDER}"

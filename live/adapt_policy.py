@@ -8,8 +8,8 @@ a release is compared with that in its earlier windows, by Student's t of the lo
 by more than their sessions explain, so the variance is that between windows. The prior counts as
 `PRIOR_WINDOWS` windows that differ by `PRIOR_SD` and by their sessions.
 
-Looking after every window would sooner or later find a fall by chance. So look j may be wrong with
-probability 0.05 / (j (j + 1)), which sums to 0.05 over all looks of a release.
+Testing after every window would eventually find a fall by chance. So test j may be wrong with
+probability 0.05 / (j (j + 1)), which sums to 0.05 over all tests of a release.
 
 Shapes: W windows, S splits of them into earlier and last windows.
 """
@@ -34,13 +34,13 @@ BACKOFF = 2.0
 """`adapt.fresh`, and the rows required after a fall, grow by this factor with each lost round."""
 
 LEVEL = 0.05
-"""Probability of a false alarm over all looks of a release."""
+"""Probability of a false alarm over all tests of a release."""
 
 MOST_LAST = 16
 """Largest number of last windows that are compared with the earlier ones."""
 
 PRIOR_SD = 0.03
-"""Prior standard deviation of the log ratio between windows, in addition to that of sessions."""
+"""Prior standard deviation of the log ratio between windows, beyond that between sessions."""
 
 PRIOR_WINDOWS = 4
 """Weight of the prior variance, as a number of windows."""
@@ -62,8 +62,7 @@ class Fall:
 def reason_to_train(state: State, release: str, policy: AdaptConfig) -> str | None:
     """Returns the reason to start a round now; None to wait.
 
-    While the base is in use, there is no ratio to watch: `adapt.window` rows are then enough if
-    `adapt.fresh` is null.
+    Without a ratio (the base is in use) and with `adapt.fresh` null, `adapt.window` rows suffice.
     """
     if not state.fresh:
         return None

@@ -4,14 +4,14 @@
     test.measure_baseline()              # before the swap
     verdict = test.run()                 # promote or roll back, why, and by whom
 
-Replicas differ in speed, and the router keeps a user at one of them. So the canary's replicas are
-first compared with the others, all with the old release and at the fair share: on the requests that
-they have kept, and on new ones if those are too few.
+Replicas differ in speed, and the router keeps each user on one replica. So the canary's replicas
+are first compared with the others, all with the old release and at the fair share, on the requests
+that the replicas still hold and, if these are too few, on new ones.
 
 A step ends after `min_requests` requests of the canary and `min_seconds`. A canary never gets more
-than its fair share, because more load would slow it down. It can be promoted in the last step, at
-that share. It can be rolled back in any step: by the judge or because it finishes no request, or,
-raised as `Decided`, by the replica's watch, by an operator or because it does not answer.
+than its fair share, because more load would slow it down. It can be promoted only in the last step,
+at that share. It can be rolled back in any step: by the judge, or because it finishes no request;
+or, raised as `Decided`, by the replica's watch, by an operator, or because it does not answer.
 """
 
 import contextlib
@@ -77,7 +77,7 @@ class CanaryTest:
             self._clock.sleep(max(LOOK_S, 5 * (now - looked)))
 
     def run(self) -> Verdict:
-        """Runs all steps, once the canary's replicas have been swapped."""
+        """Runs all steps; the canary's replicas must serve the new release."""
         self._traffic.start_test(self._new, self._clock.time())
         fair = fair_share(self._endpoint)
         for share in (share for share in self._policy.shares if share < fair):
@@ -87,7 +87,7 @@ class CanaryTest:
         return self._step(fair, is_last=True)
 
     def _step(self, share: float, is_last: bool) -> Verdict:
-        """Runs a step; the verdict `wait` means that the next may begin."""
+        """Runs a step; the verdict `wait` means that the next step may begin."""
         self._share = share
         self._journal.append("share", percent=share)
         self._say(f"canary: {share:g} % of the requests")
@@ -104,7 +104,7 @@ class CanaryTest:
             self._on_verdict(verdict)
             self._report(f"canary: {len(canary)} requests, stable {len(stable)}; {verdict.reason}")
             now, count = self._clock.time(), len(canary)
-            pause = max(LOOK_S, 5 * (now - looked))  # look less often if it takes long
+            pause = max(LOOK_S, 5 * (now - looked))  # poll less often if polling takes long
             if count > seen:
                 seen, alive_at, others = count, now, len(stable)
             enough = count - before >= self._policy.min_requests
@@ -117,7 +117,7 @@ class CanaryTest:
             if now - alive_at > STALL_S and due >= STALL_REQUESTS:
                 return Verdict(
                     "roll_back",
-                    f"the canary ended no request in {STALL_S:g} s, and {due:.0f} were due",
+                    f"the canary finished no request in {STALL_S:g} s, and {due:.0f} were due",
                 )
             if now - began > self._policy.max_seconds:
                 return Verdict(
@@ -130,8 +130,8 @@ class CanaryTest:
     def _collect(self, serving: str) -> Arms:
         """Returns all requests so far: stable, canary.
 
-        Raises `Decided` on an operator's request, and if a canary replica does not answer, drafts
-        wrongly, or does not serve the release `serving`.
+        Raises `Decided` on an operator's request, or if a canary replica does not answer, is
+        broken, or does not serve `serving`.
         """
         deployment = self._journal.read().open
         if deployment is not None and deployment.request is not None:
@@ -150,7 +150,7 @@ class CanaryTest:
                 raise self._fleet.reverted(name, status)
             if self._fleet.served_by(status) != serving:
                 raise rolled_back(f"{name} was started again, or swapped by another controller")
-        with contextlib.suppress(RouterUnavailable):  # after a restart, Envoy has a share of 0
+        with contextlib.suppress(RouterUnavailable):  # after a restart, Envoy's share is 0
             if self._router.share() != self._share:
                 self._router.set_canary_share(self._share)
         return self._traffic.collect()

@@ -53,7 +53,7 @@ class Controller:
     ) -> None:
         """`clock` has `time()` and `sleep(seconds)`, like the module `time`.
 
-        `on_verdict` is called with each verdict of a canary's test, including `wait`.
+        `on_verdict` is called with each verdict of a canary test, including `wait`.
         """
         self.endpoint, self.journal, self.say = endpoint, journal, say
         self.releases = Releases(endpoint.releases)
@@ -79,16 +79,29 @@ class Controller:
         return self.journal.read()
 
     def deploy(self, bundle: Path, in_place: bool = False, source: str | None = None) -> Deployment:
-        """Adds a bundle, tests it on the canary, promotes or rolls back.
+        """Adds a bundle, tests it on the canary, and promotes it or rolls back.
 
         With `in_place`, or without canary replicas, the replicas are swapped one after another and
         only their watches decide. Raises an `OutriderError` if the deployment cannot begin.
         """
         serving = self.adopted()
-        new = self._checked(bundle, serving, source)
+        self.releases.verified(serving)  # a rollback needs it
+        new = self.releases.add(bundle, source)
+        if new.name == serving:
+            raise OutriderError(f"{bundle}: release {new.name} is in use already")
+        for name in self.fleet.replicas:
+            status = self._sound(name)
+            for what, has, needs in (("kind", status.kind, new.kind), ("K", status.k, new.k)):
+                if has != needs:
+                    raise OutriderError(
+                        f"{bundle}: {what} is {needs}, but {name} was started for {has}: a"
+                        " live server cannot change that; start servers with this bundle's"
+                        " serve.sh and shift the traffic (`outrider deploy --manifest`)"
+                    )
         if in_place or not self.endpoint.canary:
-            return self._run(new, serving, "in_place", Verdict("promote", "in place, no canary"))
-        return self._run(new, serving, "canary", None)
+            verdict = Verdict("promote", "in place, no canary")
+            return self._run(new.name, serving, "in_place", verdict)
+        return self._run(new.name, serving, "canary", None)
 
     def roll_back(self) -> Deployment:
         """Rolls all replicas back to the previous release."""
@@ -128,25 +141,8 @@ class Controller:
         assert serving is not None
         return serving
 
-    def _checked(self, bundle: Path, serving: str, source: str | None) -> str:
-        """Adds the bundle as a release, after checks; returns the name."""
-        self.releases.verified(serving)  # a rollback needs it
-        new = self.releases.add(bundle, source)
-        if new.name == serving:
-            raise OutriderError(f"{bundle}: release {new.name} is in use already")
-        for name in self.fleet.replicas:
-            status = self._sound(name)
-            for what, has, needs in (("kind", status.kind, new.kind), ("K", status.k, new.k)):
-                if has != needs:
-                    raise OutriderError(
-                        f"{bundle}: {what} is {needs}, but {name} was started for {has}: a"
-                        " live server cannot change that; start servers with this bundle's"
-                        " serve.sh and shift the traffic (`outrider deploy --manifest`)"
-                    )
-        return new.name
-
     def _sound(self, name: str) -> ReplicaStatus:
-        """A replica's status; raises an `OutriderError` if nothing can be swapped there."""
+        """A replica's status; raises an `OutriderError` if the replica is broken."""
         status = self.fleet.replicas[name].status()
         if status.broken:
             raise self.fleet.broken(name, status)
@@ -185,7 +181,7 @@ class Controller:
         names = [each.name for each in [*self.endpoint.canary, *self.endpoint.stable]]
         behind: list[str] | None = None
         if deployment.verdict.action == "promote" and deployment.mode != "rollback":
-            self._share(fair_share(self.endpoint))  # a watch needs requests
+            self._share(fair_share(self.endpoint))  # the watches need requests
             try:
                 release = self.releases.verified(deployment.new)
                 behind = self.fleet.promote(names, release, set(deployment.swapped))
@@ -215,7 +211,7 @@ class Controller:
         self._share(0 if is_behind else fair_share(self.endpoint))
 
     def _share(self, percent: float) -> None:
-        """Sets the canary's share; only reports it if the router is down."""
+        """Sets the canary's share; if the router is down, only reports that."""
         if not self.endpoint.canary:
             return
         try:
@@ -267,7 +263,7 @@ def end_deployment(
 ) -> Deployment:
     """Promotes or rolls back the open deployment, or rolls back the last.
 
-    If another process deploys, adds a request to the journal and waits for the deployment's end.
+    If another process is deploying, adds a request to the journal and waits for the end.
     """
     try:
         with controlled(endpoint, say) as controller:
@@ -284,7 +280,7 @@ def end_deployment(
             raise
     with Journal(endpoint.journal) as journal:
         journal.append("request", deployment=open_now.id, action=action, by="operator")
-        say(f"the process that deploys was asked to {action.replace('_', ' ')} {open_now.new}")
+        say(f"asked the deploying process to {action.replace('_', ' ')} {open_now.new}")
         while (last := journal.read().last) is None or last.id != open_now.id:
             if holder(endpoint.lock) is None:
                 raise OutriderError(

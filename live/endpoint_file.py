@@ -1,9 +1,9 @@
-"""The file of a live endpoint: its replicas, the router in front of them, the canary's policy.
+"""The endpoint file: the replicas, the router in front of them, and the canary policy.
 
     endpoint = load_endpoint("endpoints/resume.yaml")
     endpoint.stable, endpoint.canary, endpoint.policy.shares
 
-Relative paths are relative to the file's folder, those of sockets and logs to `state_dir`.
+Paths are relative to the file's folder; those of sockets and logs are relative to `state_dir`.
 """
 
 from pathlib import Path
@@ -66,15 +66,15 @@ class EndpointReplica(Section):
     """Address that the router sends requests to: `unix:PATH` or `http://HOST:PORT`."""
 
     admin: LocalAddress = Field(default_factory=lambda data: f"unix:{data.get('name')}.admin.sock")
-    """Address of the route that swaps the speculator (OUTRIDER_ADMIN of the server): a Unix
-    socket, or on the loopback interface. Default: `unix:NAME.admin.sock`."""
+    """Address of the route that swaps the speculator (the server's OUTRIDER_ADMIN): a Unix socket
+    or a loopback address. Default: `unix:NAME.admin.sock`."""
 
     role: Role = "stable"
     """`canary`: a new speculator is served here first."""
 
     @property
     def host(self) -> str:
-        """The replica's address in the router's log."""
+        """The replica's address as the router logs it."""
         return self.data.removeprefix("unix:").removeprefix("http://")
 
 
@@ -85,8 +85,7 @@ class RouterSettings(Section):
     """Address for the customers' requests: `HOST:PORT` or `unix:PATH`."""
 
     sticky_header: str = Field(default="x-session-id", pattern=r"^[a-z0-9!#$&'*+.^_`|~-]+$")
-    """Requests with the same value of this header go to the same replica as long as the share of
-    the canary does not fall. In lower case."""
+    """Lower-case header. Equal values go to the same replica unless the canary's share falls."""
 
     @field_validator("sticky_header")
     @classmethod
@@ -100,13 +99,12 @@ class CanaryPolicy(Section):
     """When a canary gets more requests, is promoted or is rolled back."""
 
     shares: list[float] = [5.0, 25.0, 100.0]
-    """Percentage of the requests that the canary gets in each step. The last one is 100: the stable
-    replicas are then swapped one after another."""
+    """The canary's percentage in each step. At 100, the stable replicas are swapped in turn."""
 
     baseline_requests: int = Field(default=1000, ge=1)
-    """Requests of the canary before a swap, at its fair share and with the old release. They show
-    how much faster or slower its replicas and users are; the decision corrects for that. Requests
-    that the replicas have kept count; the test waits for the others for at most max_seconds."""
+    """Canary requests before the swap, at the fair share and with the old release. They show how
+    much faster or slower the canary's replicas and users are; the decision corrects for this.
+    Requests that the replicas still hold count; the test waits at most max_seconds for the rest."""
 
     min_requests: int = Field(default=50, ge=1)
     """Minimum number of canary requests in a step before a decision."""
@@ -118,12 +116,10 @@ class CanaryPolicy(Section):
     """Maximum time of a step, in seconds; an undecided canary is then rolled back."""
 
     margin: float = Field(default=0.03, gt=0, lt=1)
-    """A canary is promoted once its speed, in tokens/s per user, is shown to be above
-    (1 - margin) times that of the stable replicas."""
+    """A promotion requires evidence that tokens/s per user exceed (1 - margin) x stable's."""
 
     max_error_rate: float = Field(default=0.01, ge=0, le=1)
-    """Largest share of failed canary requests. If it is exceeded with three or more failures, the
-    canary is rolled back."""
+    """Largest failure rate of the canary. Above it, three or more failures cause a rollback."""
 
     max_p99_latency_ratio: float = Field(default=1.25, gt=0)
     """Largest 99th percentile of the latency, relative to stable requests, for a promotion."""
@@ -136,8 +132,8 @@ class CanaryPolicy(Section):
     replica's watch takes a release back below this share of the predicted acceptance."""
 
     watch_requests: int = Field(default=32, ge=0)
-    """Requests after a swap whose acceptance is compared with the prediction of the evidence. The
-    replica takes back a swap that falls short. 0: no comparison."""
+    """Number of requests after a swap whose acceptance is compared with the value that the evidence
+    predicts. The replica takes back a swap that falls short. 0: no comparison."""
 
     @field_validator("shares")
     @classmethod
@@ -159,8 +155,7 @@ class ClusterSettings(Section):
     `pvc://CLAIM/PATH`. null: `hf://` and the bundle's `target.model`, at its revision."""
 
     speculator: str | None = Field(default=None, pattern=f"^{SOURCE}$")
-    """Address of the new bundle for the pods, in the same forms. null: the address that is given to
-    `outrider deploy`, if any."""
+    """Address of the new bundle, in the same forms. null: that given to `outrider deploy`."""
 
     stable: str | None = Field(default=None, pattern=f"^({SOURCE}|own|none)$")
     """Speculator of KServe's stable group: the address of the bundle in use, `own` (the target's
@@ -222,7 +217,7 @@ class Endpoint(Section):
 
     @property
     def envoy_admin(self) -> str:
-        """Address of Envoy's administration: a Unix socket, because it has no password."""
+        """Address of Envoy's admin interface: a Unix socket, because it has no password."""
         return f"unix:{self.state_dir}/envoy.sock"
 
     @property
@@ -242,7 +237,7 @@ class Endpoint(Section):
 
     @property
     def admin_token_file(self) -> Path:
-        """File of the admin routes' token (OUTRIDER_ADMIN_TOKEN_FILE of the servers)."""
+        """File with the admin routes' token (the servers' OUTRIDER_ADMIN_TOKEN_FILE)."""
         return self.state_dir / "admin.token"
 
     @property
@@ -269,7 +264,7 @@ class Endpoint(Section):
 def load_endpoint(name: str | Path, state_dir: Path | None = None) -> Endpoint:
     """Loads an endpoint from a file, or a shipped one (`nano_r1`).
 
-    `state_dir` overrides the file's. Raises an `OutriderError` with a mistake's place and fix.
+    `state_dir` overrides the file's. Raises an `OutriderError` with a mistake and its fix.
     """
     path = Path(name).expanduser()
     if not path.exists():

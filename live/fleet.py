@@ -32,11 +32,11 @@ PATIENCE_S = 30.0
 """Seconds for which an unresponsive replica is retried before it is left behind."""
 
 LOOK_S = 0.5
-"""Seconds between two looks at the replicas."""
+"""Seconds between two polls of the replicas."""
 
 
 class Decided(OutriderError):
-    """A verdict that interrupts: by a watch, an operator, or a failure."""
+    """A verdict that interrupts a deployment: by a watch, an operator, or a failure."""
 
     def __init__(self, verdict: Verdict) -> None:
         super().__init__(verdict.reason)
@@ -78,9 +78,8 @@ class Fleet:
     def swap(self, name: str, seen: ReplicaStatus, release: Release, watched: bool) -> None:
         """Swaps one replica's speculator, after adding the swap to the journal.
 
-        `SwapRefused` leaves the old one in use; it is also raised if the replica no longer serves
-        the one in its status `seen`. After `SwapFailed` and `ReplicaUnreachable`, the status of the
-        replica has the one in use.
+        `SwapRefused` leaves the old one in use; it is also raised if that is not the one in `seen`.
+        After `SwapFailed` and `ReplicaUnreachable`, `status` names the one in use.
         """
         self.journal.append("swap", replica=name, release=release.name)
         order = SwapOrder(
@@ -91,8 +90,7 @@ class Fleet:
             expected=seen.digest,
         )
         done = self.replicas[name].swap(order)
-        times = {"read_s": done.read_s, "stall_s": done.stall_s}
-        self.journal.append("swapped", replica=name, release=release.name, **times)
+        self.journal.append("swapped", replica=name, release=release.name, **vars(done))
         self.say(
             f"{name}: release {release.name}, read in {done.read_s:.2f} s,"
             f" requests waited {1000 * done.stall_s:.0f} ms"
@@ -107,11 +105,10 @@ class Fleet:
         behind = []
         for name in names:
             try:
-                answers = self._bring_one(name, release, tried=True, watched=False)
+                if not self._bring_one(name, release, tried=True, watched=False):
+                    behind.append(name)
             except (Decided, SwapRefused, SwapFailed) as error:
-                answers = False
                 self.say(f"{error}; left behind")
-            if not answers:
                 behind.append(name)
         return behind
 
@@ -120,8 +117,7 @@ class Fleet:
 
         Only replicas that do not answer are left behind. Raises `Decided` if an operator requests a
         rollback, a replica is broken, or a watch is undecided after `policy.max_seconds` or took
-        the release back, also earlier on one of the replicas in `tried`. Raises `SwapRefused` and
-        `SwapFailed` like `swap`.
+        the release back (on those in `tried`, perhaps earlier), and the errors of `swap`.
         """
         return [name for name in names if not self._bring_one(name, release, name in tried, True)]
 
@@ -159,7 +155,7 @@ class Fleet:
                     self.swap(name, status, release, watched)
                     deadline = self.clock.time() + PATIENCE_S
                     continue
-                except SwapFailed as error:  # its status shows the one in use
+                except SwapFailed as error:  # the status shows which speculator is in use
                     failed = error
                 except ReplicaUnreachable:
                     pass  # try again
@@ -179,14 +175,13 @@ class Fleet:
 def replicas_of(endpoint: Endpoint) -> dict[str, Replica]:
     """A client for each replica, by name."""
     token = endpoint.admin_token()
-    return {each.name: Replica(each.admin, each.data, token) for each in endpoint.replicas}
+    return {each.name: Replica(each.admin, token) for each in endpoint.replicas}
 
 
 def served_by(status: ReplicaStatus | None, state: State, releases: Releases) -> str | None:
     """Name of the release that a replica serves; None if unknown.
 
-    Also None for a broken replica and for one without a status. A restarted replica serves the
-    release in its directory.
+    Also None for a broken replica. A restarted replica serves the release in its directory.
     """
     if status is None or status.broken:
         return None

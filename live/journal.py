@@ -45,7 +45,7 @@ class Journal(AbstractContextManager["Journal"]):
                 f" chmod 700 {folder}"
             )
         self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        sync(folder)  # puts the file's name on the disk
+        sync(folder)  # makes the new file's directory entry durable
         self.entries: list[Entry] = []
         """All entries that were read, the oldest first."""
         self._state, self._end = State(), 0
@@ -112,7 +112,7 @@ def read_state(endpoint: Endpoint) -> State:
 
 
 def _parse(content: bytes, known: int, path: Path) -> tuple[list[Entry], int]:
-    """Parses the lines after `known` entries; also returns their byte count."""
+    """Parses the lines after the first `known`; also returns their byte count."""
     entries: list[Entry] = []
     end = 0
     for number, line in enumerate(content.splitlines(keepends=True), known + 1):

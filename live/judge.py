@@ -3,17 +3,17 @@
     verdict = decide(test, baseline, endpoint.policy, fair_since)
     verdict.action, verdict.reason
 
-Speed is compared once the canary has its fair share: all replicas then have the same load. It is
-tokens/s per user: tokens after the first over the time from the first to the last. Replicas and
-their users differ, so the canary's speed over stable's is divided by the same ratio in the
-baseline, when all served the old release. The bounds of this quotient, from sessions of both
-periods, hold at all looks together (common/anytime.py):
+Speed is compared once the canary has its fair share, so that all replicas have the same load. It is
+tokens/s per user: tokens after the first over the time from first to last. Replicas and their users
+differ, so the canary's speed over stable's is divided by the same ratio in the baseline, when all
+served the old release. The bounds of this quotient, from sessions of both periods, are valid at all
+looks together (common/anytime.py):
 
 - a speculator that is slower by the margin is promoted with a probability of at most ALPHA;
 - an equally fast one is rolled back for its speed with a probability of at most ALPHA.
 
-Errors and latency have fixed limits. Too many errors roll back at once, at any share. Latency or
-acceptance beyond its limit blocks a promotion, so the test ends undecided.
+Errors and latency have fixed limits. Too many errors cause a rollback at any share. Latency or
+acceptance beyond its limit only prevents a promotion.
 """
 
 import math
@@ -35,10 +35,10 @@ LEAST_TOKENS = 8
 """Completions with fewer tokens are not timed: one step takes most of their time."""
 
 LEAST_SESSIONS = 5
-"""Minimum number of sessions per role to compare speeds: the bounds follow from their spread."""
+"""Minimum number of sessions per role to compare speeds: bounds are computed from their spread."""
 
 LEAST_FAILURES = 3
-"""Minimum number of failed requests to roll a canary back, if they also exceed its limit."""
+"""Minimum number of failed requests for a rollback; they must also exceed the limit."""
 
 OF_STABLE = 2.0
 """Failures are also allowed up to this multiple of the stable replicas' failure rate."""
@@ -46,12 +46,11 @@ OF_STABLE = 2.0
 LEAST_TAIL_REQUESTS = 200
 """Minimum number of requests per role to compare 99th percentiles."""
 
-
 Arms = tuple[Sequence[Observation], Sequence[Observation]]
 """Requests of the stable and of the canary replicas."""
 
 Requests = Sequence[tuple[Observation, LiveRequest]]
-"""Requests that are compared, with their replica's counts."""
+"""The compared requests, with their replica's counts."""
 
 
 def decide(test: Arms, baseline: Arms, policy: CanaryPolicy, fair_since: float | None) -> Verdict:
@@ -130,7 +129,7 @@ def _sessions(requests: Requests) -> tuple[list[float], list[float]]:
 def _limits(
     test: tuple[Requests, Requests], baseline: tuple[Requests, Requests], policy: CanaryPolicy
 ) -> list[tuple[str, float | None, str, bool]]:
-    """For each limit: name, ratio over the baseline's, text, whether it holds."""
+    """For each limit: name, ratio relative to the baseline's, text, whether it holds."""
     acceptance, ttft, tail = (
         _ratio(now, before) if before is not None else now
         for now, before in zip(_ratios(*test), _ratios(*baseline), strict=True)

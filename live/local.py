@@ -7,10 +7,9 @@
 
 Each replica is started with the flags of the release's bundle.json, on a Unix socket and without
 vLLM's development mode, and gets its share of the cores. The first release is the target's own
-speculator, with the bundle's K. All processes end with this one, even after kill -9.
+speculator, with the bundle's K. All processes end when this one does, even after kill -9.
 
-Users send streamed chats one after another. A request failed if its status is not 200, or if the
-stream has an error, breaks off, or ends without its last event.
+Users stream chats one after another. A request fails without status 200 or a complete stream.
 """
 
 import contextlib
@@ -22,7 +21,6 @@ import os
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +36,6 @@ from outrider.live.router import Router
 from outrider.pipeline.recipe.shipped import EMBEDDED_TRAFFIC
 from outrider.serving.admin.address import Address
 from outrider.serving.admin.live_flags import LIVE_FLAGS, live_environment
-from outrider.serving.admin.replica import Replica, ReplicaUnreachable
 from outrider.serving.bundle.bundle_digest import MANIFEST
 from outrider.serving.bundle.bundle_places import local_bundle
 from outrider.serving.config import EngineConfig, TargetConfig
@@ -61,27 +58,29 @@ def local_endpoint(
     endpoint: Endpoint, bundle: str | Path | None, say: Say = lambda text: None
 ) -> Iterator[Endpoint]:
     """Starts router and replicas, and brings these to the release in use."""
-    replicas = replicas_of(endpoint)
-    for name, replica in replicas.items():
-        if replica.healthy():
+    for each in endpoint.replicas:
+        if Address.parse(each.data).healthy():
             raise OutriderError(
-                f"{name}: a server answers at {replica.data} already; deploy without --local, or"
-                " end it"
+                f"{each.name}: a server answers at {each.data} already; deploy without --local, or"
+                " stop it"
             )
+    replicas = replicas_of(endpoint)  # creates the private state_dir
     release = started_release(endpoint, bundle)
     cores = sorted(os.sched_getaffinity(0))
     with contextlib.ExitStack() as stack:
-        started: dict[str, Child] = {}
-        say(f"starting {len(replicas)} replicas with release {release.name}")
+        started: list[tuple[Child, EndpointReplica]] = []
+        say(f"starting {len(endpoint.replicas)} replicas with release {release.name}")
         for index, each in enumerate(endpoint.replicas):
             command, environment = replica_command(endpoint, each, release)
             share = cores[index :: len(endpoint.replicas)] or cores
             environment["VLLM_CPU_OMP_THREADS_BIND"] = ",".join(map(str, share))  # unused on GPUs
             log = endpoint.state_dir / f"{each.name}.log"
-            started[each.name] = Child(command, log, each.name, environment)
-            stack.callback(started[each.name].stop, _STOP_S)
-        for name, child in started.items():
-            child.wait_until(partial(_answers, replicas[name]), START_S, root_error)
+            child = Child(command, log, each.name, environment)
+            stack.callback(child.stop, _STOP_S)
+            started.append((child, each))
+        for child, each in started:
+            child.wait_until(Address.parse(each.data).healthy, START_S, root_error)
+            replicas[each.name].status()  # raises if it cannot swap its speculator
         stack.enter_context(running_router(endpoint))
         say(f"router: requests to {endpoint.router.listen}")
         with controlled(endpoint, say) as controller:
@@ -102,7 +101,7 @@ def running_router(endpoint: Endpoint) -> Iterator[Router]:
 
 
 def started_release(endpoint: Endpoint, bundle: str | Path | None) -> Release:
-    """The release in use, else a first one: the target's own speculator.
+    """The release in use; if none, a first one: the target's own speculator.
 
     Target and K of the first one are the bundle's. Without a bundle the target is the embedded one.
     """
@@ -133,13 +132,6 @@ def replica_command(
     inherited = {k: v for k, v in os.environ.items() if k != "VLLM_SERVER_DEV_MODE"}
     live = live_environment([endpoint.releases], replica.admin, endpoint.admin_token_file)
     return [*command, *LIVE_FLAGS], inherited | variables | live
-
-
-def _answers(replica: Replica) -> bool:
-    try:
-        return replica.healthy() and bool(replica.status())
-    except ReplicaUnreachable:
-        return False
 
 
 def read_prompts(log: str) -> list[dict[str, Any]]:

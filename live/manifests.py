@@ -15,7 +15,7 @@ from outrider.live.endpoint_file import Endpoint
 from outrider.live.templates import render
 from outrider.serving.bundle.bundle_digest import MANIFEST, bundle_digest
 from outrider.serving.bundle.bundle_places import local_bundle, pinned
-from outrider.serving.bundle.model_card import hub_id
+from outrider.serving.config import hub_id
 from outrider.serving.serve_flags import ServeFlags, read_serve_flags, without_quotes
 from outrider.serving.speculator import Drafting, Speculator
 from outrider.speculators.kinds import weightless_kind

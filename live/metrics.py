@@ -3,10 +3,9 @@
     metrics = LiveMetrics(endpoint)
     metrics.publish(journal.read())        # writes state_dir/metrics.prom
 
-The file is for node_exporter's textfile collector. Counts come from the journal, so they continue
-after a restart. Labels are names of replicas, releases and outcomes, never text of a request; vLLM
-exports the metrics of requests. The dashboard in live/grafana/ and the manifests in live/templates/
-use these names.
+The file is for node_exporter's textfile collector. Counts come from the journal, so they survive a
+restart. Labels are names of replicas, releases and outcomes, never request text; vLLM exports the
+metrics of requests. live/grafana/ and live/templates/ use these names.
 """
 
 import contextlib
@@ -64,7 +63,7 @@ def measures(
         (gauge, "window_tokens_per_step", "Acceptance length, newest window", [], {(): length}),
         (gauge, "window_over_base_ratio", "Acceptance length over the base's, newest window", [],
          {(): ratio}),
-        (gauge, "window_fall_ratio", "That of the last windows over the release's windows before",
+        (gauge, "window_fall_ratio", "Ratio to the base, last windows over earlier ones",
          [], {(): fall.value if fall else None}),
         (count, "rounds", "Finished training rounds", ["outcome"], rounds),
         (gauge, "round_running", "1 while a round is under way", [],

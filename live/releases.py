@@ -7,7 +7,7 @@
     releases/4f1d0c2a9b77/bundle/         what replicas load: the files of bundle.json, read-only
     releases/4f1d0c2a9b77/release.json    digest, address, when it was added
 
-A release is named by its digest (bundle_digest.py). The bundle may be changed or deleted once it
+A release is named by its digest (bundle_digest.py). The original may be changed or deleted once it
 has been added. The copy is hashed, so the checked files are the ones that are kept.
 """
 
@@ -31,8 +31,7 @@ from outrider.serving.config import EngineConfig, TargetConfig
 _FACTS = "release.json"
 
 WATCH_LEVEL = 0.01
-"""Probability that a watch takes back a speculator that performs as its evidence predicts. It adds
-to the canary's ALPHA, once for each replica."""
+"""Probability that a replica's watch takes back a speculator that performs as predicted."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,10 +69,8 @@ class Releases:
     def add(self, bundle: Path, source: str | None = None) -> Release:
         """Copies and checks a bundle; returns the new or equal release.
 
-        `source` is the address that it came from, with the commit of a hub's repository.
-
-        Raises an `OutriderError` if a file is missing, differs from bundle.json, or is a link. A
-        full disk leaves nothing behind.
+        `source` is its address, with the commit of a hub repository. Raises an `OutriderError` if a
+        file is missing, differs from bundle.json, or is a link. A full disk leaves nothing behind.
         """
         digest = bundle_digest(bundle)
         name = release_name(digest)
@@ -147,8 +144,8 @@ def first_release(
 ) -> Release:
     """Adds the speculator in `directory` as a release, for the first rollback.
 
-    A bundle is added as it is. For a plain directory or the target's own layer, a bundle without
-    evidence is written that drafts `k` tokens per step.
+    A bundle is added unchanged. From a plain directory or the target's own layer, it makes a bundle
+    without evidence that drafts `k` tokens per step.
     """
     from outrider.serving.bundle.bundle import export_bundle
     from outrider.serving.speculator import Drafting, Speculator, served_base

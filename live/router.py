@@ -49,14 +49,12 @@ class Router:
         Raises an `OutriderError` if Envoy is not installed or already runs for this endpoint.
         """
         if self.ready():
-            raise OutriderError(
-                f"{self._admin}: a router runs there already; stop it, or use it as it is"
-            )
+            raise OutriderError(f"{self._admin}: a router already runs there; stop it or use it")
         command = [
             str(envoy_binary()),
             *("--config-path", str(self.config_path)),
             *("--concurrency", "2"),  # one thread takes about 2,000 requests/s
-            # Lines of the access log are written when the request ends, not 10 s later.
+            # Write access-log lines when the request ends, not 10 s later.
             *("--file-flush-interval-msec", "100"),
             *("--log-level", "warning"),
             "--disable-hot-restart",
@@ -67,7 +65,7 @@ class Router:
         for address in (self._admin, Address.parse(self._endpoint.router.listen)):
             if address.path is not None:
                 Path(address.path).unlink(missing_ok=True)
-        # Only this user may read the log: it contains the names of sessions.
+        # Only this user may read the logs: they contain session names.
         for path in (self._endpoint.access_log, self.log_path):
             path.touch(mode=0o600)
         return command
@@ -81,7 +79,7 @@ class Router:
         return True
 
     def set_canary_share(self, percent: float) -> None:
-        """Sends `percent` of requests, or of sessions, to the canary from now."""
+        """Sends `percent` of requests, or of sessions, to the canary from now on."""
         canary = round(percent * WHOLE / 100)
         words = f"{RUNTIME_KEY}.canary={canary}&{RUNTIME_KEY}.stable={WHOLE - canary}"
         self._call("POST", f"/runtime_modify?{words}")

@@ -15,9 +15,9 @@
 | `verdict` | it is acted on | action: promote or roll_back; reason; by: whom; figures |
 | `end` | nothing | outcome: promoted or rolled_back; serving; behind: replicas left out |
 
-A deployment whose controller has stopped is rolled back if it has no verdict; else its last verdict
-is carried out. `adapt-speculator` records each step after it is done, so a process that was killed
-repeats at most one step:
+Without a verdict, a deployment whose controller has stopped is rolled back; otherwise its last
+verdict is carried out. `adapt-speculator` records finished steps, so a killed process repeats at
+most one:
 
 | event | facts |
 |---|---|
@@ -49,12 +49,12 @@ class Entry:
     """One line of the journal."""
 
     n: int
-    """Its number, from 1."""
+    """Line number, from 1."""
     at: float
     """Unix time in seconds."""
     event: str
     facts: dict[str, Any]
-    """Further facts about the event; never customer text."""
+    """Other facts about the event, without customer text."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Verdict:
 
     action: Literal["wait", "promote", "roll_back"]
     reason: str
-    """One line, without customers' text."""
+    """One line, without customer text."""
     by: str = "controller"
     """Who decided: judge, watch, operator or controller."""
     figures: dict[str, Any] = field(default_factory=dict)
@@ -72,10 +72,10 @@ class Verdict:
 
 @dataclass
 class Deployment:
-    """A deployment that has begun, and perhaps ended."""
+    """A deployment, in progress or ended."""
 
     id: int
-    """Number of its first entry."""
+    """Number of its first journal entry."""
     new: str
     """Name of the release that is deployed."""
     old: str
@@ -93,12 +93,12 @@ class Deployment:
 
     @property
     def wanted(self) -> str:
-        """The release that every replica should have in the end."""
+        """The release that all replicas should serve in the end."""
         return self.new if self.verdict.action == "promote" else self.old
 
     @property
     def went_back(self) -> bool:
-        """Whether it ended with the older of its two releases."""
+        """Whether it ended on the older of its two releases."""
         return self.outcome is not None and (
             (self.outcome == "rolled_back") != (self.mode == "rollback")
         )
@@ -119,7 +119,7 @@ class Window:
     acceptance: ClusteredEstimate | None = None
     """Acceptance length; None before the measurement, and if the window was refused."""
     ratio: ClusteredEstimate | None = None
-    """Acceptance length over the base's on the same responses; None if the base is in use."""
+    """Ratio to the base's acceptance length on the same responses; None if the base is in use."""
     deleted: bool = False
 
 
@@ -138,7 +138,7 @@ class Round:
 
     @property
     def settled(self) -> bool:
-        """Whether nothing is left to do for it."""
+        """Whether it was deployed or failed the gate."""
         return self.ships is False or self.outcome is not None
 
     @property
@@ -158,7 +158,7 @@ class State:
     started_with: dict[str, str] = field(default_factory=dict)
     """Maps directories that servers were started with to releases of the same speculator."""
     share: float | None = None
-    """The canary's share as last set, in percent."""
+    """The most recently set canary share, in percent."""
     steady_since: float = 0.0
     """Unix time in seconds of the last change of a share or a speculator."""
     open: Deployment | None = None
@@ -168,9 +168,9 @@ class State:
     counts: Counter[str] = field(default_factory=Counter)
     """Number of deployments by outcome: promoted, rolled_back."""
     served: dict[str, str] = field(default_factory=dict)
-    """The release that each replica got last."""
+    """The release that each replica received last."""
     position: dict[str, int] | None = None
-    """Position from which the log is read next; None before the first start."""
+    """Position at which to continue reading the log; None before the first start."""
     windows: dict[int, Window] = field(default_factory=dict)
     rounds: list[Round] = field(default_factory=list)
     spent: list[tuple[float, float]] = field(default_factory=list)

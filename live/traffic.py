@@ -5,10 +5,11 @@
     traffic.start_test(new, clock.time())
     stable, canary = traffic.collect()      # those of the test
 
-Requests that began before `began` are left out, and so are those drafted in part by a release other
-than the role's. A replica that still has its initial speculator reports no release: its requests
-count if that is the role's release. Speed differs between starts, so a replica's restart begins the
-baseline again, and a replica that restarts in the test no longer counts. Session names are hashed.
+Requests that began before `began` are excluded, and so are those that a release other than the
+role's drafted in part. A replica that still has its initial speculator reports no release: its
+requests count if that speculator is the role's release. Speed differs between starts, so a restart
+restarts the baseline, and a replica that restarts in the test no longer counts. Sessions are
+hashed.
 """
 
 import contextlib
@@ -37,16 +38,15 @@ class Observation:
     """One request: the router's measurements and its replica's counts."""
 
     session: str
-    """Requests of one session are not independent. The request's id if it has no session."""
+    """Hash of the session's name, or of the request's id if it has no session."""
     started_at: float
     """Unix time in seconds."""
     latency_s: float
     """Seconds from arrival at the router to the last byte."""
     failed: bool
-    """Whether the role that its share selected did not answer in full, even if the other did."""
+    """Whether the role that the router selected did not answer in full, even if the other did."""
     live: LiveRequest | None = None
-    """Its replica's counts; None if a swap happened during the request or it ended early: then it
-    counts only for failures."""
+    """Its replica's counts; None if it overlapped a swap or ended early: only failures count."""
 
 
 class Traffic:
@@ -69,10 +69,8 @@ class Traffic:
     def collect(self) -> tuple[list[Observation], list[Observation]]:
         """Reads new requests; returns all observations so far: stable, canary."""
         for name in self._fleet.replicas:
-            try:
+            with contextlib.suppress(OutriderError):  # CanaryTest handles one without an answer
                 self._finished += self._read(name)
-            except OutriderError:  # CanaryTest handles a replica that does not answer
-                continue
         routed, self._offset = read_log(self._endpoint.access_log, self._offset)
         self._routed += routed
         self._routed = [row for row in self._routed if float(row["started_at"]) >= self._began]
@@ -111,8 +109,7 @@ class Traffic:
 def read_log(path: Path, offset: int) -> tuple[list[dict[str, Any]], int]:
     """Returns the log's complete lines from byte `offset`, and the next offset.
 
-    templates/envoy.yaml.j2 defines the fields. An offset past the end (the log was rotated) counts
-    as 0.
+    templates/envoy.yaml.j2 defines the fields. An offset past the end (a rotated log) counts as 0.
     """
     try:
         with path.open("rb") as log:
@@ -136,10 +133,10 @@ def observations(
     """Joins the router's log and the replicas' counts; returns stable, canary.
 
     `roles` maps replica addresses, as Envoy writes them, to roles. A request belongs to the role
-    that its share selected. Except for failures, a request counts only once it is in both sources.
+    that the router selected. Except for failures, a request counts only once it is in both sources.
     Requests to paths without generation never count, because replicas do not report them.
     """
-    # Successes last, so that they win: a retried request was aborted, or failed, at first.
+    # Successes last, so that they override: a retried request first failed or was aborted.
     by_end = sorted(finished, key=lambda each: not each.aborted and not each.failed)
     by_id = {_key(each.request_id): each for each in by_end}
     arms: dict[Role, list[Observation]] = {"stable": [], "canary": []}
@@ -148,7 +145,9 @@ def observations(
         role, started_at = row["cluster"] or served_by, float(row["started_at"])
         live = by_id.get(_key(row["request_id"])) if row["request_id"] else None
         moved = served_by is not None and served_by != role
-        failed = _failed(row) or moved or (live is not None and live.failed)
+        flags = (row["flags"] or "").split(",")
+        broke = int(row["status"] or 0) >= 500 or not _FAILURES.isdisjoint(flags)
+        failed = broke or moved or (live is not None and live.failed)
         if role not in arms or (live is None and not failed):
             continue
         request_id = row["request_id"] or f"at {started_at}"
@@ -158,12 +157,6 @@ def observations(
         latency_s = float(row["duration_ms"]) / 1000
         arms[role].append(Observation(session, started_at, latency_s, failed, live))
     return arms["stable"], arms["canary"]
-
-
-def _failed(row: Mapping[str, Any]) -> bool:
-    """Whether a request failed: a server error or an incomplete response."""
-    flags = (row["flags"] or "").split(",")
-    return int(row["status"] or 0) >= 500 or not _FAILURES.isdisjoint(flags)
 
 
 _UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")

@@ -5,7 +5,7 @@
     KEYS_OF_ARGUMENTS["dtype"]                        # the key of the recipe that sets it
 
 The allow-list has settings that change what the engine computes, but no secrets and nothing that
-names code, files or hosts: a bundle is data from outside. Other settings of the machine belong in
+names code, files or hosts, because bundles are untrusted. Other settings of the machine belong in
 the environment of the command that starts Outrider or the server; engines inherit it.
 """
 
@@ -18,33 +18,29 @@ ARGUMENTS = frozenset({
     "all2all_backend", "allow_deprecated_quantization", "async_scheduling", "attention_backend",
     "attention_config", "block_size", "compilation_config", "convert",
     "cp_kv_cache_interleave_size", "cpu_offload_gb", "cpu_offload_params",
-    "cudagraph_capture_sizes", "data_parallel_backend",
-    "data_parallel_size_local", "dbo_decode_token_threshold", "dbo_prefill_token_threshold",
-    "dcp_comm_backend", "dcp_kv_cache_interleave_size", "dcp_q_replicate",
-    "decode_context_parallel_size", "disable_cascade_attn", "disable_chunked_mm_input",
-    "disable_custom_all_reduce", "disable_hybrid_kv_cache_manager",
-    "disable_nccl_for_dp_synchronization", "disable_sliding_window",
-    "distributed_executor_backend", "distributed_timeout_seconds", "dp_sync_interval",
-    "enable_batch_sharded_sampling", "enable_chunked_prefill", "enable_dbo",
+    "cudagraph_capture_sizes", "data_parallel_backend", "data_parallel_size_local",
+    "dbo_decode_token_threshold", "dbo_prefill_token_threshold", "dcp_comm_backend",
+    "dcp_kv_cache_interleave_size", "dcp_q_replicate", "decode_context_parallel_size",
+    "disable_cascade_attn", "disable_chunked_mm_input", "disable_custom_all_reduce",
+    "disable_hybrid_kv_cache_manager", "disable_nccl_for_dp_synchronization",
+    "disable_sliding_window", "distributed_executor_backend", "distributed_timeout_seconds",
+    "dp_sync_interval", "enable_batch_sharded_sampling", "enable_chunked_prefill", "enable_dbo",
     "enable_elastic_ep", "enable_ep_weight_filter", "enable_eplb", "enable_expert_parallel",
-    "enable_flashinfer_autotune", "enable_prefix_caching", "enable_shm_tensor_arena",
-    "eplb_config", "expert_placement_strategy", "generation_config",
-    "hf_overrides", "kernel_config", "kv_cache_dtype",
-    "kv_cache_dtype_skip_layers", "kv_offloading_backend",
-    "kv_offloading_size", "kv_sharing_fast_prefill", "language_model_only",
-    "limit_mm_per_prompt", "linear_backend", "load_format", "logprobs_mode",
-    "long_prefill_token_threshold", "long_prefill_token_threshold_adaptive",
-    "max_cudagraph_capture_size", "max_logprobs", "max_num_active_seqs",
-    "max_num_scheduled_tokens", "max_parallel_loading_workers", "model_impl", "moe_backend",
-    "num_gpu_blocks_override", "offload_backend", "offload_group_size", "offload_num_in_group",
-    "offload_params", "offload_prefetch_step", "optimization_level",
+    "enable_flashinfer_autotune", "enable_prefix_caching", "enable_shm_tensor_arena", "eplb_config",
+    "expert_placement_strategy", "generation_config", "hf_overrides", "kernel_config",
+    "kv_cache_dtype", "kv_cache_dtype_skip_layers", "kv_offloading_backend", "kv_offloading_size",
+    "kv_sharing_fast_prefill", "language_model_only", "limit_mm_per_prompt", "linear_backend",
+    "load_format", "logprobs_mode", "long_prefill_token_threshold",
+    "long_prefill_token_threshold_adaptive", "max_cudagraph_capture_size", "max_logprobs",
+    "max_num_active_seqs", "max_num_scheduled_tokens", "max_parallel_loading_workers", "model_impl",
+    "moe_backend", "num_gpu_blocks_override", "offload_backend", "offload_group_size",
+    "offload_num_in_group", "offload_params", "offload_prefetch_step", "optimization_level",
     "override_generation_config", "performance_mode", "prefill_context_parallel_size",
     "prefill_schedule_interval", "prefix_cache_retention_interval", "prefix_caching_hash_algo",
-    "quantization", "quantization_config", "runner",
-    "safetensors_load_strategy", "scheduler_reserve_full_isl",
-    "scheduling_policy", "seed", "sparse_indexer_topk_backend", "stream_interval",
-    "structured_outputs_config", "swa_bounded_replay", "tokenizer", "tokenizer_mode",
-    "tokenizer_revision", "ubatch_size", "use_fp64_gumbel", "watermark",
+    "quantization", "quantization_config", "runner", "safetensors_load_strategy",
+    "scheduler_reserve_full_isl", "scheduling_policy", "seed", "sparse_indexer_topk_backend",
+    "stream_interval", "structured_outputs_config", "swa_bounded_replay", "tokenizer",
+    "tokenizer_mode", "tokenizer_revision", "ubatch_size", "use_fp64_gumbel", "watermark",
 })  # fmt: skip
 """Arguments of vLLM 0.32 that `serving.engine.extra_arguments` may contain."""
 

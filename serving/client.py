@@ -11,7 +11,8 @@ import json
 import operator
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -35,23 +36,15 @@ class SpeculationCounters:
     """Delivered tokens, including each request's first, from its prefill."""
 
     def __sub__(self, earlier: "SpeculationCounters") -> "SpeculationCounters":
-        return self._combined(earlier, operator.sub)
-
-    def __add__(self, other: "SpeculationCounters") -> "SpeculationCounters":
-        return self._combined(other, operator.add)
-
-    def _combined(
-        self, other: "SpeculationCounters", combine: Callable[[int, int], int]
-    ) -> "SpeculationCounters":
         positions = itertools.zip_longest(
-            self.accepted_per_position, other.accepted_per_position, fillvalue=0
+            self.accepted_per_position, earlier.accepted_per_position, fillvalue=0
         )
         return SpeculationCounters(
-            combine(self.drafts, other.drafts),
-            combine(self.draft_tokens, other.draft_tokens),
-            combine(self.accepted_tokens, other.accepted_tokens),
-            tuple(itertools.starmap(combine, positions)),
-            combine(self.generation_tokens, other.generation_tokens),
+            self.drafts - earlier.drafts,
+            self.draft_tokens - earlier.draft_tokens,
+            self.accepted_tokens - earlier.accepted_tokens,
+            tuple(itertools.starmap(operator.sub, positions)),
+            self.generation_tokens - earlier.generation_tokens,
         )
 
     @classmethod
@@ -110,7 +103,7 @@ class Completion:
     token_ids: list[int]
     """Token ids, including the end-of-sequence token, if any."""
     counters: SpeculationCounters
-    """The engine's counts of this response."""
+    """The engine's counts for this response."""
 
 
 def complete(
@@ -177,12 +170,11 @@ def read_counters(url: str) -> SpeculationCounters:
 
     text = _answer(urllib.request.Request(url + "/metrics"), 30)
     sums: dict[str, int] = {}
-    positions: dict[int, int] = {}
+    positions: Counter[int] = Counter()
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
             if sample.name == "vllm:spec_decode_num_accepted_tokens_per_pos_total":
-                position = int(sample.labels["position"])
-                positions[position] = positions.get(position, 0) + int(sample.value)
+                positions[int(sample.labels["position"])] += int(sample.value)
             elif sample.name.endswith("_total"):
                 sums[sample.name] = sums.get(sample.name, 0) + int(sample.value)
     return SpeculationCounters(

@@ -28,17 +28,15 @@ SMALL_FILES = ("*.json", "*.jinja", "*.model", "*.txt", "*.py")
 
 
 class TargetConfig(BaseModel):
-    """The model whose decoding is sped up."""
+    """The target model, whose decoding is accelerated."""
 
     model_config = ConfigDict(extra="forbid")
 
     model: str = "nano_r1"
-    """`nano_r1` (comes with the package), a local directory, or a model id on the Hugging Face
-    hub."""
+    """`nano_r1` (comes with the package), a local directory, or a Hugging Face model id."""
 
     revision: str | None = None
-    """Commit, tag or branch of a hub model. With a tag or branch, a later run may get other
-    weights."""
+    """Commit, tag or branch of a hub model. A tag or branch may later have other weights."""
 
     def directory(self) -> Path:
         """Returns the checkpoint's local directory; downloads a hub model on first use."""
@@ -71,8 +69,7 @@ class TargetConfig(BaseModel):
         directory = EMBEDDED_TARGETS.get(self.model, Path(self.model).expanduser())
         if (directory / "config.json").is_file():
             return directory
-        is_name = self.model.count("/") == 1 and not self.model.startswith((".", "/", "~"))
-        if directory.is_dir() or not is_name:
+        if hub_id(self.model) is None:
             what = "no config.json there" if directory.is_dir() else "no such directory"
             raise OutriderError(
                 f"target.model = {self.model!r}: {what}; give a checkpoint's directory,"
@@ -91,15 +88,13 @@ class EngineConfig(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     mode: Literal["eager", "compiled"] = "eager"
-    """`eager` starts in seconds. `compiled` uses torch.compile (CUDA graphs on a GPU), which starts
-    slowly and serves faster. The bundle is served in this mode if `eval.engine_modes` measured it,
-    otherwise in the first measured mode."""
+    """`eager` starts in seconds; `compiled` uses torch.compile (CUDA graphs on a GPU): slow start,
+    faster serving. The bundle uses this mode if `eval.engine_modes` has it, otherwise the first."""
 
     max_model_len: int = Field(
         default=2048, ge=16, json_schema_extra={"default": "from the target"}
     )
-    """Maximum tokens of prompt plus completion. A recipe that omits it gets the target's maximum,
-    but at most 32,768."""
+    """Maximum tokens of prompt plus completion. Default: the target's maximum, at most 32,768."""
 
     max_num_seqs: int = Field(default=8, ge=1)
     """Largest number of requests in one engine step."""
@@ -108,8 +103,7 @@ class EngineConfig(BaseModel):
     """Largest number of tokens in one engine step; longer prompts are prefilled in chunks."""
 
     kv_cache_gb: float | None = Field(default=None, gt=0)
-    """Memory of the KV cache in GiB. null: 0.5 on a CPU; on a GPU the memory that remains within
-    `gpu_memory_utilization`."""
+    """KV-cache memory in GiB. null: 0.5 on a CPU; on a GPU the rest of `gpu_memory_utilization`."""
 
     gpu_memory_utilization: float = Field(default=0.9, gt=0, le=1)
     """Share of each GPU's memory that the engine uses. No effect on a CPU."""
@@ -121,8 +115,7 @@ class EngineConfig(BaseModel):
     """Pipeline stages, each of `tensor_parallel` GPUs."""
 
     data_parallel: int = Field(default=1, ge=1)
-    """Data-parallel engines behind one server. Capture and draft parity run one tensor-parallel
-    engine on the same number of GPUs."""
+    """Data-parallel engines per server. Capture and parity use tensor parallelism instead."""
 
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = "bfloat16"
     """Data type of activations and unquantized weights."""
@@ -133,10 +126,9 @@ class EngineConfig(BaseModel):
     others from the command. They are exported with the bundle, so secrets are refused."""
 
     extra_arguments: dict[str, Any] = Field(default_factory=dict)
-    """Other engine arguments of vLLM, by their names in Python (`kv_cache_dtype: fp8`,
-    `enable_expert_parallel: true`, `quantization: fp8`). Capture, evaluation and serve.sh use them
-    unchanged, but capture omits and reports arguments that would change its states. Arguments that
-    name code or hold secrets are refused."""
+    """vLLM's other engine arguments, by Python name (`kv_cache_dtype: fp8`, `quantization: fp8`).
+    Capture, evaluation and serve.sh use them, but capture omits and reports those that would change
+    its states. Arguments that name code or hold secrets are refused."""
 
     @field_validator("extra_arguments")
     @classmethod
@@ -167,9 +159,8 @@ class EngineConfig(BaseModel):
     def changes_drafters(self) -> bool:
         """Whether a running server can change its speculator and number of drafts.
 
-        With data parallelism vLLM drops the schedule of drafts, and a call of the workers returns
-        only the first engine's answer, so a failed swap would go unnoticed. EPLB moves experts
-        between slots, where a swap would not find them.
+        With data parallelism, vLLM drops the draft schedule and returns only the first engine's
+        answer to a call, hiding failed swaps. EPLB moves experts, so a swap would miss them.
         """
         return self.data_parallel == 1 and not self.extra_arguments.get("enable_eplb")
 
@@ -180,12 +171,18 @@ class EngineConfig(BaseModel):
 
 
 class ServingConfig(BaseModel):
-    """The engine of capture, evaluation and serving."""
+    """Engine settings for capture, evaluation and serving."""
 
     model_config = ConfigDict(extra="forbid")
 
     engine: EngineConfig = Field(default_factory=EngineConfig)
     """The engine's settings."""
+
+
+def hub_id(model: str) -> str | None:
+    """The target's hub id; None for a local model."""
+    is_name = model.count("/") == 1 and not model.startswith((".", "/", "~"))
+    return model if is_name and not Path(model).is_dir() else None
 
 
 def _download(model: str, revision: str | None, **which: Any) -> Path:

@@ -14,10 +14,11 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
+import numpy as np
+
 from outrider.common.errors import OutriderError
 from outrider.common.process_tree import ProcessTree, changed_environment
 from outrider.common.threads import in_daemon_thread
-from outrider.serving.admin.swap import swap_directory
 from outrider.serving.config import EngineConfig, TargetConfig
 from outrider.serving.speculator import Drafting
 from outrider.serving.vllm_arguments import engine_arguments, engine_environment, start_environment
@@ -26,7 +27,6 @@ from outrider.serving.vllm_hooks.version import runs_on_cpu
 from outrider.speculators.features import FINAL_NORM, layer_index, layer_name
 
 if TYPE_CHECKING:
-    import numpy as np
     import torch
     from vllm import LLM, SamplingParams
 
@@ -37,13 +37,11 @@ State = tuple[str, "dict[str, torch.Tensor]", list[list[float]] | None]
 """(id, states [T, H] of each stream, scores [2, C])"""
 CONTRADICTS = {
     "prefill_context_parallel_size": "it divides a prompt's states over ranks",
-    "kv_transfer_config": "positions from another engine are not computed",
     "kv_offloading_size": "offloaded prefixes are not computed again",
     "kv_offloading_backend": "offloaded prefixes are not computed again",
     "kv_sharing_fast_prefill": "it skips layers of the prompt",
     "data_parallel_size_local": "there is one engine",
     "data_parallel_backend": "there is one engine",
-    "data_parallel_rpc_port": "there is one engine",
     "enable_dbo": "it overlaps data-parallel engines, but there is one engine",
     "all2all_backend": "it connects data-parallel engines, but there is one engine",
     "enable_elastic_ep": "it adds data-parallel engines, but there is one engine",
@@ -51,7 +49,6 @@ CONTRADICTS = {
     "cudagraph_capture_sizes": "the engine is eager",
     "max_cudagraph_capture_size": "the engine is eager",
     "compilation_config": "the engine is eager",
-    "logits_processors": "logits are read as the target computes them",
 }
 """vLLM arguments that are incompatible with reading states, with the reason."""
 
@@ -84,10 +81,9 @@ def in_process(engine: EngineConfig) -> tuple[EngineConfig, list[str]]:
 class PromptLogprobs(NamedTuple):
     """The engine's log-probabilities of a prompt; entry i is for the token at i + 1."""
 
-    row_id: str
-    logprobs: "np.ndarray"
+    logprobs: np.ndarray
     """float32 [T - 1]: log-probability of each token."""
-    top_tokens: "np.ndarray"
+    top_tokens: np.ndarray
     """int32 [T - 1]: the most likely token."""
 
 
@@ -116,27 +112,10 @@ class AskedRow(NamedTuple):
 class Engine:
     """A running vLLM engine, opened by `open_engine`."""
 
-    def __init__(
-        self, llm: "LLM", target_dir: Path, started_with: Path | None, scratch: Path
-    ) -> None:
-        """`started_with`: the directory of its speculator, if it has one."""
-        self.llm = llm
+    def __init__(self, llm: "LLM", scratch: Path) -> None:
+        self.llm, self._scratch = llm, scratch
         self.max_model_len = llm.model_config.max_model_len
-        self._target_dir, self._started_with = target_dir, started_with
-        self._scratch = scratch
         self._ahead: Future[Any] | None = None
-
-    def swap(self, directory: Path) -> None:
-        """Loads the speculator of a directory; no request may be running.
-
-        Raises an `OutriderError` if it is refused; the previous speculator then stays in use.
-        """
-        swap_directory(
-            lambda method, arguments: self.llm.collective_rpc(method, kwargs=arguments),
-            directory,
-            self._started_with,
-            self._target_dir,
-        )
 
     def prefill(
         self,
@@ -152,8 +131,7 @@ class Engine:
         `scores` are the sums [2, C] over about `positions` completion tokens (logged_text.py).
 
         Rows are prefilled in batches of at most `batch_tokens` tokens; the next batch runs while
-        the caller reads the states of the previous one. Larger batches use the engine better, but
-        hold more states in memory.
+        the caller reads the previous one. Larger batches are faster but hold more states in memory.
         """
         self._settle()
         groups = batches(rows, batch_tokens)
@@ -217,22 +195,18 @@ class Engine:
 
     def prompt_logprobs(self, rows: Sequence[tuple[str, Sequence[int]]]) -> list[PromptLogprobs]:
         """Returns the log-probabilities of each row's tokens except the first."""
-        import numpy as np
-
         self._check_lengths(rows)
         self._settle()
         outputs: list[Any] = self.llm.generate(_prompts(rows), _prefill_only(1), use_tqdm=False)
         results = []
-        for (row_id, token_ids), output in zip(rows, outputs, strict=True):
+        for (_, token_ids), output in zip(rows, outputs, strict=True):
             positions = output.prompt_logprobs[1:]
             logprobs = [
                 position[token].logprob
                 for position, token in zip(positions, token_ids[1:], strict=True)
             ]
             tops = [min(position, key=lambda token: position[token].rank) for position in positions]
-            results.append(
-                PromptLogprobs(row_id, np.array(logprobs, np.float32), np.array(tops, np.int32))
-            )
+            results.append(PromptLogprobs(np.array(logprobs, np.float32), np.array(tops, np.int32)))
         return results
 
     def answer(self, rows: Sequence[AskedRow]) -> list[list[int]]:
@@ -295,7 +269,6 @@ def open_engine(
     """
     engine, _ = in_process(engine)
     arguments = engine_arguments(target, engine, drafting)
-    started_with = drafting.speculator.directory if drafting is not None else None
     with (
         ProcessTree() as tree,
         tempfile.TemporaryDirectory(dir=scratch, prefix="outrider-") as folder,
@@ -304,10 +277,10 @@ def open_engine(
         with changed_environment(variables | tree.environment):
             from vllm import LLM
 
-            register()  # vLLM does so once per process, perhaps with other variables
+            register()  # vLLM calls it once per process, perhaps with other variables
             llm = LLM(**arguments, worker_extension_cls=extension)
         try:
-            yield Engine(llm, target.directory(), started_with, Path(folder))
+            yield Engine(llm, Path(folder))
         finally:
             # On GPUs an orderly shutdown frees memory, NCCL's groups and /dev/shm for the next
             # stage. On a CPU it takes 4 to 7 s and frees nothing that is needed.

@@ -1,8 +1,7 @@
 """Runs blocks of requests with `vllm bench serve` in one child process.
 
-Importing this load generator takes seconds, longer than a short block, and its garbage collection
-and event loop should not share a process with anything else. So a child process imports it once and
-then reads one block per line of its input.
+Importing vLLM's load generator takes seconds, and its garbage collection and event loop should have
+a process to themselves. So a child process imports it once and reads one block per line.
 
     with LoadGenerator(TargetConfig(), log_path=Path("load.log")) as load:
         block = load.run_block(server.url, prompts, 4, Sampling(), max_tokens=256)
@@ -27,10 +26,10 @@ from outrider.common.errors import OutriderError
 from outrider.common.process_tree import Child
 from outrider.serving.client import Sampling, SpeculationCounters, read_counters
 from outrider.serving.config import EngineConfig, TargetConfig
-from outrider.serving.vllm_arguments import engine_environment
+from outrider.serving.vllm_arguments import engine_environment, words_of
 
 WARM_UP_TOKENS = 32
-"""Longest response of a warm-up block."""
+"""Maximum response length of a warm-up block, in tokens."""
 
 
 @dataclass(frozen=True)
@@ -110,36 +109,31 @@ class LoadGenerator:
         `concurrency` is None, requests beyond the server's capacity queue there, and the wait
         counts in the time to first token. Prompts are rendered text, including special tokens.
         """
-        options = {
+        options: dict[str, Any] = {
             "backend": "vllm",
-            "base-url": url,
+            "base_url": url,
             "endpoint": "/v1/completions",
             "model": self._model_name,
             "tokenizer": self._tokenizer,
-            "dataset-name": "custom",
-            "custom-output-len": max_tokens,
-            "num-prompts": len(prompts),
+            "dataset_name": "custom",
+            "custom_output_len": max_tokens,
+            "num_prompts": len(prompts),
+            "max_concurrency": concurrency,
             "temperature": sampling.temperature,
-            "extra-body": json.dumps({"add_special_tokens": False, **sampling.request()}),
-            "ready-check-timeout-sec": 0,  # the check would send a request, which would be counted
+            "extra_body": {"add_special_tokens": False, **sampling.request()},
+            "ready_check_timeout_sec": 0,  # the check would send a request, which would be counted
+            "skip_chat_template": True,
+            "disable_shuffle": True,
+            "no_oversample": True,
+            "disable_tqdm": True,
+            "save_detailed": True,
         }
-        if concurrency is not None:
-            options["max-concurrency"] = concurrency
-        words = [
-            "--skip-chat-template",
-            "--disable-shuffle",
-            "--no-oversample",
-            "--disable-tqdm",
-            "--save-detailed",
-        ]
-        for name, value in options.items():
-            words += [f"--{name}", str(value)]
         before = read_counters(url)
         with tempfile.TemporaryDirectory(prefix="outrider-") as folder:
             dataset = Path(folder) / "prompts.jsonl"
             lines = [json.dumps({"prompt": prompt}) + "\n" for prompt in prompts]
             dataset.write_text("".join(lines), encoding="utf-8")
-            words += ["--dataset-path", str(dataset)]
+            words = words_of(options | {"dataset_path": dataset})
             result = self._ask({"words": words, "arrivals": arrivals})
         return _block(result, read_counters(url) - before)
 
@@ -176,8 +170,8 @@ def _sent_at(serve: ModuleType, arrivals: list[float]) -> Callable[..., list[Any
 
     vLLM 0.32 supports send times only for its timed traces. They contain only token counts: vLLM
     fills the prompts with random tokens and ignores the end of each response, so the acceptance is
-    not that of a customer's text. Its schedule uses any request's `timestamp`, so the customer's
-    prompts get theirs here, after vLLM has checked the options.
+    not that of a customer's text. But vLLM's schedule uses the `timestamp` of any request, so the
+    send times are set here, after vLLM has checked the options.
     """
     load = serve.get_samples
 

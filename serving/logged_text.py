@@ -10,8 +10,7 @@ no logits and no tokens. Every rank must call `score_step`, because a sharded he
                vocabulary, keep=True)
     text.sums_PC      # float64 [2, C]: the first HEAD tokens of the completion, and the rest
 
-Shapes: N positions of a step, H hidden size, P the two parts of a completion, C columns
-(token_scores.COLUMNS).
+Shapes: N positions of a step, H hidden size, P two parts of a completion, C token_scores.COLUMNS.
 """
 
 from collections.abc import Callable, Sequence
@@ -54,8 +53,7 @@ class LoggedText:
     def take(self, start: int, tokens: int) -> np.ndarray:
         """Returns the positions that `tokens` states from `start` on can score.
 
-        A state scores the next position. Each position is returned once, even if a preempted
-        request is computed again.
+        A state scores the next position. Each position is returned once, even after preemption.
         """
         first, last = np.searchsorted(self.checked, (start + 1, start + tokens + 1))
         first = max(first, self._done)

@@ -2,7 +2,7 @@
 
     found = read_serve_command("vllm serve deepseek-ai/DeepSeek-R1 -tp 8 --kv-cache-dtype fp8")
     found.values        # {"target": {"model": ...}, "serving": {"engine": {...}}}
-    found.notes         # flags without a recipe key, and recipe values that stay
+    found.notes         # flags without a recipe key, and recipe values that are kept
 
 vLLM's own parser reads the flags. A flag with a recipe key sets that key. Other arguments that
 change what the engine computes go to `serving.engine.extra_arguments` unchanged, and such variables
@@ -89,7 +89,7 @@ def read_serve_command(text: str) -> ServeCommand:
     values: dict[str, Any] = {"target": target, "serving": {"engine": engine}}
     if speculative:
         notes.append(
-            f"speculative_config, the endpoint's speculator today: {_today(speculative, values)}"
+            f"speculative_config, the endpoint's current speculator: {_today(speculative, values)}"
         )
     return ServeCommand(values, notes)
 
@@ -181,7 +181,7 @@ def _engine_value(source: str, key: str, value: Any) -> dict[str, Any]:
 def _today(speculative: dict[str, Any], values: dict[str, Any]) -> str:
     """Adds the current speculator to `values`; returns its description."""
     method, k = speculative.get("method"), speculative.get("num_speculative_tokens")
-    words = f"{method or 'its own speculator'}, {k} drafts a step"
+    words = f"{method or 'its own speculator'}, {k} drafts per step"
     if isinstance(k, int):
         values["eval"] = {"current_k": k}
     model = speculative.get("model")

@@ -21,9 +21,9 @@ from outrider.common.errors import OutriderError
 from outrider.common.files import read_json
 from outrider.serving.allowed import why_not_argument, why_not_variable
 from outrider.serving.config import EngineConfig, TargetConfig
-from outrider.serving.hooked import HOOKED
 from outrider.serving.speculator import Drafting
 from outrider.serving.vllm_arguments import engine_arguments, engine_environment, flags_of
+from outrider.serving.vllm_hooks import HOOKED
 from outrider.speculators.checkpoints.target_fingerprint import check_target
 
 
@@ -74,7 +74,7 @@ def read_serve_flags(bundle: Path, speculator: str) -> ServeFlags:
 
     Raises an `OutriderError` for a flag or a variable that no bundle may set.
     """
-    path = Path(bundle) / "bundle.json"
+    path = bundle / "bundle.json"
     manifest = read_json(path)
     serve = manifest.get("serve")
     try:
@@ -96,7 +96,6 @@ def read_serve_flags(bundle: Path, speculator: str) -> ServeFlags:
 
 def bundle_command(bundle: Path) -> tuple[list[str], dict[str, str]]:
     """Returns a bundle's serve command and variables; executes nothing in the bundle."""
-    bundle = Path(bundle)
     flags = read_serve_flags(bundle, str(bundle.resolve()))
     manifest = read_json(bundle / "bundle.json")
     target = TargetConfig.model_validate(manifest["target"])

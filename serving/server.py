@@ -6,8 +6,7 @@
         complete(server.url, ...)
         print(server.counters().acceptance_length)
 
-Several servers can be up at once. Idle servers sleep: Intel's OpenMP, preloaded if it is installed,
-puts worker threads to sleep 5 ms after their last work.
+Several servers can run at once; idle ones sleep (`engine_environment`).
 """
 
 import os
@@ -15,17 +14,15 @@ import re
 import socket
 import sys
 import time
-import urllib.error
-import urllib.request
 from pathlib import Path
 from typing import Any
 
 from outrider.common.errors import OutriderError
 from outrider.common.process_tree import Child
+from outrider.serving.admin.address import Address
 from outrider.serving.admin.swap import swap_directory
 from outrider.serving.client import SpeculationCounters, post, read_counters
 from outrider.serving.config import EngineConfig, TargetConfig
-from outrider.serving.hooked import SWAP_EXTENSION
 from outrider.serving.speculator import Drafting
 from outrider.serving.vllm_arguments import (
     engine_environment,
@@ -33,6 +30,7 @@ from outrider.serving.vllm_arguments import (
     start_environment,
     start_limit_s,
 )
+from outrider.serving.vllm_hooks import SWAP_EXTENSION
 
 HOST = "127.0.0.1"
 _STOP_S = 15.0
@@ -69,8 +67,7 @@ class Server:
         if drafting is not None and drafting.speculator.trainable:
             words += ["--worker-extension-cls", SWAP_EXTENSION]
         self.command = [sys.executable, "-m", "outrider.serving.vllm_command", "serve", *words]
-        # Development mode opens /collective_rpc, which loads drafters from any directory. The
-        # server is reachable only from this machine.
+        # Development mode opens /collective_rpc for swaps; only this machine reaches the server.
         self._environment = (
             start_environment(self._checkpoint)
             | engine_environment(engine)
@@ -86,7 +83,9 @@ class Server:
             self.command, self.log_path, "vllm serve", os.environ | self._environment
         )
         try:
-            self._child.wait_until(self._healthy, start_limit_s(self._checkpoint), root_error)
+            self._child.wait_until(
+                Address.parse(self.url).healthy, start_limit_s(self._checkpoint), root_error
+            )
         except BaseException:
             self.stop()
             raise
@@ -112,6 +111,7 @@ class Server:
         Raises an `OutriderError` if it is refused; the previous speculator then stays in use.
         """
         began = time.monotonic()
+        assert self._started_with is not None  # only engines that draft from weights swap them
         swap_directory(self._rpc, directory, self._started_with, self._checkpoint)
         # Cached prefixes hold the old drafter's keys: 3.91 instead of 3.97 tokens per step.
         self.reset_prefix_cache()
@@ -134,20 +134,12 @@ class Server:
         answer = post(self.url, "/collective_rpc", {"method": method, "kwargs": arguments})
         return list(answer["results"])
 
-    def _healthy(self) -> bool:
-        try:
-            with urllib.request.urlopen(self.url + "/health", timeout=30) as response:
-                return bool(response.status == 200)
-        except (urllib.error.URLError, ConnectionError, TimeoutError):
-            return False
-
 
 def root_error(log: str) -> str:
     """Returns the root cause in a vLLM log: the first engine traceback.
 
     A worker's error ends the engine core, which ends the server. Each logs a traceback; the last
-    one only reports that the engine core failed. Without an engine's traceback, returns the
-    server's last traceback or the end of the log.
+    only reports that the engine core failed. Fallback: the last traceback or the end of the log.
     """
     lines = log.splitlines()
     starts = [n for n, line in enumerate(lines) if "Traceback (most recent call last):" in line]

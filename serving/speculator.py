@@ -35,7 +35,7 @@ class Speculator:
 
     @property
     def has_replay(self) -> bool:
-        """Whether exact replay can compute its drafts, from states or text alone."""
+        """Whether exact replay can compute its drafts from states or text alone."""
         return isinstance(self.family, TrainableKind | WeightlessKind)
 
     @property
@@ -94,8 +94,8 @@ class Speculator:
     def steps(self, counters: Mapping[str, Any], responses: int) -> int:
         """Engine steps, from the fields of `SpeculationCounters` over `responses` responses.
 
-        vLLM does not count steps without drafts. Each step delivers one token besides the accepted
-        drafts, so the steps are the tokens minus accepted drafts and each response's first token.
+        vLLM does not count steps without drafts. Each step delivers its accepted drafts and one
+        token, so steps are the tokens minus accepted drafts and each response's first token.
         """
         if self.trainable:
             return int(counters["drafts"])
@@ -121,11 +121,8 @@ class Drafting:
 
     def settings(self) -> dict[str, Any] | None:
         """Returns vLLM's `speculative_config`; None without speculation."""
-        own = self.speculator
-        if not own.speculates:
-            return None
-        return kind_named(own.kind).vllm_settings(
-            own.directory, self.k, self.sample_method, self.k_per_batch_size
+        return self.speculator.family.vllm_settings(
+            self.speculator.directory, self.k, self.sample_method, self.k_per_batch_size
         )
 
     def as_manifest(self) -> dict[str, Any]:
@@ -154,8 +151,7 @@ def served_base(base_dir: Path, target_dir: Path, cache: Path) -> Path:
 
     vLLM loads a drafter by walking every shard of the directory that `--speculative-config` names.
     For DeepSeek-R1's own layer that is the target's directory: 671 GB would be read a second time
-    for 11.6 GB. The copy is named after the content of the layer's shards, so runs on the same
-    target share it.
+    for 11.6 GB. The copy is named by the content of the layer's shards, so runs share it.
     """
     if base_dir.resolve() != target_dir.resolve():
         return base_dir

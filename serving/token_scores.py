@@ -12,10 +12,7 @@ Application, 1980, corollary 3.1). p is taken before the cut, so that log p is f
 outside it; inside, the cut adds the same constant to both terms. The scores measure only whether a
 text is as likely as the target's own text, not which tokens it should contain.
 
-The scores are computed where the logits are: on the worker's device (capture_extension.py).
-
-Shapes: N positions, V vocabulary, C columns, M open positions (where more than one token is
-possible), K candidates.
+Shapes: N positions, M open ones (several possible tokens), V vocabulary, C columns, K top tokens.
 """
 
 import math
@@ -26,8 +23,7 @@ from torch import Tensor
 from outrider.speculators.acceptance import GREEDY_BELOW
 
 RARE = 1e-4
-"""Probability at temperature 1 below which a token is rare. Of the tokens sampled at temperature
-0.6 and top_p 1, 0.15 % are rare."""
+"""Probability at temperature 1 below which a token is rare (0.15 % at temperature 0.6, top_p 1)."""
 
 LIKELY_MASS = 0.95
 """Tokens outside the most likely tokens with this mass (or top_p, if smaller) count as `unlikely`.
@@ -45,12 +41,10 @@ TEMPERATURES = (0.0, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.35
 """Grid of temperatures for the fit."""
 
 STRAY = 0.01
-"""Share of tokens that the fit allows outside top_k and top_p. With 0, one such token would exclude
-a temperature."""
+"""Share of tokens that the fit allows outside the cut. With 0, one would exclude a temperature."""
 
 CANDIDATES = 256
-"""The nucleus is first searched among this many most likely tokens, or more if top_k is larger.
-Only larger nuclei need a full sort."""
+"""Number of top tokens searched for the nucleus, or more for a larger top_k, before a full sort."""
 
 COLUMNS = (
     "tokens",  # 1 for each position
@@ -93,8 +87,7 @@ def token_scores(
     logprob_N, sampled_N = x_N - log_z1_N, x_N / tau_N - log_z_N
     other_N = (x_N < 0).float()
 
-    # Most positions are closed: the best token alone fills top_p, so only it can be sampled. The
-    # others are "open" and are computed separately.
+    # Most positions are closed: the best token alone fills top_p, so only it can be sampled.
     zero_N, one_N = torch.zeros_like(x_N), torch.ones_like(x_N)
     answers_6N = torch.stack([-log_z_N, zero_N, other_N, other_N, zero_N, one_N])
     open_M = (~greedy_N & (-log_z_N < top_p_N.log())).nonzero()[:, 0]

@@ -3,11 +3,11 @@
     engine_arguments(TargetConfig(), EngineConfig())      # keyword arguments of vllm.LLM
     serve_arguments(TargetConfig(), EngineConfig())       # words after `vllm serve`
 
-Capture, evaluation and the exported serve.sh must compute the same results, so all three take their
-settings from `engine_arguments`; only the speculator and the mode differ. CPU builds get two other
-settings: every custom op except the rotary one is on, because DeepSeek-V3's rotary embedding is
-otherwise wrong in eager mode; and MLA runs as plain attention, which verifies several drafts at
-once faster than the CPU's MLA kernel.
+Capture, evaluation and the exported serve.sh must compute the same results, so all use
+`engine_arguments`; only speculator and mode differ. CPU builds get two other settings: all custom
+ops except the rotary one are on, because DeepSeek-V3's rotary embedding is otherwise wrong in eager
+mode; and MLA runs as plain attention, which verifies several drafts faster than the CPU's MLA
+kernel.
 """
 
 import json
@@ -19,8 +19,8 @@ from typing import Any
 
 from outrider.common.errors import OutriderError
 from outrider.serving.config import EngineConfig, TargetConfig
-from outrider.serving.hooked import HOOKED
 from outrider.serving.speculator import Drafting
+from outrider.serving.vllm_hooks import HOOKED
 from outrider.serving.vllm_hooks.version import runs_on_cpu
 from outrider.speculators.kinds.protocol import DrafterKind
 
@@ -32,11 +32,7 @@ def runs_mla(target_config: Mapping[str, Any], engine: EngineConfig) -> bool:
     """
     if not target_config.get("kv_lora_rank"):
         return False
-    try:
-        environment = engine_environment(engine)
-    except OutriderError:
-        environment = engine.environment
-    return (os.environ | environment).get("VLLM_MLA_DISABLE", "0") == "0"
+    return (os.environ | engine_environment(engine)).get("VLLM_MLA_DISABLE", "0") == "0"
 
 
 def runner_refusal(kind: DrafterKind, engine: EngineConfig) -> str | None:
@@ -46,10 +42,7 @@ def runner_refusal(kind: DrafterKind, engine: EngineConfig) -> str | None:
     """
     if not kind.needs_v2:
         return None
-    try:
-        runner = "0" if runs_on_cpu() else "1"
-    except OutriderError:
-        runner = "1"
+    runner = "0" if runs_on_cpu() else "1"
     if (os.environ | engine.environment).get("VLLM_USE_V2_MODEL_RUNNER", runner) == "1":
         return None
     return (
@@ -80,8 +73,7 @@ def engine_environment(engine: EngineConfig) -> dict[str, str]:
         }
         openmp = Path(sys.prefix) / "lib" / "libiomp5.so"
         if openmp.is_file():
-            # With Intel's OpenMP, threads sleep 5 ms after their last work, so idle servers do not
-            # spin.
+            # With Intel's OpenMP, threads sleep 5 ms after their last work instead of spinning.
             preloads = [*os.environ.get("LD_PRELOAD", "").split(":"), str(openmp)]
             environment["LD_PRELOAD"] = ":".join(dict.fromkeys(filter(None, preloads)))
     else:
@@ -140,7 +132,12 @@ def serve_arguments(
 ) -> list[str]:
     """`engine_arguments` as command-line arguments of `vllm serve`."""
     arguments = engine_arguments(target, engine, drafting)
-    return [arguments.pop("model"), *(word for flag in flags_of(arguments) for word in flag)]
+    return [arguments.pop("model"), *words_of(arguments)]
+
+
+def words_of(arguments: Mapping[str, Any]) -> list[str]:
+    """Arguments by their Python names as command-line words."""
+    return [word for flag in flags_of(arguments) for word in flag]
 
 
 def flags_of(arguments: Mapping[str, Any]) -> list[tuple[str, ...]]:

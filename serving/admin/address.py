@@ -60,10 +60,14 @@ class Address:
         return address
 
     def connect(self, timeout_s: float) -> http.client.HTTPConnection:
-        """Returns a reusable connection, which opens at the first request."""
+        """Returns a connection for one request."""
+        host = self.host or "localhost"
+        connection = http.client.HTTPConnection(host, self.port, timeout=timeout_s)
         if self.path is not None:
-            return _UnixConnection(self.path, timeout_s)
-        return http.client.HTTPConnection(self.host or "", self.port, timeout=timeout_s)
+            connection.sock = socket.socket(socket.AF_UNIX)
+            connection.sock.settimeout(timeout_s)
+            connection.sock.connect(self.path)
+        return connection
 
     def call(
         self,
@@ -80,31 +84,24 @@ class Address:
         headers = {"Content-Type": "application/json"}
         if api_key is not None:
             headers["Authorization"] = f"Bearer {api_key}"
-        connection = self.connect(timeout_s)
-        try:
+        with contextlib.closing(self.connect(timeout_s)) as connection:
             connection.request(method, path, None if body is None else json.dumps(body), headers)
             response = connection.getresponse()
             text = response.read().decode(errors="replace")
-        finally:
-            connection.close()
         try:
             return response.status, json.loads(text)
         except ValueError:
             return response.status, text
+
+    def healthy(self) -> bool:
+        """True if a vLLM server answers here and its engine is alive."""
+        try:
+            return self.call("GET", "/health", timeout_s=30)[0] == http.client.OK
+        except (OSError, http.client.HTTPException):
+            return False
 
     def __str__(self) -> str:
         if self.path is not None:
             return f"unix:{self.path}"
         host = f"[{self.host}]" if ":" in (self.host or "") else self.host
         return f"http://{host}:{self.port}"
-
-
-class _UnixConnection(http.client.HTTPConnection):
-    def __init__(self, path: str, timeout_s: float) -> None:
-        super().__init__("localhost", timeout=timeout_s)
-        self._path = path
-
-    def connect(self) -> None:
-        self.sock = socket.socket(socket.AF_UNIX)
-        self.sock.settimeout(self.timeout)
-        self.sock.connect(self._path)

@@ -1,6 +1,6 @@
 """Client of a replica's admin route: speculator in use, swaps, finished requests.
 
-    replica = Replica("unix:/run/outrider/a.admin.sock", "unix:/run/outrider/a.sock", token)
+    replica = Replica("unix:/run/outrider/a.admin.sock", token)
     replica.status().version
     replica.swap(SwapOrder(directory="/releases/4f1d0c2a9b77", version="v2", digest=digest))
     finished, after = replica.requests(after=0)
@@ -30,7 +30,7 @@ class SwapFailed(OutriderError):
 
 
 class ReplicaUnreachable(OutriderError):
-    """The replica did not answer; a swap in progress may have happened."""
+    """The replica did not answer; a swap in progress may have completed."""
 
 
 class Watch(BaseModel):
@@ -88,12 +88,10 @@ class ReplicaStatus:
 class SwapResult:
     """Result of a successful swap."""
 
-    version: str
     read_s: float
     """Seconds to read and check the files; the engine can answer requests meanwhile."""
     stall_s: float
-    """Seconds of the swap, including the pause and any clearing of caches: the longest time in
-    which no request got a token."""
+    """Seconds of pause and swap: the longest time in which no request got a token."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,7 +120,7 @@ class LiveRequest:
     failed: bool
     """True if an engine error ended it; a client that disconnects is not a failure."""
     aborted: bool = False
-    """True if it ended before its last token: the client hung up, or the server aborted it."""
+    """True if it ended early: the client disconnected, or the server aborted it."""
     mixed: bool = False
     """True if a swap occurred during the request."""
 
@@ -137,12 +135,10 @@ class FinishedRequests:
 
 
 class Replica:
-    """One vLLM server with the admin route."""
+    """One vLLM server with the admin route at address `admin`."""
 
-    def __init__(self, admin: str, data: str, token: str) -> None:
-        """Takes the addresses of the admin route and of the server's API."""
-        self.admin, self.data = Address.parse(admin), Address.parse(data)
-        self._token = token
+    def __init__(self, admin: str, token: str) -> None:
+        self.admin, self._token = Address.parse(admin), token
 
     def status(self) -> ReplicaStatus:
         """Returns the speculator in use; raises `ReplicaUnreachable` without an answer."""
@@ -169,20 +165,12 @@ class Replica:
     def requests(self, after: int) -> tuple[list[LiveRequest], int]:
         """Returns finished requests from index `after` on, and the next `after`.
 
-        The server keeps only the last requests, so indices may be missing. If the next `after` is
-        smaller than this one, the server was restarted.
+        The server keeps only the last requests. A smaller next `after` means that it was restarted.
         """
         status, answer = self._call("GET", f"{REQUESTS}?after={after}")
         if status != http.client.OK:
             raise OutriderError(f"{self.admin}{REQUESTS}: {status} {_reason(answer)}")
         return [LiveRequest(**each) for each in answer["requests"]], int(answer["next"])
-
-    def healthy(self) -> bool:
-        """True if the engine is alive."""
-        try:
-            return self.data.call("GET", "/health", timeout_s=5)[0] == http.client.OK
-        except (OSError, http.client.HTTPException):
-            return False
 
     def _call(
         self, method: str, path: str, body: Any = None, timeout_s: float = 60

@@ -3,13 +3,12 @@
     current = in_service(Path(directory_at_start))
     new = checked(directory, current, target_dir, root, digest, k)
     await swap(rpc, new, swap_id)       # a live server (vllm_hooks/live_speculator.py)
-    swap_directory(rpc, directory, directory_at_start, target_dir)   # an engine in this process
+    swap_directory(rpc, directory, directory_at_start, target_dir)   # a server on this machine
 
 `rpc(method, arguments)` returns each worker's answer (vllm_hooks/swap_extension.py).
 
-Releases are read-only copies in folders named by their digest (live/releases.py), so they are read
-in place. Workers detect a file that changes after the check by its inode, size or times; they then
-keep the previous speculator, or load it again.
+Releases are read-only copies in folders named by digest (live/releases.py), read in place. Workers
+detect later changes by inode, size and times, and then keep the previous speculator or reload it.
 """
 
 import asyncio
@@ -83,7 +82,7 @@ def checked(
 ) -> Candidate:
     """Reads the speculator in `directory` and checks that it can replace `current`.
 
-    With a `root` it must be a release with this digest (`release_files`); otherwise it is trusted.
+    With a `root`, it must be a release with this digest (`release_files`); otherwise it is trusted.
     Raises an `OutriderError` if its kind, tensors, shapes or number types differ, if a value is not
     finite, or if it was made for another target or another number of drafts than `k`.
     """
@@ -117,8 +116,7 @@ async def swap(
     """Loads a checked speculator on all workers; returns their reports.
 
     `swap_id` identifies the swap for `speculator_take_back`. Raises an `OutriderError` with the
-    first worker's reason if all workers keep the old speculator, and `SpeculatorBroken` if a worker
-    could not go back to it.
+    first worker's reason if all keep the old one, and `SpeculatorBroken` if one could not go back.
     """
     load = {
         "directory": str(new.directory),
@@ -142,7 +140,7 @@ async def swap(
 def swap_directory(
     rpc: Callable[[str, dict[str, Any]], Sequence[Report]],
     directory: Path,
-    started_with: Path | None,
+    started_with: Path,
     target_dir: Path,
 ) -> None:
     """Swaps to the speculator of a trusted directory; `rpc` is synchronous.
@@ -150,8 +148,6 @@ def swap_directory(
     `started_with`: the directory that the engine was started with. Raises an `OutriderError` if the
     swap is refused; the previous speculator then stays in use.
     """
-    if started_with is None:
-        raise OutriderError(f"{directory}: the engine was started without weights to swap")
     new = checked(Path(directory).resolve(), in_service(started_with), target_dir)
 
     async def call(method: str, arguments: dict[str, Any]) -> Sequence[Report]:
@@ -196,8 +192,8 @@ def _check_form(new: Candidate, current: Candidate) -> None:
             f"{source}: {new.kind.in_words}, but the engine was started with"
             f" {current.kind.in_words}; start another server for it"
         )
-    # Kinds with several published layouts have several names for a tensor. If the tensors have the
-    # same forms, the kind's own check of names decides.
+    # Kinds with several published layouts have several names for a tensor. If the forms are equal,
+    # the kind's own check of names decides.
     names_differ = new.forms.keys() != current.forms.keys()
     if names_differ and sorted(new.forms.values()) == sorted(current.forms.values()):
         return
@@ -232,8 +228,8 @@ def release_files(directory: Path, root: Path, digest: str) -> tuple[FileStates,
     """Checks every byte of a release; returns its file states and manifest.
 
     Raises an `OutriderError` if `directory` is not below `root` or is reached through a symbolic
-    link below it, if a file is a link, is not listed in bundle.json or differs from it, or if the
-    listed files do not have this `digest` (bundle_digest.py).
+    link below it, if a file is a link, unlisted or changed, or if the files' digest is not
+    `digest`.
     """
     if not directory.is_absolute() or ".." in directory.parts:
         raise OutriderError(f"{directory}: expected an absolute path without `..`")

@@ -7,8 +7,7 @@
 `--speculative-config` reads `config.json` and the speculator's safetensors. Subfolders hold the
 speculator in other formats, if its kind has any. A kind without weights has neither.
 `speculation_profile.json` has the acceptance by position of a measured speculator. `serve.sh`
-starts the server with the flags of the evaluation. `bundle.json` holds the k to use, the SHA-256 of
-every file, and the evidence.
+starts the server with the evaluated flags. `bundle.json` has k, every file's SHA-256, and evidence.
 """
 
 import dataclasses
@@ -26,11 +25,11 @@ from outrider.serving.bundle.bundle_digest import MANIFEST, bundle_digest, listi
 from outrider.serving.bundle.bundle_places import local_bundle, put_bundle
 from outrider.serving.client import Sampling, complete
 from outrider.serving.config import EMBEDDED_TARGETS, EngineConfig, TargetConfig
-from outrider.serving.hooked import HOOKED
 from outrider.serving.serve_flags import exported_environment, serving_of
 from outrider.serving.server import Server
 from outrider.serving.speculator import Drafting, Speculator
 from outrider.serving.vllm_arguments import engine_arguments, engine_environment, flags_of
+from outrider.serving.vllm_hooks import HOOKED
 from outrider.serving.vllm_hooks.version import runs_on_cpu, vllm_version
 from outrider.speculators.checkpoints.target_fingerprint import (
     KEY,
@@ -169,7 +168,7 @@ def speculation_profile(
     one_block = KINDS[method].one_block
     k, reached = len(marginal), [1.0, *marginal, 0.0]
     pairs = [*itertools.pairwise(reached)]
-    # A published profile has no path of this machine, only the model's name.
+    # Profiles are published, so the model's name replaces a local path.
     name = Path(target.model).name if Path(target.model).is_dir() else target.model
     return {
         "schema_version": "1.0",

@@ -4,7 +4,7 @@
     check_files(directory)                       # plain files of the listed sizes, and no others
     bundle_digest(directory)                     # their content too
 
-A bundle is data from outside. Every reader and every download checks its list.
+Bundles are untrusted: every reader and every download checks the list.
 """
 
 import os
@@ -52,8 +52,8 @@ def listing(directory: Path) -> dict[str, Any]:
 def bundle_digest(directory: Path) -> str:
     """Checks the files; returns SHA-256 over bundle.json's sorted (name, SHA-256) pairs.
 
-    bundle.json itself is not included, so the same speculator with other evidence has the same
-    digest. Raises an `OutriderError` if a file is missing or differs.
+    bundle.json is not included, so the digest does not depend on the evidence. Raises an
+    `OutriderError` if a file is missing or differs.
     """
     files = check_files(directory)
     for name, digest in files.items():
@@ -84,8 +84,8 @@ def read_manifest(directory: Path) -> dict[str, Any]:
 def check_files(directory: Path) -> dict[str, str]:
     """Checks a bundle's file names and sizes; returns {file name: SHA-256}.
 
-    Content is not read. Raises an `OutriderError` for a file that is missing, a link, not a regular
-    file, of another size, or not in bundle.json: vLLM would load it.
+    Content is not read. Raises an `OutriderError` for a file that is missing, a link, not regular,
+    of another size, or not in bundle.json, since vLLM would load it.
     """
     manifest = read_manifest(directory)
     for name, size in manifest["sizes"].items():
@@ -100,15 +100,14 @@ def check_files(directory: Path) -> dict[str, str]:
                 raise OutriderError(
                     f"{directory / path}: {MANIFEST} does not list it; delete it, or export again"
                 )
-    files: dict[str, str] = manifest["files"]
-    return files
+    return dict(manifest["files"])
 
 
 def _check_list(manifest: dict[str, Any], path: Path) -> None:
     """Raises an `OutriderError` if names, digests or sizes are invalid.
 
-    Names must be relative and normalized, of letters, digits and `_.+-`. Every file must have a
-    size, and the sum must not exceed `TOTAL_LIMIT`.
+    Names must be relative and normalized, with letters, digits and `_.+-` only. Every file must
+    have a size, and the sum must not exceed `TOTAL_LIMIT`.
     """
     files, sizes = manifest.get("files"), manifest.get("sizes")
     if not isinstance(files, dict) or not 0 < len(files) <= FILES_LIMIT:
@@ -116,7 +115,7 @@ def _check_list(manifest: dict[str, Any], path: Path) -> None:
     for name, digest in files.items():
         parts = name.split("/")
         if not all(map(_PART.fullmatch, parts)) or not {".", ".."}.isdisjoint(parts):
-            raise OutriderError(f"{path}: files: {name!r} is not inside of the bundle")
+            raise OutriderError(f"{path}: files: {name!r} is not inside the bundle")
         if name == MANIFEST or any("/".join(parts[:n]) in files for n in range(1, len(parts))):
             raise OutriderError(f"{path}: files: {name!r} cannot be a file of the bundle")
         if not isinstance(digest, str) or not _SHA256.fullmatch(digest):

@@ -12,7 +12,9 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import fsspec
+import huggingface_hub
 
 from outrider.common.errors import OutriderError
 from outrider.common.files import publish
@@ -27,9 +29,6 @@ from outrider.serving.bundle.bundle_digest import (
 from outrider.serving.bundle.model_card import model_card
 from outrider.serving.bundle.oci_layout import read_oci_layout, write_oci_layout
 
-if TYPE_CHECKING:
-    from huggingface_hub.hf_api import ModelInfo
-
 HUB, OCI = "hf://", "oci:"
 
 _PIECE = 2**22
@@ -41,8 +40,8 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 def put_bundle(stage: Path, to: str | Path) -> None:
     """Copies a finished bundle to a directory or address, replacing existing content.
 
-    Readers see the old bundle or the new one. At an fsspec URL they see none during the copy:
-    bundle.json is removed first and written last.
+    Readers see the old bundle or the new one; at an fsspec URL, none during the copy: bundle.json
+    is removed first and written last.
     """
     place = str(to)
     if place.startswith(HUB):
@@ -64,7 +63,8 @@ def pinned(location: str | Path) -> str:
     repository, revision = _repository(place)
     if revision is not None and _COMMIT.fullmatch(revision):
         return place
-    return f"hf://{repository}@{_info(place).sha}"
+    commit, _ = _commit_and_sizes(place)
+    return f"hf://{repository}@{commit}"
 
 
 @contextlib.contextmanager
@@ -95,8 +95,6 @@ def local_bundle(location: str | Path) -> Iterator[Path]:
 
 
 def _upload(stage: Path, url: str) -> None:
-    import fsspec
-
     filesystem, root = fsspec.core.url_to_fs(url)
     try:
         filesystem.makedirs(root, exist_ok=True)
@@ -115,8 +113,6 @@ def _upload(stage: Path, url: str) -> None:
 
 
 def _download(url: str, directory: Path) -> None:
-    import fsspec
-
     filesystem, root = fsspec.core.url_to_fs(url)
 
     def fetch(name: str, limit: int) -> None:
@@ -150,10 +146,8 @@ def _repository(address: str) -> tuple[str, str | None]:
 
 def _upload_to_hub(stage: Path, address: str) -> None:
     """Replaces the repository's files in one commit. A new repository is private."""
-    from huggingface_hub import HfApi
-
     repository, revision = _repository(address)
-    api = HfApi()
+    api = huggingface_hub.HfApi()
     with tempfile.TemporaryDirectory(prefix="outrider-") as folder:
         shutil.copytree(stage, folder, dirs_exist_ok=True)
         (Path(folder) / "README.md").write_text(model_card(stage, repository), encoding="utf-8")
@@ -172,17 +166,13 @@ def _upload_to_hub(stage: Path, address: str) -> None:
 
 def _download_from_hub(address: str, directory: Path) -> None:
     """Downloads the files in bundle.json at one commit, after checking the list."""
-    from huggingface_hub import hf_hub_download, snapshot_download
-
-    info = _info(address)
-    repository, commit = _repository(address)[0], str(info.sha)
-    sizes = {each.rfilename: each.size for each in info.siblings or ()}
+    repository, (commit, sizes) = _repository(address)[0], _commit_and_sizes(address)
     if MANIFEST not in sizes:
         raise OutriderError(f"{address}: has no bundle.json; it is not a bundle of Outrider")
     if (sizes[MANIFEST] or 0) > MANIFEST_LIMIT:
         raise OutriderError(f"{address}: bundle.json is larger than {MANIFEST_LIMIT} bytes")
     with _answering(address):
-        hf_hub_download(repository, MANIFEST, revision=commit, local_dir=directory)
+        huggingface_hub.hf_hub_download(repository, MANIFEST, revision=commit, local_dir=directory)
     listed = read_manifest(directory)["sizes"]
     for name, size in listed.items():
         if sizes.get(name) != size:
@@ -191,17 +181,18 @@ def _download_from_hub(address: str, directory: Path) -> None:
                 " export again"
             )
     with _answering(address):
-        snapshot_download(
+        huggingface_hub.snapshot_download(
             repository, revision=commit, local_dir=directory, allow_patterns=list(listed)
         )
 
 
-def _info(address: str) -> "ModelInfo":
-    from huggingface_hub import HfApi
-
+def _commit_and_sizes(address: str) -> tuple[str, dict[str, int | None]]:
+    """The revision's commit, and the bytes of each of its files."""
     repository, revision = _repository(address)
+    api = huggingface_hub.HfApi()
     with _answering(address):
-        return HfApi().model_info(repository, revision=revision, files_metadata=True)
+        info = api.model_info(repository, revision=revision, files_metadata=True)
+    return str(info.sha), {each.rfilename: each.size for each in info.siblings or ()}
 
 
 @contextlib.contextmanager

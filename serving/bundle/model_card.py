@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from outrider.common.files import read_json
+from outrider.serving.config import hub_id
 from outrider.serving.serve_flags import read_serve_flags
 from outrider.speculators.kinds import kind_named
 
@@ -112,9 +113,3 @@ def _measured(evidence: dict[str, Any]) -> list[tuple[Any, ...]]:
             name = f"Tokens/s, {mode}, {concurrency} at a time"
             rows.append((name, 1, *map(speeds[concurrency].get, columns)))
     return [row for row in rows if row[3] is not None]
-
-
-def hub_id(model: str) -> str | None:
-    """The target's hub id; None for a local model."""
-    is_name = model.count("/") == 1 and not model.startswith((".", "/", "~"))
-    return model if is_name and not Path(model).is_dir() else None

@@ -7,8 +7,7 @@
 The image has the bundle's files below /models, like KServe's modelcars and Kubernetes' image
 volumes. Each weight file is a separate uncompressed layer (weights do not compress); the other
 files share one layer. Times and owners are zero, so the same bundle has the same digests
-everywhere. Sources: OCI Image Format Specification 1.1, image-layout.md, manifest.md, config.md,
-layer.md.
+everywhere. Source: OCI Image Format Specification 1.1 (image-layout, manifest, config, layer).
 """
 
 import contextlib
@@ -62,7 +61,7 @@ def write_oci_layout(stage: Path, address: str) -> str:
     folder, tag = _folder_and_tag(address)
     mark, index = folder / "oci-layout", folder / "index.json"
     if folder.exists() and not mark.is_file() and any(folder.iterdir()):
-        raise OutriderError(f"{address}: {folder} is not empty and no OCI image layout")
+        raise OutriderError(f"{address}: {folder} is neither empty nor an OCI image layout")
     (folder / "blobs" / "sha256").mkdir(parents=True, exist_ok=True)
     mark.write_text('{"imageLayoutVersion":"1.0.0"}', encoding="utf-8")
     files = files_of(stage)
@@ -88,7 +87,7 @@ def read_oci_layout(address: str, directory: Path) -> None:
     """
     folder, tag = _folder_and_tag(address)
     if not (folder / "index.json").is_file():
-        raise OutriderError(f"{address}: {folder} is no OCI image layout (no index.json)")
+        raise OutriderError(f"{address}: {folder} is not an OCI image layout (no index.json)")
     entries = read_json(folder / "index.json").get("manifests", [])
     named = [entry for entry in entries if _tag(entry) == tag]
     if not named:

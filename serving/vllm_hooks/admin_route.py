@@ -7,8 +7,7 @@ The route is not on the address that customers reach: it has its own listener, a
         OUTRIDER_RELEASE_ROOTS=/srv/r1/releases \\
         vllm serve ... $(python -m outrider.serving.admin.live_flags)
 
-The client is serving/admin/replica.py. Bundles are safetensors below the release roots; nothing
-else is read.
+The client is serving/admin/replica.py. Only safetensors bundles below the release roots are read.
 """
 
 import asyncio
@@ -21,7 +20,7 @@ from argparse import Namespace
 from collections.abc import Awaitable, Callable, Iterator
 from http import HTTPStatus
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import uvicorn
 from fastapi import FastAPI, Query, Request, Response
@@ -32,12 +31,9 @@ from outrider.serving.admin.address import Address
 from outrider.serving.admin.live_flags import ADMIN, ROOTS, TOKEN_FILE, admin_token
 from outrider.serving.admin.replica import REQUESTS, ROUTE, SwapOrder
 from outrider.serving.admin.swap import SpeculatorBroken, unswappable
-from outrider.serving.hooked import SWAP_EXTENSION
+from outrider.serving.vllm_hooks import SWAP_EXTENSION
 from outrider.serving.vllm_hooks.live_speculator import LiveSpeculator
 from outrider.serving.vllm_hooks.version import untried_version, vllm_version
-
-if TYPE_CHECKING:
-    from vllm.engine.protocol import EngineClient
 
 
 class AdminRoute:
@@ -54,15 +50,11 @@ class AdminRoute:
     def attach_router(self, app: FastAPI) -> None:
         """Adds nothing, because customers can reach this application."""
 
-    async def init_state(
-        self, engine_client: "EngineClient | None", state: Any, args: Namespace
-    ) -> None:
-        """Starts listening; with wrong server flags, requests are refused with the fix.
+    async def init_state(self, engine_client: Any, state: Any, args: Namespace) -> None:
+        """Starts listening; with wrong server flags, refuses requests and names the fix.
 
-        Raises an `OutriderError` if other machines reach the address, it is in use, or the token
-        file is invalid.
+        Raises an `OutriderError` if the address is public or in use, or the token file is invalid.
         """
-        client: Any = engine_client
         try:
             address = Address.parse_local(os.environ[ADMIN])
         except ValueError as error:
@@ -77,12 +69,12 @@ class AdminRoute:
                 f"{ADMIN} needs --api-server-count 1: each API server sees only its requests"
             )
         app = self.app(admin_token(Path(os.environ[TOKEN_FILE])))
-        self._refusal = _refusal(client)
+        self._refusal = _refusal(engine_client)
         if self._refusal is None:
             roots = [Path(root) for root in os.environ.get(ROOTS, "").split(os.pathsep) if root]
             try:
-                self._live = LiveSpeculator(client, roots)
-            except Exception as error:  # the engine serves nevertheless
+                self._live = LiveSpeculator(engine_client, roots)
+            except Exception as error:  # the engine can still serve
                 self._refusal = f"the speculator in use cannot be read, so not swapped: {error}"
         self._listener = asyncio.create_task(_listen(app, bound(address)))
 

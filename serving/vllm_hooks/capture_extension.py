@@ -1,21 +1,20 @@
 """Captures vLLM's hidden states: after the final norm and before chosen layers.
 
 The states are the model's outputs, read from the model runner after each step, so no layer needs a
-hook. States after the final norm are available in every mode. vLLM's models return states before
-layers for EAGLE-3 drafters: the model holds the layer numbers, and the runner a flag to unpack the
+hook. States after the final norm are available in every mode. For EAGLE-3 drafters, vLLM's models
+return states before layers: the model holds the layer numbers, and the runner a flag to unpack the
 states. An eager engine can switch them on and off between two requests (`AuxiliaryStates`). A
-forward hook would have to know that the fused norm changes the residual in place; the model's own
-code handles that. The scheduler's output has each request's first position and number of tokens, so
-the rows of a prompt that is prefilled in chunks, preempted, or batched with others are attributed
-correctly. Prefix caching must be off: a cached position is never computed. With tensor parallelism
-every rank of the last pipeline stage holds the same states, and its first rank keeps them. Written
-against vLLM 0.32, both model runners.
+forward hook would have to handle the fused norm, which changes the residual in place. The
+scheduler's output has each request's first position and number of tokens, so rows are attributed
+correctly if a prompt is prefilled in chunks, preempted, or batched with others. Prefix caching must
+be off: a cached position is never computed. With tensor parallelism every rank of the last pipeline
+stage holds the same states, and its first rank keeps them. Written against vLLM 0.32, both model
+runners.
 
 A request may carry a claim: the sampling parameters logged for it. Its completion is then scored
 with the engine's head, and the scores are summed on the device of the states (logged_text.py).
 
-vLLM mixes `CaptureExtension` into its worker (`worker_extension_cls`); `Engine.prefill` calls it
-through `collective_rpc`:
+vLLM mixes `CaptureExtension` into its worker (`worker_extension_cls`); `Engine` calls it by RPC:
 
     llm.collective_rpc("capture_start", args=([2, 8, 13],))
     llm.generate(...)
@@ -45,7 +44,7 @@ from outrider.serving.logged_text import REQUEST_ARGUMENT, Claim, LoggedText, St
 from outrider.serving.vllm_hooks.swap_extension import SwapExtension
 
 PART, FAILED = ".part", ".failed"
-"""Suffixes of an unfinished file of states, and of the file with the reason of a failure."""
+"""Suffixes of an unfinished file of states, and of the file with a failure's reason."""
 
 
 class _Prompt:
@@ -57,13 +56,11 @@ class _Prompt:
 
     def __init__(self, token_ids: Sequence[int], streams: int, hidden_size: int) -> None:
         self.digest = _digest(token_ids)
-        shape = (streams, len(token_ids), hidden_size)
+        self.length = len(token_ids)
+        shape = (streams, self.length, hidden_size)
         pinned = torch.cuda.is_available()
         self.states_STH = torch.empty(shape, dtype=torch.bfloat16, pin_memory=pinned)
         self.filled = 0
-
-    def __len__(self) -> int:
-        return self.states_STH.shape[1]
 
     def put(self, start: int, rows: Sequence[torch.Tensor]) -> None:
         """Stores the rows [N, H] of each stream from position `start` on."""
@@ -71,7 +68,7 @@ class _Prompt:
             raise RuntimeError(
                 f"positions {self.filled} to {start - 1} were never computed; is prefix caching on?"
             )
-        end = min(start + len(rows[0]), len(self))
+        end = min(start + len(rows[0]), self.length)
         for state_TH, rows_NH in zip(self.states_STH, rows, strict=True):
             state_TH[start:end].copy_(rows_NH[: end - start], non_blocking=True)
         self.filled = max(self.filled, end)
@@ -80,8 +77,7 @@ class _Prompt:
 class AuxiliaryStates:
     """Residual streams before `layers` (ascending) of a worker's model runner.
 
-    An engine that serves an EAGLE-3 drafter always returns that drafter's layers, in any mode. It
-    cannot return other layers: the drafter would read them.
+    With an EAGLE-3 drafter, an engine returns only the drafter's layers, because it reads them all.
     """
 
     def __init__(self, runner: Any, layers: Sequence[int]) -> None:
@@ -185,9 +181,9 @@ class CaptureExtension(SwapExtension):
         path = Path(folder) / f"{uuid.uuid4().hex}.bf16"
         requests: dict[str, Any] = {}
         for request_id, prompt in prompts.items():
-            if prompt.filled < len(prompt):
+            if prompt.filled < prompt.length:
                 raise RuntimeError(
-                    f"request {request_id}: {prompt.filled} of {len(prompt)} prompt tokens were"
+                    f"request {request_id}: {prompt.filled} of {prompt.length} prompt tokens were"
                     " computed"
                 )
             sums = texts[request_id].sums_PC.tolist() if request_id in texts else None
@@ -200,8 +196,8 @@ class CaptureExtension(SwapExtension):
     def _capture_execute_model(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
         result = self._capture_wrapped(scheduler_output, *args, **kwargs)
         state = self.model_runner.execute_model_state
-        # None if nothing was scheduled, and on V1's pipeline stages before the last one. On those
-        # stages, V2's state has no hidden states.
+        # No state: nothing was scheduled. On pipeline stages before the last, V1 has no state and
+        # V2's has no hidden states.
         if state is None or state.hidden_states is None:
             return result
         states_NH = [state.hidden_states, *self._capture_auxiliary.of(state)]
@@ -217,7 +213,7 @@ class CaptureExtension(SwapExtension):
         for request_id in holder.input_batch.req_ids:
             tokens, start = scheduler_output.num_scheduled_tokens[request_id], starts[request_id]
             prompt = self._capture_prompts.get(request_id)
-            if prompt is not None and start < len(prompt):
+            if prompt is not None and start < prompt.length:
                 prompt.put(start, [state_NH[row : row + tokens] for state_NH in states_NH])
             if request_id in self._capture_texts:
                 steps.append(Step(self._capture_texts[request_id], row, start, tokens))
@@ -270,9 +266,8 @@ def read_states(
     """Yields requests' states [S, T, H] and their claims' sums [2, C].
 
     `results` are those of `capture_stop` on all ranks; `requests` are ids of `LLM.generate` and
-    token ids. The file is mapped and removed once the worker has written it. Meanwhile `check` is
-    called, which raises if the engine has ended. Raises an `OutriderError` if a request had other
-    tokens.
+    token ids. Once written, the file is mapped and removed; until then, `check` is called, which
+    raises if the engine has ended. Raises an `OutriderError` if the engine prefilled other tokens.
     """
     index = next(result for result in results if result is not None)
     path = Path(index["path"])
@@ -291,8 +286,8 @@ def read_states(
         shape, digest, sums = index["requests"][request_id]
         if digest != _digest(token_ids):
             raise OutriderError(
-                f"captured request {request_id}: the engine prefilled other tokens than it was"
-                " given; this vLLM numbers its requests in a way that Outrider does not know"
+                f"captured request {request_id}: the engine prefilled tokens other than those it"
+                " was given; this vLLM numbers its requests in a way that Outrider does not know"
             )
         yield by_id.pop(request_id).view(shape), sums
 

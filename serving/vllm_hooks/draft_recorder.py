@@ -1,6 +1,6 @@
 """Records the drafts of an engine's drafter, step by step, for draft parity.
 
-    with open_engine(target, engine, speculator_dir, k, extension=DRAFT_EXTENSION) as engine:
+    with open_engine(target, settings, drafting, extension=DRAFT_EXTENSION) as engine:
         engine.llm.collective_rpc("drafts_start"); engine.llm.generate(...)
         of_ranks = engine.llm.collective_rpc("drafts_stop")
 
@@ -26,8 +26,6 @@ class DraftExtension(CaptureExtension):
     def drafts_start(self) -> None:
         """Records every proposal from now on."""
         self._drafts_recorder = recorder_of(self.model_runner)
-        if self._drafts_recorder is not None:
-            self._drafts_recorder.start()
 
     def drafts_stop(self) -> list[dict[str, Any]] | None:
         """Ends the recording and returns the proposals in order.
@@ -50,16 +48,14 @@ class Recorder:
     """Name of the method that samples the drafts."""
 
     def __init__(self, runner: Any, drafter: Any) -> None:
+        """Records every proposal from now on."""
         self.runner, self.drafter = runner, drafter
         self._logprobs: list[torch.Tensor] | None = None  # of the proposal in progress
-
-    def start(self) -> None:
-        """Records every proposal from now on."""
         self._records: list[dict[str, Any]] = []
-        self._propose, self._sample = self.drafter.propose, getattr(self.drafter, self.sampling)
+        self._propose, self._sample = drafter.propose, getattr(drafter, self.sampling)
         self._signature = inspect.signature(self._propose)
-        self.drafter.propose = self._proposed
-        setattr(self.drafter, self.sampling, self._sampled)
+        drafter.propose = self._proposed
+        setattr(drafter, self.sampling, self._sampled)
 
     def stop(self) -> list[dict[str, Any]]:
         """Ends the recording and returns the proposals."""
@@ -76,7 +72,9 @@ class Recorder:
         logprobs = self._logprobs = []
         drafts_BK = self._propose(*args, **kwargs)
         self._logprobs = None
-        depths = self.depths(given, drafts_BK)
+        # V2's buffer has further columns, which are stale.
+        wanted = given.get("num_speculative_tokens")
+        depths = drafts_BK.shape[-1] if wanted is None else int(wanted)
         if not depths:
             return drafts_BK
         if sum(map(len, logprobs)) != drafts_BK[:, :depths].numel():
@@ -125,10 +123,6 @@ class Recorder:
         anchors_B = given["target_positions"][rows_B.long()]
         return self.runner.input_batch.req_ids, anchors_B, given["next_token_ids"].clone()
 
-    def depths(self, given: dict[str, Any], drafts_BK: torch.Tensor) -> int:
-        """Number of depths that the call drafts: all columns."""
-        return drafts_BK.shape[-1]
-
     def logits(self, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         """The drafter's logits [B, V]."""
         logits_BV: torch.Tensor = self.drafter.model.compute_logits(hidden_states)
@@ -146,7 +140,7 @@ class V2Recorder(Recorder):
     def batch(self, given: dict[str, Any]) -> tuple[list[str], torch.Tensor, torch.Tensor]:
         """Reads the batch like vLLM's `_prepare_prefill_inputs_kernel`.
 
-        A request that sampled nothing is still within its prompt, which has its next token.
+        A request that sampled nothing is still in its prompt, which contains the next token.
         """
         batch = given["input_batch"]
         slots_B = batch.idx_mapping[: batch.num_reqs].long()
@@ -159,11 +153,6 @@ class V2Recorder(Recorder):
         )
         return batch.req_ids, batch.positions[last_B], next_B
 
-    def depths(self, given: dict[str, Any], drafts_BK: torch.Tensor) -> int:
-        """Number of requested depths; the buffer's other columns are stale."""
-        wanted = given.get("num_speculative_tokens")
-        return drafts_BK.shape[-1] if wanted is None else int(wanted)
-
     def logits(self, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         """The speculator's logits [B, V], from its own method."""
         step = kwargs.get("spec_step_idx", 0)
@@ -172,7 +161,7 @@ class V2Recorder(Recorder):
 
 
 class WalkRecorder(V2Recorder):
-    """Records a `speculator` that computes depths together and samples them in turn.
+    """Records a `speculator` that computes all depths at once and samples them in order.
 
     Its drafts are greedy: each has the largest logit, over the draft vocabulary.
     """
@@ -187,7 +176,7 @@ class WalkRecorder(V2Recorder):
 
 
 def recorder_of(runner: Any) -> Recorder | None:
-    """Returns a model runner's recorder; None on ranks without a drafter."""
+    """Starts recording a model runner's drafts; None on ranks without a drafter."""
     if hasattr(runner, "speculator"):  # V2; None on pipeline stages without a drafter
         if runner.speculator is None:
             return None

@@ -4,10 +4,10 @@
     with Server(target, file.followed(engine), Drafting(speculator, 3, k_per_batch_size=rows), ...):
         file.draft(2)                   # from the next step on
 
-In an engine that was started with a schedule, vLLM's scheduler looks up the number of drafts by
-batch size in every step (`dynamic_sd_lookup`). The drafter then drafts that many tokens, and the
-next step verifies them. With 0 drafts it still runs once, to keep its KV cache complete. The hook
-writes the number in the file into that lookup.
+With a schedule, vLLM's scheduler looks up the number of drafts by batch size in every step
+(`dynamic_sd_lookup`). The drafter drafts that many tokens, and the next step verifies them. With 0
+drafts it still runs once, to keep its KV cache complete. The hook writes the file's number into
+that lookup.
 """
 
 import functools

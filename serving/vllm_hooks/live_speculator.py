@@ -1,8 +1,7 @@
 """The speculator of a live engine: swapped on request, watched, and taken back.
 
-Runs in the API server's process, where it checks the files once, and reaches the workers through
-vLLM's engine client. The steps of a swap are in serving/admin/swap.py, the workers' part in
-swap_extension.py.
+Runs in the API server's process, where it checks the files once, and calls the workers through
+vLLM's engine client. See serving/admin/swap.py for the steps and swap_extension.py for the workers.
 """
 
 import asyncio
@@ -38,9 +37,8 @@ from outrider.serving.vllm_hooks.live_requests import RequestLog
 logger = logging.getLogger("outrider.live")
 
 READ_S, SWAP_S, ANSWER_S = 400.0, 120.0, 30.0
-"""Time limits in seconds: to read and check the files, while the engine answers requests; for the
-pause and the swap; for the engine to resume, or to report its speculator. Their sum is below the
-client's timeout of 600 s."""
+"""Time limits in seconds: to read and check the files, while the engine answers requests; to pause
+and swap; to resume or report. Their sum is below the client's timeout of 600 s."""
 
 
 @dataclasses.dataclass
@@ -67,7 +65,7 @@ class _Watching:
         if bounds.high >= self.watch.min_tokens_per_step:
             return None
         return (
-            f"{bounds.value:.3f} tokens a step over {len(self.steps)} requests, at most"
+            f"{bounds.value:.3f} tokens per step over {len(self.steps)} requests, at most"
             f" {bounds.high:.3f} at level {self.watch.level:g}; the evidence predicts at least"
             f" {self.watch.min_tokens_per_step:.3f}"
         )
@@ -131,7 +129,7 @@ class LiveSpeculator:
     async def swap(self, order: SwapOrder) -> SwapResult:
         """Swaps the speculator; raises an `OutriderError` with the reason if refused.
 
-        The swap completes even if the caller is gone.
+        The swap completes even if the caller disconnects.
         """
         return await asyncio.shield(self._task(self._swap(order)))
 
@@ -169,7 +167,7 @@ class LiveSpeculator:
             if order.watch is not None:
                 self._watching = _Watching(order.watch, order.version, swap_id, before)
             logger.info("speculator %s in use after %.3f s", order.version, stall_s)
-        return SwapResult(order.version, read - began, stall_s)
+        return SwapResult(read - began, stall_s)
 
     async def _checked(self, order: SwapOrder) -> Candidate:
         """Reads and checks the ordered release while the engine keeps answering."""
@@ -195,9 +193,8 @@ class LiveSpeculator:
         """Awaits `work`, with the scheduler paused and its prefix cache cleared.
 
         Cached prefixes hold the old drafter's keys and values. Requests are kept: they continue
-        with an empty cache, so their prompts are computed again. Without prefix caching nothing
-        has to be cleared, so nothing pauses. After a `SpeculatorBroken` the workers may draft with
-        any weights.
+        with an empty cache, so their prompts are computed again. Without prefix caching, nothing
+        pauses. After a `SpeculatorBroken`, the workers may draft with any weights.
         """
         try:
             try:

@@ -1,7 +1,6 @@
 """Installs the hooks in Outrider's vLLM processes, including workers.
 
-vLLM calls `register` in every process of the Python environment before anything else runs. It does
-nothing unless one of the two variables below is set.
+vLLM calls `register` in every process; without OUTRIDER_HOOKS and OUTRIDER_ADMIN it does nothing.
 """
 
 import logging
@@ -10,7 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from outrider.serving.admin.live_flags import ADMIN
-from outrider.serving.hooked import HOOKS
+from outrider.serving.vllm_hooks import HOOKS
 from outrider.serving.vllm_hooks.version import vllm_version
 
 if TYPE_CHECKING:
@@ -39,8 +38,7 @@ def register() -> None:
 def _admin_route() -> None:
     """Adds the admin route if OUTRIDER_ADMIN has its address.
 
-    vLLM loads only endpoint plugins that VLLM_PLUGINS names, but setting it would turn off all
-    other plugins, including third-party ones.
+    vLLM loads only endpoint plugins in VLLM_PLUGINS, but setting it turns off all other plugins.
     """
     from vllm import plugins
 
@@ -59,11 +57,11 @@ def _admin_route() -> None:
 def _correct_cpu_sampler() -> None:
     """Corrects the rejection sampler of vLLM 0.32 on a CPU.
 
-    With speculation and a temperature above 0 it samples from the wrong distribution. vLLM's
+    With speculation and a temperature above 0, it samples from the wrong distribution. vLLM's
     stand-in for the sampler's `expand_kernel` writes float outputs (temperature, top-p) into a
     temporary copy, so each draft position is scaled by uninitialized memory. Measured: 8.9 % of the
-    sampled tokens have a probability below 1e-4 under the target; with `expand` 0.15 %, as without
-    speculation. Tested in tests/serving/test_sampling.py.
+    sampled tokens have a probability below 1e-4 under the target; with `expand`, 0.15 % do, as
+    without speculation (tests/serving/test_sampling.py).
     """
     if vllm_version() != "0.32.0+cpu":
         return

@@ -4,18 +4,17 @@
 
 vLLM mixes `SwapExtension` into its worker. `swap` (serving/admin/swap.py) calls it through
 `collective_rpc` between two steps, with files that are already checked. Afterwards either the new
-or the old speculator is in place. The rest of the engine is unchanged: compiled code, CUDA graphs
-(the weights change in place) and caches.
+or the old speculator is loaded. Weights change in place: compiled code, CUDA graphs and caches
+stay.
 
-A failed load leaves a mixture of old and new layers. A copy of the parameters could not restore the
-old ones, because a CPU's packed weights are not parameters, so the last good files are loaded
-again. If that fails too, for example because they have changed, the report has `broken` until a
-load succeeds. Workers return errors in the report: if one raises, vLLM 0.32 leaves the answers of
-the others unread. Written against vLLM 0.32, both model runners.
+A failed load leaves a mixture of old and new layers. A copy of the parameters cannot restore the
+old ones, because a CPU's packed weights are not parameters, so the last good files are reloaded. If
+this fails, reports have `broken` until a load succeeds. Workers return errors in the report: if one
+raises, vLLM 0.32 leaves the others' answers unread. Written for vLLM 0.32, both model runners.
 """
 
 import dataclasses
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -41,15 +40,6 @@ class Loaded:
     """States of its files when they were checked."""
     digest: str = ""
     swap_id: str = ""
-
-    @property
-    def kind(self) -> TrainableKind:
-        """The kind, from config.json."""
-        return trainable_kind_of(self.directory)
-
-    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """(name, tensor as stored), mapped from the files."""
-        return self.kind.swap_tensors(self.directory)
 
 
 class SwapExtension:
@@ -134,7 +124,9 @@ class SwapExtension:
         config = self.vllm_config.speculative_config.draft_model_config
         check_unchanged(speculator.directory, speculator.states)
         with set_current_vllm_config(self.vllm_config):
-            replace_weights(self.model_runner, drafter, config, speculator, self._swap_copies)
+            replace_weights(
+                self.model_runner, drafter, config, speculator.directory, self._swap_copies
+            )
         check_unchanged(speculator.directory, speculator.states)  # and not during the load
         torch.accelerator.synchronize()
 
@@ -143,10 +135,10 @@ def replace_weights(
     runner: Any,
     drafter: Any,
     model_config: Any,
-    speculator: Loaded,
+    directory: Path,
     copies: dict[str, torch.Tensor],
 ) -> None:
-    """Loads a speculator's tensors into `drafter`, a model of `runner`.
+    """Loads the speculator in `directory` into `drafter`, a model of `runner`.
 
     `copies` are the drafter's `context_copies` after its start: CUDA graphs have their addresses.
     If it raises, the drafter has a mixture of old and new weights.
@@ -156,31 +148,23 @@ def replace_weights(
         initialize_layerwise_reload,
     )
 
+    kind = trainable_kind_of(directory)
     for module in drafter.modules():
-        # If its kernel is already set up, the experts' method keeps the new weights unpacked, but
-        # the CPU kernel needs them packed.
+        # Once its kernel is set up, the experts' method no longer packs weights for the CPU.
         method: Any = getattr(module, "quant_method", None)
         if runner.device.type == "cpu" and getattr(method, "moe_kernel", None) is not None:
             method.moe_kernel = None
     initialize_layerwise_reload(drafter)
     try:
-        # Only now are the names those of the checkpoint, because FP8 kernels may rename weights and
-        # scales.
-        expected = required(drafter, speculator.kind)
-        mask: list[torch.Tensor] = []
-
-        def noted() -> Iterator[tuple[str, torch.Tensor]]:
-            for name, tensor in speculator.tensors():
-                if name.endswith("mask_hidden"):
-                    mask.append(tensor)
-                yield name, tensor
-
-        loaded = load(drafter, noted())
+        # Only now are the names those of the checkpoint: FP8 kernels may rename weights.
+        expected = required(drafter, kind)
+        loaded = load(drafter, kind.swap_tensors(directory))
     finally:  # no layer may stay on the meta device: the next request would crash the engine
         finalize_layerwise_reload(drafter, model_config)
-    if mask:
-        # The model's proposer is the `drafter` of model runner V1 or the `speculator` of V2.
-        load_mask(getattr(runner, "drafter", None) or runner.speculator, mask[0])
+    for name, tensor in kind.swap_tensors(directory):
+        if name.endswith("mask_hidden"):
+            # The model's proposer is the `drafter` of model runner V1 or the `speculator` of V2.
+            load_mask(getattr(runner, "drafter", None) or runner.speculator, tensor)
     renew_context(drafter.model, copies)
     if missing := sorted(expected - loaded):
         raise RuntimeError(f"no weights for {', '.join(missing)}")
@@ -211,7 +195,7 @@ def renew_context(model: Any, copies: dict[str, torch.Tensor]) -> None:
 
     vLLM 0.32 computes them at the end of loading, into new tensors. At that time rotary tables are
     still on the meta device, and a CPU's kernel may have packed and dropped the weights. Without a
-    copy the model projects its context with the layer itself.
+    copy, the model projects its context with the layer itself.
     """
     if not hasattr(model, "_build_fused_kv_buffers"):
         return

@@ -24,8 +24,11 @@ def vllm_version() -> str:
 
 
 def runs_on_cpu() -> bool:
-    """Whether the installed vLLM is a CPU build. Does not import it."""
-    return "cpu" in vllm_version()
+    """Whether the installed vLLM is a CPU build; False without vLLM. Does not import it."""
+    try:
+        return "cpu" in vllm_version()
+    except OutriderError:
+        return False
 
 
 def untried_version(installed: str) -> str | None:

@@ -24,7 +24,6 @@ from outrider.common.process_tree import wait_until
 from outrider.live.endpoint_file import Endpoint, load_endpoint
 from outrider.live.router import POOLS, Router
 from outrider.serving.admin.address import Address
-from outrider.serving.admin.replica import Replica
 
 BACKEND = Path(__file__).with_name("backend.py")
 PATIENCE_S = 240.0
@@ -71,7 +70,7 @@ class Fleet:
         for replica in self.endpoint.replicas:
             self.launch(replica.name)
         for replica in self.endpoint.replicas:
-            wait_for(Replica(replica.admin, replica.data, "").healthy)
+            wait_for(Address.parse(replica.data).healthy)
         return self
 
     def __exit__(self, *_: object) -> None:

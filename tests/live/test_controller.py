@@ -166,7 +166,7 @@ def test_replicas_that_serve_different_speculators_are_no_endpoint(world) -> Non
         ("die", "canary does not answer", ["canary"]),
         ("sicken", "canary does not answer", ["canary"]),
         ("break", "canary drafts wrongly until it is started again", ["canary"]),
-        ("hang", "ended no request in 30 s", []),
+        ("hang", "finished no request in 30 s", []),
         ("start", "canary was started again", []),
     ],
 )

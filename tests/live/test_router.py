@@ -177,7 +177,7 @@ def test_envoy_is_killed_and_started_again_by_a_supervisor(fleet) -> None:
     try:
         wait_for(router.ready)
         second = subprocess.run(command, capture_output=True, text=True)
-        assert second.returncode == 1 and "a router runs there already" in second.stderr
+        assert second.returncode == 1 and "a router already runs there" in second.stderr
         router.set_canary_share(100)
     finally:
         first.kill()

@@ -54,7 +54,7 @@ class SimulatedReplica:
     """What one server keeps in memory; the methods of `Replica`."""
 
     def __init__(self, world: "World", name: str) -> None:
-        self.world, self.name, self.data = world, name, f"unix:/{name}"
+        self.world, self.name = world, name
         self.fault = ""
         """Of the next swap: die_before, die_after, refuse or fail_after."""
         self.start(world.bundles["first"])
@@ -97,7 +97,7 @@ class SimulatedReplica:
         self.answers()
         if fault == "fail_after":  # it was swapped, but the answer does not show it
             raise SwapFailed("failed on purpose")
-        return SwapResult(order.version, read_s=0.1, stall_s=0.02)
+        return SwapResult(read_s=0.1, stall_s=0.02)
 
     def answer(self, request_id: str, at: float) -> None:
         """Answers a request."""

@@ -12,6 +12,7 @@ from outrider.speculators.parity import ParityConfig, complaint
 from tests.dflash_head import write_dflash_head
 from tests.eagle3_head import write_eagle3_head
 from tests.live.faults import FAULT, FAULT_EXTENSION
+from tests.serving.in_process import swap
 
 HEADS = {
     "eagle3": {},
@@ -58,10 +59,10 @@ def test_it_drafts_and_the_text_is_the_same(engine, target, prompts, k, tmp_path
         }
         spec, recordings = speculator.features(target.directory()), {}
         for name, directory in heads.items():
-            speculating.swap(directory)
+            swap(speculating, directory, heads["first"], target.directory())
             recordings[name] = record(speculating, spec, prompts, PARITY.max_tokens)
         if heads:
-            fail_at_every_tensor(speculating, heads["first"])
+            fail_at_every_tensor(speculating, heads["first"], target.directory())
             restored = record(speculating, spec, prompts, PARITY.max_tokens)
     assert counted["vllm:spec_decode_num_drafts"] > 0
     equal = sum(a == b for a, b in zip(without, answers, strict=True))
@@ -80,12 +81,12 @@ def test_it_drafts_and_the_text_is_the_same(engine, target, prompts, k, tmp_path
         assert complaint(crossed, PARITY) is not None
 
 
-def fail_at_every_tensor(engine, directory):
+def fail_at_every_tensor(engine, directory, target_dir):
     """Each load ends early, and what the engine drafted with is loaded again."""
     (before,) = engine.llm.collective_rpc("speculator_report")
     for after in range(len(list(kind_of(directory).swap_tensors(directory))) + 1):
         engine.llm.collective_rpc("next_load_fails_after", args=(after,))
         with pytest.raises(OutriderError, match=FAULT):
-            engine.swap(directory)
+            swap(engine, directory, directory, target_dir)
         (now,) = engine.llm.collective_rpc("speculator_report")
         assert now["directory"] == before["directory"]

@@ -7,7 +7,7 @@ import torch
 
 from outrider.common.errors import OutriderError
 from outrider.serving.bundle.bundle import export_bundle, verify_bundle
-from outrider.serving.client import Sampling, SpeculationCounters, complete
+from outrider.serving.client import Sampling, complete
 from outrider.serving.config import EngineConfig
 from outrider.serving.speculator import Drafting, Speculator
 from outrider.speculators.kinds.mtp.checkpoint import load_mtp
@@ -70,8 +70,10 @@ def test_a_bundle_is_served_as_it_was_evaluated(server, target, prompts, k, shor
     before = server.counters()
     done = complete(server.url, server.model_name, few, greedy, TOKENS, concurrency=1)
     counters = server.counters() - before
-    none = SpeculationCounters(0, 0, 0, (), 0)
-    assert sum((each.counters for each in done), none) == counters
+    for count in ("drafts", "draft_tokens", "accepted_tokens"):
+        assert sum(getattr(each.counters, count) for each in done) == getattr(counters, count)
+    positions = zip(*(each.counters.accepted_per_position for each in done), strict=True)
+    assert tuple(map(sum, positions)) == counters.accepted_per_position
     assert counters.draft_tokens == k * counters.drafts > 0
     assert counters.generation_tokens == sum(len(each.token_ids) for each in done)
     out = tmp_path / "bundle"

@@ -33,6 +33,7 @@ def test_the_unroll_and_the_engine_draft_the_same_tokens_at_every_depth(
 ) -> None:
     from outrider.serving.engine import open_engine
     from outrider.serving.vllm_hooks.draft_recorder import DRAFT_EXTENSION
+    from tests.serving.in_process import swap
 
     target, parity = TargetConfig(model=str(short_r1)), ParityConfig(max_tokens=64, anchors=300)
     prompts = logged_prompts("resume_screening", 4) + logged_prompts("general", 4)
@@ -50,7 +51,7 @@ def test_the_unroll_and_the_engine_draft_the_same_tokens_at_every_depth(
     recordings = {}
     with open_engine(target, few_seats, drafting, extension=DRAFT_EXTENSION) as engine:
         for name, directory in speculators.items():
-            engine.swap(directory)
+            swap(engine, directory, short_r1, short_r1)
             spec = Speculator.named(directory).features(short_r1)
             recordings[name] = record(engine, spec, prompts, parity.max_tokens)
     for name, recording in recordings.items():

@@ -51,7 +51,7 @@ def test_the_digest_is_of_the_files_and_not_of_the_evidence(bundle: Path) -> Non
 )  # fmt: skip
 def test_a_name_outside_of_the_bundle_is_refused(bundle: Path, name: str) -> None:
     listed(bundle, **{name: "0" * 64})
-    with pytest.raises(OutriderError, match="not inside of the bundle"):
+    with pytest.raises(OutriderError, match="not inside the bundle"):
         bundle_digest(bundle)
 
 

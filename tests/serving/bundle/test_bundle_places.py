@@ -43,7 +43,7 @@ def test_a_name_outside_is_refused_before_anything_is_written(
     manifest["files"][name] = "0" * 64
     manifest["sizes"][name] = 4
     MEMORY.pipe(f"{url}/bundle.json", json.dumps(manifest).encode())
-    with pytest.raises(OutriderError, match="is not inside of the bundle"), local_bundle(url):
+    with pytest.raises(OutriderError, match="is not inside the bundle"), local_bundle(url):
         pass
     assert list((tmp_path / "tmp").iterdir()) == []
     assert not list(tmp_path.rglob("outside"))

@@ -139,11 +139,11 @@ def test_what_is_no_image_layout_is_neither_written_nor_read(tmp_path: Path) -> 
     bundle = write_exported(tmp_path / "bundle")
     for address, message in (
         ("oci://registry.example/resume:march", "skopeo copy"),
-        (f"oci:{bundle}:x", "not empty and no OCI image layout"),
+        (f"oci:{bundle}:x", "neither empty nor an OCI image layout"),
     ):
         with pytest.raises(OutriderError, match=message):
             put_bundle(bundle, address)
-    with pytest.raises(OutriderError, match=r"no OCI image layout \(no index\.json\)"):
+    with pytest.raises(OutriderError, match=r"not an OCI image layout \(no index\.json\)"):
         read(f"oci:{tmp_path}/nothing:x", tmp_path / "out")
 
 

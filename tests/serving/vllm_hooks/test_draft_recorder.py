@@ -98,8 +98,6 @@ def test_each_request_has_its_anchor_next_token_drafts_and_logprobs(batch: Input
 def test_drafts_of_a_cuda_graph_are_an_error(batch: InputBatch) -> None:
     speculator = DrawnSpeculator()
     speculator.in_a_graph = True
-    recorder = recorder_of(SimpleNamespace(speculator=speculator))
-    assert recorder is not None
-    recorder.start()
+    assert recorder_of(SimpleNamespace(speculator=speculator)) is not None
     with pytest.raises(RuntimeError, match=r"0 of 9 drafts .*mode: eager"):
         propose(speculator, batch)

@@ -16,6 +16,7 @@ from outrider.serving.vllm_hooks.draft_recorder import DRAFT_EXTENSION
 from outrider.speculators.kinds import check_speculator
 from outrider.speculators.parity import ParityConfig
 from tests.dflash_head import write_dspark_head
+from tests.serving.in_process import swap
 
 K = 3
 
@@ -42,7 +43,7 @@ def parities(
         assert engine.llm.llm_engine.vllm_config.use_v2_model_runner
         for head in heads:
             if recordings:
-                engine.swap(head)
+                swap(engine, head, heads[0], directory)
             recordings[head] = record(engine, spec, prompts, parity.max_tokens)
 
     def compared(recorded: Path, head: Path) -> list[list[float]]:

@@ -17,6 +17,7 @@ from outrider.serving.speculator import Drafting, Speculator
 from outrider.serving.vllm_hooks.draft_recorder import DRAFT_EXTENSION
 from outrider.speculators.features import FINAL_NORM, layer_name
 from outrider.speculators.parity import ParityConfig
+from tests.serving.in_process import swap
 
 K = 3
 STREAMS = [FINAL_NORM, *map(layer_name, (2, 8, 13))]
@@ -32,7 +33,7 @@ def main() -> None:
     base = Speculator.named(directory)
     spec = base.features(directory)
     with open_engine(target, small, Drafting(base, K), extension=DRAFT_EXTENSION) as engine:
-        engine.swap(directory)
+        swap(engine, directory, directory, directory)
         recording = record(engine, spec, prompts, parity.max_tokens)
         runner = engine.llm.llm_engine.vllm_config.use_v2_model_runner
     rows = [(str(index), prompt) for index, prompt in enumerate(prompts[:4])]
