@@ -40,14 +40,14 @@ from outrider.eval.stats.speed_ratio import (
 )
 
 START_NOISE = 0.05
-"""Assumed standard deviation (log) of speed between starts of one engine; 3 to 10 % are usual. It
-is added for both engines if two engines that were started once are compared."""
+"""Assumed standard deviation (log) of speed between starts of an engine; 3 to 10 % is typical. It
+is added for both engines if two engines that were each started once are compared."""
 
 COMPARED = {**RATIOS, "current": ("custom", CURRENT), "lookup": ("custom", LOOKUP)}
 """Name of each ratio -> numerator and denominator."""
 
 Record = Mapping[str, Any]
-"""A timed block as closed_loop.py and open_loop.py record it."""
+"""A timed block, as recorded by closed_loop.py and open_loop.py."""
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ number before each turn (serving/vllm_hooks/drafts_file.py). Set to k, it is as 
 with k (benchmarks/results/serving.md). With data parallelism or EPLB that is not possible: every
 number and speculator then has a separate server.
 
-Servers start on first use. If the machine has room, they stay up side by side. A target that fills
-its GPUs leaves room for one, and the servers alternate.
+Servers start on first use. If the machine has room, they run side by side. A target that fills the
+GPUs leaves room for only one, so the servers alternate.
 """
 
 import sys
@@ -44,7 +44,7 @@ class _Running:
     """Numbers of drafts that it was started with."""
     file: DraftsFile
     loaded: Path | None
-    """Directory of the weights that it holds."""
+    """Directory of its current weights."""
 
 
 class Servers(AbstractContextManager["Servers"]):
@@ -161,7 +161,7 @@ class Servers(AbstractContextManager["Servers"]):
 
 
 def _sharing(speculators: Mapping[str, Speculator]) -> set[str]:
-    """Variants that share an engine: the last, and those it swaps with."""
+    """Variants that share an engine: the last one, and those it can be swapped with."""
     able = [name for name, each in speculators.items() if each.trainable]
     if not able:
         return set()

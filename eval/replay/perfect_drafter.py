@@ -1,4 +1,4 @@
-"""The upper bound for drafters: the target's logits after the logged tokens.
+"""The upper bound for drafters: the target's own logits.
 
 It is replayed like a speculator with greedy drafts (`replay(CEILING, ...)`). It delivers fewer than
 k + 1 tokens per step because the target samples: no drafter knows which token will be drawn.

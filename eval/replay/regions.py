@@ -18,7 +18,7 @@ from torch import Tensor
 from outrider.data.tokenize.emitted_text import END_THINK, THINK
 
 POSITIONS = (128, 512)
-"""Numbers of response tokens after which the next region of `position in response` begins."""
+"""Boundaries of the regions of `position in response`, in response tokens."""
 
 NAMES: tuple[tuple[str, str], ...] = (
     ("part of response", "reasoning"),
@@ -35,10 +35,7 @@ OPENING_TOKENS = 4
 
 @dataclass(frozen=True)
 class Regions:
-    """Token ids that delimit a target's reasoning.
-
-    An id is None if the target has no such token; the whole response is then the answer.
-    """
+    """Token ids that delimit reasoning; None if the target has no such token."""
 
     think: int | None
     end_think: int | None

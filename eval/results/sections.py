@@ -47,14 +47,14 @@ class KindSpeed(Part):
     acceptance_length: ClusteredEstimate
     """At k, over the sessions of the validation part"""
     step_ms: float
-    """Milliseconds of a step with these drafts"""
+    """Milliseconds per step at k"""
     over_lookup: ClusteredEstimate | None = None
     """Its tokens/s over those of n-gram lookup, interval over sessions; null for lookup itself and
     if lookup is not a candidate"""
     parameters: int = 0
-    """Values in its weight files"""
+    """Number of parameters in its weight files"""
     training_minutes: float = 0
-    """Its training time, including the check of its warm start"""
+    """Its training time, including the check of the warm start"""
 
     def tokens_per_s(self, concurrency: int) -> float:
         """Concurrency x acceptance length over the time of a step."""
@@ -78,7 +78,7 @@ Series = dict[Literal["base", "custom", "lookup", "ceiling"], list[float]]
 class Replay(Part):
     """Exact replay of held-out responses.
 
-    Acceptance lengths are at custom's K for both, because more drafts can only increase them.
+    Acceptance lengths are at custom's K for both, because a larger K alone increases them.
     """
 
     base: ClusteredEstimate
@@ -160,7 +160,7 @@ class Quantiles(Part):
 
 
 class Block(Part):
-    """A variant at one concurrency, its timed blocks pooled."""
+    """A variant's timed blocks at one concurrency, pooled."""
 
     tokens_per_s: float
     """Output tokens of all requests over the blocks' wall time"""
@@ -175,7 +175,7 @@ class Block(Part):
 
 
 class Reference(Part):
-    """Another reference for custom: base at another k, or n-gram lookup."""
+    """Another reference for custom: base at eval.current_k, or n-gram lookup."""
 
     block: Block
     """Its figures"""
@@ -184,7 +184,7 @@ class Reference(Part):
 
 
 class SpeedRow(Ratios, Variants[Block]):
-    """One concurrency: each variant's figures, and ratios of tokens/s.
+    """Each variant's figures and ratios of tokens/s at one concurrency.
 
     Base and custom each draft at their own K. Ratios are paired within repeats, with Student's
     intervals. At concurrency 1 base and custom alternate by request in one engine; their ratio's
@@ -205,7 +205,7 @@ class SpeedRow(Ratios, Variants[Block]):
 
 
 class Served(Part):
-    """One engine mode."""
+    """Speed in one engine mode."""
 
     k: Drafters[int]
     """Drafted tokens per step of base and of custom in this mode"""
@@ -219,7 +219,7 @@ class RateBlock(Block):
     """A variant's timed block at one rate."""
 
     saturated: bool
-    """Whether the rate overran the server: it completed requests at less than 90 % of the offered
+    """Whether the server was saturated: it completed requests at less than 90 % of the offered
     rate, and the time to first token at least doubled"""
     request_tokens_per_s: float
     """Tokens over the time from sending a request to its last token, both summed over requests"""
@@ -257,7 +257,7 @@ class Cost(Part):
 
 
 class Greedy(Part):
-    """Greedy responses against those without speculation."""
+    """Greedy responses compared with those without speculation."""
 
     responses: int
     """Number of responses compared"""
@@ -273,7 +273,7 @@ class Greedy(Part):
 
 
 class Excess(Part):
-    """Excess of differing responses (with near ties) over the control, by prompt."""
+    """Excess of differing responses over the control, near ties included."""
 
     value: float
     """Share with speculation minus share of the control, over the control's prompts"""
@@ -328,10 +328,7 @@ class Task(Variants[int]):
 
 
 class ReplayAgainstEngine(Drafters[float]):
-    """Predicted / counted steps - 1, over greedy and sampled responses.
-
-    Steps are predicted by exact replay, and counted by the engine.
-    """
+    """Steps by exact replay / steps counted by the engine - 1, all responses."""
 
     model_config = DOCUMENTED
 
@@ -356,7 +353,7 @@ class EngineFindings(Part):
     same_text: SameText
     """Token frequencies of custom against no speculation"""
     replay_vs_engine: ReplayAgainstEngine | None
-    """Predicted and counted steps; null if exact replay is not measured"""
+    """Replayed against counted steps; null if exact replay is not measured"""
 
 
 class Verification(Part):

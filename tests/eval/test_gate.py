@@ -159,7 +159,7 @@ def test_a_gain_in_one_user_s_traffic_does_not_pass():
         findings["replay"]["ratio"] = found.model_dump()
         outcomes.append(verdict_of(findings).checks[0].outcome)
     assert outcomes == ["passed", "undecided"]
-    assert found.over.endswith("the wider interval by user")
+    assert found.over.endswith("with the wider interval over users")
 
 
 def test_a_free_rule_need_not_accept_more_than_base_to_ship():
@@ -358,7 +358,7 @@ def test_too_few_responses_for_the_margin_are_undecided():
     assert "(undecided: about 32 responses would be needed)" in verdict.reason
     assert verdict_of(findings, GateConfig(max_task_loss=0.25)).verdict == "ship"
     task |= {"value": -0.12, "high": -0.05}
-    assert "(undecided: it ends beyond)" in verdict_of(findings).reason
+    assert "(undecided: it is too large)" in verdict_of(findings).reason
 
 
 def test_heldout_text_that_is_not_the_target_s_is_refused_with_its_cause(tmp_path):
@@ -414,7 +414,7 @@ def test_two_engines_that_were_started_twice_are_undecided():
     row["starts"] = 3
     assert verdict_of(findings).verdict == "ship"
     row["custom_over_base"] = BETTER | {"estimator": "replay"}
-    seen = "at 1 1.400 [1.300, 1.500] with replay's acceptance, 1.400 corrected for having passed"
+    seen = "at 1 1.400 [1.300, 1.500] with replay's acceptance, 1.400 corrected for selection"
     assert speed_check(findings, name).seen == seen
 
 
