@@ -206,7 +206,7 @@ def choose_k(
 
 
 def speeds_of(lengths: Sequence[float], steps: Speeds) -> dict[int, dict[int, float]]:
-    """Tokens/s by batch size and k; `steps` are seconds per step."""
+    """Tokens/s by batch size and k; `steps` holds seconds per step."""
     tokens = [1.0, *lengths]
     return {
         size: {k: size * tokens[k] / seconds for k, seconds in sorted(row.items())}

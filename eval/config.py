@@ -33,8 +33,9 @@ PERMUTATIONS = 2000
 """Permutations in the token frequency test: enough to resolve the gate's p-value limit, 0.001."""
 
 SEED = 0
-"""Seed for prompt choice and permutations. Requests carry no seed: with speculation a seed draws
-other tokens, seeded requests are sampled more slowly, and vLLM 0.32 cannot serve them on a CPU."""
+"""Seed for prompt choice and permutations. Requests carry no seed: with speculation the same seed
+gives other tokens, seeded requests are sampled more slowly, and vLLM 0.32 cannot serve them on a
+CPU."""
 
 ANSWERS = ".jsonl"
 """Suffix of an `eval.task` that names a file of known answers."""
@@ -110,8 +111,8 @@ class GateConfig(BaseModel):
 
     max_replay_difference: ClassVar[float] = 0.02
     """Maximum relative difference between the steps predicted by exact replay and those counted by
-    the engine for the same responses. A larger one means that trainer and engine do not run the
-    same speculator."""
+    the engine for the same responses. A larger difference means that trainer and engine do not run
+    the same speculator."""
 
     replay_margin: ClassVar[float] = 0.01
     """The engine repeats some greedy responses in other batches. If the relative change of its step
@@ -169,9 +170,9 @@ class EvalConfig(BaseModel):
 
     concurrency: list[PositiveInt] = Field([1, 4, 8], min_length=1)
     """Numbers of concurrent requests to measure. The main concurrency is the lowest at which base
-    keeps up with the logged tokens per second, or the first in the list if the log has no times.
-    There K is chosen and custom must be faster than base. Elsewhere custom may be at most 3 %
-    slower than base, and nowhere more than 3 % slower than no speculation."""
+    keeps up with the logged tokens per second, or the first in the list if the log has no times. K
+    is chosen at the main concurrency, where custom must be faster than base. At the others, custom
+    may be at most 3 % slower than base; at all of them, at most 3 % slower than no speculation."""
 
     requests: PositiveInt = 4
     """Held-out prompts per block, or twice the concurrency if that is more. At concurrency 1, base
@@ -221,12 +222,12 @@ class EvalConfig(BaseModel):
     """Maximum number of held-out sequences for exact replay, drawn with a fixed seed; null: all."""
 
     task: str | None = None
-    r"""Check of whether a response solves its task; null: no task accuracy. Either
-    `module:function` with the signature (prompt_text, completion_text) -> bool | None, where None
-    leaves out a prompt without a known answer. Both texts include special tokens, except the
-    completion's end-of-sequence token. Or a .jsonl file of known answers in GSM8K's format, with
-    `question` and `answer` in each line: a response whose prompt contains a question must end with
-    its answer (the last \boxed{}, else the text after ####, else the last number)."""
+    r"""How to check whether a response solves its task; null: no task accuracy. `module:function`
+    names a function (prompt_text, completion_text) -> bool | None, which returns None for a prompt
+    without a known answer. Both texts include special tokens, except the completion's
+    end-of-sequence token. A .jsonl path names a file of known answers in GSM8K's format, with
+    `question` and `answer` in each line. A response whose prompt contains a question is solved if
+    its final answer (the last \boxed{}, else the text after ####, else the last number) matches."""
 
     general: dict[PublicWorkload, str | None] = {}
     """Public workloads on which acceptance by K is also reported: name -> a local file in the hub's

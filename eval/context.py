@@ -77,7 +77,7 @@ class EvaluationFolders:
     """Folders of an evaluation."""
 
     run: Path
-    """The run's directory; the report's other sections come from here."""
+    """The run's directory, which has the data of the report's other sections."""
     out: Path
     """The measurement cache."""
     report: Path
@@ -267,7 +267,7 @@ class EvaluationContext:
 
     @functools.cached_property
     def feature_store(self) -> FeatureStore:
-        """Feature store of the sequences, opened."""
+        """The opened feature store of the sequences."""
         assert self.data.features
         return FeatureStore.open(self.data.features)
 

@@ -265,7 +265,7 @@ def replayed_steps(replays: Replays, plan: Mapping[str, Drafts | None]) -> Repla
     """Replayed steps of held-out responses by variant, without variants on schedules."""
     steps = {}
     for variant, drafts in plan.items():
-        sums = replays.get(variant, replays["base"])  # base at eval.current_k is base
+        sums = replays.get(variant, replays["base"])  # base at eval.current_k has base's sums
         if variant == "none" or drafts == 0:
             steps[variant] = sums.tokens_R
         elif isinstance(drafts, int):

@@ -108,7 +108,7 @@ def _over_sessions(name: str, ratio: ClusteredEstimate, least: float, how: str =
 
 
 def _greedy(mode: str, custom: Greedy, alone: Greedy, added: Excess) -> Check:
-    """Checks that speculation adds no differences to those of other batches.
+    """Checks that speculation causes no more differences than other batches do.
 
     Near ties count too. If the engine without speculation differs only at near ties, other
     differences are not its noise, but a few of them do not prove a fault either.

@@ -4,10 +4,11 @@
 
 At the main concurrency, custom must be shown to be faster than base at base's best K, base at
 `eval.current_k`, and n-gram lookup, which needs no training. It must also be shown to be at most 3
-% slower than base at other concurrencies, and than no speculation at all of them (non-inferiority:
-the interval must lie above `gate.least_speed`). `ship` requires every check, so a lack of evidence
-does not pass. The levels need no correction: because all checks must pass, the error probability is
-that of one check (intersection-union test: Berger, Technometrics 24, 1982).
+% slower than base at other concurrencies, and at most 3 % slower than no speculation at every
+concurrency (non-inferiority: the interval must lie above `gate.least_speed`). `ship` requires every
+check, so a lack of evidence does not pass. The levels need no correction: because all checks must
+pass, the error probability is that of one check (intersection-union test: Berger, Technometrics 24,
+1982).
 
 Where the served schedule drafts nothing, a speculating engine is still slower than a plain one,
 because its drafter reads every token. There it is enough that few steps have drafts.

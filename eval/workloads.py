@@ -4,7 +4,7 @@
 
 The target answers each workload's prompts, its states are captured, and both speculators are
 replayed exactly. Only the first turn of a conversation is used, as in `vllm bench serve`. Files
-have the hub's layout. SPEED-Bench has that of NVIDIA's prepare.py: its license forbids
+have the hub's layout; SPEED-Bench has that of NVIDIA's prepare.py. Its license forbids
 redistribution, so users must download it themselves.
 """
 

@@ -8,9 +8,9 @@ compared only within a repeat: every variant gets the same prompts, in rotating 
 concurrency 1 the variants alternate by request (swapping the drafter's weights takes milliseconds,
 switching servers a second), so the requests of a pair share the machine's noise.
 
-Starts of one engine differ in speed too. If base and custom run in two engines, every repeat
-restarts the servers, so each repeat measures a new start of both. Base at eval.current_k is
-measured next to base; n-gram lookup has a separate engine. `eval.measure` determines when to stop.
+Speed also differs between starts of the same engine. If base and custom run in two engines, every
+repeat restarts the servers, so each repeat measures a new start of both. Base at eval.current_k
+uses base's engine; n-gram lookup has a separate one. `eval.measure` determines when to stop.
 """
 
 import itertools
@@ -48,8 +48,8 @@ def measure(
 ) -> list[Record]:
     """Times blocks of `speeds.prompts`, one per repeat, concurrency and variant.
 
-    In a record, `prompts` are indices of prompts, `engine` is the name of the server, `start`
-    counts its earlier starts, and `alternated` is true if variants alternated by request.
+    In a record, `prompts` holds prompt indices, `engine` is the server's name, `start` counts its
+    earlier starts, and `alternated` is true if variants alternated by request.
     """
     evaluation = speeds.settings
     two_engines = servers.name("base") != servers.name("custom")
@@ -82,7 +82,7 @@ def measure(
 def turns_of(
     servers: Servers, plan: Plan, repeat: int, speeds: SpeedRatios
 ) -> Iterator[tuple[int, Sequence[Turn]]]:
-    """Yields a repeat's blocks: a concurrency and the variants sharing the block.
+    """Yields a repeat's blocks: a concurrency and the variants that share it.
 
     Groups of servers run in reverse order in every other repeat, so a running server stays up for
     the next repeat. At concurrency 1 variants alternate by request: all of them if base and custom

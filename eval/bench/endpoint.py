@@ -93,9 +93,9 @@ def print_endpoint(results: Mapping[str, Any], console: Console) -> None:
 def _row(blocks: Sequence[BlockResult]) -> dict[str, Any]:
     """Pools blocks and adds the endpoint's counts.
 
-    `acceptance_length` is 1 + accepted / drafts, null without drafts. `cumulative` is, by position
-    j, the share of drafts whose first j tokens were all accepted. `share` is this measurement's
-    share of the tokens that the endpoint delivered.
+    `acceptance_length` is 1 + accepted / drafts, null without drafts. `cumulative` has, for each
+    position j, the share of drafts whose first j tokens were all accepted. `share` is this
+    measurement's share of the tokens that the endpoint delivered.
     """
     record = record_of(blocks)
     counters = SpeculationCounters(**record["counters"])

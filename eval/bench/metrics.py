@@ -243,7 +243,7 @@ def _own(blocks: Sequence[Record], concurrency: int, variant: str) -> list[Recor
 def paired(
     blocks: Sequence[Record], concurrency: int, over: str, under: str
 ) -> list[tuple[Record, Record]]:
-    """Pairs of the two variants' blocks in every repeat, with equal prompts."""
+    """Pairs the two variants' blocks of each repeat, which have equal prompts."""
     overs, unders = (_own(blocks, concurrency, variant) for variant in (over, under))
     return [(one, other) for one in overs for other in unders if one["repeat"] == other["repeat"]]
 

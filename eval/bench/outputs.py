@@ -26,7 +26,7 @@ Regime = Literal["greedy", "sampled"]
 REGIMES: tuple[Regime, ...] = ("greedy", "sampled")
 
 CONTROL_PROMPTS = 4
-"""Number of control prompts if no greedy response differs: there is nothing for more to explain."""
+"""Number of control prompts if no greedy response differs, so that nothing needs explaining."""
 
 
 class Recorded(Part):

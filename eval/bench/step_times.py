@@ -6,8 +6,8 @@
 
 The engine steps of a block of B concurrent requests are its counted steps over B (without drafts,
 its tokens over B); prefills take equally long for every number of drafts. In each round, every
-number of drafts is timed on the same prompts. The log of its step time is the median over rounds of
-its distance from the round's median, which is robust to blocks in which the machine was busy.
+number of drafts is timed on the same prompts. The log of its step time is estimated by its median
+distance from the rounds' medians, which is robust to blocks in which the machine was busy.
 
 The margin of the ratio of two step times is Student's with (rounds - 1) (numbers - 1) degrees of
 freedom. Its variance is that of the residuals after removing the effects of rounds and numbers,
@@ -89,7 +89,7 @@ def time_steps(
 
 
 def steps_of(logs_KR: NDArray[np.float64]) -> tuple[list[float], float]:
-    """Seconds per number, and one-sided 95 % margin of their log ratios."""
+    """Seconds per number of drafts, and 95 % margin of their log ratios."""
     from scipy.stats import t
 
     round_R = np.median(logs_KR, axis=0)

@@ -71,7 +71,7 @@ def task_of(evaluation: EvalConfig) -> TaskCheck | None:
 
 def load_task(name: str) -> TaskCheck:
     """Imports the function that `eval.task` names."""
-    if str(Path.cwd()) not in sys.path:  # sys.path of a console script lacks it
+    if str(Path.cwd()) not in sys.path:  # missing when run as a console script
         sys.path.insert(0, str(Path.cwd()))
     try:
         task: TaskCheck = pkgutil.resolve_name(name)

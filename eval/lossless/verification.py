@@ -86,7 +86,7 @@ def findings(
     outputs: Outputs,
     store: FeatureStore,
 ) -> EngineFindings:
-    """Checks the responses, given the captured states of each."""
+    """Checks the responses, using their captured states."""
     target_dir = context.target.directory()
     scores = TargetScores(target_dir, store, context.settings.replay_dtype)
     near_tie_nats = context.settings.gate.near_tie_nats

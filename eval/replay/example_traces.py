@@ -28,7 +28,7 @@ SHOWN_STEPS = 80
 """Maximum number of steps shown per response; later ones are only counted."""
 
 Step = tuple[int, int]
-"""Numbers of accepted drafts and of delivered tokens: one more, unless the response ends."""
+"""(accepted drafts, delivered tokens): one more token, unless the response ends."""
 
 
 def walk(response: Sequence[int], drafts_at: Callable[[int], list[int]]) -> list[Step]:

@@ -111,9 +111,9 @@ class ReplaySums:
     def selected(
         self, ids: Sequence[str], sessions: Mapping[str, str] | None = None
     ) -> "ReplaySums":
-        """Selects the responses of `ids` in order, without those not replayed.
+        """Selects the responses `ids` in order, except those not replayed.
 
-        Replay leaves out responses of one token. `sessions` renames sessions, by id.
+        Replay leaves out responses of one token. `sessions` maps ids to other sessions.
         """
         place = {name: row for row, name in enumerate(self.sequence_ids)}
         kept = [name for name in ids if name in place]

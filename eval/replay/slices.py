@@ -46,7 +46,7 @@ def sliced(base: ReplaySums, custom: ReplaySums, k: int, slices: Slices) -> dict
 def _parts(
     base: ReplaySums, custom: ReplaySums, slices: Slices
 ) -> Iterator[tuple[str, str, ReplaySums, ReplaySums]]:
-    """Yields (dimension, name, base's sums, custom's) of slices, then of regions."""
+    """Yields (dimension, name, base's sums, custom's sums): slices, then regions."""
     for dimension, names in slices.items():
         for name, ids in names.items():
             yield dimension, name, base.selected(ids), custom.selected(ids)

@@ -56,10 +56,10 @@ class Point(BaseModel):
 
     run: str
     until: float | None
-    """When its last held-out request was logged, Unix seconds"""
+    """Time of its last held-out request, Unix seconds"""
     replay: Replay
     acceptance_length: Change | None = None
-    """Change of custom's; null for the first run and if runs are not comparable"""
+    """Change of custom's; null for the first run and if the runs are not comparable"""
     over_base: Change | None = None
     """Change of custom / base; null in the same cases"""
     reading: str = ""
@@ -131,7 +131,7 @@ def history(runs: Mapping[str, Report]) -> list[Series]:
 
 
 def change(first: ClusteredEstimate, later: ClusteredEstimate, comparisons: int) -> Change:
-    """Tests whether later / first differs from 1; returns it with its interval.
+    """Returns later / first with its interval, and whether it differs from 1.
 
     The estimates must be independent, positive and have intervals. `comparisons` divides LEVEL.
     """

@@ -20,7 +20,7 @@ WIDTH = 110
 
 
 def render(template: str, form: Literal["html", "markdown"], **values: Any) -> str:
-    """Renders the template; HTML is escaped, and unknown names are errors."""
+    """Renders the template; HTML is escaped, and undefined names are errors."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     environment = Environment(

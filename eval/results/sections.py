@@ -49,8 +49,8 @@ class KindSpeed(Part):
     step_ms: float
     """Milliseconds per step at k"""
     over_lookup: ClusteredEstimate | None = None
-    """Its tokens/s over those of n-gram lookup, interval over sessions; null for lookup itself and
-    if lookup is not a candidate"""
+    """Its tokens/s over those of n-gram lookup, with an interval over sessions; null for lookup
+    itself and if lookup is not a candidate"""
     parameters: int = 0
     """Number of parameters in its weight files"""
     training_minutes: float = 0
@@ -143,7 +143,7 @@ class Counted(Drafters[CountedDrafter]):
 
 
 class Quantiles(Part):
-    """Milliseconds or tokens, over requests or deliveries."""
+    """Quantiles of milliseconds or tokens, over requests or deliveries."""
 
     p50: float
     """Median"""
@@ -276,7 +276,7 @@ class Excess(Part):
     """Excess of differing responses over the control, near ties included."""
 
     value: float
-    """Share with speculation minus share of the control, over the control's prompts"""
+    """Share with speculation minus the control's share, over the control's prompts"""
     p_value: float
     """Probability of at least this excess over the control, in differences or in unexplained ones,
     if speculation changed nothing"""
@@ -328,7 +328,7 @@ class Task(Variants[int]):
 
 
 class ReplayAgainstEngine(Drafters[float]):
-    """Steps by exact replay / steps counted by the engine - 1, all responses."""
+    """Replayed steps / steps counted by the engine - 1, over all responses."""
 
     model_config = DOCUMENTED
 
@@ -340,9 +340,9 @@ class EngineFindings(Part):
     """Findings of the verification pass in one engine mode."""
 
     greedy: Drafters[Greedy]
-    """Greedy responses against those without speculation"""
+    """Greedy responses compared with those without speculation"""
     control: Greedy
-    """The first greedy responses without speculation against the same prompts in other batches"""
+    """The first greedy responses without speculation, compared with repeats in other batches"""
     excess: Excess
     """Custom's differences beyond the control's"""
     greedy_acceptance_length: Drafters[float | None]
@@ -351,9 +351,9 @@ class EngineFindings(Part):
     tail_share: Variants[float]
     """Share of sampled tokens whose probability under the target is below 1e-4"""
     same_text: SameText
-    """Token frequencies of custom against no speculation"""
+    """Token frequencies of custom compared with no speculation"""
     replay_vs_engine: ReplayAgainstEngine | None
-    """Replayed against counted steps; null if exact replay is not measured"""
+    """Replayed and counted steps; null if exact replay is not measured"""
 
 
 class Verification(Part):

@@ -26,7 +26,7 @@ def units_needed(value: float, low: float, high: float, threshold: float, units:
 
 
 def given_passed(value: float, low: float, threshold: float) -> float:
-    """Corrects a ratio for selection by an interval above `threshold`.
+    """Corrects a ratio that was selected because its interval passed `threshold`.
 
     With low power, only estimates that are high by chance pass. On the log scale, a passed estimate
     with standard error s and margin c s is a normal variable truncated below threshold + c s. The

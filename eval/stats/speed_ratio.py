@@ -64,8 +64,8 @@ UNSEEN = 0.01
 of the controlled ratio is widened by it on both sides."""
 
 NEGLIGIBLE = 0.005
-"""Difference between served and replayed log length ratios that does not count as disagreement;
-responses end within a step."""
+"""Difference between served and replayed log length ratios that does not count as disagreement; it
+arises because responses can end within a step."""
 
 
 @dataclass(frozen=True)
