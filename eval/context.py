@@ -77,7 +77,7 @@ class EvaluationFolders:
     """Folders of an evaluation."""
 
     run: Path
-    """The run's directory, which has the data of the report's other sections."""
+    """Run directory, which also holds the data for the report's other sections."""
     out: Path
     """The measurement cache."""
     report: Path

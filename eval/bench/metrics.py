@@ -55,7 +55,7 @@ class ReplayedSteps:
     """Steps of the held-out responses by exact replay, at each variant's number of drafts."""
 
     steps: Mapping[str, NDArray[np.float64]]
-    """Variant -> steps [R], without variants that exact replay does not compute"""
+    """Variant -> steps [R]; without variants that exact replay does not cover"""
     sequence_ids: Sequence[str]
     """Ids of the R responses"""
     sessions: Sequence[str]

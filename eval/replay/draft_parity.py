@@ -43,7 +43,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Recording:
-    """The engine's steps over its own greedy responses."""
+    """The engine's steps while it answered prompts greedily."""
 
     steps: list[Step]
     inputs: list[torch.Tensor]

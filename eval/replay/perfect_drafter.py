@@ -25,7 +25,7 @@ class PerfectDrafter(Drafter):
         anchor_BT: Tensor,
         depth: int,
     ) -> tuple[Tensor, list[Tensor]]:
-        """The target's states [N, H] that predict the tokens at i + 2, i + 3, ...
+        """The target's states [N, H] that predict tokens i + 2, i + 3, ... of anchor i.
 
         `inputs_BTX` are its states after the final norm. A chain that would read past the end of
         the row repeats the last state: the response has no token there.

@@ -4,7 +4,8 @@
     regions.members(token_ids_T, completion_start)     # [A, G] bool
 
 A region is a set of anchors. The step that starts at an anchor belongs to its region, and so does
-the token after the anchor. Over a dimension's regions, steps and tokens sum to the response's.
+the token after the anchor. Over a dimension's regions, steps and tokens add up to those of the
+response.
 
 Shapes: T tokens of prompt and response, A anchors (the response's tokens but the last), G regions.
 """

@@ -47,7 +47,7 @@ Outcome = Literal["passed", "failed", "undecided"]
 
 
 class Check(Part):
-    """A condition of the verdict."""
+    """A condition for the verdict `ship`."""
 
     name: str
     """Name of the check"""
@@ -96,8 +96,8 @@ class Walk(Part):
     steps: int
     """Number of engine steps"""
     shown: list[tuple[str, str]]
-    """Its beginning: for the prefill and each step, the text of the accepted drafts and of the
-    target's own token"""
+    """Beginning of the response: for the prefill and each step, the text of the accepted drafts and
+    of the target's own token"""
 
 
 class Example(Drafters[Walk]):

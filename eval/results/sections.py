@@ -28,9 +28,9 @@ class Choice(Part):
     at which base keeps up with the logged tokens per second; the first one if the log has no times
     or nothing was timed"""
     k_per_batch_size: Drafters[list[tuple[int, int, int]]] | None = None
-    """[first batch size, last batch size, best k]; null unless both were timed"""
+    """[first batch size, last batch size, best k]; null unless base and custom were timed"""
     acceptance_length: Drafters[list[float]] | None = None
-    """On the validation part, for k = 1..depth; null if exact replay is not measured"""
+    """Acceptance length on the validation part for k = 1..depth; null without exact replay"""
     step_ms: dict[Drafter, dict[str, dict[int, float]]] = Field(default_factory=dict)
     """Speculator -> batch size -> k -> milliseconds per step; empty if nothing was timed"""
     lookup_k: int | None = None
@@ -45,7 +45,7 @@ class KindSpeed(Part):
     k: int
     """Its best k, or its only possible k"""
     acceptance_length: ClusteredEstimate
-    """At k, over the sessions of the validation part"""
+    """Acceptance length at k on the validation part"""
     step_ms: float
     """Milliseconds per step at k"""
     over_lookup: ClusteredEstimate | None = None
@@ -57,7 +57,7 @@ class KindSpeed(Part):
     """Its training time, including the check of the warm start"""
 
     def tokens_per_s(self, concurrency: int) -> float:
-        """Concurrency x acceptance length over the time of a step."""
+        """Tokens/s: concurrency x acceptance length / step time."""
         return 1000 * concurrency * self.acceptance_length.value / self.step_ms
 
 
@@ -130,7 +130,7 @@ class CountedDrafter(Part):
     steps: int
     """Number of steps, with or without drafts"""
     cumulative: list[float]
-    """By position j: share of the steps whose drafts 1..j were all accepted"""
+    """Share of steps whose drafts 1..j were all accepted, by position j"""
 
 
 class Counted(Drafters[CountedDrafter]):
@@ -278,8 +278,8 @@ class Excess(Part):
     value: float
     """Share with speculation minus the control's share, over the control's prompts"""
     p_value: float
-    """Probability of at least this excess over the control, in differences or in unexplained ones,
-    if speculation changed nothing"""
+    """Probability of at least this excess, in all differences or in unexplained ones, if
+    speculation changes nothing"""
 
 
 class SameText(Part):
@@ -288,7 +288,7 @@ class SameText(Part):
     prompts: int
     """Number of prompts"""
     tokens: int
-    """Number of tokens, both sides together"""
+    """Number of tokens, with and without speculation together"""
     p_value: float
     """Share of relabelings with at least this chi-square distance"""
 
@@ -333,7 +333,8 @@ class ReplayAgainstEngine(Drafters[float]):
     model_config = DOCUMENTED
 
     control: float
-    """|repeated steps / steps - 1| of custom in other batches, over equal greedy responses"""
+    """Relative change of custom's steps when equal greedy responses are repeated in other
+    batches"""
 
 
 class EngineFindings(Part):

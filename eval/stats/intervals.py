@@ -7,7 +7,7 @@ given_passed(1.10, 1.04, threshold=1.0)                   # 1.100
 import math
 
 LEVEL = 0.95
-"""Confidence level of all reported intervals."""
+"""Confidence level of intervals unless stated otherwise."""
 
 ERRORS_A_MARGIN = 3.1
 """Half-width of a tokens/s interval in standard errors: 2.2 to 3 for the looks' levels, more

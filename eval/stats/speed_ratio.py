@@ -5,7 +5,7 @@
 
 In a unit, two variants answer the same prompts one after the other: a pair of requests if they
 alternate, else a block of each. In unit u a variant takes s seconds for n tokens. The n - 1 tokens
-after the first arrive in D deliveries, so its counted acceptance length is (n - 1) / D and
+after the first arrive in D deliveries, so the counted acceptance length is (n - 1) / D and
 
     log speed ratio  r_u  =  log (n / s) of the first  -  log (n / s) of the second
     log length ratio a_u  =  log ((n - 1) / D) of the first  -  log ((n - 1) / D) of the second
