@@ -157,7 +157,7 @@ def _task(difference: Equivalence, gate: GateConfig) -> Check:
     outcome: Outcome = "passed" if difference.within(margin) else "undecided"
     if difference.low >= margin or difference.high <= -margin:
         outcome = "failed"
-    demand = f"the interval must lie within {margin:g} on both sides"
+    demand = f"the interval must lie between {-margin:g} and {margin:g}"
     if outcome == "undecided":
         needed = responses_needed(difference.variance, margin - abs(difference.value))
         more = f"about {needed:,} responses would be needed" if needed else "it is too large"

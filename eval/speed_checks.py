@@ -77,11 +77,11 @@ class Demand:
         ratio = self.ratio
         needed = units_needed(ratio.value, ratio.low, ratio.high, self.threshold, repeats)
         if needed > MOST_REPEATS:
-            return f"more than {MOST_REPEATS:,} eval.repeats would decide it"
-        return f"about {needed} eval.repeats would decide it, {repeats} were measured"
+            return f"more than {MOST_REPEATS:,} eval.repeats would be needed"
+        return f"about {needed} eval.repeats would decide it ({repeats} were measured)"
 
     def __str__(self) -> str:
-        return f"custom / {self.versus} at {self.concurrency} {interval(self.ratio, 3)}"
+        return f"custom / {self.versus} at {self.concurrency}: {interval(self.ratio, 3)}"
 
 
 def demands(speed: Mapping[str, SpeedRow], main: int, gate: GateConfig) -> list[Demand]:
@@ -139,7 +139,7 @@ def _check(name: str, asked: Sequence[Demand], off: Sequence[Demand], repeats: i
         places = ", ".join(str(each.concurrency) for each in off)
         demand += f", except where the schedule drafts nothing, as counted at {places}"
     undecided = [
-        f"at {each.concurrency} {each.what_decides(repeats)}"
+        f"at {each.concurrency}, {each.what_decides(repeats)}"
         for each in asked
         if each.outcome == "undecided" and each not in off
     ]
@@ -151,8 +151,8 @@ def _check(name: str, asked: Sequence[Demand], off: Sequence[Demand], repeats: i
         name=name,
         outcome="failed" if "failed" in outcomes else outcome,
         seen=", ".join(
-            f"at {each.concurrency} {interval(each.ratio, 3)}"
-            f"{replayed if each.ratio.estimator == 'replay' else ''}{each.corrected}"
+            f"{interval(each.ratio, 3)}{replayed if each.ratio.estimator == 'replay' else ''}"
+            f" at {each.concurrency}{each.corrected}"
             for each in asked
         ),
         demand=demand,

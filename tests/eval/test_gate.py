@@ -78,7 +78,7 @@ def test_a_speed_that_is_not_decided_says_what_would(ratio, outcome, verdict):
     (speed,) = (check for check in judged.checks if check.name == name)
     assert speed.outcome == outcome and judged.verdict == verdict
     # The interval is 0.102 wide on either side of a log ratio of 0.095.
-    what_would = "; undecided: at 1 about 4 eval.repeats would decide it, 3 were measured"
+    what_would = "; undecided: at 1, about 4 eval.repeats would decide it (3 were measured)"
     assert (what_would in speed.demand) == (outcome == "undecided")
 
 
@@ -397,8 +397,8 @@ def test_lack_of_evidence_that_custom_is_not_slower_does_not_ship(versus):
     row[f"custom_over_{versus}"] = UNSURE | {"low": 0.96}
     check = speed_check(findings, name)
     assert check.outcome == verdict_of(findings).verdict == "undecided"
-    assert "at 8 1.100 [0.960, 1.200]" in check.seen
-    assert "must lie above 0.97; undecided: at 8 about 3 eval.repeats would decide" in check.demand
+    assert "1.100 [0.960, 1.200] at 8" in check.seen
+    assert "must lie above 0.97; undecided: at 8, about 3 eval.repeats would decide" in check.demand
     row[f"custom_over_{versus}"] = UNSURE | {"value": 0.97, "low": 0.9}
     assert "more than 1,000 eval.repeats" in speed_check(findings, name).demand
 
@@ -414,7 +414,7 @@ def test_two_engines_that_were_started_twice_are_undecided():
     row["starts"] = 3
     assert verdict_of(findings).verdict == "ship"
     row["custom_over_base"] = BETTER | {"estimator": "replay"}
-    seen = "at 1 1.400 [1.300, 1.500] with replay's acceptance, 1.400 corrected for selection"
+    seen = "1.400 [1.300, 1.500] with replay's acceptance at 1, 1.400 corrected for selection"
     assert speed_check(findings, name).seen == seen
 
 
