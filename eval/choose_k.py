@@ -143,7 +143,7 @@ def lookup_k(
     validation: Mapping[str, ReplaySums] | None,
     steps: Mapping[int, float] | None = None,
 ) -> int | None:
-    """K of n-gram lookup as a reference; None if it is not served.
+    """K of n-gram lookup as a reference; None if not served.
 
     If `choose_kind` timed lookup, its k is used. Otherwise k follows from replay and `steps`, the
     seconds per step of custom's engine, which saves timing another server. They include the
@@ -169,7 +169,7 @@ def choose_k(
     margin: Callable[[Drafter, int, int, int], float] = lambda *_: 0.0,
     **given: Any,
 ) -> Choice:
-    """Chooses each speculator's k at batch size `main` and for every batch size.
+    """Chooses each speculator's k at `main` and for every batch size.
 
     `lengths` holds acceptance lengths for k = 1, 2, ...; `steps` holds seconds per step.
     Speculators that are not in `steps` get their k from `fixed`. `margin(name, batch size, k, other
@@ -219,9 +219,9 @@ def best_k(
     least: int = 0,
     margin: Callable[[int, int], float] = lambda k, n: 0.0,
 ) -> int:
-    """The smallest k >= `least` that no larger k beats by MIN_GAIN plus margin.
+    """The smallest k >= `least` that no larger k clearly beats.
 
-    `margin(k, n)` is the noise margin of the log ratio of their tokens/s.
+    A gain must exceed MIN_GAIN plus `margin(k, n)`, the noise margin of the log ratio of tokens/s.
     """
     allowed = {k: speed for k, speed in speeds.items() if k >= least}
     return min(

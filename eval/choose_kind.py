@@ -1,4 +1,4 @@
-"""Chooses the drafter kind to evaluate, by its speed on the validation part.
+"""Chooses the drafter kind to evaluate by speed on the validation part.
 
     kinds = choose_kind({"mtp": context, "eagle3": other, "ngram": lookup}, facts)
     kinds[0].kind

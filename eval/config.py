@@ -267,12 +267,12 @@ class EvalConfig(BaseModel):
 
     @property
     def main(self) -> int:
-        """The first of `concurrency`, which is the main one if the load is unknown."""
+        """The first of `concurrency`: the main one if the load is unknown."""
         return self.concurrency[0]
 
     @property
     def replay_dtype(self) -> Literal["float32", "bfloat16"]:
-        """Dtype of exact replay: bfloat16 halves time and memory, but only on GPUs."""
+        """Dtype of exact replay: bfloat16 on GPUs halves time and memory."""
         import torch
 
         return "bfloat16" if torch.cuda.is_available() else "float32"

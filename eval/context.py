@@ -214,7 +214,7 @@ class EvaluationContext:
 
     @property
     def serves_lookup(self) -> bool:
-        """Whether to serve n-gram lookup: custom has weights and base is not lookup."""
+        """Whether to serve lookup: custom has weights and base is not lookup."""
         trained = self.speculators["custom"].directory is not None
         return trained and self.speculators["base"].kind != LOOKUP
 

@@ -235,7 +235,7 @@ def serve(
     requests: HeldoutRequests,
     replays: Replays | None,
 ) -> tuple[Served, list[Record], RateBlocks]:
-    """Measures one engine mode at its own k, in closed and open loop.
+    """Measures one engine mode at its k, in closed and open loop.
 
     Returns speeds, closed-loop blocks and blocks by rate; cached blocks need no servers.
     """

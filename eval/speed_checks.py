@@ -40,7 +40,7 @@ others, not slower than no speculation."""
 
 @dataclass(frozen=True)
 class Demand:
-    """A requirement of the gate: a ratio's interval must lie above a threshold."""
+    """A requirement that a ratio's interval lie above a threshold."""
 
     kind: str
     versus: str

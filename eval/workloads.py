@@ -26,7 +26,7 @@ from outrider.serving.engine import AskedRow, Engine
 
 
 class Source(NamedTuple):
-    """Location of a workload, and the function that reads a prompt from a row."""
+    """Location of a workload, and how to read a prompt."""
 
     column: str
     hub: tuple[str, str | None, str] | None

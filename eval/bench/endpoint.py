@@ -1,11 +1,11 @@
-"""Measures a running endpoint on held-out traffic: acceptance from its counters, and speed.
+"""Measures speed and acceptance of a running endpoint on held-out traffic.
 
     measure_endpoint("http://127.0.0.1:8000", target, prompts, Sampling(0.6, 0.95), EvalConfig(),
                      log_dir, say=print)
 
-One endpoint is measured with the speculator it runs; there is no comparison and no verdict. The
-counters include the requests of all clients, so this measurement's share of the counted tokens is
-reported; a share below LEAST_SHARE gives a warning.
+Acceptance comes from the endpoint's counters, with the speculator it runs; there is no comparison
+and no verdict. The counters include the requests of all clients, so this measurement's share of the
+counted tokens is reported; a share below LEAST_SHARE gives a warning.
 """
 
 import itertools

@@ -1,4 +1,4 @@
-"""Speed from timed blocks: each variant's pooled figures, and paired ratios with intervals.
+"""Speed from timed blocks: pooled figures, and paired ratios with intervals.
 
 speeds = SpeedRatios(settings, timed, main=1, replayed=replayed)
 blocks = measure(servers, "eager", plan, load, sampling, speeds, say=print)
@@ -52,7 +52,7 @@ Record = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class ReplayedSteps:
-    """Steps of the held-out responses by exact replay, at each variant's number of drafts."""
+    """Replayed steps of held-out responses, at each variant's number of drafts."""
 
     steps: Mapping[str, NDArray[np.float64]]
     """Variant -> steps [R]; without variants that exact replay does not cover"""

@@ -71,7 +71,7 @@ def collect(
     k: Drafters[int],
     requests: HeldoutRequests,
 ) -> Outputs:
-    """Sends every prompt to every variant in both regimes; each pass is cached."""
+    """Sends all prompts to all variants in both regimes, with a cache."""
     settings, prompts = context.settings, requests.verification
     samplings: dict[Regime, Sampling] = {
         "greedy": Sampling(temperature=0.0, top_p=1.0),

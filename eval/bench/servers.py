@@ -161,7 +161,7 @@ class Servers(AbstractContextManager["Servers"]):
 
 
 def _sharing(speculators: Mapping[str, Speculator]) -> set[str]:
-    """Variants that share an engine: the last one, and those it can be swapped with."""
+    """Variants that share an engine: the last, and those that swap with it."""
     able = [name for name, each in speculators.items() if each.trainable]
     if not able:
         return set()

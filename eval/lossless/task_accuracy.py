@@ -110,7 +110,7 @@ def answer_check(path: Path) -> TaskCheck:
 
 
 def final_answer(completion_text: str) -> str | None:
-    """Extracts the answer; None if it is missing or the reasoning was cut off."""
+    """Extracts the answer; None if it is missing or reasoning was cut off."""
     _, ended, answer = completion_text.rpartition(END_THINK)
     if not ended and THINK in completion_text:
         return None

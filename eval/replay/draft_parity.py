@@ -149,7 +149,7 @@ def draft_parity(
 def _log_probabilities(
     model: Replayed, step: Step, inputs_TX: torch.Tensor, k: int
 ) -> torch.Tensor:
-    """log q [K, D] of every depth at the step's anchor, on the CPU."""
+    """log q [K, D] of all depths at the step's anchor, on CPU."""
     token_BT = torch.tensor(step.token_ids)[None]
     width, known = token_BT.shape[1], step.anchor + 1
     position_BT = torch.arange(width)[None]

@@ -25,10 +25,11 @@ class PerfectDrafter(Drafter):
         anchor_BT: Tensor,
         depth: int,
     ) -> tuple[Tensor, list[Tensor]]:
-        """The target's states [N, H] that predict tokens i + 2, i + 3, ... of anchor i.
+        """The target's states [N, H] that predict the drafts of each anchor.
 
-        `inputs_BTX` are its states after the final norm. A chain that would read past the end of
-        the row repeats the last state: the response has no token there.
+        For anchor i the drafts are tokens i + 2, i + 3, ... `inputs_BTX` are the target's states
+        after the final norm. A chain that would read past the end of the row repeats the last
+        state: the response has no token there.
         """
         states_NH = inputs_BTX.flatten(0, 1)
         flat_N = anchor_BT.flatten().nonzero()[:, 0]

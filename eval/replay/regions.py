@@ -36,7 +36,7 @@ OPENING_TOKENS = 4
 
 @dataclass(frozen=True)
 class Regions:
-    """Token ids that delimit reasoning; None if the target has no such token."""
+    """Token ids that delimit reasoning; None if the target has none."""
 
     think: int | None
     end_think: int | None

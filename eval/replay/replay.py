@@ -77,7 +77,7 @@ class ReplaySums:
     """(dimension, name) of the G regions."""
 
     def acceptance_length(self) -> list[float]:
-        """Delivered tokens per step for k = 1..K, pooled: sum of tokens over sum of steps."""
+        """Delivered tokens per step for k = 1..K, as a ratio of sums."""
         return [float(value) for value in self.tokens_R.sum() / self.steps_RK.sum(axis=0)]
 
     def cumulative(self, k: int) -> list[float]:
@@ -86,7 +86,7 @@ class ReplaySums:
         return [float(share) for share in accepted_K / self.steps_RK[:, k - 1].sum()]
 
     def cumulative_intervals(self, k: int) -> list[tuple[float, float] | None]:
-        """95 % intervals of `cumulative`; None if sessions are few or no draft is accepted."""
+        """95 % intervals of `cumulative`; None with few sessions or no accepted draft."""
         found: list[tuple[float, float] | None] = []
         for j in range(k):
             sums_R2 = np.stack([self.accepted_RKK[:, k - 1, j], self.steps_RK[:, k - 1]], axis=1)
@@ -306,7 +306,7 @@ def has_steps(length: int, completion_start: int) -> bool:
 
 @dataclass(frozen=True)
 class Unrolled:
-    """Draft states of all anchors; sequences share one row of T slots (B = 1)."""
+    """Draft states of all anchors; sequences share one row of T slots."""
 
     states: list[Tensor]
     """u[s] [N, H], which predicts the token s + 1 positions after the anchor"""
@@ -407,7 +407,7 @@ def all_accepted(batch: Sequence[Response], depth: int) -> tuple[Tensor, Tensor]
 def text_acceptances(
     kind: WeightlessKind, batch: Sequence[Response], depth: int
 ) -> tuple[Tensor, Tensor]:
-    """`acceptances` of a kind without weights: 1 if a draft equals the logged token."""
+    """`acceptances` of a kind without weights: 1 where drafts equal logged tokens."""
     found = []
     for response in batch:
         ids_T, start = response.states.token_ids.numpy(), response.states.completion_start

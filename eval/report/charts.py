@@ -51,7 +51,7 @@ Rows = Sequence[Mapping[str, Any]]
 
 
 class Figure(NamedTuple):
-    """A chart with its caption, the variants in its legend, and a note."""
+    """A chart with its caption, legend (variant names) and note."""
 
     caption: str
     names: Sequence[str]

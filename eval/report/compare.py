@@ -40,7 +40,7 @@ Figure = str | int | ClusteredEstimate | Estimate
 
 
 class Change(BaseModel):
-    """Ratio of a later run's figure to the first run's, with its 95 % interval."""
+    """A later run's figure over the first run's, with its interval."""
 
     value: float
     low: float

@@ -68,7 +68,7 @@ def bytes_text(count: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Formats seconds, as minutes from 90 s and as hours from 3 h."""
+    """Formats seconds, switching to minutes at 90 s and hours at 3 h."""
     if seconds < 90:
         return f"{max(seconds, 1):.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 3 * 3600 else f"{seconds / 3600:.1f} h"

@@ -37,7 +37,7 @@ def write_report(report: Report, report_dir: Path, trained_dir: Path) -> Path:
 
 
 def sections_of(run_dir: Path) -> dict[str, Any]:
-    """Reads the report sections of the run's other stages; null without a file."""
+    """Reads the report sections of the run's other stages, if any."""
     return {
         "traffic": _read(run_dir / "traffic" / "summary.json"),
         "privacy": _read(run_dir / "traffic" / "privacy.json"),

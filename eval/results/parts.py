@@ -53,7 +53,7 @@ class Estimate(Part):
 
 
 class ClusteredEstimate(Part):
-    """A figure with its interval over sessions or users, if there are enough."""
+    """A figure with its interval over sessions or users, if available."""
 
     value: float
     """Ratio of the pooled sums"""

@@ -250,5 +250,5 @@ class Report(Findings):
             ) from None
 
     def write(self, path: Path) -> None:
-        """Publishes the report; only the owner may read it if it has customer text."""
+        """Publishes the report; private to the owner if it has customer text."""
         write_json(path, self.model_dump(mode="json"), private=self.samples is not None)

@@ -1,4 +1,4 @@
-"""Models of the report's sections: choice of K, acceptance, speed, cost, lossless checks."""
+"""Models of the report's sections: K, acceptance, speed, cost, lossless checks."""
 
 from typing import Any, Literal
 
@@ -294,7 +294,7 @@ class SameText(Part):
 
 
 class Equivalence(Part):
-    """Custom minus none, paired by prompt, for two one-sided tests (TOST) against a margin."""
+    """Custom minus none, paired by prompt, for an equivalence test (TOST)."""
 
     value: float
     """Difference of the shares of solved tasks"""
@@ -358,7 +358,7 @@ class EngineFindings(Part):
 
 
 class Verification(Part):
-    """The verification pass: the same prompts through all variants, in every engine mode."""
+    """The verification pass: the same prompts for all variants and engine modes."""
 
     modes: dict[str, EngineFindings]
     """Engine mode -> its findings"""

@@ -102,7 +102,7 @@ class Units:
         return self._log_ratios_U(0) - self.later * self.lengths_U
 
     def _log_ratios_U(self, place: int) -> Array:
-        """Log ratios of column `place` over the next column, for the units in `stepped_U`."""
+        """Log ratios of column `place` over the next, for `stepped_U` units."""
         over_U4, under_U4 = self.over_U4[self.stepped_U], self.under_U4[self.stepped_U]
         ratios_U2 = [sums[:, place] / sums[:, place + 1] for sums in (over_U4, under_U4)]
         return np.log(ratios_U2[0] / ratios_U2[1])
@@ -138,7 +138,7 @@ def controlled_ratio(
 
 
 def agree(units: Units, replayed_U: Array, controlled: Estimate) -> bool:
-    """Whether replay agrees with the served responses, so that it can be used.
+    """Whether replay agrees with the served responses and can be used.
 
     `replayed_U` holds each unit's log length ratio by replay of the logged responses to the same
     prompts, so that session effects cancel. The mean difference from the counted ratios must lie
