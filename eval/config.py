@@ -207,8 +207,8 @@ class EvalConfig(BaseModel):
 
     scenarios: dict[Annotated[str, Field(pattern="^[a-z0-9_]+$")], ScenarioConfig] = {}
     """Usage scenarios by name. Each selects held-out requests by the lengths of their logged prompt
-    and response, and is measured at each of `eval.rates`, which must not be empty. Empty: the rates
-    are measured on the whole held-out part."""
+    and response, and is measured at each of `eval.rates`, which must not be empty. Without
+    scenarios, the rates are measured on the whole held-out part."""
 
     verification_requests: PositiveInt = 24
     """Held-out prompts in the verification pass (lossless checks, replay against engine, task
