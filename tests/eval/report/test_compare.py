@@ -59,7 +59,7 @@ def test_what_is_no_evaluated_run_is_named(tmp_path):
     with pytest.raises(OutriderError, match=unread):
         compare([tmp_path])
     report(0, 2, 3, replay=None).write(tmp_path / "report.json")
-    with pytest.raises(OutriderError, match="without exact replay"):
+    with pytest.raises(OutriderError, match="has no exact replay"):
         compare([tmp_path])
 
 
