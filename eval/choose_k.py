@@ -1,24 +1,23 @@
-"""Chooses the smallest K with the most tokens/s for base and custom.
+"""Chooses K, the number of drafts per step, for base and custom.
 
     choice = choose(context, servers, load, requests, validation, "eager")
 
-A step of B requests that drafts k tokens takes T(k, B) seconds (bench/step_times.py) and delivers
-AL(k) tokens per request, so
+A step that drafts k tokens for each of B requests takes T(k, B) seconds (bench/step_times.py) and
+delivers AL(k) tokens per request, so
 
     tokens/s (k, B) = B AL(k) / T(k, B)
 
-AL is replayed on the validation part, T is measured in each engine mode. A larger k is preferred
-only if its gain over a smaller one exceeds MIN_GAIN by a margin for noise: the one-sided 95 %
-margin of the log ratio of their tokens/s, which includes the noise of step times and the variation
-of acceptance between sessions. The margin is capped at MOST_MARGIN: if the measurements are very
-noisy, following the estimate is better than always choosing one draft. If base and custom take
-turns in one engine, they share its step times; speculators of two kinds each have their own server
-and step times.
+AL comes from exact replay of the validation part; T is measured in each engine mode. The choice is
+the smallest k that no larger k beats by more than MIN_GAIN plus a noise margin: the one-sided 95 %
+margin of the log ratio of their tokens/s, which covers noise in step times and variation of
+acceptance between sessions. The margin is capped at MOST_MARGIN: with very noisy measurements,
+following the estimate is better than always choosing one draft. If base and custom share an engine,
+they share its step times.
 
-The main concurrency follows from the logged load. By Little's law the mean number of requests in
+The main concurrency is derived from the logged load. By Little's law the mean number of requests in
 flight is L = (requests/s) W, and a request of n tokens takes W = n B / (tokens/s at B) in base's
-engine. So L <= B if the tokens/s at B are at least the logged ones. If the log is a sample or comes
-from many replicas, its load differs from that of one engine; the result is always one of the
+engine. So L <= B if base's tokens/s at B are at least the logged tokens/s. If the log is a sample
+or comes from many replicas, its load differs from one engine's; the result is always one of the
 measured batch sizes.
 """
 
@@ -41,13 +40,14 @@ from outrider.serving.vllm_hooks.drafts_file import Drafts
 from outrider.speculators.kinds import LOOKUP as LOOKUP_KIND
 
 MIN_GAIN = 0.01
-"""Least gain in tokens/s of a larger k; less is not worth its longer steps at higher load."""
+"""Minimum relative gain in tokens/s of a larger k; less is not worth longer steps at higher
+load."""
 
 MOST_MARGIN = 0.05
-"""Largest margin (log) that a larger k must gain in addition to MIN_GAIN."""
+"""Cap on the noise margin (log) that is added to MIN_GAIN."""
 
 Speeds = Mapping[int, Mapping[int, float]]
-"""Tokens/s by batch size and number of drafts."""
+"""Tokens/s, or seconds per step, by batch size and number of drafts."""
 
 
 def choose(
@@ -61,10 +61,10 @@ def choose(
 ) -> Choice:
     """Chooses k for base and for custom in one engine mode.
 
-    `validation` is the replay of the validation part; None if exact replay is not measured, and
-    then k is the recipe's or the trained depth. A speculator with a fixed k keeps it, except base
-    if `base_has_own_k`: its engine is started once for each k. `main` is the main concurrency;
-    None: it follows from the logged load.
+    `validation` is the replay of the validation part. If it is None (exact replay is not measured),
+    k is the recipe's or the trained depth. A speculator with a fixed k keeps it, except base if
+    `base_has_own_k`: its engine is then started once per k. If `main`, the main concurrency, is
+    None, it is derived from the logged load.
     """
     settings = context.settings
     fixed = [name for name in DRAFTERS if context.speculators[name].family.fixed_k]
@@ -116,8 +116,8 @@ def choose(
 def length_margin(sums: ReplaySums, k: int, other: int) -> float:
     """One-sided 95 % margin of the log ratio of two acceptance lengths.
 
-    0 if there are too few sessions for an interval. Users are not clusters here, because the gain
-    of one more draft differs little between them.
+    0 if there are too few sessions for an interval. Clusters are sessions only, because the gain
+    from one more draft differs little between users.
     """
     steps_R2 = np.stack(
         [sums.steps_RK[:, n - 1] if n else sums.tokens_R for n in (k, other)], axis=1
@@ -143,11 +143,11 @@ def lookup_k(
     validation: Mapping[str, ReplaySums] | None,
     steps: Mapping[int, float] | None = None,
 ) -> int | None:
-    """The k of n-gram lookup as a reference; None if not served.
+    """K of n-gram lookup as a reference; None if not served.
 
-    If `choose_kind` timed lookup, its k; else from replay and the `steps` (seconds) of custom's
-    engine, which needs no further server. These include a drafter's passes, so K may be one too
-    small.
+    If `choose_kind` timed lookup, its k is used. Otherwise k follows from replay and `steps`, the
+    seconds per step of custom's engine, which saves timing another server. They include the
+    drafter's passes, so k may be too small by one.
     """
     if not context.serves_lookup:
         return None
@@ -169,11 +169,11 @@ def choose_k(
     margin: Callable[[Drafter, int, int, int], float] = lambda *_: 0.0,
     **given: Any,
 ) -> Choice:
-    """Chooses each speculator's k at batch size `main`, and by batch size.
+    """Chooses each speculator's k at `main` and for every batch size.
 
-    `lengths` are acceptance lengths with k = 1, 2, ... drafts, `steps` seconds of a step. A
-    speculator that is not in `steps` has its k in `fixed`. `margin` is that of the log ratio of a
-    speculator's tokens/s at two k. `given` are further fields of the choice.
+    `lengths` holds acceptance lengths for k = 1, 2, ...; `steps` holds seconds per step.
+    Speculators that are not in `steps` get their k from `fixed`. `margin(name, batch size, k, other
+    k)` is the noise margin of a log ratio of tokens/s. `given` holds other fields of the choice.
     """
     speeds = {name: speeds_of(lengths[name], own) for name, own in steps.items()}
 
@@ -206,7 +206,7 @@ def choose_k(
 
 
 def speeds_of(lengths: Sequence[float], steps: Speeds) -> dict[int, dict[int, float]]:
-    """Tokens/s by batch size and k; `steps` are seconds per step."""
+    """Tokens/s by batch size and k; `steps` holds seconds per step."""
     tokens = [1.0, *lengths]
     return {
         size: {k: size * tokens[k] / seconds for k, seconds in sorted(row.items())}
@@ -219,9 +219,9 @@ def best_k(
     least: int = 0,
     margin: Callable[[int, int], float] = lambda k, n: 0.0,
 ) -> int:
-    """The smallest k >= `least` that no larger k beats by MIN_GAIN.
+    """The smallest k >= `least` that no larger k clearly beats.
 
-    `margin(k, n)` is the margin of the log ratio of their tokens/s.
+    A gain must exceed MIN_GAIN plus `margin(k, n)`, the noise margin of the log ratio of tokens/s.
     """
     allowed = {k: speed for k, speed in speeds.items() if k >= least}
     return min(
@@ -236,9 +236,9 @@ def best_k(
 
 
 def batch_ranges(best: Mapping[int, int]) -> list[tuple[int, int, int]]:
-    """Ranges (first size, last, k); adjacent sizes with equal k are merged.
+    """Merges adjacent batch sizes of equal k into ranges (first, last, k).
 
-    A range ends at a measured batch size; the last k also applies beyond it.
+    Ranges end at measured batch sizes; the last k also applies to larger batches.
     """
     ranges: list[tuple[int, int, int]] = []
     first = 1
@@ -254,10 +254,10 @@ def batch_ranges(best: Mapping[int, int]) -> list[tuple[int, int, int]]:
 def draft_plan(
     choice: Choice, current_k: int | None, by_batch_size: bool, fixed: bool = False
 ) -> dict[str, Drafts]:
-    """Drafts of every speculating variant, including n-gram lookup if it is served.
+    """Drafts per step of all speculating variants, including lookup if served.
 
-    With `by_batch_size` each speculator follows its own best schedule. Base at `current_k` is left
-    out if that is base's k, or if base's k is `fixed` by its server.
+    With `by_batch_size`, each speculator uses its own best schedule. Base at `current_k` is omitted
+    if that is base's k or if base's server has a `fixed` k.
     """
     plan: dict[str, Drafts] = {name: choice.k.of(name) for name in DRAFTERS}
     if by_batch_size and choice.k_per_batch_size is not None:

@@ -1,12 +1,12 @@
-"""Chooses the kind to evaluate: the fastest on validation, or n-gram lookup.
+"""Chooses the drafter kind to evaluate by speed on the validation part.
 
     kinds = choose_kind({"mtp": context, "eagle3": other, "ngram": lookup}, facts)
     kinds[0].kind
 
-Kinds are compared like numbers of drafts (choose_k.py): by steps from exact replay times seconds
-per step, each kind at its own best K, at the main concurrency. The servers of all kinds are timed
-in turn. Lookup costs nothing, so it is evaluated unless a trained kind is shown to be faster.
-Nothing is chosen on the held-out part, so its intervals are those of a single comparison.
+Kinds are compared in the same way as numbers of drafts (choose_k.py): by replayed steps times
+seconds per step, each kind at its best K, at the main concurrency. The servers of all kinds are
+timed in turn. N-gram lookup needs no training, so it is chosen unless a trained kind is shown to be
+faster. The choice does not use the held-out part, whose intervals therefore need no correction.
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,9 +30,9 @@ from outrider.speculators.kinds import LOOKUP
 def choose_kind(
     contexts: Mapping[str, EvaluationContext], facts: Mapping[str, Mapping[str, Any]]
 ) -> list[KindSpeed]:
-    """Times and ranks every kind; the first one is chosen.
+    """Times and ranks all kinds, the chosen one first.
 
-    The contexts differ only in the custom speculator and its folders. `facts` contains `parameters`
+    The contexts differ only in the custom speculator and its folders. `facts` holds `parameters`
     and `training_minutes` of each trained kind.
     """
     for context in contexts.values():
@@ -55,7 +55,7 @@ def ranked(
 ) -> list[KindSpeed]:
     """Ranks the kinds: the chosen one, then the others, fastest first.
 
-    `steps` are seconds per step at the main concurrency, by kind and number of drafts.
+    `steps` holds seconds per step at the main concurrency, by kind and number of drafts.
     """
     best = {
         kind: best_k(speeds_of(own.acceptance_length(), {main: steps[kind]})[main], least=1)

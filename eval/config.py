@@ -20,28 +20,30 @@ SHIP: Literal["ship"] = "ship"
 DO_NOT_SHIP: Literal["do not ship"] = "do not ship"
 UNDECIDED: Literal["undecided"] = "undecided"
 EXIT_CODES = {SHIP: 0, DO_NOT_SHIP: 3, UNDECIDED: 4}
-"""Verdict -> exit status of the commands; 1 is an error, 2 a wrong command line."""
+"""Verdict -> exit status of the commands; 1 is an error, 2 a usage error."""
 
 STEP_ROUNDS = 5
-"""Timed blocks per number of drafts and batch size when steps are timed."""
+"""Blocks per batch size and number of drafts when steps are timed."""
 
 STEP_TOKENS = 96
-"""Longest response in these blocks: larger batches lengthen steps, longer responses do not."""
+"""Maximum response length in these blocks. Batch size affects step time; response length does
+not."""
 
 PERMUTATIONS = 2000
-"""Permutations of the token frequency test: enough for the gate's least p-value, 0.001."""
+"""Permutations in the token frequency test: enough to resolve the gate's p-value limit, 0.001."""
 
 SEED = 0
-"""Seed of prompt choice and permutations. Requests carry no seed: vLLM 0.32 cannot serve seeded
-requests on a CPU."""
+"""Seed for prompt choice and permutations. Requests carry no seed: with speculation the same seed
+gives other tokens, seeded requests are sampled more slowly, and vLLM 0.32 cannot serve them on a
+CPU."""
 
 ANSWERS = ".jsonl"
-"""Suffix of an `eval.task` that is a file of known answers."""
+"""Suffix of an `eval.task` that names a file of known answers."""
 
 PublicWorkload = Literal["speed_bench", "mt_bench", "gsm8k", "humaneval"]
 
 LEAST_ARRIVALS = 6
-"""Least number of requests in an open-loop block; fewer show no trend, so no saturation."""
+"""Minimum number of requests in an open-loop block; fewer cannot show saturation."""
 
 
 Bound = NonNegativeInt | Annotated[str, Field(pattern=r"^(100|[0-9]{1,2})%$")]
@@ -49,27 +51,23 @@ LengthRange = tuple[Bound, Bound | None]
 
 
 class ScenarioConfig(BaseModel):
-    """Held-out requests whose logged prompt and response lengths lie in a range.
-
-    Without a range, every length is included.
-    """
+    """Selects held-out requests by the lengths of their logged prompt and response."""
 
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
     prompt_tokens: LengthRange | None = None
-    """Least and most tokens of the prompt as the engine sees it, both included; null: no limit.
-    Percentages are quantiles of the held-out part: ["50%", "100%"] is the longer half."""
+    """Minimum and maximum tokens of the prompt as the engine sees it, both inclusive; null: no
+    limit. Percentages are quantiles of the held-out part: ["50%", "100%"] is the longer half."""
 
     response_tokens: LengthRange | None = None
-    """The same for the logged response."""
+    """Minimum and maximum tokens of the logged response."""
 
     max_tokens: PositiveInt | None = None
-    """Longest measured response in tokens; longer ones are cut, for every variant alike. Null:
-    `eval.max_tokens`."""
+    """Maximum response length in tokens, for all variants; null: `eval.max_tokens`."""
 
 
 class GateConfig(BaseModel):
-    """What a custom speculator must show before it is exported."""
+    """Conditions that a custom speculator must meet to be exported."""
 
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
@@ -83,47 +81,47 @@ class GateConfig(BaseModel):
 
     least_speed: ClassVar[float] = 0.97
     """The intervals of custom / base at the other concurrencies, and of custom / none at every
-    concurrency, must lie above this: custom must be shown not to be slower by more than 3 %."""
+    concurrency, must lie above this: custom must be shown to be at most 3 % slower."""
 
     max_general_loss: float = Field(0.05, ge=0, lt=1)
-    """Largest loss of acceptance length on general traffic, as a share of base's: the interval of
+    """Maximum loss of acceptance length on general traffic, relative to base: the interval of
     custom / base must lie above 1 minus this. Checked if the recipe has `traffic.general`."""
 
     near_tie_nats: ClassVar[float] = 0.125
     """A first difference is a near tie if the target's log-probabilities of the two tokens differ
-    by at most this (nats). bf16 engines that batch differently disagree about such tokens even
-    without speculation: logits between 16 and 32 have steps of 0.125. Other differences are
-    unexplained: the verdict is `undecided` if the engine has none of them without speculation."""
+    by at most this (nats). In bf16, logits between 16 and 32 are multiples of 0.125, so engines
+    that batch differently disagree about such tokens even without speculation. Other differences
+    are unexplained: the verdict is `undecided` if none occur without speculation."""
 
     max_tail_excess: ClassVar[float] = 0.01
-    """Largest allowed increase over no speculation in the share of sampled tokens whose probability
-    under the target is below 1e-4. A broken rejection sampler shows here first (0.0015 is usual, a
+    """Maximum increase over no speculation in the share of sampled tokens whose probability under
+    the target is below 1e-4. A broken rejection sampler shows up here first (0.0015 is typical, a
     broken one gave 0.089)."""
 
     min_same_text_p: ClassVar[float] = 0.001
-    """Least p-value of the permutation test that sampled responses have the same token frequencies
-    with and without speculation. A lossless speculator falls below it in this share of
-    evaluations."""
-
-    max_task_loss: float = Field(0.1, gt=0, lt=1)
-    """Equivalence margin of the task accuracy: the 90 % interval of custom minus none must lie
-    between minus and plus this (two one-sided tests at 5 %). A narrower margin needs more responses
-    (see `verification_requests`): 31 for 0.05 if every response is solved alike; 68 for 0.1 if one
-    in four changes by chance."""
-
-    max_replay_difference: ClassVar[float] = 0.02
-    """Largest relative difference between the steps that exact replay predicts and those that the
-    engine counted for the same responses. Beyond it, trainer and engine do not run the same
+    """Minimum p-value in the permutation test of whether sampled responses have the same token
+    frequencies with and without speculation. It is also the false alarm rate for a lossless
     speculator."""
 
+    max_task_loss: float = Field(0.1, gt=0, lt=1)
+    """Equivalence margin for task accuracy: the 90 % interval of custom minus none must lie within
+    plus or minus this (two one-sided tests at 5 %). A narrower margin needs more responses
+    (`verification_requests`): 31 for 0.05 if no outcome changes, 68 for 0.1 if one in four changes
+    by chance."""
+
+    max_replay_difference: ClassVar[float] = 0.02
+    """Maximum relative difference between the steps predicted by exact replay and those counted by
+    the engine for the same responses. A larger difference means that trainer and engine do not run
+    the same speculator."""
+
     replay_margin: ClassVar[float] = 0.01
-    """The engine repeats some greedy responses in other batches. If the relative difference of its
-    own steps plus this exceeds `max_replay_difference`, that sum is the limit, up to three times
-    `max_replay_difference`. Up to the sum the check is then undecided."""
+    """The engine repeats some greedy responses in other batches. If the relative change of its step
+    count plus this exceeds `max_replay_difference`, the sum is the limit instead, capped at three
+    times `max_replay_difference`. A difference between the cap and the sum is undecided."""
 
 
 class CostConfig(BaseModel):
-    """Prices for the report's cost section, per endpoint as measured, in any currency."""
+    """Prices for the report's cost section, in any currency."""
 
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
@@ -131,110 +129,110 @@ class CostConfig(BaseModel):
     """Price of one GPU for one hour."""
 
     tokens_per_s: PositiveFloat | None = None
-    """Output tokens/s that the customer's endpoints must deliver together, for GPU-hours per
-    month."""
+    """Total output tokens/s of the customer's endpoints, from which GPU-hours per month follow."""
 
 
 class ReportConfig(BaseModel):
-    """Content of reports, terminal output, logs and errors."""
+    """Customer text in reports, terminal output, logs and errors."""
 
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
     samples: bool = False
-    """Whether customer text may be shown: three held-out responses step by step in the report, and
-    messages of unexpected errors that may quote a row. Without it no log line, error or report
-    contains any; with it only the owner may read the report, and `privacy.retention: delete_all` is
-    refused."""
+    """Whether to show customer text: three held-out responses step by step in the report, and
+    messages of unexpected errors, which may quote a row. If false, no log line, error or report
+    contains any. If true, only the owner may read the report, and `privacy.retention: delete_all`
+    is refused."""
 
 
 class EvalConfig(BaseModel):
-    """The evaluation of base and custom speculator on held-out traffic."""
+    """Evaluation of the base and custom speculators on held-out traffic."""
 
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
     k: PositiveInt | Literal["auto"] = "auto"
-    """Drafted tokens per step. "auto" chooses it for base and for custom in every engine mode: the
-    smallest k, at most the trained depth, over which no other is shown to give more tokens/s at the
-    main concurrency, from the validation part and timed steps of the engine (see eval/choose_k.py).
-    A number is for both."""
+    """Drafted tokens per step. A number applies to base and custom. "auto" chooses k for each of
+    them in every engine mode, from the validation part and timed engine steps: the smallest k, up
+    to the trained depth, that no larger k is shown to beat in tokens/s at the main concurrency
+    (eval/choose_k.py)."""
 
     current_k: PositiveInt | None = None
-    """Drafted tokens per step of the endpoint today. Base is then also measured at this number, and
-    custom must be faster than that too. null: base's best K is the only reference."""
+    """Drafted tokens per step of today's endpoint. Base is then also measured at this K, and custom
+    must be faster than that too; null: base's best K is the only reference."""
 
     engine_modes: list[Literal["eager", "compiled"]] = Field(["eager", "compiled"], min_length=1)
-    """Engine modes in which tokens/s are measured and the verification pass runs. They differ on a
+    """Engine modes in which tokens/s are measured and the verification pass runs. They differ for a
     small target: its compiled engine leaves less to gain."""
 
     side_by_side: bool = True
     """Whether the server without speculation and the one for base and custom run at the same time,
-    so that short blocks of all three interleave. false if the machine holds only one at a time, as
-    for R1: the servers then alternate, once per repeat."""
+    so that short blocks of all three can be interleaved. Set it to false if the machine has room
+    for only one server, as with R1: the servers then alternate once per repeat."""
 
     concurrency: list[PositiveInt] = Field([1, 4, 8], min_length=1)
-    """Numbers of concurrent requests, one measurement each. K is chosen at the main one, where
-    custom must be faster than base: the lowest at which base keeps up with the logged tokens per
-    second, or the first if the log has no times. At the others custom must not be slower than base
-    by more than 3 %, nor at any slower than no speculation by more than 3 %."""
+    """Numbers of concurrent requests to measure. The main concurrency is the lowest at which base
+    keeps up with the logged tokens per second, or the first in the list if the log has no times. K
+    is chosen at the main concurrency, where custom must be faster than base. At the others, custom
+    may be at most 3 % slower than base; at all of them, at most 3 % slower than no speculation."""
 
     requests: PositiveInt = 4
-    """Held-out prompts per block, at least twice the concurrency. At concurrency 1 base and custom
-    alternate by request, and every pair narrows their interval; at others, on a machine whose speed
-    changes, more short blocks narrow it further than longer blocks."""
+    """Held-out prompts per block, or twice the concurrency if that is more. At concurrency 1, base
+    and custom alternate by request, and every pair narrows their interval. At other concurrencies,
+    on a machine whose speed fluctuates, more short blocks narrow it further than longer blocks
+    do."""
 
     measure: Literal["until_decided", "full"] = "full"
-    """When measuring ends. `full` measures `repeats` repeats of every engine mode. `until_decided`
+    """When to stop measuring. `full` measures all `repeats` in every engine mode. `until_decided`
     evaluates the intervals after 2, 4, 8, ... and all `repeats`, and stops when all speed checks
-    are decided, or custom is shown not to be faster than base. Its early intervals are wider, so
-    that they are valid whenever the measurement stops (see eval/stats/sequential.py)."""
+    are decided or custom is shown not to be faster than base. Early intervals are wider, so that
+    they are valid whenever the measurement stops (eval/stats/sequential.py)."""
 
     repeats: int = Field(4, ge=2)
-    """Blocks per concurrency and variant, interleaved none / base / custom with rotated order; the
-    maximum with `measure: until_decided`. Speeds are compared within a repeat. If base and custom
-    run in two engines, because their kinds or shapes differ, every repeat restarts both, and fewer
-    than 3 repeats decide nothing."""
+    """Blocks per concurrency and variant, or their maximum with `measure: until_decided`. Blocks of
+    none, base and custom are interleaved in rotating order, and speeds are compared within a
+    repeat. If base and custom run in two engines because their kinds or shapes differ, every repeat
+    restarts both, and fewer than 3 repeats decide nothing."""
 
     max_tokens: PositiveInt = 256
-    """Longest measured response in tokens; longer ones are cut, for every variant alike."""
+    """Maximum response length in tokens, for all variants; longer responses are cut."""
 
     rates: list[PositiveFloat] = []
-    """Open loop: requests per second. Each rate is measured for each of `eval.scenarios`, with
-    none, base and custom in turn. Requests are sent at the times in the customer's log, with gaps
-    scaled to the rate, whether or not earlier ones are answered. Empty: closed loop only."""
+    """Open-loop rates in requests per second, each measured for every one of `eval.scenarios` with
+    none, base and custom in turn. Requests are sent at the log's times, with gaps scaled to the
+    rate, without waiting for earlier responses. Empty: closed loop only."""
 
     rate_seconds: PositiveFloat = 20.0
-    """Seconds over which the requests of one rate are sent: rate x rate_seconds requests. It is the
-    same at every rate, because a queue needs time to grow before saturation shows; a saturated
-    server runs until all are answered. Intervals use the closed loop's noise, a lower bound."""
+    """Seconds during which requests are sent: rate x rate_seconds requests. All rates have the same
+    duration, because a queue needs time to grow before saturation shows; a saturated server runs
+    until all requests are answered. Intervals use the closed loop's noise, a lower bound."""
 
     scenarios: dict[Annotated[str, Field(pattern="^[a-z0-9_]+$")], ScenarioConfig] = {}
-    """Usage scenarios by name: each selects held-out requests by the lengths of their logged prompt
-    and response, and is measured at every one of `eval.rates` (which must then not be empty).
-    Empty: the rates are measured on the whole held-out part."""
+    """Usage scenarios by name. Each selects held-out requests by the lengths of their logged prompt
+    and response, and is measured at each of `eval.rates`, which must not be empty. Without
+    scenarios, the rates are measured on the whole held-out part."""
 
     verification_requests: PositiveInt = 24
-    """Held-out prompts of the verification pass (lossless check, replay against engine, task
-    accuracy), sent to every variant greedily and at the customer's sampling."""
+    """Held-out prompts in the verification pass (lossless checks, replay against engine, task
+    accuracy). Each variant answers them greedily and at the customer's sampling."""
 
     verification_max_tokens: PositiveInt = 400
-    """Longest response of the verification pass in tokens. It must be long enough to finish the
-    task, or task accuracy means nothing."""
+    """Maximum response length in tokens in the verification pass. It must be enough to finish the
+    task; otherwise task accuracy is meaningless."""
 
     replay_sequences: PositiveInt | None = None
-    """Maximum number of held-out sequences for exact replay, drawn by seed; null: all of them."""
+    """Maximum number of held-out sequences for exact replay, drawn with a fixed seed; null: all."""
 
     task: str | None = None
-    r"""Checks whether a response solved its task: `module:function` of (prompt_text,
-    completion_text) -> bool | None; None leaves the response out (a prompt without a known answer).
-    Both texts contain special tokens, the completion without the end-of-sequence token. Or the path
-    of a .jsonl file of known answers in GSM8K's format, lines with `question` and `answer`: a
-    response whose prompt contains a question is solved if its final answer (the last \boxed{}, else
-    the text after ####, else the last number) is the known one. null: no task accuracy."""
+    r"""How to check whether a response solves its task; null: no task accuracy. `module:function`
+    names a function (prompt_text, completion_text) -> bool | None, which returns None for a prompt
+    without a known answer. Both texts include special tokens, except the completion's
+    end-of-sequence token. A .jsonl path names a file of known answers in GSM8K's format, with
+    `question` and `answer` in each line. A response whose prompt contains a question is solved if
+    its final answer (the last \boxed{}, else the text after ####, else the last number) matches."""
 
     general: dict[PublicWorkload, str | None] = {}
-    """Public workloads on which acceptance by K is reported next to the customer's traffic: name ->
-    a local file in the hub's layout (for `speed_bench` the folder that NVIDIA's prepare.py writes),
-    or null for the hub. The target answers 80 prompts of each. Needs captured states."""
+    """Public workloads on which acceptance by K is also reported: name -> a local file in the hub's
+    layout (for `speed_bench`, the folder that NVIDIA's prepare.py writes), or null to load it from
+    the hub. The target answers 80 prompts of each. Requires captured states."""
 
     general_prompts: ClassVar[int] = 80
     """Maximum number of prompts per workload."""
@@ -249,14 +247,14 @@ class EvalConfig(BaseModel):
     @classmethod
     def _no_value_twice(cls, value: list[Any]) -> list[Any]:
         if len(set(value)) != len(value):
-            raise ValueError(f"names a value twice: {value}")
+            raise ValueError(f"contains a value twice: {value}")
         return value
 
     @model_validator(mode="after")
     def _rates_fit(self) -> "EvalConfig":
         if self.scenarios and not self.rates:
             raise ValueError(
-                "eval.scenarios are measured at eval.rates, which is empty; name rates, such as "
+                "eval.scenarios are measured at eval.rates, which is empty; set it, for example to "
                 "eval.rates=[1,2,4,8,16]"
             )
         if self.rates and (sent := self.rate_requests(min(self.rates))) < LEAST_ARRIVALS:
@@ -269,12 +267,12 @@ class EvalConfig(BaseModel):
 
     @property
     def main(self) -> int:
-        """The first of `concurrency`, the main one if the load is unknown."""
+        """The first of `concurrency`: the main one if the load is unknown."""
         return self.concurrency[0]
 
     @property
     def replay_dtype(self) -> Literal["float32", "bfloat16"]:
-        """Dtype of exact replay; bfloat16 halves time and memory on GPUs only."""
+        """Dtype of exact replay: bfloat16 on GPUs halves time and memory."""
         import torch
 
         return "bfloat16" if torch.cuda.is_available() else "float32"

@@ -53,7 +53,7 @@ Row = tuple[str, list[int], int]
 
 @dataclass(frozen=True)
 class EvaluationData:
-    """Evaluated sequences and their location."""
+    """Sequences of an evaluation, with their parts, states and slices."""
 
     sequences: Tables
     """Tables of sequences (`load_sequences`)."""
@@ -61,14 +61,14 @@ class EvaluationData:
     """Sequence ids by part: `validation` (to choose k), `heldout` (for all other measurements) and,
     if the recipe has general traffic, `general` (to measure forgetting)."""
     features: Path | None = None
-    """The feature store of these sequences. Exact replay reads it."""
+    """Feature store of these sequences, which exact replay reads."""
     slices: Slices = field(default_factory=dict)
-    """Slices of the held-out part, by which acceptance is broken down."""
+    """Slices of the held-out part for which acceptance is reported."""
     sessions: Mapping[str, str] = field(default_factory=dict)
     """Sessions by sequence id, if the split's sessions differ from the log's."""
 
     def rows(self, ids: list[str]) -> Dataset:
-        """The rows of sequences, with the sessions of the split."""
+        """Rows of the sequences `ids`, with the split's sessions."""
         return load_sequences(self.sequences, ids, self.sessions)
 
 
@@ -77,7 +77,7 @@ class EvaluationFolders:
     """Folders of an evaluation."""
 
     run: Path
-    """The run's directory; the report's other sections come from here."""
+    """Run directory, which also holds the data for the report's other sections."""
     out: Path
     """The measurement cache."""
     report: Path
@@ -90,7 +90,7 @@ class EvaluationFolders:
 
 @dataclass(frozen=True)
 class Backends:
-    """How an evaluation starts servers, engines and load; tests replace them."""
+    """Constructors of servers, engines and load generators; tests replace them."""
 
     servers: Callable[..., AbstractContextManager[Servers]] = Servers
     engine: Callable[..., AbstractContextManager[Engine]] = open_engine
@@ -114,13 +114,13 @@ class EvaluationContext:
     data: EvaluationData
     folders: EvaluationFolders
     kinds: Sequence[KindSpeed] = ()
-    """The kinds that were compared on validation, the chosen one first; empty with one kind."""
+    """Kinds compared on the validation part, the chosen one first; empty if there is only one."""
     draft_sample_method: Literal["greedy", "probabilistic"] = "greedy"
     by_batch_size: bool = False
-    """Whether speculators use their best k by batch size (`export.k_per_batch_size`), like the
-    bundle, instead of one k."""
+    """Whether speculators draft their best k for each batch size, as the bundle does with
+    `export.k_per_batch_size`, instead of a single k."""
     show_samples: bool = False
-    """Whether results and report may hold example responses, which are customer text."""
+    """Whether the report may contain example responses, which are customer text."""
     backends: Backends = Backends()
     cluster: ClusterConfig = field(default_factory=ClusterConfig)
     """Cluster on which exact replay runs as tasks."""
@@ -136,9 +136,10 @@ class EvaluationContext:
     def open_servers(
         self, speculators: Mapping[str, Speculator], texts: Sequence[str]
     ) -> Iterator[tuple[LoadGenerator, Servers]]:
-        """Opens a load generator and lazily started servers of none and `speculators`.
+        """Opens a load generator, and servers that start on first use.
 
-        `texts` are rendered prompts for their warm-up: a short block at the highest concurrency.
+        The servers are those of none and `speculators`. Their warm-up is a short block of the
+        rendered prompts `texts` at the highest concurrency.
         """
         widest = max(self.settings.concurrency)
         first = list(itertools.islice(itertools.cycle(texts), widest))
@@ -173,7 +174,7 @@ class EvaluationContext:
     def captured(self, rows: Callable[[Engine], Sequence[Row]]) -> Iterator[FeatureStore]:
         """Captures the states of the responses that `rows` returns.
 
-        `rows` may use the engine. States are a form of customer text, so they are removed on exit.
+        `rows` may use the engine. States reveal customer text, so they are removed on exit.
         """
         from outrider.data.features.capture import capture_ids
 
@@ -190,17 +191,13 @@ class EvaluationContext:
 
     @functools.cached_property
     def no_replay(self) -> tuple[str, str] | None:
-        """A speculator that cannot be replayed exactly, and the reason; None otherwise.
-
-        Some kinds and head shapes can only be served, and a capture may lack states that a
-        speculator reads.
-        """
+        """A speculator that cannot be replayed exactly, and the reason; None otherwise."""
         for each in (self.speculators["custom"], self.speculators["base"]):
             words = each.in_words
             if not each.has_replay:
-                return words, f"the drafts of {words} are only counted"
+                return words, f"the drafts of {words} cannot be computed, only counted"
             if self.data.features is None:
-                return words, f"no states are captured to compute the drafts of {words} from"
+                return words, f"no states were captured from which to compute the drafts of {words}"
             try:
                 reads = each.features(self.target.directory())
                 if reads.auxiliary:
@@ -223,16 +220,13 @@ class EvaluationContext:
 
     @property
     def served(self) -> dict[str, Speculator]:
-        """The speculators that are served, by variant."""
+        """The served speculators by variant."""
         reference = {LOOKUP_VARIANT: Speculator(LOOKUP)} if self.serves_lookup else {}
         return {str(name): each for name, each in self.speculators.items()} | reference
 
     @property
     def base_has_own_k(self) -> bool:
-        """Whether base's engine has a fixed k that may differ from custom's.
-
-        False if custom shares that engine, or if the drafts depend on k.
-        """
+        """Whether base's engine has a fixed k that may differ from custom's."""
         base = self.speculators["base"]
         kind = base.family
         return kind.fixed_k and not self.one_engine and not kind.one_block
@@ -244,7 +238,7 @@ class EvaluationContext:
 
     @functools.cached_property
     def digest(self) -> str:
-        """Digest of everything that the measurements depend on."""
+        """Digest of all inputs of the measurements."""
         target_dir, base = self.target.directory(), self.speculators["base"]
         parts = ("validation", "heldout", "general")
         features = self.data.features
@@ -268,15 +262,12 @@ class EvaluationContext:
         return value_digest(inputs)
 
     def kept(self, name: str) -> Kept:
-        """The cache file of the measurement `name`, so that an evaluation resumes.
-
-        Responses are customer text, so the file is private.
-        """
+        """Cache file of a measurement; private, because responses are customer text."""
         return Kept(self.folders.out / "steps" / f"{name}.json", self.digest, private=True)
 
     @functools.cached_property
     def feature_store(self) -> FeatureStore:
-        """The target's states of the sequences; exact replay reads them."""
+        """The opened feature store of the sequences."""
         assert self.data.features
         return FeatureStore.open(self.data.features)
 

@@ -1,13 +1,13 @@
-"""The evaluation from end to end: replay, choose k, serve, verify, judge, report.
+"""The evaluation end to end: replay, choose K, serve, verify, judge, report.
 
     evaluate(EvaluationContext(recipe="resume_screening", speculators={...}, ...))
 
-Evaluates every kind of speculator. If a speculator reads states that are not captured, exact replay
-is not measured: its figures are null, `not_measured` has the reason, and the verdict rests on
-vLLM's counters and on measured speed.
+Every kind of speculator can be evaluated. If exact replay is impossible, for example because the
+states that a speculator reads were not captured, its figures are null, `not_measured` gives the
+reason, and the verdict is based on vLLM's counters and the measured speed.
 
 Writes the report and the servers' logs. Each measurement is cached, so an interrupted evaluation
-resumes; intervals, verdict and report are computed from the cache every time.
+resumes; intervals, verdict and report are recomputed from the cache each time.
 """
 
 import functools
@@ -120,12 +120,12 @@ def evaluate(context: EvaluationContext) -> dict[str, Any]:
 
 
 def check(context: EvaluationContext) -> None:
-    """Raises an `OutriderError` for mistakes that otherwise show after servers start."""
+    """Raises an `OutriderError` for mistakes in the recipe before servers start."""
     settings, depth = context.settings, context.depth
     if settings.current_k is not None and settings.current_k > depth:
         raise OutriderError(
-            f"eval.current_k = {settings.current_k}, but the speculator was trained to "
-            f"speculator.depth = {depth}; raise speculator.depth or leave eval.current_k out"
+            f"eval.current_k = {settings.current_k}, but the speculator was trained with "
+            f"speculator.depth = {depth}; raise speculator.depth or remove eval.current_k"
         )
     fixed = [each.in_words for each in context.speculators.values() if each.family.fixed_k]
     if fixed and context.by_batch_size:
@@ -142,23 +142,23 @@ def check(context: EvaluationContext) -> None:
     if blocks and settings.k not in ("auto", depth):
         raise OutriderError(
             f"eval.k = {settings.k}: the drafts of {blocks[0]} depend on their number, so it is"
-            f" trained, replayed and served at speculator.depth = {depth} alone; leave eval.k out,"
-            " or train at that depth"
+            f" trained, replayed and served only at speculator.depth = {depth}; remove eval.k or"
+            " train at that depth"
         )
     base, base_k = context.speculators["base"], depth if settings.k == "auto" else settings.k
     own_k = context.base_has_own_k and settings.k == "auto"
     if base.family.fixed_k and not own_k and settings.current_k not in (None, base_k):
         raise OutriderError(
-            f"eval.current_k = {settings.current_k}: {base.in_words} drafts as many tokens as its"
-            f" engine was started for, here {base_k}; set eval.k and eval.current_k to the same"
-            " number"
+            f"eval.current_k = {settings.current_k}: {base.in_words} always drafts the number of"
+            f" tokens that its engine was started with, here {base_k}; set eval.k and"
+            " eval.current_k to the same number"
         )
     for workload in settings.general:
         prompts_of(settings, workload)
     for name in ("validation", "heldout"):
         if not context.data.parts[name]:
             raise OutriderError(
-                f"evaluate: the {name} part has no sequence; raise split.{name}_fraction or "
+                f"evaluate: the {name} part has no sequences; raise split.{name}_fraction or "
                 "provide more traffic"
             )
     target_dir = context.target.directory()
@@ -168,12 +168,12 @@ def check(context: EvaluationContext) -> None:
 
 
 def not_measured(context: EvaluationContext) -> dict[str, str]:
-    """Figures that the gate cannot check -> reasons; empty with exact replay."""
+    """Figures that the gate cannot check -> reason; empty with exact replay."""
     if context.no_replay is None:
         return {}
     in_words, why = context.no_replay
     return {
-        "exact replay": f"no exact replay of {in_words}: acceptance is the engine's count",
+        "exact replay": f"no exact replay of {in_words}: acceptance is counted by the engine",
         "general traffic": f"no exact replay of {in_words}",
         "replay against engine": why,
     }
@@ -191,9 +191,9 @@ def heldout_requests(context: EvaluationContext, heldout: Dataset) -> HeldoutReq
     lost_ends: tuple[str, ...] = ()
     if unsent := sum(start > room for start in starts):
         lost_ends = (
-            f"serving.engine.max_model_len: of {len(starts):,} held-out prompts {unsent:,} are not"
-            " sent, because no room is left for a response; raise it, or lower eval.max_tokens and"
-            " eval.verification_max_tokens",
+            f"serving.engine.max_model_len: {unsent:,} of {len(starts):,} held-out prompts are not"
+            " sent, because they leave no room for a response; raise it, or lower eval.max_tokens"
+            " and eval.verification_max_tokens",
         )
         context.say(*lost_ends)
     general = set(context.data.parts.get("general") or ())
@@ -209,9 +209,9 @@ def heldout_requests(context: EvaluationContext, heldout: Dataset) -> HeldoutReq
 def replay_stage(
     context: EvaluationContext, replays: Mapping[str, Replays], k: Drafters[int], table: Dataset
 ) -> dict[str, Any]:
-    """The findings of exact replay.
+    """Findings of exact replay.
 
-    Lengths and slices are at custom's k for both; base's acceptance by position is at its own k.
+    Lengths and slices use custom's k for both; base's acceptance by position uses its own k.
     """
     if not replays:
         return {"own_text": None, "replay": None, "general": None, "slices": {}}
@@ -235,9 +235,9 @@ def serve(
     requests: HeldoutRequests,
     replays: Replays | None,
 ) -> tuple[Served, list[Record], RateBlocks]:
-    """Measures an engine mode at its own k: closed and open loop.
+    """Measures one engine mode at its k, in closed and open loop.
 
-    Returns speeds, timed blocks and blocks by rate. Servers start only for uncached measurements.
+    Returns speeds, closed-loop blocks and blocks by rate; cached blocks need no servers.
     """
     settings, base = context.settings, context.speculators["base"]
     fixed = base.family.fixed_k or not base.speculates
@@ -262,10 +262,10 @@ def serve(
 
 
 def replayed_steps(replays: Replays, plan: Mapping[str, Drafts | None]) -> ReplayedSteps:
-    """Replayed steps of the held-out responses by variant, except variants with schedules."""
+    """Replayed steps of held-out responses by variant, without variants on schedules."""
     steps = {}
     for variant, drafts in plan.items():
-        sums = replays.get(variant, replays["base"])  # base at eval.current_k is base
+        sums = replays.get(variant, replays["base"])  # base at eval.current_k has base's sums
         if variant == "none" or drafts == 0:
             steps[variant] = sums.tokens_R
         elif isinstance(drafts, int):
@@ -277,7 +277,7 @@ def replayed_steps(replays: Replays, plan: Mapping[str, Drafts | None]) -> Repla
 def samples_stage(
     context: EvaluationContext, replays: Replays | None, k: int
 ) -> list[Example] | None:
-    """Example responses; None without `report.samples`, replay, or weights of both speculators."""
+    """Example responses; None without `report.samples`, replay or weights for both."""
     placed = [(name, each.directory) for name, each in context.speculators.items()]
     directories: dict[str, Path] = {name: each for name, each in placed if each is not None}
     if replays is None or not context.show_samples or len(directories) < len(placed):

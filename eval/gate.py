@@ -1,10 +1,10 @@
-"""The verdict: `ship` only if custom is better beyond chance and lossless.
+"""The verdict: `ship` only if custom is significantly better and lossless.
 
     judge(findings, settings.gate).verdict
 
-Every check is listed with its measurement, as passed, failed or undecided. One failed check gives
-`do not ship`; otherwise one undecided check gives `undecided`. The reason names the first such
-check, or the gains.
+Every check is listed with its measurement as passed, failed or undecided. Any failed check gives
+`do not ship`; otherwise any undecided check gives `undecided`. The reason names the first such
+check, or else the gains.
 """
 
 from outrider.common.tolerance import Tolerance
@@ -25,21 +25,21 @@ from outrider.eval.stats.intervals import units_needed
 from outrider.speculators.kinds import LOOKUP
 
 NOT_SERVED = {"scrambled", "foreign", "template", "temperature"}
-"""Off-policy causes (data/on_policy) for which the logged prompts, tokens or sampling are not those
-of the endpoint, so measurements with them do not hold in serving. Another template can look like
-another temperature: both make the logged tokens less likely. Text that was edited, retokenized or
-written by another revision is only reported; the engine's own count decides."""
+"""Off-policy causes (data/on_policy) for which the logged prompts, tokens or sampling differ from
+the endpoint's, so measurements with them do not carry over to serving. A different template can
+look like a different temperature: both make the logged tokens less likely. Text that was edited,
+retokenized or written by another revision is only reported; the engine's counts decide."""
 
 LEAST_GREEDY_P = 0.01
-"""Least p-value of the test that speculation changes no more greedy responses than other batches
-do; an engine that changes nothing falls below it in at most 1 % of evaluations."""
+"""Minimum p-value in the test of whether speculation changes more greedy responses than other
+batches do; a lossless engine falls below it in at most 1 % of evaluations."""
 
 
 def judge(findings: Findings, gate: GateConfig) -> Verdict:
-    """Checks every condition and gives the verdict."""
+    """Checks every condition and returns the verdict."""
     checks = speed_checks(findings, gate)
-    if findings.speculator.kind != LOOKUP:  # lookup is free: it must only be faster
-        # By exact replay, both at custom's K; without replay by the engine's counters.
+    if findings.speculator.kind != LOOKUP:  # lookup needs no training: it only has to be faster
+        # By exact replay, both at custom's K; without replay, by the engine's counters.
         name = f"acceptance length, custom / base, {findings.at_k}"
         how = "" if findings.replay else ", counted by the engine"
         found = findings.acceptance_ratio
@@ -63,7 +63,7 @@ def judge(findings: Findings, gate: GateConfig) -> Verdict:
 
 
 def conclusion(checks: list[Check], unchecked: dict[str, str]) -> Verdict:
-    """The verdict from `checks`; `unchecked` maps figures without a check to reasons."""
+    """Derives the verdict; `unchecked` maps figures without a check to reasons."""
     failed = [check for check in checks if check.outcome == "failed"]
     open_ = [check for check in checks if check.outcome == "undecided"]
     verdict = DO_NOT_SHIP if failed else UNDECIDED if open_ else SHIP
@@ -94,7 +94,7 @@ def _on_policy(found: OnPolicy) -> Check:
 
 
 def _over_sessions(name: str, ratio: ClusteredEstimate, least: float, how: str = "") -> Check:
-    """Whether the interval of a ratio over clusters lies above `least`."""
+    """Checks that the interval of a ratio over sessions lies above `least`."""
     demand = f"the interval must lie above {least:g}"
     if ratio.low is None or ratio.high is None:
         seen = f"{ratio.value:.3f}, {ratio.undecided()}"
@@ -108,24 +108,24 @@ def _over_sessions(name: str, ratio: ClusteredEstimate, least: float, how: str =
 
 
 def _greedy(mode: str, custom: Greedy, alone: Greedy, added: Excess) -> Check:
-    """Checks differences beyond those without speculation in other batches, near ties included.
+    """Checks that speculation causes no more differences than other batches do.
 
-    If the engine alone differs only at near ties, other differences are not its noise, but a few of
-    them do not prove a fault either.
+    Near ties count too. If the engine without speculation differs only at near ties, other
+    differences are not its noise, but a few of them do not prove a fault either.
     """
     failed = added.p_value < LEAST_GREEDY_P
     undecided = bool(custom.unexplained) and not alone.unexplained
     demand = (
-        "differences must be no more than without speculation (one-sided sign test: p at least "
-        f"{LEAST_GREEDY_P:g}), and none unexplained if those have none"
+        "speculation must not add differences (one-sided sign test: p at least "
+        f"{LEAST_GREEDY_P:g}), nor unexplained ones if there are none without it"
     )
     if undecided and not failed:
         demand += " (undecided: raise eval.verification_requests)"
     return Check(
         name=f"greedy outputs with and without speculation, {mode}",
         outcome="failed" if failed else "undecided" if undecided else "passed",
-        seen=f"{custom.equal} of {custom.responses} equal, {len(custom.near_ties)} differ from a "
-        f"near tie on, {len(custom.unexplained)} unexplained; without speculation in other batches "
+        seen=f"{custom.equal} of {custom.responses} equal, {len(custom.near_ties)} differ after a "
+        f"near tie, {len(custom.unexplained)} unexplained; without speculation in other batches "
         f"{alone.equal} of {alone.responses} equal, {len(alone.unexplained)} unexplained; excess "
         f"{added.value:+.1%}, p = {added.p_value:.2g}",
         demand=demand,
@@ -157,11 +157,11 @@ def _task(difference: Equivalence, gate: GateConfig) -> Check:
     outcome: Outcome = "passed" if difference.within(margin) else "undecided"
     if difference.low >= margin or difference.high <= -margin:
         outcome = "failed"
-    demand = f"the interval must lie within {margin:g} on both sides"
+    demand = f"the interval must lie between {-margin:g} and {margin:g}"
     if outcome == "undecided":
         needed = responses_needed(difference.variance, margin - abs(difference.value))
-        demand += " (undecided: "
-        demand += f"about {needed:,} responses would be needed)" if needed else "it ends beyond)"
+        more = f"about {needed:,} responses would be needed" if needed else "it is too large"
+        demand += f" (undecided: {more})"
     return Check(
         name="task accuracy with and without speculation",
         outcome=outcome,

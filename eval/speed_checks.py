@@ -2,16 +2,16 @@
 
     speed_checks(findings, settings.gate)
 
-At the main concurrency custom must be shown to be faster than base at base's best K, base at
-`eval.current_k`, and n-gram lookup, which needs no training. At other concurrencies, and against no
-speculation at all of them, it must be shown not to be slower by more than 3 % (non-inferiority: the
-interval must lie above `gate.least_speed`). `ship` needs every check, so lack of evidence does not
-pass. The levels need no correction: all checks must pass, so the error probability is that of one
-check (intersection-union test: Berger, Technometrics 24, 1982).
+At the main concurrency, custom must be shown to be faster than base at base's best K, base at
+`eval.current_k`, and n-gram lookup, which needs no training. It must also be shown to be at most 3
+% slower than base at other concurrencies, and at most 3 % slower than no speculation at every
+concurrency (non-inferiority: the interval must lie above `gate.least_speed`). `ship` requires every
+check, so a lack of evidence does not pass. The levels need no correction: because all checks must
+pass, the error probability is that of one check (intersection-union test: Berger, Technometrics 24,
+1982).
 
-At concurrencies at which the served schedule drafts nothing, a speculating engine is still slower
-than a plain one, because its drafter reads every token. There it suffices that few steps had
-drafts.
+Where the served schedule drafts nothing, a speculating engine is still slower than a plain one,
+because its drafter reads every token. There it is enough that few steps have drafts.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,23 +24,23 @@ from outrider.eval.results.sections import SpeedRow
 from outrider.eval.stats.intervals import given_passed, units_needed
 
 MOST_REPEATS = 1000
-"""Largest number of repeats that a message suggests."""
+"""Maximum number of repeats that a message suggests."""
 
 MOST_DRAFTING = 0.5
-"""Largest share of steps with drafts if the schedule drafts nothing; in an engine that ignores the
-schedule, all steps have drafts."""
+"""Maximum share of steps with drafts where the schedule drafts nothing; an engine that ignores the
+schedule drafts in all steps."""
 
 LEAST_STARTS = 3
-"""Least number of starts of two engines whose speeds are compared."""
+"""Minimum number of starts for comparing the speeds of two engines."""
 
 SUPERIOR, ELSEWHERE, NONE = "superior", "elsewhere", "none"
-"""Kinds of demand: faster at the main concurrency, not slower than base at the others, not slower
-than no speculation."""
+"""Kinds of demand: faster than a reference at the main concurrency, not slower than base at the
+others, not slower than no speculation."""
 
 
 @dataclass(frozen=True)
 class Demand:
-    """A demand: the interval of a ratio must lie above a threshold."""
+    """A requirement that a ratio's interval lie above a threshold."""
 
     kind: str
     versus: str
@@ -49,8 +49,8 @@ class Demand:
     ratio: Estimate
     threshold: float
     starts: int | None = None
-    """Starts of the two engines; None if they share one, or if the interval covers differences
-    between starts"""
+    """Number of starts of the two engines; None if they share one, or if the interval already
+    covers differences between starts"""
 
     @property
     def outcome(self) -> Outcome:
@@ -65,23 +65,23 @@ class Demand:
         if self.kind != SUPERIOR or self.outcome != "passed":
             return ""
         value = given_passed(self.ratio.value, self.ratio.low, self.threshold)
-        return f", {value:.3f} corrected for having passed"
+        return f", {value:.3f} corrected for selection"
 
     def what_decides(self, repeats: int) -> str:
-        """Describes how many repeats would decide it if the ratio stays constant."""
+        """Describes how many repeats would decide it at a constant ratio."""
         if self.starts is not None and self.starts < LEAST_STARTS:
             return (
-                f"two engines were started {self.starts} times, once per repeat: at"
-                f" least {LEAST_STARTS} eval.repeats are needed"
+                f"two engines were started {self.starts} times, once per repeat, but"
+                f" at least {LEAST_STARTS} eval.repeats are needed"
             )
         ratio = self.ratio
         needed = units_needed(ratio.value, ratio.low, ratio.high, self.threshold, repeats)
         if needed > MOST_REPEATS:
-            return f"more than {MOST_REPEATS:,} eval.repeats would decide it"
-        return f"about {needed} eval.repeats would decide it, {repeats} were measured"
+            return f"more than {MOST_REPEATS:,} eval.repeats would be needed"
+        return f"about {needed} eval.repeats would decide it ({repeats} were measured)"
 
     def __str__(self) -> str:
-        return f"custom / {self.versus} at {self.concurrency} {interval(self.ratio, 3)}"
+        return f"custom / {self.versus} at {self.concurrency}: {interval(self.ratio, 3)}"
 
 
 def demands(speed: Mapping[str, SpeedRow], main: int, gate: GateConfig) -> list[Demand]:
@@ -139,7 +139,7 @@ def _check(name: str, asked: Sequence[Demand], off: Sequence[Demand], repeats: i
         places = ", ".join(str(each.concurrency) for each in off)
         demand += f", except where the schedule drafts nothing, as counted at {places}"
     undecided = [
-        f"at {each.concurrency} {each.what_decides(repeats)}"
+        f"at {each.concurrency}, {each.what_decides(repeats)}"
         for each in asked
         if each.outcome == "undecided" and each not in off
     ]
@@ -151,8 +151,8 @@ def _check(name: str, asked: Sequence[Demand], off: Sequence[Demand], repeats: i
         name=name,
         outcome="failed" if "failed" in outcomes else outcome,
         seen=", ".join(
-            f"at {each.concurrency} {interval(each.ratio, 3)}"
-            f"{replayed if each.ratio.estimator == 'replay' else ''}{each.corrected}"
+            f"{interval(each.ratio, 3)}{replayed if each.ratio.estimator == 'replay' else ''}"
+            f" at {each.concurrency}{each.corrected}"
             for each in asked
         ),
         demand=demand,
@@ -169,12 +169,12 @@ def above(low: float, high: float, threshold: float) -> Outcome:
 def _drafts_nothing(findings: Findings, concurrency: int, row: SpeedRow) -> bool:
     """Whether the engine followed a schedule with 0 drafts at `concurrency`.
 
-    At a block's end fewer requests run, so the schedule may draft in some steps.
+    Fewer requests run at the end of a block, so the schedule may draft in some steps.
     """
     schedules = findings.choice.k_per_batch_size
     if not findings.by_batch_size or schedules is None:
         return False
-    # Beyond the last range, its K holds.
+    # The last range's K also applies beyond it.
     ranges = schedules.custom
     planned = next((k for _, last, k in ranges if concurrency <= last), ranges[-1][2])
     return planned == 0 and row.drafting.custom < MOST_DRAFTING

@@ -38,7 +38,7 @@ def conclude(context: EvaluationContext, findings: Findings) -> dict[str, Any]:
 
 
 def money(served: Mapping[str, Served], cost: CostConfig, gpus: int) -> dict[str, dict[str, Cost]]:
-    """Costs by engine mode and concurrency of an endpoint with `gpus` GPUs."""
+    """Costs of an endpoint with `gpus` GPUs, by engine mode and concurrency."""
 
     def cost_of(row: SpeedRow) -> Cost:
         speeds = {variant: row.of(variant).tokens_per_s for variant in VARIANTS}
@@ -73,7 +73,7 @@ def summary(results: Report) -> dict[str, Any]:
 
 
 def _lengths(results: Report) -> dict[str, Any]:
-    """Acceptance lengths on which the verdict rests, with their K."""
+    """Acceptance lengths on which the verdict is based, with their K."""
     replay, counted = results.replay, results.counted
     ratio = results.acceptance_ratio
     return {

@@ -3,9 +3,9 @@
     measured_workloads(context, sampling)["gsm8k"].by_k["custom"]       # for K = 1, 2, ...
 
 The target answers each workload's prompts, its states are captured, and both speculators are
-replayed exactly. Only the first turn of a conversation is used, as in `vllm bench serve`. Files are
-read in the hub's layouts; SPEED-Bench, which users must fetch themselves because its license
-forbids redistribution, in the layout of NVIDIA's prepare.py.
+replayed exactly. Only the first turn of a conversation is used, as in `vllm bench serve`. Files
+have the hub's layout; SPEED-Bench has that of NVIDIA's prepare.py. Its license forbids
+redistribution, so users must download it themselves.
 """
 
 import functools
@@ -26,11 +26,11 @@ from outrider.serving.engine import AskedRow, Engine
 
 
 class Source(NamedTuple):
-    """Location of a workload, and how a row becomes a prompt."""
+    """Location of a workload, and how to read a prompt."""
 
     column: str
     hub: tuple[str, str | None, str] | None
-    """Repository, configuration and split; None if it must be fetched by hand"""
+    """Repository, configuration and split; None if users must download it"""
     prompt: Callable[[Any], str] = str
     file: str = ""
     """Name of its file in a folder"""
@@ -45,7 +45,7 @@ SOURCES: dict[PublicWorkload, Source] = {
 
 
 def prompts_of(settings: EvalConfig, name: PublicWorkload) -> list[str]:
-    """The workload's prompts, at most `general_prompts`, drawn by seed.
+    """Draws at most `general_prompts` of the workload's prompts, with a fixed seed.
 
     Raises:
         OutriderError: If it cannot be loaded or has another layout.
@@ -62,26 +62,26 @@ def prompts_of(settings: EvalConfig, name: PublicWorkload) -> list[str]:
             table = load_dataset(kind, data_files=str(path), split="train")
         elif source.hub is None:
             raise OutriderError(
-                f"{key}: SPEED-Bench must be fetched by its user; name the folder that NVIDIA's"
-                " prepare.py has written"
+                f"{key}: SPEED-Bench must be downloaded by its users; give the folder that"
+                " NVIDIA's prepare.py wrote"
             )
         else:
             repository, configuration, split = source.hub
             table = load_dataset(repository, configuration, split=split)
     except (OSError, ValueError, RuntimeError) as error:  # datasets' errors derive from these
         raise OutriderError(
-            f"{key}: cannot be loaded ({str(error).splitlines()[0]}); name a local file in the"
-            " layout of the hub"
+            f"{key}: cannot be loaded ({str(error).splitlines()[0]}); give a local file in the"
+            " hub's layout"
         ) from None
     if source.column not in table.column_names:
         columns = ", ".join(table.column_names)
-        raise OutriderError(f"{key}: has no column {source.column!r}, but {columns}")
+        raise OutriderError(f"{key}: has no column {source.column!r}; its columns are {columns}")
     order = random.Random(SEED).sample(range(len(table)), min(settings.general_prompts, len(table)))
     return [source.prompt(table[row][source.column]) for row in order]
 
 
 def measured_workloads(context: EvaluationContext, sampling: Sampling) -> dict[str, Workload]:
-    """Every workload of `eval.general` at the customer's sampling; results are cached."""
+    """Measures the workloads of `eval.general` at the customer's sampling, cached."""
     if context.no_replay:
         return {}
     return {

@@ -6,11 +6,11 @@
 The speed of a shared machine drifts by more than the differences to be measured, so speeds are
 compared only within a repeat: every variant gets the same prompts, in rotating order. At
 concurrency 1 the variants alternate by request (swapping the drafter's weights takes milliseconds,
-changing servers a second), so the requests of a pair share the machine's noise.
+switching servers a second), so the requests of a pair share the machine's noise.
 
-Starts of one engine differ in speed too. If base and custom run in two engines, every repeat
-restarts the servers, so each repeat measures a new start of both. Base at eval.current_k is
-measured next to base; n-gram lookup has a separate engine. `eval.measure` sets when repeats end.
+Speed also differs between starts of the same engine. If base and custom run in two engines, every
+repeat restarts the servers, so each repeat measures a new start of both. Base at eval.current_k
+uses base's engine; n-gram lookup has a separate one. `eval.measure` determines when to stop.
 """
 
 import itertools
@@ -34,7 +34,7 @@ Plan = Mapping[str, Drafts | None]
 
 ORDER = ("none", LOOKUP, "base", CURRENT, "custom")
 SHARE_OF_SWAPS = 0.1
-"""Largest share of the time that may go to loading weights."""
+"""Maximum share of the time spent on loading weights."""
 
 
 def measure(
@@ -48,11 +48,8 @@ def measure(
 ) -> list[Record]:
     """Times blocks of `speeds.prompts`, one per repeat, concurrency and variant.
 
-    In a record, `prompts` are indices of prompts, `engine` is the name of the server, `start`
-    counts its earlier starts, and `alternated` is true if variants alternated by request.
-
-    Requests carry no seed: under speculation the same seed draws other tokens, and seeded requests
-    take a slower path through the sampler.
+    In a record, `prompts` holds prompt indices, `engine` is the server's name, `start` counts its
+    earlier starts, and `alternated` is true if variants alternated by request.
     """
     evaluation = speeds.settings
     two_engines = servers.name("base") != servers.name("custom")
@@ -85,12 +82,12 @@ def measure(
 def turns_of(
     servers: Servers, plan: Plan, repeat: int, speeds: SpeedRatios
 ) -> Iterator[tuple[int, Sequence[Turn]]]:
-    """Yields a repeat's blocks: a concurrency and the variants sharing the block.
+    """Yields a repeat's blocks: a concurrency and the variants that share it.
 
     Groups of servers run in reverse order in every other repeat, so a running server stays up for
     the next repeat. At concurrency 1 variants alternate by request: all of them if base and custom
-    share an engine, else those of one engine. Lookup is measured at the main concurrency, only in
-    the first repeat if servers take turns, to save starts.
+    share an engine, else those of one engine. Lookup is measured only at the main concurrency; if
+    servers take turns, only in the first repeat, to save starts.
     """
     own = [(name, plan[name]) for name in ORDER if name in plan]
     if repeat and len(servers.groups(own)) > 1:

@@ -3,14 +3,14 @@
     counted_acceptance(counted_passes(blocks, prompts), speculators, k).ratio
 
 In a pass, base and custom answer the same prompts: a timed block, or one prompt of the verification
-pass. The acceptance length is tokens after the first of each response, over steps. N-gram lookup
-makes steps without a draft, which vLLM does not count and which deliver one token each, so its
-steps are tokens minus accepted drafts.
+pass. Acceptance length is the number of tokens after each response's first, over steps. N-gram
+lookup also makes steps without a draft, which vLLM does not count. They deliver one token each, so
+its steps are tokens minus accepted drafts.
 
-The interval's clusters are sessions, or users if that is wider, because responses to one prompt are
-alike. With turns as clusters, an equal custom was shown to accept more in 22 % of simulations with
-5 sessions, now in 2.5 % (tests/eval/test_counted.py). vLLM counts a block as a whole; its steps are
-divided among responses in proportion to their deliveries.
+The interval is over sessions, or over users if that is wider, because responses to one prompt
+resemble each other. With single turns as clusters, a custom equal to base would be judged better in
+22 % of simulations with 5 sessions, instead of 2.5 % (tests/eval/test_counted.py). vLLM counts a
+block as a whole; its steps are divided among responses in proportion to their deliveries.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,11 +1,11 @@
-"""Measures a running endpoint on held-out traffic: acceptance from its counters, and speed.
+"""Measures speed and acceptance of a running endpoint on held-out traffic.
 
     measure_endpoint("http://127.0.0.1:8000", target, prompts, Sampling(0.6, 0.95), EvalConfig(),
                      log_dir, say=print)
 
-It measures one endpoint with whichever speculator it runs: nothing is compared, and there is no
-verdict. The counters include requests of all clients, so the share of the counted tokens that
-belong to this measurement is reported; a share below LEAST_SHARE gives a warning.
+Acceptance comes from the endpoint's counters, with the speculator it runs; there is no comparison
+and no verdict. The counters include the requests of all clients, so this measurement's share of the
+counted tokens is reported; a share below LEAST_SHARE gives a warning.
 """
 
 import itertools
@@ -85,7 +85,7 @@ def print_endpoint(results: Mapping[str, Any], console: Console) -> None:
     if least < LEAST_SHARE:
         console.print(
             f"[yellow]warning[/] only {least:.0%} of the tokens that the endpoint delivered belong "
-            "to this measurement: others use it, and its acceptance includes theirs",
+            "to this measurement: others use it, and the acceptance includes their requests",
             soft_wrap=True,
         )
 
@@ -93,9 +93,9 @@ def print_endpoint(results: Mapping[str, Any], console: Console) -> None:
 def _row(blocks: Sequence[BlockResult]) -> dict[str, Any]:
     """Pools blocks and adds the endpoint's counts.
 
-    `acceptance_length` is 1 + accepted / drafts, null without drafts. `cumulative` is, by position
-    j, the share of drafts whose first j tokens were all accepted. `share` is this measurement's
-    part of all tokens that the endpoint delivered meanwhile.
+    `acceptance_length` is 1 + accepted / drafts, null without drafts. `cumulative` has, for each
+    position j, the share of drafts whose first j tokens were all accepted. `share` is this
+    measurement's share of the tokens that the endpoint delivered.
     """
     record = record_of(blocks)
     counters = SpeculationCounters(**record["counters"])

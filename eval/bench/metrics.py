@@ -1,4 +1,4 @@
-"""Speed from timed blocks: each variant's pooled figures, and paired ratios with intervals.
+"""Speed from timed blocks: pooled figures, and paired ratios with intervals.
 
 speeds = SpeedRatios(settings, timed, main=1, replayed=replayed)
 blocks = measure(servers, "eager", plan, load, sampling, speeds, say=print)
@@ -40,22 +40,22 @@ from outrider.eval.stats.speed_ratio import (
 )
 
 START_NOISE = 0.05
-"""Assumed standard deviation (log) of speed between starts of one engine; 3 to 10 % are usual. It
-is added for both engines if two engines that were started once are compared."""
+"""Assumed standard deviation (log) of speed between starts of an engine; 3 to 10 % is typical. It
+is added for both engines if two engines that were each started once are compared."""
 
 COMPARED = {**RATIOS, "current": ("custom", CURRENT), "lookup": ("custom", LOOKUP)}
 """Name of each ratio -> numerator and denominator."""
 
 Record = Mapping[str, Any]
-"""A timed block as closed_loop.py and open_loop.py record it."""
+"""A timed block, as recorded by closed_loop.py and open_loop.py."""
 
 
 @dataclass(frozen=True)
 class ReplayedSteps:
-    """Steps of the held-out responses by exact replay, at each variant's number of drafts."""
+    """Replayed steps of held-out responses, at each variant's number of drafts."""
 
     steps: Mapping[str, NDArray[np.float64]]
-    """Variant -> steps [R], without variants that exact replay does not compute"""
+    """Variant -> steps [R]; without variants that exact replay does not cover"""
     sequence_ids: Sequence[str]
     """Ids of the R responses"""
     sessions: Sequence[str]
@@ -243,7 +243,7 @@ def _own(blocks: Sequence[Record], concurrency: int, variant: str) -> list[Recor
 def paired(
     blocks: Sequence[Record], concurrency: int, over: str, under: str
 ) -> list[tuple[Record, Record]]:
-    """Pairs of the two variants' blocks in every repeat, with equal prompts."""
+    """Pairs the two variants' blocks of each repeat, which have equal prompts."""
     overs, unders = (_own(blocks, concurrency, variant) for variant in (over, under))
     return [(one, other) for one in overs for other in unders if one["repeat"] == other["repeat"]]
 

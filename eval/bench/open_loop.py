@@ -1,16 +1,16 @@
-"""Open loop: all variants under the customer's arrivals, from idle to saturated.
+"""Open loop: all variants under the customer's arrivals, up to saturation.
 
     blocks = measure_rates(context, servers, "eager", plan, load, requests)
     table = summarise_rates(blocks, served)
 
 A closed loop of C requests sends the next one when one is answered, so it slows down with the
-server and never overruns it. Customers do not wait: requests arrive in bursts and queue. All gaps
+server and never overloads it. Customers do not wait: requests arrive in bursts and queue. All gaps
 between the log's requests are scaled by the same factor, which preserves bursts.
 
 The same requests are sent at the same times to each variant in turn. Below saturation every variant
-delivers the offered load, so tokens/s of all requests together does not distinguish speculators;
-the latency of a request does. So the speed-up is the ratio of a request's tokens/s: its tokens over
-the time from sending it to its last token, while other requests run at this rate.
+delivers the offered load, so the total tokens/s do not distinguish speculators, but request latency
+does. So the speed-up is the ratio of a request's tokens/s: its tokens over the time from sending it
+to its last token, while other requests run at this rate.
 """
 
 import itertools
@@ -39,7 +39,7 @@ KEPT_UP = 0.9
 """A block is saturated only if it achieves less than this share of the offered rate."""
 
 WAIT_GROWTH = 2.0
-"""Least growth of the time to first token from a saturated block's first third to its last."""
+"""Minimum growth of the time to first token from a saturated block's first third to its last."""
 
 
 def customers_arrivals(
@@ -132,13 +132,13 @@ def rate_figures(block: Record) -> RateBlock:
 
 
 def saturated(block: Record) -> bool:
-    """Whether the rate overran the server.
+    """Whether the server was saturated at the block's rate.
 
-    It achieved less than KEPT_UP of the offered rate, and the median time to first token grew at
-    least WAIT_GROWTH times from the first third of the requests to the last, as it does in a queue
-    that only grows. Either alone misleads: one long response at the end lowers the achieved rate,
-    and one burst lengthens waits. Each rate is the number of gaps between the first and the last
-    event over the time between them: n responses over the block's whole time would be one too many.
+    It achieved less than KEPT_UP of the offered rate, and the median time to first token grew by a
+    factor of at least WAIT_GROWTH from the first third of the requests to the last, as in a growing
+    queue. Either alone misleads: one long response at the end lowers the achieved rate, and one
+    burst lengthens waits. Each rate is the number of gaps between the first and the last event over
+    the time between them: n responses over the block's whole time would be one too many.
     """
     arrivals = block["arrivals_s"]
     ends = np.asarray(block["request_start_s"]) + np.asarray(block["request_seconds"])

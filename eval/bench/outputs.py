@@ -7,8 +7,8 @@ Each variant answers once greedily and once at the customer's sampling; tokens a
 counts are cached. Kernels whose results depend on the batch change greedy responses even without
 speculation. So a control repeats greedy requests without speculation at half the concurrency and in
 reverse order: CONTROL_PROMPTS prompts if all greedy responses are equal, else all prompts. Custom
-repeats CONTROL_PROMPTS prompts in the same way: the difference of its steps in other batches bounds
-how closely exact replay can predict them.
+repeats CONTROL_PROMPTS prompts in the same way: the change of its steps in other batches limits how
+closely exact replay can predict them.
 """
 
 import itertools
@@ -26,8 +26,7 @@ Regime = Literal["greedy", "sampled"]
 REGIMES: tuple[Regime, ...] = ("greedy", "sampled")
 
 CONTROL_PROMPTS = 4
-"""Prompts of the control if no greedy response differs: more could only show that the engine alone
-differs, which then explains nothing."""
+"""Number of control prompts if no greedy response differs, so that nothing needs explaining."""
 
 
 class Recorded(Part):
@@ -72,7 +71,7 @@ def collect(
     k: Drafters[int],
     requests: HeldoutRequests,
 ) -> Outputs:
-    """Sends every prompt to every variant in both regimes; each pass is cached."""
+    """Sends all prompts to all variants in both regimes, with a cache."""
     settings, prompts = context.settings, requests.verification
     samplings: dict[Regime, Sampling] = {
         "greedy": Sampling(temperature=0.0, top_p=1.0),

@@ -6,8 +6,8 @@
         traffic.name, traffic.texts, traffic.times, traffic.max_tokens
 
 Common benchmarks cut or pad prompts and generate past the end (`ignore_eos`). Such text is not the
-customer's, so its acceptance and speed mean nothing. Here requests with long answers are those
-whose logged answers are long.
+customer's, so its acceptance and speed do not carry over. Here, requests with long answers are
+those whose logged answers are long.
 """
 
 import collections
@@ -31,7 +31,7 @@ EVERYTHING = "all held-out traffic"
 """Name of the only scenario if the recipe defines none."""
 
 LEAST_REQUESTS = 10
-"""Least number of requests of a scenario: fewer would not represent it."""
+"""Minimum number of requests in a scenario; fewer would not represent it."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ def evaluation_prompts(
         raise OutriderError(
             "evaluate: no held-out prompt leaves room for eval.verification_max_tokens = "
             f"{evaluation.verification_max_tokens} in serving.engine.max_model_len = "
-            f"{serving.engine.max_model_len}; lower the one or raise the other"
+            f"{serving.engine.max_model_len}; lower the former or raise the latter"
         )
     wanted = evaluation.verification_requests
     timed = prompts if len(prompts) < 2 * wanted else prompts[wanted:]
@@ -127,7 +127,7 @@ def evaluation_prompts(
 
 
 def select(heldout: Dataset, settings: EvalConfig, serving: ServingConfig) -> list[Traffic]:
-    """Requests by scenario, by default one of all; empty without rates.
+    """Selects requests by scenario, by default a single one; empty without rates.
 
     `heldout` has the columns `time`, `prompt_text`, `token_ids` and `completion_start`.
     """
@@ -153,7 +153,7 @@ def select(heldout: Dataset, settings: EvalConfig, serving: ServingConfig) -> li
                 f" {scenario.response_tokens})"
                 f" ({inside_N.sum() - len(rows)} more exceed the {room} prompt tokens for which "
                 f"serving.engine.max_model_len leaves room); at least {LEAST_REQUESTS} are needed."
-                f" The 0, 10, 50, 90 and 100 % quantiles of the prompts' and the responses' tokens "
+                f" The 0, 10, 50, 90 and 100 % quantiles of prompt and response tokens "
                 f"are {lengths.astype(int).tolist()}: widen the ranges, or keep more requests with "
                 "split.max_heldout_sequences or split.heldout_fraction"
             )
@@ -170,8 +170,8 @@ def select(heldout: Dataset, settings: EvalConfig, serving: ServingConfig) -> li
 def logged_tokens_per_s(heldout: Dataset, times: Sequence[float | None]) -> float | None:
     """Logged response tokens per second over the held-out part's time span.
 
-    `times` are the times of all logged requests: the held-out part may be a sample. None if the log
-    has no times.
+    `times` holds the times of all logged requests, because the held-out part may be a sample. None
+    if the log has no times.
     """
     own = [time for time in heldout["time"] if time is not None]
     if not own or max(own) == min(own):
@@ -185,10 +185,7 @@ def logged_tokens_per_s(heldout: Dataset, times: Sequence[float | None]) -> floa
 
 
 def _inside(limits: LengthRange | None, values_N: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Marks the values in a range, both ends included.
-
-    A share such as `50%` is a quantile of the values.
-    """
+    """Marks the values in a range, ends included; `50%` is a quantile."""
     least, most = (
         float(np.quantile(values_N, int(end.rstrip("%")) / 100)) if isinstance(end, str) else end
         for end in limits or (0, None)

@@ -9,12 +9,12 @@ whose drafter weights are swapped in milliseconds between blocks or requests. On
 no speculation, or with a speculator of another kind or shape or without weights, use two engines.
 
 An engine starts with a schedule that contains all measured numbers of drafts, and `server` sets the
-number before each turn (serving/vllm_hooks/drafts_file.py). Set to k, it is as fast as one started
-with k (benchmarks/results/serving.md). With data parallelism or EPLB that is not possible: every
-number and speculator then has a separate server.
+number before each turn (serving/vllm_hooks/drafts_file.py). An engine set to k is as fast as one
+started with k (benchmarks/results/serving.md). With data parallelism or EPLB that is not possible:
+every number and speculator then has a separate server.
 
-Servers start on first use. If the machine has room, they stay up side by side. A target that fills
-its GPUs leaves room for one, and the servers alternate.
+Servers start on first use. If the machine has room, they run side by side. A target that fills the
+GPUs leaves room for only one, so the servers alternate.
 """
 
 import sys
@@ -44,7 +44,7 @@ class _Running:
     """Numbers of drafts that it was started with."""
     file: DraftsFile
     loaded: Path | None
-    """Directory of the weights that it holds."""
+    """Directory of its current weights."""
 
 
 class Servers(AbstractContextManager["Servers"]):
@@ -78,8 +78,8 @@ class Servers(AbstractContextManager["Servers"]):
     def server(self, mode: str, variant: str, drafts: Drafts | None = None) -> Server:
         """Returns the variant's server, ready, with its weights and `drafts` per step.
 
-        Call this before every block: it empties the prefix cache, as a swap does. Otherwise
-        variants that follow others with the same weights would reuse the last block's prompts.
+        Call this before every block: it empties the prefix cache, as a swap does. Otherwise a
+        variant that follows another with the same weights would reuse cached prompts.
         """
         if mode != self._mode:
             self.stop()
@@ -117,7 +117,7 @@ class Servers(AbstractContextManager["Servers"]):
         return SHARED if drafter in self._sharing else drafter
 
     def stop(self, name: str | None = None) -> None:
-        """Stops the server of that name, or all."""
+        """Stops the named server, or all servers."""
         for each in [*self._up] if name is None else {name} & self._up.keys():
             self._up.pop(each).server.stop()
 
@@ -156,12 +156,12 @@ class Servers(AbstractContextManager["Servers"]):
         )
 
     def _speculator(self, variant: str) -> Speculator:
-        """Maps base at other numbers of drafts (results/parts.py) to base."""
+        """Returns the variant's speculator; `CURRENT` (results/parts.py) is base."""
         return self._speculators.get(variant) or self._speculators["base"]
 
 
 def _sharing(speculators: Mapping[str, Speculator]) -> set[str]:
-    """Variants that share an engine: the last, and those it swaps with."""
+    """Variants that share an engine: the last, and those that swap with it."""
     able = [name for name, each in speculators.items() if each.trainable]
     if not able:
         return set()

@@ -4,14 +4,14 @@
                        speculators)
     times.seconds["custom"][8][3]       # seconds of a step of 8 requests with 3 drafts
 
-A block of B concurrent requests has as many engine steps as its counted steps over B (without
-drafts, its tokens over B), and prefills that take equally long for every number. In a round every
-number answers the same prompts in turn: the log of a number's time is the median over rounds of its
-distance to the round's median, which is robust to blocks in which the machine was busy.
+The engine steps of a block of B concurrent requests are its counted steps over B (without drafts,
+its tokens over B); prefills take equally long for every number of drafts. In each round, every
+number of drafts is timed on the same prompts. The log of its step time is estimated by its median
+distance from the rounds' medians, which is robust to blocks in which the machine was busy.
 
-The margin of the ratio of two numbers' times is Student's, with the variance of the residuals after
-removing rounds and numbers, (rounds - 1) (numbers - 1) degrees of freedom, winsorized at a tenth on
-each side against busy blocks, times MEDIAN_VARIANCE.
+The margin of the ratio of two step times is Student's with (rounds - 1) (numbers - 1) degrees of
+freedom. Its variance is that of the residuals after removing the effects of rounds and numbers,
+winsorized at 10 % on each side against busy blocks, times MEDIAN_VARIANCE.
 """
 
 import itertools
@@ -32,7 +32,7 @@ from outrider.serving.load_generator import LoadGenerator
 from outrider.serving.speculator import Speculator
 
 MEDIAN_VARIANCE = 1.5
-"""Variance of the median of a few rounds over that of their mean."""
+"""Ratio of the variance of a few rounds' median to that of their mean."""
 
 
 class StepTimes(BaseModel):
@@ -55,8 +55,7 @@ def time_steps(
 ) -> StepTimes:
     """Times each variant's steps by batch size and its `numbers` of drafts.
 
-    `prompts` are rendered text, used in turn. Raises an `OutriderError` if responses are too short
-    to have a step.
+    `prompts` are rendered text. Raises an `OutriderError` if responses are too short for a step.
     """
     turns = [(variant, k) for variant, own in numbers.items() for k in own]
     seconds: dict[str, dict[int, dict[int, float]]] = {
@@ -90,10 +89,7 @@ def time_steps(
 
 
 def steps_of(logs_KR: NDArray[np.float64]) -> tuple[list[float], float]:
-    """Seconds per number, and one-sided 95 % margin of their log ratios.
-
-    The margin is 0 if there is one round or number.
-    """
+    """Seconds per number of drafts, and 95 % margin of their log ratios."""
     from scipy.stats import t
 
     round_R = np.median(logs_KR, axis=0)

@@ -5,12 +5,12 @@
 Greedy responses should be equal token for token. But a bf16 engine rounds differently in other
 batches, so a first difference between two nearly tied tokens is a near tie; any other is
 unexplained. `excess` tests whether more responses differ than without speculation in other batches.
-It counts near ties too: an engine that accepts any draft nearly as likely as the target's own token
-differs only at near ties. For sampled responses the tokens' log-probabilities under the target are
-compared, because a faulty rejection sampler draws tokens that the target would not draw. Also, both
-responses to a prompt are draws from the target, so their labels are exchangeable: a permutation
-test (`same_tokens`) swaps labels within prompts and ranks the chi-square distance of the token
-counts. It assumes nothing about the tokens of one response, which depend on each other.
+It counts near ties too, because an engine that wrongly accepts drafts nearly as likely as the
+target's token differs only there. For sampled responses, the tokens' log-probabilities under the
+target are compared, because a faulty rejection sampler draws unlikely tokens. Also, without a fault
+both responses to a prompt have the same distribution, so their labels are exchangeable: a
+permutation test (`same_tokens`) swaps labels within prompts and ranks the chi-square distance
+between the token counts. It allows the tokens of a response to depend on each other.
 
 Shapes: R prompts, B bins of tokens, S permutations.
 """
@@ -28,7 +28,7 @@ from outrider.eval.results.sections import Excess, Greedy, SameText
 TAIL_PROBABILITY = 1e-4
 
 RARE = 10
-"""Tokens that occur fewer times in all responses together share one bin."""
+"""Tokens with fewer occurrences over all responses share one bin."""
 
 
 def compare_greedy(
@@ -37,7 +37,7 @@ def compare_greedy(
     gap: Callable[[int, int, int, int], float],
     near_tie_nats: float,
 ) -> Greedy:
-    """Finds the responses that differ: at a near tie, or unexplained.
+    """Finds the responses that differ, at a near tie or unexplained.
 
     `gap(response, index, token, other)` is the distance in nats between the target's
     log-probabilities of two tokens at position `index` of the response.
@@ -60,10 +60,10 @@ def compare_greedy(
 def excess(found: Greedy, control: Greedy) -> Excess:
     """Tests whether more responses differ than in the control, on its prompts.
 
-    If speculation changes nothing, a prompt that differs on only one side is equally likely to do
-    so on either. So the number that differ only with speculation is binomial (McNemar's exact test,
-    one-sided). All differences and the unexplained ones are tested; the p-value covers both tests
-    (Bonferroni).
+    If speculation changes nothing, a prompt that differs on only one side is equally likely to
+    differ on either. So the number that differ only with speculation is binomial (McNemar's exact
+    test, one-sided). All differences and the unexplained ones are tested separately; the p-value
+    covers both tests (Bonferroni).
     """
     first = range(control.responses)
     all_found, all_alone = (
@@ -80,7 +80,7 @@ def excess(found: Greedy, control: Greedy) -> Excess:
 
 
 def tail_share(logprobs: Sequence[NDArray[np.float64]]) -> float:
-    """The share of sampled tokens below probability 1e-4 under the target."""
+    """Share of sampled tokens with probability below 1e-4 under the target."""
     return float((np.concatenate(logprobs) < np.log(TAIL_PROBABILITY)).mean())
 
 
@@ -91,7 +91,7 @@ def same_tokens(
     samples: int = PERMUTATIONS,
     seed: int = SEED,
 ) -> SameText:
-    """Permutation test of the chi-square distance of the token counts.
+    """Permutation test of the chi-square distance between the token counts.
 
     The distance is the sum of (a - b)^2 / (a + b) over bins. The p-value is exact if there are at
     most `samples` relabelings.
@@ -104,7 +104,7 @@ def same_tokens(
     def distance_S(
         first: NDArray[np.int64], second: NDArray[np.int64], axis: int
     ) -> NDArray[np.float64]:
-        # A relabeling is, for each prompt, the response (0 or 1) that gets the first label.
+        # A relabeling states, for each prompt, which response (0 or 1) gets the first label.
         sign_SR = np.moveaxis(second - first, axis, -1)
         squared_SB: NDArray[np.float64] = (sign_SR @ difference_RB) ** 2
         # The order of summation changes the last bits, but equal distances must stay equal.

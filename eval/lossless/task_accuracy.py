@@ -5,19 +5,19 @@ r"""The recipe's task check, and the equivalence test of task accuracy.
     check(prompt_text, completion_text)     # True, False, or None: no known answer
     task_accuracy(solved, sessions).custom_minus_none
 
-With a file of known answers (GSM8K, or mathematics as R1 writes it), a response's answer is the
-last \boxed{} after its reasoning, else the text after `####`, else the last number. Numbers are
-compared by value (1,200 = 1200.0, \frac{1}{2} = 0.5, 50\% = 50), anything else as text without
-spaces and TeX markup.
+With a file of known answers (GSM8K, or math in R1's style), a response's answer is the last
+\boxed{} after its reasoning, else the text after `####`, else the last number. Numbers are compared
+by value (1,200 = 1200.0, \frac{1}{2} = 0.5, 50\% = 50), anything else as text without spaces and
+TeX markup.
 
 A test that finds no difference is not evidence of equality: with few responses it never finds one.
 So the null hypothesis is a difference as large as the margin, and two one-sided tests at 5 % must
-reject it from above and from below (TOST: Schuirmann 1987). Both do so exactly if the 90 % interval
-lies inside the margins.
+reject it from above and from below (TOST: Schuirmann 1987). Both reject it exactly when the 90 %
+interval lies inside the margins.
 
 Differences are +1 (solved with speculation only), -1 (without only) or 0. If all are 0, a bootstrap
-or a plain Wald interval has zero width, however few responses there are. So half a response of each
-kind is added (Agresti and Min 2005), here to the variance over sessions.
+or a plain Wald interval has zero width even for a few responses. So half a response of each kind is
+added (Agresti and Min 2005), here to the variance over sessions.
 """
 
 import itertools
@@ -71,7 +71,7 @@ def task_of(evaluation: EvalConfig) -> TaskCheck | None:
 
 def load_task(name: str) -> TaskCheck:
     """Imports the function that `eval.task` names."""
-    if str(Path.cwd()) not in sys.path:  # a console script's path lacks this folder
+    if str(Path.cwd()) not in sys.path:  # missing when run as a console script
         sys.path.insert(0, str(Path.cwd()))
     try:
         task: TaskCheck = pkgutil.resolve_name(name)
@@ -101,7 +101,7 @@ def answer_check(path: Path) -> TaskCheck:
         if asked is None:
             return None
         if prompt_text.rstrip().endswith(THINK) and END_THINK not in completion_text:
-            # R1's template opens the reasoning in the prompt; the response was cut before its end.
+            # R1's template opens the reasoning in the prompt; the response was cut before it ended.
             return False
         given = final_answer(completion_text)
         return given is not None and same_answer(given, known[asked])
@@ -110,7 +110,7 @@ def answer_check(path: Path) -> TaskCheck:
 
 
 def final_answer(completion_text: str) -> str | None:
-    """Extracts the answer; None if it is missing or reasoning was cut."""
+    """Extracts the answer; None if it is missing or reasoning was cut off."""
     _, ended, answer = completion_text.rpartition(END_THINK)
     if not ended and THINK in completion_text:
         return None
@@ -194,7 +194,7 @@ def try_task(
 ) -> list[str]:
     """Tries the check on logged responses before training; returns advice.
 
-    `heldout` has the held-out rows. Raises an `OutriderError` with the row if the check raises.
+    Raises an `OutriderError` that names the row if the check raises.
     """
     task = task_of(evaluation)
     if task is None or not (rows := list(heldout)):
@@ -211,7 +211,7 @@ def try_task(
         except Exception as error:
             raise OutriderError(
                 f"{named} raised on the logged response {row['sequence_id']} (file-row of the log):"
-                f" {raised_at(error, quoting)}. Return None for a prompt that it cannot judge, or"
+                f" {raised_at(error, quoting)}. Return None for prompts that cannot be judged, or"
                 " set eval.task: null"
             ) from error
         marks += [bool(mark)] if mark is not None else []
@@ -220,7 +220,7 @@ def try_task(
         advice.append(
             f"{named} has an answer for {len(marks)} of {len(rows[:TRIED])} logged responses and"
             f" finds {sum(marks)} solved; a check that always gives the same answer measures"
-            " nothing, so make sure that it reads these responses"
+            " nothing, so make sure that it can parse these responses"
         )
     longest = evaluation.verification_max_tokens
     if cut := sum(len(row["token_ids"]) - row["completion_start"] > longest for row in rows):
@@ -256,7 +256,7 @@ def equivalence(differences: ArrayLike, clusters: Sequence[str]) -> Equivalence:
 
 
 def responses_needed(variance: float, margin: float) -> int | None:
-    """Responses needed for an interval within `margin`; None if there is none.
+    """Responses needed for an interval within `margin`; None if none suffice.
 
     `variance` is each response's contribution to the sum of squares.
     """

@@ -3,12 +3,12 @@
     verification = verify(context, k, requests.verification, outputs)
 
 The responses and the engine's counters (eval/bench/outputs.py) show whether greedy outputs changed,
-whether sampled tokens are still the target's, whether as many tasks are solved, and whether exact
-replay of the engine's own outputs predicts the steps that it counted. If trainer and engine draft
-differently, the steps differ. Each engine mode is verified, because it has its own kernels.
+whether sampled tokens still follow the target's distribution, whether as many tasks are solved, and
+whether exact replay of the engine's outputs predicts its counted steps. If trainer and engine draft
+differently, the steps differ. Every engine mode is verified, because kernels differ.
 
 Greedy responses expose a sampler that accepts too much: accepting 5 % of rejected drafts changes
-most of 24 responses of 160 tokens. If it errs only on sampled requests, so few responses expose
+most of 24 responses of 160 tokens. If only sampled requests are affected, so few responses expose
 only gross faults.
 """
 
@@ -74,7 +74,7 @@ def verify(
 def examine(
     context: EvaluationContext, k: Drafters[int], prompts: Sequence[Prompt], outputs: Outputs
 ) -> EngineFindings:
-    """Captures the states of every response in an engine and checks them."""
+    """Captures the states of every response in an engine, then runs `findings`."""
     with context.captured(lambda _: captured_rows(outputs, prompts)) as store:
         return findings(context, k, prompts, outputs, store)
 
@@ -86,14 +86,14 @@ def findings(
     outputs: Outputs,
     store: FeatureStore,
 ) -> EngineFindings:
-    """Checks the responses, given the captured states of each."""
+    """Checks the responses, using their captured states."""
     target_dir = context.target.directory()
     scores = TargetScores(target_dir, store, context.settings.replay_dtype)
     near_tie_nats = context.settings.gate.near_tie_nats
     temperature = outputs.samplings["sampled"].temperature
 
     def against_none(recorded: Recorded) -> Greedy:
-        """Compares responses to the first prompts with the greedy ones without speculation."""
+        """Compares responses to the first prompts with those without speculation."""
         without = outputs.greedy.none.token_ids[: len(recorded.token_ids)]
 
         def gap(response: int, index: int, token: int, other: int) -> float:
@@ -205,7 +205,7 @@ class TargetScores:
     def logprobs(
         self, prompt: Prompt, completion: Sequence[int], temperature: float
     ) -> NDArray[np.float64]:
-        """Log-probability of each token of the completion, before any top-p cut."""
+        """Log-probability of each token of the completion, before top-p filtering."""
         features = self.store.read(row_id(prompt, completion))
         start = features.completion_start
         token_T = features.token_ids[start:].long().to(self._device)
@@ -223,7 +223,7 @@ class TargetScores:
     def gap(
         self, prompt: Prompt, completion: Sequence[int], index: int, token: int, other: int
     ) -> float:
-        """Log-probability distance, in nats, of two candidates for completion token `index`."""
+        """Distance in nats between the log-probabilities of two tokens at `index`."""
         features = self.store.read(row_id(prompt, completion))
         logits_V = self._logits(features.hidden[features.completion_start + index - 1])
         return abs(float(logits_V[token] - logits_V[other]))
@@ -241,7 +241,6 @@ def replay_against_engine(
     store: FeatureStore,
 ) -> ReplayAgainstEngine:
     """Compares replay's predicted steps with the engine's counts for the same responses."""
-
     differences = {}
     for drafter, speculator in context.speculators.items():
         predicted = counted = 0.0
@@ -269,11 +268,8 @@ def replay_against_engine(
 
 
 def _steps_again(outputs: Outputs) -> float:
-    """Relative difference of custom's steps in other batches, over equal responses."""
+    """Relative change of custom's steps in other batches, over equal responses."""
     first, again = outputs.greedy.custom, outputs.repeated
-    before = after = 0
-    for index, ids in enumerate(again.token_ids):
-        if ids == first.token_ids[index]:
-            before += first.counted[index].drafts
-            after += again.counted[index].drafts
+    equal = [i for i, ids in enumerate(again.token_ids) if ids == first.token_ids[i]]
+    before, after = (sum(each.counted[i].drafts for i in equal) for each in (first, again))
     return abs(after / before - 1) if before else 0.0

@@ -43,7 +43,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Recording:
-    """The engine's steps over its own greedy responses."""
+    """The engine's steps while it answered prompts greedily."""
 
     steps: list[Step]
     inputs: list[torch.Tensor]
@@ -122,14 +122,10 @@ def draft_parity(
     parity: ParityConfig,
     dtype: str = "float32",
 ) -> list[list[float]]:
-    """Compares the unroll's drafts with the recorded ones; returns sums [K, 4].
-
-    At most `parity.anchors` steps are compared, sampled with a fixed seed.
-    """
+    """Compares drafts at `parity.anchors` random steps; returns sums [K, 4]."""
     if not recording.steps:
         raise OutriderError(
-            "draft parity: the engine drafted for no token; are the prompts' answers a single"
-            " token?"
+            "draft parity: the engine made no drafts; do the responses have only one token?"
         )
     model = load_replayed(speculator_dir, target_dir, dtype)
     head = model.drafter.head(model.ends)
@@ -145,7 +141,7 @@ def draft_parity(
     if not sums_K4.isfinite().all():
         raise OutriderError(
             f"draft parity: log-probabilities of the drafts of {speculator_dir} are not finite;"
-            " are its weights those of the checkpoint?"
+            " are its weights intact?"
         )
     return sums_K4.tolist()
 
@@ -153,7 +149,7 @@ def draft_parity(
 def _log_probabilities(
     model: Replayed, step: Step, inputs_TX: torch.Tensor, k: int
 ) -> torch.Tensor:
-    """log q [K, D] of every depth at the step's anchor, on the CPU."""
+    """log q [K, D] of all depths at the step's anchor, on CPU."""
     token_BT = torch.tensor(step.token_ids)[None]
     width, known = token_BT.shape[1], step.anchor + 1
     position_BT = torch.arange(width)[None]

@@ -6,7 +6,7 @@
 Greedy drafts make the chain of steps deterministic: each step is the one that the engine would have
 made for the logged response, and exact replay gives the same number of steps. The three responses
 are at fixed quantiles of the custom speculator's gain, so they are not hand-picked. They are
-customer text and made only if `report.samples` allows it.
+customer text, so they are created only with `report.samples`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -21,14 +21,14 @@ from outrider.data.features.feature_store import FeatureStore
 from outrider.eval.replay.replay import ReplaySums, batches, load_replayed, unroll_responses
 from outrider.serving.client import Sampling
 
-PLACES = {"gains least": 0.1, "gains as usual": 0.5, "gains most": 0.9}
+PLACES = {"gains least": 0.1, "gains a typical amount": 0.5, "gains most": 0.9}
 """Label of a shown response -> its quantile of custom / base acceptance on the held-out part."""
 
 SHOWN_STEPS = 80
-"""Number of first steps shown of a response; the others are only counted."""
+"""Maximum number of steps shown per response; later ones are only counted."""
 
 Step = tuple[int, int]
-"""Number of accepted drafts, and of delivered tokens: one more unless the response ends."""
+"""(accepted drafts, delivered tokens): one more token, unless the response ends."""
 
 
 def walk(response: Sequence[int], drafts_at: Callable[[int], list[int]]) -> list[Step]:

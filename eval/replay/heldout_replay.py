@@ -1,6 +1,6 @@
 """Exact replays of an evaluation: cached sums and their figures.
 
-    replays = replay_parts(context)               # before anything is measured in servers
+    replays = replay_parts(context)               # before servers start
     replay_figures(replays["heldout"], k).ratio
 
 A replay covers every k at once, so it needs no choice of k and no server.
@@ -42,9 +42,9 @@ COLUMNS = ["sequence_id", "session", "user", "temperature", "top_p", "top_k"]
 def replay_parts(context: EvaluationContext) -> dict[str, Replays]:
     """Replays base, custom and REFERENCES on every part; prints the first result.
 
-    Empty if exact replay is not measured. Must run before servers start: replays take nine tenths
-    of a GPU's memory, have their node of a cluster to themselves, and take ten times as long on a
-    CPU while servers start.
+    Empty if exact replay is not measured. Must run before servers start: a replay uses 90 % of a
+    GPU's memory, needs its cluster node to itself, and is ten times slower on a CPU while servers
+    start.
     """
     replays: dict[str, Replays] = {}
     if context.no_replay:
@@ -134,7 +134,7 @@ def print_first_result(context: EvaluationContext, heldout: Replays) -> None:
     base = heldout["base"]
     table = Table(
         title=f"First result, acceptance length by exact replay: {len(base.sequence_ids):,} "
-        f"held-out responses of {len(set(base.sessions)):,} sessions, 95 % intervals",
+        f"held-out responses from {len(set(base.sessions)):,} sessions, 95 % intervals",
         title_justify="left",
         box=box.SIMPLE_HEAD,
         padding=(0, 1, 0, 0),

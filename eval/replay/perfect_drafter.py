@@ -1,4 +1,4 @@
-"""The upper bound for drafters: the target's logits after the logged tokens.
+"""The upper bound for drafters: the target's own logits.
 
 It is replayed like a speculator with greedy drafts (`replay(CEILING, ...)`). It delivers fewer than
 k + 1 tokens per step because the target samples: no drafter knows which token will be drawn.
@@ -25,10 +25,11 @@ class PerfectDrafter(Drafter):
         anchor_BT: Tensor,
         depth: int,
     ) -> tuple[Tensor, list[Tensor]]:
-        """The target's states [N, H] that predict the tokens at i + 2, i + 3, ...
+        """The target's states [N, H] that predict the drafts of each anchor.
 
-        `inputs_BTX` are its states after the final norm. A chain that would read past the end of
-        the row repeats the last state: the response has no token there.
+        For anchor i the drafts are tokens i + 2, i + 3, ... `inputs_BTX` are the target's states
+        after the final norm. A chain that would read past the end of the row repeats the last
+        state: the response has no token there.
         """
         states_NH = inputs_BTX.flatten(0, 1)
         flat_N = anchor_BT.flatten().nonzero()[:, 0]

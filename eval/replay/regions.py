@@ -4,7 +4,8 @@
     regions.members(token_ids_T, completion_start)     # [A, G] bool
 
 A region is a set of anchors. The step that starts at an anchor belongs to its region, and so does
-the token after the anchor. Over a dimension's regions, steps and tokens sum to the response's.
+the token after the anchor. Over a dimension's regions, steps and tokens add up to those of the
+response.
 
 Shapes: T tokens of prompt and response, A anchors (the response's tokens but the last), G regions.
 """
@@ -18,7 +19,7 @@ from torch import Tensor
 from outrider.data.tokenize.emitted_text import END_THINK, THINK
 
 POSITIONS = (128, 512)
-"""Numbers of response tokens after which the next region of `position in response` begins."""
+"""Boundaries of the regions of `position in response`, in response tokens."""
 
 NAMES: tuple[tuple[str, str], ...] = (
     ("part of response", "reasoning"),
@@ -35,10 +36,7 @@ OPENING_TOKENS = 4
 
 @dataclass(frozen=True)
 class Regions:
-    """Token ids that delimit a target's reasoning.
-
-    An id is None if the target has no such token; the whole response is then the answer.
-    """
+    """Token ids that delimit reasoning; None if the target has none."""
 
     think: int | None
     end_think: int | None

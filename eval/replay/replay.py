@@ -16,7 +16,7 @@ the drafter per token; those of the chain are in speculators/acceptance.py.
 
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -42,15 +42,15 @@ from outrider.speculators.kinds.drafter import Drafter
 from outrider.speculators.kinds.weightless import WeightlessKind
 
 BATCH_TOKENS = 8192
-"""Tokens that are unrolled at once."""
+"""Approximate number of tokens that are unrolled at once."""
 
 CEILING = "ceiling"
 """Name of the perfect drafter, which knows the target's distribution after the logged tokens.
 
 Its greedy draft is the target's most likely token, so no speculator with greedy drafts needs fewer
-steps in expectation. Like every replay it uses the logged tokens, so by chance a speculator's
-figure can be larger if almost nothing is left to gain. With sampled drafts it draws from the
-target's distribution, and all drafts are accepted."""
+steps in expectation. Like every replay it uses the logged tokens, so if almost nothing is left to
+gain, a speculator's figure can exceed it by chance. With sampled drafts it draws from the target's
+distribution, and all drafts are accepted."""
 
 NO_TOKEN = -2
 """Replaces logged tokens past a response's end; no draft equals it."""
@@ -77,19 +77,16 @@ class ReplaySums:
     """(dimension, name) of the G regions."""
 
     def acceptance_length(self) -> list[float]:
-        """Delivered tokens per step for k = 1..K, pooled: sum of tokens over sum of steps."""
+        """Delivered tokens per step for k = 1..K, as a ratio of sums."""
         return [float(value) for value in self.tokens_R.sum() / self.steps_RK.sum(axis=0)]
 
     def cumulative(self, k: int) -> list[float]:
-        """Share of steps whose drafts 1..j were all accepted, j = 1..k.
-
-        This is the engine's acceptance rate per position.
-        """
+        """Share of steps whose drafts 1..j were all accepted, by position j."""
         accepted_K = self.accepted_RKK[:, k - 1, :k].sum(axis=0)
         return [float(share) for share in accepted_K / self.steps_RK[:, k - 1].sum()]
 
     def cumulative_intervals(self, k: int) -> list[tuple[float, float] | None]:
-        """95 % intervals of `cumulative`; None if sessions are few or no draft is accepted."""
+        """95 % intervals of `cumulative`; None with few sessions or no accepted draft."""
         found: list[tuple[float, float] | None] = []
         for j in range(k):
             sums_R2 = np.stack([self.accepted_RKK[:, k - 1, j], self.steps_RK[:, k - 1]], axis=1)
@@ -114,9 +111,9 @@ class ReplaySums:
     def selected(
         self, ids: Sequence[str], sessions: Mapping[str, str] | None = None
     ) -> "ReplaySums":
-        """Selects the responses of `ids` in order, without those not replayed.
+        """Selects the responses `ids` in order, except those not replayed.
 
-        Replay leaves out responses of one token. `sessions` renames sessions, by id.
+        Replay leaves out responses of one token. `sessions` maps ids to other sessions.
         """
         place = {name: row for row, name in enumerate(self.sequence_ids)}
         kept = [name for name in ids if name in place]
@@ -128,6 +125,12 @@ class ReplaySums:
             **{name: getattr(self, name)[rows] for name in ARRAYS},
             regions=self.regions,
         )
+
+    def region(self, g: int) -> "ReplaySums":
+        """Sums within region g, without the responses that have no token there."""
+        tokens_R, steps_RK = self.region_tokens_RG[:, g], self.region_steps_RGK[:, g]
+        inside = [self.sequence_ids[row] for row in tokens_R.nonzero()[0]]
+        return replace(self, tokens_R=tokens_R, steps_RK=steps_RK).selected(inside)
 
     def as_dict(self) -> dict[str, Any]:
         """Converts to JSON values; counts are rounded to six decimals."""
@@ -208,27 +211,17 @@ def length_at(sums: ReplaySums, k: int) -> ClusteredEstimate:
 
 
 def compare(base: ReplaySums, custom: ReplaySums, k: int) -> dict[str, ClusteredEstimate]:
-    """Acceptance lengths of base and custom and their ratio, both at k.
-
-    Intervals are over sessions or users, paired by response.
-    """
+    """Acceptance lengths of base and custom at k, and their paired ratio."""
     if base.sequence_ids != custom.sequence_ids:
         raise ValueError("base and custom were replayed on different sequences")
     sums_RM = np.stack([base.tokens_R, base.steps_RK[:, k - 1], custom.steps_RK[:, k - 1]], axis=1)
-    return lengths_and_ratio(sums_RM, base.sessions, base.users)
-
-
-def lengths_and_ratio(
-    sums_RM: Array, sessions: Sequence[str], users: Sequence[str]
-) -> dict[str, ClusteredEstimate]:
-    """`base`, `custom` and `ratio` from [R, 3]: tokens, base's and custom's steps."""
     statistics: dict[str, Callable[[Array], Any]] = {
         "base": lambda s: s[..., 0] / s[..., 1],
         "custom": lambda s: s[..., 0] / s[..., 2],
         "ratio": lambda s: s[..., 1] / s[..., 2],  # the tokens are the same
     }
     return {
-        name: clustered(sums_RM, sessions, statistic, users=users)
+        name: clustered(sums_RM, base.sessions, statistic, users=base.users)
         for name, statistic in statistics.items()
     }
 
@@ -313,7 +306,7 @@ def has_steps(length: int, completion_start: int) -> bool:
 
 @dataclass(frozen=True)
 class Unrolled:
-    """Draft states of all anchors; sequences share one row of T slots (B = 1)."""
+    """Draft states of all anchors; sequences share one row of T slots."""
 
     states: list[Tensor]
     """u[s] [N, H], which predicts the token s + 1 positions after the anchor"""
@@ -405,7 +398,7 @@ def acceptances(
 
 
 def all_accepted(batch: Sequence[Response], depth: int) -> tuple[Tensor, Tensor]:
-    """`acceptances` of drafts that are drawn from the target's distribution."""
+    """`acceptances` of drafts drawn from the target's distribution: all 1."""
     read = [response.states for response in batch]
     anchors_R = torch.tensor([len(own.token_ids) - 1 - own.completion_start for own in read])
     return torch.ones(int(anchors_R.sum()), depth, dtype=torch.float64), anchors_R
@@ -414,7 +407,7 @@ def all_accepted(batch: Sequence[Response], depth: int) -> tuple[Tensor, Tensor]
 def text_acceptances(
     kind: WeightlessKind, batch: Sequence[Response], depth: int
 ) -> tuple[Tensor, Tensor]:
-    """`acceptances` of drafts from the text: 1 if they equal the logged tokens."""
+    """`acceptances` of a kind without weights: 1 where drafts equal logged tokens."""
     found = []
     for response in batch:
         ids_T, start = response.states.token_ids.numpy(), response.states.completion_start

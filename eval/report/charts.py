@@ -3,7 +3,7 @@
     speed_figure("eager", results.served["eager"].speed).svg      # "<svg ...>"
 
 Vega-Lite draws them when the report is written, so the page needs no script and no network. Colors
-are CSS variables of the page: one drawing serves light, dark and print.
+are CSS variables of the page: one drawing works in light mode, dark mode and print.
 """
 
 import itertools
@@ -51,7 +51,7 @@ Rows = Sequence[Mapping[str, Any]]
 
 
 class Figure(NamedTuple):
-    """A chart with its caption, the names of its colors and a note."""
+    """A chart with its caption, legend (variant names) and note."""
 
     caption: str
     names: Sequence[str]
@@ -73,8 +73,8 @@ def acceptance_figure(results: Report) -> Figure:
     bars = {"y": share | {"field": "engine"}, "color": _colour(DRAFTERS)}
     layers: list[dict[str, Any]] = [{"mark": BAR, "encoding": bars}]
     note = (
-        "Share of steps in which the drafts up to this position were all accepted, each at its own"
-        " K. Bars: counted by the engine."
+        "Share of steps in which all drafts up to this position were accepted, at each speculator's"
+        " own K. Bars: counted by the engine."
     )
     if replayed:
         tick = {"type": "tick", "color": "var(--ink)", "thickness": 2, "width": 14}
@@ -95,7 +95,7 @@ def speed_figure(mode: str, speed: Mapping[str, SpeedRow]) -> Figure:
     x = _x("concurrency", "concurrent requests", list(speed))
     encoding = {"x": x, "xOffset": OFFSET, "y": VALUE, "color": _colour(VARIANTS)}
     svg = _svg(rows, {"mark": BAR, "encoding": encoding})
-    note = f"Output tokens of all requests over the time of the block, vLLM in {mode} mode."
+    note = f"Output tokens of all requests, divided by the block's duration; vLLM in {mode} mode."
     return Figure(f"Tokens/s, {mode}", VARIANTS, svg, note)
 
 
@@ -113,7 +113,7 @@ def rate_figure(title: str, rates: Mapping[str, RateRow]) -> Figure:
     point = {"type": "point", "size": 50, "strokeWidth": 2}
     layers = [{"mark": LINE}, {"mark": point, "encoding": {"fill": hollow}}]
     svg = _svg(rows, {"layer": layers, "encoding": {"x": x, "y": VALUE, "color": colour}})
-    note = "From sending a request to its last token. Hollow: the rate overran the server."
+    note = "From sending a request to its last token. Hollow points: the server was saturated."
     return Figure(f"Tokens/s of a request: {title}", VARIANTS, svg, note)
 
 

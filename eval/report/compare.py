@@ -3,11 +3,11 @@
     compared = compare([Path("runs/march"), Path("runs/april")])
     page = rendered(compared, "html")
 
-Only ratios measured within one run are comparable across runs, so tokens/s are left out. To find
-drift, a speculator, identified by the digest of its weights, is followed over the runs that
-evaluated it. Runs are independent samples: a change is judged by the log of the ratio to the first
-run, with standard errors from the intervals over sessions (half their log width over 1.96) and
-Bonferroni's correction. If the acceptance of both base and custom falls, the traffic has become
+Only ratios measured within one run are comparable across runs, so tokens/s are left out. To detect
+drift, each speculator, identified by the digest of its weights, is tracked over the runs that
+evaluated it. Runs are independent samples, so a change is tested on the log of the ratio to the
+first run, with standard errors from the intervals over sessions (half their log width over 1.96)
+and Bonferroni's correction. If the acceptance of both base and custom falls, the traffic has become
 harder to draft; if custom's falls relative to base's, the speculator no longer fits it.
 """
 
@@ -31,7 +31,7 @@ from outrider.eval.results.sections import Replay
 Z = float(norm.isf(0.025))
 
 LEVEL = 0.05
-"""A change is significant below this p-value, divided among the later runs of a series."""
+"""A change is significant below this p-value, divided by the number of later runs in a series."""
 
 SETTINGS = ("kind of custom", "K, base and custom", "temperature, top_p")
 """Figures that should be equal in all compared runs."""
@@ -40,7 +40,7 @@ Figure = str | int | ClusteredEstimate | Estimate
 
 
 class Change(BaseModel):
-    """A figure of a later run over the first run's, with its 95 % interval."""
+    """A later run's figure over the first run's, with its interval."""
 
     value: float
     low: float
@@ -56,12 +56,12 @@ class Point(BaseModel):
 
     run: str
     until: float | None
-    """When its last held-out request was logged, Unix seconds"""
+    """Time of its last held-out request, Unix seconds"""
     replay: Replay
     acceptance_length: Change | None = None
-    """Custom's over the first run's; null for the first run and if runs are not comparable"""
+    """Change of custom's; null for the first run and if the runs are not comparable"""
     over_base: Change | None = None
-    """custom / base over the first run's; null in the same cases"""
+    """Change of custom / base; null in the same cases"""
     reading: str = ""
     """The change in words"""
 
@@ -131,7 +131,7 @@ def history(runs: Mapping[str, Report]) -> list[Series]:
 
 
 def change(first: ClusteredEstimate, later: ClusteredEstimate, comparisons: int) -> Change:
-    """Tests whether later / first differs from 1; gives its interval.
+    """Returns later / first with its interval, and whether it differs from 1.
 
     The estimates must be independent, positive and have intervals. `comparisons` divides LEVEL.
     """
@@ -165,11 +165,11 @@ def _point(name: str, run: Report, first: Report, comparisons: int) -> Point:
     over_base = change(first.replay.ratio, run.replay.ratio, comparisons)
     reading = f"no significant change ({over_base})"
     if over_base.beyond_chance:
-        less = "drifts away: it gains less over base"
+        less = "drift: it gains less over base"
         reading = f"{less if over_base.value < 1 else 'gains more over base'} ({over_base})"
     elif length.beyond_chance:
         harder = "harder" if length.value < 1 else "easier"
-        reading = f"the traffic is {harder} to draft, for base as well ({length})"
+        reading = f"the traffic is {harder} to draft, for base too ({length})"
     changes = {"acceptance_length": length, "over_base": over_base, "reading": reading}
     return point.model_copy(update=changes)
 
@@ -179,7 +179,7 @@ def _read_run(run: Path) -> Report:
     path = run if run.suffix == ".json" else run / "report.json"
     report = Report.read(path)
     if report.replay is None:
-        raise OutriderError(f"{path}: without exact replay, which --compare needs")
+        raise OutriderError(f"{path}: has no exact replay, which --compare requires")
     return report
 
 

@@ -1,9 +1,9 @@
-"""Renders a template as a page or as Markdown: both come from one source.
+"""Renders a template as an HTML page or as Markdown.
 
     render("report.j2", "html", r=report, ...)
 
-Templates call the macros of `form`, which is html.j2 or markdown.j2: `form.head`, `form.row` and
-`form.end` are a table in both.
+Templates call the macros of `form`, which is html.j2 or markdown.j2. In both, `form.head`,
+`form.row` and `form.end` make a table.
 """
 
 import re
@@ -16,11 +16,11 @@ from outrider.eval.results.parts import interval
 
 TEMPLATES = Path(__file__).parent / "templates"
 WIDTH = 110
-"""Least width of a table in the terminal, in characters; narrower terminals wrap its lines."""
+"""Minimum width of tables in the terminal, in characters; narrower terminals wrap their lines."""
 
 
 def render(template: str, form: Literal["html", "markdown"], **values: Any) -> str:
-    """Renders the template; HTML is escaped, and unknown names are errors."""
+    """Renders the template; HTML is escaped, and undefined names are errors."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     environment = Environment(
@@ -68,7 +68,7 @@ def bytes_text(count: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Formats seconds: as minutes from 90 s, as hours from 3 h."""
+    """Formats seconds, switching to minutes at 90 s and hours at 3 h."""
     if seconds < 90:
         return f"{max(seconds, 1):.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 3 * 3600 else f"{seconds / 3600:.1f} h"

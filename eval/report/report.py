@@ -21,10 +21,7 @@ from outrider.eval.results.report import Report
 
 
 def write_report(report: Report, report_dir: Path, trained_dir: Path) -> Path:
-    """Writes report.html, .md and .json, prints the summary; returns the page.
-
-    `trained_dir` contains the training's metrics.jsonl.
-    """
+    """Writes report.html, .md and .json and prints the summary; returns the page."""
     values = contents(report, training_metrics(trained_dir))
     page = report_dir / "report.html"
     for path, text in (
@@ -40,7 +37,7 @@ def write_report(report: Report, report_dir: Path, trained_dir: Path) -> Path:
 
 
 def sections_of(run_dir: Path) -> dict[str, Any]:
-    """Reads the sections of the run's other stages; absent files give null."""
+    """Reads the report sections of the run's other stages, if any."""
     return {
         "traffic": _read(run_dir / "traffic" / "summary.json"),
         "privacy": _read(run_dir / "traffic" / "privacy.json"),
@@ -50,7 +47,7 @@ def sections_of(run_dir: Path) -> dict[str, Any]:
 
 
 def contents(report: Report, metrics: charts.Rows) -> dict[str, Any]:
-    """Values for the template: the report, its charts and derived tables."""
+    """The template's values: the report, its charts and derived tables."""
     replay, traffic, on_policy = report.replay, report.traffic, report.on_policy
     depth = len(replay.by_k["custom"]) if replay else 0
     acceptance = charts.acceptance_figure(report), charts.training_figure(metrics)
@@ -93,7 +90,7 @@ def headline(results: Report) -> dict[str, ClusteredEstimate | Estimate]:
 
 
 def lost_ends(run_dir: Path, trained_dir: Path) -> list[str]:
-    """Describes the ends of responses that capture and training cut."""
+    """Describes the ends of responses that capture and training cut off."""
     captured = (_read(run_dir / "features" / "summary.json") or {}).get("too_long")
     trained = (_read(trained_dir / "training" / "result.json") or {}).get("lost_ends")
     return [text for each in (captured, trained) if each and (text := LostEnds(**each).describe())]

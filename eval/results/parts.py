@@ -21,7 +21,7 @@ RATIOS: dict[str, tuple[Variant, Variant]] = {
 """Name of each ratio of speeds -> numerator and denominator."""
 
 CURRENT = "base_current"
-"""Base at eval.current_k, measured if that is not base's K."""
+"""Base at eval.current_k, measured if that differs from base's K."""
 LOOKUP = "lookup"
 """N-gram lookup, which needs no training: a variant if neither base nor custom is lookup."""
 
@@ -53,7 +53,7 @@ class Estimate(Part):
 
 
 class ClusteredEstimate(Part):
-    """A figure over sessions and users; few sessions give no interval."""
+    """A figure with its interval over sessions or users, if available."""
 
     value: float
     """Ratio of the pooled sums"""
@@ -90,8 +90,8 @@ DOCUMENTED = ConfigDict(use_attribute_docstrings=True)
 class Drafters(Part, Generic[T]):
     """One value for base, one for custom."""
 
-    # pydantic 2 looks up attribute docstrings again for each parametrization of a generic class: it
-    # searches all loaded modules at every stack frame, which adds 5 s of imports with vLLM.
+    # pydantic 2 looks up attribute docstrings again for each parametrization of a generic class,
+    # searching all loaded modules at every stack frame. With vLLM loaded that takes 5 s.
     model_config = ConfigDict(use_attribute_docstrings=False)
 
     base: T = Field(description="The speculator in use")

@@ -4,7 +4,7 @@
 
 docs/reference/report.schema.json is generated from `Report` (`make reference`);
 docs/how-to/read-a-report.md explains how to use the figures. The data room's counts (`traffic`,
-`privacy`, `on_policy`) and the settings have their own pages and are not described again.
+`privacy`, `on_policy`) and the settings are documented on their own pages.
 """
 
 from pathlib import Path
@@ -39,15 +39,15 @@ from outrider.eval.results.sections import (
 from outrider.speculators.kinds import LOOKUP
 
 VERSION = 14
-"""Version of the measurements and of report.json. Raise it when the same settings measure
-something else, or when the shape of report.json changes."""
+"""Version of the measurements and of report.json. Raise it when the same settings measure something
+else or the shape of report.json changes."""
 
 
 Outcome = Literal["passed", "failed", "undecided"]
 
 
 class Check(Part):
-    """A condition of the verdict."""
+    """A condition for the verdict `ship`."""
 
     name: str
     """Name of the check"""
@@ -56,7 +56,7 @@ class Check(Part):
     seen: str
     """The measurement, in words"""
     demand: str
-    """The gate's demand, in words; if undecided, also what would decide it"""
+    """The gate's requirement, in words; if undecided, also what would decide it"""
 
 
 class Verdict(Part):
@@ -71,7 +71,7 @@ class Verdict(Part):
 
 
 class SpeculatorIdentity(Part):
-    """Which speculator was evaluated."""
+    """The evaluated speculator."""
 
     kind: str
     """Its kind, such as `mtp`, `eagle3`, `ngram` or `none`"""
@@ -96,8 +96,8 @@ class Walk(Part):
     steps: int
     """Number of engine steps"""
     shown: list[tuple[str, str]]
-    """Its beginning: for the prefill and each step, the text of the accepted drafts and of the
-    target's own token"""
+    """Beginning of the response: for the prefill and each step, the text of the accepted drafts and
+    of the target's own token"""
 
 
 class Example(Drafters[Walk]):
@@ -125,7 +125,7 @@ class Findings(Part):
     speculator: SpeculatorIdentity
     """The custom speculator"""
     heldout_until: float | None
-    """When the last held-out request was logged, Unix seconds; null if the log has no times"""
+    """Time of the last held-out request, Unix seconds; null if the log has no times"""
     by_batch_size: bool = False
     """Whether speculators were served with `choice.k_per_batch_size` (export.k_per_batch_size)"""
     choice: Choice
@@ -137,11 +137,11 @@ class Findings(Part):
     not_measured: dict[str, str]
     """Figure -> why it is not measured for this kind of speculator"""
     lost_ends: tuple[str, ...] = ()
-    """Text that length limits cut from responses or keep from being sent, with the key to raise"""
+    """Responses cut by length limits, and prompts too long to be sent, with the key to raise"""
     own_text: OnPolicy | None
     """Whether the held-out text is on-policy; null if capture kept no evidence"""
     replay: Replay | None
-    """Acceptance by exact replay at custom's K; the verdict rests on its ratio. null if not
+    """Acceptance by exact replay at custom's K, whose ratio the verdict uses; null if not
     measured"""
     general: Replay | None
     """The same on general traffic; null without traffic.general"""
@@ -150,7 +150,7 @@ class Findings(Part):
     slices: dict[str, list[Slice]]
     """Dimension -> its slices"""
     counted: Counted
-    """Acceptance from vLLM's counters, all passes at `choice.k` together"""
+    """Acceptance from vLLM's counters, pooled over all passes at `choice.k`"""
     served: dict[str, Served]
     """Engine mode -> speed"""
     rates: dict[str, dict[str, dict[str, RateRow]]]
@@ -168,7 +168,8 @@ class Findings(Part):
     def acceptance_ratio(self) -> ClusteredEstimate:
         """custom / base by replay at custom's K, else by vLLM's counters.
 
-        Counters are at each speculator's own K; the two differ only if base's engine has a fixed K.
+        Counters are at each speculator's own K; without replay these differ only if base's engine
+        has a fixed K.
         """
         return (self.replay or self.counted).ratio
 
@@ -193,7 +194,7 @@ class Report(Findings):
     verdict: Verdict
     """The verdict"""
     kinds: list[KindSpeed] = Field(default_factory=list)
-    """The kinds that were compared on validation, the chosen one first; empty with one kind"""
+    """Kinds compared on the validation part, the chosen one first; empty if there is only one"""
     traffic: dict[str, Any] | None = None
     """The ingest's counts (docs/how-to/log-formats.md); null if the run has none"""
     privacy: dict[str, Any] | None = None
@@ -223,8 +224,8 @@ class Report(Findings):
                 return (
                     "N-gram lookup, which needs no training, is"
                     f" {'faster' if ratio.high < 1 else 'as fast'} ({mode}: custom / lookup"
-                    f" {interval(ratio)}): ship that. `outrider eval RECIPE --speculator {LOOKUP}`"
-                    " judges it."
+                    f" {interval(ratio)}): ship it instead. `outrider eval RECIPE --speculator"
+                    f" {LOOKUP}` evaluates it."
                 )
         return ""
 
@@ -249,5 +250,5 @@ class Report(Findings):
             ) from None
 
     def write(self, path: Path) -> None:
-        """Publishes the report; only the owner may read it if it holds customer text."""
+        """Publishes the report; private to the owner if it has customer text."""
         write_json(path, self.model_dump(mode="json"), private=self.samples is not None)

@@ -1,4 +1,4 @@
-"""Models of the report's sections: choice of K, acceptance, speed, cost, lossless checks."""
+"""Models of the report's sections: K, acceptance, speed, cost, lossless checks."""
 
 from typing import Any, Literal
 
@@ -28,9 +28,9 @@ class Choice(Part):
     at which base keeps up with the logged tokens per second; the first one if the log has no times
     or nothing was timed"""
     k_per_batch_size: Drafters[list[tuple[int, int, int]]] | None = None
-    """[first batch size, last batch size, best k]; null unless both were timed"""
+    """[first batch size, last batch size, best k]; null unless base and custom were timed"""
     acceptance_length: Drafters[list[float]] | None = None
-    """On the validation part, for k = 1..depth; null if exact replay is not measured"""
+    """Acceptance length on the validation part for k = 1..depth; null without exact replay"""
     step_ms: dict[Drafter, dict[str, dict[int, float]]] = Field(default_factory=dict)
     """Speculator -> batch size -> k -> milliseconds per step; empty if nothing was timed"""
     lookup_k: int | None = None
@@ -45,19 +45,19 @@ class KindSpeed(Part):
     k: int
     """Its best k, or its only possible k"""
     acceptance_length: ClusteredEstimate
-    """At k, over the sessions of the validation part"""
+    """Acceptance length at k on the validation part"""
     step_ms: float
-    """Milliseconds of a step with these drafts"""
+    """Milliseconds per step at k"""
     over_lookup: ClusteredEstimate | None = None
-    """Its tokens/s over those of n-gram lookup, interval over sessions; null for lookup itself and
-    if lookup is not a candidate"""
+    """Its tokens/s over those of n-gram lookup, with an interval over sessions; null for lookup
+    itself and if lookup is not a candidate"""
     parameters: int = 0
-    """Values in its weight files"""
+    """Number of parameters in its weight files"""
     training_minutes: float = 0
-    """Its training time, including the check of its warm start"""
+    """Its training time, including the check of the warm start"""
 
     def tokens_per_s(self, concurrency: int) -> float:
-        """Concurrency x acceptance length over the time of a step."""
+        """Tokens/s: concurrency x acceptance length / step time."""
         return 1000 * concurrency * self.acceptance_length.value / self.step_ms
 
 
@@ -78,7 +78,7 @@ Series = dict[Literal["base", "custom", "lookup", "ceiling"], list[float]]
 class Replay(Part):
     """Exact replay of held-out responses.
 
-    Acceptance lengths are at custom's K for both, because more drafts can only increase them.
+    Acceptance lengths are at custom's K for both, because a larger K alone increases them.
     """
 
     base: ClusteredEstimate
@@ -130,7 +130,7 @@ class CountedDrafter(Part):
     steps: int
     """Number of steps, with or without drafts"""
     cumulative: list[float]
-    """By position j: share of the steps whose drafts 1..j were all accepted"""
+    """Share of steps whose drafts 1..j were all accepted, by position j"""
 
 
 class Counted(Drafters[CountedDrafter]):
@@ -143,7 +143,7 @@ class Counted(Drafters[CountedDrafter]):
 
 
 class Quantiles(Part):
-    """Milliseconds or tokens, over requests or deliveries."""
+    """Quantiles of milliseconds or tokens, over requests or deliveries."""
 
     p50: float
     """Median"""
@@ -160,7 +160,7 @@ class Quantiles(Part):
 
 
 class Block(Part):
-    """A variant at one concurrency, its timed blocks pooled."""
+    """A variant's timed blocks at one concurrency, pooled."""
 
     tokens_per_s: float
     """Output tokens of all requests over the blocks' wall time"""
@@ -175,7 +175,7 @@ class Block(Part):
 
 
 class Reference(Part):
-    """Another reference for custom: base at another k, or n-gram lookup."""
+    """Another reference for custom: base at eval.current_k, or n-gram lookup."""
 
     block: Block
     """Its figures"""
@@ -184,7 +184,7 @@ class Reference(Part):
 
 
 class SpeedRow(Ratios, Variants[Block]):
-    """One concurrency: each variant's figures, and ratios of tokens/s.
+    """Each variant's figures and ratios of tokens/s at one concurrency.
 
     Base and custom each draft at their own K. Ratios are paired within repeats, with Student's
     intervals. At concurrency 1 base and custom alternate by request in one engine; their ratio's
@@ -205,7 +205,7 @@ class SpeedRow(Ratios, Variants[Block]):
 
 
 class Served(Part):
-    """One engine mode."""
+    """Speed in one engine mode."""
 
     k: Drafters[int]
     """Drafted tokens per step of base and of custom in this mode"""
@@ -219,7 +219,7 @@ class RateBlock(Block):
     """A variant's timed block at one rate."""
 
     saturated: bool
-    """Whether the rate overran the server: it completed requests at less than 90 % of the offered
+    """Whether the server was saturated: it completed requests at less than 90 % of the offered
     rate, and the time to first token at least doubled"""
     request_tokens_per_s: float
     """Tokens over the time from sending a request to its last token, both summed over requests"""
@@ -257,7 +257,7 @@ class Cost(Part):
 
 
 class Greedy(Part):
-    """Greedy responses against those without speculation."""
+    """Greedy responses compared with those without speculation."""
 
     responses: int
     """Number of responses compared"""
@@ -273,13 +273,13 @@ class Greedy(Part):
 
 
 class Excess(Part):
-    """Excess of differing responses (with near ties) over the control, by prompt."""
+    """Excess of differing responses over the control, near ties included."""
 
     value: float
-    """Share with speculation minus share of the control, over the control's prompts"""
+    """Share with speculation minus the control's share, over the control's prompts"""
     p_value: float
-    """Probability of at least this excess over the control, in differences or in unexplained ones,
-    if speculation changed nothing"""
+    """Probability of at least this excess, in all differences or in unexplained ones, if
+    speculation changes nothing"""
 
 
 class SameText(Part):
@@ -288,13 +288,13 @@ class SameText(Part):
     prompts: int
     """Number of prompts"""
     tokens: int
-    """Number of tokens, both sides together"""
+    """Number of tokens, with and without speculation together"""
     p_value: float
     """Share of relabelings with at least this chi-square distance"""
 
 
 class Equivalence(Part):
-    """Custom minus none, paired by prompt, for two one-sided tests (TOST) against a margin."""
+    """Custom minus none, paired by prompt, for an equivalence test (TOST)."""
 
     value: float
     """Difference of the shares of solved tasks"""
@@ -328,24 +328,22 @@ class Task(Variants[int]):
 
 
 class ReplayAgainstEngine(Drafters[float]):
-    """Predicted / counted steps - 1, over greedy and sampled responses.
-
-    Steps are predicted by exact replay, and counted by the engine.
-    """
+    """Replayed steps / steps counted by the engine - 1, over all responses."""
 
     model_config = DOCUMENTED
 
     control: float
-    """|repeated steps / steps - 1| of custom in other batches, over equal greedy responses"""
+    """Relative change of custom's steps when equal greedy responses are repeated in other
+    batches"""
 
 
 class EngineFindings(Part):
     """Findings of the verification pass in one engine mode."""
 
     greedy: Drafters[Greedy]
-    """Greedy responses against those without speculation"""
+    """Greedy responses compared with those without speculation"""
     control: Greedy
-    """The first greedy responses without speculation against the same prompts in other batches"""
+    """The first greedy responses without speculation, compared with repeats in other batches"""
     excess: Excess
     """Custom's differences beyond the control's"""
     greedy_acceptance_length: Drafters[float | None]
@@ -354,13 +352,13 @@ class EngineFindings(Part):
     tail_share: Variants[float]
     """Share of sampled tokens whose probability under the target is below 1e-4"""
     same_text: SameText
-    """Token frequencies of custom against no speculation"""
+    """Token frequencies of custom compared with no speculation"""
     replay_vs_engine: ReplayAgainstEngine | None
-    """Predicted and counted steps; null if exact replay is not measured"""
+    """Replayed and counted steps; null if exact replay is not measured"""
 
 
 class Verification(Part):
-    """The verification pass: the same prompts through all variants, in every engine mode."""
+    """The verification pass: the same prompts for all variants and engine modes."""
 
     modes: dict[str, EngineFindings]
     """Engine mode -> its findings"""

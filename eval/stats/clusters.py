@@ -5,26 +5,27 @@
     def ratio_of_ratios(sums):
         return (sums[..., 0] / sums[..., 1]) / (sums[..., 2] / sums[..., 3])
 
-Requests of one session are alike, and base and custom are measured on the same requests. So whole
-sessions are left out in turn, and both speculators' sums of a session stay together. The ratio is
-computed last, from pooled sums. A mean of ratios would give a short response the weight of a long
-one, and would be biased by the ratio's curvature.
+Requests of a session resemble each other, and base and custom are measured on the same requests. So
+whole sessions are left out in turn, for both speculators together. The ratio is computed last, from
+pooled sums: a mean of ratios would give short responses the weight of long ones and would be biased
+by the ratio's curvature.
 
-The error of the log ratio is computed from its values without each session (jackknife), with
-Student's t. Sessions are few and of unequal size: with a true ratio of 1 and log-normal sizes, a
-percentile bootstrap lies wholly above 1 in 25 % of cases with 2 sessions, 10 % with 5 and 5 % with
-30, and Student's t with G - 1 degrees of freedom in 4 to 5 %. So the degrees of freedom follow from
-the sizes (Bell and McCaffrey, Survey Methodology 28, 2002): G - 1 for equal sessions, fewer if a
-few sessions hold most tokens. With at least LEAST_SESSIONS sessions, the low end is then above the
-truth in at most 3 % of cases (tests/eval/stats/test_clusters.py). With fewer, no interval is given.
+The standard error of the log ratio is computed from its values without each session (jackknife),
+and the interval is Student's. Sessions are few and of unequal size: with a true ratio of 1 and
+log-normal sizes, a percentile bootstrap lies entirely above 1 in 25 % of cases with 2 sessions, 10
+% with 5 and 5 % with 30; Student's interval with G - 1 degrees of freedom does in 4 to 5 %. So the
+degrees of freedom depend on the sizes (Bell and McCaffrey, Survey Methodology 28, 2002): G - 1 for
+equal sessions, fewer if a few sessions hold most tokens. With at least LEAST_SESSIONS sessions, the
+low end then exceeds the true ratio in at most 3 % of cases (tests/eval/stats/test_clusters.py).
+With fewer, there is no interval.
 
-Sessions of one user are alike too. If users differ by 10 % and sessions by 5 %, intervals over
-sessions are wholly above the truth in 8 to 38 % of cases. So the interval is also computed over
-users, and the wider one is given: it is wrong in 1 to 3.5 % of cases with 5 to 30 users. With 2 to
-4 users, an interval over users would decide almost nothing (it shows a gain of 10 % in 7 to 17 % of
-cases), and an interval over sessions is wrong in 11 to 40 %. So users are then assumed to differ by
-USER_NOISE, or by the measured noise if that is larger: this is wrong in 1 to 4 %, and shows a gain
-of 20 % in 60 to 85 %. An id that all requests share is not a user.
+Sessions of a user resemble each other too. If users differ by 10 % and sessions by 5 %, intervals
+over sessions lie entirely above the true ratio in 8 to 38 % of cases. So the interval is also
+computed over users, and the wider one is reported: with 5 to 30 users it is wrong in 1 to 3.5 % of
+cases. With 2 to 4 users, an interval over users has almost no power (it detects a gain of 10 % in 7
+to 17 % of cases), and one over sessions is wrong in 11 to 40 %. Users are then assumed to differ by
+USER_NOISE, or by the measured noise if that is larger: this is wrong in 1 to 4 % and detects a gain
+of 20 % in 60 to 85 %. An id shared by all requests does not count as a user.
 
 Shapes: N observations, M sums carried together, G clusters.
 """
@@ -48,7 +49,7 @@ Statistic = Callable[[Array], Any]
 """A positive function of pooled sums: [..., M] -> [...]."""
 
 USER_NOISE = 0.1
-"""Least standard deviation (log) by which 2 to 4 users are assumed to differ."""
+"""Minimum standard deviation (log) that is assumed between 2 to 4 users."""
 
 
 def clustered(
@@ -60,8 +61,8 @@ def clustered(
 ) -> ClusteredEstimate:
     """`statistic` of the pooled sums, with an interval over sessions or users.
 
-    The wider interval is given. `users` are by observation; if "" (unknown), the session is the
-    user.
+    The wider interval is returned. `users` has one user per observation; for "" (unknown), the
+    session counts as the user.
     """
     sums_NM = np.asarray(sums_NM, dtype=np.float64)
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -76,7 +77,7 @@ def clustered(
                 of_users = math.hypot(margin, _few_users(sums_NM, names, statistic, level))
                 over += f", assumed to differ by {USER_NOISE:.0%}"
             elif of_users is None or of_users > margin:
-                over += ", the wider interval by user"
+                over += ", with the wider interval over users"
             if of_users is None or of_users > margin:
                 margin, clusters = of_users, count
     low, high = None, None

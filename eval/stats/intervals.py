@@ -7,32 +7,33 @@ given_passed(1.10, 1.04, threshold=1.0)                   # 1.100
 import math
 
 LEVEL = 0.95
-"""Confidence level of all reported intervals."""
+"""Confidence level of intervals unless stated otherwise."""
 
 ERRORS_A_MARGIN = 3.1
-"""Standard errors in the half-width of an interval of tokens/s: 2.2 to 3 for the looks' levels,
-more because sessions are few and margins are added. Calibrated on the settings of
-benchmarks/judge.py with a gain of 10 %, for which the usual 2 corrects by 3 to 5 % too much."""
+"""Half-width of a tokens/s interval in standard errors: 2.2 to 3 for the looks' levels, more
+because sessions are few and margins are added. Calibrated with benchmarks/judge.py at a gain of 10
+%, where the usual 2 corrects by 3 to 5 % too much."""
 
 
 def units_needed(value: float, low: float, high: float, threshold: float, units: int) -> float:
     """Number of units at which a ratio's interval would exclude the threshold.
 
-    Assumes a constant ratio and a log interval whose width falls with the square root of the number
-    of units. Infinite if the ratio equals the threshold.
+    Assumes a constant ratio and a log interval that narrows with the square root of the number of
+    units. Infinite if the ratio equals the threshold.
     """
     half_width, distance = math.log(high / low) / 2, abs(math.log(value / threshold))
     return math.ceil(units * (half_width / distance) ** 2) if distance else math.inf
 
 
 def given_passed(value: float, low: float, threshold: float) -> float:
-    """Corrects a ratio for selection: its interval had to lie above `threshold`.
+    """Corrects a ratio that was selected because its interval passed `threshold`.
 
     With low power, only estimates that are high by chance pass. On the log scale, a passed estimate
-    with standard error s and margin c s is a normal variable truncated below threshold + c s. Its
-    median-unbiased mean m solves P(R > value | R > threshold + c s; m) = 1/2, and is at least the
-    threshold. With c = ERRORS_A_MARGIN a true 1.1 is reported within 2 % on average, at a power of
-    0.2 to 0.9; uncorrected it is 0.5 to 6 % too large (benchmarks/results/judge.md).
+    with standard error s and margin c s is a normal variable truncated below threshold + c s. The
+    median-unbiased estimate m of its mean solves P(R > value | R > threshold + c s; m) = 1/2, and
+    is at least the threshold. With c = ERRORS_A_MARGIN a true 1.1 is reported within 2 % on
+    average, at a power of 0.2 to 0.9; uncorrected it is 0.5 to 6 % too large
+    (benchmarks/results/judge.md).
     """
     from scipy.optimize import brentq
     from scipy.stats import norm

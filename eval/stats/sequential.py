@@ -5,20 +5,19 @@
     if not ratio.low <= 1.0 < ratio.high:
         ...                                             # stop; `ratio` is the interval to report
 
-Checking a 95 % interval after every repeat and stopping at the first decisive one is wrong more
-often than 5 % of the time. So the 5 % are spent over the looks (Lan and DeMets, Biometrika 70,
-1983), and the interval at each look has the level of its share: a repeated confidence interval
-(Jennison and Turnbull, JRSS B 51, 1989). After a share t of the repeats, 0.05 t^2 has been spent
-(Kim and DeMets, Biometrika 74, 1987), and each look gets the part spent since the previous look.
-The number of repeats doubles from look to look: the looks after 2, 4 and 8 of 8 repeats get 0.003,
-0.009 and 0.038.
+Checking a 95 % interval after every repeat and stopping at the first decisive one is wrong in more
+than 5 % of cases. So the 5 % are divided among the looks (alpha spending: Lan and DeMets,
+Biometrika 70, 1983), and the interval at each look has the level of its part: a repeated confidence
+interval (Jennison and Turnbull, JRSS B 51, 1989). After a fraction t of the repeats, 0.05 t^2 is
+spent (Kim and DeMets, Biometrika 74, 1987). The number of repeats doubles from look to look: the
+looks after 2, 4 and 8 of 8 repeats get 0.003, 0.009 and 0.038.
 
 Early looks get little, so only a large difference ends a measurement early, and the last look keeps
-most of the power. When the first of seven looks got half of the 5 %, a true ratio of 1.10 was
-reported 5 to 7 % too large if it passed. `intervals.given_passed` corrects the remaining bias.
+most of the power. With half of the 5 % at the first of seven looks, a true ratio of 1.10 that
+passed was reported 5 to 7 % too large. `intervals.given_passed` corrects the remaining bias.
 
-The probability that any interval misses the true value is at most the sum of these shares (Boole's
-inequality), however the looks depend on each other and whatever ends the measurement.
+The probability that any interval misses the true value is at most the sum of these parts (Boole's
+inequality), for any dependence between looks and any stopping rule.
 """
 
 from dataclasses import dataclass

@@ -1,45 +1,45 @@
-"""Speed ratios: measured, or with exact replay's acceptance as control variate.
+"""Speed ratios, measured or with exact replay's acceptance as control variate.
 
     measured_ratio(units, level)
     controlled_ratio(units, replayed, level)
 
-A unit is two variants answering the same prompts next to each other: one pair of requests if they
+In a unit, two variants answer the same prompts one after the other: a pair of requests if they
 alternate, else a block of each. In unit u a variant takes s seconds for n tokens. The n - 1 tokens
-after the first arrive in D deliveries, so its counted acceptance length is (n - 1) / D and
+after the first arrive in D deliveries, so the counted acceptance length is (n - 1) / D and
 
     log speed ratio  r_u  =  log (n / s) of the first  -  log (n / s) of the second
     log length ratio a_u  =  log ((n - 1) / D) of the first  -  log ((n - 1) / D) of the second
 
-If the time of a step does not depend on the number of accepted drafts, a change of log length by x
-changes log speed by b x, where b is the share of a request's time after its first token (the
-prefill does not depend on acceptance). So r_u = b a_u + y_u: the remainder y_u is the log ratio of
-the times of steps and prefills. The few sampled responses of a measurement make a_u noisy, but
-exact replay computes its expectation rho on the whole held-out part. With a_u as control variate
-(Lavenberg and Welch, Management Science 27, 1981) the estimate is
+If step time does not depend on the number of accepted drafts, a change of log length by x changes
+log speed by b x, where b is the share of a request's time after its first token (the prefill does
+not depend on acceptance). So r_u = b a_u + y_u, where the remainder y_u is the log ratio of step
+and prefill times. a_u is noisy because few responses are sampled, but exact replay computes its
+expectation rho on the whole held-out part. With a_u as control variate (Lavenberg and Welch,
+Management Science 27, 1981) the estimate is
 
     mean of (r_u - b a_u)  +  b rho  =  mean of y_u  +  b rho
 
-It is unbiased for any fixed b if the mean of a_u is rho. Its variance is that of y over units plus
-b^2 times that of rho over sessions, which are independent. The two margins are combined as the root
-of the sum of squares (MOVER: Zou and Donner, Statistics in Medicine 27, 2008), and b UNSEEN is
-added for differences that `agree` misses.
+It is unbiased for any fixed b if the mean of a_u is rho. Its variance is the variance of y over
+units plus b^2 times that of rho over sessions; the two are independent. The two margins are
+combined as the root of the sum of squares (MOVER: Zou and Donner, Statistics in Medicine 27, 2008),
+and b UNSEEN is added for differences that `agree` misses.
 
-The remainder y is the machine's noise, which has long tails: in a run of the demo seven of eight
-pairs had a standard deviation of 0.07, and one was off by 0.8, because another process occupied a
-core during one request. Custom and base take turns, so the noise is symmetric. Its location is
-estimated by the mean without the highest and the lowest fifth, with Student's interval from the
-winsorized variance (Tukey and McLaughlin, Sankhya A 25, 1963). Fewer than TRIMMED units are not
-trimmed, nor are blocks and starts: their tails are short, and with eight normal units the trimmed
-interval misses in 6.0 % of cases instead of 5 %.
+y is the machine's noise, which has long tails: in a run of the demo, seven of eight pairs had a
+standard deviation of 0.07, and one was off by 0.8 because another process occupied a core. Custom
+and base take turns, so the noise is symmetric. Its location is estimated by the mean without the
+highest and the lowest fifth, with Student's interval from the winsorized variance (Tukey and
+McLaughlin, Sankhya A 25, 1963). Fewer than TRIMMED units are not trimmed, nor are blocks and
+starts: their tails are short, and with eight normal units the trimmed interval misses in 6.0 % of
+cases instead of 5 %.
 
-The measured ratio is the ratio of pooled tokens/s. Its variance is linearized over units: to first
-order its log is linear in the four sums, so its variance is that of the sum over units of
+The measured ratio is the ratio of pooled tokens/s. To first order its log is linear in the four
+sums, so the log's variance is that of the sum over units of
 
     d_u = (n / N - s / S) of the first  -  (n / N - s / S) of the second    (N, S: sums over units)
 
 with U - 1 degrees of freedom (Wolter, Introduction to Variance Estimation, ch. 6). It decides if
-exact replay is not available or does not agree with it (`agree`). A replay error of 2 % is detected
-in half of simulated evaluations, an error of 4 % nearly always (benchmarks/results/judge.md).
+exact replay is unavailable or disagrees with it (`agree`). A replay error of 2 % is detected in
+half of simulated evaluations, an error of 4 % nearly always (benchmarks/results/judge.md).
 
 Shapes: U units, 4 sums by variant: tokens, seconds, tokens after the first, their deliveries.
 """
@@ -57,15 +57,15 @@ from outrider.eval.stats.intervals import LEVEL
 Array = NDArray[np.float64]
 
 TRIMMED = 8
-"""Least number of units that are trimmed."""
+"""Minimum number of units for trimming."""
 
 UNSEEN = 0.01
 """Difference between served and replayed log length ratios that `agree` often misses; the interval
 of the controlled ratio is widened by it on both sides."""
 
 NEGLIGIBLE = 0.005
-"""Difference between served and replayed log length ratios that does not count as disagreement: the
-end of a response cuts its last step."""
+"""Difference between served and replayed log length ratios that does not count as disagreement; it
+arises because responses can end within a step."""
 
 
 @dataclass(frozen=True)
@@ -94,24 +94,22 @@ class Units:
     @property
     def lengths_U(self) -> Array:
         """a_u: log ratios of counted acceptance lengths, for the units in `stepped_U`."""
-        over_U4, under_U4 = self.over_U4[self.stepped_U], self.under_U4[self.stepped_U]
-        return _logs(over_U4, 2) - _logs(under_U4, 2)
+        return self._log_ratios_U(2)
 
     @property
     def left_U(self) -> Array:
         """y_u: log speed ratios minus the part explained by acceptance, same units."""
+        return self._log_ratios_U(0) - self.later * self.lengths_U
+
+    def _log_ratios_U(self, place: int) -> Array:
+        """Log ratios of column `place` over the next, for `stepped_U` units."""
         over_U4, under_U4 = self.over_U4[self.stepped_U], self.under_U4[self.stepped_U]
-        speeds_U = _logs(over_U4, 0) - _logs(under_U4, 0)
-        return speeds_U - self.later * self.lengths_U
-
-
-def _logs(sums_U4: Array, place: int) -> Array:
-    """Log of column `place` over the next column."""
-    return np.log(sums_U4[:, place] / sums_U4[:, place + 1])
+        ratios_U2 = [sums[:, place] / sums[:, place + 1] for sums in (over_U4, under_U4)]
+        return np.log(ratios_U2[0] / ratios_U2[1])
 
 
 def measured_ratio(units: Units, level: float = LEVEL) -> Estimate:
-    """Ratio of pooled tokens/s; `level` is that of the look (sequential.py)."""
+    """Ratio of pooled tokens/s, at the look's confidence level (sequential.py)."""
     sums_U4 = np.concatenate([units.over_U4[:, :2], units.under_U4[:, :2]], axis=1)
     sums_4, count = sums_U4.sum(axis=0), len(sums_U4)
     deviations_U = (sums_U4 / sums_4) @ np.array([1.0, -1.0, -1.0, 1.0])
@@ -140,12 +138,12 @@ def controlled_ratio(
 
 
 def agree(units: Units, replayed_U: Array, controlled: Estimate) -> bool:
-    """Whether replay agrees with the served responses, so that it may decide.
+    """Whether replay agrees with the served responses and can be used.
 
-    `replayed_U` has each unit's log length ratio by replay of the logged responses to the same
-    prompts, so effects of a session are in both. The mean difference to the counted ratios must not
-    exceed chance (or NEGLIGIBLE), and the controlled ratio must lie in the interval of the measured
-    ratio, both at 95 %.
+    `replayed_U` holds each unit's log length ratio by replay of the logged responses to the same
+    prompts, so that session effects cancel. The mean difference from the counted ratios must lie
+    within its margin (or NEGLIGIBLE), and the controlled ratio within the measured ratio's
+    interval, both at 95 %.
     """
     differences_U = units.lengths_U - replayed_U[units.stepped_U]
     center, margin = trimmed_mean(differences_U, trimmed=units.alternated)

@@ -250,6 +250,6 @@ def test_runs_are_compared_without_measuring_anything(tmp_path):
     assert line["runs"] == ["june", "march"] and next(iter(line["figures"])) == "verdict"
     assert [point["run"] for point in line["history"][0]["points"]] == ["march", "june"]
     assert (
-        "drifts away" in (tmp_path / "pages" / "drift.html").read_text()
+        "drift: it gains less" in (tmp_path / "pages" / "drift.html").read_text()
         and "pages/drift.html" in finished.stderr
     )

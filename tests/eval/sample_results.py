@@ -211,7 +211,7 @@ def sample_examples(text: str = "word") -> list[Example]:
     """A response of seven tokens after `text`: three steps for base, two for custom."""
     base = Walk(steps=3, shown=[("", text), ("`a", " b"), (" c d", " e\n"), ("f", "g")])
     custom = Walk(steps=2, shown=[("", text), ("`a b c", " d"), ("e", " f")])
-    return [Example(place="gains as usual", tokens=7, base=base, custom=custom)]
+    return [Example(place="gains a typical amount", tokens=7, base=base, custom=custom)]
 
 
 SLICES = {

@@ -227,7 +227,7 @@ def test_two_of_one_number_have_no_other_and_no_schedule(case, tmp_path):
     plan = draft_plan(chosen_for(context), 2, False, fixed=True)
     assert plan == {"base": 2, "custom": 2, "lookup": 2}
     settings = context.settings.model_copy(update={"current_k": 1})
-    with pytest.raises(OutriderError, match=r"eval\.current_k = 1: a P-EAGLE head drafts as many"):
+    with pytest.raises(OutriderError, match=r"eval\.current_k = 1: a P-EAGLE head always drafts"):
         check(dataclasses.replace(context, settings=settings))
     with pytest.raises(OutriderError, match=r"export\.k_per_batch_size: true, but a P-EAGLE head"):
         check(dataclasses.replace(context, by_batch_size=True))

@@ -176,7 +176,7 @@ def test_the_interval_is_over_users_where_that_is_wider():
         counted_acceptance(counted_passes(blocks, own), mtp, k).ratio
         for own in (asked, [replace(each, user="") for each in asked])
     )
-    assert of_users.over == "40 sessions of 8 users, the wider interval by user"
+    assert of_users.over == "40 sessions of 8 users, with the wider interval over users"
     assert plain.over == "40 sessions" and of_users.low < plain.low
 
 

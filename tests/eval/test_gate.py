@@ -72,7 +72,7 @@ def test_a_speed_that_is_not_decided_says_what_would(ratio, outcome, verdict):
     (speed,) = (check for check in judged.checks if check.name == name)
     assert speed.outcome == outcome and judged.verdict == verdict
     # The interval is 0.102 wide on either side of a log ratio of 0.095.
-    what_would = "; undecided: at 1 about 4 eval.repeats would decide it, 3 were measured"
+    what_would = "; undecided: at 1, about 4 eval.repeats would decide it (3 were measured)"
     assert (what_would in speed.demand) == (outcome == "undecided")
 
 
@@ -153,7 +153,7 @@ def test_a_gain_in_one_user_s_traffic_does_not_pass():
         findings["replay"]["ratio"] = found.model_dump()
         outcomes.append(verdict_of(findings).checks[0].outcome)
     assert outcomes == ["passed", "undecided"]
-    assert found.over.endswith("the wider interval by user")
+    assert found.over.endswith("with the wider interval over users")
 
 
 def test_a_free_rule_need_not_accept_more_than_base_to_ship():
@@ -351,7 +351,7 @@ def test_too_few_responses_for_the_margin_are_undecided():
     assert "(undecided: about 32 responses would be needed)" in verdict.reason
     assert verdict_of(findings, GateConfig(max_task_loss=0.25)).verdict == "ship"
     task |= {"value": -0.12, "high": -0.05}
-    assert "(undecided: it ends beyond)" in verdict_of(findings).reason
+    assert "(undecided: it is too large)" in verdict_of(findings).reason
 
 
 def test_heldout_text_that_is_not_the_target_s_is_refused_with_its_cause(tmp_path):
@@ -394,8 +394,8 @@ def test_lack_of_evidence_that_custom_is_not_slower_does_not_ship(versus, name):
     row[f"custom_over_{versus}"] = UNSURE | {"low": 0.96}
     check = speed_check(findings, name)
     assert check.outcome == verdict_of(findings).verdict == "undecided"
-    assert "at 8 1.100 [0.960, 1.200]" in check.seen
-    assert "must lie above 0.97; undecided: at 8 about 3 eval.repeats would decide" in check.demand
+    assert "1.100 [0.960, 1.200] at 8" in check.seen
+    assert "must lie above 0.97; undecided: at 8, about 3 eval.repeats would decide" in check.demand
     row[f"custom_over_{versus}"] = UNSURE | {"value": 0.97, "low": 0.9}
     assert "more than 1,000 eval.repeats" in speed_check(findings, name).demand
 
@@ -411,7 +411,7 @@ def test_two_engines_that_were_started_twice_are_undecided():
     row["starts"] = 3
     assert verdict_of(findings).verdict == "ship"
     row["custom_over_base"] = BETTER | {"estimator": "replay"}
-    seen = "at 1 1.400 [1.300, 1.500] with replay's acceptance, 1.400 corrected for having passed"
+    seen = "1.400 [1.300, 1.500] with replay's acceptance at 1, 1.400 corrected for selection"
     assert speed_check(findings, name).seen == seen
 
 

@@ -274,7 +274,7 @@ def test_a_gain_in_one_user_s_traffic_does_not_pass(bench, nano_r1, weakened):
         found = findings.model_copy(update={"replay": replayed})
         outcomes.append(judge(found, EVALUATION.gate).checks[0].outcome)
     assert outcomes == ["passed", "undecided"]
-    assert ratio.over.endswith("the wider interval by user")
+    assert ratio.over.endswith("with the wider interval over users")
 
 
 @pytest.mark.slow

@@ -39,9 +39,9 @@ def test_the_first_turns_are_asked_in_a_drawn_order(name, tmp_path):
 def test_what_cannot_be_read_names_the_key(tmp_path):
     path = written(tmp_path, LAYOUTS["gsm8k"])
     for name, place, why in (
-        ("humaneval", str(path), r"eval.general.humaneval = .*no column 'prompt', but question"),
+        ("humaneval", str(path), r"eval.general.humaneval = .*no column 'prompt'; its columns"),
         ("gsm8k", str(tmp_path / "gone.jsonl"), r"eval.general.gsm8k = .*gone.* cannot be loaded"),
-        ("speed_bench", None, "must be fetched by its user"),
+        ("speed_bench", None, "must be downloaded by its users"),
     ):
         with pytest.raises(OutriderError, match=why):
             prompts_of(EvalConfig(general={name: place}), name)

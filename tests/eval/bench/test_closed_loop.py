@@ -192,9 +192,9 @@ PROMPTS = ["a" * length for length in (30, 41, 52, 33, 44)]
 @pytest.mark.parametrize(
     ("custom", "threshold", "repeats", "end"),
     [
-        ("faster", 1.0, 2, "decided after 2 of at most 6 repeats: custom / base at 1 2."),
+        ("faster", 1.0, 2, "decided after 2 of at most 6 repeats: custom / base at 1: 2."),
         ("equal", 1.0, 6, "undecided after all 6 repeats: custom / base at 1"),
-        ("faster", 2.0, 6, "undecided after all 6 repeats: custom / base at 1 2."),
+        ("faster", 2.0, 6, "undecided after all 6 repeats: custom / base at 1: 2."),
     ],
 )
 def test_repeats_end_at_the_first_look_that_decides(

@@ -51,7 +51,11 @@ def test_examples_are_where_custom_gains_least_usually_and_most(case):
     speculators = {"base": case.target, "custom": case.target}
     found = sample_responses(base, sums, 2, speculators, case.target, case.store)
     names = ("r0", "r4", "r1")
-    assert [each["place"] for each in found] == ["gains least", "gains as usual", "gains most"]
+    assert [each["place"] for each in found] == [
+        "gains least",
+        "gains a typical amount",
+        "gains most",
+    ]
     for example, name in zip(found, names, strict=True):
         row, walked = sums.sequence_ids.index(name), example["base"]
         assert walked == example["custom"] and example["tokens"] == sums.tokens_R[row]

@@ -124,7 +124,7 @@ def test_what_an_interval_speaks_for():
     gain = np.repeat([1, 1.1, 0.9, 1.2, 0.8, 1], 2) + 0.01 * base[0]
     rows = np.stack([gain, np.ones(12)], axis=1)
     plain = clustered(rows, range(12), ratio)
-    wider = "12 sessions of 6 users, the wider interval by user"
+    wider = "12 sessions of 6 users, with the wider interval over users"
     assert over(*np.repeat([*"abcdef"], 2)) == (wider, False)
     # A session of an unknown user counts as one.
     assert over(*["a", "a", *[""] * 10])[0].startswith("12 sessions of 1 user")
