@@ -1,4 +1,4 @@
-"""The speculator in use (`speculator.base`), and the one that a recipe trains.
+"""The speculator in use (`speculator.base`) and the one that a recipe trains.
 
     base = base_of(speculator.base, target_dir)      # a directory or a kind; None: the target's
     warm_start(trainable_kind("mtp"), base)          # the directory, if the kinds are equal
@@ -6,8 +6,8 @@
     config = planned(recipe.speculator, target_config)     # config.json, before it exists
     drafter_size(kind, config, target_config)
 
-A base of another kind than the trained one is used for comparison only: training starts from
-scratch. No torch.
+If the base is of another kind, it is used only for comparison, and training starts from scratch.
+No torch.
 """
 
 import dataclasses
@@ -53,9 +53,9 @@ def base_of(base: str | Path | None, target_dir: Path) -> Base:
         if name in (None, kind.name):
             return Base(kind, Path(target_dir))
     raise OutriderError(
-        f"{config}: this target ships no {name or 'speculator'} of its own; name the directory of"
-        " the speculator in use as speculator.base, or, if there is none:"
-        f" {', '.join(weightless_names())}"
+        f"{config}: this target ships no {name or 'speculator'} of its own; set speculator.base to"
+        " the directory of the speculator in use or, if there is none, to"
+        f" {' or '.join(weightless_names())}"
     )
 
 
@@ -102,7 +102,7 @@ def stored_features(speculator: SpeculatorConfig, target_config: Mapping[str, An
 
 
 def warm_directory(speculator: SpeculatorConfig) -> Path | None:
-    """The directory that `speculator.base` names, if it is of the trained kind."""
+    """The directory in `speculator.base` if it is of the trained kind."""
     if not is_directory(speculator.base):
         return None
     directory = Path(str(speculator.base)).expanduser()

@@ -10,7 +10,7 @@ softmax(W u / t) is the draft's, where t is the request's temperature if drafts 
 and 1 if they are its argmax. alpha is the probability that the draft is accepted:
 
     sum_v min(p, q)     drafts sampled from q, under rejection sampling
-    sum_v p q           argmax drafts: p(argmax q) made smooth in q; equal where q is one-hot
+    sum_v p q           argmax drafts: a smooth form of p(argmax q), equal to it if q is one-hot
 
 The losses, with their gradients in z = W u / t (m = d alpha / dq: 1 where q < p, else 0; p itself
 for argmax drafts):
@@ -22,8 +22,8 @@ for argmax drafts):
     lk_hybrid  lambda KL + (1 - lambda) (1 - alpha)    sum of its parts; lambda = exp(-3 alpha),
                                                        constant in the gradient
 
-For sampled drafts 1 - alpha is the total variation. tv has no gradient where p and q do not
-overlap; lk_hybrid is KL there and becomes tv as they overlap. Against a one-hot p (temperature 0)
+For sampled drafts, 1 - alpha is the total variation. tv has no gradient where p and q do not
+overlap; lk_hybrid is KL there and becomes tv as they overlap. Against a one-hot p (temperature 0),
 kl, ce and lk_alpha are equal.
 
 W is frozen, so a chunk's gradient in u is computed in the forward pass, from the chunk's logits.
@@ -58,16 +58,14 @@ ETA = 3.0
 
 
 class Judged(NamedTuple):
-    """Results besides the loss, by depth and target; 0 for invalid targets."""
+    """Other results by depth and target; 0 for invalid targets."""
 
     kl_KN: Tensor
     """KL(p||q) in nats"""
     acceptance_KN: Tensor
-    """Probability that the engine accepts the draft if the target samples from p: p(argmax q), or
-    sum min(p, q) if drafts are sampled."""
+    """Expected acceptance: p(argmax q), or sum min(p, q) for sampled drafts."""
     accepted_KN: Tensor
-    """Probability that the engine accepts the draft, given the logged token: a in
-    `speculators.acceptance`."""
+    """Acceptance probability given the logged token, a in `speculators.acceptance`."""
 
 
 def distillation_loss(
@@ -80,10 +78,10 @@ def distillation_loss(
     kind: Loss,
     head: DraftHead | None = None,
 ) -> tuple[Tensor, Judged]:
-    """Returns the loss [K, N] in float32, and the results besides it.
+    """Returns the loss [K, N] in float32, and the other results.
 
-    The loss is differentiable in u; 0 for invalid targets. `token_N` are the logged target tokens,
-    `teacher_NH` the states that predict them. `head` drafts; None: `lm_head_VH` drafts.
+    The loss is differentiable in u, and 0 for invalid targets. `token_N` are the logged target
+    tokens, `teacher_NH` the states that predict them. Drafts use `head`, by default `lm_head_VH`.
     """
     rows = max(CHUNK_ROWS, CHUNK_LOGITS[u_KNH.device.type] // lm_head_VH.shape[0])
     weight_DH = lm_head_VH if head is None else head.weight_DH
@@ -274,7 +272,7 @@ def _judge(
 
 
 Parts = tuple[Tensor, Tensor, Tensor]
-"""The loss, and its factors of the gradients of KL and of minus alpha; [C] each."""
+"""The loss, and its gradient's factors of KL and -alpha; [C] each."""
 
 
 def _tv(kl_C: Tensor, alpha_C: Tensor) -> Parts:

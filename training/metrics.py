@@ -31,11 +31,11 @@ BF16_TFLOPS = {
     "A800": 312.0,
     "L40S": 362.0,
 }
-"""Dense bf16 peaks from the vendor's data sheets, by the first key that is in the device's name."""
+"""Dense bf16 peaks from data sheets; the first matching device name counts."""
 
 
 class Metrics:
-    """The metrics of one run, written by the main process alone."""
+    """The metrics of one run, written only by the main process."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class Metrics:
             )
 
     def write(self, step: int, values: dict[str, Any]) -> None:
-        """Writes numbers and lists of numbers of one step."""
+        """Writes the numbers and lists of numbers of one step."""
         if self.accelerator.is_main_process:
             with self.path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps({"step": step} | values) + "\n")

@@ -24,14 +24,14 @@ EVERY_S = 0.5
 """Interval between checks for records, in seconds."""
 
 GRACE_S = 5.0
-"""Seconds in which a rank may fail with its own message after another rank has failed."""
+"""Seconds in which other ranks may still report their own failures."""
 
 
 @dataclass(frozen=True)
 class RankError:
     """A rank's failure.
 
-    The message of an `expected` one says what to do; any other failure may only be a consequence.
+    The message of an `expected` failure includes the fix; others may only be consequences.
     """
 
     rank: int

@@ -33,7 +33,7 @@ from outrider.training.distributed.spec import (
 def train(spec: TrainingSpec, cluster: ClusterConfig | None = None) -> dict[str, Any]:
     """Trains on `spec.train`; publishes the speculator that is best on `spec.validation`.
 
-    An unfinished run in `spec.out_dir` with the same settings is resumed. Returns the content of
+    An unfinished run in `spec.out_dir` with the same settings is resumed. Returns the contents of
     `result.json`. If `cluster` has an address, the ranks run there.
     """
     spec.log_dir.mkdir(parents=True, exist_ok=True)
@@ -65,7 +65,7 @@ def _command(spec_path: Path, training: TrainingConfig) -> list[str]:
 
 
 def _run(command: list[str], spec: TrainingSpec, log_path: Path) -> tuple[int, bool]:
-    """Runs the command; returns its exit code and whether a signal came.
+    """Runs the command; returns its exit code and whether a signal arrived.
 
     Output goes to the terminal and the log, but only to the log after the first error record.
     """

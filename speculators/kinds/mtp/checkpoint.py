@@ -1,19 +1,19 @@
-"""Reads the MTP layer out of a checkpoint, and writes one that the serving engine loads.
+"""Reads MTP layers, and writes directories that the serving engine loads.
 
     speculator = load_mtp(target_dir)                  # or a directory that `write` made
 
 The other functions implement the kind's methods (protocol.py).
 
 The layer's tensors are `model.layers.{num_hidden_layers}.*`, separate for each expert. A
-speculator's directory holds the target's full config.json and those tensors only: vLLM (0.32,
-deepseek_mtp.py, glm4_moe_mtp.py, llm_base_proposer.py) replaces the draft's `embed_tokens` and
-`shared_head.head` by the target's own modules after loading, so their copies in checkpoints are
-neither read nor written. (With pipeline parallelism it would need `embed_tokens`.) Only the shards
-with a tensor of the layer are opened.
+speculator's directory holds only the target's full config.json and those tensors. After loading,
+vLLM 0.32 (deepseek_mtp.py, glm4_moe_mtp.py, llm_base_proposer.py) replaces the draft's
+`embed_tokens` and `shared_head.head` with the target's modules, so copies in checkpoints are
+neither read nor written. (With pipeline parallelism, vLLM would need `embed_tokens`.) Only shards
+with tensors of the layer are opened.
 
 Each tensor is written in the base's precision, since vLLM builds the drafter with the target's
-quantization: FP8 blocks stay FP8 blocks, the rest (eh_proj, norms, the router and its bias) keeps
-its dtype. Unchanged tensors are copied byte for byte, scales included.
+quantization: FP8 blocks stay FP8 blocks, and the rest (eh_proj, norms, the router and its bias)
+keeps its dtype. Unchanged tensors and their scales are copied byte for byte.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -42,7 +42,7 @@ from outrider.speculators.layers.lora import ADAPTERS, ALPHA, AdaptedExperts
 EXPERTS = "block.mlp.experts."
 
 KEPT_IN_FLOAT32 = "mlp.gate.e_score_correction_bias"
-"""The routing bias, never rounded: differences of 1e-3 in it decide which expert is chosen."""
+"""The routing bias; differences of 1e-3 in it decide between experts."""
 
 
 def load_mtp(
@@ -88,7 +88,7 @@ def load(
 def start(
     kind: MTP, origin: Origin, dtype: torch.dtype, device: torch.device | str, seed: int
 ) -> MTPSpeculator:
-    """The base's MTP layer with the trained weights as its parameters (`speculator.train`).
+    """The base's MTP layer; only trained weights are parameters (`speculator.train`).
 
     all          every weight is a parameter
     non_routed   the routed experts are frozen
@@ -121,9 +121,9 @@ def trained(speculator: MTPSpeculator, state: Mapping[str, Tensor]) -> Iterator[
 
 
 def write(kind: MTP, changed: Iterable[tuple[str, Tensor]], origin: Origin, out_dir: Path) -> None:
-    """Publishes the layer with the `changed` tensors, named without the layer's prefix.
+    """Publishes the layer with the `changed` tensors, named without prefix.
 
-    The rest is copied from the base, byte for byte.
+    The rest is copied from the base byte for byte.
     """
     layout = read_layout(origin.base_dir or origin.target_dir)
     stored, prefix = CheckpointTensors(layout), layer_prefix(layout.config)
@@ -148,7 +148,7 @@ def write_other_formats(
 ) -> None:
     """Publishes `sglang_nextn`: the layer as the draft model that SGLang loads.
 
-    SGLang calls the layer NextN and loads it as a model of one layer: the tensors are
+    SGLang calls the layer NextN and loads it as a one-layer model: the tensors are
     `model.layers.0.*`, and config.json is the target's with that architecture and
     `num_hidden_layers` 1. Newer versions also read the plain directory. Source: sgl-project/sglang,
     commit 29bd4e85 (2026): models/deepseek_nextn.py and deepseek_common/deepseek_weight_loader.py;
