@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     import torch
 
 CHUNK_LOGITS = {"cpu": 2**21, "cuda": 2**26}
-"""Logits per chunk: 8 MB near a CPU's caches, 256 MB on GPUs."""
+"""Logits per loss chunk.
+In float32, these are 8 MB, near a CPU's caches, or 256 MB, enough to fill a GPU."""
 
 CHUNK_ROWS = 256
 """Minimum rows per chunk; with fewer, reading W outweighs the product.

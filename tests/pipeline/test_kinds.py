@@ -48,7 +48,7 @@ def test_a_kind_is_a_name_a_list_or_auto(target: Path) -> None:
     assert both.kind == ["mtp", "eagle3"] and both.kinds == ("mtp", "eagle3")
     assert both.of_kinds(["eagle3"]).only_kind == "eagle3"
     for value in ("[]", "[mtp,mtp]", "[auto,mtp]", "[mtp,medusa]", "ngram", "[mtp,none]"):
-        with pytest.raises(OutriderError, match=r"speculator\.kind = .*name kinds that train"):
+        with pytest.raises(OutriderError, match=r"speculator\.kind = .*list trainable kinds"):
             recipe_of(target, f"speculator.kind={value}")
 
 

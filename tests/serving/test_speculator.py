@@ -24,7 +24,8 @@ def test_a_name_or_a_directory_identifies_the_kind(tmp_path):
     for kind in ("mtp", "eagle3"):
         assert Speculator.named(str(tmp_path / kind)) == Speculator(kind, tmp_path / kind)
     with pytest.raises(
-        OutriderError, match=r"not a speculator .* an EAGLE-3 checkpoint .*, or an MTP directory"
+        OutriderError,
+        match=r"not a known speculator.* an EAGLE-3 checkpoint .*, or an MTP directory",
     ):
         Speculator.named(tmp_path / "neither")
     with pytest.raises(OutriderError, match=r"gone/config\.json: no such file"):

@@ -26,7 +26,7 @@ REFUSED: dict[str, tuple[dict[str, object], str]] = {
     "top k": ({"changed": {"dspark_draft_topk": 64}}, "dspark_draft_topk = 64"),
     "causal": ({"is_causal": True}, "causal: Outrider neither"),
     "no states": ({"use_aux_hidden_state": False}, "use_aux_hidden_state"),
-    "layers": ({"num_hidden_layers": 5}, "num_hidden_layers = 5: .* of one layer"),
+    "layers": ({"num_hidden_layers": 5}, "num_hidden_layers = 5: .* with one layer"),
     "mask": ({"mask_token": 10**6}, "mask_token_id = 1000000"),
     "rank": ({"changed": {"markov_rank": 4}}, r"markov_w1.weight has shape \[97, 16\]"),
 }
