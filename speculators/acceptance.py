@@ -70,7 +70,7 @@ def logged_token_probability(
 ) -> Tensor:
     """The target's probability p(x) of the logged tokens.
 
-    If rounding puts a logged token just outside top_k or top_p, its uncut probability is returned.
+    If rounding puts a logged token outside top_k or top_p, returns its probability before the cut.
     """
     p_NV = target_distribution(logits_NV, temperature_N, top_p_N, top_k_N)
     p_N = p_NV.gather(-1, token_N[:, None])[:, 0]
@@ -92,10 +92,10 @@ def accept_probability(
 ) -> Tensor:
     """The probability a that each draft is accepted, given the logged token.
 
-    `token_N` are the logged tokens as draft tokens. `known_N` is False if a logged token is outside
-    the draft vocabulary, in which case the draft is never accepted. `p_N`, the target's probability
-    of the logged token, is needed only for probabilistic drafts, which are sampled from the draft's
-    logits at the request's temperature, uncut, as in vLLM (`compute_probs_and_sample_next_token`).
+    `token_N` are the logged tokens' ids in the draft vocabulary. `known_N` is False if a token is
+    outside it, in which case its draft is never accepted. `p_N`, the target's probability of the
+    logged token, is needed only for probabilistic drafts, which are sampled from the draft's logits
+    at the request's temperature, without top_p, as in vLLM (`compute_probs_and_sample_next_token`).
     """
     hit_N = (draft_logits_ND.argmax(dim=-1) == token_N).to(torch.float64)
     if known_N is not None:

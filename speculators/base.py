@@ -3,7 +3,7 @@
     base = base_of(speculator.base, target_dir)      # a directory or a kind; None: the target's
     warm_start(trainable_kind("mtp"), base)          # the directory, if the kinds are equal
 
-    config = planned(recipe.speculator, target_config)     # config.json, before it exists
+    config = planned(recipe.speculator, target_config)     # config.json to train with
     drafter_size(kind, config, target_config)
 
 If the base is of another kind, it is used only for comparison, and training starts from scratch.
@@ -65,10 +65,7 @@ def warm_start(kind: TrainableKind, base: Base) -> Path | None:
 
 
 def unsupported_kinds(base: str | None, target_dir: Path) -> dict[str, str]:
-    """The kinds that cannot be trained for a target, and why.
-
-    Reads config.json of the target and of the speculator in use.
-    """
+    """The kinds that cannot be trained for a target, and why."""
     found, in_use = {}, base_of(base, target_dir)
     for name in trainable_names():
         kind = trainable_kind(name)

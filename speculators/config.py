@@ -57,7 +57,7 @@ class SpeculatorConfig(BaseModel):
     """Shape of a head trained from scratch; does not apply to `mtp`."""
 
     depth: int = Field(default=4, ge=1, le=16)
-    """Number of draft tokens K in training; serving may use fewer."""
+    """Draft tokens K in training and replay; serving may use fewer."""
 
     train: Literal["all", "non_routed", "lora"] = "all"
     """Weights to train: `all`, `non_routed` or `lora`.
@@ -104,7 +104,7 @@ class SpeculatorConfig(BaseModel):
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """Names of the trained kinds; `auto` must be resolved before."""
+        """Names of the trained kinds; `auto` must be resolved first."""
         return tuple(name for name in self.candidates if name != LOOKUP)
 
     @property

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt
 
 PLANNED_VOCABULARY = 32_000
-"""Draft vocabulary size to plan with if it depends on the traffic.
+"""Planned draft vocabulary size if the real one depends on traffic.
 Public heads for vocabularies of 129k and 151k have this size."""
 
 
@@ -19,9 +19,9 @@ class HeadConfig(BaseModel):
 
     layers: Literal["auto"] | tuple[PositiveInt, ...] = "auto"
     """States of the target that the head reads.
-    A list of layers, ascending, from 1: the residual stream before each of them; the target's
-    number of layers selects the state after the last one. `auto`: 2, L // 2 and L - 3 of L layers,
-    vLLM's default for a head that names none."""
+    A list names layers from 1, ascending; the head reads the residual stream before each. The
+    target's number of layers selects the state after the last one. `auto`: 2, L // 2 and L - 3 of L
+    layers, vLLM's default for a head that names none."""
 
     layer_type: Literal["auto", "llama", "mla"] = "auto"
     """Attention of the head's layer.

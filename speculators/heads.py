@@ -58,7 +58,7 @@ class DraftHead:
     """Rows for draft logits, and the target token of each row."""
 
     weight_DH: Tensor
-    """A trained parameter of the drafter, or frozen, such as the target's."""
+    """The drafter's trained parameter, or a frozen tensor such as the target's."""
     target_ids_D: Tensor | None = None
     """Target token of each draft token, ascending; None for all tokens."""
     confidence_1H: Tensor | None = None

@@ -25,13 +25,12 @@ if TYPE_CHECKING:
 
 MOST_NATS = 1.0
 """Log-probability differences are clamped to this, in nats.
-One draft in a few hundred differs by several nats, because bf16 routes a token to another expert.
-These drafts would dominate the mean."""
+Otherwise, the few drafts for which bf16 chooses other experts (several nats) dominate the mean."""
 
 STANDARD_ERRORS = 2.0
 
 DESIGN_EFFECT = 2.0
-"""Variance factor of a share, since a sequence's drafts are correlated."""
+"""Factor on a share's variance, since a sequence's drafts are correlated."""
 
 DIFFERENCE_SD = 0.1
 """Standard deviation of absolute log-probability differences, in nats.
@@ -121,5 +120,5 @@ def in_words(sums: Sums) -> str:
     n, equal, near_ties, nats = map(sum, zip(*sums, strict=True))
     return (
         f"{equal / n:.2%} of {n:.0f} draft tokens are equal, {near_ties / n:.2%} more are near"
-        f" ties, log-probabilities {nats / n:.3f} nats apart"
+        f" ties, log-probabilities differ by {nats / n:.3f} nats on average"
     )

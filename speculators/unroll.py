@@ -16,8 +16,6 @@ forcing), since the engine discards a chain after a rejected token.
                                   anchor_BT, depth=4)
     head.logits(u[s])            # for the tokens at i+2+s, where valid_BT(sequence_BT, s)
 
-A kind's layer (`Chain`) computes inputs, projections and states; this file calls it in order.
-
 Shapes: B rows, T slots of a row, P slots that hold a token (in all rows together), N anchors, X
 values per token that a drafter reads, H hidden, A heads, D dims of a query or key, V dims of a
 value, S own keys of an anchor.

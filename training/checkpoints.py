@@ -173,7 +173,7 @@ def save_state(engine: Any, directory: Path, rank: int, world: int) -> None:
 
 
 def load_state(engine: Any, directory: Path) -> None:
-    """Restores weights, masters, moments and AdamW's update count, in place.
+    """Restores weights, master weights, moments and AdamW's update count, in place.
 
     Raises an `OutriderError` if a file is missing or damaged.
     """
@@ -208,7 +208,7 @@ def _restore(parameter: nn.Parameter, state: str, value: torch.Tensor) -> None:
 
 
 def _trained(engine: Any) -> list[tuple[str, nn.Parameter]]:
-    """Returns trained parameters, largest first; ZeRO-3 has their sizes in `ds_numel`."""
+    """Returns trained parameters, largest first; ZeRO-3 stores sizes in `ds_numel`."""
     named = (each for each in engine.module.named_parameters() if each[1].requires_grad)
     return sorted(named, key=lambda each: -getattr(each[1], "ds_numel", each[1].numel()))
 

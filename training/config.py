@@ -57,9 +57,9 @@ class TrainingConfig(BaseModel):
         default=5e-4, gt=0, json_schema_extra={"default": "from the target"}
     )
     """Peak learning rate of AdamW.
-    It follows a linear warm-up and a cosine decay to a tenth. A recipe that omits it gets 1e-3 x
-    192 / the target's hidden size: 3e-5 for R1. A head from random weights trains at twice this
-    rate, one from a closed-form start at a tenth."""
+    The rate warms up linearly and decays to a tenth along a cosine. A recipe that omits it gets
+    1e-3 x 192 / the target's hidden size: 3e-5 for R1. A head from random weights trains at twice
+    this rate, one from a closed-form start at a tenth."""
 
     warmup_fraction: ClassVar[float] = 0.05
     """Length of the warm-up, as a share of all steps."""
@@ -83,7 +83,7 @@ class TrainingConfig(BaseModel):
     processes: int = Field(default=1, ge=1)
     """Processes over all machines, one per GPU.
     More than one are started by torchrun on this machine, unless `launcher` or `cluster.address` is
-    set. On a Ray cluster, this is the maximum: with less room, training runs with fewer."""
+    set. On a Ray cluster, this is the maximum; if it has less room, training runs with fewer."""
 
     launcher: str | None = None
     """Command that starts all `processes`, on one machine or several.
@@ -106,8 +106,7 @@ class TrainingConfig(BaseModel):
     """What to do if draft parity fails before the first update.
     It fails if the base speculator drafts differently in the trainer than in the engine, or
     differently as prepared for training than in float32. `strict`: stop the run; `warn`: print a
-    warning and train. In either case, the evaluation compares exact replay with the steps that the
-    engine counts."""
+    warning and train. Either way, the evaluation compares exact replay with the engine's steps."""
 
     seed: int = 0
     """Seed of the data order; everything else is deterministic."""

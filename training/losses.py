@@ -32,9 +32,8 @@ The gradient is kept for a weight of 1 and scaled in backward, so that weights m
 results of this pass (objective.py). All depths share the teacher's row n: u_KNH[s][n] and h[n]
 must be aligned to the same target token.
 
-A drafter's own head (`DraftHead`) may cover fewer tokens (`draft_teacher`) and may be trained. The
-gradient of a trained head depends on the weights of the targets, so backward computes the logits
-again.
+A drafter's own head (`DraftHead`) may cover fewer tokens (`draft_teacher`) and may be trained. A
+trained head's gradient depends on the targets' weights, so backward recomputes the logits.
 
 Shapes: K depths, N target tokens, H hidden, V vocabulary, D draft vocabulary (V if it is the
 target's), C rows of a chunk.
@@ -54,7 +53,7 @@ from outrider.training.memory import CHUNK_LOGITS, CHUNK_ROWS
 from outrider.training.teacher import DraftTeacher, Served, draft_teacher, served_distribution
 
 ETA = 3.0
-"""How fast lk_hybrid moves from KL to TV as alpha grows."""
+"""Rate at which lk_hybrid moves from KL to TV as alpha grows."""
 
 
 class Judged(NamedTuple):
@@ -272,7 +271,7 @@ def _judge(
 
 
 Parts = tuple[Tensor, Tensor, Tensor]
-"""The loss, and its gradient's factors of KL and -alpha; [C] each."""
+"""Loss, and factors on the gradients of KL and -alpha; [C] each."""
 
 
 def _tv(kl_C: Tensor, alpha_C: Tensor) -> Parts:

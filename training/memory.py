@@ -4,14 +4,13 @@
     needed = plan.phases()                # {"start": {part: bytes}, "steps": ..., "fit": ...}
     plan.peak()                           # ("steps", bytes)
 
-The peak can be in any of three phases: the closed-form fit of a head from scratch; the start, when
-the base speculator in float32 exists next to the prepared one (step-0 parity); or backward. The
-largest row is one response that fills it. Weights, master weights, moments and the sum of gradients
-over rows take the bytes that DeepSpeed estimates: 2 P + 18 P / n for P weights and n processes with
-ZeRO-2 in bf16 (`estimate_zero2_model_states_mem_needs`). But every depth of the unroll uses every
-weight, so autograd holds whole gradients until depth 0: 2 P instead of 2 P / n, plus the newest
-depth's gradient of the largest tensor. Activations are counted on the meta device
-(speculators/size.py).
+The peak is in one of three phases: the closed-form fit of a head from scratch; the start, with the
+base speculator in float32 next to the prepared one (step-0 parity); or backward. The largest row is
+one response that fills it. Weights, master weights, moments and the sum of gradients over rows take
+the bytes that DeepSpeed estimates: 2 P + 18 P / n for P weights, n processes and ZeRO-2 in bf16
+(`estimate_zero2_model_states_mem_needs`). But every depth uses every weight, so autograd holds
+whole gradients until depth 0: 2 P instead of 2 P / n, plus the newest depth's gradient of the
+largest tensor. Activations are counted on the meta device (speculators/size.py).
 """
 
 import dataclasses
@@ -135,7 +134,7 @@ class MemoryPlan:
 
     @property
     def _chunk(self) -> int:
-        """Bytes of the loss's chunk of logits."""
+        """Bytes of one chunk of the loss's logits."""
         return 4 * CHUNK_COPIES * max(CHUNK_LOGITS[self.device], CHUNK_ROWS * self.size.vocab)
 
     @property

@@ -5,9 +5,7 @@
     metrics.write(step, values)
     print(step_line(step, steps, values, seconds))
 
-metrics.jsonl has one line per step. Weights & Biases gets the same values, offline unless a key is
-set.
-
+metrics.jsonl has one line per step. Weights & Biases gets the same values, offline without a key.
 Shapes: K depths.
 """
 
@@ -145,8 +143,8 @@ def export_line(base: dict[str, Any], trained: dict[str, Any], exported: dict[st
     acceptance = " ".join(f"{rate:.3f}" for rate in exported["acceptance"])
     return (
         f"exported: acceptance {acceptance}  acceptance length {after:.3f} at"
-        f" K={len(exported['acceptance'])}, {after / before - 1:+.2%} from the trained weights'"
-        f" {before:.3f}, base {first:.3f}"
+        f" K={len(exported['acceptance'])} ({after / before - 1:+.2%} against {before:.3f} before"
+        f" export; base {first:.3f})"
     )
 
 

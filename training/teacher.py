@@ -5,12 +5,10 @@
 
 Drafts are accepted against this distribution, so the speculator learns it. p = softmax(logits /
 temperature), cut by top_k and top_p and renormalized; one-hot at temperature 0. It equals
-`speculators.acceptance.target_distribution` (checked by the tests) without sorting the vocabulary:
-the nucleus is nearly always within the 256 most likely tokens, and only the other rows are sorted
-in full.
+`speculators.acceptance.target_distribution` (tested), but rows are rarely sorted in full: the
+nucleus is nearly always within the 256 most likely tokens.
 
-Shapes: C rows of a chunk, V vocabulary, R rows that are cut, M most likely tokens searched,
-D draft vocabulary.
+Shapes: C rows of a chunk, R rows to cut, V vocabulary, D draft vocabulary, M tokens searched.
 """
 
 import math
@@ -155,7 +153,7 @@ def draft_teacher(teacher: Teacher, head: DraftHead | None, token_C: Tensor) -> 
 
     With D < V tokens, the draft learns the target's distribution renormalized over them (otherwise
     KL and cross-entropy are infinite), but is accepted against the target's probabilities, which
-    are not renormalized. Over the full vocabulary both are the same.
+    are not renormalized. Over the full vocabulary, both are the same.
     """
     if head is None or head.target_ids_D is None:
         entropy_C, logged_C = teacher.negative_entropy_C, teacher.logged_C

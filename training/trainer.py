@@ -68,7 +68,7 @@ from outrider.training.validation import Validation
 
 
 class Trainer:
-    """One training run in this process, together with the launcher's other processes."""
+    """This process's part of a training run."""
 
     def __init__(self, spec: TrainingSpec, source: Store):
         self.spec, self.source, self.config = spec, source, spec.training
@@ -299,7 +299,7 @@ class Trainer:
                     self._save(done, state)
                 if stop and not last:
                     raise Preempted(
-                        f"training was asked to stop; step {done} of {len(self.steps)} is saved;"
+                        f"training stopped on request; step {done} of {len(self.steps)} is saved;"
                         " rerun the command to resume"
                     )
 

@@ -4,10 +4,9 @@
     architecture.layer is not None                   # whether its own speculator can be trained
 
 A decoder is supported if vLLM 0.32 serves it and its embedding, final RMSNorm and head are stored
-under the names below. Unless its own layer is trained, biases, query and key norms, grouped queries
-and scaled rotary embeddings do not matter here, since states are captured in vLLM. A new
-architecture is one entry in `ARCHITECTURES` and, if its own layer is trained, its attention in
-layers/.
+under the names below. Its biases, query and key norms, grouped queries and scaled rotary embeddings
+matter only if its own layer is trained, since vLLM captures the states. A new architecture is one
+entry in `ARCHITECTURES` and, if its own layer is trained, its attention in layers/.
 """
 
 import dataclasses
@@ -26,9 +25,9 @@ EMBEDDING, FINAL_NORM_WEIGHT, HEAD = (
 
 @dataclasses.dataclass(frozen=True)
 class Layer:
-    """A decoder layer that a target ships as speculator (vLLM 0.32).
+    """A decoder layer that a target ships as its speculator.
 
-    The MLP is DeepSeek-V3's in every architecture (layers/decoder_layer.py).
+    As in vLLM 0.32. The MLP is always DeepSeek-V3's (layers/decoder_layer.py).
     """
 
     attention: str

@@ -3,10 +3,10 @@
     value, scale = quantize(weight, (128, 128))
     weight = dequantize(value, scale, (128, 128))
 
-A weight is value * scale. Blocks are usually 128 x 128, and smaller at the edges. The scale of a
-block, stored in NAME.weight_scale_inv, is its largest magnitude divided by 448, the largest e4m3
-number. DeepSeek-V3.1 rounds scales up to powers of two. Source: DeepSeek-V3's README_WEIGHTS.md and
-inference/kernel.py (weight_dequant); arXiv:2412.19437, section 3.3.2.
+A weight is value * scale. Blocks are usually 128 x 128; blocks at the edges may be partial. A
+block's scale, stored in NAME.weight_scale_inv, is its largest magnitude divided by 448, the largest
+e4m3 number. DeepSeek-V3.1 rounds scales up to powers of two. Sources: README_WEIGHTS.md and
+inference/kernel.py (weight_dequant) of DeepSeek-V3; arXiv:2412.19437, section 3.3.2.
 
 Shapes: O output features, I input features, P = ceil(O / rows) and Q = ceil(I / columns) blocks.
 """

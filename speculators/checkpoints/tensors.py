@@ -75,7 +75,7 @@ class CheckpointTensors:
         return dequantize(value, scale, self.layout.blocks, dtype)
 
     def encode(self, name: str, tensor: Tensor) -> dict[str, Tensor]:
-        """Encodes `tensor` like the stored `name`: FP8 with scales, or its dtype.
+        """Encodes `tensor` in the stored format of `name`, such as FP8.
 
         Unchanged values keep the stored bytes.
         """

@@ -110,7 +110,7 @@ def native_kinds(target_config: Mapping[str, Any]) -> list[TrainableKind]:
 
 
 def target_tensors(target: CheckpointLayout) -> list[str]:
-    """Names of the target's embedding, head and native speculators' tensors."""
+    """Names of the target's tensors that Outrider reads."""
     own = (kind.native_tensors(target) for kind in native_kinds(target.config))
     return sorted(set(target.ends).union(*own))
 
@@ -122,8 +122,7 @@ def check_speculator(directory: Path, target_dir: Path) -> None:
     minutes or silently drafts nonsense. The checks read both config.json files and the safetensors
     headers; only the checks for finiteness and for equality with the target's embedding and head
     read weights. A bundle must also have been made for exactly this target (target_fingerprint.py).
-
-    Raises an `OutriderError` with file, key, value and fix if they do not fit.
+    Raises an `OutriderError` with file, key, value and fix if a check fails.
     """
     directory = Path(directory)
     if (directory / "bundle.json").is_file():

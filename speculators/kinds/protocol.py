@@ -6,7 +6,7 @@ this folder names a kind. There are two levels:
     DrafterKind     can be served and measured: how it is recognized, checked against the target,
                     and configured in vLLM
     TrainableKind   can also be trained on captured states, replayed, compared with the engine,
-                    sized before training, and swapped in a live engine; it drafts in every step
+                    sized before training, and swapped in a live engine; drafts in every step
 
 Both are base classes with defaults, so a kind defines only what differs. The registry does not
 import torch, so `--help` and `--dry-run` start fast. A method that needs torch calls the function
@@ -88,7 +88,7 @@ class DrafterKind:
     """True if drafts attend to each other and thus depend on K.
     Replay is then exact for `speculator.depth` drafts, but not for fewer."""
     needs_v2 = False
-    """True if the kind needs vLLM's model runner V2, and a GPU."""
+    """True if the kind needs vLLM's model runner V2, thus a GPU."""
 
     def recognizes(self, config: Mapping[str, Any]) -> bool:
         """True for the config.json of a directory of this kind."""

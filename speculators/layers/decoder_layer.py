@@ -1,9 +1,9 @@
 """A target's decoder layer in plain torch: attention, then MLP or MoE.
 
-The MTP speculator is one such layer, and nano R1, the embedded target, is a stack of them.
-Transformers' layers are slow to train and cannot be split for the unroll, which projects depth-0
-keys once and reads them at every depth. Tests compare this layer with DeepseekV3DecoderLayer and
-Glm4MoeDecoderLayer in float32.
+The MTP speculator is one such layer, and nano R1, the embedded target, is a stack of them. It is
+implemented here, not taken from transformers, to train fast and to split the attention for the
+unroll, which projects depth-0 keys once and reads them at every depth. Tests compare it in float32
+with transformers' DeepseekV3DecoderLayer and Glm4MoeDecoderLayer.
 
     config = json.load(open("config.json"))
     layer = DecoderLayer(config, config["num_hidden_layers"])     # the MTP layer, after the last
@@ -142,7 +142,7 @@ class Experts(nn.Module):
         gate_MF, up_MF = self.gate_up(x_NH[order_M // index_Nk.shape[1]], ends_X).chunk(2, -1)
         routed_MH = self.down(F.silu(gate_MF) * up_MF, ends_X)
         del gate_MF, up_MF
-        # Back to token order. Not by index_add, which keeps its source for backward and sums in no
+        # Restores token order without index_add, which keeps its source for backward and sums in no
         # fixed order on a GPU.
         routed_NkH = routed_MH.index_select(0, order_M.argsort()).view(*index_Nk.shape, -1)
         return (weight_Nk[:, None].to(x_NH.dtype) @ routed_NkH)[:, 0]

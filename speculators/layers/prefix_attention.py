@@ -36,7 +36,7 @@ class Span(NamedTuple):
 def prefix_attention(place_N: Tensor, spans: list[Span], tokens: int) -> Attend:
     """The attention of these anchors: flex on a GPU, otherwise dense.
 
-    `place_N` is each anchor's index among the `tokens`, the last index that it attends to.
+    Each anchor attends to the tokens up to its own index `place_N` among the `tokens`.
     """
     flex = place_N.is_cuda and spans
     return FlexPrefix(place_N, spans, tokens) if flex else DensePrefix(place_N, spans)

@@ -154,15 +154,15 @@ def make_accelerator(config: TrainingConfig, log_dir: Path) -> "Accelerator":
             "params": {
                 "lr": config.learning_rate,
                 "betas": (0.9, 0.95),
-                "weight_decay": 0.0,  # the warm start generalizes, and decay pulls away from it
+                "weight_decay": 0.0,  # decay would pull away from the warm start, which generalizes
                 "torch_adam": True,
-                # In place; others allocate square roots of the moments, 8 bytes per weight.
+                # In place; the others allocate square roots of the moments: 8 bytes per weight.
                 "fused": True,
             },
         },
         "steps_per_print": 10**9,
     }
-    # Unless gloo is selected, each CPU process runs alone.
+    # Unless gloo is selected, each CPU process would run alone.
     backend = "nccl" if torch.cuda.is_available() else "gloo"
     return Accelerator(
         deepspeed_plugin=DeepSpeedPlugin(hf_ds_config=settings),

@@ -85,7 +85,7 @@ def watch(errors_dir: Path, rank: int) -> None:
         while not (ranks := failed()):
             time.sleep(EVERY_S)
         time.sleep(GRACE_S)
-        # Without a record this rank would count as killed.
+        # Without a record, this rank would count as killed.
         message = f"ended because rank {ranks[0]} failed"
         write_error(errors_dir, RankError(rank, message, OutriderError.exit_code, expected=False))
         os._exit(OutriderError.exit_code)

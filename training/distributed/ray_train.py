@@ -60,7 +60,7 @@ _RESIZE_S = 60.0
 """Interval between checks for room for more ranks, in seconds."""
 
 _PASSED_ON = ("NCCL_", "GLOO_", "WANDB_", "HF_", "OUTRIDER_", "PYTHONWARNINGS", "TORCH_")
-"""Prefixes of the launcher's variables that ranks get unless already set.
+"""Prefixes of the launcher's environment variables that ranks inherit unless set.
 They are passed through Ray's object store, because Ray logs runtime environments."""
 
 

@@ -1,6 +1,4 @@
-"""Specification of a training run, passed from launcher to workers as JSON.
-
-This module does not import torch.
+"""A training run's specification, passed to workers as JSON. No torch.
 
 TrainingSpec.model_validate_json(Path("spec.json").read_text())
 """

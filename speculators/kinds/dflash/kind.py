@@ -34,7 +34,7 @@ MASK_EMBEDDING = "mask_embedding"
 
 
 class DFlash(Eagle3):
-    """A head that drafts a block of tokens over the target's states."""
+    """A head that drafts a block of tokens from the target's states."""
 
     name = "dflash"
     in_words = "a DFlash head"

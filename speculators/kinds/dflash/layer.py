@@ -13,10 +13,8 @@ its key and value are needed.
     r_s = x_s + attention(input_layernorm(x))     queries and keys are normed per head, then rotated
     u_s = norm(r_s + mlp(post_attention_layernorm(r_s)))
 
-Parameters are named as in the plain checkpoint layout.
-
-Shapes: as in eagle3/layer.py; K = depth, P tokens of all sequences, X values of the auxiliary
-states.
+Parameters are named as in the plain checkpoint layout. Shapes: as in eagle3/layer.py; K = depth, P
+tokens of all sequences, X values of the auxiliary states.
 """
 
 from torch import Tensor, nn

@@ -4,7 +4,7 @@
     plain_config(target_config, HeadConfig(), drafts=256)    # of a head from scratch
 
 There are two published layouts: the plain one, a Qwen3 configuration with a section
-`dflash_config`, and that of vllm-project/speculators. In the plain one, `target_layer_ids` number
+`dflash_config`, and that of vllm-project/speculators. In the plain one, `target_layer_ids` refer to
 layer outputs: 1 is the state after layer 1, the residual stream before layer 2. Missing keys have
 the defaults of vLLM 0.32 (qwen3_dflash.py, configs/speculators/algos.py).
 """

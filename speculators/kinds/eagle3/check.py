@@ -31,7 +31,7 @@ DEFAULT_AUX_STATES = 3
 """Number of target states read if a head's config.json names no layers."""
 
 TAKEN_FOR_MTP = {"deepseek_v3", "deepseek_v32", "glm_moe_dsa"}
-"""`model_type` values always served as MTP (vLLM 0.32, `SpeculativeConfig.hf_config_override`)."""
+"""`model_type` values that vLLM 0.32 serves as MTP (`SpeculativeConfig.hf_config_override`)."""
 
 
 def check_head(directory: Path, target: CheckpointLayout, in_words: str, states: int) -> None:

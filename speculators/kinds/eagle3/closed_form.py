@@ -58,7 +58,7 @@ Rows = Callable[[], Iterable[Batch]]
 
 
 class Ridge:
-    """Sums for ridge regression of y on x, fitted and held out."""
+    """Sums for ridge regression of y on x: fitted rows, held-out rows."""
 
     def __init__(self, features: int, outputs: int, device: torch.device):
         self.anchors, self.rows = 0, 0
@@ -89,7 +89,7 @@ class Ridge:
     def solve(self) -> Tensor:
         """Solves for B [Y, X] with the best strength on held-out rows.
 
-        The solution uses all rows. A single row gets the largest strength. Call this only once.
+        The solution uses all rows. With only one row, the strength is the largest. Call this once.
         """
         (gram_XX, cross_XY), (held_gram_XX, held_cross_XY) = self.fitted, self.held_out
         errors = {}

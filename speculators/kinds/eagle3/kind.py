@@ -76,7 +76,7 @@ class Eagle3(TrainableKind):
     names = staticmethod(checkpoint_names)
     """Maps tensor names in the module to stored names."""
     speculators_config = staticmethod(twin_config)
-    """config.json in the format of vllm-project/speculators; None if it lacks such heads."""
+    """config.json in the format of vllm-project/speculators; None if unsupported."""
 
     def recognizes(self, config: Mapping[str, Any]) -> bool:
         """True for an Eagle3 architecture or a draft vocabulary."""

@@ -86,7 +86,7 @@ class EagleShape:
     heads: int
     kv_heads: int
     head_dim: int
-    """Dims of a query or key of Llama's attention."""
+    """Width of a query or key in Llama's attention."""
     theta: float
     latent: Mapping[str, Any] | None = dataclasses.field(compare=False)
     """config.json of DeepSeek's attention; None for Llama's."""

@@ -2,14 +2,12 @@
 
     speculator = load_mtp(target_dir)                  # or a directory that `write` made
 
-The other functions implement the kind's methods (protocol.py).
-
-The layer's tensors are `model.layers.{num_hidden_layers}.*`, separate for each expert. A
-speculator's directory holds only the target's full config.json and those tensors. After loading,
-vLLM 0.32 (deepseek_mtp.py, glm4_moe_mtp.py, llm_base_proposer.py) replaces the draft's
-`embed_tokens` and `shared_head.head` with the target's modules, so copies in checkpoints are
-neither read nor written. (With pipeline parallelism, vLLM would need `embed_tokens`.) Only shards
-with tensors of the layer are opened.
+The other functions implement the kind's methods (protocol.py). The layer's tensors are
+`model.layers.{num_hidden_layers}.*`, separate for each expert. A speculator's directory holds only
+the target's full config.json and those tensors. After loading, vLLM 0.32 (deepseek_mtp.py,
+glm4_moe_mtp.py, llm_base_proposer.py) replaces the draft's `embed_tokens` and `shared_head.head`
+with the target's modules, so copies in checkpoints are neither read nor written. (With pipeline
+parallelism, vLLM would need `embed_tokens`.) Only shards with tensors of the layer are opened.
 
 Each tensor is written in the base's precision, since vLLM builds the drafter with the target's
 quantization: FP8 blocks stay FP8 blocks, and the rest (eh_proj, norms, the router and its bias)
@@ -51,9 +49,9 @@ def load_mtp(
     device: torch.device | str = "cpu",
     frozen_experts: bool = False,
 ) -> MTPSpeculator:
-    """Loads a target's or speculator's MTP layer, FP8 dequantized to `dtype`.
+    """Loads a target's or speculator's MTP layer, with FP8 dequantized to `dtype`.
 
-    With `frozen_experts` the routed experts are not parameters (`Experts`).
+    With `frozen_experts`, the routed experts are not parameters (`Experts`).
     """
     layout = read_layout(directory)
     dense = layout.config["num_hidden_layers"] < layout.config["first_k_dense_replace"]
@@ -81,7 +79,7 @@ def load_mtp(
 def load(
     kind: MTP, directory: Path, target_dir: Path, dtype: torch.dtype, device: torch.device | str
 ) -> MTPSpeculator:
-    """Loads the layer, FP8 weights dequantized to `dtype`."""
+    """Loads the layer, with FP8 weights dequantized to `dtype`."""
     return load_mtp(directory, dtype, device)
 
 
@@ -108,8 +106,7 @@ def start(
 def trained(speculator: MTPSpeculator, state: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
     """Yields the trained weights under the checkpoint's names without the prefix.
 
-    Adapters are merged into their experts in float32. `state` is the whole state dict: under
-    ZeRO-3 the module itself holds shards.
+    Adapters are merged into their experts in float32.
     """
     buffers = {name for name, _ in speculator.named_buffers()}
     weights = {name: value for name, value in state.items() if name not in buffers}

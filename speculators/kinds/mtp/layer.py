@@ -10,8 +10,7 @@ The next depth reads u_i or block(x_i), depending on the target's architecture i
     speculator, ends = load_mtp(target_dir), load_target_ends(target_dir)
     _, states = speculator.unroll(ends, token_ids, hidden, sequence, position, anchors, depth=4)
 
-Shapes: N tokens, A heads, D and V dims of a key and a value, H hidden; "..." any leading
-dimensions.
+Shapes: N tokens, A heads, D dims of a key, V dims of a value, H hidden; "..." leading dimensions.
 """
 
 import torch
