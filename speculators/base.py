@@ -32,7 +32,7 @@ from outrider.speculators.kinds.protocol import DrafterKind, TrainableKind
 
 @dataclasses.dataclass(frozen=True)
 class Base:
-    """A kind, and the directory of its weights if it has any."""
+    """A kind and, if it has weights, their directory."""
 
     kind: DrafterKind
     directory: Path | None
@@ -82,7 +82,7 @@ def is_directory(base: str | None) -> bool:
 
 
 def planned(speculator: SpeculatorConfig, target_config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """config.json of the directory that training starts from, or a new head's."""
+    """config.json of the warm-start directory or of a new head."""
     kind, of_base = trainable_kind(speculator.only_kind), None
     if (base := warm_directory(speculator)) is not None:
         of_base = read_json(base / "config.json")

@@ -46,7 +46,7 @@ def layer_index(name: str) -> int:
 
 
 class SequenceStates(Protocol):
-    """The stored states of one sequence, as a feature store reads them."""
+    """One sequence's states as read from a feature store."""
 
     @property
     def token_ids(self) -> "Tensor":
@@ -62,7 +62,7 @@ class SequenceStates(Protocol):
 
     @property
     def completion_start(self) -> int:
-        """Index of the first token that the target produced"""
+        """Index of the first token that the target generated"""
 
 
 @dataclasses.dataclass(frozen=True)

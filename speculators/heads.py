@@ -75,11 +75,11 @@ class DraftHead:
         return F.linear(state, self.confidence_1H[:, :-1], self.confidence_1H[:, -1])[..., 0]
 
     def to_target(self, draft_ids: Tensor) -> Tensor:
-        """Target tokens of draft tokens, same shape."""
+        """Maps draft tokens to target tokens."""
         return draft_ids if self.target_ids_D is None else self.target_ids_D[draft_ids]
 
     def from_target(self, token_ids: Tensor) -> tuple[Tensor, Tensor]:
-        """Draft tokens of target tokens (0 if none), and whether each exists."""
+        """Maps target to draft tokens (0 if none); also returns which exist."""
         if self.target_ids_D is None:
             return token_ids, torch.ones_like(token_ids, dtype=torch.bool)
         place = torch.searchsorted(self.target_ids_D, token_ids.contiguous())

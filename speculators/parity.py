@@ -116,7 +116,7 @@ def complaint(sums: Sums, parity: ParityConfig) -> str | None:
 
 
 def in_words(sums: Sums) -> str:
-    """The agreement of the two computations over all depths, in words."""
+    """Describes the agreement of the two computations over all depths."""
     n, equal, near_ties, nats = map(sum, zip(*sums, strict=True))
     return (
         f"{equal / n:.2%} of {n:.0f} draft tokens are equal, {near_ties / n:.2%} more are near"

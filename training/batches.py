@@ -71,7 +71,7 @@ class Stream(Store, Protocol):
 def assemble(
     store: States, samples: Sequence[Sample], row: Row, row_tokens: int, spec: FeatureSpec
 ) -> Batch:
-    """Concatenates the sequences of a row, each cut to its sample's length."""
+    """Concatenates a row's sequences, each truncated to its sample's length."""
     pieces = [(samples[index], store.read(samples[index].sequence_id)) for index in row]
     token = torch.zeros(1, row_tokens, dtype=torch.long)
     streams = {}

@@ -68,7 +68,7 @@ class TrainingConfig(BaseModel):
     """Gradients with a larger global norm are scaled down to this norm."""
 
     row_tokens: int = Field(default=4096, ge=16, json_schema_extra={"default": "from the target"})
-    """Tokens of a row, into which whole sequences are packed.
+    """Tokens per row; whole sequences are packed into rows.
     A process computes one row at a time, so this sets the peak memory. Longer sequences are
     truncated and counted. A recipe that omits it gets `serving.engine.max_model_len`."""
 

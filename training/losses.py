@@ -12,8 +12,8 @@ and 1 if they are its argmax. alpha is the probability that the draft is accepte
     sum_v min(p, q)     drafts sampled from q, under rejection sampling
     sum_v p q           argmax drafts: a smooth form of p(argmax q), equal to it if q is one-hot
 
-The losses, with their gradients in z = W u / t (m = d alpha / dq: 1 where q < p, else 0; p itself
-for argmax drafts):
+The losses, with their gradients with respect to z = W u / t (m = d alpha / dq: 1 where q < p, else
+0; p itself for argmax drafts):
 
     kl         KL(p||q)                                q - p
     ce         -log q[argmax p]                        q - onehot(argmax p)
@@ -26,11 +26,11 @@ For sampled drafts, 1 - alpha is the total variation. tv has no gradient where p
 overlap; lk_hybrid is KL there and becomes tv as they overlap. Against a one-hot p (temperature 0),
 kl, ce and lk_alpha are equal.
 
-W is frozen, so a chunk's gradient in u is computed in the forward pass, from the chunk's logits.
-Only one tensor of u's size is kept for backward; p and q never exist as whole [N, V] tensors.
-The gradient is kept for a weight of 1 and scaled in backward, so that weights may depend on the
-results of this pass (objective.py). All depths share the teacher's row n: u_KNH[s][n] and h[n]
-must be aligned to the same target token.
+W is frozen, so the gradient with respect to u is computed in the forward pass from a chunk's
+logits. Only one tensor of u's size is kept for backward; p and q never exist as whole [N, V]
+tensors. The gradient is kept for a weight of 1 and scaled in backward, so that weights may depend
+on the results of this pass (objective.py). All depths share the teacher's row n: u_KNH[s][n] and
+h[n] must be aligned to the same target token.
 
 A drafter's own head (`DraftHead`) may cover fewer tokens (`draft_teacher`) and may be trained. A
 trained head's gradient depends on the targets' weights, so backward recomputes the logits.
@@ -143,7 +143,7 @@ class _Chunk(NamedTuple):
     found: tuple[Tensor, Tensor, Tensor, Tensor]
     """Loss, KL, acceptance, accepted; [C] each"""
     dz_CD: Tensor
-    """The loss's gradient in the draft logits, in the dtype of u"""
+    """Gradient of the loss with respect to the draft logits, in u's dtype"""
 
 
 def _chunks(u_KNH: Tensor, weight_DH: Tensor, problem: _Problem) -> Iterator[_Chunk]:
@@ -219,7 +219,7 @@ def _judge(
     draft_temperature_C: Tensor | None,
     kind: Loss,
 ) -> tuple[tuple[Tensor, Tensor, Tensor, Tensor], Tensor]:
-    """Returns (loss, KL, acceptance, accepted) and the gradient in z; overwrites z."""
+    """Returns (loss, KL, acceptance, accepted) and the loss's gradient; overwrites z."""
     p_CV, goal_CV, token_C = teacher.p_CD, teacher.goal_CD, teacher.token_C
     if draft_temperature_C is not None:
         z_CV.div_(draft_temperature_C[:, None])

@@ -76,7 +76,7 @@ class MemoryPlan:
 
     @property
     def row(self) -> tuple[int, int]:
-        """Tokens of the row, and anchors: slots at which a chain starts."""
+        """Tokens and anchors (slots at which a chain starts) of the row."""
         return self.sequence or (self.row_tokens, self.row_tokens - 2)
 
     @property

@@ -140,8 +140,8 @@ def rows_of_process(
 def pack(pieces: Sequence[tuple[int, int]], row_tokens: int) -> list[Row]:
     """Packs pieces (index, length) into rows by minimum bin slack.
 
-    A row takes the first remaining piece and those that fill it best (Gupta and Ho, 1999). Both
-    descending and given order are tried; the result with fewer rows is used. Descending order
+    A row takes the first remaining piece and those that fill it best (Gupta and Ho, 1999). The
+    descending and the given order are tried; the result with fewer rows is used. Descending order
     leaves no long piece for the end, when no other fits. The given order is better if lengths
     hardly differ (413 +- 30 tokens in rows of 2,048: five do not quite fit), because descending
     order uses up the short pieces on the long ones.

@@ -142,7 +142,7 @@ class Trainer:
             probabilistic,
             DEPTH_DECAY if warm or fitted else SCRATCH_DECAY,
         )
-        # A checkpoint with another digest of settings and data belongs to another run.
+        # A checkpoint with a different digest belongs to another run.
         self.digest = value_digest([spec.settings(), source.manifest])
         self.stop_requested = False
 
@@ -400,7 +400,7 @@ class Trainer:
         self.accelerator.wait_for_everyone()
 
     def _exported(self, state: dict[str, Any]) -> dict[str, Any]:
-        """Returns the validation acceptance of the best speculator as written.
+        """Returns the validation acceptance of the best speculator as exported.
 
         This shows the cost of the stored precision: FP8 blocks round trained weights, and merged
         adapters are rounded to the experts' dtype.

@@ -66,7 +66,7 @@ def check_header_shape(
     config: Path,
     in_words: str,
 ) -> TensorHeader:
-    """Checks presence and shape of the tensor `suffix`; returns its header."""
+    """Checks the presence and shape of tensor `suffix`; returns its header."""
     header = header_named(found, suffix)
     if header is None:
         raise OutriderError(

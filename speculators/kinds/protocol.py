@@ -191,7 +191,7 @@ class TrainableKind(DrafterKind):
         dtype: "torch.dtype",
         device: "torch.device | str" = "cpu",
     ) -> "Drafter":
-        """Loads the drafter of a directory; all weights must be finite."""
+        """Loads a directory's drafter; all weights must be finite."""
         return self._weights.load(self, directory, target_dir, dtype, device)
 
     def start(
@@ -235,7 +235,7 @@ class TrainableKind(DrafterKind):
         return True
 
     def stays_with_target(self, name: str) -> bool:
-        """True for a drafter parameter that is the target's and not swapped."""
+        """True for drafter parameters that belong to the target and are not swapped."""
         return False
 
     @property

@@ -25,7 +25,7 @@ ADAPTERS = ("gate_up_a", "gate_up_b", "down_a", "down_b")
 
 
 class AdaptedExperts(Experts):
-    """Frozen experts with adapters as this module's parameters.
+    """Frozen experts with trainable adapters.
 
     The same seed gives the same A in every process.
     """

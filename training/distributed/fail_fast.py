@@ -1,4 +1,4 @@
-"""Fail fast across ranks: one rank's failure ends all, with its message.
+"""Fail fast across ranks: one rank's failure ends all ranks.
 
     watch(errors_dir, rank)                                  # in every worker, at its start
     write_error(errors_dir, RankError(rank, "disk full", 1, expected=True))    # in a failing rank

@@ -196,7 +196,7 @@ def _stored(directory: Path) -> CheckpointTensors:
 def _over_base(
     kind: Eagle3, changed: dict[str, Tensor], base_dir: Path
 ) -> tuple[dict[str, object], dict[str, Tensor]]:
-    """The base's config, and its tensors with the changed ones replaced."""
+    """The base's config and tensors, with changed tensors replaced."""
     stored = _stored(base_dir)
     written = {}
     for name, of_base in kind.names(stored.layout.weight_map).items():

@@ -11,7 +11,7 @@ position i + 1. With `fc_norm`, every auxiliary state is normed separately befor
 `norm_before_fc`, all are normed together. E is the target's embedding; the rows W_D are the head's.
 
 Parameters are named as in the plain checkpoint layout. Shapes: N tokens, A heads, D and V dims of a
-key and a value, H hidden, X values of the auxiliary states; D of the head's rows is the draft
+key and a value, H hidden, X values of the auxiliary states; in the head's rows, D is the draft
 vocabulary.
 """
 

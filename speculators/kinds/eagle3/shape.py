@@ -51,7 +51,7 @@ OF_LATENT_ATTENTION = (
 """Keys that a head with DeepSeek's attention copies from its target."""
 
 SPECULATORS_VERSION = "0.9.0"
-"""The version of vllm-project/speculators whose format is written."""
+"""Version of the vllm-project/speculators format that is written."""
 
 OF_THE_HEAD = (
     "architectures",
@@ -301,7 +301,7 @@ def _attention(target_config: Mapping[str, Any], head: HeadConfig) -> dict[str, 
 
 
 def llama_widths(hidden: int) -> dict[str, Any]:
-    """Llama attention's heads and rotary base for a head of this width."""
+    """Settings of Llama's attention for a drafter of this width."""
     head_dim = 128 if hidden % 128 == 0 and hidden >= 1024 else 64
     heads = max(1, hidden // head_dim)
     # At most 8 KV heads: a KV cache of 4 kB per token at R1's widths.

@@ -139,7 +139,7 @@ def _check_tensors(
     own: Mapping[str, TensorHeader],
     target_dir: Path,
 ) -> None:
-    """Checks that names, shapes and dtypes fit the target's layer."""
+    """Checks that names, shapes and dtypes match the target's layer."""
     files = sorted({header.file.name for header in found.values()}) or ["*.safetensors"]
     check_names(directory / files[0], found, own)
     for name, header in found.items():
@@ -158,7 +158,7 @@ def _check_tensors(
 
 
 def _of_layer(found: Mapping[str, T], prefix: str) -> dict[str, T]:
-    """Entries of the layer's own tensors that the engine reads, by name."""
+    """The layer's own tensors that the engine reads, by name."""
     return {
         name: value
         for name, value in found.items()

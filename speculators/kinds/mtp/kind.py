@@ -88,5 +88,5 @@ class MTP(TrainableKind):
             ) from None
 
     def stays_with_target(self, name: str) -> bool:
-        """True for embedding, head, and cache scales, which no checkpoint contains."""
+        """True for embedding, head and KV cache scales."""
         return is_shared(name) or name.endswith(CACHE_SCALES)
