@@ -143,7 +143,7 @@ class _Chunk(NamedTuple):
     found: tuple[Tensor, Tensor, Tensor, Tensor]
     """Loss, KL, acceptance, accepted; [C] each"""
     dz_CD: Tensor
-    """Gradient of the loss with respect to the draft logits, in u's dtype"""
+    """Gradient of the loss with respect to draft logits, in u's dtype"""
 
 
 def _chunks(u_KNH: Tensor, weight_DH: Tensor, problem: _Problem) -> Iterator[_Chunk]:

@@ -53,7 +53,7 @@ class Teacher(NamedTuple):
     negative_entropy_C: Tensor
     """sum_v p log p, in nats"""
     logged_C: Tensor
-    """p of the logged token, uncut if the cut excludes it.
+    """p of the logged token, before the cut if the cut excludes it.
     The token was sampled, so only rounding can exclude it."""
 
 

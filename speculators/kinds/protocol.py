@@ -235,7 +235,7 @@ class TrainableKind(DrafterKind):
         return True
 
     def stays_with_target(self, name: str) -> bool:
-        """True for drafter parameters that belong to the target and are not swapped."""
+        """True for drafter parameters that belong to the target and stay unswapped."""
         return False
 
     @property
