@@ -164,8 +164,8 @@ def _fill_rows(left: list[tuple[int, int]], row_tokens: int) -> list[Row]:
 def _best_filling(lengths: Sequence[int], room: int) -> list[int]:
     """Returns indices of the lengths with the largest sum up to `room`.
 
-    Among equal sums, the earliest is taken. Bit n of `reachable` is set if some of the lengths so far
-    sum to n: one shift of a long integer per length. The search ends with the first exact sum,
+    Among equal sums, the earliest is taken. Bit n of `reachable` is set if some of the lengths so
+    far sum to n: one shift of a long integer per length. The search ends with the first exact sum,
     usually after about twenty lengths.
     """
     within = (1 << (room + 1)) - 1
