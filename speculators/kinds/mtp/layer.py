@@ -4,7 +4,7 @@
     u_i = norm(block(x_i))                                  post-norm
     q_{i+2} = softmax(W u_i)
 
-The next depth reads u_i or block(x_i), depending on the target's architecture in the engine
+The next depth reads u_i or block(x_i), as the engine does for the target's architecture
 (`Layer.feeds_normed`). E and W are the target's frozen embedding and head (`TargetEnds`).
 
     speculator, ends = load_mtp(target_dir), load_target_ends(target_dir)
