@@ -118,7 +118,7 @@ def plan_epoch(
 
 
 def turns(rows_per_step: int, world: int) -> int:
-    """Returns the rows that each process computes per step, counted or not."""
+    """Returns the number of rows that each process computes per step."""
     return -(-rows_per_step // world)
 
 

@@ -128,7 +128,7 @@ def _cut(
 
 
 class DraftTeacher(NamedTuple):
-    """The target's distribution of a chunk, over the draft vocabulary."""
+    """The target's distribution over the draft vocabulary, for one chunk."""
 
     p_CD: Tensor
     """The target's probabilities, against which drafts are accepted."""

@@ -42,7 +42,7 @@ HELD_OUT = 8
 """One in `HELD_OUT` rows is held out to choose the strength."""
 
 ANCHORS_PER_FEATURE = 64
-"""Anchors to read per feature; more change the solution little."""
+"""Anchors to read per feature; more would hardly change the solution."""
 
 SELF_SCORE = 13.0
 """Mean attention logit of a token with itself; others are near 0."""
