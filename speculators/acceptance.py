@@ -1,18 +1,17 @@
-"""Exact replay: the expected engine steps of a logged response under a speculator.
+"""Exact replay: expected engine steps of a logged response under a speculator.
 
-The target wrote the response, and rejection sampling never changes its output. So, given
-the response, the draft at position j after anchor t is accepted with a known probability,
-independently of the others:
+Rejection sampling preserves the target's distribution. So, given a logged response, the draft at
+position j after anchor t is accepted with a known probability, independently of the others:
 
     a[t, j] = min(1, q_j(x) / p(x))     x the logged token at t + j, p the target's distribution,
                                         q_j the draft's
     a[t, j] = 1 if x is the argmax of q_j else 0      for greedy drafts, or a greedy target
 
-The engine's steps are a Markov chain on anchors (an anchor is the last known token when a step
-starts): from t it moves j + 1 tokens with probability a[t,1] ... a[t,j] (1 - a[t,j+1]), and k + 1
-with a[t,1] ... a[t,k]. `replay_chain` propagates the visits v over the anchors. Their sum is the
-expected number of steps, and they give every rate that the engine counts. A mean over anchors (each
-anchor equally likely) was up to 14 % off on nano R1's chats: the engine starts its steps where
+Engine steps form a Markov chain on anchors (an anchor is the last known token when a step starts):
+from t the chain advances j + 1 tokens with probability a[t,1] ... a[t,j] (1 - a[t,j+1]), and k + 1
+tokens with probability a[t,1] ... a[t,k]. `replay_chain` computes the visit probabilities v of the
+anchors. Their sum is the expected number of steps, and every rate that the engine counts follows
+from them. Weighting all anchors equally was up to 14 % off on nano R1's chats: steps start where
 drafts were rejected, which is where drafting is hard.
 
     python -m pytest tests/speculators/test_acceptance.py      # simulates rejection sampling
@@ -39,10 +38,10 @@ def target_distribution(
 ) -> Tensor:
     """The distribution that vLLM samples from: temperature, then top_k, then top_p, renormalized.
 
-    The cuts are those of vLLM's `apply_top_k_top_p_pytorch`. Tokens less likely than the top_k-th
-    are dropped (0: none). The rest is renormalized, and tokens in ascending order are dropped while
-    their cumulative probability is at most 1 - top_p; the last is always kept. At temperature 0 the
-    result is one-hot on the argmax.
+    As in vLLM's `apply_top_k_top_p_pytorch`, tokens less likely than the top_k-th are dropped (0:
+    no limit). The rest is renormalized, and tokens in ascending order are dropped while their
+    cumulative probability is at most 1 - top_p; the most likely one is always kept. At temperature
+    0 the result is one-hot on the argmax.
     """
     logits_NV = logits_NV.float()
     greedy_N = temperature_N < GREEDY_BELOW
@@ -71,8 +70,7 @@ def logged_token_probability(
 ) -> Tensor:
     """The target's probability p(x) of the logged tokens.
 
-    A logged token was inside top_k and top_p. If rounding puts it just outside, its probability
-    before the cut is returned.
+    If rounding puts a logged token outside top_k or top_p, returns its probability before the cut.
     """
     p_NV = target_distribution(logits_NV, temperature_N, top_p_N, top_k_N)
     p_N = p_NV.gather(-1, token_N[:, None])[:, 0]
@@ -92,13 +90,12 @@ def accept_probability(
     probabilistic: bool = False,
     known_N: Tensor | None = None,
 ) -> Tensor:
-    """a: the probability that the draft was accepted, given the logged token.
+    """The probability a that each draft is accepted, given the logged token.
 
-    `token_N` are draft tokens. `known_N` is False if the logged token is outside the draft
-    vocabulary: such a draft is never accepted. `p_N` is the target's probability of the logged
-    token, needed for probabilistic drafts only. Those are drawn from the draft's logits at the
-    request's temperature, without a top-p cut, as in vLLM
-    (`compute_probs_and_sample_next_token`).
+    `token_N` are the logged tokens' ids in the draft vocabulary. `known_N` is False if a token is
+    outside it, in which case its draft is never accepted. `p_N`, the target's probability of the
+    logged token, is needed only for probabilistic drafts, which are sampled from the draft's logits
+    at the request's temperature, without top_p, as in vLLM (`compute_probs_and_sample_next_token`).
     """
     hit_N = (draft_logits_ND.argmax(dim=-1) == token_N).to(torch.float64)
     if known_N is not None:
@@ -137,11 +134,11 @@ def accept_matrix(
 ) -> Tensor:
     """Acceptance probabilities a_NK of the anchors (row_N, anchor_N).
 
-    An anchor is the index t of the last known token, at least 1, in row `row_N`. `states[s]` is
-    the state [N, H] of `Drafter.unroll` that predicts the token at t + 1 + s; the unroll's anchors
-    i are t - 1. `head` gives the draft's logits, `lm_head_VH` over `hidden_BTH` the target's.
-    `last_N` is the index of the response's last token; drafts past it have a = 0. Logits are
-    computed for `chunk` anchors at a time, so memory is chunk x V.
+    An anchor is the index t >= 1 of the last known token in row `row_N`. `states[s]` [N, H], from
+    `Drafter.unroll`, predicts the token at t + 1 + s; the unroll's anchors i are t - 1. `head`
+    computes the draft's logits; `lm_head_VH` and `hidden_BTH` give the target's. `last_N` is the
+    index of the response's last token; drafts past it have a = 0. Logits are computed for `chunk`
+    anchors at a time, which limits memory to chunk x V.
     """
     width = token_ids_BT.shape[1]
     a_NK = torch.zeros(len(anchor_N), len(states), dtype=torch.float64, device=token_ids_BT.device)
@@ -168,11 +165,10 @@ def accept_matrix(
 
 @dataclass(frozen=True)
 class ReplayChain:
-    """Expected counts of R responses, for every number of drafts k = 1..K at once (index k - 1).
+    """Expected counts of R responses for every k from 1 to K.
 
-    tokens_R       tokens delivered by steps: the response without its first token, which the
-                   prefill delivers
-    steps_RK       expected engine steps (the engine's `num_drafts`)
+    tokens_R       tokens of the response except the first, which comes from the prefill
+    steps_RK       [r, k-1] expected engine steps (the engine's `num_drafts`)
     accepted_RKK   [r, k-1, j-1] expected steps whose drafts 1..j were all accepted
                    (`num_accepted_tokens_per_pos`), up to the end of the response: the engine also
                    counts drafts accepted past it
@@ -190,10 +186,9 @@ class ReplayChain:
 
 @torch.no_grad()
 def replay_chain(a_RAK: Tensor, anchors_R: Tensor) -> ReplayChain:
-    """Propagates the visits over the anchors of every response.
+    """Computes the visit probabilities of every response's anchors.
 
-    Anchor 0 is the first token of the response; a response of n tokens has n - 1 anchors
-    (`anchors_R`).
+    Anchor 0 is the response's first token; n tokens have n - 1 anchors (`anchors_R`).
     """
     responses, anchors, depth = a_RAK.shape
     device = a_RAK.device
@@ -226,7 +221,7 @@ def replay_chain(a_RAK: Tensor, anchors_R: Tensor) -> ReplayChain:
 
     drafted_KK = (
         j_K[None, :] <= j_K[:, None]
-    ).double()  # [k - 1, j - 1]: position j exists when k are drafted
+    ).double()  # [k - 1, j - 1]: position j exists if k tokens are drafted
     return ReplayChain(
         tokens_R=anchors_R.double(),
         steps_RK=visits_RAK.sum(dim=1),

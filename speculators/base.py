@@ -1,13 +1,13 @@
-"""The speculator in use (`speculator.base`), and the one that a recipe trains.
+"""The speculator in use (`speculator.base`) and the one that a recipe trains.
 
     base = base_of(speculator.base, target_dir)      # a directory or a kind; None: the target's
     warm_start(trainable_kind("mtp"), base)          # the directory, if the kinds are equal
 
-    config = planned(recipe.speculator, target_config)     # config.json, before it exists
+    config = planned(recipe.speculator, target_config)     # config.json to train with
     drafter_size(kind, config, target_config)
 
-A base of another kind than the trained one is used for comparison only: training starts from
-scratch. No torch.
+If the base is of another kind, it is used only for comparison, and training starts from scratch.
+No torch.
 """
 
 import dataclasses
@@ -32,7 +32,7 @@ from outrider.speculators.kinds.protocol import DrafterKind, TrainableKind
 
 @dataclasses.dataclass(frozen=True)
 class Base:
-    """A kind, and the directory of its weights if it has any."""
+    """A kind and, if it has weights, their directory."""
 
     kind: DrafterKind
     directory: Path | None
@@ -53,9 +53,9 @@ def base_of(base: str | Path | None, target_dir: Path) -> Base:
         if name in (None, kind.name):
             return Base(kind, Path(target_dir))
     raise OutriderError(
-        f"{config}: this target ships no {name or 'speculator'} of its own; name the directory of"
-        " the speculator in use as speculator.base, or, if there is none:"
-        f" {', '.join(weightless_names())}"
+        f"{config}: this target ships no {name or 'speculator'} of its own; set speculator.base to"
+        " the directory of the speculator in use or, if there is none, to"
+        f" {' or '.join(weightless_names())}"
     )
 
 
@@ -65,10 +65,7 @@ def warm_start(kind: TrainableKind, base: Base) -> Path | None:
 
 
 def unsupported_kinds(base: str | None, target_dir: Path) -> dict[str, str]:
-    """The kinds that cannot be trained for a target, and why.
-
-    Reads config.json of the target and of the speculator in use.
-    """
+    """The kinds that cannot be trained for a target, and why."""
     found, in_use = {}, base_of(base, target_dir)
     for name in trainable_names():
         kind = trainable_kind(name)
@@ -85,7 +82,7 @@ def is_directory(base: str | None) -> bool:
 
 
 def planned(speculator: SpeculatorConfig, target_config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """config.json of the directory that training starts from, or a new head's."""
+    """config.json of the warm-start directory or of a new head."""
     kind, of_base = trainable_kind(speculator.only_kind), None
     if (base := warm_directory(speculator)) is not None:
         of_base = read_json(base / "config.json")
@@ -102,7 +99,7 @@ def stored_features(speculator: SpeculatorConfig, target_config: Mapping[str, An
 
 
 def warm_directory(speculator: SpeculatorConfig) -> Path | None:
-    """The directory that `speculator.base` names, if it is of the trained kind."""
+    """The directory in `speculator.base` if it is of the trained kind."""
     if not is_directory(speculator.base):
         return None
     directory = Path(str(speculator.base)).expanduser()

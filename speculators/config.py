@@ -12,19 +12,19 @@ from outrider.speculators.head_config import HeadConfig
 from outrider.speculators.kinds import DEFAULT_KIND, LOOKUP, trainable_kind, trainable_names
 
 AUTO = "auto"
-"""Value of `speculator.kind` for n-gram lookup and every kind that the target supports."""
+"""Value of `speculator.kind` for n-gram lookup and every supported kind."""
 
 
 def _candidates(named: str | list[str]) -> str | list[str]:
-    """Validates the kinds; a list of one becomes its name."""
+    """Validates the kinds; a one-item list becomes its item."""
     if named == AUTO:
         return AUTO
     names = [named] if isinstance(named, str) else named
     trained = [name for name in names if name != LOOKUP]
     if not trained or set(trained) - set(trainable_names()) or len(set(names)) < len(names):
         raise ValueError(
-            f"name kinds that train, each once: {', '.join(trainable_names())}; {LOOKUP} may be"
-            f" listed with them; {AUTO} alone stands for all that the target supports"
+            f"list trainable kinds, each once: {', '.join(trainable_names())}; {LOOKUP} may be"
+            f" listed with them; {AUTO} alone selects all that the target supports"
         )
     return names[0] if len(names) == 1 else names
 
@@ -35,43 +35,43 @@ class SpeculatorConfig(BaseModel):
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
     kind: Annotated[str | list[str], AfterValidator(_candidates)] = DEFAULT_KIND
-    """Architecture. `mtp`: the multi-token prediction layer that a DeepSeek-V3/R1 or GLM-4.5
-    target ships behind its last layer. `eagle3`: a one-layer head over three states of the target,
-    with its own vocabulary, trained from scratch or from another head. `p_eagle`: an EAGLE-3 head
-    that drafts all tokens in one pass. `dflash`: a head that drafts a block of tokens in one pass,
-    whose slots attend to each other. `dspark`: a DFlash head whose drafts also depend on the token
-    before them; needs a GPU. docs/explanation/kinds.md compares them. A list, such as `[mtp,
-    eagle3, ngram]`: each kind is trained on the same captured states, and the one that serves the
-    validation traffic fastest is evaluated. `ngram`, vLLM's n-gram lookup, needs no training, so a
-    trained kind must be shown to be faster. `auto`: `ngram` and every kind the target supports."""
+    """Kind of speculator, or a list of candidates.
+    `mtp`: the multi-token prediction layer that a DeepSeek-V3/R1 or GLM-4.5 target ships after its
+    last layer. `eagle3`: a one-layer head over three states of the target, with its own vocabulary,
+    trained from scratch or from another head. `p_eagle`: an EAGLE-3 head that drafts all tokens in
+    one pass. `dflash`: a head that drafts a block of tokens in one pass and whose slots attend to
+    each other. `dspark`: a DFlash head whose drafts also depend on the preceding token; needs a
+    GPU. docs/explanation/kinds.md compares them. With a list, such as `[mtp, eagle3, ngram]`, each
+    kind is trained on the same captured states, and the one that serves the validation traffic
+    fastest is evaluated. `ngram`, vLLM's n-gram lookup, needs no training, so a trained kind must
+    be shown to be faster. `auto`: `ngram` and every kind that the target supports."""
 
     base: str | None = None
-    """The speculator in use today, which the evaluation compares with: a directory, or `mtp` (the
-    target's own layer), `ngram` or `none` (no speculation). `nano_r1/eagle3` and `nano_r1/p_eagle`,
-    trained on general traffic, come with the package. null: the target's own. Training starts from
-    the base if it is a directory of the trained kind or the target's own layer; otherwise it starts
-    from scratch."""
+    """The speculator in use today, the baseline of the evaluation.
+    A directory, or `mtp` (the target's own layer), `ngram` or `none` (no speculation).
+    `nano_r1/eagle3` and `nano_r1/p_eagle`, trained on general traffic, come with the package. null:
+    the target's own. Training starts from the base if it is a directory of the trained kind or the
+    target's own layer, otherwise from scratch."""
 
     head: HeadConfig = HeadConfig()
-    """Shape of a head from scratch. `mtp` has the target's shape and takes none of these keys."""
+    """Shape of a head trained from scratch; does not apply to `mtp`."""
 
     depth: int = Field(default=4, ge=1, le=16)
-    """Number of draft tokens K that training and replay unroll; serving may use any K up to it."""
+    """Draft tokens K in training and replay; serving may use fewer."""
 
     train: Literal["all", "non_routed", "lora"] = "all"
-    """Trained weights. `all`: every weight. `non_routed`: all but the routed experts, which keep
-    the target's bytes and have no gradients or optimizer states (97 % of R1's 11.6 B parameters).
-    `lora`: like `non_routed`, with low-rank adapters on the routed experts, which are merged into
-    them at export."""
+    """Weights to train: `all`, `non_routed` or `lora`.
+    `non_routed`: all but the routed experts, which keep the target's bytes and have no gradients or
+    optimizer states (97 % of R1's 11.6 B parameters). `lora`: `non_routed` plus low-rank adapters
+    on the routed experts, merged into them at export."""
 
     lora_rank: int = Field(default=16, ge=8, multiple_of=8)
-    """Rank of the adapters of each expert's projections, a multiple of 8 for the grouped products.
-    Used with `train: lora` only."""
+    """Rank of the `train: lora` adapters; grouped products need multiples of 8."""
 
     draft_sample_method: Literal["greedy", "probabilistic"] = "greedy"
-    """How drafts are chosen, in serving, in exact replay and in the training loss. `greedy`: the
-    most likely token, accepted with probability p(argmax q). `probabilistic`: a sample, accepted
-    with probability sum min(p, q); the engine keeps the draft's logits."""
+    """How drafts are chosen in serving, exact replay and training loss.
+    `greedy`: the most likely token, accepted with probability p(argmax q). `probabilistic`: a
+    sample, accepted with probability sum min(p, q); the engine keeps the draft's logits."""
 
     @model_validator(mode="after")
     def _kind_reads_what_is_set(self) -> "SpeculatorConfig":
@@ -104,7 +104,7 @@ class SpeculatorConfig(BaseModel):
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """Names of the trained kinds; `auto` must already be replaced by them."""
+        """Names of the trained kinds; `auto` must be resolved first."""
         return tuple(name for name in self.candidates if name != LOOKUP)
 
     @property
@@ -119,7 +119,7 @@ class SpeculatorConfig(BaseModel):
         return name
 
     def of_kinds(self, names: Sequence[str]) -> "SpeculatorConfig":
-        """The section for these kinds, without settings that none of them reads."""
+        """The section for these kinds, without settings that none of them uses."""
         kinds = [trainable_kind(name) for name in names if name != LOOKUP]
         read = frozenset().union(*(kind.head_keys for kind in kinds))
         head = HeadConfig(**{key: value for key, value in self.head if key in read})

@@ -1,11 +1,11 @@
 """Draft vocabulary: the most frequent tokens of the customer's responses.
 
-    counts_V = token_counts(responses, vocab)            # of the training part alone
-    ids_D = chosen_ids(counts_V, 0.999)                  # a share, or a size
-    coverage(counts_V, ids_D)                            # of these or of other responses
+    counts_V = token_counts(responses, vocab)            # of the training part only
+    ids_D = chosen_ids(counts_V, 0.999)                  # a share or a size
+    coverage(counts_V, ids_D)                            # of these or other responses
 
-Drafts are response tokens only, so prompts are not counted. A token outside the draft vocabulary
-can never be drafted, so no step accepts drafts beyond it.
+Only response tokens are drafted, so prompts are not counted. A token outside the draft vocabulary
+is never drafted, so no step accepts drafts past it.
 
 Shapes: V target vocabulary, D draft vocabulary.
 """
@@ -19,7 +19,7 @@ from outrider.common.errors import OutriderError
 
 
 def token_counts(responses: Iterable[Tensor], vocab: int) -> Tensor:
-    """How often each token occurs in the responses, [V] int64."""
+    """Number of occurrences of each token in the responses, [V] int64."""
     counts_V = torch.zeros(vocab, dtype=torch.long)
     for token_ids in responses:
         counts_V += torch.bincount(token_ids.long(), minlength=vocab)
@@ -29,10 +29,8 @@ def token_counts(responses: Iterable[Tensor], vocab: int) -> Tensor:
 def chosen_ids(counts_V: Tensor, wanted: int | float) -> Tensor | None:
     """Target tokens [D] of the draft vocabulary, ascending; None for all.
 
-    `wanted` is a share (below 1) of the response tokens, or a number of tokens.
-
-    Equally frequent tokens are ordered by id. If fewer tokens occur than are wanted, the lowest ids
-    that do not occur fill the rest.
+    `wanted` is a share (below 1) of the response tokens, or a number of tokens. Equally frequent
+    tokens are ordered by id. If too few tokens occur, the lowest other ids are added.
     """
     vocab = len(counts_V)
     order_V = counts_V.argsort(descending=True, stable=True)
@@ -40,15 +38,15 @@ def chosen_ids(counts_V: Tensor, wanted: int | float) -> Tensor | None:
         if wanted > vocab:
             raise OutriderError(
                 f"speculator.head.draft_vocabulary = {wanted}, but the target's vocabulary has"
-                f" {vocab} tokens; name fewer, or a share of the response tokens such as 0.999"
+                f" {vocab} tokens; use fewer, or a share of the response tokens such as 0.999"
             )
         kept = wanted
     else:
         total = int(counts_V.sum())
         if total == 0:
             raise OutriderError(
-                "speculator.head.draft_vocabulary: the training part has no response token to"
-                " choose from; add traffic, or name a number of tokens"
+                "speculator.head.draft_vocabulary: the training part has no response tokens to"
+                " choose from; add traffic, or set a number of tokens"
             )
         reached_V = counts_V[order_V].cumsum(0).double() / total
         kept = int((reached_V < wanted - 1e-12).sum()) + 1

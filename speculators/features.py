@@ -26,7 +26,7 @@ FINAL_NORM = "final_norm"
 """The state after the target's final norm."""
 
 LAYER = "layer_"
-"""Prefix of the name of every other stream; the layer's index follows."""
+"""Name prefix of all other streams, before the layer's index."""
 
 
 def layer_name(index: int) -> str:
@@ -39,14 +39,14 @@ def layer_index(name: str) -> int:
     index = name.removeprefix(LAYER)
     if not (name.startswith(LAYER) and index.isascii() and index.isdigit()):
         raise OutriderError(
-            f"stream {name!r}: not a state of the target; these are {FINAL_NORM} and {LAYER}1,"
+            f"stream {name!r}: not a state of the target; valid names are {FINAL_NORM}, {LAYER}1,"
             f" {LAYER}2 and so on"
         )
     return int(index)
 
 
 class SequenceStates(Protocol):
-    """The stored states of one sequence, as a feature store reads them."""
+    """One sequence's states as read from a feature store."""
 
     @property
     def token_ids(self) -> "Tensor":
@@ -62,7 +62,7 @@ class SequenceStates(Protocol):
 
     @property
     def completion_start(self) -> int:
-        """Index of the first token that the target produced"""
+        """Index of the first token that the target generated"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,7 +75,7 @@ class FeatureStream:
 
 @dataclasses.dataclass(frozen=True)
 class FeatureSpec:
-    """The streams that a drafter reads, in the order of concatenation."""
+    """The streams that a drafter reads, in concatenation order."""
 
     streams: tuple[FeatureStream, ...]
 
@@ -114,7 +114,7 @@ class FeatureSpec:
         return torch.cat(found, dim=-1)
 
     def as_list(self) -> list[dict[str, Any]]:
-        """The spec in the form of a feature store's manifest."""
+        """The spec as stored in a feature store's manifest."""
         return [dataclasses.asdict(stream) for stream in self.streams]
 
     @classmethod

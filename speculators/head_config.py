@@ -8,32 +8,34 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt
 
 PLANNED_VOCABULARY = 32_000
-"""Planned size of a draft vocabulary that is a share, before traffic is read: the size in public
-heads for vocabularies of 129k and 151k."""
+"""Planned draft vocabulary size if the real one depends on traffic.
+Public heads for vocabularies of 129k and 151k have this size."""
 
 
 class HeadConfig(BaseModel):
-    """Shape of a head from scratch; a warm start keeps its base's."""
+    """Shape of a head trained from scratch; warm starts keep their base's."""
 
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, frozen=True)
 
     layers: Literal["auto"] | tuple[PositiveInt, ...] = "auto"
-    """States of the target that the head reads: the residual stream before each of these layers,
-    ascending, from 1; the number of layers stands for the state after the last. `auto`: 2, L // 2
-    and L - 3 of L layers, vLLM's default for a head that names none."""
+    """States of the target that the head reads.
+    A list names layers from 1, ascending; the head reads the residual stream before each. The
+    target's number of layers selects the state after the last one. `auto`: 2, L // 2 and L - 3 of L
+    layers, vLLM's default for a head that names none."""
 
     layer_type: Literal["auto", "llama", "mla"] = "auto"
-    """Attention of the head's layer. `llama`: keys and values per head. `mla`: DeepSeek's latent
-    attention in the target's widths. vLLM uses one form of KV cache for target and head, so `auto`
-    is `mla` if the engine runs the target with MLA, such as R1 on GPUs, and `llama` if it does not,
-    such as with VLLM_MLA_DISABLE=1, the default on a CPU."""
+    """Attention of the head's layer.
+    `llama`: keys and values per head. `mla`: DeepSeek's latent attention with the target's widths.
+    vLLM uses one KV cache format for target and head, so `auto` is `mla` if the engine runs the
+    target with MLA (R1 on GPUs), otherwise `llama` (VLLM_MLA_DISABLE=1, the default on a CPU)."""
 
     draft_vocabulary: (
         Literal["all"] | Annotated[int, Field(ge=2)] | Annotated[float, Field(gt=0, lt=1)]
     ) = 0.999
-    """Tokens that the head can draft. A share below 1: the most frequent tokens that together make
-    up this share of the training part's response tokens. An integer from 2: this number of the most
-    frequent tokens. `all`: the target's vocabulary. A warm start keeps the tokens of its base."""
+    """Tokens that the head can draft.
+    A share below 1: the most frequent tokens that together make up this share of the training
+    part's response tokens. An integer from 2: this number of most frequent tokens. `all`: the
+    target's vocabulary. A warm start keeps its base's tokens."""
 
     def planned_vocabulary(self, vocab: int) -> int:
         """Draft vocabulary size for memory planning, given the target's `vocab`."""

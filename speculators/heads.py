@@ -5,7 +5,7 @@
     drafter.head(ends).logits(u)               # the draft's logits, over the draft vocabulary
 
 The two heads may differ: an MTP layer drafts with the target's head, an EAGLE-3 head with its own,
-which is trained and has fewer tokens.
+which is trained and covers fewer tokens.
 
 Shapes: H hidden, V target vocabulary, D draft vocabulary; "..." any leading dimensions.
 """
@@ -21,9 +21,9 @@ from torch import Tensor
 class TargetEnds:
     """The target's embedding E and language-model head W, both frozen.
 
-    This is not a module, so that no optimizer or checkpoint holds the tensors. Computations use the
-    head's dtype. The embedding may keep a narrower stored dtype, since rows are converted exactly
-    on lookup: R1's embedding in float32 would take 1.9 GB more.
+    Not a module, so that optimizers and checkpoints exclude the tensors. Computations use the
+    head's dtype. The embedding may keep a narrower stored dtype, since looked-up rows are converted
+    exactly: R1's embedding in float32 would take 1.9 GB more.
     """
 
     embedding_VH: Tensor
@@ -32,7 +32,7 @@ class TargetEnds:
     def to(
         self, device: torch.device | str | None = None, dtype: torch.dtype | None = None
     ) -> "TargetEnds":
-        """A copy on another device or in another dtype; unchanged tensors are shared."""
+        """A copy on another device or in another dtype, sharing unchanged tensors."""
         narrower = dtype is not None and dtype.itemsize < self.embedding_VH.itemsize
         return TargetEnds(
             self.embedding_VH.to(device=device, dtype=dtype if narrower else None),
@@ -58,28 +58,28 @@ class DraftHead:
     """Rows for draft logits, and the target token of each row."""
 
     weight_DH: Tensor
-    """Trained if it is a parameter of the drafter, else frozen, such as the target's."""
+    """The drafter's trained parameter, or a frozen tensor such as the target's."""
     target_ids_D: Tensor | None = None
-    """Target token of each draft token, ascending; None if rows are the target's vocabulary."""
+    """Target token of each draft token, ascending; None for all tokens."""
     confidence_1H: Tensor | None = None
-    """Weights and, last, bias of the confidence; None if it is not estimated."""
+    """Weights and bias of the confidence; None if it is not estimated."""
 
     def logits(self, state: Tensor) -> Tensor:
         """Draft logits [..., D] of the drafter's states."""
         return F.linear(state, self.weight_DH)
 
     def confidence(self, state: Tensor) -> Tensor:
-        """Logit [...] of accepting a state's draft if those before are accepted."""
+        """Logit [...] of a draft's acceptance, given that earlier drafts are accepted."""
         if self.confidence_1H is None:
             raise ValueError("this head does not estimate a confidence")
         return F.linear(state, self.confidence_1H[:, :-1], self.confidence_1H[:, -1])[..., 0]
 
     def to_target(self, draft_ids: Tensor) -> Tensor:
-        """Target tokens of draft tokens, same shape."""
+        """Maps draft tokens to target tokens."""
         return draft_ids if self.target_ids_D is None else self.target_ids_D[draft_ids]
 
     def from_target(self, token_ids: Tensor) -> tuple[Tensor, Tensor]:
-        """Draft tokens of target tokens (0 if none), and whether each exists."""
+        """Maps target to draft tokens (0 if none); also returns which exist."""
         if self.target_ids_D is None:
             return token_ids, torch.ones_like(token_ids, dtype=torch.bool)
         place = torch.searchsorted(self.target_ids_D, token_ids.contiguous())

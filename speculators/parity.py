@@ -4,15 +4,14 @@
     complaint(sums_K4.tolist(), parity)     # None if they agree
 
 A reference's log-probabilities are compared with another computation's drafts and their
-log-probabilities, after the same tokens: the engine's before training
-(eval/replay/draft_parity.py), and those of the speculator as prepared for training
-(training/step0_parity.py). Acceptance is not compared: with seven sequences, bf16 near ties in a
-handful of drafts changed it by 0.087 at one depth.
+log-probabilities after the same tokens: those of the engine (eval/replay/draft_parity.py) or of the
+speculator as prepared for training (training/step0_parity.py). Acceptance is not compared: with
+seven sequences, bf16 near ties in a handful of drafts changed it by 0.087 at one depth.
 
-The limits of `ParityConfig` hold at every depth, plus two standard errors for n drafts (`allowed`).
-Measured on nano R1, bf16 against float32, by depth: at most 0.3 % of the drafts differ beyond a
-near tie, and log-probabilities differ by at most 0.02 nats on average. If a state is fed back
-before its norm, these are 2 to 4 % and 0.07 to 0.11 nats at depth 5.
+At every depth, the limits are those of `ParityConfig` plus two standard errors for n drafts
+(`allowed`). On nano R1 in bf16 against float32, at most 0.3 % of the drafts at a depth differ
+beyond near ties, and log-probabilities differ by at most 0.02 nats on average. If a state is fed
+back before its norm, these are 2 to 4 % and 0.07 to 0.11 nats at depth 5.
 
 Shapes: K depths, N drafts, D draft vocabulary.
 """
@@ -25,24 +24,24 @@ if TYPE_CHECKING:
     import torch
 
 MOST_NATS = 1.0
-"""Differences of log-probabilities are clamped to this. If bf16 routes a token to another expert, a
-draft differs by several nats, once in some hundreds; these few would dominate the mean."""
+"""Log-probability differences are clamped to this, in nats.
+Otherwise, the few drafts for which bf16 chooses other experts (several nats) dominate the mean."""
 
 STANDARD_ERRORS = 2.0
 
 DESIGN_EFFECT = 2.0
-"""Factor on the variance of a share of drafts, since drafts of one sequence are correlated."""
+"""Factor on a share's variance, since a sequence's drafts are correlated."""
 
 DIFFERENCE_SD = 0.1
-"""Standard deviation of |difference of log-probabilities|, in nats. Measured: 0.06 over single
-drafts, 0.1 from the variation between the means of whole sequences."""
+"""Standard deviation of absolute log-probability differences, in nats.
+Measured: 0.06 over single drafts, 0.1 from the variation between the means of sequences."""
 
 Sums = Sequence[Sequence[float]]
-"""[K, 4]: numbers of drafts, equal drafts and near ties, and summed log-probability differences."""
+"""[K, 4]: counts of drafts, equal drafts, near ties; summed log-probability differences."""
 
 
 class ParityConfig(NamedTuple):
-    """How many drafts are compared, and how far they may differ."""
+    """Number of drafts to compare, and how far they may differ."""
 
     prompts: int = 8
     """Prompts of the validation part that the engine answers greedily."""
@@ -51,14 +50,13 @@ class ParityConfig(NamedTuple):
     anchors: int = 200
     """Maximum number of compared steps at every depth, drawn at random."""
     min_agreement: float = 0.99
-    """Smallest share of draft tokens, at every depth, that are equal or near ties."""
+    """Minimum share of equal drafts and near ties at every depth."""
     near_tie_nats: float = 0.25
-    """Two different drafts are a near tie if the trainer's log-probability of its own draft is at
-    most this much above that of the engine's. The engine's logits are bf16, whose resolution is
-    0.06 to 0.125 at the usual size of a logit."""
+    """Largest gap of a near tie, in nats.
+    The gap is between the trainer's log-probabilities of its own and of the engine's draft. The
+    engine's bf16 logits have a resolution of 0.06 to 0.125 at their usual size."""
     max_difference: float = 0.05
-    """Largest mean absolute difference between the two log-probabilities of the engine's drafts, in
-    nats."""
+    """Largest mean absolute log-probability difference of the engine's drafts, in nats."""
 
 
 def compared(
@@ -93,7 +91,7 @@ def allowed(n: float, parity: ParityConfig) -> tuple[float, float]:
 
 
 def complaint(sums: Sums, parity: ParityConfig) -> str | None:
-    """Why parity fails, in one sentence; None if it holds."""
+    """The reason why parity fails; None if it holds."""
     worst = None
     for depth, (n, equal, near_ties, nats) in enumerate(sums, start=1):
         if not n:  # no response is that long
@@ -111,16 +109,16 @@ def complaint(sums: Sums, parity: ParityConfig) -> str | None:
         return None
     return (
         f"{worst}. Usual causes: weights that were not loaded or belong to another checkpoint, a"
-        " state fed back before its final norm, tokens or positions off by one, another chat"
-        " template or tokenizer than the target's, a quantization that only one side has, a cast"
-        " that rounds what must stay float32 (the routing bias)"
+        " state fed back before its final norm, tokens or positions off by one, a chat template or"
+        " tokenizer other than the target's, quantization on one side only, a cast that rounds"
+        " values that must stay float32 (the routing bias)"
     )
 
 
 def in_words(sums: Sums) -> str:
-    """The agreement of the two computations over all depths, in words."""
+    """Describes the agreement of the two computations over all depths."""
     n, equal, near_ties, nats = map(sum, zip(*sums, strict=True))
     return (
         f"{equal / n:.2%} of {n:.0f} draft tokens are equal, {near_ties / n:.2%} more are near"
-        f" ties, log-probabilities {nats / n:.3f} nats apart"
+        f" ties, log-probabilities differ by {nats / n:.3f} nats on average"
     )

@@ -30,17 +30,17 @@ PARTS = (
     ("mlp.gate.", "router"),
     ("mlp", "mlp"),
 )
-"""(substring of a parameter's name, part of the layer). The first match counts; without a match,
-the part is the first component of the name."""
+"""(substring of a parameter's name, part of the layer).
+The first match counts; without a match, the part is the first component of the name."""
 
 
 class Kept(NamedTuple):
-    """Bytes that autograd keeps of an unroll until backward, weights excluded."""
+    """Bytes that autograd keeps from an unroll until backward, excluding weights."""
 
     linear: int
-    """Storages that grow linearly with the tokens; flex attention on a GPU keeps no others."""
+    """Storages linear in the number of tokens; flex attention keeps no others."""
     scores: int
-    """Scores, probabilities and masks of a CPU's dense attention."""
+    """Scores, probabilities and masks of dense attention on a CPU."""
     largest_scores: int
 
 
@@ -77,7 +77,7 @@ class DrafterSize:
 
     @property
     def ends(self) -> int:
-        """Values of the target's embedding and head, which are read and never trained."""
+        """Values of the target's embedding and head, which are never trained."""
         return 2 * self.vocab * self.hidden
 
     @property
@@ -111,11 +111,10 @@ class DrafterSize:
 
     @functools.cache  # noqa: B019 (a size lives as long as its plan)
     def kept(self, tokens: int, anchors: int, depth: int) -> Kept:
-        """Bytes that autograd keeps of the unroll of one sequence, in bf16.
+        """Bytes that autograd keeps from the unroll of one sequence, in bf16.
 
-        The anchors are the last `anchors` tokens that two more tokens follow.
-
-        Each storage counts once. Depths are not recomputed; weights are excluded.
+        The anchors are the last `anchors` tokens that are followed by two more. Each storage counts
+        once. Depths are not recomputed; weights are excluded.
         """
         import torch
 
@@ -155,7 +154,7 @@ def drafter_size(
     target_config: Mapping[str, Any],
     source: object = "config.json",
 ) -> DrafterSize:
-    """The size of a speculator of `kind` with this config.json, for this target.
+    """The size of a speculator of `kind` with this config.json.
 
     Raises an `OutriderError` if `source` (the target's config.json) lacks keys.
     """

@@ -1,22 +1,20 @@
 """Unrolls the draft chains of all anchors, as the engine computes them.
 
 A chain starts at an anchor i. Depth 0 reads the target's states at i and token t_{i+1}. Depth s
-reads the chain's own state of depth s-1 and token t_{i+1+s}, at position i+s. In the engine's cache
-the slots up to i hold depth-0 keys (computed from the target's states) and the slots i+1..i+s the
-chain's own, so the query of depth s at i attends to
+reads the chain's own state of depth s-1 and token t_{i+1+s}, at position i+s. In the engine's
+cache, slots up to i hold depth-0 keys (computed from the target's states) and slots i+1..i+s the
+chain's own keys, so the query of depth s at i attends to
 
     the depth-0 keys j <= i of its sequence      computed once, read at every depth
     its own chain's keys of depths 1..s
 
 The parts are merged by their log-sum-exps, so no score matrix over all depths is built. Only the
-first part depends on the device (layers/prefix_attention.py). Tokens are the logged ones (teacher
-forcing): the engine discards a chain after a rejected token.
+first part depends on the device (layers/prefix_attention.py). Logged tokens are read (teacher
+forcing), since the engine discards a chain after a rejected token.
 
     anchors_N, u = unroll_anchors(chain, ends, token_ids_BT, inputs_BTX, sequence_BT, position_BT,
                                   anchor_BT, depth=4)
     head.logits(u[s])            # for the tokens at i+2+s, where valid_BT(sequence_BT, s)
-
-A kind's layer (`Chain`) computes inputs, projections and states; this file calls it in order.
 
 Shapes: B rows, T slots of a row, P slots that hold a token (in all rows together), N anchors, X
 values per token that a drafter reads, H hidden, A heads, D dims of a query or key, V dims of a
@@ -40,7 +38,7 @@ class Chain(Protocol):
     """A layer that drafts token by token, attending to prefix and chain."""
 
     width: int
-    """H of the states that the head reads."""
+    """Width H of the states that the head reads."""
     softmax_scale: float
     """Scale of the attention scores."""
 
@@ -51,7 +49,7 @@ class Chain(Protocol):
         """The layer's input x [N, ...] from next embedding, state and position."""
 
     def project(self, x_NX: Tensor, position_N: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries [A, N, D], keys [A, N, D] and values [A, N, V] of x."""
+        """Queries and keys [A, N, D], values [A, N, V]."""
 
     def finish(self, x_NX: Tensor, attended_ANV: Tensor) -> tuple[Tensor, Tensor]:
         """Returns the next depth's state and the head's input [N, H]."""
@@ -81,16 +79,15 @@ def unroll_anchors(
 ) -> tuple[Tensor, list[Tensor]]:
     """Returns flat anchor indices [N] into B*T and states u[s] [N, H].
 
-    `sequence_BT` numbers the sequence of a slot, contiguous within a row, -1 for padding;
-    `position_BT` counts from 0 in each sequence. Every anchor must be valid at depth 0. A chain
-    that runs past the end of its sequence repeats the last token; its states there are meaningless
-    and not read (`valid_BT`).
+    The slots of a sequence are contiguous in `sequence_BT`. Every anchor must be valid at depth 0.
+    A chain that runs past the end of its sequence repeats the last token; its states there are
+    meaningless and not read (`valid_BT`).
 
-    A parallel drafter reads `mask_token` instead of a draft at every depth but the first. Its
-    inputs there are one row [1, ...] for all anchors, which differ only in position.
+    A parallel drafter reads `mask_token` instead of a draft after depth 0. Its inputs there are one
+    row [1, ...] for all anchors, which differ only in position.
 
-    With `recompute` autograd keeps the inputs, queries, keys and values of every depth; backward
-    recomputes projections, attention and MLP. Gradients are the same.
+    With `recompute`, autograd keeps the inputs, queries, keys and values of every depth, and
+    backward recomputes projections, attention and MLP. Gradients are the same.
     """
     device = inputs_BTX.device
     slots_P, anchors_N, anchor_place_N, attend_prefix = row_of(sequence_BT, anchor_BT, device)
@@ -156,11 +153,11 @@ class Row(NamedTuple):
     anchor_place_N: Tensor
     """Index of each anchor among the P tokens."""
     attend_prefix: Attend
-    """Attention of each anchor over the tokens up to its own; needs at least one anchor."""
+    """Attention of each anchor over its prefix; needs at least one anchor."""
 
 
 def row_of(sequence_BT: Tensor, anchor_BT: Tensor, device: torch.device) -> Row:
-    """The slots with tokens, the anchors, and attention over the anchors' prefixes, on `device`."""
+    """Slots with tokens, anchors, and the anchors' prefix attention, on `device`."""
     slots_P = (sequence_BT.flatten() >= 0).nonzero().squeeze(1)
     anchors_N = anchor_BT.flatten().nonzero().squeeze(1)
     place_P = torch.full_like(sequence_BT.flatten(), -1)
@@ -180,8 +177,8 @@ def merge(
 ) -> Tensor:
     """Merges each anchor's own keys into its attention over the prefix.
 
-    Each own key has one element in `keys` [A, N, D] and one in `values` [A, N, V]; N is 1 for a key
-    or value that all anchors share.
+    `keys` [A, N, D] and `values` [A, N, V] have one element for each own key; N is 1 if all anchors
+    share it.
     """
     if not keys:
         return prefix_ANV

@@ -1,4 +1,4 @@
-"""Reads rows of tokens and hidden states ahead while the model computes.
+"""Prefetches rows of tokens and hidden states while the model computes.
 
     with Prefetch(store, samples, rows, row_tokens, spec) as batches:
         for batch in batches: ...
@@ -41,7 +41,7 @@ class Store(States, Protocol):
 
     @property
     def manifest(self) -> dict[str, Any]:
-        """`["sequences"]` has {"id", "length", "completion_start", ...} of each sequence."""
+        """`["sequences"]` has {"id", "length", "completion_start", ...} for each sequence."""
 
     @property
     def spec(self) -> FeatureSpec:
@@ -58,24 +58,24 @@ class Reading(States, Protocol):
         """Returns whether each sequence is off-policy and therefore has no loss."""
 
     def close(self) -> None:
-        """Ends a `read` that waits in another thread."""
+        """Ends a `read` that is waiting in another thread."""
 
 
 class Stream(Store, Protocol):
     """Features captured during training; `read` returns those of the validation part."""
 
     def reading(self, sequence_ids: Sequence[str]) -> Reading:
-        """Returns a reading of these training sequences, in this order."""
+        """Returns a `Reading` of these training sequences, in this order."""
 
 
 def assemble(
     store: States, samples: Sequence[Sample], row: Row, row_tokens: int, spec: FeatureSpec
 ) -> Batch:
-    """Concatenates the sequences of a row, each cut to its sample's length."""
+    """Concatenates a row's sequences, each truncated to its sample's length."""
     pieces = [(samples[index], store.read(samples[index].sequence_id)) for index in row]
     token = torch.zeros(1, row_tokens, dtype=torch.long)
     streams = {}
-    for name in dict.fromkeys((FINAL_NORM, *spec.names)):  # of teacher and drafter, no duplicates
+    for name in dict.fromkeys((FINAL_NORM, *spec.names)):  # teacher's and drafter's, no duplicates
         states_TH = stream_of(pieces[0][1], name)
         shape = 1, row_tokens, states_TH.shape[-1]
         streams[name] = torch.zeros(shape, dtype=states_TH.dtype)
@@ -100,7 +100,7 @@ def assemble(
 class Prefetch(AbstractContextManager["Prefetch"]):
     """Iterates over batches that a thread assembles two rows ahead.
 
-    Batches are pinned if there is a GPU. The iteration raises errors of the thread.
+    Batches are pinned if there is a GPU. Iterating raises the thread's errors.
     """
 
     def __init__(

@@ -6,14 +6,14 @@
 A checkpoint is a directory `step-0000050`:
 
     state.json               the trainer's state
-    rank-00000.safetensors   a rank's share of the float32 masters and AdamW's moments
+    rank-00000.safetensors   a rank's share of the float32 master weights and AdamW's moments
 
-DeepSpeed's own checkpoints are pickles, which can run code when they are loaded, and they must be
-converted for another number of ranks. Its functions for single parameters
-(`safe_get_full_fp32_param` and others) return whole parameters, so one format serves all layouts.
+DeepSpeed's own checkpoints are pickles, which can run code when loaded and must be converted for
+another number of ranks. Its functions for single parameters (`safe_get_full_fp32_param` and others)
+return whole parameters, so one format serves all layouts.
 
 The data order and the learning rate depend only on the step, and training draws no random numbers,
-so the checkpoint does not store them. Every rank needs the directory: with several nodes it must be
+so checkpoints store none of them. Every rank needs the directory, so with several nodes it must be
 on a shared disk.
 """
 
@@ -45,8 +45,8 @@ MASTER = "master"
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
 KEPT = 2
-"""Number of newest checkpoints to keep, since a disk may damage one. Each has 12 bytes per trained
-parameter."""
+"""Number of checkpoints to keep, in case the newest is damaged.
+Each has 12 bytes per trained parameter."""
 
 Result = TypeVar("Result")
 
@@ -56,8 +56,7 @@ def save_checkpoint(
 ) -> None:
     """Publishes a checkpoint of all ranks; removes the oldest beyond `KEPT`.
 
-    Raises an `OutriderError` in all ranks if one of them cannot write; `directory` is then
-    unchanged.
+    If one rank cannot write, all raise an `OutriderError`, and `directory` is unchanged.
     """
     path = directory / f"step-{step:07d}"
     draft = directory / f".{path.name}.draft"
@@ -104,7 +103,7 @@ def load_checkpoint(
     state = read_json(directory / name / STATE)
     if state["digest"] != digest:
         accelerator.print(
-            f"{directory}: checkpoints of a run with other settings; starting over", flush=True
+            f"{directory}: checkpoints of a run with different settings; starting over", flush=True
         )
         on_all_ranks(accelerator, lambda: shutil.rmtree(directory), main_only=True)
         return None
@@ -131,10 +130,10 @@ def _remove_drafts(directory: Path) -> None:
 def on_all_ranks(
     accelerator: Accelerator, action: Callable[[], Result], *, main_only: bool = False
 ) -> list[Result]:
-    """Runs `action` in every rank and returns the results by rank.
+    """Runs `action` on every rank and returns the results by rank.
 
-    With `main_only` only the first rank runs it; the other results are None. An `OutriderError`, an
-    `OSError` (a full disk) or a safetensors error in any rank is raised in all ranks as an
+    With `main_only`, only the first rank runs it; the other results are None. An `OutriderError`,
+    an `OSError` (a full disk) or a safetensors error on any rank is raised on all ranks as an
     `OutriderError`; otherwise the other ranks would hang in the next collective.
     """
     result, failure = None, None
@@ -144,7 +143,7 @@ def on_all_ranks(
         except (OutriderError, OSError, SafetensorError) as error:
             failure = str(error)
             if says_disk_is_full(error):
-                failure += ": no space left on the disk; free some and run the same command again"
+                failure += ": no space left on the disk; free some and rerun the command"
     gathered = gather_object([(accelerator.process_index, result, failure)])
     for rank, _, message in gathered:
         if message is not None:
@@ -174,7 +173,7 @@ def save_state(engine: Any, directory: Path, rank: int, world: int) -> None:
 
 
 def load_state(engine: Any, directory: Path) -> None:
-    """Restores weights, masters, moments and AdamW's update count, in place.
+    """Restores weights, master weights, moments and AdamW's update count, in place.
 
     Raises an `OutriderError` if a file is missing or damaged.
     """
@@ -193,7 +192,7 @@ def load_state(engine: Any, directory: Path) -> None:
             raise OutriderError(f"{len(files)} of {ranks} files")
     except (SafetensorError, OutriderError) as error:
         raise OutriderError(
-            f"{directory}: damaged ({error}); delete it to resume from the checkpoint before it"
+            f"{directory}: damaged ({error}); delete it to resume from the previous checkpoint"
         ) from None
     for adam in _adam_states(engine):
         adam["step"].fill_(updates)
@@ -209,7 +208,7 @@ def _restore(parameter: nn.Parameter, state: str, value: torch.Tensor) -> None:
 
 
 def _trained(engine: Any) -> list[tuple[str, nn.Parameter]]:
-    """Returns trained parameters, largest first; ZeRO-3 has their sizes in `ds_numel`."""
+    """Returns trained parameters, largest first; ZeRO-3 stores sizes in `ds_numel`."""
     named = (each for each in engine.module.named_parameters() if each[1].requires_grad)
     return sorted(named, key=lambda each: -getattr(each[1], "ds_numel", each[1].numel()))
 

@@ -16,11 +16,10 @@ FLOOR = 0.1
 
 
 DEPTH_DECAY, SCRATCH_DECAY = 0.6, 0.8
-"""Base of `depth_weights: decay` for a warm start and for a start from scratch."""
+"""Base of `depth_weights: decay`, for warm starts and from scratch."""
 
 SCRATCH_RATE, FITTED_RATE = 2.0, 0.1
-"""The peak learning rate from random weights and from a closed-form start, as multiples of
-`training.learning_rate`."""
+"""Factors on `training.learning_rate` from random weights and closed-form starts."""
 
 
 class TrainingConfig(BaseModel):
@@ -29,35 +28,38 @@ class TrainingConfig(BaseModel):
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
     loss: Loss = "kl"
-    """Loss between a draft's distribution q and the target's distribution p, both as served (with
-    the request's temperature, top_k and top_p). `kl`: KL(p||q); `ce`: cross-entropy against p's
-    most likely token; with alpha the probability that the draft is accepted, `tv`: 1 - alpha,
-    `lk_alpha`: -log alpha, `lk_hybrid`: moves from kl to tv as alpha grows.
-    docs/explanation/training.md compares them."""
+    """Loss between a draft's distribution q and the target's p.
+    p is the distribution as served, with the request's temperature, top_k and top_p. `kl`:
+    KL(p||q); `ce`: cross-entropy against p's most likely token. With alpha the probability that the
+    draft is accepted, `tv`: 1 - alpha; `lk_alpha`: -log alpha; `lk_hybrid`: moves from kl to tv as
+    alpha grows. docs/explanation/training.md compares them."""
 
     depth_weights: Literal["decay", "uniform", "visited"] = "decay"
-    """Weight of each draft in the loss. `decay`: draft position s has weight 0.6^s (0.8^s from
-    random weights), because it counts only if all drafts before it are accepted; `uniform`: all
-    positions weigh the same; `visited`: how often the engine would draft this position while
-    serving the logged response, from exact replay with the current weights."""
+    """Weight of each draft in the loss.
+    `decay`: draft position s has weight 0.6^s (0.8^s from random weights), because it counts only
+    if all drafts before it are accepted; `uniform`: all positions have the same weight; `visited`:
+    how often the engine would draft this position while serving the logged response, from exact
+    replay with the current weights."""
 
     features: Literal["stored", "streamed"] = "stored"
-    """Where the hidden states of the training part come from. `stored`: from the feature store,
-    after capture has finished; `streamed`: from capture while it runs, through the memory of a Ray
-    cluster (`cluster.address`), never from a disk. Every epoch captures again."""
+    """Source of the training part's hidden states.
+    `stored`: the feature store, after capture has finished; `streamed`: a capture that runs at the
+    same time, through the memory of a Ray cluster (`cluster.address`) and without a disk; every
+    epoch captures again."""
 
     epochs: int = Field(default=3, ge=1)
-    """Passes over the training part in a warm start, from a base or the target's own layer."""
+    """Training epochs of a warm start (base or target's own layer)."""
 
     scratch_epochs: int = Field(default=10, ge=1)
-    """Passes over the training part for a head that starts from scratch."""
+    """Training epochs of a head that starts from scratch."""
 
     learning_rate: float = Field(
         default=5e-4, gt=0, json_schema_extra={"default": "from the target"}
     )
-    """Peak learning rate of AdamW. It warms up linearly and decays as a cosine to a tenth. A recipe
-    that leaves it out gets 1e-3 x 192 / the target's hidden size: 3e-5 for R1. A head from random
-    weights trains at twice this rate, one from a closed-form start at a tenth."""
+    """Peak learning rate of AdamW.
+    The rate warms up linearly and decays to a tenth along a cosine. A recipe that omits it gets
+    1e-3 x 192 / the target's hidden size: 3e-5 for R1. A head from random weights trains at twice
+    this rate, one from a closed-form start at a tenth."""
 
     warmup_fraction: ClassVar[float] = 0.05
     """Length of the warm-up, as a share of all steps."""
@@ -66,52 +68,52 @@ class TrainingConfig(BaseModel):
     """Gradients with a larger global norm are scaled down to this norm."""
 
     row_tokens: int = Field(default=4096, ge=16, json_schema_extra={"default": "from the target"})
-    """Tokens of a row, into which whole sequences are packed. A process computes one row at a time,
-    so this sets the peak memory. Longer sequences are cut at their end, and counted. A recipe that
-    leaves it out gets `serving.engine.max_model_len`."""
+    """Tokens per row; whole sequences are packed into rows.
+    A process computes one row at a time, so this sets the peak memory. Longer sequences are
+    truncated and counted. A recipe that omits it gets `serving.engine.max_model_len`."""
 
     rows_per_step: int = Field(default=2, ge=1)
-    """Rows of one optimizer step, over all processes together. If the number is not a multiple of
-    `processes`, some rows are computed but do not count."""
+    """Rows of one optimizer step, over all processes.
+    Unless this is a multiple of `processes`, some rows are computed but do not count."""
 
     zero_stage: Literal[1, 2, 3] = 1
-    """DeepSpeed ZeRO stage: shards optimizer states (1), also gradients (2), also weights (3) over
-    the processes."""
+    """DeepSpeed ZeRO stage.
+    1 shards optimizer states over the processes, 2 also gradients, 3 also weights."""
 
     processes: int = Field(default=1, ge=1)
-    """Processes over all machines, one per GPU. More than one are started by torchrun on this
-    machine, unless `launcher` or `cluster.address` is set. On a Ray cluster this is the
-    maximum: if it has less room, training runs with fewer processes."""
+    """Processes over all machines, one per GPU.
+    More than one are started by torchrun on this machine, unless `launcher` or `cluster.address` is
+    set. On a Ray cluster, this is the maximum; if it has less room, training runs with fewer."""
 
     launcher: str | None = None
-    """Command that starts all `processes`, on one machine or several, such as `srun --ntasks=16
-    python -m outrider.training.distributed.worker`; the path of the run's spec.json is appended.
-    docs/how-to/scale-out.md has commands for torchrun, deepspeed and srun. The run directory must
-    be on a disk that all machines share. It takes precedence over `cluster.address`: Ray Train
-    starts the processes only if this is null."""
+    """Command that starts all `processes`, on one machine or several.
+    An example is `srun --ntasks=16 python -m outrider.training.distributed.worker`; the path of the
+    run's spec.json is appended. docs/how-to/scale-out.md has commands for torchrun, deepspeed and
+    srun. The run directory must be on a disk that all machines share. `launcher` takes precedence
+    over `cluster.address`: Ray Train starts the processes only if this is null."""
 
     compute: Literal["bf16", "fp32"] = "bf16"
-    """Precision. `bf16`: forward and backward in bfloat16 with float32 master weights; `fp32`:
-    everything in float32."""
+    """Precision of training.
+    `bf16`: bfloat16 with float32 master weights; `fp32`: everything in float32."""
 
     evaluate_every: int = Field(default=50, ge=1)
-    """Steps between two evaluations on the validation part. The last step is always evaluated."""
+    """Steps between evaluations on the validation part; the last step is evaluated."""
 
     checkpoint_every: int = Field(default=50, ge=1)
-    """Steps between two checkpoints for resuming. One more is written before the first step."""
+    """Steps between checkpoints; one more is written before the first step."""
 
     parity: Literal["strict", "warn"] = "strict"
-    """What to do if, before the first update, the base speculator drafts differently in the trainer
-    than in the engine, or differently as prepared for training than in float32.
-    `strict`: stop the run; `warn`: print a warning and train. In either case the
-    evaluation compares exact replay with the steps that the engine counts."""
+    """What to do if draft parity fails before the first update.
+    It fails if the base speculator drafts differently in the trainer than in the engine, or
+    differently as prepared for training than in float32. `strict`: stop the run; `warn`: print a
+    warning and train. Either way, the evaluation compares exact replay with the engine's steps."""
 
     seed: int = 0
     """Seed of the data order; everything else is deterministic."""
 
     wandb_project: str | None = "outrider"
-    """Weights & Biases project. Runs are written offline below the log directory unless
-    WANDB_API_KEY is set. null: no tracker."""
+    """Weights & Biases project; null: no tracker.
+    Runs are written offline below the log directory unless WANDB_API_KEY is set."""
 
     @property
     def streams(self) -> bool:
@@ -122,7 +124,7 @@ class TrainingConfig(BaseModel):
     @classmethod
     def _starts_a_worker(cls, value: str | None) -> str | None:
         if value is not None and not shlex.split(value):
-            raise ValueError("is empty; name the command that starts the workers, or leave it null")
+            raise ValueError("is empty; set the command that starts the workers, or null")
         return value
 
     def started(self, warm: bool, fitted: bool = False) -> "TrainingConfig":

@@ -10,10 +10,10 @@ softmax(W u / t) is the draft's, where t is the request's temperature if drafts 
 and 1 if they are its argmax. alpha is the probability that the draft is accepted:
 
     sum_v min(p, q)     drafts sampled from q, under rejection sampling
-    sum_v p q           argmax drafts: p(argmax q) made smooth in q; equal where q is one-hot
+    sum_v p q           argmax drafts: a smooth form of p(argmax q), equal to it if q is one-hot
 
-The losses, with their gradients in z = W u / t (m = d alpha / dq: 1 where q < p, else 0; p itself
-for argmax drafts):
+The losses, with their gradients with respect to z = W u / t (m = d alpha / dq: 1 where q < p, else
+0; p itself for argmax drafts):
 
     kl         KL(p||q)                                q - p
     ce         -log q[argmax p]                        q - onehot(argmax p)
@@ -22,19 +22,18 @@ for argmax drafts):
     lk_hybrid  lambda KL + (1 - lambda) (1 - alpha)    sum of its parts; lambda = exp(-3 alpha),
                                                        constant in the gradient
 
-For sampled drafts 1 - alpha is the total variation. tv has no gradient where p and q do not
-overlap; lk_hybrid is KL there and becomes tv as they overlap. Against a one-hot p (temperature 0)
+For sampled drafts, 1 - alpha is the total variation. tv has no gradient where p and q do not
+overlap; lk_hybrid is KL there and becomes tv as they overlap. Against a one-hot p (temperature 0),
 kl, ce and lk_alpha are equal.
 
-W is frozen, so a chunk's gradient in u is computed in the forward pass, from the chunk's logits.
-Only one tensor of u's size is kept for backward; p and q never exist as whole [N, V] tensors.
-The gradient is kept for a weight of 1 and scaled in backward, so that weights may depend on the
-results of this pass (objective.py). All depths share the teacher's row n: u_KNH[s][n] and h[n]
-must be aligned to the same target token.
+W is frozen, so the gradient with respect to u is computed in the forward pass from a chunk's
+logits. Only one tensor of u's size is kept for backward; p and q never exist as whole [N, V]
+tensors. The gradient is kept for a weight of 1 and scaled in backward, so that weights may depend
+on the results of this pass (objective.py). All depths share the teacher's row n: u_KNH[s][n] and
+h[n] must be aligned to the same target token.
 
-A drafter's own head (`DraftHead`) may cover fewer tokens (`draft_teacher`) and may be trained. The
-gradient of a trained head depends on the weights of the targets, so backward computes the logits
-again.
+A drafter's own head (`DraftHead`) may cover fewer tokens (`draft_teacher`) and may be trained. A
+trained head's gradient depends on the targets' weights, so backward recomputes the logits.
 
 Shapes: K depths, N target tokens, H hidden, V vocabulary, D draft vocabulary (V if it is the
 target's), C rows of a chunk.
@@ -54,20 +53,18 @@ from outrider.training.memory import CHUNK_LOGITS, CHUNK_ROWS
 from outrider.training.teacher import DraftTeacher, Served, draft_teacher, served_distribution
 
 ETA = 3.0
-"""How fast lk_hybrid moves from KL to TV as alpha grows."""
+"""Rate at which lk_hybrid moves from KL to TV as alpha grows."""
 
 
 class Judged(NamedTuple):
-    """Results besides the loss, by depth and target; 0 for invalid targets."""
+    """Other results by depth and target; 0 for invalid targets."""
 
     kl_KN: Tensor
     """KL(p||q) in nats"""
     acceptance_KN: Tensor
-    """Probability that the engine accepts the draft if the target samples from p: p(argmax q), or
-    sum min(p, q) if drafts are sampled."""
+    """Expected acceptance: p(argmax q), or sum min(p, q) for sampled drafts."""
     accepted_KN: Tensor
-    """Probability that the engine accepts the draft, given the logged token: a in
-    `speculators.acceptance`."""
+    """Acceptance probability given the logged token, a in `speculators.acceptance`."""
 
 
 def distillation_loss(
@@ -80,10 +77,10 @@ def distillation_loss(
     kind: Loss,
     head: DraftHead | None = None,
 ) -> tuple[Tensor, Judged]:
-    """Returns the loss [K, N] in float32, and the results besides it.
+    """Returns the loss [K, N] in float32, and the other results.
 
-    The loss is differentiable in u; 0 for invalid targets. `token_N` are the logged target tokens,
-    `teacher_NH` the states that predict them. `head` drafts; None: `lm_head_VH` drafts.
+    The loss is differentiable in u, and 0 for invalid targets. `token_N` are the logged target
+    tokens, `teacher_NH` the states that predict them. Drafts use `head`, by default `lm_head_VH`.
     """
     rows = max(CHUNK_ROWS, CHUNK_LOGITS[u_KNH.device.type] // lm_head_VH.shape[0])
     weight_DH = lm_head_VH if head is None else head.weight_DH
@@ -146,7 +143,7 @@ class _Chunk(NamedTuple):
     found: tuple[Tensor, Tensor, Tensor, Tensor]
     """Loss, KL, acceptance, accepted; [C] each"""
     dz_CD: Tensor
-    """The loss's gradient in the draft logits, in the dtype of u"""
+    """Gradient of the loss with respect to draft logits, in u's dtype"""
 
 
 def _chunks(u_KNH: Tensor, weight_DH: Tensor, problem: _Problem) -> Iterator[_Chunk]:
@@ -222,7 +219,7 @@ def _judge(
     draft_temperature_C: Tensor | None,
     kind: Loss,
 ) -> tuple[tuple[Tensor, Tensor, Tensor, Tensor], Tensor]:
-    """Returns (loss, KL, acceptance, accepted) and the gradient in z; overwrites z."""
+    """Returns (loss, KL, acceptance, accepted) and the loss's gradient; overwrites z."""
     p_CV, goal_CV, token_C = teacher.p_CD, teacher.goal_CD, teacher.token_C
     if draft_temperature_C is not None:
         z_CV.div_(draft_temperature_C[:, None])
@@ -274,7 +271,7 @@ def _judge(
 
 
 Parts = tuple[Tensor, Tensor, Tensor]
-"""The loss, and its factors of the gradients of KL and of minus alpha; [C] each."""
+"""Loss, and factors on the gradients of KL and -alpha; [C] each."""
 
 
 def _tv(kl_C: Tensor, alpha_C: Tensor) -> Parts:

@@ -4,13 +4,13 @@
     needed = plan.phases()                # {"start": {part: bytes}, "steps": ..., "fit": ...}
     plan.peak()                           # ("steps", bytes)
 
-The peak can be in any of three phases: the closed-form fit of a head from scratch, the start, when
-the base speculator in float32 exists next to the prepared one (step-0 parity), or backward.
-The largest row is one response that fills it. Weights, masters, moments and the sum of gradients
-over rows take the bytes that DeepSpeed estimates: 2 P + 18 P / n for ZeRO-2 in bf16
-(`estimate_zero2_model_states_mem_needs`). But every depth of the unroll uses every weight, so
-autograd holds whole gradients until depth 0: 2 P instead of 2 P / n, plus the newest depth's
-gradient of the largest tensor. Activations are counted on the meta device (speculators/size.py).
+The peak is in one of three phases: the closed-form fit of a head from scratch; the start, with the
+base speculator in float32 next to the prepared one (step-0 parity); or backward. The largest row is
+one response that fills it. Weights, master weights, moments and the sum of gradients over rows take
+the bytes that DeepSpeed estimates: 2 P + 18 P / n for P weights, n processes and ZeRO-2 in bf16
+(`estimate_zero2_model_states_mem_needs`). But every depth uses every weight, so autograd holds
+whole gradients until depth 0: 2 P instead of 2 P / n, plus the newest depth's gradient of the
+largest tensor. Activations are counted on the meta device (speculators/size.py).
 """
 
 import dataclasses
@@ -24,33 +24,33 @@ if TYPE_CHECKING:
     import torch
 
 CHUNK_LOGITS = {"cpu": 2**21, "cuda": 2**26}
-"""Logits of a chunk of the loss: near a CPU's caches (8 MB in float32), enough to fill a GPU
-(256 MB)."""
+"""Logits per loss chunk.
+In float32, these are 8 MB, near a CPU's caches, or 256 MB, enough to fill a GPU."""
 
 CHUNK_ROWS = 256
-"""Smallest chunk, in rows: with fewer, reading W costs more than multiplying by it. At a vocabulary
-of 129,280 it has 132 MB of logits in float32."""
+"""Minimum rows per chunk; with fewer, reading W outweighs the product.
+At a vocabulary of 129,280, this is 132 MB of logits in float32."""
 
 CHUNK_COPIES = 5
-"""[chunk, vocabulary] tensors in float32 at the loss's peak."""
+"""Number of [chunk, vocabulary] tensors in float32 at the loss's peak."""
 
 BUCKET = 100_000_000
-"""Number of gradients that DeepSpeed reduces together. 200 MB and their float32 copy keep NVLink
-busy; DeepSpeed's default is five times as large."""
+"""Number of gradients that DeepSpeed reduces together.
+200 MB and their float32 copy keep NVLink busy; DeepSpeed's default is five times as large."""
 
 ROWS_IN_FLIGHT = 3
 """Rows in host memory: one in use, two read ahead (training/batches.py)."""
 
 KEPT_AT_MOST = 4_000_000_000
-"""If a full row keeps more bytes, backward recomputes every depth, at a third more FLOPs of the
-layer. R1's layer keeps 22 GB for 8,192 tokens and 86 GB for 32,768; with recomputation 4 and 16 GB,
-plus 6 and 25 GB for the depth in progress."""
+"""If a full row keeps more bytes, backward recomputes every depth.
+This takes a third more FLOPs of the layer. R1's layer keeps 22 GB for 8,192 tokens and 86 GB for
+32,768; with recomputation, 4 and 16 GB, plus 6 and 25 GB for the depth in progress."""
 
 CUDA_CONTEXT = 1_500_000_000
 """Assumed, not measured: CUDA's context, NCCL's buffers, cuBLAS's workspace."""
 
 LIBRARIES = 320_000_000
-"""Bytes of a CPU process before any data: Python, torch, DeepSpeed; measured on nano R1."""
+"""Bytes of Python, torch and DeepSpeed in a CPU process, measured."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,13 +70,13 @@ class MemoryPlan:
     warm: bool = True
     """Whether training starts from a base, which step-0 parity computes in float32."""
     fitted: bool = False
-    """Whether a closed-form fit gives the first weights."""
+    """Whether a closed-form fit gives the initial weights."""
     sequence: tuple[int, int] | None = None
-    """Tokens and anchors of a row's only sequence; None: a response that fills the row."""
+    """Tokens and anchors of the only sequence; None: a full row."""
 
     @property
     def row(self) -> tuple[int, int]:
-        """Tokens of the row, and anchors: slots at which a chain starts."""
+        """Tokens and anchors (slots at which a chain starts) of the row."""
         return self.sequence or (self.row_tokens, self.row_tokens - 2)
 
     @property
@@ -102,15 +102,15 @@ class MemoryPlan:
         }
 
     def checkpoint_bytes(self) -> int:
-        """Returns the checkpoint's size: float32 masters and moments of trained parameters."""
+        """Returns the checkpoint's size: float32 master weights and moments."""
         return 12 * self.trained
 
     def host_bytes(self, processes: int) -> int:
         """Returns the host memory of a node with `processes` processes.
 
-        On a CPU this is all memory. With GPUs, each process holds rows, libraries, its share of a
-        checkpoint, and embedding and head while they load; the first one also holds the weights
-        that it publishes.
+        On a CPU, this is all memory. With GPUs, each process holds rows, libraries, its share of a
+        checkpoint, and the embedding and head while they load; the first process also holds the
+        weights that it publishes.
         """
         if self.device == "cpu":
             return self.peak()[1] * processes
@@ -134,7 +134,7 @@ class MemoryPlan:
 
     @property
     def _chunk(self) -> int:
-        """Bytes of the loss's chunk of logits."""
+        """Bytes of one chunk of the loss's logits."""
         return 4 * CHUNK_COPIES * max(CHUNK_LOGITS[self.device], CHUNK_ROWS * self.size.vocab)
 
     @property
@@ -167,8 +167,8 @@ class MemoryPlan:
     def _fit(self, always: dict[str, float]) -> dict[str, float]:
         """Bytes of a float32 head and ends, and a float64 ridge regression.
 
-        The regression holds products of the features, states and embedding, for fitted and for
-        held-out rows, and solves one set. Masters and sums of gradients do not exist yet.
+        The regression holds products of the features (states and embedding) for fitted and held-out
+        rows, and solves one set. Master weights and gradient sums do not exist yet.
         """
         features = self.size.read + self.size.hidden
         squares, crosses = features**2, features * self.size.hidden
@@ -179,10 +179,10 @@ class MemoryPlan:
         }
 
     def _start(self) -> dict[str, float]:
-        """Bytes of replaying a validation row, by the float32 base if any.
+        """Bytes for replaying a validation row, with the float32 base if any.
 
-        On a CPU the checkpoint of the base is still mapped. A depth without gradients takes half of
-        the bytes that autograd would keep for it (measured: 0.35 to 0.5).
+        On a CPU, the base's checkpoint is still mapped. A depth without gradients takes half of the
+        bytes that autograd would keep for it (measured: 0.35 to 0.5).
         """
         size, width = self.size, 4 if self.warm else self._b
         states = width * self.depth * self.row[1] * size.drafter.width
@@ -246,7 +246,7 @@ class MemoryPlan:
 def peak_bytes(device: "torch.device") -> int:
     """Returns this process's peak memory so far, for comparison with `MemoryPlan`.
 
-    On a GPU it is allocated memory, on a CPU resident memory (VmHWM: getrusage adds the parent's).
+    Allocated memory on a GPU, resident memory on a CPU (VmHWM: getrusage adds the parent's).
     """
     if device.type == "cuda":
         import torch

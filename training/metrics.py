@@ -5,9 +5,7 @@
     metrics.write(step, values)
     print(step_line(step, steps, values, seconds))
 
-metrics.jsonl has one line per step. Weights & Biases gets the same values, offline unless a key is
-set.
-
+metrics.jsonl has one line per step. Weights & Biases gets the same values, offline without a key.
 Shapes: K depths.
 """
 
@@ -31,11 +29,11 @@ BF16_TFLOPS = {
     "A800": 312.0,
     "L40S": 362.0,
 }
-"""Dense bf16 peaks from the vendor's data sheets, by the first key that is in the device's name."""
+"""Dense bf16 peaks from data sheets; the first matching device name counts."""
 
 
 class Metrics:
-    """The metrics of one run, written by the main process alone."""
+    """The metrics of one run, written only by the main process."""
 
     def __init__(
         self,
@@ -60,7 +58,7 @@ class Metrics:
             )
 
     def write(self, step: int, values: dict[str, Any]) -> None:
-        """Writes numbers and lists of numbers of one step."""
+        """Writes the numbers and lists of numbers of one step."""
         if self.accelerator.is_main_process:
             with self.path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps({"step": step} | values) + "\n")
@@ -145,8 +143,8 @@ def export_line(base: dict[str, Any], trained: dict[str, Any], exported: dict[st
     acceptance = " ".join(f"{rate:.3f}" for rate in exported["acceptance"])
     return (
         f"exported: acceptance {acceptance}  acceptance length {after:.3f} at"
-        f" K={len(exported['acceptance'])}, {after / before - 1:+.2%} from the trained weights'"
-        f" {before:.3f}, base {first:.3f}"
+        f" K={len(exported['acceptance'])} ({after / before - 1:+.2%} against {before:.3f} before"
+        f" export; base {first:.3f})"
     )
 
 

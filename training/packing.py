@@ -19,7 +19,7 @@ from outrider.common.errors import OutriderError
 from outrider.common.lost_ends import LostEnds, lost_ends
 
 WINDOW = 1024
-"""Sequences that are packed together: enough to fill rows, few enough to keep the order random."""
+"""Sequences packed together: enough for full rows, few enough for random order."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Sample:
 
     sequence_id: str
     length: int
-    """Tokens, after the cut to a row."""
+    """Tokens after truncation to a row."""
     first_anchor: int
     """The first index i at which the engine would draft a chain."""
 
@@ -118,7 +118,7 @@ def plan_epoch(
 
 
 def turns(rows_per_step: int, world: int) -> int:
-    """Returns the rows that each process computes per step, counted or not."""
+    """Returns the number of rows that each process computes per step."""
     return -(-rows_per_step // world)
 
 
@@ -140,8 +140,8 @@ def rows_of_process(
 def pack(pieces: Sequence[tuple[int, int]], row_tokens: int) -> list[Row]:
     """Packs pieces (index, length) into rows by minimum bin slack.
 
-    A row takes the first remaining piece and those that fill it best (Gupta and Ho 1999), once in
-    descending and once in the given order; the result with fewer rows is used. Descending order
+    A row takes the first remaining piece and those that fill it best (Gupta and Ho, 1999). The
+    descending and the given order are tried; the result with fewer rows is used. Descending order
     leaves no long piece for the end, when no other fits. The given order is better if lengths
     hardly differ (413 +- 30 tokens in rows of 2,048: five do not quite fit), because descending
     order uses up the short pieces on the long ones.
@@ -164,8 +164,8 @@ def _fill_rows(left: list[tuple[int, int]], row_tokens: int) -> list[Row]:
 def _best_filling(lengths: Sequence[int], room: int) -> list[int]:
     """Returns indices of the lengths with the largest sum up to `room`.
 
-    The earliest of equal sums is taken. Bit n of `reachable` is set if some of the lengths so far
-    sum to n: one shift of a long integer per length. The search ends with the first exact sum,
+    Among equal sums, the earliest is taken. Bit n of `reachable` is set if some of the lengths so
+    far sum to n: one shift of a long integer per length. The search ends with the first exact sum,
     usually after about twenty lengths.
     """
     within = (1 << (room + 1)) - 1

@@ -5,12 +5,10 @@
 
 Drafts are accepted against this distribution, so the speculator learns it. p = softmax(logits /
 temperature), cut by top_k and top_p and renormalized; one-hot at temperature 0. It equals
-`speculators.acceptance.target_distribution` (checked by the tests) without sorting the vocabulary:
-the nucleus is nearly always within the 256 most likely tokens, and only the other rows are sorted
-in full.
+`speculators.acceptance.target_distribution` (tested), but rows are rarely sorted in full: the
+nucleus is nearly always within the 256 most likely tokens.
 
-Shapes: C rows of a chunk, V vocabulary, R rows that are cut, M most likely tokens searched,
-D draft vocabulary.
+Shapes: C rows of a chunk, R rows to cut, V vocabulary, D draft vocabulary, M tokens searched.
 """
 
 import math
@@ -23,8 +21,8 @@ from outrider.speculators.acceptance import GREEDY_BELOW
 from outrider.speculators.heads import DraftHead
 
 NUCLEUS_WITHIN = 256
-"""Number of most likely tokens in which the nucleus is searched first. At 129,280 tokens a partial
-sort costs a twentieth of a full one."""
+"""Number of most likely tokens in which the nucleus is searched first.
+At 129,280 tokens, a partial sort costs a twentieth of a full one."""
 
 
 class Served(NamedTuple):
@@ -33,8 +31,8 @@ class Served(NamedTuple):
     temperature_N: Tensor
     top_p_N: Tensor
     probabilistic: bool
-    """True: drafts are sampled from q at the request's temperature, without top_k and top_p, as in
-    vLLM. False: they are q's argmax."""
+    """True: drafts are sampled from q. False: they are q's argmax.
+    As in vLLM, they are sampled at the request's temperature, without top_k and top_p."""
     top_k_N: Tensor | None = None
     """0 for no limit; None: no request has a limit."""
 
@@ -55,8 +53,8 @@ class Teacher(NamedTuple):
     negative_entropy_C: Tensor
     """sum_v p log p, in nats"""
     logged_C: Tensor
-    """p of the logged token. If the cut excludes it, p before the cut: the token was sampled, so
-    only rounding can exclude it."""
+    """p of the logged token, before the cut if the cut excludes it.
+    The token was sampled, so only rounding can exclude it."""
 
 
 def served_distribution(
@@ -101,8 +99,8 @@ def _cut(
     """Cuts and renormalizes rows that `within` tokens suffice for; returns the others.
 
     First, tokens less likely than the top_k-th are dropped. A remaining token is kept if the mass
-    of more likely tokens is below top_p of the remaining mass. This is vLLM's rule in descending
-    order; vLLM drops, in ascending order, tokens with a mass up to them of at most 1 - top_p.
+    of more likely tokens is below top_p of the remaining mass. This is equivalent to vLLM's rule,
+    which drops tokens in ascending order while their cumulative mass is at most 1 - top_p.
     """
     all_of_them = len(rows) == len(p_CV)
     share_RM, index_RM = (p_CV if all_of_them else p_CV[rows]).topk(within, dim=-1)
@@ -111,7 +109,7 @@ def _cut(
     least_R = torch.where(limited_R, share_RM.gather(-1, last_R[:, None])[:, 0], 0.0)
     among_RM = share_RM >= least_R[:, None]
     mass_R = torch.where(limited_R, (share_RM * among_RM).sum(-1), 1.0)
-    # Without top_p all tokens are kept: with a limit of 1, rounding could drop some.
+    # Without top_p, all tokens are kept; with a limit of 1, rounding could drop some.
     nucleus_R = torch.where(top_p_C[rows] < 1, top_p_C[rows] * mass_R, math.inf)
     kept_RM = among_RM & (share_RM.cumsum(-1) - share_RM < nucleus_R[:, None])
     # The mass of a top_k above `within` is not known from these tokens.
@@ -130,7 +128,7 @@ def _cut(
 
 
 class DraftTeacher(NamedTuple):
-    """The target's distribution of a chunk, over the draft vocabulary."""
+    """The target's distribution over the draft vocabulary, for one chunk."""
 
     p_CD: Tensor
     """The target's probabilities, against which drafts are accepted."""
@@ -145,9 +143,9 @@ class DraftTeacher(NamedTuple):
     token_C: Tensor
     """The logged token as a draft token"""
     known_C: Tensor | None
-    """False if the logged token is outside the draft vocabulary; None if it has all tokens"""
+    """Whether the logged token is a draft token; None: all tokens are"""
     taught_C: Tensor | None
-    """False if the draft vocabulary has no mass, so there is no goal; None if it has all"""
+    """Whether p has mass on draft tokens; None: all tokens are"""
 
 
 def draft_teacher(teacher: Teacher, head: DraftHead | None, token_C: Tensor) -> DraftTeacher:
@@ -155,7 +153,7 @@ def draft_teacher(teacher: Teacher, head: DraftHead | None, token_C: Tensor) -> 
 
     With D < V tokens, the draft learns the target's distribution renormalized over them (otherwise
     KL and cross-entropy are infinite), but is accepted against the target's probabilities, which
-    are not renormalized. Over the full vocabulary both are the same.
+    are not renormalized. Over the full vocabulary, both are the same.
     """
     if head is None or head.target_ids_D is None:
         entropy_C, logged_C = teacher.negative_entropy_C, teacher.logged_C

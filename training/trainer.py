@@ -68,7 +68,7 @@ from outrider.training.validation import Validation
 
 
 class Trainer:
-    """One training run in this process, together with the launcher's other processes."""
+    """This process's part of a training run."""
 
     def __init__(self, spec: TrainingSpec, source: Store):
         self.spec, self.source, self.config = spec, source, spec.training
@@ -142,7 +142,7 @@ class Trainer:
             probabilistic,
             DEPTH_DECAY if warm or fitted else SCRATCH_DECAY,
         )
-        # A checkpoint with another digest of settings and data belongs to another run.
+        # A checkpoint with a different digest belongs to another run.
         self.digest = value_digest([spec.settings(), source.manifest])
         self.stop_requested = False
 
@@ -238,7 +238,7 @@ class Trainer:
         parity = ParityConfig()
         check = None
         if self.origin.base_dir is not None:
-            # The prepared embedding also serves the base: a second copy would take 1.9 GB for R1.
+            # The base shares the prepared embedding: a second copy would take 1.9 GB for R1.
             base_ends = dataclasses.replace(
                 load_target_ends(self.spec.target_dir).to(self.device),
                 embedding_VH=self.unroll.ends.embedding_VH,
@@ -254,7 +254,7 @@ class Trainer:
                 why = (
                     "step-0 parity: before any update, the speculator prepared for training drafts"
                     f" differently from the base in float32: {why}; if training.compute is bf16,"
-                    " check whether fp32 agrees. To train anyway: training.parity=warn"
+                    " check whether fp32 agrees. To train anyway, set training.parity=warn"
                 )
                 if self.config.parity == "strict":
                     raise OutriderError(why)
@@ -299,7 +299,7 @@ class Trainer:
                     self._save(done, state)
                 if stop and not last:
                     raise Preempted(
-                        f"training was asked to stop; step {done} of {len(self.steps)} is saved;"
+                        f"training stopped on request; step {done} of {len(self.steps)} is saved;"
                         " rerun the command to resume"
                     )
 
@@ -325,8 +325,7 @@ class Trainer:
                 drafted = self.unroll.drafted(batch, self.model)
                 counts_K = share_K if counted else torch.zeros_like(share_K)
                 loss, judged = self.objective.of_row(drafted, batch, counts_K, masked)
-                # DeepSpeed divides by the micro-batches and averages over the processes, but the
-                # loss is a sum.
+                # DeepSpeed averages over micro-batches and processes, but the loss is a sum.
                 self.accelerator.backward(loss * rows_each * world)
                 self.optimizer.step()
                 self.optimizer.zero_grad()
@@ -334,13 +333,13 @@ class Trainer:
             sums += torch.cat([loss.detach()[None], kl_K.float(), acceptance_K.float()])
         sums = self.accelerator.reduce(sums, reduction="sum").cpu()
         gradient_norm = float(self.accelerator.deepspeed_engine_wrapped.get_global_grad_norm())
-        # DeepSpeed reports a gradient with NaN or infinity as the norm -1.
+        # DeepSpeed reports the norm of a gradient with NaN or infinity as -1.
         if not (math.isfinite(sums[0]) and math.isfinite(gradient_norm) and gradient_norm >= 0):
             names = ", ".join(sample.sequence_id for sample in in_step)
             raise OutriderError(
-                f"training: step {step + 1} has the loss {sums[0]:g} and the gradient norm"
-                f" {gradient_norm:g}, with the sequences {names}; lower training.learning_rate, or"
-                " leave out the sequence whose states are not finite"
+                f"training: step {step + 1} has loss {sums[0]:g} and gradient norm"
+                f" {gradient_norm:g} with sequences {names}; lower training.learning_rate, or"
+                " remove the sequence whose states are not finite"
             )
         seconds = time.perf_counter() - began
         values = step_values(
@@ -401,10 +400,10 @@ class Trainer:
         self.accelerator.wait_for_everyone()
 
     def _exported(self, state: dict[str, Any]) -> dict[str, Any]:
-        """Returns the validation acceptance of the best speculator as written.
+        """Returns the validation acceptance of the best speculator as exported.
 
-        It shows the cost of the stored precision: FP8 blocks round trained weights, and a merged
-        adapter is rounded to the experts' dtype.
+        This shows the cost of the stored precision: FP8 blocks round trained weights, and merged
+        adapters are rounded to the experts' dtype.
         """
         best = self._best(state["best_step"])
         dtype = self.unroll.ends.dtype

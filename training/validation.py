@@ -52,8 +52,8 @@ class Validation:
         called with every row's drafts.
         """
         world, rank = self.accelerator.num_processes, self.accelerator.process_index
-        # Every process runs the same number of rows (ZeRO-3 gathers weights together); surplus
-        # rows are not counted.
+        # Every process runs the same number of rows, since ZeRO-3 gathers weights collectively;
+        # surplus rows are not counted.
         rounds = -(-len(self.rows) // world)
         mine = [self.rows[(turn * world + rank) % len(self.rows)] for turn in range(rounds)]
         sums = torch.zeros(1 + 3 * unroll.depth, dtype=torch.float64)

@@ -3,11 +3,10 @@
     architecture = architecture_of(config, path)     # raises for other targets
     architecture.layer is not None                   # whether its own speculator can be trained
 
-Supported are decoders that vLLM 0.32 serves and whose embedding, final RMSNorm and head are stored
-under the names below. If a target has no layer that is trained, its biases, norms of queries and
-keys, grouped queries and scaled rotary embeddings do not matter here: states are captured in vLLM.
-A new architecture is one entry in `ARCHITECTURES` and, if its own layer is trained, its attention
-in layers/.
+A decoder is supported if vLLM 0.32 serves it and its embedding, final RMSNorm and head are stored
+under the names below. Its biases, query and key norms, grouped queries and scaled rotary embeddings
+matter only if its own layer is trained, since vLLM captures the states. A new architecture is one
+entry in `ARCHITECTURES` and, if its own layer is trained, its attention in layers/.
 """
 
 import dataclasses
@@ -21,14 +20,14 @@ EMBEDDING, FINAL_NORM_WEIGHT, HEAD = (
     "model.norm.weight",
     "lm_head.weight",
 )
-"""The target's ends. Tied targets have no head."""
+"""The target's embedding, last norm and head; tied targets store no head."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Layer:
-    """The decoder layer that targets ship as speculator, as in vLLM 0.32.
+    """A decoder layer that a target ships as its speculator.
 
-    Its MLP is DeepSeek-V3's in every architecture (layers/decoder_layer.py).
+    As in vLLM 0.32. The MLP is always DeepSeek-V3's (layers/decoder_layer.py).
     """
 
     attention: str
@@ -38,17 +37,17 @@ class Layer:
     rope_types: tuple[str, ...]
     """Rotary embeddings that the attention supports."""
     feeds_normed: bool
-    """True if the next depth reads the state after the layer's last norm, not the one before it."""
+    """True if the next depth reads the state after the last norm."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Architecture:
-    """Capabilities of the targets of one architecture."""
+    """Capabilities of one target architecture."""
 
     layer: Layer | None = None
-    """None if Outrider trains no speculator of the checkpoint."""
+    """The target's own speculator; None if Outrider cannot train one."""
     returns_states: bool = True
-    """Whether vLLM returns the states of its layers (`SupportsEagle3`), which heads read."""
+    """Whether vLLM returns layer states (`SupportsEagle3`), which heads read."""
 
 
 ARCHITECTURES = {
@@ -67,7 +66,7 @@ ARCHITECTURES = {
         )
     ),
     # vLLM returns one state, residual + hidden (glm4_moe_mtp.py). It is normed for the head, but
-    # the next depth reads it without the norm (llm_base_proposer.py, `model_returns_tuple`).
+    # the next depth reads it before the norm (llm_base_proposer.py, `model_returns_tuple`).
     "Glm4MoeForCausalLM": Architecture(
         Layer(
             attention="outrider.speculators.layers.llama_attention:Glm4MoeAttention",
@@ -97,7 +96,7 @@ def architecture_of(config: Mapping[str, Any], path: object) -> Architecture:
     why = f"supported targets are {', '.join(ARCHITECTURES)}"
     if name in SPARSE:
         why = f"its sparse attention (the indexer) is neither captured nor trained here; {why}"
-    raise OutriderError(f"{path}: architectures = {name}: not a target of Outrider; {why}")
+    raise OutriderError(f"{path}: architectures = {name}: not a supported target; {why}")
 
 
 def layer_of(config: Mapping[str, Any]) -> Layer:

@@ -1,4 +1,4 @@
-"""Checks of a speculator's files that several drafter kinds share. No torch.
+"""Checks of speculator files, shared by several drafter kinds. No torch.
 
 Each check raises an `OutriderError` with file, key, value and fix.
 """
@@ -23,17 +23,17 @@ def check_vocabulary_size(path: Path, config: Mapping[str, Any], target: Checkpo
     if config.get("vocab_size") != vocabulary:
         raise OutriderError(
             f"{path}: vocab_size = {config.get('vocab_size')}, but the target's is {vocabulary}"
-            f" ({target.directory / 'config.json'}): a stale vocabulary. Its token ids mean other"
-            " words; train the speculator again for this target, or name the target that it was"
-            " trained for"
+            f" ({target.directory / 'config.json'}): a stale vocabulary, whose token ids have other"
+            " meanings; train the speculator again for this target, or set target.model to the one"
+            " that it was trained for"
         )
 
 
 def check_same_rows(header: TensorHeader, own: TensorHeader) -> None:
     """Checks that a copy of the target's embedding or head equals it.
 
-    The engine replaces the copy by the target's tensor: a speculator that was trained with a
-    different tensor drafts nonsense.
+    The engine replaces the copy with the target's tensor, so a speculator that was trained with a
+    different one drafts nonsense.
     """
     if header.shape != own.shape:
         difference = f"has shape {list(header.shape)}, the target's {own.name} {list(own.shape)}"
@@ -43,8 +43,8 @@ def check_same_rows(header: TensorHeader, own: TensorHeader) -> None:
         return
     raise OutriderError(
         f"{header.file}: {header.name} {difference}: a stale vocabulary. The speculator was"
-        " trained for another vocabulary or another revision of the target than"
-        f" {own.file.parent}; name that one as target.model, or train again"
+        f" trained for another vocabulary or revision of the target than {own.file.parent}; set"
+        " target.model to the one that it was trained for, or train again"
     )
 
 
@@ -54,7 +54,7 @@ def check_finite(found: Mapping[str, TensorHeader]) -> None:
     if broken:
         raise OutriderError(
             f"{found[broken[0]].file}: not a finite number in {first_names(sorted(broken))}; the"
-            " checkpoint is damaged, or its training diverged: take an earlier checkpoint, or"
+            " checkpoint is damaged, or its training diverged: use an earlier checkpoint, or"
             " export it again"
         )
 
@@ -66,17 +66,17 @@ def check_header_shape(
     config: Path,
     in_words: str,
 ) -> TensorHeader:
-    """Checks presence and shape of the tensor `suffix`; returns its header."""
+    """Checks the presence and shape of tensor `suffix`; returns its header."""
     header = header_named(found, suffix)
     if header is None:
         raise OutriderError(
-            f"{config.parent}: no tensor {suffix}, which {in_words} has. Its tensors are"
+            f"{config.parent}: no tensor {suffix}, which {in_words} needs; its tensors are"
             f" {first_names(sorted(found))}"
         )
     if math.prod(header.shape) != math.prod(shape) or header.shape[0] != shape[0]:
         raise OutriderError(
             f"{header.file}: {header.name} has shape {list(header.shape)}, but {config} and the"
-            f" target make it {list(shape)}; the weights and the configuration belong to different"
+            f" target require {list(shape)}; the weights and the configuration belong to different"
             " models"
         )
     return header
@@ -89,13 +89,13 @@ def check_names(where: object, found: Collection[str], expected: Collection[str]
     parts += [f"unexpected: {first_names(unexpected)}"] if unexpected else []
     if parts:
         raise OutriderError(
-            f"{where}: the tensors do not fit config.json; {'; '.join(parts)}; the checkpoint is"
-            " incomplete, or of another model: export it again, or name one of this target"
+            f"{where}: the tensors do not match config.json; {'; '.join(parts)}; the checkpoint is"
+            " incomplete or belongs to another model: export it again, or use one for this target"
         )
 
 
 def header_named(found: Mapping[str, TensorHeader], suffix: str) -> TensorHeader | None:
-    """The first header whose name is `suffix` or ends in it."""
+    """The first header whose name is `suffix` or ends with it."""
     for name, header in found.items():
         if name == suffix or name.endswith("." + suffix):
             return header
@@ -108,8 +108,8 @@ def foreign(
     """The error for a speculator of another model."""
     return OutriderError(
         f"{path}: {key} = {value}, but the target has {wanted} ({target.directory / 'config.json'})"
-        ": the speculator belongs to another model. Name one that was trained for this target, or"
-        " its target as target.model"
+        ": the speculator belongs to another model. Use one that was trained for this target, or"
+        " set target.model to its target"
     )
 
 

@@ -1,13 +1,12 @@
-"""DeepSeek's block FP8: e4m3 values with one float32 scale per block, w = value * scale.
+"""DeepSeek's block FP8: e4m3 values with one float32 scale per block.
 
     value, scale = quantize(weight, (128, 128))
     weight = dequantize(value, scale, (128, 128))
 
-Blocks are usually 128 x 128. As DeepSeek-V3 documents its files (README_WEIGHTS.md;
-arXiv:2412.19437, section 3.3.2; inference/kernel.py, weight_dequant), the scale of a block is its
-largest magnitude over 448, e4m3's largest number, stored in NAME.weight_scale_inv. DeepSeek-V3.1
-rounds scales up to powers of two. The grid of blocks is rounded up if a side is not a multiple of
-the block's.
+A weight is value * scale. Blocks are usually 128 x 128; blocks at the edges may be partial. A
+block's scale, stored in NAME.weight_scale_inv, is its largest magnitude divided by 448, the largest
+e4m3 number. DeepSeek-V3.1 rounds scales up to powers of two. Sources: README_WEIGHTS.md and
+inference/kernel.py (weight_dequant) of DeepSeek-V3; arXiv:2412.19437, section 3.3.2.
 
 Shapes: O output features, I input features, P = ceil(O / rows) and Q = ceil(I / columns) blocks.
 """
@@ -20,7 +19,7 @@ from torch import Tensor
 
 FP8 = torch.float8_e4m3fn
 LARGEST = torch.finfo(FP8).max
-"""448."""
+"""The largest e4m3 number, 448."""
 
 
 def grid(shape: torch.Size | tuple[int, ...], blocks: tuple[int, int]) -> tuple[int, int]:
@@ -31,19 +30,21 @@ def grid(shape: torch.Size | tuple[int, ...], blocks: tuple[int, int]) -> tuple[
 def quantize(
     weight_OI: Tensor, blocks: tuple[int, int], powers_of_two: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """e4m3 values [O, I] and float32 scales [P, Q], rounded to nearest, ties to even.
+    """Returns e4m3 values [O, I] and float32 scales [P, Q].
 
-    A block of zeros has scale 1. With `powers_of_two` (`scale_fmt: ue8m0`), scales are rounded up,
-    2^ceil(log2(scale)), as DeepSeek-V3.1's inference/kernel.py does.
+    Values are rounded to nearest, ties to even. A block of zeros has scale 1. With `powers_of_two`
+    (`scale_fmt: ue8m0`), scales are rounded up to 2^ceil(log2(scale)), as in DeepSeek-V3.1's
+    inference/kernel.py.
     """
     blocked = _blocked(weight_OI.float(), blocks)
     largest_PQ = blocked.abs().amax(dim=(1, 3))
-    # Subnormal scales are clamped: dividing by them loses precision, and such a block is near zero.
+    # Subnormal scales are clamped: dividing by them loses precision, and such blocks are near zero.
     scale_PQ = torch.where(
         largest_PQ > 0, (largest_PQ / LARGEST).clamp_min(torch.finfo(torch.float32).tiny), 1.0
     )
     if powers_of_two:
-        mantissa_PQ, exponent_PQ = torch.frexp(scale_PQ)  # exact, unlike log2; 0.5 is a power
+        # frexp is exact, unlike log2; powers of two have mantissa 0.5.
+        mantissa_PQ, exponent_PQ = torch.frexp(scale_PQ)
         scale_PQ = torch.ldexp(torch.ones_like(scale_PQ), exponent_PQ - (mantissa_PQ == 0.5).int())
     value = (blocked / scale_PQ[:, None, :, None]).clamp(-LARGEST, LARGEST)
     return _flat(value, weight_OI.shape).to(FP8), scale_PQ
@@ -52,7 +53,7 @@ def quantize(
 def dequantize(
     value_OI: Tensor, scale_PQ: Tensor, blocks: tuple[int, int], dtype: torch.dtype = torch.float32
 ) -> Tensor:
-    """The weight [O, I]: multiplied in float32, then rounded once."""
+    """The weight [O, I], multiplied in float32 and rounded once."""
     blocked = _blocked(value_OI.float(), blocks)
     return _flat(blocked.mul_(scale_PQ.float()[:, None, :, None]), value_OI.shape).to(dtype)
 

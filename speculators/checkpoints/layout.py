@@ -4,7 +4,7 @@
     layout.files(target_tensors(layout))      # kinds/: about 2 of R1's 163 shards
 
 Only config.json and the safetensors index are read. Training needs the tensors of the target's own
-speculator, the embedding and the head: the other 600 GB of R1 need not be on the training machine.
+speculator, the embedding and the head; the other 600 GB of R1 need not be on the training machine.
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ SCALE_SUFFIX = "_scale_inv"
 """DeepSeek stores the scales of NAME.weight as NAME.weight_scale_inv, though they multiply."""
 
 DERIVED = ".rotary_emb.inv_freq"
-"""Rotary frequencies that some conversions store: they follow from config.json and are not read."""
+"""Rotary frequencies that some conversions store; not read, as config.json defines them."""
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 
@@ -35,7 +35,7 @@ class CheckpointLayout:
     config: dict[str, Any]
     weight_map: dict[str, str]
     blocks: tuple[int, int] | None
-    """Rows and columns of an FP8 block; None if the weights are not quantized."""
+    """Rows and columns of an FP8 block; None for unquantized weights."""
 
     @property
     def ends(self) -> tuple[str, str]:
@@ -61,7 +61,7 @@ def read_layout(directory: Path) -> CheckpointLayout:
     config = read_json(directory / "config.json")
     architecture = architecture_of(config, directory / "config.json")
     quantization = config.get("quantization_config") or {}
-    # Without an MTP layer only the ends are read, which other quantizations leave in bf16.
+    # Without an MTP layer only embedding and head are read, which other quantizations keep in bf16.
     read = architecture.layer is not None or "weight_block_size" in quantization
     blocks = fp8_blocks(config, directory / "config.json") if read else None
     return CheckpointLayout(directory, config, weight_map(directory), blocks)
@@ -71,7 +71,7 @@ def fp8_blocks(config: dict[str, Any], path: Path) -> tuple[int, int] | None:
     """Rows and columns of an FP8 block; None without `quantization_config`.
 
     DeepSeek's are (128, 128). Formats other than e4m3 blocks with dynamic activation scales are
-    refused: their tensors would be misread.
+    refused, since their tensors would be misread.
     """
     found = config.get("quantization_config")
     if not found:
@@ -101,8 +101,8 @@ def weight_map(directory: Path) -> dict[str, str]:
         return read_json(index)["weight_map"]
     if not single.is_file():
         raise OutriderError(
-            f"{directory}: neither {index.name} nor {single.name} is there; name a checkpoint's"
-            " directory"
+            f"{directory}: neither {index.name} nor {single.name} exists; use the directory of a"
+            " checkpoint"
         )
     with safe_open(single, "np") as file:
         return dict.fromkeys(file.keys(), single.name)

@@ -1,4 +1,4 @@
-"""Headers of safetensors files, and checks of single tensors: finiteness, equality.
+"""Headers of safetensors files, and checks of tensors for finiteness and equality.
 
 headers = tensor_headers(directory)          # by name; no weight is read, no torch
 headers["lm_head.weight"].shape
@@ -28,7 +28,7 @@ class TensorHeader:
     name: str
     file: Path
     dtype: str
-    """As safetensors names it, such as `BF16`."""
+    """The dtype's name in safetensors, such as `BF16`."""
     shape: tuple[int, ...]
 
     @property
@@ -55,7 +55,7 @@ def tensor_headers(directory: Path, only: Iterable[str] | None = None) -> dict[s
         if not file.is_file():
             listed = f", though {INDEX} names it" if index.is_file() else ""
             raise OutriderError(
-                f"{file}: no such file{listed}; name a whole checkpoint's directory"
+                f"{file}: no such file{listed}; use the directory of a complete checkpoint"
             )
         try:
             with safe_open(file, "np") as opened:
@@ -65,14 +65,14 @@ def tensor_headers(directory: Path, only: Iterable[str] | None = None) -> dict[s
                     headers[name] = TensorHeader(name, file, part.get_dtype(), shape)
         except SafetensorError:
             raise OutriderError(
-                f"{file}: not a whole safetensors file ({file.stat().st_size:,} bytes); copy it"
+                f"{file}: not a complete safetensors file ({file.stat().st_size:,} bytes); copy it"
                 " again from its source"
             ) from None
     return headers
 
 
 def is_finite(header: TensorHeader) -> bool:
-    """True for a tensor without infinities and NaN. Integers are always finite."""
+    """True for a tensor without infinity or NaN. Integers are always finite."""
     value = header.read()
     return bool((value.float() if value.itemsize == 1 else value).isfinite().all())
 

@@ -1,11 +1,11 @@
 """Fingerprints of targets: R1 and R1-0528 have equal shapes but different weights.
 
-    target_fingerprint(target_dir)                    # None: not a whole target
+    target_fingerprint(target_dir)                    # None: not a complete target
     check_target(manifest, bundle, target_dir)        # raises for another target
 
-It covers config.json, tokenizer.json, and the name, the size and 64 KiB at each end of every weight
-file: 21 MB of R1's 671 GB. It misses changes in the middle of files or in the chat template. The
-same weights in other files (resharded or requantized) are a different target.
+A fingerprint covers config.json, tokenizer.json, and the name, the size and 64 KiB at each end of
+every weight file: 21 MB of R1's 671 GB. It misses changes in the middle of files and in the chat
+template. The same weights in other files (resharded or requantized) are a different target.
 """
 
 import functools
@@ -47,7 +47,7 @@ def target_fingerprint(directory: Path) -> str | None:
 def check_target(manifest: Mapping[str, Any], bundle: Path | str, target_dir: Path) -> None:
     """Raises an `OutriderError` if the bundle was made for another target.
 
-    Nothing is compared if either fingerprint is unknown.
+    Does nothing if either fingerprint is unknown.
     """
     expected, found = manifest.get(KEY), target_fingerprint(target_dir)
     if expected is None or found is None or expected == found:

@@ -1,4 +1,4 @@
-"""Reads and encodes tensors of a checkpoint, FP8 blocks included; publishes checkpoints.
+"""Reads and encodes checkpoint tensors, including FP8 blocks; publishes checkpoints.
 
 tensors = CheckpointTensors(read_layout(directory))
 tensors.read("lm_head.weight", torch.float32)
@@ -29,7 +29,7 @@ class CheckpointTensors:
         self._files: dict[Path, Any] = {}
 
     def raw(self, name: str) -> Tensor:
-        """Reads the tensor as it is stored."""
+        """Reads the tensor as stored."""
         path = self.layout.directory / self.layout.files([name])[0]
         if path not in self._files:  # each shard is mapped once
             if not path.is_file():
@@ -51,7 +51,7 @@ class CheckpointTensors:
             return value, None
         if self.layout.blocks is None:
             raise OutriderError(
-                f"{self.layout.directory}: {scale_name} is there, but config.json has no"
+                f"{self.layout.directory}: {scale_name} exists, but config.json has no"
                 " quantization_config"
             )
         scale, expected = self.raw(scale_name), grid(value.shape, self.layout.blocks)
@@ -75,7 +75,7 @@ class CheckpointTensors:
         return dequantize(value, scale, self.layout.blocks, dtype)
 
     def encode(self, name: str, tensor: Tensor) -> dict[str, Tensor]:
-        """Encodes `tensor` like the stored `name`: FP8 with scales, or its dtype.
+        """Encodes `tensor` in the stored format of `name`, such as FP8.
 
         Unchanged values keep the stored bytes.
         """
@@ -83,8 +83,8 @@ class CheckpointTensors:
         check_tensor_shape(self.layout, name, tensor, value.shape)
         if scale is None or self.layout.blocks is None:
             return {name: tensor.to(value.dtype).contiguous().clone()}
-        # Trained weights are bf16. Values equal in bf16 were not trained, and quantizing them again
-        # could change their bytes.
+        # Trained weights are bf16. Values that are equal in bf16 were not trained, and quantizing
+        # them again could change their bytes.
         before = dequantize(value, scale, self.layout.blocks, torch.bfloat16)
         if not torch.equal(before, tensor.to(torch.bfloat16)):
             value, found = quantize(tensor, self.layout.blocks, self.layout.powers_of_two)
@@ -99,11 +99,11 @@ def fill(views: Mapping[str, Tensor], read: Callable[[str], Tensor], where: obje
             value = read(name)
             if value.numel() != view.numel() or value.shape[-1] != view.shape[-1]:
                 raise OutriderError(
-                    f"{where}: {name} has shape {tuple(value.shape)}, but config.json makes it"
+                    f"{where}: {name} has shape {tuple(value.shape)}, but config.json requires"
                     f" {tuple(view.shape)}; the weights and config.json belong to different models"
                 )
             view.copy_(value.view(view.shape))
-    # Tensor by tensor: isfinite copies, and all experts of R1's layer are 30 GB in float32.
+    # Tensor by tensor, since isfinite copies, and R1's stacked experts are 30 GB in float32.
     if broken := [name for name, view in views.items() if not view.isfinite().all()]:
         raise OutriderError(
             f"{where}: not a finite number in {', '.join(broken)}; the checkpoint is damaged"
@@ -116,7 +116,7 @@ def check_tensor_shape(
     """Raises an `OutriderError` if the tensor does not have this shape."""
     if tuple(tensor.shape) != tuple(shape):
         raise OutriderError(
-            f"{layout.directory}: {name} has shape {tuple(tensor.shape)}, but config.json makes it"
+            f"{layout.directory}: {name} has shape {tuple(tensor.shape)}, but config.json requires"
             f" {tuple(shape)}; the weights and config.json belong to different models"
         )
 

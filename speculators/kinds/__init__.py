@@ -29,7 +29,7 @@ KINDS: dict[str, DrafterKind] = {
 """Kinds by name; a directory belongs to the first that recognizes it."""
 
 DEFAULT_KIND = "mtp"
-"""The kind that DeepSeek-V3 and R1 ship and that recipes train unless they name another."""
+"""The kind that recipes train by default; DeepSeek-V3 and R1 ship it."""
 
 NO_SPECULATION = NoSpeculation.name
 """Name of the kind that drafts nothing."""
@@ -42,7 +42,7 @@ def kind_named(name: str) -> DrafterKind:
     """The kind of that name; raises an `OutriderError` if there is none."""
     if name not in KINDS:
         raise OutriderError(
-            f"speculator kind {name!r} is not known; the kinds are {', '.join(KINDS)}"
+            f"speculator kind {name!r} is unknown; the kinds are {', '.join(KINDS)}"
         )
     return KINDS[name]
 
@@ -89,9 +89,9 @@ def kind_of(directory: Path) -> DrafterKind:
             return kind
     known = [kind.directory_in_words for kind in KINDS.values() if kind.directory_in_words]
     raise OutriderError(
-        f"{path}: architectures = {config.get('architectures') or []}: not a speculator that"
-        f" Outrider knows. A directory is {', or '.join(known)}; kinds without a directory are"
-        f" named: {', '.join(weightless_names())}"
+        f"{path}: architectures = {config.get('architectures') or []}: not a known speculator. A"
+        f" directory must be {', or '.join(known)}; kinds without a directory are"
+        f" {', '.join(weightless_names())}"
     )
 
 
@@ -110,7 +110,7 @@ def native_kinds(target_config: Mapping[str, Any]) -> list[TrainableKind]:
 
 
 def target_tensors(target: CheckpointLayout) -> list[str]:
-    """Names of the target's tensors that Outrider reads: embedding, head, its own speculators."""
+    """Names of the target's tensors that Outrider reads."""
     own = (kind.native_tensors(target) for kind in native_kinds(target.config))
     return sorted(set(target.ends).union(*own))
 
@@ -118,12 +118,11 @@ def target_tensors(target: CheckpointLayout) -> list[str]:
 def check_speculator(directory: Path, target_dir: Path) -> None:
     """Checks from files alone that a speculator fits the target; no torch.
 
-    A speculator of another target, with another vocabulary or with damaged weights crashes an
-    engine after minutes, or silently drafts nonsense. The checks read the two config.json and the
-    safetensors headers; only finiteness, and whether a copied vocabulary equals the target's, need
-    the weights. A bundle must also have been made for exactly this target (target_fingerprint.py).
-
-    Raises an `OutriderError` with file, key, value and fix if they do not fit.
+    A speculator for another target or vocabulary, or with damaged weights, crashes an engine after
+    minutes or silently drafts nonsense. The checks read both config.json files and the safetensors
+    headers; only the checks for finiteness and for equality with the target's embedding and head
+    read weights. A bundle must also have been made for exactly this target (target_fingerprint.py).
+    Raises an `OutriderError` with file, key, value and fix if a check fails.
     """
     directory = Path(directory)
     if (directory / "bundle.json").is_file():

@@ -5,8 +5,8 @@
                                        anchor_BT, depth=4)
     drafter.head(ends).logits(states[0])
 
-A kind with one attention over prefix and drafts (MTP, EAGLE-3, P-EAGLE) is a `ChainDrafter` and
-implements `speculators.unroll.Chain`. Any other kind implements its own unroll.
+Kinds with one attention over prefix and drafts (MTP, EAGLE-3, P-EAGLE) are `ChainDrafter`s and
+implement `speculators.unroll.Chain`. Other kinds implement their own unroll.
 
 Shapes: B rows, T slots of a row, X values per token that the drafter reads, N anchors, H width
 of the state that the head reads, K depths.
@@ -25,17 +25,17 @@ from outrider.speculators.unroll import Chain, unroll_anchors
 
 @dataclass(frozen=True)
 class Batch:
-    """One row, as `Drafter.unroll` takes it (B = 1)."""
+    """One row (B = 1) of inputs to `Drafter.unroll`."""
 
     row: tuple[int, ...]
-    """Indices of its samples."""
+    """Indices of the row's samples."""
     token_ids_BT: Tensor
     hidden_BTH: Tensor
     """The target's states after the final norm, which the teacher reads."""
     inputs_BTX: Tensor
-    """The states that the drafter reads; the same tensor as `hidden_BTH` if it reads no others."""
+    """The states that the drafter reads; may be `hidden_BTH` itself."""
     sequence_BT: Tensor
-    """Number of the slot's sequence in the row, from 0; -1 is padding."""
+    """Index of the slot's sequence in the row; -1 for padding."""
     position_BT: Tensor
     anchor_BT: Tensor
 
@@ -54,10 +54,10 @@ class Batch:
 
 
 class Drafter(nn.Module):
-    """Base class of a drafter's module, whose parameters are trained."""
+    """Base class of drafter modules; their parameters are trained."""
 
     width: int
-    """Values of a state that the head reads."""
+    """Width of the states that the head reads."""
     recompute = False
     """Whether backward recomputes every depth instead of keeping its activations."""
     used_experts = 1.0
@@ -77,8 +77,8 @@ class Drafter(nn.Module):
 
         Returns the flat indices [N] of the anchors in B*T and, for each depth s, the states u[s]
         [N, H] that the head reads. The chain at slot i reads the tokens up to i + 1; u[s] predicts
-        the token at i + 2 + s. Tokens are the logged ones (teacher forcing). `sequence_BT` numbers
-        the sequence of a slot, -1 for padding; `position_BT` counts from 0 in each sequence.
+        the token at i + 2 + s. The logged tokens are read (teacher forcing). `position_BT` counts
+        from 0 in each sequence.
         """
         raise NotImplementedError
 
@@ -87,7 +87,7 @@ class Drafter(nn.Module):
         raise NotImplementedError
 
     def input_values(self) -> int:
-        """Values per anchor that recomputation of a depth needs; 0 if unsupported."""
+        """Values per anchor from which a depth is recomputed; 0 if unsupported."""
         return 0
 
 
@@ -95,10 +95,10 @@ class ChainDrafter(Drafter):
     """A drafter that implements `Chain`, with one attention over prefix and drafts."""
 
     mask_token: int | None = None
-    """Token that a parallel drafter reads at every depth but the first; None for other drafters."""
+    """Input token of a parallel drafter after depth 0; None for others."""
 
     def input_values(self) -> int:
-        """Values of a state, x, query, key and value."""
+        """Total size of a state, x, query, key and value."""
         chain = cast(Chain, self)
         weight = next(self.parameters())
         state = torch.empty(1, chain.width, dtype=weight.dtype, device=weight.device)

@@ -6,10 +6,10 @@ this folder names a kind. There are two levels:
     DrafterKind     can be served and measured: how it is recognized, checked against the target,
                     and configured in vLLM
     TrainableKind   can also be trained on captured states, replayed, compared with the engine,
-                    sized before training, and swapped in a live engine; it drafts in every step
+                    sized before training, and swapped in a live engine; drafts in every step
 
-Both are base classes with defaults, so that a kind defines only what differs. The registry imports
-no torch, so that `--help` and `--dry-run` start fast. A method that needs torch calls the function
+Both are base classes with defaults, so a kind defines only what differs. The registry does not
+import torch, so `--help` and `--dry-run` start fast. A method that needs torch calls the function
 of the same name in the kind's `checkpoint` module, which is imported at the call.
 
 How a trainable kind is used:
@@ -25,7 +25,7 @@ How a trainable kind is used:
     kind.swap_tensors(out_dir)                          swapping the drafter of a live engine
 
 Teacher and draft are separate: the teacher is the target's head over the full vocabulary
-(`TargetEnds`), the draft's head (`DraftHead`) may be trained and may cover fewer tokens.
+(`TargetEnds`); the draft's head (`DraftHead`) may be trained and may cover fewer tokens.
 
 Shapes: T tokens, N anchors, K depths.
 """
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from outrider.speculators.kinds.drafter import Batch, Drafter
 
 TrainedParameters = Literal["all", "non_routed", "lora"]
-"""Trained weights: all, all but the routed experts, or the latter and adapters on the experts."""
+"""Trained weights: all, without routed experts, or with adapters on them."""
 
 KPerBatchSize = Sequence[tuple[int, int, int]]
 """(first batch size, last batch size, drafts) of each range."""
@@ -60,18 +60,17 @@ class Origin:
 
     target_dir: Path
     base_dir: Path | None
-    """Directory of a speculator of the same kind to start from; None to train from scratch."""
+    """Directory of a speculator of the same kind; None: from scratch."""
     head: HeadConfig = dataclasses.field(default_factory=HeadConfig)
     """Shape of a head from scratch."""
     token_counts: "Callable[[], Tensor] | None" = None
-    """Returns how often each target token occurs in the training responses, [V], to choose a
-    draft vocabulary from. None if there is no traffic."""
+    """Counts each target token in the training responses, [V]; None without traffic."""
     rows: "Callable[[], Iterable[Batch]] | None" = None
-    """Returns the training part's rows, in the same order every time, on the speculator's device.
-    A speculator from scratch is fitted to them. None: it starts with random weights."""
+    """Returns training rows for fitting a new speculator; None: random weights.
+    They are on the speculator's device and always in the same order."""
     train: TrainedParameters = "all"
     lora_rank: int = 16
-    """Rank of the adapters of `lora`."""
+    """Rank of the `lora` adapters."""
 
 
 class DrafterKind:
@@ -80,17 +79,16 @@ class DrafterKind:
     name: str
     """Name in `speculator.kind` and in reports, and by default vLLM's method."""
     in_words: str
-    """The kind as a noun phrase for messages, such as `an MTP layer`."""
+    """A noun phrase for messages, such as `an MTP layer`."""
     directory_in_words: str | None = None
-    """Description of a directory of this kind; None for a kind without weights."""
+    """Description of the kind's directories; None for a kind without weights."""
     fixed_k = False
-    """True if every step drafts the number of tokens that the engine was started with, so that
-    there can be no schedule by batch size."""
+    """True if K is fixed at engine start, which excludes schedules."""
     one_block = False
-    """True if the drafts of a step attend to each other, so that they depend on their number.
-    Replay is then exact for `speculator.depth` drafts, and not for fewer."""
+    """True if drafts attend to each other and thus depend on K.
+    Replay is then exact for `speculator.depth` drafts, but not for fewer."""
     needs_v2 = False
-    """True if only vLLM's model runner V2 supports the kind, which needs a GPU."""
+    """True if the kind needs vLLM's model runner V2, thus a GPU."""
 
     def recognizes(self, config: Mapping[str, Any]) -> bool:
         """True for the config.json of a directory of this kind."""
@@ -99,7 +97,7 @@ class DrafterKind:
     def check(self, directory: Path, target: CheckpointLayout) -> None:
         """Raises an `OutriderError` if the directory does not fit the target.
 
-        Reads config.json, safetensors headers and, for finiteness and copies, the values.
+        Reads config.json, safetensors headers and, to check finiteness and copies, values.
         """
 
     def vllm_settings(
@@ -119,8 +117,8 @@ class DrafterKind:
         if k_per_batch_size:
             if self.fixed_k:
                 raise OutriderError(
-                    f"{self.in_words} drafts {k} tokens in every step; with fewer at a batch size,"
-                    " vLLM 0.32 fails or drafts other tokens than were measured; leave the schedule"
+                    f"{self.in_words} drafts {k} tokens in every step; with fewer, vLLM 0.32 fails"
+                    " or drafts other tokens than were measured; leave the schedule by batch size"
                     " out (export.k_per_batch_size: false)"
                 )
             schedule = [list(row) for row in k_per_batch_size]
@@ -146,8 +144,8 @@ class TrainableKind(DrafterKind):
     ) -> Mapping[str, Any]:
         """config.json of the speculator to be trained.
 
-        It is the base's if training starts from a base of this kind. A draft vocabulary that
-        depends on the traffic has its planned size.
+        The base's if training starts from a base of this kind. A draft vocabulary that depends on
+        the traffic has its planned size.
         """
         raise NotImplementedError
 
@@ -156,14 +154,11 @@ class TrainableKind(DrafterKind):
         raise NotImplementedError
 
     def latent_cache(self, config: Mapping[str, Any]) -> bool | None:
-        """Whether a speculator with this config.json has MLA's form of KV cache.
-
-        None if it has the target's form.
-        """
+        """Whether the KV cache has MLA's format; None: the target's format."""
         return None
 
     def fitted(self, config: Mapping[str, Any]) -> bool:
-        """Whether a speculator from scratch with this config.json is fitted to `Origin.rows`."""
+        """Whether a new speculator with this config.json is fitted to `Origin.rows`."""
         return False
 
     def native(self, target_config: Mapping[str, Any]) -> bool:
@@ -171,13 +166,13 @@ class TrainableKind(DrafterKind):
         return False
 
     def native_tensors(self, target: CheckpointLayout) -> set[str]:
-        """Names of the target's tensors that belong to its own speculator of this kind."""
+        """Names of the tensors of the target's own speculator."""
         return set()
 
     def check_target(self, target_dir: Path, base_dir: Path | None, config_only: bool) -> None:
         """Raises an `OutriderError` if training cannot start from this target and base.
 
-        With `config_only` the weights need not be there (`--dry-run`).
+        With `config_only` (`--dry-run`), weights need not be present.
         """
 
     def build(
@@ -196,7 +191,7 @@ class TrainableKind(DrafterKind):
         dtype: "torch.dtype",
         device: "torch.device | str" = "cpu",
     ) -> "Drafter":
-        """Loads the drafter of a directory; all weights must be finite."""
+        """Loads a directory's drafter; all weights must be finite."""
         return self._weights.load(self, directory, target_dir, dtype, device)
 
     def start(
@@ -208,16 +203,16 @@ class TrainableKind(DrafterKind):
     def trained(
         self, drafter: "Drafter", state: Mapping[str, "Tensor"]
     ) -> Iterator[tuple[str, "Tensor"]]:
-        """Yields (checkpoint name, tensor) of the trained weights, adapters merged.
+        """Yields (checkpoint name, tensor) of the trained weights, with adapters merged.
 
-        `state` is the drafter's whole state dict: under ZeRO-3 the module itself holds shards.
+        `state` is the drafter's whole state dict, since under ZeRO-3 the module holds shards.
         """
         return self._weights.trained(drafter, state)
 
     def write(self, changed: Iterable[tuple[str, "Tensor"]], origin: Origin, out_dir: Path) -> None:
-        """Publishes a directory that the engine loads, atomically.
+        """Atomically publishes a directory that the engine loads.
 
-        Tensors that are not in `changed`, or equal in value, keep the bytes of the base.
+        Tensors that are not in `changed`, or have equal values, keep the base's bytes.
         """
         self._weights.write(self, changed, origin, out_dir)
 
@@ -236,11 +231,11 @@ class TrainableKind(DrafterKind):
         return self._weights.swap_tensors(self, directory)
 
     def swappable(self, one: Path, other: Path) -> bool:
-        """True if an engine that was started with one directory can load the other."""
+        """True if an engine started with one directory can load the other."""
         return True
 
     def stays_with_target(self, name: str) -> bool:
-        """True for a drafter parameter that is the target's and not swapped."""
+        """True for drafter parameters that belong to the target and stay unswapped."""
         return False
 
     @property

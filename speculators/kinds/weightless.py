@@ -1,7 +1,7 @@
-"""Kinds without weights: n-gram lookup in the request's own text, and no speculation.
+"""Kinds without weights: n-gram lookup and no speculation.
 
-They are served and measured for comparison. There is nothing to train or swap. Their drafts depend
-on the text alone, so they are replayed without states.
+They are served and measured for comparison; there is nothing to train or swap. Their drafts depend
+only on the text, so replay needs no states.
 
     NGramLookup().drafts(token_ids_T, first=10, k=4)    # vLLM's own proposer at every token
 
@@ -17,14 +17,14 @@ from numpy.typing import NDArray
 from outrider.speculators.kinds.protocol import DrafterKind, KPerBatchSize
 
 LOOKUP = {"prompt_lookup_min": 2, "prompt_lookup_max": 4}
-"""Lengths of the n-grams looked up; 4 is the longest in vLLM's documentation of the method."""
+"""Lengths of the n-grams; vLLM's documentation uses up to 4."""
 
 NO_DRAFT = -1
-"""Token id that stands for no draft."""
+"""Token id for no draft."""
 
 
 class WeightlessKind(DrafterKind):
-    """A kind whose drafts are a function of the request's tokens so far."""
+    """A kind whose drafts depend only on the request's tokens so far."""
 
     def drafts(self, token_ids_T: NDArray[np.int32], first: int, k: int) -> NDArray[np.int32]:
         """Drafts [A, K] after each token from `first` to the second-to-last."""
@@ -40,8 +40,8 @@ class NGramLookup(WeightlessKind):
     def drafts(self, token_ids_T: NDArray[np.int32], first: int, k: int) -> NDArray[np.int32]:
         """Runs vLLM's proposer on the tokens up to each anchor.
 
-        The match does not depend on k. Logged tokens, and so all drafts that can be accepted, are
-        within max_model_len.
+        The match does not depend on k. max_model_len does not matter, since logged tokens, and so
+        all drafts that can be accepted, are within it.
         """
         from vllm.v1.spec_decode.ngram_proposer import (
             _find_longest_matched_ngram_and_propose_tokens,
@@ -63,7 +63,7 @@ class NGramLookup(WeightlessKind):
         draft_sample_method: str,
         k_per_batch_size: KPerBatchSize | None,
     ) -> dict[str, Any] | None:
-        """vLLM's settings without a model or draft probabilities."""
+        """vLLM's settings without a model or draft sampling method."""
         settings = super().vllm_settings(directory, k, draft_sample_method, k_per_batch_size) or {}
         unread = ("model", "draft_sample_method")
         return {key: value for key, value in settings.items() if key not in unread} | LOOKUP

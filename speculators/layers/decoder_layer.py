@@ -1,14 +1,14 @@
 """A target's decoder layer in plain torch: attention, then MLP or MoE.
 
 The MTP speculator is one such layer, and nano R1, the embedded target, is a stack of them. It is
-implemented here so that the unroll can split the attention (depth-0 keys are projected once and
-read at every depth) and so that training is fast. It is tested against transformers'
-DeepseekV3DecoderLayer and Glm4MoeDecoderLayer in float32.
+implemented here, not taken from transformers, to train fast and to split the attention for the
+unroll, which projects depth-0 keys once and reads them at every depth. Tests compare it in float32
+with transformers' DeepseekV3DecoderLayer and Glm4MoeDecoderLayer.
 
     config = json.load(open("config.json"))
     layer = DecoderLayer(config, config["num_hidden_layers"])     # the MTP layer, after the last
 
-The attention depends on the architecture (checkpoints/architectures.py), the MoE is DeepSeek-V3's.
+The attention depends on the architecture (checkpoints/architectures.py); the MoE is DeepSeek-V3's.
 
 Shapes: "..." leading dimensions, T tokens, N all tokens, M tokens of one expert or of a group, H
 hidden, A heads, D dims of a query or key head, V value dims of a head, X experts, F intermediate
@@ -30,14 +30,14 @@ Config = Mapping[str, Any]
 
 
 class Attention(Protocol):
-    """Attention in two halves, between which the unroll attends."""
+    """The projections before and after attention, which the unroll computes."""
 
     @property
     def softmax_scale(self) -> float:
         """Scale of the attention scores."""
 
     def project(self, x: Tensor, position: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries and keys [..., A, T, D] and values [..., A, T, V] of inputs [..., T, H]."""
+        """Queries and keys [..., A, T, D], values [..., A, T, V]."""
 
     def combine(self, attended: Tensor) -> Tensor:
         """Projects attended values [..., A, T, V] to [..., T, H]."""
@@ -94,7 +94,7 @@ class Router(nn.Module):
         self.register_buffer("e_score_correction_bias", torch.zeros(experts, dtype=torch.float32))
 
     def forward(self, x_NH: Tensor) -> tuple[Tensor, Tensor]:
-        """Weights [N, k] in float32 and expert indices [N, k], from the best groups of experts."""
+        """Weights [N, k] in float32, and expert indices [N, k]."""
         score_NX = F.linear(x_NH.float(), self.weight.float()).sigmoid()
         choice_NX = score_NX.detach() + self.e_score_correction_bias
         if self.groups > 1:
@@ -114,11 +114,11 @@ class Router(nn.Module):
 
 
 class Experts(nn.Module):
-    """The routed experts' weights, stacked: gate and up [X, 2F, H], down [X, H, F].
+    """The routed experts, stacked: gate_up [X, 2F, H], down [X, H, F].
 
     Tokens are sorted by expert for grouped products, without synchronizing with the host. Frozen
-    weights are non-persistent buffers: they have no gradient, no optimizer or checkpoint holds
-    them, and ZeRO does not shard them.
+    weights are non-persistent buffers: they have no gradient or optimizer state, are not in
+    checkpoints, and are not sharded by ZeRO.
     """
 
     gate_up_proj: Tensor
@@ -142,8 +142,8 @@ class Experts(nn.Module):
         gate_MF, up_MF = self.gate_up(x_NH[order_M // index_Nk.shape[1]], ends_X).chunk(2, -1)
         routed_MH = self.down(F.silu(gate_MF) * up_MF, ends_X)
         del gate_MF, up_MF
-        # Back to the order of tokens. Not index_add, which keeps its source for backward and sums
-        # in any order on a GPU.
+        # Restores token order without index_add, which keeps its source for backward and sums in no
+        # fixed order on a GPU.
         routed_NkH = routed_MH.index_select(0, order_M.argsort()).view(*index_Nk.shape, -1)
         return (weight_Nk[:, None].to(x_NH.dtype) @ routed_NkH)[:, 0]
 
@@ -157,17 +157,17 @@ class Experts(nn.Module):
 
 
 def grouped_linear(x_MI: Tensor, stack_XOI: Tensor, ends_X: Tensor) -> Tensor:
-    """x W^T [M, O] with one matrix per group of rows; groups end at `ends_X`.
+    """Grouped product x W^T [M, O]; groups of rows end at `ends_X`.
 
-    `grouped_mm` takes float32 and half precision, and widths that are multiples of 16 bytes.
+    `grouped_mm` supports float32 and half precision, and widths that are multiples of 16 bytes.
     """
     return _GroupedLinear.apply(x_MI, stack_XOI, ends_X)
 
 
 class _GroupedLinear(torch.autograd.Function):
-    """Grouped products in which the gradient of the stack has the stack's layout.
+    """Grouped products whose weight gradient has the stack's layout.
 
-    Through a transposed view its layout would differ, and autograd would make another copy: 15 GB
+    Through a transposed view, the layout would differ, and autograd would make another copy: 15 GB
     for R1's gate and up projections.
     """
 
@@ -191,12 +191,12 @@ class _GroupedLinear(torch.autograd.Function):
 
 
 def expert_name(expert: int, projection: str) -> str:
-    """The checkpoint's name of a routed expert's weight, without the layer's prefix."""
+    """A routed expert's weight name in checkpoints, without the layer's prefix."""
     return f"mlp.experts.{expert}.{projection}.weight"
 
 
 class MixtureOfExperts(nn.Module):
-    """Routed experts plus the shared ones that every token goes through."""
+    """Routed experts plus shared experts, which process every token."""
 
     def __init__(self, config: Config, frozen_experts: bool):
         super().__init__()
@@ -229,11 +229,11 @@ class DecoderLayer(nn.Module):
             self.mlp = MixtureOfExperts(config, frozen_experts)
 
     def project(self, x: Tensor, position: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values of the layer's input [..., T, H] at positions [..., T]."""
+        """Queries, keys and values of the layer's input [..., T, H]."""
         return self.self_attn.project(self.input_layernorm(x), position)
 
     def finish(self, x: Tensor, attended: Tensor) -> Tensor:
-        """The layer's output, given its input and the attended values [..., A, T, V]."""
+        """The layer's output, given input and attended values [..., A, T, V]."""
         x = x + self.self_attn.combine(attended)
         return x + self.mlp(self.post_attention_layernorm(x))
 

@@ -1,10 +1,10 @@
-"""DeepSeek-V3's latent attention (MLA) in plain torch, in two halves: project and combine.
+"""DeepSeek-V3's latent attention (MLA) in plain torch: project and combine.
 
     attention = LatentAttention(config)
     q, key, value = attention.project(x_TH, position_T)
 
-Keys and values are expanded to all heads. The rotary embedding rotates interleaved pairs of the R
-rope dims of a head, and may be extended by YaRN.
+Keys and values are expanded to all heads. The rotary embedding rotates interleaved pairs of a
+head's R rope dims; YaRN is supported.
 
 Shapes: "..." leading dimensions, B rows, T tokens, H hidden, A heads, D = nope + rope dims of a
 query or key head, V value dims of a head, R = rope dims.
@@ -52,7 +52,7 @@ class LatentAttention(nn.Module):
         return scale
 
     def project(self, x: Tensor, position: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Rotated queries and keys [..., A, T, D] and values [..., A, T, V].
+        """Queries and keys [..., A, T, D], values [..., A, T, V].
 
         `x` are normed inputs [..., T, H] at the positions [..., T].
         """
@@ -80,7 +80,7 @@ class LatentAttention(nn.Module):
         )
 
     def tables(self, position: Tensor) -> tuple[Tensor, Tensor]:
-        """Float32 cos and sin [..., 1, T, R/2] of each pair's angle at positions [..., T]."""
+        """Float32 cos and sin [..., 1, T, R/2] of each pair's angle."""
         rope = rope_of(self.config)
         angle = position[..., None, :, None].float() * self._frequencies().to(position.device)
         scale = 1.0
@@ -95,10 +95,7 @@ class LatentAttention(nn.Module):
         return self.o_proj(attended.transpose(-3, -2).flatten(-2))
 
     def _frequencies(self) -> Tensor:
-        """R/2 frequencies. YaRN interpolates long wavelengths by `factor` and keeps short ones.
-
-        arXiv:2309.00071.
-        """
+        """R/2 frequencies; YaRN (arXiv:2309.00071) interpolates long wavelengths by `factor`."""
         dims, rope = self.config["qk_rope_head_dim"], rope_of(self.config)
         exponent = torch.arange(0, dims, 2, dtype=torch.float32) / dims
         plain = rope["rope_theta"] ** -exponent
@@ -117,7 +114,7 @@ class LatentAttention(nn.Module):
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotates interleaved pairs; the result has all first members, then all second ones."""
+    """Rotates interleaved pairs; returns first members, then second members."""
     first, second = x[..., 0::2].float(), x[..., 1::2].float()
     return torch.cat([first * cos - second * sin, second * cos + first * sin], -1).to(x.dtype)
 

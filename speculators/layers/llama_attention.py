@@ -4,10 +4,9 @@
     q, key, value = attention.project(x_NX, position_N)
     attention = Glm4MoeAttention(config)
 
-With `norm_eps` queries and keys are normed per head before they are rotated, as in Qwen3. GLM-4.5
-makes these norms and biases optional, and rotates only the first dims of a head.
-
-The rotary embedding rotates the pairs (d, d + R/2) of R dims, not interleaved pairs as in DeepSeek.
+With `norm_eps`, queries and keys are normed per head before they are rotated, as in Qwen3. GLM-4.5
+makes these norms and biases optional, and rotates only the first dims of a head. The rotary
+embedding rotates the pairs (d, d + R/2) of R dims, not interleaved pairs as in DeepSeek.
 
 Shapes: N tokens after any leading dimensions, X width of the input, A heads, G heads of keys and
 values, D dims of a head, R rotated dims of a head, H hidden.
@@ -20,7 +19,7 @@ from outrider.speculators.layers.decoder_layer import Config, RMSNorm, by_head
 from outrider.speculators.layers.rope import rope_of
 
 Tables = tuple[Tensor, Tensor]
-"""Cosine and sine [1, N, R / 2] of the angles of N positions."""
+"""Cosine and sine [1, N, R/2] of N positions' angles."""
 
 
 class LlamaAttention(nn.Module):
@@ -51,7 +50,7 @@ class LlamaAttention(nn.Module):
         )
 
     def project(self, x_NX: Tensor, position_N: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys (both rotated) and values [A, N, D], repeated for each query."""
+        """Rotated queries, rotated keys, and values, each [A, N, D]."""
         tables = self.tables(position_N)
         return (
             self.rotated(self.queries(x_NX), tables),
@@ -79,7 +78,7 @@ class LlamaAttention(nn.Module):
         return angle.cos(), angle.sin()
 
     def rotated(self, heads_AMD: Tensor, tables: Tables) -> Tensor:
-        """Rotates queries or keys to [A, N, D]; M is N, or 1 if shared."""
+        """Rotates queries or keys to [A, N, D]; M may be 1."""
         return self._repeated(_rotate(heads_AMD, *tables))
 
     def combine(self, attended_AND: Tensor) -> Tensor:
@@ -87,7 +86,7 @@ class LlamaAttention(nn.Module):
         return self.o_proj(attended_AND.transpose(-3, -2).flatten(-2))
 
     def _repeated(self, x_AND: Tensor) -> Tensor:
-        """Repeats heads of keys or values for each query; queries are unchanged."""
+        """Repeats key or value heads for each query head; queries are unchanged."""
         if x_AND.shape[-3] == self.heads:
             return x_AND
         return x_AND.repeat_interleave(self.heads // self.kv_heads, dim=-3)

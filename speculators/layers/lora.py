@@ -1,12 +1,11 @@
-"""Low-rank adapters on frozen routed experts: W + (alpha / rank) B A.
+"""Low-rank adapters on frozen routed experts: W + scale B A.
 
-B starts at zero; export merges the product into W. peft is not used: its wrapper for stacked
+B starts at zero; export merges the product into W. peft is not used because its wrapper for stacked
 parameters (ParamWrapper, peft 0.21) builds W + B A of all experts in every forward pass and keeps
-it for backward, 22.6 GB at each depth of R1's unroll. Here an adapter acts on its expert's tokens.
+it for backward: 22.6 GB at each depth of R1's unroll. Here, an adapter is applied only to its
+expert's tokens. Gate and up projections are one product and share an A.
 
     speculator.block.mlp.experts = AdaptedExperts(frozen, rank=16, alpha=32.0, seed=0)
-
-Gate and up projections are one product and share an A.
 
 Shapes: X experts, R rank, M tokens of all experts, H hidden, F intermediate; A is [X, R, in] and B
 [X, out, R].
@@ -20,13 +19,13 @@ from torch import Tensor, nn
 from outrider.speculators.layers.decoder_layer import Experts, expert_name, grouped_linear
 
 ALPHA = 32.0
-"""The adapters' product is scaled by alpha / rank."""
+"""The product B A is scaled by alpha / rank."""
 
 ADAPTERS = ("gate_up_a", "gate_up_b", "down_a", "down_b")
 
 
 class AdaptedExperts(Experts):
-    """Frozen experts with adapters as this module's parameters.
+    """Frozen experts with trainable adapters.
 
     The same seed gives the same A in every process.
     """
@@ -44,7 +43,7 @@ class AdaptedExperts(Experts):
             stack_XOI = frozen.get_buffer(f"{name}_proj")
             experts, out, into = stack_XOI.shape
             self.register_buffer(f"{name}_proj", stack_XOI, persistent=False)
-            # Initialized like nn.Linear and peft's A: uniform within 1 / sqrt(inputs).
+            # Initialized like nn.Linear and peft's A: uniform within +- 1 / sqrt(inputs).
             drawn = (2 * torch.rand(experts, rank, into, generator=draw) - 1) * into**-0.5
             self.register_parameter(f"{name}_a", nn.Parameter(drawn))
             self.register_parameter(f"{name}_b", nn.Parameter(torch.zeros(experts, out, rank)))
@@ -62,7 +61,7 @@ class AdaptedExperts(Experts):
     def merged(self, adapters: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
         """Yields (checkpoint name, float32 W + scale B A) of every projection.
 
-        `adapters` are the whole tensors by name: under ZeRO-3 this module's own are shards.
+        `adapters` are the whole tensors by name, since under ZeRO-3 this module holds shards.
         """
         whole = {name: adapters[name].detach().float().cpu() for name in ADAPTERS}
         for expert in range(self.count):

@@ -3,10 +3,10 @@
     attend = prefix_attention(place_N, spans, tokens)       # once per row, for all depths
     attended_ANV, log_sum_exp_AN = attend(q_AND, key_APD, value_APV, scale)
 
-The chain's own keys are merged through the log-sum-exp. On a CPU attention is dense, sequence by
-sequence: this is fastest up to a few thousand tokens, and memory for backward grows only with the
-square of each sequence's length. On a GPU it is flex attention, with linear memory. On a CPU torch
-has no backward of flex attention; its forward is tested there against the dense one.
+The chain's own keys are merged through the log-sum-exp. On a CPU, attention is dense and computed
+sequence by sequence: this is fastest up to a few thousand tokens, and memory for backward grows
+only with the square of each sequence's length. On a GPU, flex attention is used, with linear
+memory. torch has no backward of flex attention on a CPU, so only its forward is tested there.
 
 Shapes: N anchors, P tokens, A heads, D dims of a query or key, V dims of a value.
 """
@@ -25,7 +25,7 @@ Attend = Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]
 
 
 class Span(NamedTuple):
-    """The extent of one packed sequence among the P tokens and among the N anchors."""
+    """Index ranges of one packed sequence's tokens and anchors."""
 
     token_start: int
     token_end: int
@@ -34,9 +34,9 @@ class Span(NamedTuple):
 
 
 def prefix_attention(place_N: Tensor, spans: list[Span], tokens: int) -> Attend:
-    """The attention of these anchors: flex on a GPU, else dense.
+    """The attention of these anchors: flex on a GPU, otherwise dense.
 
-    `place_N` is the index of each anchor among the `tokens`, and the last index it attends to.
+    Each anchor attends to the tokens up to its own index `place_N` among the `tokens`.
     """
     flex = place_N.is_cuda and spans
     return FlexPrefix(place_N, spans, tokens) if flex else DensePrefix(place_N, spans)
@@ -70,7 +70,7 @@ class DensePrefix:
 
 
 class FlexPrefix:
-    """Flex attention: computes only blocks that some anchor attends to, and keeps no scores."""
+    """Flex attention: skips blocks that no anchor attends to; keeps no scores."""
 
     def __init__(self, place_N: Tensor, spans: list[Span], tokens: int):
         from torch.nn.attention.flex_attention import BlockMask
@@ -93,8 +93,7 @@ class FlexPrefix:
     ) -> tuple[Tensor, Tensor]:
         from torch.nn.attention.flex_attention import AuxRequest
 
-        # Scaling a half-precision query would round it again; the kernel scales its float32
-        # scores.
+        # The kernel scales its float32 scores; scaling a bf16 query would round it again.
         out, aux = _flex_attention(q_AND.is_cuda)(
             q_AND[None],
             key_APD[None],
@@ -115,7 +114,7 @@ def _flex_attention(compiled: bool) -> Callable[..., Any]:
 
 
 def _blocks(start_N: Tensor, place_N: Tensor, tokens: int) -> tuple[Tensor, Tensor]:
-    """Blocks [queries, keys] with some allowed pairs, and blocks with only allowed pairs.
+    """Masks [queries, keys] of partially allowed and of fully allowed blocks.
 
     They follow from the extreme starts and places of a block's queries, so nothing of size N x P is
     computed. A block between two sequences may be listed needlessly; the mask then excludes it.
@@ -139,6 +138,6 @@ def _extremes(values_N: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _listed(wanted_QK: Tensor) -> tuple[Tensor, Tensor]:
-    """BlockMask's format: wanted blocks per block of queries, and their indices first."""
+    """BlockMask's format: counts of wanted blocks, and indices, wanted ones first."""
     order_QK = wanted_QK.int().argsort(dim=1, descending=True, stable=True)
     return wanted_QK.sum(1).int()[None, None], order_QK.int()[None, None]

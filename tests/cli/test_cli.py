@@ -177,7 +177,7 @@ def test_the_same_from_python(workplace, nano_r1, monkeypatch):
         ("gone", None, ["gone'", "no such file or folder"]),
         ("bad.jsonl", None, ["no usable row", "bad.jsonl:1", "docs/how-to/log-formats.md"]),
         ("log.jsonl", "gone", ["target.model = 'gone': no such directory"]),
-        ("log.jsonl", "gpt2", ["GPT2LMHeadModel: not a target of Outrider; supported"]),
+        ("log.jsonl", "gpt2", ["GPT2LMHeadModel: not a supported target; supported"]),
     ],
 )
 def test_what_cannot_be_trained_on_is_known_at_once(workplace, nano_r1, logs, target, parts):

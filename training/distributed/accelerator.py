@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from accelerate import Accelerator
 
 _PATIENCE = timedelta(hours=3)
-"""How long a process waits for the others while one converts or writes a checkpoint of R1's layer.
+"""Timeout of collectives while one process converts or writes R1's layer.
 fail_fast.py detects ended processes within seconds."""
 
 COMPUTE_DTYPE = {"bf16": torch.bfloat16, "fp32": torch.float32}
@@ -47,7 +47,7 @@ class Drafted(NamedTuple):
 class ChainUnroll(nn.Module):
     """Runs a drafter's unroll as one forward pass, as DeepSpeed requires.
 
-    The target's embedding and head are not registered in it: they are frozen and never sharded.
+    The target's embedding and head are not registered, since they are frozen and never sharded.
     """
 
     def __init__(self, speculator: Drafter, ends: TargetEnds, depth: int):
@@ -66,8 +66,8 @@ class ChainUnroll(nn.Module):
     ) -> Tensor | tuple[Tensor, ...]:
         """Returns u [K, N, H] of the anchors in row-major order.
 
-        A drafter's own head is also returned, as copies of its tensors: under ZeRO-3 parameters are
-        whole only during this pass.
+        A drafter's own head is also returned, as copies of its tensors, because under ZeRO-3
+        parameters are whole only during this pass.
         """
         _, states = self.speculator.unroll(
             self.ends, token_ids_BT, inputs_BTX, sequence_BT, position_BT, anchor_BT, self.depth
@@ -104,7 +104,7 @@ def start_environment() -> None:
     """
     os.environ["ACCELERATE_USE_DEEPSPEED"] = "true"
     if torch.cuda.is_available():
-        # 15 GB of gradients share the memory with activations whose size differs by row: blocks
+        # 15 GB of gradients share the memory with activations whose size differs by row, so blocks
         # that cannot grow would leave gaps. torch reads this at the first allocation.
         if not {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"} & os.environ.keys():
             os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
@@ -144,8 +144,8 @@ def make_accelerator(config: TrainingConfig, log_dir: Path) -> "Accelerator":
             "stage3_gather_16bit_weights_on_model_save": True,
         },
         "bf16": {"enabled": config.compute == "bf16"},
-        # A bf16 sum loses addends below 1/512 of it, such as gradients when 32 rows or 8 processes
-        # are summed. DeepSpeed sums both in bf16 by default.
+        # A bf16 sum loses addends below 1/512 of it, such as gradients summed over 32 rows or 8
+        # processes. DeepSpeed sums both in bf16 by default.
         "data_types": {"grad_accum_dtype": "fp32"},
         "communication_data_type": "fp32",
         # DeepSpeed's Adam kernels need a compiler at run time; torch's is as fast for one layer.
@@ -154,16 +154,15 @@ def make_accelerator(config: TrainingConfig, log_dir: Path) -> "Accelerator":
             "params": {
                 "lr": config.learning_rate,
                 "betas": (0.9, 0.95),
-                "weight_decay": 0.0,  # the warm start generalizes, and decay pulls away from it
+                "weight_decay": 0.0,  # decay would pull away from the warm start, which generalizes
                 "torch_adam": True,
-                # Works in place: other implementations allocate square roots of the moments, 8
-                # more bytes per weight.
+                # In place; the others allocate square roots of the moments: 8 bytes per weight.
                 "fused": True,
             },
         },
         "steps_per_print": 10**9,
     }
-    # If gloo is not named, each CPU process runs as if it were alone.
+    # Unless gloo is selected, each CPU process would run alone.
     backend = "nccl" if torch.cuda.is_available() else "gloo"
     return Accelerator(
         deepspeed_plugin=DeepSpeedPlugin(hf_ds_config=settings),
@@ -181,8 +180,7 @@ def prepare_model(accelerator: "Accelerator", model: ChainUnroll) -> tuple[nn.Mo
     buffers = dict(model.named_buffers())  # a cast replaces a module's buffers with new tensors
     with contextlib.redirect_stdout(io.StringIO()):  # DeepSpeed prints its memory use
         prepared, optimizer = accelerator.prepare(model, DummyOptim(model.parameters()))
-    # DeepSpeed also casts buffers to bf16. A rounded routing bias would route tokens differently
-    # from the engine.
+    # DeepSpeed also casts buffers to bf16; a rounded routing bias would change the routing.
     for name, buffer in model.named_buffers():
         buffer.data = buffers[name].to(accelerator.device)
     return prepared, optimizer

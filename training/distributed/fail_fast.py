@@ -1,4 +1,4 @@
-"""Fail fast across ranks: one rank's failure ends all, with its message.
+"""Fail fast across ranks: one rank's failure ends all ranks.
 
     watch(errors_dir, rank)                                  # in every worker, at its start
     write_error(errors_dir, RankError(rank, "disk full", 1, expected=True))    # in a failing rank
@@ -24,14 +24,14 @@ EVERY_S = 0.5
 """Interval between checks for records, in seconds."""
 
 GRACE_S = 5.0
-"""Seconds in which a rank may fail with its own message after another rank has failed."""
+"""Seconds in which other ranks may still report their own failures."""
 
 
 @dataclass(frozen=True)
 class RankError:
     """A rank's failure.
 
-    The message of an `expected` one says what to do; any other failure may only be a consequence.
+    The message of an `expected` failure includes the fix; others may only be consequences.
     """
 
     rank: int
@@ -85,7 +85,7 @@ def watch(errors_dir: Path, rank: int) -> None:
         while not (ranks := failed()):
             time.sleep(EVERY_S)
         time.sleep(GRACE_S)
-        # Without a record this rank would count as killed.
+        # Without a record, this rank would count as killed.
         message = f"ended because rank {ranks[0]} failed"
         write_error(errors_dir, RankError(rank, message, OutriderError.exit_code, expected=False))
         os._exit(OutriderError.exit_code)

@@ -3,8 +3,8 @@
     result = train(TrainingSpec(target_dir=..., features_dir=..., out_dir=..., ...), recipe.cluster)
 
 One process is started directly, several by torchrun, by the command in `training.launcher`, or on a
-Ray cluster (ray_train.py). After a signal the workers write a checkpoint and exit with code 75. An
-error of one worker ends all workers (fail_fast.py) and is raised here.
+Ray cluster (ray_train.py). After a signal, the workers write a checkpoint and exit with code 75. An
+error in one worker ends all workers (fail_fast.py) and is raised here.
 """
 
 import os
@@ -33,7 +33,7 @@ from outrider.training.distributed.spec import (
 def train(spec: TrainingSpec, cluster: ClusterConfig | None = None) -> dict[str, Any]:
     """Trains on `spec.train`; publishes the speculator that is best on `spec.validation`.
 
-    An unfinished run in `spec.out_dir` with the same settings is resumed. Returns the content of
+    An unfinished run in `spec.out_dir` with the same settings is resumed. Returns the contents of
     `result.json`. If `cluster` has an address, the ranks run there.
     """
     spec.log_dir.mkdir(parents=True, exist_ok=True)
@@ -65,7 +65,7 @@ def _command(spec_path: Path, training: TrainingConfig) -> list[str]:
 
 
 def _run(command: list[str], spec: TrainingSpec, log_path: Path) -> tuple[int, bool]:
-    """Runs the command; returns its exit code and whether a signal came.
+    """Runs the command; returns its exit code and whether a signal arrived.
 
     Output goes to the terminal and the log, but only to the log after the first error record.
     """
@@ -93,8 +93,8 @@ def _run(command: list[str], spec: TrainingSpec, log_path: Path) -> tuple[int, b
         assert process.stdout is not None
         with signals_stop(spec.stop_file) as stopped, log_path.open("a", encoding="utf-8") as log:
             for line in process.stdout:
-                # After a rank's error only the launcher prints, such as torchrun's 40-line stack
-                # trace. `_raise_failure` raises the error once.
+                # After a rank's error, only launchers print, such as torchrun's 40-line traceback.
+                # `_raise_failure` raises the error once.
                 if not error_files(spec.out_dir):
                     print(line, end="", flush=True)
                 log.write(line)

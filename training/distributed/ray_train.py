@@ -3,17 +3,17 @@
     spec, code, stopped = train_on_ray(spec, cluster, log_path)
 
 Each rank is the program that torchrun starts (worker.py), so the weights are the same. It is a
-child process of Ray Train's worker, because Ray runs functions in a thread of an actor. There no
-signal handler can be installed, ending the rank would end the actor, and output would go to Ray's
-session folder. Ray's logs contain only exit codes.
+child process of Ray Train's worker, because Ray runs functions in a thread of an actor, where
+signal handlers cannot be installed, ending the rank would end the actor, and output would go to
+Ray's session folder. Ray's logs contain only exit codes.
 
 Ray Train gives each rank its number, its GPU and the address of rank 0. If ranks are killed or lost
 with their node, or if the cluster has room for more ranks, it starts another group with as many
-ranks as fit, which resumes from the last checkpoint. An exception of a rank ends training: the rank
+ranks as fit, which resumes from the last checkpoint. A rank's exception ends training: the rank
 records it, and its worker returns to Ray without an error.
 
-`DataParallelTrainer` is the base class of TorchTrainer. It creates no process group in Ray's
-processes; accelerate creates it in the ranks. This module is imported only if a run uses Ray.
+`DataParallelTrainer`, TorchTrainer's base class, creates no process group in Ray's processes;
+accelerate creates one in the ranks. This module is imported only if a run uses Ray.
 """
 
 import math
@@ -54,20 +54,20 @@ _FOLDER = "ray"
 """Subfolder of the training folder that Ray Train writes to."""
 
 _START_S = 60.0
-"""Seconds for a group to start. After a loss, Ray Train may at first still count the lost node."""
+"""Seconds for a group to start; Ray may still count lost nodes."""
 
 _RESIZE_S = 60.0
 """Interval between checks for room for more ranks, in seconds."""
 
 _PASSED_ON = ("NCCL_", "GLOO_", "WANDB_", "HF_", "OUTRIDER_", "PYTHONWARNINGS", "TORCH_")
-"""Prefixes of the launcher's environment variables that ranks get unless their node sets them. They
-are passed through Ray's object store, because Ray logs a runtime environment."""
+"""Prefixes of the launcher's environment variables that ranks inherit unless set.
+They are passed through Ray's object store, because Ray logs runtime environments."""
 
 
 def train_on_ray(
     spec: TrainingSpec, cluster: ClusterConfig, log_path: Path
 ) -> tuple[TrainingSpec, int, bool]:
-    """Trains to the end; uses this process's open session if any.
+    """Trains to the end, in this process's open session if any.
 
     Returns the last group's spec (with its number of ranks and folder of error records), its exit
     code, and whether a signal requested a stop. Raises an `OutriderError` if there is no room for
@@ -97,8 +97,8 @@ def train_on_ray(
                 if isinstance(error, OutriderError):
                     raise error
             raise OutriderError(
-                "training lost processes on its cluster more often than the"
-                f" {cluster.training_restarts} times that it restarts them; see {log_path}"
+                "training lost processes on its cluster more than"
+                f" {cluster.training_restarts} times (cluster.training_restarts); see {log_path}"
                 " (out of memory?)"
             ) from failure
         if error_files(group.errors_dir) or not (spec.out_dir / "result.json").exists():
@@ -165,7 +165,7 @@ def _trainer(spec: TrainingSpec, cluster: ClusterConfig, each: dict[str, float])
         "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": f"{_START_S:g}",
     }
     processes = spec.training.processes
-    # Any: Ray annotates its parameters with the classes of its first version.
+    # Any: Ray annotates its parameters with the classes of Ray Train V1.
     run_config: Any = RunConfig(
         name=_FOLDER,
         storage_path=str(spec.out_dir),
@@ -210,10 +210,9 @@ class RankBackendConfig(BackendConfig):
 def run_rank(settings: dict[str, Any]) -> None:
     """Runs this worker's rank to its end.
 
-    `settings` has the `spec` and the launcher's `environment`; variables of the node override it.
-
+    `settings` has the `spec` and the launcher's `environment`; the node's variables override it.
     Raises a `RuntimeError` if the rank was killed, so that Ray Train starts another group. After
-    any other error it returns, because the launcher reads the rank's error record.
+    any other error, it returns, because the launcher reads the rank's error record.
     """
     spec = TrainingSpec.model_validate(settings["spec"])
     context = ray.train.get_context()

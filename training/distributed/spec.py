@@ -1,6 +1,4 @@
-"""Specification of a training run, passed from launcher to workers as JSON.
-
-This module does not import torch.
+"""A training run's specification, passed to workers as JSON. No torch.
 
 TrainingSpec.model_validate_json(Path("spec.json").read_text())
 """
@@ -23,13 +21,13 @@ WORKER = "outrider.training.distributed.worker"
 """Module that every launcher runs in each rank."""
 
 NOT_OURS = "ignore::FutureWarning:torch.distributed.c10d_logger"
-"""Filter for a warning that DeepSpeed causes by calling a renamed torch function."""
+"""Filter for a warning about DeepSpeed's use of a renamed torch function."""
 
 
 Directory = Annotated[Path, AfterValidator(lambda path: path.resolve())]
 
 Sampling = tuple[float, float, int]
-"""Temperature, top_p and top_k (0: no limit) of the request that a sequence comes from."""
+"""Temperature, top_p and top_k (0: no limit) of a sequence's request."""
 
 
 class TrainingSpec(BaseModel):
@@ -40,12 +38,12 @@ class TrainingSpec(BaseModel):
     target_dir: Directory
     features_dir: Directory
     feature_store: str = "outrider.data.features.feature_store:FeatureStore"
-    """Import string of a class; its `open(features_dir)` returns a feature store or a stream
-    (`training.batches`). Training imports nothing from data."""
+    """Import string of a class of feature stores or streams (`training.batches`).
+    Its `open(features_dir)` is called. Training imports nothing from data."""
     train: list[str] = Field(min_length=1)
     validation: list[str] = Field(min_length=1)
     sampling: dict[str, Sampling]
-    """Sampling by sequence id; it determines acceptance in the loss and in validation."""
+    """Sampling by sequence id, which determines acceptance in loss and validation."""
     speculator: SpeculatorConfig
     training: TrainingConfig
     out_dir: Directory
@@ -55,11 +53,11 @@ class TrainingSpec(BaseModel):
     log_dir: Directory
     """Directory of metrics.jsonl and the tracker's files."""
     attempt: int = 0
-    """Number of this group of ranks, if a launcher starts several in turn. Ranks of an earlier
-    group may still run on a lost node and write files."""
+    """Number of this group of ranks, if several start in turn.
+    Ranks of an earlier group may still run on a lost node and write files."""
 
     def settings(self) -> dict[str, Any]:
-        """Returns the settings that determine the weights; resuming requires equal settings."""
+        """Returns the settings that determine the weights; resuming requires them unchanged."""
         return self.model_dump(
             mode="json",
             exclude={
@@ -91,7 +89,7 @@ class Preempted(OutriderError):
 
 @contextmanager
 def signals_stop(stop_file: Path) -> Iterator[threading.Event]:
-    """In this context SIGTERM or SIGINT stops the workers after their step.
+    """In this context, SIGTERM and SIGINT stop the workers after their step.
 
     The handler creates `stop_file`, which the workers check. A launcher that received the signal
     would kill them before they write their checkpoint.

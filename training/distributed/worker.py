@@ -19,7 +19,7 @@ from outrider.training.distributed.spec import TrainingSpec
 def main(spec_path: Path) -> int:
     """Trains and returns the exit code; records errors for launcher and ranks.
 
-    The record is written before the error is printed, so that the launcher does not relay it too.
+    The record is written before the error is printed, so that the launcher does not print it again.
     """
     faulthandler.enable()
     spec = TrainingSpec.model_validate_json(spec_path.read_text(encoding="utf-8"))
@@ -59,9 +59,9 @@ def _train(spec: TrainingSpec) -> None:
 def join_world(processes: int, by_slurm: bool) -> int:
     """Returns this process's rank.
 
-    Raises an `OutriderError` unless `processes` processes were started: each process without a
-    launcher's variables would train as rank 0 of 1. `by_slurm` selects srun's variables, which a
-    shell in a Slurm job also has without being a worker.
+    Raises an `OutriderError` unless `processes` processes were started, since each process without
+    a launcher's variables would train as rank 0 of 1. `by_slurm` selects srun's variables, which
+    every shell in a Slurm job also has.
     """
     if by_slurm and "RANK" not in os.environ and "SLURM_PROCID" in os.environ:
         os.environ.update(slurm_world(os.environ))

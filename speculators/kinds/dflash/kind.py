@@ -1,15 +1,15 @@
-"""DFlash heads: a block of mask slots that attends to projected target states.
+"""DFlash heads: a block of mask slots that attends to target states.
 
     kind = DFlash()
     kind.vllm_settings(directory, 5, "greedy", None)     # method dflash
 
-Like a P-EAGLE head it drafts all K tokens in one pass and reads no draft. Its context is made from
-the target's states alone: keys and values of fc over the auxiliary layers, without tokens and
-without queries. Its block is not causal: every slot attends to the context and to all K + 1 slots,
-so the drafts depend on K: a step with fewer would draft other tokens.
+Like a P-EAGLE head, a DFlash head drafts all K tokens in one pass and reads no drafts. Its context
+holds only keys and values of fc over the auxiliary states, without tokens or queries. The block is
+not causal: every slot attends to the context and to all K + 1 slots, so the drafts depend on K, and
+a step with fewer slots would draft other tokens.
 
-It is stored like an EAGLE-3 head, with other names and another config.json, and has one layer. The
-other files: dflash/shape.py (config.json), dflash/layer.py (the module).
+The head has one layer and is stored like an EAGLE-3 head, with other tensor names and another
+config.json. Other files: dflash/shape.py (config.json), dflash/layer.py (the module).
 """
 
 from pathlib import Path
@@ -34,7 +34,7 @@ MASK_EMBEDDING = "mask_embedding"
 
 
 class DFlash(Eagle3):
-    """A head that drafts a block of tokens over the target's states."""
+    """A head that drafts a block of tokens from the target's states."""
 
     name = "dflash"
     in_words = "a DFlash head"
@@ -52,13 +52,13 @@ class DFlash(Eagle3):
     speculators_config = staticmethod(speculators_config)
 
     def check(self, directory: Path, target: CheckpointLayout) -> None:
-        """Checks number of layers, vocabulary, widths, target layers, shapes and finiteness."""
+        """Checks layer count, vocabulary, widths, target layers, shapes and finiteness."""
         path = Path(directory) / "config.json"
         shape = self.shape(read_json(path), target.config, path)
         if (Path(directory) / f"{MASK_EMBEDDING}.pt").exists():
             raise OutriderError(
-                f"{Path(directory) / MASK_EMBEDDING}.pt: a separate embedding of the mask token;"
-                " Outrider reads the target's embedding only. Name a head without one"
+                f"{Path(directory) / MASK_EMBEDDING}.pt: a separate embedding of the mask token,"
+                " but Outrider reads only the target's embedding; use a head without one"
             )
         found, hidden = tensor_headers(directory), shape.hidden
         for name, rows in (("q_proj", shape.heads), ("k_proj", shape.kv_heads)):
@@ -67,5 +67,5 @@ class DFlash(Eagle3):
         check_head(directory, target, self.in_words, len(shape.layers))
 
     def stays_with_target(self, name: str) -> bool:
-        """True for the embedding and for the mask token's row of it."""
+        """True for the embedding, including the mask token's row."""
         return super().stays_with_target(name) or name.endswith(MASK_EMBEDDING)

@@ -5,18 +5,16 @@
     slot s = 1 .. K           the mask token, position i + 1 + s
     u_{i,s}                   one layer over the slots; q_{i+1+s} = softmax(W_D u_{i,s})
 
-Every slot attends to the context up to i and to all K + 1 slots: the block is not causal. So a
-draft depends on the number of slots, and the unroll to `depth` drafts matches an engine that was
-started with K = depth. No draft is read: the drafts depend on the anchor alone. Slot 0 drafts
-nothing, and in a head of one layer only its key and value are needed.
+Every slot attends to the context up to i and to all K + 1 slots. So a draft depends on the number
+of slots, and an unroll of `depth` drafts matches an engine that was started with K = depth. No
+draft is read, so drafts depend only on the anchor. Slot 0 drafts nothing; in a one-layer head, only
+its key and value are needed.
 
-    r_s = x_s + attention(input_layernorm(x))     queries and keys are normed by head, then rotated
+    r_s = x_s + attention(input_layernorm(x))     queries and keys are normed per head, then rotated
     u_s = norm(r_s + mlp(post_attention_layernorm(r_s)))
 
-Parameters are named as in the plain checkpoint layout.
-
-Shapes: as in eagle3/layer.py; K = depth, P tokens of all sequences, X values of the auxiliary
-states.
+Parameters are named as in the plain checkpoint layout. Shapes: as in eagle3/layer.py; K = depth, P
+tokens of all sequences, X values of the auxiliary states.
 """
 
 from torch import Tensor, nn
@@ -30,7 +28,7 @@ from outrider.speculators.unroll import merge, row_of
 
 
 class DFlashHead(StoredHead):
-    """fc, one layer over a block of slots, the last norm, and rows of the draft vocabulary."""
+    """One layer over a block of slots, with its own head rows."""
 
     first = 1
     """The first slot that drafts."""
@@ -52,7 +50,7 @@ class DFlashHead(StoredHead):
         anchor_BT: Tensor,
         depth: int,
     ) -> tuple[Tensor, list[Tensor]]:
-        """All drafts of every anchor, from a block of `first` + depth slots."""
+        """Drafts from every anchor with a block of `first` + depth slots."""
         row = row_of(sequence_BT, anchor_BT, inputs_BTX.device)
         anchors_N = row.anchors_N
         if not len(anchors_N):
@@ -86,7 +84,7 @@ class DFlashHead(StoredHead):
 
 
 class BlockLayer(nn.Module):
-    """One decoder layer of Qwen3's form."""
+    """A Qwen3 decoder layer."""
 
     def __init__(self, shape: EagleShape):
         super().__init__()
@@ -99,6 +97,6 @@ class BlockLayer(nn.Module):
         self.mlp = GatedMLP(hidden, shape.intermediate)
 
     def finish(self, x_NH: Tensor, attended_AND: Tensor) -> Tensor:
-        """The residual stream after the layer, given its input [N or 1, H]."""
+        """The residual stream after the layer, for inputs [N or 1, H]."""
         residual_NH = x_NH + self.self_attn.combine(attended_AND)
         return residual_NH + self.mlp(self.post_attention_layernorm(residual_NH))

@@ -1,12 +1,12 @@
-"""The shape of a DFlash head: its config.json, read and written. No torch.
+"""Reads and writes the config.json of DFlash heads. No torch.
 
     shape = read_shape(config, target_config, path)          # either published layout
     plain_config(target_config, HeadConfig(), drafts=256)    # of a head from scratch
 
-Two layouts are published: the plain one, a Qwen3 configuration with a section `dflash_config`, and
-that of vllm-project/speculators. `target_layer_ids` of the plain one count outputs of layers: 1 is
-the state after layer 1, which is the residual stream before layer 2. The defaults of missing keys
-are those of vLLM 0.32 (qwen3_dflash.py, configs/speculators/algos.py).
+There are two published layouts: the plain one, a Qwen3 configuration with a section
+`dflash_config`, and that of vllm-project/speculators. In the plain one, `target_layer_ids` refer to
+layer outputs: 1 is the state after layer 1, the residual stream before layer 2. Missing keys have
+the defaults of vLLM 0.32 (qwen3_dflash.py, configs/speculators/algos.py).
 """
 
 from collections.abc import Iterable, Mapping
@@ -42,7 +42,7 @@ DEFAULT_THETA = 1_000_000.0
 
 
 def is_dflash(config: Mapping[str, Any]) -> bool:
-    """True for the config.json of a DFlash head of any number of layers."""
+    """True for a DFlash head's config.json, with any number of layers."""
     return (
         config.get("speculators_model_type") == NAME_OF_SPECULATORS
         or ARCHITECTURE in (config.get("architectures") or [])
@@ -109,9 +109,9 @@ def speculators_config(
 ) -> dict[str, Any]:
     """config.json in the format of vllm-project/speculators.
 
-    The layer's settings are in a section; the mask token and the target's layers, counted as in
-    EAGLE-3, are at the top level. `sliding_window_non_causal` is true: vLLM 0.32 reads false as a
-    causal block, also for full attention.
+    The layer's settings are in a section; the mask token and the target's layers, numbered as in
+    EAGLE-3, are at the top level. `sliding_window_non_causal` is true because vLLM 0.32 takes false
+    to mean a causal block, even with full attention.
     """
     shape = read_shape(config, target_config, "config.json")
     of_the_head = ("architectures", "draft_vocab_size", SECTION, "torch_dtype")
@@ -130,7 +130,7 @@ def speculators_config(
 
 
 def tensor_names(stored: Iterable[str]) -> dict[str, str]:
-    """The stored name of each tensor, by its name in the module."""
+    """Maps tensor names in the module to stored names."""
     return {
         LAYER_OF_SPECULATORS + name.removeprefix(LAYER) if name.startswith(LAYER) else name: found
         for name, found in checkpoint_names(stored).items()
@@ -144,12 +144,12 @@ def _check_supported(
     if count != 1:
         raise OutriderError(
             f"{path}: num_hidden_layers = {count}: Outrider serves, trains and replays only heads"
-            " of one layer. On a CPU vLLM 0.32 norms the keys of all layers with the first"
-            " layer's weight, without an error; train a head of one layer (speculator.base: none)"
+            " with one layer, since vLLM 0.32 on a CPU silently norms the keys of all layers with"
+            " the first layer's weight; train a head with one layer (speculator.base: none)"
         )
     causal = section.get("causal", config.get("is_causal"))
     if "speculators_model_type" in config:
-        # vLLM reads `false` as a causal block.
+        # vLLM takes `false` to mean a causal block.
         causal = not config.get("sliding_window_non_causal", True)
     wrong = {
         "causal": bool(causal),

@@ -1,1 +1,1 @@
-"""DSpark heads: a DFlash block whose drafts also read the token before them."""
+"""DSpark heads: a DFlash block whose drafts also read the preceding token."""

@@ -3,13 +3,13 @@
     kind = DSpark()
     kind.vllm_settings(directory, 5, "greedy", None)     # method dspark
 
-The block is computed in one pass, as in DFlash. Its drafts are then chosen one after the other: the
-logits of each get a low-rank bias that depends on the token before it (the Markov head), so a draft
-fits the draft before it at the cost of a small matrix. The confidence head estimates the
-probability that a draft is accepted, given that the ones before it are. vLLM 0.32 reads it with
-`enable_adaptive_verification` only, to verify fewer drafts of some requests; it never drafts fewer.
+As in DFlash, the block is computed in one pass. Its drafts are then chosen one by one: the Markov
+head adds to each draft's logits a low-rank bias that depends on the preceding token, so consecutive
+drafts fit together at the cost of a small matrix. The confidence head estimates the probability
+that a draft is accepted if all drafts before it are. vLLM 0.32 uses it only with
+`enable_adaptive_verification`, to verify fewer drafts of some requests, never to draft fewer.
 
-Only vLLM's model runner V2 supports the kind. The other files: dspark/shape.py (config.json),
+Only vLLM's model runner V2 supports the kind. Other files: dspark/shape.py (config.json),
 dspark/layer.py (the module).
 """
 
@@ -47,7 +47,7 @@ class DSpark(DFlash):
 
     @staticmethod
     def recognizes(config: Mapping[str, Any]) -> bool:
-        """True for the config.json of a DSpark head over a block of Qwen3's form."""
+        """True for the config.json of a DSpark head in Qwen3's format."""
         return config.get("speculators_model_type") == NAME_OF_SPECULATORS or ARCHITECTURE in (
             config.get("architectures") or []
         )

@@ -1,4 +1,4 @@
-"""The DSpark head as a module, computed as vLLM 0.32 does (qwen3_dspark.py, dspark/speculator.py).
+"""The DSpark head as a module (vLLM 0.32: qwen3_dspark.py, dspark/speculator.py).
 
     slot 0 at anchor i        token t_{i+1}, position i + 1
     slot s = 1 .. K-1         the mask token, position i + 1 + s
@@ -7,14 +7,13 @@
     q_{i+2+s} = softmax(W_D u_{i,s} + W2 m_{i,s})
     c_{i,s} = sigmoid(w [u_{i,s} ; m_{i,s}] + b)      the draft's probability of being accepted
 
-W_D u + W2 m is one product of [W_D ; W2] and the state [u ; m]: the loss, replay and parity treat a
-DSpark head like any other. They read the logged token before a draft, which is the engine's draft
-as long as drafts are accepted; drafts after a rejected one do not count. So replay with logged
-tokens accepts the same drafts as the engine, which reads its own drafts.
+W_D u + W2 m is one product of [W_D ; W2] and the state [u ; m], so the loss, replay and parity
+treat a DSpark head like any other. They read the logged token before a draft; the engine reads its
+own draft. The two are equal as long as drafts are accepted, and drafts after a rejected one do not
+count, so replay accepts the same drafts as the engine.
 
-Parameters are named as in the checkpoint.
-
-Shapes: as in eagle3/layer.py; K = depth, R rank of the bias.
+Parameters are named as in the checkpoint. Shapes: as in eagle3/layer.py; K = depth, R rank of the
+bias.
 """
 
 import torch
@@ -46,7 +45,7 @@ class DSparkHead(DFlashHead):
         anchor_BT: Tensor,
         depth: int,
     ) -> tuple[Tensor, list[Tensor]]:
-        """States [u ; m] of `depth` slots; past the row's end m is arbitrary."""
+        """States [u ; m]; past the row's end, m is arbitrary."""
         anchors_N, states = super().unroll(
             ends, token_ids_BT, inputs_BTX, sequence_BT, position_BT, anchor_BT, depth
         )
@@ -59,7 +58,7 @@ class DSparkHead(DFlashHead):
 
     def head(self, ends: TargetEnds) -> DraftHead:
         """Rows [W_D ; W2], and [w ; b] of the confidence."""
-        # dim=-1 also works for ZeRO-3's parameters, empty vectors outside of a forward pass.
+        # dim=-1 also works for ZeRO-3's parameters, which are empty vectors outside of forward.
         proj = self.confidence_head.proj
         return DraftHead(
             torch.cat([self.lm_head.weight, self.markov_head.markov_w2.weight], dim=-1),
@@ -69,7 +68,7 @@ class DSparkHead(DFlashHead):
 
 
 class MarkovHead(nn.Module):
-    """The logit bias W2 W1 t for the token t before a draft."""
+    """Logit bias W2 W1 t for the token t before a draft."""
 
     def __init__(self, shape: EagleShape):
         super().__init__()
@@ -78,7 +77,7 @@ class MarkovHead(nn.Module):
 
 
 class ConfidenceHead(nn.Module):
-    """The logit w [u ; m] + b of a draft's acceptance; b starts at 0."""
+    """Acceptance logit w [u ; m] + b; b starts at 0."""
 
     def __init__(self, width: int):
         super().__init__()

@@ -1,11 +1,11 @@
-"""The shape of a DSpark head: its config.json, read and written. No torch.
+"""Reads and writes the config.json of DSpark heads. No torch.
 
     shape = read_shape(config, target_config, path)          # either published layout
     plain_config(target_config, HeadConfig(), drafts=256)    # of a head from scratch
 
-The plain layout is that of DeepSeek's heads: a Qwen3 configuration with all keys at the top level,
-which include DFlash's keys of the block. The defaults of missing keys are those of vLLM 0.32
-(qwen3_dspark.py, dspark/speculator.py, configs/speculators/algos.py).
+The plain layout, that of DeepSeek's heads, is a Qwen3 configuration with all keys at the top level,
+including DFlash's block keys. Missing keys have the defaults of vLLM 0.32 (qwen3_dspark.py,
+dspark/speculator.py, configs/speculators/algos.py).
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ NAME_OF_SPECULATORS = "dspark"
 """`speculators_model_type` of a DSpark head."""
 
 RANK = 256
-"""Rank of the bias of a head from scratch, as in DeepSeek's heads; at most the head's width."""
+"""Largest bias rank of a new head; the rank of DeepSeek's heads."""
 
 HEADS = {
     "sample_from_anchor": True,
@@ -30,8 +30,7 @@ HEADS = {
     "enable_confidence_head": True,
     "confidence_head_with_markov": True,
 }
-"""The only form that is trained and replayed: the first slot drafts, and both heads read the token
-before a draft."""
+"""Supported form: the first slot drafts; both heads read the preceding token."""
 
 
 def read_shape(
@@ -46,8 +45,8 @@ def read_shape(
     for key in (key for key, differs in wrong.items() if differs):
         raise OutriderError(
             f"{path}: {key} = {given.get(key)}: Outrider neither trains nor replays such a DSpark"
-            " head. It trains and replays heads whose first slot drafts, with a bias by only the"
-            " token before each draft and a confidence that reads that token; train one from"
+            " head. It supports heads whose first slot drafts, with a logit bias that depends only"
+            " on the token before each draft and a confidence that reads that token; train one from"
             " scratch (speculator.base: none)"
         )
     shape = dflash.read_shape(config, target_config, path)
@@ -70,7 +69,7 @@ def plain_config(target_config: Mapping[str, Any], head: HeadConfig, drafts: int
 def speculators_config(
     config: Mapping[str, Any], target_config: Mapping[str, Any], target: str, drafts: int
 ) -> dict[str, Any]:
-    """config.json in the speculators format: DFlash's keys and the heads' keys."""
+    """config.json in the speculators format: DFlash's and both heads' keys."""
     heads = {"markov_rank": config["markov_rank"], **HEADS}
     apart = {*heads, dflash.MASK_TOKEN, dflash.LAYER_IDS}
     twin = dflash.speculators_config(config, target_config, target, drafts)

@@ -1,4 +1,4 @@
-"""Checks that an EAGLE-3 head fits its target, from files alone. No torch.
+"""Checks from files that an EAGLE-3 head fits its target. No torch.
 
 The shapes of a head follow from its config.json and the target's. Both layouts are supported: the
 plain one of vLLM and SGLang, and that of vllm-project/speculators.
@@ -28,12 +28,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 DEFAULT_AUX_STATES = 3
-"""Number of the target's states that a head reads if its config.json names no layers."""
+"""Number of target states read if a head's config.json names no layers."""
 
 TAKEN_FOR_MTP = {"deepseek_v3", "deepseek_v32", "glm_moe_dsa"}
-"""`model_type` values that vLLM serves as an MTP layer, whatever the architecture.
-
-vLLM 0.32, `SpeculativeConfig.hf_config_override`."""
+"""`model_type` values that vLLM 0.32 serves as MTP (`SpeculativeConfig.hf_config_override`)."""
 
 
 def check_head(directory: Path, target: CheckpointLayout, in_words: str, states: int) -> None:
@@ -69,9 +67,9 @@ def check_embedding(directory: Path, target: CheckpointLayout) -> None:
     own = tensor_headers(target.directory, target.files([name]))[name]
     if embedding.shape != own.shape or rows_that_differ(embedding, own):
         raise OutriderError(
-            f"{embedding.file}: {embedding.name} is an embedding of its own, which differs from"
-            f" the target's ({own.file}). vLLM serves such a head, but Outrider neither trains nor"
-            " replays it: heads here read the target's embedding"
+            f"{embedding.file}: {embedding.name} differs from the target's embedding ({own.file})."
+            " vLLM serves such a head, but Outrider neither trains nor replays it, since it reads"
+            " only the target's embedding"
         )
 
 
@@ -81,8 +79,8 @@ def mapped_tokens(offsets_D: "Tensor", vocabulary: int, where: object) -> "Tenso
     if (ids_D.diff() <= 0).any() or int(ids_D[0]) < 0 or int(ids_D[-1]) >= vocabulary:
         raise OutriderError(
             f"{where}: d2t maps draft tokens to {int(ids_D.min())} to {int(ids_D.max())}, which are"
-            f" not in ascending order, each once, within the target's vocabulary of {vocabulary}: a"
-            " stale vocabulary map; make it again from the target's tokenizer"
+            f" not strictly ascending within the target's vocabulary of {vocabulary}: a stale"
+            " vocabulary map; regenerate it from the target's tokenizer"
         )
     return ids_D
 
@@ -94,7 +92,7 @@ def _check_map(header: TensorHeader, marks: TensorHeader | None, target: Checkpo
         marked = marks.read().nonzero().flatten().tolist()
         if marked != ids:
             raise OutriderError(
-                f"{header.file}: t2d marks {len(marked)} tokens of the target, and they are not"
-                " those that d2t maps to: the two are of different vocabularies, one of them is"
-                " stale. Make both again from the target's tokenizer"
+                f"{header.file}: t2d marks {len(marked)} tokens of the target, which are not the"
+                " tokens that d2t maps to: the two belong to different vocabularies, and one is"
+                " stale. Regenerate both from the target's tokenizer"
             )

@@ -9,11 +9,9 @@ vocabulary: d2t (target id = draft id + d2t[draft id]) and, for readers other th
 marks the target's tokens that have a draft token. Both are absent if the head drafts the whole
 vocabulary.
 
-The embedding is the target's and never written: SGLang and vLLM's weight swap would copy it over
-the target's own.
-
-The functions implement the kind's methods (protocol.py); `kind` defines what differs between heads
-of this format: shape, module, names.
+The embedding is the target's and is never written: SGLang and vLLM's weight swap would copy it over
+the target's own. The functions implement the kind's methods (protocol.py); `kind` defines what
+differs between heads of this format: shape, module, names.
 """
 
 import math
@@ -61,8 +59,8 @@ def load(
     shape = kind.shape(stored.layout.config, read_json(target_dir / "config.json"), path)
     if shape.hidden != shape.target_hidden:
         raise OutriderError(
-            f"{path}: hidden_size {shape.hidden}, the target's {shape.target_hidden}: such a head"
-            " has an embedding of its own, and Outrider neither trains nor replays it"
+            f"{path}: hidden_size is {shape.hidden}, but the target's is {shape.target_hidden}:"
+            " such a head has its own embedding, so Outrider neither trains nor replays it"
         )
     check_embedding(directory, read_layout(target_dir))
     names = kind.names(stored.layout.weight_map)
@@ -71,8 +69,8 @@ def load(
         if D2T not in names:
             raise OutriderError(
                 f"{directory}: no tensor d2t, though config.json has draft_vocab_size"
-                f" {shape.drafts} of {shape.vocab}; without it draft tokens have no meaning: take"
-                " the whole checkpoint"
+                f" {shape.drafts} of {shape.vocab}; without it, draft tokens have no meaning: use"
+                " the complete checkpoint"
             )
         ids_D = mapped_tokens(stored.raw(names[D2T]), shape.vocab, directory)
     with torch.device("meta"):
@@ -88,13 +86,13 @@ def load(
 def start(
     kind: Eagle3, origin: Origin, dtype: torch.dtype, device: torch.device | str, seed: int
 ) -> StoredHead:
-    """Loads the base's head, or creates one; traffic gives its draft vocabulary.
+    """Loads the base's head, or creates one with a draft vocabulary.
 
-    The rows of a new head are the target's rows of the draft tokens: the last norm makes the head's
-    states as large as the target's, so drafts are meaningful from the first steps. Matrices are
-    drawn with standard deviation 0.7 / sqrt(inputs), and those that add to the residual stream with
-    0.02, so that the layer begins near the identity. The target's norms are not copied. If
-    `origin.rows` is given, the head is then fitted to them (closed_form.py).
+    A new head's rows are the target's rows for the draft tokens: the last norm scales the head's
+    states like the target's, so drafts are meaningful from the first steps. Other matrices are
+    drawn with standard deviation 0.7 / sqrt(inputs), or 0.02 if they write into the residual
+    stream, so that the layer starts near the identity. The target's norms are not copied. The head
+    is then fitted to `origin.rows` if they are given (closed_form.py).
     """
     if origin.base_dir is not None:
         return load(kind, origin.base_dir, origin.target_dir, dtype, device)
@@ -104,7 +102,7 @@ def start(
     if wanted != "all":
         if origin.token_counts is None:
             raise OutriderError(
-                "speculator.head.draft_vocabulary: no traffic is known to choose the draft"
+                "speculator.head.draft_vocabulary: there is no traffic to choose the draft"
                 " vocabulary from; set it to all, or start from a head (speculator.base)"
             )
         ids_D = chosen_ids(origin.token_counts(), wanted)
@@ -129,7 +127,7 @@ def start(
 
 
 def trained(head: StoredHead, state: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-    """Yields (name in the plain layout, tensor), draft vocabulary included."""
+    """Yields (name in the plain layout, tensor), including the draft vocabulary."""
     yield from state.items()
     ids_D = head.target_ids_D
     if ids_D is not None:
@@ -144,7 +142,7 @@ def write(
     """Publishes the head's directory atomically.
 
     With a base, configuration, layout, dtypes and draft vocabulary are the base's, and tensors that
-    are not in `changed` keep its bytes. Without one, floats have the target's `torch_dtype`.
+    are not in `changed` keep its bytes. Without a base, floats have the target's `torch_dtype`.
     """
     if origin.base_dir is not None:
         config, written = _over_base(kind, dict(changed), origin.base_dir)
@@ -198,7 +196,7 @@ def _stored(directory: Path) -> CheckpointTensors:
 def _over_base(
     kind: Eagle3, changed: dict[str, Tensor], base_dir: Path
 ) -> tuple[dict[str, object], dict[str, Tensor]]:
-    """The base's config, and its tensors with the changed ones replaced."""
+    """The base's config and tensors, with changed tensors replaced."""
     stored = _stored(base_dir)
     written = {}
     for name, of_base in kind.names(stored.layout.weight_map).items():
@@ -207,9 +205,9 @@ def _over_base(
         # Compared as floats: an average of two maps is not a map, even if rounding would hide it.
         if name in MAPS and not torch.equal(new.cpu().double(), value.double()):
             raise OutriderError(
-                f"{base_dir}: another draft vocabulary ({name}); the draft vocabulary stays that of"
-                " the base, since rows of lm_head have no meaning without it. Train from scratch"
-                " for another one (speculator.base: none)"
+                f"{base_dir}: another draft vocabulary ({name}); a warm start keeps that of the"
+                " base, since rows of lm_head have no meaning without it. Train from scratch for"
+                " another one (speculator.base: none)"
             )
         written[of_base] = value if name in MAPS else _stored_as(new.view(value.shape), value.dtype)
     if left := sorted(changed.keys() - MAPS):

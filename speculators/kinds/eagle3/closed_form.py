@@ -1,22 +1,22 @@
-"""Initializes EAGLE-3 heads with Llama's attention by ridge regressions.
+"""Initializes EAGLE-3 heads with Llama's attention by ridge regression.
 
     fit(head, ends, rows, seed)      # the head drafts before its first training step
 
-Every matrix that writes into the residual stream solves a least-squares problem, whose outputs are
-y_{i+1+s}, the state from which the target model predicts the token of draft s:
+Every matrix that writes into the residual stream is the solution of a least-squares problem with
+outputs y_{i+1+s}, the state from which the target predicts the token of draft s:
 
     fc and attention    y_{i+1} ~ A a_i + B e_{i+1}        a: auxiliary states, e: normed embedding
     mlp.down_proj       y_{i+1+s} - r_i(s) ~ D f_i(s)      r: residual stream, f: gated values of
                                                            the MLP, drafts s = 0 and 1 together
 
-Queries and keys are one random projection of e, so a token attends to itself, and to earlier equal
-tokens, which have equal values. The values are the leading directions of B e, as many as fit into
-the KV heads. Gate and up projection stay random, so the MLP is a regression on
-random features (Rahimi and Recht, 2008). It also learns the second draft, which reads the head's
-own state instead of the target's. Only anchors count, as in the loss.
+Queries and keys are the same random projection of e, so a token attends to itself and to earlier
+equal tokens, whose values are equal. The values are the leading directions of B e, as many as fit
+into the KV heads. Gate and up projections stay random, so the MLP is a regression on random
+features (Rahimi and Recht, 2008). It also learns the second draft, which reads the head's own state
+instead of the target's. Only anchors count, as in the loss.
 
-Memory use, before the optimizer has state, is mostly four float64 matrices of X x X features
-(`MemoryPlan`): 26 GB for R1's X = 28,672 of states and embedding, 0.2 GB for SmolLM2's 2,304.
+Memory use, before the optimizer has state, is mostly four float64 matrices [X, X] (`MemoryPlan`):
+26 GB for R1 with X = 28,672 (states and embedding), 0.2 GB for SmolLM2 with 2,304.
 
 Shapes: N anchors, H hidden, X features, Y outputs, D dims of a head, V values of all heads.
 """
@@ -39,26 +39,26 @@ STRENGTHS = (1.0, 3e-1, 1e-1, 3e-2, 1e-2, 3e-3, 1e-3)
 """Ridge strengths, relative to the mean square of each feature."""
 
 HELD_OUT = 8
-"""The second of every `HELD_OUT` rows is held out to choose the strength; the solution uses all."""
+"""One in `HELD_OUT` rows is held out to choose the strength."""
 
 ANCHORS_PER_FEATURE = 64
-"""Rows are read until they have this many anchors per feature; more change the solution little."""
+"""Anchors to read per feature; more would hardly change the solution."""
 
 SELF_SCORE = 13.0
-"""Mean attention score of a token with itself, in nats. Those of other tokens are near 0."""
+"""Mean attention logit of a token with itself; others are near 0."""
 
 QUERY_NOISE = 0.1
-"""Factor on the random query weights, which are kept so that heads that share keys differ."""
+"""Factor on the random query weights, which distinguish heads that share keys."""
 
 DRAFTS, DRAFT_WEIGHT = 2, 0.6
-"""Drafts that the MLP is fitted to, and the weight of each relative to the one before."""
+"""Drafts to which the MLP is fitted, and decay of their weights."""
 
 Rows = Callable[[], Iterable[Batch]]
 """The type of `Origin.rows`."""
 
 
 class Ridge:
-    """Sums of products for a ridge regression y = B x, fitted and held out."""
+    """Sums for ridge regression of y on x: fitted rows, held-out rows."""
 
     def __init__(self, features: int, outputs: int, device: torch.device):
         self.anchors, self.rows = 0, 0
@@ -87,9 +87,9 @@ class Ridge:
         self.anchors += len(x_NX)
 
     def solve(self) -> Tensor:
-        """Solves for B [Y, X] over all rows, with the strength that fits held-out ones best.
+        """Solves for B [Y, X] with the best strength on held-out rows.
 
-        With one row none is held out and the largest strength is used. Call this once only.
+        The solution uses all rows. With only one row, the strength is the largest. Call this once.
         """
         (gram_XX, cross_XY), (held_gram_XX, held_cross_XY) = self.fitted, self.held_out
         errors = {}
@@ -102,7 +102,7 @@ class Ridge:
 
 
 def _solution(gram_XX: Tensor, cross_XY: Tensor, strength: float) -> Tensor:
-    """(G + strength * diag G)^-1 C, by Cholesky on features of unit size."""
+    """(G + strength * diag G)^-1 C, by Cholesky on normalized features."""
     scale_X1 = gram_XX.diagonal().sqrt().clamp_min(1e-12)[:, None]
     scaled_XX = (gram_XX / scale_X1).div_(scale_X1.T)
     scaled_XX.diagonal().add_(strength)
@@ -112,10 +112,7 @@ def _solution(gram_XX: Tensor, cross_XY: Tensor, strength: float) -> Tensor:
 
 @torch.no_grad()
 def fit(head: EagleHead, ends: TargetEnds, rows: Rows, seed: int) -> None:
-    """Fits fc, attention, MLP and last norm of a randomly initialized head.
-
-    `rows()` yields the training part's rows, on the head's device, in the same order every time.
-    """
+    """Fits fc, attention, MLP and last norm of a randomly initialized head."""
     hidden, states = head.shape.hidden, head.shape.states
     ridge = Ridge(states + hidden, hidden, head.fc.weight.device)
     sum_H = torch.zeros(hidden, device=head.fc.weight.device)
@@ -143,7 +140,7 @@ def _set_attention(
     dim, values = shape.head_dim, shape.kv_heads * shape.head_dim
     power_H, axes_HH = torch.linalg.eigh(covariance_HH)
     root_HH = (axes_HH * power_H.clamp_min(0).sqrt()) @ axes_HH.T
-    # These directions have the least squared error in B e.
+    # The directions that approximate B e with the least squared error.
     leading_HV = torch.linalg.svd(b_HH @ root_HH)[0][:, :values]
     out_HV = torch.nn.functional.pad(leading_HV, (0, values - leading_HV.shape[1]))
     value_VH = out_HV.T @ b_HH
@@ -154,7 +151,7 @@ def _set_attention(
     queries_each = shape.heads // shape.kv_heads
     for group in range(shape.kv_heads):
         drawn_HD = torch.randn(shape.hidden, dim, generator=generator).to(mean_H.device)
-        # Orthogonal to the mean of e, which all tokens have in common.
+        # Orthogonal to the mean of e, which all tokens share.
         basis_HD = torch.linalg.qr(torch.cat([mean_H[:, None], drawn_HD], dim=1))[0][:, 1:]
         size = (basis_HD.T @ covariance_HH @ basis_HD).trace() * head.softmax_scale
         same_DH = basis_HD.T * (SELF_SCORE / size).sqrt()
@@ -171,7 +168,7 @@ def _fit_mlp(head: EagleHead, ends: TargetEnds, rows: Rows, drafts: int) -> None
     """Fits the MLP's down projection to `drafts` drafts; sets the last norm.
 
     The norm's weight is the root mean square of the residual stream, so that an uncertain
-    regression, whose result is small, gives small logits.
+    regression, whose output is small, gives small logits.
     """
     down, seen = head.midlayer.mlp.down_proj, []
     ridge = Ridge(down.in_features, down.out_features, down.weight.device)

@@ -1,18 +1,16 @@
-"""EAGLE-3 heads: one layer over auxiliary states of the target, with its own head rows.
+"""EAGLE-3 heads: one layer over auxiliary states of the target.
 
     kind = Eagle3()
     kind.features(config, target_config).names       # layer_2, layer_8, layer_13
     kind.load(directory, target_dir, torch.float32)
 
-A head drafts a chain like an MTP layer, with a smaller vocabulary and a dense MLP. It is trained
-from scratch or from a given head. The first draft reads fc over states of the target, later drafts
-read the head's own state.
+Like an MTP layer, a head drafts token by token, but with a dense MLP and its own, often smaller
+vocabulary. It is trained from scratch or from an existing head. The first draft reads fc over
+target states, later drafts read the head's own state. Subclasses for other heads of this format
+override `shape`, `module`, `new_config` or `names`.
 
-Other heads of this format are subclasses, which override `shape`, `module`, `new_config` or
-`names`.
-
-The other files of the kind: eagle3/shape.py (config.json, names), eagle3/check.py (compatibility),
-eagle3/layer.py (the module), eagle3/checkpoint.py (reading, writing, start of training).
+Other files: eagle3/shape.py (config.json, names), eagle3/check.py (compatibility), eagle3/layer.py
+(the module), eagle3/checkpoint.py (reading, writing, start of training).
 """
 
 import pkgutil
@@ -55,11 +53,11 @@ NEEDED = (
     "rms_norm_eps",
     "max_position_embeddings",
 )
-"""Keys of the target's config.json that define the shape of a head from scratch."""
+"""Keys of the target's config.json that define a new head's shape."""
 
 
 class Eagle3(TrainableKind):
-    """A head over auxiliary states of the target, often with a smaller vocabulary."""
+    """A head over auxiliary target states, often with a smaller vocabulary."""
 
     name = "eagle3"
     in_words = "an EAGLE-3 head"
@@ -74,11 +72,11 @@ class Eagle3(TrainableKind):
     shape = staticmethod(EagleShape.read)
     """The shape of a head with this config.json."""
     new_config = staticmethod(plain_config)
-    """config.json of a head from scratch over `drafts` tokens, in the plain layout."""
+    """config.json of a new head over `drafts` tokens, in plain layout."""
     names = staticmethod(checkpoint_names)
-    """The stored name of each tensor, by its name in the module."""
+    """Maps tensor names in the module to stored names."""
     speculators_config = staticmethod(twin_config)
-    """config.json in the format of vllm-project/speculators; None if it lacks such heads."""
+    """config.json in the format of vllm-project/speculators; None if unsupported."""
 
     def recognizes(self, config: Mapping[str, Any]) -> bool:
         """True for an Eagle3 architecture or a draft vocabulary."""
@@ -94,9 +92,9 @@ class Eagle3(TrainableKind):
         path, config = directory / "config.json", read_json(directory / "config.json")
         if config.get("model_type") in TAKEN_FOR_MTP:
             raise OutriderError(
-                f"{path}: model_type = {config['model_type']}, which vLLM takes for an MTP layer"
-                " and not for the EAGLE-3 head that it is; an EAGLE-3 head with DeepSeek's"
-                ' attention has model_type "deepseek_v2"'
+                f"{path}: model_type = {config['model_type']}, with which vLLM would load this"
+                " EAGLE-3 head as an MTP layer; an EAGLE-3 head with DeepSeek's attention has"
+                ' model_type "deepseek_v2"'
             )
         if layers := auxiliary_layers(config):
             check_layers(layers, target.config["num_hidden_layers"], f"{path}: {LAYER_IDS}")
@@ -114,7 +112,7 @@ class Eagle3(TrainableKind):
         return base_config or self.new_config(target_config, head, drafts)
 
     def features(self, config: Mapping[str, Any], target_config: Mapping[str, Any]) -> FeatureSpec:
-        """The residual streams before some layers, in the engine's order."""
+        """The residual streams that the head reads, in the engine's order."""
         shape = self.shape(config, target_config, "config.json")
         return FeatureSpec(
             tuple(FeatureStream(layer_name(index), shape.target_hidden) for index in shape.layers)
@@ -125,7 +123,7 @@ class Eagle3(TrainableKind):
         return layer_config(config).get("model_type") in DEEPSEEK_MODEL_TYPES
 
     def fitted(self, config: Mapping[str, Any]) -> bool:
-        """True for Llama's attention, unless all K drafts come at once."""
+        """True for Llama's attention, unless one pass drafts all K tokens."""
         return not self.fixed_k and not self.latent_cache(config)
 
     def check_target(self, target_dir: Path, base_dir: Path | None, config_only: bool) -> None:
@@ -140,8 +138,8 @@ class Eagle3(TrainableKind):
             )
         if missing := [key for key in NEEDED if key not in target_config]:
             raise OutriderError(
-                f"{target_path}: no {', '.join(missing)}, from which the shape of an EAGLE-3 head"
-                " follows; point target.model at a whole checkpoint"
+                f"{target_path}: no {', '.join(missing)}, which the shape of an EAGLE-3 head"
+                " depends on; point target.model at a complete checkpoint"
             )
         if base_dir is not None:
             path = Path(base_dir) / "config.json"
@@ -150,7 +148,7 @@ class Eagle3(TrainableKind):
     def build(
         self, config: Mapping[str, Any], target_config: Mapping[str, Any], source: object
     ) -> "StoredHead":
-        """The head that config.json describes, over the lowest token ids."""
+        """The head that config.json describes, drafting the lowest token ids."""
         import torch
 
         shape = self.shape(config, target_config, source)

@@ -1,19 +1,18 @@
-"""The EAGLE-3 head as a module, computed as vLLM 0.32 does (llama_eagle3.py, deepseek_eagle3.py).
+"""The EAGLE-3 head as a module (vLLM 0.32: llama_eagle3.py, deepseek_eagle3.py).
 
     h_i = fc(a_i)                            a_i: the target's auxiliary states, concatenated
-    x_i = [ input_layernorm(E(t_{i+1})) ; hidden_norm(h_i) ]     position i, no zero at position 0
+    x_i = [ input_layernorm(E(t_{i+1})) ; hidden_norm(h_i) ]     position i, unmasked at position 0
     r_i = h_i + attention(x_i)               hidden_norm(h_i) + ... with norm_before_residual
     g_i = r_i + mlp(post_attention_layernorm(r_i))
     u_i = norm(g_i)                          q_{i+2} = softmax(W_D u_i) over the draft vocabulary
 
 The next depth reads g_i, the state before the last norm (u_i with norm_output), token t_{i+2} and
-position i + 1. With `fc_norm` every auxiliary state is normed separately before fc, with
-`norm_before_fc` all are normed together. E is the target's embedding; the rows W_D are the head's.
+position i + 1. With `fc_norm`, every auxiliary state is normed separately before fc; with
+`norm_before_fc`, all are normed together. E is the target's embedding; the rows W_D are the head's.
 
-Parameters are named as in the plain checkpoint layout.
-
-Shapes: N tokens, A heads, D and V dims of a key and a value, H hidden, X values of the auxiliary
-states; D of the head's rows is the draft vocabulary.
+Parameters are named as in the plain checkpoint layout. Shapes: N tokens, A heads, D and V dims of a
+key and a value, H hidden, X values of the auxiliary states; in the head's rows, D is the draft
+vocabulary.
 """
 
 import torch
@@ -28,7 +27,7 @@ from outrider.speculators.layers.llama_attention import LlamaAttention
 
 
 class StoredHead(Drafter):
-    """A drafter with its own layer and head rows, over a draft vocabulary."""
+    """A drafter with its own layer, head rows and draft vocabulary."""
 
     shape: EagleShape
     target_ids_D: Tensor | None
@@ -47,7 +46,7 @@ class StoredHead(Drafter):
 
 
 class EagleHead(StoredHead, ChainDrafter):
-    """fc, one layer over [embedding ; state], the last norm, and rows of the draft vocabulary."""
+    """One layer over [embedding ; state], with its own head rows."""
 
     def __init__(self, shape: EagleShape, target_ids_D: Tensor | None):
         super().__init__(shape, target_ids_D)
@@ -72,11 +71,11 @@ class EagleHead(StoredHead, ChainDrafter):
         return self.fc(inputs_NX)
 
     def inputs(self, embedding: Tensor, state: Tensor, position: Tensor) -> Tensor:
-        """[E(t_{i+1}) ; h_i], [N, 2H], before their norms: the residual stream needs h_i."""
+        """[E(t_{i+1}) ; h_i] [N, 2H], unnormed, since the residual needs h_i."""
         return torch.cat([embedding, state], dim=-1)
 
     def project(self, x_NX: Tensor, position_N: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries [A, N, D], keys [A, N, D] and values [A, N, V] of the layer's inputs."""
+        """Queries and keys [A, N, D], values [A, N, V]."""
         return self.midlayer.project(x_NX, position_N)
 
     def finish(self, x_NX: Tensor, attended_ANV: Tensor) -> tuple[Tensor, Tensor]:
@@ -87,7 +86,7 @@ class EagleHead(StoredHead, ChainDrafter):
 
 
 class EagleLayer(nn.Module):
-    """A decoder layer whose attention reads the normed [embedding ; state], 2H wide."""
+    """A decoder layer whose attention reads [embedding ; state], 2H wide."""
 
     self_attn: Attention
 
@@ -115,7 +114,7 @@ class EagleLayer(nn.Module):
         return self.self_attn.project(normed_NX, position_N)
 
     def finish(self, x_NX: Tensor, attended_ANV: Tensor) -> Tensor:
-        """The residual stream after the layer, given its input and the attended values."""
+        """The residual stream after the layer, given input and attended values."""
         state_NH = x_NX.chunk(2, dim=-1)[1]
         residual_NH = self.hidden_norm(state_NH) if self.norm_before_residual else state_NH
         residual_NH = residual_NH + self.self_attn.combine(attended_ANV)

@@ -3,9 +3,9 @@
     shape = EagleShape.read(config, target_config, path)     # either published layout
     plain_config(target_config, HeadConfig(), drafts=256)    # of a head from scratch
 
-Two layouts are published: the plain one of vLLM and SGLang, and that of vllm-project/speculators,
-whose layer has its own configuration (`transformer_layer_config`). The defaults of missing
-keys are those of vLLM 0.32 (llama_eagle3.py, deepseek_eagle3.py, configs/speculators/algos.py).
+There are two published layouts: the plain one of vLLM and SGLang, and that of
+vllm-project/speculators, with a section for the layer (`transformer_layer_config`). Missing keys
+have the defaults of vLLM 0.32 (llama_eagle3.py, deepseek_eagle3.py, configs/speculators/algos.py).
 """
 
 import dataclasses
@@ -18,12 +18,12 @@ from outrider.speculators.head_config import HeadConfig
 from outrider.speculators.layers.rope import rope_of
 
 EMBEDDING = "embed_tokens.weight"
-"""A copy of the target's embedding, which public heads ship: neither read nor written."""
+"""A copy of the target's embedding in public heads; not used."""
 
 D2T, T2D = "d2t", "t2d"
 
 MAPS = frozenset({D2T, T2D})
-"""Tensors of the draft vocabulary: integers that are not trained."""
+"""Tensors of the draft vocabulary, which are integers and not trained."""
 
 LAYER, LAYER_OF_SPECULATORS = "midlayer.", "layers.0."
 
@@ -33,7 +33,7 @@ PARALLEL_OF_SPECULATORS = "peagle"
 """`speculators_model_type` of a parallel drafter."""
 
 MASK_TOKENS = ("mask_token_id", "pard_token", "ptd_token_id")
-"""Names of the placeholder token for drafts that are not yet known."""
+"""Keys of the mask token, the placeholder for unknown drafts."""
 
 OF_LATENT_ATTENTION = (
     "num_attention_heads",
@@ -51,7 +51,7 @@ OF_LATENT_ATTENTION = (
 """Keys that a head with DeepSeek's attention copies from its target."""
 
 SPECULATORS_VERSION = "0.9.0"
-"""The version of vllm-project/speculators whose format is written."""
+"""Version of the vllm-project/speculators format that is written."""
 
 OF_THE_HEAD = (
     "architectures",
@@ -80,13 +80,13 @@ class EagleShape:
     target_hidden: int
     hidden: int
     layers: tuple[int, ...]
-    """The target's layers before which the residual stream is read, ascending."""
+    """Target layers before which the residual stream is read, ascending."""
     intermediate: int
     norm_eps: float
     heads: int
     kv_heads: int
     head_dim: int
-    """Dims of a query or key of Llama's attention."""
+    """Width of a query or key in Llama's attention."""
     theta: float
     latent: Mapping[str, Any] | None = dataclasses.field(compare=False)
     """config.json of DeepSeek's attention; None for Llama's."""
@@ -95,9 +95,9 @@ class EagleShape:
     norm_before_residual: bool = False
     norm_output: bool = False
     mask_token: int | None = None
-    """Mask token of a parallel drafter; None if each draft reads the one before."""
+    """Mask token of a parallel drafter; None for sequential drafting."""
     markov_rank: int = 0
-    """Rank of the logit bias that depends on the token before a draft; 0 for no bias."""
+    """Rank of the logit bias from the preceding token; 0: no bias."""
 
     @classmethod
     def read(
@@ -142,7 +142,7 @@ class EagleShape:
 
 
 def checkpoint_names(stored: Iterable[str]) -> dict[str, str]:
-    """Stored name of each tensor, by its name in the plain layout."""
+    """Maps tensor names in the plain layout to stored names."""
     found = {}
     for name in stored:
         plain = name.removeprefix("model.")
@@ -223,8 +223,7 @@ def mask_token(config: Mapping[str, Any]) -> int | None:
 def spare_token(target_config: Mapping[str, Any]) -> int:
     """A mask token that no text contains before its end.
 
-    The padding token if the target has one, else the token that ends a text, after which nothing is
-    drafted.
+    The padding token or, without one, the end-of-text token, after which nothing is drafted.
     """
     end = target_config.get("eos_token_id")
     first_end = end[0] if isinstance(end, list) else end
@@ -233,12 +232,12 @@ def spare_token(target_config: Mapping[str, Any]) -> int:
 
 
 def default_layers(count: int) -> tuple[int, ...]:
-    """vLLM's default layers: three, or fewer for a target of few layers."""
+    """vLLM's default layers: three, or fewer if the target has few layers."""
     return tuple(sorted({index for index in (2, count // 2, count - 3) if 1 <= index <= count}))
 
 
 def plain_config(target_config: Mapping[str, Any], head: HeadConfig, drafts: int) -> dict[str, Any]:
-    """config.json of a head from scratch, in the layout of vLLM and SGLang."""
+    """config.json of a head from scratch, in vLLM's and SGLang's layout."""
     return {
         **_attention(target_config, head),
         **one_layer_config(target_config, head, drafts),
@@ -281,8 +280,8 @@ def check_layers(layers: Sequence[int], count: int, where: str) -> None:
         raise OutriderError(
             f"{where} = {list(layers)}, but the target has {count} layers, and the engine reads the"
             f" residual stream before layers 1 to {count}, in ascending order, each once;"
-            " reorder them (for a stored head together with the columns of fc.weight), or name the"
-            " target that the head was made for"
+            " reorder them (in a stored head, together with the columns of fc.weight), or set"
+            " target.model to the target that the head was made for"
         )
 
 
@@ -302,10 +301,10 @@ def _attention(target_config: Mapping[str, Any], head: HeadConfig) -> dict[str, 
 
 
 def llama_widths(hidden: int) -> dict[str, Any]:
-    """Llama attention's heads and rotary base for a head of this width."""
+    """Settings of Llama's attention for a drafter of this width."""
     head_dim = 128 if hidden % 128 == 0 and hidden >= 1024 else 64
     heads = max(1, hidden // head_dim)
-    # At most 8 heads of keys and values: a KV cache of 4 kB per token at R1's widths.
+    # At most 8 KV heads: a KV cache of 4 kB per token at R1's widths.
     kv_heads = max(count for count in range(1, 9) if heads % count == 0)
     return {
         "num_attention_heads": heads,
@@ -332,7 +331,7 @@ def _check_supported(layer: Mapping[str, Any], config: Mapping[str, Any], path: 
     for key in (key for key, differs in wrong.items() if differs):
         raise OutriderError(
             f"{path}: {key} = {layer.get(key, config.get(key))}: vLLM serves such a head, but"
-            " Outrider neither trains nor replays it. It trains and replays heads of one layer"
-            " with Llama's or DeepSeek's attention, SiLU, no biases and a plain rotary embedding;"
-            " compare this one with `evaluate-speculator`, by the engine's counters"
+            " Outrider neither trains nor replays it. It trains and replays heads with one layer,"
+            " Llama's or DeepSeek's attention, SiLU, no biases and a plain rotary embedding;"
+            " measure this one with `evaluate-speculator`, by the engine's counters"
         )

@@ -1,4 +1,4 @@
-"""Names of an MTP layer's tensors, and the check that a directory fits its target. No torch.
+"""Tensor names of MTP layers, and checks against the target. No torch.
 
     layer_names(read_layout(directory))      # {"model.layers.61.eh_proj.weight", ...}
 
@@ -32,7 +32,7 @@ from outrider.speculators.checkpoints.safetensors_headers import TensorHeader, t
 from outrider.speculators.layers.rope import rope_of
 
 SHARED_WITH_TARGET = ("embed_tokens.weight", "shared_head.head.weight")
-"""Copies of the target's embedding and head in checkpoints: neither read nor written."""
+"""Copies of the target's embedding and head; not read or written."""
 
 SAME_AS_TARGET = (
     "hidden_size",
@@ -51,8 +51,7 @@ SAME_AS_TARGET = (
     "scoring_func",
     "rms_norm_eps",
 )
-"""Keys of config.json, besides those of the attention, that must equal the target's: the engine
-builds the layer from them."""
+"""Keys that define the layer, besides the attention's; must equal the target's."""
 
 T = TypeVar("T")
 
@@ -66,12 +65,12 @@ def layer_names(layout: CheckpointLayout) -> set[str]:
 
 
 def layer_prefix(config: dict[str, object]) -> str:
-    """Prefix of the layer's tensor names; it follows the target's last layer."""
+    """Prefix of the layer's tensor names, numbered after the target's last layer."""
     return f"model.layers.{config['num_hidden_layers']}."
 
 
 def is_shared(name: str) -> bool:
-    """True for a copy of the target's embedding or head, under any prefix."""
+    """True for copies of the target's embedding or head, with any prefix."""
     return name.endswith(SHARED_WITH_TARGET)
 
 
@@ -94,10 +93,7 @@ def check_mtp(directory: Path, target: CheckpointLayout) -> None:
 
 
 def check_mtp_target(directory: Path, config_only: bool) -> None:
-    """Checks for an MTP layer whose weights training can read.
-
-    With `config_only` (`--dry-run`), the weights need not be present.
-    """
+    """Checks for an MTP layer whose weights training can read."""
     config_path = directory / "config.json"
     config = read_json(config_path)
     architecture = architecture_of(config, config_path)
@@ -124,7 +120,7 @@ def check_mtp_target(directory: Path, config_only: bool) -> None:
     if layers != 1:
         raise OutriderError(
             f"{config_path}: num_nextn_predict_layers is {layers}, but exactly 1 MTP layer is"
-            f" trained; {fix}"
+            f" supported; {fix}"
         )
     fp8_blocks(config, config_path)  # raises for quantizations other than DeepSeek's
     if config_only and not any((directory / name).is_file() for name in (INDEX, SINGLE)):
@@ -143,7 +139,7 @@ def _check_tensors(
     own: Mapping[str, TensorHeader],
     target_dir: Path,
 ) -> None:
-    """Checks that names, shapes and dtypes fit the target's layer."""
+    """Checks that names, shapes and dtypes match the target's layer."""
     files = sorted({header.file.name for header in found.values()}) or ["*.safetensors"]
     check_names(directory / files[0], found, own)
     for name, header in found.items():
@@ -151,7 +147,7 @@ def _check_tensors(
         if header.shape != wanted.shape:
             raise OutriderError(
                 f"{header.file}: {name} has shape {list(header.shape)}, the target's"
-                f" {list(wanted.shape)}; the speculator belongs to another model than {target_dir}"
+                f" {list(wanted.shape)}; the speculator belongs to a model other than {target_dir}"
             )
         if header.dtype != wanted.dtype and not {header.dtype, wanted.dtype} <= UNQUANTIZED:
             raise OutriderError(
@@ -162,7 +158,7 @@ def _check_tensors(
 
 
 def _of_layer(found: Mapping[str, T], prefix: str) -> dict[str, T]:
-    """Entries of the layer's own tensors that the engine reads, by name."""
+    """The layer's own tensors that the engine reads, by name."""
     return {
         name: value
         for name, value in found.items()

@@ -1,19 +1,17 @@
-"""Reads the MTP layer out of a checkpoint, and writes one that the serving engine loads.
+"""Reads MTP layers, and writes directories that the serving engine loads.
 
     speculator = load_mtp(target_dir)                  # or a directory that `write` made
 
-The other functions implement the kind's methods (protocol.py).
-
-The layer's tensors are `model.layers.{num_hidden_layers}.*`, separate for each expert. A
-speculator's directory holds the target's full config.json and those tensors only: vLLM (0.32,
-deepseek_mtp.py, glm4_moe_mtp.py, llm_base_proposer.py) replaces the draft's `embed_tokens` and
-`shared_head.head` by the target's own modules after loading, so their copies in checkpoints are
-neither read nor written. (With pipeline parallelism it would need `embed_tokens`.) Only the shards
-with a tensor of the layer are opened.
+The other functions implement the kind's methods (protocol.py). The layer's tensors are
+`model.layers.{num_hidden_layers}.*`, separate for each expert. A speculator's directory holds only
+the target's full config.json and those tensors. After loading, vLLM 0.32 (deepseek_mtp.py,
+glm4_moe_mtp.py, llm_base_proposer.py) replaces the draft's `embed_tokens` and `shared_head.head`
+with the target's modules, so copies in checkpoints are neither read nor written. (With pipeline
+parallelism, vLLM would need `embed_tokens`.) Only shards with tensors of the layer are opened.
 
 Each tensor is written in the base's precision, since vLLM builds the drafter with the target's
-quantization: FP8 blocks stay FP8 blocks, the rest (eh_proj, norms, the router and its bias) keeps
-its dtype. Unchanged tensors are copied byte for byte, scales included.
+quantization: FP8 blocks stay FP8 blocks, and the rest (eh_proj, norms, the router and its bias)
+keeps its dtype. Unchanged tensors and their scales are copied byte for byte.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -42,7 +40,7 @@ from outrider.speculators.layers.lora import ADAPTERS, ALPHA, AdaptedExperts
 EXPERTS = "block.mlp.experts."
 
 KEPT_IN_FLOAT32 = "mlp.gate.e_score_correction_bias"
-"""The routing bias, never rounded: differences of 1e-3 in it decide which expert is chosen."""
+"""The routing bias; differences of 1e-3 in it decide between experts."""
 
 
 def load_mtp(
@@ -51,9 +49,9 @@ def load_mtp(
     device: torch.device | str = "cpu",
     frozen_experts: bool = False,
 ) -> MTPSpeculator:
-    """Loads a target's or speculator's MTP layer, FP8 dequantized to `dtype`.
+    """Loads a target's or speculator's MTP layer, with FP8 dequantized to `dtype`.
 
-    With `frozen_experts` the routed experts are not parameters (`Experts`).
+    With `frozen_experts`, the routed experts are not parameters (`Experts`).
     """
     layout = read_layout(directory)
     dense = layout.config["num_hidden_layers"] < layout.config["first_k_dense_replace"]
@@ -81,14 +79,14 @@ def load_mtp(
 def load(
     kind: MTP, directory: Path, target_dir: Path, dtype: torch.dtype, device: torch.device | str
 ) -> MTPSpeculator:
-    """Loads the layer, FP8 weights dequantized to `dtype`."""
+    """Loads the layer, with FP8 weights dequantized to `dtype`."""
     return load_mtp(directory, dtype, device)
 
 
 def start(
     kind: MTP, origin: Origin, dtype: torch.dtype, device: torch.device | str, seed: int
 ) -> MTPSpeculator:
-    """The base's MTP layer with the trained weights as its parameters (`speculator.train`).
+    """The base's MTP layer; only trained weights are parameters (`speculator.train`).
 
     all          every weight is a parameter
     non_routed   the routed experts are frozen
@@ -108,8 +106,7 @@ def start(
 def trained(speculator: MTPSpeculator, state: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
     """Yields the trained weights under the checkpoint's names without the prefix.
 
-    Adapters are merged into their experts in float32. `state` is the whole state dict: under
-    ZeRO-3 the module itself holds shards.
+    Adapters are merged into their experts in float32.
     """
     buffers = {name for name, _ in speculator.named_buffers()}
     weights = {name: value for name, value in state.items() if name not in buffers}
@@ -121,9 +118,9 @@ def trained(speculator: MTPSpeculator, state: Mapping[str, Tensor]) -> Iterator[
 
 
 def write(kind: MTP, changed: Iterable[tuple[str, Tensor]], origin: Origin, out_dir: Path) -> None:
-    """Publishes the layer with the `changed` tensors, named without the layer's prefix.
+    """Publishes the layer with the `changed` tensors, named without prefix.
 
-    The rest is copied from the base, byte for byte.
+    The rest is copied from the base byte for byte.
     """
     layout = read_layout(origin.base_dir or origin.target_dir)
     stored, prefix = CheckpointTensors(layout), layer_prefix(layout.config)
@@ -148,7 +145,7 @@ def write_other_formats(
 ) -> None:
     """Publishes `sglang_nextn`: the layer as the draft model that SGLang loads.
 
-    SGLang calls the layer NextN and loads it as a model of one layer: the tensors are
+    SGLang calls the layer NextN and loads it as a one-layer model: the tensors are
     `model.layers.0.*`, and config.json is the target's with that architecture and
     `num_hidden_layers` 1. Newer versions also read the plain directory. Source: sgl-project/sglang,
     commit 29bd4e85 (2026): models/deepseek_nextn.py and deepseek_common/deepseek_weight_loader.py;

@@ -1,14 +1,14 @@
-"""The multi-token prediction (MTP) layer that a target ships: the kind's torch-free half.
+"""The multi-token prediction (MTP) layer that a target ships. No torch.
 
     kind = MTP()
     kind.load(directory, target_dir, torch.float32)
 
 The layer reads the target's state after the final norm and drafts with the target's embedding and
 head. A speculator's directory holds the target's config.json and the tensors of the layer. The
-target's own checkpoint is such a directory, so the target's layer is a base speculator.
+target's own checkpoint is such a directory, so the target's layer can be the base speculator.
 
-The other files of the kind: mtp/check.py (names of tensors, compatibility), mtp/layer.py (the
-module), mtp/checkpoint.py (reading and writing).
+Other files: mtp/check.py (tensor names, compatibility), mtp/layer.py (the module),
+mtp/checkpoint.py (reading and writing).
 """
 
 from collections.abc import Mapping
@@ -26,12 +26,11 @@ if TYPE_CHECKING:
     from outrider.speculators.kinds.mtp.layer import MTPSpeculator
 
 CACHE_SCALES = (".q_scale", ".k_scale", ".v_scale", ".prob_scale")
-"""Scales of a quantized KV cache: vLLM allocates them for an FP8 checkpoint, but checkpoints do not
-contain them."""
+"""KV cache scales that vLLM allocates for FP8; checkpoints lack them."""
 
 
 class MTP(TrainableKind):
-    """One decoder layer over the next token's embedding and the target's final state."""
+    """One decoder layer over the next embedding and the final state."""
 
     name = "mtp"
     in_words = "an MTP layer"
@@ -83,11 +82,11 @@ class MTP(TrainableKind):
             return MTPSpeculator(target_config)
         except KeyError as missing:
             raise OutriderError(
-                f"{source}: no {missing.args[0]}, from which the form of the MTP layer follows;"
-                " point target.model at a whole checkpoint with its multi-token prediction layer"
+                f"{source}: no {missing.args[0]}, which the shape of the MTP layer depends on;"
+                " point target.model at a complete checkpoint with a multi-token prediction layer"
                 " (DeepSeek-V3, R1 and GLM-4.5 have one)"
             ) from None
 
     def stays_with_target(self, name: str) -> bool:
-        """True for embedding, head, and cache scales, which no checkpoint contains."""
+        """True for embedding, head and KV cache scales."""
         return is_shared(name) or name.endswith(CACHE_SCALES)

@@ -1,18 +1,16 @@
-"""The MTP layer as a module: a decoder layer over [next token's embedding ; hidden state].
+"""The MTP layer: a decoder layer over [next embedding ; hidden state].
 
     x_i = eh_proj( [ enorm(E(t_{i+1})) ; hnorm(h_i) ] )     embedding first; zero at position 0
     u_i = norm(block(x_i))                                  post-norm
     q_{i+2} = softmax(W u_i)
 
-The next depth reads u_i or block(x_i), as in the serving engine for the target's architecture
-(`Layer.feeds_normed`). E and W are the target's embedding and head (`TargetEnds`): frozen and
-shared.
+The next depth reads u_i or block(x_i), as the engine does for the target's architecture
+(`Layer.feeds_normed`). E and W are the target's frozen embedding and head (`TargetEnds`).
 
     speculator, ends = load_mtp(target_dir), load_target_ends(target_dir)
     _, states = speculator.unroll(ends, token_ids, hidden, sequence, position, anchors, depth=4)
 
-Shapes: N tokens, A heads, D and V dims of a key and a value, H hidden; "..." any leading
-dimensions.
+Shapes: N tokens, A heads, D dims of a key, V dims of a value, H hidden; "..." leading dimensions.
 """
 
 import torch
@@ -25,7 +23,7 @@ from outrider.speculators.layers.decoder_layer import Config, DecoderLayer, RMSN
 
 
 class MTPSpeculator(ChainDrafter):
-    """Two norms, a projection of 2H to H, one decoder layer, the final norm."""
+    """Two norms, a 2H-to-H projection, one decoder layer, the final norm."""
 
     def __init__(self, config: Config, frozen_experts: bool = False):
         super().__init__()
@@ -47,14 +45,13 @@ class MTPSpeculator(ChainDrafter):
         return inputs_NX
 
     def inputs(self, embedding: Tensor, state: Tensor, position: Tensor) -> Tensor:
-        """The block's input from E(t_{i+1}) [..., H], state [..., H] and position [...] of i."""
-        # The engine masks the embedding at position 0 before enorm:
-        # torch.where(positions == 0, 0, embeds).
+        """Block input from E(t_{i+1}) [..., H], state [..., H], position [...]."""
+        # As in the engine, before enorm: torch.where(positions == 0, 0, embeds).
         embedding = embedding.masked_fill(position[..., None] == 0, 0)
         return self.eh_proj(torch.cat([self.enorm(embedding), self.hnorm(state)], dim=-1))
 
     def project(self, x_NH: Tensor, position_N: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries [A, N, D], keys [A, N, D] and values [A, N, V] of block inputs."""
+        """Queries and keys [A, N, D], values [A, N, V]."""
         return self.block.project(x_NH, position_N)
 
     def finish(self, x_NH: Tensor, attended_ANV: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,16 +1,15 @@
-"""P-EAGLE heads: EAGLE-3's layer over mask slots, which drafts all K tokens in one pass.
+"""P-EAGLE heads: EAGLE-3's layer over mask slots, drafting in one pass.
 
     kind = PEagle()
     kind.vllm_settings(directory, 5, "greedy", None)     # eagle3 with parallel_drafting
 
-Files, features and check are those of EAGLE-3, with two additions: `mask_hidden`, the states
-that fc reads where no token is known, and `pard_token`, the token that is embedded there. A draft
-costs one row of a pass instead of a whole pass, and does not read the drafts before it.
+Files, features and checks are those of EAGLE-3, with two additions: `mask_hidden`, the states that
+fc reads in slots without a known token, and `pard_token`, the token embedded there. A draft costs
+one row of a pass instead of a whole pass, and does not read earlier drafts.
 
-K is fixed when an engine starts: with fewer drafts in a step vLLM 0.32 fails with a shape error.
-vLLM has no P-EAGLE head with DeepSeek's attention, and runs this kind on model runner V1.
-
-The module is in p_eagle/layer.py.
+K is fixed when an engine starts: with fewer drafts in a step, vLLM 0.32 fails with a shape error.
+vLLM has no P-EAGLE head with DeepSeek's attention, and runs this kind on model runner V1. The
+module is in p_eagle/layer.py.
 """
 
 from collections.abc import Mapping
@@ -57,7 +56,7 @@ class PEagle(Eagle3):
         )
 
     def check(self, directory: Path, target: CheckpointLayout) -> None:
-        """Checks the EAGLE-3 head, and the mask's token and state."""
+        """Checks the EAGLE-3 head, its mask token and its mask state."""
         super().check(directory, target)
         path = directory / "config.json"
         config = read_json(path)
@@ -97,7 +96,7 @@ class PEagle(Eagle3):
 def _check_mask(path: Path, shape: EagleShape) -> None:
     if shape.latent is not None:
         raise OutriderError(
-            f"{path}: a head with DeepSeek's attention that drafts in parallel; vLLM 0.32 has them"
+            f"{path}: a parallel head with DeepSeek's attention; vLLM 0.32 supports parallel heads"
             " with Llama's attention only (speculator.head.layer_type: llama)"
         )
     if shape.mask_token is None or not 0 <= shape.mask_token < shape.vocab:

@@ -1,14 +1,12 @@
-"""The P-EAGLE head as a module, computed as vLLM 0.32 does with `parallel_drafting`.
+"""The P-EAGLE head as a module (vLLM 0.32: `parallel_drafting`).
 
     slot 0 at anchor i     fc(a_i) and token t_{i+1}, position i, as EAGLE-3's first draft
     slot s = 1 .. K-1      fc(mask_hidden) and the mask token, position i + s
     u_{i,s}                one layer over all slots, causal: slot s sees the states up to i and the
                            slots before it; q_{i+2+s} = softmax(W_D u_{i,s})
 
-All slots are computed in one pass. No draft is read, so the drafts depend on the anchor alone, and
-the unroll matches the engine whatever drafts are accepted.
-
-Shapes: as in eagle3/layer.py.
+All slots are computed in one pass. No draft is read, so the drafts depend only on the anchor, and
+the unroll matches the engine whichever drafts are accepted. Shapes: as in eagle3/layer.py.
 """
 
 import torch
@@ -19,7 +17,7 @@ from outrider.speculators.kinds.eagle3.shape import EagleShape
 
 
 class ParallelHead(EagleHead):
-    """An EAGLE-3 head with a learned state for the slots whose token is not known."""
+    """An EAGLE-3 head with a learned state for mask slots."""
 
     def __init__(self, shape: EagleShape, target_ids_D: Tensor | None):
         super().__init__(shape, target_ids_D)

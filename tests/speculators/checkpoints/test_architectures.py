@@ -98,7 +98,7 @@ def test_the_layer_of_a_target_is_trained_unless_its_positions_are_scaled(
     with pytest.raises(OutriderError, match=r"rope_type = linear: .* rope_type default.* only"):
         kind.check_target(target, None, config_only=True)
     del config["num_attention_heads"]
-    with pytest.raises(OutriderError, match=r"no num_attention_heads, from which the form"):
+    with pytest.raises(OutriderError, match=r"no num_attention_heads, which the shape"):
         kind.build(config, config, target / "config.json")
 
 

@@ -182,10 +182,10 @@ def test_keys_that_the_engine_reads_at_its_start_are_not_exchanged(
 
 
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
-    ("p_eagle", {"mla": True}, "a head with DeepSeek's attention that drafts in parallel"),
+    ("p_eagle", {"mla": True}, "a parallel head with DeepSeek's attention"),
     ("p_eagle", {"pard_token": VOCAB}, f"pard_token = {VOCAB}: not a token of the target's voc"),
     ("p_eagle", {"mask_values": 7}, "mask_hidden"),
-    ("dflash", {"num_hidden_layers": 2}, "num_hidden_layers = 2: .* of one layer.*CPU"),
+    ("dflash", {"num_hidden_layers": 2}, "num_hidden_layers = 2: .* with one layer.*CPU"),
     ("dflash", {"section": {"causal": True}}, "causal: Outrider neither"),
     ("dflash", {"layer_types": ["sliding_attention"]}, "layer_types"),
     ("dflash", {"section": {"use_swa": True}}, "use_swa"),

@@ -102,13 +102,16 @@ BROKEN: dict[str, tuple[Callable[[dict[str, Tensor]], Any], str]] = {
     "unexpected": (lambda t: t.update(extra=torch.ones(1)), "unexpected: extra"),
     "no map": (lambda t: t.pop("d2t"), "no tensor d2t"),
     "map beyond": (lambda t: t["d2t"].add_(VOCAB), "stale vocabulary map"),
-    "map unordered": (lambda t: t["d2t"].mul_(-1), "not in ascending order"),
+    "map unordered": (lambda t: t["d2t"].mul_(-1), "not strictly ascending"),
     "NaN": (
         lambda t: t["fc.weight"].view(-1)[3:4].fill_(float("nan")),
         "not a finite number in fc",
     ),
     "shape": (lambda t: t.update({"fc.weight": t["fc.weight"][:, :HIDDEN].clone()}), "has shape"),
-    "embedding": (lambda t: t["embed_tokens.weight"][4].add_(1), "embedding of its own"),
+    "embedding": (
+        lambda t: t["embed_tokens.weight"][4].add_(1),
+        "differs from the target's embedding",
+    ),
 }
 
 
