@@ -65,7 +65,7 @@ def init(
     to: Path | None = None,
     effort: Literal["trial", "standard", "thorough"] | None = None,
 ) -> int:
-    """Look at logs and target, and write a commented recipe with safe defaults.
+    """Examine logs and target, and write a commented recipe with safe defaults.
 
     Downloads no weights; of a hub model, only config.json and the tokenizer.
 

@@ -114,10 +114,10 @@ class Child:
     def wait_until(
         self, ready: Callable[[], bool], seconds: float, reason: Callable[[str], str] | None = None
     ) -> None:
-        """Returns when it is ready.
+        """Waits until `ready` returns true.
 
-        Raises an `OutriderError` if it exits first or is not ready within `seconds`. The message
-        quotes `reason` of its log, by default the end of the log.
+        Raises an `OutriderError` if the process exits first or is not ready within `seconds`. The
+        message quotes `reason(log text)`, by default the end of the log.
         """
         deadline = time.monotonic() + seconds
         while not ready():
@@ -134,7 +134,7 @@ class Child:
         return OutriderError(f"{self._name} {what}: {why}\n(log: {self.log})")
 
     def stop(self, patience_s: float = 0.0) -> None:
-        """Stops it: SIGTERM if `patience_s` is positive, then SIGKILL its tree."""
+        """Sends SIGTERM if `patience_s` is positive, then SIGKILL to the tree."""
         try:
             if patience_s:
                 self.process.terminate()
@@ -177,7 +177,7 @@ def wait_until(condition: Callable[[], object], seconds: float) -> bool:
 
 
 def guard(mark: str, folder: str | None = None) -> None:
-    """Waits until the starter closes the pipe, then kills the tree and removes `folder`."""
+    """Kills the tree and removes `folder` when the starter closes the pipe."""
     sys.stdin.read()
     quiet_since = time.monotonic()
     while time.monotonic() - quiet_since < _QUIET_S:
@@ -213,7 +213,7 @@ class Interrupted(Exception):
 
 
 def run_supervised(argv: list[str], log: Path, environment: dict[str, str]) -> int:
-    """Runs `argv` to its end with its output in `log`; returns its exit status.
+    """Runs `argv` with its output in `log`; returns its exit status.
 
     The first signal is passed to the child as SIGTERM; a second one ends all processes. Raises
     `Interrupted` after a signal.
@@ -260,10 +260,7 @@ def signal_handlers(
     handler: Callable[[int, Any], object],
     signals: Sequence[signal.Signals] = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP),
 ) -> Iterator[None]:
-    """Uses `handler` for signals, by default those that stop a run.
-
-    The previous handlers are restored afterwards.
-    """
+    """Handles `signals` with `handler` and restores the previous handlers afterwards."""
     previous = {number: signal.signal(number, handler) for number in signals}
     try:
         yield

@@ -4,8 +4,8 @@
     redacted("vllm serve x --api-key sk-1 -tp 8")  # vllm serve x --api-key *** -tp 8
     redacted_words(sys.argv)
 
-This is heuristic: a password in a value with an innocent name remains. Secrets belong in the
-environment of the command or in a file that only its owner can read.
+This is a heuristic: it misses a password under an innocent name. Keep secrets in the environment
+of the command or in a file that only its owner can read.
 """
 
 import re

@@ -1,7 +1,4 @@
-"""The recipe's section `cluster:` a Ray cluster for capture, training and evaluation.
-
-ClusterConfig(address="local", capture_replicas=2)
-"""
+"""The recipe section `cluster`: a Ray cluster for capture, training and evaluation."""
 
 import re
 from typing import ClassVar
@@ -10,7 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 
 class ClusterConfig(BaseModel):
-    """`cluster:` the Ray cluster of the stages; without an address, this machine."""
+    """The Ray cluster of the stages; this machine alone without an address."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -37,8 +34,8 @@ class ClusterConfig(BaseModel):
     others do its work."""
 
     start_timeout_s: ClassVar[float] = 1800.0
-    """Longest time in seconds without a running replica, for GPUs to become free and an engine to
-    start. It is also the longest time for the training processes to start."""
+    """Maximum seconds without a running replica, for GPUs to become free and an engine to start;
+    also the maximum for the training processes to start."""
 
     training_cores: ClassVar[int] = 1
     """CPU cores and threads of each training process. Each process also gets a GPU if the cluster

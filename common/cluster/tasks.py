@@ -58,7 +58,7 @@ def run_tasks(
 
 
 def slots(cpus: float = 1.0, gpus: float = 0.0) -> int:
-    """How many tasks of this size the cluster runs concurrently, minimum 1."""
+    """Number of tasks of this size that the cluster runs concurrently, at least 1."""
     import ray
 
     there = ray.cluster_resources()
