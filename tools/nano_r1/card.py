@@ -2,10 +2,10 @@
 
     python -m tools.nano_r1.card CORPUS_DIR [--training runs/nano_r1/metrics.jsonl]
 
-The loss by kind of work comes from validation texts. The other figures come from the recorded
-traffic, whose token ids the target sampled at temperature 0.6 and top_p 0.95: how often the sampled
-token is its most likely one, how often the MTP layer's first draft is accepted, how often answers
-are right. transformers computes the states, in float32 from the bf16 weights.
+The loss per task comes from validation texts. The other figures come from the recorded traffic,
+whose token ids the target sampled at temperature 0.6 and top_p 0.95: how often the sampled token is
+the most likely one, how often the MTP layer's first draft is accepted, and how often answers are
+right. transformers computes the states, in float32 from the bf16 weights.
 """
 
 import argparse
@@ -107,7 +107,7 @@ def validation_table(
 def traffic_table(
     meter: Meter, tokenizer: PreTrainedTokenizerBase, target_dir: Path
 ) -> tuple[list[str], list[str]]:
-    """Table of the recorded traffic's figures, and one exchange of each workload."""
+    """Table of the recorded traffic's figures, and one exchange per workload."""
     lines = [
         "| workload | exchanges | sampled token is the target's top-1 | base MTP's first draft "
         "accepted | cut off | answers right |",
@@ -152,7 +152,7 @@ def exact_rows(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def heads_section(target_dir: Path) -> list[str]:
-    """The shipped heads: size, shape, and acceptance by exact replay, with the MTP layer's."""
+    """The shipped heads' sizes and shapes; acceptance, compared with the MTP layer."""
     target_config = read_json(target_dir / "config.json")
     drafters, sizes, layers = {"MTP layer": target_dir}, [], set()
     for name, directory in shipped_heads().items():
