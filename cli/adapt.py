@@ -1,7 +1,4 @@
-"""`outrider adapt`: keeps a live endpoint's speculator fitted to its traffic.
-
-outrider adapt resume_screening.yaml --endpoint endpoints/resume.yaml
-"""
+"""`outrider adapt`: keeps a live endpoint's speculator fitted to its traffic."""
 
 from pathlib import Path
 from typing import Annotated

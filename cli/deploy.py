@@ -60,14 +60,8 @@ def deploy_speculator(
     """
     from outrider.live.endpoint_file import load_endpoint
 
-    actions = {
-        "--status": status,
-        "--rollback": rollback,
-        "--promote": promote,
-        "--recover": recover,
-        "--manifest": manifest is not None,
-        "--local": local,
-    }
+    actions = {"--status": status, "--rollback": rollback, "--promote": promote}
+    actions |= {"--recover": recover, "--manifest": manifest is not None, "--local": local}
     chosen = [name for name, given in actions.items() if given]
     if len(chosen) > 1:
         raise UsageError(f"{' and '.join(chosen)}: give one of them")

@@ -1,7 +1,4 @@
-"""`outrider init`: writes a commented recipe for your logs and target.
-
-outrider init logs/ --target deepseek-ai/DeepSeek-R1
-"""
+"""`outrider init`: writes a commented recipe for your logs and target."""
 
 import json
 import re

@@ -28,7 +28,6 @@ def publish(path: Path) -> Iterator[Path]:
     temporary is removed and `path` is unchanged. Raises an `OutriderError` if the disk is full.
     Publishing a directory also removes temporaries of killed processes of this machine.
     """
-    path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     own = f"{socket.gethostname()}.{os.getpid()}"
     temporary = path.with_name(f".{path.name}.{own}.tmp")
@@ -67,15 +66,14 @@ def write_json(path: Path, value: Any, private: bool = False) -> None:
     """Publishes `value` as indented JSON; only its owner can read a `private` file."""
     with publish(path) as temporary:
         temporary.touch(mode=0o600 if private else 0o666)
-        with temporary.open("w", encoding="utf-8") as file:
-            json.dump(value, file, indent=2, ensure_ascii=False, allow_nan=False)
-            file.write("\n")
+        text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)
+        temporary.write_text(f"{text}\n", encoding="utf-8")
 
 
 def read_json(path: Path) -> Any:
     """Reads a JSON file; raises an `OutriderError` if missing or invalid."""
     try:
-        return json.loads(Path(path).read_text(encoding="utf-8"))
+        return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise OutriderError(
             f"{path}: no such file; correct the path, or rerun the command that writes it"

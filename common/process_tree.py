@@ -94,8 +94,7 @@ class Child:
         log.parent.mkdir(parents=True, exist_ok=True)
         log.touch(mode=0o600)
         self._log_start = log.stat().st_size
-        self._tree = ProcessTree()
-        self._tree.__enter__()
+        self._tree = ProcessTree().__enter__()
         with log.open("ab") as output:
             self.process = subprocess.Popen(
                 command,

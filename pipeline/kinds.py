@@ -55,11 +55,11 @@ def _replaced(recipe: Recipe, target_dir: Path) -> Recipe:
     architecture_of(target_config, f"{recipe.target.model}: config.json")
     recipe = _with_attention(with_target_defaults(recipe, target_config), target_config)
     mla = runs_mla(target_config, recipe.serving.engine)
-    if recipe.speculator.head.layer_type == "auto":
-        layer = {"layer_type": "mla" if mla else "llama"}
-        head = recipe.speculator.head.model_copy(update=layer)
-        speculator = recipe.speculator.model_copy(update={"head": head})
-        recipe = recipe.model_copy(update={"speculator": speculator})
+    head = recipe.speculator.head
+    if head.layer_type == "auto":
+        head = head.model_copy(update={"layer_type": "mla" if mla else "llama"})
+    speculator = recipe.speculator.model_copy(update={"head": head})
+    recipe = recipe.model_copy(update={"speculator": speculator})
     if recipe.speculator.kind != AUTO:
         for name in recipe.speculator.kinds:
             if why := _unserved(recipe, name, target_config, mla):
@@ -135,13 +135,9 @@ def with_target_defaults(recipe: Recipe, target_config: Mapping[str, Any]) -> Re
     length = min(target_config.get("max_position_embeddings", MAX_MODEL_LEN), MAX_MODEL_LEN)
     engine = _filled(recipe.serving.engine, max_model_len=length)
     one_digit = float(f"{1e-3 * 192 / target_config['hidden_size']:.0e}")
-    changed = {
-        "training": _filled(
-            recipe.training, learning_rate=one_digit, row_tokens=engine.max_model_len
-        ),
-        "serving": recipe.serving.model_copy(update={"engine": engine}),
-    }
-    return recipe.model_copy(update=changed)
+    training = _filled(recipe.training, learning_rate=one_digit, row_tokens=engine.max_model_len)
+    serving = recipe.serving.model_copy(update={"engine": engine})
+    return recipe.model_copy(update={"training": training, "serving": serving})
 
 
 def _filled(section: Any, **defaults: Any) -> Any:

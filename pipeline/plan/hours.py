@@ -50,12 +50,11 @@ class Volume(NamedTuple):
 def traffic_volume(run: RunDirectory, recipe: Recipe) -> Volume:
     """Returns counts from split or ingest, else log-size estimates; 0 if unknown."""
     ingested = run.result_of("ingest")
+    log = ingested.get("prompt_tokens", 0) + ingested.get("completion_tokens", 0)
     if parts := run.result_of("split"):
         tokens = [parts[name]["tokens"] for name in ("train", "validation", "heldout")]
-        log = ingested.get("prompt_tokens", 0) + ingested.get("completion_tokens", 0)
         return Volume(log or sum(tokens), tokens[0], tokens[1], tokens[2], counted=True)
     if ingested:
-        log = ingested["prompt_tokens"] + ingested["completion_tokens"]
         return split_volume(recipe, log, ingested["exchanges"])
     size = sum(
         file.stat().st_size * (COMPRESSION_RATIO if file.suffix in (".gz", ".zst") else 1)
@@ -237,10 +236,8 @@ def evaluation_seconds(recipe: Recipe, volume: Volume, rates: Rates) -> dict[str
         measured.block_requests(size) * measured.max_tokens / rates.decoded_per_s(size)
         for size in sizes
     )
-    numbers = STEP_ROUNDS * recipe.speculator.depth
-    steps = sum(
-        numbers * max(4, 2 * size) * STEP_TOKENS / rates.decoded_per_s(size) for size in sizes
-    )
+    steps = sum(max(4, 2 * size) * STEP_TOKENS / rates.decoded_per_s(size) for size in sizes)
+    steps *= STEP_ROUNDS * recipe.speculator.depth
     # Greedy and sampled responses of three variants, and a greedy control at half concurrency.
     seats = recipe.serving.engine.max_num_seqs
     responses = measured.verification_requests * measured.verification_max_tokens

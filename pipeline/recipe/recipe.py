@@ -1,7 +1,5 @@
 """The recipe: all settings of a run, in the order of the stages.
 
-    Recipe(name="mine", traffic=TrafficConfig(path="logs/"))
-
 Each section is defined in the room that reads it. This module combines them and checks rules that
 span two sections. docs/reference is generated from the docstrings (`make reference`).
 """
