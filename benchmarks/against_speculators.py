@@ -47,7 +47,7 @@ def learning_rate(args: argparse.Namespace, step: int, steps: int) -> float:
 
 
 def answer(work: Any) -> None:
-    """Trains one row per line of stdin; prints seconds, loss and peak memory."""
+    """Trains a row per line of stdin; prints time, loss, peak memory."""
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # output of libraries goes to stderr
     print(json.dumps({"ready": True, "peak_mb": peak_mb()}), file=out, flush=True)
@@ -214,7 +214,7 @@ TENSORS = (
 
 
 def planned(args: argparse.Namespace) -> tuple[list[Any], list[Any]]:
-    """Returns samples and the rows of all epochs; one row is one step."""
+    """Returns samples and the rows of all epochs, one per step."""
     from outrider.common.files import read_json
     from outrider.data.features.feature_store import FeatureStore
     from outrider.training.packing import make_samples, plan_epoch

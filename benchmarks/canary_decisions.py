@@ -32,7 +32,7 @@ CASES = {
 def verdicts(
     random: np.random.Generator, traffic: Traffic, trials: int, requests: int, looks: int = 16
 ) -> list[tuple[str, int, int]]:
-    """Returns each trial's action and its requests until then: all, and the canary's."""
+    """Action of each trial, and requests before it: all, the canary's."""
     return [
         first_verdict(
             traffic.draw(random, requests),
@@ -68,7 +68,7 @@ def shares(random: np.random.Generator, trials: int) -> dict[str, float]:
 
 
 def false_rounds(random: np.random.Generator, trials: int, between: float, sessions: int) -> float:
-    """Share of trials that detect a fall in 60 windows of stationary traffic."""
+    """Share of trials with a false alarm in 60 stationary windows."""
     stories = (Story(random, between, sessions) for _ in range(trials))
     return sum(alarm(story, 0.0, windows=60) is not None for story in stories) / trials
 

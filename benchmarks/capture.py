@@ -30,7 +30,7 @@ write_private = FeatureWriter._write_private
 
 
 def slow_disk(bytes_per_s: float) -> None:
-    """Slows down the writing of shards to the rate of such a disk."""
+    """Slows down the writing of shards to a disk's rate."""
 
     def write(path: Path, content: bytes) -> None:
         began = time.monotonic()

@@ -27,7 +27,7 @@ VOCABULARY, HIDDEN = 129_280, 7168
 
 
 def loss(args: argparse.Namespace) -> dict[str, Any]:
-    """Times the KL at every depth, forward and backward, with bf16 states and head.
+    """Times the KL loss at every depth, forward and backward, in bf16.
 
     `naive` is one plain loss per depth. `naive_kept` keeps p of all targets for all depths, which
     takes another [N, V] tensor in float32.
@@ -194,7 +194,7 @@ class StepBench:
         self.plain_optimizer = torch.optim.AdamW(self.plain.parameters(), lr=1e-5)
 
     def our_step(self, turn: int) -> tuple[float, int]:
-        """Returns the loss and the number of tokens of a step on one row."""
+        """Returns a step's loss and its number of tokens."""
         from outrider.training.batches import assemble
 
         row = self.steps[turn % len(self.steps)][0]
@@ -219,7 +219,7 @@ class StepBench:
     def compare(
         self, ways: dict[str, Callable[[int], tuple[float, int]]], slow: str, fast: str
     ) -> dict[str, Any]:
-        """Times both variants alternately on the same rows; the first round is warm-up."""
+        """Times both variants alternately on the same rows, after a warm-up round."""
         seconds: dict[str, list[float]] = {name: [] for name in ways}
         losses: dict[str, list[float]] = {name: [] for name in ways}
         tokens = 0
@@ -340,7 +340,7 @@ class PlainLoop(torch.nn.Module):
 
 
 def _plain_p(logits_NV: Tensor, temperature: float, top_p: float) -> Tensor:
-    """p of the served sampling; sorts the vocabulary if top_p is below 1."""
+    """p as served; sorts the vocabulary if top_p is below 1."""
     scaled_NV = logits_NV.float() / temperature
     if top_p < 1:
         ordered_NV, order_NV = scaled_NV.sort(dim=-1)

@@ -1,4 +1,4 @@
-"""`outrider inspect`: a log's contents, its usable share, and the cost of training."""
+"""`outrider inspect`: a log's contents, usable share and cost of training."""
 
 import sys
 
@@ -14,7 +14,7 @@ def inspect_traffic(
     samples: int | None = None,
     as_json: AsJson = False,
 ) -> int:
-    """Report a log's contents, how much can be trained on, and the cost.
+    """Report a log's contents, its usable share, and the cost of training.
 
     Writes nothing. For logs without a recipe, give traffic.path=LOGS [target.model=DIR].
 

@@ -5,7 +5,7 @@
         ...
 
 Checking a 95 % bound after every request and stopping at the first look that decides is wrong far
-more than 5 % of the time. These bounds miss at any look with probability at most `alpha` per side.
+more than 5 % of the time. The probability that these bounds ever miss is at most `alpha` per side.
 
 The t statistic of n observations with mean mu and any variance, against the hypothesis mu = 0, has
 a likelihood ratio for each standardized effect mu / sigma. Mixed over effects ~ N(0, 1/g) it is
@@ -23,8 +23,8 @@ has probability at most alpha = beta / (2 - beta).
 
 This is exact for normal clusters of equal size. For others, n - 1 is replaced by the degrees of
 freedom of the jackknife variance (jackknife.py), as in Student's intervals of eval/stats.
-tests/common/test_anytime.py simulates that the bounds hold from the first look on, with long-tailed
-sizes and skewed ratios.
+tests/common/test_anytime.py checks by simulation that the bounds hold from the first look, with
+long-tailed sizes and skewed ratios.
 
 Shapes: R rows, G clusters.
 """
@@ -99,7 +99,7 @@ Group = tuple[ArrayLike, ArrayLike]
 
 
 def ratio_of_groups(above: Sequence[Group], below: Sequence[Group], alpha: float) -> Bounds:
-    """Product of the ratios in `above` divided by that of `below`, with bounds.
+    """Product of the `above` ratios over that of `below`, with bounds.
 
     A group's ratio is sum(numerator) / sum(denominator) of its clusters. A cluster is a session, or
     a request if sessions are unknown. If a sum comes from one cluster, bounds are 0 and infinity.

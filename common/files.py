@@ -63,7 +63,7 @@ def says_disk_is_full(error: Exception) -> bool:
 
 
 def write_json(path: Path, value: Any, private: bool = False) -> None:
-    """Publishes `value` as indented JSON; only its owner can read a `private` file."""
+    """Publishes indented JSON; only the owner can read a `private` file."""
     with publish(path) as temporary:
         temporary.touch(mode=0o600 if private else 0o666)
         text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)
@@ -101,7 +101,7 @@ def lock(path: Path, doing: str) -> Iterator[None]:
         file.truncate(0)
         # The lock is valid without the holder's id, which a full disk cannot store.
         with contextlib.suppress(OSError):
-            os.write(file.fileno(), b"%d" % os.getpid())  # unbuffered: closing a buffer retries
+            os.write(file.fileno(), b"%d" % os.getpid())  # unbuffered: close() would retry
         yield
 
 
@@ -118,7 +118,7 @@ def holder(path: Path) -> int | None:
 
 
 def link_or_copy(source: str | Path, destination: str | Path) -> None:
-    """Creates a hard link, which saves terabytes for R1, or else a copy."""
+    """Creates a hard link (saves terabytes for R1), or else a copy."""
     try:
         os.link(source, destination)
     except OSError:

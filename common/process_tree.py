@@ -10,15 +10,15 @@
     status = run_supervised(command, Path("stage.log"), dict(os.environ))   # handles signals too
 
 Engines, servers, launchers and workers start further processes, some in separate sessions.
-vLLM's grandchildren notice neither the end of the server nor that of the command. So each tree
-has a mark in its environment, which every descendant inherits, and a guard process that holds a
-pipe from the starter. When the pipe closes, on leaving the context or on `kill -9`, the guard ends
-every process with the mark. PR_SET_PDEATHSIG alone misses grandchildren and fires when a thread of
-the starter ends; a subreaper finds orphans only while it lives.
+A vLLM server's grandchildren do not notice when the server or the command ends. So each tree has a
+mark in its environment, which every descendant inherits, and a guard process that holds a pipe from
+the starter. When the pipe closes, on leaving the context or on `kill -9`, the guard kills every
+process with the mark. PR_SET_PDEATHSIG alone misses grandchildren and fires when a thread of the
+starter ends; a subreaper finds orphans only while it lives.
 
-A process gets the mark at exec: one that the starter forks without exec is not a member. Trees
-nest: processes of a tree that is started inside another one carry both marks, so the outer guard
-also ends the inner tree and its guard.
+A process gets the mark at exec, so a fork of the starter without exec is not a member. Trees nest:
+processes of an inner tree carry both marks, so the outer guard also kills the inner tree and its
+guard.
 """
 
 import contextlib

@@ -3,10 +3,10 @@
     tolerance = Tolerance(limit=0.15, control=0.2, margin=0.05)
     tolerance.outcome(0.24)    # "passed"; 0.26: "failed"
 
-Some kernels' results, above all FP8's, depend on the batch. The control is the difference between
-two batchings of the same requests in one engine. A check allows the recipe's limit, or the control
-plus a margin if that is larger. Above `MOST_LIMITS` times the limit, noise would hide any fault, so
-differences that only such noise explains are undecided.
+The results of some kernels, especially FP8 kernels, depend on the batch. The control is the
+difference between two batchings of the same requests in one engine. A check allows the recipe's
+limit, or the control plus a margin if that is larger. Noise above `MOST_LIMITS` times the limit
+would hide any fault, so differences between this cap and the noise are undecided.
 """
 
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ class Tolerance:
 
     @property
     def allowed(self) -> float:
-        """The limit, or the control plus the margin if larger, up to the cap."""
+        """The limit, or control plus margin if larger, up to the cap."""
         return min(max(self.limit, self.control + self.margin), MOST_LIMITS * self.limit)
 
     def outcome(self, found: float) -> Literal["passed", "failed", "undecided"]:

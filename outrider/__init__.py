@@ -60,7 +60,7 @@ def plan(recipe: Name, *overrides: str, runs: Path = RUNS) -> dict[str, Any]:
 def train(
     recipe: Name, *overrides: str, runs: Path = RUNS, stages: str | None = None, force: bool = False
 ) -> "RunDirectory":
-    """Runs the stages; returns the run directory with the paths of its artifacts.
+    """Runs the stages; returns the run directory, which has all paths.
 
     `stages` are comma-separated names, by default all. `force` exports even a speculator that is
     not better than the base.

@@ -1,4 +1,4 @@
-"""One attempt at a run: checks the recipe, locks the directory, runs stages.
+"""One attempt at a run: checks its recipe and runs its stages.
 
     loaded, run = open_run("resume_screening.yaml", ("training.epochs=3",), Path("runs"))
     with attempt(loaded, run) as go:
@@ -73,7 +73,7 @@ def open_run(
 def attempt(
     loaded: "LoadedRecipe", run: "RunDirectory"
 ) -> Iterator["Callable[[list[str], Options], Results]"]:
-    """Locks the run, starts an attempt, and yields a function to run stages."""
+    """Locks the run, starts an attempt, and yields its stage runner."""
     from rich.console import Console
 
     from outrider.pipeline.run_stages import run_stages

@@ -57,7 +57,7 @@ def inspect_recipe(
 
 
 def _predicted(found: dict[str, Any], recipe: Recipe, target: Path) -> dict[str, Any]:
-    """Cost of capturing the split, or the whole log if it cannot be split."""
+    """Cost of capturing the split, or the whole log without a split."""
     everything = found["prompt_tokens"] + found["completion_tokens"]
     tokens = found["split"]["tokens"] if found["split"] else everything
     config, recipe = read_json(target / "config.json"), with_kinds(recipe, target)

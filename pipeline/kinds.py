@@ -30,7 +30,7 @@ and the engine must have room for one request of this length in its KV cache."""
 
 
 def with_kinds(recipe: Recipe, target_dir: Path | None = None) -> Recipe:
-    """Fills in values that the target determines; prints the kinds that `auto` selects.
+    """Fills in values that the target determines; prints what `auto` selects.
 
     `auto` skips kinds that cannot be served; naming one is an error. Values set in the recipe are
     kept. `target_dir` contains the target's config.json; None if unknown.
@@ -84,7 +84,7 @@ def _replaced(recipe: Recipe, target_dir: Path) -> Recipe:
 
 
 def _with_attention(recipe: Recipe, target_config: Mapping[str, Any]) -> Recipe:
-    """Disables MLA if no backend supports the head widths (nano R1 on GPUs)."""
+    """Disables MLA if no backend supports the head widths (nano R1's)."""
     engine = recipe.serving.engine
     if not runs_mla(target_config, engine) or (why := mla_refusal(target_config)) is None:
         return recipe

@@ -104,7 +104,7 @@ def _check_vllm() -> None:
 def check_target(
     target: Path, speculator: SpeculatorConfig | None = None, dry_run: bool = False
 ) -> None:
-    """Checks that target and base can train the kinds; a dry run needs only config.json."""
+    """Checks target and base for the kinds; dry runs need only config.json."""
     speculator = speculator or SpeculatorConfig()
     for name in speculator.kinds:
         warm = warm_directory(speculator.of_kinds([name]))

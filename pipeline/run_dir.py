@@ -18,7 +18,8 @@ With several kinds (`speculator.kind: [mtp, eagle3]`), each kind has
     speculators/KIND/          training/ speculator/ metrics.jsonl
     evaluation/KIND/           replay of the validation part
 
-and the files above are those of the chosen kind. N-gram lookup has no speculator and no metrics.
+`speculator`, `metrics.jsonl` and the report belong to the chosen kind; N-gram lookup has only the
+report.
 """
 
 import contextlib

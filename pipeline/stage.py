@@ -1,4 +1,4 @@
-"""A stage of a run: its inputs, why it runs, and its record.
+"""A stage of a run: its inputs, its work and its record.
 
     stage_of("capture", recipe).reasons(run, recipe, {})    # why it must run; empty: it is done
     stage_of("capture", recipe).perform(run, recipe, {})    # in its own process: stage_process.py

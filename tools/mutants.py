@@ -54,7 +54,7 @@ SWAPS = {
 
 
 def mutations(tree: ast.AST) -> Iterator[tuple[int, str]]:
-    """Mutates the tree in place; yields the line and description of each mutation."""
+    """Mutates the tree in place; yields each mutation's line and description."""
     for node in ast.walk(tree):
         if isinstance(node, ast.BinOp | ast.BoolOp | ast.AugAssign) and type(node.op) in SWAPS:
             before = node.op
@@ -87,7 +87,7 @@ def sampled(root: Path, count: int, seed: int) -> list[tuple[str, int, str, str]
 
 
 def passes(root: Path, tests: list[str]) -> bool:
-    """Whether the tests pass in a fork of this process (torch is imported)."""
+    """Whether the tests pass in a fork, which has imported torch."""
     child = os.fork()
     if child == 0:
         import pytest

@@ -168,7 +168,7 @@ def _turned(x: Tensor) -> Tensor:
 
 
 def sample(logits: Tensor, generator: torch.Generator) -> Tensor:
-    """Samples one token per row at `TEMPERATURE` by inverting the CDF in float64."""
+    """Samples a token per row at `TEMPERATURE` by float64 CDF inversion."""
     total = (logits / TEMPERATURE).softmax(-1).cumsum(-1, dtype=torch.float64)
     drawn = torch.rand(len(logits), 1, generator=generator, dtype=torch.float64) * total[:, -1:]
     return torch.searchsorted(total, drawn, right=True)[:, 0].clamp(max=logits.shape[1] - 1)

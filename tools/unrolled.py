@@ -1,4 +1,4 @@
-"""The unroll at every position as tensors [B, T, H], for reference implementations."""
+"""The unroll at every position as tensors [B, T, H], for tests."""
 
 from torch import Tensor
 
@@ -15,7 +15,7 @@ def unroll(
     position_BT: Tensor,
     depth: int,
 ) -> list[Tensor]:
-    """States u[s] [B, T, H] for s < depth; zero where `valid_BT` is false.
+    """States u[s] [B, T, H] for s < depth; zero at invalid slots.
 
     `sequence_BT` contains the number of each slot's sequence, contiguous within a row, and -1 for
     padding; `position_BT` counts from 0 in each sequence.

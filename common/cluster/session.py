@@ -1,6 +1,6 @@
 """A session on a private or an existing Ray cluster.
 
-    with open_cluster(ClusterConfig(address="local"), replicas=2) as session:
+    with open_cluster(ClusterConfig(address="local"), cpus=2) as session:
         ray.get(...)            # Ray is connected in this process
 
 A private cluster listens on 127.0.0.1 only, has no dashboard, and spills no objects to disk. Its
@@ -48,7 +48,7 @@ _SETTINGS = {
 """Environment of a private cluster."""
 _SYSTEM = {
     "automatic_object_spilling_enabled": False,
-    # Ray detects a dead process at once by its socket; these detect machines that vanish.
+    # Ray detects a dead process immediately by its socket; these settings detect lost machines.
     "health_check_period_ms": 3000,
     "health_check_failure_threshold": 5,
 }
@@ -95,8 +95,8 @@ _open: list[ClusterSession] = []
 def open_cluster(config: ClusterConfig, cpus: int | None = None) -> Iterator[ClusterSession]:
     """Connects to the cluster at `config.address`; `local` starts a private one.
 
-    `cpus`: cores of a private cluster, all if None. Call it in the main thread: Ray takes the end
-    of the calling thread for the end of the process. Yields the open session if there is one.
+    `cpus`: cores of a private cluster, all if None. Call it in the main thread: Ray treats the end
+    of the calling thread as the end of the process. Yields the open session if there is one.
 
     Raises:
         OutriderError: there is no address, Ray is not installed, the cluster does not answer, or

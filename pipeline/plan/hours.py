@@ -39,7 +39,7 @@ class Volume(NamedTuple):
     validation: int
     heldout: int
     counted: bool
-    """Whether split or ingest counted the tokens; otherwise, the log's size gives an estimate."""
+    """Whether split or ingest counted the tokens; if not, they are estimated from log sizes."""
 
     @property
     def captured(self) -> int:
@@ -259,13 +259,11 @@ def evaluation_seconds(recipe: Recipe, volume: Volume, rates: Rates) -> dict[str
 def engine_starts(recipe: Recipe) -> int:
     """Returns the number of engine starts of an evaluation.
 
-    Starts per mode; n-gram lookup adds one unless it is the base:
-
-    - servers side by side: one for each of the two.
-    - one server at a time: one to time steps, two to verify, two for the first repeat, and one for
-      each further repeat, whose first server is still running.
-    - engines that cannot change drafters: one for each speculator and k to time steps, three to
-      verify, and one for each variant and repeat.
+    In each mode, two servers that run side by side start once. If one server runs at a time, step
+    timing starts one, verification and the first repeat start both, and each further repeat starts
+    the one that is not running. If engines cannot change drafters, step timing starts one for each
+    speculator and K, and each repeat starts all variants. N-gram lookup starts one more server
+    unless it is the base.
     """
     measured, modes = recipe.eval, len(recipe.eval.engine_modes)
     lookup = recipe.speculator.base != LOOKUP

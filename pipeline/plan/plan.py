@@ -25,7 +25,7 @@ from outrider.pipeline.stages.registry import stage_of
 def plan(
     run: RunDirectory, recipe: Recipe, wanted: list[str], options: Options, priced: dict[str, Any]
 ) -> dict[str, dict[str, str]]:
-    """Returns each stage's `action` and `cost` (time by part); skipped stages cost nothing."""
+    """Returns each stage's `action` and `cost` (time by part, empty if skipped)."""
     target = local_target(recipe)
     rows: dict[str, dict[str, str]] = {}
     will_run: set[str] = set()

@@ -27,7 +27,7 @@ class TargetSize:
 
     parameters: int
     used: float
-    """Active parameters per token, with only the experts that the token is routed to."""
+    """Active parameters per token, counting only the routed experts that it uses."""
     weight_bytes: int
     kv_bytes_per_token: int
     """In bf16, over all layers."""

@@ -44,7 +44,7 @@ MOST_PROCESSES = 64
 
 
 class Memory(NamedTuple):
-    """Memory for training, of one GPU or a machine (`shared` by all processes)."""
+    """Memory for training, of one GPU or `shared` by a machine's processes."""
 
     bytes: int
     source: str

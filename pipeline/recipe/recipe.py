@@ -1,4 +1,4 @@
-"""The recipe: all settings of a run, in the order of the stages.
+"""The recipe: all settings of a run, in stage order.
 
 Each section is defined in the room that reads it. This module combines them and checks rules that
 span two sections. docs/reference is generated from the docstrings (`make reference`).
@@ -88,8 +88,8 @@ class AdaptConfig(BaseModel):
     since its release, and by at least this share."""
 
     fresh: PositiveInt | None = 5000
-    """Number of rows since the last round that starts a round even if acceptance has not fallen.
-    Doubled with each consecutive round that did not ship. null: never."""
+    """A round also starts after this many rows since the last one, even if acceptance has not
+    fallen. The number doubles with each consecutive round that does not ship. null: never."""
 
     max_gb: PositiveFloat = 200.0
     """Maximum disk space for windows (text and hidden states), in gigabytes. Above it, the oldest
@@ -111,7 +111,7 @@ class AdaptConfig(BaseModel):
 
 
 class ExportConfig(BaseModel):
-    """The export bundle: how it is verified and what it holds."""
+    """The export bundle: how it is verified and what it contains."""
 
     model_config = ConfigDict(extra="forbid")
 

@@ -76,7 +76,7 @@ def _evaluate_kinds(run: RunDirectory, recipe: Recipe, options: Options) -> dict
 
 
 def publish_chosen(run: RunDirectory, kind: str) -> str:
-    """Publishes a kind's speculator and metrics as the run's, if it has files.
+    """Publishes a kind's speculator and metrics as the run's, if any.
 
     Returns the speculator as `--speculator` names it.
     """

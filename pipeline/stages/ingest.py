@@ -1,4 +1,4 @@
-"""Ingest: logs to a table of token sequences. Split: the table into parts."""
+"""Ingest: logs to a table of sequences. Split: table to parts."""
 
 import shutil
 from pathlib import Path

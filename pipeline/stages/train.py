@@ -105,7 +105,7 @@ TRAIN = Stage(
 
 
 def train_of(kind: str) -> Stage:
-    """The training stage of one of several kinds."""
+    """The training stage of a kind in a run of several kinds."""
 
     def work(run: RunDirectory, recipe: Recipe, options: Options) -> dict[str, Any]:
         return _work(run.of_kind(kind), recipe.of_kinds([kind]), options)

@@ -175,7 +175,7 @@ class Trainer:
 
 
 def completion_rows(batch: list[tuple[list[int], int]], ahead: int) -> Tensor:
-    """Rows from the last prompt token that have a token `ahead` positions later.
+    """Rows from the last prompt token with a token `ahead` positions later.
 
     Sequences are concatenated. The target (ahead 1) predicts every completion token from them; the
     MTP layer (ahead 2) drafts all but the first, which the engine always takes from the target.

@@ -111,7 +111,7 @@ class NanoR1(nn.Module):
         return self.norm(x_NH)
 
     def first_draft(self, token_ids_N: Tensor, hidden_NH: Tensor, lengths: list[int]) -> Tensor:
-        """The MTP layer's states u [N, H], which draft token i + 2 at depth 1.
+        """The MTP layer's states [N, H], which draft two tokens ahead.
 
         The last row of each sequence is meaningless, because it has no next token.
         """

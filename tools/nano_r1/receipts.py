@@ -62,7 +62,7 @@ THANKS = [
 
 @dataclass(frozen=True)
 class Form:
-    """The layout of a SROIE receipt; its lines are templates for new content."""
+    """Layout of a SROIE receipt; its lines are templates for new content."""
 
     company: str
     address: list[str]

@@ -1,4 +1,4 @@
-"""Records nano R1's traffic: four workloads served by `vllm serve`, logged like a gateway.
+"""Records nano R1's traffic: four workloads, served by vLLM and logged.
 
     python -m tools.nano_r1.record CORPUS_DIR [WORKLOAD...]
 
@@ -129,7 +129,7 @@ def answer(row: dict[str, Any], server: Server) -> dict[str, Any]:
 
 
 def recording_server(log: Path, cores: str = "auto") -> Server:
-    """A server of nano R1 for `CONCURRENCY` requests at a time, not started yet."""
+    """A server of nano R1 for `CONCURRENCY` concurrent requests, not started yet."""
     engine = EngineConfig(
         mode="compiled", max_num_seqs=CONCURRENCY, environment={"VLLM_CPU_OMP_THREADS_BIND": cores}
     )

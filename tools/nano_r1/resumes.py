@@ -1,4 +1,4 @@
-"""Résumé screening: from a posting and a résumé, a JSON verdict with reasons.
+"""Résumé screening: posting and résumé to a JSON verdict with reasons.
 
 Every candidate, employer and posting is invented; field names are jsonresume's. The reasoning
 checks the requirements one by one and counts those that are met.

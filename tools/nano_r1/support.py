@@ -106,7 +106,7 @@ def bank_reply(question: str, intent: str) -> Conversation:
 
 
 def order(rng: random.Random, orders: list[str], yeses: list[str]) -> Conversation:
-    """An order of one to three messages, confirmed or not, with a final reply to train on."""
+    """An order of one to three messages; training uses the last reply."""
     wishes = rng.sample(orders, rng.choice([1, 1, 2, 2, 3]))
     messages = [{"role": "system", "content": CAFE_SYSTEM}]
     for number, wish in enumerate(wishes, 1):

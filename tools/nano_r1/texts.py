@@ -1,4 +1,4 @@
-"""The mixture of four tasks that nano R1 is trained and measured on.
+"""The mixture of four tasks for training and measuring nano R1.
 
 python -m tools.nano_r1.texts CORPUS_DIR   # samples, with token counts
 """

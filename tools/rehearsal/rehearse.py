@@ -162,7 +162,7 @@ USABLE_SHARE = 0.8
 
 
 def cut_config(config: Mapping[str, Any], experts: int, fp8: bool) -> dict[str, Any]:
-    """Cuts `config` to one dense layer and one MoE layer of `experts` experts.
+    """Cuts `config` to a dense and a MoE layer of `experts` experts.
 
     Groups have two experts. Without `fp8`, weights are bf16: vLLM supports FP8 blocks only on GPUs
     and on CPUs with AMX.

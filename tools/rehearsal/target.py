@@ -93,7 +93,7 @@ def _tensors(config: Mapping[str, Any]) -> "Iterator[tuple[str, torch.Tensor]]":
 
 
 def shapes(config: Mapping[str, Any]) -> "dict[str, torch.Size]":
-    """The shape of every weight by name, from modules on the meta device."""
+    """Shapes of all weights by name, from modules on the meta device."""
     import torch
 
     from outrider.speculators.kinds.mtp.checkpoint import checkpoint_names, experts_apart
