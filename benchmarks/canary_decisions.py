@@ -5,7 +5,7 @@
 Simulated traffic (tests/live/simulated_traffic.py): sessions of about four requests, log-normal
 lengths, a load that rises and falls 2.7-fold within the run and slows both replicas, half of the
 sessions on the canary, whose replica is 6 % slower or faster than the stable one. The baseline has
-`baseline_requests` of the canary. The judge looks 16 times, and the first verdict counts.
+`baseline_requests` canary requests. The judge looks 16 times, and the first verdict counts.
 """
 
 import argparse

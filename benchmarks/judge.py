@@ -58,7 +58,7 @@ class Setting:
     two_engines: bool = False
     session_noise: float = 0.1
     users: int = 0
-    """Users with very unequal traffic, who differ by 10 %; 0: the log has no users"""
+    """Number of users, with very unequal traffic and gains 10 % apart; 0: not logged"""
     replay_error: float = 1.0
     """Replayed / served acceptance-length ratio"""
     repeats: int = 8

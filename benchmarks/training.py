@@ -1,7 +1,7 @@
 """The trainer compared with plain implementations: loss and training step.
 
     python -m benchmarks.training loss --tokens 4096        # chunked loss: time and peak memory
-    python -m benchmarks.training loss --tokens 512 --depth 3 --naive   # against whole logits
+    python -m benchmarks.training loss --tokens 512 --depth 3 --naive   # against full logits
     train-speculator --recipe resume_screening.yaml --stages ingest,split
     python -m benchmarks.training states        # writes runs/resume_screening/states for `step`
     python -m benchmarks.training step          # nano R1, against a loop over transformers' layer
@@ -37,7 +37,7 @@ def loss(args: argparse.Namespace) -> dict[str, Any]:
 
     torch.manual_seed(0)
     head_VH = torch.empty(VOCABULARY, HIDDEN, dtype=torch.bfloat16).uniform_(-0.06, 0.06)
-    # Logits with standard deviation 3: the most likely of 129,280 tokens has probability 1/3.
+    # Logits with standard deviation 3: the top token of 129,280 has a probability of about 1/3.
     teacher_NH = torch.randn(args.tokens, HIDDEN).bfloat16()
     noise_KNH = 0.5 * torch.randn(args.depth, args.tokens, HIDDEN)
     u_KNH = (teacher_NH + noise_KNH).bfloat16().requires_grad_()

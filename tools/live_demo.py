@@ -35,7 +35,7 @@ RECIPE = (
     "split.max_validation_sequences=24",
     "split.max_heldout_sequences=200",
 )
-"""The résumé recipe with fewer sequences: trains a better layer than the base in two minutes."""
+"""The résumé recipe with fewer sequences: two minutes of training suffice to beat the base."""
 
 PROMISED = {"acceptance_length": {"custom": 1.5}}
 """Evidence of the trained bundle: a replica rolls back if its acceptance length is lower."""

@@ -128,7 +128,7 @@ class Llama:
     ) -> Tensor:
         """Returns states [b, t, width] after the final norm; updates slots `places`.
 
-        None: all slots in order, without a copy of the cache.
+        `places` = None: all slots in order, without a copy of the cache.
         """
         heads, groups = self.config.num_attention_heads, self.config.num_key_value_heads
         width = self.config.head_dim

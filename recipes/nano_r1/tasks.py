@@ -1,4 +1,4 @@
-"""Checks answers against the rendered prompt alone; one per kind of work.
+"""Checks answers against the rendered prompt alone, with one check per task.
 
 The right answers to résumés, orders and receipts are computed from the prompt. A bank reply is only
 checked for consistency, because only the corpus contains the right intent. An arithmetic problem

@@ -37,7 +37,7 @@ CHECKPOINT_EVERY = 200
 
 
 class Trainer:
-    """Model in bf16, fp32 masters, optimizer, and the number of conversations read."""
+    """Model in bf16, fp32 master weights, optimizer, and number of conversations read."""
 
     def __init__(self, args: argparse.Namespace, tokenizer: PreTrainedTokenizerFast):
         self.args, self.tokenizer = args, tokenizer
@@ -175,7 +175,7 @@ class Trainer:
 
 
 def completion_rows(batch: list[tuple[list[int], int]], ahead: int) -> Tensor:
-    """Rows from the last prompt token with a token `ahead` positions later.
+    """Rows i from the last prompt token on that have token i + `ahead`.
 
     Sequences are concatenated. The target (ahead 1) predicts every completion token from them; the
     MTP layer (ahead 2) drafts all but the first, which the engine always takes from the target.

@@ -1,4 +1,4 @@
-"""Measures nano R1 and writes its model card, README.md in this folder.
+"""Measures nano R1 and writes its model card, recipes/nano_r1/README.md.
 
     python -m tools.nano_r1.card CORPUS_DIR [--training runs/nano_r1/metrics.jsonl]
 
@@ -152,7 +152,7 @@ def exact_rows(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def heads_section(target_dir: Path) -> list[str]:
-    """The shipped heads' sizes and shapes; acceptance, compared with the MTP layer."""
+    """Sizes, shapes and acceptance of the shipped heads, next to the MTP layer's."""
     target_config = read_json(target_dir / "config.json")
     drafters, sizes, layers = {"MTP layer": target_dir}, [], set()
     for name, directory in shipped_heads().items():

@@ -44,7 +44,7 @@ def word(rng: random.Random, syllables: int | None = None) -> str:
 
 
 def digits(rng: random.Random, text: str) -> str:
-    """Replaces every digit of `text` by a random one; no leading zeros."""
+    """Replaces every digit of `text` with a random one; no leading zeros."""
     out = ""
     for index, character in enumerate(text):
         leads = index == 0 or not text[index - 1].isdigit()

@@ -64,7 +64,7 @@ def problems(corpus_dir: Path, part: Part) -> list[tuple[str, list[tuple[str, st
 def renumbered(
     question: str, steps: list[tuple[str, str]], rng: random.Random
 ) -> tuple[str, list[tuple[str, str]]]:
-    """Replaces the problem's numbers by others of the same length.
+    """Replaces the problem's numbers with others of the same length.
 
     All results remain whole numbers. The problem is unchanged if no such numbers are found.
     """

@@ -22,7 +22,7 @@ WORKS: dict[Work, Callable[[Path, int, int | None, Part], Iterator[Conversation]
     "support": support.conversations,
     "math": math_problems.conversations,
 }
-# Shares of tokens, prompts and completions together.
+# Shares of the tokens in prompts and completions.
 SHARES: dict[Work, float] = {"resumes": 0.30, "receipts": 0.25, "support": 0.25, "math": 0.20}
 # Characters per token of each task with nano R1's BPE, so that the mixture needs no tokenizer.
 CHARACTERS_A_TOKEN: dict[Work, float] = {
