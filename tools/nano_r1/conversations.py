@@ -28,7 +28,7 @@ TRAFFIC_PERCENT = 15
 class Conversation:
     """One exchange in R1's format.
 
-    After the prompt's `<think>\\n` the model writes `completion`, then end of sentence.
+    After the prompt's `<think>\\n` the model writes `completion` and an end-of-sentence token.
     """
 
     work: Work
