@@ -19,7 +19,7 @@ def section(values: BaseModel, leave_out: set[str] | None = None) -> dict[str, A
 
 
 def target_digest(recipe: Recipe) -> dict[str, str]:
-    """Digest of the target: a directory's content or a model's commit.
+    """Digest of the target: a directory's content or a hub model's commit.
 
     A hub model's directory is named after its commit. The content is ignored, because more files
     may be downloaded later.
