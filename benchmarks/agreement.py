@@ -4,9 +4,9 @@
     python -m benchmarks.agreement [--run runs/resume_screening] [--requests 200]
 
 One engine answers the held-out prompts in every setting: base and custom, k = 1..5, greedy and
-sampled. Drafter weights and k are swapped in between. The states of those responses are captured
-and replayed, and the expected steps are compared with the counted ones. The time of replay is
-compared with the time of serving, for one k and for all k, since one replay pass gives every k.
+sampled. Drafter weights and k are swapped between settings. The states of the responses are
+captured and replayed, and the expected number of steps is compared with the engine's. The time of
+replay is compared with that of serving one k and all k, since one replay pass covers every k.
 """
 
 import argparse
@@ -90,7 +90,7 @@ def measure(run: Path, requests: int, max_tokens: int, cores: str) -> None:
     sessions = [row["session"] for row in table]
     states = run / "agreement"
     served: dict[tuple[str, str, int], dict[str, Any]] = {}
-    # The scheduler must run in this process: `serve` changes its schedule.
+    # The scheduler must run in this process, because `serve` changes its k.
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     drafting = Drafting(
         Speculator.named(run / "speculator"),

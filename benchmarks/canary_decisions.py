@@ -1,11 +1,11 @@
-"""How often decisions about a live endpoint are wrong, and how many requests they take.
+"""Error rates of canary decisions, and the requests they need, by simulation.
 
     python -m benchmarks.canary_decisions --trials 200
 
 Simulated traffic (tests/live/simulated_traffic.py): sessions of about four requests, log-normal
-lengths, a load that rises and falls 2.7-fold within the run and slows both, half of the sessions on
-the canary, whose replica is slower or faster than stable's by 6 %. The baseline has
-`baseline_requests` of the canary. The decision is looked at 16 times, and the first verdict counts.
+lengths, a load that rises and falls 2.7-fold within the run and slows both replicas, half of the
+sessions on the canary, whose replica is 6 % slower or faster than the stable one. The baseline has
+`baseline_requests` canary requests. The judge looks 16 times, and the first verdict counts.
 """
 
 import argparse
@@ -32,7 +32,7 @@ CASES = {
 def verdicts(
     random: np.random.Generator, traffic: Traffic, trials: int, requests: int, looks: int = 16
 ) -> list[tuple[str, int, int]]:
-    """Action, and requests until it, all and the canary's, of each trial."""
+    """Action of each trial, and requests before it: all, the canary's."""
     return [
         first_verdict(
             traffic.draw(random, requests),
@@ -45,12 +45,12 @@ def verdicts(
 
 
 def share_of(found: list[tuple[str, int, int]], action: str) -> float:
-    """Share of the trials that ended in an action."""
+    """Share of trials that end with `action`."""
     return sum(each[0] == action for each in found) / len(found)
 
 
 def shares(random: np.random.Generator, trials: int) -> dict[str, float]:
-    """Shares of wrong decisions, each in the worst setting."""
+    """Rates of wrong decisions, each in the worst setting."""
 
     def worst(speed: float, action: str) -> float:
         return max(
@@ -68,13 +68,13 @@ def shares(random: np.random.Generator, trials: int) -> dict[str, float]:
 
 
 def false_rounds(random: np.random.Generator, trials: int, between: float, sessions: int) -> float:
-    """Share of trials with a fall in 60 windows of stationary traffic."""
+    """Share of trials with a false alarm in 60 stationary windows."""
     stories = (Story(random, between, sessions) for _ in range(trials))
     return sum(alarm(story, 0.0, windows=60) is not None for story in stories) / trials
 
 
 def main() -> None:
-    """Prints a table in Markdown."""
+    """Prints a Markdown table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--trials", type=int, default=200)
     parser.add_argument("--requests", type=int, default=2400)

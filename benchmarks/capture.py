@@ -1,13 +1,13 @@
-"""Capture against plain prefill: tokens/s of the same prompts.
+"""Capture compared with plain prefill: tokens/s on the same prompts.
 
     python benchmarks/capture.py [--run runs/resume_screening] [--sequences 200] [--repeats 6]
         [--batch-tokens 8192] [--disk 2] [--layers 2 8 13]
 
 Blocks alternate in one engine, because separately started engines differ by more than the effect.
-"captured" includes everything: states out of the worker, into checksummed shards on disk. With
-`--disk N` a shard takes as long as a disk with N times the needed rate would: bytes / (N x bytes a
-token x tokens/s of plain prefill). "plain" gets its prompts in the same batches. With `--layers`,
-"layers" captures the states before these layers too; its disk is the same.
+"captured" includes the transfer of states from the worker to checksummed shards on disk. `--disk N`
+simulates a disk with N times the needed rate: a shard takes bytes / (N x bytes per token x tokens/s
+of plain prefill). "plain" gets its prompts in the same batches. With `--layers`, "layers" also
+captures the states before these layers, on the same disk.
 """
 
 import argparse
@@ -30,7 +30,7 @@ write_private = FeatureWriter._write_private
 
 
 def slow_disk(bytes_per_s: float) -> None:
-    """Makes a shard take as long to write as such a disk would."""
+    """Slows down the writing of shards to a disk's rate."""
 
     def write(path: Path, content: bytes) -> None:
         began = time.monotonic()
@@ -43,14 +43,14 @@ def slow_disk(bytes_per_s: float) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
-        "--run", type=Path, default=Path("runs/resume_screening"), help="a run whose ingest is done"
+        "--run", type=Path, default=Path("runs/resume_screening"), help="a run after ingest"
     )
     parser.add_argument("--sequences", type=int, default=200)
     parser.add_argument("--repeats", type=int, default=6)
     parser.add_argument("--batch-tokens", type=int, default=65536)
     parser.add_argument("--shard-megabytes", type=float, default=0.1)
-    parser.add_argument("--disk", type=float, help="rate of the disk, times the needed one")
-    parser.add_argument("--layers", type=int, nargs="*", default=[], help="auxiliary states")
+    parser.add_argument("--disk", type=float, help="disk rate / needed rate")
+    parser.add_argument("--layers", type=int, nargs="*", default=[], help="auxiliary layers")
     args = parser.parse_args()
     settings = CaptureConfig(batch_tokens=args.batch_tokens).model_copy(
         update={"shard_megabytes": args.shard_megabytes}

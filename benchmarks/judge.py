@@ -1,14 +1,14 @@
-"""How often the judge is wrong, by simulation of the whole rule with the product's own functions.
+"""Error rates of evaluation verdicts, by simulation with the product's functions.
 
     python -m benchmarks.judge --quick          # within 10 minutes
     python -m benchmarks.judge --trials 4000
 
-A trial simulates the timed blocks of none, base and custom, and the exact replay of the held-out
-sessions, and applies what an evaluation applies: the looks, the estimators, the demands on speed at
-every concurrency, the check of acceptance. Pairs of requests have the noise of a demo on a shared
-machine (tests/eval/stats/machine_noise.py) or twice that. Kinds and K are chosen on validation
-traffic, which is independent, so they are not simulated. The last line of stdout is JSON: shares,
-the worst of the settings. Results: results/judge.md.
+A trial simulates timed blocks of none, base and custom, and the exact replay of held-out sessions,
+and applies an evaluation's rules: looks, estimators, speed requirements at every concurrency, and
+the acceptance check. Pairs of requests have the noise of a demo on a shared machine
+(tests/eval/stats/machine_noise.py) or twice that. Kinds and K are chosen on validation traffic,
+which is independent, so they are not simulated. The last line of stdout is JSON, with each rate in
+the worst setting. Results: results/judge.md.
 """
 
 import argparse
@@ -31,16 +31,16 @@ from outrider.eval.stats.sequential import looks_of
 from tests.eval.stats.machine_noise import machine_noise
 
 TOKENS, BASE_LENGTH, PREFILL = 160, 2.5, 0.15
-"""Of a response: tokens, base's acceptance length, share of its time that is prefill."""
+"""A response's tokens, acceptance length with the base, and prefill share of its time."""
 
 REQUESTS_A_SESSION, REQUEST_NOISE, BLOCK_NOISE = 4, 0.04, 0.05
-"""Held-out responses of a session; standard deviations (log) of a response's acceptance length, and
-of a block of several requests at once."""
+"""Held-out responses per session; standard deviations of the log of a response's acceptance length
+and of a block's time if it has several concurrent requests."""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """The truth, and how it is measured."""
+    """The true ratios, and the conditions of measurement."""
 
     speed: float
     """Custom / base tokens/s at the main concurrency"""
@@ -48,21 +48,21 @@ class Setting:
     """Custom / base acceptance length"""
     sessions: int = 30
     scale: float = 1.0
-    """Of the machine's noise"""
+    """Factor on the machine's noise"""
     elsewhere: float | None = None
-    """Custom / base at concurrency 4; None: only 1 is measured"""
+    """Custom / base tokens/s at concurrency 4; None: only concurrency 1 is measured"""
     over_none: float = 1.5
-    """Custom / none"""
+    """Custom / none tokens/s"""
     starts: float = 0.0
-    """Standard deviation of starts of an engine"""
+    """Standard deviation of speed between engine starts"""
     two_engines: bool = False
     session_noise: float = 0.1
     users: int = 0
-    """Of very unequal traffic, who differ by 10 %; 0: the log names none"""
+    """Number of users, with very unequal traffic and gains 10 % apart; 0: not logged"""
     replay_error: float = 1.0
-    """Replayed over served acceptance length ratio"""
+    """Replayed / served acceptance-length ratio"""
     repeats: int = 8
-    """5 requests each, as in the demo"""
+    """With 5 requests each, as in the demo"""
 
     def __str__(self) -> str:
         words = {
@@ -81,12 +81,12 @@ class Setting:
 
 @dataclass(frozen=True)
 class Trial:
-    """How a simulated evaluation ended."""
+    """The outcome of a simulated evaluation."""
 
     shipped: bool
     ratio: float
     corrected: float
-    """For having passed"""
+    """Ratio corrected for selection by passing the gate"""
     repeats: int
     estimator: str
 
@@ -94,7 +94,7 @@ class Trial:
 def block(
     random: np.random.Generator, setting: Setting, variant: str, size: int, factors: np.ndarray
 ) -> dict[str, Any]:
-    """A variant's requests; `factors` multiply the acceptance length and the time of each."""
+    """A variant's requests; `factors` scale their acceptance lengths and times."""
     speed = setting.speed if size == 1 else setting.elsewhere or 1.0
     length = {"none": 1.0, "base": BASE_LENGTH, "custom": BASE_LENGTH * setting.length}[variant]
     usual = {"none": speed / setting.over_none, "base": 1.0, "custom": speed}[variant]
@@ -123,7 +123,7 @@ def block(
 
 
 def trial(random: np.random.Generator, setting: Setting) -> Trial:
-    """Measures until decided, and judges."""
+    """Measures until decided, then judges."""
     sizes = [1] if setting.elsewhere is None else [1, 4]
     config = EvalConfig(
         concurrency=sizes, requests=5, repeats=setting.repeats, measure="until_decided"
@@ -202,7 +202,7 @@ def trials_of(setting: Setting, trials: int, seed: int) -> list[Trial]:
 
 
 def table(title: str, settings: list[Setting], trials: int, seed: int) -> list[list[Trial]]:
-    """Simulates every setting on all cores, and prints it."""
+    """Simulates every setting on all cores and prints a row for each."""
     print(f"\n{title} {trials} trials.\n")
     print("| speed | acceptance | | shipped | reported / true | if shipped | corrected | repeats |")
     print("|---|---|---|---|---|---|---|---|", flush=True)
@@ -224,18 +224,18 @@ def table(title: str, settings: list[Setting], trials: int, seed: int) -> list[l
 
 
 def bias(found: list[Trial], what: str, setting: Setting) -> float:
-    """Of the reported or the corrected ratio, over the true one; NaN without a trial."""
+    """Relative bias of the reported or corrected ratio; NaN without trials."""
     values = [getattr(each, what) for each in found]
     return float(np.mean(values)) / setting.speed - 1 if values else math.nan
 
 
 def worst(found: list[list[Trial]]) -> float:
-    """The largest share that ships."""
+    """The largest share of shipped trials over the settings."""
     return max(float(np.mean([each.shipped for each in own])) for own in found)
 
 
 def judged(trials: int, seed: int = 0) -> dict[str, float]:
-    """Prints all tables; the shares of the last line."""
+    """Prints all tables; returns the rates of the last line."""
     equal = Setting(1.0, 1.0)
     two = replace(equal, length=1.2, two_engines=True)
     every = [
@@ -276,9 +276,9 @@ def judged(trials: int, seed: int = 0) -> dict[str, float]:
 
 
 def main() -> None:
-    """Prints tables in Markdown, then one line of JSON."""
+    """Prints Markdown tables, then one line of JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--trials", type=int, default=4000, help="of a setting; 200 of a canary's")
+    parser.add_argument("--trials", type=int, default=4000, help="per setting; canary: 200")
     parser.add_argument("--quick", action="store_const", dest="trials", const=1000, help="1000")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()

@@ -1,13 +1,13 @@
-"""The trainer against plain implementations: loss and training step.
+"""The trainer compared with plain implementations: loss and training step.
 
     python -m benchmarks.training loss --tokens 4096        # chunked loss: time and peak memory
-    python -m benchmarks.training loss --tokens 512 --depth 3 --naive   # against whole logits
+    python -m benchmarks.training loss --tokens 512 --depth 3 --naive   # against full logits
     train-speculator --recipe resume_screening.yaml --stages ingest,split
     python -m benchmarks.training states        # writes runs/resume_screening/states for `step`
     python -m benchmarks.training step          # nano R1, against a loop over transformers' layer
 
 States come from transformers in float32; captured states differ from them by bf16 rounding. Blocks
-of the compared variants alternate; speed-ups are medians of paired ratios. Times are CPU seconds of
+of the compared variants alternate; speedups are medians of paired ratios. Times are CPU seconds of
 one thread, which other work on the machine hardly affects. Prints one line of JSON.
 """
 
@@ -27,7 +27,7 @@ VOCABULARY, HIDDEN = 129_280, 7168
 
 
 def loss(args: argparse.Namespace) -> dict[str, Any]:
-    """KL at every depth, bf16 states and head, forward and backward to the states.
+    """Times the KL loss at every depth, forward and backward, in bf16.
 
     `naive` is one plain loss per depth. `naive_kept` keeps p of all targets for all depths, which
     takes another [N, V] tensor in float32.
@@ -37,7 +37,7 @@ def loss(args: argparse.Namespace) -> dict[str, Any]:
 
     torch.manual_seed(0)
     head_VH = torch.empty(VOCABULARY, HIDDEN, dtype=torch.bfloat16).uniform_(-0.06, 0.06)
-    # Logits with standard deviation 3: the most likely of 129,280 tokens has about 1/3 of the mass.
+    # Logits with standard deviation 3: the top token of 129,280 has a probability of about 1/3.
     teacher_NH = torch.randn(args.tokens, HIDDEN).bfloat16()
     noise_KNH = 0.5 * torch.randn(args.depth, args.tokens, HIDDEN)
     u_KNH = (teacher_NH + noise_KNH).bfloat16().requires_grad_()
@@ -107,14 +107,14 @@ def loss(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def step(args: argparse.Namespace) -> dict[str, Any]:
-    """Optimizer steps of ours and of the plain loop, same sequences, same weights."""
+    """Compares optimizer steps with the plain loop's: same sequences and weights."""
     bench = StepBench(args)
     return bench.compare({"plain": bench.plain_step, "ours": bench.our_step}, "plain", "ours")
 
 
 @torch.no_grad()
 def states(args: argparse.Namespace) -> dict[str, Any]:
-    """Writes the states of training sequences; `--layers`: the stream before these layers, too."""
+    """Writes states of training sequences, also those before `--layers`."""
     from transformers import DeepseekV3ForCausalLM
 
     from outrider.common.files import read_json
@@ -149,7 +149,7 @@ def states(args: argparse.Namespace) -> dict[str, Any]:
 
 
 class StepBench:
-    """Steps of one row of training sequences, float32 (fastest on a CPU), AdamW."""
+    """Steps on one row of sequences, in float32 (fastest on a CPU)."""
 
     def __init__(self, args: argparse.Namespace):
         from outrider.common.files import read_json
@@ -194,7 +194,7 @@ class StepBench:
         self.plain_optimizer = torch.optim.AdamW(self.plain.parameters(), lr=1e-5)
 
     def our_step(self, turn: int) -> tuple[float, int]:
-        """The loss and the tokens of a step over one row."""
+        """Returns a step's loss and its number of tokens."""
         from outrider.training.batches import assemble
 
         row = self.steps[turn % len(self.steps)][0]
@@ -207,7 +207,7 @@ class StepBench:
         return value.item(), sum(sample.length for sample in in_step)
 
     def plain_step(self, turn: int) -> tuple[float, int]:
-        """The same sequences in a padded batch."""
+        """Runs a step on the same sequences in a padded batch."""
         row = self.steps[turn % len(self.steps)][0]
         in_step = [self.samples[index] for index in row]
         features = [self.store.read(sample.sequence_id) for sample in in_step]
@@ -219,7 +219,7 @@ class StepBench:
     def compare(
         self, ways: dict[str, Callable[[int], tuple[float, int]]], slow: str, fast: str
     ) -> dict[str, Any]:
-        """Times both variants over the same rows in turn; the first round warms up."""
+        """Times both variants alternately on the same rows, after a warm-up round."""
         seconds: dict[str, list[float]] = {name: [] for name in ways}
         losses: dict[str, list[float]] = {name: [] for name in ways}
         tokens = 0
@@ -254,10 +254,10 @@ class StepBench:
 
 
 class PlainLoop(torch.nn.Module):
-    """A plain unroll over transformers' layer.
+    """A plain unroll with transformers' layer.
 
-    Every depth runs over whole padded sequences, with earlier depths' keys in transformers' cache
-    and one dense mask; whole logits of the completions, softmax and autograd.
+    Every depth processes whole padded sequences, with earlier depths' keys in transformers' cache
+    and one dense mask. The loss uses full logits of the completions, softmax and autograd.
     """
 
     def __init__(self, target_dir: Path, speculator: Any, ends: Any, depth: int):
@@ -270,7 +270,7 @@ class PlainLoop(torch.nn.Module):
         super().__init__()
         self.config = DeepseekV3Config.from_pretrained(target_dir)
         self.config._attn_implementation = "sdpa"
-        # transformers' own choice when it loads a model
+        # transformers' default when it loads a model
         self.config._experts_implementation = "grouped_mm"
         self.layer = DeepseekV3DecoderLayer(self.config, self.config.num_hidden_layers - 1)
         self.layer.self_attn.layer_idx = 0
@@ -289,7 +289,7 @@ class PlainLoop(torch.nn.Module):
     def loss(
         self, samples: list[Any], features: list[Any], sampling: list[Any], share_K: Tensor
     ) -> Tensor:
-        """KL(p||q) of every depth over every completion, weighted by `share_K`."""
+        """KL(p||q) over all depths and completions, with weights `share_K`."""
         from transformers import DynamicCache
 
         pad = torch.nn.utils.rnn.pad_sequence
@@ -388,12 +388,12 @@ def main() -> None:
         "--run",
         type=Path,
         default=Path("runs/resume_screening"),
-        help="a run whose split is done",
+        help="a run with a finished split",
     )
     parser.add_argument("--row-tokens", type=int, default=2048)
     parser.add_argument("--depth", type=int, default=5)
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--train", type=int, default=100, help="sequences to write states of")
+    parser.add_argument("--train", type=int, default=100, help="number of training sequences")
     parser.add_argument("--heldout", type=int, default=40)
     parser.add_argument("--layers", type=int, nargs="*", default=[], help="auxiliary states")
     args = parser.parse_args()

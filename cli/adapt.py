@@ -1,7 +1,4 @@
-"""`outrider adapt`: keeps the speculator of a live endpoint fitted to its traffic.
-
-outrider adapt resume_screening.yaml --endpoint endpoints/resume.yaml
-"""
+"""`outrider adapt`: keeps a live endpoint's speculator fitted to its traffic."""
 
 from pathlib import Path
 from typing import Annotated
@@ -20,8 +17,8 @@ def adapt_speculator(
 ) -> int:
     """Follow an endpoint's traffic: watch acceptance, train when it falls, gate, deploy.
 
-    Reads the recipe's log (traffic.path) from where the last command stopped reading, and runs
-    until it is stopped; the same command resumes. The policy is the recipe's section `adapt`.
+    Reads the recipe's log (traffic.path) from where the last command stopped, and runs until it is
+    stopped; rerun it to resume. The policy is the recipe section `adapt`.
 
     Parameters
     ----------

@@ -32,7 +32,7 @@ def deploy_speculator(
     load: str | None = None,
     manifest: Literal["kserve", "argo"] | None = None,
 ) -> int:
-    """Deploy a speculator to a live endpoint: canary, then promote or roll back.
+    """Deploy a speculator to a live endpoint: canary, then promotion or rollback.
 
     Parameters
     ----------
@@ -46,7 +46,7 @@ def deploy_speculator(
     promote
         Promote the canary's release now.
     recover
-        Finish an interrupted deployment, and bring all replicas to the same release.
+        Finish an interrupted deployment and bring all replicas to the same release.
     in_place
         Swap the replicas one after another without a canary; a replica rolls back if its
         acceptance falls short of the bundle's evidence.
@@ -133,7 +133,7 @@ def _local(endpoint: "Endpoint", bundle: str | None, in_place: bool, load: str |
             stack.enter_context(local.load(endpoint, prompts))
         if bundle is not None:
             return _deploy(endpoint, bundle, in_place)
-        _say(f"serving on {endpoint.router.listen}; Ctrl-C ends everything")
+        _say(f"serving on {endpoint.router.listen}; Ctrl-C stops everything")
         threading.Event().wait()
     return 0
 

@@ -1,7 +1,4 @@
-"""`outrider doctor`: shows what this machine can run and what is missing.
-
-outrider doctor
-"""
+"""`outrider doctor`: shows what this machine can run and what is missing."""
 
 import importlib.util
 import os

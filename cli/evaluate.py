@@ -29,7 +29,7 @@ def evaluate_speculator(
     runs: Runs = Path("runs"),
     from_serve_command: FromServeCommand = None,
 ) -> int:
-    """Measure a speculator against the base and no speculation, on a recipe's held-out traffic.
+    """Measure a speculator against base and no speculation on held-out traffic.
 
     Parameters
     ----------

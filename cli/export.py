@@ -1,7 +1,4 @@
-"""`outrider export`: writes the verified bundle of an evaluated speculator.
-
-outrider export runs/resume_screening --to DIR
-"""
+"""`outrider export`: writes the verified bundle of an evaluated speculator."""
 
 import sys
 from pathlib import Path

@@ -1,7 +1,4 @@
-"""`outrider init`: writes a commented recipe for your logs and target.
-
-outrider init logs/ --target deepseek-ai/DeepSeek-R1
-"""
+"""`outrider init`: writes a commented recipe for your logs and target."""
 
 import json
 import re
@@ -26,7 +23,7 @@ RECIPE = """\
 #   outrider train {file} --dry-run    # what it costs: memory, disk, hours
 #   outrider train {file}
 #
-# `{template}` has the settings for such targets. Keys that are not set here have its values, or
+# `{template}` has the settings for such targets. Keys that are not set here have its values or
 # their defaults: docs/reference/basic-keys.md.
 
 extends: {template}
@@ -48,10 +45,10 @@ training:
 
 serving:
   engine:
-    tensor_parallel: {tensor_parallel}  # GPUs that hold the target together
+    tensor_parallel: {tensor_parallel}  # GPUs that share the target
 
 eval:
-  concurrency: {concurrency}  # requests at once that the endpoint usually has; the first decides
+  concurrency: {concurrency}  # the endpoint's usual concurrent requests; the first value decides
   max_tokens: {max_tokens}  # timed responses are cut here; nine in ten of the log are shorter
   verification_max_tokens: {verified}  # longest checked response; 99 of 100 of the log are shorter
   task: null  # your check of a response: `module:function`
@@ -65,7 +62,7 @@ def init(
     to: Path | None = None,
     effort: Literal["trial", "standard", "thorough"] | None = None,
 ) -> int:
-    """Look at logs and target, and write a commented recipe with safe defaults.
+    """Examine logs and target, and write a commented recipe with safe defaults.
 
     Downloads no weights; of a hub model, only config.json and the tokenizer.
 

@@ -1,7 +1,4 @@
-"""`outrider inspect`: what a log contains, how much of it can be trained on, and what that costs.
-
-outrider inspect resume_screening
-"""
+"""`outrider inspect`: a log's contents, usable share and cost of training."""
 
 import sys
 
@@ -17,7 +14,7 @@ def inspect_traffic(
     samples: int | None = None,
     as_json: AsJson = False,
 ) -> int:
-    """Report what a log contains, how much of it can be trained on, and what that costs.
+    """Report a log's contents, its usable share, and the cost of training.
 
     Writes nothing. For logs without a recipe, give traffic.path=LOGS [target.model=DIR].
 

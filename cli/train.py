@@ -1,7 +1,4 @@
-"""`outrider train`: from traffic to an evaluated and exported speculator.
-
-outrider train resume_screening
-"""
+"""`outrider train`: from traffic to an evaluated and exported speculator."""
 
 from pathlib import Path
 from typing import Annotated

@@ -1,12 +1,11 @@
-"""Bounds that stay valid at every look, from few clusters: Student's t for continuous monitoring.
+"""Bounds from few clusters for continuous monitoring: an anytime-valid Student's t.
 
     bounds = ratio_of_groups([(tokens_G, steps_G)], [], 0.05)     # after every request
     if bounds.high < floor:
         ...
 
-Looking at a 95 % bound after every request, and stopping at the first look that decides, is wrong
-far more often than 5 % of the time. The probability that these bounds ever miss, at any look, is
-`alpha` on each side.
+Checking a 95 % bound after every request and stopping at the first look that decides is wrong far
+more than 5 % of the time. The probability that these bounds ever miss is at most `alpha` per side.
 
 The t statistic of n observations with mean mu and any variance, against the hypothesis mu = 0, has
 a likelihood ratio for each standardized effect mu / sigma. Mixed over effects ~ N(0, 1/g) it is
@@ -24,8 +23,8 @@ has probability at most alpha = beta / (2 - beta).
 
 This is exact for normal clusters of equal size. For others, n - 1 is replaced by the degrees of
 freedom of the jackknife variance (jackknife.py), as in Student's intervals of eval/stats.
-tests/common/test_anytime.py simulates that the bounds hold from the first look on, with long-tailed
-sizes and skewed ratios.
+tests/common/test_anytime.py checks by simulation that the bounds hold from the first look, with
+long-tailed sizes and skewed ratios.
 
 Shapes: R rows, G clusters.
 """
@@ -61,15 +60,15 @@ class Bounds:
 
 
 def critical_t(degrees: ArrayLike, alpha: float) -> Array:
-    """Bound that a t statistic exceeds at any look with probability at most `alpha`.
+    """Bound that t exceeds at any look with probability at most `alpha`.
 
-    The anytime-valid replacement for Student's one-sided quantile. `degrees` may have any shape.
+    It replaces Student's one-sided quantile. `degrees` may have any shape.
     """
     degrees = np.asarray(degrees, dtype=np.float64)
     beta = 2 * alpha / (1 + alpha)
     budget = 2 * math.log(1 / beta)
-    # The variance of the mixture that is best at a known sigma: Howard et al., Ann. Statist. 49,
-    # 2021, proposition 3, with the first two terms of Lambert's function.
+    # Optimal mixture variance for a known sigma: Howard et al., Ann. Statist. 49, 2021,
+    # proposition 3, with the first two terms of Lambert's function.
     g = BEST_AT / (budget + math.log(1 + budget))
     n = degrees + 1
     r = g / (g + n)
@@ -100,7 +99,7 @@ Group = tuple[ArrayLike, ArrayLike]
 
 
 def ratio_of_groups(above: Sequence[Group], below: Sequence[Group], alpha: float) -> Bounds:
-    """Product of ratios of `above` divided by that of `below`, with bounds.
+    """Product of the `above` ratios over that of `below`, with bounds.
 
     A group's ratio is sum(numerator) / sum(denominator) of its clusters. A cluster is a session, or
     a request if sessions are unknown. If a sum comes from one cluster, bounds are 0 and infinity.

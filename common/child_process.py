@@ -1,10 +1,10 @@
-"""Runs a function in a child process, so that memory is freed.
+"""Runs a function in a child process to free its memory afterwards.
 
     sums = in_child(replay, speculator_dir, target_dir, store, rows, depth=4)
 
 An engine takes nine tenths of a GPU's memory when it starts, so the process that opens it must not
 hold GPU memory: weights, CUDA's context and torch's cache are freed only when their process ends.
-Work on a device therefore runs here, also on CPUs.
+Work on a device therefore runs in a child, on CPUs too.
 
 Children are forked in 0.1 s from a server process that has imported only torch; a fresh interpreter
 takes 4 to 8 s to import it. The server never uses a device, because CUDA does not work in a fork of
@@ -46,7 +46,7 @@ def in_child(
     `OutriderError` if the child was killed. Ctrl-C or SIGTERM in this process ends the child.
     """
     receiver, sender = _CONTEXT.Pipe(duplex=False)
-    # Plain pickle: torch's pickler passes tensors by descriptor, and their process must stay alive.
+    # Plain pickle: torch's pickler shares tensors by descriptor, which needs the sender alive.
     process = _CONTEXT.Process(target=_work, args=(sender, pickle.dumps((function, args, kwargs))))
     process.start()
     sender.close()
@@ -101,4 +101,3 @@ def _work(sender: Connection, work: bytes) -> None:
         return function(*args, **kwargs)
 
     sender.send_bytes(answer_of(call))
-    sender.close()

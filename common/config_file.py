@@ -23,7 +23,7 @@ from outrider.common.errors import OutriderError
 
 Keys = tuple[str | int, ...]
 Origins = dict[Keys, str]
-"""File and line of each key of a tree, by its path from the root."""
+"""File and line of each key, by its path from the root."""
 
 
 class _Loader(yaml.SafeLoader):

@@ -4,7 +4,7 @@ from outrider.common.redaction import without_credentials
 
 
 class OutriderError(Exception):
-    """A user's mistake or a limit of the machine, with a message that names the fix.
+    """A user's mistake or a machine limit; the message names the fix.
 
     The commands print the message without a traceback and exit with `exit_code`. Messages quote
     URLs and are logged, so credentials in URLs are removed here.

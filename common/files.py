@@ -22,14 +22,12 @@ from outrider.common.errors import OutriderError
 
 @contextlib.contextmanager
 def publish(path: Path) -> Iterator[Path]:
-    """Yields a temporary path for a file or a directory, and renames it to `path` on success.
+    """Yields a temporary path; renames it to `path` on success.
 
-    The content is synced to the disk before the rename. An existing file or directory at `path` is
-    replaced. On failure the temporary is removed and `path` is unchanged. Raises an `OutriderError`
-    if the disk is full. Publishing a directory also removes temporaries that killed processes of
-    this machine left next to it.
+    The file or directory is synced to disk before it replaces an existing one. On failure the
+    temporary is removed and `path` is unchanged. Raises an `OutriderError` if the disk is full.
+    Publishing a directory also removes temporaries of killed processes of this machine.
     """
-    path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     own = f"{socket.gethostname()}.{os.getpid()}"
     temporary = path.with_name(f".{path.name}.{own}.tmp")
@@ -39,14 +37,12 @@ def publish(path: Path) -> Iterator[Path]:
         _sync_tree(temporary)
         if temporary.is_dir():
             _remove_leftovers(path.parent)
-        if path.is_dir():
-            retired = path.with_name(f".{path.name}.{own}.old")
-            remove(retired)
+        retired = path.with_name(f".{path.name}.{own}.old")
+        remove(retired)
+        if path.is_dir():  # a rename cannot replace it
             path.rename(retired)
-            temporary.rename(path)
-            remove(retired)
-        else:
-            temporary.rename(path)
+        temporary.rename(path)
+        remove(retired)
         sync(path.parent)
     except Exception as error:
         if says_disk_is_full(error):
@@ -67,18 +63,17 @@ def says_disk_is_full(error: Exception) -> bool:
 
 
 def write_json(path: Path, value: Any, private: bool = False) -> None:
-    """Publishes `value` as indented JSON. A `private` file is only ever readable by its owner."""
+    """Publishes indented JSON; only the owner can read a `private` file."""
     with publish(path) as temporary:
         temporary.touch(mode=0o600 if private else 0o666)
-        with temporary.open("w", encoding="utf-8") as file:
-            json.dump(value, file, indent=2, ensure_ascii=False, allow_nan=False)
-            file.write("\n")
+        text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)
+        temporary.write_text(f"{text}\n", encoding="utf-8")
 
 
 def read_json(path: Path) -> Any:
     """Reads a JSON file; raises an `OutriderError` if missing or invalid."""
     try:
-        return json.loads(Path(path).read_text(encoding="utf-8"))
+        return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise OutriderError(
             f"{path}: no such file; correct the path, or rerun the command that writes it"
@@ -106,12 +101,12 @@ def lock(path: Path, doing: str) -> Iterator[None]:
         file.truncate(0)
         # The lock is valid without the holder's id, which a full disk cannot store.
         with contextlib.suppress(OSError):
-            os.write(file.fileno(), b"%d" % os.getpid())  # unbuffered: closing a buffer retries
+            os.write(file.fileno(), b"%d" % os.getpid())  # unbuffered: close() would retry
         yield
 
 
 def holder(path: Path) -> int | None:
-    """Process id of the holder of a lock, 0 if unknown; None if nobody holds it."""
+    """Process id of a lock's holder: 0 if unknown, None if unlocked."""
     try:
         with path.open(encoding="utf-8") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -123,7 +118,7 @@ def holder(path: Path) -> int | None:
 
 
 def link_or_copy(source: str | Path, destination: str | Path) -> None:
-    """Makes a hard link, which saves terabytes for R1, or a copy."""
+    """Creates a hard link (saves terabytes for R1), or else a copy."""
     try:
         os.link(source, destination)
     except OSError:

@@ -1,4 +1,4 @@
-"""Fingerprints of inputs, and results that are reused while their inputs are unchanged.
+"""Fingerprints of inputs, and results that are reused until inputs change.
 
     inputs = {"log": path_digest(log), "version": 1, "settings": {"seed": 0}}
     kept = Kept(out / "counts.json", inputs)
@@ -24,7 +24,7 @@ ABSENT = "absent"
 
 def file_digest(path: Path) -> str:
     """SHA-256 of a file's bytes, in hexadecimal."""
-    with Path(path).open("rb") as file:
+    with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
@@ -35,7 +35,7 @@ def value_digest(value: Any) -> str:
 
 
 def path_digest(path: Path) -> str:
-    """Digest of a file, or of the names and contents of all files below a directory.
+    """Digest of a file, or of a directory's file names and contents.
 
     `ABSENT` if the path does not exist. Files above 256 MiB are represented by size and
     modification time: reading terabytes of weights would take longer than most stages.
@@ -72,7 +72,7 @@ def store_identity(info: Mapping[str, Any]) -> list[str]:
 
 
 def changes(before: Any, now: Any, name: str = "") -> list[str]:
-    """Lists the differences of two input trees as `section.key: old -> new`."""
+    """Lists the differences between two input trees as `section.key: old -> new`."""
     if before == now:
         return []
     if isinstance(before, dict) and isinstance(now, dict):
@@ -114,7 +114,7 @@ class Kept:
         return read_json(self.path)["result"]
 
     def put(self, result: Any, **facts: Any) -> None:
-        """Publishes a result and its inputs atomically; `facts` are stored next to them."""
+        """Publishes a result with its inputs and `facts` in one file."""
         self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700 if self.private else 0o777)
         write_json(self.path, {"inputs": self.inputs, **facts, "result": result}, self.private)
 
@@ -126,10 +126,10 @@ class Kept:
 
 
 def resume_or_clear(stamp: Path, inputs: Any, unfinished: Iterable[Path]) -> bool:
-    """Deletes `unfinished` files and folders unless the file `stamp` has the digest of `inputs`.
+    """Deletes `unfinished` paths unless the file `stamp` has the digest of `inputs`.
 
-    Writes the stamp. Returns whether unfinished work of the same inputs can be resumed. Delete the
-    stamp once the work is finished.
+    Writes the stamp; returns whether the work can be resumed. The caller deletes the stamp at the
+    end of the work.
     """
     digest = value_digest(inputs)
     resumed = stamp.is_file() and read_json(stamp) == digest

@@ -10,15 +10,15 @@
     status = run_supervised(command, Path("stage.log"), dict(os.environ))   # handles signals too
 
 Engines, servers, launchers and workers start further processes, some in separate sessions.
-vLLM's grandchildren notice neither the end of the server nor that of the command. So each tree
-has a mark in its environment, which every descendant inherits, and a guard process that holds a
-pipe from the starter. When the pipe closes, on leaving the context or on `kill -9`, the guard ends
-every process with the mark. PR_SET_PDEATHSIG alone misses grandchildren and fires when a thread of
-the starter ends; a subreaper finds orphans only while it lives.
+A vLLM server's grandchildren do not notice when the server or the command ends. So each tree has a
+mark in its environment, which every descendant inherits, and a guard process that holds a pipe from
+the starter. When the pipe closes, on leaving the context or on `kill -9`, the guard kills every
+process with the mark. PR_SET_PDEATHSIG alone misses grandchildren and fires when a thread of the
+starter ends; a subreaper finds orphans only while it lives.
 
-A process gets the mark at exec: one that the starter forks without exec is not a member. Trees
-nest: processes of a tree that is started inside another one carry both marks, so the outer guard
-also ends the inner tree and its guard.
+A process gets the mark at exec, so a fork of the starter without exec is not a member. Trees nest:
+processes of an inner tree carry both marks, so the outer guard also kills the inner tree and its
+guard.
 """
 
 import contextlib
@@ -94,8 +94,7 @@ class Child:
         log.parent.mkdir(parents=True, exist_ok=True)
         log.touch(mode=0o600)
         self._log_start = log.stat().st_size
-        self._tree = ProcessTree()
-        self._tree.__enter__()
+        self._tree = ProcessTree().__enter__()
         with log.open("ab") as output:
             self.process = subprocess.Popen(
                 command,
@@ -114,10 +113,10 @@ class Child:
     def wait_until(
         self, ready: Callable[[], bool], seconds: float, reason: Callable[[str], str] | None = None
     ) -> None:
-        """Returns when it is ready.
+        """Waits until `ready` returns true.
 
-        Raises an `OutriderError` if it exits first or is not ready within `seconds`. The message
-        quotes `reason` of its log, by default the end of the log.
+        Raises an `OutriderError` if the process exits first or is not ready within `seconds`. The
+        message quotes `reason(log text)`, by default the end of the log.
         """
         deadline = time.monotonic() + seconds
         while not ready():
@@ -134,7 +133,7 @@ class Child:
         return OutriderError(f"{self._name} {what}: {why}\n(log: {self.log})")
 
     def stop(self, patience_s: float = 0.0) -> None:
-        """Stops it: SIGTERM if `patience_s` is positive, then SIGKILL its tree."""
+        """Sends SIGTERM if `patience_s` is positive, then SIGKILL to the tree."""
         try:
             if patience_s:
                 self.process.terminate()
@@ -177,7 +176,7 @@ def wait_until(condition: Callable[[], object], seconds: float) -> bool:
 
 
 def guard(mark: str, folder: str | None = None) -> None:
-    """Waits until the starter closes the pipe, then kills the tree and removes `folder`."""
+    """Kills the tree and removes `folder` when the starter closes the pipe."""
     sys.stdin.read()
     quiet_since = time.monotonic()
     while time.monotonic() - quiet_since < _QUIET_S:
@@ -213,7 +212,7 @@ class Interrupted(Exception):
 
 
 def run_supervised(argv: list[str], log: Path, environment: dict[str, str]) -> int:
-    """Runs `argv` to its end with its output in `log`; returns its exit status.
+    """Runs `argv` with its output in `log`; returns its exit status.
 
     The first signal is passed to the child as SIGTERM; a second one ends all processes. Raises
     `Interrupted` after a signal.
@@ -260,10 +259,7 @@ def signal_handlers(
     handler: Callable[[int, Any], object],
     signals: Sequence[signal.Signals] = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP),
 ) -> Iterator[None]:
-    """Uses `handler` for signals, by default those that stop a run.
-
-    The previous handlers are restored afterwards.
-    """
+    """Handles `signals` with `handler` and restores the previous handlers afterwards."""
     previous = {number: signal.signal(number, handler) for number in signals}
     try:
         yield

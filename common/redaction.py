@@ -1,11 +1,11 @@
-"""Recognizes secrets by their names and forms, and replaces them by `***`.
+"""Recognizes secrets by their names and forms, and replaces them with `***`.
 
     looks_secret("HF_TOKEN")                       # True; max_num_batched_tokens: False
     redacted("vllm serve x --api-key sk-1 -tp 8")  # vllm serve x --api-key *** -tp 8
     redacted_words(sys.argv)
 
-This is heuristic: a password in a value with an innocent name remains. Secrets belong in the
-environment of the command or in a file that only its owner can read.
+This is a heuristic: it misses a password under an innocent name. Keep secrets in the environment
+of the command or in a file that only its owner can read.
 """
 
 import re
@@ -60,7 +60,7 @@ def without_credentials(text: str) -> str:
 
 
 def redacted(text: str) -> str:
-    """Replaces credentials in URLs, known keys and values of secrets by `***`."""
+    """Replaces credentials in URLs, known keys and values of secrets with `***`."""
     text = without_credentials(text)
     text = _FLAG.sub(lambda found: _hidden(found, found[1], found[1] + found[2]), text)
     return _NAMED.sub(

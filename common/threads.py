@@ -3,8 +3,8 @@
     future = in_daemon_thread(read, path)
     future.result()
 
-The process would wait for threads of concurrent.futures when it ends, even after Ctrl-C and even if
-a read from a network disk hangs.
+At exit, Python waits for threads of concurrent.futures, even after Ctrl-C and even if a read from a
+network disk hangs.
 """
 
 import threading

@@ -1,13 +1,12 @@
-"""Limits of checks that compare two computations: the recipe's, or the engine's own noise.
+"""Limits for comparing two computations: the recipe's, or the engine's noise.
 
     tolerance = Tolerance(limit=0.15, control=0.2, margin=0.05)
     tolerance.outcome(0.24)    # "passed"; 0.26: "failed"
 
-Kernels whose results depend on the batch, FP8 above all, do not reproduce them in other batches.
-The difference of an engine from itself, in other batches of the same run, is its control. A check
-allows the control plus a margin if this is more than the recipe's limit, so an engine that
-reproduces itself is judged by the limit. If the noise exceeds `MOST_LIMITS` times the limit, it
-would hide any fault: differences between that cap and the noise are undecided.
+The results of some kernels, especially FP8 kernels, depend on the batch. The control is the
+difference between two batchings of the same requests in one engine. A check allows the recipe's
+limit, or the control plus a margin if that is larger. Noise above `MOST_LIMITS` times the limit
+would hide any fault, so differences between this cap and the noise are undecided.
 """
 
 from dataclasses import dataclass
@@ -30,7 +29,7 @@ class Tolerance:
 
     @property
     def allowed(self) -> float:
-        """The larger of the recipe's limit and the control with its margin, up to the cap."""
+        """The limit, or control plus margin if larger, up to the cap."""
         return min(max(self.limit, self.control + self.margin), MOST_LIMITS * self.limit)
 
     def outcome(self, found: float) -> Literal["passed", "failed", "undecided"]:

@@ -60,9 +60,10 @@ def plan(recipe: Name, *overrides: str, runs: Path = RUNS) -> dict[str, Any]:
 def train(
     recipe: Name, *overrides: str, runs: Path = RUNS, stages: str | None = None, force: bool = False
 ) -> "RunDirectory":
-    """Runs the stages, by default all of them; returns the run with the paths of its artifacts.
+    """Runs the stages; returns the run directory, which has all paths.
 
-    `stages` are comma-separated names. `force` also exports what is not better than base.
+    `stages` are comma-separated names, by default all. `force` exports even a speculator that is
+    not better than the base.
     """
     from outrider.pipeline.attempt import open_run, train_run
     from outrider.pipeline.stages.registry import stage_names
@@ -75,7 +76,7 @@ def train(
 def evaluate(
     recipe: Name, *overrides: str, runs: Path = RUNS, speculator: Name | None = None
 ) -> "Report":
-    """Measures a speculator against base and none; returns the report.
+    """Evaluates a speculator against the base and no speculation; returns the report.
 
     `speculator` is a directory, "ngram" or "none"; by default the trained one.
     """

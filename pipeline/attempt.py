@@ -1,10 +1,10 @@
-"""One attempt at a run: checks its recipe, locks its directory, runs stages.
+"""One attempt at a run: checks its recipe and runs its stages.
 
     loaded, run = open_run("resume_screening.yaml", ("training.epochs=3",), Path("runs"))
     with attempt(loaded, run) as go:
         results = go(["ingest", "split"], {})
 
-Imports are inside the functions, here and in the commands, because `--help` needs none of them.
+Imports are inside the functions, here and in the commands, to keep `--help` fast.
 """
 
 import contextlib
@@ -43,11 +43,9 @@ def open_run(
 ) -> tuple["LoadedRecipe", "RunDirectory"]:
     """Returns the checked recipe and its run directory.
 
-    `recipe` is a file, a shipped name, or a run directory, whose own recipe is read.
+    `recipe` is a file, a shipped name, or a run directory, which contains its recipe.
     `serve_command` fills in the recipe's engine.
     """
-    from rich.console import Console
-
     from outrider.pipeline.kinds import with_kinds
     from outrider.pipeline.preflight import check
     from outrider.pipeline.recipe.load import load_recipe
@@ -63,9 +61,7 @@ def open_run(
     if command is not None:
         differs = [f"capture: {line}" for line in in_process(loaded.recipe.serving.engine)[1]]
         for note in [*command.notes, *differs]:
-            Console(stderr=True).print(
-                f"serve command: {note}", highlight=False, markup=False, soft_wrap=True
-            )
+            print(f"serve command: {note}", file=sys.stderr)
     loaded = dataclasses.replace(loaded, recipe=with_kinds(loaded.recipe))
     check(loaded.recipe, dry_run)
     if (root := Path(recipe).expanduser()) == loaded.files[0].parent:
@@ -77,7 +73,7 @@ def open_run(
 def attempt(
     loaded: "LoadedRecipe", run: "RunDirectory"
 ) -> Iterator["Callable[[list[str], Options], Results]"]:
-    """Locks the run, starts an attempt, and yields a function running stages."""
+    """Locks the run, starts an attempt, and yields its stage runner."""
     from rich.console import Console
 
     from outrider.pipeline.run_stages import run_stages
@@ -90,7 +86,7 @@ def attempt(
 def train_run(
     loaded: "LoadedRecipe", run: "RunDirectory", wanted: list[str], force: bool
 ) -> "Results":
-    """Runs the wanted stages; without `force`, exports only what may ship."""
+    """Runs the wanted stages; `force` exports regardless of the verdict."""
     from outrider.eval.config import SHIP
 
     options = {"force": force}
@@ -140,7 +136,7 @@ def _named_speculator(name: str, recipe: "Recipe") -> "Options":
     if (directory := found.directory) is None:
         return {"speculator": found.kind, "weights": None}
     if (directory / MANIFEST).exists():
-        bundle_digest(directory)  # checks its files against its list
+        bundle_digest(directory)  # raises if a file differs from the manifest
     check_speculator(directory, recipe.target.training_directory())
     return {"speculator": str(directory.resolve()), "weights": path_digest(directory)}
 

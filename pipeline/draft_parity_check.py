@@ -2,8 +2,8 @@
 
     check_warm_start(run, recipe, validation_ids)
 
-Without parity, training would improve a model that nobody serves, although its losses look normal.
-A failure raises an `OutriderError` with the usual causes, or warns (`training.parity`).
+Without parity, training would improve a model other than the served one, although losses look
+normal. A failure raises an `OutriderError` or prints a warning (`training.parity`).
 """
 
 import itertools
@@ -50,14 +50,14 @@ def check_warm_start(run: RunDirectory, recipe: Recipe, sequence_ids: Sequence[s
     say = Console(stderr=True, highlight=False, soft_wrap=True).print
     why = complaint(sums, parity)
     if why is None:
-        say(f"parity of the warm start, trainer and engine: {in_words(sums)}")
+        say(f"draft parity of trainer and engine: {in_words(sums)}")
     elif recipe.training.parity == "warn":
-        say(f"[yellow]warning[/] parity of the warm start: {why}")
+        say(f"[yellow]warning[/] draft parity of trainer and engine: {why}")
     else:
         raise OutriderError(
             "training.parity = strict: the base speculator drafts differently in trainer and"
             f" engine, before any update: {why}. Check that target.model and speculator.base are"
-            " those that the endpoint serves; training.parity=warn trains anyway"
+            " what the endpoint serves; training.parity=warn trains anyway"
         )
 
 
@@ -77,8 +77,7 @@ def _prompts(
     ]
     if not prompts:
         raise OutriderError(
-            "parity of the warm start: no prompt of the validation part leaves room for"
-            f" {parity.max_tokens} tokens; raise serving.engine.max_model_len ="
-            f" {recipe.serving.engine.max_model_len}"
+            f"draft parity: no validation prompt leaves room for {parity.max_tokens} tokens; raise"
+            f" serving.engine.max_model_len = {recipe.serving.engine.max_model_len}"
         )
     return prompts

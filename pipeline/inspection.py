@@ -1,9 +1,9 @@
-"""What a log contains and what training on it would cost: `outrider inspect` and `outrider init`.
+"""Log contents and training cost, for `outrider inspect` and `outrider init`.
 
     found, samples = inspect_recipe(recipe, rows_per_file=None, samples=2)
     print_inspection(found, Console())
 
-The log is ingested into a temporary folder (below TMPDIR, about as large as the log unpacked).
+The log is ingested into a temporary folder under TMPDIR, about as large as the uncompressed log.
 """
 
 import os
@@ -57,7 +57,7 @@ def inspect_recipe(
 
 
 def _predicted(found: dict[str, Any], recipe: Recipe, target: Path) -> dict[str, Any]:
-    """Cost of capturing the split's tokens, or all tokens without a split."""
+    """Cost of capturing the split, or the whole log without a split."""
     everything = found["prompt_tokens"] + found["completion_tokens"]
     tokens = found["split"]["tokens"] if found["split"] else everything
     config, recipe = read_json(target / "config.json"), with_kinds(recipe, target)
@@ -89,15 +89,15 @@ def _samples(sequences_dir: Path, target: Path, count: int) -> list[Text]:
 
 
 def print_inspection(found: Mapping[str, Any], console: Console) -> None:
-    """Prints the findings; names from the log are never read as markup."""
+    """Prints the findings; names from the log are never parsed as markup."""
     size = f"{found['rows']:,} rows, {found['exchanges']:,} exchanges"
     title = f"{found['recipe']}: {counted(found['files'], 'file')}, {size}"
     console.print(Text(title, "bold"), soft_wrap=True)
     if found["rows_per_file"]:
         limit = (
             f"--first: only the first {found['rows_per_file']:,} rows of each file were read. All"
-            " figures, including cost and split, are of these rows; an exchange of several rows may"
-            " be cut off at the end."
+            " figures, including cost and split, are for these rows; the last exchange may be"
+            " incomplete if it has several rows."
         )
         console.print(Text(limit, "yellow"))
     print_facts(found, console)
@@ -109,12 +109,12 @@ def print_inspection(found: Mapping[str, Any], console: Console) -> None:
 
 
 def print_facts(found: Mapping[str, Any], console: Console) -> None:
-    """Prints a line for each fact about the log, and advice."""
+    """Prints one line per fact about the log, then advice."""
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="dim", no_wrap=True)
     grid.add_column(overflow="fold")
-    of = "what the split keeps" if found["split"] else "everything"
-    capture = f"{found['predicted']['text']}; of {of}"
+    scope = "the sequences that the split keeps" if found["split"] else "the whole log"
+    capture = f"{found['predicted']['text']}; for {scope}"
     for name, text in (("target", found["target"]), *facts(found), ("capture", capture)):
         grid.add_row(name, Text(printable(text)))
     console.print(grid)

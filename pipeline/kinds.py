@@ -1,18 +1,17 @@
-"""Fills in a recipe's values that depend on target and engine.
+"""Fills in recipe values that depend on the target and the engine.
 
     recipe = with_kinds(recipe)       # speculator.kind is a name or a list of names
 
-These are kinds, the head's attention, lengths and learning rate. The target's config.json decides
-which kinds are supported, and the engine's form of KV cache which of them can be served. If a hub
-model is not on this machine, only its config.json is downloaded.
+These are the kinds, the head's attention, lengths and the learning rate. The target's config.json
+determines which kinds are supported; the engine's KV-cache layout limits which of them it can
+serve. If a hub model is not on this machine, only its config.json is downloaded.
 """
 
+import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
-
-from rich.console import Console
 
 from outrider.common.errors import OutriderError
 from outrider.common.files import read_json
@@ -31,10 +30,10 @@ and the engine must have room for one request of this length in its KV cache."""
 
 
 def with_kinds(recipe: Recipe, target_dir: Path | None = None) -> Recipe:
-    """Fills in values that the target determines; prints the kinds of `auto`.
+    """Fills in values that the target determines; prints what `auto` selects.
 
-    A kind that cannot be served is left out of `auto`, and is an error if it is named. Values that
-    are set always win. `target_dir` contains the target's config.json; None if unknown.
+    `auto` skips kinds that cannot be served; naming one is an error. Values set in the recipe are
+    kept. `target_dir` contains the target's config.json; None if unknown.
     """
     if found := target_dir or local_target(recipe):
         return _replaced(recipe, found)
@@ -59,9 +58,8 @@ def _replaced(recipe: Recipe, target_dir: Path) -> Recipe:
     head = recipe.speculator.head
     if head.layer_type == "auto":
         head = head.model_copy(update={"layer_type": "mla" if mla else "llama"})
-    recipe = recipe.model_copy(
-        update={"speculator": recipe.speculator.model_copy(update={"head": head})}
-    )
+    speculator = recipe.speculator.model_copy(update={"head": head})
+    recipe = recipe.model_copy(update={"speculator": speculator})
     if recipe.speculator.kind != AUTO:
         for name in recipe.speculator.kinds:
             if why := _unserved(recipe, name, target_config, mla):
@@ -81,16 +79,12 @@ def _replaced(recipe: Recipe, target_dir: Path) -> Recipe:
     if recipe.speculator.base != LOOKUP:  # otherwise every kind is compared with it anyway
         names.append(LOOKUP)
     left_out = "".join(f"; not {name}: {why}" for name, why in others.items())
-    text = f"speculator.kind = {AUTO}: {', '.join(names)}{left_out}"
-    Console(stderr=True).print(text, highlight=False, markup=False, soft_wrap=True)
+    print(f"speculator.kind = {AUTO}: {', '.join(names)}{left_out}", file=sys.stderr)
     return recipe.of_kinds(names)
 
 
 def _with_attention(recipe: Recipe, target_config: Mapping[str, Any]) -> Recipe:
-    """Disables MLA if no backend here supports the target's head widths.
-
-    Nano R1 has such widths on GPUs: vLLM then runs the same weights as plain attention.
-    """
+    """Disables MLA if no backend supports the head widths (nano R1's)."""
     engine = recipe.serving.engine
     if not runs_mla(target_config, engine) or (why := mla_refusal(target_config)) is None:
         return recipe
@@ -98,8 +92,9 @@ def _with_attention(recipe: Recipe, target_config: Mapping[str, Any]) -> Recipe:
         raise OutriderError(
             f"serving.engine.environment: VLLM_MLA_DISABLE = 0: {why} Leave the variable out"
         )
-    text = f"VLLM_MLA_DISABLE = 1: plain attention for {recipe.target.model}. {why}"
-    Console(stderr=True).print(text, highlight=False, markup=False, soft_wrap=True)
+    print(
+        f"VLLM_MLA_DISABLE = 1: plain attention for {recipe.target.model}. {why}", file=sys.stderr
+    )
     environment = engine.environment | {"VLLM_MLA_DISABLE": "1"}
     engine = engine.model_copy(update={"environment": environment})
     serving = recipe.serving.model_copy(update={"engine": engine})
@@ -107,7 +102,7 @@ def _with_attention(recipe: Recipe, target_config: Mapping[str, Any]) -> Recipe:
 
 
 def _unserved(recipe: Recipe, name: str, target_config: Mapping[str, Any], mla: bool) -> str | None:
-    """Why the engine cannot serve the kind; None if it can."""
+    """Returns why the engine cannot serve the kind; None if it can."""
     kind = trainable_kind(name)
     if refusal := runner_refusal(kind, recipe.serving.engine):
         return refusal
@@ -132,21 +127,17 @@ def _unserved(recipe: Recipe, name: str, target_config: Mapping[str, Any], mla: 
 
 
 def with_target_defaults(recipe: Recipe, target_config: Mapping[str, Any]) -> Recipe:
-    """Fills in every unset value that the target determines.
+    """Fills in unset lengths and the learning rate.
 
-    Adam's best learning rate for matrices falls as 1 / width (muP, Yang et al. 2022): 1e-3, tuned
-    on nano R1 with its width of 192, becomes 3e-5 at R1's 7168.
+    Adam's best learning rate for matrices is proportional to 1 / width (muP, Yang et al. 2022):
+    1e-3, tuned on nano R1 (width 192), becomes 3e-5 for R1 (width 7168).
     """
     length = min(target_config.get("max_position_embeddings", MAX_MODEL_LEN), MAX_MODEL_LEN)
     engine = _filled(recipe.serving.engine, max_model_len=length)
     one_digit = float(f"{1e-3 * 192 / target_config['hidden_size']:.0e}")
-    changed = {
-        "training": _filled(
-            recipe.training, learning_rate=one_digit, row_tokens=engine.max_model_len
-        ),
-        "serving": recipe.serving.model_copy(update={"engine": engine}),
-    }
-    return recipe.model_copy(update=changed)
+    training = _filled(recipe.training, learning_rate=one_digit, row_tokens=engine.max_model_len)
+    serving = recipe.serving.model_copy(update={"engine": engine})
+    return recipe.model_copy(update={"training": training, "serving": serving})
 
 
 def _filled(section: Any, **defaults: Any) -> Any:

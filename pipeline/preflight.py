@@ -1,12 +1,8 @@
-"""Preflight checks: mistakes that can be found before the first stage.
-
-check(recipe)      # raises an OutriderError with the key, the file and the fix
-"""
+"""Preflight checks: mistakes that can be found before the first stage."""
 
 import importlib.util
+import sys
 from pathlib import Path
-
-from rich.console import Console
 
 from outrider.common.errors import OutriderError
 from outrider.common.files import read_json
@@ -36,15 +32,16 @@ def check(recipe: Recipe, dry_run: bool = False) -> None:
     if privacy.key_file is not None and not Path(privacy.key_file).expanduser().is_file():
         raise OutriderError(
             f"privacy.key_file = {privacy.key_file!r}: no such file, neither relative to the recipe"
-            " nor to the current directory; make one, such as `head -c 32 /dev/urandom > FILE`, or "
-            "leave the key out to get a new one for the run"
+            " nor to the current directory; create it with `head -c 32 /dev/urandom > FILE`, or"
+            " leave out privacy.key_file to generate a key for the run"
         )
     task_of(recipe.eval)
     if not recipe.serving.engine.changes_drafters:
-        Console(stderr=True, highlight=False, soft_wrap=True).print(
+        print(
             "serving.engine: with data parallelism or EPLB, each speculator and each number of"
-            " drafts is served by a separate engine, in turn; --dry-run prints the number of"
-            " starts, and eval.k=NUMBER avoids the starts for choosing it"
+            " drafts is served by a separate engine, one after another; --dry-run prints the number"
+            " of starts; eval.k=NUMBER avoids those that choose k",
+            file=sys.stderr,
         )
     if target := local_target(recipe):
         check_target(target, recipe.speculator, dry_run)
@@ -107,10 +104,7 @@ def _check_vllm() -> None:
 def check_target(
     target: Path, speculator: SpeculatorConfig | None = None, dry_run: bool = False
 ) -> None:
-    """Checks that the recipe's kinds can be trained from target and base.
-
-    A dry run needs only config.json.
-    """
+    """Checks target and base for the kinds; dry runs need only config.json."""
     speculator = speculator or SpeculatorConfig()
     for name in speculator.kinds:
         warm = warm_directory(speculator.of_kinds([name]))

@@ -1,7 +1,4 @@
-"""Provenance of a run: command line, versions, commit, hardware; no secrets.
-
-write_json(run / "provenance.json", provenance(sys.argv, (Path("resume_screening.yaml"),)))
-"""
+"""Provenance of a run: command line, versions, commit, hardware; no secrets."""
 
 import contextlib
 import datetime
@@ -47,7 +44,7 @@ ENVIRONMENT = (
 
 
 def provenance(command_line: list[str], recipe_files: tuple[Path, ...]) -> dict[str, Any]:
-    """Collects everything that is needed to repeat the run."""
+    """Collects what is needed to repeat the run."""
     return {
         "started": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
         "command_line": redacted_words(command_line),
@@ -99,8 +96,7 @@ def gpus() -> list[Gpu]:
 
 
 def _processor() -> str:
-    cpuinfo = Path("/proc/cpuinfo")
-    lines = cpuinfo.read_text().splitlines() if cpuinfo.is_file() else []
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
     return next(
         (line.partition(":")[2].strip() for line in lines if line.startswith("model name")),
         platform.machine(),

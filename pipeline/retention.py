@@ -18,7 +18,7 @@ COUNTS = ("summary.json", "privacy.json", "on_policy.json", "quarantine.json")
 
 
 def retain(run: RunDirectory, retention: str) -> list[str]:
-    """Deletes according to `retention`; returns paths relative to the run directory."""
+    """Applies `retention`; returns the deleted paths, relative to the run directory."""
     doomed = [path for path in _held(run, retention) if _text(path)]
     if not doomed:
         return []
@@ -36,7 +36,7 @@ def retain(run: RunDirectory, retention: str) -> list[str]:
 
 
 def deletion_of(run: RunDirectory, path: Path) -> str | None:
-    """Date and setting of the deletion of `path`; None if not deleted."""
+    """Returns when and why `path` was deleted; None if it was not."""
     if path.exists() or not _note(run).is_file():
         return None
     deleted = read_json(_note(run))["deleted"].items()
@@ -44,7 +44,7 @@ def deletion_of(run: RunDirectory, path: Path) -> str | None:
 
 
 def _text(path: Path) -> list[Path]:
-    """The file, or the directory's entries, without those that hold only counts."""
+    """The file, or the directory's entries, except files that contain only counts."""
     if not path.exists():
         return []
     entries = sorted(path.iterdir()) if path.is_dir() else [path]

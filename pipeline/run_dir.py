@@ -1,4 +1,4 @@
-"""The run directory: artifacts of the stages, their records, logs, and a lock.
+"""The run directory: artifacts and records of stages, logs, and a lock.
 
 run = RunDirectory.of(recipe, runs=Path("runs"))
 with run.locked():
@@ -13,13 +13,13 @@ runs/NAME/
     traffic/ split/ features/ training/ speculator/ evaluation/ bundle/    the artifacts
     metrics.jsonl  report.html  report.json  report.md
 
-A run of several kinds (`speculator.kind: [mtp, eagle3]`) has for each kind
+With several kinds (`speculator.kind: [mtp, eagle3]`), each kind has
 
     speculators/KIND/          training/ speculator/ metrics.jsonl
     evaluation/KIND/           replay of the validation part
 
-and `speculator`, `metrics.jsonl` and the report are those of the chosen kind.
-N-gram lookup has neither `speculator` nor metrics.
+`speculator`, `metrics.jsonl` and the report belong to the chosen kind; N-gram lookup has only the
+report.
 """
 
 import contextlib
@@ -38,14 +38,14 @@ from outrider.pipeline.recipe.recipe import Recipe
 
 @dataclasses.dataclass(frozen=True)
 class RunDirectory:
-    """Paths of one run; the next run restores anything deleted below `root`."""
+    """Paths of one run; rerunning the command restores anything deleted below `root`."""
 
     root: Path
     kind: str | None = None
-    """In a run of several kinds, the kind that training, speculator and evaluation paths are for"""
+    """Kind whose training, speculator and evaluation paths are used, in a run of several kinds."""
 
     def of_kind(self, kind: str) -> "RunDirectory":
-        """The same run with the paths of one of its several kinds."""
+        """The same run with the paths of one kind."""
         return dataclasses.replace(self, kind=kind)
 
     @classmethod
@@ -176,10 +176,7 @@ class RunDirectory:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Locks the directory; raises an `OutriderError` that names another holder.
-
-        The kernel releases the lock when the holder dies.
-        """
+        """Locks the directory; raises an `OutriderError` if another process holds it."""
         file = self.root / ".lock"
         try:
             self.root.mkdir(parents=True, exist_ok=True)

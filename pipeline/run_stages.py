@@ -1,4 +1,4 @@
-"""Runs the stages of a recipe in order, each in its own process, and skips those that are done.
+"""Runs a recipe's stages in order; skips those that are done.
 
 with run.locked():
     run.begin_attempt(loaded.recipe, loaded.files, sys.argv)
@@ -96,8 +96,8 @@ def run_stage(stage: Stage, run: RunDirectory, options: Options) -> None:
     if status == UNEXPECTED:
         last = log.read_text(encoding="utf-8", errors="replace").strip().split("\n")[-1].strip()
         raise StageFailed(
-            f"{stage.name} failed: {last or 'no output'} (an error in Outrider or in a library; the"
-            f" traceback is in {log})"
+            f"{stage.name} failed: {last or 'no output'} (an error in Outrider or a library; see"
+            f" the traceback in {log})"
         )
     if status < 0:
         name = signal.Signals(-status).name

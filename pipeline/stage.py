@@ -1,6 +1,6 @@
-"""A stage of a run: whether and why it runs, and the record that it leaves.
+"""A stage of a run: its inputs, its work and its record.
 
-    stage_of("capture", recipe).reasons(run, recipe, {})    # why it runs; empty: it is done
+    stage_of("capture", recipe).reasons(run, recipe, {})    # why it must run; empty: it is done
     stage_of("capture", recipe).perform(run, recipe, {})    # in its own process: stage_process.py
 
 A stage is skipped when its artifact exists and its inputs are unchanged: its part of the recipe,
@@ -28,7 +28,7 @@ Results = dict[str, dict[str, Any]]
 
 @dataclasses.dataclass(frozen=True)
 class Stage:
-    """One stage; raise `version` when its code changes outputs for equal inputs."""
+    """One stage; increment `version` when a code change alters its outputs."""
 
     name: str
     version: int
@@ -45,11 +45,11 @@ class Stage:
     identity: Callable[[RunDirectory], Path]
     """The part of the artifact whose digest later stages depend on."""
     unfinished: Callable[[RunDirectory], tuple[Path, ...]] = lambda run: ()
-    """Work in progress, useless once the inputs have changed."""
+    """Work in progress, deleted when the inputs change."""
     options: tuple[str, ...] = ()
     """Options of the command line that count as inputs."""
     reads: Callable[[RunDirectory], tuple[Path, ...]] = lambda run: ()
-    """Customer text that it opens, which retention may have deleted."""
+    """Inputs with customer text, which retention may have deleted."""
     handles_text: bool = False
     """Whether its errors may quote customer text."""
     starts_engines: bool = False
@@ -66,7 +66,7 @@ class Stage:
         }
 
     def reasons(self, run: RunDirectory, recipe: Recipe, options: Options) -> list[str]:
-        """Why it runs; empty if it has been done."""
+        """Why it must run; empty if it is done."""
         if not run.stage_record(self.name).is_file():
             return ["resumes where it stopped" if self._started(run).is_file() else "not done yet"]
         artifact = self.artifact(run)

@@ -1,11 +1,11 @@
-"""Runs one stage in its own process, so that its memory, threads and environment end with it.
+"""Runs a stage in a separate process: isolates memory, threads and environment.
 
     python -m outrider.pipeline.stage_process capture runs/resume_screening
 
-Descriptors 1 and 2 are the stage's log, for this process and all its children, and loggers write to
-it. sys.stdout and sys.stderr then become the terminal of the command, for progress. A user's
-mistake is written to logs/attempt_N/STAGE.failed.json, which the command prints. Any other error
-leaves a traceback in the log; it quotes customer text only if `report.samples` allows it.
+File descriptors 1 and 2 of this process and its children are the stage's log, which loggers also
+use. sys.stdout and sys.stderr become the command's terminal, for progress. An `OutriderError` is
+written to logs/attempt_N/STAGE.failed.json, which the command prints. Any other error leaves a
+traceback in the log, which quotes customer text only if `report.samples` is true.
 """
 
 import importlib
@@ -64,7 +64,7 @@ def _show_progress_on_the_terminal(starts_engines: bool) -> None:
     )
     logging.captureWarnings(True)
     if starts_engines:
-        # vLLM's logger keeps the stream of its import: import it before stderr is the terminal.
+        # vLLM's logger keeps the stderr of its import: import it before stderr is the terminal.
         importlib.import_module("vllm.logger")
     os.set_inheritable(int(descriptor), False)
     sys.stdout = sys.stderr = os.fdopen(int(descriptor), "w", buffering=1, encoding="utf-8")

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Type-checks the packages `outrider.*`. mypy cannot follow an editable install that gives folders
-# other names, so it reads them through a folder of links.
+# Type-checks the packages `outrider.*`. mypy cannot follow an editable install that renames folders,
+# so it reads them through symbolic links.
 set -eu
 cd "$(dirname "$0")/.."
 links=$PWD/.mypy_cache/packages

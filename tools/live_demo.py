@@ -1,12 +1,11 @@
-"""`make live`: a live endpoint on this machine, from the base speculator to a better one and back.
+"""`make live`: deploys good and bad speculators to a local live endpoint.
 
     python -m tools.live_demo
 
-Trains a small speculator on the shipped traffic (ingest, split, capture, train: without an
-evaluation), starts two replicas of the embedded target and Envoy, sends the newest requests, and
-deploys three bundles: the trained one, which is promoted; a copy with a changed byte, which is
-refused; and one with noise in its weights, which the canary finds and rolls back. The last line of
-stdout is one JSON object.
+Trains a small speculator on the shipped traffic (without an evaluation), starts two replicas of the
+embedded target and Envoy, sends the newest requests, and deploys three bundles: the trained one,
+which is promoted; a copy with a changed byte, which is refused; and one with noise in its weights,
+which the canary detects and rolls back. The last line of stdout is one JSON object.
 """
 
 import json
@@ -36,14 +35,14 @@ RECIPE = (
     "split.max_validation_sequences=24",
     "split.max_heldout_sequences=200",
 )
-"""The résumé recipe with fewer sequences: a layer that is better than the base in two minutes."""
+"""The résumé recipe with fewer sequences: two minutes of training suffice to beat the base."""
 
 PROMISED = {"acceptance_length": {"custom": 1.5}}
-"""Evidence of the trained bundle: each replica's watch takes it back below this length."""
+"""Evidence of the trained bundle: a replica rolls back if its acceptance length is lower."""
 
 
 def main() -> int:
-    """Runs the demonstration; 0 if everything went as it should."""
+    """Runs the demonstration; returns 0 if it went as expected."""
     began = time.monotonic()
 
     def say(text: str) -> None:
@@ -61,7 +60,7 @@ def main() -> int:
 
 
 def demonstrate(endpoint: Endpoint, say: Callable[[str], None]) -> dict[str, Any]:
-    """Trains, serves, deploys; the JSON object's values."""
+    """Trains, serves and deploys; returns the JSON object."""
     good_bundle, changed, bad_bundle = demo_bundles()
     prompts, refused = read_prompts("nano_r1/resume_screening"), False
     with local_endpoint(endpoint, good_bundle, say):
@@ -85,7 +84,7 @@ def demonstrate(endpoint: Endpoint, say: Callable[[str], None]) -> dict[str, Any
 
 
 def demo_bundles() -> tuple[Path, Path, Path]:
-    """Trains, if that was not done before, and writes the bundles: good, changed and bad."""
+    """Trains unless already done; writes the good, changed and bad bundles."""
     import torch
     from safetensors.torch import load_file, save_file
 

@@ -1,10 +1,10 @@
-"""Seeded mutants of the numerical core, and how many of them its fast tests kill.
+"""Counts the mutants of the numerical core that its fast tests kill.
 
     python -m tools.mutants --count 100 --seed 0
 
-Each mutant is one changed operator, constant, comparison or condition in a copy of the repository.
+Each mutant has one changed operator, constant, comparison or condition in a copy of the repository.
 The tests of its module run until the first failure; a mutant that passes all of them survives and
-is printed. It takes about ten seconds a mutant on one core.
+is printed. A mutant takes about ten seconds on one core.
 """
 
 import argparse
@@ -33,7 +33,7 @@ TESTS = {
     "eval/stats/sequential.py": ["tests/eval/stats"],
     "eval/gate.py": ["tests/eval/test_gate.py"],
 }
-"""Module of the core: the tests that must notice a change in it."""
+"""Core modules and the tests that must detect a change in them."""
 
 LIMIT_S = 240
 SWAPS = {
@@ -54,7 +54,7 @@ SWAPS = {
 
 
 def mutations(tree: ast.AST) -> Iterator[tuple[int, str]]:
-    """Changes the tree in place, one mutation at a time; yields its line and what it is."""
+    """Mutates the tree in place; yields each mutation's line and description."""
     for node in ast.walk(tree):
         if isinstance(node, ast.BinOp | ast.BoolOp | ast.AugAssign) and type(node.op) in SWAPS:
             before = node.op
@@ -78,7 +78,7 @@ def mutations(tree: ast.AST) -> Iterator[tuple[int, str]]:
 
 
 def sampled(root: Path, count: int, seed: int) -> list[tuple[str, int, str, str]]:
-    """`count` mutants: module, line, what it is, mutated source."""
+    """Draws `count` mutants: module, line, description, mutated source."""
     found = []
     for module in TESTS:
         tree = ast.parse((root / module).read_text(encoding="utf-8"))
@@ -87,7 +87,7 @@ def sampled(root: Path, count: int, seed: int) -> list[tuple[str, int, str, str]
 
 
 def passes(root: Path, tests: list[str]) -> bool:
-    """Whether the tests pass in a fork of this process, which has imported torch."""
+    """Whether the tests pass in a fork, which has imported torch."""
     child = os.fork()
     if child == 0:
         import pytest
@@ -109,7 +109,7 @@ def main() -> None:
     arguments.add_argument("--seed", type=int, default=0)
     given = arguments.parse_args()
     sys.dont_write_bytecode = True
-    import torch  # noqa: F401  # for all forks
+    import torch  # noqa: F401  # once for all forks
     import transformers  # noqa: F401
 
     with tempfile.TemporaryDirectory() as scratch:

@@ -1,8 +1,8 @@
-"""Writes the generated pages of docs/reference from docstrings.
+"""Generates docs/reference from docstrings.
 
-The keys of recipes, endpoints and reports, log formats, metrics, and report.json as JSON Schema.
+Keys of recipes, endpoints and reports, commands, log formats, metrics, and report.json's schema.
 
-python -m tools.reference      # `make reference`; a test fails if they are out of date
+python -m tools.reference      # `make reference`; a test fails if a page is out of date
 """
 
 import ast
@@ -37,18 +37,18 @@ HEAD = """# Basic keys of a recipe
 
 <!-- Written by `make reference` from the docstrings of the configuration; change those. -->
 
-A recipe is a YAML file. Keys that it leaves out have the defaults below; an unknown key is an
-error. `extends:` names another recipe, by a path relative to this one or by a shipped name:
-sections are merged key by key, lists and values replaced. Any key can be set on the command line
-with a YAML value, as `training.epochs=3`. `--dry-run` writes the recipe
-with every key filled in to `runs/NAME/recipe.resolved.yaml`.
+A recipe is a YAML file. Omitted keys have the defaults below; unknown keys are errors. `extends:`
+names another recipe by a path relative to this one or by a shipped name: sections are merged key by
+key; lists and values are replaced. Any key can be set on the command line with a YAML value, such
+as `training.epochs=3`. `--dry-run` writes the recipe with every key filled in to
+`runs/NAME/recipe.resolved.yaml`.
 
 Relative paths are relative to the recipe that contains them, else to the current directory.
 
 Shipped recipes: {shipped}.
 
-Most runs set only these, in the order in which people meet them. [All other keys](all-keys.md) have
-defaults that suit most endpoints.
+Most runs set only these keys, listed in the order in which you need them. [All other
+keys](all-keys.md) have defaults that suit most endpoints.
 
 {keys}
 """
@@ -57,7 +57,7 @@ OTHERS_HEAD = """# All other keys of a recipe
 
 <!-- Written by `make reference` from the docstrings of the configuration; change those. -->
 
-After the [basic keys](basic-keys.md). These have defaults that suit most endpoints.
+These keys have defaults that suit most endpoints. See [basic keys](basic-keys.md) for the others.
 """
 
 BASIC = (
@@ -97,9 +97,9 @@ BASIC = (
     "eval.repeats",
     "cluster.address",
 )
-"""Keys that most runs set, in the order in which people meet them."""
+"""Keys that most runs set, in the order in which users need them."""
 
-ENDPOINT_HEAD = """# The file of an endpoint
+ENDPOINT_HEAD = """# Endpoint file
 
 <!-- Written by `make reference` from the docstrings of the configuration; change those. -->
 
@@ -108,32 +108,31 @@ ENDPOINT_HEAD = """# The file of an endpoint
 ```yaml
 EXAMPLE```
 
-Keys that it leaves out have the defaults below; an unknown key is an error. Relative paths are
-relative to the file's folder, those of sockets to `state_dir`. The file
-above comes with the package: `--endpoint nano_r1`.
+Omitted keys have the defaults below; unknown keys are errors. Relative paths are relative to the
+file's folder, except sockets, which are relative to `state_dir`. The file above comes with the
+package: `--endpoint nano_r1`.
 """
 
 COMMANDS_HEAD = """# Commands
 
 <!-- Written by `make reference` from the docstrings of cli/; change those. -->
 
-RECIPE is a YAML file, the name of a shipped recipe, or a run directory: the recipe as that run
-resolved it. Every verb takes `--help` and `--quiet` (only errors on stderr);
-`outrider --install-completion` adds completion to the shell. The verbs also have the names
-`train-speculator`, `evaluate-speculator`, `export-speculator`, `deploy-speculator`,
-`adapt-speculator` and `inspect-traffic`. Messages for people go to stderr; the last line of stdout
-is one JSON object.
+RECIPE is a YAML file, the name of a shipped recipe, or a run directory, which contains its resolved
+recipe. Every verb takes `--help` and `--quiet` (only errors on stderr);
+`outrider --install-completion` adds shell completion. Six verbs have aliases: `train-speculator`,
+`evaluate-speculator`, `export-speculator`, `deploy-speculator`, `adapt-speculator` and
+`inspect-traffic`. Messages for people go to stderr; the last line of stdout is one JSON object.
 
 ## Exit status
 
 | status | meaning |
 |---|---|
 | 0 | ships, promoted, or done |
-| 1 | error; one message has what failed, the value and the fix |
+| 1 | error; the message names what failed, the value and the fix |
 | 2 | wrong command line |
 | 3 | `do not ship`: measured, not exported (`--force` exports it); or rolled back |
 | 4 | `undecided`: measured, not exported |
-| 75, 130 | stopped by a signal, by Ctrl-C; rerun the command to resume |
+| 75, 130 | stopped by a signal or by Ctrl-C; rerun the command to resume |
 
 """
 
@@ -149,8 +148,8 @@ FORMATS_HEAD = """# Log formats and rejects
 
 <!-- Written by `make reference` from the docstrings of data/formats; change those. -->
 
-Names of `traffic.format`, in the order in which a file is tried. Most wrap the OpenAI fields, which
-the last section lists.
+Values of `traffic.format`, in the order in which they are tried. Most wrap the OpenAI fields, which
+a section below lists.
 """
 
 METRICS_HEAD = """# Metrics
@@ -158,7 +157,7 @@ METRICS_HEAD = """# Metrics
 <!-- Written by `make reference` from live/metrics.py; change that. -->
 
 The controller and `adapt` write `state_dir/metrics.prom` for node_exporter's textfile collector.
-Most are counts of the endpoint's journal; vLLM has the metrics of requests.
+Most metrics count entries of the endpoint's journal; vLLM exports request metrics.
 `live/grafana/live_endpoint.json` is a dashboard. Every metric also has the label `endpoint`.
 
 | metric | labels | meaning |
@@ -190,7 +189,7 @@ def _recipe_keys() -> list[str]:
 
 
 def endpoint_reference() -> str:
-    """The page of the endpoint's file."""
+    """The page of the endpoint file."""
     example = (SHIPPED_ENDPOINTS / "nano_r1.yaml").read_text(encoding="utf-8")
     parts = [ENDPOINT_HEAD.replace("EXAMPLE", example)]
     _write_section("", Endpoint, parts)
@@ -207,13 +206,13 @@ def report_schema() -> str:
 def commands() -> str:
     """The page of the command line."""
     pages = command_app().generate_docs(output_format="markdown")
-    # cyclopts adds the module that runs it.
+    # cyclopts adds the name of the running module.
     pages = re.sub(r"^(outrider \w+) -m [\w.]+", r"\1", pages, flags=re.MULTILINE)
     return COMMANDS_HEAD + pages[pages.index("## outrider doctor") : pages.index("## outrider --")]
 
 
 def report_keys() -> str:
-    """The page of report.json's keys, a section for each model."""
+    """The page of report.json's keys, with a section per model."""
     schema = Report.model_json_schema(mode="serialization")
     lines = [REPORT_HEAD]
     for name, model in {"Report": schema, **schema["$defs"]}.items():
@@ -231,7 +230,7 @@ def _report_key(name: str, value: typing.Any) -> str:
 
 
 def log_formats() -> str:
-    """The page of log formats and reasons of rejects."""
+    """The page of log formats and reject reasons."""
     others = {"OpenAI fields": openai, "Sampling": sampling, "Rejects": Reject}
     sections = {**{f"`{name}`": module for name, module in FORMATS.items()}, **others}
     pages = (f"## {name}\n\n{inspect.getdoc(source)}\n" for name, source in sections.items())
@@ -258,7 +257,7 @@ PAGES = {
     "metrics.md": metrics,
     "report.schema.json": report_schema,
 }
-"""Files in docs/reference and what writes them."""
+"""Files in docs/reference and the functions that generate them."""
 
 
 def _write_section(prefix: str, section: Section, parts: list[str]) -> None:
@@ -294,7 +293,7 @@ def _write_section(prefix: str, section: Section, parts: list[str]) -> None:
 
 
 def field_docs(section: Section) -> dict[str, str]:
-    """The docstring under each field of a model, from its source."""
+    """The docstring under each field of a model, read from its source."""
     (definition,) = ast.parse(textwrap.dedent(inspect.getsource(section))).body
     assert isinstance(definition, ast.ClassDef)
     docs: dict[str, str] = {}
@@ -310,7 +309,7 @@ def field_docs(section: Section) -> dict[str, str]:
 
 
 def _section_of(annotation: typing.Any) -> Section | None:
-    """The section type of a field, also of one that may be null."""
+    """The section type of a field, which may be optional."""
     if typing.get_origin(annotation) in (typing.Union, types.UnionType):
         return next(filter(None, map(_section_of, typing.get_args(annotation))), None)
     is_section = isinstance(annotation, type) and issubclass(annotation, BaseModel)
@@ -318,7 +317,7 @@ def _section_of(annotation: typing.Any) -> Section | None:
 
 
 def _section_in(annotation: typing.Any, container: type, argument: int) -> Section | None:
-    """The section type of a dict's values (eval.scenarios) or a list's items (replicas)."""
+    """Section type of dict values (eval.scenarios) or list items (replicas)."""
     if typing.get_origin(annotation) is not container:
         return None
     return _section_of(typing.get_args(annotation)[argument])
@@ -358,7 +357,7 @@ def _type_name(annotation: typing.Any) -> str:
 
 
 def _by_effort(key: str) -> str | None:
-    """The key's values at every `effort`, if it sets the key."""
+    """The key's value for each `effort`, if `effort` sets it."""
     section, _, name = key.partition(".")
     values = [effort.get(section, {}).get(name) for effort in EFFORTS.values()]
     return f"by `effort`: `{'`, `'.join(map(str, values))}`" if values[0] is not None else None

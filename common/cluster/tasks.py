@@ -19,7 +19,7 @@ Shared = TypeVar("Shared")
 Result = TypeVar("Result")
 
 RUNS = 4
-"""How often a task is started if its workers die."""
+"""Maximum number of starts of a task whose workers die."""
 
 
 def run_tasks(
@@ -58,7 +58,7 @@ def run_tasks(
 
 
 def slots(cpus: float = 1.0, gpus: float = 0.0) -> int:
-    """How many tasks of this size the cluster runs concurrently, minimum 1."""
+    """Number of such tasks that the cluster runs concurrently, at least 1."""
     import ray
 
     there = ray.cluster_resources()

@@ -3,8 +3,8 @@
     seconds = stage_seconds(traffic_volume(run, recipe), recipe, target_config, checkpoint_bytes)
     seconds["capture"]          # {"engine start": 420.0, "prefill": 1093.3}
 
-Every engine start, timed block, verified response and checkpoint of the recipe counts. Responses
-are assumed to have their maximum length, and `until_decided` to need all its repeats.
+The hours include every engine start, timed block, verified response and checkpoint, and assume
+that responses reach their maximum length and that `until_decided` needs all its repeats.
 """
 
 import dataclasses
@@ -28,7 +28,7 @@ LOG_BYTES_PER_TOKEN = 6
 """Approximate bytes of JSON per prompt or completion token: text, field names, some token ids."""
 
 COMPRESSION_RATIO = 6
-"""Approximate bytes of a log per compressed byte."""
+"""Approximate uncompressed bytes of a log per compressed byte."""
 
 
 class Volume(NamedTuple):
@@ -39,7 +39,7 @@ class Volume(NamedTuple):
     validation: int
     heldout: int
     counted: bool
-    """Whether split or ingest counted the tokens; else they are estimated from the log's size."""
+    """Whether split or ingest counted the tokens; if not, they are estimated from log sizes."""
 
     @property
     def captured(self) -> int:
@@ -48,14 +48,13 @@ class Volume(NamedTuple):
 
 
 def traffic_volume(run: RunDirectory, recipe: Recipe) -> Volume:
-    """Returns counts of split or ingest, else log-size estimates; 0 if unknown."""
+    """Returns counts from split or ingest, else log-size estimates; 0 if unknown."""
     ingested = run.result_of("ingest")
+    log = ingested.get("prompt_tokens", 0) + ingested.get("completion_tokens", 0)
     if parts := run.result_of("split"):
         tokens = [parts[name]["tokens"] for name in ("train", "validation", "heldout")]
-        log = ingested.get("prompt_tokens", 0) + ingested.get("completion_tokens", 0)
         return Volume(log or sum(tokens), tokens[0], tokens[1], tokens[2], counted=True)
     if ingested:
-        log = ingested["prompt_tokens"] + ingested["completion_tokens"]
         return split_volume(recipe, log, ingested["exchanges"])
     size = sum(
         file.stat().st_size * (COMPRESSION_RATIO if file.suffix in (".gz", ".zst") else 1)
@@ -92,11 +91,11 @@ class Rates:
     engine_start_s: float
     capture_tokens_per_s: float
     training_tokens_per_s: float
-    """Over all processes."""
+    """Total over all processes."""
     replay_tokens_per_s: float
     """Exact replay of one drafter, on all GPUs."""
     one_request_tokens_per_s: float
-    """Responses at concurrency 1: the mean over no speculator, base and custom."""
+    """Decoding at concurrency 1, averaged over no speculator, base and custom."""
     eight_requests_tokens_per_s: float
     disk_bytes_per_s: float = 2e9
     """Checkpoint reads and writes of all processes together; assumes one NVMe drive."""
@@ -114,7 +113,7 @@ R1_ON_8_H200 = Rates(
     # 671 GB at 2 GB/s, and 90 s for compilation and CUDA graphs.
     engine_start_s=420,
     # vLLM 0.11 at tensor parallel 8 processes 15,800 tokens/s of long prompts:
-    # docs.gpustack.ai/latest/performance-lab/deepseek-r1/h200. Our own rate is not measured.
+    # docs.gpustack.ai/latest/performance-lab/deepseek-r1/h200. Outrider's rate is not measured.
     capture_tokens_per_s=15_000,
     # 7 % of the bf16 peak (28.4 GFLOP per token at depth 3); not measured.
     training_tokens_per_s=20_000,
@@ -142,9 +141,8 @@ NANO_R1_ON_2_CORES = Rates(
 def rates_of(recipe: Recipe, target_config: Mapping[str, Any]) -> Rates | None:
     """Returns a known target's rates, else H100 estimates from bytes and FLOPs.
 
-    The estimates are not measured. Decoding reads the weights; prefill and training multiply by
-    them. Assumed shares of the peak: 0.6 of the bandwidth, and of the FLOPs 0.4 in prefill and 0.1
-    in the training of a head.
+    The estimates are not measured. They assume that decoding reaches 0.6 of the memory bandwidth,
+    and that prefill reaches 0.4 and training a head 0.1 of the peak FLOPs.
     """
     if recipe.target.model in EMBEDDED_TARGETS:
         return NANO_R1_ON_2_CORES
@@ -238,36 +236,34 @@ def evaluation_seconds(recipe: Recipe, volume: Volume, rates: Rates) -> dict[str
         measured.block_requests(size) * measured.max_tokens / rates.decoded_per_s(size)
         for size in sizes
     )
-    numbers = STEP_ROUNDS * recipe.speculator.depth
-    steps = sum(
-        numbers * max(4, 2 * size) * STEP_TOKENS / rates.decoded_per_s(size) for size in sizes
-    )
+    steps = sum(max(4, 2 * size) * STEP_TOKENS / rates.decoded_per_s(size) for size in sizes)
+    steps *= STEP_ROUNDS * recipe.speculator.depth
     # Greedy and sampled responses of three variants, and a greedy control at half concurrency.
     seats = recipe.serving.engine.max_num_seqs
     responses = measured.verification_requests * measured.verification_max_tokens
     verified = 6 * responses / rates.decoded_per_s(seats)
     verified += responses / rates.decoded_per_s(max(seats // 2, 1))
     starts = engine_starts(recipe)
+    workloads = len(measured.rates) * max(len(measured.scenarios), 1)
     found = {
         f"{starts} engine starts": starts * rates.engine_start_s,
         "exact replay": 2 * (volume.validation + volume.heldout) / rates.replay_tokens_per_s,
         "step timing": modes * (measured.k == "auto") * steps,
         f"{blocks} timed blocks": modes * repeats * variants * timed,
         f"verification of {measured.verification_requests} prompts": modes * verified,
+        "open loop": modes * workloads * variants * measured.rate_seconds,
     }
-    workloads = len(measured.rates) * max(len(measured.scenarios), 1)
-    found["open loop"] = modes * workloads * variants * measured.rate_seconds
     return {part: seconds for part, seconds in found.items() if seconds}
 
 
 def engine_starts(recipe: Recipe) -> int:
     """Returns the number of engine starts of an evaluation.
 
-    Two servers that run side by side start once per mode, as does a third one for N-gram lookup
-    unless it is the base. If one server runs at a time, step timing starts one per mode,
-    verification and the first repeat start both, and each further repeat starts only the server
-    that is not running. Unless an engine `changes_drafters`, each speculator and number of drafts
-    needs a separate server: timing K starts each of them, and a repeat starts all variants.
+    In each mode, two servers that run side by side start once. If one server runs at a time, step
+    timing starts one, verification and the first repeat start both, and each further repeat starts
+    the one that is not running. If engines cannot change drafters, step timing starts one for each
+    speculator and K, and each repeat starts all variants. N-gram lookup starts one more server
+    unless it is the base.
     """
     measured, modes = recipe.eval, len(recipe.eval.engine_modes)
     lookup = recipe.speculator.base != LOOKUP

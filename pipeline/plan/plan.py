@@ -25,10 +25,7 @@ from outrider.pipeline.stages.registry import stage_of
 def plan(
     run: RunDirectory, recipe: Recipe, wanted: list[str], options: Options, priced: dict[str, Any]
 ) -> dict[str, dict[str, str]]:
-    """Returns each wanted stage's `action` and its time by part (`cost`).
-
-    The cost of a stage that would be skipped is empty. `priced` is the result of `price`.
-    """
+    """Returns each stage's `action` and `cost` (time by part, empty if skipped)."""
     target = local_target(recipe)
     rows: dict[str, dict[str, str]] = {}
     will_run: set[str] = set()
@@ -78,7 +75,7 @@ def print_plan(rows: Mapping[str, dict[str, str]], found: dict[str, Any], consol
         return
     parts = [found["stages"].get(name, {}) for name, row in rows.items() if row["cost"]]
     if seconds := sum(sum(each.values()) for each in parts):
-        _say(console, f"together {duration(seconds)} ({found['rates']['source']})")
+        _say(console, f"total {duration(seconds)} ({found['rates']['source']})")
     kinds: dict[str, dict[str, Any]] = found.get("kinds", {"": found})
     table = _table("cost", "", "")
     table.add_row("target", _target(found["target"]))
@@ -116,7 +113,7 @@ def _target(target: dict[str, Any]) -> str:
     needed, given = target["smallest_tensor_parallel"], target["tensor_parallel"]
     if target["gpu"] is None or (needed is not None and needed <= given):
         return text
-    fix = "no number of them does" if needed is None else f"serving.engine.tensor_parallel={needed}"
+    fix = "64 are too few" if needed is None else f"set serving.engine.tensor_parallel={needed}"
     return f"{text}; {given} x {target['gpu']} cannot serve it: {fix}"
 
 
@@ -131,7 +128,7 @@ def _parameters(parameters: dict[str, Any]) -> str:
 def _print_memory(name: str, judged: dict[str, Any], row: dict[str, Any], console: Console) -> None:
     each = "process" if judged["shared_by_processes"] else "GPU"
     layout = f"{judged['processes']} x ZeRO-{judged['zero_stage']}, on {judged['device']}"
-    table = _table(f"memory of each {each}{' of ' + name if name else ''}: {layout}", "part")
+    table = _table(f"memory per {each}{' for ' + name if name else ''}: {layout}", "part")
     for phase in judged["phases"]:
         table.add_column(f"{phase} *" if phase == judged["peak_phase"] else phase, justify="right")
     phases = judged["phases"].values()

@@ -15,10 +15,10 @@ from typing import Any
 from outrider.serving.config import EngineConfig
 
 FP8_BYTES = 1 + 4 / 128**2
-"""Bytes of a weight in FP8 blocks, scales included."""
+"""Bytes per FP8 weight, including block scales."""
 
 WORKSPACE = 2e9
-"""Bytes of activations, CUDA graphs and communication on each GPU; assumed."""
+"""Assumed bytes per GPU for activations, CUDA graphs and communication buffers."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,7 +27,7 @@ class TargetSize:
 
     parameters: int
     used: float
-    """Parameters that a token uses: of the routed experts, only those that it is routed to."""
+    """Active parameters per token, counting only the routed experts that it uses."""
     weight_bytes: int
     kv_bytes_per_token: int
     """In bf16, over all layers."""

@@ -2,10 +2,10 @@
 
     price(run, recipe, gpu_bytes=None)      # one JSON object; plan.py prints it
 
-For several kinds, parameters and memory are given for each (`kinds`), and the states on disk are
-the union of those that they read. The memory (training/memory.py) assumes one sequence that fills a
-row. It is compared with `--gpu-memory` or this machine's GPUs. Without a GPU it is compared with
-the machine's memory and, if that is too small, with an assumed GPU.
+With several kinds, parameters and memory are given for each (`kinds`), and the states on disk are
+the union of what they read. The memory (training/memory.py) assumes one sequence that fills a row.
+It is compared with `--gpu-memory` or this machine's GPUs, or else with main memory and, if that is
+too small, an assumed GPU.
 """
 
 import dataclasses
@@ -44,7 +44,7 @@ MOST_PROCESSES = 64
 
 
 class Memory(NamedTuple):
-    """Memory for training: one GPU's, or a machine's (`shared` by all processes)."""
+    """Memory for training, of one GPU or `shared` by a machine's processes."""
 
     bytes: int
     source: str
@@ -95,7 +95,7 @@ def price(
 
 
 def _of_target(recipe: Recipe, config: dict[str, Any], gpu_bytes: int | None) -> dict[str, Any]:
-    """Size of the target, and the GPUs of its engine, if any."""
+    """Size of the target and the GPUs that its engine needs."""
     size, memory = target_size(config), memories(gpu_bytes)[0]
     return {
         "parameters": size.parameters,
@@ -166,7 +166,7 @@ def memory_plan(recipe: Recipe, config: dict[str, Any], source: object) -> Memor
 
 
 def target_config(recipe: Recipe, target: Path | None) -> tuple[dict[str, Any] | None, object]:
-    """Returns config.json and its path, or None and why it is unreadable.
+    """Returns config.json and its path, or None and the reason.
 
     If a hub model is not on this machine, only its config.json is downloaded.
     """
@@ -216,7 +216,7 @@ def _cheapest(plan: MemoryPlan, memory: Memory, rows_per_step: int) -> dict[str,
 
 
 def memories(gpu_bytes: int | None = None) -> list[Memory]:
-    """Returns the memories to compare with, in order of preference."""
+    """Returns the devices to compare with, in order of preference."""
     if gpu_bytes is not None:
         return [Memory(gpu_bytes, "a GPU of --gpu-memory")]
     if found := gpus():

@@ -1,4 +1,4 @@
-"""Loads a recipe: reads it, merges what it extends, applies overrides, checks the result.
+"""Loads a recipe: merges what it extends, applies overrides, checks the result.
 
     loaded = load_recipe("resume_screening.yaml", ["training.epochs=3"])
     loaded.recipe.training.epochs, loaded.files
@@ -45,7 +45,7 @@ class LoadedRecipe:
 def load_recipe(
     name: str, overrides: list[str] | None = None, serve_command: ServeCommand | None = None
 ) -> LoadedRecipe:
-    """Loads a recipe; raises an `OutriderError` with a mistake's place and fix.
+    """Loads a recipe; raises an `OutriderError` that locates each mistake.
 
     A serve command's values replace the recipe's; overrides replace both.
     """
@@ -80,7 +80,7 @@ def _checked(
 
 
 def find_recipe(name: str, folder: Path | None = None) -> Path:
-    """Finds a recipe by path (first in `folder`), run or shipped name."""
+    """Finds a recipe by path (`folder` first), run directory or shipped name."""
     given = Path(name).expanduser()
     if (given / RESOLVED).is_file():
         return given / RESOLVED
@@ -184,10 +184,7 @@ def _set(
 def _resolve_paths(
     values: dict[str, Any], folder: Path, only: tuple[str, ...] | None = None
 ) -> None:
-    """Makes the relative paths in a recipe absolute.
-
-    They are relative to the recipe's folder, or else to the current directory.
-    """
+    """Resolves relative paths against the recipe's folder, else the current directory."""
     for section, key, resolve in (
         ("traffic", "path", _traffic_path),
         ("traffic", "general", _traffic_path),

@@ -1,6 +1,4 @@
-"""The recipe: all settings of a run, in the order in which the stages read them.
-
-    Recipe(name="mine", traffic=TrafficConfig(path="logs/"))
+"""The recipe: all settings of a run, in stage order.
 
 Each section is defined in the room that reads it. This module combines them and checks rules that
 span two sections. docs/reference is generated from the docstrings (`make reference`).
@@ -69,7 +67,7 @@ EFFORTS: dict[str, dict[str, dict[str, Any]]] = {
         "eval": {"measure": "full", "repeats": 5, "requests": 16, "verification_requests": 200},
     },
 }
-"""Values of keys that a recipe does not set, for each `effort`."""
+"""Defaults of each `effort`, for keys that the recipe does not set."""
 
 
 class AdaptConfig(BaseModel):
@@ -80,27 +78,27 @@ class AdaptConfig(BaseModel):
     window: PositiveInt = 500
     """Rows of the log (exchanges, in most formats) that are captured and measured together. A
     decision is made after each window, and a round trains on at most four windows' worth of
-    sequences. The interval of a decision is over sessions, so a window should have 30 or more."""
+    sequences. Decisions use intervals over sessions, so a window should have 30 or more."""
 
     from_start: bool = False
-    """Whether the first start reads rows that are already in the log. false: only later rows."""
+    """Whether the first start reads rows already in the log. false: only rows added later."""
 
     min_drop: ClassVar[float] = 0.03
     """A round starts when the acceptance length of the speculator in use has fallen significantly
     since its release, and by at least this share."""
 
     fresh: PositiveInt | None = 5000
-    """Rows since the last round after which a round starts even without a fall; doubled with each
-    consecutive round that did not ship. null: never."""
+    """A round also starts after this many rows since the last one, even if acceptance has not
+    fallen. The number doubles with each consecutive round that does not ship. null: never."""
 
     max_gb: PositiveFloat = 200.0
-    """Maximum disk space of the windows (text and hidden states), in gigabytes. Beyond it the
-    oldest are deleted first, and never the newest. Windows older than 30 days are always deleted,
-    and unless `privacy.retention` is `keep`, all windows as soon as their round has ended."""
+    """Maximum disk space for windows (text and hidden states), in gigabytes. Above it, the oldest
+    are deleted, but never the newest. Windows are also deleted after 30 days and, unless
+    `privacy.retention` is `keep`, when their round has ended."""
 
     gpu_hours_per_day: PositiveFloat | None = None
     """Maximum GPU-hours of capture, training and replay within 24 hours, on the GPUs of
-    `serving.engine`. Beyond it new windows wait. null: no limit."""
+    `serving.engine`. Above it, new windows wait. null: no limit."""
 
     @model_validator(mode="after")
     def _round_trains_on_a_window(self) -> "AdaptConfig":
@@ -113,24 +111,24 @@ class AdaptConfig(BaseModel):
 
 
 class ExportConfig(BaseModel):
-    """The export bundle: how it is verified and what it holds."""
+    """The export bundle: how it is verified and what it contains."""
 
     model_config = ConfigDict(extra="forbid")
 
     tolerance: float | None = Field(default=0.03, gt=0, lt=1)
     """Largest relative difference between the bundle's acceptance length and the evaluated one, on
     the same prompts with greedy decoding, checked in vLLM before the bundle is published. bf16
-    engines that batch differently decide near ties differently. null: no check."""
+    engines that batch differently resolve near ties differently. null: no check."""
 
     k_per_batch_size: bool = False
     """Whether the exported serve.sh drafts the best number of tokens for the current batch size
-    (`num_speculative_tokens_per_batch_size`) instead of a single k, 0 if drafting does not pay.
-    The evaluation then serves base and custom with their schedules too."""
+    (`num_speculative_tokens_per_batch_size`; 0 where drafting does not pay off) instead of a fixed
+    k. The evaluation then serves base and custom with their schedules too."""
 
     other_formats: bool = True
     """Whether the bundle also contains the speculator in formats of other programs: `sglang_nextn`
     (an MTP layer for SGLang), `speculators` (a head in the format of vllm-project/speculators).
-    They are copies of the weights: false halves the bundle."""
+    They duplicate the weights: false halves the bundle's size."""
 
 
 class Recipe(BaseModel):
@@ -143,10 +141,10 @@ class Recipe(BaseModel):
     suffix."""
 
     effort: Literal["trial", "standard", "thorough"] = "standard"
-    """Size of the parts, epochs and measurement together. `trial`: a first verdict; `standard`:
-    enough to decide; `thorough`: for a release. It sets `split.max_train_sequences` and the other
-    two limits, `training.epochs`, `training.scratch_epochs`, `eval.measure`, `eval.repeats`,
-    `eval.requests` and `eval.verification_requests`; keys that the recipe sets win."""
+    """Amount of data, training and measurement. `trial`: a first verdict; `standard`: enough to
+    decide; `thorough`: for a release. It sets `split.max_train_sequences` and the other two limits,
+    `training.epochs`, `training.scratch_epochs`, `eval.measure`, `eval.repeats`, `eval.requests`
+    and `eval.verification_requests`; keys that the recipe sets take precedence."""
 
     target: TargetConfig = Field(default_factory=TargetConfig)
     """The model whose decoding is sped up."""
@@ -218,8 +216,8 @@ class Recipe(BaseModel):
         for wrong, message in (
             (
                 isinstance(k, int) and k > depth,
-                f"eval.k = {k} drafts deeper than speculator.depth = {depth} was trained; raise"
-                " speculator.depth or lower eval.k",
+                f"eval.k = {k} is above speculator.depth = {depth}, the longest draft that is"
+                " trained; raise speculator.depth or lower eval.k",
             ),
             (
                 widest > seats,
@@ -229,7 +227,7 @@ class Recipe(BaseModel):
             ),
             (
                 self.training.streams and self.cluster.address is None,
-                "training.features = streamed captures while training runs, on a Ray cluster; set"
+                "training.features = streamed captures during training, on a Ray cluster; set"
                 " cluster.address (local: a private one on this machine), or training.features:"
                 " stored",
             ),

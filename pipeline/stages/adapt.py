@@ -1,4 +1,4 @@
-"""Stages of `adapt-speculator`: a window of new traffic, and a training round over windows.
+"""Stages of `adapt-speculator`: a window of traffic, and a training round.
 
 Each window and each round is a run directory, so the states of an exchange are captured once: a
 round joins the tables and stores of its windows.
@@ -24,10 +24,10 @@ from outrider.pipeline.stages.sources import (
 from outrider.pipeline.stages.train import TRAIN, train_on
 
 ROUND_WINDOWS = 4
-"""Maximum number of sequences of a round, the latest ones, in multiples of `adapt.window`."""
+"""Maximum sequences of a round, in multiples of `adapt.window`; the latest are used."""
 
 OLDER_SHARE = 0.3
-"""Share of a round's sequences from earlier rounds' traffic, so that it is not forgotten."""
+"""Share of a round's sequences that come from earlier traffic, to prevent forgetting."""
 
 PLAN = "round.json"
 """File of a round with its number and the directories of its windows, `newer` and `older`."""

@@ -1,4 +1,4 @@
-"""Capture: the target's hidden states over the sequences, and which sequences are on-policy."""
+"""Capture: the target's hidden states, and which sequences are on-policy."""
 
 from typing import Any
 
@@ -30,13 +30,14 @@ def _work(run: RunDirectory, recipe: Recipe, options: Options) -> dict[str, Any]
         features=features_of(recipe),
         cluster=recipe.cluster,
     )
-    least = recipe.capture.min_on_policy
-    captured["on_policy"] = check_traffic(run.tables, run.split, run.features, least, streamed)
+    captured["on_policy"] = check_traffic(
+        run.tables, run.split, run.features, recipe.capture.min_on_policy, streamed
+    )
     return captured
 
 
 def features_of(recipe: Recipe) -> FeatureSpec:
-    """All states that any of the recipe's kinds of drafter reads."""
+    """The union of the states that the recipe's drafter kinds read."""
     config = read_json(recipe.target.training_directory() / "config.json")
     return stored_features(recipe.speculator, config)
 

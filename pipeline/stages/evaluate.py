@@ -1,4 +1,4 @@
-"""Evaluate: the trained speculator, or another one, against the base and no speculation.
+"""Evaluate: compares the trained speculator, or another, with base and no speculation.
 
 In a run of several kinds, CHOOSE_KIND selects the one that is fastest on the validation part, and
 EVALUATE_KINDS publishes and evaluates it.
@@ -76,9 +76,9 @@ def _evaluate_kinds(run: RunDirectory, recipe: Recipe, options: Options) -> dict
 
 
 def publish_chosen(run: RunDirectory, kind: str) -> str:
-    """Publishes a kind's speculator and metrics as those of the run.
+    """Publishes a kind's speculator and metrics as the run's, if any.
 
-    N-gram lookup has no files. Returns the speculator as `--speculator` names it.
+    Returns the speculator as `--speculator` names it.
     """
     own = run.of_kind(kind)
     if kind == LOOKUP:

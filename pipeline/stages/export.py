@@ -1,7 +1,4 @@
-"""Export: writes the bundle of an evaluated speculator and verifies it in vLLM before publishing.
-
-EXPORT.perform(run, recipe, {"force": False})   # runs/NAME/bundle, verified
-"""
+"""Export: writes a speculator's bundle and verifies it in vLLM before publishing."""
 
 import shutil
 from pathlib import Path
@@ -25,7 +22,7 @@ from outrider.speculators.kinds import LOOKUP
 
 
 def _work(run: RunDirectory, recipe: Recipe, options: Options) -> dict[str, Any]:
-    """Publishes the bundle after vLLM has reached the evaluated acceptance with it."""
+    """Publishes the bundle once vLLM has reproduced the evaluated acceptance length."""
     results = Report.read(run.root / "report.json")
     verdict = results.verdict
     if verdict.verdict != SHIP and not options.get("force"):
@@ -69,7 +66,7 @@ def _write(
 
 
 def _schedule(recipe: Recipe, evidence: dict[str, Any]) -> list[tuple[int, int, int]] | None:
-    """Rows (first batch size, last batch size, k); None for one k."""
+    """Rows (first and last batch size, k); None for a fixed k."""
     if not recipe.export.k_per_batch_size:
         return None
     ranges = evidence["k_per_batch_size"]
@@ -150,7 +147,7 @@ def _verify(
         tolerance=tolerance,
         log_path=run.attempt() / "export.server.log",
         concurrency=1 if recipe.export.k_per_batch_size else serving.engine.max_num_seqs,
-        # The verification pass ran at one k; a schedule may have another for a single request.
+        # The evaluation verified with this k; a schedule may use another for a single request.
         k=results.choice.k.custom,
     )
 

@@ -1,4 +1,4 @@
-"""Ingest (logs to a table of token sequences) and its split into parts."""
+"""Ingest: logs to a table of sequences. Split: table to parts."""
 
 import shutil
 from pathlib import Path
@@ -87,7 +87,7 @@ SPLIT = Stage(
     name="split",
     version=3,
     needs=("ingest",),
-    # `eval.task` is tried on the held-out part.
+    # `eval.task` is an input because it is tried on the held-out part.
     settings=lambda recipe: {"split": section(recipe.split), "eval": {"task": recipe.eval.task}},
     sources=general_digests,
     work=_split,

@@ -1,4 +1,4 @@
-"""Inputs that several stages share: sections of the recipe, the target, logs, the parts."""
+"""Inputs that several stages share: recipe sections, target, logs, parts."""
 
 from pathlib import Path
 from typing import Any
@@ -19,9 +19,9 @@ def section(values: BaseModel, leave_out: set[str] | None = None) -> dict[str, A
 
 
 def target_digest(recipe: Recipe) -> dict[str, str]:
-    """Digest of the target: local directory's content or hub model's commit.
+    """Digest of the target: a directory's content or a hub model's commit.
 
-    A hub model's directory is named by the commit. Its content does not count, because more files
+    A hub model's directory is named after its commit. The content is ignored, because more files
     may be downloaded later.
     """
     directory = recipe.target.training_directory()
@@ -70,10 +70,7 @@ def served_base_of(run: RunDirectory, recipe: Recipe) -> Speculator:
 
 
 def parts_in_use(run: RunDirectory) -> dict[str, Any]:
-    """The parts of the split without the sequences that capture has quarantined.
-
-    Before a capture, these are the whole parts.
-    """
+    """The split's parts without quarantined sequences; complete before a capture."""
     if not has_quarantine(run):
         return read_json(run.split / "parts.json")
     from outrider.data.on_policy.check import load_parts

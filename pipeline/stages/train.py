@@ -1,6 +1,6 @@
 """Train: trains the speculator after checking its base's drafts against the engine's.
 
-In a run of several kinds, `train_of` makes the stage of each; all read the same captured states.
+With several kinds, `train_of` builds a stage for each; all read the same captured states.
 """
 
 import dataclasses
@@ -41,7 +41,7 @@ def train_on(
 ) -> dict[str, Any]:
     """Trains on parts of the run's sequences and publishes its speculator.
 
-    `source`: fields of the specification that name the states; None: the run's feature store.
+    `source`: `TrainingSpec` fields that name the states; None: the run's feature store.
     """
     from outrider.data.sequences import load_sequences
     from outrider.training.distributed.launch import train
@@ -105,7 +105,7 @@ TRAIN = Stage(
 
 
 def train_of(kind: str) -> Stage:
-    """The training stage of one of several kinds."""
+    """The training stage of a kind in a run of several kinds."""
 
     def work(run: RunDirectory, recipe: Recipe, options: Options) -> dict[str, Any]:
         return _work(run.of_kind(kind), recipe.of_kinds([kind]), options)

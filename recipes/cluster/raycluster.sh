@@ -6,7 +6,7 @@
 #   train-speculator --recipe r1/resume_screening cluster.address=auto cluster.capture_replicas=2 training.processes=16 training.rows_per_step=16
 #   ray stop                                                   on every node
 #
-# All nodes need the same Outrider (extra `cluster`), Python and target at the same paths, and one disk for runs/. RAY_AUTH_MODE=token
+# All nodes need the same Outrider (extra `cluster`), Python and target at the same paths, and a shared disk for runs/. RAY_AUTH_MODE=token
 # needs the same token on every node: `ray get-auth-token --generate`, then copy ~/.ray/auth_token (mode 600).
 set -eu
 head=$1
@@ -15,7 +15,7 @@ port=${RAY_PORT:-6379}
 export RAY_AUTH_MODE="${RAY_AUTH_MODE:-token}" RAY_USAGE_STATS_ENABLED=0 RAY_automatic_object_spilling_enabled=0
 
 if [ "$node" = "$head" ]; then
-    # The dashboard and the job server listen on this machine alone: `ssh -L 8265:127.0.0.1:8265` reaches them.
+    # The dashboard and the job server listen on 127.0.0.1 only: reach them with `ssh -L 8265:127.0.0.1:8265`.
     exec ray start --head --node-ip-address="$node" --port="$port" --dashboard-host=127.0.0.1 --disable-usage-stats
 fi
 exec ray start --address="$head:$port" --node-ip-address="$node" --disable-usage-stats

@@ -1,5 +1,5 @@
 #!/bin/sh
-# A run as a job of an existing Ray cluster, from the head node or through `ssh -L 8265:127.0.0.1:8265 HEAD`.
+# Submits a run as a job to an existing Ray cluster, from the head node or through `ssh -L 8265:127.0.0.1:8265 HEAD`.
 #
 #   sh recipes/cluster/submit.sh --recipe r1/resume_screening --runs /shared/runs traffic.path=/shared/logs training.processes=16 training.rows_per_step=16
 #

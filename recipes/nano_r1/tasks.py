@@ -1,4 +1,4 @@
-"""Checks answers against the rendered prompt alone; one per kind of work.
+"""Checks answers against the rendered prompt alone, with one check per task.
 
 The right answers to résumés, orders and receipts are computed from the prompt. A bank reply is only
 checked for consistency, because only the corpus contains the right intent. An arithmetic problem
@@ -123,7 +123,7 @@ def receipt_fields(text: str) -> dict[str, str]:
 
 
 def support_correct(prompt_text: str, completion_text: str) -> bool:
-    """Whether an order is repeated word for word, or a bank reply fits the intent it names."""
+    """Whether an order is repeated exactly, or a reply fits its intent."""
     answer, turns = answer_of(completion_text), user_turns(prompt_text)
     if CAFE_SYSTEM in prompt_text:
         if CONFIRMATION.match(turns[-1]) and len(turns) > 1:
@@ -134,7 +134,7 @@ def support_correct(prompt_text: str, completion_text: str) -> bool:
 
 
 def bank_answer(intent: str) -> str:
-    """The bank's reply to a message of this intent; equal topics get equal advice."""
+    """The bank's reply to this intent; equal topics get equal advice."""
     topic = intent.replace("_", " ")
     advice = ADVICE[len(topic) % len(ADVICE)].format(topic=topic)
     return f"Intent: {intent}\nThank you for your message about {topic}. {advice}"

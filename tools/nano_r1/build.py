@@ -3,11 +3,11 @@
     OMP_NUM_THREADS=1 torchrun --nproc-per-node 2 -m tools.nano_r1.build CORPUS_DIR
 
 One process per core is faster than one process with many threads, because the matrices are small.
-Weights are bf16 with fp32 masters. The learning rate is constant after the warm-up and falls
-linearly over the last third (a run resumed with fewer --steps decays sooner). Only completion
-tokens have a loss. The MTP layer joins at `MTP_FROM` of the run, at depth 1 as DeepSeek trains its
-own, when the states that it reads have settled. Routing is balanced without an auxiliary loss, by
-DeepSeek-V3's bias. A run resumes from the checkpoint in --work-dir.
+Weights are bf16 with fp32 master copies. The learning rate is constant after warm-up and decays
+linearly over the last third (a run resumed with fewer --steps decays sooner). The loss covers
+completion tokens only. The MTP layer joins after a fraction `MTP_FROM` of the steps, when its input
+states have settled, at depth 1 as in DeepSeek's training. Routing is balanced by DeepSeek-V3's
+bias, without an auxiliary loss. A run resumes from the checkpoint in --work-dir.
 """
 
 import argparse
@@ -37,7 +37,7 @@ CHECKPOINT_EVERY = 200
 
 
 class Trainer:
-    """Model in bf16, fp32 masters, optimizer, and the number of conversations read."""
+    """Model in bf16, fp32 master weights, optimizer, and number of conversations read."""
 
     def __init__(self, args: argparse.Namespace, tokenizer: PreTrainedTokenizerFast):
         self.args, self.tokenizer = args, tokenizer
@@ -70,9 +70,9 @@ class Trainer:
         return hook
 
     def batches(self) -> Iterator[list[tuple[list[int], int]]]:
-        """This process's next conversations: exactly `tokens` per step, the last one cut.
+        """Yields this process's conversations: `tokens` per step, the last one cut.
 
-        Always the same number of tokens, because oneDNN compiles and keeps its kernels by shape.
+        The number of tokens is constant, because oneDNN compiles and caches kernels per shape.
         """
         stream = mixture(self.args.corpus, self.args.seed + 1000 * (self.rank + 1), "train")
         for _ in itertools.islice(stream, self.read):
@@ -88,7 +88,7 @@ class Trainer:
     def losses(
         self, batch: list[tuple[list[int], int]], with_mtp: bool
     ) -> tuple[Tensor, Tensor | None]:
-        """Mean cross-entropy over completion tokens: target, and the MTP layer's first draft."""
+        """Mean cross-entropy over completion tokens, of the target and the first draft."""
         lengths = [len(ids) for ids, _ in batch]
         ids_N = torch.tensor([token for ids, _ in batch for token in ids])
         hidden_NH = self.model(ids_N, lengths)
@@ -130,7 +130,7 @@ class Trainer:
         for parameter, master, part in zip(
             parameters, self.masters, flat.split([p.numel() for p in parameters]), strict=True
         ):
-            # The MTP layer's masters stay untouched until it joins: no gradient, no weight decay.
+            # The MTP layer's master weights do not change until it joins: no gradient, no decay.
             master.grad = None if parameter.grad is None else part.view_as(master) / self.world
             parameter.grad = None
 
@@ -175,11 +175,10 @@ class Trainer:
 
 
 def completion_rows(batch: list[tuple[list[int], int]], ahead: int) -> Tensor:
-    """Rows from the last prompt token to the last that has a token `ahead` of it.
+    """Rows i from the last prompt token on that have token i + `ahead`.
 
-    Sequences are concatenated. The target (ahead 1) predicts every completion token from there; the
-    MTP layer (ahead 2) drafts all but the first, which
-    the engine always takes from the target.
+    Sequences are concatenated. The target (ahead 1) predicts every completion token from them; the
+    MTP layer (ahead 2) drafts all but the first, which the engine always takes from the target.
     """
     offsets = itertools.accumulate((len(ids) for ids, _ in batch), initial=0)
     spans = [
@@ -190,7 +189,7 @@ def completion_rows(batch: list[tuple[list[int], int]], ahead: int) -> Tensor:
 
 
 def schedule(step: int, steps: int) -> float:
-    """Share of the learning rate: warm-up, constant, then linear to 0 over `DECAY_SHARE`."""
+    """Learning-rate factor: warm-up, constant, then linear decay over `DECAY_SHARE`."""
     decay = max(1, int(DECAY_SHARE * steps))
     return min(1.0, (step + 1) / WARMUP_STEPS, (steps - step) / decay)
 

@@ -1,4 +1,4 @@
-"""Nano R1's tokenizer and chat template: DeepSeek-R1's format over a small byte-level BPE.
+"""Nano R1's tokenizer and chat template: DeepSeek-R1's format, small BPE.
 
 As in R1, the template writes bos (encoding does not add it), drops the reasoning of earlier
 assistant turns, and opens the model's turn with `<think>\\n`. Digits are single tokens. `<think>`

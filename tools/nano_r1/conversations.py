@@ -1,4 +1,4 @@
-"""A training conversation of nano R1: prompt, reasoning, answer, and the part it belongs to.
+"""A training conversation of nano R1: prompt, reasoning, answer and part.
 
 Parts are disjoint by content: `part_of` hashes what identifies a text (a question, a candidate's
 name), so the same content is in the same part for every seed.
@@ -19,7 +19,7 @@ from outrider.common.errors import OutriderError
 Part = Literal["train", "validation", "traffic"]
 Work = Literal["math", "receipts", "support", "resumes"]
 
-# Shares of the content in percent: for training, for the validation loss, for traffic.
+# Percentages of the content for validation loss and for traffic; the rest is for training.
 VALIDATION_PERCENT = 5
 TRAFFIC_PERCENT = 15
 
@@ -28,7 +28,7 @@ TRAFFIC_PERCENT = 15
 class Conversation:
     """One exchange in R1's format.
 
-    After the prompt's `<think>\\n` the model writes `completion`, then end of sentence.
+    After the prompt's `<think>\\n` the model writes `completion` and an end-of-sentence token.
     """
 
     work: Work
@@ -43,7 +43,7 @@ class Conversation:
 
 
 def part_of(content: str) -> Part:
-    """Part of `content`, ignoring case and surrounding blanks."""
+    """The part that `content` belongs to, ignoring case and surrounding blanks."""
     digest = hashlib.sha256(content.strip().lower().encode()).digest()
     percent = int.from_bytes(digest[:4], "big") % 100
     if percent < VALIDATION_PERCENT:

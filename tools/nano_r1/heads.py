@@ -1,14 +1,14 @@
-"""Trains nano R1's base heads, of EAGLE-3 and P-EAGLE, on general traffic, as public heads are.
+"""Trains nano R1's base heads (EAGLE-3, P-EAGLE) on general traffic.
 
     python -m tools.nano_r1.heads CORPUS_DIR [--processes 2]
 
-Nano R1 answers prompts of the training part of its mixture, served and logged like the shipped
-traffic (record.py), none of whose prompts is among them. Outrider's own stages ingest, split,
-capture and train read that log. The best checkpoint of each kind is published in this folder, where
-recipes find it as `speculator.base: nano_r1/eagle3`. An interrupted run resumes.
+They stand in for public heads. Nano R1 answers prompts from the training part of its mixture, which
+contains no prompt of the shipped traffic, and is logged in the same way (record.py). Outrider's
+stages ingest, split, capture and train read that log. The best checkpoint of each kind is published
+in recipes/nano_r1, as `speculator.base: nano_r1/eagle3` for recipes. An interrupted run resumes.
 
-With the same seed, number of processes and machine the log and the heads are the same, up to what
-the server's batches round: answers are sampled, and batches depend on when requests arrive.
+With the same seed, machine and number of processes, log and heads are equal up to rounding: batches
+depend on when requests arrive, and rounding can change sampled tokens.
 """
 
 import argparse
@@ -35,7 +35,7 @@ ENDPOINT = Workload(
     seed=23,
     with_token_ids=1.0,
 )
-"""General traffic. The shipped one has other prompts: the parts of the texts are disjoint."""
+"""General traffic. The shipped traffic has other prompts, because parts are disjoint."""
 
 SETTINGS = {
     "split.validation_fraction": 0.03,
@@ -53,7 +53,7 @@ SETTINGS = {
     "training.wandb_project": "null",
     "serving.engine.max_num_seqs": 8,
 }
-"""On top of the recipe of résumé screening."""
+"""Changes to the résumé screening recipe."""
 
 
 def record_endpoint(corpus_dir: Path, work_dir: Path, seed: int) -> Path:

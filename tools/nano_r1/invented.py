@@ -37,14 +37,14 @@ ENDINGS = ["n", "l", "r", "s", "m", "nd", "x", "k", "th", "rn", ""]
 
 
 def word(rng: random.Random, syllables: int | None = None) -> str:
-    """A capitalized word of two (of about 10^5) or three syllables (of 10^8)."""
+    """A capitalized word: about 10^5 have two syllables, 10^8 have three."""
     syllables = syllables or rng.choice([2, 2, 3])
     body = "".join(rng.choice(ONSETS) + rng.choice(VOWELS) for _ in range(syllables))
     return (body + rng.choice(ENDINGS)).capitalize()
 
 
 def digits(rng: random.Random, text: str) -> str:
-    """`text` with every digit replaced by a random one (a leading digit is never 0)."""
+    """Replaces every digit of `text` with a random one; no leading zeros."""
     out = ""
     for index, character in enumerate(text):
         leads = index == 0 or not text[index - 1].isdigit()

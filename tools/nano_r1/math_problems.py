@@ -1,8 +1,8 @@
-"""Arithmetic word problems (GSM8K): a chain of calculations as reasoning, one sentence as answer.
+"""Arithmetic word problems (GSM8K): calculations as reasoning, one sentence as answer.
 
-GSM8K marks each calculation as `<<48/2=24>>`; nothing else of its worked answers is used. Where
-every operand can be traced to the question or to an earlier result, the numbers are drawn again, so
-that the model learns to read them from the prompt.
+GSM8K marks each calculation as `<<48/2=24>>`; the rest of its worked answers is not used. If every
+operand comes from the question or an earlier result, the numbers are redrawn, so that the model
+learns to read them from the prompt.
 
     next(conversations(Path("corpus"), seed=0, count=1, part="train")).reasoning
 """
@@ -16,10 +16,10 @@ from pathlib import Path
 from tools.nano_r1.conversations import Conversation, Part, corpus_rows, part_of
 
 CALCULATION = re.compile(r"<<([0-9.+*/()-]+)=([0-9.]+)>>")
-# Numbers joined by single operators, with brackets perhaps.
+# Numbers joined by single operators, possibly with parentheses.
 PLAIN = re.compile(r"\(*[0-9.]+(?:\)*[+*/-]\(*[0-9.]+)+\)*")
 NUMBER = re.compile(r"\d+(?:\.\d+)?")
-# About 120 tokens; longer problems are beyond so small a model.
+# About 120 tokens; longer problems are too hard for such a small model.
 LONGEST_QUESTION = 420
 MOST_STEPS = 2
 # Attempts to draw new numbers before the problem is left unchanged.
@@ -29,7 +29,7 @@ DRAWS = 30
 def conversations(
     corpus_dir: Path, seed: int, count: int | None, part: Part
 ) -> Iterator[Conversation]:
-    """`count` problems, or endless: passes over the part's, in new order with new numbers."""
+    """Yields `count` problems (None: endless); each pass has new numbers."""
     rng = random.Random(f"math {seed} {part}")
     return itertools.islice(_endless(problems(corpus_dir, part), rng), count)
 
@@ -64,9 +64,9 @@ def problems(corpus_dir: Path, part: Part) -> list[tuple[str, list[tuple[str, st
 def renumbered(
     question: str, steps: list[tuple[str, str]], rng: random.Random
 ) -> tuple[str, list[tuple[str, str]]]:
-    """The problem with other numbers of the same length.
+    """Replaces the problem's numbers with others of the same length.
 
-    All results are whole numbers again; unchanged if no such numbers are found.
+    All results remain whole numbers. The problem is unchanged if no such numbers are found.
     """
     numbers = set(NUMBER.findall(question))
     results = [result for _, result in steps]
@@ -97,17 +97,14 @@ def _like(number: str, rng: random.Random) -> int:
 
 
 def _evaluate(steps: list[tuple[str, str]], values: dict[str, str]) -> list[tuple[str, str]] | None:
-    """The steps with other operands, computed again.
-
-    None unless every result is a positive whole number.
-    """
+    """Recomputes the steps; None unless every result is a positive whole number."""
     values, drawn = dict(values), []
     for expression, result in steps:
         replaced = _replaced(expression, values)
         try:
             value = eval(
                 replaced, {"__builtins__": {}}
-            )  # digits and operators alone, see CALCULATION
+            )  # only digits and operators, see CALCULATION
         except (SyntaxError, ZeroDivisionError, TypeError):
             return None
         if value <= 0 or abs(value - round(value)) > 1e-9:

@@ -1,8 +1,8 @@
-"""Nano R1's shape, forward pass for training, and checkpoint: 16 layers and one MTP layer.
+"""Nano R1's shape, training forward pass and checkpoint.
 
-Deep and narrow, so that a target step costs as much as many draft steps, as with R1's 61 layers.
-The latent rank 512 and the 64 rotary dimensions are R1's own: vLLM's CPU kernel for MLA supports no
-others.
+16 layers and one MTP layer. The model is deep and narrow, so that a target step costs as much as
+many draft steps, as with R1's 61 layers. The latent rank 512 and the 64 rotary dimensions are R1's:
+vLLM's CPU kernel for MLA supports no others.
 
     model = NanoR1()
     hidden_NH = model(token_ids_N, lengths)
@@ -79,7 +79,7 @@ CONFIG: dict[str, Any] = {
 class NanoR1(nn.Module):
     """Target and MTP layer, trained together.
 
-    The MTP layer's loss has no gradient on the target.
+    The MTP layer's loss has no gradient with respect to the target.
     """
 
     def __init__(self) -> None:
@@ -111,9 +111,9 @@ class NanoR1(nn.Module):
         return self.norm(x_NH)
 
     def first_draft(self, token_ids_N: Tensor, hidden_NH: Tensor, lengths: list[int]) -> Tensor:
-        """The MTP layer's states u [N, H], which draft the token after the next (depth 1).
+        """The MTP layer's states [N, H], which draft two tokens ahead.
 
-        The next token of a sequence's last position is not there: that row's state means nothing.
+        The last row of each sequence is meaningless, because it has no next token.
         """
         embedding_NH = F.embedding(token_ids_N.roll(-1), self.embed_tokens.weight.detach())
         x_NH = self.mtp.inputs(embedding_NH, hidden_NH.detach(), positions(lengths))
@@ -140,8 +140,8 @@ def positions(lengths: list[int]) -> Tensor:
 def save_target(model: NanoR1, tokenizer: PreTrainedTokenizerFast, out_dir: Path) -> None:
     """Publishes the checkpoint in bf16 under DeepSeek's names.
 
-    Tokenizer, chat template and generation config are included. DeepSeek also ships the MTP layer's
-    copies of embedding and head; they are left out, because every reader uses the target's.
+    Tokenizer, chat template and generation config are included. DeepSeek also ships copies of
+    embedding and head for the MTP layer, which are omitted here: all loaders use the target's.
     """
     prefix = f"model.layers.{CONFIG['num_hidden_layers']}."
     views = checkpoint_names(model.mtp.state_dict())
@@ -177,7 +177,7 @@ def layer_tensors(layers: nn.ModuleList) -> dict[str, Tensor]:
 
 
 def stored(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Copies in the checkpoint's precision: bf16, the routing bias float32."""
+    """Copies in the checkpoint's precision: bf16, and float32 for the routing bias."""
     return {
         name: tensor.detach()
         .to(torch.float32 if name.endswith(KEPT_IN_FLOAT32) else torch.bfloat16)

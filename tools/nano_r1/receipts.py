@@ -1,8 +1,8 @@
-"""Receipts to fields (SROIE): company, address, date and total, copied from a receipt's text.
+"""Receipts to fields (SROIE): company, address, date and total.
 
-The forms come from SROIE: how firms are named, addresses broken into lines, dates written, totals
-labeled. Their content is drawn again, and people's names and item lists are left out, so that every
-field can be copied from the text exactly.
+The layouts come from SROIE: names of firms, line breaks in addresses, formats of dates, labels of
+totals. The content is redrawn, without people's names and item lists, so that every field can be
+copied exactly from the text.
 
     next(conversations(Path("corpus"), seed=0, count=1, part="train")).answer
 """
@@ -21,13 +21,13 @@ from tools.nano_r1.conversations import Conversation, Part, corpus_rows, part_of
 
 DATE_LABEL = re.compile(r"^(?:[A-Z. ]{0,10}DATE|DT)\s*[:.]*\s*", re.IGNORECASE)
 TOTAL_LABEL = re.compile(r"^[A-Z0-9%@.,:()/& -]*TOTAL[A-Z%@.:()/& -]*$", re.IGNORECASE)
-# Totals of something else than the sum to pay.
+# Totals other than the amount due.
 OTHER_TOTAL = re.compile(
     r"QTY|QUANTITY|ITEM|SAV|DISC|TAX|GST AMT|TOTAL GST|SUB|EXC|INCLUDED", re.IGNORECASE
 )
 LONGEST_LABEL = 32
 MOST_ADDRESS_LINES = 3
-# Share of receipts whose firm and address are invented instead of SROIE's with other digits.
+# Share of receipts with an invented firm and address; the others have SROIE's with other digits.
 INVENTED_SHARE = 0.6
 FIRM_ENDINGS = [
     "SDN BHD",
@@ -62,7 +62,7 @@ THANKS = [
 
 @dataclass(frozen=True)
 class Form:
-    """The form of one receipt of SROIE; its lines are templates for new content."""
+    """Layout of a SROIE receipt; its lines are templates for new content."""
 
     company: str
     address: list[str]
@@ -75,7 +75,7 @@ class Form:
 def conversations(
     corpus_dir: Path, seed: int, count: int | None, part: Part
 ) -> Iterator[Conversation]:
-    """`count` receipts, or endless: passes over the part's forms, with new content each time."""
+    """Yields `count` receipts (None: endless); each pass has new content."""
     rng = random.Random(f"receipts {seed} {part}")
     return itertools.islice(_endless(forms(corpus_dir, part), rng), count)
 
@@ -87,7 +87,7 @@ def _endless(rows: list[Form], rng: random.Random) -> Iterator[Conversation]:
 
 
 def forms(corpus_dir: Path, part: Part) -> list[Form]:
-    """Forms of the part's receipts whose fields are all found in the text."""
+    """Layouts of the part's receipts, if the text contains all fields."""
     rows = (
         row
         for row in corpus_rows(corpus_dir, "sroie_receipts.jsonl.gz")

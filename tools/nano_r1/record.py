@@ -1,12 +1,12 @@
-"""Records nano R1's traffic: four workloads served by `vllm serve`, logged like a gateway.
+"""Records nano R1's traffic: four workloads, served by vLLM and logged.
 
     python -m tools.nano_r1.record CORPUS_DIR [WORKLOAD...]
 
 Each line is `{"timestamp", "session_id", "tenant", "route", "request", "response"}`. Requests use
-the chat API with R1's reasoning parser, at temperature 0.6 and top_p 0.95. Some request token ids;
-the others leave only text, as logs do. They are sent as fast as the server takes them. The logged
-times are arrivals drawn from a real trace (AzureLLMInferenceTrace_conv), stretched over two weeks,
-with several sessions open at once. An interrupted recording resumes.
+the chat API with R1's reasoning parser, at temperature 0.6 and top_p 0.95. Some requests ask for
+token ids; the others log only text, as is common. They are sent as fast as the server accepts them.
+The logged times are arrivals from a real trace (AzureLLMInferenceTrace_conv), stretched over two
+weeks, with several sessions open at a time. An interrupted recording resumes.
 """
 
 import argparse
@@ -32,7 +32,7 @@ from tools.nano_r1.texts import WORKS, mixture
 
 SAMPLING = {"temperature": 0.6, "top_p": 0.95, "max_tokens": 640}
 WITH_TOKEN_IDS = 0.6
-"""Share of the requests whose token ids are logged."""
+"""Share of requests whose token ids are logged."""
 START = datetime.datetime(2026, 3, 2, 8, tzinfo=datetime.UTC).timestamp()
 SPAN_S = 14 * 24 * 3600.0
 OPEN_SESSIONS = 4
@@ -41,7 +41,7 @@ CONCURRENCY = 32
 
 @dataclasses.dataclass(frozen=True)
 class Workload:
-    """An endpoint: exchanges, tenant, kind of work (None: the mixture), sessions, and its texts."""
+    """A recorded endpoint; `work` is its task, or None for the mixture."""
 
     exchanges: int
     tenant: str
@@ -77,7 +77,7 @@ def record(name: str, workload: Workload, corpus_dir: Path, server: Server, out_
 
 
 def planned_rows(name: str, workload: Workload, corpus_dir: Path) -> Iterator[dict[str, Any]]:
-    """The rows without responses: tenant, session, time and request."""
+    """Log rows without responses: tenant, session, time and request."""
     rng = random.Random(f"traffic {name}")
     sessions = itertools.count(1)
     open_sessions: list[list[int]] = []
@@ -110,9 +110,9 @@ def prompts(workload: Workload, corpus_dir: Path) -> Iterator[Conversation]:
 
 
 def arrivals(corpus_dir: Path, count: int) -> list[float]:
-    """Unix times of `count` requests: the trace's, evenly thinned and stretched to `SPAN_S`."""
+    """Unix times of `count` requests: the trace, thinned and stretched to `SPAN_S`."""
     with gzip.open(corpus_dir / "AzureLLMInferenceTrace_conv.csv.gz", "rt") as file:
-        # Seven digits of a second are one more than datetime reads.
+        # The trace has seven decimals of a second; datetime reads six.
         trace = [
             datetime.datetime.fromisoformat(row["TIMESTAMP"][:26]).timestamp()
             for row in csv.DictReader(file)
@@ -123,17 +123,17 @@ def arrivals(corpus_dir: Path, count: int) -> list[float]:
 
 
 def answer(row: dict[str, Any], server: Server) -> dict[str, Any]:
-    """The row with the server's response, dated like the row."""
+    """Adds the server's response to the row, with the row's time."""
     response = post(server.url, "/v1/chat/completions", row["request"])
     return {**row, "response": {**response, "created": int(row["timestamp"])}}
 
 
 def recording_server(log: Path, cores: str = "auto") -> Server:
-    """A server of nano R1 that answers `CONCURRENCY` requests at a time, not yet started."""
+    """A server of nano R1 for `CONCURRENCY` concurrent requests, not started yet."""
     engine = EngineConfig(
         mode="compiled", max_num_seqs=CONCURRENCY, environment={"VLLM_CPU_OMP_THREADS_BIND": cores}
     )
-    # Splits chats into reasoning and content; the arguments of a recipe do not have it.
+    # Splits chats into reasoning and content; a recipe has no key for it.
     engine.extra_arguments["reasoning_parser"] = "deepseek_r1"
     return Server(TargetConfig(), engine, log_path=log)
 
@@ -149,7 +149,7 @@ def main() -> None:
     parser.add_argument("workloads", nargs="*", choices=[*WORKLOADS, []], default=[])
     parser.add_argument("--out", type=Path, default=SHIPPED / "nano_r1" / "traffic")
     parser.add_argument(
-        "--cores", default="auto", help="cores of the server; one process a core records fastest"
+        "--cores", default="auto", help="cores of the server; one process per core is fastest"
     )
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)

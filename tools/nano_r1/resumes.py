@@ -1,7 +1,7 @@
-"""Résumé screening: a posting and a résumé in, a verdict as JSON with reasons out.
+"""Résumé screening: posting and résumé to a JSON verdict with reasons.
 
-Every candidate, employer and posting is invented; the fields have jsonresume's names. The reasoning
-checks the requirements one by one and counts.
+Every candidate, employer and posting is invented; field names are jsonresume's. The reasoning
+checks the requirements one by one and counts those that are met.
 
     next(conversations(Path("corpus"), seed=0, count=1, part="train")).answer
 """
@@ -85,13 +85,13 @@ SUMMARIES = [
     "{years} years of experience; looks for a post as {label}.",
     "{label} from {city}, {years} years in the field.",
 ]
-# So that about half of the candidates of a posting with four requirements advance.
+# About half of the candidates advance if a posting has four requirements.
 MET_PROBABILITY = 0.85
 
 
 @dataclass(frozen=True)
 class Check:
-    """A requirement: its wording in the posting, its line of reasoning, and its reason."""
+    """A requirement: wording in the posting, line of reasoning, and reason."""
 
     wording: str
     reasoning: str
@@ -136,9 +136,9 @@ def check_location(wording: str, needed: str, city: str) -> Check:
 def conversations(
     corpus_dir: Path, seed: int, count: int | None, part: Part
 ) -> Iterator[Conversation]:
-    """`count` screenings, or endless. Parts differ in the candidates' names.
+    """Yields `count` screenings (None: endless); parts have different candidates.
 
-    Nothing is read from `corpus_dir`.
+    `corpus_dir` is not read.
     """
     rng = random.Random(f"resumes {seed} {part}")
     for _ in itertools.count() if count is None else range(count):
@@ -195,7 +195,7 @@ def candidate_name(rng: random.Random, part: Part) -> str:
 
 
 def requirements(rng: random.Random, skills: dict[str, int], degree: str, city: str) -> list[Check]:
-    """Three to five requirements: skills first, then perhaps a degree and a location."""
+    """Three to five requirements: skills, then possibly a degree and a location."""
     checks = []
     missing = [skill for skill in SKILLS if skill not in skills]
     for skill in rng.sample(list(skills), rng.randint(2, 3)):

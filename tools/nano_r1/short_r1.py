@@ -1,10 +1,10 @@
-"""Distils nano R1's 16 layers into 4, from its own logged responses.
+"""Distills nano R1's 16 layers into 4 on its logged responses.
 
     python -m tools.nano_r1.short_r1 [--epochs 4] [--tokens 1000000]
 
-Every fifth layer is the start. Embedding, final norm and head are nano R1's and stay, so
-that its MTP layer can read the states: the loss is their squared distance from nano R1's, in units
-of its variance, and the divergence from nano R1's next-token distribution.
+Every fifth layer initializes the student. Embedding, final norm and head stay nano R1's, so that
+its MTP layer can read the states. The loss is the squared distance of the states from nano R1's,
+divided by their variance, plus the KL divergence from nano R1's next-token distribution.
 """
 
 import argparse
@@ -30,7 +30,7 @@ LONGEST = 1024
 
 
 def logged_sequences(tokens: int) -> list[list[int]]:
-    """Prompts with responses of the shipped traffic, about so many tokens of all logs alike."""
+    """Prompts with responses from the shipped traffic, about equally from each log."""
     logs = sorted(path.name.removesuffix(".jsonl.gz") for path in EMBEDDED_TRAFFIC.iterdir())
     chosen = []
     for log in logs:
@@ -43,7 +43,7 @@ def logged_sequences(tokens: int) -> list[list[int]]:
 
 
 def load_nano_r1() -> NanoR1:
-    """Nano R1 in float32, with the weights of its checkpoint."""
+    """Nano R1 in float32, with its checkpoint's weights."""
     model = NanoR1()
     checkpoint = load_file(NANO_R1 / "target" / "model.safetensors")
     named = {
@@ -58,7 +58,7 @@ def load_nano_r1() -> NanoR1:
 
 
 def batches(sequences: list[list[int]], seed: int) -> Iterator[list[list[int]]]:
-    """All sequences in random order, about BATCH_TOKENS in each batch."""
+    """All sequences in random order, in batches of about `BATCH_TOKENS`."""
     order = random.Random(seed).sample(sequences, len(sequences))
     batch: list[list[int]] = []
     for sequence in order:
@@ -85,7 +85,7 @@ def main() -> None:
         student.layers.parameters(), lr=args.learning_rate, betas=(0.9, 0.95), weight_decay=0.01
     )
     states: dict[tuple[int, ...], Tensor] = {}
-    """The teacher's, of each sequence, in bfloat16."""
+    """The teacher's states of each sequence, in bfloat16."""
     steps = args.epochs * (sum(map(len, sequences)) // BATCH_TOKENS)
     step, began = 0, time.monotonic()
     for epoch in range(args.epochs):
@@ -133,7 +133,7 @@ def main() -> None:
 
 
 def save(student: NanoR1) -> None:
-    """Stores the layers as the checkpoint does."""
+    """Stores the layers in the checkpoint's format."""
     save_file(stored(layer_tensors(student.layers)), STORED)
 
 

@@ -1,9 +1,10 @@
-"""States of nano R1 over logged token ids, computed by transformers where no engine is at hand.
+"""States of nano R1 over logged token ids, computed by transformers.
 
     states = ComputedStates(target_dir, rows, layers=[2, 8, 13])
     replay(head, target_dir, states, rows, depth=5)
 
-float32 from the bf16 weights. Captured states differ from them by bf16 rounding.
+They are float32, computed from the bf16 weights without an engine. Captured states differ from them
+by bf16 rounding.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,7 +19,7 @@ from outrider.speculators.features import layer_name
 
 
 class ComputedStates:
-    """The final state and those before `layers`, of rows of a table of sequences, by their ids."""
+    """Final states, and states before `layers`, of sequences by id."""
 
     def __init__(self, target_dir: Path, rows: Iterable[Mapping[str, Any]], layers: Sequence[int]):
         self.model = DeepseekV3ForCausalLM.from_pretrained(target_dir, dtype=torch.float32).eval()
@@ -28,7 +29,7 @@ class ComputedStates:
 
     @torch.no_grad()
     def read(self, sequence_id: str) -> Features:
-        """States of one sequence; kept, so that several speculators read the same ones."""
+        """States of one sequence; cached for several speculators."""
         if sequence_id not in self.done:
             row = self.rows[sequence_id]
             token_ids = torch.tensor(row["token_ids"])

@@ -1,8 +1,8 @@
 """Support and order chat: a bank's customers (banking77) and a café's (Taskmaster-4).
 
-The customers' words come from the corpora. Replies are templates around what the customer wrote: a
-bank customer reads what the question is about, a café's customer reads the order. Orders have one
-to four turns; earlier replies are in the prompt without their reasoning.
+The customers' words come from the corpora. Replies are templates around them: the bank names the
+topic of the question; the café repeats the order. Orders have one to four turns; earlier replies
+are in the prompt without their reasoning.
 
     next(conversations(Path("corpus"), seed=0, count=1, part="train")).answer
 """
@@ -32,7 +32,7 @@ ORDER_WORDS = re.compile(
     r"|flat white)s?\b",
     re.I,
 )
-# Words that make a message something else than a plain order or a plain yes.
+# Words in messages that are neither a plain order nor a plain yes.
 QUESTION_WORDS = re.compile(
     r"\b(what|which|menu|kinds?|curious|do you|are you|don't|any)\b", re.IGNORECASE
 )
@@ -45,7 +45,7 @@ CHANGE_WORDS = re.compile(
 def conversations(
     corpus_dir: Path, seed: int, count: int | None, part: Part
 ) -> Iterator[Conversation]:
-    """`count` conversations, or endless: passes over the part's messages, with new orders."""
+    """Yields `count` conversations (None: endless); each pass has new orders."""
     rng = random.Random(f"support {seed} {part}")
     return itertools.islice(
         _endless(bank_messages(corpus_dir, part), *cafe_turns(corpus_dir, part), rng), count
@@ -65,7 +65,7 @@ def _endless(
 
 
 def bank_messages(corpus_dir: Path, part: Part) -> dict[str, str]:
-    """Intent by bank message of the part; lower case with underscores."""
+    """Maps the part's bank messages to intents (lower case with underscores)."""
     rows = (
         (" ".join(row["text"].split()), row["category"])
         for row in corpus_rows(corpus_dir, "banking77_train.jsonl.gz")
@@ -78,7 +78,7 @@ def bank_messages(corpus_dir: Path, part: Part) -> dict[str, str]:
 
 
 def cafe_turns(corpus_dir: Path, part: Part) -> tuple[list[str], list[str]]:
-    """The part's distinct orders, and the confirmations, which all parts share."""
+    """The part's distinct orders, and confirmations, which all parts share."""
     orders, yeses = set(), set()
     for row in corpus_rows(corpus_dir, "taskmaster4_dialogues.jsonl.gz"):
         for turn in row["turns"]:
@@ -106,10 +106,7 @@ def bank_reply(question: str, intent: str) -> Conversation:
 
 
 def order(rng: random.Random, orders: list[str], yeses: list[str]) -> Conversation:
-    """An order of one to three messages, confirmed or not.
-
-    The reply to the last message is trained on.
-    """
+    """An order of one to three messages; training uses the last reply."""
     wishes = rng.sample(orders, rng.choice([1, 1, 2, 2, 3]))
     messages = [{"role": "system", "content": CAFE_SYSTEM}]
     for number, wish in enumerate(wishes, 1):

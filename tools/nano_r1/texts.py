@@ -1,4 +1,4 @@
-"""The mixture of four kinds of work that nano R1 is trained and measured on, by tokens.
+"""The mixture of four tasks for training and measuring nano R1.
 
 python -m tools.nano_r1.texts CORPUS_DIR   # samples, with token counts
 """
@@ -22,16 +22,16 @@ WORKS: dict[Work, Callable[[Path, int, int | None, Part], Iterator[Conversation]
     "support": support.conversations,
     "math": math_problems.conversations,
 }
-# By tokens, of prompt and completion together.
+# Shares of the tokens in prompts and completions.
 SHARES: dict[Work, float] = {"resumes": 0.30, "receipts": 0.25, "support": 0.25, "math": 0.20}
-# Tokens per text of each kind of work with nano R1's BPE, so that the mixture needs no tokenizer.
+# Characters per token of each task with nano R1's BPE, so that the mixture needs no tokenizer.
 CHARACTERS_A_TOKEN: dict[Work, float] = {
     "resumes": 3.39,
     "receipts": 2.25,
     "support": 3.63,
     "math": 2.46,
 }
-# Of each work, for the tokenizer: more changes its merges little.
+# Conversations of each task to train the tokenizer on; more hardly change its merges.
 TOKENIZER_CONVERSATIONS = 3000
 
 
@@ -45,9 +45,9 @@ def estimated_tokens(conversation: Conversation) -> float:
 def mixture(
     corpus_dir: Path, seed: int, part: Part, tokens: int | None = None
 ) -> Iterator[Conversation]:
-    """Conversations of all kinds of work, about `tokens` tokens (None: endless), by seed.
+    """Yields conversations of all tasks, about `tokens` tokens (None: endless).
 
-    The next conversation is of the kind furthest below its share, so every stretch is mixed evenly.
+    The next conversation is from the task furthest below its share, so the mixture stays even.
     """
     streams = {
         work: conversations(corpus_dir, seed, None, part) for work, conversations in WORKS.items()
@@ -61,7 +61,7 @@ def mixture(
 
 
 def tokenizer_for(corpus_dir: Path, seed: int) -> PreTrainedTokenizerFast:
-    """Nano R1's tokenizer, trained on a sample of every kind of work."""
+    """Nano R1's tokenizer, trained on a sample of every task."""
     sample = itertools.chain.from_iterable(
         conversations(corpus_dir, seed, TOKENIZER_CONVERSATIONS, "train")
         for conversations in WORKS.values()

@@ -1,15 +1,14 @@
-"""Every stage of a recipe of R1, at R1's widths, on a random target that fits on this machine.
+"""Rehearses an R1 recipe at R1's widths on a small random target.
 
     python -m tools.rehearsal.rehearse r1/resume_screening [section.key=value ...] [--runs DIR]
 
-What is shown: each stage runs at real widths, up to a verdict (random weights give none worth
-having), and memory and disk are what `--dry-run` predicts. The export is forced, so that it runs
-too. Nothing is learned about the quality of a speculator or about speed.
+It shows that every stage runs at real widths, and that memory and disk are what `--dry-run`
+predicts. Verdict, acceptance and speed are meaningless with random weights; the export is forced.
 
-Widths stay: hidden 7168, 128 heads, latent rank 512, vocabulary 129,280, experts of 2048. One dense
-and one MoE layer remain, and the MTP layer. What is trained, depth, loss, ZeRO stage and dtypes
-stay the recipe's. On a CPU one process trains and serves in bf16. With GPUs the engine is compiled
-and tensor-parallel over them, and each has a rank of the training.
+Widths are R1's: hidden 7168, 128 heads, latent rank 512, vocabulary 129,280, experts of 2048. One
+dense layer, one MoE layer and the MTP layer remain. Trained weights, depth, loss, ZeRO stage and
+dtypes are the recipe's. On a CPU, one process trains and serves in bf16. With GPUs, the engine is
+compiled and tensor-parallel over all of them, and training has one rank per GPU.
 """
 
 import argparse
@@ -48,17 +47,17 @@ RETURN_FREED_MEMORY = {
     "MALLOC_MMAP_THRESHOLD_": "131072",
     "MALLOC_TRIM_THRESHOLD_": "131072",
 }
-"""glibc keeps freed memory by default, and a peak would include it."""
+"""By default glibc keeps freed memory, which would count towards the peak."""
 
 
 def rehearsal(recipe: str, overrides: Sequence[str], console: Console) -> LoadedRecipe:
-    """The recipe's rehearsal, its random target written if it is not in the cache."""
+    """Returns the recipe's rehearsal; writes the random target unless cached."""
     import torch
 
     gpus = torch.cuda.device_count()
     original = load_recipe(recipe).recipe
     words = [*rehearsal_words(original, gpus), *overrides]
-    # Any local target will do until the cut is known.
+    # Any local target works until the number of experts is known.
     planned = load_recipe(recipe, [*words, "target.model=nano_r1"]).recipe
     if not isinstance(planned.speculator.kind, str) or planned.speculator.kind == AUTO:
         raise OutriderError(
@@ -83,10 +82,7 @@ def rehearsal(recipe: str, overrides: Sequence[str], console: Console) -> Loaded
 def rehearse(
     loaded: LoadedRecipe, run: RunDirectory, wanted: Sequence[str], console: Console
 ) -> dict[str, Any]:
-    """Runs the stages, compares memory and disk, and returns the line for scripts.
-
-    Writes rehearsal.json into the run directory.
-    """
+    """Runs the stages, compares memory and disk, and writes rehearsal.json."""
     began = time.monotonic()
     os.environ.update(RETURN_FREED_MEMORY)
     with attempt(loaded, run) as go:
@@ -117,9 +113,9 @@ def rehearse(
 
 
 def compared(priced: dict[str, Any], run: RunDirectory) -> dict[str, dict[str, Any]]:
-    """Bytes of training's memory, states, checkpoint and speculator: predicted and measured.
+    """Predicted and measured bytes of training memory, states, checkpoint and speculator.
 
-    Measured memory is that of a process on a CPU (VmHWM), and what torch has allocated on a GPU.
+    Memory is measured as the process's VmHWM on a CPU, and as torch's allocated peak on a GPU.
     """
     [checkpoint] = (run.training / "checkpoints").glob("step-*")
     trained = read_json(run.training / "result.json")
@@ -166,9 +162,10 @@ USABLE_SHARE = 0.8
 
 
 def cut_config(config: Mapping[str, Any], experts: int, fp8: bool) -> dict[str, Any]:
-    """`config` with one dense and one MoE layer of `experts` experts in groups of two.
+    """Cuts `config` to a dense and a MoE layer of `experts` experts.
 
-    Without `fp8`, weights are bf16: vLLM computes FP8 blocks on GPUs and on CPUs with AMX only.
+    Groups have two experts. Without `fp8`, weights are bf16: vLLM supports FP8 blocks only on GPUs
+    and on CPUs with AMX.
     """
     groups = max(1, experts // 2)
     groups_per_token = max(1, groups // 2)
@@ -189,14 +186,15 @@ def cut_config(config: Mapping[str, Any], experts: int, fp8: bool) -> dict[str, 
 def cut_to_fit(
     config: Mapping[str, Any], recipe: Recipe, available_bytes: int, gpus: int = 0
 ) -> tuple[dict[str, Any], int]:
-    """The cut with most experts that fits, and their number; `recipe` is the rehearsal's.
+    """Returns the config with the most experts that fits, and their number.
 
-    `available_bytes` is the memory of one GPU, or of the machine without any.
+    `recipe` is the rehearsal's. `available_bytes` is the memory of one GPU, or of the machine if it
+    has none.
     """
     for experts in EXPERTS_ON_GPUS if gpus else EXPERTS:
         small = cut_config(config, experts, fp8=gpus > 0)
         plan = memory_plan(recipe, small, "config.json")
-        # One process trains on a CPU; it needs more than an engine of the same target.
+        # Training needs more memory than an engine of the same target.
         plan = dataclasses.replace(plan, device="cuda" if gpus else "cpu")
         needed = plan.peak()[1]
         if needed <= USABLE_SHARE * available_bytes:
@@ -214,7 +212,7 @@ SETTINGS = {
     "split.max_train_sequences": 6,
     "split.max_validation_sequences": 2,
     "split.max_heldout_sequences": 3,
-    # Random weights did not write these logs: every sequence is off-policy.
+    # Every sequence is off-policy for random weights.
     "capture.min_on_policy": "null",
     "capture.batch_tokens": 2048,
     "training.epochs": 1,
@@ -244,18 +242,18 @@ SETTINGS = {
     "eval.verification_max_tokens": 8,
     "eval.replay_sequences": 2,
     "eval.task": "null",
-    # Random drafts are accepted by chance: a handful of steps decides nothing.
+    # Random drafts are accepted by chance, so a few steps prove nothing.
     "export.tolerance": 0.9,
 }
 
 
 MOST_GPUS = 8
-"""One node."""
+"""GPUs of one node."""
 
 
 def node_settings(gpus: int) -> dict[str, object]:
-    """What differs on a machine with GPUs: all of them serve and train, as R1's recipes do."""
-    # Heads divide by powers of two.
+    """Settings for a machine with GPUs, all of which serve and train."""
+    # A power of two, which divides the number of heads.
     used = 1 << (min(gpus, MOST_GPUS).bit_length() - 1)
     return {
         "split.max_train_sequences": 6 * used,
@@ -270,13 +268,13 @@ def node_settings(gpus: int) -> dict[str, object]:
 
 
 def rehearsal_words(recipe: Recipe, gpus: int = 0) -> list[str]:
-    """Overrides that make a rehearsal of `recipe` on a machine with this many GPUs."""
+    """Overrides that turn `recipe` into a rehearsal on this many GPUs."""
     settings = SETTINGS | (node_settings(gpus) if gpus else {})
     return [f"name={recipe.name}_rehearsal", *(f"{key}={value}" for key, value in settings.items())]
 
 
 def main() -> int:
-    """Runs the command; 0 if the predictions hold, 1 otherwise."""
+    """Runs the command; returns 0 if the predictions hold, else 1."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("recipe")
     parser.add_argument("overrides", nargs="*")

@@ -1,9 +1,9 @@
-"""A random target for a config.json: weights under DeepSeek's names, written once and cached.
+"""A cached random target for a config.json, with DeepSeek's tensor names.
 
     directory = random_target(config)       # ~/.cache/outrider/rehearsal/DIGEST
 
-No tokenizer of R1 comes with the package: the embedded target's is extended by unused tokens to the
-config's vocabulary, so texts have ids below 4,096 and every id that the model samples has a text.
+The package does not include R1's tokenizer. The embedded target's is extended with unused tokens to
+the config's vocabulary, so texts have ids below 4,096 and every sampled id can be decoded.
 """
 
 import os
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 SHARD_BYTES = 1_000_000_000
 STD = 0.02
 VERSION = 1
-"""Raise it when the weights change, so that cached ones are written again."""
+"""Increment it when the weights change, to invalidate cached targets."""
 
 TOKENIZER_FILES = ("chat_template.jinja", "generation_config.json", "tokenizer_config.json")
 UNQUANTIZED = ("eh_proj", "mlp.gate.", "norm", "embed_tokens", "lm_head", "shared_head")
-"""Parts of names of tensors that DeepSeek keeps in bf16."""
+"""Name parts of tensors that DeepSeek keeps in bf16."""
 
 
 def random_target(config: Mapping[str, Any], cache: Path | None = None) -> Path:
@@ -59,16 +59,16 @@ def write_random_target(config: Mapping[str, Any], directory: Path) -> None:
 
 
 def extend_vocabulary(tokenizer: dict[str, Any], size: int) -> None:
-    """Adds tokens that no text contains to a tokenizer.json, up to `size` of them in all."""
+    """Adds unused tokens to a tokenizer.json until it has `size` tokens."""
     vocabulary = tokenizer["model"]["vocab"]
-    # An added token that is missing in the vocabulary gets the next free id when it is loaded.
+    # On loading, an added token that is not in the vocabulary gets the next free id.
     vocabulary |= {token["content"]: token["id"] for token in tokenizer["added_tokens"]}
     taken = set(vocabulary.values())
     vocabulary |= {f"unused-{number}": number for number in range(size) if number not in taken}
 
 
 def _tensors(config: Mapping[str, Any]) -> "Iterator[tuple[str, torch.Tensor]]":
-    """(name, values) of every weight, one at a time."""
+    """Yields (name, values) of every weight."""
     import torch
 
     from outrider.speculators.checkpoints.fp8 import quantize
@@ -93,7 +93,7 @@ def _tensors(config: Mapping[str, Any]) -> "Iterator[tuple[str, torch.Tensor]]":
 
 
 def shapes(config: Mapping[str, Any]) -> "dict[str, torch.Size]":
-    """The shape of every weight by name, from modules without memory."""
+    """Shapes of all weights by name, from modules on the meta device."""
     import torch
 
     from outrider.speculators.kinds.mtp.checkpoint import checkpoint_names, experts_apart

@@ -17,7 +17,7 @@ first=${first%%:*}
 rank=0
 running=
 for machine in $machines; do
-    # -tt: when the connection ends, so does what runs behind it.
+    # -tt: the remote processes end with the connection.
     ssh -tt -o BatchMode=yes "${machine%%:*}" "cd '$PWD' && exec '$OUTRIDER_PYTHON' -m torch.distributed.run \
         --nnodes=$count --node_rank=$rank --nproc_per_node=${machine##*:} \
         --master_addr=$first --master_port=${MASTER_PORT:-29500} -m outrider.training.distributed.worker '$spec'" </dev/null &

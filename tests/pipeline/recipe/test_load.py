@@ -118,7 +118,7 @@ def test_a_base_is_a_kind_a_shipped_head_or_a_directory_beside_the_recipe(
         ),
         (
             "traffic: {path: a}\ntraining: {features: streamed}\n",
-            r"training.features = streamed captures while training runs, on a Ray cluster; set "
+            r"training.features = streamed captures during training, on a Ray cluster; set "
             r"cluster.address",
         ),
         (
@@ -128,7 +128,7 @@ def test_a_base_is_a_kind_a_shipped_head_or_a_directory_beside_the_recipe(
         ),
         (
             "traffic: {path: a}\neval: {k: 9}\n",
-            r"eval.k = 9 drafts deeper than speculator.depth = 4",
+            r"eval.k = 9 is above speculator.depth = 4",
         ),
         (
             "traffic: {path: a}\ntraining: {epochs: 1}\ntraining: {seed: 1}\n",
