@@ -12,7 +12,7 @@ import operator
 import urllib.error
 import urllib.request
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -36,15 +36,23 @@ class SpeculationCounters:
     """Delivered tokens, including each request's first, from its prefill."""
 
     def __sub__(self, earlier: "SpeculationCounters") -> "SpeculationCounters":
+        return self._combined(earlier, operator.sub)
+
+    def __add__(self, other: "SpeculationCounters") -> "SpeculationCounters":
+        return self._combined(other, operator.add)
+
+    def _combined(
+        self, other: "SpeculationCounters", combine: Callable[[int, int], int]
+    ) -> "SpeculationCounters":
         positions = itertools.zip_longest(
-            self.accepted_per_position, earlier.accepted_per_position, fillvalue=0
+            self.accepted_per_position, other.accepted_per_position, fillvalue=0
         )
         return SpeculationCounters(
-            self.drafts - earlier.drafts,
-            self.draft_tokens - earlier.draft_tokens,
-            self.accepted_tokens - earlier.accepted_tokens,
-            tuple(itertools.starmap(operator.sub, positions)),
-            self.generation_tokens - earlier.generation_tokens,
+            combine(self.drafts, other.drafts),
+            combine(self.draft_tokens, other.draft_tokens),
+            combine(self.accepted_tokens, other.accepted_tokens),
+            tuple(itertools.starmap(combine, positions)),
+            combine(self.generation_tokens, other.generation_tokens),
         )
 
     @classmethod

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
+import psutil
 
 from outrider.common.errors import OutriderError
 from outrider.common.process_tree import ProcessTree, changed_environment
@@ -284,7 +285,9 @@ def open_engine(
         finally:
             # On GPUs an orderly shutdown frees memory, NCCL's groups and /dev/shm for the next
             # stage. On a CPU it takes 4 to 7 s and frees nothing that is needed.
-            llm.llm_engine.engine_core.shutdown(timeout=0 if runs_on_cpu() else 30)
+            # A process that ended just before would hide the error that it ended with.
+            with contextlib.suppress(psutil.NoSuchProcess):
+                llm.llm_engine.engine_core.shutdown(timeout=0 if runs_on_cpu() else 30)
 
 
 def _prompts(rows: Sequence[Row]) -> list[Any]:
