@@ -17,8 +17,8 @@ def adapt_speculator(
 ) -> int:
     """Follow an endpoint's traffic: watch acceptance, train when it falls, gate, deploy.
 
-    Reads the recipe's log (traffic.path) from where the last command stopped, and runs until it is
-    stopped; rerun it to resume. The policy is the recipe section `adapt`.
+    Reads the recipe's log (traffic.path) from where the previous run stopped, and runs until it is
+    stopped; rerun it to resume. The policy is set in the recipe's section `adapt`.
 
     Parameters
     ----------
@@ -34,7 +34,7 @@ def adapt_speculator(
         raise UsageError(f"--rounds {rounds}: give 1 or more, or leave it out")
     loaded, _ = open_run(recipe, overrides, Path("runs"))
     live = load_endpoint(endpoint)
-    # Imports torch, so it follows the checks that need no torch.
+    # Imports torch, so it comes after the checks, which do not need torch.
     from outrider.live.adapt import adapting, summary
 
     with stopped_by_signal(), adapting(loaded, live) as adapter:

@@ -40,7 +40,7 @@ def deploy_speculator(
         A run directory, or an exported bundle: a folder, or an address such as hf://, s3:// or
         oci:.
     status
-        Print what the endpoint serves and what is being deployed; with --json as one JSON object.
+        Print what the endpoint serves and what is being deployed; with --json, as one JSON object.
     rollback
         End the deployment in progress, or return to the previous release.
     promote
@@ -49,7 +49,7 @@ def deploy_speculator(
         Finish an interrupted deployment and bring all replicas to the same release.
     in_place
         Swap the replicas one after another without a canary; a replica rolls back if its
-        acceptance falls short of the bundle's evidence.
+        acceptance falls short of the value recorded in the bundle.
     local
         Start the endpoint's replicas and Envoy on this machine, and stop them afterwards. Without
         a bundle they serve until Ctrl-C.
@@ -101,7 +101,7 @@ def deploy_speculator(
 
 
 def _bundle_of(place: str) -> str:
-    """Returns a run directory's bundle; other places are returned as given."""
+    """Returns a run directory's bundle; any other location is returned unchanged."""
     root = Path(place).expanduser()
     if not (root / "recipe.resolved.yaml").is_file():
         return place

@@ -16,7 +16,7 @@ LEAST_DRIVER = 580
 """Oldest NVIDIA driver that torch's CUDA 13 build works with."""
 
 LEAST_MEMORY, LEAST_DISK, LEAST_SHARED = 6e9, 5e9, 1e9
-"""Bytes that a run on the embedded target needs: memory, disk for its directory, /dev/shm."""
+"""Bytes that a run on nano R1 needs: memory, disk space for the run directory, and /dev/shm."""
 
 
 class Finding(NamedTuple):
@@ -32,7 +32,7 @@ class Finding(NamedTuple):
 def doctor(*, runs: Runs = Path("runs"), as_json: AsJson = False) -> int:
     """Show what this machine can run: packages, GPUs, memory, disk, compiler, credentials.
 
-    Changes nothing. Exit status 1: something that training needs is missing.
+    Changes nothing. Exits with status 1 if something that training needs is missing.
 
     Parameters
     ----------

@@ -40,8 +40,8 @@ def evaluate_speculator(
         Address of a running vLLM server, http://HOST:PORT. Measures its acceptance (from /metrics)
         and speed on the held-out traffic; gives no verdict.
     compare
-        Evaluated run directories to compare; nothing is measured. Shows the drift of a speculator
-        that several of them evaluated.
+        Evaluated run directories to compare; nothing is measured. Also shows the drift of a
+        speculator that was evaluated in several of the runs.
     html
         With --compare: HTML file to write the comparison to.
     """
@@ -71,7 +71,7 @@ def _server(loaded: "LoadedRecipe", run: "RunDirectory", url: str) -> int:
 
     with attempt(loaded, run) as go:
         go(["ingest", "split"], {})
-        # Slow to import, so only after the stages have run.
+        # Slow to import, so imported only after the stages have run.
         from outrider.data.sequences import load_sequences
         from outrider.eval.bench.endpoint import measure_endpoint, print_endpoint
         from outrider.eval.bench.prompts import customers_sampling, evaluation_prompts

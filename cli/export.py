@@ -15,7 +15,7 @@ def export_speculator(
     runs: Runs = Path("runs"),
     force: Annotated[bool, Flag] = False,
 ) -> int:
-    """Write the bundle of an evaluated speculator, verify and copy it.
+    """Write, verify and copy the bundle of an evaluated speculator.
 
     Parameters
     ----------

@@ -73,7 +73,8 @@ def init(
     to
         File to write. Default: the log's name in the current directory.
     effort
-        Controls part sizes, epochs and measurement. Default: that of the target's template.
+        Controls the maximum sizes of the split's parts, the number of epochs, and how much is
+        measured. Default: that of the recipe template chosen for the target.
     """
     from rich.console import Console
 
@@ -127,7 +128,7 @@ def write_recipe(
 
 
 def _examined(logs: str, target: str) -> tuple["Recipe", Mapping[str, Any]]:
-    """Returns a minimal recipe with the target's kinds, and its config.json."""
+    """Returns a minimal recipe with the kinds that the target supports, and its config.json."""
     from outrider.pipeline.kinds import with_kinds
     from outrider.pipeline.plan.training_cost import target_config
     from outrider.pipeline.preflight import local_target
@@ -142,7 +143,7 @@ def _examined(logs: str, target: str) -> tuple["Recipe", Mapping[str, Any]]:
 
 
 def _found(recipe: "Recipe") -> dict[str, Any]:
-    """Inspects the log's first rows, only those of the most frequent model."""
+    """Inspects the log's first rows, keeping only the most frequent model's."""
     from outrider.pipeline.inspection import inspect_recipe
 
     found, _ = inspect_recipe(recipe, FIRST, 0)

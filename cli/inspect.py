@@ -1,4 +1,4 @@
-"""`outrider inspect`: a log's contents, usable share and cost of training."""
+"""`outrider inspect`: reports a log's contents, usable share and cost of training."""
 
 import sys
 
@@ -23,8 +23,8 @@ def inspect_traffic(
     first
         Read only the first N rows of each file.
     samples
-        Print N sequences, which are customer text, with the trained tokens marked. Default: 2 on a
-        terminal, else none.
+        Print N sequences with the trained tokens marked; the output contains customer text.
+        Default: 2 on a terminal, otherwise 0.
     as_json
         Print one JSON object instead, without customer text.
     """

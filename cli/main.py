@@ -3,10 +3,10 @@
     outrider train resume_screening          # train-speculator --recipe resume_screening
 
 Each verb parses its arguments and prints one clear message if that fails; torch is not imported
-here. Messages for people go to stderr. The last line of stdout is one JSON object, except that
+here. Human-readable messages go to stderr. The last line of stdout is one JSON object, except that
 `init`, `inspect` and `doctor` print their findings as text; the last two print JSON with --json.
 
-Exit status: 0: the custom speculator ships, or the command succeeded; 1: an error; 2: a wrong
+Exit status: 0: the custom speculator ships, or the command succeeded; 1: an error; 2: an invalid
 command line; 3: the verdict is not to ship, or the release was rolled back; 4: undecided; 75:
 stopped by a signal, rerun to resume; 130: stopped by Ctrl-C.
 """
@@ -21,7 +21,7 @@ from pathlib import Path
 try:
     from cyclopts import App, CycloptsError
     from rich.console import Console
-except ModuleNotFoundError as error:  # installed without the extra `train`
+except ModuleNotFoundError as error:  # installed without the `train` extra
     sys.exit(
         f"{error.name} is missing: the commands need `pip install -e '.[train]'` in Outrider's"
         " checkout"
@@ -55,7 +55,7 @@ Every verb takes --help, and --quiet: nothing on stderr but errors."""
 
 
 def _run(name: str, *verb: str) -> None:
-    """Runs `verb`, by default the command line's, and exits with its status."""
+    """Runs `verb` (default: the command line's) and exits with its status."""
     words = [*verb, *(word for word in sys.argv[1:] if word != "--quiet")]
     if not verb and words and words[0] in VERBS:
         name = f"{name} {words[0]}"
@@ -91,7 +91,7 @@ def _run(name: str, *verb: str) -> None:
 
 
 def command_app() -> App:
-    """Builds the parser of all verbs."""
+    """Builds the parser for all verbs."""
     app = App(
         name="outrider",
         version=_versions,

@@ -27,12 +27,14 @@ def train_speculator(
     ----------
     dry_run
         Write recipe.resolved.yaml, print what each stage would do and what it costs (parameters,
-        memory by part, whether it fits, disk, time), and stop. Needs only the target's config.json.
+        memory by component and whether it fits, disk space, time), and stop. Needs only the
+        target's config.json.
     as_json
-        With --dry-run: print the JSON object and no table.
+        With --dry-run: print only the JSON object, without the tables.
     gpu_memory
-        With --dry-run: memory of one GPU in GB. Default: that of this machine's GPUs, else its main
-        memory, else 150 (an H200); the output states which.
+        With --dry-run: memory of one GPU in GB. Default: that of this machine's smallest GPU.
+        Without a GPU: main memory or, if training does not fit there, that of an assumed H200 (150
+        GB). The output states which.
     stages
         Run only these comma-separated stages: ingest, split, capture, train, choose_kind (only with
         several kinds), evaluate, export.

@@ -1,4 +1,4 @@
-"""Bounds from few clusters for continuous monitoring: an anytime-valid Student's t.
+"""Bounds from a few clusters for continuous monitoring: an anytime-valid Student's t.
 
     bounds = ratio_of_groups([(tokens_G, steps_G)], [], 0.05)     # after every request
     if bounds.high < floor:
@@ -8,11 +8,11 @@ Checking a 95 % bound after every request and stopping at the first look that de
 more than 5 % of the time. The probability that these bounds ever miss is at most `alpha` per side.
 
 The t statistic of n observations with mean mu and any variance, against the hypothesis mu = 0, has
-a likelihood ratio for each standardized effect mu / sigma. Mixed over effects ~ N(0, 1/g) it is
+a likelihood ratio for each standardized effect mu / sigma. Mixed over effects ~ N(0, 1/g), it is
 
     E_n = sqrt(r) ((1 + r x) / (1 + x))^(-n/2)      r = g / (g + n),  x = t^2 / (n - 1)
 
-(the t statistic's Bayes factor with a normal prior), which under the hypothesis is a martingale in
+(the t statistic's Bayes factor with a normal prior). Under the hypothesis, E_n is a martingale in
 n that starts at 1. By Ville's inequality it ever reaches 1 / beta with probability at most beta
 (Robbins, Ann. Math. Statist. 41, 1970; Lai, Ann. Statist. 4, 1976, for t; Wang and Ramdas,
 arXiv:2310.03722; Lindon et al., arXiv:2210.08589, for regressions).
@@ -41,8 +41,8 @@ from outrider.common.jackknife import degrees_of_freedom
 Array = NDArray[np.float64]
 
 BEST_AT = 20.0
-"""Number of clusters that the bounds are tuned for; there they are 1.77 times as wide as Student's.
-With 10 or 100 clusters they are at most 8 % wider than bounds tuned for that number."""
+"""Number of clusters that the bounds are tuned for; at that number, they are 1.77 times as wide as
+Student's. With 10 or 100 clusters, they are at most 8 % wider than bounds tuned for that number."""
 
 
 @dataclass(frozen=True)
@@ -99,17 +99,18 @@ Group = tuple[ArrayLike, ArrayLike]
 
 
 def ratio_of_groups(above: Sequence[Group], below: Sequence[Group], alpha: float) -> Bounds:
-    """Product of the `above` ratios over that of `below`, with bounds.
+    """Product of the `above` ratios divided by that of `below`, with bounds.
 
     A group's ratio is sum(numerator) / sum(denominator) of its clusters. A cluster is a session, or
-    a request if sessions are unknown. If a sum comes from one cluster, bounds are 0 and infinity.
-    The groups are independent: the variance of the log is the sum of jackknife variances, and its
-    degrees of freedom are Welch's and Satterthwaite's. `clusters` counts those of the first group.
+    a request if sessions are unknown. If a sum comes from a single cluster, the bounds are 0 and
+    infinity. The groups are independent, so the variance of the log is the sum of the jackknife
+    variances, with Welch-Satterthwaite degrees of freedom. `clusters` counts those of the first
+    group.
 
     Some groups may be complete at the first look while others grow, for example if a previously
     measured offset is subtracted. The bounds then also hold at all looks: with a fixed variance v
-    and growing information I, the errors have the covariances of a mean of growing size whose
-    information is 1 / (v + 1 / I).
+    and growing information I, the errors have the same covariances as a mean over a growing sample
+    whose information is 1 / (v + 1 / I).
     """
     groups = [
         (sign, np.asarray(numerator, dtype=np.float64), np.asarray(denominator, dtype=np.float64))
@@ -125,7 +126,7 @@ def ratio_of_groups(above: Sequence[Group], below: Sequence[Group], alpha: float
     shares = sum(
         v**2 / float(degrees_R[0]) for v, (_, degrees_R) in zip(variances, parts, strict=True)
     )
-    # Without variance (for example if no draft is ever accepted), use the fewest degrees.
+    # Without variance (as when no draft is ever accepted), use the fewest degrees of freedom.
     total = sum(variances)
     degrees = total**2 / shares if shares > 0 else min(float(own_R[0]) for _, own_R in parts)
     value, margin = math.exp(log), math.sqrt(total) * float(critical_t(degrees, alpha))

@@ -4,7 +4,7 @@
 
 An engine takes nine tenths of a GPU's memory when it starts, so the process that opens it must not
 hold GPU memory: weights, CUDA's context and torch's cache are freed only when their process ends.
-Work on a device therefore runs in a child, on CPUs too.
+Work on a device, even on a CPU, therefore runs in a child.
 
 Children are forked in 0.1 s from a server process that has imported only torch; a fresh interpreter
 takes 4 to 8 s to import it. The server never uses a device, because CUDA does not work in a fork of
@@ -33,7 +33,7 @@ _CONTEXT.set_forkserver_preload(["torch", "torch._dynamo"])
 class ChildError(RuntimeError):
     """An unexpected error in a child process; `__cause__` is the original error.
 
-    The message lists the child's stack frames without values, which may quote customer text.
+    The message lists the child's stack frames without values, because those may be customer text.
     """
 
 
@@ -86,7 +86,10 @@ def answer_of(work: Callable[[], object]) -> bytes:
 
 
 def returned(answer: bytes, where: str) -> Any:
-    """Returns the result in `answer` or raises its error, from `where`."""
+    """Returns the result in `answer`, or raises the error in it.
+
+    The message of a `ChildError` names `where` the error occurred.
+    """
     result, error, frames = pickle.loads(answer)
     if isinstance(error, OutriderError):
         raise error

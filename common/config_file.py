@@ -6,7 +6,8 @@
     except ValidationError as error:
         raise OutriderError(explain(error, Recipe, origins, "a recipe")) from None
 
-A message contains file and line, key, value, the most similar key, and the valid keys.
+A message names the file, the line and the key, then the invalid value or, for an unknown key, the
+most similar key and the valid keys.
 """
 
 import difflib
@@ -23,7 +24,7 @@ from outrider.common.errors import OutriderError
 
 Keys = tuple[str | int, ...]
 Origins = dict[Keys, str]
-"""File and line of each key, by its path from the root."""
+"""File and line of each key, indexed by the key's path from the root."""
 
 
 class _Loader(yaml.SafeLoader):
@@ -38,7 +39,7 @@ _Loader.add_implicit_resolver(
 
 
 def read_yaml(path: Path, noun: str = "a recipe") -> tuple[dict[str, Any], Origins]:
-    """Reads a YAML mapping; also returns file and line of each key.
+    """Reads a YAML mapping; also returns each key's file and line.
 
     Raises an `OutriderError` if it is not a mapping. Messages call the file `noun`.
     """
@@ -93,7 +94,10 @@ def _value(node: yaml.Node, keys: Keys, path: Path, origins: Origins) -> Any:
 
 
 def explain(error: ValidationError, model: type[BaseModel], origins: Origins, noun: str) -> str:
-    """Describes all mistakes that pydantic found in `noun`, one per line."""
+    """Describes all mistakes that pydantic found, one per line.
+
+    Messages call the configuration `noun`, such as "a recipe".
+    """
     lines = []
     for detail in error.errors(include_url=False):
         keys, section = _written(detail["loc"], model)
@@ -128,7 +132,7 @@ def _message(
 def _written(location: Keys, model: type[BaseModel]) -> tuple[Keys, type[BaseModel]]:
     """Returns the keys as in the file, and the last key's section.
 
-    pydantic's location also contains the union member after a field, such as `k`, `int`.
+    In pydantic's location, the name of a union's member can follow a field, as in `k`, `int`.
     """
     keys: list[str | int] = []
     section, below = model, typing.cast(Any, model)
@@ -146,7 +150,7 @@ def _written(location: Keys, model: type[BaseModel]) -> tuple[Keys, type[BaseMod
 
 
 def _below(annotation: Any) -> Any:
-    """A field's section, or dict or list of sections; None otherwise."""
+    """Returns a field's section, or dict or list of sections; None otherwise."""
     if typing.get_origin(annotation) in (typing.Union, types.UnionType):
         return next(filter(None, map(_below, typing.get_args(annotation))), None)
     if typing.get_origin(annotation) in (dict, list):

@@ -18,6 +18,6 @@ class OutriderError(Exception):
 
 
 class UsageError(OutriderError):
-    """A wrong command line."""
+    """An invalid command line."""
 
     exit_code = 2

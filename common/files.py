@@ -24,9 +24,10 @@ from outrider.common.errors import OutriderError
 def publish(path: Path) -> Iterator[Path]:
     """Yields a temporary path; renames it to `path` on success.
 
-    The file or directory is synced to disk before it replaces an existing one. On failure the
-    temporary is removed and `path` is unchanged. Raises an `OutriderError` if the disk is full.
-    Publishing a directory also removes temporaries of killed processes of this machine.
+    The file or directory is synced to disk before it replaces an existing one. On failure, the
+    temporary path is removed and `path` is unchanged. Raises an `OutriderError` if the disk is
+    full. Publishing a directory also removes temporary paths left by killed processes on this
+    machine.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     own = f"{socket.gethostname()}.{os.getpid()}"
@@ -55,7 +56,7 @@ def publish(path: Path) -> Iterator[Path]:
 
 
 def says_disk_is_full(error: Exception) -> bool:
-    """Whether the error is a full disk, which safetensors reports as text."""
+    """Whether the error means a full disk; safetensors reports one as text."""
     full = (errno.ENOSPC, errno.EDQUOT)
     return getattr(error, "errno", None) in full or any(
         f"os error {code})" in str(error) for code in full
@@ -99,9 +100,9 @@ def lock(path: Path, doing: str) -> Iterator[None]:
         except BlockingIOError:
             raise Locked(f"{path.parent}: process {holder(path)} {doing}") from None
         file.truncate(0)
-        # The lock is valid without the holder's id, which a full disk cannot store.
+        # The lock is valid even without the holder's id, which cannot be written to a full disk.
         with contextlib.suppress(OSError):
-            os.write(file.fileno(), b"%d" % os.getpid())  # unbuffered: close() would retry
+            os.write(file.fileno(), b"%d" % os.getpid())  # unbuffered, or close() would retry
         yield
 
 
@@ -118,7 +119,7 @@ def holder(path: Path) -> int | None:
 
 
 def link_or_copy(source: str | Path, destination: str | Path) -> None:
-    """Creates a hard link (saves terabytes for R1), or else a copy."""
+    """Creates a hard link (saves terabytes for R1), otherwise a copy."""
     try:
         os.link(source, destination)
     except OSError:
@@ -126,7 +127,7 @@ def link_or_copy(source: str | Path, destination: str | Path) -> None:
 
 
 def sync(path: Path) -> None:
-    """Flushes a file, or the entries of a folder, to the disk."""
+    """Flushes a file, or the entries of a folder, to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -135,7 +136,7 @@ def sync(path: Path) -> None:
 
 
 def _remove_leftovers(folder: Path) -> None:
-    """Removes temporaries whose processes on this machine have ended."""
+    """Removes temporary paths whose processes on this machine have ended."""
     for left in folder.glob(f".*.{socket.gethostname()}.*"):
         _, pid, ending = left.name.rsplit(".", 2)
         if ending in ("tmp", "old") and pid.isdigit() and not psutil.pid_exists(int(pid)):

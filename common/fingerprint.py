@@ -66,7 +66,10 @@ def sampled_digest(paths: Iterable[Path], sampled: int = 4 * 2**20) -> str:
 
 
 def store_identity(info: Mapping[str, Any]) -> list[str]:
-    """Returns the content-dependent fields of an fsspec `info`; each store has some."""
+    """Returns the fields of an fsspec `info` that change with the content.
+
+    Each kind of store provides only some of them.
+    """
     fields = ("size", "mtime", "ETag", "etag", "md5Hash", "blob_id", "LastModified", "updated")
     return [str(info.get(field)) for field in fields]
 
@@ -126,7 +129,7 @@ class Kept:
 
 
 def resume_or_clear(stamp: Path, inputs: Any, unfinished: Iterable[Path]) -> bool:
-    """Deletes `unfinished` paths unless the file `stamp` has the digest of `inputs`.
+    """Deletes `unfinished` paths unless the file `stamp` contains the digest of `inputs`.
 
     Writes the stamp; returns whether the work can be resumed. The caller deletes the stamp at the
     end of the work.

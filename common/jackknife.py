@@ -1,4 +1,6 @@
-"""Intervals over few unequal sessions: degrees of freedom, and sessions needed.
+"""Confidence intervals from a few sessions of unequal size.
+
+Degrees of freedom, and the number of sessions needed.
 
 degrees_of_freedom([[0.25, 0.25, 0.25, 0.25]])      # [3.]
 
@@ -12,7 +14,7 @@ Array = NDArray[np.float64]
 
 LEAST_SESSIONS = 5
 """Minimum number of held-out sessions, or groups of prompts, for an interval. With fewer, the
-variance has so few degrees of freedom that the interval would decide nothing."""
+variance has so few degrees of freedom that the interval would be too wide to decide anything."""
 
 ENOUGH_SESSIONS = 30
 """Number of held-out sessions from which an interval is about as narrow as the spread allows:
@@ -25,8 +27,8 @@ def degrees_of_freedom(share_RG: ArrayLike) -> Array:
     The variance is a quadratic form sum_g a_g e_g^2 of the clusters' residuals e, with weights a =
     w^2 / (1 - w)^2 from their shares w. With equally distributed clusters the residuals have the
     covariance C = 1[g = h] - w_g - w_h + sum(w^2), and the form has tr(AC)^2 / tr(ACAC) degrees of
-    freedom (Bell and McCaffrey, Survey Methodology 28, 2002). Expanding the squares of C needs sums
-    over clusters only.
+    freedom (Bell and McCaffrey, Survey Methodology 28, 2002). Expanding the squares of C leaves
+    only sums over clusters.
     """
     share_RG = np.asarray(share_RG, dtype=np.float64)
     weight = share_RG**2 / (1 - share_RG) ** 2

@@ -1,4 +1,4 @@
-"""Counts responses cut at a length limit, for plan, progress and report.
+"""Counts truncated responses for the plan, the progress output and the report.
 
     found, kept = lost_ends(lengths, starts, limit=2047, key="serving.engine.max_model_len = 2,048")
     print(found.describe())     # 2 of 720 responses lose their end (512 tokens) ...
@@ -16,13 +16,13 @@ class LostEnds(NamedTuple):
     key: str
     """The recipe's key with its value."""
     limit: int
-    """Largest number of tokens of a prompt and its response."""
+    """Maximum length of a prompt and its response together, in tokens."""
     longest: int
-    """Tokens of the longest sequence."""
+    """Length of the longest sequence, in tokens."""
     sequences: int
     cut: int
     cut_tokens: int
-    """Tokens that the cut responses lose."""
+    """Number of tokens cut from the responses."""
     dropped: int
     """Sequences that are left out."""
 
@@ -42,7 +42,7 @@ class LostEnds(NamedTuple):
 def lost_ends(
     lengths: Sequence[int], starts: Sequence[int], limit: int, key: str
 ) -> tuple[LostEnds, list[int]]:
-    """Counts the sequences that `limit` cuts; also returns the kept rows.
+    """Counts the sequences that `limit` cuts; also returns the kept rows' indices.
 
     A longer sequence is left out if its prompt alone reaches the limit.
     """

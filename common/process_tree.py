@@ -87,7 +87,7 @@ class Child:
     ) -> None:
         """Starts the process and appends its output to `log`, a private file.
 
-        `name` is used in errors; `environment` is by default this process's. With `pipes`, stdin
+        `name` is used in errors; `environment` defaults to this process's. With `pipes`, stdin
         and stdout are text pipes to this process. `descriptors` stay open in the child.
         """
         self.log, self._name = log, name
@@ -107,7 +107,7 @@ class Child:
                 stderr=output,
                 text=True,
                 pass_fds=descriptors,
-                start_new_session=True,  # Ctrl-C reaches the starter, which stops it in order
+                start_new_session=True,  # Ctrl-C reaches only the starter, which stops the child
             )
 
     def wait_until(
@@ -199,8 +199,8 @@ def _marks(process: psutil.Process) -> list[str]:
 
 
 TERMINAL_DESCRIPTOR = "OUTRIDER_TERMINAL_DESCRIPTOR"
-"""Environment variable: the file descriptor of the terminal, for progress. The child's stdout and
-stderr are the log."""
+"""Environment variable: the file descriptor of the terminal, for showing progress. The child's
+stdout and stderr go to the log."""
 
 
 class Interrupted(Exception):

@@ -4,7 +4,7 @@
     redacted("vllm serve x --api-key sk-1 -tp 8")  # vllm serve x --api-key *** -tp 8
     redacted_words(sys.argv)
 
-This is a heuristic: it misses a password under an innocent name. Keep secrets in the environment
+This is a heuristic: it misses a password with an innocuous name. Keep secrets in the environment
 of the command or in a file that only its owner can read.
 """
 

@@ -1,4 +1,4 @@
-"""Limits for comparing two computations: the recipe's, or the engine's noise.
+"""Limits for comparing two computations, from the recipe or the engine's noise.
 
     tolerance = Tolerance(limit=0.15, control=0.2, margin=0.05)
     tolerance.outcome(0.24)    # "passed"; 0.26: "failed"
@@ -23,13 +23,13 @@ class Tolerance:
     limit: float
     """The recipe's limit."""
     control: float
-    """The same difference between two batches of the engine."""
+    """The difference between two batchings of the same requests."""
     margin: float
     """How much the difference may exceed the control."""
 
     @property
     def allowed(self) -> float:
-        """The limit, or control plus margin if larger, up to the cap."""
+        """The larger of limit and control plus margin, up to the cap."""
         return min(max(self.limit, self.control + self.margin), MOST_LIMITS * self.limit)
 
     def outcome(self, found: float) -> Literal["passed", "failed", "undecided"]:

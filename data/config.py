@@ -25,8 +25,8 @@ class TrafficConfig(_Section):
     recognizes the beginning of a file."""
 
     max_reject_fraction: float = Field(default=0.05, ge=0.0, lt=1.0)
-    """Maximum share of rows that may be rejected. The run stops above it: a log that is mostly
-    unreadable has the wrong format or the wrong target."""
+    """Maximum share of rows that may be rejected. The run stops above it, because many rejects
+    usually mean the wrong format or the wrong target."""
 
     model: str | list[str] | None = None
     """Keep only exchanges of this model, or of these models. Names are compared with those in the
@@ -36,8 +36,8 @@ class TrafficConfig(_Section):
 
     general: str | list[str] | None = None
     """Logs of traffic other than the customer's, in the same form as `path`; for example, all
-    traffic of an endpoint. Part of it is trained on, to prevent forgetting; part is held out, to
-    measure forgetting. Default: none."""
+    traffic of an endpoint. Part of this traffic is trained on, to prevent forgetting; part is held
+    out, to measure forgetting. Default: none."""
 
 
 PersonalKind = Literal[
@@ -100,9 +100,10 @@ class PrivacyConfig(_Section):
     and at most as many tokens as were logged."""
 
     retention: Literal["keep", "delete_features", "delete_all"] = "keep"
-    """Data to delete after the bundle is exported: none; the hidden states; or also the table of
-    sequences and the responses of the evaluation. Weights, counts and the report are kept.
-    `adapt-speculator` deletes its windows when their round has ended, unless this is `keep`."""
+    """Data to delete after the bundle is exported. `keep`: none; `delete_features`: the hidden
+    states; `delete_all`: also the table of sequences and the responses of the evaluation. Weights,
+    counts and the report are always kept. `adapt-speculator` deletes its windows when their round
+    has ended, unless this is `keep`."""
 
     @model_validator(mode="after")
     def _regenerates_what_was_replaced(self) -> "PrivacyConfig":
@@ -127,11 +128,11 @@ class SplitConfig(_Section):
     """Share of sessions for choosing the checkpoint and K: the latest before the held-out part."""
 
     heldout_fraction: float = Field(default=0.2, gt=0.0, lt=1.0)
-    """Share of sessions for the final measurement: the latest of all. Nothing is chosen on them."""
+    """Share of sessions for the final measurement: the latest of all. No choices depend on them."""
 
     session_gap_minutes: ClassVar[float] = 30.0
-    """A session ends after a pause of this length, unless the log has conversation ids: user ids
-    last for weeks, and sessions of that length would span all parts."""
+    """In a log without conversation ids, a session ends after a pause of this length, because
+    user ids last for weeks, and a session of that length would span all parts."""
 
     near_duplicate_similarity: float = Field(default=0.9, gt=0.0, le=1.0)
     """Jaccard similarity of two prompts' word 5-grams, without boilerplate. A validation or
@@ -143,14 +144,14 @@ class SplitConfig(_Section):
     measured on but not trained on."""
 
     max_train_sequences: int | None = Field(default=None, ge=1)
-    """Maximum number of training sequences; a seeded sample. Capture and training cost grow with
-    it. Default: all."""
+    """Maximum number of training sequences, chosen by seeded sampling. Capture and training cost
+    grow with it. Default: all."""
 
     max_validation_sequences: int | None = Field(default=None, ge=1)
-    """Maximum number of validation sequences; a seeded sample. Default: all."""
+    """Maximum number of validation sequences, chosen by seeded sampling. Default: all."""
 
     max_heldout_sequences: int | None = Field(default=None, ge=1)
-    """Maximum number of held-out sequences; a seeded sample. Default: all."""
+    """Maximum number of held-out sequences, chosen by seeded sampling. Default: all."""
 
     max_general_sequences: ClassVar[int] = 200
     """Maximum number of sequences of `traffic.general` to measure on: the latest ones, at most a
@@ -171,7 +172,7 @@ StateDtype = Literal["bf16", "fp8"]
 
 
 def bytes_per_token(values: int, dtype: StateDtype, streams: int = 1) -> int:
-    """Bytes of a token in the feature store: states, FP8 scales and a 4-byte id.
+    """Bytes per token in a feature store: states, FP8 scales, token id.
 
     `values` is the sum of the widths of the streams.
     """
@@ -192,12 +193,13 @@ class CaptureConfig(_Section):
     batch_tokens: int = Field(default=65536, ge=1)
     """Tokens sent to the engine at a time, in log order. Bounds the states in memory (tokens x
     hidden size x 2 bytes, for the final state and for each layer that the speculator reads); the
-    engine schedules within these tokens."""
+    engine forms its own batches from these tokens."""
 
     min_on_policy: float | None = Field(default=0.95, ge=0.0, le=1.0)
-    """Minimum share of a completion's tokens that are likely under the target: within top_k and
-    top_p, at most 0.95, at the logged temperature. Unlikely tokens count only beyond their expected
-    number, so on-policy text has a share of 1. Sequences below the minimum are quarantined
+    """Minimum share of a completion's tokens that are likely under the target at the logged
+    temperature: within top_k, and among the most likely tokens with a total probability of top_p or
+    0.95, whichever is smaller. Unlikely tokens count only beyond their expected number, so
+    on-policy text has a share of 1. Sequences below the minimum are quarantined
     (features/quarantine.json): neither trained on nor measured. The run stops if more than half are
     quarantined. On nano R1's traffic, 0 of 383 exact and 1.2 % of 337 retokenized sequences are
     below 0.95, as are 95 % of completions taken from other prompts. null: no quarantine."""
@@ -206,5 +208,5 @@ class CaptureConfig(_Section):
     """Number of sequences on which captured states are checked (engine_checks.py)."""
 
     on_policy_positions: ClassVar[int] = 1024
-    """Maximum tokens per completion, evenly spaced, that are checked for being on-policy. Each
-    costs lm_head and a few passes over the vocabulary in the engine."""
+    """Maximum number of tokens per completion, evenly spaced, that are checked for being on-policy.
+    Each one costs the engine an lm_head evaluation and a few passes over the vocabulary."""

@@ -13,8 +13,8 @@ from typing import Any, Self
 from pydantic import BaseModel
 
 CONVERSATION, USER, FIRST_QUESTION = SESSION_KINDS = ("conversation", "user", "first_question")
-"""What a session's name identifies: the logged conversation, else the logged user, else the
-exchanges that begin with the same first question."""
+"""What a session's name identifies, in order of preference: the logged conversation, the logged
+user, or the exchanges that begin with the same first question."""
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Place:
 
     file: str
     line: int
-    """Line number from 1; for JSON arrays and tables, the row number."""
+    """1-based line number; for JSON arrays and tables, the row number."""
 
 
 @dataclass(frozen=True)
@@ -95,14 +95,14 @@ class Exchange:
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
     constraint: str | None = None
-    """Other influence on the tokens: `grammar` or `other_sampling` (formats/sampling.py)."""
+    """Another influence on the tokens: `grammar` or `other_sampling` (formats/sampling.py)."""
     regenerate: bool = False
-    """Whether the response contained personal data. It then has surrogates, and the target must
-    generate a new response before training."""
+    """Whether the response contained personal data. If so, it now contains surrogates, and the
+    target must generate a new response before training."""
 
 
 class Sums(BaseModel):
-    """Base class of counts and `Counter`s that are summed over workers."""
+    """Base class for counts and `Counter`s that are summed over workers."""
 
     def __add__(self, other: Self) -> Self:
         return type(self)(
@@ -120,8 +120,8 @@ class Reject(Exception):
       `wrong_type`, `duplicate_key`, `line_too_long` (above 64 MB), `nested_too_deeply` (above 100)
     - no exchange to learn from: `incomplete_pair`, `error_response`, `no_choices`, `no_messages`,
       `no_response`, `empty_prompt`, `empty_response`
-    - a half that cannot be joined: `no_id`, `unmatched_request`, `unmatched_response`,
-      `ambiguous_id`
+    - a request or response that cannot be joined with its other half: `no_id`,
+      `unmatched_request`, `unmatched_response`, `ambiguous_id`
     - the end of the response is missing: `stream_cut`, `not_finished`, `partial_response`,
       `stream_not_kept`
     - text or ids are missing: `content_not_logged`, `text_not_logged`, `no_token_ids`,
@@ -132,8 +132,8 @@ class Reject(Exception):
       `own_chat_template`, `prompt_not_messages`, `template_refuses`
     - does not fit the target: `token_out_of_vocabulary`, `longer_than_target`,
       `sampling_out_of_range`
-    - not a dump of SGLang: `unsafe_pickle`, `damaged_pickle`, `pickle_too_large`, `not_a_dump`
-    - set aside, without counting against `traffic.max_reject_fraction`: sampled otherwise
+    - not an SGLang dump: `unsafe_pickle`, `damaged_pickle`, `pickle_too_large`, `not_a_dump`
+    - set aside, without counting towards `traffic.max_reject_fraction`: sampled differently
       (`grammar`, `min_p`, `penalties`, `other_sampling`), personal data that cannot be replaced
       (`privacy_regenerate`, `privacy_ids_only`), and rows that are not part of the traffic
       (`not_a_generation`, `cache_hit`, `weighted_out`, `other_model`, `beyond_first`)
@@ -151,7 +151,7 @@ HALVES = frozenset({"unmatched_request", "unmatched_response", "stream_cut"})
 """Reasons for rejecting rows without their other half, or streams without their end."""
 
 BEYOND_FIRST = "beyond_first"
-"""Replaces these reasons if the rest of the log was not read: the other half may follow."""
+"""Replaces those in `HALVES` if the rest of the log was not read: the other half may be there."""
 
 SAMPLED_OTHERWISE = frozenset({"grammar", "min_p", "penalties", "other_sampling"})
 """Reasons for responses whose tokens were not sampled by temperature, top_k and top_p alone."""

@@ -51,7 +51,7 @@ def load_sequences(
 
 
 def log_order(times: Iterable[float | None]) -> list[tuple[float, int]]:
-    """Returns sort keys of rows; one without a time follows its predecessor."""
+    """Returns rows' sort keys; a row without a time follows its predecessor."""
     keys = []
     latest, without = -math.inf, 0
     for time in times:
@@ -66,9 +66,9 @@ def session_names(
     """Returns every row's session name; `times` are the keys from `log_order`.
 
     A conversation id is one session, however long it lasts. A user id lasts for weeks; as one
-    session, it would lose all exchanges except those of one part. A common first question is
-    repeated by templates and load tests. These two kinds of sessions end after a pause of
-    `gap_minutes`; the next session is named after its first sequence, such as `session 0-17`. A
+    session, it would lose all exchanges except those of one part. Templates and load tests repeat
+    the same first question. So sessions named after a user id or a first question end after a pause
+    of `gap_minutes`; the next session is named after its first sequence, such as `session 0-17`. A
     name that is a conversation id in any row is a conversation in all rows.
 
     A row without a time takes the time of the row before it in the log. Without any times there are

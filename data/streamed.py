@@ -3,7 +3,7 @@
     with streaming(streamed, ranks=2, directory=run / "training/stream"):
         train(features_dir=directory, feature_store=SOURCE, ...)
 
-Each rank requests the sequences that it reads next from the replicas (replicas.py), in its own
+Each rank requests from the replicas (replicas.py) the sequences that it reads next, in its own
 order, within its share of `cluster.in_flight_gb`. Neither text nor states are written to disk:
 states exist only in the replicas, the cluster's object stores and the ranks. The validation and
 held-out parts are in the feature store that the capture stage wrote. `StreamedFeatures` is a
@@ -50,21 +50,21 @@ if TYPE_CHECKING:
     from outrider.data.features.replicas import Replicas
 
 SOURCE = "outrider.data.streamed:StreamedFeatures"
-"""`feature_store` of a training specification that reads the stream."""
+"""Value of `feature_store` in a training specification that reads the stream."""
 STREAM = "stream.json"
 """File with the names of the replicas and the paths of the sequences."""
 
 
 @dataclass(frozen=True)
 class Streamed:
-    """Settings and sequences of a streamed capture, and the other parts' store."""
+    """Settings and sequences of a streamed capture; feature store of other parts."""
 
     target: TargetConfig
     engine: EngineConfig
     capture: CaptureConfig
     cluster: ClusterConfig
     spec: FeatureSpec
-    """Streams of each sequence."""
+    """Streams of states to capture for each sequence."""
     tables: Sequence[Path]
     train: list[str]
     """Sequences of the training part."""

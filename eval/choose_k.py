@@ -40,8 +40,8 @@ from outrider.serving.vllm_hooks.drafts_file import Drafts
 from outrider.speculators.kinds import LOOKUP as LOOKUP_KIND
 
 MIN_GAIN = 0.01
-"""Minimum relative gain in tokens/s of a larger k; less is not worth longer steps at higher
-load."""
+"""Minimum relative gain in tokens/s from a larger k; a smaller gain is not worth the longer steps
+at higher load."""
 
 MOST_MARGIN = 0.05
 """Cap on the noise margin (log) that is added to MIN_GAIN."""
@@ -62,9 +62,9 @@ def choose(
     """Chooses k for base and for custom in one engine mode.
 
     `validation` is the replay of the validation part. If it is None (exact replay is not measured),
-    k is the recipe's or the trained depth. A speculator with a fixed k keeps it, except base if
-    `base_has_own_k`: its engine is then started once per k. If `main`, the main concurrency, is
-    None, it is derived from the logged load.
+    k is `eval.k`, or the trained depth if that is "auto". A speculator with a fixed k keeps it,
+    except base if `base_has_own_k`: its engine is then started once per k. If `main`, the main
+    concurrency, is None, it is derived from the logged load.
     """
     settings = context.settings
     fixed = [name for name in DRAFTERS if context.speculators[name].family.fixed_k]
@@ -236,7 +236,7 @@ def best_k(
 
 
 def batch_ranges(best: Mapping[int, int]) -> list[tuple[int, int, int]]:
-    """Merges adjacent batch sizes of equal k into ranges (first, last, k).
+    """Merges adjacent batch sizes with equal k into ranges (first, last, k).
 
     Ranges end at measured batch sizes; the last k also applies to larger batches.
     """

@@ -34,8 +34,8 @@ PERMUTATIONS = 2000
 
 SEED = 0
 """Seed for prompt choice and permutations. Requests carry no seed: with speculation the same seed
-gives other tokens, seeded requests are sampled more slowly, and vLLM 0.32 cannot serve them on a
-CPU."""
+gives different tokens, seeded requests are sampled more slowly, and vLLM 0.32 cannot serve them on
+a CPU."""
 
 ANSWERS = ".jsonl"
 """Suffix of an `eval.task` that names a file of known answers."""
@@ -88,10 +88,11 @@ class GateConfig(BaseModel):
     custom / base must lie above 1 minus this. Checked if the recipe has `traffic.general`."""
 
     near_tie_nats: ClassVar[float] = 0.125
-    """A first difference is a near tie if the target's log-probabilities of the two tokens differ
-    by at most this (nats). In bf16, logits between 16 and 32 are multiples of 0.125, so engines
-    that batch differently disagree about such tokens even without speculation. Other differences
-    are unexplained: the verdict is `undecided` if none occur without speculation."""
+    """The first differing token is a near tie if the target's log-probabilities of the two tokens
+    differ by at most this (nats). In bf16, logits between 16 and 32 are multiples of 0.125, so
+    engines that batch differently disagree about such tokens even without speculation. Other
+    differences are unexplained; if they occur only with speculation, the verdict is at best
+    `undecided`."""
 
     max_tail_excess: ClassVar[float] = 0.01
     """Maximum increase over no speculation in the share of sampled tokens whose probability under
@@ -115,9 +116,10 @@ class GateConfig(BaseModel):
     the same speculator."""
 
     replay_margin: ClassVar[float] = 0.01
-    """The engine repeats some greedy responses in other batches. If the relative change of its step
-    count plus this exceeds `max_replay_difference`, the sum is the limit instead, capped at three
-    times `max_replay_difference`. A difference between the cap and the sum is undecided."""
+    """The engine repeats some greedy responses with different batching. If the relative change in
+    its step count plus this exceeds `max_replay_difference`, the sum is the limit instead, capped
+    at three times `max_replay_difference`. A difference between the cap and the sum is
+    undecided."""
 
 
 class CostConfig(BaseModel):
@@ -160,8 +162,8 @@ class EvalConfig(BaseModel):
     must be faster than that too; null: base's best K is the only reference."""
 
     engine_modes: list[Literal["eager", "compiled"]] = Field(["eager", "compiled"], min_length=1)
-    """Engine modes in which tokens/s are measured and the verification pass runs. They differ for a
-    small target: its compiled engine leaves less to gain."""
+    """Engine modes in which tokens/s are measured and the verification pass runs. Results differ
+    for a small target, whose compiled engine leaves less to gain."""
 
     side_by_side: bool = True
     """Whether the server without speculation and the one for base and custom run at the same time,
@@ -182,12 +184,12 @@ class EvalConfig(BaseModel):
 
     measure: Literal["until_decided", "full"] = "full"
     """When to stop measuring. `full` measures all `repeats` in every engine mode. `until_decided`
-    evaluates the intervals after 2, 4, 8, ... and all `repeats`, and stops when all speed checks
-    are decided or custom is shown not to be faster than base. Early intervals are wider, so that
-    they are valid whenever the measurement stops (eval/stats/sequential.py)."""
+    evaluates the intervals after 2, 4, 8, ... repeats and after all `repeats`, and stops when all
+    speed checks are decided or custom is shown not to be faster than base. Early intervals are
+    wider, so that they are valid whenever the measurement stops (eval/stats/sequential.py)."""
 
     repeats: int = Field(4, ge=2)
-    """Blocks per concurrency and variant, or their maximum with `measure: until_decided`. Blocks of
+    """Blocks per concurrency and variant; with `measure: until_decided`, the maximum. Blocks of
     none, base and custom are interleaved in rotating order, and speeds are compared within a
     repeat. If base and custom run in two engines because their kinds or shapes differ, every repeat
     restarts both, and fewer than 3 repeats decide nothing."""
@@ -201,9 +203,9 @@ class EvalConfig(BaseModel):
     rate, without waiting for earlier responses. Empty: closed loop only."""
 
     rate_seconds: PositiveFloat = 20.0
-    """Seconds during which requests are sent: rate x rate_seconds requests. All rates have the same
-    duration, because a queue needs time to grow before saturation shows; a saturated server runs
-    until all requests are answered. Intervals use the closed loop's noise, a lower bound."""
+    """Duration of sending in seconds; rate x rate_seconds requests are sent. All rates have the
+    same duration, because a queue needs time to grow before saturation shows; a saturated server
+    runs until all requests are answered. Intervals use the closed loop's noise, a lower bound."""
 
     scenarios: dict[Annotated[str, Field(pattern="^[a-z0-9_]+$")], ScenarioConfig] = {}
     """Usage scenarios by name. Each selects held-out requests by the lengths of their logged prompt
@@ -212,7 +214,7 @@ class EvalConfig(BaseModel):
 
     verification_requests: PositiveInt = 24
     """Held-out prompts in the verification pass (lossless checks, replay against engine, task
-    accuracy). Each variant answers them greedily and at the customer's sampling."""
+    accuracy). Each variant answers them greedily and with the customer's sampling settings."""
 
     verification_max_tokens: PositiveInt = 400
     """Maximum response length in tokens in the verification pass. It must be enough to finish the

@@ -138,8 +138,8 @@ class EvaluationContext:
     ) -> Iterator[tuple[LoadGenerator, Servers]]:
         """Opens a load generator, and servers that start on first use.
 
-        The servers are those of none and `speculators`. Their warm-up is a short block of the
-        rendered prompts `texts` at the highest concurrency.
+        There is a server for no speculation, and servers for `speculators`. Their warm-up is a
+        short block of the rendered prompts `texts` at the highest concurrency.
         """
         widest = max(self.settings.concurrency)
         first = list(itertools.islice(itertools.cycle(texts), widest))

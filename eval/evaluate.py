@@ -120,7 +120,7 @@ def evaluate(context: EvaluationContext) -> dict[str, Any]:
 
 
 def check(context: EvaluationContext) -> None:
-    """Raises an `OutriderError` for mistakes in the recipe before servers start."""
+    """Checks the recipe before servers start; raises an `OutriderError` for mistakes."""
     settings, depth = context.settings, context.depth
     if settings.current_k is not None and settings.current_k > depth:
         raise OutriderError(
@@ -180,10 +180,10 @@ def not_measured(context: EvaluationContext) -> dict[str, str]:
 
 
 def heldout_requests(context: EvaluationContext, heldout: Dataset) -> HeldoutRequests:
-    """Selects the held-out requests to send, and their sampling."""
+    """Selects the held-out requests to send, and their sampling settings."""
     settings, serving = context.settings, context.serving
     verification, timed = evaluation_prompts(heldout, settings, serving)
-    # Open-loop acceptance is accepted drafts over drafts, so it needs drafts in every step.
+    # Open-loop acceptance is 1 + accepted tokens / drafts, so every step needs a draft.
     custom = context.speculators["custom"]
     comparable = custom.trainable or not custom.speculates
     traffic = select(heldout, settings, serving) if comparable else []
@@ -262,7 +262,7 @@ def serve(
 
 
 def replayed_steps(replays: Replays, plan: Mapping[str, Drafts | None]) -> ReplayedSteps:
-    """Replayed steps of held-out responses by variant, without variants on schedules."""
+    """Replayed steps of held-out responses by variant; variants with schedules are omitted."""
     steps = {}
     for variant, drafts in plan.items():
         sums = replays.get(variant, replays["base"])  # base at eval.current_k has base's sums

@@ -31,8 +31,8 @@ look like a different temperature: both make the logged tokens less likely. Text
 retokenized or written by another revision is only reported; the engine's counts decide."""
 
 LEAST_GREEDY_P = 0.01
-"""Minimum p-value in the test of whether speculation changes more greedy responses than other
-batches do; a lossless engine falls below it in at most 1 % of evaluations."""
+"""Minimum p-value in the test of whether speculation changes more greedy responses than different
+batching does; a lossless engine falls below it in at most 1 % of evaluations."""
 
 
 def judge(findings: Findings, gate: GateConfig) -> Verdict:
@@ -108,10 +108,10 @@ def _over_sessions(name: str, ratio: ClusteredEstimate, least: float, how: str =
 
 
 def _greedy(mode: str, custom: Greedy, alone: Greedy, added: Excess) -> Check:
-    """Checks that speculation causes no more differences than other batches do.
+    """Checks that speculation causes no more differences than different batching does.
 
-    Near ties count too. If the engine without speculation differs only at near ties, other
-    differences are not its noise, but a few of them do not prove a fault either.
+    Near ties count too. If different batching without speculation causes only near ties, other
+    differences cannot be attributed to it, but a few of them do not prove a fault either.
     """
     failed = added.p_value < LEAST_GREEDY_P
     undecided = bool(custom.unexplained) and not alone.unexplained

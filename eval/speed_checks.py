@@ -10,8 +10,9 @@ check, so a lack of evidence does not pass. The levels need no correction: becau
 pass, the error probability is that of one check (intersection-union test: Berger, Technometrics 24,
 1982).
 
-Where the served schedule drafts nothing, a speculating engine is still slower than a plain one,
-because its drafter reads every token. There it is enough that few steps have drafts.
+Where the served schedule (K per batch size) drafts nothing, a speculating engine is still slower
+than a plain one, because its drafter reads every token. There, the check against no speculation
+passes if the share of steps with drafts is below MOST_DRAFTING.
 """
 
 from collections.abc import Mapping, Sequence
@@ -68,7 +69,7 @@ class Demand:
         return f", {value:.3f} corrected for selection"
 
     def what_decides(self, repeats: int) -> str:
-        """Describes how many repeats would decide it at a constant ratio."""
+        """Describes how many repeats would be decisive if the ratio stayed constant."""
         if self.starts is not None and self.starts < LEAST_STARTS:
             return (
                 f"two engines were started {self.starts} times, once per repeat, but"
@@ -132,7 +133,7 @@ def speed_checks(findings: Findings, gate: GateConfig) -> list[Check]:
 
 
 def _check(name: str, asked: Sequence[Demand], off: Sequence[Demand], repeats: int) -> Check:
-    """Checks demands that share a threshold; those in `off` pass without drafts."""
+    """Checks demands that share a threshold; those in `off` are exempt."""
     outcomes = {each.outcome for each in asked if each not in off}
     demand = f"the interval must lie above {asked[0].threshold:g}"
     if off:

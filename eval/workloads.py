@@ -4,8 +4,8 @@
 
 The target answers each workload's prompts, its states are captured, and both speculators are
 replayed exactly. Only the first turn of a conversation is used, as in `vllm bench serve`. Files
-have the hub's layout; SPEED-Bench has that of NVIDIA's prepare.py. Its license forbids
-redistribution, so users must download it themselves.
+have the Hub's layout; SPEED-Bench files have that of NVIDIA's prepare.py. SPEED-Bench's license
+forbids redistribution, so users must download it themselves.
 """
 
 import functools
@@ -26,14 +26,14 @@ from outrider.serving.engine import AskedRow, Engine
 
 
 class Source(NamedTuple):
-    """Location of a workload, and how to read a prompt."""
+    """Location of a workload, and how to read its prompts."""
 
     column: str
     hub: tuple[str, str | None, str] | None
     """Repository, configuration and split; None if users must download it"""
     prompt: Callable[[Any], str] = str
     file: str = ""
-    """Name of its file in a folder"""
+    """Name of the file to read if a folder is given"""
 
 
 SOURCES: dict[PublicWorkload, Source] = {
@@ -48,7 +48,7 @@ def prompts_of(settings: EvalConfig, name: PublicWorkload) -> list[str]:
     """Draws at most `general_prompts` of the workload's prompts, with a fixed seed.
 
     Raises:
-        OutriderError: If it cannot be loaded or has another layout.
+        OutriderError: If it cannot be loaded or has an unexpected layout.
     """
     from datasets import load_dataset
 
@@ -81,7 +81,7 @@ def prompts_of(settings: EvalConfig, name: PublicWorkload) -> list[str]:
 
 
 def measured_workloads(context: EvaluationContext, sampling: Sampling) -> dict[str, Workload]:
-    """Measures the workloads of `eval.general` at the customer's sampling, cached."""
+    """Measures `eval.general`'s workloads with the customer's sampling settings, cached."""
     if context.no_replay:
         return {}
     return {

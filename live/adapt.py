@@ -2,13 +2,13 @@
 
     with adapting(loaded, endpoint) as adapter:
         adapter.run(rounds=None)                      # until it is stopped
-        adapter.run(once=True)                        # until the log is used up
+        adapter.run(once=True)                        # until the log is exhausted
 
 New rows of the log are cut into windows (data/ingest/log_tail.py). Each window is captured, and the
 speculator in use and the base are replayed on it. When the speculator in use loses ground to the
-base, or enough new rows have arrived (adapt_policy.py), a round continues its training. The gate
-measures the round on windows that arrive later and on held-back sessions of older windows. A round
-that wins is deployed; one that loses stays in rounds/ as evidence.
+base, or enough new rows have arrived (adapt_policy.py), a round trains that speculator further. The
+gate measures the round on windows that arrive later and on held-back sessions of older windows. A
+round that wins is deployed; one that loses stays in rounds/ as evidence.
 
     state_dir/journal.jsonl           every step, appended when it is done (state.py)
     state_dir/adapt/windows/w000003/  log/, then traffic/ features/ replay/: a run directory
@@ -50,16 +50,16 @@ from outrider.speculators.base import base_of
 from outrider.speculators.kinds import kind_of
 
 MOST_BEHIND = 4
-"""Largest number of windows that may wait for capture. Beyond it, older rows are skipped."""
+"""Maximum number of windows that may wait for capture. Beyond that, older rows are skipped."""
 
 POLL_S = 30.0
 """Seconds between two checks of the log while there is nothing to do."""
 
 MOST_REFUSED = 3
-"""Largest number of consecutive refused windows; one more raises the error of the last."""
+"""Maximum number of consecutive refused windows; one more raises its error."""
 
 OLDER_WINDOWS = 20
-"""Largest number of windows of earlier rounds that a gate measures."""
+"""Maximum number of windows from earlier rounds that a gate measures."""
 
 KEPT_ROUNDS = 3
 """Number of newest rounds whose weights are kept. Figures of all rounds are kept."""
@@ -81,7 +81,7 @@ class Serving:
     name: str
     """Name of its release, or `BASE`."""
     directory: Path
-    """Directory of its weights; the target's directory for the target's own layer."""
+    """Directory of its weights; the target's directory for the target's own drafter."""
     k: int
     """Drafts per step."""
 
@@ -97,7 +97,7 @@ def serving_of(endpoint: Endpoint) -> Serving:
 
 
 class Adapter:
-    """The adaptation loop; each `step` follows from the journal."""
+    """The adaptation loop; the journal determines each `step`."""
 
     def __init__(
         self, loaded: LoadedRecipe, endpoint: Endpoint, journal: Journal, console: Console
@@ -118,7 +118,7 @@ class Adapter:
                 self.wait(POLL_S)
 
     def step(self) -> bool:
-        """Does the next step; returns False to wait for traffic or budget."""
+        """Takes the next step; returns False if it lacks traffic or budget."""
         self._step_began = time.monotonic()
         self._delete(self.journal.read())
         state = self.journal.read()
@@ -237,7 +237,7 @@ class Adapter:
         run, (serving, recipe) = self.round_run(pending.n), self._in_use()
         known = self.journal.read().windows
         kept = [n for n in pending.older if not known[n].deleted]
-        # Evenly spaced in time, because each costs two replays.
+        # Only some, evenly spaced in time, because each costs two replays.
         older = [self.window_run(n) for n in kept[:: math.ceil(len(kept) / OLDER_WINDOWS) or 1]]
         runs = [self.window_run(window.n) for window in windows]
         verdict = judge(run, runs, older, serving.directory, recipe, serving.k)
@@ -263,7 +263,7 @@ class Adapter:
         self._say(f"round {pending.n}: {outcome}")
 
     def _outcome(self, bundle: Path) -> str | None:
-        """Deploys a bundle unless an interrupted deployment did; returns the outcome."""
+        """Deploys a bundle unless an interrupted deployment already did; returns the outcome."""
         with controlled(self.endpoint, self._say) as controller:
             serving = controller.recover().serving
             if serving and controller.releases.get(serving).digest == bundle_digest(bundle):
@@ -292,7 +292,7 @@ class Adapter:
             if window.deleted:
                 shutil.rmtree(run.root, ignore_errors=True)
             elif number < len(state.windows) or window.acceptance is not None:
-                shutil.rmtree(run.root / LOG, ignore_errors=True)  # its rows are ingested
+                shutil.rmtree(run.root / LOG, ignore_errors=True)  # its rows have been ingested
         for each in (each for each in state.rounds if each.settled):
             run = self.round_run(each.n)
             paths = [run.traffic, run.features, run.training]  # text, states and optimizer states
@@ -314,7 +314,7 @@ class Adapter:
     def _base_to_watch(self, serving: Serving) -> Path | None:
         """The base with which the speculator in use is compared.
 
-        None if the base itself is in use, or is of another kind, which reads other states.
+        None if the base itself is in use, or is of a different kind, which reads different states.
         """
         recipe = self.recipe
         base = base_of(recipe.speculator.base, recipe.target.training_directory()).directory
@@ -333,7 +333,7 @@ class Adapter:
         return sum(each.settled for each in self.journal.read().rounds)
 
     def _record(self, event: str, **facts: object) -> None:
-        """Adds an entry, with the GPU-seconds of the step."""
+        """Adds a journal entry with the step's GPU-seconds."""
         seconds = self.recipe.serving.engine.gpus * (time.monotonic() - self._step_began)
         self.journal.append(event, **facts, gpu_seconds=round(seconds, 1))
 
@@ -345,7 +345,7 @@ class Adapter:
 def adapting(
     loaded: LoadedRecipe, endpoint: Endpoint, console: Console | None = None
 ) -> Iterator[Adapter]:
-    """Yields the loop with its lock held; raises `Locked` if another process runs it."""
+    """Yields the locked loop; raises `Locked` if another process is running it."""
     doing = "follows this traffic already; wait for it, or stop it"
     with (
         Journal(endpoint.journal, listener=LiveMetrics(endpoint).publish) as journal,

@@ -5,9 +5,10 @@
     write_bundle(round_run, recipe, verdict)
 
 The gate compares the round's speculator with the one in use on windows that arrived after the
-training, excluding sessions and prompts that were trained on. Both replay the same responses. The
-interval of their acceptance-length ratio, over sessions, must lie above 1. On held-back sessions of
-older windows it must exceed LEAST_OLDER, so a round that forgets earlier traffic does not ship.
+training, excluding sessions and prompts that were trained on. Both are replayed on the same
+responses. The interval of their acceptance-length ratio, over sessions, must lie above 1, and on
+held-back sessions of older windows above LEAST_OLDER, so a round that forgets earlier traffic does
+not ship.
 """
 
 from collections.abc import Mapping, Sequence
@@ -34,7 +35,7 @@ from outrider.serving.bundle.bundle import export_bundle, speculation_profile
 from outrider.serving.speculator import Drafting, Speculator
 
 LEAST_OLDER = 0.97
-"""Minimum acceptance length on older traffic, relative to the speculator in use."""
+"""Minimum acceptance length on older traffic, relative to that of the speculator in use."""
 
 
 class GateVerdict(BaseModel):

@@ -1,17 +1,17 @@
-"""When to train again: after a fall against the base, or enough fresh traffic.
+"""When to retrain: after losing ground to base, or with fresh traffic.
 
     why = reason_to_train(state, release="4f1d0c2a9b77", policy=recipe.adapt)     # None: wait
 
 The speculator in use and the base are both replayed on every window, so traffic that becomes harder
 for both is no reason to train. The ratio of their acceptance lengths in the last 1 to 16 windows of
-a release is compared with that in its earlier windows, by Student's t of the logs. Windows differ
-by more than their sessions explain, so the variance is that between windows. The prior counts as
-`PRIOR_WINDOWS` windows that differ by `PRIOR_SD` and by their sessions.
+a release is compared with that in its earlier windows, by Student's t test on the logs. Windows
+differ by more than their sessions explain, so the variance is estimated between windows. The
+prior variance, `PRIOR_SD` squared plus that from sessions, counts as `PRIOR_WINDOWS` windows.
 
-Testing after every window would eventually find a fall by chance. So test j may be wrong with
-probability 0.05 / (j (j + 1)), which sums to 0.05 over all tests of a release.
+Testing after every window would eventually find a fall by chance. So test j is allowed a
+false-alarm probability of 0.05 / (j (j + 1)), which sums to 0.05 over all tests of a release.
 
-Shapes: W windows, S splits of them into earlier and last windows.
+Shapes: W windows, S splits of them into earlier and latest windows.
 """
 
 import math
@@ -31,13 +31,14 @@ MAX_AGE_S = 30 * DAY_S
 """Age at which windows are deleted, in seconds."""
 
 BACKOFF = 2.0
-"""`adapt.fresh`, and the rows required after a fall, grow by this factor with each lost round."""
+"""`adapt.fresh`, and the rows required after a fall, grow by this factor with each
+consecutive lost round."""
 
 LEVEL = 0.05
 """Probability of a false alarm over all tests of a release."""
 
 MOST_LAST = 16
-"""Largest number of last windows that are compared with the earlier ones."""
+"""Maximum number of latest windows that are compared with the earlier ones."""
 
 PRIOR_SD = 0.03
 """Prior standard deviation of the log ratio between windows, beyond that between sessions."""
@@ -48,13 +49,13 @@ PRIOR_WINDOWS = 4
 
 @dataclass(frozen=True)
 class Fall:
-    """Custom / base, last windows relative to earlier ones; 95 % interval."""
+    """Change in custom / base from earlier to latest windows; 95 % interval."""
 
     value: float
     low: float
     high: float
     windows: int
-    """Number of last windows"""
+    """Number of latest windows"""
     shown: bool
     """Whether the fall is significant and at least `adapt.min_drop`"""
 
@@ -62,7 +63,8 @@ class Fall:
 def reason_to_train(state: State, release: str, policy: AdaptConfig) -> str | None:
     """Returns the reason to start a round now; None to wait.
 
-    Without a ratio (the base is in use) and with `adapt.fresh` null, `adapt.window` rows suffice.
+    If `adapt.fresh` is null and there is no ratio because the base is in use, `adapt.window` rows
+    suffice.
     """
     if not state.fresh:
         return None
@@ -83,7 +85,7 @@ def reason_to_train(state: State, release: str, policy: AdaptConfig) -> str | No
 
 
 def newest_fall(state: State, release: str, min_drop: float) -> Fall | None:
-    """The most significant fall of the last windows; None without two windows."""
+    """Most significant fall in the latest windows; None with fewer than two."""
     ratios = [each.ratio for each in state.usable if each.release == release and each.ratio]
     count = len(ratios)
     if count < 2:
@@ -115,7 +117,7 @@ def newest_fall(state: State, release: str, min_drop: float) -> Fall | None:
 
 
 def within_budget(state: State, policy: AdaptConfig) -> bool:
-    """Whether the last 24 hours leave some GPU-hours for another step."""
+    """Whether the last 24 hours' use leaves GPU-hours for another step."""
     limit, since = policy.gpu_hours_per_day, time.time() - DAY_S
     return limit is None or sum(spent for at, spent in state.spent if at > since) / 3600 < limit
 
@@ -125,7 +127,8 @@ def surplus(
 ) -> list[int]:
     """Windows to delete: refused, too old, or beyond `adapt.max_gb`.
 
-    `sizes` are in bytes. Beyond the limit the oldest are deleted first, and never the newest.
+    Without `keep_older`, windows that were already trained on are also deleted. `sizes` are in
+    bytes. Beyond the limit, the oldest are deleted first, and the newest never.
     """
     alive = [window for window in state.windows.values() if window.settled and not window.deleted]
     kept = [

@@ -1,4 +1,4 @@
-"""The canary's test: rising shares of the traffic until there is a verdict.
+"""The canary test: rising shares of traffic until there is a verdict.
 
     test = CanaryTest(fleet, router, new, old)
     test.measure_baseline()              # before the swap
@@ -6,12 +6,13 @@
 
 Replicas differ in speed, and the router keeps each user on one replica. So the canary's replicas
 are first compared with the others, all with the old release and at the fair share, on the requests
-that the replicas still hold and, if these are too few, on new ones.
+whose counts the replicas still hold and, if these are too few, on new ones.
 
-A step ends after `min_requests` requests of the canary and `min_seconds`. A canary never gets more
-than its fair share, because more load would slow it down. It can be promoted only in the last step,
-at that share. It can be rolled back in any step: by the judge, or because it finishes no request;
-or, raised as `Decided`, by the replica's watch, by an operator, or because it does not answer.
+A step passes after at least `min_requests` canary requests and `min_seconds`. A canary never gets
+more than its fair share, because more load would slow it down. It can be promoted only in the last
+step, at that share. It can be rolled back in any step: by the judge, or because it finishes no
+requests. The replica's watch, an operator or a lack of response also causes a rollback, raised as
+`Decided`.
 """
 
 import contextlib
@@ -29,7 +30,7 @@ SILENCE_S = 5.0
 
 STALL_S, STALL_REQUESTS = 600.0, 20
 """A canary is rolled back if it finishes no request for STALL_S seconds in which, by the stable
-replicas' rate, it should have finished STALL_REQUESTS: a hung engine still reports its status."""
+replicas' rate, it should have finished STALL_REQUESTS. (A hung engine still reports its status.)"""
 
 
 def fair_share(endpoint: Endpoint) -> float:
@@ -128,7 +129,7 @@ class CanaryTest:
                 )
 
     def _collect(self, serving: str) -> Arms:
-        """Returns all requests so far: stable, canary.
+        """Returns all requests so far as (stable, canary).
 
         Raises `Decided` on an operator's request, or if a canary replica does not answer, is
         broken, or does not serve `serving`.

@@ -35,7 +35,7 @@ from outrider.serving.admin.replica import (
 from outrider.serving.bundle.bundle_places import local_bundle, pinned
 
 KEPT_RELEASES = 5
-"""Newest releases that are kept for a rollback."""
+"""Number of newest releases that are kept for rollbacks."""
 
 Say = Callable[[str], None]
 
@@ -206,7 +206,7 @@ class Controller:
         self.say(f"verdict: {verdict.action}, by the {verdict.by}: {verdict.reason}")
 
     def _settle_share(self, behind: Collection[str]) -> None:
-        """Sets the canary's share between deployments; 0 if one was left behind."""
+        """Sets the canary's share between deployments; 0 if a canary is behind."""
         is_behind = any(each.name in behind for each in self.endpoint.canary)
         self._share(0 if is_behind else fair_share(self.endpoint))
 
@@ -227,7 +227,7 @@ class Controller:
 def controlled(endpoint: Endpoint, say: Say = lambda text: None) -> Iterator[Controller]:
     """Yields an endpoint's controller, with its lock held and its journal open.
 
-    Raises `Locked` if another process deploys to the endpoint.
+    Raises `Locked` if another process is deploying to the endpoint.
     """
     metrics = LiveMetrics(endpoint)
     with (
@@ -248,9 +248,10 @@ def deploy_bundle(
 ) -> Deployment:
     """Tests a bundle on the canary, then promotes it or rolls back.
 
-    `bundle` is a folder, or an address that `outrider export --to` wrote. Blocks until the end; an
-    interrupted deployment is finished first. Raises an `OutriderError` if nothing was begun (bad
-    bundle, no answer from a replica) or if a replica refuses to go back; then use `--recover`.
+    `bundle` is a folder, or an address that `outrider export --to` wrote to. Blocks until the end;
+    an interrupted deployment is finished first. Raises an `OutriderError` if the deployment could
+    not begin (bad bundle, no answer from a replica), or if a replica refuses to go back, in which
+    case `--recover` is needed.
     """
     source = pinned(bundle)
     with controlled(endpoint, say) as controller, local_bundle(source) as directory:
@@ -261,9 +262,10 @@ def deploy_bundle(
 def end_deployment(
     endpoint: Endpoint, action: Literal["promote", "roll_back"], say: Say = lambda text: None
 ) -> Deployment:
-    """Promotes or rolls back the open deployment, or rolls back the last.
+    """Ends the open deployment, or rolls back the last one.
 
-    If another process is deploying, adds a request to the journal and waits for the end.
+    The open deployment is promoted or rolled back, as `action` says. If another process is
+    deploying, adds a request to the journal and waits until that process is done.
     """
     try:
         with controlled(endpoint, say) as controller:

@@ -37,7 +37,7 @@ Role = Literal["stable", "canary"]
 
 
 def _address(text: str, info: ValidationInfo) -> str:
-    """Validates an address; relative socket paths are relative to `state_dir`, the context."""
+    """Validates an address; relative socket paths are resolved against the context, `state_dir`."""
     if info.context is not None and text.startswith("unix:") and text != "unix:":
         text = f"unix:{info.context / Path(text.removeprefix('unix:')).expanduser()}"
     return str(Address.parse(text))
@@ -85,7 +85,8 @@ class RouterSettings(Section):
     """Address for the customers' requests: `HOST:PORT` or `unix:PATH`."""
 
     sticky_header: str = Field(default="x-session-id", pattern=r"^[a-z0-9!#$&'*+.^_`|~-]+$")
-    """Lower-case header. Equal values go to the same replica unless the canary's share falls."""
+    """Header name in lower case. Requests with the same value go to the same replica, unless the
+    canary's share falls."""
 
     @field_validator("sticky_header")
     @classmethod
@@ -104,36 +105,37 @@ class CanaryPolicy(Section):
     baseline_requests: int = Field(default=1000, ge=1)
     """Canary requests before the swap, at the fair share and with the old release. They show how
     much faster or slower the canary's replicas and users are; the decision corrects for this.
-    Requests that the replicas still hold count; the test waits at most max_seconds for the rest."""
+    Requests whose counts the replicas still hold are included; the test waits at most max_seconds
+    for the rest."""
 
     min_requests: int = Field(default=50, ge=1)
     """Minimum number of canary requests in a step before a decision."""
 
     min_seconds: float = Field(default=60.0, ge=0)
-    """Minimum time of a step, in seconds."""
+    """Minimum duration of a step, in seconds."""
 
     max_seconds: float = Field(default=3600.0, gt=0)
-    """Maximum time of a step, in seconds; an undecided canary is then rolled back."""
+    """Maximum duration of a step, in seconds; an undecided canary is then rolled back."""
 
     margin: float = Field(default=0.03, gt=0, lt=1)
     """A promotion requires evidence that tokens/s per user exceed (1 - margin) x stable's."""
 
     max_error_rate: float = Field(default=0.01, ge=0, le=1)
-    """Largest failure rate of the canary. Above it, three or more failures cause a rollback."""
+    """Maximum failure rate of the canary. Above it, three or more failures cause a rollback."""
 
     max_p99_latency_ratio: float = Field(default=1.25, gt=0)
-    """Largest 99th percentile of the latency, relative to stable requests, for a promotion."""
+    """Maximum 99th-percentile latency, relative to stable requests, for a promotion."""
 
     max_ttft_ratio: float = Field(default=1.2, gt=0)
-    """Largest median time to the first token, relative to stable requests, for a promotion."""
+    """Maximum median time to first token, relative to stable requests, for a promotion."""
 
     min_acceptance_ratio: float = Field(default=0.95, gt=0)
     """Minimum acceptance (tokens per step), relative to stable requests, for a promotion. A
-    replica's watch takes a release back below this share of the predicted acceptance."""
+    replica's watch reverts a release that falls below this share of the predicted acceptance."""
 
     watch_requests: int = Field(default=32, ge=0)
-    """Number of requests after a swap whose acceptance is compared with the value that the evidence
-    predicts. The replica takes back a swap that falls short. 0: no comparison."""
+    """Number of requests after a swap whose acceptance is compared with the value that the bundle's
+    evidence predicts. The replica reverts a swap that falls short. 0: no comparison."""
 
     @field_validator("shares")
     @classmethod
@@ -145,7 +147,7 @@ class CanaryPolicy(Section):
 
 
 class ClusterSettings(Section):
-    """Sources of the models, and settings of the objects, in a cluster."""
+    """Model sources and object settings for a Kubernetes cluster."""
 
     namespace: str = Field(default="default", pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")
     """Namespace of all objects."""
@@ -155,17 +157,18 @@ class ClusterSettings(Section):
     `pvc://CLAIM/PATH`. null: `hf://` and the bundle's `target.model`, at its revision."""
 
     speculator: str | None = Field(default=None, pattern=f"^{SOURCE}$")
-    """Address of the new bundle, in the same forms. null: that given to `outrider deploy`."""
+    """Address of the new bundle, in the same forms. null: the one given to `outrider deploy`."""
 
     stable: str | None = Field(default=None, pattern=f"^({SOURCE}|own|none)$")
     """Speculator of KServe's stable group: the address of the bundle in use, `own` (the target's
     own drafter) or `none` (no speculation). An Argo Rollout keeps its current one."""
 
     image: str | None = None
-    """Container image with vLLM. null: `vllm/vllm-openai` in the version of the evaluation."""
+    """Container image with vLLM. null: `vllm/vllm-openai` at the version used in the evaluation."""
 
     service_account: str | None = None
-    """Service account of the pods, with the credentials of the store. null: the namespace's."""
+    """Service account of the pods, with credentials for the model store. null: the namespace's
+    default."""
 
     api_key_secret: str | None = None
     """Secret whose entry `api-key` becomes the server's key. null: no key."""
@@ -174,12 +177,12 @@ class ClusterSettings(Section):
     """Gateway (Gateway API) that an Argo Rollout's HTTPRoute belongs to."""
 
     prometheus: str = "http://prometheus.monitoring.svc:9090"
-    """Prometheus that an Argo Rollout's analysis reads."""
+    """Address of the Prometheus server that an Argo Rollout's analysis reads."""
 
     verdict: Literal["limits", "controller"] = "limits"
     """Criterion that promotes an Argo Rollout. `limits`: ratios of vLLM's metrics against the fixed
     limits of the policy, once per step. `controller`: the sequential test of an Outrider controller
-    whose metrics Prometheus reads (`outrider_canary_verdict`); the limits still abort."""
+    whose metrics Prometheus reads (`outrider_canary_verdict`); exceeding a limit still aborts."""
 
 
 class Endpoint(Section):
@@ -264,7 +267,7 @@ class Endpoint(Section):
 def load_endpoint(name: str | Path, state_dir: Path | None = None) -> Endpoint:
     """Loads an endpoint from a file, or a shipped one (`nano_r1`).
 
-    `state_dir` overrides the file's. Raises an `OutriderError` with a mistake and its fix.
+    `state_dir` overrides the file's. Raises an `OutriderError` that names a mistake and its fix.
     """
     path = Path(name).expanduser()
     if not path.exists():

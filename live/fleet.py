@@ -1,4 +1,4 @@
-"""The replicas of an endpoint: which release each serves, and swapping it.
+"""An endpoint's replicas: reads and swaps the release that each serves.
 
     fleet = Fleet(endpoint, journal, releases)
     status = fleet.status("b")
@@ -36,7 +36,7 @@ LOOK_S = 0.5
 
 
 class Decided(OutriderError):
-    """A verdict that interrupts a deployment: by a watch, an operator, or a failure."""
+    """A verdict from a watch, operator or failure that interrupts a deployment."""
 
     def __init__(self, verdict: Verdict) -> None:
         super().__init__(verdict.reason)
@@ -44,7 +44,7 @@ class Decided(OutriderError):
 
 
 def rolled_back(reason: str, by: str = "controller") -> Decided:
-    """The verdict that ends a deployment with its old release."""
+    """A verdict that ends a deployment by restoring its old release."""
     return Decided(Verdict("roll_back", reason, by))
 
 
@@ -59,7 +59,7 @@ class Fleet:
         say: Callable[[str], None] = lambda text: None,
         clock: Any = time,
     ) -> None:
-        """`clock` has `time()` and `sleep(seconds)`, like the module `time`."""
+        """`clock` has `time()` and `sleep(seconds)`, like the `time` module."""
         self.replicas = replicas_of(endpoint)
         self.endpoint, self.journal, self.say, self.clock = endpoint, journal, say, clock
         self._releases = releases
@@ -78,8 +78,9 @@ class Fleet:
     def swap(self, name: str, seen: ReplicaStatus, release: Release, watched: bool) -> None:
         """Swaps one replica's speculator, after adding the swap to the journal.
 
-        `SwapRefused` leaves the old one in use; it is also raised if that is not the one in `seen`.
-        After `SwapFailed` and `ReplicaUnreachable`, `status` names the one in use.
+        `SwapRefused` leaves the old speculator in use; it is also raised if that speculator is not
+        the one in `seen`. After `SwapFailed` or `ReplicaUnreachable`, `status` names the speculator
+        in use.
         """
         self.journal.append("swap", replica=name, release=release.name)
         order = SwapOrder(
@@ -99,8 +100,8 @@ class Fleet:
     def bring(self, names: Iterable[str], release: Release) -> list[str]:
         """Makes the replicas serve `release`, one after another; returns those left behind.
 
-        A replica that serves it already is not swapped. A replica that does not answer, refuses,
-        took this release back or is broken is left behind, and the others are swapped anyway.
+        A replica that already serves it is not swapped. A replica that does not answer, refuses the
+        swap, reverts this release or is broken is left behind, and the others are swapped anyway.
         """
         behind = []
         for name in names:
@@ -116,8 +117,9 @@ class Fleet:
         """Like `bring`, but waits for the verdict of each replica's watch.
 
         Only replicas that do not answer are left behind. Raises `Decided` if an operator requests a
-        rollback, a replica is broken, or a watch is undecided after `policy.max_seconds` or took
-        the release back (on those in `tried`, perhaps earlier), and the errors of `swap`.
+        rollback, a replica is broken, or a watch has reverted the release (possibly before this
+        call, for replicas in `tried`) or is still undecided after `policy.max_seconds`. Also raises
+        `SwapRefused` and `SwapFailed`.
         """
         return [name for name in names if not self._bring_one(name, release, name in tried, True)]
 
@@ -162,11 +164,11 @@ class Fleet:
             self.clock.sleep(LOOK_S)
 
     def broken(self, name: str, status: ReplicaStatus) -> Decided:
-        """The verdict about a replica whose drafts are wrong."""
+        """The verdict on a replica whose drafts are wrong."""
         return rolled_back(f"{name} drafts wrongly until it is started again: {status.broken}")
 
     def reverted(self, name: str, status: ReplicaStatus) -> Decided:
-        """Records that a replica took its swap back, and returns the verdict."""
+        """Records that a replica reverted its swap, and returns the verdict."""
         because = status.reverted_because
         self.journal.append("reverted", replica=name, release=status.reverted, reason=because)
         return rolled_back(f"{name} took release {status.reverted} back: {because}", "watch")

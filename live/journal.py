@@ -1,7 +1,7 @@
 """The journal of a live endpoint: records changes before they are made.
 
     journal = Journal(state_dir / "journal.jsonl")
-    journal.append("swap", replica="b", release="4f1d0c2a9b77")    # returns once it is on the disk
+    journal.append("swap", replica="b", release="4f1d0c2a9b77")    # returns once it is on disk
     journal.read().serving
 
 An append-only file of JSON lines; live/state.py lists the events. `append` locks the file, reads
@@ -47,7 +47,7 @@ class Journal(AbstractContextManager["Journal"]):
         self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         sync(folder)  # makes the new file's directory entry durable
         self.entries: list[Entry] = []
-        """All entries that were read, the oldest first."""
+        """All entries read so far, oldest first."""
         self._state, self._end = State(), 0
         listener(self.read())
 
@@ -62,7 +62,7 @@ class Journal(AbstractContextManager["Journal"]):
         return self._state
 
     def append(self, event: str, **facts: object) -> Entry:
-        """Adds an entry; returns it once it is on the disk.
+        """Adds an entry; returns it once it is on disk.
 
         On failure the journal is unchanged; raises an `OutriderError` if the disk is full.
         """
@@ -71,7 +71,7 @@ class Journal(AbstractContextManager["Journal"]):
             self.read()
             values = {"at": self._clock(), "event": event, **facts}
             line = json.dumps(values, ensure_ascii=False, allow_nan=False).encode() + b"\n"
-            os.ftruncate(self._file, self._end)  # incomplete line of a killed process
+            os.ftruncate(self._file, self._end)  # cuts off a killed process's incomplete line
             try:
                 self._write(line)
             except OSError as error:

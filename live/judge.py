@@ -4,12 +4,12 @@
     verdict.action, verdict.reason
 
 Speed is compared once the canary has its fair share, so that all replicas have the same load. It is
-tokens/s per user: tokens after the first over the time from first to last. Replicas and their users
-differ, so the canary's speed over stable's is divided by the same ratio in the baseline, when all
-served the old release. The bounds of this quotient, from sessions of both periods, are valid at all
-looks together (common/anytime.py):
+measured in tokens/s per user: the tokens after the first, divided by the time from the first to the
+last. Replicas and their users differ, so the ratio of the canary's speed to stable's is divided by
+the same ratio in the baseline period, when all replicas served the old release. The bounds of this
+quotient, from sessions of both periods, are valid at all looks simultaneously (common/anytime.py):
 
-- a speculator that is slower by the margin is promoted with a probability of at most ALPHA;
+- a speculator that is slower by `policy.margin` is promoted with a probability of at most ALPHA;
 - an equally fast one is rolled back for its speed with a probability of at most ALPHA.
 
 Errors and latency have fixed limits. Too many errors cause a rollback at any share. Latency or
@@ -32,16 +32,16 @@ ALPHA = 0.05
 """Largest probability of a wrong promotion, and of a wrong rollback for speed."""
 
 LEAST_TOKENS = 8
-"""Completions with fewer tokens are not timed: one step takes most of their time."""
+"""Completions with fewer tokens are not timed, because one step takes most of their time."""
 
 LEAST_SESSIONS = 5
-"""Minimum number of sessions per role to compare speeds: bounds are computed from their spread."""
+"""Minimum number of sessions per role to compare speeds; their spread determines the bounds."""
 
 LEAST_FAILURES = 3
 """Minimum number of failed requests for a rollback; they must also exceed the limit."""
 
 OF_STABLE = 2.0
-"""Failures are also allowed up to this multiple of the stable replicas' failure rate."""
+"""The canary may fail at up to this multiple of stable's failure rate, despite `max_error_rate`."""
 
 LEAST_TAIL_REQUESTS = 200
 """Minimum number of requests per role to compare 99th percentiles."""
@@ -50,18 +50,19 @@ Arms = tuple[Sequence[Observation], Sequence[Observation]]
 """Requests of the stable and of the canary replicas."""
 
 Requests = Sequence[tuple[Observation, LiveRequest]]
-"""The compared requests, with their replica's counts."""
+"""The compared requests, each with its replica's counts."""
 
 
 def decide(test: Arms, baseline: Arms, policy: CanaryPolicy, fair_since: float | None) -> Verdict:
     """Decides from all requests since the canary got its first share.
 
     `baseline`: requests of the same replicas at the fair share, all with the old release.
-    `fair_since`: Unix time since which the canary has its fair share; None before.
+    `fair_since`: Unix time when the canary got its fair share; None before then.
 
-    Figures are canary / stable, divided by the same ratio in the baseline: `speed` as [value, low,
-    high], `acceptance`, `ttft`, `latency_p99`. `replica` is the baseline's speed, canary / stable.
-    Counts are `stable_requests`, `canary_requests`, `failures`. Unknown figures are None.
+    Figures are canary / stable ratios, divided by the same ratio in the baseline: `speed` as
+    [value, low, high], `acceptance`, `ttft`, `latency_p99`. `replica` is the canary / stable ratio
+    of speeds in the baseline. Counts are `stable_requests`, `canary_requests`, `failures`. Unknown
+    figures are None.
     """
     stable, canary = test
     failures = sum(each.failed for each in canary)
@@ -129,7 +130,7 @@ def _sessions(requests: Requests) -> tuple[list[float], list[float]]:
 def _limits(
     test: tuple[Requests, Requests], baseline: tuple[Requests, Requests], policy: CanaryPolicy
 ) -> list[tuple[str, float | None, str, bool]]:
-    """For each limit: name, ratio relative to the baseline's, text, whether it holds."""
+    """Each limit's name, baseline-adjusted ratio, text, and whether it holds."""
     acceptance, ttft, tail = (
         _ratio(now, before) if before is not None else now
         for now, before in zip(_ratios(*test), _ratios(*baseline), strict=True)
@@ -144,7 +145,7 @@ def _limits(
 
 
 def _ratios(stable: Requests, canary: Requests) -> tuple[float | None, float | None, float | None]:
-    """Canary / stable: acceptance, median TTFT and 99th percentile of the latency."""
+    """Canary / stable ratios of acceptance, median TTFT and 99th-percentile latency."""
     (s_length, s_ttft, s_tail), (c_length, c_ttft, c_tail) = map(_figures, (stable, canary))
     tail = _ratio(c_tail, s_tail) if min(len(stable), len(canary)) >= LEAST_TAIL_REQUESTS else None
     return _ratio(c_length, s_length), _ratio(c_ttft, s_ttft), tail

@@ -9,7 +9,8 @@ Each replica is started with the flags of the release's bundle.json, on a Unix s
 vLLM's development mode, and gets its share of the cores. The first release is the target's own
 speculator, with the bundle's K. All processes end when this one does, even after kill -9.
 
-Users stream chats one after another. A request fails without status 200 or a complete stream.
+Users stream chats one after another. A request fails unless it gets status 200 and a complete
+stream.
 """
 
 import contextlib
@@ -57,7 +58,7 @@ _MOST_PROMPTS = 400
 def local_endpoint(
     endpoint: Endpoint, bundle: str | Path | None, say: Say = lambda text: None
 ) -> Iterator[Endpoint]:
-    """Starts router and replicas, and brings these to the release in use."""
+    """Starts replicas and router; makes all replicas serve the release in use."""
     for each in endpoint.replicas:
         if Address.parse(each.data).healthy():
             raise OutriderError(
@@ -101,9 +102,9 @@ def running_router(endpoint: Endpoint) -> Iterator[Router]:
 
 
 def started_release(endpoint: Endpoint, bundle: str | Path | None) -> Release:
-    """The release in use; if none, a first one: the target's own speculator.
+    """The release in use; if none, one of the target's own speculator.
 
-    Target and K of the first one are the bundle's. Without a bundle the target is the embedded one.
+    The new release has the bundle's target and K. Without a bundle, it has the embedded target.
     """
     releases = Releases(endpoint.releases)
     if (serving := read_state(endpoint).serving) is not None:
@@ -137,7 +138,7 @@ def replica_command(
 def read_prompts(log: str) -> list[dict[str, Any]]:
     """Reads chats from JSON lines with `request.messages`, or from shipped traffic.
 
-    The newest come first, because a speculator was trained on older ones.
+    The newest come first, because the speculator was trained on older ones.
     """
     path = Path(log).expanduser()
     path = path if path.exists() else EMBEDDED_TRAFFIC / f"{path.name}.jsonl.gz"
@@ -159,10 +160,10 @@ def read_prompts(log: str) -> list[dict[str, Any]]:
 def load(
     endpoint: Endpoint, bodies: Sequence[dict[str, Any]], users: int = 4
 ) -> Iterator[list[str]]:
-    """Runs users in threads, which send requests until the context ends.
+    """Runs users in threads that send requests until the context ends.
 
-    `bodies` are those of /v1/chat/completions. Yields a growing list with an entry for each
-    finished request: how it failed, without text of the response, or an empty string.
+    `bodies` are request bodies for /v1/chat/completions. Yields a growing list with an entry for
+    each finished request: how it failed, without text of the response, or an empty string.
     """
     outcomes: list[str] = []
     numbers, ended = itertools.count(), threading.Event()

@@ -2,8 +2,8 @@
 
     print(write_manifest("kserve", Path("runs/march/bundle"), load_endpoint("endpoints/r1.yaml")))
 
-Nothing is sent to a cluster. The addresses of the models come from the endpoint's section
-`cluster`, the objects from templates/kserve.yaml.j2 and templates/argo.yaml.j2.
+Nothing is sent to a cluster. The addresses of the models come from the endpoint's `cluster`
+section, and the objects from templates/kserve.yaml.j2 and templates/argo.yaml.j2.
 """
 
 from pathlib import Path
@@ -21,7 +21,7 @@ from outrider.serving.speculator import Drafting, Speculator
 from outrider.speculators.kinds import weightless_kind
 
 SPECULATOR, MODEL = "/mnt/speculator", "/mnt/models"
-"""Folders of the bundle and of the target in the container; KServe mounts the target there."""
+"""Container folders of the bundle and the target; KServe mounts targets at /mnt/models."""
 
 ManifestKind = Literal["kserve", "argo"]
 
@@ -96,8 +96,9 @@ def _stable(
 ) -> tuple[str | None, ServeFlags]:
     """Address of the stable group's bundle, if any, and its flags.
 
-    `own` uses the k that the evaluation chose for the base. Another bundle gets the flags of the
-    new one; if its k or kind differs, it needs those of its own serve.sh instead.
+    `own`, the target's own drafter, gets the k that the evaluation chose for the base. Any other
+    bundle gets the flags of the new bundle; if its k or kind differs, replace them with those in
+    its serve.sh.
     """
     if stable is None:
         raise OutriderError(

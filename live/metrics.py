@@ -4,8 +4,8 @@
     metrics.publish(journal.read())        # writes state_dir/metrics.prom
 
 The file is for node_exporter's textfile collector. Counts come from the journal, so they survive a
-restart. Labels are names of replicas, releases and outcomes, never request text; vLLM exports the
-metrics of requests. live/grafana/ and live/templates/ use these names.
+restart. Labels are names, such as those of replicas, releases and outcomes, never request text;
+vLLM exports the metrics of requests. live/grafana/ and live/templates/ use these metric names.
 """
 
 import contextlib
@@ -35,7 +35,7 @@ def measures(
 ) -> list[tuple[Kind, str, str, list[str], Mapping[Any, float | None]]]:
     """All metrics, without the label `endpoint`; `verdict` is the canary's latest.
 
-    Each has a kind, a name, a help text, labels, and values by labels; None if a value is unknown.
+    Each has a kind, name, help text, label names, and values by label; unknown values are None.
     """
     gauge, count = GaugeMetricFamily, CounterMetricFamily
     phase = PHASES[state.open.verdict.action] if state.open is not None else "idle"

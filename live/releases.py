@@ -31,7 +31,7 @@ from outrider.serving.config import EngineConfig, TargetConfig
 _FACTS = "release.json"
 
 WATCH_LEVEL = 0.01
-"""Probability that a replica's watch takes back a speculator that performs as predicted."""
+"""Largest probability that a replica's watch reverts a speculator that performs as predicted."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,10 +67,11 @@ class Releases:
     folder: Path
 
     def add(self, bundle: Path, source: str | None = None) -> Release:
-        """Copies and checks a bundle; returns the new or equal release.
+        """Copies and checks a bundle; returns its release, new or existing.
 
-        `source` is its address, with the commit of a hub repository. Raises an `OutriderError` if a
-        file is missing, differs from bundle.json, or is a link. A full disk leaves nothing behind.
+        `source` is its address, including the commit if it is in a hub repository. Raises an
+        `OutriderError` if a file is missing, differs from bundle.json, or is a link. If the disk is
+        full, nothing is left behind.
         """
         digest = bundle_digest(bundle)
         name = release_name(digest)
@@ -118,7 +119,7 @@ class Releases:
         return release
 
     def all(self) -> list[Release]:
-        """All releases, the oldest first."""
+        """All releases, oldest first."""
         names = [path.parent.name for path in self.folder.glob(f"[!.]*/{_FACTS}")]
         return sorted(map(self.get, names), key=lambda each: each.added_at)
 
@@ -128,9 +129,9 @@ class Releases:
         No release may be added meanwhile: the caller must hold the endpoint's lock.
         """
         for each in self.all()[:-keep]:
-            if each.name not in in_use:  # hides a half-deleted release
+            if each.name not in in_use:  # the rename hides a half-deleted one
                 (self.folder / each.name).rename(self.folder / f".{each.name}.old")
-        for left in self.folder.glob(".*"):  # also copies of killed processes
+        for left in self.folder.glob(".*"):  # including leftovers of killed processes
             shutil.rmtree(left, ignore_errors=True)
 
 
@@ -144,8 +145,8 @@ def first_release(
 ) -> Release:
     """Adds the speculator in `directory` as a release, for the first rollback.
 
-    A bundle is added unchanged. From a plain directory or the target's own layer, it makes a bundle
-    without evidence that drafts `k` tokens per step.
+    A bundle is added unchanged. A plain directory or the target's own layer is made into a bundle
+    that drafts `k` tokens per step and has no evaluation evidence.
     """
     from outrider.serving.bundle.bundle import export_bundle
     from outrider.serving.speculator import Drafting, Speculator, served_base
@@ -175,7 +176,7 @@ def release_name(digest: str) -> str:
 
 
 def watch_of(release: Release, policy: CanaryPolicy) -> Watch | None:
-    """Returns the watch that takes back a swap with too low acceptance.
+    """Returns the watch that reverts a swap with insufficient acceptance.
 
     The limit is the evaluated acceptance length, lowered by the uncertainty of its ratio to the
     base's and by `policy.min_acceptance_ratio`, because live traffic differs a little from held-out

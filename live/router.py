@@ -22,7 +22,7 @@ from outrider.live.templates import render
 from outrider.serving.admin.address import Address
 
 POOLS = {"canary": "canary_host", "stable": "stable_host"}
-"""Name of Envoy's cluster for each role of replicas."""
+"""Name of the Envoy cluster for each replica role."""
 
 WHOLE = 10_000
 """Sum of the two weights: shares are in hundredths of a percent."""
@@ -46,14 +46,14 @@ class Router:
     def prepare(self) -> list[str]:
         """Writes the configuration and returns Envoy's command line.
 
-        Raises an `OutriderError` if Envoy is not installed or already runs for this endpoint.
+        Raises an `OutriderError` if Envoy is not installed or is already running for this endpoint.
         """
         if self.ready():
             raise OutriderError(f"{self._admin}: a router already runs there; stop it or use it")
         command = [
             str(envoy_binary()),
             *("--config-path", str(self.config_path)),
-            *("--concurrency", "2"),  # one thread takes about 2,000 requests/s
+            *("--concurrency", "2"),  # one thread handles about 2,000 requests/s
             # Write access-log lines when the request ends, not 10 s later.
             *("--file-flush-interval-msec", "100"),
             *("--log-level", "warning"),
@@ -85,7 +85,7 @@ class Router:
         self._call("POST", f"/runtime_modify?{words}")
 
     def share(self) -> float:
-        """Percentage of the requests that the canary gets now."""
+        """Percentage of requests that the canary currently gets."""
         entries = self._call("GET", "/runtime?format=json")["entries"]
         return int(entries.get(f"{RUNTIME_KEY}.canary", {}).get("final_value") or 0) * 100 / WHOLE
 
@@ -138,7 +138,7 @@ def _address(text: str) -> dict[str, Any]:
 
 
 def envoy_binary() -> Path:
-    """Path of Envoy's binary: on PATH, or from the extra `live`."""
+    """Path of Envoy's binary: on PATH, or from the `live` extra."""
     if (found := shutil.which("envoy")) is not None:
         return Path(found)
     try:
@@ -152,7 +152,7 @@ def envoy_binary() -> Path:
 
 
 def main() -> None:
-    """Replaces this process with Envoy, for the endpoint file in the argument."""
+    """Replaces this process with Envoy, for the endpoint file given as argument."""
     try:
         if len(sys.argv) != 2:
             raise OutriderError("give the file of the endpoint")

@@ -17,7 +17,7 @@
 
 Without a verdict, a deployment whose controller has stopped is rolled back; otherwise its last
 verdict is carried out. `adapt-speculator` records finished steps, so a killed process repeats at
-most one:
+most one step:
 
 | event | facts |
 |---|---|
@@ -77,7 +77,7 @@ class Deployment:
     id: int
     """Number of its first journal entry."""
     new: str
-    """Name of the release that is deployed."""
+    """Name of the release being deployed."""
     old: str
     mode: Mode
     began_at: float
@@ -117,7 +117,7 @@ class Window:
     release: str = ""
     """The speculator in use when it was measured."""
     acceptance: ClusteredEstimate | None = None
-    """Acceptance length; None before the measurement, and if the window was refused."""
+    """Acceptance length; None until it is measured, or if the window was refused."""
     ratio: ClusteredEstimate | None = None
     """Ratio to the base's acceptance length on the same responses; None if the base is in use."""
     deleted: bool = False
@@ -133,7 +133,7 @@ class Round:
     older: list[int]
     trained: bool = False
     ships: bool | None = None
-    """The gate's verdict; None before it."""
+    """The gate's verdict; None until the gate has decided."""
     outcome: str | None = None
 
     @property
@@ -160,7 +160,7 @@ class State:
     share: float | None = None
     """The most recently set canary share, in percent."""
     steady_since: float = 0.0
-    """Unix time in seconds of the last change of a share or a speculator."""
+    """Unix time in seconds of the last change to a share or a speculator."""
     open: Deployment | None = None
     """The deployment in progress."""
     last: Deployment | None = None
@@ -266,17 +266,17 @@ class State:
 
     @property
     def fresh(self) -> list[Window]:
-        """Windows since the last round began, for its gate or for training."""
+        """Windows since the last round began, for its gate or another round."""
         return [each for each in self.usable if each.n > self.last_trained and not each.deleted]
 
     @property
     def older(self) -> list[Window]:
-        """Windows of earlier rounds that are kept."""
+        """Windows of earlier rounds that have not been deleted."""
         return [each for each in self.usable if each.n <= self.last_trained and not each.deleted]
 
     @property
     def losses(self) -> int:
-        """Number of consecutive settled rounds, up to now, that did not ship."""
+        """Number of settled rounds since the last promotion."""
         count = 0
         for each in reversed(self.rounds):
             if each.won:

@@ -1,4 +1,4 @@
-"""Status of an endpoint, from journal, replicas and router: text or JSON.
+"""Endpoint status from journal, replicas and router, as text or JSON.
 
     status = endpoint_status(endpoint)
     print("\\n".join(status_lines(status)))
@@ -23,7 +23,7 @@ from outrider.serving.admin.replica import Replica
 
 
 def endpoint_status(endpoint: Endpoint) -> dict[str, Any]:
-    """Returns the status as values for JSON."""
+    """Returns the status as JSON-serializable values."""
     state, releases = read_state(endpoint), Releases(endpoint.releases)
     found = {
         name: _replica(replica, state, releases) for name, replica in replicas_of(endpoint).items()

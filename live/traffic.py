@@ -1,15 +1,15 @@
-"""Requests of a canary's test, without text: router log and replica counts.
+"""Requests of a canary test, without text, from router log and replicas.
 
     traffic = Traffic(endpoint, fleet, old, began)
     baseline = traffic.collect()            # all so far: stable, canary
     traffic.start_test(new, clock.time())
     stable, canary = traffic.collect()      # those of the test
 
-Requests that began before `began` are excluded, and so are those that a release other than the
-role's drafted in part. A replica that still has its initial speculator reports no release: its
-requests count if that speculator is the role's release. Speed differs between starts, so a restart
-restarts the baseline, and a replica that restarts in the test no longer counts. Sessions are
-hashed.
+Requests that began before `began` are excluded, and so are those drafted even in part by a release
+other than the role's. A replica that still has its initial speculator reports no release: its
+requests count if that speculator is the role's release. Speed varies from one server start to the
+next, so a replica's restart begins the baseline anew, and a replica that restarts during the test
+no longer counts. Session names are hashed.
 """
 
 import contextlib
@@ -44,9 +44,10 @@ class Observation:
     latency_s: float
     """Seconds from arrival at the router to the last byte."""
     failed: bool
-    """Whether the role that the router selected did not answer in full, even if the other did."""
+    """Whether the role that the router selected failed to answer in full, even if the other did."""
     live: LiveRequest | None = None
-    """Its replica's counts; None if it overlapped a swap or ended early: only failures count."""
+    """Its replica's counts; None if it overlapped a swap or ended early, in which
+    case it counts only toward the failure rate."""
 
 
 class Traffic:
@@ -62,14 +63,14 @@ class Traffic:
         with contextlib.suppress(FileNotFoundError):
             self._offset = max(0, endpoint.access_log.stat().st_size - _MOST_BYTES)
         self._testing = False
-        self._lost: set[str] = set()  # replicas that restarted in the test
+        self._lost: set[str] = set()  # replicas that restarted during the test
         self._finished: list[LiveRequest] = []
         self._routed: list[dict[str, Any]] = []
 
     def collect(self) -> tuple[list[Observation], list[Observation]]:
-        """Reads new requests; returns all observations so far: stable, canary."""
+        """Reads new requests; returns all stable and all canary observations so far."""
         for name in self._fleet.replicas:
-            with contextlib.suppress(OutriderError):  # CanaryTest handles one without an answer
+            with contextlib.suppress(OutriderError):  # CanaryTest handles unreachable replicas
                 self._finished += self._read(name)
         routed, self._offset = read_log(self._endpoint.access_log, self._offset)
         self._routed += routed
@@ -90,7 +91,7 @@ class Traffic:
             finished, after = replica.requests(0)
             seen = 0
         if seen == 0 and finished and not self._testing:
-            # Replicas keep only their last requests: begin when all have some, under equal load.
+            # Replicas keep only recent requests: begin where all have records, for equal load.
             self._began = max(self._began, finished[0].finished_at - finished[0].e2e_s)
         status = replica.status()
         self._after[name] = after
@@ -130,13 +131,13 @@ def read_log(path: Path, offset: int) -> tuple[list[dict[str, Any]], int]:
 def observations(
     routed: Sequence[Mapping[str, Any]], finished: Sequence[LiveRequest], roles: Mapping[str, Role]
 ) -> tuple[list[Observation], list[Observation]]:
-    """Joins the router's log and the replicas' counts; returns stable, canary.
+    """Joins router log and replica counts; returns stable and canary observations.
 
     `roles` maps replica addresses, as Envoy writes them, to roles. A request belongs to the role
-    that the router selected. Except for failures, a request counts only once it is in both sources.
-    Requests to paths without generation never count, because replicas do not report them.
+    that the router selected. A request that did not fail counts only if it is in both sources.
+    Requests to paths that generate nothing never count, because replicas do not report them.
     """
-    # Successes last, so that they override: a retried request first failed or was aborted.
+    # Successes go last, to override the failed or aborted attempts of a retried request.
     by_end = sorted(finished, key=lambda each: not each.aborted and not each.failed)
     by_id = {_key(each.request_id): each for each in by_end}
     arms: dict[Role, list[Observation]] = {"stable": [], "canary": []}

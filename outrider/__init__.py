@@ -13,7 +13,7 @@ Each function does the work of its command, in the same run directory, and raise
 with the same message. A recipe is a path, a shipped name or a run directory; overrides are strings
 such as "training.epochs=3". Stages that are done and unchanged are skipped.
 
-This package contains only these functions; the folders of the repository are its subpackages.
+This module defines only these functions; the folders of the repository are its subpackages.
 """
 
 from pathlib import Path
@@ -60,9 +60,9 @@ def plan(recipe: Name, *overrides: str, runs: Path = RUNS) -> dict[str, Any]:
 def train(
     recipe: Name, *overrides: str, runs: Path = RUNS, stages: str | None = None, force: bool = False
 ) -> "RunDirectory":
-    """Runs the stages; returns the run directory, which has all paths.
+    """Runs the stages; returns the `RunDirectory`, which has all paths.
 
-    `stages` are comma-separated names, by default all. `force` exports even a speculator that is
+    `stages` are comma-separated names; None runs all. `force` exports even a speculator that is
     not better than the base.
     """
     from outrider.pipeline.attempt import open_run, train_run

@@ -44,7 +44,7 @@ def open_run(
     """Returns the checked recipe and its run directory.
 
     `recipe` is a file, a shipped name, or a run directory, which contains its recipe.
-    `serve_command` fills in the recipe's engine.
+    `serve_command` fills in the recipe's engine settings.
     """
     from outrider.pipeline.kinds import with_kinds
     from outrider.pipeline.preflight import check
@@ -142,7 +142,7 @@ def _named_speculator(name: str, recipe: "Recipe") -> "Options":
 
 
 def print_json(value: dict[str, Any]) -> None:
-    """Prints one line of JSON on stdout."""
+    """Prints one line of JSON to stdout."""
     print(json.dumps(value, ensure_ascii=False), flush=True)
 
 

@@ -3,7 +3,8 @@
     found, samples = inspect_recipe(recipe, rows_per_file=None, samples=2)
     print_inspection(found, Console())
 
-The log is ingested into a temporary folder under TMPDIR, about as large as the uncompressed log.
+The log is ingested into a temporary folder under TMPDIR, which grows to about the size of the
+uncompressed log.
 """
 
 import os
@@ -57,7 +58,7 @@ def inspect_recipe(
 
 
 def _predicted(found: dict[str, Any], recipe: Recipe, target: Path) -> dict[str, Any]:
-    """Cost of capturing the split, or the whole log without a split."""
+    """Cost of capturing the split, or the whole log if unsplit."""
     everything = found["prompt_tokens"] + found["completion_tokens"]
     tokens = found["split"]["tokens"] if found["split"] else everything
     config, recipe = read_json(target / "config.json"), with_kinds(recipe, target)

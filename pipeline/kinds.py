@@ -25,8 +25,8 @@ from outrider.speculators.config import AUTO
 from outrider.speculators.kinds import DEFAULT_KIND, LOOKUP, trainable_kind, trainable_names
 
 MAX_MODEL_LEN = 32_768
-"""Largest default of `serving.engine.max_model_len`. R1 has 163,840 positions; few logs need them,
-and the engine must have room for one request of this length in its KV cache."""
+"""Largest default of `serving.engine.max_model_len`. R1 has 163,840 positions; few logs need that
+many, and the engine must have room for one request of this length in its KV cache."""
 
 
 def with_kinds(recipe: Recipe, target_dir: Path | None = None) -> Recipe:
@@ -84,7 +84,7 @@ def _replaced(recipe: Recipe, target_dir: Path) -> Recipe:
 
 
 def _with_attention(recipe: Recipe, target_config: Mapping[str, Any]) -> Recipe:
-    """Disables MLA if no backend supports the head widths (nano R1's)."""
+    """Disables MLA where no backend supports the head widths (nano R1)."""
     engine = recipe.serving.engine
     if not runs_mla(target_config, engine) or (why := mla_refusal(target_config)) is None:
         return recipe

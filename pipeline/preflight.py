@@ -22,7 +22,7 @@ from outrider.speculators.kinds import check_speculator, kind_of, trainable_kind
 def check(recipe: Recipe, dry_run: bool = False) -> None:
     """Checks vLLM's version, logs, privacy, the evaluation's task and a local target.
 
-    A dry run needs only the target's config.json, and its index if there is one.
+    A dry run needs only the target's config.json and, if there is one, its weight index.
     """
     _check_vllm()
     check_traffic(recipe)
@@ -104,7 +104,7 @@ def _check_vllm() -> None:
 def check_target(
     target: Path, speculator: SpeculatorConfig | None = None, dry_run: bool = False
 ) -> None:
-    """Checks target and base for the kinds; dry runs need only config.json."""
+    """Checks target and base against the kinds; dry runs need no weights."""
     speculator = speculator or SpeculatorConfig()
     for name in speculator.kinds:
         warm = warm_directory(speculator.of_kinds([name]))

@@ -28,7 +28,7 @@ DISTRIBUTIONS = (
     "safetensors",
 )
 
-# An allow list of names, not prefixes: VLLM_API_KEY, HF_TOKEN and WANDB_API_KEY are secret.
+# An allowlist of names, not prefixes: VLLM_API_KEY, HF_TOKEN and WANDB_API_KEY are secret.
 ENVIRONMENT = (
     "CUDA_VISIBLE_DEVICES",
     "LD_PRELOAD",

@@ -20,7 +20,7 @@ from outrider.pipeline.retention import deletion_of
 from outrider.pipeline.run_dir import RunDirectory
 
 Options = dict[str, Any]
-"""Options of the command line that are not in the recipe, such as `force` for export."""
+"""Command-line options that are not in the recipe, such as `force` for export."""
 
 Results = dict[str, dict[str, Any]]
 """Results of stages by name."""
@@ -47,7 +47,7 @@ class Stage:
     unfinished: Callable[[RunDirectory], tuple[Path, ...]] = lambda run: ()
     """Work in progress, deleted when the inputs change."""
     options: tuple[str, ...] = ()
-    """Options of the command line that count as inputs."""
+    """Command-line options that count as inputs."""
     reads: Callable[[RunDirectory], tuple[Path, ...]] = lambda run: ()
     """Inputs with customer text, which retention may have deleted."""
     handles_text: bool = False

@@ -1,11 +1,11 @@
-"""Engine variables and arguments that recipes, serve commands and bundles may set.
+"""Environment variables and arguments that recipes, serve commands and bundles may set.
 
     why_not_variable("LD_PRELOAD", "/tmp/x.so")       # a reason
     why_not_argument("block_size", 64)                # None: allowed
-    KEYS_OF_ARGUMENTS["dtype"]                        # the key of the recipe that sets it
+    KEYS_OF_ARGUMENTS["dtype"]                        # the recipe key that sets it
 
-The allow-list has settings that change what the engine computes, but no secrets and nothing that
-names code, files or hosts, because bundles are untrusted. Other settings of the machine belong in
+The allow-list contains settings that change what the engine computes, but no secrets and nothing
+that names code, files or hosts, because bundles are untrusted. Other machine settings belong in
 the environment of the command that starts Outrider or the server; engines inherit it.
 """
 
@@ -74,7 +74,7 @@ UNSERVABLE = {
     "disable_log_stats": "acceptance is read from the engine's counters",
     "skip_tokenizer_init": "requests are sent as text",
 }
-"""vLLM arguments that Outrider's engines cannot have, with the reason."""
+"""vLLM arguments that Outrider's engines do not support, each with the reason."""
 
 _VARIABLES = re.compile(
     r"VLLM_(ALL2ALL|ALLOW_LONG_MAX_MODEL_LEN|ALLREDUCE|ATTENTION|BATCH_INVARIANT|BLOCKSCALE|CPU"
@@ -95,7 +95,7 @@ _ARE_SETTINGS = {"pass_config"}
 
 
 def why_not_variable(name: str, value: object) -> str | None:
-    """Why this variable is refused; None if allowed. Omits the value."""
+    """Why this variable is refused, without its value; None if allowed."""
     if looks_secret(name):
         return f"{name}: it looks like a secret; export it where the server is started"
     if not _VARIABLES.fullmatch(name) or _NOT_VARIABLES.fullmatch(name):
@@ -109,7 +109,7 @@ def why_not_variable(name: str, value: object) -> str | None:
 
 
 def why_not_argument(name: str, value: object) -> str | None:
-    """Why this vLLM argument is refused; None if allowed. Omits the value."""
+    """Why this vLLM argument is refused, without its value; None if allowed."""
     if looks_secret(name):
         return f"{name}: it looks like a secret; secrets belong in the server's environment"
     if name not in ARGUMENTS and name not in KEYS_OF_ARGUMENTS:

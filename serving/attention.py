@@ -3,7 +3,7 @@
     mla_refusal(config)               # None, or why the target cannot run as MLA here
     mixed_cache_refusal(config, 64)   # None, or why a full-attention head cannot share its cache
 
-Both query the platform of the installed vLLM, so the answer depends on its release and on the GPU.
+Both query the platform of the installed vLLM, so the answer depends on vLLM's release and the GPU.
 Without vLLM, as on a machine that only plans a run, nothing is refused.
 """
 
@@ -33,10 +33,10 @@ def mla_refusal(target_config: Mapping[str, Any]) -> str | None:
 
 
 def mixed_cache_refusal(target_config: Mapping[str, Any], head_dim: int) -> str | None:
-    """Why MLA and a full-attention head cannot share a cache; None otherwise.
+    """Why MLA and a full-attention head cannot share a cache, or None.
 
     The cache holds MLA's latents and the head's keys and values, of width `head_dim`. vLLM's
-    grouping must accept both forms in one group, and their backends a common block size.
+    grouping must accept both forms in one group, and their backends must share a block size.
     """
     try:
         from vllm.platforms import current_platform

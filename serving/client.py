@@ -22,7 +22,7 @@ from outrider.common.errors import OutriderError
 
 @dataclass(frozen=True)
 class SpeculationCounters:
-    """Counts since the engine's start; subtract two for the counts between them."""
+    """Counts since the engine's start; subtract two for the counts in between."""
 
     drafts: int
     """Steps with drafts, counted once per request."""
@@ -33,7 +33,7 @@ class SpeculationCounters:
     accepted_per_position: tuple[int, ...]
     """Entry j: number of steps whose first j + 1 drafts were all accepted."""
     generation_tokens: int
-    """Delivered tokens, including each request's first, from its prefill."""
+    """Delivered tokens, including each request's first token, which its prefill produces."""
 
     def __sub__(self, earlier: "SpeculationCounters") -> "SpeculationCounters":
         return self._combined(earlier, operator.sub)
@@ -57,10 +57,10 @@ class SpeculationCounters:
 
     @classmethod
     def of_response(cls, metrics: Mapping[str, Any] | None, tokens: int) -> "SpeculationCounters":
-        """Returns the counts of a response of `tokens` tokens.
+        """Returns the counts for a response of `tokens` tokens.
 
         `metrics` is vLLM's `metrics.speculative_decoding`, None without speculation. vLLM 0.32
-        updates it in the same place as its counters (`Scheduler.update_from_output`).
+        updates it together with the engine's counters (`Scheduler.update_from_output`).
         """
         if metrics is None:
             return cls(0, 0, 0, (), tokens)
@@ -89,9 +89,9 @@ class Sampling:
     """0 means no limit."""
 
     def request(self) -> dict[str, Any]:
-        """Returns the parameters as request fields, including those that are off.
+        """Returns the parameters as request fields, including disabled ones.
 
-        The server would fill missing fields from the target's generation_config.json.
+        The server would take missing fields from the target's generation_config.json.
         """
         return {
             "temperature": self.temperature,
@@ -126,7 +126,7 @@ def complete(
 
     `prompts` are token ids. The first error is raised after all requests have ended.
     """
-    timeout_s = 600 + max_tokens * concurrency / 10.0  # for at least 10 tokens/s
+    timeout_s = 600 + max_tokens * concurrency / 10.0  # enough at 10 tokens/s
 
     def one(index: int) -> Completion:
         body: dict[str, Any] = {
@@ -147,7 +147,7 @@ def complete(
 
 
 def post(url: str, path: str, body: dict[str, Any], timeout_s: float = 600) -> dict[str, Any]:
-    """Sends a POST request and returns the JSON answer.
+    """Sends a POST request and returns the JSON response.
 
     Raises an `OutriderError` with the server's message for an error status or a lost connection.
     """

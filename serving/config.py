@@ -36,7 +36,7 @@ class TargetConfig(BaseModel):
     """`nano_r1` (comes with the package), a local directory, or a Hugging Face model id."""
 
     revision: str | None = None
-    """Commit, tag or branch of a hub model. A tag or branch may later have other weights."""
+    """Commit, tag or branch of a hub model. A tag or branch may later point to other weights."""
 
     def directory(self) -> Path:
         """Returns the checkpoint's local directory; downloads a hub model on first use."""
@@ -45,8 +45,8 @@ class TargetConfig(BaseModel):
     def training_directory(self) -> Path:
         """Returns a local directory with the files that ingest and training read.
 
-        Of a hub model's weights it downloads only the shards with its own speculator, the embedding
-        or the head (R1: a few of 163). An engine needs `directory`.
+        For a hub model, downloads only the weight shards that contain its own speculator, the
+        embedding or the head (R1: a few of 163). An engine needs all of them: use `directory`.
         """
         if local := self._local():
             return local
@@ -88,22 +88,24 @@ class EngineConfig(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     mode: Literal["eager", "compiled"] = "eager"
-    """`eager` starts in seconds; `compiled` uses torch.compile (CUDA graphs on a GPU): slow start,
-    faster serving. The bundle uses this mode if `eval.engine_modes` has it, otherwise the first."""
+    """`eager` starts in seconds; `compiled` uses torch.compile (CUDA graphs on a GPU): it starts
+    slowly but serves faster. The bundle uses this mode if `eval.engine_modes` includes it,
+    otherwise the first mode in that list."""
 
     max_model_len: int = Field(
         default=2048, ge=16, json_schema_extra={"default": "from the target"}
     )
-    """Maximum tokens of prompt plus completion. Default: the target's maximum, at most 32,768."""
+    """Maximum prompt plus completion tokens. Default: the target's maximum, but at most 32,768."""
 
     max_num_seqs: int = Field(default=8, ge=1)
-    """Largest number of requests in one engine step."""
+    """Maximum number of requests in one engine step."""
 
     max_num_batched_tokens: int = Field(default=2048, ge=16)
-    """Largest number of tokens in one engine step; longer prompts are prefilled in chunks."""
+    """Maximum number of tokens in one engine step; longer prompts are prefilled in chunks."""
 
     kv_cache_gb: float | None = Field(default=None, gt=0)
-    """KV-cache memory in GiB. null: 0.5 on a CPU; on a GPU the rest of `gpu_memory_utilization`."""
+    """KV-cache memory in GiB. null: 0.5 on a CPU; on a GPU, what the model leaves of
+    `gpu_memory_utilization`."""
 
     gpu_memory_utilization: float = Field(default=0.9, gt=0, le=1)
     """Share of each GPU's memory that the engine uses. No effect on a CPU."""
@@ -123,12 +125,13 @@ class EngineConfig(BaseModel):
     environment: dict[str, str] = Field(default_factory=dict)
     """Environment variables of the engine's processes; they override Outrider's. Only variables
     that change what the engine computes are accepted, such as `VLLM_USE_DEEP_GEMM`; engines inherit
-    others from the command. They are exported with the bundle, so secrets are refused."""
+    all others from the command's environment. Accepted variables are exported with the bundle, so
+    secrets are refused."""
 
     extra_arguments: dict[str, Any] = Field(default_factory=dict)
     """vLLM's other engine arguments, by Python name (`kv_cache_dtype: fp8`, `quantization: fp8`).
-    Capture, evaluation and serve.sh use them, but capture omits and reports those that would change
-    its states. Arguments that name code or hold secrets are refused."""
+    Capture, evaluation and serve.sh use them, but capture omits and reports those that are
+    incompatible with it. Arguments that name code or hold secrets are refused."""
 
     @field_validator("extra_arguments")
     @classmethod
@@ -152,7 +155,7 @@ class EngineConfig(BaseModel):
 
     @property
     def prefix_caching(self) -> bool:
-        """Whether requests with equal prefixes share their KV cache."""
+        """Whether requests with the same prefix share its KV cache."""
         return bool(self.extra_arguments.get("enable_prefix_caching"))
 
     @property

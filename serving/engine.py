@@ -1,4 +1,4 @@
-"""An in-process engine of vLLM for capture and checks.
+"""An in-process vLLM engine for capture and checks.
 
     with open_engine(TargetConfig(), EngineConfig()) as engine:
         for row_id, states, _ in engine.prefill([("a", [0, 17, 4])]):
@@ -51,7 +51,7 @@ CONTRADICTS = {
     "max_cudagraph_capture_size": "the engine is eager",
     "compilation_config": "the engine is eager",
 }
-"""vLLM arguments that are incompatible with reading states, with the reason."""
+"""vLLM arguments that are incompatible with reading states, each with the reason."""
 
 CAPTURE_EXTENSION = "outrider.serving.vllm_hooks.capture_extension.CaptureExtension"
 
@@ -213,7 +213,8 @@ class Engine:
     def answer(self, rows: Sequence[AskedRow]) -> list[list[int]]:
         """Returns the target's answers as token ids, with the end token if sampled.
 
-        Requests are unseeded: vLLM 0.32's CPU build fails on seeds above temperature 0.
+        Requests are unseeded, because vLLM 0.32's CPU build fails if a request with a temperature
+        above 0 has a seed.
         """
         from vllm import SamplingParams
 
@@ -278,14 +279,14 @@ def open_engine(
         with changed_environment(variables | tree.environment):
             from vllm import LLM
 
-            register()  # vLLM calls it once per process, perhaps with other variables
+            register()  # vLLM's only call per process may have seen other variables
             llm = LLM(**arguments, worker_extension_cls=extension)
         try:
             yield Engine(llm, Path(folder))
         finally:
             # On GPUs an orderly shutdown frees memory, NCCL's groups and /dev/shm for the next
             # stage. On a CPU it takes 4 to 7 s and frees nothing that is needed.
-            # A process that ended just before would hide the error that it ended with.
+            # If a process has just ended, NoSuchProcess would mask the original error.
             with contextlib.suppress(psutil.NoSuchProcess):
                 llm.llm_engine.engine_core.shutdown(timeout=0 if runs_on_cpu() else 30)
 

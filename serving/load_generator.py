@@ -40,7 +40,7 @@ class RequestResult:
     ttft_ms: float
     """Time to first token."""
     itl_ms: tuple[float, ...]
-    """Times between deliveries; with speculation a delivery may have several tokens."""
+    """Times between deliveries; with speculation, a delivery may contain several tokens."""
     start_s: float = 0.0
     """Send time, in seconds after the block's first request."""
 
@@ -105,9 +105,10 @@ class LoadGenerator:
         """Sends one block of requests to a server, in a closed or open loop.
 
         Without `arrivals`, a closed loop keeps `concurrency` requests in flight. With `arrivals`,
-        an open loop sends each prompt at its time, ascending seconds after the block's start. If
-        `concurrency` is None, requests beyond the server's capacity queue there, and the wait
-        counts in the time to first token. Prompts are rendered text, including special tokens.
+        an open loop sends each prompt at its arrival time, in ascending seconds after the block's
+        start. If `concurrency` is None, requests beyond the server's capacity queue there, and the
+        wait counts toward the time to first token. Prompts are rendered text, including special
+        tokens.
         """
         options: dict[str, Any] = {
             "backend": "vllm",
@@ -168,8 +169,8 @@ def _block(result: dict[str, Any], counters: SpeculationCounters) -> BlockResult
 def _sent_at(serve: ModuleType, arrivals: list[float]) -> Callable[..., list[Any]]:
     """Returns a `get_samples` that gives each request its send time.
 
-    vLLM 0.32 supports send times only for its timed traces. They contain only token counts: vLLM
-    fills the prompts with random tokens and ignores the end of each response, so the acceptance is
+    vLLM 0.32 supports send times only for its timed traces, which contain only token counts: vLLM
+    fills the prompts with random tokens and ignores end-of-sequence tokens, so the acceptance is
     not that of a customer's text. But vLLM's schedule uses the `timestamp` of any request, so the
     send times are set here, after vLLM has checked the options.
     """
@@ -186,9 +187,9 @@ def _sent_at(serve: ModuleType, arrivals: list[float]) -> Callable[..., list[Any
 
 
 def _child() -> None:
-    """Reads blocks from stdin and writes their results to stdout, a JSON object per line.
+    """Reads blocks from stdin and writes results to stdout as JSON lines.
 
-    A block has `words`, the options of `vllm bench serve`, and `arrivals`, seconds or null.
+    A block has `words` (the options of `vllm bench serve`) and `arrivals` (seconds, or null).
     """
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # the generator prints tables to stdout; they belong in the log

@@ -2,7 +2,8 @@
 
 The worker holds one `LoggedText` for each request with a `Claim`. After each engine step it scores
 the tokens that follow the states of that step. The head runs in the worker, so only sums leave it,
-no logits and no tokens. Every rank must call `score_step`, because a sharded head uses collectives.
+neither logits nor tokens. Every rank must call `score_step`, because a sharded head uses
+collectives.
 
     claim = Claim(completion_start=57, temperature=0.6, top_p=0.95, positions=1024)
     text = LoggedText(prompt_token_ids, claim)
@@ -22,14 +23,14 @@ import torch
 from outrider.serving.token_scores import COLUMNS, token_scores
 
 HEAD = 8
-"""Number of first completion tokens, summed separately: a wrong template shows only there."""
+"""Number of leading completion tokens to sum separately; a wrong template shows only there."""
 
 REQUEST_ARGUMENT = "outrider_claim"
 """Key of the claim in `SamplingParams.extra_args`."""
 
 
 class Claim(NamedTuple):
-    """How a sequence was generated according to its log; sent with the request."""
+    """How the log says a sequence was generated; sent with the request."""
 
     completion_start: int
     """Index of the first token that the target generated."""
@@ -62,7 +63,10 @@ class LoggedText:
 
 
 class Step(NamedTuple):
-    """A request's engine step: `tokens` rows from `row`, positions from `start`."""
+    """One request's part of an engine step.
+
+    Its `tokens` rows begin at `row` in the step and at position `start` in the request.
+    """
 
     text: LoggedText
     row: int
@@ -71,7 +75,7 @@ class Step(NamedTuple):
 
 
 def checked_positions(completion_start: int, length: int, limit: int) -> np.ndarray:
-    """Positions to score: all, or the first `HEAD` and `limit` evenly spaced."""
+    """Positions to score: all, or the first `HEAD` plus `limit` evenly spaced."""
     # Without a prompt, the first token has no state before it.
     start = max(completion_start, 1)
     tokens = length - start
@@ -107,7 +111,7 @@ def score_step(
         for part in (rows, tokens, sampling, owners)
     )
     sums_PC = torch.zeros(2 * len(steps), len(COLUMNS), dtype=torch.float64, device=device)
-    # A part's logits fit a CPU's cache; on a GPU they are 134 MB, 259 positions of R1.
+    # A part's logits fit in a CPU's cache; on a GPU they take 134 MB (259 positions of R1).
     at_once = max(2 ** (20 if device.type == "cpu" else 25) // vocabulary, 1)
     for part in torch.arange(len(row_N), device=device).split(at_once):
         logits_NV = head(hidden_NH[row_N[part]])

@@ -5,9 +5,9 @@
     found.notes         # flags without a recipe key, and recipe values that are kept
 
 vLLM's own parser reads the flags. A flag with a recipe key sets that key. Other arguments that
-change what the engine computes go to `serving.engine.extra_arguments` unchanged, and such variables
-to `serving.engine.environment` (allowed.py). All others, such as the port, API key and tool
-parsers, are left out; a note lists their names but never their values.
+change what the engine computes go to `serving.engine.extra_arguments` unchanged, and environment
+variables that do so go to `serving.engine.environment` (allowed.py). All others, such as the port,
+API key and tool parsers, are left out; a note lists their names but never their values.
 """
 
 import argparse
@@ -41,7 +41,7 @@ class ServeCommand(NamedTuple):
     """A command as recipe values."""
 
     values: dict[str, Any]
-    """`target` and `serving`; `eval` and `speculator` if the endpoint speculates."""
+    """`target` and `serving`; if the endpoint speculates, `eval` and `speculator` where known."""
     notes: list[str]
     """Lines for the user."""
 
@@ -50,7 +50,7 @@ def read_serve_command(text: str) -> ServeCommand:
     """Parses `text`, a command or the path of a file with one.
 
     Raises:
-        OutriderError: if it is not a `vllm serve` command or has a flag that Outrider cannot serve.
+        OutriderError: if it is not a `vllm serve` command or has an unsupported flag.
     """
     source, text = _read(text)
     variables, words = _command(source, text)

@@ -3,9 +3,9 @@
     flags = read_serve_flags(bundle, "/mnt/speculator")     # for a container
     command, environment = bundle_command(bundle)           # for a process on this machine
 
-serve.sh is for people; Outrider never runs or parses it, because a bundle may come from outside.
-bundle.json has the evaluated engine as data, and only settings in allowed.py are taken from it. The
-speculative configuration is built here, from the kind and the number of drafts.
+serve.sh is for people; Outrider never runs or parses it, because a bundle may be untrusted.
+bundle.json describes the evaluated engine as data, and only settings that allowed.py permits are
+taken from it. The speculative configuration is built here, from the kind and the number of drafts.
 """
 
 import json
@@ -56,14 +56,14 @@ class ServeFlags(NamedTuple):
 
 
 def serving_of(target: TargetConfig, engine: EngineConfig) -> dict[str, Any]:
-    """Returns bundle.json's entry `serve`: the evaluated engine without speculation."""
+    """Returns bundle.json's `serve` entry: the evaluated engine without speculation."""
     arguments = engine_arguments(target, engine)
     del arguments["model"], arguments["disable_log_stats"]
     return {"arguments": arguments, "environment": exported_environment(engine)}
 
 
 def exported_environment(engine: EngineConfig) -> dict[str, str]:
-    """Returns the engine's variables that also apply on other machines."""
+    """Returns the engine's environment variables that also apply on other machines."""
     of_this_machine = ("HF_HUB_OFFLINE", "LD_PRELOAD", "VLLM_LOGGING_STREAM", *HOOKED)
     found = engine_environment(engine)
     return {name: value for name, value in found.items() if name not in of_this_machine}
@@ -95,7 +95,7 @@ def read_serve_flags(bundle: Path, speculator: str) -> ServeFlags:
 
 
 def bundle_command(bundle: Path) -> tuple[list[str], dict[str, str]]:
-    """Returns a bundle's serve command and variables; executes nothing in the bundle."""
+    """Returns a bundle's serve command and environment; executes nothing from the bundle."""
     flags = read_serve_flags(bundle, str(bundle.resolve()))
     manifest = read_json(bundle / "bundle.json")
     target = TargetConfig.model_validate(manifest["target"])
@@ -110,7 +110,7 @@ def without_quotes(flags: Sequence[Sequence[str]]) -> str:
     """Joins flags into one string that needs no shell quoting.
 
     KServe's templates expand VLLM_ADDITIONAL_ARGS, some with `eval` and some without, so a value
-    must have neither spaces nor quotes. JSON objects become vLLM's dotted flags
+    must contain neither spaces nor quotes. JSON objects become vLLM's dotted flags
     (`--speculative-config.method=...`, `--compilation-config.custom_ops+=all,none`).
     """
     words: list[str] = []

@@ -1,9 +1,9 @@
 """An engine's speculator: a drafter kind and the directory of its weights.
 
-    Speculator.named("runs/NAME/speculator")     # a directory, or a kind without weights by name
+    Speculator.named("runs/NAME/speculator")     # a directory, or a weightless kind's name
     Drafting(Speculator("ngram"), k=4).settings()       # vLLM's speculative_config
 
-Its kind decides which measurements are possible (speculators/kinds/).
+The kind decides which measurements are possible (speculators/kinds/).
 """
 
 import dataclasses
@@ -28,7 +28,7 @@ from outrider.speculators.kinds.weightless import WeightlessKind
 
 @dataclasses.dataclass(frozen=True)
 class Speculator:
-    """A kind by name and, if it has weights, their directory."""
+    """The name of a kind and, if it has weights, their directory."""
 
     kind: str
     directory: Path | None = None
@@ -55,7 +55,7 @@ class Speculator:
         return cls(kind, None if kind in weightless_names() else Path(name))
 
     def weights(self) -> dict[str, str]:
-        """Returns SHA-256 of each weight file by name; empty without weights."""
+        """Returns the SHA-256 of each weight file, by name; empty without weights."""
         files = sorted(self.directory.glob("*.safetensors")) if self.directory else []
         return {path.name: file_digest(path) for path in files}
 
@@ -92,10 +92,11 @@ class Speculator:
         return self.kind != NO_SPECULATION
 
     def steps(self, counters: Mapping[str, Any], responses: int) -> int:
-        """Engine steps, from the fields of `SpeculationCounters` over `responses` responses.
+        """Number of engine steps over `responses` responses, from `SpeculationCounters`' fields.
 
         vLLM does not count steps without drafts. Each step delivers its accepted drafts and one
-        token, so steps are the tokens minus accepted drafts and each response's first token.
+        token, so the number of steps is the number of tokens minus the accepted drafts and each
+        response's first token.
         """
         if self.trainable:
             return int(counters["drafts"])
@@ -115,7 +116,7 @@ class Drafting:
     k: int
     """Maximum number of drafts per step."""
     sample_method: str = "greedy"
-    """`speculator.draft_sample_method`."""
+    """The recipe's `speculator.draft_sample_method`."""
     k_per_batch_size: KPerBatchSize | None = None
     """Rows of (first batch size, last batch size, k)."""
 
@@ -147,11 +148,12 @@ class Drafting:
 
 
 def served_base(base_dir: Path, target_dir: Path, cache: Path) -> Path:
-    """Returns `base_dir`; for the target's directory, a copy of its own layer.
+    """Returns `base_dir`, or a copy of the target's own speculator.
 
     vLLM loads a drafter by walking every shard of the directory that `--speculative-config` names.
-    For DeepSeek-R1's own layer that is the target's directory: 671 GB would be read a second time
-    for 11.6 GB. The copy is named by the content of the layer's shards, so runs share it.
+    If `base_dir` is the target's directory, as for DeepSeek-R1's own layer, 671 GB would be read a
+    second time to load 11.6 GB; the copy avoids this. It is named by the content of the
+    speculator's shards, so runs share it.
     """
     if base_dir.resolve() != target_dir.resolve():
         return base_dir

@@ -5,12 +5,13 @@
 
 Let p be the target's distribution at the request's temperature, and q this distribution cut to the
 request's top_k and top_p. An on-policy token x is a sample of q. Then log p(x) - E_q[log p] has
-mean zero and a known variance given all tokens before it. Summed over a text, these differences are
-a martingale and their variances add up; from a few dozen tokens on, the sum divided by the root of
-the summed variances is standard normal (Hall and Heyde, Martingale Limit Theory and Its
-Application, 1980, corollary 3.1). p is taken before the cut, so that log p is finite for tokens
-outside it; inside, the cut adds the same constant to both terms. The scores measure only whether a
-text is as likely as the target's own text, not which tokens it should contain.
+mean zero and a known variance given all tokens before it. Summed over a text, these differences
+form a martingale and their variances add up; from a few dozen tokens on, the sum divided by the
+square root of the summed variances is approximately standard normal (Hall and Heyde, Martingale
+Limit Theory and Its Application, 1980, corollary 3.1). p is taken before the cut, so that log p is
+finite for tokens outside it; inside, the cut adds the same constant to both terms. The scores
+measure only whether a text is as likely as the target's own text, not which tokens it should
+contain.
 
 Shapes: N positions, M open ones (several possible tokens), V vocabulary, C columns, K top tokens.
 """
@@ -23,33 +24,35 @@ from torch import Tensor
 from outrider.speculators.acceptance import GREEDY_BELOW
 
 RARE = 1e-4
-"""Probability at temperature 1 below which a token is rare (0.15 % at temperature 0.6, top_p 1)."""
+"""Probability at temperature 1 below which a token is rare. At temperature 0.6 and top_p 1, 0.15 %
+of the sampled tokens are rare."""
 
 LIKELY_MASS = 0.95
-"""Tokens outside the most likely tokens with this mass (or top_p, if smaller) count as `unlikely`.
-Their expected number is known, so traffic without top_p can be judged too."""
+"""Tokens outside the most likely tokens that make up this probability mass (or top_p, if smaller)
+count as `unlikely`. Their expected number is known, so traffic without top_p can be judged too."""
 
 SURE = 0.999
-"""Probability at temperature 1 from which a token is practically certain at every usual
-temperature: another token is sampled 0.15 % of the time at temperature 1.2 without top_p."""
+"""Probability at temperature 1 at or above which a token is practically certain at every usual
+temperature: at temperature 1.2 without top_p, another token is sampled 0.15 % of the time."""
 
 OPEN_BELOW = 0.9
-"""Only positions whose most likely token has a lower probability at temperature 1 count in the fit
-of a temperature; the others cannot distinguish temperatures."""
+"""The temperature fit uses only positions whose most likely token has a probability below this at
+temperature 1; the others cannot distinguish temperatures."""
 
 TEMPERATURES = (0.0, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.35, 1.5, 1.75, 2.0)
 """Grid of temperatures for the fit."""
 
 STRAY = 0.01
-"""Share of tokens that the fit allows outside the cut. With 0, one would exclude a temperature."""
+"""Share of tokens that the fit allows outside the cut. With 0, one such token would rule out a
+temperature."""
 
 CANDIDATES = 256
-"""Number of top tokens searched for the nucleus, or more for a larger top_k, before a full sort."""
+"""Number of top tokens (more for a larger top_k) searched for the nucleus before a full sort."""
 
 COLUMNS = (
     "tokens",  # 1 for each position
     "logprob",  # log-probability at temperature 1
-    "sampled_logprob",  # log p(x) at the request's temperature; at 1 for greedy requests
+    "sampled_logprob",  # log p(x) at the request's temperature (1 for greedy requests)
     "expected",  # E_q[log p]
     "variance",  # variance of log p under q
     "top",  # 1 where x is the most likely token
@@ -57,13 +60,13 @@ COLUMNS = (
     "rare_difference",  # log p(x) - E_q[log p] of rare tokens
     "outside",  # 1 where x is impossible under top_k and top_p (or greedy decoding)
     "unlikely",  # 1 where x is outside the likely tokens, see LIKELY_MASS
-    "unlikely_expected",  # its expectation for on-policy text
+    "unlikely_expected",  # expectation of `unlikely` for on-policy text
     "sure",  # 1 where the target is SURE
     "sure_missed",  # 1 where the target is SURE of a token other than x
-    "sure_missed_expected",  # its expectation for on-policy text
-    "fitted",  # 1 where the position counts in the fit of a temperature
+    "sure_missed_expected",  # expectation of `sure_missed` for on-policy text
+    "fitted",  # 1 where the temperature fit uses the position
     "logged_fit",  # log-likelihood of fitted positions at the request's temperature
-    *(f"fit_{temperature:g}" for temperature in TEMPERATURES),  # and at grid temperatures
+    *(f"fit_{temperature:g}" for temperature in TEMPERATURES),  # at grid temperatures
     *(f"uncut_{temperature:g}" for temperature in TEMPERATURES),  # the same without the cut
     # 1 where the cut at that temperature excludes x
     *(f"stray_{temperature:g}" for temperature in TEMPERATURES),
@@ -144,7 +147,10 @@ def _open_positions(
     top_k_M: Tensor,
     candidates: int = CANDIDATES,
 ) -> Tensor:
-    """Returns [6, M]: expected, variance, outside, unlikely, unlikely_expected, best_drawn."""
+    """Returns [6, M]: expected, variance, outside, unlikely, unlikely_expected, best_drawn.
+
+    `best_drawn` is the probability that the most likely token is sampled.
+    """
     vocabulary = scaled_MV.shape[-1]
     candidates = _candidates(top_k_M, vocabulary, candidates)
     values_MK = scaled_MV.topk(candidates).values
@@ -153,7 +159,7 @@ def _open_positions(
     above_MK = p_MK.cumsum(-1) - p_MK
     limited_M = top_k_M < vocabulary
     uncut_M = (top_p_M >= 1) & ~limited_M
-    # As in vLLM, tokens are kept from the most likely on until their total probability reaches the
+    # As in vLLM, tokens are kept in order of decreasing probability until their total reaches the
     # limit (acceptance.target_distribution).
     among_MK = _among_top_k(values_MK, top_k_M, vocabulary)
     among_M = torch.where(limited_M, (p_MK * among_MK).sum(-1), 1.0)
@@ -197,7 +203,7 @@ def _open_positions(
 
 
 def _candidates(top_k_M: Tensor, vocabulary: int, least: int = CANDIDATES) -> int:
-    """Number of candidates: it covers every top_k plus one, to detect ties."""
+    """Candidate count: at least the largest top_k plus one, to detect ties."""
     largest = int(torch.where(top_k_M < vocabulary, top_k_M, 0).amax())
     return min(max(least, largest + 1), vocabulary)
 
@@ -214,8 +220,9 @@ def _fit(
 ) -> Tensor:
     """Returns [M, 1 + 3 x temperatures]: the columns of the temperature fit.
 
-    They are the log-likelihood of x, cut to top_k and top_p, at the logged temperature and at each
-    grid temperature; the same on the grid without the cut; and whether the cut excludes x.
+    They are the log-likelihood of x under the distribution cut to top_k and top_p, at the logged
+    temperature and at each grid temperature; the same on the grid without the cut; and, on the
+    grid, whether the cut excludes x.
     """
     vocabulary = logits_MV.shape[-1]
     best_MK = logits_MV.topk(_candidates(top_k_M, vocabulary)).values

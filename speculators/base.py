@@ -1,6 +1,6 @@
 """The speculator in use (`speculator.base`) and the one that a recipe trains.
 
-    base = base_of(speculator.base, target_dir)      # a directory or a kind; None: the target's
+    base = base_of(speculator.base, target_dir)      # directory, kind or None (the target's own)
     warm_start(trainable_kind("mtp"), base)          # the directory, if the kinds are equal
 
     config = planned(recipe.speculator, target_config)     # config.json to train with

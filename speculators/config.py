@@ -12,7 +12,7 @@ from outrider.speculators.head_config import HeadConfig
 from outrider.speculators.kinds import DEFAULT_KIND, LOOKUP, trainable_kind, trainable_names
 
 AUTO = "auto"
-"""Value of `speculator.kind` for n-gram lookup and every supported kind."""
+"""Value of `speculator.kind` that selects n-gram lookup and every supported kind."""
 
 
 def _candidates(named: str | list[str]) -> str | list[str]:
@@ -49,7 +49,7 @@ class SpeculatorConfig(BaseModel):
     base: str | None = None
     """The speculator in use today, the baseline of the evaluation.
     A directory, or `mtp` (the target's own layer), `ngram` or `none` (no speculation).
-    `nano_r1/eagle3` and `nano_r1/p_eagle`, trained on general traffic, come with the package. null:
+    `nano_r1/eagle3` and `nano_r1/p_eagle`, trained on general traffic, ship with the package. null:
     the target's own. Training starts from the base if it is a directory of the trained kind or the
     target's own layer, otherwise from scratch."""
 
@@ -61,15 +61,15 @@ class SpeculatorConfig(BaseModel):
 
     train: Literal["all", "non_routed", "lora"] = "all"
     """Weights to train: `all`, `non_routed` or `lora`.
-    `non_routed`: all but the routed experts, which keep the target's bytes and have no gradients or
-    optimizer states (97 % of R1's 11.6 B parameters). `lora`: `non_routed` plus low-rank adapters
-    on the routed experts, merged into them at export."""
+    `non_routed`: all but the routed experts (97 % of the 11.6 B parameters of R1's MTP layer),
+    which keep the target's bytes and have no gradients or optimizer states. `lora`: `non_routed`
+    plus low-rank adapters on the routed experts, merged into them at export."""
 
     lora_rank: int = Field(default=16, ge=8, multiple_of=8)
-    """Rank of the `train: lora` adapters; grouped products need multiples of 8."""
+    """Rank of the `train: lora` adapters; grouped matmuls need multiples of 8."""
 
     draft_sample_method: Literal["greedy", "probabilistic"] = "greedy"
-    """How drafts are chosen in serving, exact replay and training loss.
+    """How drafts are chosen in serving, exact replay and the training loss.
     `greedy`: the most likely token, accepted with probability p(argmax q). `probabilistic`: a
     sample, accepted with probability sum min(p, q); the engine keeps the draft's logits."""
 

@@ -86,7 +86,7 @@ class FeatureSpec:
 
     @property
     def width(self) -> int:
-        """X: values of one token over all streams."""
+        """X: number of values per token over all streams."""
         return sum(stream.width for stream in self.streams)
 
     @property

@@ -8,20 +8,20 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt
 
 PLANNED_VOCABULARY = 32_000
-"""Planned draft vocabulary size if the real one depends on traffic.
+"""Planned draft vocabulary size if the actual size depends on traffic.
 Public heads for vocabularies of 129k and 151k have this size."""
 
 
 class HeadConfig(BaseModel):
-    """Shape of a head trained from scratch; warm starts keep their base's."""
+    """Shape of a new head; warm starts keep the base head's shape."""
 
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, frozen=True)
 
     layers: Literal["auto"] | tuple[PositiveInt, ...] = "auto"
     """States of the target that the head reads.
-    A list names layers from 1, ascending; the head reads the residual stream before each. The
-    target's number of layers selects the state after the last one. `auto`: 2, L // 2 and L - 3 of L
-    layers, vLLM's default for a head that names none."""
+    A list gives layer numbers of at least 1 in ascending order; the head reads the residual stream
+    before each. In a target with L layers, L selects the state after the last layer. `auto`: 2,
+    L // 2 and L - 3, vLLM's default for a head that names no layers."""
 
     layer_type: Literal["auto", "llama", "mla"] = "auto"
     """Attention of the head's layer.
@@ -34,8 +34,8 @@ class HeadConfig(BaseModel):
     ) = 0.999
     """Tokens that the head can draft.
     A share below 1: the most frequent tokens that together make up this share of the training
-    part's response tokens. An integer from 2: this number of most frequent tokens. `all`: the
-    target's vocabulary. A warm start keeps its base's tokens."""
+    part's response tokens. An integer of at least 2: that many of the most frequent tokens. `all`:
+    the target's vocabulary. A warm start keeps the base head's draft vocabulary."""
 
     def planned_vocabulary(self, vocab: int) -> int:
         """Draft vocabulary size for memory planning, given the target's `vocab`."""

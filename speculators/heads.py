@@ -55,14 +55,14 @@ class TargetEnds:
 
 @dataclasses.dataclass(frozen=True)
 class DraftHead:
-    """Rows for draft logits, and the target token of each row."""
+    """Rows that give the draft logits, and the target token of each."""
 
     weight_DH: Tensor
     """The drafter's trained parameter, or a frozen tensor such as the target's."""
     target_ids_D: Tensor | None = None
     """Target token of each draft token, ascending; None for all tokens."""
     confidence_1H: Tensor | None = None
-    """Weights and bias of the confidence; None if it is not estimated."""
+    """Weights and bias of the confidence head; None if there is none."""
 
     def logits(self, state: Tensor) -> Tensor:
         """Draft logits [..., D] of the drafter's states."""

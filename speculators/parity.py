@@ -4,14 +4,16 @@
     complaint(sums_K4.tolist(), parity)     # None if they agree
 
 A reference's log-probabilities are compared with another computation's drafts and their
-log-probabilities after the same tokens: those of the engine (eval/replay/draft_parity.py) or of the
-speculator as prepared for training (training/step0_parity.py). Acceptance is not compared: with
-seven sequences, bf16 near ties in a handful of drafts changed it by 0.087 at one depth.
+log-probabilities after the same tokens. The other computation is the engine
+(eval/replay/draft_parity.py) or the speculator as prepared for training
+(training/step0_parity.py). Acceptance is not compared: with seven sequences, bf16 near ties in a
+handful of drafts changed it by 0.087 at one depth.
 
 At every depth, the limits are those of `ParityConfig` plus two standard errors for n drafts
 (`allowed`). On nano R1 in bf16 against float32, at most 0.3 % of the drafts at a depth differ
 beyond near ties, and log-probabilities differ by at most 0.02 nats on average. If a state is fed
-back before its norm, these are 2 to 4 % and 0.07 to 0.11 nats at depth 5.
+back before its norm, these figures are 2 to 4 % and 0.07 to 0.11 nats at
+depth 5.
 
 Shapes: K depths, N drafts, D draft vocabulary.
 """
@@ -25,16 +27,17 @@ if TYPE_CHECKING:
 
 MOST_NATS = 1.0
 """Log-probability differences are clamped to this, in nats.
-Otherwise, the few drafts for which bf16 chooses other experts (several nats) dominate the mean."""
+Otherwise, the few drafts for which bf16 selects different experts (several nats) dominate the
+mean."""
 
 STANDARD_ERRORS = 2.0
 
 DESIGN_EFFECT = 2.0
-"""Factor on a share's variance, since a sequence's drafts are correlated."""
+"""Factor applied to a share's variance, since a sequence's drafts are correlated."""
 
 DIFFERENCE_SD = 0.1
 """Standard deviation of absolute log-probability differences, in nats.
-Measured: 0.06 over single drafts, 0.1 from the variation between the means of sequences."""
+Measured: 0.06 across single drafts; 0.1 as implied by the variation between sequence means."""
 
 Sums = Sequence[Sequence[float]]
 """[K, 4]: counts of drafts, equal drafts, near ties; summed log-probability differences."""
@@ -44,19 +47,20 @@ class ParityConfig(NamedTuple):
     """Number of drafts to compare, and how far they may differ."""
 
     prompts: int = 8
-    """Prompts of the validation part that the engine answers greedily."""
+    """Number of validation prompts that the engine answers greedily."""
     max_tokens: int = 64
-    """Longest answer in tokens."""
+    """Maximum length of an answer, in tokens."""
     anchors: int = 200
     """Maximum number of compared steps at every depth, drawn at random."""
     min_agreement: float = 0.99
     """Minimum share of equal drafts and near ties at every depth."""
     near_tie_nats: float = 0.25
     """Largest gap of a near tie, in nats.
-    The gap is between the trainer's log-probabilities of its own and of the engine's draft. The
+    The gap is between the trainer's log-probabilities of its own draft and the engine's. The
     engine's bf16 logits have a resolution of 0.06 to 0.125 at their usual size."""
     max_difference: float = 0.05
-    """Largest mean absolute log-probability difference of the engine's drafts, in nats."""
+    """Largest mean absolute difference, in nats, between the trainer's and the engine's
+    log-probabilities of the engine's drafts."""
 
 
 def compared(

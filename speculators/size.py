@@ -31,7 +31,7 @@ PARTS = (
     ("mlp", "mlp"),
 )
 """(substring of a parameter's name, part of the layer).
-The first match counts; without a match, the part is the first component of the name."""
+The first match is used; without a match, the part is the first component of the name."""
 
 
 class Kept(NamedTuple):
@@ -50,11 +50,11 @@ class DrafterSize:
 
     drafter: "Drafter"
     vocab: int
-    """Tokens of the target's vocabulary."""
+    """Number of tokens in the target's vocabulary."""
     hidden: int
     """Width of the target's states."""
     read: int
-    """Values per token that the drafter reads."""
+    """Number of values per token that the drafter reads."""
 
     @property
     def shapes(self) -> Mapping[str, "torch.Size"]:
@@ -63,12 +63,12 @@ class DrafterSize:
 
     @property
     def total(self) -> int:
-        """Parameters of the drafter."""
+        """Number of parameters in the drafter."""
         return sum(map(math.prod, self.shapes.values()))
 
     @property
     def parts(self) -> dict[str, int]:
-        """Parameters by part of the layer."""
+        """Number of parameters in each part of the layer."""
         found: dict[str, int] = {}
         for name, shape in self.shapes.items():
             part = next((part for word, part in PARTS if word in name), name.partition(".")[0])
@@ -77,25 +77,25 @@ class DrafterSize:
 
     @property
     def ends(self) -> int:
-        """Values of the target's embedding and head, which are never trained."""
+        """Number of values in the target's embedding and head, both never trained."""
         return 2 * self.vocab * self.hidden
 
     @property
     def largest(self) -> int:
-        """Values of the largest tensor."""
+        """Number of values in the largest tensor."""
         return max(map(math.prod, self.shapes.values()))
 
     def trained(self, what: TrainedParameters = "all", lora_rank: int = 0) -> int:
-        """Parameters that the optimizer holds.
+        """Number of parameters that the optimizer holds.
 
-        With `lora`, these include `lora_rank` x (in + out) for each matrix of an expert.
+        With `lora`, it includes `lora_rank` x (in + out) for each expert matrix.
         """
         adapters = [shape for name, shape in self.shapes.items() if EXPERTS in name]
         added = lora_rank * sum(count * (out + into) for count, out, into in adapters)
         return self.total - self.frozen(what) + added * (what == "lora")
 
     def frozen(self, what: TrainedParameters = "all") -> int:
-        """Parameters of the drafter that the optimizer does not hold."""
+        """Number of the drafter's parameters that the optimizer does not hold."""
         return 0 if what == "all" else self.parts.get("routed_experts", 0)
 
     def step_flops(self, depth: int, anchors: int) -> float:
@@ -113,14 +113,14 @@ class DrafterSize:
     def kept(self, tokens: int, anchors: int, depth: int) -> Kept:
         """Bytes that autograd keeps from the unroll of one sequence, in bf16.
 
-        The anchors are the last `anchors` tokens that are followed by two more. Each storage counts
-        once. Depths are not recomputed; weights are excluded.
+        The anchors are the last `anchors` tokens that are followed by two more. Each storage is
+        counted once. Depths are not recomputed; weights are excluded.
         """
         import torch
 
         from outrider.speculators.heads import TargetEnds
 
-        dtype = torch.bfloat16  # the only dtype of grouped products on the meta device
+        dtype = torch.bfloat16  # the only dtype that grouped products support on the meta device
         drafter = self.drafter.to(dtype)
         ours = {parameter.untyped_storage()._cdata for parameter in drafter.parameters()}
         linear: dict[int, Any] = {}

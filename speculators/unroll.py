@@ -43,10 +43,10 @@ class Chain(Protocol):
     """Scale of the attention scores."""
 
     def first_state(self, inputs_NX: Tensor) -> Tensor:
-        """The state that depth 0 reads, from the target's states."""
+        """The state that depth 0 reads, computed from the target's states."""
 
     def inputs(self, embedding: Tensor, state: Tensor, position: Tensor) -> Tensor:
-        """The layer's input x [N, ...] from next embedding, state and position."""
+        """Layer input x [N, ...], given the next embedding, state and position."""
 
     def project(self, x_NX: Tensor, position_N: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries and keys [A, N, D], values [A, N, V]."""
@@ -83,8 +83,8 @@ def unroll_anchors(
     A chain that runs past the end of its sequence repeats the last token; its states there are
     meaningless and not read (`valid_BT`).
 
-    A parallel drafter reads `mask_token` instead of a draft after depth 0. Its inputs there are one
-    row [1, ...] for all anchors, which differ only in position.
+    After depth 0, a parallel drafter reads `mask_token` instead of a draft. Its inputs at these
+    depths are one row [1, ...] shared by all anchors, which differ only in position.
 
     With `recompute`, autograd keeps the inputs, queries, keys and values of every depth, and
     backward recomputes projections, attention and MLP. Gradients are the same.
@@ -157,7 +157,7 @@ class Row(NamedTuple):
 
 
 def row_of(sequence_BT: Tensor, anchor_BT: Tensor, device: torch.device) -> Row:
-    """Slots with tokens, anchors, and the anchors' prefix attention, on `device`."""
+    """Token slots, anchors, and the anchors' prefix attention, all on `device`."""
     slots_P = (sequence_BT.flatten() >= 0).nonzero().squeeze(1)
     anchors_N = anchor_BT.flatten().nonzero().squeeze(1)
     place_P = torch.full_like(sequence_BT.flatten(), -1)
@@ -177,7 +177,7 @@ def merge(
 ) -> Tensor:
     """Merges each anchor's own keys into its attention over the prefix.
 
-    `keys` [A, N, D] and `values` [A, N, V] have one element for each own key; N is 1 if all anchors
+    `keys` [A, N, D] and `values` [A, N, V] have one element per own key; N is 1 if all anchors
     share it.
     """
     if not keys:
@@ -210,7 +210,7 @@ def _spans(sequence_BT: Tensor, anchor_BT: Tensor) -> list[Span]:
 def _last_slots(sequence_BT: Tensor) -> Tensor:
     """Flat index of the last slot of each slot's sequence."""
     _, lengths = sequence_BT.flatten().unique_consecutive(return_counts=True)
-    # Adjacent rows may share a number (-1, or a reused id), so a sequence also ends with its row.
+    # Adjacent rows may share a sequence number (-1 or reused), so a sequence ends with its row.
     last = (lengths.cumsum(0) - 1).repeat_interleave(lengths)
     slot = torch.arange(last.numel(), device=last.device)
     row_end = (slot // sequence_BT.shape[1] + 1) * sequence_BT.shape[1] - 1

@@ -26,7 +26,7 @@ from outrider.speculators.kinds.drafter import Batch
 from outrider.training.packing import Row, Sample
 
 AHEAD = 2
-"""Rows that are assembled or queued while the model computes a row."""
+"""Number of rows assembled or queued while the model computes a row."""
 
 
 class States(Protocol):

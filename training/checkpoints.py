@@ -9,8 +9,8 @@ A checkpoint is a directory `step-0000050`:
     rank-00000.safetensors   a rank's share of the float32 master weights and AdamW's moments
 
 DeepSpeed's own checkpoints are pickles, which can run code when loaded and must be converted for
-another number of ranks. Its functions for single parameters (`safe_get_full_fp32_param` and others)
-return whole parameters, so one format serves all layouts.
+a different number of ranks. Its functions for single parameters (`safe_get_full_fp32_param` and
+others) return whole parameters, so one format serves all layouts.
 
 The data order and the learning rate depend only on the step, and training draws no random numbers,
 so checkpoints store none of them. Every rank needs the directory, so with several nodes it must be
@@ -46,7 +46,7 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 
 KEPT = 2
 """Number of checkpoints to keep, in case the newest is damaged.
-Each has 12 bytes per trained parameter."""
+Each takes 12 bytes per trained parameter."""
 
 Result = TypeVar("Result")
 
@@ -89,8 +89,8 @@ def load_checkpoint(
 ) -> dict[str, Any] | None:
     """Restores the newest checkpoint and returns its state, if there is one.
 
-    Removes drafts of a killed run, and checkpoints of another run (`digest` differs). Raises an
-    `OutriderError` if the checkpoint is damaged.
+    Removes unfinished checkpoints of a killed run, and checkpoints of another run (whose `digest`
+    differs). Raises an `OutriderError` if the checkpoint is damaged.
     """
 
     def newest() -> str | None:
@@ -112,7 +112,7 @@ def load_checkpoint(
 
 
 def published(directory: Path) -> list[Path]:
-    """Returns published checkpoints, oldest first; drafts have a leading dot."""
+    """Returns published checkpoints, oldest first; unfinished ones have a leading dot."""
     return sorted(directory.glob("step-*"))
 
 

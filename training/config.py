@@ -16,10 +16,10 @@ FLOOR = 0.1
 
 
 DEPTH_DECAY, SCRATCH_DECAY = 0.6, 0.8
-"""Base of `depth_weights: decay`, for warm starts and from scratch."""
+"""Base of `depth_weights: decay`: warm or closed-form starts, and random weights."""
 
 SCRATCH_RATE, FITTED_RATE = 2.0, 0.1
-"""Factors on `training.learning_rate` from random weights and closed-form starts."""
+"""Factors on `training.learning_rate` for random weights and for closed-form starts."""
 
 
 class TrainingConfig(BaseModel):
@@ -30,9 +30,9 @@ class TrainingConfig(BaseModel):
     loss: Loss = "kl"
     """Loss between a draft's distribution q and the target's p.
     p is the distribution as served, with the request's temperature, top_k and top_p. `kl`:
-    KL(p||q); `ce`: cross-entropy against p's most likely token. With alpha the probability that the
-    draft is accepted, `tv`: 1 - alpha; `lk_alpha`: -log alpha; `lk_hybrid`: moves from kl to tv as
-    alpha grows. docs/explanation/training.md compares them."""
+    KL(p||q); `ce`: cross-entropy against p's most likely token; `tv`: 1 - alpha, where alpha is the
+    probability that the draft is accepted; `lk_alpha`: -log alpha; `lk_hybrid`: moves from kl to tv
+    as alpha grows. docs/explanation/training.md compares them."""
 
     depth_weights: Literal["decay", "uniform", "visited"] = "decay"
     """Weight of each draft in the loss.
@@ -44,22 +44,22 @@ class TrainingConfig(BaseModel):
     features: Literal["stored", "streamed"] = "stored"
     """Source of the training part's hidden states.
     `stored`: the feature store, after capture has finished; `streamed`: a capture that runs at the
-    same time, through the memory of a Ray cluster (`cluster.address`) and without a disk; every
-    epoch captures again."""
+    same time, through the memory of a Ray cluster (`cluster.address`) and without a disk; the
+    states are captured again in every epoch."""
 
     epochs: int = Field(default=3, ge=1)
-    """Training epochs of a warm start (base or target's own layer)."""
+    """Training epochs for a warm start (base or target's own layer)."""
 
     scratch_epochs: int = Field(default=10, ge=1)
-    """Training epochs of a head that starts from scratch."""
+    """Training epochs for a head that starts from scratch."""
 
     learning_rate: float = Field(
         default=5e-4, gt=0, json_schema_extra={"default": "from the target"}
     )
     """Peak learning rate of AdamW.
-    The rate warms up linearly and decays to a tenth along a cosine. A recipe that omits it gets
-    1e-3 x 192 / the target's hidden size: 3e-5 for R1. A head from random weights trains at twice
-    this rate, one from a closed-form start at a tenth."""
+    The rate warms up linearly, then decays along a cosine to a tenth of its peak. A recipe that
+    omits this key gets 1e-3 x 192 / the target's hidden size: 3e-5 for R1. A head from random
+    weights trains at twice this rate, one from a closed-form start at a tenth."""
 
     warmup_fraction: ClassVar[float] = 0.05
     """Length of the warm-up, as a share of all steps."""
@@ -73,17 +73,18 @@ class TrainingConfig(BaseModel):
     truncated and counted. A recipe that omits it gets `serving.engine.max_model_len`."""
 
     rows_per_step: int = Field(default=2, ge=1)
-    """Rows of one optimizer step, over all processes.
+    """Rows per optimizer step, over all processes.
     Unless this is a multiple of `processes`, some rows are computed but do not count."""
 
     zero_stage: Literal[1, 2, 3] = 1
     """DeepSpeed ZeRO stage.
-    1 shards optimizer states over the processes, 2 also gradients, 3 also weights."""
+    1 shards optimizer states across processes, 2 also gradients, and 3 also weights."""
 
     processes: int = Field(default=1, ge=1)
     """Processes over all machines, one per GPU.
-    More than one are started by torchrun on this machine, unless `launcher` or `cluster.address` is
-    set. On a Ray cluster, this is the maximum; if it has less room, training runs with fewer."""
+    If there are several, torchrun starts them on this machine, unless `launcher` or
+    `cluster.address` is set. On a Ray cluster, this is the maximum; if the cluster has less room,
+    training runs with fewer."""
 
     launcher: str | None = None
     """Command that starts all `processes`, on one machine or several.
@@ -97,23 +98,24 @@ class TrainingConfig(BaseModel):
     `bf16`: bfloat16 with float32 master weights; `fp32`: everything in float32."""
 
     evaluate_every: int = Field(default=50, ge=1)
-    """Steps between evaluations on the validation part; the last step is evaluated."""
+    """Steps between evaluations on the validation part; the last is always evaluated."""
 
     checkpoint_every: int = Field(default=50, ge=1)
     """Steps between checkpoints; one more is written before the first step."""
 
     parity: Literal["strict", "warn"] = "strict"
     """What to do if draft parity fails before the first update.
-    It fails if the base speculator drafts differently in the trainer than in the engine, or
-    differently as prepared for training than in float32. `strict`: stop the run; `warn`: print a
-    warning and train. Either way, the evaluation compares exact replay with the engine's steps."""
+    It fails if the base speculator drafts differently in the trainer than in the engine, or if
+    preparing it for training changes its drafts from those in float32. `strict`: stop the run;
+    `warn`: print a warning and train. Either way, the evaluation compares exact replay with the
+    engine's steps."""
 
     seed: int = 0
     """Seed of the data order; everything else is deterministic."""
 
     wandb_project: str | None = "outrider"
     """Weights & Biases project; null: no tracker.
-    Runs are written offline below the log directory unless WANDB_API_KEY is set."""
+    Runs are written offline under the log directory unless WANDB_API_KEY is set."""
 
     @property
     def streams(self) -> bool:

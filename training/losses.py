@@ -123,7 +123,7 @@ class _Buffers:
 
 
 class _Problem(NamedTuple):
-    """The arguments without a gradient."""
+    """The arguments that get no gradient."""
 
     teacher_NH: Tensor
     token_N: Tensor

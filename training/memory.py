@@ -29,25 +29,25 @@ In float32, these are 8 MB, near a CPU's caches, or 256 MB, enough to fill a GPU
 
 CHUNK_ROWS = 256
 """Minimum rows per chunk; with fewer, reading W outweighs the product.
-At a vocabulary of 129,280, this is 132 MB of logits in float32."""
+With a vocabulary of 129,280, this is 132 MB of logits in float32."""
 
 CHUNK_COPIES = 5
 """Number of [chunk, vocabulary] tensors in float32 at the loss's peak."""
 
 BUCKET = 100_000_000
-"""Number of gradients that DeepSpeed reduces together.
-200 MB and their float32 copy keep NVLink busy; DeepSpeed's default is five times as large."""
+"""Number of gradient elements that DeepSpeed reduces together.
+These 200 MB and their float32 copy keep NVLink busy; DeepSpeed's default is five times as large."""
 
 ROWS_IN_FLIGHT = 3
 """Rows in host memory: one in use, two read ahead (training/batches.py)."""
 
 KEPT_AT_MOST = 4_000_000_000
-"""If a full row keeps more bytes, backward recomputes every depth.
-This takes a third more FLOPs of the layer. R1's layer keeps 22 GB for 8,192 tokens and 86 GB for
+"""If a full row would keep more bytes, backward recomputes every depth.
+This costs a third more FLOPs in the layer. R1's layer keeps 22 GB for 8,192 tokens and 86 GB for
 32,768; with recomputation, 4 and 16 GB, plus 6 and 25 GB for the depth in progress."""
 
 CUDA_CONTEXT = 1_500_000_000
-"""Assumed, not measured: CUDA's context, NCCL's buffers, cuBLAS's workspace."""
+"""Bytes for CUDA's context, NCCL's buffers and cuBLAS's workspace; assumed, not measured."""
 
 LIBRARIES = 320_000_000
 """Bytes of Python, torch and DeepSpeed in a CPU process, measured."""
@@ -62,7 +62,7 @@ class MemoryPlan:
     depth: int
     zero_stage: int = 1
     processes: int = 1
-    """Over all nodes."""
+    """Number of processes over all nodes."""
     compute: Literal["bf16", "fp32"] = "bf16"
     trained_parameters: TrainedParameters = "all"
     lora_rank: int = 0
@@ -72,16 +72,16 @@ class MemoryPlan:
     fitted: bool = False
     """Whether a closed-form fit gives the initial weights."""
     sequence: tuple[int, int] | None = None
-    """Tokens and anchors of the only sequence; None: a full row."""
+    """Token and anchor counts of the only sequence; None: a full row."""
 
     @property
     def row(self) -> tuple[int, int]:
-        """Tokens and anchors (slots at which a chain starts) of the row."""
+        """Token and anchor counts of the row; chains start at anchors."""
         return self.sequence or (self.row_tokens, self.row_tokens - 2)
 
     @property
     def trained(self) -> int:
-        """Parameters with gradients."""
+        """Number of parameters with gradients."""
         return self.size.trained(self.trained_parameters, self.lora_rank)
 
     def peak(self) -> tuple[str, int]:
@@ -129,7 +129,7 @@ class MemoryPlan:
 
     @property
     def _share(self) -> float:
-        """Trained weights of one process."""
+        """Number of trained weights in one process's share."""
         return self.trained / self.processes
 
     @property
@@ -143,7 +143,10 @@ class MemoryPlan:
 
     @property
     def _row_bytes(self) -> int:
-        """Bf16 states; 8 bytes each for token, sequence, position; 1 for anchor."""
+        """Bytes of a row: states in bf16, plus 25 per slot.
+
+        These are 8 bytes each for the token, sequence and position, and 1 for the anchor mask.
+        """
         # The drafter's inputs, and the teacher's state unless the drafter reads only that.
         values = self.size.read + self.size.hidden * (self.size.read != self.size.hidden)
         return self.row_tokens * (2 * values + 25)
@@ -167,8 +170,9 @@ class MemoryPlan:
     def _fit(self, always: dict[str, float]) -> dict[str, float]:
         """Bytes of a float32 head and ends, and a float64 ridge regression.
 
-        The regression holds products of the features (states and embedding) for fitted and held-out
-        rows, and solves one set. Master weights and gradient sums do not exist yet.
+        The ends are the target's embedding and head. The regression holds products of the features
+        (states and embedding) for fitted and held-out rows, and working copies for one solve.
+        Master weights and gradient sums do not exist yet.
         """
         features = self.size.read + self.size.hidden
         squares, crosses = features**2, features * self.size.hidden
@@ -179,9 +183,9 @@ class MemoryPlan:
         }
 
     def _start(self) -> dict[str, float]:
-        """Bytes for replaying a validation row, with the float32 base if any.
+        """Bytes for replaying a validation row, including any float32 base.
 
-        On a CPU, the base's checkpoint is still mapped. A depth without gradients takes half of the
+        On a CPU, the base's checkpoint is still mapped. A depth without gradients takes half the
         bytes that autograd would keep for it (measured: 0.35 to 0.5).
         """
         size, width = self.size, 4 if self.warm else self._b
@@ -231,7 +235,8 @@ class MemoryPlan:
         # A depth is recomputed from its state, input, queries, keys and values.
         inputs = self._b * self.size.drafter.input_values()
         # Gradients of keys and values are kept until depth 0. The parts of a depth are recomputed
-        # in turn, so three quarters of it exist at once.
+        # in turn, so only about three quarters of its
+        # activations exist at once.
         tokens, anchors = self.row
         waiting = inputs * (depth * anchors + tokens)
         again = self.size.kept(*self.row, 1)

@@ -29,7 +29,8 @@ BF16_TFLOPS = {
     "A800": 312.0,
     "L40S": 362.0,
 }
-"""Dense bf16 peaks from data sheets; the first matching device name counts."""
+"""Dense bf16 peaks from data sheets, by part of the device name.
+The first match is used."""
 
 
 class Metrics:
@@ -71,7 +72,7 @@ class Metrics:
             tracker.finish()
 
     def _forget_after(self, step: int) -> None:
-        """Removes lines of later steps, which run again, and torn lines.
+        """Removes torn lines, and lines of later steps, which will run again.
 
         The tracker keeps the first value of a step.
         """

@@ -11,9 +11,10 @@ with the drafts and may be a different head over fewer tokens.
 probability that a step of the engine starts at t, times the probability that the drafts before j
 are accepted (`speculators.acceptance`). This is how often the draft is offered while the logged
 responses are served; a draft that is never offered gets no gradient. Over a response, the weights
-sum to its tokens minus its steps that accept all K drafts. The loss is therefore divided by the
-number of tokens: with `tv`, it is the expected number of rejections per token. Acceptances come
-from the same pass as the loss, without gradient, so the weights are current.
+sum to the number of its tokens minus the expected number of its steps that accept all K drafts. The
+loss is therefore divided by the number of tokens: with `tv`, it is the expected number of
+rejections per token. Acceptances come from the same pass as the loss, without gradient, so the
+weights are current.
 
 Shapes: K depths, N anchors of a row (and as many targets), H hidden, V vocabulary, R responses,
 A anchors of a response (padded).
@@ -73,13 +74,13 @@ class Objective:
     ) -> tuple[Tensor, Judged]:
         """Returns the row's part of the loss, and the other results.
 
-        A row whose `share_K` is all zeros does not count; it only gives every process the same
-        number of rows. Samples whose index is in `masked` have no loss.
+        A row whose `share_K` is all zeros does not count; it only serves to give every process
+        the same number of rows. Samples whose index is in `masked` have no loss.
         """
         anchors_N = batch.anchor_BT[0].nonzero().squeeze(1)
         u_KNH, valid_KN = align_to_targets(drafted.u_KNH, batch.sequence_BT[0, anchors_N])
         valid_KN = valid_KN & (share_K != 0)[:, None]
-        # Depth 0 at anchor i predicts the token at i + 2; the target, from its state at i + 1.
+        # At anchor i, depth 0 predicts token i + 2; the target predicts it from its state at i + 1.
         teacher_NH = batch.hidden_BTH[0, anchors_N + 1].to(u_KNH.dtype)
         token_N = batch.token_ids_BT[0, anchors_N + 2]
         anchors_R = torch.tensor([self.samples[index].targets(0) for index in batch.row])
@@ -114,8 +115,8 @@ class Objective:
 def align_to_targets(u_KNH: Tensor, sequence_N: Tensor) -> tuple[Tensor, Tensor]:
     """Shifts depth s by s anchors, aligning row n to its target.
 
-    Row n then predicts the token two after anchor n. The second result [K, N] is True if the row's
-    chain started in the same sequence. The anchors of a sequence are consecutive.
+    Row n then predicts the token two positions after anchor n. The second result [K, N] is True if
+    the row's chain started in the same sequence. The anchors of a sequence are consecutive.
     """
     depth, anchors, _ = u_KNH.shape
     shifted, valid = [], []

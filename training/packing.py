@@ -1,7 +1,7 @@
 """Packs sequences into rows and rows into steps.
 
 The result depends only on the lengths, the seed and the epoch, not on earlier steps or the number
-of processes, so a resumed run needs only its step.
+of processes, so a resumed run needs only the step number.
 
     samples = [Sample("a", length=310, first_anchor=120), ...]
     for step in plan_epoch(samples, row_tokens=4096, rows_per_step=2, seed=0, epoch=0):
@@ -28,7 +28,7 @@ class Sample:
 
     sequence_id: str
     length: int
-    """Tokens after truncation to a row."""
+    """Number of tokens after truncation to a row."""
     first_anchor: int
     """The first index i at which the engine would draft a chain."""
 
@@ -47,7 +47,9 @@ Row = tuple[int, ...]
 def make_samples(
     lengths: Iterable[tuple[str, int, int]], row_tokens: int
 ) -> tuple[list[Sample], dict[str, str]]:
-    """Returns samples of (sequence_id, length, completion_start), and why others are left out.
+    """Returns the samples, and why each of the other sequences is omitted.
+
+    `lengths` has the (sequence_id, length, completion_start) of each sequence.
 
     The engine drafts only after the prefill has returned the first token of the completion, at
     index S. Its first chain uses tokens up to S and starts from the state at i = S - 1. Anchors
@@ -70,7 +72,7 @@ def make_samples(
 def cut_at_rows(lengths: Sequence[int], starts: Sequence[int], row_tokens: int) -> LostEnds:
     """Counts the sequences and tokens that are lost at `row_tokens`."""
     key = f"training.row_tokens = {row_tokens:,}"
-    # A row needs two tokens of a completion; otherwise it predicts none.
+    # A sequence with fewer than two completion tokens in its row has no draft targets.
     return lost_ends(lengths, [start + 1 for start in starts], row_tokens, key)[0]
 
 
@@ -144,7 +146,7 @@ def pack(pieces: Sequence[tuple[int, int]], row_tokens: int) -> list[Row]:
     descending and the given order are tried; the result with fewer rows is used. Descending order
     leaves no long piece for the end, when no other fits. The given order is better if lengths
     hardly differ (413 +- 30 tokens in rows of 2,048: five do not quite fit), because descending
-    order uses up the short pieces on the long ones.
+    order uses up the short pieces to fill the rows of the long ones.
     """
     ways = (sorted(pieces, key=lambda piece: -piece[1]), list(pieces))
     return min((_fill_rows(way, row_tokens) for way in ways), key=len)
@@ -165,8 +167,8 @@ def _best_filling(lengths: Sequence[int], room: int) -> list[int]:
     """Returns indices of the lengths with the largest sum up to `room`.
 
     Among equal sums, the earliest is taken. Bit n of `reachable` is set if some of the lengths so
-    far sum to n: one shift of a long integer per length. The search ends with the first exact sum,
-    usually after about twenty lengths.
+    far sum to n, which takes one shift of a long integer per length. The search ends at the first
+    exact sum, usually after about twenty lengths.
     """
     within = (1 << (room + 1)) - 1
     before, reachable = [], 1

@@ -22,7 +22,7 @@ from outrider.speculators.heads import DraftHead
 
 NUCLEUS_WITHIN = 256
 """Number of most likely tokens in which the nucleus is searched first.
-At 129,280 tokens, a partial sort costs a twentieth of a full one."""
+With 129,280 tokens, a partial sort costs a twentieth of a full one."""
 
 
 class Served(NamedTuple):
@@ -32,7 +32,7 @@ class Served(NamedTuple):
     top_p_N: Tensor
     probabilistic: bool
     """True: drafts are sampled from q. False: they are q's argmax.
-    As in vLLM, they are sampled at the request's temperature, without top_k and top_p."""
+    As in vLLM, sampling uses the request's temperature, but not its top_k and top_p."""
     top_k_N: Tensor | None = None
     """0 for no limit; None: no request has a limit."""
 
@@ -53,7 +53,7 @@ class Teacher(NamedTuple):
     negative_entropy_C: Tensor
     """sum_v p log p, in nats"""
     logged_C: Tensor
-    """p of the logged token, before the cut if the cut excludes it.
+    """p of the logged token; uncut p if the cut excludes it.
     The token was sampled, so only rounding can exclude it."""
 
 
@@ -96,11 +96,11 @@ def _cut(
     rows: Tensor,
     within: int,
 ) -> Tensor:
-    """Cuts and renormalizes rows that `within` tokens suffice for; returns the others.
+    """Cuts and renormalizes rows for which `within` tokens suffice; returns the others.
 
     First, tokens less likely than the top_k-th are dropped. A remaining token is kept if the mass
-    of more likely tokens is below top_p of the remaining mass. This is equivalent to vLLM's rule,
-    which drops tokens in ascending order while their cumulative mass is at most 1 - top_p.
+    of more likely tokens is below top_p times the remaining mass. This is equivalent to vLLM's
+    rule, which drops tokens in ascending order while their cumulative mass is at most 1 - top_p.
     """
     all_of_them = len(rows) == len(p_CV)
     share_RM, index_RM = (p_CV if all_of_them else p_CV[rows]).topk(within, dim=-1)
@@ -141,11 +141,11 @@ class DraftTeacher(NamedTuple):
     logged_C: Tensor
     """The target's probability of the logged token"""
     token_C: Tensor
-    """The logged token as a draft token"""
+    """Index of the logged token in the draft vocabulary"""
     known_C: Tensor | None
     """Whether the logged token is a draft token; None: all tokens are"""
     taught_C: Tensor | None
-    """Whether p has mass on draft tokens; None: all tokens are"""
+    """Whether p has mass on draft tokens; None: it always does"""
 
 
 def draft_teacher(teacher: Teacher, head: DraftHead | None, token_C: Tensor) -> DraftTeacher:

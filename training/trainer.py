@@ -4,7 +4,7 @@
 
 The speculator with the largest acceptance length on the validation part is published. For each
 depth, the loss of a step is averaged over all targets in the rows of all processes, and then
-weighted over depths, so it does not depend on the number of processes.
+weighted by depth, so it does not depend on the number of processes.
 
 Shapes: K depths.
 """
@@ -153,7 +153,7 @@ class Trainer:
             yield assemble(self.source, self.samples, row, width, self.features).to(self.device)
 
     def _started(self, dtype: torch.dtype) -> Drafter:
-        """Returns the initial speculator, with equal weights in every process."""
+        """Returns the initial speculator, with identical weights in every process."""
         origin, first = self.origin, self.accelerator.is_main_process
         if not first:  # only the first process fits its speculator to the rows
             origin = dataclasses.replace(origin, rows=None)
@@ -234,7 +234,7 @@ class Trainer:
         return token_counts(responses, self.vocab)
 
     def _start(self) -> dict[str, Any]:
-        """Evaluates step 0, checks parity with the base, returns the first state."""
+        """Evaluates step 0, checks base parity, and returns the initial state."""
         parity = ParityConfig()
         check = None
         if self.origin.base_dir is not None:
@@ -380,7 +380,7 @@ class Trainer:
         return profile
 
     def _save(self, done: int, state: dict[str, Any]) -> None:
-        """Writes a checkpoint, and removes best speculators that no checkpoint refers to."""
+        """Writes a checkpoint, and removes saved speculators that no checkpoint refers to."""
         save_checkpoint(self.accelerator, self._checkpoints, done, state)
         if self.accelerator.is_main_process:
             wanted = {self._best(each["best_step"]) for each in states(self._checkpoints)}
@@ -389,7 +389,7 @@ class Trainer:
 
     def _save_best(self, done: int) -> None:
         # Below ZeRO-3 the module's own tensors are whole. accelerate would clone them in every
-        # process, 23 GB each for R1's layer.
+        # process: 23 GB per process for R1's layer.
         weights = self.unroll.state_dict()
         if self.config.zero_stage == 3:
             weights = self.accelerator.get_state_dict(self.model)

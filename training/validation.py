@@ -82,7 +82,8 @@ class Validation:
         length_R = torch.tensor([sample.length for sample in samples])
         sampled_R3 = torch.tensor([self.sampling[sample.sequence_id] for sample in samples])
         device = drafted.u_KNH.device
-        # The engine's anchor is the last known token, one after the state that the chain reads.
+        # The engine's anchor is the last known token, one position after the state that the
+        # chain reads.
         anchor_N = batch.anchor_BT[0].nonzero().squeeze(1) + 1
 
         def of_anchor(values_R: Tensor) -> Tensor:

@@ -7,23 +7,23 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 
 class ClusterConfig(BaseModel):
-    """The Ray cluster of the stages; this machine alone without an address."""
+    """The Ray cluster that runs the stages; without an address, this machine."""
 
     model_config = ConfigDict(extra="forbid")
 
     address: str | None = None
     """Ray cluster. `local` starts a private one on this machine for the run, `auto` finds the one
     that this machine belongs to, `HOST:PORT` is the address of a head node. null: no Ray. Needs the
-    extra `cluster`."""
+    `cluster` extra."""
 
     capture_replicas: int = Field(default=1, ge=1)
-    """Number of engines that capture at the same time, each on one node with the GPUs of
-    `serving.engine`. It does not affect the captured states (on a CPU, if `cores_per_replica` is
-    the same)."""
+    """Number of engines that capture at the same time, each on one node with as many GPUs as
+    `serving.engine` needs. It does not affect the captured states, provided that, on a CPU,
+    `cores_per_replica` stays the same."""
 
     cores_per_replica: int = Field(default=1, ge=1)
     """CPU cores that Ray reserves for each replica. On a CPU, also the number of threads of its
-    engine, which affects bf16 states at single positions."""
+    engine, which affects bf16 states at individual positions."""
 
     in_flight_gb: float | None = Field(default=None, gt=0)
     """Limit in GB on states in flight: being captured, waiting in object stores, or being read.
@@ -34,8 +34,8 @@ class ClusterConfig(BaseModel):
     Meanwhile the other replicas do its work."""
 
     start_timeout_s: ClassVar[float] = 1800.0
-    """Maximum seconds without a running replica, for GPUs to become free and an engine to start;
-    also the maximum for the training processes to start."""
+    """Maximum time in seconds without a running replica, while waiting for free GPUs and an engine
+    to start; also the maximum time for the training processes to start."""
 
     training_cores: ClassVar[int] = 1
     """CPU cores and threads of each training process. Each process also gets a GPU if the cluster

@@ -95,8 +95,9 @@ _open: list[ClusterSession] = []
 def open_cluster(config: ClusterConfig, cpus: int | None = None) -> Iterator[ClusterSession]:
     """Connects to the cluster at `config.address`; `local` starts a private one.
 
-    `cpus`: cores of a private cluster, all if None. Call it in the main thread: Ray treats the end
-    of the calling thread as the end of the process. Yields the open session if there is one.
+    `cpus` is the number of cores of a private cluster, by default all. Call this from the main
+    thread, because Ray treats the end of the calling thread as the end of the process. Yields the
+    open session if there is one.
 
     Raises:
         OutriderError: there is no address, Ray is not installed, the cluster does not answer, or
@@ -219,7 +220,7 @@ def check_nodes() -> None:
         try:
             versions = ray.get(reference, timeout=0)
         except (ray.exceptions.NodeDiedError, ray.exceptions.TaskUnschedulableError):
-            continue  # the node has ended; a task without cores fits any live node
+            continue  # the node is dead, since a task without cores fits any live node
         except ray.exceptions.RayError as error:
             versions = f"{type(error).__name__} {str(error).strip()}".splitlines()[-1]
         if versions != ours:

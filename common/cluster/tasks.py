@@ -19,7 +19,7 @@ Shared = TypeVar("Shared")
 Result = TypeVar("Result")
 
 RUNS = 4
-"""Maximum number of starts of a task whose workers die."""
+"""Maximum number of times that a task is started if its workers die."""
 
 
 def run_tasks(
@@ -32,8 +32,8 @@ def run_tasks(
 ) -> list[Result]:
     """Computes `function(shared, item)` for every item, in parallel as resources allow.
 
-    The nodes import `function` by name. `cpus` and `gpus` are those of one task. After an error or
-    Ctrl-C the other tasks are cancelled.
+    The nodes import `function` by name. `cpus` and `gpus` are per task. After an error or Ctrl-C,
+    the other tasks are cancelled.
 
     Raises:
         OutriderError: the function raised it, or the workers of a task were killed `RUNS` times.
@@ -58,7 +58,7 @@ def run_tasks(
 
 
 def slots(cpus: float = 1.0, gpus: float = 0.0) -> int:
-    """Number of such tasks that the cluster runs concurrently, at least 1."""
+    """How many tasks of this size can run concurrently, at least 1."""
     import ray
 
     there = ray.cluster_resources()

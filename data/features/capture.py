@@ -2,7 +2,7 @@
 
 It first truncates sequences that are too long (capture_plan.py) and checks that the disk has room
 for the states, then checks the states themselves (engine_checks.py). An interrupted capture resumes
-after its last complete shard; another target or other sequences restart it. Responses to be
+after its last complete shard; a different target or different sequences restart it. Responses to be
 regenerated are sampled before the capture (privacy/regenerate.py). The engine also scores every
 completion under the target, for the on-policy check (on_policy/).
 
@@ -55,12 +55,12 @@ from outrider.speculators.features import FINAL_NORM, FeatureSpec, layer_index
 
 SUMMARY = "summary.json"
 SCORES_VERSION = 1
-"""Increment it when scores of the same tokens change (serving/token_scores.py, logged_text.py)."""
+"""Increment when scores of the same tokens change (serving/token_scores.py, logged_text.py)."""
 ONLY_FINAL = FeatureSpec(())
 """Only the stream after the final norm, which the teacher's head reads."""
 
 Captured = tuple[LoggedRow, State]
-"""A row, and its states and scores."""
+"""A row with its states and scores."""
 
 
 def capture(

@@ -1,9 +1,9 @@
 """The plan of a capture: pieces that depend only on the recipe.
 
-A piece is the rows that the engine prefills at a time (`capture.batch_tokens`). bf16 results depend
-on the batch in which a token is computed, so a piece is always captured as a whole, by one engine.
-The bytes of the feature store are then the same for one process, for any number of replicas, and
-after an interruption.
+A piece is the set of rows that are sent to the engine at a time (`capture.batch_tokens`). bf16
+results depend on the batch in which a token is computed, so a piece is always captured as a whole,
+by one engine. The bytes of the feature store are then the same for one process, for any number of
+replicas, and after an interruption.
 
     plan = list(pieces(rows, CaptureConfig().batch_tokens))
     for piece in unfinished(plan, writer.done):
@@ -41,7 +41,7 @@ class Piece:
 
     @property
     def tokens(self) -> int:
-        """Tokens of all rows."""
+        """Number of tokens in all rows."""
         return sum(len(row.token_ids) for row in self.rows)
 
     @property

@@ -4,8 +4,8 @@
 log-probabilities. A silent error (the state before the final norm, an index off by one, another
 revision) changes them clearly; bf16 rounding and an occasional different expert do not. So the
 check uses the 99th percentile and the top-1 agreement, never the maximum. The engine computes its
-log-probabilities twice, in different batches; its difference from itself plus a margin is allowed
-(common/tolerance.py).
+log-probabilities twice, in different batches; the allowed difference is at least the one between
+these two runs plus a margin, up to a cap (common/tolerance.py).
 
 **Layer check.** vLLM does not record which layer a tensor comes from, and R1 cannot be recomputed
 here, so the check counts layers. A short sample is captured with the states of every layer, one row
@@ -15,11 +15,11 @@ per batch. These states are a ladder with L rungs. Three conditions must hold:
               Since there are L rungs in the order of the L layers, each rung's layer is known
     finite    every value of every stream is finite
     nearest   each stream, captured together with all other streams and in full batches, is nearer
-              to its own rung than to any other at most positions
+              to its own rung than to any other at nearly all positions
 
 An offset of one layer, streams in another order, a buffer that a later layer has overwritten, and
 rows of another request all fail. Differences between batches do not fail: a different expert
-changes a state less than a layer does, except at few positions.
+changes a state less than a layer does, except at a few positions.
 
     checks = check_engine(engine, rows, spec, ends.lm_head_VH, target_dir)   # or an OutriderError
 
@@ -51,10 +51,10 @@ POSITIONS_AT_A_TIME = 256
 
 MAX_DIFFERENCE, MARGIN = 0.15, 0.05
 """Maximum 99th percentile of |log-probability rebuilt from the states - the engine's|, in nats, and
-the margin over the engine's difference from itself."""
+the margin over the same difference between two runs of the engine."""
 
 MAX_DISAGREEMENT, DISAGREEMENT_MARGIN = 0.05, 0.02
-"""The same for the share of positions with another most probable token."""
+"""The same for the share of positions whose most probable tokens differ."""
 
 
 @dataclass(frozen=True)
@@ -68,9 +68,9 @@ class SelfCheck:
     top1_agreement: float
     """Share of positions with the same most probable token."""
     control_p99_difference: float
-    """99th percentile, in nats, between the engine's log-probabilities in two batches."""
+    """99th percentile, in nats, between the engine's log-probabilities in two batchings."""
     control_top1_agreement: float
-    """Share of positions with the same most probable token in both batches."""
+    """Share of positions with the same most probable token in both batchings."""
 
     def describe(self) -> str:
         """Formats the numbers as a sentence."""
@@ -91,7 +91,7 @@ def self_check(engine: Engine, rows: Sequence[Row], lm_head_VH: torch.Tensor) ->
     differences, agreements, control_differences, control_agreements = [], [], [], []
     head = lm_head_VH.float()
     logged_once = engine.prompt_logprobs(prompts)
-    # In other batches: half of the rows at a time, the last row first.
+    # In different batches: half of the rows at a time, the last row first.
     backwards, half = prompts[::-1], (len(prompts) + 1) // 2
     parts = [part for part in (backwards[:half], backwards[half:]) if part]
     logged_again = [answer for part in parts for answer in engine.prompt_logprobs(part)]
@@ -162,9 +162,9 @@ def _p99(values: torch.Tensor) -> float:
 
 MAX_TOP_ERROR = 0.02
 """Largest mean relative error of the final norm over the last rung. bf16 rounds by 0.004 at most;
-nano R1 has 0.002, and 0.3 over the rung below."""
+for nano R1, the error is 0.002, and 0.3 over the rung below."""
 MIN_NEAREST = 0.95
-"""Smallest share of positions whose nearest rung is the stream's own. nano R1 has 1.0."""
+"""Minimum share of positions whose nearest rung is the stream's own. For nano R1, it is 1.0."""
 
 
 @dataclass(frozen=True)
@@ -212,7 +212,7 @@ def layer_check(
     layers: int,
 ) -> LayerCheck:
     """Compares captured streams of `rows` with the states of all layers."""
-    each = max(512 // len(rows), 1)  # 512 tokens of all 61 rungs of R1 are 450 MB
+    each = max(512 // len(rows), 1)  # 512 tokens of all 61 rungs of R1 take 450 MB
     prompts = [(row_id, token_ids) for row_id, token_ids, _ in rows]
     beginnings = [(row_id, token_ids[:each]) for row_id, token_ids in prompts]
     names = [stream.name for stream in spec.auxiliary]
@@ -248,7 +248,7 @@ def _relative(state_TH: Tensor, reference_TH: Tensor) -> Tensor:
 
 
 def require_layer_check(check: LayerCheck) -> None:
-    """Raises an `OutriderError` if a stream comes from another layer."""
+    """Raises an `OutriderError` if a stream comes from the wrong layer."""
     # Written so that a NaN fails too.
     top = check.top_error <= MAX_TOP_ERROR and check.top_error < check.below_top_error / 2
     if top and all(share >= MIN_NEAREST for share in check.nearest.values()):

@@ -4,12 +4,13 @@ A store is a directory of `shard-00000.safetensors`, ... and `manifest.json`. A 
 `token_ids` [tokens] int32 and the states [tokens, width] of each stream, sequence after sequence,
 in bfloat16 or in FP8 with scales [tokens] (`encode`). The stream after the final norm is stored as
 `hidden` and `scale`, any other stream NAME as `NAME` and `NAME.scale`. The manifest lists the
-streams (`speculators.features.FeatureSpec`) and the place of each sequence. feature_writer.py
+streams (`speculators.features.FeatureSpec`) and the location of each sequence. feature_writer.py
 writes stores.
 
-A sequence may have scores: sums of the target's scores of its completion (serving/logged_text.py),
-numbers without text, in `scores` [sequences, parts, columns] of a shard. Text can be recovered from
-hidden states, so only the owner of these files can read them.
+A sequence may also have scores: sums of the target's scores of its completion
+(serving/logged_text.py), stored in the shard as `scores` [sequences, parts, columns]. Scores
+contain no text, but text can be recovered from hidden states, so only the owner of these files can
+read them.
 
     python -m outrider.data.features.feature_store runs/resume_screening/features    # checksums
 """
@@ -35,10 +36,10 @@ JOURNAL = "journal.jsonl"
 MANIFEST = "manifest.json"
 
 STORED_AS = {"bf16": "bfloat16", "fp8": "float8_e4m3fn"}
-"""torch's names of the storage types."""
+"""torch's names for the storage types."""
 
 SAME = ("version", "hidden_size", "features", "dtype", "score_columns")
-"""Manifest keys that must be equal in stores that are joined."""
+"""Manifest keys whose values must be equal in stores that are joined."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ class Features:
     token_ids: torch.Tensor
     """[T] int32"""
     hidden: torch.Tensor
-    """[T, H] after the final norm, bfloat16 in any storage dtype"""
+    """[T, H] after the final norm; always bfloat16, whatever the storage dtype"""
     completion_start: int
     """Index of the first token that the target produced."""
     auxiliary: Mapping[str, torch.Tensor] = field(default_factory=dict)
@@ -109,7 +110,7 @@ class FeatureStore:
         return list(self.manifest.get("score_columns", []))
 
     def scores(self, sequence_id: str) -> list[list[float]]:
-        """Returns sums over a completion's first tokens and the rest, by `score_columns`."""
+        """Returns sums over a completion's first tokens, then over the rest, by `score_columns`."""
         row = self._table[sequence_id]
         place = row["place"]
         return self._shard(row["shard"]).get_slice("scores")[place : place + 1][0].tolist()
@@ -172,9 +173,9 @@ def rounded(scores: Sequence[Sequence[float]]) -> list[list[float]]:
 def encode(hidden_TH: torch.Tensor, dtype: StateDtype) -> dict[str, torch.Tensor]:
     """Encodes states for a shard; non-finite states stay non-finite through their scale.
 
-    A state after the final norm has entries of similar size, except a few outliers. FP8 (e4m3) has
-    one float32 scale for each token, which maps the largest entry to e4m3's largest number; entries
-    down to 1 / 28,672 of it keep a relative step of 1/8.
+    A state after the final norm has entries of similar size, except for a few outliers. FP8 (e4m3)
+    has one float32 scale for each token, which maps the largest entry to e4m3's largest number;
+    entries down to 1 / 28,672 of the largest keep a relative step of 1/8.
     """
     if dtype == "bf16":
         return {"hidden": hidden_TH.to(torch.bfloat16)}

@@ -1,11 +1,11 @@
-"""Writes a feature store, so that an interrupted capture can resume.
+"""Writes a feature store; an interrupted capture can resume.
 
     with FeatureWriter(directory, hidden_size=7168, source={"target": ...}) as writer:
         writer.write(sequence_id, token_ids, hidden, completion_start)
 
-`journal.jsonl` has one line for each finished shard, and an interrupted capture resumes after the
-last of them. The manifest (feature_store.py) is written at the end. Only the index and one shard
-are in memory, so memory use does not grow with the states.
+`journal.jsonl` has a header and one line for each finished shard; an interrupted capture resumes
+after the last one. The manifest (feature_store.py) is written at the end. Only the index and one
+shard are in memory, so memory use does not grow with the states.
 """
 
 import json
@@ -36,9 +36,9 @@ class FeatureWriter:
     """Writes a store shard by shard.
 
     `source` identifies the inputs of the states. A journal of the same source is continued (`done`
-    contains its sequence ids, `tokens` is their number of tokens, `restarted` is False); a store of
-    any other source in the directory is removed first. If an exception leaves the context, the
-    finished shards are kept and no manifest is written.
+    contains its sequence ids, `tokens` is their total number of tokens, `restarted` is False); a
+    store of any other source in the directory is removed first. If an exception ends the context,
+    the finished shards are kept and no manifest is written.
     """
 
     def __init__(

@@ -52,7 +52,7 @@ class ReplicaSetup:
     in_memory: bool
     """Whether states must be written only to files in memory, never to a disk."""
     piece_tokens: int
-    """Tokens of the largest piece."""
+    """Number of tokens in the largest piece."""
 
 
 class CapturedRow(NamedTuple):

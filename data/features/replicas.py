@@ -40,7 +40,7 @@ from outrider.serving.vllm_hooks.version import runs_on_cpu
 POLL_S = 0.5
 """Longest wait for the next event, in seconds."""
 TRIES = 10
-"""Attempts to capture a piece whose replica or object is lost."""
+"""Maximum number of attempts to capture a piece whose replica or object is lost."""
 
 
 @contextlib.contextmanager
@@ -74,10 +74,10 @@ class _Task:
     piece: Piece
     tries: int = 0
     replica: str | None = None
-    """The replica that captures it; None before it is assigned, and after its replica is lost."""
+    """The replica that captures the piece; None before assignment and after the replica is lost."""
     states: ObjectRef | None = None
     rows: list[CapturedRow] | None = None
-    """Copies of its states; None until it is captured."""
+    """Copies of the piece's states; None until it is captured."""
 
 
 class Replicas:
@@ -96,7 +96,7 @@ class Replicas:
         self.left_out: list[str] = []
         """Replicas that failed to start, with the reason."""
         self.stopped = False
-        """Ends a stream; another thread may set it."""
+        """Set it, from any thread, to end a stream."""
         self.lost = 0
         """How many times a replica was lost."""
         self._actors: dict[str, Any] = dict(actors)
@@ -124,8 +124,8 @@ class Replicas:
     ) -> Iterator[tuple[Piece, list[CapturedRow]]]:
         """Yields each piece of `plan` with copies of its states, in the plan's order.
 
-        Pieces in capture, in the queue and at the consumer hold at most `limit_bytes` together; a
-        larger piece is captured alone. So a slow consumer pauses the replicas.
+        Pieces that are being captured, queued or consumed hold at most `limit_bytes` in total, so a
+        slow consumer pauses the replicas. A piece above the limit is captured alone.
 
         Raises:
             OutriderError: If no replica is left, or none starts within `cluster.start_timeout_s`.
@@ -204,7 +204,7 @@ class Replicas:
             if isinstance(cause, OutriderError):
                 raise cause from None
             if isinstance(cause, ray.exceptions.ObjectStoreFullError):
-                time.sleep(1.0)  # other work on the cluster fills it
+                time.sleep(1.0)  # other work is filling the store
             elif not isinstance(error, ray.exceptions.ObjectLostError):
                 assert task.replica is not None
                 self._lose(task.replica, error)
@@ -219,7 +219,7 @@ class Replicas:
         if self.running.pop(name, None) is None:
             return  # already handled for another piece
         if not isinstance(error, ray.exceptions.RayActorError):
-            # Its engine may have died, and only a new actor starts another.
+            # The replica's engine may have died, and only a new actor starts another engine.
             ray.kill(self._actors[name], no_restart=False)
         self.lost += 1
         self._say(f"{name} ended ({_cause(error)}); its work goes to the others")

@@ -1,7 +1,7 @@
 """Registry of log formats; CONTRIBUTING.md describes how to add one.
 
 A format is a module with
-    recognizes(sample) -> bool                 whether a file begins in the format
+    recognizes(sample) -> bool                 whether a file's beginning matches the format
     parse(record) -> list[Exchange | Reject]   one outcome per choice; pure, runs in the workers,
                                                may raise `Reject`
 and, if an exchange is not a single row,

@@ -26,7 +26,7 @@ from outrider.data.formats.sampling import CONSTRAINTS, NUMBERS
 
 
 def recognizes(sample: Sample) -> bool:
-    """Whether most conversations end with an assistant's turn; requests end with a user's."""
+    """Whether most conversations end with an assistant turn; requests end with a user turn."""
     conversations = [
         row["messages"] for row in sample.rows if isinstance(row.get("messages"), list)
     ]

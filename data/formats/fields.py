@@ -5,7 +5,7 @@ take(request, "messages", list, "request")      # None if it is missing or null
 Trace stores and tables write JSON into text fields, where an empty string means unset:
 
 unpacked({"input": '[{"role": "user"}]'}, "input", "row")           # [{"role": "user"}]
-mapping({"metadata": [("tenant", "acme")]}, "metadata", "row")      # {"tenant": "acme"}: Parquet
+mapping({"metadata": [("tenant", "acme")]}, "metadata", "row")      # {"tenant": "acme"} (Parquet)
 """
 
 from collections.abc import Mapping
@@ -26,7 +26,7 @@ def take(holder: dict[str, Any], key: str, kind: type | tuple[type, ...], where:
     """Returns `holder[key]`, or None if it is missing or null.
 
     Raises:
-        Reject: If it is not of type `kind`, or cannot be encoded as UTF-8.
+        Reject: If the value is not of type `kind`, or cannot be encoded as UTF-8.
     """
     value = holder.get(key)
     if value is None:
@@ -84,7 +84,7 @@ def take_text(holder: dict[str, Any], key: str, where: str) -> str | None:
 def take_names(
     holder: dict[str, Any], keys: Mapping[str, tuple[str, ...]], where: str
 ) -> dict[str, Any]:
-    """Maps each name to the first non-empty text of its keys, or None."""
+    """Maps each name to its keys' first non-empty text value, or None."""
     return {
         name: next(filter(None, (take_text(holder, key, where) for key in its_keys)), None)
         for name, its_keys in keys.items()
@@ -118,7 +118,7 @@ def unpacked(holder: dict[str, Any], key: str, where: str) -> Any:
 
 
 def unpacked_or_text(holder: dict[str, Any], key: str, where: str) -> Any:
-    """Like `unpacked`, but keeps invalid JSON: text may begin with a bracket."""
+    """Like `unpacked`, but keeps invalid JSON: it may be ordinary text."""
     try:
         return unpacked(holder, key, where)
     except Reject:

@@ -26,7 +26,7 @@ ROW_OVERHEAD = 200
 
 
 class Member(NamedTuple):
-    """One of the rows with the same id."""
+    """One of several rows that share an id."""
 
     side: str
     """`request`, `response`, or `chunk` of a streamed response."""
@@ -56,7 +56,7 @@ def joined_records(
                     reject.place = Place(file.name, number)
                     yield reject
                     continue
-                # Table rows are converted to JSON; `member_of` has rejected None.
+                # Table rows are converted to JSON; `member_of` has rejected rows that are None.
                 content = row if isinstance(row, bytes) else json.dumps(row, default=str).encode()
                 values = (key, side, index, number, content)
                 database.execute("INSERT INTO rows VALUES (?, ?, ?, ?, ?)", values)
@@ -84,8 +84,8 @@ def joined_records(
 def _records(members: list[Member]) -> Iterator[Record | Reject]:
     """Yields the records of one id.
 
-    If an id has different requests, each folder is joined separately: batches may each number their
-    requests from 1.
+    If an id has different requests, each folder is joined separately, since batches may each number
+    their requests from 1.
     """
     folders: dict[str, list[Member]] = {"": members}
     if _is_ambiguous(members):
@@ -113,7 +113,7 @@ def _pairs(members: list[Member]) -> Iterator[Record | Reject]:
     responses = [[member] for member in whole] or ([chunks] if chunks else [])
     for number, response in enumerate(responses):
         used = len(response) + (number < len(requests))
-        if number == 0:  # also counts chunks of a response that was also logged whole
+        if number == 0:  # also counts the chunks if the response was logged whole too
             used = len(members) - max(len(responses) - 1, 0) - max(len(requests) - 1, 0)
         payload = (requests[0].row if requests else None, tuple(member.row for member in response))
         yield Record(response[0].place, payload, rows=used)

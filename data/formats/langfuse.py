@@ -8,7 +8,7 @@ The export is JSON lines or Parquet. Input, output and parameters are JSON strin
 means unset. Observations have no finish reason: one that used all of its `max_tokens` counts as
 cut, any other as finished.
 
-To get it: use the blob-storage integration (name the folder `observations_v2/`) or a JSON export,
+To get them: use the blob-storage integration (name the folder `observations_v2/`) or a JSON export,
 with the field groups of input, output, model and usage. Only observations of type `GENERATION` are
 read. Langfuse's OpenAI wrapper drops the reasoning (`reasoning_missing`) and writes temperature 1
 if a request had none.
@@ -75,7 +75,8 @@ def parse(record: Record) -> list[Exchange | Reject]:
     parameters = mapping(row, "model_parameters", "row")
     metadata = mapping(row, "metadata", "row")
     usage = mapping(row, "usage_details", "row")
-    # Langfuse subtracts separately counted kinds (`output_reasoning_tokens`) from `output`.
+    # From `output`, Langfuse subtracts kinds of tokens that it counts separately
+    # (`output_reasoning_tokens`).
     counts = [number(usage, key) for key in usage if "output" in key]
     found = [count for count in counts if count is not None]
     used = int(sum(found)) if found else None
@@ -171,6 +172,6 @@ def _finish_reason(parameters: dict[str, Any], used: int | None) -> str | None:
 
 
 def _text(metadata: dict[str, Any], key: str) -> str | None:
-    """Returns a metadata text without the quotes of a JSON string."""
+    """Returns a metadata string without a JSON string's quotes."""
     value = metadata.get(key)
     return value.strip('"') or None if isinstance(value, str) else None

@@ -63,7 +63,7 @@ def join_chunks(chunks: Iterable[Any]) -> dict[str, Any]:
     counted = take(usage, "completion_tokens", int, "usage")
     ids = [choice.get("token_ids") for choice in response["choices"]]
     if counted is not None and None not in ids and sum(map(len, ids)) != counted:
-        for choice in response["choices"]:  # deltas are missing
+        for choice in response["choices"]:  # some deltas are missing
             del choice["token_ids"]
     return response
 

@@ -10,7 +10,7 @@ which is a log record or part of its span; both are read. A row with many spans 
 of its spans or log records becomes an outcome, numbered by `choice`. Conventions before 1.37
 (events such as `gen_ai.user.message`) are not supported.
 
-To get it: use the collector's file exporter, with `OTEL_SEMCONV_STABILITY_OPT_IN` set to
+To get them: use the collector's file exporter, with `OTEL_SEMCONV_STABILITY_OPT_IN` set to
 `gen_ai_latest_experimental`, `OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT=SPAN_ONLY`, no
 `OTEL_ATTRIBUTE_VALUE_LENGTH_LIMIT` (cut values are rejected as `truncated`) and batches below
 64 MB. Token ids are lost. ClickHouse rows are also read. vLLM's own spans have no messages.
@@ -186,7 +186,7 @@ def _time(span: dict[str, Any]) -> float | None:
 
 def _attributes(holder: dict[str, Any]) -> dict[str, Any]:
     """Returns the attributes of a span, log record or event, possibly empty."""
-    # The latter two are columns of the collector's ClickHouse tables.
+    # The last two are columns of the collector's ClickHouse tables.
     for key in ("attributes", "SpanAttributes", "LogAttributes"):
         value = holder.get(key)
         if isinstance(value, list) and not all(isinstance(item, tuple) for item in value):

@@ -4,7 +4,7 @@ Files are read line by line, so that a broken line affects no other row. A file 
 array or a pretty-printed object is instead split at brackets and quotes, without decoding: the
 workers decode the values, and a broken one does not stop the reader.
 
-    for number, row in rows(file): ...      # JSON bytes, a table's dict, or None if too long
+    for number, row in rows(file): ...      # JSON bytes, a table row's dict, or None if too long
 
     def parse(record): row = parse_row(record.payload); ...      # in a format
 """
@@ -58,7 +58,7 @@ def sample_of(file: LogFile) -> Sample:
         try:
             parsed.append(parse_row(row))
         except Reject:
-            continue  # the format's reader rejects it, with its place
+            continue  # the format's reader will reject this row and give its place
         if len(parsed) == SAMPLE_ROWS:
             break
     return Sample(file.head(), tuple(parsed))
@@ -97,7 +97,7 @@ def decode(text: bytes) -> Any:
     """Parses a JSON value.
 
     Raises:
-        Reject: If it is invalid, nested too deeply, or has a duplicate key.
+        Reject: If the value is invalid, nested too deeply, or has a duplicate key.
     """
     try:
         value = json.loads(
@@ -142,7 +142,7 @@ def _check_depth(value: Any) -> None:
 def with_other_lines(items: Iterable[Record | Reject | Place | None]) -> Iterator[Record | Reject]:
     """Merges consecutive places (lines without a request) into one reject.
 
-    None is a line of a request that completes no item; it ends a run of places.
+    None stands for a line that belongs to a request but completes no item; it ends a run of places.
     """
     for _, run in itertools.groupby(items, lambda item: isinstance(item, Place)):
         for item in run:
@@ -192,7 +192,7 @@ def is_lines(head: bytes) -> bool:
 
 
 def _continues(line: bytes) -> bool | None:
-    """Whether JSON continues on the next line; None if it is complete."""
+    """Whether the JSON continues on the next line; None if complete."""
     text = line.decode("utf-8", "replace").rstrip()
     try:
         json.loads(text)
@@ -251,7 +251,7 @@ def _table(file: LogFile) -> Iterator[dict[str, Any]]:
                 batch.validate(full=True)
                 for start in range(0, len(batch), TABLE_ROWS):
                     yield from batch.slice(start, TABLE_ROWS).to_pylist()
-        # Damaged column names or lengths raise the last two.
+        # Damaged column names or lengths raise the last two exceptions.
         except (pa.ArrowException, OSError, UnicodeDecodeError, MemoryError) as error:
             kind = "Parquet" if file.path.endswith(".parquet") else "Arrow"
             raise OutriderError(f"{file.name}: damaged {kind} ({error}); copy it again") from None

@@ -25,7 +25,7 @@ from outrider.common.errors import OutriderError
 from outrider.common.fingerprint import store_identity
 from outrider.common.redaction import without_credentials
 
-# Unlike `zstandard`, fsspec's fallback, it reads every frame of a file and reports truncation.
+# Unlike `zstandard`, fsspec's fallback, `zstd` reads every frame of a file and reports truncation.
 if sys.version_info >= (3, 14):
     from compression import zstd
 else:
@@ -50,14 +50,14 @@ CHUNK = 2**20
 CLIENTS = frozenset(
     {"httpx", "httpx2", "requests", "aiohttp", "botocore", "gcsfs", "google", "azure"}
 )
-"""Packages whose exceptions huggingface_hub, http, s3fs, gcsfs and adlfs raise."""
+"""Packages whose exceptions huggingface_hub, fsspec's http, s3fs, gcsfs and adlfs raise."""
 
 
 @contextlib.contextmanager
 def answering(what: str) -> Iterator[None]:
     """Raises an `OutriderError` if a store does not answer or denies access.
 
-    `what` begins the message.
+    The error message begins with `what`.
     """
     try:
         yield
@@ -120,7 +120,7 @@ class LogFile:
                     yield number, line
 
     def is_read_enough(self) -> bool:
-        """Whether the maximum number of rows was read."""
+        """Whether the maximum number of rows has been read."""
         return self.limit is not None and self.rows >= self.limit
 
     def head(self) -> bytes:
@@ -143,7 +143,7 @@ class LogFile:
 def _lines(file: BinaryIO) -> Iterator[bytes | None]:
     """Yields all lines, including blank ones, without a byte order mark.
 
-    None replaces a line above `LONGEST_LINE`, which is never in memory as a whole.
+    None replaces a line above `LONGEST_LINE`, which is never held in memory as a whole.
     """
     is_first = True
     while line := file.readline(LONGEST_LINE + 1):
@@ -173,7 +173,7 @@ def _files_of(entry: str) -> list[LogFile]:
             filesystem, root = url_to_fs(entry)
             paths = _paths(filesystem, root)
     except (ImportError, OSError, ValueError) as error:
-        # No client is installed, the store refuses, or the protocol or the name is invalid.
+        # No client is installed, the store refuses access, or the protocol or name is invalid.
         raise OutriderError(f"{what}: {error}") from error
     if not paths:
         endings = f"{', '.join(SUFFIXES)} or one of these with {' or '.join(COMPRESSIONS)}"
@@ -192,7 +192,7 @@ def _files_of(entry: str) -> list[LogFile]:
 
 
 def _paths(filesystem: AbstractFileSystem, root: str) -> list[str]:
-    """Returns the paths of log files in a folder, glob or file."""
+    """Returns the paths of log files, given a folder, glob or file."""
     if not filesystem.isdir(root):
         if filesystem.exists(root):
             return [root]

@@ -19,16 +19,16 @@ from collections.abc import Iterator
 from typing import Any
 
 MEMORY = 4 * 2**30
-"""Limit of the process's address space, in bytes."""
+"""Limit on the process's address space, in bytes."""
 
 SECONDS = 120
-"""Limit of the process's CPU time, in seconds."""
+"""Limit on the process's CPU time, in seconds."""
 
 LONGEST_LINE = 64 * 2**20
 """Maximum size of a request as JSON, in bytes."""
 
 MOST_GROWTH = 4
-"""Maximum ratio of a dump's JSON size to its pickle size; a larger one means shared values."""
+"""Maximum ratio of a dump's JSON size to its pickle size; a larger one means values are shared."""
 
 ASKED = (
     *("rid", "text", "input_ids", "sampling_params", "custom_labels", "session_params"),

@@ -10,7 +10,7 @@
 Texts are Python literals (`%r`), so every event is one line.
 
 To get it: `VLLM_LOGGING_LEVEL=DEBUG vllm serve MODEL --enable-log-requests --enable-log-outputs`,
-without `--max-log-len` (tested with 0.32). Exchanges without all token ids are rejected as
+without `--max-log-len` (tested with 0.32). Exchanges that lack token ids are rejected as
 `no_token_ids`: streams, whose ids vLLM does not log, and logs at level INFO or from releases before
 0.11.2. A gateway log with `return_token_ids` has neither limitation.
 
@@ -35,7 +35,8 @@ from outrider.data.formats.sources import LONGEST_LINE, LogFile
 FIX = "set VLLM_LOGGING_LEVEL=DEBUG, or log token ids through the API (`return_token_ids`)"
 
 MOST_WAITING = 2000
-"""Maximum number of requests that wait for a response; none is logged if the client disconnects."""
+"""Maximum number of requests that wait for a response. If the client disconnects, no response is
+logged."""
 
 _COLOR = re.compile(r"\x1b\[[0-9;]*m")
 _EVENT = re.compile(
@@ -124,7 +125,7 @@ def records(files: Sequence[LogFile], scratch: Path) -> Iterator[Record | Reject
 def _join(file: LogFile, longest: int) -> Iterator[Record | Reject | Place | None]:
     """Joins a file's lines by request id, in order of completion.
 
-    Yields a place for each line without a request, and None for each line of a request.
+    Also yields a place for each line without a request, and None for each line of a request.
     """
     waiting: dict[str, _Waiting] = {}
     for number, line in file.lines():
@@ -174,7 +175,7 @@ def parse(record: Record) -> list[Exchange | Reject]:
         raise Reject("incomplete_line", "no sampling parameters, or a truncated line")
     sampling: dict[str, float] = {}
     for name, number in _NUMBER.findall(parameters[1][:2000]):
-        sampling.setdefault(name, float(number))  # later ones may be in a stop string
+        sampling.setdefault(name, float(number))  # later matches may be in a stop string
     body = _body(lines.get("body"))
     constraint = "other_sampling" if _OTHER.search(parameters[1]) else constraint_of(body)
     metadata = take(body, "metadata", dict, "request") or {}
@@ -197,7 +198,8 @@ def parse(record: Record) -> list[Exchange | Reject]:
             if finish and finish[1] == "streaming_complete":
                 raise Reject("no_token_ids", FIX)
             ended = finish_reason(finish[1] if finish else None)
-            # A prefix of a response that ended by length is also valid, so cut ids are accepted.
+            # A prefix of a response that reached its length limit is also valid, so cut ids are
+            # accepted.
             ids = _ids_of(output.get("ids", ""), logged["longest"] if ended == "stop" else 0)
             outcomes.append(
                 Exchange(choice=number, completion_token_ids=ids, finish_reason=ended, **shared)

@@ -50,7 +50,7 @@ from outrider.data.privacy.guard import PrivacyGuard, PrivacyTally
 from outrider.data.tokenize.tokens import SequenceBuilder, TokenSequence
 
 CHUNK_RECORDS = 1000
-"""Maximum records of a chunk, which is also cut at 4 MB: a few seconds of work."""
+"""Maximum number of records in a chunk (a few seconds of work); a chunk is also cut at 4 MB."""
 
 SCHEMA: pa.Schema = Features.from_arrow_schema(
     pa.schema(
@@ -76,9 +76,9 @@ SCHEMA: pa.Schema = Features.from_arrow_schema(
 ).arrow_schema
 """Columns of the table of sequences.
 
-`session_kind` is one of `SESSION_KINDS`. `user` is a keyed digest of the user's id, else of the
-tenant; a session of kind `user` has the same digest. `time` is in Unix seconds, null if it was not
-logged. Other values that were not logged are empty strings."""
+`session_kind` is one of `SESSION_KINDS`. `user` is a keyed digest of the user's id or, if none
+was logged, of the tenant; a session of kind `user` has the same digest. `time` is in Unix seconds,
+null if it was not logged. Other values that were not logged are empty strings."""
 
 
 class Tally(Sums):
@@ -87,16 +87,16 @@ class Tally(Sums):
     rows: int = 0
     exchanges: int = 0
     joined: int = 0
-    """Rows after a record's first: the other half of an exchange, or chunks of a stream."""
+    """Rows after the first of a record: the other half of an exchange, or chunks of a stream."""
     extra_choices: int = 0
-    """Outcomes after a record's first: further choices of a response."""
+    """Outcomes after the first of a record: further choices of a response."""
     formats: Counter[str] = Field(default_factory=Counter)
     """Rows by format."""
     rejects: Counter[str] = Field(default_factory=Counter)
     models: Counter[str] = Field(default_factory=Counter)
     """Exchanges by model name, as logged."""
     prompt_tokens_against_usage: Counter[str] = Field(default_factory=Counter)
-    """Prompts without ids: length `equal` to the engine's count, or `different`."""
+    """Prompts logged without ids, by length: `equal` to the engine's count, or `different`."""
     retokenized_against_usage: Counter[str] = Field(default_factory=Counter)
     """The same for retokenized completions."""
 
@@ -111,7 +111,7 @@ class Tally(Sums):
             self.prompt_tokens_against_usage[names[sequence.prompt_agrees_with_usage]] += 1
 
     def excuse_halves(self) -> None:
-        """Counts rejected halves as `BEYOND_FIRST`: the other halves may follow."""
+        """Counts rejected halves as `BEYOND_FIRST`, since the other halves may follow."""
         if excused := sum(self.rejects.pop(reason, 0) for reason in HALVES):
             self.rejects[BEYOND_FIRST] += excused
 
@@ -120,7 +120,7 @@ class Tally(Sums):
         return self.rows + self.extra_choices - self.exchanges - self.rejects.total() - self.joined
 
     def summary(self) -> dict[str, Any]:
-        """Returns the counts for `summary.json`, with frequent reasons and models first."""
+        """Returns the counts for `summary.json`, most frequent reasons and models first."""
         ranked = {name: dict(getattr(self, name).most_common()) for name in ("rejects", "models")}
         return self.model_dump() | ranked
 
@@ -296,8 +296,8 @@ _started: list[Work] = []
 def _start_worker(work: Work) -> None:
     # Ctrl-C reaches the whole process group; the main process stops the workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # A tokenizer does not need torch, which takes most of the time (8 of 10 s) and memory (400 MB)
-    # of importing transformers.
+    # A tokenizer does not need torch, which accounts for most of the time (8 of 10 s) and memory
+    # (400 MB) of importing transformers.
     sys.modules.setdefault("torch", None)  # type: ignore[arg-type]
     os.environ["TRANSFORMERS_VERBOSITY"] = "error"  # hides the warning about torch
     # A tokenizer's threads would compete with the other workers.

@@ -43,10 +43,10 @@ PARTS_INPUTS = ".parts.json"
 """Folder of the parts, and file with the digest of everything that they depend on."""
 
 PARTS_VERSION = 8
-"""Version of the parts. Raise it if the same log gives different parts: if a format accepts other
-rows, or if sequences, rejects, surrogates or `chunks.SCHEMA` change. Parts of an interrupted ingest
-are then made again. Also raise the version of the ingest stage (pipeline/stages/ingest.py), which
-covers finished ingests."""
+"""Version of the parts. Raise it if the same log gives different parts: if a format accepts
+different rows, or if sequences, rejects, surrogates or `chunks.SCHEMA` change. Parts of an
+interrupted ingest are then made again. Also raise the version of the ingest stage
+(pipeline/stages/ingest.py), which covers finished ingests."""
 
 REJECTS = "rejects.jsonl"
 
@@ -69,12 +69,12 @@ def ingest(
 ) -> dict[str, Any]:
     """Ingests `traffic.path` for the target in `target_dir`; returns the summary.
 
-    Sequence ids begin with `prefix`. `workers` is the number of processes (0: none but this one;
+    Sequence ids begin with `prefix`. `workers` is the number of processes (0: only this one;
     default: one per core, at most one for a small log). If `privacy` is on, findings are counted in
     `privacy.json`. With `is_slice`, the log is a slice of one that is still being written
     (log_tail.py), so rows without their other half do not count as damage. `rows_per_file` limits
-    the rows to read from each file. `problems` is a list that receives errors that would stop a
-    run, instead of raising them; a log without rows always raises.
+    the rows to read from each file. If `problems` is given, errors that would stop a run
+    are appended to it instead of being raised; a log without rows always raises an error.
     """
     files = [dataclasses.replace(file, limit=rows_per_file) for file in log_files(traffic.path)]
     target_dir, out_dir = Path(target_dir), Path(out_dir)

@@ -1,7 +1,7 @@
 """Inspects a log without a run: summary, checks, split and advice.
 
 It uses the ingest's readers and checks, so a run would give the same result. The result contains no
-customer text. Advice names the finding, its cost and how to change it.
+customer text. Each piece of advice names a finding, its cost and how to change it.
 
     inspect(target_dir, TrafficConfig(path="logs/"), SplitConfig(), scratch)["rejects"]
 """
@@ -55,7 +55,7 @@ def inspect(
             tokens = sum(described[part]["tokens"] for part in PARTS)
             predicted = {**described, "tokens": tokens, "prompts_compared": compared}
         except OutriderError as error:
-            # Too few sessions are expected if only the beginning of the log was read.
+            # If only the beginning of the log was read, having too few sessions is expected.
             problems += [] if rows_per_file else [str(error)]
     return {
         **summary,
@@ -68,7 +68,7 @@ def inspect(
 
 
 def _examples(rejects: Path, counted: Mapping[str, int]) -> dict[str, dict[str, str]]:
-    """Returns place and detail of the first reject for each reason."""
+    """Returns the place and detail of the first reject for each reason."""
     examples: dict[str, dict[str, str]] = {}
     with rejects.open(encoding="utf-8") as lines:
         for line in lines:

@@ -39,7 +39,7 @@ LONGEST_FIRST_LINE = 2**20
 """Maximum number of bytes of the first line that identify a file."""
 
 Position = dict[str, int]
-"""Uncompressed bytes read of each file of lines, and rows of each other file, by file key."""
+"""Uncompressed bytes read from each file of lines, and rows from each other file, by file key."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Unread:
     file: LogFile
     key: str
     start: int
-    """Number of bytes that were read before; 0 for a file that is read whole."""
+    """Number of bytes already read; 0 for a file that is read whole."""
     rows: int
     whole: bool = False
 
@@ -72,8 +72,8 @@ def unread_rows(unread: Sequence[Unread]) -> int:
 def cut(unread: Sequence[Unread], wanted: int, out_dir: Path, skipped: int = 0) -> Position:
     """Publishes the next `wanted` rows in `out_dir`; returns the position after them.
 
-    Files contribute in proportion to their unread rows. The first `skipped` rows are left out. The
-    files of the slice are readable only by their owner.
+    Files contribute in proportion to their unread rows. The first `skipped` unread rows are left
+    out. The files of the slice are readable only by their owner.
     """
     total = unread_rows(unread)
     after: Position = {}

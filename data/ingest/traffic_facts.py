@@ -103,7 +103,7 @@ _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u20
 
 
 def printable(text: str) -> str:
-    """Replaces control characters with visible symbols; keeps line ends and tabs."""
+    """Replaces control characters with visible symbols; keeps line breaks and tabs."""
     return _CONTROL.sub(
         lambda match: chr(0x2400 + ord(match[0])) if match[0] < " " else "\ufffd", text
     )

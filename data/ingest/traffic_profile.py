@@ -99,7 +99,7 @@ def _reasoning_lengths(table: pa.Table, end_of_reasoning: int) -> np.ndarray:
 
 
 def _lengths(lengths: np.ndarray) -> dict[str, Any]:
-    """Returns count, quantiles and maximum of the lengths, in tokens."""
+    """Returns the count, quantiles and maximum of the lengths, in tokens."""
     if not len(lengths):
         return {"n": 0}
     quantiles = np.quantile(lengths, list(QUANTILES.values()), method="inverted_cdf")
@@ -123,7 +123,7 @@ def _arrivals(times: np.ndarray) -> dict[str, Any] | None:
 
 
 def _largest(counts: Mapping[str, int]) -> dict[str, int]:
-    """Keeps the most frequent names and adds up the counts of others."""
+    """Keeps the most frequent names and adds up the other counts."""
     most = Counter({name or NOT_LOGGED: count for name, count in counts.items()}).most_common()
     rest = sum(count for _, count in most[MOST_NAMED:])
     return dict(most[:MOST_NAMED]) | ({OTHERS: rest} if rest else {})

@@ -1,10 +1,10 @@
 """On-policy check: tests whether captured sequences were sampled from the target.
 
 Exact replay and the training loss treat a logged response as a sample from the target. A wrong chat
-template, another model behind the endpoint, an unlogged temperature or edited text violate that
-silently: losses fall as usual, and the predicted acceptance is wrong. From the scores that capture
-has summed, every part and slice is judged (evidence.py), sequences below capture.min_on_policy are
-quarantined, and two lines report the result.
+template, another model behind the endpoint, an unlogged temperature or edited text silently breaks
+this assumption: losses fall as usual, but the predicted acceptance is wrong. From the scores that
+capture has summed, this check judges every part and slice (evidence.py), quarantines sequences
+below capture.min_on_policy, and reports the result in two lines.
 
     check_traffic(run / "traffic/sequences", run / "split", run / "features", min_on_policy=0.95)
 
@@ -70,7 +70,7 @@ def examine(
     slices: Slices,
     min_on_policy: float | None,
 ) -> dict[str, Any]:
-    """Judges all sequences; writes report and quarantine; returns the report."""
+    """Judges all sequences; writes the report and quarantine; returns the report."""
     evidence = Evidence.of(store, table)
     own_S = evidence.own_share()
     below_S = own_S < min_on_policy if min_on_policy is not None else np.zeros(len(evidence), bool)

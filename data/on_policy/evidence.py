@@ -1,7 +1,7 @@
 """Evidence for on-policy text: sums of the target's scores over each completion.
 
 For a token sampled from the target, log p(x) minus its expectation has mean zero and a known
-variance, whatever precedes it (serving/token_scores.py). That answers three questions about any
+variance, whatever precedes it (serving/token_scores.py). This answers three questions about any
 group of sequences:
 
 - Does the mean log-probability match sampling at the logged temperature? The answer is a z-score,
@@ -9,8 +9,8 @@ group of sequences:
 - How many tokens are unlikely under the target? One minus the excess over their expected share is
   the `own_share` of a sequence, the score for the quarantine. On nano R1 it separates completions
   of other prompts from on-policy ones with an area under the ROC curve of 1.000 (exact ids) and
-  0.997 (retokenized text). The mean log-probability has 0.993, but in it a single odd token, for
-  example in a retokenized word, weighs as much as a foreign sentence.
+  0.997 (retokenized text). The mean log-probability reaches 0.993, but lets a single odd token,
+  for example in a retokenized word, weigh as much as a foreign sentence.
 - Which temperature fits best, by likelihood over a grid?
 
 `judge` names the likely cause of off-policy text. Each cause leaves a trace; some share a trace:
@@ -47,13 +47,13 @@ from outrider.data.features.feature_store import FeatureStore
 HEAD, REST = 0, 1
 
 ROUNDING_NATS = 0.02
-"""Standard deviation between the log-probabilities of two bf16 engines at one token; the
+"""Standard deviation of the difference between two bf16 engines' log-probabilities of a token; the
 self-check's mean difference on nano R1 is 0.01. Without this term, rounding could give any z for
 deterministic text, whose variance is zero."""
 
 NEGLIGIBLE_NATS = 0.01
-"""Difference of the mean log-probability, in nats per token, that affects neither training nor
-replay: 1 % in probability."""
+"""Difference in mean log-probability, in nats per token, that affects neither training nor replay:
+1 % in probability."""
 
 STANDARD_ERRORS = 4.0
 WIDEST_Z = 1.2
@@ -61,20 +61,22 @@ WIDEST_Z = 1.2
 1.12 on nano R1's traffic."""
 
 OFF_Z = -5.0
-"""A sequence below this z is off-policy; by chance 1 in 3 million."""
+"""A sequence with a z below this counts as off-policy; by chance, 1 in 3 million on-policy
+sequences does too."""
 
 STRAY_SHARE = 0.003
 """Maximum `TemperatureFit.stray_share` if only the temperature differs."""
 
 LEAST_GAIN, LEAST_CHANGE, FEWEST_FITTED = 8.0, 0.05, 200
 """Minimum gain in log-likelihood, difference from the logged temperature, and number of uncertain
-tokens for reporting another temperature."""
+tokens required to report another temperature."""
 
 FEWEST_TOKENS = 200
 """Minimum number of completion tokens for a verdict."""
 
 MISSED_FOREIGN, MISSED_SCRAMBLED = 0.005, 0.5
-"""Minimum share of sure positions with another logged token, for foreign and for scrambled text."""
+"""Minimum share of the positions where the target is sure but another token was logged, for foreign
+and for scrambled text."""
 
 
 @dataclass(frozen=True)
@@ -158,7 +160,7 @@ class Evidence:
         return float(np.sqrt(self.total("variance") + ROUNDING_NATS**2 * tokens) / tokens)
 
     def missed(self, part: int | None = None) -> float:
-        """Share of sure positions with another token, beyond what sampling explains."""
+        """Share of sure positions with an unexpected token, beyond what sampling explains."""
         expected = self.share("sure_missed_expected", "sure", part)
         return max(self.share("sure_missed", "sure", part) - expected, 0.0)
 
@@ -172,7 +174,8 @@ class Evidence:
     def own_share(self) -> np.ndarray:
         """[S] one minus the excess share of unlikely tokens; 1 if on-policy.
 
-        Likely tokens are those in top_p, at most 0.95 of the mass (token_scores.LIKELY_MASS).
+        Likely tokens are those within top_p, or within 0.95 of the mass if top_p is larger
+        (token_scores.LIKELY_MASS).
         """
         excess_S = self.of_each("unlikely") - self.of_each("unlikely_expected")
         return 1 - np.clip(excess_S / np.maximum(self.of_each("tokens"), 1), 0, 1)
@@ -190,7 +193,7 @@ class Evidence:
         return TemperatureFit(float(grid[best]), float(gain), stray / tokens, int(tokens))
 
     def summary(self) -> dict[str, Any]:
-        """Counts and means, with the range of on-policy text, as plain values."""
+        """Counts, means and the range expected of on-policy text, as plain values."""
         error, expected = self.standard_error(), self.share("expected")
         return {
             "sequences": len(self),
@@ -241,7 +244,7 @@ def is_own(evidence: Evidence) -> bool:
 
 
 def _cause(evidence: Evidence) -> tuple[str, str]:
-    """Returns name and description of the cause of off-policy text."""
+    """Returns the name and description of the cause of off-policy text."""
     missed, fit = evidence.missed(REST), evidence.fit_temperature()
     rare = evidence.share("rare")
     if missed >= MISSED_SCRAMBLED:
@@ -282,7 +285,8 @@ def _cause(evidence: Evidence) -> tuple[str, str]:
             f"{np.median(evidence.temperature_S):g} was logged (with a top_p of 1, another "
             "revision or quantization has the same trace)"
         )
-    # Only the start is off: it lacks 0.3 nats per token, at least five times as much as the rest.
+    # Only the start is off: it lacks at least 0.3 nats per token, and at least five times as much
+    # as the rest.
     # `rest` may be the median, so that a few late divergences do not hide a bad start.
     head = evidence.difference(HEAD)
     rest = max(evidence.difference(REST), evidence.typical_difference(REST))
@@ -298,7 +302,8 @@ def _cause(evidence: Evidence) -> tuple[str, str]:
             "the logged text retokenizes to other tokens than the target generated, or it was "
             "edited: log token ids (`return_token_ids`)"
         )
-    # Edits that changed no sure token: the tokens that are not rare lack at most 0.1 nats each.
+    # Edits that changed no sure token: apart from rare tokens, at most 0.1 nats per token are
+    # missing.
     if far_share >= 0.4 and missing * (1 - far_share) >= -0.1 * evidence.total("tokens"):
         return edited
     return "revision_or_settings", (

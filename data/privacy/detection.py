@@ -1,8 +1,9 @@
 """Detects personal data with Presidio's recognizers and the words before a value.
 
 A value scores higher if one of the four words before it on its line names its kind ("phone",
-"telefon", or in Chinese); a telephone number also if it begins with + or is written (212) 555-0123.
-Other possible telephone numbers are ignored: ten digits on a receipt are usually an order number.
+"telefon", or a Chinese word). So does a telephone number that begins with + or is written like
+(212) 555-0123. Other possible telephone numbers are ignored: ten digits on a receipt are usually an
+order number.
 
 Presidio's own analyzer needs a language model for this and compares all findings in a text with
 each other. Here its recognizers run directly, on pieces of a text.
@@ -90,7 +91,8 @@ CARDS = {
     "14 digits": r"3(?:0[0-5]|[689]\d)\d[- ]?\d{6}[- ]?\d{4}",
     "19 digits": r"(?:4\d{3}|62\d{2})(?:[- ]?\d{4}){3}[- ]?\d{3}",
 }
-"""Patterns by length. 13 digits beginning with 4, as on old Visa cards, are now EAN bar codes."""
+"""Patterns by length. Numbers of 13 digits beginning with 4 are left out: some old Visa cards have
+them, but today such numbers are EAN bar codes."""
 
 PATTERNS = {
     "EMAIL_ADDRESS": {
@@ -203,7 +205,7 @@ class Finder:
     def find(self, text: str, before: str = "") -> list[Found]:
         """Returns the values in `text`, in order and without overlaps.
 
-        `before` is the text before it, such as a key.
+        `before` is the text that precedes `text`, such as a key.
         """
         # Every value contains one of these; most short texts and keys do not.
         if not re.search(r"[\d@:]|www\.", text, re.IGNORECASE):
@@ -237,7 +239,7 @@ class Finder:
         )
 
     def _phones(self, text: str, plain: str, before: str) -> Iterator[Found]:
-        """Finds the telephone numbers that can reach `min_score`, like Presidio."""
+        """Finds, as Presidio does, the telephone numbers that can reach `min_score`."""
         for anchor in PHONE.finditer(plain) if self.regions else ():
             number = anchor[0]
             evident = number.startswith("+") or NORTH_AMERICAN.search(number) is not None
@@ -272,7 +274,7 @@ class Finder:
 
 
 def _base_score(kind: str, value: str, score: float) -> float:
-    """Returns Presidio's score of a value, or a lower one for common shapes."""
+    """Returns Presidio's score of a value, or less for an ambiguous shape."""
     if kind == "IP_ADDRESS" and re.fullmatch(r"\d(?:\.\d){3}", value):
         return 0.3  # 1.2.3.4 is usually a version or a section
     if kind in NATIONAL and not any(map(str.isalpha, value)):

@@ -8,7 +8,7 @@ is left out; with `regenerate`, its response also gets surrogates and the target
 
     guard = PrivacyGuard(config, key, decode=tokenizer.decode)       # one per process
     guarded = guard.apply(exchange)                                  # or raises Reject
-    guard.tally                                                      # adds up over processes
+    guard.tally                                                      # can be summed over processes
 """
 
 import dataclasses
@@ -50,7 +50,7 @@ class PrivacyTally(Sums):
     with_any: int = 0
     """Exchanges with personal data."""
     in_completion: int = 0
-    """Exchanges whose response contains personal data, or repeats some from the prompt."""
+    """Exchanges whose response has personal data, detected there or elsewhere in the exchange."""
     replaced: int = 0
     """Exchanges with surrogates."""
     to_regenerate: int = 0
@@ -140,7 +140,7 @@ class PrivacyGuard:
     ) -> Exchange:
         logged_as_text = exchange.messages is not None or exchange.prompt_text is not None
         if logged_as_text and exchange.prompt_token_ids is not None:
-            # So far only the ids were searched, not the text that replaces them.
+            # So far, only the ids have been searched, not the text that replaces them.
             found.update(self._values(_texts(_prompt_of(exchange))))
         kinds: list[str] = list(self.config.entities)
         in_order = sorted(found, key=lambda value: (kinds.index(value[0]), value[1]))
@@ -204,7 +204,7 @@ class PrivacyGuard:
         }
 
     def _values(self, texts: Texts) -> list[tuple[str, str]]:
-        """Returns kind and value of all findings."""
+        """Returns the kind and value of each finding."""
         return [
             (one.kind, text[one.start : one.end])
             for before, text in texts
@@ -213,7 +213,10 @@ class PrivacyGuard:
 
 
 def privacy_key(config: PrivacyConfig, own: Path) -> bytes:
-    """Reads the key for surrogates and digests, or creates one at `own`."""
+    """Reads the key for surrogates and digests.
+
+    Without `privacy.key_file`, the key is in the file `own`, which is created if missing.
+    """
     path = own if config.key_file is None else Path(config.key_file).expanduser()
     if config.key_file is None and not own.exists():
         with publish(own) as temporary:
@@ -251,7 +254,7 @@ def _texts(value: Any) -> Texts:
 
 
 def _mapped(value: Any, change: Callable[[str, str], str], key: str = "") -> Any:
-    """Changes keys, strings, and integers as long as telephone or card numbers."""
+    """Changes keys, strings, and integers with 7 to 19 digits (telephone, card)."""
     if isinstance(value, dict):
         return {
             change(name, ""): _mapped(inner, change, f"{name}: ") for name, inner in value.items()

@@ -1,13 +1,14 @@
-"""Lets the target regenerate logged responses that contain personal data.
+"""Has the target regenerate logged responses that contain personal data.
 
 With `privacy.regenerate` the ingest replaces personal data in prompt and response with surrogates
 and marks the sequence, whose response is then off-policy. Before capture the target answers these
 prompts again, with the logged sampling settings and at most as many tokens as were logged, so that
-the sequence fits. The new response replaces the logged one: the engine's ids, fidelity exact.
+the sequence fits. The new response replaces the logged one; its ids come from the engine, so its
+fidelity is exact.
 
 After each batch, `regenerated.json` in the feature store is updated with the responses (ids without
-text, readable only by its owner). So a resumed run repeats no finished batch, and its states belong
-to the stored responses.
+text, readable only by its owner). So a resumed run repeats no finished batch, and the states that
+it captures belong to the stored responses.
 
     answers = regenerate(engine.answer, rows, features_dir, source, batch_tokens=65536)
     answers                  # {sequence id: completion ids}

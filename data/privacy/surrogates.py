@@ -9,7 +9,7 @@ digits. Cards, accounts and telephone numbers pass their checks; by chance they 
 somebody, but not to the owner of the value.
 
 Faker cannot replace these generators: its national numbers depend on the current date or (Spain,
-Thailand) on the global random state, so a value would get another surrogate in the next run. It
+Thailand) on the global random state, so a value would get a different surrogate in the next run. It
 also does not keep a value's spelling.
 
     surrogates = Surrogates(key, ["US", "DE"])
@@ -42,7 +42,7 @@ DOCUMENTATION_DOMAINS = ("example.com", "example.net", "example.org")
 
 @dataclasses.dataclass(frozen=True)
 class Value:
-    """A found value with all its spellings."""
+    """A detected value with all its spellings."""
 
     spellings: str
     """Pattern, without groups, that matches every spelling."""
@@ -188,7 +188,7 @@ def _with_check_digits(kind: str, drawn: str) -> str:
         number = "".join(str(int(character, 36)) for character in drawn[4:] + drawn[:2] + "00")
         return f"{drawn[:2]}{98 - int(number) % 97:02d}{drawn[4:]}"
     if kind == "US_SSN":
-        # Areas from 900 are never issued; groups below 50 are not taxpayer numbers.
+        # Areas of 900 and above are never issued; groups below 50 are not used in taxpayer numbers.
         return f"9{drawn[1:3]}{int(drawn[3:5]) % 49 + 1:02d}{drawn[5:]}"
     if kind == "MAC_ADDRESS":
         # 02: locally administered, not assigned by a manufacturer.

@@ -21,13 +21,14 @@ from outrider.common.files import read_json, write_json
 
 FILE = "slices.json"
 Slices = dict[str, dict[str, list[str]]]
-"""Sequence ids by dimension and name."""
+"""Sequence ids by dimension and slice name."""
 
 
 def name_slices(table: Dataset) -> Slices:
     """Assigns every sequence to a slice of each dimension, largest slices first.
 
-    The 20 most frequent names of a dimension have slices; the rest form the slice `others`.
+    Each of the 20 most frequent names of a dimension has a slice; the rest share the slice
+    `others`.
     """
     ids = table["sequence_id"][:]
     unchanged = ("tenant", "route", "fidelity")
@@ -51,7 +52,7 @@ def name_slices(table: Dataset) -> Slices:
 
 
 def write_slices(slices: Slices, split_dir: Path) -> None:
-    """Publishes the slices, readable by their owner only: tenants and routes are confidential."""
+    """Writes slices with owner-only access: tenants and routes are confidential."""
     write_json(Path(split_dir) / FILE, slices, private=True)
 
 
@@ -63,7 +64,7 @@ def load_slices(split_dir: Path) -> Slices:
 def name_templates(prompts: Sequence[str]) -> list[str]:
     """Returns `template 1`, `template 2`, ... (by size) or `no template` for each prompt.
 
-    A template has at least 5 prompts, and 2 % of all, with the same first 12 words.
+    At least 5 prompts, and at least 2 % of all, with the same first 12 words form a template.
     """
     beginnings = [tuple(re.findall(r"\w+", prompt[:2000])[:12]) for prompt in prompts]
     least = max(0.02 * len(prompts), 5)

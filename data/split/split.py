@@ -1,12 +1,13 @@
 """Split: training, validation and held-out parts, by session and time.
 
 A speculator serves traffic that comes after its training. So it is chosen on later traffic than it
-was trained on, and measured on even later traffic. Two cuts in time separate the parts; a session
-(`sequences.session_names`) belongs to the part of its first exchange. Exchanges of a session after
-the next cut are left out, so that no part overlaps a later one. Prompts near-identical to training
+was trained on, and measured on even later traffic. Two points in time separate the parts; a session
+(`sequences.session_names`) belongs to the part of its first exchange. Its exchanges after that
+part's end are left out, so that no part overlaps a later one. Prompts near-identical to training
 prompts are left out of the other two parts; those near-identical to validation prompts are left out
 of the held-out part, because checkpoint and K are chosen on the validation part. Copies within the
-training part are kept. General traffic is trained on, and held out to measure forgetting.
+training part are kept. General traffic is partly trained on and partly held out to measure
+forgetting.
 
     split(run / "traffic/sequences", SplitConfig(), run / "split")["heldout"]     # ids
 """
@@ -36,7 +37,8 @@ SEEN = {
     "train": "near_identical_to_a_training_prompt",
     "validation": "near_identical_to_a_validation_prompt",
 }
-"""Reasons why a sequence is in no part. Other reasons are the names of limits."""
+"""Part with near-identical prompts -> reason for leaving a sequence out. The other reasons are
+`BEGAN_EARLIER` and the names of limits."""
 
 GENERAL = "general"
 PREFIX = "g"
@@ -48,7 +50,7 @@ def split(
 ) -> dict[str, Any]:
     """Writes and returns `parts.json`.
 
-    It contains the ids of each part in order of time, `left_out` {id: reason}, `summary`, and
+    It contains the ids of each part in chronological order, `left_out` {id: reason}, `summary`, and
     `sessions` {id: session} for sessions that begin after a pause in the logged session. The slices
     of the whole traffic are written to slices.json in the same folder. `general_dir` is the table
     of general traffic (`add_general`).
@@ -85,7 +87,7 @@ class Divided:
     """A table's rows, divided into parts."""
 
     parts: dict[str, list[int]]
-    """Rows of each part, in order of time."""
+    """Rows of each part, in chronological order."""
     left_out: dict[int, str]
     """Reason why each of the other rows is in no part."""
     sessions: list[str]
@@ -95,7 +97,8 @@ class Divided:
 def divide(table: Dataset, split: SplitConfig, drop_seen: bool = True) -> Divided:
     """Divides the rows into parts.
 
-    `drop_seen` leaves out near-identical prompts, at 2 ms and 20 kB of memory per prompt.
+    `drop_seen` leaves out prompts near-identical to those of an earlier part, which costs 2 ms and
+    20 kB of memory per prompt.
     """
     times = log_order(table["time"])
     sessions = session_names(table, times, split.session_gap_minutes)
@@ -136,7 +139,7 @@ def _by_time(
     first_times: dict[str, tuple[float, int]] = {}
     for row in order:
         first_times.setdefault(sessions[row], times[row])
-    starts = list(first_times.values())  # one per session, in order of time
+    starts = list(first_times.values())  # one per session, in chronological order
     if len(starts) < len(PARTS):
         raise OutriderError(
             f"the traffic has {len(starts)} sessions; a split needs at least {len(PARTS)}"
@@ -160,7 +163,7 @@ def _by_time(
 def _sample(
     parts: dict[str, list[int]], part: str, limit: int | None, left_out: dict[int, str]
 ) -> None:
-    """Keeps a seeded sample of `limit` rows of a part, still in order of time."""
+    """Keeps a seeded sample of `limit` rows, still in chronological order."""
     rows = parts[part]
     if limit is None or len(rows) <= limit:
         return
@@ -197,7 +200,7 @@ def add_general(
 ) -> None:
     """Adds general sequences to the training part and to a separate part.
 
-    They become `split.general_share` of the training part. The latest are held out as `general`
+    They make up `split.general_share` of the training part. The latest are held out as `general`
     unless near-identical to training prompts; their sessions are not trained on. Counts are added
     to `summary`.
     """

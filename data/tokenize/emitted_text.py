@@ -2,7 +2,7 @@
 
 R1's template opens `<think>\\n`; the reasoning follows, then `\\n</think>\\n\\n` and the content.
 vLLM's parser for R1 splits at `</think>` and keeps all whitespace (reasoning "abc\\n", content
-"\\n\\nans"); others strip it. A side with whitespace is used unchanged; a stripped side gets R1's.
+"\\n\\nans"); others strip it. Logged whitespace is kept; where it was stripped, R1's is added.
 If several readings are possible and the engine's token count was logged, the count decides.
 
     texts, only_if_counted = readings(exchange, "thinking")
@@ -16,14 +16,14 @@ from outrider.data.exchange import Exchange
 THINK, END_THINK = "<think>", "</think>"
 
 Opening = Literal["thinking", "prefilled", "plain"]
-"""Position in a response at which the prompt ends.
+"""Point in the assistant turn at which the prompt ends.
 
 `thinking`: inside `<think>`, which R1's template or a prefilled turn opens. `prefilled`: inside an
 answer that the request began. `plain`: at the start; the model opens `<think>` itself."""
 
 
 def opening_of(exchange: Exchange, prompt_text: str) -> Opening:
-    """Returns the position in the response at which the prompt ends."""
+    """Returns the point in the assistant turn at which the prompt ends."""
     if exchange.template_arguments.get("continue_final_message") and exchange.messages:
         _, opened, inside = str(exchange.messages[-1].get("content") or "").rpartition(THINK)
         return "thinking" if opened and END_THINK not in inside else "prefilled"
@@ -49,7 +49,7 @@ def readings(exchange: Exchange, opening: Opening) -> tuple[list[str], bool]:
             cut_while_thinking = exchange.finish_reason == "length"
             closed = _close(reasoning)
             return ([reasoning, closed] if cut_while_thinking else [closed, reasoning]), False
-        # The two are equal if both sides have kept their whitespace.
+        # The two are equal if no whitespace was stripped on either side.
         both = (_close(reasoning) + _open(content), reasoning + END_THINK + content)
         return [*dict.fromkeys(both)], False
     if END_THINK in content:
@@ -59,8 +59,8 @@ def readings(exchange: Exchange, opening: Opening) -> tuple[list[str], bool]:
         return [content], False
     if opening == "plain" or exchange.finish_reason == "length":
         return [content], False
-    # Only content: if the logged reasoning is empty, R1 did not think; if it is None, the log kept
-    # only the content.
+    # Only content was logged. If the logged reasoning is empty, R1 did not think; if it is None,
+    # the log may have dropped the reasoning.
     return ["\n" + END_THINK + _open(content), END_THINK + content, content], reasoning is None or (
         exchange.completion_tokens is not None
     )

@@ -1,8 +1,8 @@
-"""Token sequences: exchanges as tokens that the engine read and generated.
+"""Token sequences: exchanges as the tokens that the engine read and generated.
 
-Logged ids are used unchanged (`exact`). Otherwise the target's own chat template renders the
-conversation (chat_template.py), and the response is reconstructed as R1 emitted it
-(emitted_text.py): `retokenized`.
+Logged ids are used unchanged (`exact`). Otherwise (`retokenized`) the target's own chat template
+renders the conversation (chat_template.py), and the response is reconstructed as R1 emitted it
+(emitted_text.py).
 
     builder = SequenceBuilder(target_dir)
     sequence = builder.build(exchange)      # or raises Reject
@@ -136,8 +136,8 @@ class SequenceBuilder:
     def _sampling(self, exchange: Exchange) -> tuple[float, float, int]:
         """Returns temperature, top_p and top_k of the request.
 
-        Exact replay, the on-policy check and the teacher support these. Any other parameter that
-        changes the distribution raises a `Reject`, including those that vLLM rejects when it
+        Exact replay, the on-policy check and the teacher support only these. Any other parameter
+        that changes the distribution raises a `Reject`, including those that vLLM rejects when it
         speculates (min_p, logit_bias).
         """
         if exchange.constraint is not None:
@@ -210,7 +210,7 @@ class SequenceBuilder:
                 "reasoning_missing",
                 "the template opens <think>, but the response has neither reasoning nor </think>",
             )
-        # No reading has the logged count, so the target emitted one of the texts as other tokens.
+        # No reading has the logged count, so the target emitted a text in another tokenization.
         # The reading with the nearest count would be wrong more often than right.
         return likeliest or []
 

@@ -34,7 +34,7 @@ Plan = Mapping[str, Drafts | None]
 
 ORDER = ("none", LOOKUP, "base", CURRENT, "custom")
 SHARE_OF_SWAPS = 0.1
-"""Maximum share of the time spent on loading weights."""
+"""Maximum share of the time that loading weights may take."""
 
 
 def measure(
@@ -82,12 +82,12 @@ def measure(
 def turns_of(
     servers: Servers, plan: Plan, repeat: int, speeds: SpeedRatios
 ) -> Iterator[tuple[int, Sequence[Turn]]]:
-    """Yields a repeat's blocks: a concurrency and the variants that share it.
+    """Yields each block of a repeat: its concurrency and its variants.
 
     Groups of servers run in reverse order in every other repeat, so a running server stays up for
     the next repeat. At concurrency 1 variants alternate by request: all of them if base and custom
-    share an engine, else those of one engine. Lookup is measured only at the main concurrency; if
-    servers take turns, only in the first repeat, to save starts.
+    share an engine, otherwise only those in the same engine. Lookup is measured only at the main
+    concurrency; if servers take turns, only in the first repeat, to save starts.
     """
     own = [(name, plan[name]) for name in ORDER if name in plan]
     if repeat and len(servers.groups(own)) > 1:

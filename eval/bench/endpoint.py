@@ -3,9 +3,9 @@
     measure_endpoint("http://127.0.0.1:8000", target, prompts, Sampling(0.6, 0.95), EvalConfig(),
                      log_dir, say=print)
 
-Acceptance comes from the endpoint's counters, with the speculator it runs; there is no comparison
-and no verdict. The counters include the requests of all clients, so this measurement's share of the
-counted tokens is reported; a share below LEAST_SHARE gives a warning.
+Acceptance is that of the speculator that the endpoint runs, taken from the endpoint's counters;
+there is no comparison and no verdict. The counters include the requests of all clients, so this
+measurement's share of the counted tokens is reported; a share below LEAST_SHARE triggers a warning.
 """
 
 import itertools
@@ -42,8 +42,9 @@ def measure_endpoint(
 ) -> dict[str, Any]:
     """Measures closed-loop blocks at each `eval.concurrency`, `eval.repeats` times.
 
-    `prompts` are rendered text, `eval.requests` of them per block. The result has JSON values: the
-    endpoint's address, its first model, and `measured` by concurrency (`_row`).
+    `prompts` are rendered text; a block has `settings.block_requests` of them. The result has JSON
+    values: the endpoint's address, the first model that it lists, the sampling settings, and
+    `measured`, a `_row` for each concurrency.
     """
     url = url.rstrip("/")
     try:

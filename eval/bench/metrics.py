@@ -41,7 +41,7 @@ from outrider.eval.stats.speed_ratio import (
 
 START_NOISE = 0.05
 """Assumed standard deviation (log) of speed between starts of an engine; 3 to 10 % is typical. It
-is added for both engines if two engines that were each started once are compared."""
+is added for both engines when comparing two engines that were each started only once."""
 
 COMPARED = {**RATIOS, "current": ("custom", CURRENT), "lookup": ("custom", LOOKUP)}
 """Name of each ratio -> numerator and denominator."""
@@ -55,7 +55,7 @@ class ReplayedSteps:
     """Replayed steps of held-out responses, at each variant's number of drafts."""
 
     steps: Mapping[str, NDArray[np.float64]]
-    """Variant -> steps [R]; without variants that exact replay does not cover"""
+    """Variant -> steps [R]; variants that exact replay does not cover are absent"""
     sequence_ids: Sequence[str]
     """Ids of the R responses"""
     sessions: Sequence[str]
@@ -73,9 +73,10 @@ class ReplayedSteps:
     def by_unit(
         self, over: str, under: str, prompts: Sequence[Sequence[str]]
     ) -> NDArray[np.float64]:
-        """Log length ratios of the logged responses to each unit's prompts.
+        """Log ratios of acceptance length on responses to each unit's prompts.
 
-        If replay has none of a unit's responses (one token each), uses all responses.
+        If replay covers none of a unit's logged responses (each has only one token), all logged
+        responses are used.
         """
         rows = {name: row for row, name in enumerate(self.sequence_ids)}
         logs = []
@@ -116,9 +117,9 @@ class SpeedRatios:
         return {str(size): row(size) for size in self.settings.concurrency}
 
     def ratio(self, blocks: Sequence[Record], concurrency: int, name: str) -> Estimate:
-        """One ratio of COMPARED, at the level valid after these repeats.
+        """One ratio of COMPARED, at the confidence level for these repeats.
 
-        Uses exact replay's acceptance as control variate if it agrees with the measurement
+        Uses exact replay's acceptance as a control variate if it agrees with the measurement
         (stats/speed_ratio.py), else the measured ratio.
         """
         over, under = COMPARED[name]
@@ -172,8 +173,9 @@ class SpeedRatios:
 def units_of(pairs: Sequence[tuple[Record, Record]]) -> Units:
     """Divides two variants' blocks, paired by repeat, into units.
 
-    Units are pairs of requests if the variants alternated or have one block each, else blocks. If
-    their engines were restarted for every repeat, a unit is a start.
+    Units are pairs of requests if the variants alternated or have one block each, otherwise pairs
+    of blocks. If the engines were restarted for every repeat, units are always pairs of blocks, one
+    pair per start.
     """
     over, under = ([_charged(pair[place]) for pair in pairs] for place in (0, 1))
     by_request = all(block["alternated"] for pair in pairs for block in pair) or len(pairs) == 1
@@ -198,7 +200,7 @@ def _starts(pairs: Sequence[tuple[Record, Record]]) -> int | None:
 
 
 def _drafting(blocks: Sequence[Record], concurrency: int) -> Drafters[float]:
-    """Share of the steps after the prefills that verified drafts."""
+    """Share of decode steps (those after prefill) that verified drafts."""
     shares = {}
     for drafter in DRAFTERS:
         counters = [block["counters"] for block in _own(blocks, concurrency, drafter)]
@@ -211,7 +213,7 @@ def _drafting(blocks: Sequence[Record], concurrency: int) -> Drafters[float]:
 
 
 def pooled(blocks: Sequence[Record]) -> Block:
-    """Tokens/s and latencies over all blocks; sums are pooled before dividing."""
+    """Tokens/s and latencies over all blocks; tokens/s is a ratio of sums."""
 
     def all_of(name: str) -> NDArray[np.float64]:
         return np.concatenate([np.asarray(block[name], dtype=np.float64) for block in blocks])
@@ -243,13 +245,15 @@ def _own(blocks: Sequence[Record], concurrency: int, variant: str) -> list[Recor
 def paired(
     blocks: Sequence[Record], concurrency: int, over: str, under: str
 ) -> list[tuple[Record, Record]]:
-    """Pairs the two variants' blocks of each repeat, which have equal prompts."""
+    """Pairs the two variants' blocks of each repeat (same prompts)."""
     overs, unders = (_own(blocks, concurrency, variant) for variant in (over, under))
     return [(one, other) for one in overs for other in unders if one["repeat"] == other["repeat"]]
 
 
 def _charged(block: Record) -> NDArray[np.float64]:
     """Per request [N, 4]: tokens, seconds, tokens after the first, their deliveries.
+
+    A delivery is a streamed chunk of one or more tokens.
 
     The block's wall time is divided among its requests in proportion to their latencies, so that
     the sums give the block's tokens/s.

@@ -1,16 +1,17 @@
-"""Open loop: all variants under the customer's arrivals, up to saturation.
+"""Open loop: all variants under the customer's arrival pattern, up to saturation.
 
     blocks = measure_rates(context, servers, "eager", plan, load, requests)
     table = summarise_rates(blocks, served)
 
-A closed loop of C requests sends the next one when one is answered, so it slows down with the
-server and never overloads it. Customers do not wait: requests arrive in bursts and queue. All gaps
-between the log's requests are scaled by the same factor, which preserves bursts.
+A closed loop with C requests in flight sends the next request only when one is answered, so it
+slows down with the server and never overloads it. Customers do not wait: requests arrive in bursts
+and queue. All gaps between the log's requests are scaled by the same factor, which preserves
+bursts.
 
 The same requests are sent at the same times to each variant in turn. Below saturation every variant
 delivers the offered load, so the total tokens/s do not distinguish speculators, but request latency
-does. So the speed-up is the ratio of a request's tokens/s: its tokens over the time from sending it
-to its last token, while other requests run at this rate.
+does. So the speed-up is the ratio of per-request tokens/s: a request's tokens over the time from
+sending it to its last token, while other requests run at this rate.
 """
 
 import itertools
@@ -39,7 +40,8 @@ KEPT_UP = 0.9
 """A block is saturated only if it achieves less than this share of the offered rate."""
 
 WAIT_GROWTH = 2.0
-"""Minimum growth of the time to first token from a saturated block's first third to its last."""
+"""Minimum factor by which time to first token grows from a saturated block's first third to its
+last."""
 
 
 def customers_arrivals(
@@ -137,8 +139,8 @@ def saturated(block: Record) -> bool:
     It achieved less than KEPT_UP of the offered rate, and the median time to first token grew by a
     factor of at least WAIT_GROWTH from the first third of the requests to the last, as in a growing
     queue. Either alone misleads: one long response at the end lowers the achieved rate, and one
-    burst lengthens waits. Each rate is the number of gaps between the first and the last event over
-    the time between them: n responses over the block's whole time would be one too many.
+    burst lengthens waits. Each rate is the number of gaps between events (n - 1 for n events) over
+    the time from the first to the last; dividing n by that time would overstate it.
     """
     arrivals = block["arrivals_s"]
     ends = np.asarray(block["request_start_s"]) + np.asarray(block["request_seconds"])

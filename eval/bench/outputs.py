@@ -3,12 +3,12 @@
     outputs = collect(context, servers, "eager", k, requests)
     outputs.sampled.custom.token_ids
 
-Each variant answers once greedily and once at the customer's sampling; tokens and the engine's
-counts are cached. Kernels whose results depend on the batch change greedy responses even without
-speculation. So a control repeats greedy requests without speculation at half the concurrency and in
-reverse order: CONTROL_PROMPTS prompts if all greedy responses are equal, else all prompts. Custom
-repeats CONTROL_PROMPTS prompts in the same way: the change of its steps in other batches limits how
-closely exact replay can predict them.
+Each variant answers once greedily and once with the customer's sampling settings; tokens and the
+engine's counts are cached. Kernels whose results depend on the batch change greedy responses even
+without speculation. So a control repeats greedy requests without speculation at half the
+concurrency and in reverse order: CONTROL_PROMPTS prompts if all greedy responses are equal, else
+all prompts. Custom repeats CONTROL_PROMPTS prompts in the same way: the change in its step count
+with different batching limits how closely exact replay can predict it.
 """
 
 import itertools
@@ -26,7 +26,7 @@ Regime = Literal["greedy", "sampled"]
 REGIMES: tuple[Regime, ...] = ("greedy", "sampled")
 
 CONTROL_PROMPTS = 4
-"""Number of control prompts if no greedy response differs, so that nothing needs explaining."""
+"""Number of control prompts if all greedy responses are equal: no difference needs explaining."""
 
 
 class Recorded(Part):
@@ -55,9 +55,9 @@ class Outputs(Part):
     greedy: Variants[Recorded]
     sampled: Variants[Recorded]
     control: Recorded
-    """Greedy responses to the first prompts without speculation, in other batches."""
+    """Greedy responses to the first prompts without speculation, batched differently."""
     repeated: Recorded
-    """Greedy responses to the first prompts with custom, in other batches."""
+    """Greedy responses to the first prompts with custom, batched differently."""
 
     def of(self, regime: Regime) -> Variants[Recorded]:
         """The responses of one of REGIMES."""
@@ -71,7 +71,7 @@ def collect(
     k: Drafters[int],
     requests: HeldoutRequests,
 ) -> Outputs:
-    """Sends all prompts to all variants in both regimes, with a cache."""
+    """Sends all prompts to all variants in both regimes; responses are cached."""
     settings, prompts = context.settings, requests.verification
     samplings: dict[Regime, Sampling] = {
         "greedy": Sampling(temperature=0.0, top_p=1.0),

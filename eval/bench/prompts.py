@@ -1,4 +1,4 @@
-"""Selects the held-out requests of an evaluation and the customer's sampling.
+"""Selects an evaluation's held-out requests and the customer's sampling settings.
 
     sampling = customers_sampling(heldout)
     verification_prompts, timed_prompts = evaluation_prompts(heldout, evaluation, serving)
@@ -63,7 +63,7 @@ class HeldoutRequests:
     """The held-out requests that an evaluation sends."""
 
     sampling: Sampling
-    """The most frequent sampling of the customer's requests."""
+    """The most frequent sampling settings of the customer's requests."""
     verification: list[Prompt]
     """Prompts of the verification pass."""
     timed: list[Prompt]
@@ -71,7 +71,7 @@ class HeldoutRequests:
     traffic: list[Traffic] = field(default_factory=list)
     """Requests of each scenario of the open loop; empty if no rate is measured."""
     lost_ends: tuple[str, ...] = ()
-    """Held-out prompts that are too long to be sent, in words."""
+    """Message about held-out prompts that are too long to be sent; empty if there are none."""
     tokens_per_s: float | None = None
     """Logged response tokens per second; None if the log has no times."""
 
@@ -88,7 +88,7 @@ def customers_sampling(heldout: Any) -> Sampling:
 
 
 def prompt_room(evaluation: EvalConfig, serving: ServingConfig) -> int:
-    """Tokens of the longest prompt that leaves room for the longest response."""
+    """Maximum prompt length, in tokens, that leaves room for the longest response."""
     longest = max(evaluation.verification_max_tokens, evaluation.max_tokens)
     return serving.engine.max_model_len - longest - 1
 
@@ -127,7 +127,7 @@ def evaluation_prompts(
 
 
 def select(heldout: Dataset, settings: EvalConfig, serving: ServingConfig) -> list[Traffic]:
-    """Selects requests by scenario, by default a single one; empty without rates.
+    """Selects requests for each scenario (one by default); empty without rates.
 
     `heldout` has the columns `time`, `prompt_text`, `token_ids` and `completion_start`.
     """

@@ -5,13 +5,14 @@
         complete(server.url, ...)
 
 Two starts of the same engine are not equally fast. So base and custom are compared in one engine,
-whose drafter weights are swapped in milliseconds between blocks or requests. Only comparisons with
-no speculation, or with a speculator of another kind or shape or without weights, use two engines.
+whose drafter weights are swapped in milliseconds between blocks or requests. Two engines are needed
+only to compare with no speculation, or if the speculators differ in kind or shape, or one of them
+has no weights.
 
 An engine starts with a schedule that contains all measured numbers of drafts, and `server` sets the
 number before each turn (serving/vllm_hooks/drafts_file.py). An engine set to k is as fast as one
 started with k (benchmarks/results/serving.md). With data parallelism or EPLB that is not possible:
-every number and speculator then has a separate server.
+every combination of number and speculator then has a separate server.
 
 Servers start on first use. If the machine has room, they run side by side. A target that fills the
 GPUs leaves room for only one, so the servers alternate.
@@ -161,7 +162,7 @@ class Servers(AbstractContextManager["Servers"]):
 
 
 def _sharing(speculators: Mapping[str, Speculator]) -> set[str]:
-    """Variants that share an engine: the last, and those that swap with it."""
+    """The last trainable variant and those that can swap weights with it."""
     able = [name for name, each in speculators.items() if each.trainable]
     if not able:
         return set()

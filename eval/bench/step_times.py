@@ -4,14 +4,15 @@
                        speculators)
     times.seconds["custom"][8][3]       # seconds of a step of 8 requests with 3 drafts
 
-The engine steps of a block of B concurrent requests are its counted steps over B (without drafts,
-its tokens over B); prefills take equally long for every number of drafts. In each round, every
-number of drafts is timed on the same prompts. The log of its step time is estimated by its median
-distance from the rounds' medians, which is robust to blocks in which the machine was busy.
+The number of engine steps in a block of B concurrent requests is its counted steps over B (without
+drafts, its tokens over B). Step times include prefills, which take equally long for every number of
+drafts. In each round, every number of drafts is timed on the same prompts. The log step time of a
+number is estimated by its median distance from the rounds' medians, which is robust to blocks in
+which the machine was busy.
 
-The margin of the ratio of two step times is Student's with (rounds - 1) (numbers - 1) degrees of
-freedom. Its variance is that of the residuals after removing the effects of rounds and numbers,
-winsorized at 10 % on each side against busy blocks, times MEDIAN_VARIANCE.
+The margin of the log ratio of two step times uses Student's t with (rounds - 1) (numbers - 1)
+degrees of freedom. Its variance is MEDIAN_VARIANCE times that of the residuals that remain after
+removing the effects of rounds and numbers and winsorizing 10 % on each side against busy blocks.
 """
 
 import itertools
@@ -36,11 +37,11 @@ MEDIAN_VARIANCE = 1.5
 
 
 class StepTimes(BaseModel):
-    """Seconds of a step: variant -> batch size -> number of drafts."""
+    """Seconds per step: variant -> batch size -> number of drafts."""
 
     seconds: dict[str, dict[int, dict[int, float]]]
     margins: dict[str, dict[int, float]] = {}
-    """Variant -> batch size -> one-sided 95 % margin of the log ratio of two numbers' seconds"""
+    """Variant -> batch size -> one-sided 95 % margin of the log ratio of two step times"""
 
 
 def time_steps(
@@ -89,7 +90,7 @@ def time_steps(
 
 
 def steps_of(logs_KR: NDArray[np.float64]) -> tuple[list[float], float]:
-    """Seconds per number of drafts, and 95 % margin of their log ratios."""
+    """Step seconds by number of drafts; 95 % margin of log ratios."""
     from scipy.stats import t
 
     round_R = np.median(logs_KR, axis=0)

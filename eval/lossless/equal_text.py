@@ -2,9 +2,9 @@
 
     compare_greedy(without, with_speculation, gap, near_tie_nats=0.125)
 
-Greedy responses should be equal token for token. But a bf16 engine rounds differently in other
-batches, so a first difference between two nearly tied tokens is a near tie; any other is
-unexplained. `excess` tests whether more responses differ than without speculation in other batches.
+Greedy responses should be equal token for token. But with different batching a bf16 engine rounds
+differently, so a first difference between two nearly tied tokens counts as a near tie; any other is
+unexplained. `excess` tests whether speculation changes more responses than different batching does.
 It counts near ties too, because an engine that wrongly accepts drafts nearly as likely as the
 target's token differs only there. For sampled responses, the tokens' log-probabilities under the
 target are compared, because a faulty rejection sampler draws unlikely tokens. Also, without a fault
@@ -37,7 +37,7 @@ def compare_greedy(
     gap: Callable[[int, int, int, int], float],
     near_tie_nats: float,
 ) -> Greedy:
-    """Finds the responses that differ, at a near tie or unexplained.
+    """Finds the responses that differ: near ties and unexplained differences.
 
     `gap(response, index, token, other)` is the distance in nats between the target's
     log-probabilities of two tokens at position `index` of the response.
@@ -58,7 +58,7 @@ def compare_greedy(
 
 
 def excess(found: Greedy, control: Greedy) -> Excess:
-    """Tests whether more responses differ than in the control, on its prompts.
+    """Tests whether more responses differ than in the control (same prompts).
 
     If speculation changes nothing, a prompt that differs on only one side is equally likely to
     differ on either. So the number that differ only with speculation is binomial (McNemar's exact

@@ -93,7 +93,7 @@ def findings(
     temperature = outputs.samplings["sampled"].temperature
 
     def against_none(recorded: Recorded) -> Greedy:
-        """Compares responses to the first prompts with those without speculation."""
+        """Compares responses with those generated without speculation, for the first prompts."""
         without = outputs.greedy.none.token_ids[: len(recorded.token_ids)]
 
         def gap(response: int, index: int, token: int, other: int) -> float:
@@ -178,7 +178,7 @@ def judge_tasks(
 
 
 def row_id(prompt: Prompt, completion: Sequence[int]) -> str:
-    """Id of a captured response; equal responses of all variants share it."""
+    """Id of a captured response; equal responses to a prompt share it."""
     ids = np.asarray([*prompt.token_ids, -1, *completion], np.int32)
     return hashlib.sha256(ids.tobytes()).hexdigest()
 
@@ -268,7 +268,7 @@ def replay_against_engine(
 
 
 def _steps_again(outputs: Outputs) -> float:
-    """Relative change of custom's steps in other batches, over equal responses."""
+    """Relative change in custom's steps under different batching, over equal responses."""
     first, again = outputs.greedy.custom, outputs.repeated
     equal = [i for i, ids in enumerate(again.token_ids) if ids == first.token_ids[i]]
     before, after = (sum(each.counted[i].drafts for i in equal) for each in (first, again))

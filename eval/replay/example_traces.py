@@ -28,7 +28,7 @@ SHOWN_STEPS = 80
 """Maximum number of steps shown per response; later ones are only counted."""
 
 Step = tuple[int, int]
-"""(accepted drafts, delivered tokens): one more token, unless the response ends."""
+"""(accepted drafts, delivered tokens); the latter is one more, unless the response ends."""
 
 
 def walk(response: Sequence[int], drafts_at: Callable[[int], list[int]]) -> list[Step]:
@@ -80,7 +80,7 @@ def sample_responses(
     store: FeatureStore,
     dtype: str = "float32",
 ) -> list[dict[str, Any]]:
-    """Values of `eval.results.report.Example`; fewer than PLACES if responses are few."""
+    """Values of `eval.results.report.Example`; fewer than PLACES if there are few responses."""
     decode = Tokenizer.from_file(str(target_dir / "tokenizer.json")).decode
     order = np.argsort(base.steps_RK[:, k - 1] / custom.steps_RK[:, k - 1], kind="stable")
     places = {base.sequence_ids[order[int(q * len(order))]]: name for name, q in PLACES.items()}

@@ -1,4 +1,4 @@
-"""Exact replays of an evaluation: cached sums and their figures.
+"""Exact replays of an evaluation: cached sums and figures derived from them.
 
     replays = replay_parts(context)               # before servers start
     replay_figures(replays["heldout"], k).ratio
@@ -106,8 +106,8 @@ def cluster_replay(
     """Runs `replay` on all rows as parallel Ray tasks.
 
     A task has one GPU if the cluster has any, else `cpus` cores. It loads the speculator and reads
-    states from the feature store: run directory, target and speculator must be at the same paths on
-    all nodes. Ray must be connected (common/cluster/session.py).
+    states from the feature store, so the run directory, target and speculator must be at the same
+    paths on all nodes. Ray must be connected (common/cluster/session.py).
     """
     import ray
 
@@ -151,7 +151,7 @@ def print_first_result(context: EvaluationContext, heldout: Replays) -> None:
 
 
 def replay_figures(replays: Replays, k: Drafters[int]) -> Replay:
-    """Replay figures: lengths at custom's k, base's positions at its own k."""
+    """Lengths at custom's k; base's acceptance by position at its own k."""
     shown = ("base", "custom", *REFERENCES)
     own_k = dict.fromkeys(shown, k.custom) | {"base": k.base}
     return Replay(

@@ -48,12 +48,12 @@ CEILING = "ceiling"
 """Name of the perfect drafter, which knows the target's distribution after the logged tokens.
 
 Its greedy draft is the target's most likely token, so no speculator with greedy drafts needs fewer
-steps in expectation. Like every replay it uses the logged tokens, so if almost nothing is left to
-gain, a speculator's figure can exceed it by chance. With sampled drafts it draws from the target's
-distribution, and all drafts are accepted."""
+steps in expectation. Like every speculator, it is replayed on the logged tokens, so a speculator
+that is almost perfect can exceed it by chance. Its sampled drafts are drawn from the target's
+distribution, so all of them are accepted."""
 
 NO_TOKEN = -2
-"""Replaces logged tokens past a response's end; no draft equals it."""
+"""Placeholder for positions past a response's end; no draft equals it."""
 
 Array = NDArray[np.float64]
 
@@ -62,7 +62,8 @@ Array = NDArray[np.float64]
 class ReplaySums:
     """Expected counts per response, by number of drafts (`ReplayChain`).
 
-    Index k - 1 of the first K axis is for k drafts. G = 0 without `by_region` (regions.py).
+    Index k - 1 of the first K axis holds the counts for k drafts per step. Without `by_region`,
+    G = 0 (regions.py).
     """
 
     sequence_ids: list[str]
@@ -86,7 +87,10 @@ class ReplaySums:
         return [float(share) for share in accepted_K / self.steps_RK[:, k - 1].sum()]
 
     def cumulative_intervals(self, k: int) -> list[tuple[float, float] | None]:
-        """95 % intervals of `cumulative`; None with few sessions or no accepted draft."""
+        """95 % intervals of `cumulative`, by position.
+
+        None with too few sessions or no accepted draft.
+        """
         found: list[tuple[float, float] | None] = []
         for j in range(k):
             sums_R2 = np.stack([self.accepted_RKK[:, k - 1, j], self.steps_RK[:, k - 1]], axis=1)
@@ -111,9 +115,9 @@ class ReplaySums:
     def selected(
         self, ids: Sequence[str], sessions: Mapping[str, str] | None = None
     ) -> "ReplaySums":
-        """Selects the responses `ids` in order, except those not replayed.
+        """Selects the responses `ids`, in that order, skipping those not replayed.
 
-        Replay leaves out responses of one token. `sessions` maps ids to other sessions.
+        Replay leaves out responses of one token. `sessions` overrides the sessions of its ids.
         """
         place = {name: row for row, name in enumerate(self.sequence_ids)}
         kept = [name for name in ids if name in place]
@@ -127,7 +131,7 @@ class ReplaySums:
         )
 
     def region(self, g: int) -> "ReplaySums":
-        """Sums within region g, without the responses that have no token there."""
+        """Sums within region g, excluding responses that have no token there."""
         tokens_R, steps_RK = self.region_tokens_RG[:, g], self.region_steps_RGK[:, g]
         inside = [self.sequence_ids[row] for row in tokens_R.nonzero()[0]]
         return replace(self, tokens_R=tokens_R, steps_RK=steps_RK).selected(inside)
@@ -159,7 +163,7 @@ def replay(
     dtype: str = "float32",
     by_region: bool = False,
 ) -> ReplaySums:
-    """Replays `rows` (`heldout_replay.COLUMNS`); `sampling` overrides theirs.
+    """Replays `rows` (with `heldout_replay.COLUMNS`); `sampling` overrides the rows' own.
 
     `user` may be missing. `speculator` is a directory, the name of a kind without weights, or
     CEILING. Responses of one token have no step and are left out. Runs on a GPU if there is one.
@@ -218,7 +222,7 @@ def compare(base: ReplaySums, custom: ReplaySums, k: int) -> dict[str, Clustered
     statistics: dict[str, Callable[[Array], Any]] = {
         "base": lambda s: s[..., 0] / s[..., 1],
         "custom": lambda s: s[..., 0] / s[..., 2],
-        "ratio": lambda s: s[..., 1] / s[..., 2],  # the tokens are the same
+        "ratio": lambda s: s[..., 1] / s[..., 2],  # the token counts cancel
     }
     return {
         name: clustered(sums_RM, base.sessions, statistic, users=base.users)
@@ -229,7 +233,7 @@ def compare(base: ReplaySums, custom: ReplaySums, k: int) -> dict[str, Clustered
 def rule_of(
     speculator: Path | str, target_dir: Path, probabilistic: bool, dtype: str
 ) -> Callable[[Sequence["Response"], int], tuple[Tensor, Tensor]]:
-    """Returns a function (batch, depth) -> a_NK, anchors_R like `acceptances`."""
+    """Returns a function (batch, depth) -> (a_NK, anchors_R), as in `acceptances`."""
     if kind := weightless_kind(str(speculator)):
         return functools.partial(text_acceptances, kind)
     if speculator == CEILING and probabilistic:
@@ -245,7 +249,7 @@ class Replayed:
     drafter: Drafter
     ends: TargetEnds
     spec: FeatureSpec
-    """The target's states that it reads"""
+    """States of the target that the drafter reads"""
     device: str
 
 
@@ -270,7 +274,7 @@ class Response:
     """One response with its states and sampling."""
 
     row: Mapping[str, Any]
-    """Row of the table of sequences"""
+    """The response's row in the sequence table"""
     states: SequenceStates
     sampling: Sampling
 
@@ -299,14 +303,14 @@ def batches(
 def has_steps(length: int, completion_start: int) -> bool:
     """Whether a sequence has a speculative step.
 
-    The first step needs a state before its anchor: a prompt of at least one token.
+    The first step needs a state before its anchor, so the prompt must have at least one token.
     """
     return length - completion_start >= 2 and completion_start >= 1
 
 
 @dataclass(frozen=True)
 class Unrolled:
-    """Draft states of all anchors; sequences share one row of T slots."""
+    """Draft states of all anchors, with sequences packed into T slots."""
 
     states: list[Tensor]
     """u[s] [N, H], which predicts the token s + 1 positions after the anchor"""
@@ -370,7 +374,7 @@ def unroll_responses(model: Replayed, batch: Sequence[Response], depth: int) -> 
 def acceptances(
     model: Replayed, probabilistic: bool, batch: Sequence[Response], depth: int
 ) -> tuple[Tensor, Tensor]:
-    """a_NK of all anchors at each request's sampling, and anchors per response.
+    """a_NK of all anchors with each request's sampling settings; anchors per response.
 
     The anchors are in order, one response after another (`speculators.acceptance`).
     """

@@ -1,11 +1,11 @@
-"""Acceptance length by slice of the held-out traffic, base and custom.
+"""Acceptance lengths of base and custom by slice of the held-out traffic.
 
     sliced(base, custom, k=3, slices=slices)["tenant"][0].ratio
 
-Responses are sliced by the split's dimensions (tenant, route, template, ...) and by prompt length;
-parts of responses by reasoning and answer, and by position (regions.py). Every figure is a ratio of
-sums over a slice's responses; its interval is over the slice's sessions or users, and null if there
-are too few (eval/stats/clusters.py).
+Responses are sliced by the split's dimensions (tenant, route, template, ...) and by prompt length.
+Regions within responses are also slices: reasoning or answer, and ranges of positions (regions.py).
+Every figure is a ratio of sums over a slice's responses, with an interval over the slice's sessions
+or users, which is null if there are too few of them (eval/stats/clusters.py).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,7 +16,7 @@ from outrider.eval.replay.replay import ReplaySums, compare
 from outrider.eval.results.sections import Slice
 
 PROMPT_LENGTHS = (256, 1024, 4096, 16384)
-"""Upper ends in tokens of the slices by prompt length; longer prompts form the last slice."""
+"""Upper bounds of the prompt-length slices, in tokens; longer prompts form the last slice."""
 
 Slices = Mapping[str, Mapping[str, Sequence[str]]]
 """dimension -> name -> sequence ids"""

@@ -2,8 +2,8 @@
 
     speed_figure("eager", results.served["eager"].speed).svg      # "<svg ...>"
 
-Vega-Lite draws them when the report is written, so the page needs no script and no network. Colors
-are CSS variables of the page: one drawing works in light mode, dark mode and print.
+Vega-Lite draws them when the report is written, so the page needs no script or network. Colors
+are CSS variables of the page, so one drawing works in light mode, dark mode and print.
 """
 
 import itertools
@@ -100,7 +100,7 @@ def speed_figure(mode: str, speed: Mapping[str, SpeedRow]) -> Figure:
 
 
 def rate_figure(title: str, rates: Mapping[str, RateRow]) -> Figure:
-    """Charts a request's tokens/s by requests per second."""
+    """Charts tokens/s per request against the request rate."""
     rows = [
         {"rate": rate, "variant": variant, "value": each.request_tokens_per_s}
         | {"saturated": each.saturated}

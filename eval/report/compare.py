@@ -5,10 +5,11 @@
 
 Only ratios measured within one run are comparable across runs, so tokens/s are left out. To detect
 drift, each speculator, identified by the digest of its weights, is tracked over the runs that
-evaluated it. Runs are independent samples, so a change is tested on the log of the ratio to the
-first run, with standard errors from the intervals over sessions (half their log width over 1.96)
-and Bonferroni's correction. If the acceptance of both base and custom falls, the traffic has become
-harder to draft; if custom's falls relative to base's, the speculator no longer fits it.
+evaluated it. Runs are treated as independent samples: the log ratio of a later run to the first is
+tested, with standard errors from the intervals over sessions (half their log width, divided by
+1.96) and Bonferroni's correction. If the acceptance of both base and custom falls, the traffic has
+become harder to draft; if custom's falls relative to base's, the speculator no longer fits the
+traffic.
 """
 
 import math
@@ -31,7 +32,8 @@ from outrider.eval.results.sections import Replay
 Z = float(norm.isf(0.025))
 
 LEVEL = 0.05
-"""A change is significant below this p-value, divided by the number of later runs in a series."""
+"""A change is significant if its p-value is below this level divided by the number of later runs in
+its series."""
 
 SETTINGS = ("kind of custom", "K, base and custom", "temperature, top_p")
 """Figures that should be equal in all compared runs."""
@@ -40,7 +42,7 @@ Figure = str | int | ClusteredEstimate | Estimate
 
 
 class Change(BaseModel):
-    """A later run's figure over the first run's, with its interval."""
+    """Ratio of a later run's figure to the first's, with its interval."""
 
     value: float
     low: float
@@ -59,9 +61,9 @@ class Point(BaseModel):
     """Time of its last held-out request, Unix seconds"""
     replay: Replay
     acceptance_length: Change | None = None
-    """Change of custom's; null for the first run and if the runs are not comparable"""
+    """Change in custom's acceptance length; null for the first run and if not comparable with it"""
     over_base: Change | None = None
-    """Change of custom / base; null in the same cases"""
+    """Change in custom / base; null in the same cases"""
     reading: str = ""
     """The change in words"""
 
@@ -113,7 +115,7 @@ def rendered(compared: Comparison, form: Literal["html", "markdown"]) -> str:
 def history(runs: Mapping[str, Report]) -> list[Series]:
     """Builds a series for every speculator that at least two runs evaluated.
 
-    Runs are ordered by the time of their held-out traffic if every run has one, else as given.
+    Runs are ordered by the time of their held-out traffic if it is known for all, else as given.
     """
     by_weights: dict[str, list[tuple[str, Report]]] = defaultdict(list)
     for name, run in runs.items():
@@ -131,9 +133,10 @@ def history(runs: Mapping[str, Report]) -> list[Series]:
 
 
 def change(first: ClusteredEstimate, later: ClusteredEstimate, comparisons: int) -> Change:
-    """Returns later / first with its interval, and whether it differs from 1.
+    """Returns later / first, its interval, and whether it differs from 1.
 
-    The estimates must be independent, positive and have intervals. `comparisons` divides LEVEL.
+    The estimates must be independent and positive, and must have intervals. The test's level is
+    LEVEL / `comparisons`.
     """
     widths = [math.log(each.high / each.low) for each in (first, later) if each.low and each.high]
     error = math.hypot(*widths) / (2 * Z)

@@ -42,7 +42,7 @@ def render(template: str, form: Literal["html", "markdown"], **values: Any) -> s
 
 
 def print_markdown(text: str, console: Console) -> None:
-    """Prints Markdown to a terminal, tables at least WIDTH wide."""
+    """Prints Markdown to a terminal, with tables at least WIDTH wide."""
     from rich.markdown import Markdown
 
     width, console.width = console.width, max(console.width, WIDTH)
@@ -51,7 +51,7 @@ def print_markdown(text: str, console: Console) -> None:
 
 
 def count(value: int) -> str:
-    """Formats a large number with three digits and a unit."""
+    """Formats a number; large ones get three digits and a unit."""
     for unit, size in (("B", 1e9), ("M", 1e6), ("k", 1e3)):
         if value >= size:
             return f"{value / size:.3g} {unit}"
@@ -59,7 +59,7 @@ def count(value: int) -> str:
 
 
 def bytes_text(count: float) -> str:
-    """Formats bytes with three digits and a unit."""
+    """Formats a number of bytes with three digits and a unit."""
     for unit in ("B", "kB", "MB", "GB"):
         if count < 999.5:
             return f"{count:.3g} {unit}"

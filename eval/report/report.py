@@ -97,7 +97,7 @@ def lost_ends(run_dir: Path, trained_dir: Path) -> list[str]:
 
 
 def training_metrics(run_dir: Path) -> list[dict[str, Any]]:
-    """Reads the training's metrics.jsonl without an incomplete last line."""
+    """Reads the training's metrics.jsonl, skipping an incomplete last line."""
     path = run_dir / "metrics.jsonl"
     lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
     return [json.loads(line) for line in lines if line.endswith("}")]

@@ -23,7 +23,7 @@ RATIOS: dict[str, tuple[Variant, Variant]] = {
 CURRENT = "base_current"
 """Base at eval.current_k, measured if that differs from base's K."""
 LOOKUP = "lookup"
-"""N-gram lookup, which needs no training: a variant if neither base nor custom is lookup."""
+"""N-gram lookup, which needs no training; also measured if neither base nor custom is lookup."""
 
 
 class Part(BaseModel):
@@ -46,10 +46,10 @@ class Estimate(Part):
     observations: int | None = None
     """Number of requests"""
     clusters: int | None = None
-    """Number of pairs of requests, timed blocks, starts or sessions behind the interval"""
+    """Number of request pairs, timed blocks, starts or sessions behind the interval"""
     estimator: Literal["measured", "replay"] = "measured"
-    """`measured`: the ratio of tokens/s; `replay`: with exact replay's acceptance instead of that
-    of the few timed responses, if the two agree"""
+    """`measured`: the ratio of measured tokens/s; `replay`: the same, but with acceptance from
+    exact replay instead of the few timed responses, if the two agree"""
 
 
 class ClusteredEstimate(Part):
@@ -58,9 +58,9 @@ class ClusteredEstimate(Part):
     value: float
     """Ratio of the pooled sums"""
     low: float | None
-    """Low end of the 95 % interval; null below five sessions"""
+    """Low end of the 95 % interval; null with fewer than five sessions"""
     high: float | None
-    """High end of the 95 % interval; null below five sessions"""
+    """High end of the 95 % interval; null with fewer than five sessions"""
     observations: int
     """Number of responses"""
     clusters: int
@@ -98,12 +98,12 @@ class Drafters(Part, Generic[T]):
     custom: T = Field(description="The trained speculator")
 
     def of(self, name: Variant) -> T:
-        """The value of base or custom; for `Variants` also that of none."""
+        """The value for base or custom; for `Variants`, also for `none`."""
         return getattr(self, name)
 
 
 def k_list(k: Drafters[int]) -> str:
-    """Formats K of base and of custom: "5", or "2 / 5"."""
+    """Formats K of base and custom: "5" if equal, else "2 / 5"."""
     return str(k.custom) if k.base == k.custom else f"{k.base} / {k.custom}"
 
 

@@ -3,8 +3,8 @@
     Report.read(Path("runs/resume_screening/report.json")).verdict.verdict
 
 docs/reference/report.schema.json is generated from `Report` (`make reference`);
-docs/how-to/read-a-report.md explains how to use the figures. The data room's counts (`traffic`,
-`privacy`, `on_policy`) and the settings are documented on their own pages.
+docs/how-to/read-a-report.md explains how to use the figures. The counts of the data stages
+(`traffic`, `privacy`, `on_policy`) and the settings are documented on their own pages.
 """
 
 from pathlib import Path
@@ -39,8 +39,8 @@ from outrider.eval.results.sections import (
 from outrider.speculators.kinds import LOOKUP
 
 VERSION = 14
-"""Version of the measurements and of report.json. Raise it when the same settings measure something
-else or the shape of report.json changes."""
+"""Version of the measurements and of report.json. Raise it when the same settings would give
+different measurements or the shape of report.json changes."""
 
 
 Outcome = Literal["passed", "failed", "undecided"]
@@ -65,7 +65,7 @@ class Verdict(Part):
     verdict: Literal["ship", "do not ship", "undecided"]
     """`do not ship` if a check failed; else `undecided` if a check is undecided; else `ship`"""
     reason: str
-    """The first check that failed or is undecided, or the gains"""
+    """The first failed or undecided check; for `ship`, the gains"""
     checks: list[Check]
     """All checks"""
 
@@ -80,14 +80,14 @@ class SpeculatorIdentity(Part):
 
 
 class RequestSampling(Part):
-    """The most frequent sampling of the customer's requests."""
+    """The most frequent sampling settings in the customer's requests."""
 
     temperature: float
     """Temperature"""
     top_p: float
     """Probability mass of nucleus sampling"""
     top_k: int = 0
-    """Number of most likely tokens; 0: no limit"""
+    """Number of most likely tokens to sample from; 0: no limit"""
 
 
 class Walk(Part):
@@ -106,16 +106,16 @@ class Example(Drafters[Walk]):
     model_config = DOCUMENTED
 
     place: str
-    """Why this response was chosen: custom gains least, a median amount, or most"""
+    """Why this response was chosen: custom gains least, a typical amount, or most"""
     tokens: int
-    """Number of tokens delivered by steps"""
+    """Number of tokens delivered by engine steps: all but the first"""
 
 
 class Findings(Part):
     """All measurements of an evaluation, before prices and verdict."""
 
     version: int = VERSION
-    """Version of the evaluation's code"""
+    """Version of the measurements and of report.json"""
     recipe: str
     """Name of the recipe"""
     run_dir: str
@@ -131,17 +131,17 @@ class Findings(Part):
     choice: Choice
     """How k was chosen"""
     sampling: RequestSampling
-    """The customer's sampling"""
+    """The customer's sampling settings"""
     draft_sample_method: Literal["greedy", "probabilistic"]
     """speculator.draft_sample_method"""
     not_measured: dict[str, str]
     """Figure -> why it is not measured for this kind of speculator"""
     lost_ends: tuple[str, ...] = ()
-    """Responses cut by length limits, and prompts too long to be sent, with the key to raise"""
+    """Responses cut off by length limits, prompts too long to send, and the settings to raise"""
     own_text: OnPolicy | None
     """Whether the held-out text is on-policy; null if capture kept no evidence"""
     replay: Replay | None
-    """Acceptance by exact replay at custom's K, whose ratio the verdict uses; null if not
+    """Acceptance by exact replay at custom's K; the verdict uses its ratio. null if not
     measured"""
     general: Replay | None
     """The same on general traffic; null without traffic.general"""
@@ -154,11 +154,11 @@ class Findings(Part):
     served: dict[str, Served]
     """Engine mode -> speed"""
     rates: dict[str, dict[str, dict[str, RateRow]]]
-    """Engine mode -> scenario -> requests per second; empty without eval.rates"""
+    """Engine mode -> scenario -> requests per second -> speed; empty without eval.rates"""
     scenarios: dict[str, Scenario]
     """Scenario -> its requests"""
     verification: Verification
-    """Lossless checks, and replay against the engine"""
+    """Lossless checks, and replay compared with the engine"""
     samples: list[Example] | None
     """Example responses; null without report.samples"""
     settings: dict[str, Any]
@@ -168,8 +168,8 @@ class Findings(Part):
     def acceptance_ratio(self) -> ClusteredEstimate:
         """custom / base by replay at custom's K, else by vLLM's counters.
 
-        Counters are at each speculator's own K; without replay these differ only if base's engine
-        has a fixed K.
+        The counters are measured at each speculator's own K; without replay, the two K differ only
+        if base's engine has a fixed K.
         """
         return (self.replay or self.counted).ratio
 
@@ -190,13 +190,13 @@ class Report(Findings):
     """report.json: measurements, prices, the verdict, and facts about the run."""
 
     cost: dict[str, dict[str, Cost]] | None
-    """Engine mode -> concurrency -> money; null without eval.cost"""
+    """Engine mode -> concurrency -> cost; null without eval.cost"""
     verdict: Verdict
     """The verdict"""
     kinds: list[KindSpeed] = Field(default_factory=list)
     """Kinds compared on the validation part, the chosen one first; empty if there is only one"""
     traffic: dict[str, Any] | None = None
-    """The ingest's counts (docs/how-to/log-formats.md); null if the run has none"""
+    """Counts from ingest (docs/how-to/log-formats.md); null if the run has none"""
     privacy: dict[str, Any] | None = None
     """Counts of personal data (docs/how-to/privacy.md); null with privacy.mode off"""
     on_policy: dict[str, Any] | None = None
@@ -231,7 +231,7 @@ class Report(Findings):
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """Loads a report.json; raises an `OutriderError` for another version or shape."""
+        """Loads a report.json; raises an `OutriderError` for an unexpected version or shape."""
         value = read_json(path)
         version = value.get("version") if isinstance(value, dict) else None
         if version != VERSION:
@@ -250,5 +250,5 @@ class Report(Findings):
             ) from None
 
     def write(self, path: Path) -> None:
-        """Publishes the report; private to the owner if it has customer text."""
+        """Publishes the report; only its owner can read one with customer text."""
         write_json(path, self.model_dump(mode="json"), private=self.samples is not None)

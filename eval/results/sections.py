@@ -38,7 +38,7 @@ class Choice(Part):
 
 
 class KindSpeed(Part):
-    """Speed of a kind: replayed acceptance, step time at the main concurrency."""
+    """A kind's speed, from replayed acceptance and step time at main concurrency."""
 
     kind: str
     """The value of speculator.kind"""
@@ -54,7 +54,7 @@ class KindSpeed(Part):
     parameters: int = 0
     """Number of parameters in its weight files"""
     training_minutes: float = 0
-    """Its training time, including the check of the warm start"""
+    """Its training time in minutes, including the warm-start check"""
 
     def tokens_per_s(self, concurrency: int) -> float:
         """Tokens/s: concurrency x acceptance length / step time."""
@@ -78,7 +78,7 @@ Series = dict[Literal["base", "custom", "lookup", "ceiling"], list[float]]
 class Replay(Part):
     """Exact replay of held-out responses.
 
-    Acceptance lengths are at custom's K for both, because a larger K alone increases them.
+    Both acceptance lengths are at custom's K, because a larger K alone increases them.
     """
 
     base: ClusteredEstimate
@@ -97,7 +97,7 @@ class Replay(Part):
     """Share of steps whose drafts 1..j were all accepted, by position j; base at its own K, all
     others at custom's"""
     cumulative_ci95: list[tuple[float, float] | None]
-    """95 % intervals of custom's shares; null if sessions are few or no draft was accepted"""
+    """95 % intervals of custom's shares; null with too few sessions or no accepted draft"""
 
 
 class Workload(Part):
@@ -113,7 +113,7 @@ class Slice(Part):
     """A slice of the held-out traffic, by exact replay."""
 
     name: str
-    """The tenant, route, template ... or the part of the response"""
+    """The tenant, route, template, ..., or part of the response"""
     base: ClusteredEstimate
     """Acceptance length of base"""
     custom: ClusteredEstimate
@@ -126,7 +126,7 @@ class CountedDrafter(Part):
     """vLLM's counts for one speculator, pooled over passes."""
 
     acceptance_length: float
-    """Tokens after the first of each response, over steps"""
+    """Tokens after the first of each response, divided by steps"""
     steps: int
     """Number of steps, with or without drafts"""
     cumulative: list[float]
@@ -134,7 +134,7 @@ class CountedDrafter(Part):
 
 
 class Counted(Drafters[CountedDrafter]):
-    """Acceptance from vLLM's counters, at the customer's sampling."""
+    """Acceptance from vLLM's counters, with the customer's sampling settings."""
 
     model_config = DOCUMENTED
 
@@ -163,7 +163,7 @@ class Block(Part):
     """A variant's timed blocks at one concurrency, pooled."""
 
     tokens_per_s: float
-    """Output tokens of all requests over the blocks' wall time"""
+    """Output tokens of all requests, divided by the blocks' wall time"""
     requests: int
     """Number of requests"""
     ttft_ms: Quantiles
@@ -186,22 +186,22 @@ class Reference(Part):
 class SpeedRow(Ratios, Variants[Block]):
     """Each variant's figures and ratios of tokens/s at one concurrency.
 
-    Base and custom each draft at their own K. Ratios are paired within repeats, with Student's
-    intervals. At concurrency 1 base and custom alternate by request in one engine; their ratio's
-    `clusters` are then pairs of requests.
+    Base and custom each draft at their own K. Ratios are paired within repeats, with Student's t
+    intervals. At concurrency 1, base and custom alternate by request in one engine; `clusters` of
+    their ratio then counts pairs of requests.
     """
 
     model_config = DOCUMENTED
 
     current: Reference | None = None
-    """Base at eval.current_k; null without it, and if that is base's own K"""
+    """Base at eval.current_k; null if that is not set or is base's own K"""
     lookup: Reference | None = None
     """N-gram lookup at `choice.lookup_k`; null except at the main concurrency"""
     starts: int | None = None
     """Number of starts of the engines of base and custom; null if they share one. With fewer than
-    three, their ratio decides nothing"""
+    three, their ratio is undecided"""
     drafting: Drafters[float]
-    """Share of the steps that verified drafts, by vLLM's counters"""
+    """Share of steps that verified drafts, from vLLM's counters"""
 
 
 class Served(Part):
@@ -224,7 +224,7 @@ class RateBlock(Block):
     request_tokens_per_s: float
     """Tokens over the time from sending a request to its last token, both summed over requests"""
     acceptance_length: float
-    """1 + accepted / drafts from vLLM's counters; 1 without drafts"""
+    """1 + accepted tokens / steps with drafts, from vLLM's counters; 1 without drafts"""
 
 
 class RateRow(Ratios, Variants[RateBlock]):
@@ -233,14 +233,14 @@ class RateRow(Ratios, Variants[RateBlock]):
     model_config = DOCUMENTED
 
     arrivals: Literal["log", "poisson"]
-    """`log`: the customer's times, scaled; `poisson`: drawn, because the log has no times"""
+    """`log`: arrival times of the log, scaled; `poisson`: random, because the log has no times"""
 
 
 class Scenario(Part):
     """The requests of a scenario."""
 
     requests: int
-    """Number of held-out requests in its ranges"""
+    """Number of held-out requests within the scenario's length ranges"""
     prompt_tokens: Quantiles
     """Lengths of the prompts"""
     response_tokens: Quantiles
@@ -262,13 +262,13 @@ class Greedy(Part):
     responses: int
     """Number of responses compared"""
     near_ties: list[int]
-    """Indices of responses whose first difference lies within gate.near_tie_nats"""
+    """Indices of responses whose first difference is a near tie (gate.near_tie_nats)"""
     unexplained: list[int]
-    """Indices of responses with another first difference, such as an earlier end"""
+    """Indices of responses with any other first difference, such as an earlier end"""
 
     @property
     def equal(self) -> int:
-        """Number of responses equal token for token."""
+        """Number of responses that are identical token for token."""
         return self.responses - len(self.near_ties) - len(self.unexplained)
 
 
@@ -276,10 +276,10 @@ class Excess(Part):
     """Excess of differing responses over the control, near ties included."""
 
     value: float
-    """Share with speculation minus the control's share, over the control's prompts"""
+    """Share that differs with speculation minus the control's share, on the control's prompts"""
     p_value: float
-    """Probability of at least this excess, in all differences or in unexplained ones, if
-    speculation changes nothing"""
+    """Probability, if speculation changes nothing, of an excess at least this large in all
+    differences or in the unexplained ones"""
 
 
 class SameText(Part):
@@ -299,11 +299,11 @@ class Equivalence(Part):
     value: float
     """Difference of the shares of solved tasks"""
     low: float
-    """Low end of its 90 % interval, each test at 5 %"""
+    """Low end of the 90 % interval, for two one-sided tests at 5 %"""
     high: float
     """High end of the interval"""
     variance: float
-    """Variance of one response's difference"""
+    """Variance of the difference per response, allowing for correlation within sessions"""
     observations: int
     """Number of responses"""
     clusters: int
@@ -322,7 +322,7 @@ class Task(Variants[int]):
     custom_minus_none: Equivalence
     """Difference between custom and no speculation"""
     errors: int = 0
-    """Number of responses on which the check raised; their prompts are left out"""
+    """Number of responses on which the check raised an error; their prompts are left out"""
     first_error: str | None = None
     """The first of these errors"""
 
@@ -333,8 +333,8 @@ class ReplayAgainstEngine(Drafters[float]):
     model_config = DOCUMENTED
 
     control: float
-    """Relative change of custom's steps when equal greedy responses are repeated in other
-    batches"""
+    """Relative change in custom's step count when greedy responses are repeated in other batches;
+    only identical responses count"""
 
 
 class EngineFindings(Part):
@@ -347,14 +347,14 @@ class EngineFindings(Part):
     excess: Excess
     """Custom's differences beyond the control's"""
     greedy_acceptance_length: Drafters[float | None]
-    """1 + accepted / drafts of the greedy responses by vLLM's counters, which an exported bundle
-    must reach; null without drafts"""
+    """1 + accepted tokens / steps with drafts over the greedy responses, from vLLM's counters; an
+    exported bundle must reach it. null without drafts"""
     tail_share: Variants[float]
     """Share of sampled tokens whose probability under the target is below 1e-4"""
     same_text: SameText
-    """Token frequencies of custom compared with no speculation"""
+    """Token frequencies of custom compared with those without speculation"""
     replay_vs_engine: ReplayAgainstEngine | None
-    """Replayed and counted steps; null if exact replay is not measured"""
+    """Replayed steps compared with counted steps; null if exact replay is not measured"""
 
 
 class Verification(Part):

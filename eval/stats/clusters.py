@@ -10,14 +10,14 @@ whole sessions are left out in turn, for both speculators together. The ratio is
 pooled sums: a mean of ratios would give short responses the weight of long ones and would be biased
 by the ratio's curvature.
 
-The standard error of the log ratio is computed from its values without each session (jackknife),
-and the interval is Student's. Sessions are few and of unequal size: with a true ratio of 1 and
-log-normal sizes, a percentile bootstrap lies entirely above 1 in 25 % of cases with 2 sessions, 10
-% with 5 and 5 % with 30; Student's interval with G - 1 degrees of freedom does in 4 to 5 %. So the
-degrees of freedom depend on the sizes (Bell and McCaffrey, Survey Methodology 28, 2002): G - 1 for
-equal sessions, fewer if a few sessions hold most tokens. With at least LEAST_SESSIONS sessions, the
-low end then exceeds the true ratio in at most 3 % of cases (tests/eval/stats/test_clusters.py).
-With fewer, there is no interval.
+The standard error of the log ratio comes from its leave-one-session-out values (jackknife), and the
+interval from Student's t distribution. Sessions are few and of unequal size. With a true ratio of 1
+and log-normal sizes, a percentile bootstrap interval lies entirely above 1 in 25 % of cases with 2
+sessions, 10 % with 5 and 5 % with 30; a t interval with G - 1 degrees of freedom does so in 4 to
+5 %, still more than the nominal 2.5 %. So the degrees of freedom depend on the sizes (Bell and
+McCaffrey, Survey Methodology 28, 2002): G - 1 for sessions of equal size, fewer if a few sessions
+hold most tokens. With at least LEAST_SESSIONS sessions, the low end then exceeds the true ratio in
+at most 3 % of cases (tests/eval/stats/test_clusters.py). With fewer, there is no interval.
 
 Sessions of a user resemble each other too. If users differ by 10 % and sessions by 5 %, intervals
 over sessions lie entirely above the true ratio in 8 to 38 % of cases. So the interval is also
@@ -25,7 +25,7 @@ computed over users, and the wider one is reported: with 5 to 30 users it is wro
 cases. With 2 to 4 users, an interval over users has almost no power (it detects a gain of 10 % in 7
 to 17 % of cases), and one over sessions is wrong in 11 to 40 %. Users are then assumed to differ by
 USER_NOISE, or by the measured noise if that is larger: this is wrong in 1 to 4 % and detects a gain
-of 20 % in 60 to 85 %. An id shared by all requests does not count as a user.
+of 20 % in 60 to 85 %. A user id shared by all requests is ignored.
 
 Shapes: N observations, M sums carried together, G clusters.
 """
@@ -49,7 +49,7 @@ Statistic = Callable[[Array], Any]
 """A positive function of pooled sums: [..., M] -> [...]."""
 
 USER_NOISE = 0.1
-"""Minimum standard deviation (log) that is assumed between 2 to 4 users."""
+"""Minimum standard deviation, on the log scale, assumed between users if there are 2 to 4."""
 
 
 def clustered(
@@ -91,7 +91,7 @@ def clustered(
 def _margin(
     sums_NM: Array, clusters: Sequence[Hashable], statistic: Statistic, level: float
 ) -> tuple[float | None, int]:
-    """Half-width of the log interval, None if undefined, and number of clusters."""
+    """Half-width of the log interval (None if undefined) and number of clusters."""
     without_G, share_G = _left_out(sums_NM, clusters, statistic)
     value = np.log(statistic(sums_NM.sum(axis=0)))
     if len(share_G) < LEAST_SESSIONS or not np.isfinite([*without_G, value]).all():
@@ -102,7 +102,7 @@ def _margin(
 def _few_users(
     sums_NM: Array, users: Sequence[Hashable], statistic: Statistic, level: float
 ) -> float:
-    """Half-width due to users: from the larger of assumed and measured noise."""
+    """Half-width due to users, from the larger of assumed and measured noise."""
     without_G, share_G = _left_out(sums_NM, users, statistic)
     measured = math.sqrt(len(share_G) - 1) * float(without_G.std())
     assumed = USER_NOISE * float(np.linalg.norm(share_G))
@@ -113,7 +113,7 @@ def _few_users(
 def _left_out(
     sums_NM: Array, clusters: Sequence[Hashable], statistic: Statistic
 ) -> tuple[Array, Array]:
-    """Log statistic without each cluster, and each cluster's share: both [G]."""
+    """Leave-one-out log statistics [G], and each cluster's share of the sums [G]."""
     _, cluster_N = np.unique(np.asarray(clusters), return_inverse=True)
     sums_GM = np.zeros((int(cluster_N.max()) + 1, sums_NM.shape[1]))
     np.add.at(sums_GM, cluster_N, sums_NM)
@@ -124,7 +124,7 @@ def _left_out(
 def jackknife_margin(without_RG: Array, share_RG: Array, level: float = LEVEL) -> Array:
     """Half-width of the interval of each row's log ratio.
 
-    `without_RG` is the log ratio without each cluster, `share_RG` each cluster's share of the sums.
+    `without_RG` holds leave-one-out log ratios; `share_RG`, each cluster's share of the sums.
     """
     from scipy.stats import t
 

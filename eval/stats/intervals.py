@@ -10,9 +10,9 @@ LEVEL = 0.95
 """Confidence level of intervals unless stated otherwise."""
 
 ERRORS_A_MARGIN = 3.1
-"""Half-width of a tokens/s interval in standard errors: 2.2 to 3 for the looks' levels, more
-because sessions are few and margins are added. Calibrated with benchmarks/judge.py at a gain of 10
-%, where the usual 2 corrects by 3 to 5 % too much."""
+"""Half-width of a tokens/s interval, in standard errors. The confidence levels of the looks
+(sequential.py) alone give 2.2 to 3; few sessions and added margins make it larger. Calibrated with
+benchmarks/judge.py at a gain of 10 %, where the usual 2 would overcorrect by 3 to 5 %."""
 
 
 def units_needed(value: float, low: float, high: float, threshold: float, units: int) -> float:

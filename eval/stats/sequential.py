@@ -6,17 +6,17 @@
         ...                                             # stop; `ratio` is the interval to report
 
 Checking a 95 % interval after every repeat and stopping at the first decisive one is wrong in more
-than 5 % of cases. So the 5 % are divided among the looks (alpha spending: Lan and DeMets,
-Biometrika 70, 1983), and the interval at each look has the level of its part: a repeated confidence
-interval (Jennison and Turnbull, JRSS B 51, 1989). After a fraction t of the repeats, 0.05 t^2 is
-spent (Kim and DeMets, Biometrika 74, 1987). The number of repeats doubles from look to look: the
-looks after 2, 4 and 8 of 8 repeats get 0.003, 0.009 and 0.038.
+than 5 % of cases. So the 5 % are divided among the looks, after which a measurement may stop (alpha
+spending: Lan and DeMets, Biometrika 70, 1983). Each look's share sets the level of its interval,
+which is a repeated confidence interval (Jennison and Turnbull, JRSS B 51, 1989). After a fraction t
+of the repeats, 0.05 t^2 is spent (Kim and DeMets, Biometrika 74, 1987). The number of repeats
+doubles from look to look: the looks after 2, 4 and 8 of 8 repeats get 0.003, 0.009 and 0.038.
 
 Early looks get little, so only a large difference ends a measurement early, and the last look keeps
-most of the power. With half of the 5 % at the first of seven looks, a true ratio of 1.10 that
+most of the power. When the first of seven looks got half of the 5 %, a true ratio of 1.10 that
 passed was reported 5 to 7 % too large. `intervals.given_passed` corrects the remaining bias.
 
-The probability that any interval misses the true value is at most the sum of these parts (Boole's
+The probability that any interval misses the true value is at most the sum of these shares (Boole's
 inequality), for any dependence between looks and any stopping rule.
 """
 
@@ -26,19 +26,19 @@ from outrider.eval.config import EvalConfig
 from outrider.eval.stats.intervals import LEVEL
 
 FIRST_LOOK = 2
-"""Repeats before the first look."""
+"""Number of repeats before the first look."""
 
 
 @dataclass(frozen=True)
 class Looks:
-    """Repeats after which a measurement may stop: doubling from `first` to `last`."""
+    """Repeat counts at which measurement may stop, doubling from `first` to `last`."""
 
     first: int
     last: int
 
     @property
     def repeats(self) -> list[int]:
-        """Numbers of repeats, ascending."""
+        """Number of repeats at each look, ascending."""
         found = [self.first]
         while found[-1] < self.last:
             found.append(min(2 * found[-1], self.last))

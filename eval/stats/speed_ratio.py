@@ -1,4 +1,4 @@
-"""Speed ratios, measured or with exact replay's acceptance as control variate.
+"""Speed ratios, measured or with exact replay's acceptance as a control variate.
 
     measured_ratio(units, level)
     controlled_ratio(units, replayed, level)
@@ -14,15 +14,15 @@ If step time does not depend on the number of accepted drafts, a change of log l
 log speed by b x, where b is the share of a request's time after its first token (the prefill does
 not depend on acceptance). So r_u = b a_u + y_u, where the remainder y_u is the log ratio of step
 and prefill times. a_u is noisy because few responses are sampled, but exact replay computes its
-expectation rho on the whole held-out part. With a_u as control variate (Lavenberg and Welch,
-Management Science 27, 1981) the estimate is
+expectation rho on the whole held-out part. With a_u as a control variate (Lavenberg and Welch,
+Management Science 27, 1981), the estimate is
 
     mean of (r_u - b a_u)  +  b rho  =  mean of y_u  +  b rho
 
 It is unbiased for any fixed b if the mean of a_u is rho. Its variance is the variance of y over
 units plus b^2 times that of rho over sessions; the two are independent. The two margins are
 combined as the root of the sum of squares (MOVER: Zou and Donner, Statistics in Medicine 27, 2008),
-and b UNSEEN is added for differences that `agree` misses.
+and b * UNSEEN is added for differences that `agree` misses.
 
 y is the machine's noise, which has long tails: in a run of the demo, seven of eight pairs had a
 standard deviation of 0.07, and one was off by 0.8 because another process occupied a core. Custom
@@ -37,11 +37,12 @@ sums, so the log's variance is that of the sum over units of
 
     d_u = (n / N - s / S) of the first  -  (n / N - s / S) of the second    (N, S: sums over units)
 
-with U - 1 degrees of freedom (Wolter, Introduction to Variance Estimation, ch. 6). It decides if
-exact replay is unavailable or disagrees with it (`agree`). A replay error of 2 % is detected in
-half of simulated evaluations, an error of 4 % nearly always (benchmarks/results/judge.md).
+with U - 1 degrees of freedom (Wolter, Introduction to Variance Estimation, ch. 6). This ratio is
+used if exact replay is unavailable or disagrees with it (`agree`). A replay error of 2 % is
+detected in half of simulated evaluations, an error of 4 % nearly always
+(benchmarks/results/judge.md).
 
-Shapes: U units, 4 sums by variant: tokens, seconds, tokens after the first, their deliveries.
+Shapes: U units, 4 sums per variant: tokens, seconds, tokens after the first, their deliveries.
 """
 
 import functools
@@ -60,8 +61,8 @@ TRIMMED = 8
 """Minimum number of units for trimming."""
 
 UNSEEN = 0.01
-"""Difference between served and replayed log length ratios that `agree` often misses; the interval
-of the controlled ratio is widened by it on both sides."""
+"""Difference between served and replayed log length ratios that `agree` often misses; b times it
+is added to the controlled ratio's log margin."""
 
 NEGLIGIBLE = 0.005
 """Difference between served and replayed log length ratios that does not count as disagreement; it
@@ -98,11 +99,11 @@ class Units:
 
     @property
     def left_U(self) -> Array:
-        """y_u: log speed ratios minus the part explained by acceptance, same units."""
+        """y_u: log speed ratios minus the part that acceptance explains, same units."""
         return self._log_ratios_U(0) - self.later * self.lengths_U
 
     def _log_ratios_U(self, place: int) -> Array:
-        """Log ratios of column `place` over the next, for `stepped_U` units."""
+        """Log ratios between variants of column `place` / the next one."""
         over_U4, under_U4 = self.over_U4[self.stepped_U], self.under_U4[self.stepped_U]
         ratios_U2 = [sums[:, place] / sums[:, place + 1] for sums in (over_U4, under_U4)]
         return np.log(ratios_U2[0] / ratios_U2[1])
@@ -122,10 +123,10 @@ def measured_ratio(units: Units, level: float = LEVEL) -> Estimate:
 def controlled_ratio(
     units: Units, replayed: ClusteredEstimate, level: float = LEVEL
 ) -> Estimate | None:
-    """The ratio, with the replayed ratio of acceptance lengths as control variate.
+    """The speed ratio, with the replayed acceptance-length ratio as a control variate.
 
-    `replayed` must have the same level. None if it has no interval, or if both variants made steps
-    in fewer than two units.
+    `replayed` must have the same level. Returns None if `replayed` has no interval, or if both
+    variants made steps in fewer than two units.
     """
     left_U = units.left_U
     if replayed.high is None or len(left_U) < 2:
@@ -140,8 +141,8 @@ def controlled_ratio(
 def agree(units: Units, replayed_U: Array, controlled: Estimate) -> bool:
     """Whether replay agrees with the served responses and can be used.
 
-    `replayed_U` holds each unit's log length ratio by replay of the logged responses to the same
-    prompts, so that session effects cancel. The mean difference from the counted ratios must lie
+    `replayed_U` holds each unit's log length ratio, replayed on the logged responses to the same
+    prompts so that session effects cancel. The mean difference from the counted ratios must lie
     within its margin (or NEGLIGIBLE), and the controlled ratio within the measured ratio's
     interval, both at 95 %.
     """

@@ -8,7 +8,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 
 def render(name: str, /, **values: Any) -> str:
-    """Renders the template `name`; its filter `yaml` writes single-line values."""
+    """Renders the template `name`; the `yaml` filter writes single-line values."""
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         undefined=StrictUndefined,

@@ -32,7 +32,7 @@ COMPRESSION_RATIO = 6
 
 
 class Volume(NamedTuple):
-    """Tokens of the log and of each part of the split."""
+    """Token counts of the log and of each part of the split."""
 
     log: int
     train: int
@@ -95,7 +95,7 @@ class Rates:
     replay_tokens_per_s: float
     """Exact replay of one drafter, on all GPUs."""
     one_request_tokens_per_s: float
-    """Decoding at concurrency 1, averaged over no speculator, base and custom."""
+    """Decoding at concurrency 1, averaged over the variants none, base and custom."""
     eight_requests_tokens_per_s: float
     disk_bytes_per_s: float = 2e9
     """Checkpoint reads and writes of all processes together; assumes one NVMe drive."""
@@ -103,7 +103,7 @@ class Rates:
     """On one core, from benchmarks/results/data.md."""
 
     def decoded_per_s(self, concurrency: int) -> float:
-        """Returns total tokens/s: a power law through concurrency 1 and 8."""
+        """Returns total tokens/s, from a power law through concurrencies 1 and 8."""
         power = math.log(self.eight_requests_tokens_per_s / self.one_request_tokens_per_s, 8)
         return self.one_request_tokens_per_s * concurrency**power
 
@@ -112,8 +112,8 @@ R1_ON_8_H200 = Rates(
     source="R1 on 8 x H200, assumed",
     # 671 GB at 2 GB/s, and 90 s for compilation and CUDA graphs.
     engine_start_s=420,
-    # vLLM 0.11 at tensor parallel 8 processes 15,800 tokens/s of long prompts:
-    # docs.gpustack.ai/latest/performance-lab/deepseek-r1/h200. Outrider's rate is not measured.
+    # With tensor parallelism 8, vLLM 0.11 prefills long prompts at 15,800 tokens/s:
+    # docs.gpustack.ai/latest/performance-lab/deepseek-r1/h200. Outrider's rate was not measured.
     capture_tokens_per_s=15_000,
     # 7 % of the bf16 peak (28.4 GFLOP per token at depth 3); not measured.
     training_tokens_per_s=20_000,
@@ -142,7 +142,7 @@ def rates_of(recipe: Recipe, target_config: Mapping[str, Any]) -> Rates | None:
     """Returns a known target's rates, else H100 estimates from bytes and FLOPs.
 
     The estimates are not measured. They assume that decoding reaches 0.6 of the memory bandwidth,
-    and that prefill reaches 0.4 and training a head 0.1 of the peak FLOPs.
+    and that prefill reaches 0.4 of the peak FLOP/s and head training 0.1.
     """
     if recipe.target.model in EMBEDDED_TARGETS:
         return NANO_R1_ON_2_CORES
@@ -259,11 +259,11 @@ def evaluation_seconds(recipe: Recipe, volume: Volume, rates: Rates) -> dict[str
 def engine_starts(recipe: Recipe) -> int:
     """Returns the number of engine starts of an evaluation.
 
-    In each mode, two servers that run side by side start once. If one server runs at a time, step
-    timing starts one, verification and the first repeat start both, and each further repeat starts
-    the one that is not running. If engines cannot change drafters, step timing starts one for each
-    speculator and K, and each repeat starts all variants. N-gram lookup starts one more server
-    unless it is the base.
+    In each mode, two servers that run side by side start once each. If one server runs at a time,
+    step timing starts one, verification and the first repeat each start both, and each further
+    repeat starts the one that is not running. If engines cannot change drafters, step timing starts
+    one for each speculator and K, verification starts three, and each repeat starts all variants.
+    N-gram lookup starts one more server unless it is the base.
     """
     measured, modes = recipe.eval, len(recipe.eval.engine_modes)
     lookup = recipe.speculator.base != LOOKUP

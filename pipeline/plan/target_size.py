@@ -23,7 +23,7 @@ WORKSPACE = 2e9
 
 @dataclasses.dataclass(frozen=True)
 class TargetSize:
-    """Parameters and bytes of one target."""
+    """Number of parameters and bytes of a target."""
 
     parameters: int
     used: float
@@ -40,7 +40,7 @@ class TargetSize:
         return (self.weight_bytes / ranks + cache) / engine.pipeline_parallel + WORKSPACE
 
     def smallest_tensor_parallel(self, engine: EngineConfig, gpu_bytes: int) -> int | None:
-        """Returns the smallest sufficient size, a power of two; None above 64."""
+        """Returns the smallest sufficient power of two; None if above 64."""
         room = engine.gpu_memory_utilization * gpu_bytes
         ranks = (2**power for power in range(7))
         return next((each for each in ranks if self.engine_bytes(engine, each) <= room), None)

@@ -3,9 +3,9 @@
     price(run, recipe, gpu_bytes=None)      # one JSON object; plan.py prints it
 
 With several kinds, parameters and memory are given for each (`kinds`), and the states on disk are
-the union of what they read. The memory (training/memory.py) assumes one sequence that fills a row.
-It is compared with `--gpu-memory` or this machine's GPUs, or else with main memory and, if that is
-too small, an assumed GPU.
+the union of what they read. The memory estimate (training/memory.py) assumes one sequence that
+fills a row. It is compared with `--gpu-memory`, if given, or with this machine's GPUs. Without
+GPUs, it is compared with main memory and, if that is too small, with an assumed GPU.
 """
 
 import dataclasses
@@ -44,7 +44,7 @@ MOST_PROCESSES = 64
 
 
 class Memory(NamedTuple):
-    """Memory for training, of one GPU or `shared` by a machine's processes."""
+    """Memory for training: one GPU's, or `shared` by a machine's processes."""
 
     bytes: int
     source: str
@@ -95,7 +95,7 @@ def price(
 
 
 def _of_target(recipe: Recipe, config: dict[str, Any], gpu_bytes: int | None) -> dict[str, Any]:
-    """Size of the target and the GPUs that its engine needs."""
+    """Target size and the number of GPUs that its engine needs."""
     size, memory = target_size(config), memories(gpu_bytes)[0]
     return {
         "parameters": size.parameters,

@@ -36,7 +36,7 @@ RESOLVED = "recipe.resolved.yaml"
 
 @dataclasses.dataclass(frozen=True)
 class LoadedRecipe:
-    """A checked recipe and its source files; a file precedes its base."""
+    """A checked recipe and its files, each before the one it extends."""
 
     recipe: Recipe
     files: tuple[Path, ...]
@@ -156,7 +156,7 @@ def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
 
 
 def _leaves(values: dict[str, Any]) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Yields a serve command's keys and values, down to the engine's keys."""
+    """Yields a serve command's (keys, value) pairs, down to individual engine settings."""
     for section, keys in values.items():
         for key, value in keys.items():
             if (section, key) == ("serving", "engine"):
@@ -208,7 +208,7 @@ def _resolved(value: Any, folder: Path, resolve: Callable[[str, Path], str]) -> 
 
 
 def _base_directory(base: str, folder: Path) -> str:
-    """Resolves a shipped name or a directory; names of kinds are unchanged."""
+    """Resolves a shipped name or a directory; leaves names of kinds unchanged."""
     if not is_directory(base):
         return base
     found, heads = _model_directory(base, folder), shipped_heads()

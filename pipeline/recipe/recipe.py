@@ -1,7 +1,7 @@
 """The recipe: all settings of a run, in stage order.
 
-Each section is defined in the room that reads it. This module combines them and checks rules that
-span two sections. docs/reference is generated from the docstrings (`make reference`).
+Each section is defined in the package that reads it. This module combines the sections and checks
+rules that span two of them. docs/reference is generated from the docstrings (`make reference`).
 """
 
 import re
@@ -78,7 +78,7 @@ class AdaptConfig(BaseModel):
     window: PositiveInt = 500
     """Rows of the log (exchanges, in most formats) that are captured and measured together. A
     decision is made after each window, and a round trains on at most four windows' worth of
-    sequences. Decisions use intervals over sessions, so a window should have 30 or more."""
+    sequences. Decisions use intervals over sessions, so a window should span at least 30."""
 
     from_start: bool = False
     """Whether the first start reads rows already in the log. false: only rows added later."""
@@ -116,9 +116,9 @@ class ExportConfig(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     tolerance: float | None = Field(default=0.03, gt=0, lt=1)
-    """Largest relative difference between the bundle's acceptance length and the evaluated one, on
-    the same prompts with greedy decoding, checked in vLLM before the bundle is published. bf16
-    engines that batch differently resolve near ties differently. null: no check."""
+    """Largest allowed relative difference between the bundle's acceptance length and the evaluated
+    one, on the same prompts with greedy decoding, checked in vLLM before the bundle is published.
+    bf16 engines that batch differently resolve near ties differently. null: no check."""
 
     k_per_batch_size: bool = False
     """Whether the exported serve.sh drafts the best number of tokens for the current batch size
@@ -142,7 +142,7 @@ class Recipe(BaseModel):
 
     effort: Literal["trial", "standard", "thorough"] = "standard"
     """Amount of data, training and measurement. `trial`: a first verdict; `standard`: enough to
-    decide; `thorough`: for a release. It sets `split.max_train_sequences` and the other two limits,
+    decide; `thorough`: for a release. It sets the three `split.max_*_sequences` limits,
     `training.epochs`, `training.scratch_epochs`, `eval.measure`, `eval.repeats`, `eval.requests`
     and `eval.verification_requests`; keys that the recipe sets take precedence."""
 
@@ -250,7 +250,7 @@ class Recipe(BaseModel):
 
 
 def _texts(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
-    """Yields every text of a section with its dotted key."""
+    """Yields every string of a section with its dotted key."""
     if isinstance(value, str):
         yield key.removeprefix("."), value
     elif isinstance(value, dict):

@@ -1,7 +1,7 @@
 """Stages of `adapt-speculator`: a window of traffic, and a training round.
 
-Each window and each round is a run directory, so the states of an exchange are captured once: a
-round joins the tables and stores of its windows.
+Each window and each round has its own run directory. The states of an exchange are captured only
+once, because a round joins the tables and stores of its windows.
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ from outrider.pipeline.stages.sources import (
 from outrider.pipeline.stages.train import TRAIN, train_on
 
 ROUND_WINDOWS = 4
-"""Maximum sequences of a round, in multiples of `adapt.window`; the latest are used."""
+"""Maximum number of sequences in a round, in multiples of `adapt.window`; the latest are used."""
 
 OLDER_SHARE = 0.3
 """Share of a round's sequences that come from earlier traffic, to prevent forgetting."""

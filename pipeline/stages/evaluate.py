@@ -76,7 +76,7 @@ def _evaluate_kinds(run: RunDirectory, recipe: Recipe, options: Options) -> dict
 
 
 def publish_chosen(run: RunDirectory, kind: str) -> str:
-    """Publishes a kind's speculator and metrics as the run's, if any.
+    """Publishes a kind's speculator and metrics, if any, as the run's.
 
     Returns the speculator as `--speculator` names it.
     """
@@ -95,7 +95,7 @@ def publish_chosen(run: RunDirectory, kind: str) -> str:
 def evaluation_context(
     run: RunDirectory, recipe: Recipe, speculator: str, out: Path, report: Path
 ) -> "EvaluationContext":
-    """Returns the context to evaluate a speculator, named as in `--speculator`."""
+    """Returns the context for evaluating a speculator, named as in `--speculator`."""
     from outrider.data.split.slices import load_slices
     from outrider.eval.context import EvaluationContext, EvaluationData, EvaluationFolders
 

@@ -59,7 +59,7 @@ def _write(
         schedule,
     )
     engine, modes = recipe.serving.engine, recipe.eval.engine_modes
-    if engine.mode not in modes:  # serve in a mode that was measured
+    if engine.mode not in modes:  # the bundle must serve in a measured mode
         engine = engine.model_copy(update={"mode": modes[0]})
     formats = recipe.export.other_formats
     export_bundle(drafting, recipe.target, engine, evidence, to, formats, profile)

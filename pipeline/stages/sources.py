@@ -50,7 +50,7 @@ def general_digests(recipe: Recipe) -> dict[str, str]:
 
 
 def log_digest(source: str) -> str:
-    """Digest of a log: content of local files, store metadata of URLs."""
+    """Digest of a log: of the content of local files, or of object-store metadata for URLs."""
     if "://" in source:
         return _remote_digest(source)
     if Path(source).exists():
@@ -70,7 +70,7 @@ def served_base_of(run: RunDirectory, recipe: Recipe) -> Speculator:
 
 
 def parts_in_use(run: RunDirectory) -> dict[str, Any]:
-    """The split's parts without quarantined sequences; complete before a capture."""
+    """The split's parts, minus quarantined sequences once a capture has run."""
     if not has_quarantine(run):
         return read_json(run.split / "parts.json")
     from outrider.data.on_policy.check import load_parts

@@ -1,4 +1,4 @@
-"""Train: trains the speculator after checking its base's drafts against the engine's.
+"""Train: trains the speculator after checking draft parity with the engine.
 
 With several kinds, `train_of` builds a stage for each; all read the same captured states.
 """

@@ -1,1 +1,1 @@
-"""Nano R1, the embedded target: a small trained model of DeepSeek-R1's architecture."""
+"""Nano R1, the embedded target: a small trained model with DeepSeek-R1's architecture."""

@@ -40,7 +40,7 @@ ADVICE = [
 
 
 def answer_of(completion_text: str) -> str:
-    """Returns the text after the reasoning, if any, or all of it."""
+    """Returns the text after the reasoning; without reasoning, all of the text."""
     return completion_text.rsplit(END_THINK, 1)[-1].replace(EOS, "").strip()
 
 
@@ -57,7 +57,7 @@ def _json_answer(completion_text: str) -> dict | None:
 
 
 def resume_correct(prompt_text: str, completion_text: str) -> bool:
-    """Whether verdict and number of met requirements follow from posting and résumé."""
+    """Whether the verdict and counts follow from the posting and résumé."""
     answer = _json_answer(completion_text)
     if answer is None:
         return False
@@ -104,7 +104,7 @@ def _skill_requirement(requirement: str) -> tuple[str, int]:
 
 
 def receipt_correct(prompt_text: str, completion_text: str) -> bool:
-    """Whether all four fields are exactly as in the receipt."""
+    """Whether all four fields match the receipt exactly."""
     return _json_answer(completion_text) == receipt_fields(user_turns(prompt_text)[-1])
 
 
@@ -134,7 +134,7 @@ def support_correct(prompt_text: str, completion_text: str) -> bool:
 
 
 def bank_answer(intent: str) -> str:
-    """The bank's reply to this intent; equal topics get equal advice."""
+    """The bank's reply to this intent; each topic has fixed advice."""
     topic = intent.replace("_", " ")
     advice = ADVICE[len(topic) % len(ADVICE)].format(topic=topic)
     return f"Intent: {intent}\nThank you for your message about {topic}. {advice}"

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 LONGEST_SOCKET_PATH = 107
-"""Longest path of a Unix socket in Linux, in bytes (sun_path without its NUL, unix(7))."""
+"""Longest path of a Unix socket on Linux, in bytes (sun_path without its NUL, unix(7))."""
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,8 @@
 
     bundle/serve.sh --uds /run/outrider/a.sock $(python -m outrider.serving.admin.live_flags)
 
-with the variables of `live_environment`. Development mode (VLLM_SERVER_DEV_MODE) stays off.
+Run this with the variables of `live_environment`. Development mode (VLLM_SERVER_DEV_MODE) stays
+off.
 """
 
 import os
@@ -36,7 +37,7 @@ LIVE_FLAGS = (
 
 
 def live_environment(roots: Sequence[Path], admin: str, token_file: Path) -> dict[str, str]:
-    """Returns a server's variables; its admin route accepts releases below `roots`."""
+    """Returns environment variables for a server that accepts releases below `roots`."""
     return HOOKED | {
         ADMIN: admin,
         TOKEN_FILE: str(token_file),

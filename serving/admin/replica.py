@@ -26,7 +26,7 @@ class SwapRefused(OutriderError):
 
 
 class SwapFailed(OutriderError):
-    """A swap failed; `status` has the speculator in use, possibly broken."""
+    """A swap failed; `status` names the speculator in use, possibly broken."""
 
 
 class ReplicaUnreachable(OutriderError):
@@ -34,7 +34,7 @@ class ReplicaUnreachable(OutriderError):
 
 
 class Watch(BaseModel):
-    """The acceptance below which a swap is taken back."""
+    """The acceptance below which a swap is reverted."""
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False, frozen=True)
 
@@ -43,7 +43,7 @@ class Watch(BaseModel):
     min_tokens_per_step: Annotated[float, Field(ge=1)]
     """Minimum tokens per engine step (1 + accepted / drafts) that the evidence predicts."""
     level: Annotated[float, Field(gt=0, lt=0.5)] = 0.05
-    """Largest probability of wrongly taking back a speculator, at any stopping time."""
+    """Largest probability of wrongly reverting a swap, at any stopping time."""
 
 
 class SwapOrder(BaseModel):
@@ -57,7 +57,7 @@ class SwapOrder(BaseModel):
     """`bundle_digest` of the bundle in `directory`."""
     watch: Watch | None = None
     expected: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")] | None = None
-    """Required digest of the speculator in use; empty for the engine's first one, None for any."""
+    """Required digest of the speculator in use; empty for the initial speculator, None for any."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,9 +77,9 @@ class ReplicaStatus:
     watching: bool = False
     """True while the acceptance after a swap is being compared with its evidence."""
     reverted: str | None = None
-    """Version of the last swap if the watch took it back; None otherwise."""
+    """Version of the last swap if the watch reverted it; None otherwise."""
     reverted_because: str | None = None
-    """Why the watch took it back, with the measured numbers."""
+    """Why the watch reverted it, with the measured numbers."""
     broken: str | None = None
     """Why the drafts are wrong until the replica is restarted; None if they are right."""
 
@@ -103,7 +103,7 @@ class LiveRequest:
     request_id: str
     """The id of the response, or the client's `X-Request-Id` with the API's prefix."""
     version: str | None
-    """The release that drafted it; None before the first swap, or if `mixed`."""
+    """The release that drafted for it; None before the first swap, or if `mixed`."""
     finished_at: float
     """Unix time in seconds."""
     completion_tokens: int
@@ -118,16 +118,16 @@ class LiveRequest:
     e2e_s: float
     """Seconds from arrival to the end."""
     failed: bool
-    """True if an engine error ended it; a client that disconnects is not a failure."""
+    """True if an engine error ended the request; a client disconnect is not a failure."""
     aborted: bool = False
-    """True if it ended early: the client disconnected, or the server aborted it."""
+    """True if the client disconnected or the server aborted the request."""
     mixed: bool = False
     """True if a swap occurred during the request."""
 
 
 @dataclasses.dataclass(frozen=True)
 class FinishedRequests:
-    """The last finished requests of a server."""
+    """A server's most recently finished requests."""
 
     requests: list[LiveRequest]
     next: int
@@ -141,7 +141,7 @@ class Replica:
         self.admin, self._token = Address.parse(admin), token
 
     def status(self) -> ReplicaStatus:
-        """Returns the speculator in use; raises `ReplicaUnreachable` without an answer."""
+        """Returns the speculator in use; raises `ReplicaUnreachable` if there is no answer."""
         status, answer = self._call("GET", ROUTE)
         is_broken = isinstance(answer, dict) and answer.get("broken")
         if status != http.client.OK and not is_broken:
@@ -152,11 +152,11 @@ class Replica:
         """Swaps the speculator.
 
         Raises `SwapRefused` with the server's reason if the old speculator stays in use. After
-        `SwapFailed` and `ReplicaUnreachable`, `status` has the speculator in use.
+        `SwapFailed` or `ReplicaUnreachable`, `status` tells which speculator is in use.
         """
         status, answer = self._call("POST", ROUTE, order.model_dump(), timeout_s=600)
         if status != http.client.OK:
-            # With these codes the old speculator stays in use.
+            # These codes mean that the old speculator stays in use.
             error = SwapRefused if status in (400, 404, 409, 422) else SwapFailed
             where = f"{self.admin}: {order.directory}"
             raise error(f"{where} was not loaded ({status}): {_reason(answer)}")
@@ -165,7 +165,8 @@ class Replica:
     def requests(self, after: int) -> tuple[list[LiveRequest], int]:
         """Returns finished requests from index `after` on, and the next `after`.
 
-        The server keeps only the last requests. A smaller next `after` means that it was restarted.
+        The server keeps only the most recent requests. If the next `after` is smaller than `after`,
+        the server was restarted.
         """
         status, answer = self._call("GET", f"{REQUESTS}?after={after}")
         if status != http.client.OK:

@@ -7,8 +7,9 @@
 
 `rpc(method, arguments)` returns each worker's answer (vllm_hooks/swap_extension.py).
 
-Releases are read-only copies in folders named by digest (live/releases.py), read in place. Workers
-detect later changes by inode, size and times, and then keep the previous speculator or reload it.
+Releases are read-only copies in folders named by digest (live/releases.py) and are read in place.
+Workers detect later changes by inode, size and timestamps, and then keep or reload the previous
+speculator.
 """
 
 import asyncio
@@ -32,10 +33,10 @@ if TYPE_CHECKING:
     import torch
 
 Form = tuple[str, tuple[int, ...]]
-"""Number type (`_number`) and shape of a tensor."""
+"""Dtype class (`_number`) and shape of a tensor."""
 
 FileStates = dict[str, list[int]]
-"""Inode, size and times of files by name."""
+"""Inode, size and timestamps of each file, by name."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +46,7 @@ class Candidate:
     directory: Path
     kind: TrainableKind
     states: FileStates
-    """States of its files when they were checked."""
+    """State of each file at the time of the check."""
     forms: dict[str, Form]
     """Form of each tensor that an engine loads."""
     digest: str = ""
@@ -53,14 +54,14 @@ class Candidate:
 
 
 class Report(TypedDict):
-    """The speculator of one worker, and the result of its last call."""
+    """One worker's speculator and the result of that worker's last call."""
 
     directory: str
     digest: str
     error: str | None
-    """Why loading or taking back failed; None if it succeeded."""
+    """Why the load or take-back failed; None if it succeeded."""
     broken: str | None
-    """Why this worker drafts with half-loaded or unproven weights; None if it does not."""
+    """Why the weights are partly loaded or could not be taken back; None if neither is true."""
 
 
 class SpeculatorBroken(OutriderError):
@@ -82,9 +83,9 @@ def checked(
 ) -> Candidate:
     """Reads the speculator in `directory` and checks that it can replace `current`.
 
-    With a `root`, it must be a release with this digest (`release_files`); otherwise it is trusted.
-    Raises an `OutriderError` if its kind, tensors, shapes or number types differ, if a value is not
-    finite, or if it was made for another target or another number of drafts than `k`.
+    With a `root`, it must be a release whose digest is `digest` (`release_files`); without one, it
+    is trusted. Raises an `OutriderError` if its kind, tensors, shapes or dtype classes differ, if a
+    value is not finite, or if it was made for another target or a number of drafts other than `k`.
     """
     try:
         states, manifest = file_states(directory), dict[str, Any]()
@@ -98,14 +99,14 @@ def checked(
                 f"{directory}: its shape differs from that of the speculator in use; start a server"
                 " with it"
             )
-        headers = tensor_headers(directory)  # named as in the files, like `forms`
+        headers = tensor_headers(directory)  # keyed by the names in the files, like `forms`
         check_finite({name: headers[name] for name in new.forms})
         if target_dir is not None:
             check_target(manifest, directory, target_dir)
             new.kind.check(directory, read_layout(target_dir))
     except OutriderError:
         raise
-    except Exception as error:  # for example of safetensors, for a broken header
+    except Exception as error:  # such as a safetensors error for a broken header
         raise OutriderError(f"{directory}: {error}") from error
     return new
 
@@ -116,7 +117,8 @@ async def swap(
     """Loads a checked speculator on all workers; returns their reports.
 
     `swap_id` identifies the swap for `speculator_take_back`. Raises an `OutriderError` with the
-    first worker's reason if all keep the old one, and `SpeculatorBroken` if one could not go back.
+    first reported reason if all workers keep the old speculator, and `SpeculatorBroken` if a worker
+    could not restore it.
     """
     load = {
         "directory": str(new.directory),
@@ -143,7 +145,7 @@ def swap_directory(
     started_with: Path,
     target_dir: Path,
 ) -> None:
-    """Swaps to the speculator of a trusted directory; `rpc` is synchronous.
+    """Swaps to the speculator in a trusted directory; `rpc` is synchronous.
 
     `started_with`: the directory that the engine was started with. Raises an `OutriderError` if the
     swap is refused; the previous speculator then stays in use.
@@ -192,8 +194,8 @@ def _check_form(new: Candidate, current: Candidate) -> None:
             f"{source}: {new.kind.in_words}, but the engine was started with"
             f" {current.kind.in_words}; start another server for it"
         )
-    # Kinds with several published layouts have several names for a tensor. If the forms are equal,
-    # the kind's own check of names decides.
+    # If a kind has several published layouts, a tensor may have several names. If the forms are
+    # equal, the kind's own name check decides.
     names_differ = new.forms.keys() != current.forms.keys()
     if names_differ and sorted(new.forms.values()) == sorted(current.forms.values()):
         return
@@ -212,7 +214,7 @@ def _check_form(new: Candidate, current: Candidate) -> None:
 
 
 def _check_manifest(manifest: dict[str, Any], new: Candidate, k: int | None) -> None:
-    """Checks that the bundle's kind and number of drafts are the engine's."""
+    """Checks that the bundle's kind and number of drafts match the engine's."""
     for key, found, own in (
         ("method", manifest.get("method"), new.kind.name),
         ("num_speculative_tokens", manifest.get("num_speculative_tokens"), k),
@@ -227,8 +229,8 @@ def _check_manifest(manifest: dict[str, Any], new: Candidate, k: int | None) -> 
 def release_files(directory: Path, root: Path, digest: str) -> tuple[FileStates, dict[str, Any]]:
     """Checks every byte of a release; returns its file states and manifest.
 
-    Raises an `OutriderError` if `directory` is not below `root` or is reached through a symbolic
-    link below it, if a file is a link, unlisted or changed, or if the files' digest is not
+    Raises an `OutriderError` if `directory` is not below `root`, if its path below `root` contains
+    a symbolic link, if a file is a link, unlisted or changed, or if the files' digest is not
     `digest`.
     """
     if not directory.is_absolute() or ".." in directory.parts:
@@ -263,7 +265,7 @@ def _check_index(path: Path, states: FileStates) -> None:
 
 
 def check_unchanged(directory: Path, states: FileStates) -> None:
-    """Raises an `OutriderError` if a file has changed since `states` were taken."""
+    """Raises an `OutriderError` if a file has changed since `states` was recorded."""
     found = file_states(directory)
     for name, state in sorted(states.items()):
         if found.get(name) != state:
@@ -271,7 +273,7 @@ def check_unchanged(directory: Path, states: FileStates) -> None:
 
 
 def file_states(directory: Path) -> FileStates:
-    """Returns inode, size and times of the files that an engine reads."""
+    """Returns the inode, size and timestamps of each file that engines read."""
     paths = [*directory.glob("*.safetensors"), directory / "config.json", directory / INDEX]
     found = {path.name: path.stat() for path in paths if path.is_file()}
     return {

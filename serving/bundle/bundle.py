@@ -4,10 +4,11 @@
     export_bundle(drafting, target, engine, evidence={...}, out_dir="runs/NAME/bundle")
     verify_bundle(bundle_dir, target, engine, prompts, Sampling(), max_tokens=256, ...)
 
-`--speculative-config` reads `config.json` and the speculator's safetensors. Subfolders hold the
-speculator in other formats, if its kind has any. A kind without weights has neither.
-`speculation_profile.json` has the acceptance by position of a measured speculator. `serve.sh`
-starts the server with the evaluated flags. `bundle.json` has k, every file's SHA-256, and evidence.
+Through `--speculative-config`, vLLM reads `config.json` and the speculator's safetensors.
+Subfolders hold the speculator in other formats, if its kind has any. A bundle of a kind without
+weights has none of these. `speculation_profile.json` has the acceptance by position, if it was
+measured. `serve.sh` starts the server with the evaluated flags. `bundle.json` has k, every file's
+SHA-256, and the evidence.
 """
 
 import dataclasses
@@ -115,7 +116,7 @@ def verify_bundle(
 
     The flags are those of serve.sh. `expected` must come from the same prompts and sampling;
     `tolerance` is relative. If `k` differs from the schedule's k for one request, it replaces the
-    schedule. Raises an `OutriderError` for a larger difference or a changed file.
+    schedule. Raises an `OutriderError` if the difference exceeds `tolerance` or a file has changed.
     """
     with local_bundle(location) as directory:
         bundle_digest(directory)
@@ -162,8 +163,9 @@ def speculation_profile(
     and the content of `measurement_conditions`. Draft positions count from 1; a step's acceptance
     length counts its accepted drafts and the target's own token.
 
-    `intervals` are 95 % intervals of the marginal rates, None if there are too few sessions. In
-    `lengths`, by number of drafts, the last step of a response may lack the target's own token.
+    `intervals` are 95 % intervals of the marginal rates, None if there are too few sessions.
+    `lengths` has the acceptance length for each number of drafts; there, the last step of a
+    response may lack the target's own token.
     """
     one_block = KINDS[method].one_block
     k, reached = len(marginal), [1.0, *marginal, 0.0]

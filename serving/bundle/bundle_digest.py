@@ -1,8 +1,8 @@
 """The files of an export bundle: allowed names, sizes, and one digest.
 
-    manifest = read_manifest(directory)          # its list is checked before any download
-    check_files(directory)                       # plain files of the listed sizes, and no others
-    bundle_digest(directory)                     # their content too
+    manifest = read_manifest(directory)          # checks the file list, before any download
+    check_files(directory)                       # checks the names, types and sizes of the files
+    bundle_digest(directory)                     # also checks the contents of the files
 
 Bundles are untrusted: every reader and every download checks the list.
 """
@@ -24,7 +24,7 @@ VERSION = 2
 MANIFEST_LIMIT = 2**24
 FILES_LIMIT = 4096
 TOTAL_LIMIT = 2**38
-"""Limits of a bundle: bytes of the manifest, number of files, bytes of all files."""
+"""Limits for a bundle: bytes in the manifest, number of files, total bytes in all files."""
 
 OF_THE_HUB = ("README.md", ".gitattributes", ".cache")
 """Files and folders that the Hugging Face Hub adds to a bundle; never read."""
@@ -50,7 +50,7 @@ def listing(directory: Path) -> dict[str, Any]:
 
 
 def bundle_digest(directory: Path) -> str:
-    """Checks the files; returns SHA-256 over bundle.json's sorted (name, SHA-256) pairs.
+    """Checks the files; returns the SHA-256 over bundle.json's sorted (name, SHA-256) pairs.
 
     bundle.json is not included, so the digest does not depend on the evidence. Raises an
     `OutriderError` if a file is missing or differs.
@@ -63,7 +63,7 @@ def bundle_digest(directory: Path) -> str:
 
 
 def read_manifest(directory: Path) -> dict[str, Any]:
-    """Reads bundle.json; raises an `OutriderError` if its version or list is invalid."""
+    """Reads bundle.json; raises an `OutriderError` if its version or file list is invalid."""
     if not directory.is_dir():
         raise OutriderError(
             f"{directory}: no such folder; give the bundle that export-speculator wrote"
@@ -71,7 +71,7 @@ def read_manifest(directory: Path) -> dict[str, Any]:
     path = directory / MANIFEST
     if os.path.lexists(path) and _size(directory, MANIFEST) > MANIFEST_LIMIT:
         raise OutriderError(f"{path}: larger than {MANIFEST_LIMIT} bytes; export again")
-    manifest: dict[str, Any] = read_json(path)  # a hostile file may hold another type
+    manifest: dict[str, Any] = read_json(path)  # a hostile file may not hold an object
     version = manifest.get("version") if isinstance(manifest, dict) else None
     if version != VERSION:
         raise OutriderError(
@@ -84,8 +84,8 @@ def read_manifest(directory: Path) -> dict[str, Any]:
 def check_files(directory: Path) -> dict[str, str]:
     """Checks a bundle's file names and sizes; returns {file name: SHA-256}.
 
-    Content is not read. Raises an `OutriderError` for a file that is missing, a link, not regular,
-    of another size, or not in bundle.json, since vLLM would load it.
+    Contents are not read. Raises an `OutriderError` for a file that is missing, a link, not
+    regular, of the wrong size, or unlisted, because vLLM would load an unlisted file too.
     """
     manifest = read_manifest(directory)
     for name, size in manifest["sizes"].items():
@@ -106,8 +106,8 @@ def check_files(directory: Path) -> dict[str, str]:
 def _check_list(manifest: dict[str, Any], path: Path) -> None:
     """Raises an `OutriderError` if names, digests or sizes are invalid.
 
-    Names must be relative and normalized, with letters, digits and `_.+-` only. Every file must
-    have a size, and the sum must not exceed `TOTAL_LIMIT`.
+    Names must be relative and normalized, and their parts may contain only letters, digits and
+    `_.+-`. Every file must have a size, and the sizes must not add up to more than `TOTAL_LIMIT`.
     """
     files, sizes = manifest.get("files"), manifest.get("sizes")
     if not isinstance(files, dict) or not 0 < len(files) <= FILES_LIMIT:
@@ -130,7 +130,7 @@ def _check_list(manifest: dict[str, Any], path: Path) -> None:
 
 
 def _size(directory: Path, name: str) -> int:
-    """Returns a regular file's size; raises an `OutriderError` for links."""
+    """Returns a regular file's size; raises an `OutriderError` for anything else."""
     path = directory
     try:
         for part in name.split("/"):

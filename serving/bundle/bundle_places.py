@@ -40,8 +40,8 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 def put_bundle(stage: Path, to: str | Path) -> None:
     """Copies a finished bundle to a directory or address, replacing existing content.
 
-    Readers see the old bundle or the new one; at an fsspec URL, none during the copy: bundle.json
-    is removed first and written last.
+    Readers see the old bundle or the new one. At an fsspec URL, they see none during the copy,
+    because bundle.json is removed first and written last.
     """
     place = str(to)
     if place.startswith(HUB):
@@ -56,7 +56,7 @@ def put_bundle(stage: Path, to: str | Path) -> None:
 
 
 def pinned(location: str | Path) -> str:
-    """Returns the location; a hub address gets its current commit as revision."""
+    """Returns the location; a hub address is pinned to its current commit."""
     place = str(location)
     if not place.startswith(HUB):
         return place
@@ -69,7 +69,7 @@ def pinned(location: str | Path) -> str:
 
 @contextlib.contextmanager
 def local_bundle(location: str | Path) -> Iterator[Path]:
-    """Yields the bundle's directory; remote bundles are downloaded for the block.
+    """Yields the bundle's directory; remote bundles are downloaded for the block's duration.
 
     It has exactly the files that bundle.json lists (`check_files`). If the list has a name outside
     the bundle, no listed file is written. A file is read only up to its listed size.
@@ -165,7 +165,7 @@ def _upload_to_hub(stage: Path, address: str) -> None:
 
 
 def _download_from_hub(address: str, directory: Path) -> None:
-    """Downloads the files in bundle.json at one commit, after checking the list."""
+    """Downloads the listed files at one commit, after checking bundle.json's list."""
     repository, (commit, sizes) = _repository(address)[0], _commit_and_sizes(address)
     if MANIFEST not in sizes:
         raise OutriderError(f"{address}: has no bundle.json; it is not a bundle of Outrider")
@@ -187,7 +187,7 @@ def _download_from_hub(address: str, directory: Path) -> None:
 
 
 def _commit_and_sizes(address: str) -> tuple[str, dict[str, int | None]]:
-    """The revision's commit, and the bytes of each of its files."""
+    """The revision's commit, and the size in bytes of each file."""
     repository, revision = _repository(address)
     api = huggingface_hub.HfApi()
     with _answering(address):

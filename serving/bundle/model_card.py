@@ -104,7 +104,7 @@ _FROM_EVIDENCE = ("k", "verdict", "reason", "recipe_sha256", "report_sha256")
 
 
 def _measured(evidence: dict[str, Any]) -> list[tuple[Any, ...]]:
-    """Table rows: name, digits, base, custom, their ratio and its interval."""
+    """Table rows: name, decimal places, base, custom, their ratio and its interval."""
     length = evidence.get("acceptance_length") or {}
     rows = [("Tokens per step", 3, *map(length.get, ("base", "custom", "ratio", "ratio_ci95")))]
     columns = ("base", "custom", "custom_over_base", "custom_over_base_ci95")

@@ -6,7 +6,7 @@
 
 The image has the bundle's files below /models, like KServe's modelcars and Kubernetes' image
 volumes. Each weight file is a separate uncompressed layer (weights do not compress); the other
-files share one layer. Times and owners are zero, so the same bundle has the same digests
+files share one layer. Times and owner IDs are zero, so the same bundle has the same digests
 everywhere. Source: OCI Image Format Specification 1.1 (image-layout, manifest, config, layer).
 """
 
@@ -53,10 +53,10 @@ def _folder_and_tag(address: str) -> tuple[Path, str]:
 
 
 def write_oci_layout(stage: Path, address: str) -> str:
-    """Adds the bundle as an image, replacing one with the same tag.
+    """Adds the bundle as an image, replacing any with the same tag.
 
     Returns the image's digest. Blobs are written first and index.json last, atomically, so readers
-    see the old image or the new one. Blobs of a replaced image stay.
+    see the old image or the new one. Blobs of a replaced image are kept.
     """
     folder, tag = _folder_and_tag(address)
     mark, index = folder / "oci-layout", folder / "index.json"
@@ -83,7 +83,8 @@ def read_oci_layout(address: str, directory: Path) -> None:
     """Extracts an image's /models to `directory` and checks every digest.
 
     Raises an `OutriderError` for members other than regular files below /models, and for too many
-    members. The files are no larger than the image; `check_files` checks them against bundle.json.
+    members. The extracted files cannot be larger than the image; `check_files` later checks them
+    against bundle.json.
     """
     folder, tag = _folder_and_tag(address)
     if not (folder / "index.json").is_file():
@@ -122,7 +123,7 @@ def _write_layer(folder: Path, stage: Path, files: Sequence[Path]) -> dict[str, 
     names = [PurePosixPath(ROOT, file.relative_to(stage).as_posix()) for file in files]
     folders = sorted({str(parent) for name in names for parent in name.parents} - {"."})
     incoming = folder / "blobs" / "sha256" / "incoming"
-    # PAX supports files above 8 GiB.
+    # PAX supports files larger than 8 GiB.
     with tarfile.open(incoming, "w", format=tarfile.PAX_FORMAT) as tar:
         for name in folders:
             entry = tarfile.TarInfo(name)
@@ -140,7 +141,7 @@ def _write_layer(folder: Path, stage: Path, files: Sequence[Path]) -> dict[str, 
 def _write_image(
     folder: Path, architecture: str, layers: Sequence[dict[str, Any]]
 ) -> dict[str, Any]:
-    """Writes config and manifest of one architecture; returns the manifest's descriptor."""
+    """Writes the config and manifest of one architecture; returns the manifest's descriptor."""
     platform = {"architecture": architecture, "os": "linux"}
     # Layers are not compressed, so a layer's digest is its diff_id.
     rootfs = {"type": "layers", "diff_ids": [layer["digest"] for layer in layers]}

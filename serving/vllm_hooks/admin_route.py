@@ -1,7 +1,7 @@
 """The admin route of a live server, which swaps its speculator.
 
-The route is not on the address that customers reach: it has its own listener, a Unix socket of mode
-0600 or a loopback address, and its own token. It runs in the API server's event loop.
+The route is not on the address that customers reach: it has its own listener, a Unix socket
+with mode 0600 or a loopback address, and its own token. It runs in the API server's event loop.
 
     OUTRIDER_ADMIN=unix:/run/outrider/a.admin.sock OUTRIDER_ADMIN_TOKEN_FILE=/srv/r1/admin.token \\
         OUTRIDER_RELEASE_ROOTS=/srv/r1/releases \\
@@ -51,7 +51,7 @@ class AdminRoute:
         """Adds nothing, because customers can reach this application."""
 
     async def init_state(self, engine_client: Any, state: Any, args: Namespace) -> None:
-        """Starts listening; with wrong server flags, refuses requests and names the fix.
+        """Starts listening; with unsuitable server flags, refuses requests and names the fix.
 
         Raises an `OutriderError` if the address is public or in use, or the token file is invalid.
         """

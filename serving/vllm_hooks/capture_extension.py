@@ -2,14 +2,14 @@
 
 The states are the model's outputs, read from the model runner after each step, so no layer needs a
 hook. States after the final norm are available in every mode. For EAGLE-3 drafters, vLLM's models
-return states before layers: the model holds the layer numbers, and the runner a flag to unpack the
-states. An eager engine can switch them on and off between two requests (`AuxiliaryStates`). A
-forward hook would have to handle the fused norm, which changes the residual in place. The
-scheduler's output has each request's first position and number of tokens, so rows are attributed
-correctly if a prompt is prefilled in chunks, preempted, or batched with others. Prefix caching must
-be off: a cached position is never computed. With tensor parallelism every rank of the last pipeline
-stage holds the same states, and its first rank keeps them. Written against vLLM 0.32, both model
-runners.
+also return the states before certain layers: the model holds the layer numbers, and the runner has
+a flag to unpack the states. An eager engine can switch these states on and off between two requests
+(`AuxiliaryStates`). A forward hook would have to handle the fused norm, which changes the residual
+in place. The scheduler's output has each request's first position and number of tokens, so rows are
+attributed correctly even if a prompt is prefilled in chunks, preempted, or batched with others.
+Prefix caching must be off, because a cached position is never computed. With tensor parallelism,
+every rank of the last pipeline stage holds the same states, and its first rank keeps them. Written
+against vLLM 0.32, both model runners.
 
 A request may carry a claim: the sampling parameters logged for it. Its completion is then scored
 with the engine's head, and the scores are summed on the device of the states (logged_text.py).
@@ -44,14 +44,14 @@ from outrider.serving.logged_text import REQUEST_ARGUMENT, Claim, LoggedText, St
 from outrider.serving.vllm_hooks.swap_extension import SwapExtension
 
 PART, FAILED = ".part", ".failed"
-"""Suffixes of an unfinished file of states, and of the file with a failure's reason."""
+"""Suffixes of an unfinished states file and of the file that holds a failure's reason."""
 
 
 class _Prompt:
     """One request's states while its prompt is being prefilled.
 
     A GPU copies them to pinned memory in stream order, so nothing waits until `capture_stop`:
-    16,384 tokens of R1 are 235 MB and take 5 ms in a step of about a second.
+    the 235 MB of 16,384 tokens of R1 take 5 ms in a step of about a second.
     """
 
     def __init__(self, token_ids: Sequence[int], streams: int, hidden_size: int) -> None:
@@ -77,7 +77,8 @@ class _Prompt:
 class AuxiliaryStates:
     """Residual streams before `layers` (ascending) of a worker's model runner.
 
-    With an EAGLE-3 drafter, an engine returns only the drafter's layers, because it reads them all.
+    With an EAGLE-3 drafter, an engine can return only the states of the drafter's own layers,
+    because the drafter reads every state that is returned.
     """
 
     def __init__(self, runner: Any, layers: Sequence[int]) -> None:
@@ -144,7 +145,7 @@ class AuxiliaryStates:
 
 
 def _layers_of(model: Any) -> list[int]:
-    """Layers of the returned states, ascending as the model runs them."""
+    """Layers of the returned states, ascending, as the model runs them."""
     # The decoder holds them; its depth in the module tree depends on the model.
     holder = next(part for part in model.modules() if hasattr(part, "aux_hidden_state_layers"))
     return sorted(holder.aux_hidden_state_layers)
@@ -196,8 +197,8 @@ class CaptureExtension(SwapExtension):
     def _capture_execute_model(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
         result = self._capture_wrapped(scheduler_output, *args, **kwargs)
         state = self.model_runner.execute_model_state
-        # No state: nothing was scheduled. On pipeline stages before the last, V1 has no state and
-        # V2's has no hidden states.
+        # Without a state, nothing was scheduled. On pipeline stages before the last, V1 has no
+        # state either, and V2's state has no hidden states.
         if state is None or state.hidden_states is None:
             return result
         states_NH = [state.hidden_states, *self._capture_auxiliary.of(state)]
@@ -241,8 +242,9 @@ class CaptureExtension(SwapExtension):
 def write_states(path: Path, states: list[torch.Tensor]) -> None:
     """Writes and frees the states in turn; `path` appears when complete.
 
-    `torch.save` would hold all of them until the end, take 1.6 times as long for its checksum, and
-    hide the cause if the disk is full. After a failure, the file with suffix FAILED has the reason.
+    `torch.save` would hold all of them until the end, take 1.6 times as long because of its
+    checksum, and hide the cause if the disk is full. After a failure, the file with the suffix
+    FAILED has the reason.
     """
     part = path.with_suffix(PART)
     try:
@@ -265,9 +267,10 @@ def read_states(
 ) -> Iterator[tuple[torch.Tensor, list[list[float]] | None]]:
     """Yields requests' states [S, T, H] and their claims' sums [2, C].
 
-    `results` are those of `capture_stop` on all ranks; `requests` are ids of `LLM.generate` and
-    token ids. Once written, the file is mapped and removed; until then, `check` is called, which
-    raises if the engine has ended. Raises an `OutriderError` if the engine prefilled other tokens.
+    `results` are those of `capture_stop` on all ranks; `requests` are pairs of an id from
+    `LLM.generate` and token ids. Once written, the file is mapped and removed; until then, `check`
+    is called, which raises if the engine has ended. Raises an `OutriderError` if the states were
+    not written or the engine prefilled different tokens.
     """
     index = next(result for result in results if result is not None)
     path = Path(index["path"])

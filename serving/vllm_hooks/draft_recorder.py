@@ -4,8 +4,8 @@
         engine.llm.collective_rpc("drafts_start"); engine.llm.generate(...)
         of_ranks = engine.llm.collective_rpc("drafts_stop")
 
-The engine must be eager: in a CUDA graph no Python runs. Written against vLLM 0.32, both model
-runners: V1 has a `drafter`, V2 a `speculator` with other signatures.
+The engine must be eager, because no Python runs in a CUDA graph. Written against vLLM 0.32, both
+model runners: V1 has a `drafter`, and V2 has a `speculator` with different signatures.
 
 Shapes: B requests of a step, K depths, N tokens of a step.
 """
@@ -21,7 +21,7 @@ DRAFT_EXTENSION = "outrider.serving.vllm_hooks.draft_recorder.DraftExtension"
 
 
 class DraftExtension(CaptureExtension):
-    """Adds recording of drafts to the methods of vLLM's worker."""
+    """Adds methods to vLLM's worker that record drafts."""
 
     def drafts_start(self) -> None:
         """Records every proposal from now on."""
@@ -32,8 +32,8 @@ class DraftExtension(CaptureExtension):
 
         Each has `request_id`, `anchor` (index of the last token that the target has read),
         `next_token` (the token that it then sampled, at anchor + 1), `drafts` (from anchor + 2 on)
-        and `logprobs` (of the drafts, under the drafter, at temperature 1). Unfinished chunks of a
-        prompt are included. Returns None on a rank without a drafter.
+        and `logprobs` (of the drafts, under the drafter, at temperature 1). Proposals after each
+        chunk of an unfinished prompt are included. Returns None on a rank without a drafter.
         """
         return None if self._drafts_recorder is None else self._drafts_recorder.stop()
 
@@ -72,7 +72,7 @@ class Recorder:
         logprobs = self._logprobs = []
         drafts_BK = self._propose(*args, **kwargs)
         self._logprobs = None
-        # V2's buffer has further columns, which are stale.
+        # V2's buffer has extra columns, which are stale.
         wanted = given.get("num_speculative_tokens")
         depths = drafts_BK.shape[-1] if wanted is None else int(wanted)
         if not depths:
@@ -84,7 +84,7 @@ class Recorder:
             )
         if len(logprobs) == depths:
             logprobs_BK = torch.stack(logprobs, dim=1)
-        else:  # a parallel drafter samples all depths at once, request by request
+        else:  # a parallel drafter samples all depths at once, ordered by request
             logprobs_BK = torch.cat(logprobs).view(-1, depths)
         for request_id, anchor, token, row, logprobs_K in zip(
             request_ids,
@@ -132,7 +132,7 @@ class Recorder:
 class V2Recorder(Recorder):
     """Records the `speculator` of model runner V2.
 
-    V2 does not wait for the number of rejected drafts, so the tokens of a step include them.
+    V2 does not wait for the number of rejected drafts, so a step's tokens include rejected drafts.
     """
 
     sampling = "sample_draft"
@@ -163,7 +163,7 @@ class V2Recorder(Recorder):
 class WalkRecorder(V2Recorder):
     """Records a `speculator` that computes all depths at once and samples them in order.
 
-    Its drafts are greedy: each has the largest logit, over the draft vocabulary.
+    Its drafts are greedy: each has the largest logit in the draft vocabulary (size D).
     """
 
     sampling = "_sample_logits"

@@ -1,4 +1,4 @@
-"""Changes the number of drafts of an engine while it serves.
+"""Changes an engine's number of drafts while it is serving.
 
     file = DraftsFile(logs / "drafts.json")
     with Server(target, file.followed(engine), Drafting(speculator, 3, k_per_batch_size=rows), ...):
@@ -34,7 +34,7 @@ class DraftsFile:
     """The file that a server's scheduler follows."""
 
     def __init__(self, path: Path) -> None:
-        """Removes the file of an earlier server."""
+        """Removes a file left by an earlier server."""
         self._path = Path(path).resolve()
         self._path.unlink(missing_ok=True)
 
@@ -65,7 +65,7 @@ def following_scheduler(vllm_config: Any, **arguments: Any) -> Any:
 
 
 def following(schedule: Callable[..., Any], path: str) -> Callable[..., Any]:
-    """Returns `schedule`, preceded by setting the drafts from the file.
+    """Wraps `schedule` to first set the number of drafts from the file.
 
     Every step checks whether the file has changed, which takes 2 µs.
     """

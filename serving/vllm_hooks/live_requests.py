@@ -1,4 +1,4 @@
-"""A server's last finished requests, with drafts and accepted tokens, without text.
+"""A server's most recent finished requests, with draft counts but without text.
 
 When a request ends, vLLM's output processor (in the API server's process) has its times and, with
 `--per-request-spec-decode-metrics`, the scheduler's counts of its drafts. This log wraps the two
@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 from outrider.serving.admin.replica import FinishedRequests, LiveRequest
 
 KEPT = 4096
-"""Number of finished requests that are kept: 40 s at 100 requests/s."""
+"""Number of finished requests that are kept: about 40 s at 100 requests/s."""
 
 
 class _Swap(NamedTuple):
-    """A swap of the speculator, with times of the monotonic clock."""
+    """A swap of the speculator, with times from the monotonic clock."""
 
     began: float
     ended: float
@@ -28,7 +28,7 @@ class RequestLog:
     """A ring buffer of finished requests."""
 
     def __init__(self, processor: Any, listener: Callable[[LiveRequest], None]) -> None:
-        """`processor` is vLLM's `OutputProcessor`, whose two methods are wrapped.
+        """`processor` is vLLM's `OutputProcessor`, two of whose methods are wrapped.
 
         `listener` is called with every finished request.
         """
@@ -63,7 +63,7 @@ class RequestLog:
         self._add(state, str(finish_reason))
 
     def _record_aborts(self, request_ids: Iterable[str], *more: Any, **named: Any) -> list[str]:
-        if self._aborting:  # it calls itself for child requests
+        if self._aborting:  # `abort_requests` calls itself for child requests
             return list(self._abort(request_ids, *more, **named))
         before, self._aborting = dict(self._processor.request_states), True
         try:

@@ -56,7 +56,7 @@ class _Watching:
     """True while the speculator is being taken back."""
 
     def finding(self, request: LiveRequest) -> str | None:
-        """Adds a request; returns why to take the swap back, or None."""
+        """Adds a request; returns a reason to undo the swap, or None."""
         if request.version != self.version or not request.drafts:
             return None
         self.tokens.append(request.drafts + request.accepted)
@@ -170,7 +170,7 @@ class LiveSpeculator:
         return SwapResult(read - began, stall_s)
 
     async def _checked(self, order: SwapOrder) -> Candidate:
-        """Reads and checks the ordered release while the engine keeps answering."""
+        """Reads and checks the release in `order` while the engine keeps answering."""
         directory = Path(order.directory)
         root = next((root for root in self._roots if root in directory.parents), None)
         if root is None:
@@ -190,11 +190,11 @@ class LiveSpeculator:
             ) from None
 
     async def _still(self, what: str, work: Any) -> None:
-        """Awaits `work`, with the scheduler paused and its prefix cache cleared.
+        """Awaits `work`, with the scheduler paused and the prefix cache cleared.
 
-        Cached prefixes hold the old drafter's keys and values. Requests are kept: they continue
-        with an empty cache, so their prompts are computed again. Without prefix caching, nothing
-        pauses. After a `SpeculatorBroken`, the workers may draft with any weights.
+        Cached prefixes hold the old drafter's keys and values. Requests are kept and continue with
+        an empty cache, so their prompts are recomputed. Without prefix caching, nothing is paused.
+        After a `SpeculatorBroken`, the workers may draft with wrong weights.
         """
         try:
             try:
@@ -214,7 +214,7 @@ class LiveSpeculator:
             raise
         except OutriderError:  # all workers draft as before
             raise
-        except Exception as error:  # an engine error, perhaps after half of the work
+        except Exception as error:  # an engine error, perhaps halfway through the work
             reason = str(error) or f"no answer in time ({type(error).__name__})"
             self._break(f"{what}: {reason}; start the replica again")
             raise SpeculatorBroken(self._broken) from error

@@ -1,6 +1,7 @@
 """Installs the hooks in Outrider's vLLM processes, including workers.
 
-vLLM calls `register` in every process; without OUTRIDER_HOOKS and OUTRIDER_ADMIN it does nothing.
+vLLM calls `register` in every process; if neither OUTRIDER_HOOKS
+nor OUTRIDER_ADMIN is set, it does nothing.
 """
 
 import logging
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 def register() -> None:
     """Entry point of the group `vllm.general_plugins`; vLLM may call it twice in a process.
 
-    A hook that cannot be installed, for example in another vLLM release, is logged and left out.
+    A hook that cannot be installed, for example in another vLLM release, is logged and skipped.
     """
     if os.environ.get(HOOKS) != "1" and ADMIN not in os.environ:
         return
@@ -38,7 +39,8 @@ def register() -> None:
 def _admin_route() -> None:
     """Adds the admin route if OUTRIDER_ADMIN has its address.
 
-    vLLM loads only endpoint plugins in VLLM_PLUGINS, but setting it turns off all other plugins.
+    By itself, vLLM loads only those endpoint plugins that VLLM_PLUGINS names, but setting this
+    variable turns off all plugins that it does not name.
     """
     from vllm import plugins
 
@@ -84,7 +86,7 @@ def expand(
     replace_to: float,
     MAX_NUM_TOKENS: int | None = None,
 ) -> None:
-    """Repeats each request's value per draft token, and replaces `replace_from`."""
+    """Repeats each request's value per draft token; replaces `replace_from` with `replace_to`."""
     import torch
 
     counts = torch.diff(cu_num_tokens, prepend=cu_num_tokens.new_zeros(1)).long()

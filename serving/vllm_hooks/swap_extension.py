@@ -3,14 +3,15 @@
     vllm serve ... --worker-extension-cls outrider.serving.vllm_hooks.swap_extension.SwapExtension
 
 vLLM mixes `SwapExtension` into its worker. `swap` (serving/admin/swap.py) calls it through
-`collective_rpc` between two steps, with files that are already checked. Afterwards either the new
-or the old speculator is loaded. Weights change in place: compiled code, CUDA graphs and caches
-stay.
+`collective_rpc` between two steps, with files that have already been checked. Afterwards, either
+the new or the old speculator is loaded. Weights change in place, so compiled code, CUDA graphs and
+caches are kept.
 
 A failed load leaves a mixture of old and new layers. A copy of the parameters cannot restore the
 old ones, because a CPU's packed weights are not parameters, so the last good files are reloaded. If
-this fails, reports have `broken` until a load succeeds. Workers return errors in the report: if one
-raises, vLLM 0.32 leaves the others' answers unread. Written for vLLM 0.32, both model runners.
+this fails, reports have `broken` set until a load succeeds. Workers return errors in the report,
+because if one raises, vLLM 0.32 leaves the others' answers unread. Written for vLLM 0.32, both
+model runners.
 """
 
 import dataclasses
@@ -37,7 +38,7 @@ class Loaded:
 
     directory: Path
     states: FileStates
-    """States of its files when they were checked."""
+    """State of each file at the time of the check."""
     digest: str = ""
     swap_id: str = ""
 
@@ -49,12 +50,12 @@ class SwapExtension:
     vllm_config: Any
 
     _swap_current: Loaded | None = None
-    """The speculator in use; None: the speculator of the engine's start."""
+    """The speculator in use; None means the one that the engine was started with."""
     _swap_previous: Loaded | None = None
     """The speculator before the last swap; None if there is nothing to take back."""
     _swap_broken: str | None = None
     _swap_copies: dict[str, torch.Tensor] | None = None
-    """The drafter's `context_copies` after its start."""
+    """The drafter's `context_copies` from before the first swap."""
 
     def speculator_report(self, error: str | None = None) -> Report:
         """Reports the speculator that this worker drafts with."""
@@ -127,7 +128,7 @@ class SwapExtension:
             replace_weights(
                 self.model_runner, drafter, config, speculator.directory, self._swap_copies
             )
-        check_unchanged(speculator.directory, speculator.states)  # and not during the load
+        check_unchanged(speculator.directory, speculator.states)  # still unchanged after the load
         torch.accelerator.synchronize()
 
 
@@ -140,8 +141,8 @@ def replace_weights(
 ) -> None:
     """Loads the speculator in `directory` into `drafter`, a model of `runner`.
 
-    `copies` are the drafter's `context_copies` after its start: CUDA graphs have their addresses.
-    If it raises, the drafter has a mixture of old and new weights.
+    `copies` are the drafter's `context_copies` from before the first swap, because CUDA graphs hold
+    their addresses. If this function raises, the drafter may have a mixture of old and new weights.
     """
     from vllm.model_executor.model_loader.reload import (
         finalize_layerwise_reload,
@@ -150,13 +151,13 @@ def replace_weights(
 
     kind = trainable_kind_of(directory)
     for module in drafter.modules():
-        # Once its kernel is set up, the experts' method no longer packs weights for the CPU.
+        # Once its kernel is set up, an MoE layer's method no longer packs weights for a CPU.
         method: Any = getattr(module, "quant_method", None)
         if runner.device.type == "cpu" and getattr(method, "moe_kernel", None) is not None:
             method.moe_kernel = None
     initialize_layerwise_reload(drafter)
     try:
-        # Only now are the names those of the checkpoint: FP8 kernels may rename weights.
+        # Only now do the names match the checkpoint, because FP8 kernels may rename weights.
         expected = required(drafter, kind)
         loaded = load(drafter, kind.swap_tensors(directory))
     finally:  # no layer may stay on the meta device: the next request would crash the engine
@@ -171,10 +172,10 @@ def replace_weights(
 
 
 def load_mask(proposer: Any, mask: torch.Tensor) -> None:
-    """Loads and projects the states that parallel drafters read at unknown tokens.
+    """Loads and projects the states that parallel drafters read for unknown tokens.
 
-    vLLM 0.32 projects them once, after its start. They are a buffer without a weight loader, which
-    is on the meta device during a reload and has no values afterwards.
+    vLLM 0.32 projects them once, after its start. They are a buffer without a weight loader, so
+    they are on the meta device during a reload and have no values afterwards.
     """
     proposer.model.mask_hidden.copy_(mask.view(1, -1))
     projected_H = proposer.model.combine_hidden_states(proposer.model.mask_hidden.view(-1))
@@ -182,7 +183,7 @@ def load_mask(proposer: Any, mask: torch.Tensor) -> None:
 
 
 def context_copies(model: Any) -> dict[str, torch.Tensor]:
-    """Weight copies with which a model projects the target's states."""
+    """The weight copies that a model uses to project the target's states."""
     # Only a drafter that projects these states separately from its own tokens has copies.
     names = ("_fused_kv_weight", "_fused_kv_bias", "_k_norm_weights")
     found = {name: getattr(model, name, None) for name in names}
@@ -191,11 +192,11 @@ def context_copies(model: Any) -> dict[str, torch.Tensor]:
 
 @torch.no_grad()
 def renew_context(model: Any, copies: dict[str, torch.Tensor]) -> None:
-    """Recomputes a model's `context_copies`, in place.
+    """Recomputes a model's `context_copies` in place.
 
-    vLLM 0.32 computes them at the end of loading, into new tensors. At that time rotary tables are
-    still on the meta device, and a CPU's kernel may have packed and dropped the weights. Without a
-    copy, the model projects its context with the layer itself.
+    vLLM 0.32 computes them into new tensors at the end of loading, when rotary tables are still on
+    the meta device and a CPU kernel may have packed the weights and dropped the originals. Without
+    a copy, the model projects its context with the layer itself.
     """
     if not hasattr(model, "_build_fused_kv_buffers"):
         return
@@ -210,8 +211,8 @@ def renew_context(model: Any, copies: dict[str, torch.Tensor]) -> None:
 def load(drafter: Any, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
     """Loads weights; returns vLLM's names of the parameters that were filled.
 
-    Models with an EAGLE-3 head return nothing, but the loader that they call returns names. It
-    calls itself for inner modules; the outermost call returns last and has all names.
+    Models with an EAGLE-3 head return nothing, but the loader that they call returns names. The
+    loader calls itself for inner modules; the outermost call returns last, with all names.
     """
     from vllm.model_executor.models.utils import AutoWeightsLoader
 
@@ -222,7 +223,7 @@ def load(drafter: Any, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
         found.append(names)
         return names
 
-    setattr(AutoWeightsLoader, "load_weights", recording)  # noqa: B010 (a method, for mypy)
+    setattr(AutoWeightsLoader, "load_weights", recording)  # noqa: B010 (mypy rejects assignment)
     try:
         loaded: set[str] | None = drafter.load_weights(weights)
     finally:

@@ -1,7 +1,7 @@
 """The installed version of vLLM, and the version that the hooks support.
 
-The hooks use private interfaces, which change between releases. Another release is refused before a
-run's first stage and by the admin route; CONTRIBUTING.md describes how to upgrade.
+The hooks use private interfaces, which change between releases. Any other release is refused before
+a run's first stage and by the admin route; CONTRIBUTING.md describes how to upgrade.
 """
 
 import contextlib

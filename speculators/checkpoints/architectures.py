@@ -5,8 +5,8 @@
 
 A decoder is supported if vLLM 0.32 serves it and its embedding, final RMSNorm and head are stored
 under the names below. Its biases, query and key norms, grouped queries and scaled rotary embeddings
-matter only if its own layer is trained, since vLLM captures the states. A new architecture is one
-entry in `ARCHITECTURES` and, if its own layer is trained, its attention in layers/.
+matter only if its own layer is trained, since vLLM captures the states. Adding an architecture
+takes one entry in `ARCHITECTURES` and, if its own layer is trained, its attention in layers/.
 """
 
 import dataclasses
@@ -20,18 +20,18 @@ EMBEDDING, FINAL_NORM_WEIGHT, HEAD = (
     "model.norm.weight",
     "lm_head.weight",
 )
-"""The target's embedding, last norm and head; tied targets store no head."""
+"""The target's embedding, last norm and head (absent if weights are tied)."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Layer:
     """A decoder layer that a target ships as its speculator.
 
-    As in vLLM 0.32. The MLP is always DeepSeek-V3's (layers/decoder_layer.py).
+    Computed as in vLLM 0.32. The MLP is always DeepSeek-V3's (layers/decoder_layer.py).
     """
 
     attention: str
-    """Import path of the attention's class, which takes config.json."""
+    """Import path of the attention class, which is built from config.json."""
     keys: tuple[str, ...]
     """Keys of config.json that define the attention."""
     rope_types: tuple[str, ...]
@@ -100,5 +100,5 @@ def architecture_of(config: Mapping[str, Any], path: object) -> Architecture:
 
 
 def layer_of(config: Mapping[str, Any]) -> Layer:
-    """The layer of a target that has one."""
+    """The layer of a target that is known to have one."""
     return cast(Layer, architecture_of(config, "config.json").layer)

@@ -30,7 +30,7 @@ def check_vocabulary_size(path: Path, config: Mapping[str, Any], target: Checkpo
 
 
 def check_same_rows(header: TensorHeader, own: TensorHeader) -> None:
-    """Checks that a copy of the target's embedding or head equals it.
+    """Checks that a copy of the target's embedding or head equals the original.
 
     The engine replaces the copy with the target's tensor, so a speculator that was trained with a
     different one drafts nonsense.
@@ -105,7 +105,7 @@ def header_named(found: Mapping[str, TensorHeader], suffix: str) -> TensorHeader
 def foreign(
     path: Path, key: str, value: Any, target: CheckpointLayout, wanted: Any
 ) -> OutriderError:
-    """The error for a speculator of another model."""
+    """The error for a speculator that was made for another model."""
     return OutriderError(
         f"{path}: {key} = {value}, but the target has {wanted} ({target.directory / 'config.json'})"
         ": the speculator belongs to another model. Use one that was trained for this target, or"

@@ -1,7 +1,7 @@
 """Names and files of a checkpoint's tensors. Reads no weights; no torch.
 
     layout = read_layout(directory)
-    layout.files(target_tensors(layout))      # kinds/: about 2 of R1's 163 shards
+    layout.files(target_tensors(layout))      # about 2 of R1's 163 shards
 
 Only config.json and the safetensors index are read. Training needs the tensors of the target's own
 speculator, the embedding and the head; the other 600 GB of R1 need not be on the training machine.
@@ -19,7 +19,7 @@ from outrider.common.files import read_json
 from outrider.speculators.checkpoints.architectures import EMBEDDING, HEAD, architecture_of
 
 SCALE_SUFFIX = "_scale_inv"
-"""DeepSeek stores the scales of NAME.weight as NAME.weight_scale_inv, though they multiply."""
+"""Suffix of DeepSeek's scales; despite `inv`, values are multiplied by them."""
 
 DERIVED = ".rotary_emb.inv_freq"
 """Rotary frequencies that some conversions store; not read, as config.json defines them."""
@@ -61,7 +61,8 @@ def read_layout(directory: Path) -> CheckpointLayout:
     config = read_json(directory / "config.json")
     architecture = architecture_of(config, directory / "config.json")
     quantization = config.get("quantization_config") or {}
-    # Without an MTP layer only embedding and head are read, which other quantizations keep in bf16.
+    # Without an MTP layer, only the embedding and head are read, and other quantizations keep both
+    # in bf16.
     read = architecture.layer is not None or "weight_block_size" in quantization
     blocks = fp8_blocks(config, directory / "config.json") if read else None
     return CheckpointLayout(directory, config, weight_map(directory), blocks)
@@ -70,7 +71,7 @@ def read_layout(directory: Path) -> CheckpointLayout:
 def fp8_blocks(config: dict[str, Any], path: Path) -> tuple[int, int] | None:
     """Rows and columns of an FP8 block; None without `quantization_config`.
 
-    DeepSeek's are (128, 128). Formats other than e4m3 blocks with dynamic activation scales are
+    DeepSeek uses (128, 128). Formats other than e4m3 blocks with dynamic activation scales are
     refused, since their tensors would be misread.
     """
     found = config.get("quantization_config")

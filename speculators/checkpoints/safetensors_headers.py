@@ -33,7 +33,7 @@ class TensorHeader:
 
     @property
     def floats(self) -> int:
-        """Number of values of a floating-point tensor; 0 for integers and booleans."""
+        """Number of values in a floating-point tensor; 0 for integers and booleans."""
         return math.prod(self.shape) if "F" in self.dtype else 0
 
     def read(self) -> "Tensor":

@@ -1,11 +1,11 @@
-"""Fingerprints of targets: R1 and R1-0528 have equal shapes but different weights.
+"""Fingerprints of targets, which distinguish R1 from R1-0528 despite their equal shapes.
 
     target_fingerprint(target_dir)                    # None: not a complete target
     check_target(manifest, bundle, target_dir)        # raises for another target
 
 A fingerprint covers config.json, tokenizer.json, and the name, the size and 64 KiB at each end of
 every weight file: 21 MB of R1's 671 GB. It misses changes in the middle of files and in the chat
-template. The same weights in other files (resharded or requantized) are a different target.
+template. A resharded or requantized copy counts as a different target.
 """
 
 import functools

@@ -6,11 +6,11 @@ this folder names a kind. There are two levels:
     DrafterKind     can be served and measured: how it is recognized, checked against the target,
                     and configured in vLLM
     TrainableKind   can also be trained on captured states, replayed, compared with the engine,
-                    sized before training, and swapped in a live engine; drafts in every step
+                    sized before training, and swapped in a live engine; it drafts in every step
 
 Both are base classes with defaults, so a kind defines only what differs. The registry does not
 import torch, so `--help` and `--dry-run` start fast. A method that needs torch calls the function
-of the same name in the kind's `checkpoint` module, which is imported at the call.
+of the same name in the kind's `checkpoint` module, which is imported on first use.
 
 How a trainable kind is used:
 
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from outrider.speculators.kinds.drafter import Batch, Drafter
 
 TrainedParameters = Literal["all", "non_routed", "lora"]
-"""Trained weights: all, without routed experts, or with adapters on them."""
+"""Trained weights: all, all but routed experts, or those plus expert adapters."""
 
 KPerBatchSize = Sequence[tuple[int, int, int]]
 """(first batch size, last batch size, drafts) of each range."""
@@ -62,7 +62,7 @@ class Origin:
     base_dir: Path | None
     """Directory of a speculator of the same kind; None: from scratch."""
     head: HeadConfig = dataclasses.field(default_factory=HeadConfig)
-    """Shape of a head from scratch."""
+    """Shape of a new head."""
     token_counts: "Callable[[], Tensor] | None" = None
     """Counts each target token in the training responses, [V]; None without traffic."""
     rows: "Callable[[], Iterable[Batch]] | None" = None
@@ -83,12 +83,12 @@ class DrafterKind:
     directory_in_words: str | None = None
     """Description of the kind's directories; None for a kind without weights."""
     fixed_k = False
-    """True if K is fixed at engine start, which excludes schedules."""
+    """True if K is fixed at engine start, whatever the batch size."""
     one_block = False
     """True if drafts attend to each other and thus depend on K.
     Replay is then exact for `speculator.depth` drafts, but not for fewer."""
     needs_v2 = False
-    """True if the kind needs vLLM's model runner V2, thus a GPU."""
+    """True if the kind needs vLLM's model runner V2, and thus a GPU."""
 
     def recognizes(self, config: Mapping[str, Any]) -> bool:
         """True for the config.json of a directory of this kind."""
@@ -97,7 +97,8 @@ class DrafterKind:
     def check(self, directory: Path, target: CheckpointLayout) -> None:
         """Raises an `OutriderError` if the directory does not fit the target.
 
-        Reads config.json, safetensors headers and, to check finiteness and copies, values.
+        Reads config.json and safetensors headers; reads values only to check that they are finite
+        and that copies are equal.
         """
 
     def vllm_settings(
@@ -107,7 +108,7 @@ class DrafterKind:
         draft_sample_method: str,
         k_per_batch_size: KPerBatchSize | None,
     ) -> dict[str, Any] | None:
-        """vLLM's `speculative_config` for `k` drafts a step; None for no speculation."""
+        """vLLM's `speculative_config` for `k` drafts per step; None for no speculation."""
         settings: dict[str, Any] = {
             "method": self.name,
             "num_speculative_tokens": k,
@@ -130,11 +131,11 @@ class TrainableKind(DrafterKind):
     """A kind that Outrider also trains, replays, sizes and swaps."""
 
     head_keys: frozenset[str] = frozenset()
-    """Keys of `speculator.head` that a speculator from scratch reads; others are refused."""
+    """Keys of `speculator.head` used for training from scratch; others are rejected."""
     trains: frozenset[TrainedParameters] = frozenset(("all",))
     """Values of `speculator.train` that the kind supports."""
     checkpoint: str
-    """Import path of the module that reads and writes its weights."""
+    """Import path of the module that reads and writes the kind's weights."""
 
     def config(
         self,
@@ -144,8 +145,8 @@ class TrainableKind(DrafterKind):
     ) -> Mapping[str, Any]:
         """config.json of the speculator to be trained.
 
-        The base's if training starts from a base of this kind. A draft vocabulary that depends on
-        the traffic has its planned size.
+        It is the base's config.json if training starts from a base of this kind. A draft vocabulary
+        that depends on the traffic is given at its planned size.
         """
         raise NotImplementedError
 
@@ -154,7 +155,7 @@ class TrainableKind(DrafterKind):
         raise NotImplementedError
 
     def latent_cache(self, config: Mapping[str, Any]) -> bool | None:
-        """Whether the KV cache has MLA's format; None: the target's format."""
+        """Whether the KV cache uses MLA's format; None: it uses the target's."""
         return None
 
     def fitted(self, config: Mapping[str, Any]) -> bool:
@@ -162,7 +163,7 @@ class TrainableKind(DrafterKind):
         return False
 
     def native(self, target_config: Mapping[str, Any]) -> bool:
-        """True if the target itself ships a speculator of this kind."""
+        """True if the target itself ships with a speculator of this kind."""
         return False
 
     def native_tensors(self, target: CheckpointLayout) -> set[str]:
@@ -197,13 +198,13 @@ class TrainableKind(DrafterKind):
     def start(
         self, origin: Origin, dtype: "torch.dtype", device: "torch.device | str", seed: int
     ) -> "Drafter":
-        """Creates the drafter that training starts with; its parameters are trained."""
+        """Creates the drafter that training starts from; all its parameters are trained."""
         return self._weights.start(self, origin, dtype, device, seed)
 
     def trained(
         self, drafter: "Drafter", state: Mapping[str, "Tensor"]
     ) -> Iterator[tuple[str, "Tensor"]]:
-        """Yields (checkpoint name, tensor) of the trained weights, with adapters merged.
+        """Yields (checkpoint name, tensor) for each trained weight, with adapters merged.
 
         `state` is the drafter's whole state dict, since under ZeRO-3 the module holds shards.
         """
@@ -212,17 +213,17 @@ class TrainableKind(DrafterKind):
     def write(self, changed: Iterable[tuple[str, "Tensor"]], origin: Origin, out_dir: Path) -> None:
         """Atomically publishes a directory that the engine loads.
 
-        Tensors that are not in `changed`, or have equal values, keep the base's bytes.
+        Tensors that are not in `changed`, or whose values are equal, keep the base's bytes.
         """
         self._weights.write(self, changed, origin, out_dir)
 
     def write_other_formats(
         self, directory: Path, target_dir: Path, target: str, drafts: int, out_dir: Path
     ) -> None:
-        """Writes the drafter in other formats, each to a folder of `out_dir`.
+        """Writes the drafter in other formats, each to a folder in `out_dir`.
 
-        `target` is the target's name or path, `drafts` the number of drafts. Folders are named
-        after their format; a format that does not support the drafter has no folder.
+        `target` is the target's name or path, `drafts` the number of drafts per step. Folders
+        are named after their format; a format that does not support the drafter gets no folder.
         """
         self._weights.write_other_formats(self, directory, target_dir, target, drafts, out_dir)
 
@@ -235,7 +236,7 @@ class TrainableKind(DrafterKind):
         return True
 
     def stays_with_target(self, name: str) -> bool:
-        """True for drafter parameters that belong to the target and stay unswapped."""
+        """True for parameters that belong to the target and are not swapped."""
         return False
 
     @property

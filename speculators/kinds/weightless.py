@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from outrider.speculators.kinds.protocol import DrafterKind, KPerBatchSize
 
 LOOKUP = {"prompt_lookup_min": 2, "prompt_lookup_max": 4}
-"""Lengths of the n-grams; vLLM's documentation uses up to 4."""
+"""Range of n-gram lengths; vLLM's documentation uses a maximum of 4."""
 
 NO_DRAFT = -1
 """Token id for no draft."""
@@ -40,8 +40,8 @@ class NGramLookup(WeightlessKind):
     def drafts(self, token_ids_T: NDArray[np.int32], first: int, k: int) -> NDArray[np.int32]:
         """Runs vLLM's proposer on the tokens up to each anchor.
 
-        The match does not depend on k. max_model_len does not matter, since logged tokens, and so
-        all drafts that can be accepted, are within it.
+        The match does not depend on k. max_model_len has no effect, since logged tokens, and
+        therefore all drafts that can be accepted, are within this limit.
         """
         from vllm.v1.spec_decode.ngram_proposer import (
             _find_longest_matched_ngram_and_propose_tokens,

@@ -1,9 +1,9 @@
 """A target's decoder layer in plain torch: attention, then MLP or MoE.
 
-The MTP speculator is one such layer, and nano R1, the embedded target, is a stack of them. It is
-implemented here, not taken from transformers, to train fast and to split the attention for the
-unroll, which projects depth-0 keys once and reads them at every depth. Tests compare it in float32
-with transformers' DeepseekV3DecoderLayer and Glm4MoeDecoderLayer.
+The MTP speculator is one such layer, and nano R1, the embedded target, is a stack of them. The
+layer is implemented here, not taken from transformers, so that it trains fast and its attention can
+be split for the unroll, which projects depth-0 keys once and reads them at every depth. Tests
+compare the layer in float32 with transformers' DeepseekV3DecoderLayer and Glm4MoeDecoderLayer.
 
     config = json.load(open("config.json"))
     layer = DecoderLayer(config, config["num_hidden_layers"])     # the MTP layer, after the last
@@ -30,7 +30,7 @@ Config = Mapping[str, Any]
 
 
 class Attention(Protocol):
-    """The projections before and after attention, which the unroll computes."""
+    """The projections before and after attention; the unroll itself computes attention."""
 
     @property
     def softmax_scale(self) -> float:
@@ -142,8 +142,8 @@ class Experts(nn.Module):
         gate_MF, up_MF = self.gate_up(x_NH[order_M // index_Nk.shape[1]], ends_X).chunk(2, -1)
         routed_MH = self.down(F.silu(gate_MF) * up_MF, ends_X)
         del gate_MF, up_MF
-        # Restores token order without index_add, which keeps its source for backward and sums in no
-        # fixed order on a GPU.
+        # Restores token order without index_add, which keeps its source for backward and sums in an
+        # unspecified order on a GPU.
         routed_NkH = routed_MH.index_select(0, order_M.argsort()).view(*index_Nk.shape, -1)
         return (weight_Nk[:, None].to(x_NH.dtype) @ routed_NkH)[:, 0]
 
@@ -214,7 +214,7 @@ class MixtureOfExperts(nn.Module):
 class DecoderLayer(nn.Module):
     """Pre-norm attention and MLP, each added to its input.
 
-    `layer_index` decides between a dense MLP and experts.
+    `layer_index` determines whether the MLP is dense or has experts.
     """
 
     def __init__(self, config: Config, layer_index: int, frozen_experts: bool = False):
@@ -238,7 +238,7 @@ class DecoderLayer(nn.Module):
         return x + self.mlp(self.post_attention_layernorm(x))
 
     def forward(self, x: Tensor, position: Tensor) -> Tensor:
-        """The layer with causal attention over each row."""
+        """Applies the layer with causal attention over each row."""
         q, k, v = self.project(x, position)
         attended = F.scaled_dot_product_attention(
             q, k, v, is_causal=True, scale=self.self_attn.softmax_scale

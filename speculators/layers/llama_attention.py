@@ -5,7 +5,7 @@
     attention = Glm4MoeAttention(config)
 
 With `norm_eps`, queries and keys are normed per head before they are rotated, as in Qwen3. GLM-4.5
-makes these norms and biases optional, and rotates only the first dims of a head. The rotary
+makes these norms and the biases optional, and rotates only the first dims of a head. The rotary
 embedding rotates the pairs (d, d + R/2) of R dims, not interleaved pairs as in DeepSeek.
 
 Shapes: N tokens after any leading dimensions, X width of the input, A heads, G heads of keys and
@@ -78,7 +78,7 @@ class LlamaAttention(nn.Module):
         return angle.cos(), angle.sin()
 
     def rotated(self, heads_AMD: Tensor, tables: Tables) -> Tensor:
-        """Rotates queries or keys to [A, N, D]; M may be 1."""
+        """Rotates queries or keys to [A, N, D]; broadcasts M = 1."""
         return self._repeated(_rotate(heads_AMD, *tables))
 
     def combine(self, attended_AND: Tensor) -> Tensor:
@@ -86,7 +86,7 @@ class LlamaAttention(nn.Module):
         return self.o_proj(attended_AND.transpose(-3, -2).flatten(-2))
 
     def _repeated(self, x_AND: Tensor) -> Tensor:
-        """Repeats key or value heads for each query head; queries are unchanged."""
+        """Repeats key or value heads to match query heads; queries are unchanged."""
         if x_AND.shape[-3] == self.heads:
             return x_AND
         return x_AND.repeat_interleave(self.heads // self.kv_heads, dim=-3)

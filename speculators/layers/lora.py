@@ -3,7 +3,7 @@
 B starts at zero; export merges the product into W. peft is not used because its wrapper for stacked
 parameters (ParamWrapper, peft 0.21) builds W + B A of all experts in every forward pass and keeps
 it for backward: 22.6 GB at each depth of R1's unroll. Here, an adapter is applied only to its
-expert's tokens. Gate and up projections are one product and share an A.
+expert's tokens. Gate and up projections are computed as one product and share an A.
 
     speculator.block.mlp.experts = AdaptedExperts(frozen, rank=16, alpha=32.0, seed=0)
 
@@ -59,7 +59,7 @@ class AdaptedExperts(Experts):
         return super().down(act_MF, ends_X) + self.scale * added
 
     def merged(self, adapters: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-        """Yields (checkpoint name, float32 W + scale B A) of every projection.
+        """Yields (checkpoint name, float32 W + scale B A) for every projection.
 
         `adapters` are the whole tensors by name, since under ZeRO-3 this module holds shards.
         """

@@ -11,7 +11,7 @@ from typing import Any
 
 
 def rope_of(config: Mapping[str, Any], theta: float = 10000.0) -> dict[str, Any]:
-    """All rotary parameters; `theta` is the default of `rope_theta`."""
+    """All rotary parameters; `theta` is the default for `rope_theta`."""
     parameters = config.get("rope_parameters") or {}
     scaling = config.get("rope_scaling") or parameters
     found = {key: value for key, value in (parameters | scaling).items() if value is not None}

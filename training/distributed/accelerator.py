@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from accelerate import Accelerator
 
 _PATIENCE = timedelta(hours=3)
-"""Timeout of collectives while one process converts or writes R1's layer.
-fail_fast.py detects ended processes within seconds."""
+"""Timeout for collectives while one process converts or writes R1's layer.
+fail_fast.py detects failed ranks within seconds."""
 
 COMPUTE_DTYPE = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
@@ -104,7 +104,7 @@ def start_environment() -> None:
     """
     os.environ["ACCELERATE_USE_DEEPSPEED"] = "true"
     if torch.cuda.is_available():
-        # 15 GB of gradients share the memory with activations whose size differs by row, so blocks
+        # 15 GB of gradients share the memory with activations whose size varies by row, so blocks
         # that cannot grow would leave gaps. torch reads this at the first allocation.
         if not {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"} & os.environ.keys():
             os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
@@ -144,8 +144,8 @@ def make_accelerator(config: TrainingConfig, log_dir: Path) -> "Accelerator":
             "stage3_gather_16bit_weights_on_model_save": True,
         },
         "bf16": {"enabled": config.compute == "bf16"},
-        # A bf16 sum loses addends below 1/512 of it, such as gradients summed over 32 rows or 8
-        # processes. DeepSpeed sums both in bf16 by default.
+        # A bf16 sum loses addends below 1/512 of its value, such as gradients summed over 32 rows
+        # or 8 processes. DeepSpeed sums both in bf16 by default.
         "data_types": {"grad_accum_dtype": "fp32"},
         "communication_data_type": "fp32",
         # DeepSpeed's Adam kernels need a compiler at run time; torch's is as fast for one layer.
@@ -154,15 +154,15 @@ def make_accelerator(config: TrainingConfig, log_dir: Path) -> "Accelerator":
             "params": {
                 "lr": config.learning_rate,
                 "betas": (0.9, 0.95),
-                "weight_decay": 0.0,  # decay would pull away from the warm start, which generalizes
+                "weight_decay": 0.0,  # would pull weights off the warm start, which generalizes
                 "torch_adam": True,
-                # In place; the others allocate square roots of the moments: 8 bytes per weight.
+                # Works in place; other variants allocate roots of the moments: 8 bytes per weight.
                 "fused": True,
             },
         },
         "steps_per_print": 10**9,
     }
-    # Unless gloo is selected, each CPU process would run alone.
+    # Without gloo, each CPU process would run alone.
     backend = "nccl" if torch.cuda.is_available() else "gloo"
     return Accelerator(
         deepspeed_plugin=DeepSpeedPlugin(hf_ds_config=settings),

@@ -24,14 +24,15 @@ EVERY_S = 0.5
 """Interval between checks for records, in seconds."""
 
 GRACE_S = 5.0
-"""Seconds in which other ranks may still report their own failures."""
+"""Seconds during which other ranks may still report their own failures."""
 
 
 @dataclass(frozen=True)
 class RankError:
     """A rank's failure.
 
-    The message of an `expected` failure includes the fix; others may only be consequences.
+    The message of an `expected` failure includes the fix. An unexpected failure may only be a
+    consequence of another one.
     """
 
     rank: int
@@ -39,7 +40,7 @@ class RankError:
     exit_code: int
     expected: bool
     at: float = field(default_factory=time.time)
-    """Seconds since the epoch."""
+    """Unix time of the failure, in seconds."""
 
 
 def write_error(errors_dir: Path, error: RankError) -> None:
@@ -85,7 +86,7 @@ def watch(errors_dir: Path, rank: int) -> None:
         while not (ranks := failed()):
             time.sleep(EVERY_S)
         time.sleep(GRACE_S)
-        # Without a record, this rank would count as killed.
+        # Without a record, this rank would be counted as killed.
         message = f"ended because rank {ranks[0]} failed"
         write_error(errors_dir, RankError(rank, message, OutriderError.exit_code, expected=False))
         os._exit(OutriderError.exit_code)

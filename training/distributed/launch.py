@@ -1,4 +1,4 @@
-"""Starts training processes, relays their output, stops them on SIGTERM and SIGINT.
+"""Starts training, relays output, and stops the processes on SIGTERM or SIGINT.
 
     result = train(TrainingSpec(target_dir=..., features_dir=..., out_dir=..., ...), recipe.cluster)
 
@@ -73,7 +73,7 @@ def _run(command: list[str], spec: TrainingSpec, log_path: Path) -> tuple[int, b
     with ProcessTree() as tree:
         defaults = {"OMP_NUM_THREADS": str(threads), "PYTHONWARNINGS": NOT_OURS}
         environment = defaults | os.environ | tree.environment
-        # Launcher scripts need these: recipes/r1/launch.
+        # Launcher scripts such as those in recipes/r1/launch need these.
         environment |= {"PYTHONUNBUFFERED": "1", "OUTRIDER_PYTHON": sys.executable}
         try:
             process = subprocess.Popen(
@@ -93,7 +93,7 @@ def _run(command: list[str], spec: TrainingSpec, log_path: Path) -> tuple[int, b
         assert process.stdout is not None
         with signals_stop(spec.stop_file) as stopped, log_path.open("a", encoding="utf-8") as log:
             for line in process.stdout:
-                # After a rank's error, only launchers print, such as torchrun's 40-line traceback.
+                # After a rank's error, only launchers print; torchrun prints a 40-line traceback.
                 # `_raise_failure` raises the error once.
                 if not error_files(spec.out_dir):
                     print(line, end="", flush=True)

@@ -54,20 +54,22 @@ _FOLDER = "ray"
 """Subfolder of the training folder that Ray Train writes to."""
 
 _START_S = 60.0
-"""Seconds for a group to start; Ray may still count lost nodes."""
+"""Timeout for the start of a group, in seconds.
+It can expire because Ray may still count lost nodes as available."""
 
 _RESIZE_S = 60.0
 """Interval between checks for room for more ranks, in seconds."""
 
 _PASSED_ON = ("NCCL_", "GLOO_", "WANDB_", "HF_", "OUTRIDER_", "PYTHONWARNINGS", "TORCH_")
-"""Prefixes of the launcher's environment variables that ranks inherit unless set.
-They are passed through Ray's object store, because Ray logs runtime environments."""
+"""Prefixes of environment variables that ranks inherit from the launcher.
+Variables that are set on a rank's node take precedence. The launcher's variables are passed through
+Ray's object store, because Ray logs runtime environments."""
 
 
 def train_on_ray(
     spec: TrainingSpec, cluster: ClusterConfig, log_path: Path
 ) -> tuple[TrainingSpec, int, bool]:
-    """Trains to the end, in this process's open session if any.
+    """Trains to the end; reuses this process's open Ray session, if any.
 
     Returns the last group's spec (with its number of ranks and folder of error records), its exit
     code, and whether a signal requested a stop. Raises an `OutriderError` if there is no room for
@@ -194,7 +196,7 @@ def _spec_of(group: Path) -> TrainingSpec:
 
 
 class RankBackend(Backend):
-    """Shows each rank all GPUs of its node, as torchrun does."""
+    """Makes all GPUs of the node visible to ranks, as torchrun does."""
 
     share_cuda_visible_devices = True
 

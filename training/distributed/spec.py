@@ -31,19 +31,19 @@ Sampling = tuple[float, float, int]
 
 
 class TrainingSpec(BaseModel):
-    """One training run. Sequences are ids in the feature store."""
+    """One training run; sequences are given by their feature store ids."""
 
     model_config = ConfigDict(extra="forbid")
 
     target_dir: Directory
     features_dir: Directory
     feature_store: str = "outrider.data.features.feature_store:FeatureStore"
-    """Import string of a class of feature stores or streams (`training.batches`).
+    """Import string of a feature store or stream class (`training.batches`).
     Its `open(features_dir)` is called. Training imports nothing from data."""
     train: list[str] = Field(min_length=1)
     validation: list[str] = Field(min_length=1)
     sampling: dict[str, Sampling]
-    """Sampling by sequence id, which determines acceptance in loss and validation."""
+    """Sampling parameters by sequence id; they determine acceptance in loss and validation."""
     speculator: SpeculatorConfig
     training: TrainingConfig
     out_dir: Directory
@@ -53,8 +53,8 @@ class TrainingSpec(BaseModel):
     log_dir: Directory
     """Directory of metrics.jsonl and the tracker's files."""
     attempt: int = 0
-    """Number of this group of ranks, if several start in turn.
-    Ranks of an earlier group may still run on a lost node and write files."""
+    """Number of this group of ranks, if several are started in turn.
+    Ranks of an earlier group may still be running on a lost node and writing files."""
 
     def settings(self) -> dict[str, Any]:
         """Returns the settings that determine the weights; resuming requires them unchanged."""

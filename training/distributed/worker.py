@@ -77,7 +77,7 @@ def join_world(processes: int, by_slurm: bool) -> int:
 
 
 def slurm_world(environment: Mapping[str, str]) -> dict[str, str]:
-    """Returns torch's variables from srun's; several machines need MASTER_ADDR."""
+    """Translates srun's variables to torch's; several machines require MASTER_ADDR."""
     # "8(x2)": 8 tasks on each of two machines.
     tasks_each = environment.get("SLURM_STEP_TASKS_PER_NODE", "1").split("(")[0].split(",")[0]
     tasks = environment.get("SLURM_STEP_NUM_TASKS") or environment["SLURM_NTASKS"]

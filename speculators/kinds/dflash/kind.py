@@ -6,7 +6,7 @@
 Like a P-EAGLE head, a DFlash head drafts all K tokens in one pass and reads no drafts. Its context
 holds only keys and values of fc over the auxiliary states, without tokens or queries. The block is
 not causal: every slot attends to the context and to all K + 1 slots, so the drafts depend on K, and
-a step with fewer slots would draft other tokens.
+a step with fewer slots would draft different tokens.
 
 The head has one layer and is stored like an EAGLE-3 head, with other tensor names and another
 config.json. Other files: dflash/shape.py (config.json), dflash/layer.py (the module).

@@ -1,7 +1,7 @@
 """Reads and writes the config.json of DFlash heads. No torch.
 
     shape = read_shape(config, target_config, path)          # either published layout
-    plain_config(target_config, HeadConfig(), drafts=256)    # of a head from scratch
+    plain_config(target_config, HeadConfig(), drafts=256)    # of a new head
 
 There are two published layouts: the plain one, a Qwen3 configuration with a section
 `dflash_config`, and that of vllm-project/speculators. In the plain one, `target_layer_ids` refer to
@@ -88,7 +88,7 @@ def read_shape(
 
 
 def plain_config(target_config: Mapping[str, Any], head: HeadConfig, drafts: int) -> dict[str, Any]:
-    """config.json of a head from scratch, in the plain layout."""
+    """config.json of a new head, in the plain layout."""
     layers = chosen_layers(target_config, head)
     return {
         "architectures": [ARCHITECTURE],

@@ -8,9 +8,9 @@
     c_{i,s} = sigmoid(w [u_{i,s} ; m_{i,s}] + b)      the draft's probability of being accepted
 
 W_D u + W2 m is one product of [W_D ; W2] and the state [u ; m], so the loss, replay and parity
-treat a DSpark head like any other. They read the logged token before a draft; the engine reads its
-own draft. The two are equal as long as drafts are accepted, and drafts after a rejected one do not
-count, so replay accepts the same drafts as the engine.
+treat a DSpark head like any other. All three read the logged token before a draft, whereas the
+engine reads its own draft. The two tokens are equal as long as drafts are accepted, and drafts
+after a rejected one do not count, so replay accepts the same drafts as the engine.
 
 Parameters are named as in the checkpoint. Shapes: as in eagle3/layer.py; K = depth, R rank of the
 bias.

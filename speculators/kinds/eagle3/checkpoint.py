@@ -9,9 +9,9 @@ vocabulary: d2t (target id = draft id + d2t[draft id]) and, for readers other th
 marks the target's tokens that have a draft token. Both are absent if the head drafts the whole
 vocabulary.
 
-The embedding is the target's and is never written: SGLang and vLLM's weight swap would copy it over
-the target's own. The functions implement the kind's methods (protocol.py); `kind` defines what
-differs between heads of this format: shape, module, names.
+The embedding is the target's and is never written, since SGLang, like vLLM's weight swap, would
+copy it over the target's own. The functions implement the kind's methods (protocol.py); `kind`
+defines what differs between heads of this format: shape, module, names.
 """
 
 import math
@@ -88,8 +88,8 @@ def start(
 ) -> StoredHead:
     """Loads the base's head, or creates one with a draft vocabulary.
 
-    A new head's rows are the target's rows for the draft tokens: the last norm scales the head's
-    states like the target's, so drafts are meaningful from the first steps. Other matrices are
+    A new head's rows are the target's rows for the draft tokens. Since the last norm scales the
+    head's states like the target's, drafts are meaningful from the first steps. Other matrices are
     drawn with standard deviation 0.7 / sqrt(inputs), or 0.02 if they write into the residual
     stream, so that the layer starts near the identity. The target's norms are not copied. The head
     is then fitted to `origin.rows` if they are given (closed_form.py).
@@ -202,7 +202,8 @@ def _over_base(
     for name, of_base in kind.names(stored.layout.weight_map).items():
         value = stored.raw(of_base)
         new = changed.pop(name, value)
-        # Compared as floats: an average of two maps is not a map, even if rounding would hide it.
+        # Compared without rounding, since an average of two maps is not a valid map, even if it
+        # rounds to the base's.
         if name in MAPS and not torch.equal(new.cpu().double(), value.double()):
             raise OutriderError(
                 f"{base_dir}: another draft vocabulary ({name}); a warm start keeps that of the"

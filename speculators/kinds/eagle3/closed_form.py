@@ -10,10 +10,10 @@ outputs y_{i+1+s}, the state from which the target predicts the token of draft s
                                                            the MLP, drafts s = 0 and 1 together
 
 Queries and keys are the same random projection of e, so a token attends to itself and to earlier
-equal tokens, whose values are equal. The values are the leading directions of B e, as many as fit
-into the KV heads. Gate and up projections stay random, so the MLP is a regression on random
-features (Rahimi and Recht, 2008). It also learns the second draft, which reads the head's own state
-instead of the target's. Only anchors count, as in the loss.
+occurrences of itself, which have the same value. The values are the leading directions of B e, as
+many as fit into the KV heads. Gate and up projections stay random, so the MLP is a regression on
+random features (Rahimi and Recht, 2008). It also learns the second draft, which reads the head's
+own state instead of the target's. Only anchors count, as in the loss.
 
 Memory use, before the optimizer has state, is mostly four float64 matrices [X, X] (`MemoryPlan`):
 26 GB for R1 with X = 28,672 (states and embedding), 0.2 GB for SmolLM2 with 2,304.
@@ -45,20 +45,20 @@ ANCHORS_PER_FEATURE = 64
 """Anchors to read per feature; more would hardly change the solution."""
 
 SELF_SCORE = 13.0
-"""Mean attention logit of a token with itself; others are near 0."""
+"""Mean attention logit between a token and itself; others are near 0."""
 
 QUERY_NOISE = 0.1
-"""Factor on the random query weights, which distinguish heads that share keys."""
+"""Scale of the random query weights, which distinguish query heads with shared keys."""
 
 DRAFTS, DRAFT_WEIGHT = 2, 0.6
-"""Drafts to which the MLP is fitted, and decay of their weights."""
+"""Number of drafts fitted by the MLP, and decay of their weights."""
 
 Rows = Callable[[], Iterable[Batch]]
 """The type of `Origin.rows`."""
 
 
 class Ridge:
-    """Sums for ridge regression of y on x: fitted rows, held-out rows."""
+    """Ridge regression of y on x, accumulated over fitted and held-out rows."""
 
     def __init__(self, features: int, outputs: int, device: torch.device):
         self.anchors, self.rows = 0, 0
@@ -89,7 +89,8 @@ class Ridge:
     def solve(self) -> Tensor:
         """Solves for B [Y, X] with the best strength on held-out rows.
 
-        The solution uses all rows. With only one row, the strength is the largest. Call this once.
+        The solution uses all rows. With only one row, the largest strength is used. Call this only
+        once, since it adds the held-out sums to the fitted ones.
         """
         (gram_XX, cross_XY), (held_gram_XX, held_cross_XY) = self.fitted, self.held_out
         errors = {}
@@ -165,7 +166,7 @@ def _set_attention(
 
 
 def _fit_mlp(head: EagleHead, ends: TargetEnds, rows: Rows, drafts: int) -> None:
-    """Fits the MLP's down projection to `drafts` drafts; sets the last norm.
+    """Fits `down_proj` to the first `drafts` drafts and sets the last norm.
 
     The norm's weight is the root mean square of the residual stream, so that an uncertain
     regression, whose output is small, gives small logits.

@@ -6,7 +6,7 @@
 
 Like an MTP layer, a head drafts token by token, but with a dense MLP and its own, often smaller
 vocabulary. It is trained from scratch or from an existing head. The first draft reads fc over
-target states, later drafts read the head's own state. Subclasses for other heads of this format
+target states; later drafts read the head's own state. Subclasses for other heads of this format
 override `shape`, `module`, `new_config` or `names`.
 
 Other files: eagle3/shape.py (config.json, names), eagle3/check.py (compatibility), eagle3/layer.py
@@ -72,14 +72,14 @@ class Eagle3(TrainableKind):
     shape = staticmethod(EagleShape.read)
     """The shape of a head with this config.json."""
     new_config = staticmethod(plain_config)
-    """config.json of a new head over `drafts` tokens, in plain layout."""
+    """config.json of a new head over `drafts` tokens, in the plain layout."""
     names = staticmethod(checkpoint_names)
     """Maps tensor names in the module to stored names."""
     speculators_config = staticmethod(twin_config)
     """config.json in the format of vllm-project/speculators; None if unsupported."""
 
     def recognizes(self, config: Mapping[str, Any]) -> bool:
-        """True for an Eagle3 architecture or a draft vocabulary."""
+        """True for a config.json with an Eagle3 architecture or a draft vocabulary."""
         architectures = config.get("architectures") or []
         return (
             any("eagle3" in name.lower() for name in architectures)
@@ -123,11 +123,11 @@ class Eagle3(TrainableKind):
         return layer_config(config).get("model_type") in DEEPSEEK_MODEL_TYPES
 
     def fitted(self, config: Mapping[str, Any]) -> bool:
-        """True for Llama's attention, unless one pass drafts all K tokens."""
+        """True for a head with Llama's attention that drafts token by token."""
         return not self.fixed_k and not self.latent_cache(config)
 
     def check_target(self, target_dir: Path, base_dir: Path | None, config_only: bool) -> None:
-        """Checks that the target has the needed keys and the base fits."""
+        """Checks that the target has the needed keys and that the base fits."""
         target_path = Path(target_dir) / "config.json"
         target_config = read_json(target_path)
         if not architecture_of(target_config, target_path).returns_states:
@@ -148,7 +148,7 @@ class Eagle3(TrainableKind):
     def build(
         self, config: Mapping[str, Any], target_config: Mapping[str, Any], source: object
     ) -> "StoredHead":
-        """The head that config.json describes, drafting the lowest token ids."""
+        """The head that config.json describes; its draft tokens are the lowest ids."""
         import torch
 
         shape = self.shape(config, target_config, source)

@@ -1,7 +1,7 @@
 """Shape and tensor names of an EAGLE-3 head, from config.json. No torch.
 
     shape = EagleShape.read(config, target_config, path)     # either published layout
-    plain_config(target_config, HeadConfig(), drafts=256)    # of a head from scratch
+    plain_config(target_config, HeadConfig(), drafts=256)    # of a new head
 
 There are two published layouts: the plain one of vLLM and SGLang, and that of
 vllm-project/speculators, with a section for the layer (`transformer_layer_config`). Missing keys
@@ -76,7 +76,7 @@ class EagleShape:
 
     vocab: int
     drafts: int
-    """Tokens of the draft vocabulary."""
+    """Size of the draft vocabulary."""
     target_hidden: int
     hidden: int
     layers: tuple[int, ...]
@@ -89,7 +89,7 @@ class EagleShape:
     """Width of a query or key in Llama's attention."""
     theta: float
     latent: Mapping[str, Any] | None = dataclasses.field(compare=False)
-    """config.json of DeepSeek's attention; None for Llama's."""
+    """config.json of a head with DeepSeek's attention; None for Llama's."""
     fc_norm: bool = False
     norm_before_fc: bool = False
     norm_before_residual: bool = False
@@ -105,11 +105,11 @@ class EagleShape:
     ) -> "EagleShape":
         """Reads the config.json at `path`; raises an `OutriderError` for unsupported heads.
 
-        Several layers, biases, activations other than SiLU, and scaled rotary embeddings in Llama's
-        attention are unsupported.
+        More than one layer, biases, activations other than SiLU, and scaled rotary embeddings in
+        Llama's attention are unsupported.
         """
         layer = layer_config(config)
-        # The format's default of `norm_before_residual`: true for eagle3, false for peagle.
+        # The format's default for `norm_before_residual`: true for eagle3, false for peagle.
         of_speculators = config.get("speculators_model_type") not in (None, PARALLEL_OF_SPECULATORS)
         _check_supported(layer, config, path)
         latent = layer if layer.get("model_type") in DEEPSEEK_MODEL_TYPES else None
@@ -137,7 +137,7 @@ class EagleShape:
 
     @property
     def states(self) -> int:
-        """Values per token that `fc` reads."""
+        """Number of values per token that `fc` reads."""
         return len(self.layers) * self.target_hidden
 
 
@@ -237,7 +237,7 @@ def default_layers(count: int) -> tuple[int, ...]:
 
 
 def plain_config(target_config: Mapping[str, Any], head: HeadConfig, drafts: int) -> dict[str, Any]:
-    """config.json of a head from scratch, in vLLM's and SGLang's layout."""
+    """config.json of a new head, in vLLM's and SGLang's layout."""
     return {
         **_attention(target_config, head),
         **one_layer_config(target_config, head, drafts),
@@ -275,7 +275,7 @@ def chosen_layers(target_config: Mapping[str, Any], head: HeadConfig) -> tuple[i
 
 
 def check_layers(layers: Sequence[int], count: int, where: str) -> None:
-    """Raises an `OutriderError` unless `layers` ascend strictly within 1 to `count`."""
+    """Raises an `OutriderError` unless `layers` ascend strictly within [1, `count`]."""
     if not layers or list(layers) != sorted({*layers}) or layers[0] < 1 or layers[-1] > count:
         raise OutriderError(
             f"{where} = {list(layers)}, but the target has {count} layers, and the engine reads the"

@@ -93,7 +93,7 @@ def check_mtp(directory: Path, target: CheckpointLayout) -> None:
 
 
 def check_mtp_target(directory: Path, config_only: bool) -> None:
-    """Checks for an MTP layer whose weights training can read."""
+    """Checks that the directory has an MTP layer that training can read."""
     config_path = directory / "config.json"
     config = read_json(config_path)
     architecture = architecture_of(config, config_path)

@@ -90,7 +90,7 @@ def start(
 
     all          every weight is a parameter
     non_routed   the routed experts are frozen
-    lora         non_routed, with low-rank adapters on the experts, from `seed` (layers/lora.py)
+    lora         non_routed plus low-rank expert adapters, drawn from `seed` (layers/lora.py)
 
     Every process holds all frozen experts, and a resumed run reads them from the base again.
     """
@@ -118,7 +118,7 @@ def trained(speculator: MTPSpeculator, state: Mapping[str, Tensor]) -> Iterator[
 
 
 def write(kind: MTP, changed: Iterable[tuple[str, Tensor]], origin: Origin, out_dir: Path) -> None:
-    """Publishes the layer with the `changed` tensors, named without prefix.
+    """Publishes the layer with the `changed` tensors, named without the prefix.
 
     The rest is copied from the base byte for byte.
     """
@@ -146,7 +146,7 @@ def write_other_formats(
     """Publishes `sglang_nextn`: the layer as the draft model that SGLang loads.
 
     SGLang calls the layer NextN and loads it as a one-layer model: the tensors are
-    `model.layers.0.*`, and config.json is the target's with that architecture and
+    `model.layers.0.*`, and config.json is the target's with the NextN architecture and
     `num_hidden_layers` 1. Newer versions also read the plain directory. Source: sgl-project/sglang,
     commit 29bd4e85 (2026): models/deepseek_nextn.py and deepseek_common/deepseek_weight_loader.py;
     commit 008b79d2: models/glm4_moe_nextn.py.

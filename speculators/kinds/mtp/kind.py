@@ -30,7 +30,7 @@ CACHE_SCALES = (".q_scale", ".k_scale", ".v_scale", ".prob_scale")
 
 
 class MTP(TrainableKind):
-    """One decoder layer over the next embedding and the final state."""
+    """One decoder layer over the next token's embedding and the final state."""
 
     name = "mtp"
     in_words = "an MTP layer"

@@ -85,7 +85,7 @@ class PEagle(Eagle3):
         return plain_config(target_config, head, drafts) | mask
 
     def check_target(self, target_dir: Path, base_dir: Path | None, config_only: bool) -> None:
-        """Checks as for EAGLE-3, and that the base has a mask token."""
+        """Runs EAGLE-3's checks, and checks that the base has a mask token."""
         super().check_target(target_dir, base_dir, config_only)
         if base_dir is not None:
             path = Path(base_dir) / "config.json"
