@@ -50,8 +50,8 @@ class Demand:
     ratio: Estimate
     threshold: float
     starts: int | None = None
-    """Number of starts of the two engines; None if they share one, or if the interval already
-    covers differences between starts"""
+    """Number of times the two engines were started; None if the variants share one engine, or if
+    the interval already covers differences between starts"""
 
     @property
     def outcome(self) -> Outcome:

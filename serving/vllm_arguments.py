@@ -136,7 +136,7 @@ def serve_arguments(
 
 
 def words_of(arguments: Mapping[str, Any]) -> list[str]:
-    """Converts arguments by Python name to command-line words."""
+    """Converts arguments, keyed by Python name, to command-line words."""
     return [word for flag in flags_of(arguments) for word in flag]
 
 

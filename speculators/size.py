@@ -77,7 +77,7 @@ class DrafterSize:
 
     @property
     def ends(self) -> int:
-        """Number of values in the target's embedding and head, both never trained."""
+        """Number of values in the target's embedding and head, which are never trained."""
         return 2 * self.vocab * self.hidden
 
     @property
@@ -99,7 +99,7 @@ class DrafterSize:
         return 0 if what == "all" else self.parts.get("routed_experts", 0)
 
     def step_flops(self, depth: int, anchors: int) -> float:
-        """FLOPs of a training step: 6 per draft and used weight.
+        """FLOPs of a training step: 6 per draft for each weight used.
 
         PaLM's rule (arXiv:2204.02311, appendix B), plus one forward pass of the target's head.
         Attention scores, the prompts' keys and recomputation are excluded.

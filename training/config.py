@@ -16,7 +16,7 @@ FLOOR = 0.1
 
 
 DEPTH_DECAY, SCRATCH_DECAY = 0.6, 0.8
-"""Base of `depth_weights: decay`: warm or closed-form starts, and random weights."""
+"""Bases for `depth_weights: decay`: for warm or closed-form starts, and for random weights."""
 
 SCRATCH_RATE, FITTED_RATE = 2.0, 0.1
 """Factors on `training.learning_rate` for random weights and for closed-form starts."""

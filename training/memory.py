@@ -72,7 +72,7 @@ class MemoryPlan:
     fitted: bool = False
     """Whether a closed-form fit gives the initial weights."""
     sequence: tuple[int, int] | None = None
-    """Token and anchor counts of the only sequence; None: a full row."""
+    """Token and anchor counts if the row holds a single sequence; None: a full row."""
 
     @property
     def row(self) -> tuple[int, int]:
@@ -251,7 +251,8 @@ class MemoryPlan:
 def peak_bytes(device: "torch.device") -> int:
     """Returns this process's peak memory so far, for comparison with `MemoryPlan`.
 
-    Allocated memory on a GPU, resident memory on a CPU (VmHWM: getrusage adds the parent's).
+    Allocated memory on a GPU; resident memory on a CPU, from VmHWM because getrusage includes the
+    parent's peak.
     """
     if device.type == "cuda":
         import torch

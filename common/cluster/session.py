@@ -175,7 +175,7 @@ def connect(options: dict[str, Any]) -> str:
 
 @contextlib.contextmanager
 def _private_folder() -> Iterator[Path]:
-    """A private folder and process tree that end with this process."""
+    """A private folder and process tree that do not outlive this process."""
     in_memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     # Short, because the path of a Unix socket in it may have at most 107 bytes.
     folder = Path(tempfile.mkdtemp(prefix="outrider-", dir=in_memory))

@@ -10,8 +10,8 @@ which is a log record or part of its span; both are read. A row with many spans 
 of its spans or log records becomes an outcome, numbered by `choice`. Conventions before 1.37
 (events such as `gen_ai.user.message`) are not supported.
 
-To get them: use the collector's file exporter, with `OTEL_SEMCONV_STABILITY_OPT_IN` set to
-`gen_ai_latest_experimental`, `OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT=SPAN_ONLY`, no
+To export such spans, use the collector's file exporter, with `OTEL_SEMCONV_STABILITY_OPT_IN` set
+to `gen_ai_latest_experimental`, `OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT=SPAN_ONLY`, no
 `OTEL_ATTRIBUTE_VALUE_LENGTH_LIMIT` (cut values are rejected as `truncated`) and batches below
 64 MB. Token ids are lost. ClickHouse rows are also read. vLLM's own spans have no messages.
 """

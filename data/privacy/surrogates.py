@@ -56,7 +56,7 @@ class Replacements:
     def __init__(self, values: Iterable[Value]):
         unique: dict[str, Value] = {}
         for value in values:
-            unique.setdefault(value.spellings, value)  # keeps a number's first kind
+            unique.setdefault(value.spellings, value)  # of several detected kinds, the first wins
         # Longest first, so that `a.b@c.org` is replaced as a whole, not only `b@c.org`.
         self.values = sorted(
             unique.values(), key=lambda value: (-len(value.spellings), value.spellings)

@@ -89,7 +89,7 @@ class Units:
 
     @property
     def stepped_U(self) -> NDArray[np.bool_]:
-        """Whether both variants made steps after their first tokens, by unit."""
+        """Per unit, whether both variants ran steps after their first tokens."""
         return (self.over_U4[:, 3] > 0) & (self.under_U4[:, 3] > 0)
 
     @property

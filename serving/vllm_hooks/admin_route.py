@@ -102,7 +102,7 @@ class AdminRoute:
         return app
 
     async def status(self) -> JSONResponse:
-        """GET: returns the speculator in use; 503 if the drafts are wrong."""
+        """GET: returns the speculator in use; 503 if it is `broken` (its drafts may be wrong)."""
         return await self._answer(LiveSpeculator.status)
 
     async def swap(self, order: SwapOrder) -> JSONResponse:

@@ -1,4 +1,4 @@
-"""The speculator of a live engine: swapped on request, watched, and taken back.
+"""The speculator of a live engine: swapped on request, watched, and reverted if it falls short.
 
 Runs in the API server's process, where it checks the files once, and calls the workers through
 vLLM's engine client. See serving/admin/swap.py for the steps and swap_extension.py for the workers.
@@ -75,7 +75,7 @@ class LiveSpeculator:
     """Swaps the speculator of one vLLM server."""
 
     def __init__(self, client: Any, roots: Sequence[Path]) -> None:
-        """`client` is vLLM's `AsyncLLM`; releases are accepted below `roots`.
+        """`client` is vLLM's `AsyncLLM`; releases must be inside one of the `roots`.
 
         Raises an error if the speculator in use cannot be read.
         """

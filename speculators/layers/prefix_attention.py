@@ -114,11 +114,11 @@ def _flex_attention(compiled: bool) -> Callable[..., Any]:
 
 
 def _blocks(start_N: Tensor, place_N: Tensor, tokens: int) -> tuple[Tensor, Tensor]:
-    """Masks [queries, keys] of partially allowed and of fully allowed blocks.
+    """Masks [query blocks, key blocks] of the partially and the fully allowed blocks.
 
-    They follow from the smallest and largest start and place among a block's queries, so nothing of
-    size N x P is computed. A block between two sequences may be listed unnecessarily; the mask then
-    excludes it.
+    They depend only on the minimum and maximum of `start_N` and of `place_N` in each query block,
+    so nothing of size N x P is computed. A key block that lies between two sequences' prefixes may
+    be listed unnecessarily; the mask then excludes it.
     """
     first_K = torch.arange(0, tokens, BLOCK, device=place_N.device)
     last_K = (first_K + BLOCK - 1).clamp(max=tokens - 1)

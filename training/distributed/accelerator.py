@@ -38,7 +38,7 @@ COMPUTE_DTYPE = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
 
 class Drafted(NamedTuple):
-    """The drafts of a row: states of every depth and their head."""
+    """The drafts of a row: the states at every depth, and the head applied to them."""
 
     u_KNH: Tensor
     head: DraftHead

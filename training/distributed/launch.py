@@ -93,8 +93,8 @@ def _run(command: list[str], spec: TrainingSpec, log_path: Path) -> tuple[int, b
         assert process.stdout is not None
         with signals_stop(spec.stop_file) as stopped, log_path.open("a", encoding="utf-8") as log:
             for line in process.stdout:
-                # After a rank's error, only launchers print; torchrun prints a 40-line traceback.
-                # `_raise_failure` raises the error once.
+                # Once a rank has failed, only the launcher still prints (torchrun: a 40-line
+                # traceback), so output goes only to the log; `_raise_failure` reports the error.
                 if not error_files(spec.out_dir):
                     print(line, end="", flush=True)
                 log.write(line)
