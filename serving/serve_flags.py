@@ -21,9 +21,9 @@ from outrider.common.errors import OutriderError
 from outrider.common.files import read_json
 from outrider.serving.allowed import why_not_argument, why_not_variable
 from outrider.serving.config import EngineConfig, TargetConfig
+from outrider.serving.hooked import HOOKED
 from outrider.serving.speculator import Drafting
 from outrider.serving.vllm_arguments import engine_arguments, engine_environment, flags_of
-from outrider.serving.vllm_hooks import HOOKED
 from outrider.speculators.checkpoints.target_fingerprint import check_target
 
 

@@ -23,6 +23,7 @@ from outrider.serving.admin.address import Address
 from outrider.serving.admin.swap import swap_directory
 from outrider.serving.client import SpeculationCounters, post, read_counters
 from outrider.serving.config import EngineConfig, TargetConfig
+from outrider.serving.hooked import SWAP_EXTENSION
 from outrider.serving.speculator import Drafting
 from outrider.serving.vllm_arguments import (
     engine_environment,
@@ -30,7 +31,6 @@ from outrider.serving.vllm_arguments import (
     start_environment,
     start_limit_s,
 )
-from outrider.serving.vllm_hooks import SWAP_EXTENSION
 
 HOST = "127.0.0.1"
 _STOP_S = 15.0

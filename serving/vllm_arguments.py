@@ -19,8 +19,8 @@ from typing import Any
 
 from outrider.common.errors import OutriderError
 from outrider.serving.config import EngineConfig, TargetConfig
+from outrider.serving.hooked import HOOKED
 from outrider.serving.speculator import Drafting
-from outrider.serving.vllm_hooks import HOOKED
 from outrider.serving.vllm_hooks.version import runs_on_cpu
 from outrider.speculators.kinds.protocol import DrafterKind
 

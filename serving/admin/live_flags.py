@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from outrider.common.errors import OutriderError
-from outrider.serving.vllm_hooks import HOOKED, SWAP_EXTENSION
+from outrider.serving.hooked import HOOKED, SWAP_EXTENSION
 
 ROOTS = "OUTRIDER_RELEASE_ROOTS"
 """Variable with the folders below which releases are accepted, separated by os.pathsep."""

@@ -26,11 +26,11 @@ from outrider.serving.bundle.bundle_digest import MANIFEST, bundle_digest, listi
 from outrider.serving.bundle.bundle_places import local_bundle, put_bundle
 from outrider.serving.client import Sampling, complete
 from outrider.serving.config import EMBEDDED_TARGETS, EngineConfig, TargetConfig
+from outrider.serving.hooked import HOOKED
 from outrider.serving.serve_flags import exported_environment, serving_of
 from outrider.serving.server import Server
 from outrider.serving.speculator import Drafting, Speculator
 from outrider.serving.vllm_arguments import engine_arguments, engine_environment, flags_of
-from outrider.serving.vllm_hooks import HOOKED
 from outrider.serving.vllm_hooks.version import runs_on_cpu, vllm_version
 from outrider.speculators.checkpoints.target_fingerprint import (
     KEY,

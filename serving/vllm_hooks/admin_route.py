@@ -31,7 +31,7 @@ from outrider.serving.admin.address import Address
 from outrider.serving.admin.live_flags import ADMIN, ROOTS, TOKEN_FILE, admin_token
 from outrider.serving.admin.replica import REQUESTS, ROUTE, SwapOrder
 from outrider.serving.admin.swap import SpeculatorBroken, unswappable
-from outrider.serving.vllm_hooks import SWAP_EXTENSION
+from outrider.serving.hooked import SWAP_EXTENSION
 from outrider.serving.vllm_hooks.live_speculator import LiveSpeculator
 from outrider.serving.vllm_hooks.version import untried_version, vllm_version
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from outrider.serving.admin.live_flags import ADMIN
-from outrider.serving.vllm_hooks import HOOKS
+from outrider.serving.hooked import HOOKS
 from outrider.serving.vllm_hooks.version import vllm_version
 
 if TYPE_CHECKING:

@@ -47,6 +47,10 @@ class ToyTarget:
         q_NV = target_distribution(logits_NV, temperature_N, torch.tensor([top_p]))
         return torch.multinomial(q_NV, 1, generator=self.generator)[:, 0]
 
+    def any_token(self) -> torch.Tensor:
+        """[N] tokens independent of the target."""
+        return torch.randint(0, VOCAB, (len(self.logits_NV),), generator=self.generator)
+
     def evidence(
         self,
         token_N: torch.Tensor,

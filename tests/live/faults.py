@@ -1,30 +1,27 @@
 """Faults in a live engine: the next loads fail after so many tensors."""
 
-import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
+import pytest
 import torch
 
+from outrider.serving.vllm_hooks import swap_extension
 from outrider.serving.vllm_hooks.draft_recorder import DraftExtension
-from outrider.serving.vllm_hooks.swap_extension import Loaded
 
 FAULT_EXTENSION = "tests.live.faults.FaultExtension"
 FAULT = "failed on purpose"
+load = swap_extension.load
 
 
-@dataclasses.dataclass(frozen=True)
-class Failing(Loaded):
-    """A speculator whose files end early."""
-
-    after: int = 0
-
-    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """The first `after` tensors; all of them before the fault where there are fewer."""
-        for index, named in enumerate(super().tensors()):
-            if index == self.after:
-                raise OSError(FAULT)
-            yield named
-        raise OSError(FAULT)
+def ending(
+    weights: Iterable[tuple[str, torch.Tensor]], after: int
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """The first `after` tensors; all of them before the fault where there are fewer."""
+    for index, named in enumerate(weights):
+        if index == after:
+            raise OSError(FAULT)
+        yield named
+    raise OSError(FAULT)
 
 
 class FaultExtension(DraftExtension):
@@ -36,9 +33,14 @@ class FaultExtension(DraftExtension):
         """The load after these is sound again."""
         self._faults = (tensors,) * times
 
-    def _swap_load(self, speculator: Loaded) -> None:
-        if self._faults:
-            after, *left = self._faults
-            self._faults = tuple(left)
-            speculator = Failing(speculator.directory, speculator.states, after=after)
-        super()._swap_load(speculator)
+    def _swap_load(self, speculator: swap_extension.Loaded) -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            if self._faults:
+                after, *left = self._faults
+                self._faults = tuple(left)
+                patch.setattr(
+                    swap_extension,
+                    "load",
+                    lambda drafter, weights: load(drafter, ending(weights, after)),
+                )
+            super()._swap_load(speculator)

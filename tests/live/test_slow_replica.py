@@ -10,8 +10,8 @@ from outrider.live.controller import deploy_bundle
 from outrider.live.endpoint_file import load_endpoint
 from outrider.serving.bundle.bundle import export_bundle
 from outrider.serving.config import EngineConfig, TargetConfig
+from outrider.serving.hooked import SWAP_EXTENSION
 from outrider.serving.speculator import Drafting, Speculator, served_base
-from outrider.serving.vllm_hooks import SWAP_EXTENSION
 from tests.eval.slow_drafter import SLOW_DRAFTER_EXTENSION, SLOW_START
 from tests.live.releases import release
 

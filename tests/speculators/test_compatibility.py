@@ -110,9 +110,9 @@ CONFIG, WEIGHTS = "config.json", "model.safetensors"
             lambda d: edit_tensors(d, lambda t: t.update({MTP + "eh": t.pop(EH)})),
             rf".*missing: {EH}; unexpected: {MTP}eh; the checkpoint is incomplete",
         ),
-        (WEIGHTS, lambda d: shorten(d / WEIGHTS, 4), ".*not a whole safetensors file"),
-        (WEIGHTS, lambda d: shorten(d / WEIGHTS, 200), ".*not a whole safetensors file"),
-        (WEIGHTS, lambda d: shorten(d / WEIGHTS, -10), ".*not a whole safetensors file"),
+        (WEIGHTS, lambda d: shorten(d / WEIGHTS, 4), ".*not a complete safetensors file"),
+        (WEIGHTS, lambda d: shorten(d / WEIGHTS, 200), ".*not a complete safetensors file"),
+        (WEIGHTS, lambda d: shorten(d / WEIGHTS, -10), ".*not a complete safetensors file"),
         (WEIGHTS, lambda d: (d / WEIGHTS).unlink(), ".*no such file"),
     ],
 )

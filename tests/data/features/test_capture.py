@@ -28,13 +28,13 @@ def test_a_sequence_at_the_limit_fits_and_a_prompt_at_the_limit_is_dropped():
         ({}, "layer_8", 64, r"reads layer_8 \(64 values\)"),
         ({}, "middle", 192, "stream 'middle': not a state of the target"),
         ({"pipeline_parallel": 2}, "layer_8", 192, "pipeline_parallel = 2: the speculator reads"),
-        ({"max_model_len": 2}, "layer_8", 192, "none of 2 sequences is left"),
+        ({"max_model_len": 16}, "layer_8", 192, "none of 2 sequences is left"),
     ],
 )
 def test_what_cannot_be_captured_is_refused_before_an_engine_starts(
     nano_r1, tmp_path, update, stream, width, message
 ):
-    sequences = table(tmp_path, [("s", 1.0, "x"), ("t", 2.0, "y")])
+    sequences = table(tmp_path, [("s", 1.0, "x"), ("t", 2.0, "y")], tokens=20)
     parts = {"train": ["0-0"], "validation": [], "heldout": ["0-1"]}
     target, engine = TargetConfig(model=str(nano_r1)), EngineConfig(**update)
     features = FeatureSpec((FeatureStream(stream, width),))

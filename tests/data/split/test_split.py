@@ -23,15 +23,15 @@ def prompt(index):
     return f"Screen the résumé below against the posting. {words(random.Random(index), 60)}"
 
 
-def table(tmp_path, rows, kinds=None):
+def table(tmp_path, rows, kinds=None, tokens=4):
     """`rows`: (session, time, prompt); `kinds`: what each session identifies."""
     columns = {
         "sequence_id": [f"0-{index}" for index in range(len(rows))],
         "session": [session for session, _, _ in rows],
         "time": [time for _, time, _ in rows],
         "prompt_text": [text for _, _, text in rows],
-        "token_ids": [[1, 2, 3, 4]] * len(rows),
-        "completion_start": [2] * len(rows),
+        "token_ids": [list(range(1, tokens + 1))] * len(rows),
+        "completion_start": [tokens - 2] * len(rows),
         "session_kind": kinds or ["conversation"] * len(rows),
     }
     for name, feature in COLUMNS.items():

@@ -152,7 +152,7 @@ def test_a_base_is_a_kind_a_shipped_head_or_a_directory_beside_the_recipe(
         *(
             (
                 f"traffic: {{path: a}}\nspeculator: {{kind: {kinds}}}\n",
-                r"mine.yaml:2: speculator\.kind = .*name kinds that train",
+                r"mine.yaml:2: speculator\.kind = .*list trainable kinds",
             )
             for kinds in ("[]", "[mtp,mtp]", "[auto,mtp]", "[mtp,medusa]", "ngram", "[mtp,none]")
         ),

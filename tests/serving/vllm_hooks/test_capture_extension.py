@@ -168,7 +168,7 @@ def test_states_are_freed_as_they_are_written_and_read_in_any_order(tmp_path):
     read = [states for states, _ in read_states([None, index], [("b", [7]), ("a", [7])])]
     assert read[0].equal(whole["b"]) and read[1].equal(whole["a"]) and not path.exists()
     write_states(path, list(whole.values()))
-    with pytest.raises(OutriderError, match="prefilled other tokens"):
+    with pytest.raises(OutriderError, match="prefilled tokens other than"):
         next(read_states([index], [("a", [8])]))
 
 
@@ -181,7 +181,7 @@ def test_chunks_and_a_restart_after_preemption_fill_every_stream_once():
         prompt.put(start, list(whole_STH[:, start:stop]))
     assert prompt.filled == 6
     prompt.put(6, list(torch.cat([whole_STH[:, 6:], answer_SNH], dim=1)))
-    assert prompt.filled == len(prompt) == 7 and prompt.states_STH.equal(whole_STH)
+    assert prompt.filled == prompt.length == 7 and prompt.states_STH.equal(whole_STH)
     with pytest.raises(RuntimeError, match="positions 0 to 2 were never computed"):
         _Prompt(list(range(7)), 2, 3).put(3, list(whole_STH[:, 3:]))
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from outrider.serving.admin.live_flags import ADMIN
-from outrider.serving.vllm_hooks import HOOKS
+from outrider.serving.hooked import HOOKS
 from outrider.serving.vllm_hooks.plugin import expand
 
 ROOT = Path(__file__).resolve().parents[3]

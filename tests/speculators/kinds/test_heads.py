@@ -205,12 +205,12 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("dspark", {"changed": {"dspark_draft_topk": 64}}, "dspark_draft_topk = 64"),
     ("dspark", {"is_causal": True}, "causal: Outrider neither"),
     ("dspark", {"use_aux_hidden_state": False}, "use_aux_hidden_state"),
-    ("dspark", {"num_hidden_layers": 5}, "num_hidden_layers = 5: .* of one layer"),
+    ("dspark", {"num_hidden_layers": 5}, "num_hidden_layers = 5: .* with one layer"),
     ("dspark", {"mask_token": 10**6}, "mask_token_id = 1000000"),
     ("dspark", {"changed": {"markov_rank": 4}}, r"markov_w1.weight has shape \[97, 16\]"),
     ("eagle3", {"vocab_size": VOCAB - 1}, "a stale vocabulary"),
     ("eagle3", {"hidden_size": 32}, "hidden_size = 32, but the target has 64"),
-    ("eagle3", {"model_type": "deepseek_v3"}, "which vLLM takes for an MTP layer"),
+    ("eagle3", {"model_type": "deepseek_v3"}, "load this EAGLE-3 head as an MTP layer"),
     ("eagle3", {"draft_vocab_size": DRAFTS + 1}, rf"lm_head\.weight has shape \[{DRAFTS}, 64\]"),
 ]
 
@@ -230,7 +230,7 @@ def test_a_head_that_is_not_unrolled_or_served_is_refused(
 CONFIDENCE = "confidence_head.proj.weight"
 DAMAGED: list[tuple[str, Callable[[dict[str, Tensor]], Any], str]] = [
     ("eagle3", lambda t: t.update(d2t=t["d2t"] + VOCAB), "d2t maps draft tokens to .*: a stale"),
-    ("eagle3", lambda t: t.update(d2t=-torch.arange(DRAFTS)), "not in ascending order, each once"),
+    ("eagle3", lambda t: t.update(d2t=-torch.arange(DRAFTS)), "not strictly ascending"),
     ("eagle3", lambda t: t.update(t2d=t["t2d"].roll(1)), r"t2d marks .* stale"),
     ("eagle3", lambda t: t["fc.weight"].fill_(float("inf")), r"not a finite number in fc\.weight"),
     ("eagle3", lambda t: t.pop("fc.weight"), r"no tensor fc\.weight"),
@@ -261,5 +261,5 @@ def test_tensors_that_do_not_fit_are_refused(
 def test_a_mask_embedding_of_its_own_is_refused(target: Path, tmp_path: Path) -> None:
     directory = write_dflash_head(target, tmp_path / "head")
     (directory / "mask_embedding.pt").write_bytes(b"")
-    with pytest.raises(OutriderError, match="reads the target's embedding only"):
+    with pytest.raises(OutriderError, match="reads only the target's embedding"):
         check_speculator(directory, target)
