@@ -120,8 +120,8 @@ CASES = {
     "scrambled": (shifted, {}, "scrambled", "shifted by one"),
     "foreign": (another_model, {}, "foreign", "another model wrote the text"),
     "edited": (lambda toy: replaced(toy, toy.some(0.02)), {}, "edited", "isolated tokens are unl"),
-    "colder": (lambda toy: toy.drawn(0.3), {}, "temperature", "about 0.3, logged is 0.6"),
-    "hotter": (lambda toy: toy.drawn(1.0), {}, "temperature", "about 1, logged is 0.6"),
+    "colder": (lambda toy: toy.drawn(0.3), {}, "temperature", "about 0.3, but 0.6 was logged"),
+    "hotter": (lambda toy: toy.drawn(1.0), {}, "temperature", "about 1, but 0.6 was logged"),
     "hotter without top_p": (
         lambda toy: toy.drawn(1.0, 1.0),
         {"top_p": 1.0},
