@@ -128,7 +128,7 @@ def write_recipe(
 
 
 def _examined(logs: str, target: str) -> tuple["Recipe", Mapping[str, Any]]:
-    """Returns a minimal recipe with the kinds that the target supports, and its config.json."""
+    """Returns a minimal recipe with all supported kinds, and the target's config.json."""
     from outrider.pipeline.kinds import with_kinds
     from outrider.pipeline.plan.training_cost import target_config
     from outrider.pipeline.preflight import local_target

@@ -13,8 +13,8 @@ a likelihood ratio for each standardized effect mu / sigma. Mixed over effects ~
     E_n = sqrt(r) ((1 + r x) / (1 + x))^(-n/2)      r = g / (g + n),  x = t^2 / (n - 1)
 
 (the t statistic's Bayes factor with a normal prior). Under the hypothesis, E_n is a martingale in
-n that starts at 1. By Ville's inequality it ever reaches 1 / beta with probability at most beta
-(Robbins, Ann. Math. Statist. 41, 1970; Lai, Ann. Statist. 4, 1976, for t; Wang and Ramdas,
+n that starts at 1. By Ville's inequality, the probability that it ever reaches 1 / beta is at most
+beta (Robbins, Ann. Math. Statist. 41, 1970; Lai, Ann. Statist. 4, 1976, for t; Wang and Ramdas,
 arXiv:2310.03722; Lindon et al., arXiv:2210.08589, for regressions).
 
 For one-sided bounds: E is the mean of the mixtures over positive and over negative effects, and the

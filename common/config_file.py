@@ -132,7 +132,7 @@ def _message(
 def _written(location: Keys, model: type[BaseModel]) -> tuple[Keys, type[BaseModel]]:
     """Returns the keys as in the file, and the last key's section.
 
-    In pydantic's location, the name of a union's member can follow a field, as in `k`, `int`.
+    In pydantic's location, a union member's name can follow a field, such as `int` after `k`.
     """
     keys: list[str | int] = []
     section, below = model, typing.cast(Any, model)

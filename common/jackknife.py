@@ -1,6 +1,6 @@
 """Confidence intervals from a few sessions of unequal size.
 
-Degrees of freedom, and the number of sessions needed.
+Provides the degrees of freedom and the number of sessions needed.
 
 degrees_of_freedom([[0.25, 0.25, 0.25, 0.25]])      # [3.]
 

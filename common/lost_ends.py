@@ -1,7 +1,7 @@
 """Counts truncated responses for the plan, the progress output and the report.
 
     found, kept = lost_ends(lengths, starts, limit=2047, key="serving.engine.max_model_len = 2,048")
-    print(found.describe())     # 2 of 720 responses lose their end (512 tokens) ...
+    print(found.describe())     # ...: of 720 responses 2 lose their end (512 tokens) ...
 
 A cut keeps the beginning: the prompt and the first tokens of the response.
 """
@@ -14,7 +14,7 @@ class LostEnds(NamedTuple):
     """Counts of sequences that a limit cuts or drops."""
 
     key: str
-    """The recipe's key with its value."""
+    """The recipe key that sets the limit, with its value."""
     limit: int
     """Maximum length of a prompt and its response together, in tokens."""
     longest: int
@@ -24,7 +24,7 @@ class LostEnds(NamedTuple):
     cut_tokens: int
     """Number of tokens cut from the responses."""
     dropped: int
-    """Sequences that are left out."""
+    """Number of sequences that are left out."""
 
     def describe(self) -> str:
         """Returns one readable line; empty if every sequence fits."""
@@ -44,7 +44,7 @@ def lost_ends(
 ) -> tuple[LostEnds, list[int]]:
     """Counts the sequences that `limit` cuts; also returns the kept rows' indices.
 
-    A longer sequence is left out if its prompt alone reaches the limit.
+    A sequence over the limit is left out if its prompt alone reaches the limit.
     """
     pairs = enumerate(zip(lengths, starts, strict=True))
     kept = [row for row, (length, start) in pairs if length <= limit or start < limit]

@@ -25,7 +25,7 @@ class Tolerance:
     control: float
     """The difference between two batchings of the same requests."""
     margin: float
-    """How much the difference may exceed the control."""
+    """Amount by which the difference may exceed the control."""
 
     @property
     def allowed(self) -> float:

@@ -128,11 +128,11 @@ class SplitConfig(_Section):
     """Share of sessions for choosing the checkpoint and K: the latest before the held-out part."""
 
     heldout_fraction: float = Field(default=0.2, gt=0.0, lt=1.0)
-    """Share of sessions for the final measurement: the latest of all. No choices depend on them."""
+    """Share of sessions for the final measurement: the latest ones. No choice depends on them."""
 
     session_gap_minutes: ClassVar[float] = 30.0
     """In a log without conversation ids, a session ends after a pause of this length, because
-    user ids last for weeks, and a session of that length would span all parts."""
+    a user id lasts for weeks, and a session that long would span all parts."""
 
     near_duplicate_similarity: float = Field(default=0.9, gt=0.0, le=1.0)
     """Jaccard similarity of two prompts' word 5-grams, without boilerplate. A validation or
@@ -154,8 +154,8 @@ class SplitConfig(_Section):
     """Maximum number of held-out sequences, chosen by seeded sampling. Default: all."""
 
     max_general_sequences: ClassVar[int] = 200
-    """Maximum number of sequences of `traffic.general` to measure on: the latest ones, at most a
-    fifth of all."""
+    """Maximum number of sequences of `traffic.general` to measure on: the latest ones, and at most
+    a fifth of all of them."""
 
     @model_validator(mode="after")
     def _leaves_training(self) -> "SplitConfig":

@@ -44,7 +44,7 @@ class Exchange:
 
     place: Place
     choice: int = 0
-    """Index among the response's choices (`n` above 1)."""
+    """Index among the response's choices, if `n` is above 1."""
     messages: list[dict[str, Any]] | None = None
     """The request's conversation, as OpenAI message objects."""
     template_arguments: dict[str, Any] = field(default_factory=dict)
@@ -77,12 +77,12 @@ class Exchange:
     prompt_tokens: int | None = None
     """Number of tokens before the response, as the engine counted them."""
     completion_tokens: int | None = None
-    """Number of tokens of the response, as the engine counted them."""
+    """Number of tokens in the response, as the engine counted them."""
     model: str | None = None
     session: str | None = None
     """Id of the conversation."""
     user: str | None = None
-    """Id of the end user, which lasts longer than a conversation."""
+    """Id of the end user, shared by all of their conversations."""
     tenant: str | None = None
     route: str | None = None
     time: float | None = None
@@ -95,7 +95,7 @@ class Exchange:
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
     constraint: str | None = None
-    """Another influence on the tokens: `grammar` or `other_sampling` (formats/sampling.py)."""
+    """What else shaped the tokens: `grammar` or `other_sampling` (formats/sampling.py)."""
     regenerate: bool = False
     """Whether the response contained personal data. If so, it now contains surrogates, and the
     target must generate a new response before training."""
@@ -151,7 +151,7 @@ HALVES = frozenset({"unmatched_request", "unmatched_response", "stream_cut"})
 """Reasons for rejecting rows without their other half, or streams without their end."""
 
 BEYOND_FIRST = "beyond_first"
-"""Replaces those in `HALVES` if the rest of the log was not read: the other half may be there."""
+"""Replaces the reasons in `HALVES` if the other half may be in an unread part of the log."""
 
 SAMPLED_OTHERWISE = frozenset({"grammar", "min_p", "penalties", "other_sampling"})
 """Reasons for responses whose tokens were not sampled by temperature, top_k and top_p alone."""

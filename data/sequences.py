@@ -14,7 +14,7 @@ from outrider.common.errors import OutriderError
 from outrider.data.exchange import CONVERSATION
 
 Tables = Path | str | Sequence[Path]
-"""Directory of one table, or of several with disjoint ids."""
+"""Directory of one table, or directories of several tables with disjoint ids."""
 
 
 def load_sequences(
@@ -51,7 +51,7 @@ def load_sequences(
 
 
 def log_order(times: Iterable[float | None]) -> list[tuple[float, int]]:
-    """Returns rows' sort keys; a row without a time follows its predecessor."""
+    """Returns the sort keys; a row without a time follows its predecessor."""
     keys = []
     latest, without = -math.inf, 0
     for time in times:

@@ -57,7 +57,7 @@ STREAM = "stream.json"
 
 @dataclass(frozen=True)
 class Streamed:
-    """Settings and sequences of a streamed capture; feature store of other parts."""
+    """Settings and sequences of streamed capture, and the other parts' feature store."""
 
     target: TargetConfig
     engine: EngineConfig

@@ -56,11 +56,11 @@ class ScenarioConfig(BaseModel):
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
     prompt_tokens: LengthRange | None = None
-    """Minimum and maximum tokens of the prompt as the engine sees it, both inclusive; null: no
+    """Minimum and maximum prompt length in tokens, as the engine sees it, both inclusive; null: no
     limit. Percentages are quantiles of the held-out part: ["50%", "100%"] is the longer half."""
 
     response_tokens: LengthRange | None = None
-    """Minimum and maximum tokens of the logged response."""
+    """Minimum and maximum length of the logged response, in tokens."""
 
     max_tokens: PositiveInt | None = None
     """Maximum response length in tokens, for all variants; null: `eval.max_tokens`."""
@@ -106,9 +106,9 @@ class GateConfig(BaseModel):
 
     max_task_loss: float = Field(0.1, gt=0, lt=1)
     """Equivalence margin for task accuracy: the 90 % interval of custom minus none must lie within
-    plus or minus this (two one-sided tests at 5 %). A narrower margin needs more responses
-    (`verification_requests`): 31 for 0.05 if no outcome changes, 68 for 0.1 if one in four changes
-    by chance."""
+    plus or minus this (two one-sided tests at 5 %). Narrower margins and noisier outcomes need more
+    responses (`verification_requests`): 31 for 0.05 if no outcome changes, 68 for 0.1 if one in
+    four changes by chance."""
 
     max_replay_difference: ClassVar[float] = 0.02
     """Maximum relative difference between the steps predicted by exact replay and those counted by
@@ -118,8 +118,8 @@ class GateConfig(BaseModel):
     replay_margin: ClassVar[float] = 0.01
     """The engine repeats some greedy responses with different batching. If the relative change in
     its step count plus this exceeds `max_replay_difference`, the sum is the limit instead, capped
-    at three times `max_replay_difference`. A difference between the cap and the sum is
-    undecided."""
+    at three times `max_replay_difference`. A difference between the cap and the sum
+    leaves the check undecided."""
 
 
 class CostConfig(BaseModel):
@@ -178,9 +178,9 @@ class EvalConfig(BaseModel):
 
     requests: PositiveInt = 4
     """Held-out prompts per block, or twice the concurrency if that is more. At concurrency 1, base
-    and custom alternate by request, and every pair narrows their interval. At other concurrencies,
-    on a machine whose speed fluctuates, more short blocks narrow it further than longer blocks
-    do."""
+    and custom alternate by request, and every pair narrows the interval of their ratio. At other
+    concurrencies, on a machine whose speed fluctuates, more short blocks narrow it further than
+    longer blocks do."""
 
     measure: Literal["until_decided", "full"] = "full"
     """When to stop measuring. `full` measures all `repeats` in every engine mode. `until_decided`

@@ -138,7 +138,7 @@ class EvaluationContext:
     ) -> Iterator[tuple[LoadGenerator, Servers]]:
         """Opens a load generator, and servers that start on first use.
 
-        There is a server for no speculation, and servers for `speculators`. Their warm-up is a
+        One server runs without speculation; the others serve `speculators`. Each warms up with a
         short block of the rendered prompts `texts` at the highest concurrency.
         """
         widest = max(self.settings.concurrency)
@@ -191,7 +191,7 @@ class EvaluationContext:
 
     @functools.cached_property
     def no_replay(self) -> tuple[str, str] | None:
-        """A speculator that cannot be replayed exactly, and the reason; None otherwise."""
+        """A speculator that cannot be replayed exactly, and why; None without one."""
         for each in (self.speculators["custom"], self.speculators["base"]):
             words = each.in_words
             if not each.has_replay:

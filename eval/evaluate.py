@@ -183,7 +183,7 @@ def heldout_requests(context: EvaluationContext, heldout: Dataset) -> HeldoutReq
     """Selects the held-out requests to send, and their sampling settings."""
     settings, serving = context.settings, context.serving
     verification, timed = evaluation_prompts(heldout, settings, serving)
-    # Open-loop acceptance is 1 + accepted tokens / drafts, so every step needs a draft.
+    # Open-loop acceptance counts only steps with drafts, so every step must have drafts.
     custom = context.speculators["custom"]
     comparable = custom.trainable or not custom.speculates
     traffic = select(heldout, settings, serving) if comparable else []
@@ -211,7 +211,7 @@ def replay_stage(
 ) -> dict[str, Any]:
     """Findings of exact replay.
 
-    Lengths and slices use custom's k for both; base's acceptance by position uses its own k.
+    Lengths and slices use custom's k for both speculators; base's acceptance by position, its own.
     """
     if not replays:
         return {"own_text": None, "replay": None, "general": None, "slices": {}}
@@ -265,7 +265,7 @@ def replayed_steps(replays: Replays, plan: Mapping[str, Drafts | None]) -> Repla
     """Replayed steps of held-out responses by variant; variants with schedules are omitted."""
     steps = {}
     for variant, drafts in plan.items():
-        sums = replays.get(variant, replays["base"])  # base at eval.current_k has base's sums
+        sums = replays.get(variant, replays["base"])  # base at eval.current_k uses base's sums
         if variant == "none" or drafts == 0:
             steps[variant] = sums.tokens_R
         elif isinstance(drafts, int):
@@ -277,7 +277,7 @@ def replayed_steps(replays: Replays, plan: Mapping[str, Drafts | None]) -> Repla
 def samples_stage(
     context: EvaluationContext, replays: Replays | None, k: int
 ) -> list[Example] | None:
-    """Example responses; None without `report.samples`, replay or weights for both."""
+    """Example responses; None without `report.samples`, replay or weights of both speculators."""
     placed = [(name, each.directory) for name, each in context.speculators.items()]
     directories: dict[str, Path] = {name: each for name, each in placed if each is not None}
     if replays is None or not context.show_samples or len(directories) < len(placed):

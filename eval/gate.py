@@ -38,7 +38,7 @@ batching does; a lossless engine falls below it in at most 1 % of evaluations.""
 def judge(findings: Findings, gate: GateConfig) -> Verdict:
     """Checks every condition and returns the verdict."""
     checks = speed_checks(findings, gate)
-    if findings.speculator.kind != LOOKUP:  # lookup needs no training: it only has to be faster
+    if findings.speculator.kind != LOOKUP:  # lookup needs no training, so it only has to be faster
         # By exact replay, both at custom's K; without replay, by the engine's counters.
         name = f"acceptance length, custom / base, {findings.at_k}"
         how = "" if findings.replay else ", counted by the engine"
@@ -63,7 +63,7 @@ def judge(findings: Findings, gate: GateConfig) -> Verdict:
 
 
 def conclusion(checks: list[Check], unchecked: dict[str, str]) -> Verdict:
-    """Derives the verdict; `unchecked` maps figures without a check to reasons."""
+    """Derives the verdict; `unchecked` maps each unchecked figure to the reason."""
     failed = [check for check in checks if check.outcome == "failed"]
     open_ = [check for check in checks if check.outcome == "undecided"]
     verdict = DO_NOT_SHIP if failed else UNDECIDED if open_ else SHIP
@@ -110,8 +110,8 @@ def _over_sessions(name: str, ratio: ClusteredEstimate, least: float, how: str =
 def _greedy(mode: str, custom: Greedy, alone: Greedy, added: Excess) -> Check:
     """Checks that speculation causes no more differences than different batching does.
 
-    Near ties count too. If different batching without speculation causes only near ties, other
-    differences cannot be attributed to it, but a few of them do not prove a fault either.
+    Near ties count too. If different batching alone causes only near ties, it cannot explain other
+    differences, but a few of them do not prove a fault either, so the check is then undecided.
     """
     failed = added.p_value < LEAST_GREEDY_P
     undecided = bool(custom.unexplained) and not alone.unexplained

@@ -35,8 +35,8 @@ LEAST_STARTS = 3
 """Minimum number of starts for comparing the speeds of two engines."""
 
 SUPERIOR, ELSEWHERE, NONE = "superior", "elsewhere", "none"
-"""Kinds of demand: faster than a reference at the main concurrency, not slower than base at the
-others, not slower than no speculation."""
+"""Kinds of demand: faster than a reference at the main concurrency, non-inferior to base at the
+others, non-inferior to no speculation."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Demand:
 
     @property
     def corrected(self) -> str:
-        """Text with the ratio corrected for selection; empty if no gain passed."""
+        """Selection-corrected ratio as text; empty unless a SUPERIOR demand passed."""
         if self.kind != SUPERIOR or self.outcome != "passed":
             return ""
         value = given_passed(self.ratio.value, self.ratio.low, self.threshold)
@@ -161,7 +161,7 @@ def _check(name: str, asked: Sequence[Demand], off: Sequence[Demand], repeats: i
 
 
 def above(low: float, high: float, threshold: float) -> Outcome:
-    """Whether the interval lies strictly above the threshold."""
+    """Outcome of demanding that the interval lie strictly above the threshold."""
     if low > threshold:
         return "passed"
     return "failed" if high <= threshold else "undecided"
@@ -170,7 +170,7 @@ def above(low: float, high: float, threshold: float) -> Outcome:
 def _drafts_nothing(findings: Findings, concurrency: int, row: SpeedRow) -> bool:
     """Whether the engine followed a schedule with 0 drafts at `concurrency`.
 
-    Fewer requests run at the end of a block, so the schedule may draft in some steps.
+    Fewer requests run at the end of a block, so a share of steps below MOST_DRAFTING may draft.
     """
     schedules = findings.choice.k_per_batch_size
     if not findings.by_batch_size or schedules is None:

@@ -68,7 +68,7 @@ FOLDER = "adapt"
 """Folder in the endpoint's `state_dir`."""
 
 LOG = "log"
-"""Folder in a window that holds its log rows until they are ingested."""
+"""Subfolder of a window for its log rows, until they are ingested."""
 
 BASE = "base"
 """Name of the speculator in use before the first release."""
@@ -109,7 +109,7 @@ class Adapter:
         self._step_began = 0.0
 
     def run(self, rounds: int | None = None, once: bool = False) -> None:
-        """Steps until `rounds` more rounds are settled, or, if `once`, until idle."""
+        """Takes steps until `rounds` more rounds settle or, if `once`, until idle."""
         before = self._settled()
         while rounds is None or self._settled() - before < rounds:
             if not self.step():
@@ -314,7 +314,7 @@ class Adapter:
     def _base_to_watch(self, serving: Serving) -> Path | None:
         """The base with which the speculator in use is compared.
 
-        None if the base itself is in use, or is of a different kind, which reads different states.
+        None if the base has no weights, is itself in use, or is of a kind that reads other states.
         """
         recipe = self.recipe
         base = base_of(recipe.speculator.base, recipe.target.training_directory()).directory

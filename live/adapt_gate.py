@@ -80,7 +80,7 @@ def replayed(
 def watched(
     window: RunDirectory, serving_dir: Path, base_dir: Path | None, recipe: Recipe, k: int
 ) -> tuple[ClusteredEstimate, ClusteredEstimate | None]:
-    """Measures the acceptance length at k drafts, and its ratio to base's."""
+    """Measures acceptance length at k drafts, and its ratio to the base's."""
     ids = usable_ids(window)
     sums = in_child(replayed, window, serving_dir, recipe, ids)
     if base_dir is None:

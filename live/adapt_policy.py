@@ -1,4 +1,4 @@
-"""When to retrain: after losing ground to base, or with fresh traffic.
+"""Retraining policy: after losing ground to the base, or with fresh traffic.
 
     why = reason_to_train(state, release="4f1d0c2a9b77", policy=recipe.adapt)     # None: wait
 
@@ -41,7 +41,7 @@ MOST_LAST = 16
 """Maximum number of latest windows that are compared with the earlier ones."""
 
 PRIOR_SD = 0.03
-"""Prior standard deviation of the log ratio between windows, beyond that between sessions."""
+"""Prior standard deviation of the log ratio between windows, beyond what sessions explain."""
 
 PRIOR_WINDOWS = 4
 """Weight of the prior variance, as a number of windows."""
@@ -85,7 +85,7 @@ def reason_to_train(state: State, release: str, policy: AdaptConfig) -> str | No
 
 
 def newest_fall(state: State, release: str, min_drop: float) -> Fall | None:
-    """Most significant fall in the latest windows; None with fewer than two."""
+    """Most significant fall in latest windows; None with fewer than two ratios."""
     ratios = [each.ratio for each in state.usable if each.release == release and each.ratio]
     count = len(ratios)
     if count < 2:

@@ -29,7 +29,7 @@ SILENCE_S = 5.0
 """Seconds without an answer after which a canary is rolled back."""
 
 STALL_S, STALL_REQUESTS = 600.0, 20
-"""A canary is rolled back if it finishes no request for STALL_S seconds in which, by the stable
+"""A canary is rolled back if it finishes no request for STALL_S seconds in which, at the stable
 replicas' rate, it should have finished STALL_REQUESTS. (A hung engine still reports its status.)"""
 
 

@@ -250,7 +250,7 @@ def deploy_bundle(
 
     `bundle` is a folder, or an address that `outrider export --to` wrote to. Blocks until the end;
     an interrupted deployment is finished first. Raises an `OutriderError` if the deployment could
-    not begin (bad bundle, no answer from a replica), or if a replica refuses to go back, in which
+    not begin (bad bundle, no answer from a replica), or could not be finished (full disk), in which
     case `--recover` is needed.
     """
     source = pinned(bundle)

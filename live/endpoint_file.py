@@ -26,7 +26,7 @@ from outrider.serving.admin.address import Address
 from outrider.serving.admin.live_flags import admin_token
 
 SOURCE = r"(hf|s3|gs|oci|pvc)://[A-Za-z0-9][A-Za-z0-9._:@/+-]*"
-"""Addresses that a pod can read a model from."""
+"""Pattern of the addresses from which a pod can read a model."""
 
 SHIPPED_ENDPOINTS = Path(__file__).resolve().parents[1] / "recipes" / "endpoints"
 """Endpoints that come with the package; a name without a folder is looked up here."""
@@ -225,7 +225,7 @@ class Endpoint(Section):
 
     @property
     def access_log(self) -> Path:
-        """The router's log: a JSON line per request, without query and body."""
+        """The router's log: a JSON line per request, without query or body."""
         return self.state_dir / "access.log"
 
     @property

@@ -164,7 +164,7 @@ class Fleet:
             self.clock.sleep(LOOK_S)
 
     def broken(self, name: str, status: ReplicaStatus) -> Decided:
-        """The verdict on a replica whose drafts are wrong."""
+        """The verdict on a replica whose speculator is broken until its restart."""
         return rolled_back(f"{name} drafts wrongly until it is started again: {status.broken}")
 
     def reverted(self, name: str, status: ReplicaStatus) -> Decided:

@@ -41,7 +41,7 @@ LEAST_FAILURES = 3
 """Minimum number of failed requests for a rollback; they must also exceed the limit."""
 
 OF_STABLE = 2.0
-"""The canary may fail at up to this multiple of stable's failure rate, despite `max_error_rate`."""
+"""The canary's failure rate may reach this multiple of stable's, even above `max_error_rate`."""
 
 LEAST_TAIL_REQUESTS = 200
 """Minimum number of requests per role to compare 99th percentiles."""
@@ -152,7 +152,7 @@ def _ratios(stable: Requests, canary: Requests) -> tuple[float | None, float | N
 
 
 def _figures(requests: Requests) -> tuple[float | None, float | None, float | None]:
-    """Tokens per step (1 + accepted / drafts), median TTFT, 99th-percentile latency."""
+    """Tokens per step (1 + accepted / steps), median TTFT, 99th-percentile latency."""
     drafts = sum(live.drafts for _, live in requests)
     length = 1 + sum(live.accepted for _, live in requests) / drafts if drafts else None
     times = [(live.ttft_s, each.latency_s) for each, live in requests if not each.failed]

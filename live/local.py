@@ -163,7 +163,7 @@ def load(
     """Runs users in threads that send requests until the context ends.
 
     `bodies` are request bodies for /v1/chat/completions. Yields a growing list with an entry for
-    each finished request: how it failed, without text of the response, or an empty string.
+    each finished request: how it failed, without any response text, or an empty string.
     """
     outcomes: list[str] = []
     numbers, ended = itertools.count(), threading.Event()

@@ -5,7 +5,7 @@
     release.name, release.digest, release.directory
 
     releases/4f1d0c2a9b77/bundle/         what replicas load: the files of bundle.json, read-only
-    releases/4f1d0c2a9b77/release.json    digest, address, when it was added
+    releases/4f1d0c2a9b77/release.json    digest, source address, time added
 
 A release is named by its digest (bundle_digest.py). The original may be changed or deleted once it
 has been added. The copy is hashed, so the checked files are the ones that are kept.
@@ -129,7 +129,7 @@ class Releases:
         No release may be added meanwhile: the caller must hold the endpoint's lock.
         """
         for each in self.all()[:-keep]:
-            if each.name not in in_use:  # the rename hides a half-deleted one
+            if each.name not in in_use:  # renaming hides half-deleted releases
                 (self.folder / each.name).rename(self.folder / f".{each.name}.old")
         for left in self.folder.glob(".*"):  # including leftovers of killed processes
             shutil.rmtree(left, ignore_errors=True)

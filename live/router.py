@@ -25,7 +25,7 @@ POOLS = {"canary": "canary_host", "stable": "stable_host"}
 """Name of the Envoy cluster for each replica role."""
 
 WHOLE = 10_000
-"""Sum of the two weights: shares are in hundredths of a percent."""
+"""Sum of the canary and stable weights, which are in hundredths of a percent."""
 
 RUNTIME_KEY = "speculator"
 
@@ -152,7 +152,7 @@ def envoy_binary() -> Path:
 
 
 def main() -> None:
-    """Replaces this process with Envoy, for the endpoint file given as argument."""
+    """Runs Envoy in place of this process, for the given endpoint file."""
     try:
         if len(sys.argv) != 2:
             raise OutriderError("give the file of the endpoint")

@@ -10,10 +10,10 @@
 | `share` | the router is set | percent |
 | `swap` | a replica's speculator is swapped | replica, release |
 | `swapped` | nothing | replica, release, and its times in seconds |
-| `reverted` | a release that a replica took back is replaced | replica, release, reason |
-| `request` | nothing | deployment, action, by: `--promote` or `--rollback` of another process |
+| `reverted` | the rollback of a release that a replica reverted | replica, release, reason |
+| `request` | nothing | deployment, action, by; from another process's `--promote` or `--rollback` |
 | `verdict` | it is acted on | action: promote or roll_back; reason; by: whom; figures |
-| `end` | nothing | outcome: promoted or rolled_back; serving; behind: replicas left out |
+| `end` | nothing | outcome: promoted or rolled_back; serving; behind: replicas left behind |
 
 Without a verdict, a deployment whose controller has stopped is rolled back; otherwise its last
 verdict is carried out. `adapt-speculator` records finished steps, so a killed process repeats at
@@ -41,7 +41,7 @@ from outrider.eval.results.parts import ClusteredEstimate
 Mode = Literal["canary", "in_place", "rollback"]
 
 PROMOTED = "promoted"
-"""Outcome of a deployment after which the new release serves."""
+"""Outcome of a deployment that leaves the new release in use."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class Deployment:
     ended_at: float | None = None
     outcome: Literal["promoted", "rolled_back"] | None = None
     behind: list[str] = field(default_factory=list)
-    """Replicas that could not be reached at the end."""
+    """Replicas that did not get `wanted`: unreachable, broken, or refusing the swap."""
 
     @property
     def wanted(self) -> str:
@@ -98,7 +98,7 @@ class Deployment:
 
     @property
     def went_back(self) -> bool:
-        """Whether it ended on the older of its two releases."""
+        """Whether it ended with the older of its two releases in use."""
         return self.outcome is not None and (
             (self.outcome == "rolled_back") != (self.mode == "rollback")
         )
@@ -119,7 +119,7 @@ class Window:
     acceptance: ClusteredEstimate | None = None
     """Acceptance length; None until it is measured, or if the window was refused."""
     ratio: ClusteredEstimate | None = None
-    """Ratio to the base's acceptance length on the same responses; None if the base is in use."""
+    """Ratio to the base's acceptance length on the same responses; None if not compared."""
     deleted: bool = False
 
 
@@ -138,7 +138,7 @@ class Round:
 
     @property
     def settled(self) -> bool:
-        """Whether it was deployed or failed the gate."""
+        """Whether it failed the gate or its deployment has ended."""
         return self.ships is False or self.outcome is not None
 
     @property
@@ -149,7 +149,7 @@ class Round:
 
 @dataclass
 class State:
-    """State of an endpoint after the entries of its journal."""
+    """State of an endpoint after all entries of its journal."""
 
     serving: str | None = None
     """Name of the release in use; None before the first deployment."""

@@ -5,11 +5,11 @@
     traffic.start_test(new, clock.time())
     stable, canary = traffic.collect()      # those of the test
 
-Requests that began before `began` are excluded, and so are those drafted even in part by a release
-other than the role's. A replica that still has its initial speculator reports no release: its
-requests count if that speculator is the role's release. Speed varies from one server start to the
-next, so a replica's restart begins the baseline anew, and a replica that restarts during the test
-no longer counts. Session names are hashed.
+Requests that began before `began` are excluded, as are those whose drafts came, even in part, from
+a release other than the role's. A replica that still has its initial speculator reports no release:
+its requests count if that speculator is the role's release. Speed varies from one server start to
+the next, so a replica's restart begins the baseline anew, and a replica that restarts during the
+test no longer counts. Session names are hashed.
 """
 
 import contextlib
@@ -44,10 +44,10 @@ class Observation:
     latency_s: float
     """Seconds from arrival at the router to the last byte."""
     failed: bool
-    """Whether the role that the router selected failed to answer in full, even if the other did."""
+    """Whether the role that the router selected gave no full answer, even if the other gave one."""
     live: LiveRequest | None = None
-    """Its replica's counts; None if it overlapped a swap or ended early, in which
-    case it counts only toward the failure rate."""
+    """Its replica's counts; None if they are missing or the request overlapped a swap
+    or ended early. Such a request counts only toward the failure rate."""
 
 
 class Traffic:
@@ -91,7 +91,7 @@ class Traffic:
             finished, after = replica.requests(0)
             seen = 0
         if seen == 0 and finished and not self._testing:
-            # Replicas keep only recent requests: begin where all have records, for equal load.
+            # Replicas keep only recent requests: start where all have some, so loads are equal.
             self._began = max(self._began, finished[0].finished_at - finished[0].e2e_s)
         status = replica.status()
         self._after[name] = after
@@ -135,7 +135,7 @@ def observations(
 
     `roles` maps replica addresses, as Envoy writes them, to roles. A request belongs to the role
     that the router selected. A request that did not fail counts only if it is in both sources.
-    Requests to paths that generate nothing never count, because replicas do not report them.
+    Replicas do not report requests to paths that generate nothing, so these count only if failed.
     """
     # Successes go last, to override the failed or aborted attempts of a retried request.
     by_end = sorted(finished, key=lambda each: not each.aborted and not each.failed)

@@ -2,8 +2,8 @@
 
     check_warm_start(run, recipe, validation_ids)
 
-Without parity, training would improve a model other than the served one, although losses look
-normal. A failure raises an `OutriderError` or prints a warning (`training.parity`).
+Without parity, training would improve a model other than the served one, while losses look normal.
+A failure raises an `OutriderError` or prints a warning (`training.parity`).
 """
 
 import itertools

@@ -28,7 +28,7 @@ DISTRIBUTIONS = (
     "safetensors",
 )
 
-# An allowlist of names, not prefixes: VLLM_API_KEY, HF_TOKEN and WANDB_API_KEY are secret.
+# Full names, because prefixes would admit secrets: VLLM_API_KEY, HF_TOKEN, WANDB_API_KEY.
 ENVIRONMENT = (
     "CUDA_VISIBLE_DEVICES",
     "LD_PRELOAD",

@@ -25,7 +25,7 @@ def retain(run: RunDirectory, retention: str) -> list[str]:
     names = [str(path.relative_to(run.root)) for path in doomed]
     earlier = read_json(_note(run))["deleted"] if _note(run).is_file() else {}
     why = f"{datetime.date.today().isoformat()}, privacy.retention = {retention}"
-    # Recorded first: after an interruption the next run deletes the rest.
+    # Recorded first, so that the next run deletes the rest after an interruption.
     write_json(_note(run), {"deleted": earlier | dict.fromkeys(names, why)})
     for path in doomed:
         for text in _text(path):

@@ -18,8 +18,8 @@ With several kinds (`speculator.kind: [mtp, eagle3]`), each kind has
     speculators/KIND/          training/ speculator/ metrics.jsonl
     evaluation/KIND/           replay of the validation part
 
-`speculator`, `metrics.jsonl` and the report belong to the chosen kind; N-gram lookup has only the
-report.
+`speculator`, `metrics.jsonl` and the report belong to the chosen kind. If it is n-gram lookup, only
+the report exists.
 """
 
 import contextlib
@@ -81,7 +81,7 @@ class RunDirectory:
 
     @property
     def features(self) -> Path:
-        """Output of capture. As confidential as the text: states reveal it."""
+        """Output of capture. As confidential as the text, because states reveal it."""
         return self.root / "features"
 
     @property

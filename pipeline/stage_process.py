@@ -64,7 +64,7 @@ def _show_progress_on_the_terminal(starts_engines: bool) -> None:
     )
     logging.captureWarnings(True)
     if starts_engines:
-        # vLLM's logger keeps the stderr it finds at import: import it before redirecting stderr.
+        # vLLM's logger keeps the stderr found at import, so it is imported before redirecting.
         importlib.import_module("vllm.logger")
     os.set_inheritable(int(descriptor), False)
     sys.stdout = sys.stderr = os.fdopen(int(descriptor), "w", buffering=1, encoding="utf-8")

@@ -46,7 +46,7 @@ class TargetConfig(BaseModel):
         """Returns a local directory with the files that ingest and training read.
 
         For a hub model, downloads only the weight shards that contain its own speculator, the
-        embedding or the head (R1: a few of 163). An engine needs all of them: use `directory`.
+        embedding or the head (R1: a few of 163). An engine needs all shards: use `directory`.
         """
         if local := self._local():
             return local

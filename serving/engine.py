@@ -80,7 +80,7 @@ def in_process(engine: EngineConfig) -> tuple[EngineConfig, list[str]]:
 
 
 class PromptLogprobs(NamedTuple):
-    """The engine's log-probabilities of a prompt; entry i is for the token at i + 1."""
+    """Log-probabilities of a prompt; entry i is for position i + 1."""
 
     logprobs: np.ndarray
     """float32 [T - 1]: log-probability of each token."""
@@ -129,7 +129,7 @@ class Engine:
 
         Streams other than `final_norm` need an engine without a drafter, or with a drafter that
         reads them (vllm_hooks/capture_extension.py). With `positions`, rows are `LoggedRow`s and
-        `scores` are the sums [2, C] over about `positions` completion tokens (logged_text.py).
+        `scores` [2, C] sums the scores of about `positions` completion tokens (logged_text.py).
 
         Rows are prefilled in batches of at most `batch_tokens` tokens; the next batch runs while
         the caller reads the previous one. Larger batches are faster but hold more states in memory.
@@ -189,7 +189,7 @@ class Engine:
         return read
 
     def _settle(self) -> None:
-        """Waits for an unread batch: only one thread may call the engine."""
+        """Waits for an unread batch, because only one thread may call vLLM."""
         if self._ahead is not None:
             self._ahead.exception()
         self._ahead = None
@@ -211,7 +211,7 @@ class Engine:
         return results
 
     def answer(self, rows: Sequence[AskedRow]) -> list[list[int]]:
-        """Returns the target's answers as token ids, with the end token if sampled.
+        """Returns the target's answers as token ids, including a sampled end token.
 
         Requests are unseeded, because vLLM 0.32's CPU build fails if a request with a temperature
         above 0 has a seed.
@@ -236,7 +236,7 @@ class Engine:
     def _together(self, rows: Sequence[Row], sampling: "list[SamplingParams]") -> list[Any]:
         """Like `llm.generate`, but with reproducible batches.
 
-        The engine starts to compute only when it has all rows. Otherwise its first batches would
+        The engine starts computing only once it has all rows. Otherwise its first batches would
         depend on how fast rows arrive, and bf16 results depend on the batch.
         """
         self.llm.sleep(level=0)
@@ -279,7 +279,7 @@ def open_engine(
         with changed_environment(variables | tree.environment):
             from vllm import LLM
 
-            register()  # vLLM's only call per process may have seen other variables
+            register()  # vLLM calls it once per process, perhaps with other variables set
             llm = LLM(**arguments, worker_extension_cls=extension)
         try:
             yield Engine(llm, Path(folder))

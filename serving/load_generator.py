@@ -75,7 +75,7 @@ class LoadGenerator:
     """The child process that sends requests; a context manager."""
 
     def __init__(self, target: TargetConfig, log_path: Path, model_name: str | None = None) -> None:
-        """`model_name` is the server's name for the target, by default its basename."""
+        """`model_name` is the target's name on the server; default: `target.model`'s basename."""
         self._tokenizer = target.directory()
         self._model_name = model_name or Path(target.model).name
         self._log_path = Path(log_path)
@@ -105,10 +105,10 @@ class LoadGenerator:
         """Sends one block of requests to a server, in a closed or open loop.
 
         Without `arrivals`, a closed loop keeps `concurrency` requests in flight. With `arrivals`,
-        an open loop sends each prompt at its arrival time, in ascending seconds after the block's
-        start. If `concurrency` is None, requests beyond the server's capacity queue there, and the
-        wait counts toward the time to first token. Prompts are rendered text, including special
-        tokens.
+        an open loop sends each prompt at its arrival time (in seconds after the block's start, in
+        ascending order). If `concurrency` is None, requests beyond the server's capacity queue
+        there, and the wait counts toward the time to first token. Prompts are rendered text,
+        including special tokens.
         """
         options: dict[str, Any] = {
             "backend": "vllm",
@@ -170,8 +170,8 @@ def _sent_at(serve: ModuleType, arrivals: list[float]) -> Callable[..., list[Any
     """Returns a `get_samples` that gives each request its send time.
 
     vLLM 0.32 supports send times only for its timed traces, which contain only token counts: vLLM
-    fills the prompts with random tokens and ignores end-of-sequence tokens, so the acceptance is
-    not that of a customer's text. But vLLM's schedule uses the `timestamp` of any request, so the
+    fills the prompts with random tokens and ignores end-of-sequence tokens, so acceptance would
+    differ from that on real text. But vLLM's schedule uses the `timestamp` of any request, so the
     send times are set here, after vLLM has checked the options.
     """
     load = serve.get_samples

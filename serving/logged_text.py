@@ -2,7 +2,7 @@
 
 The worker holds one `LoggedText` for each request with a `Claim`. After each engine step it scores
 the tokens that follow the states of that step. The head runs in the worker, so only sums leave it,
-neither logits nor tokens. Every rank must call `score_step`, because a sharded head uses
+not logits or tokens. Every rank must call `score_step`, because a sharded head uses
 collectives.
 
     claim = Claim(completion_start=57, temperature=0.6, top_p=0.95, positions=1024)
@@ -52,7 +52,7 @@ class LoggedText:
         self._done = 0
 
     def take(self, start: int, tokens: int) -> np.ndarray:
-        """Returns the positions that `tokens` states from `start` on can score.
+        """Returns the positions scored by the `tokens` states that begin at `start`.
 
         A state scores the next position. Each position is returned once, even after preemption.
         """
@@ -111,7 +111,7 @@ def score_step(
         for part in (rows, tokens, sampling, owners)
     )
     sums_PC = torch.zeros(2 * len(steps), len(COLUMNS), dtype=torch.float64, device=device)
-    # A part's logits fit in a CPU's cache; on a GPU they take 134 MB (259 positions of R1).
+    # Each chunk's logits fit in a CPU's cache; on a GPU they take 134 MB (259 positions of R1).
     at_once = max(2 ** (20 if device.type == "cpu" else 25) // vocabulary, 1)
     for part in torch.arange(len(row_N), device=device).split(at_once):
         logits_NV = head(hidden_NH[row_N[part]])

@@ -128,7 +128,7 @@ def _command(source: str, text: str) -> tuple[dict[str, str], list[str]]:
 
 
 def _arguments(source: str, words: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
-    """Returns the given arguments by vLLM's names, and the unknown flags.
+    """Returns the given arguments, keyed by vLLM's names, and the unknown flags.
 
     JSON objects become dictionaries, not vLLM's classes.
     """

@@ -6,7 +6,7 @@
         complete(server.url, ...)
         print(server.counters().acceptance_length)
 
-Several servers can run at once; idle ones sleep (`engine_environment`).
+Several servers can run at once; their idle threads do not spin (`engine_environment`).
 """
 
 import os
@@ -36,7 +36,7 @@ HOST = "127.0.0.1"
 _STOP_S = 15.0
 """Time from SIGTERM to SIGKILL, in seconds."""
 _RESET_S = 10.0
-"""Time limit for freeing the blocks of the last requests, in seconds."""
+"""Time limit for freeing the last requests' KV-cache blocks, in seconds."""
 
 
 class Server:
@@ -61,7 +61,7 @@ class Server:
         words = serve_arguments(target, engine, drafting)
         words += ["--host", HOST, "--port", str(self.port), "--served-model-name", self.model_name]
         if drafting is not None and drafting.speculator.speculates:
-            # Each response reports its own counts, so they survive an interrupted pass.
+            # Each response then reports its own counts, so they survive an interrupted pass.
             words += ["--per-request-spec-decode-metrics", "summary"]
         self._started_with = drafting.speculator.directory if drafting is not None else None
         if drafting is not None and drafting.speculator.trainable:
@@ -111,7 +111,7 @@ class Server:
         Raises an `OutriderError` if the swap is refused; the previous speculator then stays in use.
         """
         began = time.monotonic()
-        assert self._started_with is not None  # only engines that draft from weights swap them
+        assert self._started_with is not None  # only drafters with weights are swapped
         swap_directory(self._rpc, directory, self._started_with, self._checkpoint)
         # Cached prefixes hold the old drafter's keys, which lower the acceptance: 3.91 instead of
         # 3.97 tokens per step.

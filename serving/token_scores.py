@@ -4,7 +4,7 @@
     scores_NC = token_scores(logits_NV, token_N, temperature_N, top_p_N, top_k_N)
 
 Let p be the target's distribution at the request's temperature, and q this distribution cut to the
-request's top_k and top_p. An on-policy token x is a sample of q. Then log p(x) - E_q[log p] has
+request's top_k and top_p. An on-policy token x is a sample from q. Then log p(x) - E_q[log p] has
 mean zero and a known variance given all tokens before it. Summed over a text, these differences
 form a martingale and their variances add up; from a few dozen tokens on, the sum divided by the
 square root of the summed variances is approximately standard normal (Hall and Heyde, Martingale
@@ -164,7 +164,7 @@ def _open_positions(
     among_MK = _among_top_k(values_MK, top_k_M, vocabulary)
     among_M = torch.where(limited_M, (p_MK * among_MK).sum(-1), 1.0)
     nucleus_M, likely_M = top_p_M * among_M, top_p_M.clamp(max=LIKELY_MASS) * among_M
-    # Without top_p all candidates are kept: rounding would drop the last.
+    # Without top_p, keep all candidates explicitly, because rounding could drop the last ones.
     kept_MK = among_MK & ((above_MK < nucleus_M[:, None]) | (top_p_M >= 1)[:, None])
     likely_MK = kept_MK & (above_MK < likely_M[:, None])
     mass_M = torch.where(uncut_M, 1.0, (p_MK * kept_MK).sum(-1))
@@ -209,7 +209,7 @@ def _candidates(top_k_M: Tensor, vocabulary: int, least: int = CANDIDATES) -> in
 
 
 def _among_top_k(values_MK: Tensor, top_k_M: Tensor, vocabulary: int) -> Tensor:
-    """Mask [M, K] of candidates that top_k keeps, including ties, like vLLM."""
+    """Mask [M, K] of candidates that top_k keeps, including ties, as in vLLM."""
     last_M = top_k_M.clamp(max=values_MK.shape[-1]) - 1
     least_M = values_MK.gather(-1, last_M[:, None])[:, 0]
     return values_MK >= torch.where(top_k_M < vocabulary, least_M, -math.inf)[:, None]
@@ -241,7 +241,7 @@ def _fit(
         inside_M = ((p_MV * above_MV).sum(-1) / z_M < nucleus_M) | (top_p_M >= 1)
         inside_M &= ~limited_M | (x_M >= least_M)
         kept_MK = among_MK & (p_MK.cumsum(-1) - p_MK < nucleus_M[:, None])
-        # A nucleus larger than the candidates has a mass barely above top_p.
+        # A nucleus that extends beyond the candidates has a mass only slightly above top_p.
         larger_M = ~limited_M & (p_MK.sum(-1) < top_p_M)
         mass_M = torch.where(larger_M, top_p_M, (p_MK * kept_MK).sum(-1))
         share_M = torch.where(inside_M, (1 - STRAY) / mass_M + STRAY, STRAY)

@@ -4,10 +4,10 @@
     serve_arguments(TargetConfig(), EngineConfig())       # words after `vllm serve`
 
 Capture, evaluation and the exported serve.sh must compute the same results, so all use
-`engine_arguments`; only speculator and mode differ. CPU builds get two extra settings: all custom
-ops except the rotary one are on, because DeepSeek-V3's rotary embedding is otherwise wrong in eager
-mode; and MLA runs as plain attention, which verifies several drafts faster than the CPU's MLA
-kernel.
+`engine_arguments`; only the speculator and the mode differ. CPU builds get two extra settings: all
+custom ops except the rotary one are on, because DeepSeek-V3's rotary embedding is otherwise wrong
+in eager mode; and MLA runs as plain attention, which verifies several drafts faster than the CPU's
+MLA kernel.
 """
 
 import json
@@ -58,7 +58,7 @@ def engine_environment(engine: EngineConfig) -> dict[str, str]:
         "PYTHONHASHSEED": "0",
         "VLLM_NO_USAGE_STATS": "1",
         "HF_HUB_OFFLINE": "1",  # the target is a local directory: no look-ups by name
-        # Log to the original stderr, never to stdout or sys.stderr (the terminal in a stage).
+        # Log to the original stderr, never to stdout or sys.stderr (in a stage, the terminal).
         "VLLM_LOGGING_STREAM": "ext://sys.__stderr__",
     }
     if runs_on_cpu():
@@ -160,7 +160,7 @@ def flags_of(arguments: Mapping[str, Any]) -> list[tuple[str, ...]]:
 def start_limit_s(directory: Path) -> float:
     """Time limit in seconds for starting an engine with this checkpoint.
 
-    15 minutes to compile, plus reading from a slow network disk at 0.2 GB/s (R1, 671 GB: 4,255 s).
+    15 minutes to compile, plus reading at 0.2 GB/s, a slow network disk (R1: 4,255 s in total).
     """
     size = sum(file.stat().st_size for file in Path(directory).glob("*.safetensors"))
     return 900.0 + size / 0.2e9

@@ -55,7 +55,7 @@ class TargetEnds:
 
 @dataclasses.dataclass(frozen=True)
 class DraftHead:
-    """Rows that give the draft logits, and the target token of each."""
+    """The draft head's weight rows, and the target token of each row."""
 
     weight_DH: Tensor
     """The drafter's trained parameter, or a frozen tensor such as the target's."""

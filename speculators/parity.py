@@ -37,7 +37,7 @@ DESIGN_EFFECT = 2.0
 
 DIFFERENCE_SD = 0.1
 """Standard deviation of absolute log-probability differences, in nats.
-Measured: 0.06 across single drafts; 0.1 as implied by the variation between sequence means."""
+Measured: 0.06 across individual drafts; 0.1 as implied by the variation between sequence means."""
 
 Sums = Sequence[Sequence[float]]
 """[K, 4]: counts of drafts, equal drafts, near ties; summed log-probability differences."""
@@ -51,12 +51,12 @@ class ParityConfig(NamedTuple):
     max_tokens: int = 64
     """Maximum length of an answer, in tokens."""
     anchors: int = 200
-    """Maximum number of compared steps at every depth, drawn at random."""
+    """Maximum number of randomly drawn steps to compare at every depth."""
     min_agreement: float = 0.99
     """Minimum share of equal drafts and near ties at every depth."""
     near_tie_nats: float = 0.25
     """Largest gap of a near tie, in nats.
-    The gap is between the trainer's log-probabilities of its own draft and the engine's. The
+    The gap is the trainer's log-probability of its own draft minus that of the engine's draft. The
     engine's bf16 logits have a resolution of 0.06 to 0.125 at their usual size."""
     max_difference: float = 0.05
     """Largest mean absolute difference, in nats, between the trainer's and the engine's

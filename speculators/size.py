@@ -113,8 +113,8 @@ class DrafterSize:
     def kept(self, tokens: int, anchors: int, depth: int) -> Kept:
         """Bytes that autograd keeps from the unroll of one sequence, in bf16.
 
-        The anchors are the last `anchors` tokens that are followed by two more. Each storage is
-        counted once. Depths are not recomputed; weights are excluded.
+        The anchors are the last `anchors` tokens before the final two. Each storage is counted
+        once. Depths are not recomputed; weights are excluded.
         """
         import torch
 

@@ -133,7 +133,7 @@ def on_all_ranks(
     """Runs `action` on every rank and returns the results by rank.
 
     With `main_only`, only the first rank runs it; the other results are None. An `OutriderError`,
-    an `OSError` (a full disk) or a safetensors error on any rank is raised on all ranks as an
+    an `OSError` (e.g. a full disk) or a safetensors error on any rank is raised on all ranks as an
     `OutriderError`; otherwise the other ranks would hang in the next collective.
     """
     result, failure = None, None

@@ -16,10 +16,10 @@ FLOOR = 0.1
 
 
 DEPTH_DECAY, SCRATCH_DECAY = 0.6, 0.8
-"""Bases for `depth_weights: decay`: for warm or closed-form starts, and for random weights."""
+"""Bases of `depth_weights: decay` for warm or closed-form starts, and for random weights."""
 
 SCRATCH_RATE, FITTED_RATE = 2.0, 0.1
-"""Factors on `training.learning_rate` for random weights and for closed-form starts."""
+"""Multipliers of `training.learning_rate` for random weights and for closed-form starts."""
 
 
 class TrainingConfig(BaseModel):
@@ -70,7 +70,7 @@ class TrainingConfig(BaseModel):
     row_tokens: int = Field(default=4096, ge=16, json_schema_extra={"default": "from the target"})
     """Tokens per row; whole sequences are packed into rows.
     A process computes one row at a time, so this sets the peak memory. Longer sequences are
-    truncated and counted. A recipe that omits it gets `serving.engine.max_model_len`."""
+    truncated and counted. A recipe that omits this key gets `serving.engine.max_model_len`."""
 
     rows_per_step: int = Field(default=2, ge=1)
     """Rows per optimizer step, over all processes.
@@ -106,12 +106,12 @@ class TrainingConfig(BaseModel):
     parity: Literal["strict", "warn"] = "strict"
     """What to do if draft parity fails before the first update.
     It fails if the base speculator drafts differently in the trainer than in the engine, or if
-    preparing it for training changes its drafts from those in float32. `strict`: stop the run;
+    preparing it for training changes its drafts relative to float32. `strict`: stop the run;
     `warn`: print a warning and train. Either way, the evaluation compares exact replay with the
     engine's steps."""
 
     seed: int = 0
-    """Seed of the data order; everything else is deterministic."""
+    """Seed of the data order and new weights; everything else is deterministic."""
 
     wandb_project: str | None = "outrider"
     """Weights & Biases project; null: no tracker.
@@ -137,7 +137,7 @@ class TrainingConfig(BaseModel):
         return self.model_copy(update={"epochs": self.scratch_epochs, "learning_rate": rate})
 
     def learning_rate_at(self, step: int, steps: int) -> float:
-        """Returns the learning rate of step `step` (from 0) of `steps`."""
+        """Returns the learning rate at step `step` of `steps`, counting from 0."""
         warmup = math.ceil(steps * self.warmup_fraction)
         if step < warmup:
             return self.learning_rate * (step + 1) / warmup

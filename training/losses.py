@@ -33,7 +33,7 @@ on the results of this pass (objective.py). All depths share the teacher's row n
 h[n] must be aligned to the same target token.
 
 A drafter's own head (`DraftHead`) may cover fewer tokens (`draft_teacher`) and may be trained. A
-trained head's gradient depends on the targets' weights, so backward recomputes the logits.
+trained head's gradient depends on the targets' loss weights, so backward recomputes the logits.
 
 Shapes: K depths, N target tokens, H hidden, V vocabulary, D draft vocabulary (V if it is the
 target's), C rows of a chunk.
@@ -57,14 +57,14 @@ ETA = 3.0
 
 
 class Judged(NamedTuple):
-    """Other results by depth and target; 0 for invalid targets."""
+    """Results besides the loss, by depth and target; 0 for invalid targets."""
 
     kl_KN: Tensor
     """KL(p||q) in nats"""
     acceptance_KN: Tensor
     """Expected acceptance: p(argmax q), or sum min(p, q) for sampled drafts."""
     accepted_KN: Tensor
-    """Acceptance probability given the logged token, a in `speculators.acceptance`."""
+    """Acceptance probability given the logged token; called a in `speculators.acceptance`."""
 
 
 def distillation_loss(
@@ -92,8 +92,8 @@ def distillation_loss(
 def confidence_loss(u_KNH: Tensor, head: DraftHead, judged: Judged) -> Tensor:
     """Returns the cross-entropy [K, N] of the confidence against the acceptance probability.
 
-    Every depth reads the tokens of an accepted chain, so both assume that all earlier drafts are
-    accepted. The states are detached, so the confidence does not change the drafts.
+    Every depth reads the tokens of an accepted chain, so both values assume that all earlier drafts
+    are accepted. The states are detached, so the confidence does not change the drafts.
     """
     logit_KN = head.confidence(u_KNH.detach()).to(judged.acceptance_KN.dtype)
     return F.binary_cross_entropy_with_logits(logit_KN, judged.acceptance_KN, reduction="none")

@@ -68,7 +68,7 @@ class MemoryPlan:
     lora_rank: int = 0
     device: Literal["cpu", "cuda"] = "cuda"
     warm: bool = True
-    """Whether training starts from a base, which step-0 parity computes in float32."""
+    """Whether training starts from a base, which step-0 parity runs in float32."""
     fitted: bool = False
     """Whether a closed-form fit gives the initial weights."""
     sequence: tuple[int, int] | None = None
@@ -199,7 +199,7 @@ class MemoryPlan:
         }
 
     def _steps(self) -> dict[str, float]:
-        """Bytes at backward's peak: with all depths' activations, or with gradients."""
+        """Bytes at backward's peak: at its start, or once gradients exist."""
         size, b = self.size, self._b
         # `ChainUnroll` returns a copy of a trained head's rows.
         states = b * (
@@ -229,14 +229,13 @@ class MemoryPlan:
         return found
 
     def _held(self, depth: int) -> float:
-        """Activation bytes of `depth` depths; with recomputation, of one."""
+        """Activation bytes of `depth` depths; with recomputation, of one plus all inputs."""
         if not self.recompute:
             return self._kept(*self.row, depth) if depth else 0
         # A depth is recomputed from its state, input, queries, keys and values.
         inputs = self._b * self.size.drafter.input_values()
         # Gradients of keys and values are kept until depth 0. The parts of a depth are recomputed
-        # in turn, so only about three quarters of its
-        # activations exist at once.
+        # in turn, so only about three quarters of its activations exist at once.
         tokens, anchors = self.row
         waiting = inputs * (depth * anchors + tokens)
         again = self.size.kept(*self.row, 1)

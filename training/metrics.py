@@ -59,7 +59,7 @@ class Metrics:
             )
 
     def write(self, step: int, values: dict[str, Any]) -> None:
-        """Writes the numbers and lists of numbers of one step."""
+        """Writes one step's values, which are numbers or lists of numbers."""
         if self.accelerator.is_main_process:
             with self.path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps({"step": step} | values) + "\n")
@@ -72,9 +72,9 @@ class Metrics:
             tracker.finish()
 
     def _forget_after(self, step: int) -> None:
-        """Removes torn lines, and lines of later steps, which will run again.
+        """Removes incomplete lines, and lines of later steps, which will run again.
 
-        The tracker keeps the first value of a step.
+        The tracker instead keeps the values that it received first for a step.
         """
         self.path.touch()
         lines = self.path.read_text(encoding="utf-8").splitlines(keepends=True) if step else []

@@ -50,7 +50,7 @@ class Objective:
         probabilistic: bool,
         decay: float = DEPTH_DECAY,
     ):
-        """`decay` is the base of `training.depth_weights: decay`."""
+        """`decay` is the factor per depth for `training.depth_weights: decay`."""
         self.config, self.depth, self.lm_head_VH = config, depth, lm_head_VH
         self.decay = decay
         self.samples, self.sampling, self.probabilistic = samples, sampling, probabilistic
@@ -63,7 +63,7 @@ class Objective:
         return count_K.clamp_min(1)
 
     def share(self, in_step: Sequence[Sample]) -> Tensor:
-        """Returns a draft's loss weight at each depth, [K], without `visited_weights`."""
+        """Returns a draft's loss weight at each depth, [K], before any `visited_weights`."""
         count_K = self.targets(in_step)
         if self.config.depth_weights == "visited":
             return (1 / count_K[:1]).expand(self.depth)
@@ -137,8 +137,8 @@ def fixed_weights(kind: Literal["decay", "uniform"], depth: int, decay: float) -
 def visited_weights(accepted_KN: Tensor, anchors_R: Tensor) -> Tensor:
     """Returns how often each draft is offered, [K, N] in float32.
 
-    `accepted_KN` has the probability a of each draft; row n of depth s belongs to anchor n - s.
-    `anchors_R` counts the consecutive anchors of each response, in the order of N.
+    `accepted_KN` has each draft's acceptance probability a; row n of depth s belongs to anchor
+    n - s. `anchors_R` counts the consecutive anchors of each response, in the order of N.
     """
     depth = len(accepted_KN)
     a_NK = torch.stack([_shifted(accepted_KN[s], -s) for s in range(depth)], dim=-1)

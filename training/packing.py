@@ -19,7 +19,7 @@ from outrider.common.errors import OutriderError
 from outrider.common.lost_ends import LostEnds, lost_ends
 
 WINDOW = 1024
-"""Sequences packed together: enough for full rows, few enough for random order."""
+"""Sequences packed together: enough to fill rows, few enough to keep the order random."""
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from outrider.speculators.unroll import valid_BT
 from outrider.training.distributed.accelerator import ChainUnroll, Drafted
 
 CHUNK = 256
-"""Number of anchors with logits computed together; 2 D values per anchor."""
+"""Number of anchors whose logits are computed together; 2 D values per anchor."""
 
 
 class StepZero:

@@ -109,7 +109,7 @@ def _cut(
     least_R = torch.where(limited_R, share_RM.gather(-1, last_R[:, None])[:, 0], 0.0)
     among_RM = share_RM >= least_R[:, None]
     mass_R = torch.where(limited_R, (share_RM * among_RM).sum(-1), 1.0)
-    # Without top_p, all tokens are kept; with a limit of 1, rounding could drop some.
+    # A top_p of 1 keeps all tokens; comparing with the full mass could drop some by rounding.
     nucleus_R = torch.where(top_p_C[rows] < 1, top_p_C[rows] * mass_R, math.inf)
     kept_RM = among_RM & (share_RM.cumsum(-1) - share_RM < nucleus_R[:, None])
     # The mass of a top_k above `within` is not known from these tokens.
@@ -135,7 +135,7 @@ class DraftTeacher(NamedTuple):
     goal_CD: Tensor
     """The distribution that the draft learns: p renormalized over the draft vocabulary."""
     best_C: Tensor
-    """argmax p, a draft token"""
+    """argmax p, as an index in the draft vocabulary"""
     negative_entropy_C: Tensor
     """sum_v goal log goal, in nats"""
     logged_C: Tensor

@@ -7,9 +7,9 @@ A private cluster listens on 127.0.0.1 only, has no dashboard, and spills no obj
 folder of sockets and logs is in /dev/shm if that is writable. Its processes and folder are removed
 with the session, even if this process is killed (common/process_tree.py).
 
-Every node must run the same outrider and Python. The check compares the source files, because two
-checkouts may have the same version number. Ray is imported inside functions, because it is
-optional.
+Every node must run the same versions of outrider and Python. The check compares the source files,
+because two checkouts may have the same version number. Ray is imported inside functions, because it
+is optional.
 """
 
 import contextlib

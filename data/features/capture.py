@@ -76,7 +76,7 @@ def capture(
     """Captures all parts' sequences: the final state, and the streams of `features`.
 
     For drafters of several kinds, `features` is the union of the streams that they read. If
-    `cluster` has an address, replicas do the work (replicas.py); the store is byte-identical.
+    `cluster` has an address, replicas do the work (replicas.py) and produce an identical store.
     Returns counts, speed and the checks, which are also written to summary.json.
     """
     out_dir, target_dir = Path(out_dir), target.directory()

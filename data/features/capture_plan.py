@@ -1,6 +1,6 @@
 """The plan of a capture: pieces that depend only on the recipe.
 
-A piece is the set of rows that are sent to the engine at a time (`capture.batch_tokens`). bf16
+A piece is a set of rows that are sent to the engine together (`capture.batch_tokens`). bf16
 results depend on the batch in which a token is computed, so a piece is always captured as a whole,
 by one engine. The bytes of the feature store are then the same for one process, for any number of
 replicas, and after an interruption.
@@ -9,8 +9,8 @@ replicas, and after an interruption.
     for piece in unfinished(plan, writer.done):
         ...
 
-After an interruption, pieces that are partly in the store are captured again, and their first rows
-are skipped.
+After an interruption, pieces that are partly in the store are captured again as a whole, but rows
+that are already stored are not written again.
 
 Sequences that are too long for the engine are truncated (`fit`): the prompt and the first tokens of
 the completion remain, and their states do not depend on later tokens. If the prompt alone reaches
@@ -51,7 +51,7 @@ class Piece:
 
 
 def pieces(rows: Iterable[LoggedRow], batch_tokens: int) -> Iterator[Piece]:
-    """Yields consecutive rows of at most `batch_tokens` tokens, or one longer row."""
+    """Yields pieces: consecutive rows totaling at most `batch_tokens`, or one longer row."""
     for index, batch in enumerate(batches(rows, batch_tokens)):
         yield Piece(index, tuple(batch))
 
@@ -62,7 +62,7 @@ def unfinished(plan: Iterable[Piece], done: frozenset[str]) -> Iterator[Piece]:
 
 
 def state_bytes(spec: FeatureSpec) -> int:
-    """Returns the bytes of one token's states in all streams, as bfloat16."""
+    """Returns the size of one token's id and bfloat16 states, in bytes."""
     return bytes_per_token(spec.width, "bf16", len(spec.streams))
 
 

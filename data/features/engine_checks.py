@@ -11,8 +11,8 @@ these two runs plus a margin, up to a cap (common/tolerance.py).
 here, so the check counts layers. A short sample is captured with the states of every layer, one row
 per batch. These states are a ladder with L rungs. Three conditions must hold:
 
-    top       the final norm over rung L is the captured final state, and over rung L - 1 it is not.
-              Since there are L rungs in the order of the L layers, each rung's layer is known
+    top       the final norm maps rung L, but not rung L - 1, to the captured final state. As the
+              L rungs are in the order of the L layers, each rung's layer is then known
     finite    every value of every stream is finite
     nearest   each stream, captured together with all other streams and in full batches, is nearer
               to its own rung than to any other at nearly all positions
@@ -161,10 +161,10 @@ def _p99(values: torch.Tensor) -> float:
 
 
 MAX_TOP_ERROR = 0.02
-"""Largest mean relative error of the final norm over the last rung. bf16 rounds by 0.004 at most;
-for nano R1, the error is 0.002, and 0.3 over the rung below."""
+"""Maximum mean relative error of the final norm applied to the last rung. bf16 rounds by 0.004 at
+most; for nano R1, the error is 0.002, and 0.3 for the rung below."""
 MIN_NEAREST = 0.95
-"""Minimum share of positions whose nearest rung is the stream's own. For nano R1, it is 1.0."""
+"""Minimum share of positions whose nearest rung is the stream's own (1.0 for nano R1)."""
 
 
 @dataclass(frozen=True)
@@ -175,9 +175,9 @@ class LayerCheck:
     """L, the number of layers of the target."""
     positions: int
     top_error: float
-    """Mean relative error of the final norm over the last rung against the captured final state."""
+    """Mean relative error of the final norm applied to the last rung against the captured state."""
     below_top_error: float
-    """The same over the rung below: the error of states that are one layer off."""
+    """The same for the rung below: the error of states that are one layer off."""
     nearest: dict[str, float]
     """Share of positions whose nearest rung is the stream's own; 0 if a value is not finite."""
 

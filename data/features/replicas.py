@@ -81,7 +81,7 @@ class _Task:
 
 
 class Replicas:
-    """This process's view of the replicas. Use it in one thread at a time."""
+    """This process's view of the replicas. Use it from one thread at a time."""
 
     def __init__(
         self,
@@ -96,7 +96,7 @@ class Replicas:
         self.left_out: list[str] = []
         """Replicas that failed to start, with the reason."""
         self.stopped = False
-        """Set it, from any thread, to end a stream."""
+        """Set to True, from any thread, to end a stream."""
         self.lost = 0
         """How many times a replica was lost."""
         self._actors: dict[str, Any] = dict(actors)
@@ -165,7 +165,7 @@ class Replicas:
         asked = {task.states: task for task in tasks if task.states is not None}
         if known := [*self._starting, *asked]:
             ray.wait(known, timeout=timeout_s)
-            # Handles all finished calls: both pieces of a lost replica end before its restart.
+            # Handles all finished calls, as both pieces of a lost replica end before it restarts.
             for reference in ray.wait(known, num_returns=len(known), timeout=0)[0]:
                 if reference in asked:
                     self._finish(asked[reference])

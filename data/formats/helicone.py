@@ -8,7 +8,7 @@ For a streamed response, Helicone keeps the chunks as `streamed_data` and a body
 That body lacks the finish reason and all but the first chunk of the reasoning, so a row without the
 chunks is rejected as `stream_not_kept`.
 
-To get it: `npx @helicone/export --start-date D --include-body`. The CSV export has no responses.
+Export with `npx @helicone/export --start-date D --include-body`. The CSV export has no responses.
 The session is `Helicone-Session-Id`, else `request_user_id`; `tenant` and `route` are properties.
 """
 

@@ -8,7 +8,7 @@ The export is JSON lines or Parquet. Input, output and parameters are JSON strin
 means unset. Observations have no finish reason: one that used all of its `max_tokens` counts as
 cut, any other as finished.
 
-To get them: use the blob-storage integration (name the folder `observations_v2/`) or a JSON export,
+To get them, use the blob-storage integration (name the folder `observations_v2/`) or a JSON export,
 with the field groups of input, output, model and usage. Only observations of type `GENERATION` are
 read. Langfuse's OpenAI wrapper drops the reasoning (`reasoning_missing`) and writes temperature 1
 if a request had none.
@@ -172,6 +172,6 @@ def _finish_reason(parameters: dict[str, Any], used: int | None) -> str | None:
 
 
 def _text(metadata: dict[str, Any], key: str) -> str | None:
-    """Returns a metadata string without a JSON string's quotes."""
+    """Returns a metadata string, stripped of any JSON quotes, or None."""
     value = metadata.get(key)
     return value.strip('"') or None if isinstance(value, str) else None

@@ -8,7 +8,7 @@ Flags: `dump_requests_folder`, `--crash-dump-folder`.
 unpickle.py reads them in a process limited to 4 GB of memory and 120 s of CPU time. It builds only
 containers and inert records; a pickle that references anything else becomes one reject.
 
-To get them: set `dump_requests_folder` through `/configure_logging`. If files are rejected as
+To get them, set `dump_requests_folder` through `/configure_logging`. If files are rejected as
 `pickle_too_large`, lower the number of requests per file.
 """
 

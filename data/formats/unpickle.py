@@ -36,7 +36,7 @@ ASKED = (
 )
 ANSWERED = ("text", "output_ids", "prompt_token_ids", "meta_info", "embedding")
 ABOUT = ("completion_tokens", "finish_reason", "e2e_latency")
-"""Fields that are read. A dump has many more, such as log-probabilities and hidden states."""
+"""Fields read from a dump, which has many more, such as log-probabilities and hidden states."""
 
 RECORDS = {
     "sglang.srt.managers.io_struct": (

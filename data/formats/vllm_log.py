@@ -9,10 +9,10 @@
 
 Texts are Python literals (`%r`), so every event is one line.
 
-To get it: `VLLM_LOGGING_LEVEL=DEBUG vllm serve MODEL --enable-log-requests --enable-log-outputs`,
-without `--max-log-len` (tested with 0.32). Exchanges that lack token ids are rejected as
-`no_token_ids`: streams, whose ids vLLM does not log, and logs at level INFO or from releases before
-0.11.2. A gateway log with `return_token_ids` has neither limitation.
+To get it, run `VLLM_LOGGING_LEVEL=DEBUG vllm serve MODEL --enable-log-requests
+--enable-log-outputs` without `--max-log-len` (tested with 0.32). Exchanges that lack token ids are
+rejected as `no_token_ids`: streams, whose ids vLLM does not log, and logs at level INFO or from
+releases before 0.11.2. A gateway log with `return_token_ids` has neither limitation.
 
 vLLM's times have no year, so times are read only from logs saved with `docker logs -t` or
 `kubectl logs --timestamps`. Session, user and tenant come from the line with the JSON body.
@@ -35,8 +35,8 @@ from outrider.data.formats.sources import LONGEST_LINE, LogFile
 FIX = "set VLLM_LOGGING_LEVEL=DEBUG, or log token ids through the API (`return_token_ids`)"
 
 MOST_WAITING = 2000
-"""Maximum number of requests that wait for a response. If the client disconnects, no response is
-logged."""
+"""Maximum number of requests kept waiting for a response. Some never get one: if the client
+disconnects, no response is logged."""
 
 _COLOR = re.compile(r"\x1b\[[0-9;]*m")
 _EVENT = re.compile(
@@ -147,7 +147,7 @@ def _join(file: LogFile, longest: int) -> Iterator[Record | Reject | Place | Non
         time = _TIME.match(event["head"])
         request = waiting.setdefault(key, _Waiting(place, time[0] if time else None))
         request.rows += 1
-        if event["stream"] != " (streaming delta)":  # the line for the whole stream follows
+        if event["stream"] != " (streaming delta)":  # skips deltas: the whole stream's line follows
             request.add(kind, event["rest"])
         wanted = _CHOICES.match(request.lines.get("received", ""))
         count = int(wanted[1]) if wanted else 1

@@ -143,7 +143,7 @@ class Work:
     """Names of the models whose exchanges are kept; None keeps all."""
     privacy: PrivacyConfig
     key: bytes
-    """Key of surrogates and of users' digests (`guard.privacy_key`)."""
+    """Key for surrogates and users' digests (`guard.privacy_key`)."""
     parts_dir: Path
     file_numbers: dict[str, str]
     """Prefixes of sequence ids, by file name."""

@@ -36,10 +36,10 @@ SETTLED_S = 60.0
 """Seconds without a change after which a file counts as complete."""
 
 LONGEST_FIRST_LINE = 2**20
-"""Maximum number of bytes of the first line that identify a file."""
+"""Maximum number of bytes of a file's first line that are hashed to identify the file."""
 
 Position = dict[str, int]
-"""Uncompressed bytes read from each file of lines, and rows from each other file, by file key."""
+"""By file key: uncompressed bytes read (files of lines) or rows read (all other files)."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ def cut(unread: Sequence[Unread], wanted: int, out_dir: Path, skipped: int = 0) 
 
 
 def end_of(unread: Sequence[Unread]) -> Position:
-    """Returns the position after all unread rows, to tail only later rows."""
+    """Returns the position after all unread rows, for tailing only later ones."""
     position: Position = {}
     for each in unread:
         with _content(each.file, each.start) as content:

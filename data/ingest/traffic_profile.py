@@ -1,7 +1,7 @@
 """Traffic profile: lengths, tenants, sampling, sessions, times and identical prompts, as counts.
 
-The ingest's table is memory-mapped and read by column or in batches; about 40 bytes per row are
-kept, so that quantiles are exact. The profile contains no customer text.
+The ingest's table is memory-mapped and read by column or in batches; about 40 bytes per row stay
+in memory, so that quantiles are exact. The profile contains no customer text.
 
     profile(run / "traffic/sequences", target_dir)["lengths"]["completion"]["p90"]
 """
@@ -23,8 +23,8 @@ from outrider.data.tokenize.emitted_text import END_THINK, THINK
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 
 MOST_NAMED = 20
-"""Maximum number of tenants, or values of temperature, top_p and top_k, that are counted
-separately; the rest are `others`."""
+"""Maximum number of tenants, routes, and values of each sampling parameter that are counted
+separately; the rest are counted as `others`."""
 
 NOT_LOGGED, OTHERS = "not logged", "others"
 

@@ -158,7 +158,7 @@ def groups_of(report: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
 
 
 def _localised(verdict: dict[str, Any], slices: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """Names the off-policy slices if others of their dimension are on-policy.
+    """Names the off-policy slices if others in the same dimension are on-policy.
 
     The cause is taken from the largest off-policy slice. If several dimensions qualify, the one
     with the fewest off-policy sequences is used.
@@ -178,7 +178,7 @@ def _localised(verdict: dict[str, Any], slices: dict[str, dict[str, Any]]) -> di
 def write_quarantine(
     features_dir: Path, scores: Mapping[str, float], not_captured: Sequence[str] = ()
 ) -> None:
-    """Publishes the quarantined ids with their scores, readable by their owner only.
+    """Publishes the quarantined ids and scores, readable only by the file's owner.
 
     `not_captured` lists the sequences that were too long for the engine.
     """

@@ -19,7 +19,7 @@ group of sequences:
 |---|---|
 | tokens shifted, another vocabulary or language | 95 to 100 % of sure tokens (p > 0.999) differ |
 | another model's text, or answers to other prompts | 1.5 to 5 % of sure tokens, 4 to 5 % < 1e-4 |
-| another temperature than logged | none of these; none outside top_p at the best temperature |
+| a temperature other than logged | neither of the above; no token outside top_p at the best fit |
 | wrong template, cut or shifted start | first 8 tokens lack 2.6 to 4 nats each, later ones < 0.1 |
 | retokenized text | in retokenized text only; 1 to 4 % of uncertain tokens outside top_p |
 | edited | 0.82 of the missing log-probability in tokens < 1e-4; foreign text: half |
@@ -48,8 +48,8 @@ HEAD, REST = 0, 1
 
 ROUNDING_NATS = 0.02
 """Standard deviation of the difference between two bf16 engines' log-probabilities of a token; the
-self-check's mean difference on nano R1 is 0.01. Without this term, rounding could give any z for
-deterministic text, whose variance is zero."""
+self-check's mean difference on nano R1 is 0.01. Without this term, rounding could make z
+arbitrarily large for deterministic text, whose variance is zero."""
 
 NEGLIGIBLE_NATS = 0.01
 """Difference in mean log-probability, in nats per token, that affects neither training nor replay:
@@ -57,8 +57,8 @@ NEGLIGIBLE_NATS = 0.01
 
 STANDARD_ERRORS = 4.0
 WIDEST_Z = 1.2
-"""Largest standard deviation of the sequences' z that rounding explains: 1.0 in theory, 0.7 to
-1.12 on nano R1's traffic."""
+"""Maximum standard deviation of z across on-policy sequences, allowing for rounding. The expected
+value is 1.0; nano R1's traffic has 0.7 to 1.12."""
 
 OFF_Z = -5.0
 """A sequence with a z below this counts as off-policy; by chance, 1 in 3 million on-policy
@@ -75,8 +75,8 @@ FEWEST_TOKENS = 200
 """Minimum number of completion tokens for a verdict."""
 
 MISSED_FOREIGN, MISSED_SCRAMBLED = 0.005, 0.5
-"""Minimum share of the positions where the target is sure but another token was logged, for foreign
-and for scrambled text."""
+"""Among positions where the target is sure, minimum share at which another token was logged, for
+foreign and for scrambled text."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class TemperatureFit:
 
     best: float
     gain: float
-    """Log-likelihood minus that of the logged temperatures, in nats."""
+    """Log-likelihood minus that at the logged temperatures, in nats."""
     stray_share: float
     """Share of the fitted tokens outside top_p even at the best temperature. Close to 0 if only
     the temperature differs, 0.5 % or more if anything else does. Always 0 with top_p 1."""
@@ -93,7 +93,7 @@ class TemperatureFit:
 
 
 class Evidence:
-    """Sums of scores of S sequences, and their logged sampling settings."""
+    """Summed scores of S sequences, with their logged sampling settings."""
 
     def __init__(
         self,
@@ -141,7 +141,7 @@ class Evidence:
         return self.total(column, part) / whole if whole else 0.0
 
     def difference(self, part: int | None = None) -> float:
-        """Mean log-probability minus that of on-policy text, in nats per token."""
+        """Mean log-probability minus that expected of on-policy text, in nats per token."""
         return self.share("sampled_logprob", part=part) - self.share("expected", part=part)
 
     def typical_difference(self, part: int) -> float:

@@ -5,13 +5,13 @@ A value scores higher if one of the four words before it on its line names its k
 (212) 555-0123. Other possible telephone numbers are ignored: ten digits on a receipt are usually an
 order number.
 
-Presidio's own analyzer needs a language model for this and compares all findings in a text with
-each other. Here its recognizers run directly, on pieces of a text.
+Presidio's own analyzer needs a language model for this and compares every pair of findings in a
+text, which is slow. Here its recognizers run directly, on pieces of a text.
 
 Presidio's patterns end at word boundaries, and Python counts Chinese characters as word characters:
-without the ASCII flag a number directly after one would be missed. Patterns of Presidio that match
-too much (an e-mail's local part with `=` and quotes) or too little (cards of any issuer with 16
-digits) are replaced through the constructor.
+without the ASCII flag a number directly after one would be missed. Presidio's patterns that match
+too much (an e-mail's local part with `=` and quotes) or too little (only some 16-digit cards) are
+replaced through the constructor.
 
     finder = Finder(PrivacyConfig(mode="report"))
     finder.find("call +49 30 901820, or write to ada@lovelace.org")
@@ -100,7 +100,7 @@ PATTERNS = {
             rf"(?<![{LETTER}])[{LETTER}](?:[{LETTER}._%+\-]{{0,62}}[{LETTER}_%+\-])?{DOMAIN}",
             0.5,
         ),
-        # An apostrophe may be part of a name (O'Brien); if one follows, the address is in quotes.
+        # An apostrophe may be part of a name (O'Brien); one after the address is a closing quote.
         "with an apostrophe": (
             rf"(?<![{LETTER}])[{LETTER}](?:[{LETTER}._%+\-']{{0,62}}[{LETTER}_%+\-])?{DOMAIN}(?!')",
             0.5,
@@ -121,7 +121,7 @@ PATTERNS = {
 
 @dataclass(frozen=True)
 class Found:
-    """A value that was found in a text."""
+    """A value detected in a text."""
 
     kind: str
     start: int
@@ -139,7 +139,7 @@ SHAPES = {
     "URL": r"://|[wW]{3}\.",
     "MAC_ADDRESS": r"[0-9A-Fa-f]{2}[:-][0-9A-Fa-f]{2}[:-]|[0-9A-Fa-f]{4}\.[0-9A-Fa-f]{4}",
 } | dict.fromkeys(NATIONAL, r"\d{4}|\d{2}[A-Z]\d|\d{3}[ -]\d{2}")
-"""For each kind, a pattern that occurs in all its values; texts without it are skipped."""
+"""For each kind, a pattern that matches part of every value; texts without a match are skipped."""
 
 PHONE = re.compile(r"(?<![\dA-Za-z])(?:\+[ ]?)?\(?\d(?:[ \t().\-/\u00a0]{0,3}\d){6,16}(?!\d)")
 
@@ -170,7 +170,7 @@ WORDS = {
     "ZA_ID_NUMBER": "id identity",
 }
 VERSION = ("v", "ver", "version", "release", "build", "firmware", "section", "chapter")
-"""Words after which four numbers with dots are not an IP address."""
+"""Words after which four dot-separated numbers are not an IP address."""
 
 CONTEXT_CHARACTERS = 60
 

@@ -31,14 +31,14 @@ class SimilarPrompts:
         self.boilerplate = _boilerplate(all_prompts)
         self._sets: list[frozenset[int]] = []
         # The index's threshold is lower, since MinHash with 128 permutations has an error of 0.03
-        # at a similarity of 0.9. It must be above 0; at 0.01 all prompts are candidates.
+        # at a similarity of 0.9. The threshold must be above 0; at 0.01 all prompts are candidates.
         self._index = MinHashLSH(threshold=max(similarity - 0.1, 0.01), num_perm=PERMUTATIONS)
         for shingles in dict.fromkeys(map(self._shingles, prompts)):
             self._index.insert(len(self._sets), _minhash(shingles))
             self._sets.append(shingles)
 
     def holds(self, prompt: str) -> bool:
-        """Whether the index has a prompt at least as similar as the threshold."""
+        """Whether the index has a prompt whose similarity reaches the threshold."""
         shingles = self._shingles(prompt)
         return any(
             jaccard(shingles, self._sets[candidate]) >= self.similarity

@@ -5,9 +5,9 @@
     gate = unseen(trained, newest, gap_minutes=30, similarity=0.9)
 
 A round trains on the newest traffic, mixed with a sample of older traffic to prevent forgetting. No
-round trains on the held-back sessions: the checkpoint is chosen on them, and those of older traffic
-show forgetting. The gate measures on even later traffic, without sessions that were trained on or
-prompts that are near-identical to trained ones.
+round trains on the held-back sessions: they are used to choose the checkpoint, and those from older
+traffic to measure forgetting. The gate measures on even later traffic, without sessions that were
+trained on or prompts that are near-identical to trained ones.
 """
 
 import hashlib
@@ -106,7 +106,7 @@ class Unseen:
     sessions: dict[str, str]
     """The session of each sequence, in log order."""
     left_out: dict[str, int]
-    """Number of sequences by reason."""
+    """Number of left-out sequences, by reason."""
 
 
 def unseen(trained: Dataset, newest: Dataset, gap_minutes: float, similarity: float) -> Unseen:

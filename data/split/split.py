@@ -38,7 +38,7 @@ SEEN = {
     "validation": "near_identical_to_a_validation_prompt",
 }
 """Part with near-identical prompts -> reason for leaving a sequence out. The other reasons are
-`BEGAN_EARLIER` and the names of limits."""
+`BEGAN_EARLIER` and the names of limits, such as `max_train_sequences`."""
 
 GENERAL = "general"
 PREFIX = "g"

@@ -35,7 +35,7 @@ def render(tokenizer: Any, messages: list[dict[str, Any]], arguments: dict[str, 
 def as_the_engine_reads(
     messages: list[dict[str, Any]], knows_developer: bool = False
 ) -> list[dict[str, Any]]:
-    """Returns messages with text content as vLLM passes them to templates."""
+    """Returns text-only messages as vLLM passes them to templates."""
     read = [_read(message) for message in messages]
     if knows_developer or not any(message["role"] == "developer" for message in read):
         return read

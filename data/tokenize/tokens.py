@@ -134,7 +134,7 @@ class SequenceBuilder:
         )
 
     def _sampling(self, exchange: Exchange) -> tuple[float, float, int]:
-        """Returns temperature, top_p and top_k of the request.
+        """Returns the request's temperature, top_p and top_k.
 
         Exact replay, the on-policy check and the teacher support only these. Any other parameter
         that changes the distribution raises a `Reject`, including those that vLLM rejects when it
@@ -157,7 +157,7 @@ class SequenceBuilder:
         return temperature, top_p, top_k if 0 < top_k < self.vocabulary else 0
 
     def _prompt(self, exchange: Exchange) -> tuple[list[int], str]:
-        """Returns ids and text of a prompt without logged ids.
+        """Returns the ids and text of a prompt without logged ids.
 
         The engine and this tokenizer encode text identically, so the logged count shows whether the
         endpoint's template opens `<think>`. R1's first templates did not.
@@ -210,7 +210,7 @@ class SequenceBuilder:
                 "reasoning_missing",
                 "the template opens <think>, but the response has neither reasoning nor </think>",
             )
-        # No reading has the logged count, so the target emitted a text in another tokenization.
+        # No reading has the logged count, so the target tokenized its text differently.
         # The reading with the nearest count would be wrong more often than right.
         return likeliest or []
 

@@ -4,7 +4,7 @@
     blocks = measure(servers, "eager", plan, load, sampling, speeds, say=print)
 
 The speed of a shared machine drifts by more than the differences to be measured, so speeds are
-compared only within a repeat: every variant gets the same prompts, in rotating order. At
+compared only within a repeat: the variants take turns, in rotating order, on the same prompts. At
 concurrency 1 the variants alternate by request (swapping the drafter's weights takes milliseconds,
 switching servers a second), so the requests of a pair share the machine's noise.
 
@@ -137,7 +137,7 @@ def _blocks(
     """Times a block of each variant.
 
     Several variants alternate by request: a, b, c, c, b, a in one repeat, c, b, a, a, b, c in the
-    next. If loading weights takes long, they alternate by several requests.
+    next. If loading weights takes long, they switch only after several requests.
     """
     alternated = len(turns) > 1
     ahead, size, place = list(prompts), 1 if alternated else len(prompts), 0

@@ -4,7 +4,7 @@
 
 A pass is a timed block, or one prompt of the verification pass, with the answers of both base and
 custom. Acceptance length is the number of tokens after each response's first, divided by the number
-of steps. N-gram lookup also makes steps without a draft, which vLLM does not count. They deliver
+of steps. N-gram lookup also takes steps without a draft, which vLLM does not count. They deliver
 one token each, so the number of lookup steps is that number of tokens minus the accepted drafts.
 
 The interval is over sessions, or over users if that is wider, because responses to one prompt

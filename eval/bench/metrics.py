@@ -52,7 +52,7 @@ Record = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class ReplayedSteps:
-    """Replayed steps of held-out responses, at each variant's number of drafts."""
+    """Replayed step counts of held-out responses, at each variant's number of drafts."""
 
     steps: Mapping[str, NDArray[np.float64]]
     """Variant -> steps [R]; variants that exact replay does not cover are absent"""
@@ -88,7 +88,7 @@ class ReplayedSteps:
 
 @dataclass(frozen=True)
 class SpeedRatios:
-    """Compares the speeds in one engine mode."""
+    """Compares the variants' speeds in one engine mode."""
 
     settings: EvalConfig
     prompts: Sequence[Prompt]
@@ -98,7 +98,7 @@ class SpeedRatios:
     replayed: ReplayedSteps | None = None
 
     def summarise(self, blocks: Sequence[Record]) -> dict[str, SpeedRow]:
-        """Summarizes by concurrency: each variant's pooled figures, and the ratios."""
+        """Summarizes blocks by concurrency: each variant's pooled figures, and the ratios."""
 
         def row(size: int) -> SpeedRow:
             others = {
@@ -117,7 +117,7 @@ class SpeedRatios:
         return {str(size): row(size) for size in self.settings.concurrency}
 
     def ratio(self, blocks: Sequence[Record], concurrency: int, name: str) -> Estimate:
-        """One ratio of COMPARED, at the confidence level for these repeats.
+        """One ratio of COMPARED, at the confidence level for this many repeats.
 
         Uses exact replay's acceptance as a control variate if it agrees with the measurement
         (stats/speed_ratio.py), else the measured ratio.

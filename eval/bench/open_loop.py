@@ -93,8 +93,8 @@ def measure_rates(
 def summarise_rates(blocks: RateBlocks, served: Served) -> dict[str, dict[str, RateRow]]:
     """Summarizes the blocks by scenario and rate.
 
-    The margin of one block comes from the closed loop of the same mode. It is a lower bound: near
-    saturation a queue amplifies noise.
+    The noise margin of one block is taken from the closed loop in the same engine mode. It is a
+    lower bound, because near saturation a queue amplifies noise.
     """
     noise = {
         name: math.sqrt(served.repeats)
@@ -136,11 +136,11 @@ def rate_figures(block: Record) -> RateBlock:
 def saturated(block: Record) -> bool:
     """Whether the server was saturated at the block's rate.
 
-    It achieved less than KEPT_UP of the offered rate, and the median time to first token grew by a
-    factor of at least WAIT_GROWTH from the first third of the requests to the last, as in a growing
-    queue. Either alone misleads: one long response at the end lowers the achieved rate, and one
-    burst lengthens waits. Each rate is the number of gaps between events (n - 1 for n events) over
-    the time from the first to the last; dividing n by that time would overstate it.
+    Saturated: it achieved less than KEPT_UP of the offered rate, and the median time to first token
+    grew by a factor of at least WAIT_GROWTH from the first third of the requests to the last, as in
+    a growing queue. Either alone misleads: one long response at the end lowers the achieved rate,
+    and one burst lengthens waits. Each rate is the number of gaps between events (n - 1 for n
+    events) over the time from the first to the last; dividing n by that time would overstate it.
     """
     arrivals = block["arrivals_s"]
     ends = np.asarray(block["request_start_s"]) + np.asarray(block["request_seconds"])

@@ -26,7 +26,7 @@ Regime = Literal["greedy", "sampled"]
 REGIMES: tuple[Regime, ...] = ("greedy", "sampled")
 
 CONTROL_PROMPTS = 4
-"""Number of control prompts if all greedy responses are equal: no difference needs explaining."""
+"""Number of control prompts if all greedy responses are equal, leaving nothing to explain."""
 
 
 class Recorded(Part):

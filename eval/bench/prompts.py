@@ -6,8 +6,8 @@
         traffic.name, traffic.texts, traffic.times, traffic.max_tokens
 
 Common benchmarks cut or pad prompts and generate past the end (`ignore_eos`). Such text is not the
-customer's, so its acceptance and speed do not carry over. Here, requests with long answers are
-those whose logged answers are long.
+customer's, so its acceptance and speed do not carry over. Here, a scenario with long
+answers selects requests whose logged answers are long.
 """
 
 import collections

@@ -42,14 +42,14 @@ SomeDrafts = TypeVar("SomeDrafts", bound=Drafts | None)
 class _Running:
     server: Server
     numbers: tuple[int, ...]
-    """Numbers of drafts that it was started with."""
+    """Numbers of drafts that the server was started with."""
     file: DraftsFile
     loaded: Path | None
-    """Directory of its current weights."""
+    """Directory of the server's current weights."""
 
 
 class Servers(AbstractContextManager["Servers"]):
-    """The variants' servers; one engine mode and request stream at a time."""
+    """Variants' servers, for one engine mode and request stream at a time."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class Servers(AbstractContextManager["Servers"]):
         self._up: dict[str, _Running] = {}
 
     def server(self, mode: str, variant: str, drafts: Drafts | None = None) -> Server:
-        """Returns the variant's server, ready, with its weights and `drafts` per step.
+        """Returns the variant's running server, set to its weights and `drafts`.
 
         Call this before every block: it empties the prefix cache, as a swap does. Otherwise a
         variant that follows another with the same weights would reuse cached prompts.

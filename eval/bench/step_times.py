@@ -6,9 +6,9 @@
 
 The number of engine steps in a block of B concurrent requests is its counted steps over B (without
 drafts, its tokens over B). Step times include prefills, which take equally long for every number of
-drafts. In each round, every number of drafts is timed on the same prompts. The log step time of a
-number is estimated by its median distance from the rounds' medians, which is robust to blocks in
-which the machine was busy.
+drafts. In each round, every number of drafts is timed on the same prompts. The log step time for
+a number of drafts is estimated by its median deviation from the rounds' medians, which is robust
+to blocks in which the machine was busy.
 
 The margin of the log ratio of two step times uses Student's t with (rounds - 1) (numbers - 1)
 degrees of freedom. Its variance is MEDIAN_VARIANCE times that of the residuals that remain after

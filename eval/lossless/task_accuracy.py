@@ -258,7 +258,7 @@ def equivalence(differences: ArrayLike, clusters: Sequence[str]) -> Equivalence:
 def responses_needed(variance: float, margin: float) -> int | None:
     """Responses needed for an interval half-width below `margin`; None if impossible.
 
-    `variance` is each response's contribution to the sum of squares.
+    `variance` is the mean contribution of a response to the sum of squares.
     """
     if margin <= 0:
         return None

@@ -8,8 +8,8 @@ whether exact replay of the engine's outputs predicts its counted steps. If trai
 differently, the steps differ. Every engine mode is verified, because kernels differ.
 
 Greedy responses expose a sampler that accepts too much: accepting 5 % of rejected drafts changes
-most of 24 responses of 160 tokens. If only sampled requests are affected, so few responses expose
-only gross faults.
+most of 24 responses of 160 tokens. If only sampled requests are affected, 24 responses expose only
+gross faults.
 """
 
 import functools

@@ -36,7 +36,7 @@ REFERENCES: dict[str, Path | str] = {"lookup": LOOKUP, "ceiling": CEILING}
 """References for base and custom -> the `speculator` argument of `replay`."""
 
 COLUMNS = ["sequence_id", "session", "user", "temperature", "top_p", "top_k"]
-"""Columns of the table of sequences that replay reads."""
+"""Columns that replay reads from the sequence table."""
 
 
 def replay_parts(context: EvaluationContext) -> dict[str, Replays]:
@@ -119,7 +119,7 @@ def cluster_replay(
         if has_steps(store.length(row["sequence_id"]), store.completion_start(row["sequence_id"]))
     ]
     if not kept:
-        return replay(rows=kept, **shared)  # raises an error: nothing to replay
+        return replay(rows=kept, **shared)  # raises, because there is nothing to replay
     size = math.ceil(len(kept) / slots(cpus, gpus))
     shards = [kept[start : start + size] for start in range(0, len(kept), size)]
     return ReplaySums.joined(run_tasks(_replay_shard, shards, shared, "exact replay", cpus, gpus))
@@ -151,7 +151,7 @@ def print_first_result(context: EvaluationContext, heldout: Replays) -> None:
 
 
 def replay_figures(replays: Replays, k: Drafters[int]) -> Replay:
-    """Lengths at custom's k; base's acceptance by position at its own k."""
+    """Acceptance lengths at custom's k; base's acceptance by position at its own."""
     shown = ("base", "custom", *REFERENCES)
     own_k = dict.fromkeys(shown, k.custom) | {"base": k.base}
     return Replay(

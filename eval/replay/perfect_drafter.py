@@ -29,7 +29,7 @@ class PerfectDrafter(Drafter):
 
         For anchor i the drafts are tokens i + 2, i + 3, ... `inputs_BTX` are the target's states
         after the final norm. A chain that would read past the end of the row repeats the last
-        state: the response has no token there.
+        state; drafts past the response's end are never accepted.
         """
         states_NH = inputs_BTX.flatten(0, 1)
         flat_N = anchor_BT.flatten().nonzero()[:, 0]

@@ -374,7 +374,7 @@ def unroll_responses(model: Replayed, batch: Sequence[Response], depth: int) -> 
 def acceptances(
     model: Replayed, probabilistic: bool, batch: Sequence[Response], depth: int
 ) -> tuple[Tensor, Tensor]:
-    """a_NK of all anchors with each request's sampling settings; anchors per response.
+    """Acceptance probabilities a_NK under each request's sampling settings; anchors per response.
 
     The anchors are in order, one response after another (`speculators.acceptance`).
     """

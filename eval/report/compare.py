@@ -3,13 +3,13 @@
     compared = compare([Path("runs/march"), Path("runs/april")])
     page = rendered(compared, "html")
 
-Only ratios measured within one run are comparable across runs, so tokens/s are left out. To detect
-drift, each speculator, identified by the digest of its weights, is tracked over the runs that
-evaluated it. Runs are treated as independent samples: the log ratio of a later run to the first is
-tested, with standard errors from the intervals over sessions (half their log width, divided by
-1.96) and Bonferroni's correction. If the acceptance of both base and custom falls, the traffic has
-become harder to draft; if custom's falls relative to base's, the speculator no longer fits the
-traffic.
+Speeds are comparable across runs only as ratios within one run, so absolute tokens/s are left out.
+To detect drift, each speculator, identified by the digest of its weights, is tracked over the runs
+that evaluated it. Runs are treated as independent samples: the log ratio of a later run to the
+first is tested, with standard errors from the intervals over sessions (half their log width,
+divided by 1.96) and Bonferroni's correction. If the acceptance of both base and custom falls, the
+traffic has become harder to draft; if custom's falls relative to base's, the speculator no longer
+fits the traffic.
 """
 
 import math

@@ -90,7 +90,7 @@ def headline(results: Report) -> dict[str, ClusteredEstimate | Estimate]:
 
 
 def lost_ends(run_dir: Path, trained_dir: Path) -> list[str]:
-    """Describes the ends of responses that capture and training cut off."""
+    """Describes the responses that capture and training truncated or left out."""
     captured = (_read(run_dir / "features" / "summary.json") or {}).get("too_long")
     trained = (_read(trained_dir / "training" / "result.json") or {}).get("lost_ends")
     return [text for each in (captured, trained) if each and (text := LostEnds(**each).describe())]

@@ -135,7 +135,7 @@ class Findings(Part):
     draft_sample_method: Literal["greedy", "probabilistic"]
     """speculator.draft_sample_method"""
     not_measured: dict[str, str]
-    """Figure -> why it is not measured for this kind of speculator"""
+    """Figure -> why it is not measured; empty with exact replay"""
     lost_ends: tuple[str, ...] = ()
     """Responses cut off by length limits, prompts too long to send, and the settings to raise"""
     own_text: OnPolicy | None
@@ -168,8 +168,8 @@ class Findings(Part):
     def acceptance_ratio(self) -> ClusteredEstimate:
         """custom / base by replay at custom's K, else by vLLM's counters.
 
-        The counters are measured at each speculator's own K; without replay, the two K differ only
-        if base's engine has a fixed K.
+        The counters are measured at each speculator's own K; without replay, the two differ only if
+        base's engine has a fixed K.
         """
         return (self.replay or self.counted).ratio
 

@@ -25,8 +25,8 @@ class Choice(Part):
     """Drafted tokens per step"""
     main_concurrency: int
     """Concurrency at which K is chosen and custom must be faster than base: the lowest measured one
-    at which base keeps up with the logged tokens per second; the first one if the log has no times
-    or nothing was timed"""
+    at which base keeps up with the logged tokens per second, else the highest; the first of
+    eval.concurrency if the log has no times or nothing was timed"""
     k_per_batch_size: Drafters[list[tuple[int, int, int]]] | None = None
     """[first batch size, last batch size, best k]; null unless base and custom were timed"""
     acceptance_length: Drafters[list[float]] | None = None
@@ -38,7 +38,7 @@ class Choice(Part):
 
 
 class KindSpeed(Part):
-    """A kind's speed, from replayed acceptance and step time at main concurrency."""
+    """A kind's speed: replayed acceptance over step time at the main concurrency."""
 
     kind: str
     """The value of speculator.kind"""
@@ -154,7 +154,7 @@ class Quantiles(Part):
 
     @classmethod
     def of(cls, values: NDArray[Any]) -> "Quantiles":
-        """Computes the quantiles of the values; zeros without values."""
+        """Computes the quantiles of the values; all zero if there are none."""
         p50, p90, p99 = np.percentile(values, [50, 90, 99]).tolist() if len(values) else [0.0] * 3
         return cls(p50=p50, p90=p90, p99=p99)
 
@@ -187,8 +187,8 @@ class SpeedRow(Ratios, Variants[Block]):
     """Each variant's figures and ratios of tokens/s at one concurrency.
 
     Base and custom each draft at their own K. Ratios are paired within repeats, with Student's t
-    intervals. At concurrency 1, base and custom alternate by request in one engine; `clusters` of
-    their ratio then counts pairs of requests.
+    intervals. If base and custom share an engine, they alternate by request at concurrency 1, and
+    `clusters` of their ratio then counts pairs of requests.
     """
 
     model_config = DOCUMENTED
@@ -220,7 +220,7 @@ class RateBlock(Block):
 
     saturated: bool
     """Whether the server was saturated: it completed requests at less than 90 % of the offered
-    rate, and the time to first token at least doubled"""
+    rate, and the time to first token at least doubled during the block"""
     request_tokens_per_s: float
     """Tokens over the time from sending a request to its last token, both summed over requests"""
     acceptance_length: float
@@ -276,7 +276,7 @@ class Excess(Part):
     """Excess of differing responses over the control, near ties included."""
 
     value: float
-    """Share that differs with speculation minus the control's share, on the control's prompts"""
+    """Share of the control's prompts that differ with speculation, minus the control's share"""
     p_value: float
     """Probability, if speculation changes nothing, of an excess at least this large in all
     differences or in the unexplained ones"""

@@ -10,9 +10,9 @@ LEVEL = 0.95
 """Confidence level of intervals unless stated otherwise."""
 
 ERRORS_A_MARGIN = 3.1
-"""Half-width of a tokens/s interval, in standard errors. The confidence levels of the looks
-(sequential.py) alone give 2.2 to 3; few sessions and added margins make it larger. Calibrated with
-benchmarks/judge.py at a gain of 10 %, where the usual 2 would overcorrect by 3 to 5 %."""
+"""Half-width of a speed ratio's log interval, in standard errors. The confidence levels of the
+looks (sequential.py) alone give 2.2 to 3; few sessions and added margins make it larger. Calibrated
+with benchmarks/judge.py at a gain of 10 %, where the usual 2 would overcorrect by 3 to 5 %."""
 
 
 def units_needed(value: float, low: float, high: float, threshold: float, units: int) -> float:
@@ -28,11 +28,11 @@ def units_needed(value: float, low: float, high: float, threshold: float, units:
 def given_passed(value: float, low: float, threshold: float) -> float:
     """Corrects a ratio that was selected because its interval passed `threshold`.
 
-    With low power, only estimates that are high by chance pass. On the log scale, a passed estimate
-    with standard error s and margin c s is a normal variable truncated below threshold + c s. The
-    median-unbiased estimate m of its mean solves P(R > value | R > threshold + c s; m) = 1/2, and
-    is at least the threshold. With c = ERRORS_A_MARGIN a true 1.1 is reported within 2 % on
-    average, at a power of 0.2 to 0.9; uncorrected it is 0.5 to 6 % too large
+    With low power, only estimates that are high by chance pass. On the log scale, an estimate that
+    passed, with standard error s and margin c s, is a normal variable truncated below threshold +
+    c s. The median-unbiased estimate m of its mean solves P(R > value | R > threshold + c s; m) =
+    1/2, and is at least the threshold. With c = ERRORS_A_MARGIN, a true 1.1 is reported within 2 %
+    on average, at a power of 0.2 to 0.9; uncorrected, it is 0.5 to 6 % too large
     (benchmarks/results/judge.md).
     """
     from scipy.optimize import brentq

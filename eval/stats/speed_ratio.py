@@ -28,9 +28,9 @@ y is the machine's noise, which has long tails: in a run of the demo, seven of e
 standard deviation of 0.07, and one was off by 0.8 because another process occupied a core. Custom
 and base take turns, so the noise is symmetric. Its location is estimated by the mean without the
 highest and the lowest fifth, with Student's interval from the winsorized variance (Tukey and
-McLaughlin, Sankhya A 25, 1963). Fewer than TRIMMED units are not trimmed, nor are blocks and
-starts: their tails are short, and with eight normal units the trimmed interval misses in 6.0 % of
-cases instead of 5 %.
+McLaughlin, Sankhya A 25, 1963). Fewer than TRIMMED units are not trimmed: even with eight normal
+units, the trimmed interval misses in 6.0 % of cases instead of 5 %. Units that are blocks or engine
+starts are not trimmed either, because their tails are short.
 
 The measured ratio is the ratio of pooled tokens/s. To first order its log is linear in the four
 sums, so the log's variance is that of the sum over units of
@@ -99,11 +99,11 @@ class Units:
 
     @property
     def left_U(self) -> Array:
-        """y_u: log speed ratios minus the part that acceptance explains, same units."""
+        """y_u: the same units' log speed ratios minus what acceptance explains."""
         return self._log_ratios_U(0) - self.later * self.lengths_U
 
     def _log_ratios_U(self, place: int) -> Array:
-        """Log ratios between variants of column `place` / the next one."""
+        """Log ratios, `over` to `under`, of column `place` divided by the next."""
         over_U4, under_U4 = self.over_U4[self.stepped_U], self.under_U4[self.stepped_U]
         ratios_U2 = [sums[:, place] / sums[:, place + 1] for sums in (over_U4, under_U4)]
         return np.log(ratios_U2[0] / ratios_U2[1])
@@ -125,8 +125,8 @@ def controlled_ratio(
 ) -> Estimate | None:
     """The speed ratio, with the replayed acceptance-length ratio as a control variate.
 
-    `replayed` must have the same level. Returns None if `replayed` has no interval, or if both
-    variants made steps in fewer than two units.
+    `replayed` must have the same level. Returns None if `replayed` has no interval, or if fewer
+    than two units have steps of both variants.
     """
     left_U = units.left_U
     if replayed.high is None or len(left_U) < 2:

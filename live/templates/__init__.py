@@ -1,4 +1,4 @@
-"""YAML templates: Envoy's configuration and the manifests for Kubernetes."""
+"""YAML templates: Envoy's configuration and the Kubernetes manifests."""
 
 import json
 from pathlib import Path

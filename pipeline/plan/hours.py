@@ -1,9 +1,9 @@
-"""Counts a run's tokens and estimates each stage's hours at assumed rates.
+"""Counts a run's tokens and estimates each stage's duration at assumed rates.
 
     seconds = stage_seconds(traffic_volume(run, recipe), recipe, target_config, checkpoint_bytes)
     seconds["capture"]          # {"engine start": 420.0, "prefill": 1093.3}
 
-The hours include every engine start, timed block, verified response and checkpoint, and assume
+Durations include every engine start, timed block, verified response and checkpoint, and assume
 that responses reach their maximum length and that `until_decided` needs all its repeats.
 """
 
@@ -110,7 +110,7 @@ class Rates:
 
 R1_ON_8_H200 = Rates(
     source="R1 on 8 x H200, assumed",
-    # 671 GB at 2 GB/s, and 90 s for compilation and CUDA graphs.
+    # Loading 671 GB at 2 GB/s, plus 90 s for compilation and CUDA graphs.
     engine_start_s=420,
     # With tensor parallelism 8, vLLM 0.11 prefills long prompts at 15,800 tokens/s:
     # docs.gpustack.ai/latest/performance-lab/deepseek-r1/h200. Outrider's rate was not measured.
@@ -183,7 +183,7 @@ def stage_seconds(
     if rates is None:
         return {}
     capture_rate = rates.capture_tokens_per_s
-    # Replicas of a private cluster share this machine, so more of them are not faster.
+    # Replicas of a private cluster share this machine, so adding more does not raise the rate.
     if recipe.cluster.address not in (None, "local"):
         capture_rate *= recipe.cluster.capture_replicas
     streamed = volume.train * recipe.training.streams

@@ -65,7 +65,7 @@ def _why_it_runs(
 
 
 def print_plan(rows: Mapping[str, dict[str, str]], found: dict[str, Any], console: Console) -> None:
-    """Prints stages, parameters and disk, then memory needed on each device."""
+    """Prints stages, parameters, disk space, and the memory needed per device."""
     table = _table("dry run", "stage", "now", "cost")
     for name, row in rows.items():
         table.add_row(name, row["action"], row["cost"])

@@ -1,4 +1,4 @@
-"""Computes weights, KV cache and GPUs of a target from config.json alone.
+"""Computes a target's weight size, KV-cache size and GPUs from config.json alone.
 
     size = target_size(config)
     size.parameters, size.weight_bytes, size.kv_bytes_per_token     # 8.03e9, 16.1e9, 131,072
@@ -23,7 +23,7 @@ WORKSPACE = 2e9
 
 @dataclasses.dataclass(frozen=True)
 class TargetSize:
-    """Number of parameters and bytes of a target."""
+    """Parameter count and memory footprint of a target."""
 
     parameters: int
     used: float
@@ -40,7 +40,7 @@ class TargetSize:
         return (self.weight_bytes / ranks + cache) / engine.pipeline_parallel + WORKSPACE
 
     def smallest_tensor_parallel(self, engine: EngineConfig, gpu_bytes: int) -> int | None:
-        """Returns the smallest sufficient power of two; None if above 64."""
+        """Returns the smallest power-of-two degree that suffices; None if above 64."""
         room = engine.gpu_memory_utilization * gpu_bytes
         ranks = (2**power for power in range(7))
         return next((each for each in ranks if self.engine_bytes(engine, each) <= room), None)

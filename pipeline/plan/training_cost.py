@@ -40,7 +40,7 @@ USABLE = 0.95
 """Usable share of a device's memory; fragmentation and other processes take the rest."""
 
 MOST_PROCESSES = 64
-"""Largest number of processes in the search for a layout."""
+"""Largest number of processes tried in the search for a layout."""
 
 
 class Memory(NamedTuple):
@@ -181,7 +181,7 @@ def target_config(recipe: Recipe, target: Path | None) -> tuple[dict[str, Any] |
 
 
 def _judged(plan: MemoryPlan, recipe: Recipe, gpu_bytes: int | None) -> Iterator[dict[str, Any]]:
-    """Yields, for each candidate memory, the recipe's layout and the cheapest layout."""
+    """Yields, for each device, whether the recipe's layout fits, and the cheapest."""
     for memory in memories(gpu_bytes):
         here = dataclasses.replace(plan, device="cpu" if memory.shared else "cuda")
         missing, (phase, peak) = memory.missing(here), here.peak()

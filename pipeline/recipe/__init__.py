@@ -1,1 +1,1 @@
-"""The schema of recipes; loading and checking them."""
+"""The recipe schema, and how recipes are loaded and checked."""

@@ -3,8 +3,8 @@
     loaded = load_recipe("resume_screening.yaml", ["training.epochs=3"])
     loaded.recipe.training.epochs, loaded.files
 
-A recipe may extend another one with `extends:`, by a path relative to its own or by a shipped name.
-Sections are merged key by key; lists and values are replaced.
+A recipe may extend another with `extends:`, a path relative to its own folder or a shipped name.
+Sections are merged key by key; lists and scalars are replaced.
 """
 
 import dataclasses

@@ -84,11 +84,11 @@ class AdaptConfig(BaseModel):
     """Whether the first start reads rows already in the log. false: only rows added later."""
 
     min_drop: ClassVar[float] = 0.03
-    """A round starts when the acceptance length of the speculator in use has fallen significantly
-    since its release, and by at least this share."""
+    """A round starts when the acceptance length of the speculator in use, relative to base, has
+    fallen significantly since its release, and by at least this share."""
 
     fresh: PositiveInt | None = 5000
-    """A round also starts after this many rows since the last one, even if acceptance has not
+    """A round also starts after this many rows since the last round, even if acceptance has not
     fallen. The number doubles with each consecutive round that does not ship. null: never."""
 
     max_gb: PositiveFloat = 200.0
@@ -128,7 +128,7 @@ class ExportConfig(BaseModel):
     other_formats: bool = True
     """Whether the bundle also contains the speculator in formats of other programs: `sglang_nextn`
     (an MTP layer for SGLang), `speculators` (a head in the format of vllm-project/speculators).
-    They duplicate the weights: false halves the bundle's size."""
+    They duplicate the weights, so false halves the bundle's size."""
 
 
 class Recipe(BaseModel):
@@ -168,7 +168,7 @@ class Recipe(BaseModel):
     """Loss, optimizer, batches, processes and checkpoints."""
 
     serving: ServingConfig = Field(default_factory=ServingConfig)
-    """The engine of capture, evaluation and serving."""
+    """The engine for capture, evaluation and serving."""
 
     eval: EvalConfig = Field(default_factory=EvalConfig)
     """Measurements, and the gate for shipping."""
@@ -186,7 +186,7 @@ class Recipe(BaseModel):
     """`adapt-speculator`, which keeps up with a live endpoint's traffic."""
 
     def of_kinds(self, names: Sequence[str]) -> "Recipe":
-        """The recipe for these kinds of drafter alone."""
+        """The recipe restricted to these kinds of drafter."""
         return self.model_copy(update={"speculator": self.speculator.of_kinds(names)})
 
     @field_validator("name")

@@ -15,7 +15,7 @@ EMBEDDED_TARGET = "target"
 def shipped_recipes() -> list[str]:
     """Names of the shipped recipes, such as `resume_screening` and `r1/resume_screening`.
 
-    Excludes node.yaml files, which only contain what the recipes of a folder share.
+    Excludes node.yaml files, which contain only what the recipes of a folder share.
     """
     names = (str(path.relative_to(SHIPPED).with_suffix("")) for path in SHIPPED.glob("**/*.yaml"))
     others = ("cluster/", "endpoints/")

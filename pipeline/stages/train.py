@@ -67,7 +67,7 @@ def train_on(
 
 
 def _streamed(run: RunDirectory, recipe: Recipe, train: list[str]) -> "Streamed":
-    """Describes the capture during training: sequences of `train` that fit the engine."""
+    """Describes capture, during training, of the `train` sequences that fit the engine."""
     from outrider.data.features.capture_plan import fit
     from outrider.data.sequences import load_sequences
     from outrider.data.streamed import Streamed

@@ -1,8 +1,8 @@
 """Checks answers against the rendered prompt alone, with one check per task.
 
-The right answers to résumés, orders and receipts are computed from the prompt. A bank reply is only
-checked for consistency, because only the corpus contains the right intent. An arithmetic problem
-has no check: its prompt does not contain the answer.
+The correct answers for résumés, orders and receipts are computed from the prompt. A bank reply is
+only checked for consistency, because only the corpus contains the correct intent. An arithmetic
+problem has no check, because its prompt does not contain the answer.
 
     resume_correct(prompt_text, completion_text)
 """
@@ -109,7 +109,7 @@ def receipt_correct(prompt_text: str, completion_text: str) -> bool:
 
 
 def receipt_fields(text: str) -> dict[str, str]:
-    """Reads fields by line: company, address up to TEL, total before CASH."""
+    """Reads company (line 1), address (up to TEL), date, total (before CASH)."""
     lines = text.removeprefix(RECEIPT_INSTRUCTION).strip("\n").split("\n")
     telephone = next(at for at, line in enumerate(lines) if line.startswith("TEL: "))
     cash = next(at for at, line in enumerate(lines) if at > telephone and line.startswith("CASH "))

@@ -77,7 +77,7 @@ class Address:
         api_key: str | None = None,
         timeout_s: float = 600,
     ) -> tuple[int, Any]:
-        """Returns the status and the answer, parsed if it is JSON.
+        """Sends a request; returns the status and the answer, parsed if JSON.
 
         Raises `OSError` or `http.client.HTTPException` if the server does not answer.
         """

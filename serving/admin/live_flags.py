@@ -1,4 +1,4 @@
-"""Flags and environment with which `vllm serve` can swap its speculator.
+"""Flags and environment that let `vllm serve` swap its speculator.
 
     bundle/serve.sh --uds /run/outrider/a.sock $(python -m outrider.serving.admin.live_flags)
 
@@ -19,13 +19,13 @@ from outrider.common.errors import OutriderError
 from outrider.serving.hooked import HOOKED, SWAP_EXTENSION
 
 ROOTS = "OUTRIDER_RELEASE_ROOTS"
-"""Variable with the folders below which releases are accepted, separated by os.pathsep."""
+"""Variable that lists the folders below which releases are accepted, separated by os.pathsep."""
 
 ADMIN = "OUTRIDER_ADMIN"
-"""Variable with the address of the admin route: `unix:PATH`, or `http://127.0.0.1:PORT`."""
+"""Variable that holds the address of the admin route: `unix:PATH`, or `http://127.0.0.1:PORT`."""
 
 TOKEN_FILE = "OUTRIDER_ADMIN_TOKEN_FILE"
-"""Variable with the path of the admin route's token file."""
+"""Variable that holds the path of the admin route's token file."""
 
 LIVE_FLAGS = (
     "--worker-extension-cls",

@@ -26,7 +26,7 @@ class SwapRefused(OutriderError):
 
 
 class SwapFailed(OutriderError):
-    """A swap failed; `status` names the speculator in use, possibly broken."""
+    """A swap failed; `status` names the possibly broken speculator in use."""
 
 
 class ReplicaUnreachable(OutriderError):
@@ -75,13 +75,13 @@ class ReplicaStatus:
     directory: str
     """Directory that the speculator was loaded from."""
     watching: bool = False
-    """True while the acceptance after a swap is being compared with its evidence."""
+    """True while the watch compares the acceptance after a swap with the evidence."""
     reverted: str | None = None
     """Version of the last swap if the watch reverted it; None otherwise."""
     reverted_because: str | None = None
     """Why the watch reverted it, with the measured numbers."""
     broken: str | None = None
-    """Why the drafts are wrong until the replica is restarted; None if they are right."""
+    """Why workers may draft with wrong weights until a swap succeeds on all; otherwise None."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,7 +91,7 @@ class SwapResult:
     read_s: float
     """Seconds to read and check the files; the engine can answer requests meanwhile."""
     stall_s: float
-    """Seconds of pause and swap: the longest time in which no request got a token."""
+    """Seconds of pause and swap: an upper bound on the time without tokens."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -59,13 +59,13 @@ class Report(TypedDict):
     directory: str
     digest: str
     error: str | None
-    """Why the load or take-back failed; None if it succeeded."""
+    """Why the load or the revert failed; None if it succeeded."""
     broken: str | None
-    """Why the weights are partly loaded or could not be taken back; None if neither is true."""
+    """Why the weights are only partly loaded or could not be reverted; otherwise None."""
 
 
 class SpeculatorBroken(OutriderError):
-    """Workers may draft with wrong weights until a swap succeeds on all."""
+    """Workers may draft with wrong weights until all swap successfully."""
 
 
 def in_service(directory: Path) -> Candidate:
@@ -194,8 +194,8 @@ def _check_form(new: Candidate, current: Candidate) -> None:
             f"{source}: {new.kind.in_words}, but the engine was started with"
             f" {current.kind.in_words}; start another server for it"
         )
-    # If a kind has several published layouts, a tensor may have several names. If the forms are
-    # equal, the kind's own name check decides.
+    # A kind with several published layouts may name one tensor differently in each. If only the
+    # names differ, the kind's own check decides.
     names_differ = new.forms.keys() != current.forms.keys()
     if names_differ and sorted(new.forms.values()) == sorted(current.forms.values()):
         return

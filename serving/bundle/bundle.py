@@ -160,12 +160,12 @@ def speculation_profile(
 
     The fields are those of NVIDIA Model-Optimizer's proposal (schema 1.0, pull requests 2247 and
     2313), so that simulators and vLLM's synthetic acceptance can read it. Outrider adds `intervals`
-    and the content of `measurement_conditions`. Draft positions count from 1; a step's acceptance
+    and the content of `measurement_conditions`. Draft positions start at 1; a step's acceptance
     length counts its accepted drafts and the target's own token.
 
     `intervals` are 95 % intervals of the marginal rates, None if there are too few sessions.
-    `lengths` has the acceptance length for each number of drafts; there, the last step of a
-    response may lack the target's own token.
+    `lengths` has the acceptance length for each number of drafts. In these lengths, the last step
+    of a response may lack the target's own token.
     """
     one_block = KINDS[method].one_block
     k, reached = len(marginal), [1.0, *marginal, 0.0]

@@ -71,7 +71,7 @@ def read_manifest(directory: Path) -> dict[str, Any]:
     path = directory / MANIFEST
     if os.path.lexists(path) and _size(directory, MANIFEST) > MANIFEST_LIMIT:
         raise OutriderError(f"{path}: larger than {MANIFEST_LIMIT} bytes; export again")
-    manifest: dict[str, Any] = read_json(path)  # a hostile file may not hold an object
+    manifest: dict[str, Any] = read_json(path)  # not an object if the file is hostile
     version = manifest.get("version") if isinstance(manifest, dict) else None
     if version != VERSION:
         raise OutriderError(

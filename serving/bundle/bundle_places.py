@@ -71,8 +71,8 @@ def pinned(location: str | Path) -> str:
 def local_bundle(location: str | Path) -> Iterator[Path]:
     """Yields the bundle's directory; remote bundles are downloaded for the block's duration.
 
-    It has exactly the files that bundle.json lists (`check_files`). If the list has a name outside
-    the bundle, no listed file is written. A file is read only up to its listed size.
+    It has exactly the files that bundle.json lists (`check_files`). If the list names a file
+    outside the bundle, no listed file is written. A file is read only up to its listed size.
     """
     place = str(location)
     if place.startswith(("file://", "local://")):

@@ -1,10 +1,10 @@
-"""Bundles as OCI image layouts, which container tools copy into a registry.
+"""Bundles as OCI image layouts, which container tools can copy to a registry.
 
     write_oci_layout(stage, "oci:images/resume:march")
     read_oci_layout("oci:images/resume:march", directory)
     # skopeo copy --all --preserve-digests oci:images/resume:march docker://registry.example/resume:march
 
-The image has the bundle's files below /models, like KServe's modelcars and Kubernetes' image
+The image has the bundle's files below /models, as in KServe's modelcars and Kubernetes' image
 volumes. Each weight file is a separate uncompressed layer (weights do not compress); the other
 files share one layer. Times and owner IDs are zero, so the same bundle has the same digests
 everywhere. Source: OCI Image Format Specification 1.1 (image-layout, manifest, config, layer).
@@ -82,9 +82,9 @@ def write_oci_layout(stage: Path, address: str) -> str:
 def read_oci_layout(address: str, directory: Path) -> None:
     """Extracts an image's /models to `directory` and checks every digest.
 
-    Raises an `OutriderError` for members other than regular files below /models, and for too many
-    members. The extracted files cannot be larger than the image; `check_files` later checks them
-    against bundle.json.
+    Raises an `OutriderError` for members other than folders and regular files below /models, and
+    for too many members. The extracted files cannot be larger than the image; `check_files` later
+    checks them against bundle.json.
     """
     folder, tag = _folder_and_tag(address)
     if not (folder / "index.json").is_file():

@@ -102,7 +102,7 @@ class AdminRoute:
         return app
 
     async def status(self) -> JSONResponse:
-        """GET: returns the speculator in use; 503 if it is `broken` (its drafts may be wrong)."""
+        """GET: returns the speculator in use; 503 if `broken` (workers may have wrong weights)."""
         return await self._answer(LiveSpeculator.status)
 
     async def swap(self, order: SwapOrder) -> JSONResponse:

@@ -9,7 +9,7 @@ in place. The scheduler's output has each request's first position and number of
 attributed correctly even if a prompt is prefilled in chunks, preempted, or batched with others.
 Prefix caching must be off, because a cached position is never computed. With tensor parallelism,
 every rank of the last pipeline stage holds the same states, and its first rank keeps them. Written
-against vLLM 0.32, both model runners.
+for both model runners of vLLM 0.32.
 
 A request may carry a claim: the sampling parameters logged for it. Its completion is then scored
 with the engine's head, and the scores are summed on the device of the states (logged_text.py).
@@ -77,8 +77,8 @@ class _Prompt:
 class AuxiliaryStates:
     """Residual streams before `layers` (ascending) of a worker's model runner.
 
-    With an EAGLE-3 drafter, an engine can return only the states of the drafter's own layers,
-    because the drafter reads every state that is returned.
+    An engine that serves an EAGLE-3 drafter can return only the states that the drafter reads,
+    because vLLM passes all returned states to the drafter.
     """
 
     def __init__(self, runner: Any, layers: Sequence[int]) -> None:
@@ -145,8 +145,8 @@ class AuxiliaryStates:
 
 
 def _layers_of(model: Any) -> list[int]:
-    """Layers of the returned states, ascending, as the model runs them."""
-    # The decoder holds them; its depth in the module tree depends on the model.
+    """Layers whose states are returned, ascending, as the model runs them."""
+    # The decoder holds the layer numbers; its depth in the module tree depends on the model.
     holder = next(part for part in model.modules() if hasattr(part, "aux_hidden_state_layers"))
     return sorted(holder.aux_hidden_state_layers)
 
@@ -197,8 +197,8 @@ class CaptureExtension(SwapExtension):
     def _capture_execute_model(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
         result = self._capture_wrapped(scheduler_output, *args, **kwargs)
         state = self.model_runner.execute_model_state
-        # Without a state, nothing was scheduled. On pipeline stages before the last, V1 has no
-        # state either, and V2's state has no hidden states.
+        # The runner's state is None if nothing was scheduled. On pipeline stages before the last,
+        # V1's is always None, and V2's has no hidden states.
         if state is None or state.hidden_states is None:
             return result
         states_NH = [state.hidden_states, *self._capture_auxiliary.of(state)]
@@ -209,7 +209,7 @@ class CaptureExtension(SwapExtension):
             self._capture_expect(request, len(states_NH), state.hidden_states.shape[-1])
         steps: list[Step] = []
         row = 0
-        # V2 keeps the step's batch, with its order, in the state; V1's runner has one batch.
+        # The step's batch, which gives the row order, is held by V2's state or V1's runner.
         holder = state if hasattr(state, "input_batch") else self.model_runner
         for request_id in holder.input_batch.req_ids:
             tokens, start = scheduler_output.num_scheduled_tokens[request_id], starts[request_id]
@@ -240,7 +240,7 @@ class CaptureExtension(SwapExtension):
 
 
 def write_states(path: Path, states: list[torch.Tensor]) -> None:
-    """Writes and frees the states in turn; `path` appears when complete.
+    """Writes the states one by one, freeing each; `path` appears when complete.
 
     `torch.save` would hold all of them until the end, take 1.6 times as long because of its
     checksum, and hide the cause if the disk is full. After a failure, the file with the suffix

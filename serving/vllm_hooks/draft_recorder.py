@@ -4,8 +4,8 @@
         engine.llm.collective_rpc("drafts_start"); engine.llm.generate(...)
         of_ranks = engine.llm.collective_rpc("drafts_stop")
 
-The engine must be eager, because no Python runs in a CUDA graph. Written against vLLM 0.32, both
-model runners: V1 has a `drafter`, and V2 has a `speculator` with different signatures.
+The engine must be eager, because no Python runs in a CUDA graph. Written for both model runners
+of vLLM 0.32: V1 has a `drafter`, and V2 has a `speculator` with different signatures.
 
 Shapes: B requests of a step, K depths, N tokens of a step.
 """

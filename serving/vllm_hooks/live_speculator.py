@@ -53,7 +53,7 @@ class _Watching:
     tokens: list[int] = dataclasses.field(default_factory=list)
     steps: list[int] = dataclasses.field(default_factory=list)
     failed: bool = False
-    """True while the speculator is being taken back."""
+    """True once a finding has started to undo the swap."""
 
     def finding(self, request: LiveRequest) -> str | None:
         """Adds a request; returns a reason to undo the swap, or None."""
@@ -93,7 +93,7 @@ class LiveSpeculator:
         self._reverted: str | None = None
         self._because: str | None = None
         self._broken: str | None = None
-        """Why the drafts may be wrong, until a swap succeeds on all workers."""
+        """Why workers may draft with wrong weights; None again after a swap succeeds on all."""
         self._requests = RequestLog(client.output_processor, self._finished)
 
     async def status(self) -> ReplicaStatus:
@@ -246,7 +246,7 @@ class LiveSpeculator:
                 await self._still(f"take back, because {finding}", undo)
             except SpeculatorBroken:  # `status` reports it
                 return
-            self._watching = None  # only now: without a watch, status would report a pass
+            self._watching = None  # only now, because status without a watch means a pass
             self._reverted, self._because = watching.version, finding
             self._version = watching.before
             self._requests.note_swap(began, watching.before)
@@ -257,7 +257,7 @@ class LiveSpeculator:
             return await self._rpc("speculator_report", {})
 
     async def _rpc(self, method: str, arguments: dict[str, Any]) -> list[Report]:
-        """Calls a method of all workers and returns their answers."""
+        """Calls a method on all workers and returns their answers."""
         answers = await self._client.engine_core.call_utility_all_async(
             "collective_rpc", method, None, (), arguments
         )

@@ -37,9 +37,9 @@ def register() -> None:
 
 
 def _admin_route() -> None:
-    """Adds the admin route if OUTRIDER_ADMIN has its address.
+    """Adds the admin route if OUTRIDER_ADMIN holds its address.
 
-    By itself, vLLM loads only those endpoint plugins that VLLM_PLUGINS names, but setting this
+    On its own, vLLM loads only those endpoint plugins that VLLM_PLUGINS names, but setting this
     variable turns off all plugins that it does not name.
     """
     from vllm import plugins

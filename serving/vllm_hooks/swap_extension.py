@@ -10,8 +10,8 @@ caches are kept.
 A failed load leaves a mixture of old and new layers. A copy of the parameters cannot restore the
 old ones, because a CPU's packed weights are not parameters, so the last good files are reloaded. If
 this fails, reports have `broken` set until a load succeeds. Workers return errors in the report,
-because if one raises, vLLM 0.32 leaves the others' answers unread. Written for vLLM 0.32, both
-model runners.
+because if one raises, vLLM 0.32 leaves the others' answers unread. Written for both model
+runners of vLLM 0.32.
 """
 
 import dataclasses
@@ -52,7 +52,7 @@ class SwapExtension:
     _swap_current: Loaded | None = None
     """The speculator in use; None means the one that the engine was started with."""
     _swap_previous: Loaded | None = None
-    """The speculator before the last swap; None if there is nothing to take back."""
+    """The speculator before the last swap; None if there is no swap to undo."""
     _swap_broken: str | None = None
     _swap_copies: dict[str, torch.Tensor] | None = None
     """The drafter's `context_copies` from before the first swap."""
@@ -151,13 +151,13 @@ def replace_weights(
 
     kind = trainable_kind_of(directory)
     for module in drafter.modules():
-        # Once its kernel is set up, an MoE layer's method no longer packs weights for a CPU.
+        # On a CPU, an MoE layer's method packs weights only if its kernel is not yet set up.
         method: Any = getattr(module, "quant_method", None)
         if runner.device.type == "cpu" and getattr(method, "moe_kernel", None) is not None:
             method.moe_kernel = None
     initialize_layerwise_reload(drafter)
     try:
-        # Only now do the names match the checkpoint, because FP8 kernels may rename weights.
+        # FP8 kernels may rename weights; only from here on do the names match the checkpoint's.
         expected = required(drafter, kind)
         loaded = load(drafter, kind.swap_tensors(directory))
     finally:  # no layer may stay on the meta device: the next request would crash the engine
@@ -174,7 +174,7 @@ def replace_weights(
 def load_mask(proposer: Any, mask: torch.Tensor) -> None:
     """Loads and projects the states that parallel drafters read for unknown tokens.
 
-    vLLM 0.32 projects them once, after its start. They are a buffer without a weight loader, so
+    vLLM 0.32 projects them once, after startup. They are a buffer without a weight loader, so
     they are on the meta device during a reload and have no values afterwards.
     """
     proposer.model.mask_hidden.copy_(mask.view(1, -1))
@@ -209,7 +209,7 @@ def renew_context(model: Any, copies: dict[str, torch.Tensor]) -> None:
 
 
 def load(drafter: Any, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
-    """Loads weights; returns vLLM's names of the parameters that were filled.
+    """Loads weights; returns vLLM's names for the parameters that were filled.
 
     Models with an EAGLE-3 head return nothing, but the loader that they call returns names. The
     loader calls itself for inner modules; the outermost call returns last, with all names.

@@ -38,7 +38,7 @@ def quantize(
     """
     blocked = _blocked(weight_OI.float(), blocks)
     largest_PQ = blocked.abs().amax(dim=(1, 3))
-    # Subnormal scales are clamped: dividing by them loses precision, and such blocks are near zero.
+    # Clamp subnormal scales, since dividing by them loses precision; such blocks are near zero.
     scale_PQ = torch.where(
         largest_PQ > 0, (largest_PQ / LARGEST).clamp_min(torch.finfo(torch.float32).tiny), 1.0
     )

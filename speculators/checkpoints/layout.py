@@ -61,8 +61,8 @@ def read_layout(directory: Path) -> CheckpointLayout:
     config = read_json(directory / "config.json")
     architecture = architecture_of(config, directory / "config.json")
     quantization = config.get("quantization_config") or {}
-    # Without an MTP layer, only the embedding and head are read, and other quantizations keep both
-    # in bf16.
+    # Without an MTP layer, only the embedding and head are read, and quantizations other than
+    # block FP8 keep both in bf16.
     read = architecture.layer is not None or "weight_block_size" in quantization
     blocks = fp8_blocks(config, directory / "config.json") if read else None
     return CheckpointLayout(directory, config, weight_map(directory), blocks)

@@ -77,7 +77,7 @@ def trainable_kind(name: str) -> TrainableKind:
 def kind_of(directory: Path) -> DrafterKind:
     """Finds the kind of a speculator's or target's directory from its config.json.
 
-    A bundle of a kind without weights contains only bundle.json.
+    The kind of a bundle without weights is read from bundle.json, its only file.
     """
     path, bundle = Path(directory) / "config.json", Path(directory) / "bundle.json"
     named = read_json(bundle).get("method") if bundle.is_file() and not path.exists() else None

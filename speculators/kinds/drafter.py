@@ -98,7 +98,7 @@ class ChainDrafter(Drafter):
     """Input token of a parallel drafter after depth 0; None for others."""
 
     def input_values(self) -> int:
-        """Total size of a state, x, query, key and value."""
+        """Total size of one state, layer input, query, key and value."""
         chain = cast(Chain, self)
         weight = next(self.parameters())
         state = torch.empty(1, chain.width, dtype=weight.dtype, device=weight.device)

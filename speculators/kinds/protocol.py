@@ -3,8 +3,8 @@
 A kind is one module in this folder and one line in the registry (`__init__.py`). No code outside
 this folder names a kind. There are two levels:
 
-    DrafterKind     can be served and measured: how it is recognized, checked against the target,
-                    and configured in vLLM
+    DrafterKind     can be served and measured; defines how it is recognized, checked against the
+                    target, and configured in vLLM
     TrainableKind   can also be trained on captured states, replayed, compared with the engine,
                     sized before training, and swapped in a live engine; it drafts in every step
 
@@ -97,8 +97,8 @@ class DrafterKind:
     def check(self, directory: Path, target: CheckpointLayout) -> None:
         """Raises an `OutriderError` if the directory does not fit the target.
 
-        Reads config.json and safetensors headers; reads values only to check that they are finite
-        and that copies are equal.
+        Reads config.json and safetensors headers; reads values only to check that they are
+        finite, that copies are equal and that a token map is valid.
         """
 
     def vllm_settings(

@@ -19,7 +19,7 @@ from outrider.speculators.layers.decoder_layer import Config, RMSNorm, by_head
 from outrider.speculators.layers.rope import rope_of
 
 Tables = tuple[Tensor, Tensor]
-"""Cosine and sine [1, N, R/2] of N positions' angles."""
+"""Cosine and sine [1, N, R/2] of the angles at N positions."""
 
 
 class LlamaAttention(nn.Module):
@@ -78,7 +78,7 @@ class LlamaAttention(nn.Module):
         return angle.cos(), angle.sin()
 
     def rotated(self, heads_AMD: Tensor, tables: Tables) -> Tensor:
-        """Rotates queries or keys to [A, N, D]; broadcasts M = 1."""
+        """Rotated queries or keys [A, N, D]; M is N or 1."""
         return self._repeated(_rotate(heads_AMD, *tables))
 
     def combine(self, attended_AND: Tensor) -> Tensor:

@@ -6,7 +6,7 @@
 The chain's own keys are merged through the log-sum-exp. On a CPU, attention is dense and computed
 sequence by sequence: this is fastest up to a few thousand tokens, and memory for backward grows
 only with the square of each sequence's length. On a GPU, flex attention is used, with linear
-memory. torch has no backward of flex attention on a CPU, so only its forward is tested there.
+memory. torch has no backward for flex attention on a CPU, so only its forward is tested there.
 
 Shapes: N anchors, P tokens, A heads, D dims of a query or key, V dims of a value.
 """

@@ -38,7 +38,7 @@ COMPUTE_DTYPE = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
 
 class Drafted(NamedTuple):
-    """The drafts of a row: the states at every depth, and the head applied to them."""
+    """A row's drafts: states at every depth, and the head for them."""
 
     u_KNH: Tensor
     head: DraftHead
@@ -144,8 +144,8 @@ def make_accelerator(config: TrainingConfig, log_dir: Path) -> "Accelerator":
             "stage3_gather_16bit_weights_on_model_save": True,
         },
         "bf16": {"enabled": config.compute == "bf16"},
-        # A bf16 sum loses addends below 1/512 of its value, such as gradients summed over 32 rows
-        # or 8 processes. DeepSpeed sums both in bf16 by default.
+        # A bf16 sum loses addends below 1/512 of its value, which affects gradients summed over
+        # 32 rows or 8 processes. DeepSpeed sums over both in bf16 by default.
         "data_types": {"grad_accum_dtype": "fp32"},
         "communication_data_type": "fp32",
         # DeepSpeed's Adam kernels need a compiler at run time; torch's is as fast for one layer.
@@ -154,9 +154,9 @@ def make_accelerator(config: TrainingConfig, log_dir: Path) -> "Accelerator":
             "params": {
                 "lr": config.learning_rate,
                 "betas": (0.9, 0.95),
-                "weight_decay": 0.0,  # would pull weights off the warm start, which generalizes
+                "weight_decay": 0.0,  # pulls weights away from the warm start, which generalizes
                 "torch_adam": True,
-                # Works in place; other variants allocate roots of the moments: 8 bytes per weight.
+                # Works in place; others allocate the moments' square roots: 8 bytes per weight.
                 "fused": True,
             },
         },

@@ -31,7 +31,7 @@ GRACE_S = 5.0
 class RankError:
     """A rank's failure.
 
-    The message of an `expected` failure includes the fix. An unexpected failure may only be a
+    The message of an `expected` failure includes the fix. An unexpected failure may be just a
     consequence of another one.
     """
 

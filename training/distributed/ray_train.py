@@ -2,7 +2,7 @@
 
     spec, code, stopped = train_on_ray(spec, cluster, log_path)
 
-Each rank is the program that torchrun starts (worker.py), so the weights are the same. It is a
+Each rank is the program that torchrun starts (worker.py), so it trains the same weights. It is a
 child process of Ray Train's worker, because Ray runs functions in a thread of an actor, where
 signal handlers cannot be installed, ending the rank would end the actor, and output would go to
 Ray's session folder. Ray's logs contain only exit codes.
@@ -75,7 +75,7 @@ def train_on_ray(
     code, and whether a signal requested a stop. Raises an `OutriderError` if there is no room for
     one rank, or if ranks are lost more than `cluster.training_restarts` times.
     """
-    # A private cluster has one core per process, as under torchrun.
+    # As under torchrun, more processes may run on a private cluster than there are cores.
     wanted = spec.training.processes * cluster.training_cores
     cores = max(wanted, len(os.sched_getaffinity(0)))
     with open_cluster(cluster, cores), signals_stop(spec.stop_file) as stop:

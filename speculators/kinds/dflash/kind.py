@@ -4,9 +4,9 @@
     kind.vllm_settings(directory, 5, "greedy", None)     # method dflash
 
 Like a P-EAGLE head, a DFlash head drafts all K tokens in one pass and reads no drafts. Its context
-holds only keys and values of fc over the auxiliary states, without tokens or queries. The block is
-not causal: every slot attends to the context and to all K + 1 slots, so the drafts depend on K, and
-a step with fewer slots would draft different tokens.
+consists only of keys and values projected from fc(auxiliary states), without token embeddings or
+queries. The block is not causal: every slot attends to the context and to all K + 1 slots, so the
+drafts depend on K, and a step with fewer slots would draft different tokens.
 
 The head has one layer and is stored like an EAGLE-3 head, with other tensor names and another
 config.json. Other files: dflash/shape.py (config.json), dflash/layer.py (the module).
@@ -67,5 +67,5 @@ class DFlash(Eagle3):
         check_head(directory, target, self.in_words, len(shape.layers))
 
     def stays_with_target(self, name: str) -> bool:
-        """True for the embedding, including the mask token's row."""
+        """True for the embedding and the mask token's separate embedding."""
         return super().stays_with_target(name) or name.endswith(MASK_EMBEDDING)

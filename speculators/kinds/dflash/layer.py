@@ -7,8 +7,8 @@
 
 Every slot attends to the context up to i and to all K + 1 slots. So a draft depends on the number
 of slots, and an unroll of `depth` drafts matches an engine that was started with K = depth. No
-draft is read, so drafts depend only on the anchor. Slot 0 drafts nothing; in a one-layer head, only
-its key and value are needed.
+draft is read, so for a given K, drafts depend only on the anchor. Slot 0 drafts nothing; in a
+one-layer head, only its key and value are needed.
 
     r_s = x_s + attention(input_layernorm(x))     queries and keys are normed per head, then rotated
     u_s = norm(r_s + mlp(post_attention_layernorm(r_s)))

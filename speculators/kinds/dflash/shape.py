@@ -3,10 +3,10 @@
     shape = read_shape(config, target_config, path)          # either published layout
     plain_config(target_config, HeadConfig(), drafts=256)    # of a new head
 
-There are two published layouts: the plain one, a Qwen3 configuration with a section
-`dflash_config`, and that of vllm-project/speculators. In the plain one, `target_layer_ids` refer to
-layer outputs: 1 is the state after layer 1, the residual stream before layer 2. Missing keys have
-the defaults of vLLM 0.32 (qwen3_dflash.py, configs/speculators/algos.py).
+There are two published layouts: the plain one, a Qwen3 configuration with a `dflash_config`
+section, and that of vllm-project/speculators. In the plain one, `target_layer_ids` refer to layer
+outputs: 1 is the state after layer 1, the residual stream before layer 2. Missing keys have the
+defaults of vLLM 0.32 (qwen3_dflash.py, configs/speculators/algos.py).
 """
 
 from collections.abc import Iterable, Mapping

@@ -45,7 +45,7 @@ class DSparkHead(DFlashHead):
         anchor_BT: Tensor,
         depth: int,
     ) -> tuple[Tensor, list[Tensor]]:
-        """States [u ; m]; past the row's end, m is arbitrary."""
+        """States [u ; m]; past a sequence's end, m is arbitrary."""
         anchors_N, states = super().unroll(
             ends, token_ids_BT, inputs_BTX, sequence_BT, position_BT, anchor_BT, depth
         )
@@ -57,7 +57,7 @@ class DSparkHead(DFlashHead):
         ]
 
     def head(self, ends: TargetEnds) -> DraftHead:
-        """Rows [W_D ; W2], and [w ; b] of the confidence."""
+        """Rows [W_D ; W2], and [w ; b] of the confidence head."""
         # dim=-1 also works for ZeRO-3's parameters, which are empty vectors outside of forward.
         proj = self.confidence_head.proj
         return DraftHead(

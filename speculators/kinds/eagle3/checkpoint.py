@@ -141,8 +141,8 @@ def write(
 ) -> None:
     """Publishes the head's directory atomically.
 
-    With a base, configuration, layout, dtypes and draft vocabulary are the base's, and tensors that
-    are not in `changed` keep its bytes. Without a base, floats have the target's `torch_dtype`.
+    With a base, configuration, layout, dtypes and draft vocabulary are the base's, and tensors
+    not in `changed` keep the base's bytes. Without a base, floats have the target's `torch_dtype`.
     """
     if origin.base_dir is not None:
         config, written = _over_base(kind, dict(changed), origin.base_dir)

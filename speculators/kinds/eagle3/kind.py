@@ -148,7 +148,7 @@ class Eagle3(TrainableKind):
     def build(
         self, config: Mapping[str, Any], target_config: Mapping[str, Any], source: object
     ) -> "StoredHead":
-        """The head that config.json describes; its draft tokens are the lowest ids."""
+        """The head config.json describes; the lowest ids stand in for draft tokens."""
         import torch
 
         shape = self.shape(config, target_config, source)

@@ -1,7 +1,7 @@
 """The EAGLE-3 head as a module (vLLM 0.32: llama_eagle3.py, deepseek_eagle3.py).
 
     h_i = fc(a_i)                            a_i: the target's auxiliary states, concatenated
-    x_i = [ input_layernorm(E(t_{i+1})) ; hidden_norm(h_i) ]     position i, unmasked at position 0
+    x_i = [ input_layernorm(E(t_{i+1})) ; hidden_norm(h_i) ]    position i, not zeroed at position 0
     r_i = h_i + attention(x_i)               hidden_norm(h_i) + ... with norm_before_residual
     g_i = r_i + mlp(post_attention_layernorm(r_i))
     u_i = norm(g_i)                          q_{i+2} = softmax(W_D u_i) over the draft vocabulary

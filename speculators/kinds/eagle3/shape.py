@@ -23,7 +23,7 @@ EMBEDDING = "embed_tokens.weight"
 D2T, T2D = "d2t", "t2d"
 
 MAPS = frozenset({D2T, T2D})
-"""Tensors of the draft vocabulary, which are integers and not trained."""
+"""Tensors of the draft vocabulary: integers or booleans, never trained."""
 
 LAYER, LAYER_OF_SPECULATORS = "midlayer.", "layers.0."
 
@@ -304,7 +304,7 @@ def llama_widths(hidden: int) -> dict[str, Any]:
     """Settings of Llama's attention for a drafter of this width."""
     head_dim = 128 if hidden % 128 == 0 and hidden >= 1024 else 64
     heads = max(1, hidden // head_dim)
-    # At most 8 KV heads: a KV cache of 4 kB per token at R1's widths.
+    # At most 8 KV heads, so the KV cache takes 4 kB per token at R1's widths.
     kv_heads = max(count for count in range(1, 9) if heads % count == 0)
     return {
         "num_attention_heads": heads,

@@ -2,8 +2,8 @@
 
     layer_names(read_layout(directory))      # {"model.layers.61.eh_proj.weight", ...}
 
-Checkpoints store the layer as `model.layers.{num_hidden_layers}.*`, with one tensor for each
-expert. An MTP directory must contain the same tensors as the target's own MTP layer.
+Checkpoints store the layer as `model.layers.{num_hidden_layers}.*`, with separate tensors for
+each expert. An MTP directory must contain the same tensors as the target's own MTP layer.
 """
 
 from collections.abc import Mapping
@@ -32,7 +32,7 @@ from outrider.speculators.checkpoints.safetensors_headers import TensorHeader, t
 from outrider.speculators.layers.rope import rope_of
 
 SHARED_WITH_TARGET = ("embed_tokens.weight", "shared_head.head.weight")
-"""Copies of the target's embedding and head; not read or written."""
+"""Copies of the target's embedding and head; checked, never loaded or written."""
 
 SAME_AS_TARGET = (
     "hidden_size",

@@ -172,7 +172,7 @@ def checkpoint_names(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def experts_apart(suffix: str, tensor: Tensor) -> dict[str, Tensor]:
-    """Splits a `DecoderLayer` tensor into views by expert, under the checkpoint's names."""
+    """Splits a `DecoderLayer` tensor into per-expert views, under the checkpoint's names."""
     if suffix == "mlp.experts.gate_up_proj":
         return {
             expert_name(expert, name): view
