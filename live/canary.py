@@ -5,14 +5,14 @@
     verdict = test.run()                 # promote or roll back, why, and by whom
 
 Replicas differ in speed, and the router keeps each user on one replica. So the canary's replicas
-are first compared with the others, all with the old release and at the fair share, on the requests
-whose counts the replicas still hold and, if these are too few, on new ones.
+are first compared with the others while all serve the old release at the fair share. The comparison
+uses the requests whose counts the replicas still hold and, if these are too few, new ones.
 
 A step passes after at least `min_requests` canary requests and `min_seconds`. A canary never gets
 more than its fair share, because more load would slow it down. It can be promoted only in the last
 step, at that share. It can be rolled back in any step: by the judge, or because it finishes no
-requests. The replica's watch, an operator or a lack of response also causes a rollback, raised as
-`Decided`.
+requests. An operator can end the test at any time. A canary replica that reverts its swap or
+stops answering causes a rollback. These raise `Decided`.
 """
 
 import contextlib

@@ -37,7 +37,7 @@ Role = Literal["stable", "canary"]
 
 
 def _address(text: str, info: ValidationInfo) -> str:
-    """Validates an address; relative socket paths are resolved against the context, `state_dir`."""
+    """Validates an address; resolves relative socket paths against `state_dir` (the context)."""
     if info.context is not None and text.startswith("unix:") and text != "unix:":
         text = f"unix:{info.context / Path(text.removeprefix('unix:')).expanduser()}"
     return str(Address.parse(text))

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from vllm import LLM, SamplingParams
 
 Row = tuple[Any, ...]
-"""(id, token ids, more fields of the caller)"""
+"""(id, token ids, any further fields from the caller)"""
 SomeRow = TypeVar("SomeRow", bound=Row)
 State = tuple[str, "dict[str, torch.Tensor]", list[list[float]] | None]
 """(id, states [T, H] of each stream, scores [2, C])"""
@@ -189,7 +189,7 @@ class Engine:
         return read
 
     def _settle(self) -> None:
-        """Waits for an unread batch, because only one thread may call vLLM."""
+        """Waits for a batch still running in the background: only one thread may call vLLM."""
         if self._ahead is not None:
             self._ahead.exception()
         self._ahead = None

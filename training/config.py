@@ -111,7 +111,7 @@ class TrainingConfig(BaseModel):
     engine's steps."""
 
     seed: int = 0
-    """Seed of the data order and new weights; everything else is deterministic."""
+    """Seed for the data order and for new weights; everything else is deterministic."""
 
     wandb_project: str | None = "outrider"
     """Weights & Biases project; null: no tracker.

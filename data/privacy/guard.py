@@ -3,8 +3,8 @@
 It counts personal data (`report`), or also replaces it in prompts with surrogates (`surrogate`). A
 value gets the same surrogate in every spelling and throughout the log. A response that contains
 such a value cannot be changed and trained on, since it would no longer be on-policy. The exchange
-is left out; with `regenerate`, its response also gets surrogates and the target generates a new one
-(regenerate.py). Logged prompt ids are dropped only if the prompt's text changed.
+is left out unless `regenerate` is set: then its response also gets surrogates, and the target
+generates another (regenerate.py). Logged prompt ids are dropped only if the prompt's text changed.
 
     guard = PrivacyGuard(config, key, decode=tokenizer.decode)       # one per process
     guarded = guard.apply(exchange)                                  # or raises Reject

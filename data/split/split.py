@@ -89,7 +89,7 @@ class Divided:
     parts: dict[str, list[int]]
     """Rows of each part, in chronological order."""
     left_out: dict[int, str]
-    """Reason why each of the other rows is in no part."""
+    """Why each of the other rows is not in any part."""
     sessions: list[str]
     """The session of every row."""
 

@@ -123,7 +123,7 @@ def rate_row(blocks: Mapping[str, Record], noise: Mapping[str, float]) -> RateRo
 
 
 def rate_figures(block: Record) -> RateBlock:
-    """Figures of one variant's block at a rate."""
+    """Figures for one variant's block at one request rate."""
     counters = block["counters"]
     return RateBlock(
         **dict(pooled([block])),

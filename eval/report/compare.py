@@ -77,7 +77,7 @@ class Series(BaseModel):
 
 
 class Comparison(BaseModel):
-    """Runs side by side."""
+    """Several runs, side by side."""
 
     runs: list[str]
     """Names of the runs, as given"""

@@ -6,7 +6,7 @@
         ...                                             # stop; `ratio` is the interval to report
 
 Checking a 95 % interval after every repeat and stopping at the first decisive one is wrong in more
-than 5 % of cases. So the 5 % are divided among the looks, after which a measurement may stop (alpha
+than 5 % of cases. So the 5 % is divided among the looks, the points where measuring may stop (alpha
 spending: Lan and DeMets, Biometrika 70, 1983). Each look's share sets the level of its interval,
 which is a repeated confidence interval (Jennison and Turnbull, JRSS B 51, 1989). After a fraction t
 of the repeats, 0.05 t^2 is spent (Kim and DeMets, Biometrika 74, 1987). The number of repeats

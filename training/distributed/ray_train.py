@@ -210,7 +210,7 @@ class RankBackendConfig(BackendConfig):
 
 
 def run_rank(settings: dict[str, Any]) -> None:
-    """Runs this worker's rank to its end.
+    """Runs this worker's rank to completion.
 
     `settings` has the `spec` and the launcher's `environment`; the node's variables override it.
     Raises a `RuntimeError` if the rank was killed, so that Ray Train starts another group. After

@@ -6,8 +6,8 @@
 A directory holds config.json and the head's tensors: fc, `midlayer.*` (`layers.0.*` in the layout
 of vllm-project/speculators), norm, lm_head with a row for each draft token, and the draft
 vocabulary: d2t (target id = draft id + d2t[draft id]) and, for readers other than vLLM, t2d, which
-marks the target's tokens that have a draft token. Both are absent if the head drafts the whole
-vocabulary.
+marks the target's tokens that have a draft token. Both are absent if the head drafts from the
+whole vocabulary.
 
 The embedding is the target's and is never written, since SGLang, like vLLM's weight swap, would
 copy it over the target's own. The functions implement the kind's methods (protocol.py); `kind`

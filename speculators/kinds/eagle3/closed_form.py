@@ -87,7 +87,7 @@ class Ridge:
         self.anchors += len(x_NX)
 
     def solve(self) -> Tensor:
-        """Solves for B [Y, X] with the best strength on held-out rows.
+        """Solves for B [Y, X] with the ridge strength that fits held-out rows best.
 
         The solution uses all rows. With only one row, the largest strength is used. Call this only
         once, since it adds the held-out sums to the fitted ones.
