@@ -1,4 +1,4 @@
-"""`outrider inspect`: reports a log's contents, usable share and cost of training."""
+"""`outrider inspect`: reports a log's contents, usable share and training cost."""
 
 import sys
 

@@ -126,7 +126,7 @@ def ratio_of_groups(above: Sequence[Group], below: Sequence[Group], alpha: float
     shares = sum(
         v**2 / float(degrees_R[0]) for v, (_, degrees_R) in zip(variances, parts, strict=True)
     )
-    # Without variance (as when no draft is ever accepted), use the fewest degrees of freedom.
+    # With zero variance (as when no draft is ever accepted), use the fewest degrees of freedom.
     total = sum(variances)
     degrees = total**2 / shares if shares > 0 else min(float(own_R[0]) for _, own_R in parts)
     value, margin = math.exp(log), math.sqrt(total) * float(critical_t(degrees, alpha))

@@ -69,8 +69,8 @@ def in_child(
 def answer_of(work: Callable[[], object]) -> bytes:
     """Pickles the result or error of `work`, for `returned` in another process.
 
-    An error carries its stack frames without values, so that no log of the computing process quotes
-    customer text.
+    An error carries its stack frames without values, so that the computing process logs no customer
+    text.
     """
     try:
         return pickle.dumps((work(), None, None))

@@ -130,9 +130,9 @@ def _message(
 
 
 def _written(location: Keys, model: type[BaseModel]) -> tuple[Keys, type[BaseModel]]:
-    """Returns the keys as in the file, and the last key's section.
+    """Maps pydantic's location to the file's keys and the last key's section.
 
-    In pydantic's location, a union member's name can follow a field, such as `int` after `k`.
+    In a location, a union member's name can follow a field, such as `int` after `k`.
     """
     keys: list[str | int] = []
     section, below = model, typing.cast(Any, model)
@@ -150,7 +150,7 @@ def _written(location: Keys, model: type[BaseModel]) -> tuple[Keys, type[BaseMod
 
 
 def _below(annotation: Any) -> Any:
-    """Returns a field's section, or dict or list of sections; None otherwise."""
+    """Returns an annotation's section, possibly within a dict or list; otherwise None."""
     if typing.get_origin(annotation) in (typing.Union, types.UnionType):
         return next(filter(None, map(_below, typing.get_args(annotation))), None)
     if typing.get_origin(annotation) in (dict, list):

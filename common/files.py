@@ -56,7 +56,7 @@ def publish(path: Path) -> Iterator[Path]:
 
 
 def says_disk_is_full(error: Exception) -> bool:
-    """Whether the error means a full disk; safetensors reports one as text."""
+    """Whether the error means a full disk, which safetensors reports as text."""
     full = (errno.ENOSPC, errno.EDQUOT)
     return getattr(error, "errno", None) in full or any(
         f"os error {code})" in str(error) for code in full
@@ -91,7 +91,7 @@ class Locked(OutriderError):
 def lock(path: Path, doing: str) -> Iterator[None]:
     """Holds a lock file; the kernel releases it when this process ends.
 
-    Raises `Locked` if another process holds it; the message ends with its id and `doing`.
+    Raises `Locked` if another process holds it; the message ends with the holder's id and `doing`.
     """
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     with path.open("a+", encoding="utf-8") as file:
@@ -119,7 +119,7 @@ def holder(path: Path) -> int | None:
 
 
 def link_or_copy(source: str | Path, destination: str | Path) -> None:
-    """Creates a hard link (saves terabytes for R1), otherwise a copy."""
+    """Creates a hard link (saves terabytes for R1), or else a copy."""
     try:
         os.link(source, destination)
     except OSError:

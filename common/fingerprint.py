@@ -5,7 +5,7 @@
     kept.changes()             # None: no result yet; []: up to date; else ["settings.seed: 0 -> 1"]
     counts = kept.run(count)   # calls count() unless the result is up to date
 
-Unfinished work is kept the same way: `resume_or_clear` deletes it unless it has the same inputs.
+Unfinished work is handled the same way: `resume_or_clear` deletes it if its inputs have changed.
 """
 
 import dataclasses
@@ -38,7 +38,7 @@ def path_digest(path: Path) -> str:
     """Digest of a file, or of a directory's file names and contents.
 
     `ABSENT` if the path does not exist. Files above 256 MiB are represented by size and
-    modification time: reading terabytes of weights would take longer than most stages.
+    modification time, because reading terabytes of weights would take longer than most stages.
     """
     if not path.exists():
         return ABSENT

@@ -42,8 +42,8 @@ MARK = "OUTRIDER_PROCESS_TREE"
 """Environment variable: the marks of the trees that a process belongs to, outermost first."""
 
 _QUIET_S = 0.25
-"""Seconds without any member after which a tree counts as ended. A process between fork and exec
-shows no mark."""
+"""Seconds without any member after which a tree counts as ended. Not 0, because a process between
+fork and exec shows no mark."""
 
 
 class ProcessTree:
@@ -150,7 +150,7 @@ _OPEN: set[subprocess.Popen[bytes]] = set()
 
 
 def _close_pipes() -> None:
-    """Closes pipes in a forked child: guards must not wait for it."""
+    """In a forked child, closes the pipes that would keep guards waiting."""
     for guard in _OPEN:
         assert guard.stdin is not None
         guard.stdin.close()

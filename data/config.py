@@ -102,8 +102,8 @@ class PrivacyConfig(_Section):
     retention: Literal["keep", "delete_features", "delete_all"] = "keep"
     """Data to delete after the bundle is exported. `keep`: none; `delete_features`: the hidden
     states; `delete_all`: also the table of sequences and the responses of the evaluation. Weights,
-    counts and the report are always kept. `adapt-speculator` deletes its windows when their round
-    has ended, unless this is `keep`."""
+    counts and the report are always kept. `adapt-speculator` deletes a round's windows of
+    traffic when the round has ended, unless this is `keep`."""
 
     @model_validator(mode="after")
     def _regenerates_what_was_replaced(self) -> "PrivacyConfig":

@@ -2,7 +2,7 @@
 
 A format (formats/) first cuts a log into `Record`s, then parses each into `Exchange`s. Every row of
 a log belongs to exactly one `Record` or `Reject`, and every record becomes at least one `Exchange`
-or `Reject`. The ingest checks both, so that no row is lost silently.
+or `Reject`. Ingestion checks both, so that no row is lost silently.
 
     Record(Place("log.jsonl", 1), b'{"request": ...}')      # parse(record) -> [Exchange(...)]
 """

@@ -63,8 +63,8 @@ def choose(
 
     `validation` is the replay of the validation part. If it is None (exact replay is not measured),
     k is `eval.k`, or the trained depth if that is "auto". A speculator with a fixed k keeps it,
-    except base if `base_has_own_k`: its engine is then started once per k. If `main`, the main
-    concurrency, is None, it is derived from the logged load.
+    except base if `base_has_own_k` and `eval.current_k` is null: base's engine is then started once
+    per k. If `main`, the main concurrency, is None, it is derived from the logged load.
     """
     settings = context.settings
     fixed = [name for name in DRAFTERS if context.speculators[name].family.fixed_k]
@@ -221,7 +221,8 @@ def best_k(
 ) -> int:
     """The smallest k >= `least` that no larger k clearly beats.
 
-    A gain must exceed MIN_GAIN plus `margin(k, n)`, the noise margin of the log ratio of tokens/s.
+    A gain must exceed MIN_GAIN plus `margin(k, n)`, the noise margin of the log ratio of tokens/s,
+    which is capped at MOST_MARGIN.
     """
     allowed = {k: speed for k, speed in speeds.items() if k >= least}
     return min(

@@ -107,8 +107,8 @@ class GateConfig(BaseModel):
     max_task_loss: float = Field(0.1, gt=0, lt=1)
     """Equivalence margin for task accuracy: the 90 % interval of custom minus none must lie within
     plus or minus this (two one-sided tests at 5 %). Narrower margins and noisier outcomes need more
-    responses (`verification_requests`): 31 for 0.05 if no outcome changes, 68 for 0.1 if one in
-    four changes by chance."""
+    responses (`verification_requests`): 31 for a margin of 0.05 if no outcome changes, 68 for
+    0.1 if one in four changes by chance."""
 
     max_replay_difference: ClassVar[float] = 0.02
     """Maximum relative difference between the steps predicted by exact replay and those counted by
@@ -116,10 +116,10 @@ class GateConfig(BaseModel):
     the same speculator."""
 
     replay_margin: ClassVar[float] = 0.01
-    """The engine repeats some greedy responses with different batching. If the relative change in
-    its step count plus this exceeds `max_replay_difference`, the sum is the limit instead, capped
-    at three times `max_replay_difference`. A difference between the cap and the sum
-    leaves the check undecided."""
+    """Added to the engine's own variation: the relative change in its step count when it repeats
+    some greedy responses with different batching. If the sum exceeds `max_replay_difference`, it is
+    the limit instead, capped at three times `max_replay_difference`. A difference between the cap
+    and the sum leaves the check undecided."""
 
 
 class CostConfig(BaseModel):
@@ -203,7 +203,7 @@ class EvalConfig(BaseModel):
     rate, without waiting for earlier responses. Empty: closed loop only."""
 
     rate_seconds: PositiveFloat = 20.0
-    """Duration of sending in seconds; rate x rate_seconds requests are sent. All rates have the
+    """Sending time in seconds, in which rate x rate_seconds requests are sent. All rates have the
     same duration, because a queue needs time to grow before saturation shows; a saturated server
     runs until all requests are answered. Intervals use the closed loop's noise, a lower bound."""
 
@@ -221,7 +221,7 @@ class EvalConfig(BaseModel):
     task; otherwise task accuracy is meaningless."""
 
     replay_sequences: PositiveInt | None = None
-    """Maximum number of held-out sequences for exact replay, drawn with a fixed seed; null: all."""
+    """Cap on held-out and on general sequences to replay, drawn with a fixed seed; null: all."""
 
     task: str | None = None
     r"""How to check whether a response solves its task; null: no task accuracy. `module:function`
@@ -274,7 +274,7 @@ class EvalConfig(BaseModel):
 
     @property
     def replay_dtype(self) -> Literal["float32", "bfloat16"]:
-        """Dtype of exact replay: bfloat16 on GPUs halves time and memory."""
+        """Dtype of exact replay; on GPUs bfloat16, which halves time and memory."""
         import torch
 
         return "bfloat16" if torch.cuda.is_available() else "float32"

@@ -117,7 +117,7 @@ class EvaluationContext:
     """Kinds compared on the validation part, the chosen one first; empty if there is only one."""
     draft_sample_method: Literal["greedy", "probabilistic"] = "greedy"
     by_batch_size: bool = False
-    """Whether speculators draft their best k for each batch size, as the bundle does with
+    """Whether speculators use their best k for each batch size, as the bundle does with
     `export.k_per_batch_size`, instead of a single k."""
     show_samples: bool = False
     """Whether the report may contain example responses, which are customer text."""
@@ -191,7 +191,7 @@ class EvaluationContext:
 
     @functools.cached_property
     def no_replay(self) -> tuple[str, str] | None:
-        """A speculator that cannot be replayed exactly, and why; None without one."""
+        """A speculator without exact replay, and why; None if both have it."""
         for each in (self.speculators["custom"], self.speculators["base"]):
             words = each.in_words
             if not each.has_replay:

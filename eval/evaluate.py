@@ -211,7 +211,7 @@ def replay_stage(
 ) -> dict[str, Any]:
     """Findings of exact replay.
 
-    Lengths and slices use custom's k for both speculators; base's acceptance by position, its own.
+    Lengths and slices use custom's k for both; base's acceptance by position uses base's own k.
     """
     if not replays:
         return {"own_text": None, "replay": None, "general": None, "slices": {}}

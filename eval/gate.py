@@ -39,7 +39,7 @@ def judge(findings: Findings, gate: GateConfig) -> Verdict:
     """Checks every condition and returns the verdict."""
     checks = speed_checks(findings, gate)
     if findings.speculator.kind != LOOKUP:  # lookup needs no training, so it only has to be faster
-        # By exact replay, both at custom's K; without replay, by the engine's counters.
+        # From exact replay with both at custom's K, or else from the engine's counters.
         name = f"acceptance length, custom / base, {findings.at_k}"
         how = "" if findings.replay else ", counted by the engine"
         found = findings.acceptance_ratio

@@ -32,7 +32,7 @@ MOST_DRAFTING = 0.5
 schedule drafts in all steps."""
 
 LEAST_STARTS = 3
-"""Minimum number of starts for comparing the speeds of two engines."""
+"""Minimum number of times that two engines must be started to compare their speeds."""
 
 SUPERIOR, ELSEWHERE, NONE = "superior", "elsewhere", "none"
 """Kinds of demand: faster than a reference at the main concurrency, non-inferior to base at the
@@ -170,7 +170,7 @@ def above(low: float, high: float, threshold: float) -> Outcome:
 def _drafts_nothing(findings: Findings, concurrency: int, row: SpeedRow) -> bool:
     """Whether the engine followed a schedule with 0 drafts at `concurrency`.
 
-    Fewer requests run at the end of a block, so a share of steps below MOST_DRAFTING may draft.
+    Drafts in under MOST_DRAFTING of the steps are allowed, because blocks end with fewer requests.
     """
     schedules = findings.choice.k_per_batch_size
     if not findings.by_batch_size or schedules is None:

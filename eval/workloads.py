@@ -81,7 +81,7 @@ def prompts_of(settings: EvalConfig, name: PublicWorkload) -> list[str]:
 
 
 def measured_workloads(context: EvaluationContext, sampling: Sampling) -> dict[str, Workload]:
-    """Measures `eval.general`'s workloads with the customer's sampling settings, cached."""
+    """Measures `eval.general`'s workloads with the customer's sampling settings; caches results."""
     if context.no_replay:
         return {}
     return {

@@ -56,7 +56,7 @@ POLL_S = 30.0
 """Seconds between two checks of the log while there is nothing to do."""
 
 MOST_REFUSED = 3
-"""Maximum number of consecutive refused windows; one more raises its error."""
+"""Maximum number of consecutive refused windows; the next one's error is raised."""
 
 OLDER_WINDOWS = 20
 """Maximum number of windows from earlier rounds that a gate measures."""
@@ -274,7 +274,7 @@ class Adapter:
         """Deletes surplus windows, and data that settled rounds no longer need."""
         pending = state.pending_round
         if pending is not None and not pending.trained:
-            return  # its training reads the windows
+            return  # the round's training reads the windows
         sizes = {
             n: sum(
                 path.lstat().st_size

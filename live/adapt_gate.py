@@ -103,7 +103,7 @@ def judge(
     """
 
     def measured(of: Mapping[RunDirectory, Sequence[str]], seen: Dataset) -> list[ReplaySums]:
-        """Sums of the speculator in use and of the round's, on unseen sequences."""
+        """Replay sums of the old and the new speculator, on unseen sequences."""
         table = load_sequences(
             [window.sequences for window in of], [name for ids in of.values() for name in ids]
         )

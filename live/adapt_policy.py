@@ -85,7 +85,7 @@ def reason_to_train(state: State, release: str, policy: AdaptConfig) -> str | No
 
 
 def newest_fall(state: State, release: str, min_drop: float) -> Fall | None:
-    """Most significant fall in latest windows; None with fewer than two ratios."""
+    """Most significant recent fall; None with fewer than two ratios."""
     ratios = [each.ratio for each in state.usable if each.release == release and each.ratio]
     count = len(ratios)
     if count < 2:

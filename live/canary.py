@@ -11,8 +11,8 @@ uses the requests whose counts the replicas still hold and, if these are too few
 A step passes after at least `min_requests` canary requests and `min_seconds`. A canary never gets
 more than its fair share, because more load would slow it down. It can be promoted only in the last
 step, at that share. It can be rolled back in any step: by the judge, or because it finishes no
-requests. An operator can end the test at any time. A canary replica that reverts its swap or
-stops answering causes a rollback. These raise `Decided`.
+requests. `Decided` ends the test at any time: if an operator requests it, or, with a rollback, if a
+canary replica reverts its swap or stops answering.
 """
 
 import contextlib
@@ -61,7 +61,7 @@ class CanaryTest:
         self._share = fair_share(self._endpoint)
 
     def measure_baseline(self) -> None:
-        """Waits for `baseline_requests`, at the fair share, for at most `max_seconds`.
+        """Waits at most `max_seconds` for `baseline_requests` at the fair share.
 
         The canary's replicas still serve the old release.
         """
@@ -157,7 +157,7 @@ class CanaryTest:
         return self._traffic.collect()
 
     def _report(self, line: str) -> None:
-        """Reports a line, at most every ten seconds."""
+        """Reports a line, at most once every ten seconds."""
         if self._clock.time() - self._said_at >= 10:
             self._said_at = self._clock.time()
             self._say(line)

@@ -248,10 +248,10 @@ def deploy_bundle(
 ) -> Deployment:
     """Tests a bundle on the canary, then promotes it or rolls back.
 
-    `bundle` is a folder, or an address that `outrider export --to` wrote to. Blocks until the end;
-    an interrupted deployment is finished first. Raises an `OutriderError` if the deployment could
-    not begin (bad bundle, no answer from a replica), or could not be finished (full disk), in which
-    case `--recover` is needed.
+    `bundle` is a folder, or an address that `outrider export --to` wrote to. Blocks until the
+    deployment ends; an interrupted one is finished first. Raises an `OutriderError` if the
+    deployment could not begin (bad bundle, no answer from a replica), or could not be finished
+    (full disk), in which case `--recover` is needed.
     """
     source = pinned(bundle)
     with controlled(endpoint, say) as controller, local_bundle(source) as directory:

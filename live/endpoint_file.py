@@ -37,7 +37,7 @@ Role = Literal["stable", "canary"]
 
 
 def _address(text: str, info: ValidationInfo) -> str:
-    """Validates an address; resolves relative socket paths against `state_dir` (the context)."""
+    """Validates an address; resolves relative socket paths against the context's `state_dir`."""
     if info.context is not None and text.startswith("unix:") and text != "unix:":
         text = f"unix:{info.context / Path(text.removeprefix('unix:')).expanduser()}"
     return str(Address.parse(text))
@@ -85,8 +85,8 @@ class RouterSettings(Section):
     """Address for the customers' requests: `HOST:PORT` or `unix:PATH`."""
 
     sticky_header: str = Field(default="x-session-id", pattern=r"^[a-z0-9!#$&'*+.^_`|~-]+$")
-    """Header name in lower case. Requests with the same value go to the same replica, unless the
-    canary's share falls."""
+    """Header name in lower case. Requests with the same value go to the same replica as long as
+    the canary's share stays the same."""
 
     @field_validator("sticky_header")
     @classmethod
@@ -97,7 +97,7 @@ class RouterSettings(Section):
 
 
 class CanaryPolicy(Section):
-    """When a canary gets more requests, is promoted or is rolled back."""
+    """Conditions for raising a canary's share, promoting it or rolling it back."""
 
     shares: list[float] = [5.0, 25.0, 100.0]
     """The canary's percentage in each step. At 100, the stable replicas are swapped in turn."""
@@ -109,7 +109,7 @@ class CanaryPolicy(Section):
     for the rest."""
 
     min_requests: int = Field(default=50, ge=1)
-    """Minimum number of canary requests in a step before a decision."""
+    """Minimum number of canary requests before a step passes."""
 
     min_seconds: float = Field(default=60.0, ge=0)
     """Minimum duration of a step, in seconds."""

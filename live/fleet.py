@@ -36,7 +36,7 @@ LOOK_S = 0.5
 
 
 class Decided(OutriderError):
-    """A verdict from a watch, operator or failure that interrupts a deployment."""
+    """Interrupts a deployment with a verdict from a watch, operator or controller."""
 
     def __init__(self, verdict: Verdict) -> None:
         super().__init__(verdict.reason)
@@ -164,7 +164,7 @@ class Fleet:
             self.clock.sleep(LOOK_S)
 
     def broken(self, name: str, status: ReplicaStatus) -> Decided:
-        """The verdict on a replica whose speculator is broken until its restart."""
+        """The verdict on a replica whose speculator stays broken until a restart."""
         return rolled_back(f"{name} drafts wrongly until it is started again: {status.broken}")
 
     def reverted(self, name: str, status: ReplicaStatus) -> Decided:
@@ -183,7 +183,7 @@ def replicas_of(endpoint: Endpoint) -> dict[str, Replica]:
 def served_by(status: ReplicaStatus | None, state: State, releases: Releases) -> str | None:
     """Name of the release that a replica serves; None if unknown.
 
-    Also None for a broken replica. A restarted replica serves the release in its directory.
+    Also None for a broken replica. A restarted replica's release is identified by its directory.
     """
     if status is None or status.broken:
         return None

@@ -44,7 +44,7 @@ from outrider.serving.serve_flags import bundle_command
 from outrider.serving.server import root_error
 
 START_S = 300.0
-"""Longest time that a server may take to start, in seconds."""
+"""Maximum time that a server may take to start, in seconds."""
 
 REQUESTS_PER_SESSION = 2
 MAX_TOKENS = 160
@@ -160,7 +160,7 @@ def read_prompts(log: str) -> list[dict[str, Any]]:
 def load(
     endpoint: Endpoint, bodies: Sequence[dict[str, Any]], users: int = 4
 ) -> Iterator[list[str]]:
-    """Runs users in threads that send requests until the context ends.
+    """Sends requests from one thread per user until the context ends.
 
     `bodies` are request bodies for /v1/chat/completions. Yields a growing list with an entry for
     each finished request: how it failed, without any response text, or an empty string.

@@ -93,6 +93,6 @@ class LiveMetrics:
     def publish(self, state: State | None = None, verdict: Verdict | None = None) -> None:
         """Writes the file for a new journal state or canary verdict."""
         self._state, self._verdict = state or self._state, verdict or self._verdict
-        # A full disk must not stop a rollback: the file is written again at the next change.
+        # Errors are ignored, because a full disk must not stop a rollback; the next change retries.
         with contextlib.suppress(OSError):
             write_to_textfile(str(self._endpoint.state_dir / METRICS), self._registry)

@@ -75,7 +75,7 @@ class Deployment:
     """A deployment, in progress or ended."""
 
     id: int
-    """Number of its first journal entry."""
+    """Line number of its first journal entry."""
     new: str
     """Name of the release being deployed."""
     old: str
@@ -129,7 +129,7 @@ class Round:
 
     n: int
     newer: list[int]
-    """Windows since the last round."""
+    """Windows since the previous round."""
     older: list[int]
     trained: bool = False
     ships: bool | None = None
@@ -174,7 +174,7 @@ class State:
     windows: dict[int, Window] = field(default_factory=dict)
     rounds: list[Round] = field(default_factory=list)
     spent: list[tuple[float, float]] = field(default_factory=list)
-    """(Unix time, GPU-seconds of capture, training or replay that ended then)"""
+    """Pairs: Unix time, and GPU-seconds of the capture, training or replay that ended then."""
 
     def add(self, entry: Entry) -> None:
         """Applies one entry."""
@@ -261,12 +261,12 @@ class State:
 
     @property
     def last_trained(self) -> int:
-        """Number of the newest window of any round; 0 without rounds."""
+        """Highest window number in any round; 0 if there are no rounds."""
         return max((max(each.newer) for each in self.rounds), default=0)
 
     @property
     def fresh(self) -> list[Window]:
-        """Windows since the last round began, for its gate or another round."""
+        """Windows since the last round, for its gate or the next round."""
         return [each for each in self.usable if each.n > self.last_trained and not each.deleted]
 
     @property

@@ -3,7 +3,7 @@
     status = endpoint_status(endpoint)
     print("\\n".join(status_lines(status)))
 
-Reads only, and needs no lock, so it works during a deployment.
+It is read-only and needs no lock, so it works during a deployment.
 """
 
 import dataclasses

@@ -54,7 +54,7 @@ class Traffic:
     """Finished requests, first of the baseline, then of the test."""
 
     def __init__(self, endpoint: Endpoint, fleet: Fleet, old: str, began: float) -> None:
-        """`old`: the release of all replicas. `began`: Unix time in seconds."""
+        """`old`: the release in use on all replicas. `began`: Unix time in seconds."""
         self._endpoint, self._fleet, self._began = endpoint, fleet, began
         self._wanted = {each.name: old for each in endpoint.replicas}
         self._roles = {each.host: each.role for each in endpoint.replicas}
@@ -91,7 +91,7 @@ class Traffic:
             finished, after = replica.requests(0)
             seen = 0
         if seen == 0 and finished and not self._testing:
-            # Replicas keep only recent requests: start where all have some, so loads are equal.
+            # Replicas keep only recent requests. Begin when all have records, so loads are equal.
             self._began = max(self._began, finished[0].finished_at - finished[0].e2e_s)
         status = replica.status()
         self._after[name] = after
@@ -135,7 +135,7 @@ def observations(
 
     `roles` maps replica addresses, as Envoy writes them, to roles. A request belongs to the role
     that the router selected. A request that did not fail counts only if it is in both sources.
-    Replicas do not report requests to paths that generate nothing, so these count only if failed.
+    Replicas do not report requests to non-generating paths, so these count only if they fail.
     """
     # Successes go last, to override the failed or aborted attempts of a retried request.
     by_end = sorted(finished, key=lambda each: not each.aborted and not each.failed)

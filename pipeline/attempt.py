@@ -86,7 +86,7 @@ def attempt(
 def train_run(
     loaded: "LoadedRecipe", run: "RunDirectory", wanted: list[str], force: bool
 ) -> "Results":
-    """Runs the wanted stages; `force` exports regardless of the verdict."""
+    """Runs the requested stages; `force` exports regardless of the verdict."""
     from outrider.eval.config import SHIP
 
     options = {"force": force}

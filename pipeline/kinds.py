@@ -2,7 +2,7 @@
 
     recipe = with_kinds(recipe)       # speculator.kind is a name or a list of names
 
-The values are the kinds, the head's attention, lengths and the learning rate. The target's
+The values are the kinds, the head's attention, the lengths and the learning rate. The target's
 config.json determines which kinds are supported; the engine's KV-cache layout limits which of them
 it can serve. If a hub model is not on this machine, only its config.json is downloaded.
 """

@@ -28,7 +28,7 @@ from outrider.pipeline.stages.registry import stage_of
 def run_stages(
     run: RunDirectory, recipe: Recipe, wanted: Sequence[str], options: Options, console: Console
 ) -> Results:
-    """Brings the wanted stages up to date; returns their results by name.
+    """Brings the requested stages up to date; returns their results by name.
 
     Stops at the first stage that fails. After the export, applies `privacy.retention`.
     """
@@ -77,7 +77,7 @@ STAGE_ENVIRONMENT = {
     "TOKENIZERS_PARALLELISM": "false",
     "TRANSFORMERS_VERBOSITY": "error",
 }
-"""Quiet logs, and the same hashes in every run."""
+"""Environment variables of a stage, for quiet logs and reproducible hashes."""
 
 
 class StageFailed(OutriderError):

@@ -58,7 +58,7 @@ KEYS_OF_ARGUMENTS = {
     "data_parallel_size": "serving.engine.data_parallel",
     "enforce_eager": "serving.engine.mode",
 }
-"""Recipe keys by the names of the vLLM arguments that they set."""
+"""Maps vLLM arguments to the recipe keys that set them."""
 
 UNSERVABLE = {
     "speculative_config": "the evaluation serves base and custom speculator in turn (speculator.*)",

@@ -36,7 +36,7 @@ def mixed_cache_refusal(target_config: Mapping[str, Any], head_dim: int) -> str 
     """Why MLA and a full-attention head cannot share a cache, or None.
 
     The cache holds MLA's latents and the head's keys and values, of width `head_dim`. vLLM's
-    grouping must accept both forms in one group, and their backends must share a block size.
+    grouping must accept both layouts in one group, and their backends must share a block size.
     """
     try:
         from vllm.platforms import current_platform

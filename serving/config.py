@@ -1,4 +1,4 @@
-"""Settings of the target, the engine and serving.
+"""Settings for the target, the engine and serving.
 
 TargetConfig(model="nano_r1").directory()
 """
@@ -46,7 +46,7 @@ class TargetConfig(BaseModel):
         """Returns a local directory with the files that ingest and training read.
 
         For a hub model, downloads only the weight shards that contain its own speculator, the
-        embedding or the head (R1: a few of 163). An engine needs all shards: use `directory`.
+        embedding or the head (R1: a few of 163). Engines need all shards; see `directory`.
         """
         if local := self._local():
             return local
@@ -169,7 +169,7 @@ class EngineConfig(BaseModel):
 
     @property
     def gpus(self) -> int:
-        """GPUs of one server."""
+        """Number of GPUs per server."""
         return self.tensor_parallel * self.pipeline_parallel * self.data_parallel
 
 

@@ -189,7 +189,7 @@ class Engine:
         return read
 
     def _settle(self) -> None:
-        """Waits for a batch still running in the background: only one thread may call vLLM."""
+        """Waits for the background batch, because only one thread may call vLLM."""
         if self._ahead is not None:
             self._ahead.exception()
         self._ahead = None
@@ -279,7 +279,7 @@ def open_engine(
         with changed_environment(variables | tree.environment):
             from vllm import LLM
 
-            register()  # vLLM calls it once per process, perhaps with other variables set
+            register()  # vLLM may have called it already, before these variables were set
             llm = LLM(**arguments, worker_extension_cls=extension)
         try:
             yield Engine(llm, Path(folder))

@@ -106,8 +106,8 @@ class LoadGenerator:
 
         Without `arrivals`, a closed loop keeps `concurrency` requests in flight. With `arrivals`,
         an open loop sends each prompt at its arrival time (in seconds after the block's start, in
-        ascending order). If `concurrency` is None, requests beyond the server's capacity queue
-        there, and the wait counts toward the time to first token. Prompts are rendered text,
+        ascending order). If `concurrency` is None, requests beyond the server's capacity wait in
+        its queue, and the wait counts toward the time to first token. Prompts are rendered text,
         including special tokens.
         """
         options: dict[str, Any] = {

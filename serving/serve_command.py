@@ -41,13 +41,13 @@ class ServeCommand(NamedTuple):
     """A command as recipe values."""
 
     values: dict[str, Any]
-    """`target` and `serving`; if the endpoint speculates, `eval` and `speculator` where known."""
+    """`target`, `serving` and, if the endpoint speculates, `eval` and `speculator` where known."""
     notes: list[str]
     """Lines for the user."""
 
 
 def read_serve_command(text: str) -> ServeCommand:
-    """Parses `text`, a command or the path of a file with one.
+    """Parses `text`, which is a command or the path of a file with one.
 
     Raises:
         OutriderError: if it is not a `vllm serve` command or has an unsupported flag.

@@ -66,7 +66,7 @@ class Speculator:
 
     @property
     def trainable(self) -> bool:
-        """Whether it drafts every step and supports draft parity and live swaps."""
+        """Whether it drafts in every step and supports draft parity and live swaps."""
         return isinstance(self.family, TrainableKind)
 
     def swaps_with(self, other: "Speculator") -> bool:
@@ -152,8 +152,8 @@ def served_base(base_dir: Path, target_dir: Path, cache: Path) -> Path:
 
     vLLM loads a drafter by walking every shard of the directory that `--speculative-config` names.
     If `base_dir` is the target's directory, as for DeepSeek-R1's own layer, 671 GB would be read a
-    second time to load 11.6 GB; the copy avoids this. It is named by the content of the
-    speculator's shards, so runs share it.
+    second time to load 11.6 GB; the copy avoids this. It is named after a digest of the
+    speculator's files, so runs share it.
     """
     if base_dir.resolve() != target_dir.resolve():
         return base_dir

@@ -59,7 +59,7 @@ COLUMNS = (
     "rare",  # 1 where the probability at temperature 1 is below RARE
     "rare_difference",  # log p(x) - E_q[log p] of rare tokens
     "outside",  # 1 where x is impossible under top_k and top_p (or greedy decoding)
-    "unlikely",  # 1 where x is outside the likely tokens, see LIKELY_MASS
+    "unlikely",  # 1 where x is outside the likely tokens (see LIKELY_MASS)
     "unlikely_expected",  # expectation of `unlikely` for on-policy text
     "sure",  # 1 where the target is SURE
     "sure_missed",  # 1 where the target is SURE of a token other than x

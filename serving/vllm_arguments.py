@@ -57,8 +57,8 @@ def engine_environment(engine: EngineConfig) -> dict[str, str]:
     environment = HOOKED | {
         "PYTHONHASHSEED": "0",
         "VLLM_NO_USAGE_STATS": "1",
-        "HF_HUB_OFFLINE": "1",  # the target is a local directory: no look-ups by name
-        # Log to the original stderr, never to stdout or sys.stderr (in a stage, the terminal).
+        "HF_HUB_OFFLINE": "1",  # the target is a local directory, so nothing is looked up
+        # Log to the original stderr, never to stdout or sys.stderr (a stage's terminal).
         "VLLM_LOGGING_STREAM": "ext://sys.__stderr__",
     }
     if runs_on_cpu():
@@ -160,7 +160,7 @@ def flags_of(arguments: Mapping[str, Any]) -> list[tuple[str, ...]]:
 def start_limit_s(directory: Path) -> float:
     """Time limit in seconds for starting an engine with this checkpoint.
 
-    15 minutes to compile, plus reading at 0.2 GB/s, a slow network disk (R1: 4,255 s in total).
+    15 minutes to compile, plus reading at the 0.2 GB/s of a slow network disk (R1: 4,255 s in all).
     """
     size = sum(file.stat().st_size for file in Path(directory).glob("*.safetensors"))
     return 900.0 + size / 0.2e9

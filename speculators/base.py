@@ -1,13 +1,13 @@
 """The speculator in use (`speculator.base`) and the one that a recipe trains.
 
-    base = base_of(speculator.base, target_dir)      # directory, kind or None (the target's own)
+    base = base_of(speculator.base, target_dir)  # base: directory, kind or None (the target's own)
     warm_start(trainable_kind("mtp"), base)          # the directory, if the kinds are equal
 
     config = planned(recipe.speculator, target_config)     # config.json to train with
     drafter_size(kind, config, target_config)
 
 If the base is of another kind, it is used only for comparison, and training starts from scratch.
-No torch.
+Does not import torch.
 """
 
 import dataclasses
@@ -77,7 +77,7 @@ def unsupported_kinds(base: str | None, target_dir: Path) -> dict[str, str]:
 
 
 def is_directory(base: str | None) -> bool:
-    """True if `base` is a directory, not a kind or the default."""
+    """True if `base` is a directory rather than a kind or the default."""
     return base is not None and base not in KINDS
 
 

@@ -48,10 +48,10 @@ class SpeculatorConfig(BaseModel):
 
     base: str | None = None
     """The speculator in use today, the baseline of the evaluation.
-    A directory, or `mtp` (the target's own layer), `ngram` or `none` (no speculation).
+    A directory, `mtp` (the target's own layer), `ngram` or `none` (no speculation).
     `nano_r1/eagle3` and `nano_r1/p_eagle`, trained on general traffic, ship with the package. null:
-    the target's own. Training starts from the base if it is a directory of the trained kind or the
-    target's own layer, otherwise from scratch."""
+    the target's own layer. Training starts from the base if that is of the trained kind, otherwise
+    from scratch."""
 
     head: HeadConfig = HeadConfig()
     """Shape of a head trained from scratch; does not apply to `mtp`."""

@@ -210,7 +210,7 @@ def _spans(sequence_BT: Tensor, anchor_BT: Tensor) -> list[Span]:
 def _last_slots(sequence_BT: Tensor) -> Tensor:
     """Flat index of the last slot of each slot's sequence."""
     _, lengths = sequence_BT.flatten().unique_consecutive(return_counts=True)
-    # Adjacent rows may share a sequence number (-1 or reused), so a sequence ends with its row.
+    # Adjacent rows may share a sequence number (-1 or reused), so runs are cut at row ends.
     last = (lengths.cumsum(0) - 1).repeat_interleave(lengths)
     slot = torch.arange(last.numel(), device=last.device)
     row_end = (slot // sequence_BT.shape[1] + 1) * sequence_BT.shape[1] - 1

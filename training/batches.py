@@ -26,11 +26,11 @@ from outrider.speculators.kinds.drafter import Batch
 from outrider.training.packing import Row, Sample
 
 AHEAD = 2
-"""Number of rows assembled or queued while the model computes a row."""
+"""Number of rows assembled or queued while the model processes a row."""
 
 
 class States(Protocol):
-    """Any source of hidden states of sequences."""
+    """Any source of sequences' hidden states."""
 
     def read(self, sequence_id: str) -> SequenceStates:
         """Returns the tokens and states of one sequence."""

@@ -69,7 +69,7 @@ class TrainingConfig(BaseModel):
 
     row_tokens: int = Field(default=4096, ge=16, json_schema_extra={"default": "from the target"})
     """Tokens per row; whole sequences are packed into rows.
-    A process computes one row at a time, so this sets the peak memory. Longer sequences are
+    A process handles one row at a time, so this sets the peak memory. Longer sequences are
     truncated and counted. A recipe that omits this key gets `serving.engine.max_model_len`."""
 
     rows_per_step: int = Field(default=2, ge=1)
@@ -81,7 +81,7 @@ class TrainingConfig(BaseModel):
     1 shards optimizer states across processes, 2 also gradients, and 3 also weights."""
 
     processes: int = Field(default=1, ge=1)
-    """Processes over all machines, one per GPU.
+    """Number of processes across all machines, one per GPU.
     If there are several, torchrun starts them on this machine, unless `launcher` or
     `cluster.address` is set. On a Ray cluster, this is the maximum; if the cluster has less room,
     training runs with fewer."""
@@ -98,7 +98,7 @@ class TrainingConfig(BaseModel):
     `bf16`: bfloat16 with float32 master weights; `fp32`: everything in float32."""
 
     evaluate_every: int = Field(default=50, ge=1)
-    """Steps between evaluations on the validation part; the last is always evaluated."""
+    """Steps between evaluations on the validation part; the last step is always evaluated."""
 
     checkpoint_every: int = Field(default=50, ge=1)
     """Steps between checkpoints; one more is written before the first step."""

@@ -64,7 +64,7 @@ class Judged(NamedTuple):
     acceptance_KN: Tensor
     """Expected acceptance: p(argmax q), or sum min(p, q) for sampled drafts."""
     accepted_KN: Tensor
-    """Acceptance probability given the logged token; called a in `speculators.acceptance`."""
+    """Acceptance probability given the logged token; called `a` in `speculators.acceptance`."""
 
 
 def distillation_loss(

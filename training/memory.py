@@ -62,7 +62,7 @@ class MemoryPlan:
     depth: int
     zero_stage: int = 1
     processes: int = 1
-    """Number of processes over all nodes."""
+    """Number of processes across all nodes."""
     compute: Literal["bf16", "fp32"] = "bf16"
     trained_parameters: TrainedParameters = "all"
     lora_rank: int = 0
@@ -91,7 +91,7 @@ class MemoryPlan:
         return phase, totals[phase]
 
     def phases(self) -> dict[str, dict[str, int]]:
-        """Returns each phase's bytes by part; a phase's parts exist at once."""
+        """Returns each phase's bytes by part; a phase's parts coexist."""
         always = self._always()
         phases = {"start": always | self._start(), "steps": always | self._steps()}
         if self.fitted:
@@ -108,9 +108,9 @@ class MemoryPlan:
     def host_bytes(self, processes: int) -> int:
         """Returns the host memory of a node with `processes` processes.
 
-        On a CPU, this is all memory. With GPUs, each process holds rows, libraries, its share of a
-        checkpoint, and the embedding and head while they load; the first process also holds the
-        weights that it publishes.
+        On a CPU, this is their entire memory. With GPUs, each process holds rows, libraries, its
+        share of a checkpoint, and the embedding and head while they load; the first process also
+        holds the weights that it publishes.
         """
         if self.device == "cpu":
             return self.peak()[1] * processes
@@ -201,7 +201,7 @@ class MemoryPlan:
     def _steps(self) -> dict[str, float]:
         """Bytes at backward's peak: at its start, or once gradients exist."""
         size, b = self.size, self._b
-        # `ChainUnroll` returns a copy of a trained head's rows.
+        # `ChainUnroll` returns a copy of a trained head's weights.
         states = b * (
             3 * self.depth * self.row[1] * size.drafter.width + size.parts.get("lm_head", 0)
         )

@@ -96,8 +96,8 @@ def step_values(
     """Returns the metrics of a step.
 
     `sums` [1 + 2K] has sums over all processes: the loss, then KL and expected acceptance by depth,
-    over `count_K` targets. `tokens` of the rows' `slots` hold data; `waited` of the `seconds` were
-    spent waiting for data.
+    over `count_K` targets. `tokens` is how many of the rows' `slots` hold data, and `waited` how
+    many of the `seconds` were spent waiting for it.
     """
     kl_K, acceptance_K = (sums[1:].view(2, len(count_K)) / count_K.clamp_min(1)).tolist()
     return {

@@ -38,7 +38,7 @@ from outrider.training.teacher import Served
 
 
 class Objective:
-    """Computes each row's part of the step's loss; the parts add up."""
+    """Computes each row's part of the step's loss; the parts sum to it."""
 
     def __init__(
         self,

@@ -70,7 +70,7 @@ def make_samples(
 
 
 def cut_at_rows(lengths: Sequence[int], starts: Sequence[int], row_tokens: int) -> LostEnds:
-    """Counts the sequences and tokens that are lost at `row_tokens`."""
+    """Counts the sequences and tokens lost to truncation at `row_tokens`."""
     key = f"training.row_tokens = {row_tokens:,}"
     # A sequence with fewer than two completion tokens in its row has no draft targets.
     return lost_ends(lengths, [start + 1 for start in starts], row_tokens, key)[0]
@@ -167,9 +167,9 @@ def _fill_rows(left: list[tuple[int, int]], row_tokens: int) -> list[Row]:
 def _best_filling(lengths: Sequence[int], room: int) -> list[int]:
     """Returns indices of the lengths with the largest sum up to `room`.
 
-    Among equal sums, the earliest is taken. Bit n of `reachable` is set if some of the lengths so
-    far sum to n, which takes one shift of a long integer per length. The search ends at the first
-    exact sum, usually after about twenty lengths.
+    Among equal sums, that of the earliest lengths is used. Bit n of `reachable` is set if some of
+    the lengths so far sum to n, which takes one shift of a long integer per length. The search
+    ends at the first exact sum, usually after about twenty lengths.
     """
     within = (1 << (room + 1)) - 1
     before, reachable = [], 1

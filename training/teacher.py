@@ -21,7 +21,7 @@ from outrider.speculators.acceptance import GREEDY_BELOW
 from outrider.speculators.heads import DraftHead
 
 NUCLEUS_WITHIN = 256
-"""Number of most likely tokens in which the nucleus is searched first.
+"""Number of most likely tokens in which the nucleus is sought first.
 With 129,280 tokens, a partial sort costs a twentieth of a full one."""
 
 

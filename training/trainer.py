@@ -164,8 +164,8 @@ class Trainer:
         return speculator
 
     def run(self) -> dict[str, Any]:
-        """Trains to the end and publishes the best speculator."""
-        # Not an Event: a second signal during `Event.set` would wait for its lock forever.
+        """Trains to completion and publishes the best speculator."""
+        # Not an Event, since a second signal during `Event.set` would wait for its lock forever.
         signal.signal(signal.SIGTERM, lambda *_: setattr(self, "stop_requested", True))
         began = time.perf_counter()
         state = load_checkpoint(self.accelerator, self._checkpoints, self.digest)
@@ -234,11 +234,11 @@ class Trainer:
         return token_counts(responses, self.vocab)
 
     def _start(self) -> dict[str, Any]:
-        """Evaluates step 0, checks base parity, and returns the initial state."""
+        """Evaluates step 0, checks step-0 parity, and returns the initial state."""
         parity = ParityConfig()
         check = None
         if self.origin.base_dir is not None:
-            # The base shares the prepared embedding: a second copy would take 1.9 GB for R1.
+            # The base shares the prepared embedding, as a second copy would take 1.9 GB for R1.
             base_ends = dataclasses.replace(
                 load_target_ends(self.spec.target_dir).to(self.device),
                 embedding_VH=self.unroll.ends.embedding_VH,
@@ -270,7 +270,7 @@ class Trainer:
         }
 
     def _train(self, state: dict[str, Any], first_step: int) -> None:
-        """Trains from `first_step` to the end."""
+        """Trains from `first_step` to the last step."""
         rows = rows_of_process(
             self.steps,
             first_step,

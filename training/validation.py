@@ -1,7 +1,7 @@
 """Measures acceptance on the validation part by exact replay, without an engine.
 
 profile = Validation(...).profile(unroll, model)
-profile["acceptance_length"]     # for k = 1..K drafts, pooled: tokens / expected steps
+profile["acceptance_length"]     # for k = 1..K drafts: total tokens / total expected steps
 """
 
 from collections.abc import Callable, Mapping

@@ -7,7 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 
 class ClusterConfig(BaseModel):
-    """The Ray cluster that runs the stages; without an address, this machine."""
+    """Ray cluster that runs the stages; without an address, this machine does."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -30,12 +30,12 @@ class ClusterConfig(BaseModel):
     Replicas wait when it is reached. null: half of the smallest node's object store."""
 
     replica_restarts: ClassVar[int] = 3
-    """Maximum number of restarts of a replica that ends unexpectedly, on any node with room.
-    Meanwhile the other replicas do its work."""
+    """Maximum number of times that a replica restarts, on any node with room, after it ends
+    unexpectedly. Meanwhile, the other replicas do its work."""
 
     start_timeout_s: ClassVar[float] = 1800.0
-    """Maximum time in seconds without a running replica, while waiting for free GPUs and an engine
-    to start; also the maximum time for the training processes to start."""
+    """Maximum time in seconds without a running replica, while waiting for GPUs to become free and
+    an engine to start; also the maximum time for the training processes to start."""
 
     training_cores: ClassVar[int] = 1
     """CPU cores and threads of each training process. Each process also gets a GPU if the cluster

@@ -41,7 +41,7 @@ _SETTINGS = {
     # If it is not set, Ray writes one to the home folder. One token per process, because Ray's
     # library keeps the first that it reads.
     "RAY_AUTH_TOKEN": secrets.token_hex(32),
-    # 0 keeps Ray on the loopback device, as on Windows and macOS. Otherwise its processes listen at
+    # 0 keeps Ray on the loopback device, as on Windows and macOS. Otherwise its processes listen on
     # the machine's network address. Ray reads this variable on import.
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
 }
@@ -67,8 +67,8 @@ class ClusterSession(NamedTuple):
         """Maximum bytes in flight between producers and consumer (`cluster.in_flight_gb`).
 
         Raises:
-            OutriderError: the limit exceeds 80 % of the smallest object store, which one slow
-                consumer would fill.
+            OutriderError: the limit exceeds 80 % of the smallest object store, so one slow consumer
+                could fill the store.
         """
         import ray
 
@@ -141,7 +141,7 @@ def open_cluster(config: ClusterConfig, cpus: int | None = None) -> Iterator[Clu
 
 @contextlib.contextmanager
 def _on_loopback() -> Iterator[None]:
-    """Keeps Ray on the loopback device if it was already imported (`_SETTINGS`)."""
+    """Keeps an already imported Ray on the loopback device (see `_SETTINGS`)."""
     from ray._private import ray_constants
 
     before, ray_constants.ENABLE_RAY_CLUSTER = ray_constants.ENABLE_RAY_CLUSTER, False
@@ -181,7 +181,7 @@ def _private_folder() -> Iterator[Path]:
     folder = Path(tempfile.mkdtemp(prefix="outrider-", dir=in_memory))
     with (
         ProcessTree(folder=folder) as tree,
-        # Ray sets RAY_AUTH_MODE when it starts a cluster.
+        # Ray sets RAY_AUTH_MODE when it starts a cluster, so it is restored too.
         changed_environment(_SETTINGS | tree.environment, ["RAY_AUTH_MODE"]),
     ):
         yield folder

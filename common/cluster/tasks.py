@@ -2,9 +2,9 @@
 
     sums = run_tasks(replay_shard, shards, shared=settings, what="exact replay")
 
-A task whose worker or node dies is run again on another one. Errors of the function are returned as
-from a child process (common/child_process.py): Ray never logs their messages, which may quote
-customer text. Ray must be connected (common/cluster/session.py).
+A task whose worker or node dies is rerun on another one. Errors of the function are returned the
+way a child process returns them (common/child_process.py), so that Ray never logs their messages,
+which may quote customer text. Ray must be connected (common/cluster/session.py).
 """
 
 import contextlib

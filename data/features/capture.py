@@ -73,7 +73,7 @@ def capture(
     features: FeatureSpec = ONLY_FINAL,
     cluster: ClusterConfig | None = None,
 ) -> dict[str, Any]:
-    """Captures all parts' sequences: the final state, and the streams of `features`.
+    """Captures the final state and the streams of `features` for all parts.
 
     For drafters of several kinds, `features` is the union of the streams that they read. If
     `cluster` has an address, replicas do the work (replicas.py) and produce an identical store.

@@ -2,8 +2,8 @@
 
 A piece is a set of rows that are sent to the engine together (`capture.batch_tokens`). bf16
 results depend on the batch in which a token is computed, so a piece is always captured as a whole,
-by one engine. The bytes of the feature store are then the same for one process, for any number of
-replicas, and after an interruption.
+by one engine. The feature store is then byte-identical whether one process or any number of
+replicas captured it, and after an interruption.
 
     plan = list(pieces(rows, CaptureConfig().batch_tokens))
     for piece in unfinished(plan, writer.done):

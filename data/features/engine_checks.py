@@ -175,7 +175,7 @@ class LayerCheck:
     """L, the number of layers of the target."""
     positions: int
     top_error: float
-    """Mean relative error of the final norm applied to the last rung against the captured state."""
+    """Mean relative difference between the normed last rung and the captured final state."""
     below_top_error: float
     """The same for the rung below: the error of states that are one layer off."""
     nearest: dict[str, float]
@@ -265,7 +265,7 @@ def require_layer_check(check: LayerCheck) -> None:
 def check_engine(
     engine: Engine, rows: Sequence[Row], spec: FeatureSpec, lm_head_VH: Tensor, target_dir: Path
 ) -> dict[str, Any]:
-    """Checks an engine's states on `rows`; returns the checks, summarized in `in_words`.
+    """Checks an engine's states on `rows`; returns the results, summarized under `in_words`.
 
     Raises:
         OutriderError: If a check failed.

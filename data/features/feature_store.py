@@ -204,7 +204,7 @@ def join_stores(directories: Sequence[Path], wanted: Collection[str], out_dir: P
     """Publishes a store of the `wanted` sequences, with hard links if possible.
 
     Raises:
-        OutriderError: If stores differ in a key of `SAME`, or one of `wanted` is in none of them.
+        OutriderError: If stores differ in a key of `SAME`, or a `wanted` sequence is in no store.
     """
     stores = [FeatureStore.open(directory) for directory in directories]
     first = stores[0].manifest

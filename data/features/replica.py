@@ -7,7 +7,7 @@
 
 The actor has two threads. While one copies the states of a piece into the object store, the other
 prefills the next piece; a lock protects the engine. The states pass from the engine's worker to the
-actor through a folder in memory; with `in_memory` they are never written to a disk.
+actor through a folder in memory or, if memory is short and `in_memory` is false, on a disk.
 """
 
 import contextlib
@@ -107,7 +107,7 @@ class CaptureReplica:
             environment = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", **engine.environment}
             engine = engine.model_copy(update={"environment": environment})
         if engine.gpus > 1 and "distributed_executor_backend" not in engine.extra_arguments:
-            # Inside an actor vLLM might otherwise choose Ray and start other actors.
+            # Inside an actor, vLLM might otherwise choose Ray and start other actors.
             extra = engine.extra_arguments | {"distributed_executor_backend": "mp"}
             engine = engine.model_copy(update={"extra_arguments": extra})
         folder = _scratch(3 * setup.piece_tokens * state_bytes(setup.spec), setup.in_memory)
@@ -157,7 +157,7 @@ def load_states(rows: Sequence[CapturedRow]) -> list[CapturedRow]:
 
 
 def _scratch(needed: int, in_memory: bool) -> Path:
-    """Creates a private folder, in memory if that has `needed` bytes free."""
+    """Creates a private folder, in memory if `needed` bytes are free there."""
     free = shutil.disk_usage(MEMORY_FILES).free if os.access(MEMORY_FILES, os.W_OK) else 0
     if free >= needed:
         return Path(tempfile.mkdtemp(prefix="outrider-", dir=MEMORY_FILES))

@@ -74,7 +74,7 @@ class _Task:
     piece: Piece
     tries: int = 0
     replica: str | None = None
-    """The replica that captures the piece; None before assignment and after the replica is lost."""
+    """The replica that captures the piece; None before assignment and after a failed attempt."""
     states: ObjectRef | None = None
     rows: list[CapturedRow] | None = None
     """Copies of the piece's states; None until it is captured."""
@@ -165,7 +165,7 @@ class Replicas:
         asked = {task.states: task for task in tasks if task.states is not None}
         if known := [*self._starting, *asked]:
             ray.wait(known, timeout=timeout_s)
-            # Handles all finished calls, as both pieces of a lost replica end before it restarts.
+            # Handles all finished calls, as both calls to a lost replica end before it restarts.
             for reference in ray.wait(known, num_returns=len(known), timeout=0)[0]:
                 if reference in asked:
                     self._finish(asked[reference])

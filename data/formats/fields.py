@@ -118,7 +118,7 @@ def unpacked(holder: dict[str, Any], key: str, where: str) -> Any:
 
 
 def unpacked_or_text(holder: dict[str, Any], key: str, where: str) -> Any:
-    """Like `unpacked`, but keeps invalid JSON: it may be ordinary text."""
+    """Like `unpacked`, but keeps invalid JSON, which may be ordinary text."""
     try:
         return unpacked(holder, key, where)
     except Reject:

@@ -5,11 +5,11 @@
      "model_parameters": "{\\"temperature\\": 0.6}", "usage_details": {"output": 93}}
 
 The export is JSON lines or Parquet. Input, output and parameters are JSON strings; an empty string
-means unset. Observations have no finish reason: one that used all of its `max_tokens` counts as
-cut, any other as finished.
+means unset. Observations have no finish reason, so an observation that used all of its
+`max_tokens` counts as truncated, and any other as finished.
 
 To get them, use the blob-storage integration (name the folder `observations_v2/`) or a JSON export,
-with the field groups of input, output, model and usage. Only observations of type `GENERATION` are
+with the input, output, model and usage field groups. Only observations of type `GENERATION` are
 read. Langfuse's OpenAI wrapper drops the reasoning (`reasoning_missing`) and writes temperature 1
 if a request had none.
 """

@@ -9,7 +9,7 @@
 To get it, use a logging callback to files or a bucket (S3, GCS and Azure get one file per call).
 Token ids are lost. Sampling is read from `model_parameters`, the session from `session_id` in the
 client's metadata or from `user`, and the tenant from the key's team, organization or alias.
-Failures, cache hits, redacted messages and calls without a response are set aside.
+Failures, cache hits, redacted messages and calls without a response are rejected.
 """
 
 from typing import Any

@@ -33,7 +33,7 @@ TABLE_ROWS = 64
 """Rows decoded at a time."""
 
 LARGEST_VALUES = 2**30
-"""Maximum size in bytes of a file whose values span lines, which is read into memory."""
+"""Maximum size in bytes of a file whose values span lines; such files are read into memory."""
 
 _TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*+"?|[{}\[\]]', re.DOTALL)
 """A bracket, or a string up to its end or the end of the file."""

@@ -8,7 +8,7 @@ Flags: `--log-requests --log-requests-level 3 --log-requests-format json`.
      "out": {"text": "...", "output_ids": [...],
              "meta_info": {"finish_reason": {"type": "stop", "matched": 1}, ...}}}
 
-Only the finished rows are read, since they repeat the request. Level 2 cuts the middle out of long
+Only `request.finished` is read, since it repeats the request. Level 2 cuts the middle out of long
 texts and lists; levels 0 and 1 omit them. sglang_dump.py reads pickled dumps of the same objects.
 
 The model name and messages are lost, and often tenant and session. Rejects: `truncated_log` for
@@ -34,7 +34,7 @@ _EVENT = re.compile(rb'"event":\s*"(request\.[a-z_.]+)"')
 _TEXT_EVENT = re.compile(rb"(?:Receive|Finish): obj=\w+\(")
 
 KEPT, DOTS = 1024, "..."
-"""Length that level 2 keeps at each end of a long text or list, and the ellipsis between."""
+"""Length that level 2 keeps at each end of a long text or list, and the ellipsis in between."""
 
 LEVEL_3 = "start SGLang with --log-requests-level 3"
 
@@ -84,7 +84,7 @@ def exchange(
     session: str | None = None,
     model: str | None = None,
 ) -> Exchange:
-    """Builds the exchange of a `GenerateReqInput` and its output, both as dicts."""
+    """Builds an exchange from a `GenerateReqInput` and its output, both as dicts."""
     if (take_text(asked, "rid", "obj") or "").startswith("HEALTH_CHECK") or "embedding" in answered:
         raise Reject("not_a_generation", "a health check or an embedding")
     _check_whole(asked, "obj", ("text", "input_ids"))

@@ -25,7 +25,7 @@ from outrider.common.errors import OutriderError
 from outrider.common.fingerprint import store_identity
 from outrider.common.redaction import without_credentials
 
-# Unlike `zstandard`, fsspec's fallback, `zstd` reads every frame of a file and reports truncation.
+# Unlike fsspec's fallback `zstandard`, `zstd` reads all frames of a file and reports truncation.
 if sys.version_info >= (3, 14):
     from compression import zstd
 else:
@@ -110,7 +110,7 @@ class LogFile:
                 ) from error
 
     def lines(self) -> Iterator[tuple[int, bytes | None]]:
-        """Yields non-blank lines with their numbers; None if one exceeds `LONGEST_LINE`."""
+        """Yields non-blank lines, numbered; None replaces lines longer than `LONGEST_LINE`."""
         with self.open() as file:
             for number, line in enumerate(_lines(file), start=1):
                 if line is None or line.strip():
@@ -143,7 +143,7 @@ class LogFile:
 def _lines(file: BinaryIO) -> Iterator[bytes | None]:
     """Yields all lines, including blank ones, without a byte order mark.
 
-    None replaces a line above `LONGEST_LINE`, which is never held in memory as a whole.
+    None replaces a line longer than `LONGEST_LINE`; such a line is never held whole in memory.
     """
     is_first = True
     while line := file.readline(LONGEST_LINE + 1):

@@ -2,9 +2,9 @@
 
     python -I unpickle.py <requests.pkl     # {"asked": {...}, "answered": {...}, ...}
 
-`pickle.load` imports and calls whatever a pickle references. `find_class` here returns plain
-containers and inert records; any other name stops the reader. sglang_dump.py runs it in a process
-with limited memory and time, because a small pickle can use any amount of either. A line
+`pickle.load` imports and calls whatever a pickle references. The `find_class` here returns only
+plain containers and inert records; any other name stops the reading. sglang_dump.py runs this
+program with limited memory and time, because a small pickle can use any amount of either. A line
 `{"reject": [reason, detail]}` replaces a request or dump that cannot be read.
 """
 

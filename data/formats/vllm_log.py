@@ -125,7 +125,7 @@ def records(files: Sequence[LogFile], scratch: Path) -> Iterator[Record | Reject
 def _join(file: LogFile, longest: int) -> Iterator[Record | Reject | Place | None]:
     """Joins a file's lines by request id, in order of completion.
 
-    Also yields a place for each line without a request, and None for each line of a request.
+    Also yields None for each line of a request, and the place of each line that belongs to none.
     """
     waiting: dict[str, _Waiting] = {}
     for number, line in file.lines():
@@ -198,8 +198,8 @@ def parse(record: Record) -> list[Exchange | Reject]:
             if finish and finish[1] == "streaming_complete":
                 raise Reject("no_token_ids", FIX)
             ended = finish_reason(finish[1] if finish else None)
-            # A prefix of a response that reached its length limit is also valid, so cut ids are
-            # accepted.
+            # A prefix of a response that reached its length limit is itself such a response, so cut
+            # ids are accepted.
             ids = _ids_of(output.get("ids", ""), logged["longest"] if ended == "stop" else 0)
             outcomes.append(
                 Exchange(choice=number, completion_token_ids=ids, finish_reason=ended, **shared)

@@ -70,7 +70,7 @@ def ingest(
     """Ingests `traffic.path` for the target in `target_dir`; returns the summary.
 
     Sequence ids begin with `prefix`. `workers` is the number of processes (0: only this one;
-    default: one per core, at most one for a small log). If `privacy` is on, findings are counted in
+    default: one per core, but 0 or 1 for a small log). If `privacy` is on, findings are counted in
     `privacy.json`. With `is_slice`, the log is a slice of one that is still being written
     (log_tail.py), so rows without their other half do not count as damage. `rows_per_file` limits
     the rows to read from each file. If `problems` is given, errors that would stop a run

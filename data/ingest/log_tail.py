@@ -72,8 +72,8 @@ def unread_rows(unread: Sequence[Unread]) -> int:
 def cut(unread: Sequence[Unread], wanted: int, out_dir: Path, skipped: int = 0) -> Position:
     """Publishes the next `wanted` rows in `out_dir`; returns the position after them.
 
-    Files contribute in proportion to their unread rows. The first `skipped` unread rows are left
-    out. The files of the slice are readable only by their owner.
+    Each file contributes in proportion to its unread rows. The first `skipped` rows, divided among
+    the files in the same way, are left out. Only their owner can read the files of the slice.
     """
     total = unread_rows(unread)
     after: Position = {}

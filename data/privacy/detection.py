@@ -8,10 +8,10 @@ order number.
 Presidio's own analyzer needs a language model for this and compares every pair of findings in a
 text, which is slow. Here its recognizers run directly, on pieces of a text.
 
-Presidio's patterns end at word boundaries, and Python counts Chinese characters as word characters:
-without the ASCII flag a number directly after one would be missed. Presidio's patterns that match
-too much (an e-mail's local part with `=` and quotes) or too little (only some 16-digit cards) are
-replaced through the constructor.
+Presidio's patterns end at word boundaries, and Python counts Chinese characters as word characters,
+so without the ASCII flag a number directly after a Chinese character would be missed. Presidio's
+patterns that match too much (an e-mail's local part with `=` and quotes) or too little (only some
+16-digit cards) are replaced through the constructor.
 
     finder = Finder(PrivacyConfig(mode="report"))
     finder.find("call +49 30 901820, or write to ada@lovelace.org")
@@ -91,7 +91,7 @@ CARDS = {
     "14 digits": r"3(?:0[0-5]|[689]\d)\d[- ]?\d{6}[- ]?\d{4}",
     "19 digits": r"(?:4\d{3}|62\d{2})(?:[- ]?\d{4}){3}[- ]?\d{3}",
 }
-"""Patterns by length. Numbers of 13 digits beginning with 4 are left out: some old Visa cards have
+"""Patterns by length. 13-digit numbers beginning with 4 are left out: some old Visa cards have
 them, but today such numbers are EAN bar codes."""
 
 PATTERNS = {

@@ -40,7 +40,7 @@ LEFT_OUT = frozenset({REGENERATE, IDS_ONLY})
 
 METADATA = ("session", "user", "tenant", "route")
 Texts = list[tuple[str, str]]
-"""Pairs of a JSON key, empty if there is none, and the text under it."""
+"""Pairs of a JSON key (empty if there is none) and the text under it."""
 
 
 class PrivacyTally(Sums):

@@ -3,7 +3,7 @@
 A prompt is represented by its set of word 5-grams, or by its whole text if it has fewer words.
 5-grams in more than half of the prompts are boilerplate (the instructions and headings of a
 template) and are ignored, so that sharing long instructions does not make two résumés similar. A
-prompt of only boilerplate is compared as a whole. MinHash finds candidates; the Jaccard similarity
+prompt of boilerplate alone is compared as a whole. MinHash finds candidates; the Jaccard similarity
 of the sets decides.
 
     seen = SimilarPrompts(train_prompts, similarity=0.9, all_prompts=prompts)

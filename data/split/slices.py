@@ -1,8 +1,8 @@
 """Slices: groups of the traffic that every table is broken down by.
 
 A dimension is a logged field (tenant, route), the fidelity of the tokens, the sampling settings, or
-the prompt template. Each name in a dimension maps to the ids of its sequences. A template is the
-first words that many prompts share; templates are numbered by size rather than named, since their
+the prompt template. Each name in a dimension maps to the ids of its sequences. A template is a
+beginning that many prompts share; templates are numbered by size rather than named, since their
 words are customer text.
 
     slices = name_slices(load_sequences(sequences_dir))

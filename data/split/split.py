@@ -5,8 +5,8 @@ was trained on, and measured on even later traffic. Two points in time separate 
 (`sequences.session_names`) belongs to the part of its first exchange. Its exchanges after that
 part's end are left out, so that no part overlaps a later one. Prompts near-identical to training
 prompts are left out of the other two parts; those near-identical to validation prompts are left out
-of the held-out part, because checkpoint and K are chosen on the validation part. Copies within the
-training part are kept. General traffic is partly trained on and partly held out to measure
+of the held-out part, because the checkpoint and K are chosen on the validation part. Copies within
+the training part are kept. General traffic is partly trained on and partly held out to measure
 forgetting.
 
     split(run / "traffic/sequences", SplitConfig(), run / "split")["heldout"]     # ids

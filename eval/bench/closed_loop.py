@@ -112,7 +112,7 @@ def _end(blocks: Sequence[Record], repeats: int, speeds: SpeedRatios) -> str | N
         return None
     asked = demands(speeds.summarise(blocks), speeds.main, speeds.settings.gate)
     measured = {block["variant"] for block in blocks if block["repeat"] == repeats - 1}
-    if LOOKUP not in measured:  # measured once: further repeats would not decide it
+    if LOOKUP not in measured:  # measured only once: more repeats cannot decide its comparison
         asked = [each for each in asked if "lookup" not in each.versus]
     found = "; ".join(map(str, asked))
     lost = any(each.outcome == "failed" for each in asked if each.kind == SUPERIOR)
@@ -137,7 +137,7 @@ def _blocks(
     """Times a block of each variant.
 
     Several variants alternate by request: a, b, c, c, b, a in one repeat, c, b, a, a, b, c in the
-    next. If loading weights takes long, they switch only after several requests.
+    next. If loading weights is slow, they switch only after several requests.
     """
     alternated = len(turns) > 1
     ahead, size, place = list(prompts), 1 if alternated else len(prompts), 0

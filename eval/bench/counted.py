@@ -5,13 +5,13 @@
 A pass is a timed block, or one prompt of the verification pass, with the answers of both base and
 custom. Acceptance length is the number of tokens after each response's first, divided by the number
 of steps. N-gram lookup also takes steps without a draft, which vLLM does not count. They deliver
-one token each, so the number of lookup steps is that number of tokens minus the accepted drafts.
+one token each, so lookup's steps are the tokens after each response's first, less accepted drafts.
 
 The interval is over sessions, or over users if that is wider, because responses to one prompt
-resemble each other. With single turns as clusters, a custom equal to base would be judged better in
-22 % of simulations with 5 sessions, instead of 2.5 % (tests/eval/test_counted.py). vLLM counts a
-block as a whole; its steps are divided among responses in proportion to their deliveries
-(streamed chunks of one or more tokens).
+resemble each other. With single turns as clusters, a custom speculator equal to base would be
+judged better in 22 % of simulations with 5 sessions, instead of 2.5 % (tests/eval/test_counted.py).
+vLLM counts a block as a whole; its steps are divided among responses in proportion to their
+deliveries (streamed chunks of one or more tokens).
 """
 
 from collections.abc import Mapping, Sequence

@@ -153,7 +153,7 @@ class SpeedRatios:
     ) -> Estimate:
         """The wider of two intervals: over units, and over sessions or users.
 
-        The same sessions and users occur in several units.
+        Units are not independent: the same sessions and users occur in several of them.
         """
         found = measured_ratio(units, level)
         sums_N4 = np.concatenate(

@@ -11,7 +11,7 @@ bursts.
 The same requests are sent at the same times to each variant in turn. Below saturation every variant
 delivers the offered load, so the total tokens/s do not distinguish speculators, but request latency
 does. So the speed-up is the ratio of per-request tokens/s: a request's tokens over the time from
-sending it to its last token, while other requests run at this rate.
+sending it to its last token, while other requests arrive at the offered rate.
 """
 
 import itertools
@@ -50,8 +50,8 @@ def customers_arrivals(
     """`count` send times in seconds at `rate` per second, and their source.
 
     The gaps are those of `times` (unix seconds, non-decreasing), scaled so that they sum to (count
-    - 1) / rate seconds. A log with fewer requests is repeated after a mean gap. Without times in
-    the log the gaps are exponential (a Poisson process), drawn from `seed`.
+    - 1) / rate seconds. A log with fewer requests is repeated after a mean gap. Unless most
+    requests have a logged time, the gaps are exponential (a Poisson process), drawn with `seed`.
     """
     gaps = np.zeros(count - 1)
     source: Literal["log", "poisson"] = "log"

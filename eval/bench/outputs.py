@@ -7,8 +7,8 @@ Each variant answers once greedily and once with the customer's sampling setting
 engine's counts are cached. Kernels whose results depend on the batch change greedy responses even
 without speculation. So a control repeats greedy requests without speculation at half the
 concurrency and in reverse order: CONTROL_PROMPTS prompts if all greedy responses are equal, else
-all prompts. Custom repeats CONTROL_PROMPTS prompts in the same way: the change in its step count
-with different batching limits how closely exact replay can predict it.
+all prompts. Custom repeats CONTROL_PROMPTS prompts in the same way: exact replay cannot predict its
+step count more closely than that count changes with the batching.
 """
 
 import itertools
@@ -55,9 +55,9 @@ class Outputs(Part):
     greedy: Variants[Recorded]
     sampled: Variants[Recorded]
     control: Recorded
-    """Greedy responses to the first prompts without speculation, batched differently."""
+    """Greedy responses without speculation to the first prompts, batched differently."""
     repeated: Recorded
-    """Greedy responses to the first prompts with custom, batched differently."""
+    """Greedy responses with custom to the first prompts, batched differently."""
 
     def of(self, regime: Regime) -> Variants[Recorded]:
         """The responses of one of REGIMES."""

@@ -5,9 +5,9 @@
     for traffic in select(heldout, settings, serving):       # of the open loop
         traffic.name, traffic.texts, traffic.times, traffic.max_tokens
 
-Common benchmarks cut or pad prompts and generate past the end (`ignore_eos`). Such text is not the
-customer's, so its acceptance and speed do not carry over. Here, a scenario with long
-answers selects requests whose logged answers are long.
+Common benchmarks cut or pad prompts and generate past the end of the response (`ignore_eos`). Such
+text is not the customer's, so its acceptance and speed do not carry over. Here, a scenario with
+long answers selects requests whose logged answers are long.
 """
 
 import collections
@@ -31,7 +31,7 @@ EVERYTHING = "all held-out traffic"
 """Name of the only scenario if the recipe defines none."""
 
 LEAST_REQUESTS = 10
-"""Minimum number of requests in a scenario; fewer would not represent it."""
+"""Minimum number of requests in a scenario; fewer would not be representative."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class HeldoutRequests:
     timed: list[Prompt]
     """Prompts of the timed blocks."""
     traffic: list[Traffic] = field(default_factory=list)
-    """Requests of each scenario of the open loop; empty if no rate is measured."""
+    """Open-loop requests of each scenario; empty if no rate is measured."""
     lost_ends: tuple[str, ...] = ()
     """Message about held-out prompts that are too long to be sent; empty if there are none."""
     tokens_per_s: float | None = None
@@ -98,8 +98,8 @@ def evaluation_prompts(
 ) -> tuple[list[Prompt], list[Prompt]]:
     """Prompts of the verification pass and of the timed blocks, randomly ordered.
 
-    The two do not overlap, unless there are fewer than twice `eval.verification_requests` prompts:
-    then all of them are timed.
+    The two do not overlap, except that all prompts are timed if there are fewer than twice
+    `eval.verification_requests`.
     """
     room = prompt_room(evaluation, serving)
     order = [*range(len(heldout))]
@@ -185,7 +185,7 @@ def logged_tokens_per_s(heldout: Dataset, times: Sequence[float | None]) -> floa
 
 
 def _inside(limits: LengthRange | None, values_N: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Marks the values in a range, ends included; `50%` is a quantile."""
+    """Marks the values in a range, ends included; percentages are quantiles."""
     least, most = (
         float(np.quantile(values_N, int(end.rstrip("%")) / 100)) if isinstance(end, str) else end
         for end in limits or (0, None)

@@ -5,14 +5,14 @@
         complete(server.url, ...)
 
 Two starts of the same engine are not equally fast. So base and custom are compared in one engine,
-whose drafter weights are swapped in milliseconds between blocks or requests. Two engines are needed
-only to compare with no speculation, or if the speculators differ in kind or shape, or one of them
-has no weights.
+whose drafter weights are swapped in milliseconds between blocks or requests. Another engine is
+needed only for the reference without speculation, or if base and custom differ in kind or shape or
+one of them has no weights.
 
 An engine starts with a schedule that contains all measured numbers of drafts, and `server` sets the
 number before each turn (serving/vllm_hooks/drafts_file.py). An engine set to k is as fast as one
-started with k (benchmarks/results/serving.md). With data parallelism or EPLB that is not possible:
-every combination of number and speculator then has a separate server.
+started with k (benchmarks/results/serving.md). With data parallelism or EPLB, neither number nor
+weights can change, so every combination of number and speculator has a separate server.
 
 Servers start on first use. If the machine has room, they run side by side. A target that fills the
 GPUs leaves room for only one, so the servers alternate.
@@ -68,7 +68,7 @@ class Servers(AbstractContextManager["Servers"]):
         """
         self._speculators = {PLAIN: Speculator("none"), **speculators}
         self._apart = not serving.engine.changes_drafters
-        """Whether every number of drafts and every speculator has a separate server."""
+        """Whether every combination of number and speculator has a separate server."""
         self._sharing = set() if self._apart else _sharing(self._speculators)
         self._target, self._serving, self._numbers = target, serving, tuple(sorted(numbers))
         self._log_dir, self._side_by_side, self._warm_up = Path(log_dir), side_by_side, warm_up

@@ -4,15 +4,15 @@
                        speculators)
     times.seconds["custom"][8][3]       # seconds of a step of 8 requests with 3 drafts
 
-The number of engine steps in a block of B concurrent requests is its counted steps over B (without
-drafts, its tokens over B). Step times include prefills, which take equally long for every number of
-drafts. In each round, every number of drafts is timed on the same prompts. The log step time for
-a number of drafts is estimated by its median deviation from the rounds' medians, which is robust
-to blocks in which the machine was busy.
+Steps are counted once per request, so a block of B concurrent requests takes (counted steps) / B
+engine steps (without drafts, tokens / B). Step times include prefills, which take equally long for
+every number of drafts. In each round, every number of drafts is timed on the same prompts. The log
+step time for a number of drafts is estimated by its median deviation from the rounds' medians,
+which is robust to blocks in which the machine was busy.
 
 The margin of the log ratio of two step times uses Student's t with (rounds - 1) (numbers - 1)
-degrees of freedom. Its variance is MEDIAN_VARIANCE times that of the residuals that remain after
-removing the effects of rounds and numbers and winsorizing 10 % on each side against busy blocks.
+degrees of freedom. The variance is MEDIAN_VARIANCE times that of the residuals from the effects of
+rounds and numbers, winsorized by 10 % on each side to limit the influence of busy blocks.
 """
 
 import itertools
@@ -90,7 +90,7 @@ def time_steps(
 
 
 def steps_of(logs_KR: NDArray[np.float64]) -> tuple[list[float], float]:
-    """Step seconds by number of drafts; 95 % margin of log ratios."""
+    """Seconds per step by k; one-sided 95 % margin of log ratios."""
     from scipy.stats import t
 
     round_R = np.median(logs_KR, axis=0)

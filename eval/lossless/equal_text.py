@@ -5,8 +5,8 @@
 Greedy responses should be equal token for token. But with different batching a bf16 engine rounds
 differently, so a first difference between two nearly tied tokens counts as a near tie; any other is
 unexplained. `excess` tests whether speculation changes more responses than different batching does.
-It counts near ties too, because an engine that wrongly accepts drafts nearly as likely as the
-target's token differs only there. For sampled responses, the tokens' log-probabilities under the
+It counts near ties too, because wrongly accepting drafts that are nearly as likely as the target's
+token causes no other differences. For sampled responses, the tokens' log-probabilities under the
 target are compared, because a faulty rejection sampler draws unlikely tokens. Also, without a fault
 both responses to a prompt have the same distribution, so their labels are exchangeable: a
 permutation test (`same_tokens`) swaps labels within prompts and ranks the chi-square distance
@@ -60,10 +60,10 @@ def compare_greedy(
 def excess(found: Greedy, control: Greedy) -> Excess:
     """Tests whether more responses differ than in the control (same prompts).
 
-    If speculation changes nothing, a prompt that differs on only one side is equally likely to
-    differ on either. So the number that differ only with speculation is binomial (McNemar's exact
-    test, one-sided). All differences and the unexplained ones are tested separately; the p-value
-    covers both tests (Bonferroni).
+    If speculation changes nothing, a prompt whose response differs in only one of the two is
+    equally likely to differ in either. So the number that differ only with speculation is binomial
+    (McNemar's exact test, one-sided). All differences and the unexplained ones are tested
+    separately; the p-value covers both tests (Bonferroni).
     """
     first = range(control.responses)
     all_found, all_alone = (
@@ -107,7 +107,7 @@ def same_tokens(
         # A relabeling states, for each prompt, which response (0 or 1) gets the first label.
         sign_SR = np.moveaxis(second - first, axis, -1)
         squared_SB: NDArray[np.float64] = (sign_SR @ difference_RB) ** 2
-        # The order of summation changes the last bits, but equal distances must stay equal.
+        # Rounded to keep equal distances equal: the order of summation changes the last bits.
         return np.round(squared_SB.sum(axis=-1), 9)
 
     found = permutation_test(

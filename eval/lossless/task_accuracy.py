@@ -101,7 +101,7 @@ def answer_check(path: Path) -> TaskCheck:
         if asked is None:
             return None
         if prompt_text.rstrip().endswith(THINK) and END_THINK not in completion_text:
-            # R1's template opens the reasoning in the prompt; the response was cut before it ended.
+            # R1's template opens the reasoning in the prompt; the response was cut mid-reasoning.
             return False
         given = final_answer(completion_text)
         return given is not None and same_answer(given, known[asked])

@@ -93,7 +93,7 @@ def findings(
     temperature = outputs.samplings["sampled"].temperature
 
     def against_none(recorded: Recorded) -> Greedy:
-        """Compares responses with those generated without speculation, for the first prompts."""
+        """Compares responses to the first prompts with those generated without speculation."""
         without = outputs.greedy.none.token_ids[: len(recorded.token_ids)]
 
         def gap(response: int, index: int, token: int, other: int) -> float:
@@ -139,7 +139,7 @@ def judge_tasks(
     and so are those on which the check raises.
 
     Raises:
-        OutriderError: If the check raises and judges no prompt.
+        OutriderError: If the check raises and no prompt is judged.
     """
     task = task_of(settings)
     if task is None:
@@ -268,7 +268,7 @@ def replay_against_engine(
 
 
 def _steps_again(outputs: Outputs) -> float:
-    """Relative change in custom's steps under different batching, over equal responses."""
+    """Relative change in custom's steps under different batching, over responses that match."""
     first, again = outputs.greedy.custom, outputs.repeated
     equal = [i for i, ids in enumerate(again.token_ids) if ids == first.token_ids[i]]
     before, after = (sum(each.counted[i].drafts for i in equal) for each in (first, again))

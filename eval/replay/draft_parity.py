@@ -62,7 +62,7 @@ def engine_parity(
     """Runs `draft_parity` on steps recorded in an eager engine.
 
     The engine exits before the unroll starts, so that both fit on a GPU. The unroll runs in a child
-    process, which frees its memory.
+    process, whose exit frees its memory.
     """
     from outrider.serving.vllm_hooks.draft_recorder import DRAFT_EXTENSION
 
@@ -99,7 +99,7 @@ def record(
     for proposal in records:
         request, anchor = request_of[proposal["request_id"]], proposal["anchor"]
         row = rows[request]
-        # Leaves out proposals of unfinished prompt chunks and of a step after the last token.
+        # Skips proposals made before the prompt is fully read or after the last token.
         if (
             len(prompts[request]) <= anchor + 1 < len(row)
             and row[anchor + 1] == proposal["next_token"]
@@ -122,7 +122,7 @@ def draft_parity(
     parity: ParityConfig,
     dtype: str = "float32",
 ) -> list[list[float]]:
-    """Compares drafts at `parity.anchors` random steps; returns sums [K, 4]."""
+    """Compares drafts at `parity.anchors` random steps; returns sums [K, 4] of `compared`."""
     if not recording.steps:
         raise OutriderError(
             "draft parity: the engine made no drafts; do the responses have only one token?"

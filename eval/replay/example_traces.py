@@ -28,7 +28,7 @@ SHOWN_STEPS = 80
 """Maximum number of steps shown per response; later ones are only counted."""
 
 Step = tuple[int, int]
-"""(accepted drafts, delivered tokens); the latter is one more, unless the response ends."""
+"""(accepted drafts, delivered tokens); the latter is one more, unless a draft ends the response."""
 
 
 def walk(response: Sequence[int], drafts_at: Callable[[int], list[int]]) -> list[Step]:

@@ -105,7 +105,7 @@ def cluster_replay(
 ) -> ReplaySums:
     """Runs `replay` on all rows as parallel Ray tasks.
 
-    A task has one GPU if the cluster has any, else `cpus` cores. It loads the speculator and reads
+    A task gets one GPU if the cluster has any, else `cpus` cores. It loads the speculator and reads
     states from the feature store, so the run directory, target and speculator must be at the same
     paths on all nodes. Ray must be connected (common/cluster/session.py).
     """

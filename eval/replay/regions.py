@@ -3,8 +3,8 @@
     regions = Regions.of_target(target_dir)
     regions.members(token_ids_T, completion_start)     # [A, G] bool
 
-A region is a set of anchors. The step that starts at an anchor belongs to its region, and so does
-the token after the anchor. Over a dimension's regions, steps and tokens add up to those of the
+A region is a set of anchors. The step that starts at an anchor and the token after the anchor
+belong to the anchor's region. Over a dimension's regions, steps and tokens add up to those of the
 response.
 
 Shapes: T tokens of prompt and response, A anchors (the response's tokens but the last), G regions.

@@ -89,7 +89,7 @@ class ReplaySums:
     def cumulative_intervals(self, k: int) -> list[tuple[float, float] | None]:
         """95 % intervals of `cumulative`, by position.
 
-        None with too few sessions or no accepted draft.
+        None where there are too few sessions or no accepted drafts.
         """
         found: list[tuple[float, float] | None] = []
         for j in range(k):
@@ -117,7 +117,7 @@ class ReplaySums:
     ) -> "ReplaySums":
         """Selects the responses `ids`, in that order, skipping those not replayed.
 
-        Replay leaves out responses of one token. `sessions` overrides the sessions of its ids.
+        Replay leaves out responses of one token. `sessions` overrides the recorded sessions, by id.
         """
         place = {name: row for row, name in enumerate(self.sequence_ids)}
         kept = [name for name in ids if name in place]
@@ -374,7 +374,7 @@ def unroll_responses(model: Replayed, batch: Sequence[Response], depth: int) -> 
 def acceptances(
     model: Replayed, probabilistic: bool, batch: Sequence[Response], depth: int
 ) -> tuple[Tensor, Tensor]:
-    """Acceptance probabilities a_NK under each request's sampling settings; anchors per response.
+    """Acceptance probabilities a_NK under each request's sampling; anchor count of each response.
 
     The anchors are in order, one response after another (`speculators.acceptance`).
     """

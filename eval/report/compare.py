@@ -61,7 +61,7 @@ class Point(BaseModel):
     """Time of its last held-out request, Unix seconds"""
     replay: Replay
     acceptance_length: Change | None = None
-    """Change in custom's acceptance length; null for the first run and if not comparable with it"""
+    """Change in custom's acceptance length; null for the first run or if not comparable with it"""
     over_base: Change | None = None
     """Change in custom / base; null in the same cases"""
     reading: str = ""

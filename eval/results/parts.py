@@ -84,7 +84,7 @@ def interval(estimate: Estimate | ClusteredEstimate, digits: int = 2) -> str:
 
 
 DOCUMENTED = ConfigDict(use_attribute_docstrings=True)
-"""Config of subclasses of a parametrized generic model."""
+"""Config of subclasses of `Drafters[...]`, which turns attribute docstrings off."""
 
 
 class Drafters(Part, Generic[T]):

@@ -168,8 +168,8 @@ class Findings(Part):
     def acceptance_ratio(self) -> ClusteredEstimate:
         """custom / base by replay at custom's K, else by vLLM's counters.
 
-        The counters are measured at each speculator's own K; without replay, the two differ only if
-        base's engine has a fixed K.
+        The counters are measured at each speculator's own K; without replay, base and custom have
+        different K only if base's engine has a fixed K.
         """
         return (self.replay or self.counted).ratio
 
@@ -250,5 +250,5 @@ class Report(Findings):
             ) from None
 
     def write(self, path: Path) -> None:
-        """Publishes the report; only its owner can read one with customer text."""
+        """Publishes the report; with customer text, only its owner can read it."""
         write_json(path, self.model_dump(mode="json"), private=self.samples is not None)

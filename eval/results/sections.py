@@ -43,7 +43,7 @@ class KindSpeed(Part):
     kind: str
     """The value of speculator.kind"""
     k: int
-    """Its best k, or its only possible k"""
+    """Its best k, or the only k that it supports"""
     acceptance_length: ClusteredEstimate
     """Acceptance length at k on the validation part"""
     step_ms: float
@@ -178,7 +178,7 @@ class Reference(Part):
     """Another reference for custom: base at eval.current_k, or n-gram lookup."""
 
     block: Block
-    """Its figures"""
+    """The reference's timed blocks"""
     custom_over: Estimate
     """Tokens/s of custom at its own K over those of the reference"""
 
@@ -198,8 +198,8 @@ class SpeedRow(Ratios, Variants[Block]):
     lookup: Reference | None = None
     """N-gram lookup at `choice.lookup_k`; null except at the main concurrency"""
     starts: int | None = None
-    """Number of starts of the engines of base and custom; null if they share one. With fewer than
-    three, their ratio is undecided"""
+    """Number of times the engines of base and custom were started; null if they share one. With
+    fewer than three starts, their ratio is undecided"""
     drafting: Drafters[float]
     """Share of steps that verified drafts, from vLLM's counters"""
 
@@ -276,7 +276,7 @@ class Excess(Part):
     """Excess of differing responses over the control, near ties included."""
 
     value: float
-    """Share of the control's prompts that differ with speculation, minus the control's share"""
+    """Share of the control's prompts answered differently with speculation, minus the control's"""
     p_value: float
     """Probability, if speculation changes nothing, of an excess at least this large in all
     differences or in the unexplained ones"""
@@ -290,20 +290,20 @@ class SameText(Part):
     tokens: int
     """Number of tokens, with and without speculation together"""
     p_value: float
-    """Share of relabelings with at least this chi-square distance"""
+    """Share of relabelings whose chi-square distance is at least the observed one"""
 
 
 class Equivalence(Part):
     """Custom minus none, paired by prompt, for an equivalence test (TOST)."""
 
     value: float
-    """Difference of the shares of solved tasks"""
+    """Difference between the shares of solved tasks"""
     low: float
     """Low end of the 90 % interval, for two one-sided tests at 5 %"""
     high: float
     """High end of the interval"""
     variance: float
-    """Variance of the difference per response, allowing for correlation within sessions"""
+    """Per-response variance of the difference, allowing for correlation within sessions"""
     observations: int
     """Number of responses"""
     clusters: int

@@ -3,7 +3,7 @@
     measured_ratio(units, level)
     controlled_ratio(units, replayed, level)
 
-In a unit, two variants answer the same prompts one after the other: a pair of requests if they
+Two variants answer the same prompts one after the other. A unit is a pair of requests if they
 alternate, else a block of each. In unit u a variant takes s seconds for n tokens. The n - 1 tokens
 after the first arrive in D deliveries, so the counted acceptance length is (n - 1) / D and
 
@@ -103,7 +103,7 @@ class Units:
         return self._log_ratios_U(0) - self.later * self.lengths_U
 
     def _log_ratios_U(self, place: int) -> Array:
-        """Log ratios, `over` to `under`, of column `place` divided by the next."""
+        """Log ratios, `over` to `under`, of columns `place` / `place + 1`."""
         over_U4, under_U4 = self.over_U4[self.stepped_U], self.under_U4[self.stepped_U]
         ratios_U2 = [sums[:, place] / sums[:, place + 1] for sums in (over_U4, under_U4)]
         return np.log(ratios_U2[0] / ratios_U2[1])

@@ -115,7 +115,7 @@ R1_ON_8_H200 = Rates(
     # With tensor parallelism 8, vLLM 0.11 prefills long prompts at 15,800 tokens/s:
     # docs.gpustack.ai/latest/performance-lab/deepseek-r1/h200. Outrider's rate was not measured.
     capture_tokens_per_s=15_000,
-    # 7 % of the bf16 peak (28.4 GFLOP per token at depth 3); not measured.
+    # 7% of the bf16 peak (28.4 GFLOP per token at depth 3); not measured.
     training_tokens_per_s=20_000,
     replay_tokens_per_s=40_000,
     # SGLang on 8 x H200 serves one request at 60 tokens/s (sglang#3956, March 2025). vLLM 0.32 is

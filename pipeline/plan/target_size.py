@@ -1,4 +1,4 @@
-"""Computes a target's weight size, KV-cache size and GPUs from config.json alone.
+"""Computes weight size, KV-cache size and GPU count from config.json alone.
 
     size = target_size(config)
     size.parameters, size.weight_bytes, size.kv_bytes_per_token     # 8.03e9, 16.1e9, 131,072

@@ -33,8 +33,8 @@ from outrider.speculators.size import drafter_size
 from outrider.training.memory import MemoryPlan
 
 ASSUMED_GPU = 150e9
-"""Bytes of an H200 (sold as 141 GB: nvidia-smi shows 143,771 MiB, torch 139.8 GiB), assumed if no
-GPU is known."""
+"""Bytes of an H200 (sold as 141 GB, but nvidia-smi shows 143,771 MiB and torch 139.8 GiB), assumed
+if no GPU is known."""
 
 USABLE = 0.95
 """Usable share of a device's memory; fragmentation and other processes take the rest."""
@@ -181,7 +181,7 @@ def target_config(recipe: Recipe, target: Path | None) -> tuple[dict[str, Any] |
 
 
 def _judged(plan: MemoryPlan, recipe: Recipe, gpu_bytes: int | None) -> Iterator[dict[str, Any]]:
-    """Yields, for each device, whether the recipe's layout fits, and the cheapest."""
+    """Yields, per device, whether the recipe's layout fits and the cheapest one."""
     for memory in memories(gpu_bytes):
         here = dataclasses.replace(plan, device="cpu" if memory.shared else "cuda")
         missing, (phase, peak) = memory.missing(here), here.peak()
@@ -216,7 +216,7 @@ def _cheapest(plan: MemoryPlan, memory: Memory, rows_per_step: int) -> dict[str,
 
 
 def memories(gpu_bytes: int | None = None) -> list[Memory]:
-    """Returns the devices to compare with, in order of preference."""
+    """Returns the devices to check the plan against, in order of preference."""
     if gpu_bytes is not None:
         return [Memory(gpu_bytes, "a GPU of --gpu-memory")]
     if found := gpus():

@@ -76,9 +76,9 @@ class AdaptConfig(BaseModel):
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
     window: PositiveInt = 500
-    """Rows of the log (exchanges, in most formats) that are captured and measured together. A
-    decision is made after each window, and a round trains on at most four windows' worth of
-    sequences. Decisions use intervals over sessions, so a window should span at least 30."""
+    """Log rows (exchanges, in most formats) that are captured and measured together. A decision is
+    made after each window, and a round trains on at most four windows' worth of sequences.
+    Decisions use confidence intervals over sessions, so a window should span at least 30."""
 
     from_start: bool = False
     """Whether the first start reads rows already in the log. false: only rows added later."""
@@ -92,13 +92,13 @@ class AdaptConfig(BaseModel):
     fallen. The number doubles with each consecutive round that does not ship. null: never."""
 
     max_gb: PositiveFloat = 200.0
-    """Maximum disk space for windows (text and hidden states), in gigabytes. Above it, the oldest
+    """Maximum disk space in GB for windows (text and hidden states). If it is exceeded, the oldest
     are deleted, but never the newest. Windows are also deleted after 30 days and, unless
     `privacy.retention` is `keep`, when their round has ended."""
 
     gpu_hours_per_day: PositiveFloat | None = None
-    """Maximum GPU-hours of capture, training and replay within 24 hours, on the GPUs of
-    `serving.engine`. Above it, new windows wait. null: no limit."""
+    """Maximum GPU-hours of capture, training and replay in any 24 hours, on the GPUs of
+    `serving.engine`. At the limit, new windows wait. null: no limit."""
 
     @model_validator(mode="after")
     def _round_trains_on_a_window(self) -> "AdaptConfig":
@@ -127,7 +127,7 @@ class ExportConfig(BaseModel):
 
     other_formats: bool = True
     """Whether the bundle also contains the speculator in formats of other programs: `sglang_nextn`
-    (an MTP layer for SGLang), `speculators` (a head in the format of vllm-project/speculators).
+    (an MTP layer for SGLang) and `speculators` (a head in vllm-project/speculators format).
     They duplicate the weights, so false halves the bundle's size."""
 
 

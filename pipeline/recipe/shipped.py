@@ -23,6 +23,6 @@ def shipped_recipes() -> list[str]:
 
 
 def shipped_heads() -> dict[str, Path]:
-    """Directories of speculators for the embedded target, by `speculator.base` name."""
+    """Directories of speculators for the embedded target, keyed by `speculator.base` name."""
     folders = (path.parent for path in sorted(SHIPPED.glob("nano_r1/*/config.json")))
     return {f"nano_r1/{each.name}": each for each in folders if each.name != EMBEDDED_TARGET}

@@ -66,7 +66,7 @@ def _write(
 
 
 def _schedule(recipe: Recipe, evidence: dict[str, Any]) -> list[tuple[int, int, int]] | None:
-    """Rows (first and last batch size, k); None for a fixed k."""
+    """Rows of (first batch size, last batch size, k); None for a fixed k."""
     if not recipe.export.k_per_batch_size:
         return None
     ranges = evidence["k_per_batch_size"]

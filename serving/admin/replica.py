@@ -41,7 +41,7 @@ class Watch(BaseModel):
     requests: Annotated[int, Field(ge=2)]
     """The watch ends after this many finished requests that began after the swap."""
     min_tokens_per_step: Annotated[float, Field(ge=1)]
-    """Minimum tokens per engine step (1 + accepted / drafts) that the evidence predicts."""
+    """Lower limit on tokens per engine step (1 + accepted / drafts), from the bundle's evidence."""
     level: Annotated[float, Field(gt=0, lt=0.5)] = 0.05
     """Largest probability of wrongly reverting a swap, at any stopping time."""
 
@@ -75,7 +75,7 @@ class ReplicaStatus:
     directory: str
     """Directory that the speculator was loaded from."""
     watching: bool = False
-    """True while the watch compares the acceptance after a swap with the evidence."""
+    """True while the watch compares the acceptance after a swap with its lower limit."""
     reverted: str | None = None
     """Version of the last swap if the watch reverted it; None otherwise."""
     reverted_because: str | None = None

@@ -1,4 +1,4 @@
-"""Swaps a running engine's speculator: checked here, loaded by the workers.
+"""Checks a new speculator and has a running engine's workers load it.
 
     current = in_service(Path(directory_at_start))
     new = checked(directory, current, target_dir, root, digest, k)

@@ -5,8 +5,8 @@
     verify_bundle(bundle_dir, target, engine, prompts, Sampling(), max_tokens=256, ...)
 
 Through `--speculative-config`, vLLM reads `config.json` and the speculator's safetensors.
-Subfolders hold the speculator in other formats, if its kind has any. A bundle of a kind without
-weights has none of these. `speculation_profile.json` has the acceptance by position, if it was
+Subfolders hold the speculator in other formats, if its kind has any. For a kind without weights,
+the bundle has none of these files. `speculation_profile.json` has the acceptance by position, if
 measured. `serve.sh` starts the server with the evaluated flags. `bundle.json` has k, every file's
 SHA-256, and the evidence.
 """
@@ -115,7 +115,7 @@ def verify_bundle(
     """Serves the bundle and checks its acceptance length against the evaluation.
 
     The flags are those of serve.sh. `expected` must come from the same prompts and sampling;
-    `tolerance` is relative. If `k` differs from the schedule's k for one request, it replaces the
+    `tolerance` is relative. A `k` other than the schedule's k for one request replaces the
     schedule. Raises an `OutriderError` if the difference exceeds `tolerance` or a file has changed.
     """
     with local_bundle(location) as directory:
@@ -184,7 +184,7 @@ def speculation_profile(
         "verification_method": "longest_prefix",
         # Probability that the draft is accepted if all before it were, by position.
         "conditional_accept_rates": [own / before if before else 0.0 for before, own in pairs[:k]],
-        # Share of steps that accept all drafts up to the position.
+        # Share of steps that accept all drafts up to each position.
         "marginal_accept_rates": list(marginal),
         "intervals": list(intervals),
         "mean_accept_length": 1 + sum(marginal),

@@ -69,7 +69,7 @@ def pinned(location: str | Path) -> str:
 
 @contextlib.contextmanager
 def local_bundle(location: str | Path) -> Iterator[Path]:
-    """Yields the bundle's directory; remote bundles are downloaded for the block's duration.
+    """Yields the bundle's directory, which is temporary for a remote bundle.
 
     It has exactly the files that bundle.json lists (`check_files`). If the list names a file
     outside the bundle, no listed file is written. A file is read only up to its listed size.

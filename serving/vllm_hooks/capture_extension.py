@@ -145,7 +145,7 @@ class AuxiliaryStates:
 
 
 def _layers_of(model: Any) -> list[int]:
-    """Layers whose states are returned, ascending, as the model runs them."""
+    """Layers whose states are returned, in ascending order, as the model runs them."""
     # The decoder holds the layer numbers; its depth in the module tree depends on the model.
     holder = next(part for part in model.modules() if hasattr(part, "aux_hidden_state_layers"))
     return sorted(holder.aux_hidden_state_layers)

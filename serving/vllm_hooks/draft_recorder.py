@@ -140,7 +140,7 @@ class V2Recorder(Recorder):
     def batch(self, given: dict[str, Any]) -> tuple[list[str], torch.Tensor, torch.Tensor]:
         """Reads the batch like vLLM's `_prepare_prefill_inputs_kernel`.
 
-        A request that sampled nothing is still in its prompt, which contains the next token.
+        A request that sampled nothing is still in prefill; its prompt contains the next token.
         """
         batch = given["input_batch"]
         slots_B = batch.idx_mapping[: batch.num_reqs].long()
@@ -169,7 +169,7 @@ class WalkRecorder(V2Recorder):
     sampling = "_sample_logits"
 
     def _sampled(self, *args: Any, **kwargs: Any) -> Any:
-        """Samples one depth from its logits [B, D], the first argument."""
+        """Samples one depth from its logits [B, D], which are the first argument."""
         if self._logprobs is not None:
             self._logprobs.append(args[0].float().log_softmax(-1).amax(-1))
         return self._sample(*args, **kwargs)

@@ -37,13 +37,13 @@ from outrider.serving.vllm_hooks.live_requests import RequestLog
 logger = logging.getLogger("outrider.live")
 
 READ_S, SWAP_S, ANSWER_S = 400.0, 120.0, 30.0
-"""Time limits in seconds: to read and check the files, while the engine answers requests; to pause
-and swap; to resume or report. Their sum is below the client's timeout of 600 s."""
+"""Time limits in seconds for reading and checking the files (the engine keeps answering requests),
+for pausing and swapping, and for resuming or reporting; in total below the client's 600 s."""
 
 
 @dataclasses.dataclass
 class _Watching:
-    """Compares the acceptance after a swap with the evidence's prediction."""
+    """Compares the acceptance after a swap with what the bundle's evidence predicts."""
 
     watch: Watch
     version: str
@@ -53,7 +53,7 @@ class _Watching:
     tokens: list[int] = dataclasses.field(default_factory=list)
     steps: list[int] = dataclasses.field(default_factory=list)
     failed: bool = False
-    """True once a finding has started to undo the swap."""
+    """True once a finding has caused the swap to be undone."""
 
     def finding(self, request: LiveRequest) -> str | None:
         """Adds a request; returns a reason to undo the swap, or None."""
@@ -194,7 +194,7 @@ class LiveSpeculator:
 
         Cached prefixes hold the old drafter's keys and values. Requests are kept and continue with
         an empty cache, so their prompts are recomputed. Without prefix caching, nothing is paused.
-        After a `SpeculatorBroken`, the workers may draft with wrong weights.
+        If this raises a `SpeculatorBroken`, the workers may draft with wrong weights.
         """
         try:
             try:
@@ -246,7 +246,7 @@ class LiveSpeculator:
                 await self._still(f"take back, because {finding}", undo)
             except SpeculatorBroken:  # `status` reports it
                 return
-            self._watching = None  # only now, because status without a watch means a pass
+            self._watching = None  # only after undoing, because no watch in `status` means a pass
             self._reverted, self._because = watching.version, finding
             self._version = watching.before
             self._requests.note_swap(began, watching.before)

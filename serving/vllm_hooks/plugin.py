@@ -1,7 +1,7 @@
 """Installs the hooks in Outrider's vLLM processes, including workers.
 
-vLLM calls `register` in every process; if neither OUTRIDER_HOOKS
-nor OUTRIDER_ADMIN is set, it does nothing.
+vLLM calls `register` in every process; `register` does nothing unless
+OUTRIDER_HOOKS is 1 or OUTRIDER_ADMIN is set.
 """
 
 import logging
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def register() -> None:
-    """Entry point of the group `vllm.general_plugins`; vLLM may call it twice in a process.
+    """Entry point of the group `vllm.general_plugins`; may run twice in a process.
 
     A hook that cannot be installed, for example in another vLLM release, is logged and skipped.
     """

@@ -160,7 +160,7 @@ def replace_weights(
         # FP8 kernels may rename weights; only from here on do the names match the checkpoint's.
         expected = required(drafter, kind)
         loaded = load(drafter, kind.swap_tensors(directory))
-    finally:  # no layer may stay on the meta device: the next request would crash the engine
+    finally:  # a layer left on the meta device would crash the engine at the next request
         finalize_layerwise_reload(drafter, model_config)
     for name, tensor in kind.swap_tensors(directory):
         if name.endswith("mask_hidden"):

@@ -1,11 +1,11 @@
-"""Supported target architectures, and reasons to refuse others. No torch.
+"""Supported target architectures, and reasons to refuse others. Does not import torch.
 
     architecture = architecture_of(config, path)     # raises for other targets
     architecture.layer is not None                   # whether its own speculator can be trained
 
 A decoder is supported if vLLM 0.32 serves it and its embedding, final RMSNorm and head are stored
-under the names below. Its biases, query and key norms, grouped queries and scaled rotary embeddings
-matter only if its own layer is trained, since vLLM captures the states. Adding an architecture
+under the names below. Biases, query and key norms, grouped queries and scaled rotary embeddings
+matter only if the target's own layer is trained, since vLLM computes the rest. A new architecture
 takes one entry in `ARCHITECTURES` and, if its own layer is trained, its attention in layers/.
 """
 
@@ -100,5 +100,5 @@ def architecture_of(config: Mapping[str, Any], path: object) -> Architecture:
 
 
 def layer_of(config: Mapping[str, Any]) -> Layer:
-    """The layer of a target that is known to have one."""
+    """The speculator layer of a target that is known to have one."""
     return cast(Layer, architecture_of(config, "config.json").layer)

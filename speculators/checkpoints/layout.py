@@ -29,7 +29,7 @@ INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 
 @dataclasses.dataclass(frozen=True)
 class CheckpointLayout:
-    """A checkpoint's tensors by name."""
+    """Names and files of a checkpoint's tensors, and its config.json."""
 
     directory: Path
     config: dict[str, Any]

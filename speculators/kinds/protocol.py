@@ -14,7 +14,7 @@ of the same name in the kind's `checkpoint` module, which is imported on first u
 
 How a trainable kind is used:
 
-    config = kind.config(target_config, head, base)     of the speculator that is trained
+    config = kind.config(target_config, head, base)     config.json of the speculator to train
     spec = kind.features(config, target_config)         capture: which states are stored
     kind.build(config, target_config, source)           --dry-run: the module on the meta device
     drafter = kind.start(origin, dtype, device, seed)   training: trainable parts as parameters
@@ -146,7 +146,7 @@ class TrainableKind(DrafterKind):
         """config.json of the speculator to be trained.
 
         It is the base's config.json if training starts from a base of this kind. A draft vocabulary
-        that depends on the traffic is given at its planned size.
+        whose size depends on the traffic is given its planned size.
         """
         raise NotImplementedError
 

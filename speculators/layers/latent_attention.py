@@ -54,7 +54,7 @@ class LatentAttention(nn.Module):
     def project(self, x: Tensor, position: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries and keys [..., A, T, D], values [..., A, T, V].
 
-        `x` are normed inputs [..., T, H] at the positions [..., T].
+        `x` holds the normed inputs [..., T, H] at these positions [..., T].
         """
         heads, nope, rope, value_dim = (
             self.config[key]
@@ -75,7 +75,7 @@ class LatentAttention(nn.Module):
         return (
             torch.cat([q_nope, _rotate(q_rope, *tables)], -1),
             torch.cat([k_nope, _rotate(k_rope.unsqueeze(-3), *tables).expand_as(q_rope)], -1),
-            # A copy: a view would keep all of `kv` alive until backward.
+            # A copy, since a view would keep all of `kv` alive until backward.
             value.contiguous(),
         )
 

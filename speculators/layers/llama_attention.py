@@ -78,7 +78,7 @@ class LlamaAttention(nn.Module):
         return angle.cos(), angle.sin()
 
     def rotated(self, heads_AMD: Tensor, tables: Tables) -> Tensor:
-        """Rotated queries or keys [A, N, D]; M is N or 1."""
+        """Rotated queries or keys [A, N, D] of N or 1 inputs."""
         return self._repeated(_rotate(heads_AMD, *tables))
 
     def combine(self, attended_AND: Tensor) -> Tensor:

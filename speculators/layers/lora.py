@@ -2,7 +2,7 @@
 
 B starts at zero; export merges the product into W. peft is not used because its wrapper for stacked
 parameters (ParamWrapper, peft 0.21) builds W + B A of all experts in every forward pass and keeps
-it for backward: 22.6 GB at each depth of R1's unroll. Here, an adapter is applied only to its
+it for backward: 22.5 GB at each depth of R1's unroll. Here, an adapter is applied only to its
 expert's tokens. Gate and up projections are computed as one product and share an A.
 
     speculator.block.mlp.experts = AdaptedExperts(frozen, rank=16, alpha=32.0, seed=0)

@@ -4,8 +4,8 @@
     attended_ANV, log_sum_exp_AN = attend(q_AND, key_APD, value_APV, scale)
 
 The chain's own keys are merged through the log-sum-exp. On a CPU, attention is dense and computed
-sequence by sequence: this is fastest up to a few thousand tokens, and memory for backward grows
-only with the square of each sequence's length. On a GPU, flex attention is used, with linear
+sequence by sequence, which is fastest up to a few thousand tokens; memory for backward grows only
+with the square of each sequence's length. On a GPU, flex attention is used, with linear
 memory. torch has no backward for flex attention on a CPU, so only its forward is tested there.
 
 Shapes: N anchors, P tokens, A heads, D dims of a query or key, V dims of a value.
@@ -118,7 +118,7 @@ def _blocks(start_N: Tensor, place_N: Tensor, tokens: int) -> tuple[Tensor, Tens
 
     They depend only on the minimum and maximum of `start_N` and of `place_N` in each query block,
     so nothing of size N x P is computed. A key block that lies between two sequences' prefixes may
-    be listed unnecessarily; the mask then excludes it.
+    be listed unnecessarily; `mask_mod` then masks it out.
     """
     first_K = torch.arange(0, tokens, BLOCK, device=place_N.device)
     last_K = (first_K + BLOCK - 1).clamp(max=tokens - 1)
@@ -126,7 +126,7 @@ def _blocks(start_N: Tensor, place_N: Tensor, tokens: int) -> tuple[Tensor, Tens
     low_place_Q, high_place_Q = _extremes(place_N)
     some_QK = (last_K >= low_start_Q[:, None]) & (first_K <= high_place_Q[:, None])
     all_QK = (first_K >= high_start_Q[:, None]) & (last_K <= low_place_Q[:, None])
-    # An incomplete last block needs the mask.
+    # An incomplete last block needs `mask_mod`.
     all_QK &= last_K - first_K == BLOCK - 1
     return some_QK & ~all_QK, all_QK
 
@@ -139,6 +139,6 @@ def _extremes(values_N: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _listed(wanted_QK: Tensor) -> tuple[Tensor, Tensor]:
-    """BlockMask's format: counts of wanted blocks, and indices, wanted ones first."""
+    """BlockMask's inputs: counts of wanted blocks, and all indices, wanted ones first."""
     order_QK = wanted_QK.int().argsort(dim=1, descending=True, stable=True)
     return wanted_QK.sum(1).int()[None, None], order_QK.int()[None, None]

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from accelerate import Accelerator
 
 _PATIENCE = timedelta(hours=3)
-"""Timeout for collectives while one process converts or writes R1's layer.
-fail_fast.py detects failed ranks within seconds."""
+"""Timeout for collectives.
+Ranks wait while one converts or writes R1's layer; fail_fast.py detects failures in seconds."""
 
 COMPUTE_DTYPE = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
@@ -154,9 +154,9 @@ def make_accelerator(config: TrainingConfig, log_dir: Path) -> "Accelerator":
             "params": {
                 "lr": config.learning_rate,
                 "betas": (0.9, 0.95),
-                "weight_decay": 0.0,  # pulls weights away from the warm start, which generalizes
+                "weight_decay": 0.0,  # decay would pull away from the warm start, which generalizes
                 "torch_adam": True,
-                # Works in place; others allocate the moments' square roots: 8 bytes per weight.
+                # Works in place; others allocate 8 bytes per weight for the moments' square roots.
                 "fused": True,
             },
         },

@@ -69,7 +69,7 @@ Ray's object store, because Ray logs runtime environments."""
 def train_on_ray(
     spec: TrainingSpec, cluster: ClusterConfig, log_path: Path
 ) -> tuple[TrainingSpec, int, bool]:
-    """Trains to the end; reuses this process's open Ray session, if any.
+    """Trains to completion; reuses this process's open Ray session, if any.
 
     Returns the last group's spec (with its number of ranks and folder of error records), its exit
     code, and whether a signal requested a stop. Raises an `OutriderError` if there is no room for
@@ -167,7 +167,7 @@ def _trainer(spec: TrainingSpec, cluster: ClusterConfig, each: dict[str, float])
         "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": f"{_START_S:g}",
     }
     processes = spec.training.processes
-    # Any: Ray annotates its parameters with the classes of Ray Train V1.
+    # `Any`, because Ray annotates its parameters with the classes of Ray Train V1.
     run_config: Any = RunConfig(
         name=_FOLDER,
         storage_path=str(spec.out_dir),

@@ -39,7 +39,7 @@ class TrainingSpec(BaseModel):
     features_dir: Directory
     feature_store: str = "outrider.data.features.feature_store:FeatureStore"
     """Import string of a feature store or stream class (`training.batches`).
-    Its `open(features_dir)` is called. Training imports nothing from data."""
+    Its `open(features_dir)` is called, so training need not import `outrider.data`."""
     train: list[str] = Field(min_length=1)
     validation: list[str] = Field(min_length=1)
     sampling: dict[str, Sampling]
@@ -76,7 +76,7 @@ class TrainingSpec(BaseModel):
 
     @property
     def stop_file(self) -> Path:
-        """File whose existence stops workers after their step, on all machines."""
+        """File whose existence stops workers on all machines after their current step."""
         return self.out_dir / "stop"
 
 
@@ -89,7 +89,7 @@ class Preempted(OutriderError):
 
 @contextmanager
 def signals_stop(stop_file: Path) -> Iterator[threading.Event]:
-    """In this context, SIGTERM and SIGINT stop the workers after their step.
+    """In this context, SIGTERM and SIGINT stop the workers after their current step.
 
     The handler creates `stop_file`, which the workers check. A launcher that received the signal
     would kill them before they write their checkpoint.

@@ -1,11 +1,11 @@
 """Reads and writes the config.json of DFlash heads. No torch.
 
     shape = read_shape(config, target_config, path)          # either published layout
-    plain_config(target_config, HeadConfig(), drafts=256)    # of a new head
+    plain_config(target_config, HeadConfig(), drafts=256)    # for a new head
 
 There are two published layouts: the plain one, a Qwen3 configuration with a `dflash_config`
 section, and that of vllm-project/speculators. In the plain one, `target_layer_ids` refer to layer
-outputs: 1 is the state after layer 1, the residual stream before layer 2. Missing keys have the
+outputs: 1 is the state after layer 1, the residual stream before layer 2. Missing keys take the
 defaults of vLLM 0.32 (qwen3_dflash.py, configs/speculators/algos.py).
 """
 
@@ -109,9 +109,9 @@ def speculators_config(
 ) -> dict[str, Any]:
     """config.json in the format of vllm-project/speculators.
 
-    The layer's settings are in a section; the mask token and the target's layers, numbered as in
-    EAGLE-3, are at the top level. `sliding_window_non_causal` is true because vLLM 0.32 takes false
-    to mean a causal block, even with full attention.
+    The layer's settings are in `transformer_layer_config`; the mask token and the target's layers,
+    numbered as in EAGLE-3, are at the top level. `sliding_window_non_causal` is true because
+    vLLM 0.32 takes false to mean a causal block, even with full attention.
     """
     shape = read_shape(config, target_config, "config.json")
     of_the_head = ("architectures", "draft_vocab_size", SECTION, "torch_dtype")

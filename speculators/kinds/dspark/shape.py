@@ -1,10 +1,10 @@
 """Reads and writes the config.json of DSpark heads. No torch.
 
     shape = read_shape(config, target_config, path)          # either published layout
-    plain_config(target_config, HeadConfig(), drafts=256)    # of a new head
+    plain_config(target_config, HeadConfig(), drafts=256)    # for a new head
 
 The plain layout, that of DeepSeek's heads, is a Qwen3 configuration with all keys at the top level,
-including DFlash's block keys. Missing keys have the defaults of vLLM 0.32 (qwen3_dspark.py,
+including DFlash's block keys. Missing keys take the defaults of vLLM 0.32 (qwen3_dspark.py,
 dspark/speculator.py, configs/speculators/algos.py).
 """
 
@@ -30,7 +30,7 @@ HEADS = {
     "enable_confidence_head": True,
     "confidence_head_with_markov": True,
 }
-"""Supported settings: slot 0 drafts, and both heads read the preceding token."""
+"""Supported: slot 0 drafts; Markov and confidence heads read the preceding token."""
 
 
 def read_shape(
@@ -69,7 +69,7 @@ def plain_config(target_config: Mapping[str, Any], head: HeadConfig, drafts: int
 def speculators_config(
     config: Mapping[str, Any], target_config: Mapping[str, Any], target: str, drafts: int
 ) -> dict[str, Any]:
-    """config.json in the speculators format, with DFlash's and both heads' keys."""
+    """config.json in the speculators format, with keys of DFlash and both heads."""
     heads = {"markov_rank": config["markov_rank"], **HEADS}
     apart = {*heads, dflash.MASK_TOKEN, dflash.LAYER_IDS}
     twin = dflash.speculators_config(config, target_config, target, drafts)

@@ -88,11 +88,11 @@ def start(
 ) -> StoredHead:
     """Loads the base's head, or creates one with a draft vocabulary.
 
-    A new head's rows are the target's rows for the draft tokens. Since the last norm scales the
-    head's states like the target's, drafts are meaningful from the first steps. Other matrices are
-    drawn with standard deviation 0.7 / sqrt(inputs), or 0.02 if they write into the residual
-    stream, so that the layer starts near the identity. The target's norms are not copied. The head
-    is then fitted to `origin.rows` if they are given (closed_form.py).
+    A new head's rows are the target's rows for the draft tokens. Since the last norm gives the
+    head's states about the scale of the target's, drafts are meaningful from the first steps. Other
+    matrices are drawn with standard deviation 0.7 / sqrt(inputs), or 0.02 if they write into the
+    residual stream, so that the layer starts near the identity. The target's norms are not copied.
+    The head is then fitted to `origin.rows` if they are given (closed_form.py).
     """
     if origin.base_dir is not None:
         return load(kind, origin.base_dir, origin.target_dir, dtype, device)

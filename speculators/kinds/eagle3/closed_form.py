@@ -1,4 +1,4 @@
-"""Initializes EAGLE-3 heads with Llama's attention by ridge regression.
+"""Initializes, by ridge regression, EAGLE-3 heads that use Llama's attention.
 
     fit(head, ends, rows, seed)      # the head drafts before its first training step
 
@@ -9,11 +9,11 @@ outputs y_{i+1+s}, the state from which the target predicts the token of draft s
     mlp.down_proj       y_{i+1+s} - r_i(s) ~ D f_i(s)      r: residual stream, f: gated values of
                                                            the MLP, drafts s = 0 and 1 together
 
-Queries and keys are the same random projection of e, so a token attends to itself and to earlier
-occurrences of itself, which have the same value. The values are the leading directions of B e, as
-many as fit into the KV heads. Gate and up projections stay random, so the MLP is a regression on
-random features (Rahimi and Recht, 2008). It also learns the second draft, which reads the head's
-own state instead of the target's. Only anchors count, as in the loss.
+Queries and keys are the same random projection of e, with a little noise in the queries, so a
+token attends to itself and its earlier occurrences, which have the same value. The values are the
+leading directions of B e, as many as fit into the KV heads. Gate and up projections stay random, so
+the MLP is a regression on random features (Rahimi and Recht, 2008). It also learns the second
+draft, which reads the head's own state, not the target's. Only anchors count, as in the loss.
 
 Memory use, before the optimizer has state, is mostly four float64 matrices [X, X] (`MemoryPlan`):
 26 GB for R1 with X = 28,672 (states and embedding), 0.2 GB for SmolLM2 with 2,304.

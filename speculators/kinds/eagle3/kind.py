@@ -72,7 +72,7 @@ class Eagle3(TrainableKind):
     shape = staticmethod(EagleShape.read)
     """The shape of a head with this config.json."""
     new_config = staticmethod(plain_config)
-    """config.json of a new head over `drafts` tokens, in the plain layout."""
+    """config.json (plain layout) of a new head with `drafts` draft tokens."""
     names = staticmethod(checkpoint_names)
     """Maps tensor names in the module to stored names."""
     speculators_config = staticmethod(twin_config)
@@ -148,14 +148,14 @@ class Eagle3(TrainableKind):
     def build(
         self, config: Mapping[str, Any], target_config: Mapping[str, Any], source: object
     ) -> "StoredHead":
-        """The head config.json describes; the lowest ids stand in for draft tokens."""
+        """Builds config.json's head; the lowest ids stand in for the draft tokens."""
         import torch
 
         shape = self.shape(config, target_config, source)
         return pkgutil.resolve_name(self.module)(shape, torch.arange(shape.drafts))
 
     def swappable(self, one: Path, other: Path) -> bool:
-        """True for equal shapes over the same states; draft tokens may differ."""
+        """True if shapes and target layers are equal; draft tokens may differ."""
 
         def described(directory: Path) -> tuple[object, ...]:
             path, headers = directory / "config.json", tensor_headers(directory)

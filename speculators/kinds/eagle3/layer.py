@@ -6,7 +6,7 @@
     g_i = r_i + mlp(post_attention_layernorm(r_i))
     u_i = norm(g_i)                          q_{i+2} = softmax(W_D u_i) over the draft vocabulary
 
-The next depth reads g_i, the state before the last norm (u_i with norm_output), token t_{i+2} and
+The next depth reads the state g_i before the last norm (u_i with norm_output), token t_{i+2} and
 position i + 1. With `fc_norm`, every auxiliary state is normed separately before fc; with
 `norm_before_fc`, all are normed together. E is the target's embedding; the rows W_D are the head's.
 
@@ -37,7 +37,7 @@ class StoredHead(Drafter):
         super().__init__()
         self.shape, self.width = shape, shape.hidden
         self.lm_head = nn.Linear(shape.hidden, shape.drafts, bias=False)
-        # Not persistent: it is never trained, and the checkpoint stores it as offsets.
+        # Not persistent, since it is never trained and the checkpoint stores it as offsets.
         self.register_buffer("target_ids_D", target_ids_D, persistent=False)
 
     def head(self, ends: TargetEnds) -> DraftHead:

@@ -1,11 +1,11 @@
 """Shape and tensor names of an EAGLE-3 head, from config.json. No torch.
 
     shape = EagleShape.read(config, target_config, path)     # either published layout
-    plain_config(target_config, HeadConfig(), drafts=256)    # of a new head
+    plain_config(target_config, HeadConfig(), drafts=256)    # for a new head
 
 There are two published layouts: the plain one of vLLM and SGLang, and that of
 vllm-project/speculators, with a section for the layer (`transformer_layer_config`). Missing keys
-have the defaults of vLLM 0.32 (llama_eagle3.py, deepseek_eagle3.py, configs/speculators/algos.py).
+take the defaults of vLLM 0.32 (llama_eagle3.py, deepseek_eagle3.py, configs/speculators/algos.py).
 """
 
 import dataclasses

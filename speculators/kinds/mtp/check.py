@@ -51,7 +51,7 @@ SAME_AS_TARGET = (
     "scoring_func",
     "rms_norm_eps",
 )
-"""Keys that define the layer, besides the attention's; must equal the target's."""
+"""Keys that define the layer, besides `Layer.keys`; must equal the target's."""
 
 T = TypeVar("T")
 

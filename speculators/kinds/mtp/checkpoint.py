@@ -40,7 +40,7 @@ from outrider.speculators.layers.lora import ADAPTERS, ALPHA, AdaptedExperts
 EXPERTS = "block.mlp.experts."
 
 KEPT_IN_FLOAT32 = "mlp.gate.e_score_correction_bias"
-"""The routing bias; differences of 1e-3 in it decide between experts."""
+"""The routing bias; differences as small as 1e-3 decide between experts."""
 
 
 def load_mtp(

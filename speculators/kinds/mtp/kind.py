@@ -43,7 +43,7 @@ class MTP(TrainableKind):
     check = staticmethod(check_mtp)
 
     def recognizes(self, config: Mapping[str, Any]) -> bool:
-        """True for a target's config.json, which MTP directories contain."""
+        """True for the config.json of a target that has an MTP layer."""
         return bool(config.get("num_nextn_predict_layers"))
 
     def config(

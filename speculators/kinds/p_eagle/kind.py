@@ -7,7 +7,7 @@ Files, features and checks are those of EAGLE-3, with two additions: `mask_hidde
 fc reads in slots without a known token, and `pard_token`, the token embedded there. A draft costs
 one row of a pass instead of a whole pass, and does not read earlier drafts.
 
-K is fixed when an engine starts: with fewer drafts in a step, vLLM 0.32 fails with a shape error.
+K is fixed when an engine starts, since vLLM 0.32 fails with a shape error if a step drafts fewer.
 vLLM has no P-EAGLE head with DeepSeek's attention, and runs this kind on model runner V1. The
 module is in p_eagle/layer.py.
 """
@@ -80,7 +80,7 @@ class PEagle(Eagle3):
     def new_config(
         target_config: Mapping[str, Any], head: HeadConfig, drafts: int
     ) -> dict[str, Any]:
-        """An EAGLE-3 head's config.json, with a mask token that no text contains."""
+        """An EAGLE-3 head's config.json, plus a mask token (`spare_token`)."""
         mask = {MASK_TOKEN: spare_token(target_config)}
         return plain_config(target_config, head, drafts) | mask
 
