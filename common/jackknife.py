@@ -17,8 +17,8 @@ LEAST_SESSIONS = 5
 variance has so few degrees of freedom that the interval would be too wide to decide anything."""
 
 ENOUGH_SESSIONS = 30
-"""Number of held-out sessions from which an interval is about as narrow as the spread allows:
-Student's t is within 5 % of the normal quantile."""
+"""Minimum number of held-out sessions for an interval about as narrow as the spread allows:
+Student's t is then within 5 % of the normal quantile."""
 
 
 def degrees_of_freedom(share_RG: ArrayLike) -> Array:

@@ -7,10 +7,10 @@ A stream is one state of the target at every position. `final_norm` is the state
 norm, which the language-model head reads. Every other stream is the residual stream before a
 layer, named `layer_{index}`: `layer_1` is the output of the first layer, and `layer_{L}` of a
 target with L layers is the state before the final norm. The teacher always reads `final_norm`. A
-drafter reads what its spec lists: an MTP layer reads `final_norm` too, an EAGLE-3 head reads three
-auxiliary layers.
+drafter reads what its spec lists: an MTP layer also reads `final_norm`, and an EAGLE-3 head reads
+three auxiliary layers.
 
-Shapes: T tokens, H width of a stream, X sum of the widths. No torch is imported here.
+Shapes: T tokens, H width of a stream, X sum of the widths. This module does not import torch.
 """
 
 import dataclasses

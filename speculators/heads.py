@@ -79,7 +79,7 @@ class DraftHead:
         return draft_ids if self.target_ids_D is None else self.target_ids_D[draft_ids]
 
     def from_target(self, token_ids: Tensor) -> tuple[Tensor, Tensor]:
-        """Maps target to draft tokens (0 if none); also returns which exist."""
+        """Maps target tokens to draft tokens (0 if none); also returns a mask of those found."""
         if self.target_ids_D is None:
             return token_ids, torch.ones_like(token_ids, dtype=torch.bool)
         place = torch.searchsorted(self.target_ids_D, token_ids.contiguous())

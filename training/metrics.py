@@ -5,7 +5,7 @@
     metrics.write(step, values)
     print(step_line(step, steps, values, seconds))
 
-metrics.jsonl has one line per step. Weights & Biases gets the same values, offline without a key.
+metrics.jsonl has one line per step. Weights & Biases gets the same, offline if there is no key.
 Shapes: K depths.
 """
 
@@ -74,7 +74,7 @@ class Metrics:
     def _forget_after(self, step: int) -> None:
         """Removes incomplete lines, and lines of later steps, which will run again.
 
-        The tracker instead keeps the values that it received first for a step.
+        The tracker, by contrast, keeps the first values it received for a step.
         """
         self.path.touch()
         lines = self.path.read_text(encoding="utf-8").splitlines(keepends=True) if step else []

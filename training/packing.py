@@ -167,8 +167,8 @@ def _fill_rows(left: list[tuple[int, int]], row_tokens: int) -> list[Row]:
 def _best_filling(lengths: Sequence[int], room: int) -> list[int]:
     """Returns indices of the lengths with the largest sum up to `room`.
 
-    Among equal sums, that of the earliest lengths is used. Bit n of `reachable` is set if some of
-    the lengths so far sum to n, which takes one shift of a long integer per length. The search
+    Ties go to the earliest lengths. Bit n of `reachable` is set if some of the lengths so far
+    sum to n, which takes one shift of a long integer per length. The search
     ends at the first exact sum, usually after about twenty lengths.
     """
     within = (1 << (room + 1)) - 1

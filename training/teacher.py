@@ -112,7 +112,7 @@ def _cut(
     # A top_p of 1 keeps all tokens; comparing with the full mass could drop some by rounding.
     nucleus_R = torch.where(top_p_C[rows] < 1, top_p_C[rows] * mass_R, math.inf)
     kept_RM = among_RM & (share_RM.cumsum(-1) - share_RM < nucleus_R[:, None])
-    # The mass of a top_k above `within` is not known from these tokens.
+    # If top_k exceeds `within`, these tokens do not give the total mass of the top_k tokens.
     known_R = ~among_RM[:, -1] | (~kept_RM[:, -1] & (top_k_C[rows] < 1))
     ends_R = known_R | (within == p_CV.shape[1])
     done = rows[ends_R]

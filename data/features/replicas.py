@@ -165,7 +165,7 @@ class Replicas:
         asked = {task.states: task for task in tasks if task.states is not None}
         if known := [*self._starting, *asked]:
             ray.wait(known, timeout=timeout_s)
-            # Handles all finished calls, as both calls to a lost replica end before it restarts.
+            # Handles all, so that a lost replica's second failed call is not blamed on its restart.
             for reference in ray.wait(known, num_returns=len(known), timeout=0)[0]:
                 if reference in asked:
                     self._finish(asked[reference])

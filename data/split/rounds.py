@@ -114,8 +114,8 @@ def unseen(trained: Dataset, newest: Dataset, gap_minutes: float, similarity: fl
     table = concatenate_datasets([trained, newest])
     sessions = session_names(table, log_order(table["time"]), gap_minutes)
     begun = set(sessions[: len(trained)])
-    # Boilerplate is taken from the newest traffic only: after a shift, few trained prompts have the
-    # new template, so it would not count as boilerplate and all new prompts would look alike.
+    # Boilerplate is taken from the newest traffic only: after a shift, few training prompts have
+    # the new template, so over both it would not be boilerplate and new prompts would look alike.
     similar = SimilarPrompts(trained["prompt_text"], similarity, newest["prompt_text"])
     kept: dict[str, str] = {}
     left_out: Counter[str] = Counter()

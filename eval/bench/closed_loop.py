@@ -136,7 +136,7 @@ def _blocks(
 ) -> list[Record]:
     """Times a block of each variant.
 
-    Several variants alternate by request: a, b, c, c, b, a in one repeat, c, b, a, a, b, c in the
+    Several variants alternate by request: a, b, c, c, b, a in one repeat; c, b, a, a, b, c in the
     next. If loading weights is slow, they switch only after several requests.
     """
     alternated = len(turns) > 1

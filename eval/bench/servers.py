@@ -4,7 +4,7 @@
         server = servers.server("eager", "base", drafts=3)
         complete(server.url, ...)
 
-Two starts of the same engine are not equally fast. So base and custom are compared in one engine,
+Two launches of an engine differ in serving speed. So base and custom are compared in one engine,
 whose drafter weights are swapped in milliseconds between blocks or requests. Another engine is
 needed only for the reference without speculation, or if base and custom differ in kind or shape or
 one of them has no weights.

@@ -12,7 +12,7 @@ by the ratio's curvature.
 
 The standard error of the log ratio comes from its leave-one-session-out values (jackknife), and the
 interval from Student's t distribution. Sessions are few and of unequal size. With a true ratio of 1
-and log-normal sizes, a percentile bootstrap interval lies entirely above 1 in 25 % of cases with 2
+and log-normal sizes, a percentile bootstrap interval lies entirely above it in 25 % of cases with 2
 sessions, 10 % with 5 and 5 % with 30; a t interval with G - 1 degrees of freedom does so in 4 to
 5 %, still more than the nominal 2.5 %. So the degrees of freedom depend on the sizes (Bell and
 McCaffrey, Survey Methodology 28, 2002): G - 1 for sessions of equal size, fewer if a few sessions

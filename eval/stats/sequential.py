@@ -13,8 +13,8 @@ of the repeats, 0.05 t^2 is spent (Kim and DeMets, Biometrika 74, 1987). The num
 doubles from look to look: the looks after 2, 4 and 8 of 8 repeats get 0.003, 0.009 and 0.038.
 
 Early looks get little, so only a large difference ends a measurement early, and the last look keeps
-most of the power. When the first of seven looks got half of the 5 %, a true ratio of 1.10 that
-passed was reported 5 to 7 % too large. `intervals.given_passed` corrects the remaining bias.
+most of the power. With half of the 5 % spent on the first of seven looks, measurements that passed
+overstated a true ratio of 1.10 by 5 to 7 %. `intervals.given_passed` corrects the remaining bias.
 
 The probability that any interval misses the true value is at most the sum of these shares (Boole's
 inequality), for any dependence between looks and any stopping rule.

@@ -3,7 +3,7 @@
     kind_of(Path("runs/NAME/speculator")).name       # by its config.json
     trainable_kind("mtp").features(config)           # the protocol is in protocol.py
 
-No torch is imported here.
+This module does not import torch.
 """
 
 from collections.abc import Mapping
