@@ -64,7 +64,7 @@ def init(
 ) -> int:
     """Examine logs and target, and write a commented recipe with safe defaults.
 
-    Downloads no weights; of a hub model, only config.json and the tokenizer.
+    Downloads no weights: for a hub model, only config.json and the tokenizer.
 
     Parameters
     ----------

@@ -140,7 +140,7 @@ def _remove_leftovers(folder: Path) -> None:
     for left in folder.glob(f".*.{socket.gethostname()}.*"):
         _, pid, ending = left.name.rsplit(".", 2)
         if ending in ("tmp", "old") and pid.isdigit() and not psutil.pid_exists(int(pid)):
-            with contextlib.suppress(OSError):  # a release is read-only and cannot be removed
+            with contextlib.suppress(OSError):  # read-only releases cannot be removed
                 remove(left)
 
 

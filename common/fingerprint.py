@@ -131,8 +131,8 @@ class Kept:
 def resume_or_clear(stamp: Path, inputs: Any, unfinished: Iterable[Path]) -> bool:
     """Deletes `unfinished` paths unless the file `stamp` contains the digest of `inputs`.
 
-    Writes the stamp; returns whether the work can be resumed. The caller deletes the stamp at the
-    end of the work.
+    Writes the stamp; returns whether the work can be resumed. The caller deletes the stamp when
+    the work is finished.
     """
     digest = value_digest(inputs)
     resumed = stamp.is_file() and read_json(stamp) == digest

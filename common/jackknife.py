@@ -25,7 +25,7 @@ def degrees_of_freedom(share_RG: ArrayLike) -> Array:
     """Satterthwaite's degrees of freedom of the jackknife variance, by row.
 
     The variance is a quadratic form sum_g a_g e_g^2 of the clusters' residuals e, with weights a =
-    w^2 / (1 - w)^2 from their shares w. With equally distributed clusters the residuals have the
+    w^2 / (1 - w)^2 from their shares w. For identically distributed clusters the residuals have the
     covariance C = 1[g = h] - w_g - w_h + sum(w^2), and the form has tr(AC)^2 / tr(ACAC) degrees of
     freedom (Bell and McCaffrey, Survey Methodology 28, 2002). Expanding the squares of C leaves
     only sums over clusters.

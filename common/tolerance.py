@@ -5,8 +5,9 @@
 
 The results of some kernels, especially FP8 kernels, depend on the batch. The control is the
 difference between two batchings of the same requests in one engine. A check allows the recipe's
-limit, or the control plus a margin if that is larger. Noise above `MOST_LIMITS` times the limit
-would hide any fault, so differences between this cap and the noise are undecided.
+limit, or the control plus a margin if that is larger, up to a cap of `MOST_LIMITS` times the limit,
+because more noise would hide any fault. Differences from the cap to the control plus the margin
+are undecided.
 """
 
 from dataclasses import dataclass

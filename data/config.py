@@ -58,8 +58,8 @@ class PrivacyConfig(_Section):
     mode: Literal["off", "report", "surrogate"] = "off"
     """`report` counts findings by kind and field in traffic/privacy.json. `surrogate` also replaces
     them in the prompts before any replay; the same value gets the same surrogate throughout the
-    log. Exchanges whose response contains personal data are left out: with replaced tokens they
-    would not be on-policy."""
+    log. Exchanges whose response contains personal data are left out unless `regenerate` is set,
+    because with replaced tokens they would not be on-policy."""
 
     entities: list[PersonalKind] = Field(
         min_length=1,

@@ -95,7 +95,8 @@ class Exchange:
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
     constraint: str | None = None
-    """What else shaped the tokens: `grammar` or `other_sampling` (formats/sampling.py)."""
+    """What shaped the tokens besides the fields above: `grammar` or `other_sampling`
+    (formats/sampling.py)."""
     regenerate: bool = False
     """Whether the response contained personal data. If so, it now contains surrogates, and the
     target must generate a new response before training."""

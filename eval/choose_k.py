@@ -145,9 +145,9 @@ def lookup_k(
 ) -> int | None:
     """K of n-gram lookup as a reference; None if not served.
 
-    If `choose_kind` timed lookup, its k is used. Otherwise k follows from replay and `steps`, the
-    seconds per step of custom's engine, which saves timing another server. These include the
-    drafter's passes, so k may be too small by one.
+    If `choose_kind` timed lookup, its k is used; otherwise `eval.k` if it is a number. With "auto",
+    k follows from replay and `steps`, the seconds per step of custom's engine, which saves timing
+    another server. These include the drafter's passes, so k may be too small by one.
     """
     if not context.serves_lookup:
         return None

@@ -26,7 +26,7 @@ STEP_ROUNDS = 5
 """Blocks per batch size and number of drafts when steps are timed."""
 
 STEP_TOKENS = 96
-"""Maximum response length in these blocks. Batch size affects step time; response length does
+"""Maximum response length when steps are timed. Batch size affects step time; response length does
 not."""
 
 PERMUTATIONS = 2000
@@ -162,8 +162,8 @@ class EvalConfig(BaseModel):
     must be faster than that too; null: base's best K is the only reference."""
 
     engine_modes: list[Literal["eager", "compiled"]] = Field(["eager", "compiled"], min_length=1)
-    """Engine modes in which tokens/s are measured and the verification pass runs. Results differ
-    for a small target, whose compiled engine leaves less to gain."""
+    """Engine modes in which tokens/s are measured and the verification pass runs. With a small
+    target, the modes give different results, because its compiled engine leaves less to gain."""
 
     side_by_side: bool = True
     """Whether the server without speculation and the one for base and custom run at the same time,
@@ -203,7 +203,7 @@ class EvalConfig(BaseModel):
     rate, without waiting for earlier responses. Empty: closed loop only."""
 
     rate_seconds: PositiveFloat = 20.0
-    """Sending time in seconds, in which rate x rate_seconds requests are sent. All rates have the
+    """Time in seconds during which rate x rate_seconds requests are sent. All rates have the
     same duration, because a queue needs time to grow before saturation shows; a saturated server
     runs until all requests are answered. Intervals use the closed loop's noise, a lower bound."""
 

@@ -94,7 +94,7 @@ def _on_policy(found: OnPolicy) -> Check:
 
 
 def _over_sessions(name: str, ratio: ClusteredEstimate, least: float, how: str = "") -> Check:
-    """Checks that the interval of a ratio over sessions lies above `least`."""
+    """Checks that a ratio's interval over sessions lies above `least`."""
     demand = f"the interval must lie above {least:g}"
     if ratio.low is None or ratio.high is None:
         seen = f"{ratio.value:.3f}, {ratio.undecided()}"

@@ -28,8 +28,8 @@ MOST_REPEATS = 1000
 """Maximum number of repeats that a message suggests."""
 
 MOST_DRAFTING = 0.5
-"""Maximum share of steps with drafts where the schedule drafts nothing; an engine that ignores the
-schedule drafts in all steps."""
+"""Share of steps with drafts below which an engine is taken to follow a schedule with 0 drafts; an
+engine that ignores the schedule drafts in all steps."""
 
 LEAST_STARTS = 3
 """Minimum number of times that two engines must be started to compare their speeds."""
@@ -161,7 +161,7 @@ def _check(name: str, asked: Sequence[Demand], off: Sequence[Demand], repeats: i
 
 
 def above(low: float, high: float, threshold: float) -> Outcome:
-    """Outcome of demanding that the interval lie strictly above the threshold."""
+    """Outcome of the demand that the interval lie strictly above the threshold."""
     if low > threshold:
         return "passed"
     return "failed" if high <= threshold else "undecided"
@@ -170,7 +170,8 @@ def above(low: float, high: float, threshold: float) -> Outcome:
 def _drafts_nothing(findings: Findings, concurrency: int, row: SpeedRow) -> bool:
     """Whether the engine followed a schedule with 0 drafts at `concurrency`.
 
-    Drafts in under MOST_DRAFTING of the steps are allowed, because blocks end with fewer requests.
+    Drafts in under MOST_DRAFTING of the steps are allowed, because the batch shrinks as a block
+    ends, and the schedule may have drafts for smaller batches.
     """
     schedules = findings.choice.k_per_batch_size
     if not findings.by_batch_size or schedules is None:

@@ -4,8 +4,8 @@
 
 The target answers each workload's prompts, its states are captured, and both speculators are
 replayed exactly. Only the first turn of a conversation is used, as in `vllm bench serve`. Files
-have the Hub's layout; SPEED-Bench files have that of NVIDIA's prepare.py. SPEED-Bench's license
-forbids redistribution, so users must download it themselves.
+have the Hub's layout; SPEED-Bench files are as NVIDIA's prepare.py writes them. SPEED-Bench's
+license forbids redistribution, so users must download it themselves.
 """
 
 import functools
@@ -48,7 +48,7 @@ def prompts_of(settings: EvalConfig, name: PublicWorkload) -> list[str]:
     """Draws at most `general_prompts` of the workload's prompts, with a fixed seed.
 
     Raises:
-        OutriderError: If it cannot be loaded or has an unexpected layout.
+        OutriderError: If the workload cannot be loaded or has an unexpected layout.
     """
     from datasets import load_dataset
 

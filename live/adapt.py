@@ -237,7 +237,7 @@ class Adapter:
         run, (serving, recipe) = self.round_run(pending.n), self._in_use()
         known = self.journal.read().windows
         kept = [n for n in pending.older if not known[n].deleted]
-        # Only some, evenly spaced in time, because each costs two replays.
+        # Only some windows, evenly spaced in time, because each costs two replays.
         older = [self.window_run(n) for n in kept[:: math.ceil(len(kept) / OLDER_WINDOWS) or 1]]
         runs = [self.window_run(window.n) for window in windows]
         verdict = judge(run, runs, older, serving.directory, recipe, serving.k)
@@ -314,7 +314,8 @@ class Adapter:
     def _base_to_watch(self, serving: Serving) -> Path | None:
         """The base with which the speculator in use is compared.
 
-        None if the base has no weights, is itself in use, or is of a kind that reads other states.
+        None if the base has no weights, is itself in use, or is of another kind, because windows
+        hold only the states that the kind in use reads.
         """
         recipe = self.recipe
         base = base_of(recipe.speculator.base, recipe.target.training_directory()).directory
@@ -345,7 +346,7 @@ class Adapter:
 def adapting(
     loaded: LoadedRecipe, endpoint: Endpoint, console: Console | None = None
 ) -> Iterator[Adapter]:
-    """Yields the locked loop; raises `Locked` if another process is running it."""
+    """Yields the adapter, holding its lock; raises `Locked` if already running."""
     doing = "follows this traffic already; wait for it, or stop it"
     with (
         Journal(endpoint.journal, listener=LiveMetrics(endpoint).publish) as journal,

@@ -128,7 +128,7 @@ def surplus(
     """Windows to delete: refused, too old, or beyond `adapt.max_gb`.
 
     Without `keep_older`, windows that were already trained on are also deleted. `sizes` are in
-    bytes. Beyond the limit, the oldest are deleted first, and the newest never.
+    bytes. Beyond the limit, the oldest are deleted first, but never the newest.
     """
     alive = [window for window in state.windows.values() if window.settled and not window.deleted]
     kept = [

@@ -100,13 +100,14 @@ class CanaryPolicy(Section):
     """Conditions for raising a canary's share, promoting it or rolling it back."""
 
     shares: list[float] = [5.0, 25.0, 100.0]
-    """The canary's percentage in each step. At 100, the stable replicas are swapped in turn."""
+    """The canary's percentage of requests in each step; the controller caps it at the fair
+    share. At 100, the stable replicas are swapped in turn."""
 
     baseline_requests: int = Field(default=1000, ge=1)
-    """Canary requests before the swap, at the fair share and with the old release. They show how
-    much faster or slower the canary's replicas and users are; the decision corrects for this.
-    Requests whose counts the replicas still hold are included; the test waits at most max_seconds
-    for the rest."""
+    """Number of canary requests before the swap, at the fair share and with the old release. They
+    show how much faster or slower the canary's replicas and users are; the decision corrects for
+    this. Requests whose counts the replicas still hold are included; the test waits at most
+    max_seconds for the rest."""
 
     min_requests: int = Field(default=50, ge=1)
     """Minimum number of canary requests before a step passes."""
@@ -121,7 +122,8 @@ class CanaryPolicy(Section):
     """A promotion requires evidence that tokens/s per user exceed (1 - margin) x stable's."""
 
     max_error_rate: float = Field(default=0.01, ge=0, le=1)
-    """Maximum failure rate of the canary. Above it, three or more failures cause a rollback."""
+    """Maximum failure rate of the canary; the controller raises it to twice stable's rate if
+    that is higher. Above it, three or more failures cause a rollback."""
 
     max_p99_latency_ratio: float = Field(default=1.25, gt=0)
     """Maximum 99th-percentile latency, relative to stable requests, for a promotion."""
@@ -180,9 +182,10 @@ class ClusterSettings(Section):
     """Address of the Prometheus server that an Argo Rollout's analysis reads."""
 
     verdict: Literal["limits", "controller"] = "limits"
-    """Criterion that promotes an Argo Rollout. `limits`: ratios of vLLM's metrics against the fixed
-    limits of the policy, once per step. `controller`: the sequential test of an Outrider controller
-    whose metrics Prometheus reads (`outrider_canary_verdict`); exceeding a limit still aborts."""
+    """Criterion that promotes an Argo Rollout. `limits`: ratios of vLLM's metrics, compared with
+    the policy's fixed limits once per step. `controller`: the sequential test of an Outrider
+    controller whose metrics Prometheus reads (`outrider_canary_verdict`); exceeding a limit still
+    aborts the rollout."""
 
 
 class Endpoint(Section):

@@ -112,7 +112,7 @@ def read_state(endpoint: Endpoint) -> State:
 
 
 def _parse(content: bytes, known: int, path: Path) -> tuple[list[Entry], int]:
-    """Parses the lines after the first `known`; also returns their byte count."""
+    """Parses `content`, preceded by `known` lines; also returns the entries' byte count."""
     entries: list[Entry] = []
     end = 0
     for number, line in enumerate(content.splitlines(keepends=True), known + 1):

@@ -102,7 +102,7 @@ def running_router(endpoint: Endpoint) -> Iterator[Router]:
 
 
 def started_release(endpoint: Endpoint, bundle: str | Path | None) -> Release:
-    """The release in use; if none, one of the target's own speculator.
+    """The release in use, else one created from the target's own speculator.
 
     The new release has the bundle's target and K. Without a bundle, it has the embedded target.
     """
@@ -163,7 +163,7 @@ def load(
     """Sends requests from one thread per user until the context ends.
 
     `bodies` are request bodies for /v1/chat/completions. Yields a growing list with an entry for
-    each finished request: how it failed, without any response text, or an empty string.
+    each finished request: the error, without any response text, or an empty string on success.
     """
     outcomes: list[str] = []
     numbers, ended = itertools.count(), threading.Event()
@@ -184,7 +184,7 @@ def load(
 
 
 def _request(endpoint: Endpoint, body: dict[str, Any], session: str) -> str:
-    """Sends a request; returns how it failed, or an empty string."""
+    """Sends a request; returns the error, or an empty string on success."""
     headers = {
         "Content-Type": "application/json",
         endpoint.router.sticky_header: session,

@@ -97,8 +97,8 @@ def _stable(
     """Address of the stable group's bundle, if any, and its flags.
 
     `own`, the target's own drafter, gets the k that the evaluation chose for the base. Any other
-    bundle gets the flags of the new bundle; if its k or kind differs, replace them with those in
-    its serve.sh.
+    bundle gets the flags of the new bundle; if its k or kind differs, the user must replace them
+    with those in its serve.sh.
     """
     if stable is None:
         raise OutriderError(

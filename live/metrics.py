@@ -4,8 +4,8 @@
     metrics.publish(journal.read())        # writes state_dir/metrics.prom
 
 The file is for node_exporter's textfile collector. Counts come from the journal, so they survive a
-restart. Labels are names, such as those of replicas, releases and outcomes, never request text;
-vLLM exports the metrics of requests. live/grafana/ and live/templates/ use these metric names.
+restart. Labels are names, such as those of replicas, releases and outcomes, never request text.
+vLLM itself exports request metrics. live/grafana/ and live/templates/ use these metric names.
 """
 
 import contextlib
@@ -93,6 +93,6 @@ class LiveMetrics:
     def publish(self, state: State | None = None, verdict: Verdict | None = None) -> None:
         """Writes the file for a new journal state or canary verdict."""
         self._state, self._verdict = state or self._state, verdict or self._verdict
-        # Errors are ignored, because a full disk must not stop a rollback; the next change retries.
+        # Ignore errors, because a full disk must not stop a rollback; the next change writes again.
         with contextlib.suppress(OSError):
             write_to_textfile(str(self._endpoint.state_dir / METRICS), self._registry)

@@ -143,10 +143,10 @@ def first_release(
     engine: EngineConfig | None = None,
     sample_method: str = "greedy",
 ) -> Release:
-    """Adds the speculator in `directory` as a release, for the first rollback.
+    """Adds the speculator in `directory` as a release to roll back to.
 
-    A bundle is added unchanged. A plain directory or the target's own layer is made into a bundle
-    that drafts `k` tokens per step and has no evaluation evidence.
+    A bundle is added unchanged. A plain directory or the target's own speculator is made into a
+    bundle that drafts `k` tokens per step and has no evaluation evidence.
     """
     from outrider.serving.bundle.bundle import export_bundle
     from outrider.serving.speculator import Drafting, Speculator, served_base
@@ -162,7 +162,7 @@ def first_release(
     whole = trainable_kind_of(directory).native(read_json(directory / "config.json"))
     target, engine = target or TargetConfig(model=str(directory)), engine or EngineConfig()
     with tempfile.TemporaryDirectory(prefix="outrider-") as folder:
-        # If `directory` is the whole target, only its own layer is kept.
+        # If `directory` is the whole target, only its own speculator is kept.
         speculator = served_base(directory, directory, Path(folder)) if whole else directory
         out = Path(folder) / "bundle"
         drafting = Drafting(Speculator.named(speculator), k, sample_method)

@@ -65,7 +65,7 @@ class Router:
         for address in (self._admin, Address.parse(self._endpoint.router.listen)):
             if address.path is not None:
                 Path(address.path).unlink(missing_ok=True)
-        # Only this user may read the logs: they contain session names.
+        # Only this user may read the logs, because they contain session names.
         for path in (self._endpoint.access_log, self.log_path):
             path.touch(mode=0o600)
         return command
@@ -79,7 +79,7 @@ class Router:
         return True
 
     def set_canary_share(self, percent: float) -> None:
-        """Sends `percent` of requests, or of sessions, to the canary from now on."""
+        """Routes `percent` of sessions, and of requests without a session, to the canary."""
         canary = round(percent * WHOLE / 100)
         words = f"{RUNTIME_KEY}.canary={canary}&{RUNTIME_KEY}.stable={WHOLE - canary}"
         self._call("POST", f"/runtime_modify?{words}")

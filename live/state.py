@@ -156,7 +156,7 @@ class State:
     before: dict[str, str] = field(default_factory=dict)
     """Maps each release to the one that it replaced."""
     started_with: dict[str, str] = field(default_factory=dict)
-    """Maps directories that servers were started with to releases of the same speculator."""
+    """Maps each speculator directory used at server start to the release of that speculator."""
     share: float | None = None
     """The most recently set canary share, in percent."""
     steady_since: float = 0.0
@@ -174,7 +174,7 @@ class State:
     windows: dict[int, Window] = field(default_factory=dict)
     rounds: list[Round] = field(default_factory=list)
     spent: list[tuple[float, float]] = field(default_factory=list)
-    """Pairs: Unix time, and GPU-seconds of the capture, training or replay that ended then."""
+    """Pairs of Unix time and GPU-seconds of the capture, training or replay that ended then."""
 
     def add(self, entry: Entry) -> None:
         """Applies one entry."""
@@ -271,7 +271,7 @@ class State:
 
     @property
     def older(self) -> list[Window]:
-        """Windows of earlier rounds that have not been deleted."""
+        """Windows of all rounds so far that have not been deleted."""
         return [each for each in self.usable if each.n <= self.last_trained and not each.deleted]
 
     @property

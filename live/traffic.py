@@ -44,7 +44,7 @@ class Observation:
     latency_s: float
     """Seconds from arrival at the router to the last byte."""
     failed: bool
-    """Whether the role that the router selected gave no full answer, even if the other gave one."""
+    """Whether the role selected by the router gave no full answer, even if the other role did."""
     live: LiveRequest | None = None
     """Its replica's counts; None if they are missing or the request overlapped a swap
     or ended early. Such a request counts only toward the failure rate."""
@@ -91,7 +91,7 @@ class Traffic:
             finished, after = replica.requests(0)
             seen = 0
         if seen == 0 and finished and not self._testing:
-            # Replicas keep only recent requests. Begin when all have records, so loads are equal.
+            # Replicas keep only recent requests. Start where all have some, to compare equal loads.
             self._began = max(self._began, finished[0].finished_at - finished[0].e2e_s)
         status = replica.status()
         self._after[name] = after

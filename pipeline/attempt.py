@@ -44,7 +44,7 @@ def open_run(
     """Returns the checked recipe and its run directory.
 
     `recipe` is a file, a shipped name, or a run directory, which contains its recipe.
-    `serve_command` fills in the recipe's engine settings.
+    Values from `serve_command` replace the recipe's engine settings.
     """
     from outrider.pipeline.kinds import with_kinds
     from outrider.pipeline.preflight import check

@@ -28,7 +28,7 @@ def check_warm_start(run: RunDirectory, recipe: Recipe, sequence_ids: Sequence[s
     from outrider.eval.replay.draft_parity import engine_parity
 
     base = served_base_of(run, recipe)
-    # Without a warm start, only the evaluation compares replay with the engine's steps.
+    # Without a warm start, skip this; the evaluation compares replay with the engine's steps.
     if base.directory is None or not base.trainable or base.kind != recipe.speculator.only_kind:
         return
     directory, parity = base.directory, ParityConfig()

@@ -1,6 +1,6 @@
 """Retention: deletes customer text after the export, according to `privacy.retention`.
 
-    retain(run, recipe.privacy.retention)   # deletes, and records it in retention.json
+    retain(run, recipe.privacy.retention)   # deletes files and writes retention.json
     deletion_of(run, run.features)          # "2026-08-01, privacy.retention = delete_features"
 
 Later runs read retention.json to tell deleted outputs from missing ones.

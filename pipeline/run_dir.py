@@ -144,7 +144,7 @@ class RunDirectory:
     ) -> None:
         """Creates logs/attempt_N+1 and writes the resolved recipe and the provenance."""
         number = int(self.attempt().name.removeprefix("attempt_")) + 1
-        # Private: libraries may log anything.
+        # Private, because libraries may log anything.
         (self.root / "logs" / f"attempt_{number}").mkdir(parents=True, mode=0o700)
         self.write_resolved(recipe)
         write_json(self.root / "provenance.json", provenance(command_line, files), private=True)

@@ -1,4 +1,4 @@
-"""Runs a stage in a separate process: isolates memory, threads and environment.
+"""Runs a stage in its own process, isolating memory, threads and environment.
 
     python -m outrider.pipeline.stage_process capture runs/resume_screening
 

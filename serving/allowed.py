@@ -95,7 +95,7 @@ _ARE_SETTINGS = {"pass_config"}
 
 
 def why_not_variable(name: str, value: object) -> str | None:
-    """Why this variable is refused, without its value; None if allowed."""
+    """Why this variable is refused (never quoting its value); None if allowed."""
     if looks_secret(name):
         return f"{name}: it looks like a secret; export it where the server is started"
     if not _VARIABLES.fullmatch(name) or _NOT_VARIABLES.fullmatch(name):
@@ -109,7 +109,7 @@ def why_not_variable(name: str, value: object) -> str | None:
 
 
 def why_not_argument(name: str, value: object) -> str | None:
-    """Why this vLLM argument is refused, without its value; None if allowed."""
+    """Why this argument is refused (never quoting its value); None if allowed."""
     if looks_secret(name):
         return f"{name}: it looks like a secret; secrets belong in the server's environment"
     if name not in ARGUMENTS and name not in KEYS_OF_ARGUMENTS:

@@ -1,7 +1,7 @@
 """Checks a target's attention against vLLM's own selectors on this machine.
 
     mla_refusal(config)               # None, or why the target cannot run as MLA here
-    mixed_cache_refusal(config, 64)   # None, or why a full-attention head cannot share its cache
+    mixed_cache_refusal(config, 64)   # None, or why a full-attention drafter cannot share its cache
 
 Both query the platform of the installed vLLM, so the answer depends on vLLM's release and the GPU.
 Without vLLM, as on a machine that only plans a run, nothing is refused.
@@ -33,9 +33,9 @@ def mla_refusal(target_config: Mapping[str, Any]) -> str | None:
 
 
 def mixed_cache_refusal(target_config: Mapping[str, Any], head_dim: int) -> str | None:
-    """Why MLA and a full-attention head cannot share a cache, or None.
+    """Why MLA and a full-attention drafter cannot share a cache, or None.
 
-    The cache holds MLA's latents and the head's keys and values, of width `head_dim`. vLLM's
+    The cache holds MLA's latents and the drafter's keys and values, of width `head_dim`. vLLM's
     grouping must accept both layouts in one group, and their backends must share a block size.
     """
     try:

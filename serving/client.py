@@ -22,7 +22,7 @@ from outrider.common.errors import OutriderError
 
 @dataclass(frozen=True)
 class SpeculationCounters:
-    """Counts since the engine's start; `later - earlier` gives those in between."""
+    """Counts since the engine's start; `later - earlier` gives the counts in between."""
 
     drafts: int
     """Steps with drafts, counted once per request."""

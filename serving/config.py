@@ -56,7 +56,7 @@ class TargetConfig(BaseModel):
             shards = layout.files(target_tensors(layout))
         else:
             shards = ["*.safetensors"]
-        # At the commit of the first download, because a branch may move in between.
+        # Use the commit of the first download, because a branch may have moved since then.
         return _download(self.model, small.name, allow_patterns=[*SMALL_FILES, *shards])
 
     @property
@@ -88,9 +88,9 @@ class EngineConfig(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     mode: Literal["eager", "compiled"] = "eager"
-    """`eager` starts in seconds; `compiled` uses torch.compile (CUDA graphs on a GPU): it starts
-    slowly but serves faster. The bundle uses this mode if `eval.engine_modes` includes it,
-    otherwise the first mode in that list."""
+    """`eager` starts in seconds; `compiled` uses torch.compile (CUDA graphs on a GPU), which
+    starts more slowly but serves faster. The bundle uses this mode if `eval.engine_modes` includes
+    it, otherwise the first mode in that list."""
 
     max_model_len: int = Field(
         default=2048, ge=16, json_schema_extra={"default": "from the target"}
@@ -104,8 +104,8 @@ class EngineConfig(BaseModel):
     """Maximum number of tokens in one engine step; longer prompts are prefilled in chunks."""
 
     kv_cache_gb: float | None = Field(default=None, gt=0)
-    """KV-cache memory in GiB. null: 0.5 on a CPU; on a GPU, what the model leaves of
-    `gpu_memory_utilization`."""
+    """KV-cache memory in GiB. null: 0.5 on a CPU; on a GPU, what is left of
+    `gpu_memory_utilization` once the model is loaded."""
 
     gpu_memory_utilization: float = Field(default=0.9, gt=0, le=1)
     """Share of each GPU's memory that the engine uses. No effect on a CPU."""

@@ -286,7 +286,7 @@ def open_engine(
         finally:
             # On GPUs an orderly shutdown frees memory, NCCL's groups and /dev/shm for the next
             # stage. On a CPU it takes 4 to 7 s and frees nothing that is needed.
-            # If a process has just ended, NoSuchProcess would mask the original error.
+            # Suppressed: NoSuchProcess (a process just ended) would mask the original error.
             with contextlib.suppress(psutil.NoSuchProcess):
                 llm.llm_engine.engine_core.shutdown(timeout=0 if runs_on_cpu() else 30)
 

@@ -92,7 +92,7 @@ class Speculator:
         return self.kind != NO_SPECULATION
 
     def steps(self, counters: Mapping[str, Any], responses: int) -> int:
-        """Number of engine steps over `responses` responses, from `SpeculationCounters`' fields.
+        """Number of engine steps for `responses` responses, from `SpeculationCounters`' fields.
 
         vLLM does not count steps without drafts. Each step delivers its accepted drafts and one
         token, so the number of steps is the number of tokens minus the accepted drafts and each
@@ -151,7 +151,7 @@ def served_base(base_dir: Path, target_dir: Path, cache: Path) -> Path:
     """Returns `base_dir`, or a copy of the target's own speculator.
 
     vLLM loads a drafter by walking every shard of the directory that `--speculative-config` names.
-    If `base_dir` is the target's directory, as for DeepSeek-R1's own layer, 671 GB would be read a
+    If `base_dir` is the target's directory, as for DeepSeek-R1's MTP layer, 671 GB would be read a
     second time to load 11.6 GB; the copy avoids this. It is named after a digest of the
     speculator's files, so runs share it.
     """

@@ -1,7 +1,7 @@
 """The speculator in use (`speculator.base`) and the one that a recipe trains.
 
     base = base_of(speculator.base, target_dir)  # base: directory, kind or None (the target's own)
-    warm_start(trainable_kind("mtp"), base)          # the directory, if the kinds are equal
+    warm_start(trainable_kind("mtp"), base)          # base.directory; None for another kind
 
     config = planned(recipe.speculator, target_config)     # config.json to train with
     drafter_size(kind, config, target_config)
@@ -60,7 +60,7 @@ def base_of(base: str | Path | None, target_dir: Path) -> Base:
 
 
 def warm_start(kind: TrainableKind, base: Base) -> Path | None:
-    """The directory that training starts from; None if from scratch."""
+    """The directory that training starts from; None to start from scratch."""
     return base.directory if base.kind is kind else None
 
 

@@ -62,7 +62,7 @@ class SpeculatorConfig(BaseModel):
     train: Literal["all", "non_routed", "lora"] = "all"
     """Weights to train: `all`, `non_routed` or `lora`.
     `non_routed`: all but the routed experts (97 % of the 11.6 B parameters of R1's MTP layer),
-    which keep the target's bytes and have no gradients or optimizer states. `lora`: `non_routed`
+    which keep the base's bytes and have no gradients or optimizer states. `lora`: `non_routed`
     plus low-rank adapters on the routed experts, merged into them at export."""
 
     lora_rank: int = Field(default=16, ge=8, multiple_of=8)

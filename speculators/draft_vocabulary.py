@@ -27,10 +27,10 @@ def token_counts(responses: Iterable[Tensor], vocab: int) -> Tensor:
 
 
 def chosen_ids(counts_V: Tensor, wanted: int | float) -> Tensor | None:
-    """Target tokens [D] of the draft vocabulary, ascending; None for all.
+    """Draft vocabulary's target tokens [D], ascending; None for the whole vocabulary.
 
     `wanted` is a share (below 1) of the response tokens, or a number of tokens. Equally frequent
-    tokens are ordered by id. If too few tokens occur, the lowest other ids are added.
+    tokens are ordered by id. If too few tokens occur, the lowest remaining ids are added.
     """
     vocab = len(counts_V)
     order_V = counts_V.argsort(descending=True, stable=True)

@@ -123,7 +123,7 @@ class FeatureSpec:
         return cls(tuple(FeatureStream(row["name"], row["width"]) for row in rows))
 
     def require(self, held: "FeatureSpec", where: object) -> None:
-        """Raises an `OutriderError` if `held`, the states at `where`, lacks a stream."""
+        """Raises an `OutriderError` if `held`, stored at `where`, lacks a stream."""
         missing = [stream for stream in self.streams if stream not in held.streams]
         if missing:
             wanted, found = (

@@ -60,7 +60,7 @@ class DraftHead:
     weight_DH: Tensor
     """The drafter's trained parameter, or a frozen tensor such as the target's."""
     target_ids_D: Tensor | None = None
-    """Target token of each draft token, ascending; None for all tokens."""
+    """Target token of each draft token, ascending; None for the full vocabulary."""
     confidence_1H: Tensor | None = None
     """Weights and bias of the confidence head; None if there is none."""
 

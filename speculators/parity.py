@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 MOST_NATS = 1.0
 """Log-probability differences are clamped to this, in nats.
-Otherwise, the few drafts for which bf16 selects different experts (several nats) dominate the
-mean."""
+Otherwise, the few drafts for which bf16 selects different experts (and which differ by several
+nats) would dominate the mean."""
 
 STANDARD_ERRORS = 2.0
 
@@ -40,7 +40,7 @@ DIFFERENCE_SD = 0.1
 Measured: 0.06 across individual drafts; 0.1 as implied by the variation between sequence means."""
 
 Sums = Sequence[Sequence[float]]
-"""[K, 4]: counts of drafts, equal drafts, near ties; summed log-probability differences."""
+"""[K, 4]: counts of drafts, equal drafts and near ties; summed log-probability differences."""
 
 
 class ParityConfig(NamedTuple):
@@ -57,7 +57,7 @@ class ParityConfig(NamedTuple):
     near_tie_nats: float = 0.25
     """Largest gap of a near tie, in nats.
     The gap is the trainer's log-probability of its own draft minus that of the engine's draft. The
-    engine's bf16 logits have a resolution of 0.06 to 0.125 at their usual size."""
+    engine's bf16 logits have a resolution of 0.06 to 0.125 at their usual magnitude."""
     max_difference: float = 0.05
     """Largest mean absolute difference, in nats, between the trainer's and the engine's
     log-probabilities of the engine's drafts."""

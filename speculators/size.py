@@ -30,7 +30,7 @@ PARTS = (
     ("mlp.gate.", "router"),
     ("mlp", "mlp"),
 )
-"""(substring of a parameter's name, part of the layer).
+"""Pairs of (substring of a parameter's name, part of the layer).
 The first match is used; without a match, the part is the first component of the name."""
 
 
@@ -88,7 +88,7 @@ class DrafterSize:
     def trained(self, what: TrainedParameters = "all", lora_rank: int = 0) -> int:
         """Number of parameters that the optimizer holds.
 
-        With `lora`, it includes `lora_rank` x (in + out) for each expert matrix.
+        With `lora`, this includes `lora_rank` x (in + out) for each expert matrix.
         """
         adapters = [shape for name, shape in self.shapes.items() if EXPERTS in name]
         added = lora_rank * sum(count * (out + into) for count, out, into in adapters)
@@ -101,8 +101,9 @@ class DrafterSize:
     def step_flops(self, depth: int, anchors: int) -> float:
         """FLOPs of a training step: 6 per draft for each weight used.
 
-        PaLM's rule (arXiv:2204.02311, appendix B), plus one forward pass of the target's head.
-        Attention scores, the prompts' keys and recomputation are excluded.
+        PaLM's rule (arXiv:2204.02311, appendix B), with 4 for the target's frozen head if drafts
+        use it, plus the teacher's forward pass of that head. Attention scores, the prompts' keys
+        and recomputation are excluded.
         """
         head = self.vocab * self.hidden
         own_head = self.parts.get("lm_head", 0)

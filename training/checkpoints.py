@@ -112,7 +112,7 @@ def load_checkpoint(
 
 
 def published(directory: Path) -> list[Path]:
-    """Returns published checkpoints, oldest first; unfinished ones have a leading dot."""
+    """Returns checkpoints, oldest first; omits unfinished ones (leading dot)."""
     return sorted(directory.glob("step-*"))
 
 

@@ -43,12 +43,12 @@ class TrainingConfig(BaseModel):
 
     features: Literal["stored", "streamed"] = "stored"
     """Source of the training part's hidden states.
-    `stored`: the feature store, after capture has finished; `streamed`: a capture that runs at the
-    same time, through the memory of a Ray cluster (`cluster.address`) and without a disk; the
-    states are captured again in every epoch."""
+    `stored`: the feature store, after capture has finished; `streamed`: a capture that runs during
+    training and passes states through the memory of a Ray cluster (`cluster.address`), without a
+    disk; the states are captured again in every epoch."""
 
     epochs: int = Field(default=3, ge=1)
-    """Training epochs for a warm start (base or target's own layer)."""
+    """Training epochs for a warm start (from the base or the target's own layer)."""
 
     scratch_epochs: int = Field(default=10, ge=1)
     """Training epochs for a head that starts from scratch."""

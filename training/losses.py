@@ -22,9 +22,9 @@ The losses, with their gradients with respect to z = W u / t (m = d alpha / dq: 
     lk_hybrid  lambda KL + (1 - lambda) (1 - alpha)    sum of its parts; lambda = exp(-3 alpha),
                                                        constant in the gradient
 
-For sampled drafts, 1 - alpha is the total variation. tv has no gradient where p and q do not
-overlap; lk_hybrid is KL there and becomes tv as they overlap. Against a one-hot p (temperature 0),
-kl, ce and lk_alpha are equal.
+For sampled drafts, 1 - alpha is the total variation distance. tv has no gradient where p and q do
+not overlap; lk_hybrid is KL there and approaches tv as the overlap grows. Against a one-hot p
+(temperature 0), kl, ce and lk_alpha are equal.
 
 W is frozen, so the gradient with respect to u is computed in the forward pass from a chunk's
 logits. Only one tensor of u's size is kept for backward; p and q never exist as whole [N, V]
@@ -102,7 +102,7 @@ def confidence_loss(u_KNH: Tensor, head: DraftHead, judged: Judged) -> Tensor:
 class _Buffers:
     """Memory for the logits of a chunk, allocated once.
 
-    A new allocation of this size costs as much as the arithmetic on it.
+    Allocating this much memory costs as much time as the arithmetic on the logits.
     """
 
     def __init__(self, u_KNH: Tensor, rows: int, vocabulary: int, wide: torch.dtype):

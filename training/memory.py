@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 
 CHUNK_LOGITS = {"cpu": 2**21, "cuda": 2**26}
 """Logits per loss chunk.
-In float32, these are 8 MB, near a CPU's caches, or 256 MB, enough to fill a GPU."""
+In float32, these are 8 MB, about a CPU's cache size, or 256 MB, enough to saturate a GPU."""
 
 CHUNK_ROWS = 256
-"""Minimum rows per chunk; with fewer, reading W outweighs the product.
+"""Minimum rows per chunk; with fewer, reading W takes longer than the product.
 With a vocabulary of 129,280, this is 132 MB of logits in float32."""
 
 CHUNK_COPIES = 5
@@ -229,7 +229,7 @@ class MemoryPlan:
         return found
 
     def _held(self, depth: int) -> float:
-        """Activation bytes of `depth` depths; with recomputation, of one plus all inputs."""
+        """Activation bytes of `depth` depths; with recomputation, one depth's plus all inputs."""
         if not self.recompute:
             return self._kept(*self.row, depth) if depth else 0
         # A depth is recomputed from its state, input, queries, keys and values.

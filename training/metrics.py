@@ -5,7 +5,7 @@
     metrics.write(step, values)
     print(step_line(step, steps, values, seconds))
 
-metrics.jsonl has one line per step. Weights & Biases gets the same, offline if there is no key.
+metrics.jsonl has one line per step. Weights & Biases gets the same values, offline without a key.
 Shapes: K depths.
 """
 

@@ -38,7 +38,7 @@ from outrider.training.teacher import Served
 
 
 class Objective:
-    """Computes each row's part of the step's loss; the parts sum to it."""
+    """Computes a step's loss as a sum of one part per row."""
 
     def __init__(
         self,

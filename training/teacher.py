@@ -21,7 +21,7 @@ from outrider.speculators.acceptance import GREEDY_BELOW
 from outrider.speculators.heads import DraftHead
 
 NUCLEUS_WITHIN = 256
-"""Number of most likely tokens in which the nucleus is sought first.
+"""Number of most likely tokens that are searched first for the nucleus.
 With 129,280 tokens, a partial sort costs a twentieth of a full one."""
 
 
@@ -34,7 +34,7 @@ class Served(NamedTuple):
     """True: drafts are sampled from q. False: they are q's argmax.
     As in vLLM, sampling uses the request's temperature, but not its top_k and top_p."""
     top_k_N: Tensor | None = None
-    """0 for no limit; None: no request has a limit."""
+    """0: no limit; None: no request has a limit."""
 
     def draft_temperature(self, chunk: slice) -> Tensor | None:
         """Returns the temperature [C] for sampling from q; None for argmax drafts."""

@@ -214,7 +214,7 @@ class Trainer:
         return result
 
     def _draft_vocabulary(self) -> dict[str, Any]:
-        """Returns size and coverage of the draft vocabulary, if there is one."""
+        """Returns the draft vocabulary's size and coverage, if there is one."""
         ids_D = self.unroll.speculator.head(self.unroll.ends).target_ids_D
         if ids_D is None:
             return {}
@@ -402,7 +402,7 @@ class Trainer:
     def _exported(self, state: dict[str, Any]) -> dict[str, Any]:
         """Returns the validation acceptance of the best speculator as exported.
 
-        This shows the cost of the stored precision: FP8 blocks round trained weights, and merged
+        This shows the cost of the stored precision: block FP8 rounds trained weights, and merged
         adapters are rounded to the experts' dtype.
         """
         best = self._best(state["best_step"])

@@ -7,7 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 
 class ClusterConfig(BaseModel):
-    """Ray cluster that runs the stages; without an address, this machine does."""
+    """Ray cluster that runs the stages; without an address, they run on this machine."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -18,8 +18,8 @@ class ClusterConfig(BaseModel):
 
     capture_replicas: int = Field(default=1, ge=1)
     """Number of engines that capture at the same time, each on one node with as many GPUs as
-    `serving.engine` needs. It does not affect the captured states, provided that, on a CPU,
-    `cores_per_replica` stays the same."""
+    `serving.engine` needs. It does not affect the captured states (but on a CPU,
+    `cores_per_replica` does)."""
 
     cores_per_replica: int = Field(default=1, ge=1)
     """CPU cores that Ray reserves for each replica. On a CPU, also the number of threads of its

@@ -39,7 +39,7 @@ _SETTINGS = {
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     # Clusters started by `ray.init` require a token, so other users of the machine cannot connect.
     # If it is not set, Ray writes one to the home folder. One token per process, because Ray's
-    # library keeps the first that it reads.
+    # library keeps the first one it reads.
     "RAY_AUTH_TOKEN": secrets.token_hex(32),
     # 0 keeps Ray on the loopback device, as on Windows and macOS. Otherwise its processes listen on
     # the machine's network address. Ray reads this variable on import.
@@ -96,8 +96,8 @@ def open_cluster(config: ClusterConfig, cpus: int | None = None) -> Iterator[Clu
     """Connects to the cluster at `config.address`; `local` starts a private one.
 
     `cpus` is the number of cores of a private cluster, by default all. Call this from the main
-    thread, because Ray treats the end of the calling thread as the end of the process. Yields the
-    open session if there is one.
+    thread, because Ray treats the end of the calling thread as the end of the process. If a
+    session is already open, yields that one.
 
     Raises:
         OutriderError: there is no address, Ray is not installed, the cluster does not answer, or

@@ -3,7 +3,7 @@
 A piece is a set of rows that are sent to the engine together (`capture.batch_tokens`). bf16
 results depend on the batch in which a token is computed, so a piece is always captured as a whole,
 by one engine. The feature store is then byte-identical whether one process or any number of
-replicas captured it, and after an interruption.
+replicas captured it, and whether or not the capture was interrupted.
 
     plan = list(pieces(rows, CaptureConfig().batch_tokens))
     for piece in unfinished(plan, writer.done):

@@ -1,6 +1,6 @@
-"""Checks before every capture, on a sample, that states are the target's.
+"""Before every capture, checks on a sample that the states are the target's.
 
-**Self-check.** log softmax of lm_head over the final states must give the engine's own prompt
+**Self-check.** log softmax of lm_head over the final states must match the engine's own prompt
 log-probabilities. A silent error (the state before the final norm, an index off by one, another
 revision) changes them clearly; bf16 rounding and an occasional different expert do not. So the
 check uses the 99th percentile and the top-1 agreement, never the maximum. The engine computes its
@@ -11,8 +11,8 @@ these two runs plus a margin, up to a cap (common/tolerance.py).
 here, so the check counts layers. A short sample is captured with the states of every layer, one row
 per batch. These states are a ladder with L rungs. Three conditions must hold:
 
-    top       the final norm maps rung L, but not rung L - 1, to the captured final state. As the
-              L rungs are in the order of the L layers, each rung's layer is then known
+    top       the final norm maps rung L, but not rung L - 1, to the captured final state. Since
+              the L rungs are in the order of the L layers, each rung's layer is then known
     finite    every value of every stream is finite
     nearest   each stream, captured together with all other streams and in full batches, is nearer
               to its own rung than to any other at nearly all positions

@@ -48,7 +48,7 @@ class ReplicaSetup:
     spec: FeatureSpec
     """Stored streams, the final norm's first."""
     checked: tuple[Row, ...]
-    """Rows of the self-check."""
+    """Rows for the engine checks."""
     in_memory: bool
     """Whether states must be written only to files in memory, never to a disk."""
     piece_tokens: int

@@ -47,7 +47,7 @@ TRIES = 10
 def start_replicas(
     config: ClusterConfig, setup: ReplicaSetup, actor: type = CaptureReplica
 ) -> Iterator[tuple[str, dict[str, ActorHandle]]]:
-    """Starts the actors and finally kills them; yields their namespace and handles."""
+    """Starts the actors, yields their namespace and handles, and finally kills them."""
     gpus = 0 if runs_on_cpu() else in_process(setup.engine)[0].gpus
     remote: Any = ray.remote(num_cpus=config.cores_per_replica, num_gpus=gpus)(actor)
     namespace, actors = f"outrider-{uuid.uuid4().hex}", {}
@@ -165,7 +165,8 @@ class Replicas:
         asked = {task.states: task for task in tasks if task.states is not None}
         if known := [*self._starting, *asked]:
             ray.wait(known, timeout=timeout_s)
-            # Handles all, so that a lost replica's second failed call is not blamed on its restart.
+            # Handles all ended calls now, because later the second failed call of a lost replica
+            # would be blamed on the restarted one.
             for reference in ray.wait(known, num_returns=len(known), timeout=0)[0]:
                 if reference in asked:
                     self._finish(asked[reference])
@@ -230,7 +231,7 @@ class Replicas:
 
 
 def _cause(error: Exception) -> str:
-    """Returns why an actor or task failed: Ray's last line or our message."""
+    """Returns why an actor or task failed, in one line."""
     cause = getattr(error, "cause", None) or error
     lines = [line.strip() for line in str(cause).splitlines() if line.strip()] or [""]
     if isinstance(cause, OutriderError):

@@ -5,8 +5,8 @@
      "request_properties": {"Helicone-Session-Id": "s-17", "tenant": "acme"}}
 
 For a streamed response, Helicone keeps the chunks as `streamed_data` and a body built from them.
-That body lacks the finish reason and all but the first chunk of the reasoning, so a row without the
-chunks is rejected as `stream_not_kept`.
+That body lacks the finish reason and all but the first chunk of the reasoning, so a streamed
+response without its chunks is rejected as `stream_not_kept`.
 
 Export with `npx @helicone/export --start-date D --include-body`. The CSV export has no responses.
 The session is `Helicone-Session-Id`, else `request_user_id`; `tenant` and `route` are properties.

@@ -6,7 +6,7 @@
      [{"key": "gen_ai.input.messages", "value": {...}}]}]}]}]}
 
 The conventions also allow the attributes on an event (`gen_ai.client.inference.operation.details`),
-which is a log record or part of its span; both are read. A row with many spans is one record; each
+which is a log record or part of a span; both are read. A row with many spans is one record; each
 of its spans or log records becomes an outcome, numbered by `choice`. Conventions before 1.37
 (events such as `gen_ai.user.message`) are not supported.
 

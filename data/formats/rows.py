@@ -154,7 +154,7 @@ def with_other_lines(items: Iterable[Record | Reject | Place | None]) -> Iterato
 
 
 def rows(file: LogFile) -> Iterator[tuple[int, Row | None]]:
-    """Yields each row with its number; None if it exceeds `LONGEST_LINE`.
+    """Yields numbered rows; None replaces a row longer than `LONGEST_LINE`.
 
     Numbers begin at 1; in a file of lines, they are line numbers.
     """

@@ -1,6 +1,6 @@
 """SGLang's request and crash dumps: pickles, read without executing them.
 
-Flags: `dump_requests_folder`, `--crash-dump-folder`.
+Written with `dump_requests_folder` or `--crash-dump-folder`.
 
     {"server_args": ServerArgs(...),
      "requests": [(GenerateReqInput(...), {"text": ..., "output_ids": ...}, created, finished)]}
@@ -8,8 +8,8 @@ Flags: `dump_requests_folder`, `--crash-dump-folder`.
 unpickle.py reads them in a process limited to 4 GB of memory and 120 s of CPU time. It builds only
 containers and inert records; a pickle that references anything else becomes one reject.
 
-To get them, set `dump_requests_folder` through `/configure_logging`. If files are rejected as
-`pickle_too_large`, lower the number of requests per file.
+To get request dumps, set `dump_requests_folder` through `/configure_logging`. If files are rejected
+as `pickle_too_large`, lower the number of requests per file.
 """
 
 import contextlib

@@ -9,10 +9,10 @@
 
 Texts are Python literals (`%r`), so every event is one line.
 
-To get it, run `VLLM_LOGGING_LEVEL=DEBUG vllm serve MODEL --enable-log-requests
---enable-log-outputs` without `--max-log-len` (tested with 0.32). Exchanges that lack token ids are
-rejected as `no_token_ids`: streams, whose ids vLLM does not log, and logs at level INFO or from
-releases before 0.11.2. A gateway log with `return_token_ids` has neither limitation.
+To get this log, run `VLLM_LOGGING_LEVEL=DEBUG vllm serve MODEL --enable-log-requests
+--enable-log-outputs` without `--max-log-len` (tested with 0.32). Exchanges without token ids are
+rejected as `no_token_ids`: streamed ones, whose ids vLLM does not log, and all in logs at level
+INFO or from releases before 0.11.2. A gateway log with `return_token_ids` has no such limitation.
 
 vLLM's times have no year, so times are read only from logs saved with `docker logs -t` or
 `kubectl logs --timestamps`. Session, user and tenant come from the line with the JSON body.

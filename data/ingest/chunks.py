@@ -116,7 +116,7 @@ class Tally(Sums):
             self.rejects[BEYOND_FIRST] += excused
 
     def lost(self) -> int:
-        """Rows without an outcome; a value other than 0 is a bug."""
+        """Rows without an outcome; a value other than 0 indicates a bug."""
         return self.rows + self.extra_choices - self.exchanges - self.rejects.total() - self.joined
 
     def summary(self) -> dict[str, Any]:

@@ -149,7 +149,7 @@ def two_lines(report: Mapping[str, Any]) -> list[str]:
 
 
 def groups_of(report: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
-    """Returns table rows: all sequences, each part, each slice of multi-slice dimensions."""
+    """Returns a table's rows: overall, per part, and per slice (if several)."""
     rows = [("all", report["all"]), *report["parts"].items()]
     for dimension, names in report["slices"].items():
         if len(names) > 1:

@@ -6,24 +6,24 @@ group of sequences:
 
 - Does the mean log-probability match sampling at the logged temperature? The answer is a z-score,
   per sequence and per group.
-- How many tokens are unlikely under the target? One minus the excess over their expected share is
-  the `own_share` of a sequence, the score for the quarantine. On nano R1 it separates completions
-  of other prompts from on-policy ones with an area under the ROC curve of 1.000 (exact ids) and
-  0.997 (retokenized text). The mean log-probability reaches 0.993, but lets a single odd token,
-  for example in a retokenized word, weigh as much as a foreign sentence.
+- How many tokens are unlikely under the target? The `own_share` of a sequence, its score for the
+  quarantine, is one minus the excess of their share over the expected one. On nano R1 it separates
+  completions of other prompts from on-policy ones with an area under the ROC curve of 1.000 (exact
+  ids) and 0.997 (retokenized text). The mean log-probability reaches 0.993, but lets a single odd
+  token, for example in a retokenized word, weigh as much as a foreign sentence.
 - Which temperature fits best, by likelihood over a grid?
 
 `judge` names the likely cause of off-policy text. Each cause leaves a trace; some share a trace:
 
 | cause | trace on nano R1 (temperature 0.6, top_p 0.95; on-policy in the last row) |
 |---|---|
-| tokens shifted, another vocabulary or language | 95 to 100 % of sure tokens (p > 0.999) differ |
-| another model's text, or answers to other prompts | 1.5 to 5 % of sure tokens, 4 to 5 % < 1e-4 |
+| shifted tokens, another vocabulary or language | 95 to 100 % of sure tokens (p > 0.999) differ |
+| foreign text (other model or prompt) | 1.5 to 5 % of sure tokens differ, 4 to 5 % of all < 1e-4 |
 | a temperature other than logged | neither of the above; no token outside top_p at the best fit |
 | wrong template, cut or shifted start | first 8 tokens lack 2.6 to 4 nats each, later ones < 0.1 |
 | retokenized text | in retokenized text only; 1 to 4 % of uncertain tokens outside top_p |
-| edited | 0.82 of the missing log-probability in tokens < 1e-4; foreign text: half |
-| another revision, quantization, unlogged settings | 0.02 to 0.04 nats per token, few outliers |
+| edited | 0.82 of the missing log-probability is in tokens with p < 1e-4; foreign text: half |
+| another revision, quantization, unlogged settings | tokens lack 0.02 to 0.04 nats; few outliers |
 | on-policy | within 4 standard errors; 0.01 % outside top_p |
 
 Causes with the same trace are named together. Text that the target imitates perfectly, such as the
@@ -75,8 +75,8 @@ FEWEST_TOKENS = 200
 """Minimum number of completion tokens for a verdict."""
 
 MISSED_FOREIGN, MISSED_SCRAMBLED = 0.005, 0.5
-"""Among positions where the target is sure, minimum share at which another token was logged, for
-foreign and for scrambled text."""
+"""Minimum share of the positions where the target is sure at which another token was logged, for
+text to be considered foreign or scrambled."""
 
 
 @dataclass(frozen=True)

@@ -210,7 +210,7 @@ class Finder:
         # Every value contains one of these; most short texts and keys do not.
         if not re.search(r"[\d@:]|www\.", text, re.IGNORECASE):
             return []
-        # Otherwise the letter of a JSON escape would be taken for part of the value after it.
+        # Blanks JSON escapes, whose letters would be taken for part of the value after them.
         plain = ESCAPE.sub(lambda escape: " " * len(escape[0]), text) if "\\" in text else text
         found = list(self._phones(text, plain, before))
         for begin in range(0, max(len(plain) - OVERLAP, 1), PIECE - OVERLAP):

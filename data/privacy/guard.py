@@ -36,7 +36,7 @@ REGENERATE, IDS_ONLY = "privacy_regenerate", "privacy_ids_only"
 """Reject reasons: the response contains personal data and would have to be regenerated; the prompt
 contains personal data and is logged only as token ids."""
 LEFT_OUT = frozenset({REGENERATE, IDS_ONLY})
-"""Reasons that do not count towards `traffic.max_reject_fraction`: the log is not at fault."""
+"""Reasons not counted towards `traffic.max_reject_fraction`, since the log is not at fault."""
 
 METADATA = ("session", "user", "tenant", "route")
 Texts = list[tuple[str, str]]
@@ -61,7 +61,7 @@ class PrivacyTally(Sums):
     """Occurrences by `KIND.field`: prompt, completion (with reasoning and tool calls), metadata."""
 
     def write(self, config: PrivacyConfig, path: Path) -> None:
-        """Publishes the summary, readable by its owner only: even counts are confidential."""
+        """Publishes the summary with owner-only access, since even counts are confidential."""
         found: dict[str, dict[str, int]] = {}
         for kind in config.entities:
             fields = ("prompt", "completion", "metadata")

@@ -3,10 +3,10 @@
 A value is first normalized, so that all its spellings are equal (`+1 212-736-5000` and `(212) 736
 5000` are one number). HMAC-SHA256 of the result under the key seeds the random surrogate. So the
 same value always has the same surrogate, which cannot be reversed without the key. E-mail addresses
-and URLs get documentation domains, IP addresses documentation ranges, social security numbers an
-area that is never issued. National numbers and Bitcoin addresses keep their shape, not their check
-digits. Surrogates of cards, accounts and telephone numbers pass the checks; by chance they may
-belong to somebody, but not to the owner of the value.
+and URLs use documentation domains, IP addresses use documentation ranges, and social security
+numbers use an area that is never issued. National numbers and Bitcoin addresses keep their shape,
+not their check digits. Surrogates of cards, accounts and telephone numbers pass the checks; by
+chance they may belong to somebody, but not to the owner of the value.
 
 Faker cannot replace these generators: its national numbers depend on the current date or (Spain,
 Thailand) on the global random state, so a value would get a different surrogate in the next run. It

@@ -6,8 +6,8 @@
 
 A round trains on the newest traffic, mixed with a sample of older traffic to prevent forgetting. No
 round trains on the held-back sessions: they are used to choose the checkpoint, and those from older
-traffic to measure forgetting. The gate measures on even later traffic, without sessions that were
-trained on or prompts that are near-identical to trained ones.
+traffic to measure forgetting. The gate measures on even later traffic, excluding sessions that were
+trained on and prompts that are near-identical to training prompts.
 """
 
 import hashlib
@@ -34,9 +34,9 @@ def choose_sequences(
 ) -> list[str]:
     """Chooses up to `most` ids: sampled `older` ones, then the latest `newer`.
 
-    Both are ordered by time. At most `older_share` of the result is older; newer ids fill the rest.
-    `owners` maps each id to its tenant or user, empty if none was logged. One owner exceeds half of
-    the result only if the others have too few ids.
+    Both lists are in chronological order. At most `older_share` of the result is older; newer ids
+    fill the rest. `owners` maps each id to its tenant or user, empty if none was logged. One owner
+    exceeds half of the result only if the others have too few ids.
     """
     count = min(most, round(len(newer) / (1 - older_share)))
     sample = min(round(older_share * count), len(older))
@@ -47,7 +47,7 @@ def choose_sequences(
 
 
 def _shared_out(names: Sequence[str], count: int, owners: Mapping[str, str]) -> set[str]:
-    """Chooses `count` names; names beyond an owner's share are chosen last."""
+    """Chooses `count` ids; an owner's ids beyond half are chosen last."""
     limit = math.ceil(min(count, len(names)) / 2)
     taken: Counter[str] = Counter()
     first: list[str] = []
@@ -114,8 +114,8 @@ def unseen(trained: Dataset, newest: Dataset, gap_minutes: float, similarity: fl
     table = concatenate_datasets([trained, newest])
     sessions = session_names(table, log_order(table["time"]), gap_minutes)
     begun = set(sessions[: len(trained)])
-    # Boilerplate is taken from the newest traffic only: after a shift, few training prompts have
-    # the new template, so over both it would not be boilerplate and new prompts would look alike.
+    # Boilerplate is determined on the newest traffic only. After a shift, few training prompts have
+    # the new template, so it would not count if both were used, and new prompts would look alike.
     similar = SimilarPrompts(trained["prompt_text"], similarity, newest["prompt_text"])
     kept: dict[str, str] = {}
     left_out: Counter[str] = Counter()

@@ -52,7 +52,7 @@ def name_slices(table: Dataset) -> Slices:
 
 
 def write_slices(slices: Slices, split_dir: Path) -> None:
-    """Writes slices with owner-only access: tenants and routes are confidential."""
+    """Writes slices with owner-only access, since tenants and routes are confidential."""
     write_json(Path(split_dir) / FILE, slices, private=True)
 
 

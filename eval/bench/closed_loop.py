@@ -34,7 +34,7 @@ Plan = Mapping[str, Drafts | None]
 
 ORDER = ("none", LOOKUP, "base", CURRENT, "custom")
 SHARE_OF_SWAPS = 0.1
-"""Maximum share of the time that loading weights may take."""
+"""Maximum share of time spent loading weights."""
 
 
 def measure(
@@ -112,7 +112,7 @@ def _end(blocks: Sequence[Record], repeats: int, speeds: SpeedRatios) -> str | N
         return None
     asked = demands(speeds.summarise(blocks), speeds.main, speeds.settings.gate)
     measured = {block["variant"] for block in blocks if block["repeat"] == repeats - 1}
-    if LOOKUP not in measured:  # measured only once: more repeats cannot decide its comparison
+    if LOOKUP not in measured:  # measured only once, so more repeats cannot decide its comparison
         asked = [each for each in asked if "lookup" not in each.versus]
     found = "; ".join(map(str, asked))
     lost = any(each.outcome == "failed" for each in asked if each.kind == SUPERIOR)
@@ -165,7 +165,7 @@ def _blocks(
 
 
 def record_of(blocks: Sequence[BlockResult]) -> Record:
-    """Merges consecutive blocks into JSON values; lists are in request order."""
+    """Merges consecutive blocks into one JSON record; lists are in request order."""
     requests = [request for block in blocks for request in block.requests]
     tpot_ms = [request.tpot_ms for request in requests if request.tpot_ms is not None]
     itl_ms = itertools.chain.from_iterable(request.itl_ms for request in requests)

@@ -4,8 +4,9 @@
 
 A pass is a timed block, or one prompt of the verification pass, with the answers of both base and
 custom. Acceptance length is the number of tokens after each response's first, divided by the number
-of steps. N-gram lookup also takes steps without a draft, which vLLM does not count. They deliver
-one token each, so lookup's steps are the tokens after each response's first, less accepted drafts.
+of steps. N-gram lookup also takes steps without a draft, which vLLM does not count. Every step
+delivers its accepted drafts and one more token, so lookup's number of steps is the number of tokens
+after each response's first, less the accepted drafts.
 
 The interval is over sessions, or over users if that is wider, because responses to one prompt
 resemble each other. With single turns as clusters, a custom speculator equal to base would be
@@ -80,7 +81,7 @@ def verification_passes(outputs: Outputs, prompts: Sequence[Prompt]) -> list[Cou
 def counted_acceptance(
     passes: Sequence[CountedPass], speculators: Mapping[Drafter, Speculator], k: Drafters[int]
 ) -> Counted:
-    """Acceptance of base and custom at their own k, pooled over passes."""
+    """Pooled acceptance of base and custom, each at its own k."""
     prompts = [prompt for one in passes for prompt in one.prompts]
     sums_R4 = np.concatenate(
         [

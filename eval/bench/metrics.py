@@ -193,7 +193,7 @@ def units_of(pairs: Sequence[tuple[Record, Record]]) -> Units:
 
 
 def _starts(pairs: Sequence[tuple[Record, Record]]) -> int | None:
-    """Number of starts of two variants' engines; None if they share one."""
+    """How often two variants' engines started; None if they share an engine."""
     if all(one["engine"] == other["engine"] for one, other in pairs):
         return None
     return len({one["start"] for one, _ in pairs})

@@ -50,7 +50,7 @@ def customers_arrivals(
     """`count` send times in seconds at `rate` per second, and their source.
 
     The gaps are those of `times` (unix seconds, non-decreasing), scaled so that they sum to (count
-    - 1) / rate seconds. A log with fewer requests is repeated after a mean gap. Unless most
+    - 1) / rate seconds. A log with fewer requests repeats after a gap of mean length. Unless most
     requests have a logged time, the gaps are exponential (a Poisson process), drawn with `seed`.
     """
     gaps = np.zeros(count - 1)
@@ -109,7 +109,7 @@ def summarise_rates(blocks: RateBlocks, served: Served) -> dict[str, dict[str, R
 
 
 def rate_row(blocks: Mapping[str, Record], noise: Mapping[str, float]) -> RateRow:
-    """Figures for one scenario at one rate; ratios compare requests' tokens/s."""
+    """Figures for one scenario at one rate; ratios compare per-request tokens/s."""
     ratios = {}
     for name, (over, under) in RATIOS.items():
         first, second = (
@@ -158,7 +158,7 @@ def _timed_block(
     sampling: Sampling,
     settings: EvalConfig,
 ) -> Record:
-    """Times a block of the scenario's requests in log order, repeating them."""
+    """Times a block of scenario requests in log order, repeated as needed."""
     count = settings.rate_requests(rate)
     arrivals_s, source = customers_arrivals(scenario.times, count, rate, SEED)
     texts = list(itertools.islice(itertools.cycle(scenario.texts), count))

@@ -60,7 +60,7 @@ class Outputs(Part):
     """Greedy responses with custom to the first prompts, batched differently."""
 
     def of(self, regime: Regime) -> Variants[Recorded]:
-        """The responses of one of REGIMES."""
+        """The responses in one of REGIMES."""
         return self.greedy if regime == "greedy" else self.sampled
 
 

@@ -71,7 +71,7 @@ class HeldoutRequests:
     traffic: list[Traffic] = field(default_factory=list)
     """Open-loop requests of each scenario; empty if no rate is measured."""
     lost_ends: tuple[str, ...] = ()
-    """Message about held-out prompts that are too long to be sent; empty if there are none."""
+    """Message about held-out prompts that are too long to send; empty if there are none."""
     tokens_per_s: float | None = None
     """Logged response tokens per second; None if the log has no times."""
 
@@ -127,7 +127,7 @@ def evaluation_prompts(
 
 
 def select(heldout: Dataset, settings: EvalConfig, serving: ServingConfig) -> list[Traffic]:
-    """Selects requests for each scenario (one by default); empty without rates.
+    """Selects each scenario's requests (default: one scenario); returns [] without rates.
 
     `heldout` has the columns `time`, `prompt_text`, `token_ids` and `completion_start`.
     """

@@ -54,7 +54,7 @@ def time_steps(
     sampling: Sampling,
     speculators: Mapping[Any, Speculator],
 ) -> StepTimes:
-    """Times each variant's steps by batch size and its `numbers` of drafts.
+    """Times each variant's steps at each batch size and number of drafts.
 
     `prompts` are rendered text. Raises an `OutriderError` if responses are too short for a step.
     """

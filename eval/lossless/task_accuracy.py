@@ -57,7 +57,7 @@ TRIED = 32
 """Number of logged responses on which the check is tried before training."""
 
 Z = float(norm.isf(0.05))
-"""Normal quantile of each one-sided test at 5 %."""
+"""Normal quantile for each one-sided test at 5 %."""
 
 
 def task_of(evaluation: EvalConfig) -> TaskCheck | None:

@@ -268,7 +268,7 @@ def replay_against_engine(
 
 
 def _steps_again(outputs: Outputs) -> float:
-    """Relative change in custom's steps under different batching, over responses that match."""
+    """Relative change in custom's steps under different batching, where responses are equal."""
     first, again = outputs.greedy.custom, outputs.repeated
     equal = [i for i, ids in enumerate(again.token_ids) if ids == first.token_ids[i]]
     before, after = (sum(each.counted[i].drafts for i in equal) for each in (first, again))

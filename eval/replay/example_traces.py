@@ -80,7 +80,7 @@ def sample_responses(
     store: FeatureStore,
     dtype: str = "float32",
 ) -> list[dict[str, Any]]:
-    """Dicts for `eval.results.report.Example`; fewer than PLACES if responses are few."""
+    """Dicts for `eval.results.report.Example`; fewer than PLACES if there are few responses."""
     decode = Tokenizer.from_file(str(target_dir / "tokenizer.json")).decode
     order = np.argsort(base.steps_RK[:, k - 1] / custom.steps_RK[:, k - 1], kind="stable")
     places = {base.sequence_ids[order[int(q * len(order))]]: name for name, q in PLACES.items()}

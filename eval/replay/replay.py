@@ -321,7 +321,7 @@ class Unrolled:
     response_N: Tensor
     """Index of each anchor's response in the batch"""
     last_N: Tensor
-    """Slot of that response's last token"""
+    """Slot of the last token of each anchor's response"""
     anchors_R: Tensor
     """Number of anchors of each response"""
 

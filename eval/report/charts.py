@@ -60,7 +60,7 @@ class Figure(NamedTuple):
 
 
 def acceptance_figure(results: Report) -> Figure:
-    """Charts the share of steps that accept all drafts up to each position."""
+    """Charts how often all drafts up to each position are accepted."""
     replayed, rows = results.replay, []
     for drafter in DRAFTERS:
         engine = results.counted.of(drafter).cumulative

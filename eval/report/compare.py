@@ -63,7 +63,7 @@ class Point(BaseModel):
     acceptance_length: Change | None = None
     """Change in custom's acceptance length; null for the first run or if not comparable with it"""
     over_base: Change | None = None
-    """Change in custom / base; null in the same cases"""
+    """Change in custom / base; null in the same cases as `acceptance_length`"""
     reading: str = ""
     """The change in words"""
 

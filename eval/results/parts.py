@@ -18,7 +18,7 @@ RATIOS: dict[str, tuple[Variant, Variant]] = {
     "custom_over_none": ("custom", "none"),
     "base_over_none": ("base", "none"),
 }
-"""Name of each ratio of speeds -> numerator and denominator."""
+"""Name of each speed ratio -> numerator and denominator."""
 
 CURRENT = "base_current"
 """Base at eval.current_k, measured if that differs from base's K."""
@@ -84,7 +84,7 @@ def interval(estimate: Estimate | ClusteredEstimate, digits: int = 2) -> str:
 
 
 DOCUMENTED = ConfigDict(use_attribute_docstrings=True)
-"""Config of subclasses of `Drafters[...]`, which turns attribute docstrings off."""
+"""Re-enables attribute docstrings in subclasses of `Drafters[...]`, which disables them."""
 
 
 class Drafters(Part, Generic[T]):
@@ -114,7 +114,7 @@ class Variants(Drafters[T]):
 
 
 class Ratios(Part):
-    """The three ratios of speeds."""
+    """The three speed ratios."""
 
     custom_over_base: Estimate
     """Custom over base"""

@@ -76,7 +76,7 @@ class SpeculatorIdentity(Part):
     kind: str
     """Its kind, such as `mtp`, `eagle3`, `ngram` or `none`"""
     weights_sha256: str | None
-    """Digest of its weights, equal for the same speculator in other runs; null without weights"""
+    """Digest of its weights, identical across runs of the same speculator; null without weights"""
 
 
 class RequestSampling(Part):
@@ -168,7 +168,7 @@ class Findings(Part):
     def acceptance_ratio(self) -> ClusteredEstimate:
         """custom / base by replay at custom's K, else by vLLM's counters.
 
-        The counters are measured at each speculator's own K; without replay, base and custom have
+        The counters are collected at each speculator's own K; without replay, base and custom have
         different K only if base's engine has a fixed K.
         """
         return (self.replay or self.counted).ratio

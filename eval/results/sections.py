@@ -233,7 +233,7 @@ class RateRow(Ratios, Variants[RateBlock]):
     model_config = DOCUMENTED
 
     arrivals: Literal["log", "poisson"]
-    """`log`: arrival times of the log, scaled; `poisson`: random, because the log has no times"""
+    """`log`: the log's arrival times, scaled; `poisson`: random, because the log has no times"""
 
 
 class Scenario(Part):
@@ -276,10 +276,10 @@ class Excess(Part):
     """Excess of differing responses over the control, near ties included."""
 
     value: float
-    """Share of the control's prompts answered differently with speculation, minus the control's"""
+    """Share of responses that differ with speculation, minus the control's, on the same prompts"""
     p_value: float
-    """Probability, if speculation changes nothing, of an excess at least this large in all
-    differences or in the unexplained ones"""
+    """P-value under the hypothesis that speculation changes nothing: the smaller of those for all
+    differences and for the unexplained ones, doubled because there are two tests"""
 
 
 class SameText(Part):
@@ -328,7 +328,7 @@ class Task(Variants[int]):
 
 
 class ReplayAgainstEngine(Drafters[float]):
-    """Replayed steps / steps counted by the engine - 1, over all responses."""
+    """Replayed steps / engine-counted steps - 1, over all responses."""
 
     model_config = DOCUMENTED
 

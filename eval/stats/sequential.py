@@ -16,8 +16,8 @@ Early looks get little, so only a large difference ends a measurement early, and
 most of the power. With half of the 5 % spent on the first of seven looks, measurements that passed
 overstated a true ratio of 1.10 by 5 to 7 %. `intervals.given_passed` corrects the remaining bias.
 
-The probability that any interval misses the true value is at most the sum of these shares (Boole's
-inequality), for any dependence between looks and any stopping rule.
+The probability that any interval misses the true value is at most the sum of the looks' shares
+(Boole's inequality), for any dependence between looks and any stopping rule.
 """
 
 from dataclasses import dataclass

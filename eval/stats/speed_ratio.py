@@ -103,7 +103,7 @@ class Units:
         return self._log_ratios_U(0) - self.later * self.lengths_U
 
     def _log_ratios_U(self, place: int) -> Array:
-        """Log ratios, `over` to `under`, of columns `place` / `place + 1`."""
+        """Log of column `place` / column `place + 1`, `over` minus `under`."""
         over_U4, under_U4 = self.over_U4[self.stepped_U], self.under_U4[self.stepped_U]
         ratios_U2 = [sums[:, place] / sums[:, place + 1] for sums in (over_U4, under_U4)]
         return np.log(ratios_U2[0] / ratios_U2[1])
@@ -125,7 +125,7 @@ def controlled_ratio(
 ) -> Estimate | None:
     """The speed ratio, with the replayed acceptance-length ratio as a control variate.
 
-    `replayed` must have the same level. Returns None if `replayed` has no interval, or if fewer
+    `replayed` must have confidence level `level`. Returns None if it has no interval, or if fewer
     than two units have steps of both variants.
     """
     left_U = units.left_U

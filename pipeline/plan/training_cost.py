@@ -181,7 +181,7 @@ def target_config(recipe: Recipe, target: Path | None) -> tuple[dict[str, Any] |
 
 
 def _judged(plan: MemoryPlan, recipe: Recipe, gpu_bytes: int | None) -> Iterator[dict[str, Any]]:
-    """Yields, per device, whether the recipe's layout fits and the cheapest one."""
+    """Yields, per device, the recipe's fit and the cheapest layout that fits."""
     for memory in memories(gpu_bytes):
         here = dataclasses.replace(plan, device="cpu" if memory.shared else "cuda")
         missing, (phase, peak) = memory.missing(here), here.peak()

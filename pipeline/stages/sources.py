@@ -31,7 +31,7 @@ def target_digest(recipe: Recipe) -> dict[str, str]:
 
 
 def target_and_base_digests(recipe: Recipe) -> dict[str, str]:
-    """Digests of the target and, if it is a directory, the base."""
+    """Digests of the target, and of the base if it is a directory."""
     digests = target_digest(recipe)
     base = recipe.speculator.base
     if is_directory(base):

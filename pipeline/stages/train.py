@@ -39,9 +39,9 @@ def train_on(
     parts: Mapping[str, list[str]],
     source: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Trains on parts of the run's sequences and publishes its speculator.
+    """Trains on parts of the run's sequences and publishes the speculator.
 
-    `source`: `TrainingSpec` fields that name the states; None: the run's feature store.
+    `source`: `TrainingSpec` fields that locate the states; None: the run's feature store.
     """
     from outrider.data.sequences import load_sequences
     from outrider.training.distributed.launch import train

@@ -19,7 +19,7 @@ from outrider.common.errors import OutriderError
 from outrider.serving.hooked import HOOKED, SWAP_EXTENSION
 
 ROOTS = "OUTRIDER_RELEASE_ROOTS"
-"""Variable that lists the folders below which releases are accepted, separated by os.pathsep."""
+"""Variable that lists the folders that may contain releases, separated by os.pathsep."""
 
 ADMIN = "OUTRIDER_ADMIN"
 """Variable that holds the address of the admin route: `unix:PATH`, or `http://127.0.0.1:PORT`."""
@@ -37,7 +37,7 @@ LIVE_FLAGS = (
 
 
 def live_environment(roots: Sequence[Path], admin: str, token_file: Path) -> dict[str, str]:
-    """Returns environment variables for a server that accepts releases below `roots`."""
+    """Returns environment variables for a server that loads releases only from `roots`."""
     return HOOKED | {
         ADMIN: admin,
         TOKEN_FILE: str(token_file),

@@ -41,7 +41,7 @@ class Watch(BaseModel):
     requests: Annotated[int, Field(ge=2)]
     """The watch ends after this many finished requests that began after the swap."""
     min_tokens_per_step: Annotated[float, Field(ge=1)]
-    """Lower limit on tokens per engine step (1 + accepted / drafts), from the bundle's evidence."""
+    """Minimum tokens per engine step (1 + accepted drafts / steps), from the bundle's evidence."""
     level: Annotated[float, Field(gt=0, lt=0.5)] = 0.05
     """Largest probability of wrongly reverting a swap, at any stopping time."""
 
@@ -75,13 +75,13 @@ class ReplicaStatus:
     directory: str
     """Directory that the speculator was loaded from."""
     watching: bool = False
-    """True while the watch compares the acceptance after a swap with its lower limit."""
+    """True while the watch compares the acceptance after a swap with the predicted minimum."""
     reverted: str | None = None
     """Version of the last swap if the watch reverted it; None otherwise."""
     reverted_because: str | None = None
     """Why the watch reverted it, with the measured numbers."""
     broken: str | None = None
-    """Why workers may draft with wrong weights until a swap succeeds on all; otherwise None."""
+    """Why workers may draft with wrong weights, until a swap succeeds on all of them; else None."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,7 +91,7 @@ class SwapResult:
     read_s: float
     """Seconds to read and check the files; the engine can answer requests meanwhile."""
     stall_s: float
-    """Seconds of pause and swap: an upper bound on the time without tokens."""
+    """Seconds spent paused and swapping, an upper bound on the time without tokens."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -54,7 +54,7 @@ class Candidate:
 
 
 class Report(TypedDict):
-    """One worker's speculator and the result of that worker's last call."""
+    """One worker's speculator and the result of the last call to that worker."""
 
     directory: str
     digest: str

@@ -115,7 +115,7 @@ def verify_bundle(
     """Serves the bundle and checks its acceptance length against the evaluation.
 
     The flags are those of serve.sh. `expected` must come from the same prompts and sampling;
-    `tolerance` is relative. A `k` other than the schedule's k for one request replaces the
+    `tolerance` is relative. A `k` other than the schedule's at batch size 1 replaces the
     schedule. Raises an `OutriderError` if the difference exceeds `tolerance` or a file has changed.
     """
     with local_bundle(location) as directory:
@@ -164,8 +164,8 @@ def speculation_profile(
     length counts its accepted drafts and the target's own token.
 
     `intervals` are 95 % intervals of the marginal rates, None if there are too few sessions.
-    `lengths` has the acceptance length for each number of drafts. In these lengths, the last step
-    of a response may lack the target's own token.
+    `lengths` has the acceptance length for each number of drafts. In the last step of
+    a response, the target's own token may be missing from these lengths.
     """
     one_block = KINDS[method].one_block
     k, reached = len(marginal), [1.0, *marginal, 0.0]

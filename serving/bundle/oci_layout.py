@@ -42,7 +42,7 @@ _ADDRESS = re.compile(r"oci:(?!//)([^:]+)(?::([\w.-]+))?")
 
 
 def _folder_and_tag(address: str) -> tuple[Path, str]:
-    """Splits skopeo's `oci:FOLDER[:TAG]` into folder and tag, by default `latest`."""
+    """Splits skopeo's `oci:FOLDER[:TAG]` into folder and tag (default: `latest`)."""
     found = _ADDRESS.fullmatch(address)
     if not found:
         raise OutriderError(

@@ -7,7 +7,7 @@
 With a schedule, vLLM's scheduler looks up the number of drafts by batch size in every step
 (`dynamic_sd_lookup`). The drafter drafts that many tokens, and the next step verifies them. With 0
 drafts it still runs once, to keep its KV cache complete. The hook writes the file's number into
-that lookup.
+the lookup table.
 """
 
 import functools

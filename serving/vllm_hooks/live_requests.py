@@ -1,4 +1,4 @@
-"""A server's most recent finished requests, with draft counts but without text.
+"""A server's most recently finished requests, with draft counts but without text.
 
 When a request ends, vLLM's output processor (in the API server's process) has its times and, with
 `--per-request-spec-decode-metrics`, the scheduler's counts of its drafts. This log wraps the two
@@ -49,7 +49,7 @@ class RequestLog:
         return FinishedRequests([one for one in self._finished if one.index >= index], self._next)
 
     def version(self, arrived: float, ended: float) -> tuple[str | None, bool]:
-        """Returns a request's version and whether a swap overlaps it (monotonic times)."""
+        """A request's version and whether a swap overlaps it, from monotonic times."""
         version: str | None = None
         for swap in self._swaps:
             if swap.ended <= arrived:

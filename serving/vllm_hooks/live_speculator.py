@@ -1,4 +1,4 @@
-"""The speculator of a live engine: swapped on request, watched, and reverted if it falls short.
+"""Swaps a live engine's speculator; reverts if acceptance is too low.
 
 Runs in the API server's process, where it checks the files once, and calls the workers through
 vLLM's engine client. See serving/admin/swap.py for the steps and swap_extension.py for the workers.
@@ -53,7 +53,7 @@ class _Watching:
     tokens: list[int] = dataclasses.field(default_factory=list)
     steps: list[int] = dataclasses.field(default_factory=list)
     failed: bool = False
-    """True once a finding has caused the swap to be undone."""
+    """True once a finding has triggered the revert."""
 
     def finding(self, request: LiveRequest) -> str | None:
         """Adds a request; returns a reason to undo the swap, or None."""
@@ -246,7 +246,7 @@ class LiveSpeculator:
                 await self._still(f"take back, because {finding}", undo)
             except SpeculatorBroken:  # `status` reports it
                 return
-            self._watching = None  # only after undoing, because no watch in `status` means a pass
+            self._watching = None  # only now: in `status`, no watch means that the swap passed
             self._reverted, self._because = watching.version, finding
             self._version = watching.before
             self._requests.note_swap(began, watching.before)

@@ -70,7 +70,7 @@ class SwapExtension:
     def speculator_load(
         self, directory: str, states: FileStates, digest: str, swap_id: str
     ) -> Report:
-        """Loads the speculator in `directory`, whose files had `states` when checked."""
+        """Loads the speculator in `directory`; `states` describe its files when checked."""
         if refusal := unswappable(self.vllm_config.parallel_config):
             return self.speculator_report(refusal)
         old = self._swap_in_use()
@@ -102,7 +102,7 @@ class SwapExtension:
         return self._swap_current
 
     def _swap_restored(self, error: Exception) -> str:
-        """Reloads the speculator in use after `error`; returns the error's message.
+        """After `error`, reloads the speculator in use; returns the error's message.
 
         If that fails too, this worker is broken.
         """
@@ -142,7 +142,7 @@ def replace_weights(
     """Loads the speculator in `directory` into `drafter`, a model of `runner`.
 
     `copies` are the drafter's `context_copies` from before the first swap, because CUDA graphs hold
-    their addresses. If this function raises, the drafter may have a mixture of old and new weights.
+    their addresses. If this function raises, the drafter may hold a mixture of old and new weights.
     """
     from vllm.model_executor.model_loader.reload import (
         finalize_layerwise_reload,
@@ -174,8 +174,8 @@ def replace_weights(
 def load_mask(proposer: Any, mask: torch.Tensor) -> None:
     """Loads and projects the states that parallel drafters read for unknown tokens.
 
-    vLLM 0.32 projects them once, after startup. They are a buffer without a weight loader, so
-    they are on the meta device during a reload and have no values afterwards.
+    vLLM 0.32 projects them once, after startup. Their buffer has no weight loader, so they
+    are on the meta device during a reload and have no values afterwards.
     """
     proposer.model.mask_hidden.copy_(mask.view(1, -1))
     projected_H = proposer.model.combine_hidden_states(proposer.model.mask_hidden.view(-1))

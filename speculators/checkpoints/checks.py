@@ -32,8 +32,8 @@ def check_vocabulary_size(path: Path, config: Mapping[str, Any], target: Checkpo
 def check_same_rows(header: TensorHeader, own: TensorHeader) -> None:
     """Checks that a copy of the target's embedding or head equals the original.
 
-    The engine replaces the copy with the target's tensor, so a speculator that was trained with a
-    different one drafts nonsense.
+    The engine replaces the copy with the target's tensor, so a speculator that was trained with
+    different values drafts nonsense.
     """
     if header.shape != own.shape:
         difference = f"has shape {list(header.shape)}, the target's {own.name} {list(own.shape)}"

@@ -80,7 +80,7 @@ def is_finite(header: TensorHeader) -> bool:
 def rows_that_differ(one: TensorHeader, other: TensorHeader) -> int:
     """Number of rows in which two tensors of the same shape differ.
 
-    Tensors of the same dtype are compared exactly, others within bfloat16's rounding.
+    Tensors of the same dtype are compared exactly, others to within bfloat16's rounding error.
     """
     if (one.file, one.name) == (other.file, other.name):
         return 0

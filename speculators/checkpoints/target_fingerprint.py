@@ -1,6 +1,6 @@
 """Fingerprints of targets, which distinguish R1 from R1-0528 despite their equal shapes.
 
-    target_fingerprint(target_dir)                    # None: not a complete target
+    target_fingerprint(target_dir)                    # None for an incomplete target
     check_target(manifest, bundle, target_dir)        # raises for another target
 
 A fingerprint covers config.json, tokenizer.json, and the name, the size and 64 KiB at each end of
@@ -18,7 +18,7 @@ from outrider.common.fingerprint import path_digest, sampled_digest, value_diges
 from outrider.speculators.checkpoints.layout import read_layout
 
 KEY = "target_fingerprint"
-"""Key in bundle.json; null if the target was not available."""
+"""Key in bundle.json; its value is null if the target was not available."""
 
 _VOLATILE = ("_name_or_path", "auto_map", "dtype", "torch_dtype", "transformers_version")
 _SAMPLED = 2**16

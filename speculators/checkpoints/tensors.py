@@ -93,7 +93,7 @@ class CheckpointTensors:
 
 
 def fill(views: Mapping[str, Tensor], read: Callable[[str], Tensor], where: object) -> None:
-    """Copies `read(name)` into each of a module's `views`; all must be finite."""
+    """Copies `read(name)` into each of a module's `views`; all values must be finite."""
     with torch.no_grad():
         for name, view in views.items():
             value = read(name)

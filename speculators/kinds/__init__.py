@@ -1,4 +1,4 @@
-"""The registry of drafter kinds: one module and one `KINDS` entry each.
+"""The registry of drafter kinds; every kind has an entry in `KINDS`.
 
     kind_of(Path("runs/NAME/speculator")).name       # by its config.json
     trainable_kind("mtp").features(config)           # the protocol is in protocol.py

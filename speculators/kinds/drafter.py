@@ -87,7 +87,7 @@ class Drafter(nn.Module):
         raise NotImplementedError
 
     def input_values(self) -> int:
-        """Values kept per anchor to recompute a depth; 0 if unsupported."""
+        """Number of values kept per anchor to recompute a depth; 0 if unsupported."""
         return 0
 
 

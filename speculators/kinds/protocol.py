@@ -1,6 +1,6 @@
 """The protocol of drafter kinds: everything that depends on the kind.
 
-A kind is one module in this folder and one line in the registry (`__init__.py`). No code outside
+A kind is a class in this folder and an entry in the registry (`__init__.py`). No code outside
 this folder names a kind. There are two levels:
 
     DrafterKind     can be served and measured; defines how it is recognized, checked against the
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from outrider.speculators.kinds.drafter import Batch, Drafter
 
 TrainedParameters = Literal["all", "non_routed", "lora"]
-"""Trained weights: all, all but routed experts, or those plus expert adapters."""
+"""Trained weights: all, non-routed, or non-routed plus adapters on routed experts."""
 
 KPerBatchSize = Sequence[tuple[int, int, int]]
 """(first batch size, last batch size, drafts) of each range."""
@@ -60,7 +60,7 @@ class Origin:
 
     target_dir: Path
     base_dir: Path | None
-    """Directory of a speculator of the same kind; None: from scratch."""
+    """Directory of a speculator of the same kind; None to start from scratch."""
     head: HeadConfig = dataclasses.field(default_factory=HeadConfig)
     """Shape of a new head."""
     token_counts: "Callable[[], Tensor] | None" = None
@@ -155,7 +155,7 @@ class TrainableKind(DrafterKind):
         raise NotImplementedError
 
     def latent_cache(self, config: Mapping[str, Any]) -> bool | None:
-        """Whether the KV cache uses MLA's format; None: it uses the target's."""
+        """Whether the KV cache uses MLA's format; None if it uses the target's."""
         return None
 
     def fitted(self, config: Mapping[str, Any]) -> bool:
@@ -213,7 +213,7 @@ class TrainableKind(DrafterKind):
     def write(self, changed: Iterable[tuple[str, "Tensor"]], origin: Origin, out_dir: Path) -> None:
         """Atomically publishes a directory that the engine loads.
 
-        Tensors that are not in `changed`, or whose values are equal, keep the base's bytes.
+        Tensors that are not in `changed`, or that equal the base's, keep the base's bytes.
         """
         self._weights.write(self, changed, origin, out_dir)
 

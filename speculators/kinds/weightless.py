@@ -3,7 +3,7 @@
 They are served and measured for comparison; there is nothing to train or swap. Their drafts depend
 only on the text, so replay needs no states.
 
-    NGramLookup().drafts(token_ids_T, first=10, k=4)    # vLLM's own proposer at every token
+    NGramLookup().drafts(token_ids_T, first=10, k=4)    # vLLM's own proposer at every anchor
 
 Shapes: T tokens of a sequence, A anchors, K drafts.
 """

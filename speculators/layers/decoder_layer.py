@@ -10,9 +10,9 @@ compare the layer in float32 with transformers' DeepseekV3DecoderLayer and Glm4M
 
 The attention depends on the architecture (checkpoints/architectures.py); the MoE is DeepSeek-V3's.
 
-Shapes: "..." leading dimensions, T tokens, N all tokens, M tokens of one expert or of a group, H
-hidden, A heads, D dims of a query or key head, V value dims of a head, X experts, F intermediate
-size of an expert, k experts of a token.
+Shapes: "..." leading dimensions, T tokens, N all tokens, M = N k rows sorted by expert, H hidden,
+A heads, D dims of a query or key head, V value dims of a head, X experts, F intermediate size of an
+expert, k experts per token.
 """
 
 import pkgutil
@@ -165,10 +165,10 @@ def grouped_linear(x_MI: Tensor, stack_XOI: Tensor, ends_X: Tensor) -> Tensor:
 
 
 class _GroupedLinear(torch.autograd.Function):
-    """Grouped products whose weight gradient has the stack's layout.
+    """Grouped product whose weight gradient has the memory layout of `stack_XOI`.
 
-    Through a transposed view, the layout would differ, and autograd would make another copy: 15 GB
-    for R1's gate and up projections.
+    Through the transposed view, autograd would produce another layout and then copy the gradient:
+    15 GB for R1's gate and up projections.
     """
 
     @staticmethod

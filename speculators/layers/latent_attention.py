@@ -54,7 +54,7 @@ class LatentAttention(nn.Module):
     def project(self, x: Tensor, position: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries and keys [..., A, T, D], values [..., A, T, V].
 
-        `x` holds the normed inputs [..., T, H] at these positions [..., T].
+        `x` holds the normed inputs [..., T, H] at the positions [..., T].
         """
         heads, nope, rope, value_dim = (
             self.config[key]

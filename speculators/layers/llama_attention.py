@@ -78,7 +78,7 @@ class LlamaAttention(nn.Module):
         return angle.cos(), angle.sin()
 
     def rotated(self, heads_AMD: Tensor, tables: Tables) -> Tensor:
-        """Rotated queries or keys [A, N, D] of N or 1 inputs."""
+        """Rotates queries or keys to [A, N, D]; broadcasts a single input."""
         return self._repeated(_rotate(heads_AMD, *tables))
 
     def combine(self, attended_AND: Tensor) -> Tensor:

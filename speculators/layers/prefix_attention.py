@@ -4,9 +4,9 @@
     attended_ANV, log_sum_exp_AN = attend(q_AND, key_APD, value_APV, scale)
 
 The chain's own keys are merged through the log-sum-exp. On a CPU, attention is dense and computed
-sequence by sequence, which is fastest up to a few thousand tokens; memory for backward grows only
-with the square of each sequence's length. On a GPU, flex attention is used, with linear
-memory. torch has no backward for flex attention on a CPU, so only its forward is tested there.
+sequence by sequence, which is fastest up to a few thousand tokens; memory for backward grows with
+the square of each sequence's length, not of the row's. On a GPU, flex attention is used, and memory
+is linear. torch has no backward for flex attention on a CPU, so only its forward is tested there.
 
 Shapes: N anchors, P tokens, A heads, D dims of a query or key, V dims of a value.
 """

@@ -154,7 +154,7 @@ def make_accelerator(config: TrainingConfig, log_dir: Path) -> "Accelerator":
             "params": {
                 "lr": config.learning_rate,
                 "betas": (0.9, 0.95),
-                "weight_decay": 0.0,  # decay would pull away from the warm start, which generalizes
+                "weight_decay": 0.0,  # decay would erode the warm start, which generalizes
                 "torch_adam": True,
                 # Works in place; others allocate 8 bytes per weight for the moments' square roots.
                 "fused": True,

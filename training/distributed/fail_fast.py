@@ -54,7 +54,7 @@ def error_files(errors_dir: Path) -> list[Path]:
 
 
 def read_errors(errors_dir: Path) -> list[RankError]:
-    """Returns errors, root cause first: expected errors, then others, each by time."""
+    """Returns errors, root cause first: expected, then unexpected, each sorted by time."""
     errors = [RankError(**read_json(path)) for path in error_files(errors_dir)]
     return sorted(errors, key=lambda error: (not error.expected, error.at))
 

@@ -2,9 +2,9 @@
 
     result = train(TrainingSpec(target_dir=..., features_dir=..., out_dir=..., ...), recipe.cluster)
 
-One process is started directly, several by torchrun, by the command in `training.launcher`, or on a
-Ray cluster (ray_train.py). After a signal, the workers write a checkpoint and exit with code 75. An
-error in one worker ends all workers (fail_fast.py) and is raised here.
+A single process is started directly; several are started by torchrun, by the command in
+`training.launcher`, or on a Ray cluster (ray_train.py). After a signal, the workers write a
+checkpoint and exit with code 75. An error in one worker ends all (fail_fast.py) and is raised here.
 """
 
 import os

@@ -2,7 +2,7 @@
 
     spec, code, stopped = train_on_ray(spec, cluster, log_path)
 
-Each rank is the program that torchrun starts (worker.py), so it trains the same weights. It is a
+Each rank runs the program that torchrun starts (worker.py), so the weights are the same. It is a
 child process of Ray Train's worker, because Ray runs functions in a thread of an actor, where
 signal handlers cannot be installed, ending the rank would end the actor, and output would go to
 Ray's session folder. Ray's logs contain only exit codes.
@@ -58,7 +58,7 @@ _START_S = 60.0
 It can expire because Ray may still count lost nodes as available."""
 
 _RESIZE_S = 60.0
-"""Interval between checks for room for more ranks, in seconds."""
+"""Interval between checks for whether more ranks fit, in seconds."""
 
 _PASSED_ON = ("NCCL_", "GLOO_", "WANDB_", "HF_", "OUTRIDER_", "PYTHONWARNINGS", "TORCH_")
 """Prefixes of environment variables that ranks inherit from the launcher.
@@ -214,7 +214,7 @@ def run_rank(settings: dict[str, Any]) -> None:
 
     `settings` has the `spec` and the launcher's `environment`; the node's variables override it.
     Raises a `RuntimeError` if the rank was killed, so that Ray Train starts another group. After
-    any other error, it returns, because the launcher reads the rank's error record.
+    any other error, it returns normally, because the launcher reads the rank's error record.
     """
     spec = TrainingSpec.model_validate(settings["spec"])
     context = ray.train.get_context()

@@ -1,4 +1,4 @@
-"""A training run's specification, passed to workers as JSON. No torch.
+"""A training run's specification, passed to workers as JSON. Torch-free.
 
 TrainingSpec.model_validate_json(Path("spec.json").read_text())
 """
@@ -31,7 +31,7 @@ Sampling = tuple[float, float, int]
 
 
 class TrainingSpec(BaseModel):
-    """One training run; sequences are given by their feature store ids."""
+    """One training run; sequences are identified by their feature store ids."""
 
     model_config = ConfigDict(extra="forbid")
 

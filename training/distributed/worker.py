@@ -60,8 +60,8 @@ def join_world(processes: int, by_slurm: bool) -> int:
     """Returns this process's rank.
 
     Raises an `OutriderError` unless `processes` processes were started, since each process without
-    a launcher's variables would train as rank 0 of 1. `by_slurm` selects srun's variables, which
-    every shell in a Slurm job also has.
+    a launcher's variables would train as rank 0 of 1. srun's variables are read only with
+    `by_slurm`, since every shell in a Slurm job has them too.
     """
     if by_slurm and "RANK" not in os.environ and "SLURM_PROCID" in os.environ:
         os.environ.update(slurm_world(os.environ))

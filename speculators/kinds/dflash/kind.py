@@ -30,7 +30,7 @@ from outrider.speculators.kinds.eagle3.check import check_head
 from outrider.speculators.kinds.eagle3.kind import Eagle3
 
 MASK_EMBEDDING = "mask_embedding"
-"""vLLM's embedding of the mask token, unused unless a directory has mask_embedding.pt."""
+"""vLLM's name for the mask token's embedding; unused without mask_embedding.pt."""
 
 
 class DFlash(Eagle3):

@@ -7,7 +7,7 @@ As in DFlash, the block is computed in one pass. Its drafts are then chosen one 
 head adds to each draft's logits a low-rank bias that depends on the preceding token, so consecutive
 drafts fit together at little cost. The confidence head estimates the probability that a draft is
 accepted if all drafts before it are. vLLM 0.32 uses it only with `enable_adaptive_verification`, to
-verify fewer drafts of some requests, never to draft fewer.
+verify fewer drafts for some requests, never to draft fewer.
 
 Only vLLM's model runner V2 supports the kind. Other files: dspark/shape.py (config.json),
 dspark/layer.py (the module).

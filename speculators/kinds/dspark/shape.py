@@ -30,7 +30,8 @@ HEADS = {
     "enable_confidence_head": True,
     "confidence_head_with_markov": True,
 }
-"""Supported: slot 0 drafts; Markov and confidence heads read the preceding token."""
+"""Values that a supported head has in config.json.
+Slot 0 drafts, and the Markov and confidence heads read the preceding token."""
 
 
 def read_shape(
@@ -69,7 +70,7 @@ def plain_config(target_config: Mapping[str, Any], head: HeadConfig, drafts: int
 def speculators_config(
     config: Mapping[str, Any], target_config: Mapping[str, Any], target: str, drafts: int
 ) -> dict[str, Any]:
-    """config.json in the speculators format, with keys of DFlash and both heads."""
+    """DFlash's config.json in the speculators format, plus the two heads' keys."""
     heads = {"markov_rank": config["markov_rank"], **HEADS}
     apart = {*heads, dflash.MASK_TOKEN, dflash.LAYER_IDS}
     twin = dflash.speculators_config(config, target_config, target, drafts)

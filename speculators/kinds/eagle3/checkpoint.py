@@ -89,7 +89,7 @@ def start(
     """Loads the base's head, or creates one with a draft vocabulary.
 
     A new head's rows are the target's rows for the draft tokens. Since the last norm gives the
-    head's states about the scale of the target's, drafts are meaningful from the first steps. Other
+    head's states roughly the target's scale, drafts are meaningful from the first steps. Other
     matrices are drawn with standard deviation 0.7 / sqrt(inputs), or 0.02 if they write into the
     residual stream, so that the layer starts near the identity. The target's norms are not copied.
     The head is then fitted to `origin.rows` if they are given (closed_form.py).
@@ -141,8 +141,8 @@ def write(
 ) -> None:
     """Publishes the head's directory atomically.
 
-    With a base, configuration, layout, dtypes and draft vocabulary are the base's, and tensors
-    not in `changed` keep the base's bytes. Without a base, floats have the target's `torch_dtype`.
+    A warm start keeps the base's configuration, layout, dtypes and draft vocabulary, and the bytes
+    of tensors not in `changed`. Without a base, floats have the target's `torch_dtype`.
     """
     if origin.base_dir is not None:
         config, written = _over_base(kind, dict(changed), origin.base_dir)

@@ -166,7 +166,7 @@ def _set_attention(
 
 
 def _fit_mlp(head: EagleHead, ends: TargetEnds, rows: Rows, drafts: int) -> None:
-    """Fits `down_proj` at the depths below `drafts`; sets the last norm.
+    """Fits `down_proj` at depths 0 to `drafts` - 1; sets the last norm.
 
     The norm's weight is the root mean square of the residual stream, so that an uncertain
     regression, whose output is small, gives small logits.

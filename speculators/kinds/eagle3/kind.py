@@ -5,8 +5,8 @@
     kind.load(directory, target_dir, torch.float32)
 
 Like an MTP layer, a head drafts token by token, but with a dense MLP and its own, often smaller
-vocabulary. It is trained from scratch or from an existing head. The first draft reads fc over
-target states; later drafts read the head's own state. Subclasses for other heads of this format
+vocabulary. It is trained from scratch or from an existing head. The first draft reads target
+states through fc; later drafts read the head's own state. Subclasses for other heads of this format
 override `shape`, `module`, `new_config` or `names`.
 
 Other files: eagle3/shape.py (config.json, names), eagle3/check.py (compatibility), eagle3/layer.py
@@ -72,7 +72,7 @@ class Eagle3(TrainableKind):
     shape = staticmethod(EagleShape.read)
     """The shape of a head with this config.json."""
     new_config = staticmethod(plain_config)
-    """config.json (plain layout) of a new head with `drafts` draft tokens."""
+    """config.json (plain layout) of a new head; `drafts`: draft vocabulary size."""
     names = staticmethod(checkpoint_names)
     """Maps tensor names in the module to stored names."""
     speculators_config = staticmethod(twin_config)
@@ -148,7 +148,7 @@ class Eagle3(TrainableKind):
     def build(
         self, config: Mapping[str, Any], target_config: Mapping[str, Any], source: object
     ) -> "StoredHead":
-        """Builds config.json's head; the lowest ids stand in for the draft tokens."""
+        """Builds the head for `config`; the lowest ids are placeholder draft tokens."""
         import torch
 
         shape = self.shape(config, target_config, source)

@@ -18,7 +18,7 @@ from outrider.speculators.head_config import HeadConfig
 from outrider.speculators.layers.rope import rope_of
 
 EMBEDDING = "embed_tokens.weight"
-"""A copy of the target's embedding in public heads; not used."""
+"""A copy of the target's embedding in public heads; checked, never loaded."""
 
 D2T, T2D = "d2t", "t2d"
 
@@ -109,7 +109,7 @@ class EagleShape:
         Llama's attention are unsupported.
         """
         layer = layer_config(config)
-        # The format's default for `norm_before_residual`: true for eagle3, false for peagle.
+        # The speculators format defaults `norm_before_residual` to true, or false for peagle.
         of_speculators = config.get("speculators_model_type") not in (None, PARALLEL_OF_SPECULATORS)
         _check_supported(layer, config, path)
         latent = layer if layer.get("model_type") in DEEPSEEK_MODEL_TYPES else None
@@ -249,7 +249,7 @@ def plain_config(target_config: Mapping[str, Any], head: HeadConfig, drafts: int
 def one_layer_config(
     target_config: Mapping[str, Any], head: HeadConfig, drafts: int
 ) -> dict[str, Any]:
-    """Keys of every one-layer head's config.json, except its attention's widths."""
+    """The config.json keys that all one-layer heads share."""
     return {
         # transformers 5 writes `dtype`.
         "torch_dtype": target_config.get("dtype", target_config.get("torch_dtype", "bfloat16")),
