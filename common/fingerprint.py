@@ -66,10 +66,7 @@ def sampled_digest(paths: Iterable[Path], sampled: int = 4 * 2**20) -> str:
 
 
 def store_identity(info: Mapping[str, Any]) -> list[str]:
-    """Returns the fields of an fsspec `info` that change with the content.
-
-    Each kind of store provides only some of them.
-    """
+    """Returns those fields of an fsspec `info` that change with the content; stores differ."""
     fields = ("size", "mtime", "ETag", "etag", "md5Hash", "blob_id", "LastModified", "updated")
     return [str(info.get(field)) for field in fields]
 

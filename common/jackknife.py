@@ -1,6 +1,4 @@
-"""Confidence intervals from a few sessions of unequal size.
-
-Provides the degrees of freedom and the number of sessions needed.
+"""Degrees of freedom of intervals from a few sessions of unequal size.
 
 degrees_of_freedom([[0.25, 0.25, 0.25, 0.25]])      # [3.]
 

@@ -143,10 +143,7 @@ class MemoryPlan:
 
     @property
     def _row_bytes(self) -> int:
-        """Bytes of a row: states in bf16, plus 25 per slot.
-
-        These are 8 bytes each for the token, sequence and position, and 1 for the anchor mask.
-        """
+        """Bytes of a row: bf16 states; 25 per slot for token, sequence, position and anchor."""
         # The drafter's inputs, and the teacher's state unless the drafter reads only that.
         values = self.size.read + self.size.hidden * (self.size.read != self.size.hidden)
         return self.row_tokens * (2 * values + 25)
