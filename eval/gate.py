@@ -28,7 +28,7 @@ NOT_SERVED = {"scrambled", "foreign", "template", "temperature"}
 """Off-policy causes (data/on_policy) for which the logged prompts, tokens or sampling differ from
 the endpoint's, so measurements with them do not carry over to serving. A different template can
 look like a different temperature: both make the logged tokens less likely. Text that was edited,
-retokenized or written by another revision is only reported; the engine's counts decide."""
+retokenized or written by another revision is only reported; checks on engine counts apply."""
 
 LEAST_GREEDY_P = 0.01
 """Minimum p-value in the test of whether speculation changes more greedy responses than different

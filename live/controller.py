@@ -206,7 +206,7 @@ class Controller:
         self.say(f"verdict: {verdict.action}, by the {verdict.by}: {verdict.reason}")
 
     def _settle_share(self, behind: Collection[str]) -> None:
-        """Sets the share between deployments; 0 if a canary was left behind."""
+        """Sets the canary's share while no deployment runs; 0 if a canary was left behind."""
         is_behind = any(each.name in behind for each in self.endpoint.canary)
         self._share(0 if is_behind else fair_share(self.endpoint))
 

@@ -238,7 +238,7 @@ class Endpoint(Section):
 
     @property
     def lock(self) -> Path:
-        """The lock of the controller."""
+        """The controller's lock file."""
         return self.state_dir / "controller.lock"
 
     @property

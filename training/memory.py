@@ -36,7 +36,7 @@ CHUNK_COPIES = 5
 
 BUCKET = 100_000_000
 """Number of gradient elements that DeepSpeed reduces together.
-These 200 MB and their float32 copy keep NVLink busy; DeepSpeed's default is five times as large."""
+200 MB in bf16 plus a float32 copy keep NVLink busy; DeepSpeed's default is five times as large."""
 
 ROWS_IN_FLIGHT = 3
 """Rows in host memory: one in use, two read ahead (training/batches.py)."""

@@ -26,7 +26,7 @@ With 129,280 tokens, a partial sort costs a twentieth of a full one."""
 
 
 class Served(NamedTuple):
-    """Sampling parameters of the N targets' requests, and how the engine drafts."""
+    """Sampling parameters of the requests of N target tokens, and how the engine drafts."""
 
     temperature_N: Tensor
     top_p_N: Tensor

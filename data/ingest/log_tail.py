@@ -4,7 +4,7 @@
     if unread_rows(unread) >= 500:
         position |= cut(unread, 500, Path("windows/000003/log"))
 
-A slice is a folder of files that the ingest reads like any log. Files of lines are cut between
+A slice is a folder of files that the ingest reads like any log. Line-based files are cut between
 lines; an incomplete last line is left for later. The position of such a file is a number of bytes,
 keyed by a digest of the file's first line. So a file keeps its position if log rotation renames or
 compresses it, and counts as new if it was truncated. If several files have the same first line,

@@ -160,7 +160,7 @@ class Evidence:
         return float(np.sqrt(self.total("variance") + ROUNDING_NATS**2 * tokens) / tokens)
 
     def missed(self, part: int | None = None) -> float:
-        """Share of sure positions with an unexpected token, beyond what sampling explains."""
+        """Of positions where the target is sure, the share with another token, beyond chance."""
         expected = self.share("sure_missed_expected", "sure", part)
         return max(self.share("sure_missed", "sure", part) - expected, 0.0)
 

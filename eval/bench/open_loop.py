@@ -40,8 +40,8 @@ KEPT_UP = 0.9
 """A block is saturated only if it achieves less than this share of the offered rate."""
 
 WAIT_GROWTH = 2.0
-"""Minimum factor by which time to first token grows from a saturated block's first third to its
-last."""
+"""A block is saturated only if its time to first token grows at least by this factor from its first
+third to its last."""
 
 
 def customers_arrivals(

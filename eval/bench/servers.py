@@ -42,7 +42,7 @@ SomeDrafts = TypeVar("SomeDrafts", bound=Drafts | None)
 class _Running:
     server: Server
     numbers: tuple[int, ...]
-    """Numbers of drafts that the server was started with."""
+    """Values of K (drafts per step) that the server was started with."""
     file: DraftsFile
     loaded: Path | None
     """Directory of the server's current weights."""

@@ -35,7 +35,7 @@ class TargetSize:
     """1 for a latent cache, because every rank holds all of it."""
 
     def engine_bytes(self, engine: EngineConfig, ranks: int) -> float:
-        """Returns the minimum memory per tensor-parallel GPU, with one full-length request."""
+        """Returns the minimum memory per GPU at TP degree `ranks`, with one full-length request."""
         cache = engine.max_model_len * self.kv_bytes_per_token / min(ranks, self.kv_heads)
         return (self.weight_bytes / ranks + cache) / engine.pipeline_parallel + WORKSPACE
 
