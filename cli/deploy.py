@@ -48,7 +48,7 @@ def deploy_speculator(
     recover
         Finish an interrupted deployment and bring all replicas to the same release.
     in_place
-        Swap the replicas one after another without a canary; a replica rolls back if its
+        Update the replicas one after another, without a canary; a replica rolls back if its
         acceptance falls short of the value recorded in the bundle.
     local
         Start the endpoint's replicas and Envoy on this machine, and stop them afterwards. Without

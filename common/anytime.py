@@ -108,9 +108,9 @@ def ratio_of_groups(above: Sequence[Group], below: Sequence[Group], alpha: float
     group.
 
     Some groups may be complete at the first look while others grow, for example if a previously
-    measured offset is subtracted. The bounds then also hold at all looks: if the complete groups
-    have variance v and the growing ones information I, the errors have the same covariances as
-    those of a mean over a growing sample whose information is 1 / (v + 1 / I).
+    measured offset is subtracted. The bounds then also hold at all looks, because if the complete
+    groups have variance v and the growing ones information I, the errors have the same covariances
+    as those of a mean over a growing sample whose information is 1 / (v + 1 / I).
     """
     groups = [
         (sign, np.asarray(numerator, dtype=np.float64), np.asarray(denominator, dtype=np.float64))

@@ -46,7 +46,7 @@ def in_child(
     `OutriderError` if the child was killed. Ctrl-C or SIGTERM in this process ends the child.
     """
     receiver, sender = _CONTEXT.Pipe(duplex=False)
-    # Plain pickle: torch's pickler shares tensors by descriptor, which needs the sender alive.
+    # Plain pickle: torch's pickler shares tensors by descriptor, so the sender must stay alive.
     process = _CONTEXT.Process(target=_work, args=(sender, pickle.dumps((function, args, kwargs))))
     process.start()
     sender.close()

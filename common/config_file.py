@@ -150,7 +150,7 @@ def _written(location: Keys, model: type[BaseModel]) -> tuple[Keys, type[BaseMod
 
 
 def _below(annotation: Any) -> Any:
-    """Returns an annotation's section, possibly within a dict or list; otherwise None."""
+    """Returns an annotation's section, or dict or list of sections, if any."""
     if typing.get_origin(annotation) in (typing.Union, types.UnionType):
         return next(filter(None, map(_below, typing.get_args(annotation))), None)
     if typing.get_origin(annotation) in (dict, list):

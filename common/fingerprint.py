@@ -66,7 +66,7 @@ def sampled_digest(paths: Iterable[Path], sampled: int = 4 * 2**20) -> str:
 
 
 def store_identity(info: Mapping[str, Any]) -> list[str]:
-    """Returns those fields of an fsspec `info` that change with the content; stores differ."""
+    """Returns the content-dependent fields of an fsspec `info`, which vary by store."""
     fields = ("size", "mtime", "ETag", "etag", "md5Hash", "blob_id", "LastModified", "updated")
     return [str(info.get(field)) for field in fields]
 

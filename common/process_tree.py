@@ -13,8 +13,8 @@ Engines, servers, launchers and workers start further processes, some in separat
 A vLLM server's grandchildren do not notice when the server or the command ends. So each tree has a
 mark in its environment, which every descendant inherits, and a guard process that holds a pipe from
 the starter. When the pipe closes, on leaving the context or on `kill -9`, the guard kills every
-process with the mark. PR_SET_PDEATHSIG alone misses grandchildren and fires when a thread of the
-starter ends; a subreaper finds orphans only while it lives.
+process with the mark. PR_SET_PDEATHSIG alone misses grandchildren and also fires when only the
+thread that started the child ends; a subreaper finds orphans only while it lives.
 
 A process gets the mark at exec, so a fork of the starter without exec is not a member. Trees nest:
 processes of an inner tree carry both marks, so the outer guard also kills the inner tree and its
@@ -42,7 +42,7 @@ MARK = "OUTRIDER_PROCESS_TREE"
 """Environment variable: the marks of the trees that a process belongs to, outermost first."""
 
 _QUIET_S = 0.25
-"""Seconds without any member after which a tree counts as ended. Not 0, because a process between
+"""A tree counts as ended after this many seconds without a member. Not 0, because a process between
 fork and exec shows no mark."""
 
 
@@ -220,7 +220,7 @@ def run_supervised(argv: list[str], log: Path, environment: dict[str, str]) -> i
     received: list[int] = []
     try:
         terminal = os.dup(sys.stderr.fileno())
-    except OSError:  # a notebook's stderr has no descriptor; its kernel shows descriptor 2
+    except OSError:  # a notebook's stderr has no descriptor; its kernel forwards descriptor 2
         terminal = os.dup(2)
     with signal_handlers(lambda number, _: received.append(number)):
         variables = environment | {TERMINAL_DESCRIPTOR: str(terminal)}

@@ -24,7 +24,7 @@ _LAST = {"token", "key", "keys", "sig", "signature"}
 _KEY_ID = re.compile(r"(access|secret|api|private|signing|session).?(key|token)", re.IGNORECASE)
 _PLAIN = {"key", "keys", "stop token", "bos token", "eos token", "pad token"}
 _POINTERS = {"file", "path", "dir", "env", "name"}
-"""`api_key_file` is the location of a secret, not the secret."""
+"""Last words of names that point to a secret rather than hold it, such as `api_key_file`."""
 
 _FORMS = re.compile(
     r"\b(?:hf_|sk-|ghp_|github_pat_|glpat-|xox[abp]-)[A-Za-z0-9_-]{12,}|\bAKIA[0-9A-Z]{16}\b"

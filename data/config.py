@@ -103,7 +103,7 @@ class PrivacyConfig(_Section):
     """Data to delete after the bundle is exported. `keep`: none; `delete_features`: the hidden
     states; `delete_all`: also the table of sequences and the responses of the evaluation. Weights,
     counts and the report are always kept. `adapt-speculator` deletes a round's windows of
-    traffic when the round has ended, unless this is `keep`."""
+    traffic when the round has ended, unless `retention` is `keep`."""
 
     @model_validator(mode="after")
     def _regenerates_what_was_replaced(self) -> "PrivacyConfig":
@@ -208,5 +208,5 @@ class CaptureConfig(_Section):
     """Number of sequences on which captured states are checked (engine_checks.py)."""
 
     on_policy_positions: ClassVar[int] = 1024
-    """Maximum number of tokens per completion, evenly spaced, that are checked for being on-policy.
+    """Approximate maximum number of evenly spaced completion tokens checked for being on-policy.
     Each one costs the engine an lm_head evaluation and a few passes over the vocabulary."""

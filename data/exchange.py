@@ -58,7 +58,7 @@ class Exchange:
     """Whether `prompt_text` came from the client rather than a template. The engine's tokenizer
     then adds the BOS token, as for /generate and /v1/completions."""
     completion_is_raw: bool = False
-    """Whether `content` is the engine's raw output, without parsing, as from /v1/completions."""
+    """Whether `content` is the engine's raw, unparsed output, as from /v1/completions."""
     completion_token_ids: list[int] | None = None
     """All tokens of the response including the EOS token, as the engine logged them."""
     reasoning: str | None = None
@@ -155,7 +155,7 @@ BEYOND_FIRST = "beyond_first"
 """Replaces the reasons in `HALVES` if the other half may be in an unread part of the log."""
 
 SAMPLED_OTHERWISE = frozenset({"grammar", "min_p", "penalties", "other_sampling"})
-"""Reasons for responses whose tokens were not sampled by temperature, top_k and top_p alone."""
+"""Reasons for responses whose tokens were not sampled with temperature, top_k and top_p alone."""
 
 ASIDE = SAMPLED_OTHERWISE | {
     "other_model",

@@ -66,7 +66,7 @@ def session_names(
     """Returns every row's session name; `times` are the keys from `log_order`.
 
     A conversation id is one session, however long it lasts. A user id lasts for weeks; as a single
-    session, it would keep only the exchanges of one part. Templates and load tests repeat the same
+    session, its exchanges would be kept in one part only. Templates and load tests repeat the same
     first question. So sessions named after a user id or a first question end after a pause of
     `gap_minutes`; the next session is named after its first sequence, such as `session 0-17`. A
     name that is a conversation id in any row counts as one in all rows.

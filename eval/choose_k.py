@@ -10,9 +10,9 @@ delivers AL(k) tokens per request, so
 AL comes from exact replay of the validation part; T is measured in each engine mode. The choice is
 the smallest k that no larger k beats by more than MIN_GAIN plus a noise margin: the one-sided 95 %
 margin of the log ratio of their tokens/s, which covers noise in step times and variation of
-acceptance between sessions. The margin is capped at MOST_MARGIN: with very noisy measurements,
-following the estimate is better than always choosing one draft. If base and custom share an engine,
-they share its step times.
+acceptance between sessions. The margin is capped at MOST_MARGIN because, with very noisy
+measurements, following the estimate is better than always choosing k = 1. If base and custom share
+an engine, they share its step times.
 
 The main concurrency is derived from the logged load. By Little's law the mean number of requests in
 flight is L = (requests/s) W, and a request of n tokens takes W = n B / (tokens/s at B) in base's
@@ -44,7 +44,7 @@ MIN_GAIN = 0.01
 at higher load."""
 
 MOST_MARGIN = 0.05
-"""Cap on the noise margin (log) that is added to MIN_GAIN."""
+"""Cap on the noise margin (of a log ratio) that is added to MIN_GAIN."""
 
 Speeds = Mapping[int, Mapping[int, float]]
 """Tokens/s, or seconds per step, by batch size and number of drafts."""
@@ -116,8 +116,8 @@ def choose(
 def length_margin(sums: ReplaySums, k: int, other: int) -> float:
     """One-sided 95 % margin of the log ratio of two acceptance lengths.
 
-    0 if there are too few sessions for an interval. Clusters are sessions only, because the gain
-    from one more draft differs little between users.
+    0 if there are too few sessions for an interval. Only sessions are used as clusters, because the
+    gain from one more draft differs little between users.
     """
     steps_R2 = np.stack(
         [sums.steps_RK[:, n - 1] if n else sums.tokens_R for n in (k, other)], axis=1
@@ -129,7 +129,7 @@ def length_margin(sums: ReplaySums, k: int, other: int) -> float:
 def main_concurrency(speeds: Speeds, tokens_per_s: float | None) -> int | None:
     """The lowest batch size that delivers the logged tokens/s, else the highest.
 
-    None if speeds or the logged load are unknown.
+    None if the speeds or the logged load is unknown.
     """
     if not speeds or tokens_per_s is None:
         return None
@@ -146,8 +146,8 @@ def lookup_k(
     """K of n-gram lookup as a reference; None if not served.
 
     If `choose_kind` timed lookup, its k is used; otherwise `eval.k` if it is a number. With "auto",
-    k follows from replay and `steps`, the seconds per step of custom's engine, which saves timing
-    another server. These include the drafter's passes, so k may be too small by one.
+    k follows from replay and `steps`, the seconds per step of custom's engine, so that lookup's
+    engine need not be timed. They include custom's drafting, so k may be too small by one.
     """
     if not context.serves_lookup:
         return None

@@ -96,7 +96,7 @@ class GateConfig(BaseModel):
 
     max_tail_excess: ClassVar[float] = 0.01
     """Maximum increase over no speculation in the share of sampled tokens whose probability under
-    the target is below 1e-4. A broken rejection sampler shows up here first (0.0015 is typical, a
+    the target is below 1e-4. A broken rejection sampler shows up here first (0.0015 is typical; a
     broken one gave 0.089)."""
 
     min_same_text_p: ClassVar[float] = 0.001
@@ -158,12 +158,12 @@ class EvalConfig(BaseModel):
     (eval/choose_k.py)."""
 
     current_k: PositiveInt | None = None
-    """Drafted tokens per step of today's endpoint. Base is then also measured at this K, and custom
-    must be faster than that too; null: base's best K is the only reference."""
+    """Drafted tokens per step of today's endpoint. If set, base is also measured at this K, and
+    custom must be faster than that too; null: base's best K is the only reference."""
 
     engine_modes: list[Literal["eager", "compiled"]] = Field(["eager", "compiled"], min_length=1)
     """Engine modes in which tokens/s are measured and the verification pass runs. With a small
-    target, the modes give different results, because its compiled engine leaves less to gain."""
+    target, the modes give different results: compilation leaves less for speculation to gain."""
 
     side_by_side: bool = True
     """Whether the server without speculation and the one for base and custom run at the same time,
@@ -171,16 +171,16 @@ class EvalConfig(BaseModel):
     for only one server, as with R1: the servers then alternate once per repeat."""
 
     concurrency: list[PositiveInt] = Field([1, 4, 8], min_length=1)
-    """Numbers of concurrent requests to measure. The main concurrency is the lowest at which base
-    keeps up with the logged tokens per second, or the first in the list if the log has no times. K
-    is chosen at the main concurrency, where custom must be faster than base. At the others, custom
+    """Numbers of concurrent requests to measure. The main one is the lowest at which base keeps up
+    with the logged tokens per second, else the highest; if the log has no times, it is the first.
+    K is chosen at the main concurrency, where custom must be faster than base. At the others, it
     may be at most 3 % slower than base; at all of them, at most 3 % slower than no speculation."""
 
     requests: PositiveInt = 4
     """Held-out prompts per block, or twice the concurrency if that is more. At concurrency 1, base
     and custom alternate by request, and every pair narrows the interval of their ratio. At other
-    concurrencies, on a machine whose speed fluctuates, more short blocks narrow it further than
-    longer blocks do."""
+    concurrencies, on a machine whose speed fluctuates, many short blocks narrow it more than a few
+    long ones do."""
 
     measure: Literal["until_decided", "full"] = "full"
     """When to stop measuring. `full` measures all `repeats` in every engine mode. `until_decided`
@@ -203,7 +203,7 @@ class EvalConfig(BaseModel):
     rate, without waiting for earlier responses. Empty: closed loop only."""
 
     rate_seconds: PositiveFloat = 20.0
-    """Time in seconds during which rate x rate_seconds requests are sent. All rates have the
+    """Seconds over which the rate x rate_seconds requests of a block are sent. All rates have the
     same duration, because a queue needs time to grow before saturation shows; a saturated server
     runs until all requests are answered. Intervals use the closed loop's noise, a lower bound."""
 
@@ -234,7 +234,7 @@ class EvalConfig(BaseModel):
     general: dict[PublicWorkload, str | None] = {}
     """Public workloads on which acceptance by K is also reported: name -> a local file in the hub's
     layout (for `speed_bench`, the folder that NVIDIA's prepare.py writes), or null to load it from
-    the hub. The target answers 80 prompts of each. Requires captured states."""
+    the hub. The target answers up to 80 prompts of each. Requires captured states."""
 
     general_prompts: ClassVar[int] = 80
     """Maximum number of prompts per workload."""

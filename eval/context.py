@@ -255,7 +255,7 @@ class EvaluationContext:
             "lookup": [each.k for each in self.kinds if each.kind == LOOKUP],
             "serving": self.serving.model_dump(mode="json"),
             "draft_sample_method": self.draft_sample_method,
-            # The excluded keys change results computed from the measurements, not the measurements.
+            # The excluded keys affect only results that are computed from the measurements.
             "evaluation": self.settings.model_dump(mode="json", exclude={"gate", "cost", "task"}),
             "near_tie_nats": self.settings.gate.near_tie_nats,
         }

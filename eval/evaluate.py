@@ -183,7 +183,7 @@ def heldout_requests(context: EvaluationContext, heldout: Dataset) -> HeldoutReq
     """Selects the held-out requests to send, and their sampling settings."""
     settings, serving = context.settings, context.serving
     verification, timed = evaluation_prompts(heldout, settings, serving)
-    # Open-loop acceptance counts only steps with drafts, so every step must have drafts.
+    # Open-loop acceptance counts only steps with drafts, so custom must draft in all or none.
     custom = context.speculators["custom"]
     comparable = custom.trainable or not custom.speculates
     traffic = select(heldout, settings, serving) if comparable else []

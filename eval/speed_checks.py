@@ -28,15 +28,15 @@ MOST_REPEATS = 1000
 """Maximum number of repeats that a message suggests."""
 
 MOST_DRAFTING = 0.5
-"""Share of steps with drafts below which an engine is taken to follow a schedule with 0 drafts; an
-engine that ignores the schedule drafts in all steps."""
+"""An engine is taken to follow a schedule with 0 drafts if it drafts in less than this share of its
+steps; an engine that ignores the schedule drafts in all steps."""
 
 LEAST_STARTS = 3
 """Minimum number of times that two engines must be started to compare their speeds."""
 
 SUPERIOR, ELSEWHERE, NONE = "superior", "elsewhere", "none"
-"""Kinds of demand: faster than a reference at the main concurrency, non-inferior to base at the
-others, non-inferior to no speculation."""
+"""Kinds of demand: faster than a reference at the main concurrency, non-inferior to base at
+other concurrencies, non-inferior to no speculation at every concurrency."""
 
 
 @dataclass(frozen=True)

@@ -222,7 +222,7 @@ class Adapter:
         }
         run.root.mkdir(parents=True, exist_ok=True, mode=0o700)
         write_json(run.root / PLAN, plan)
-        # The first round compares trainer and engine (draft_parity_check.py).
+        # The first round compares the trainer's drafts with the engine's (draft_parity_check.py).
         options = {"parity": pending.n == 1}
         try:
             result = self._run_stage(run, recipe, ADAPT_ROUND.name, options)
@@ -314,8 +314,8 @@ class Adapter:
     def _base_to_watch(self, serving: Serving) -> Path | None:
         """The base with which the speculator in use is compared.
 
-        None if the base has no weights, is itself in use, or is of another kind, because windows
-        hold only the states that the kind in use reads.
+        None if the base has no weights, is itself in use, or is of another kind (windows hold
+        only the states that the kind in use reads).
         """
         recipe = self.recipe
         base = base_of(recipe.speculator.base, recipe.target.training_directory()).directory

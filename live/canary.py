@@ -11,8 +11,8 @@ uses the requests whose counts the replicas still hold and, if these are too few
 A step passes after at least `min_requests` canary requests and `min_seconds`. A canary never gets
 more than its fair share, because more load would slow it down. It can be promoted only in the last
 step, at that share. It can be rolled back in any step: by the judge, because it finishes no
-requests, or after `max_seconds`. `Decided` can end the test at any time: on an operator's request,
-or as a rollback because a canary replica reverts its swap or stops answering.
+requests, or after `max_seconds`. `Decided` can end the test at any time: at an operator's request,
+or with a rollback if a canary replica reverts its swap or stops answering.
 """
 
 import contextlib

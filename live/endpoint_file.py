@@ -100,8 +100,8 @@ class CanaryPolicy(Section):
     """Conditions for raising a canary's share, promoting it or rolling it back."""
 
     shares: list[float] = [5.0, 25.0, 100.0]
-    """The canary's percentage of requests in each step; the controller caps it at the fair
-    share. At 100, the stable replicas are swapped in turn."""
+    """The canary's percentage of requests in each step, ending with 100. The controller caps it at
+    the fair share; to reach 100, it swaps the stable replicas in turn after the verdict."""
 
     baseline_requests: int = Field(default=1000, ge=1)
     """Number of canary requests before the swap, at the fair share and with the old release. They
@@ -270,7 +270,7 @@ class Endpoint(Section):
 def load_endpoint(name: str | Path, state_dir: Path | None = None) -> Endpoint:
     """Loads an endpoint from a file, or a shipped one (`nano_r1`).
 
-    `state_dir` overrides the file's. Raises an `OutriderError` that names a mistake and its fix.
+    `state_dir` overrides the file's. Raises an `OutriderError` that names the mistake and its fix.
     """
     path = Path(name).expanduser()
     if not path.exists():

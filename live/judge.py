@@ -12,8 +12,8 @@ quotient, from sessions of both periods, are valid at all looks simultaneously (
 - a speculator that is slower by `policy.margin` is promoted with a probability of at most ALPHA;
 - an equally fast one is rolled back for its speed with a probability of at most ALPHA.
 
-Errors and latency have fixed limits. Too many errors cause a rollback at any share. Latency or
-acceptance beyond its limit only prevents a promotion.
+Errors, latency and acceptance have fixed limits. Too many errors cause a rollback at any share.
+Latency or acceptance outside its limit only prevents a promotion.
 """
 
 import math

@@ -104,7 +104,7 @@ def running_router(endpoint: Endpoint) -> Iterator[Router]:
 def started_release(endpoint: Endpoint, bundle: str | Path | None) -> Release:
     """The release in use, else one created from the target's own speculator.
 
-    The new release has the bundle's target and K. Without a bundle, it has the embedded target.
+    The new release has the bundle's target and K; without a bundle, `nano_r1` and K = 3.
     """
     releases = Releases(endpoint.releases)
     if (serving := read_state(endpoint).serving) is not None:

@@ -29,8 +29,8 @@ ManifestKind = Literal["kserve", "argo"]
 def write_manifest(kind: ManifestKind, bundle: str | Path, endpoint: Endpoint) -> str:
     """Returns the manifest's YAML: comments, then one document per object.
 
-    `bundle`: a folder or an address that `outrider export RUN --to` wrote; its files are checked
-    against bundle.json. Raises an `OutriderError` that names the key of a missing setting.
+    `bundle`: a folder or an address that `outrider export RUN --to` wrote to; its files are
+    checked against bundle.json. Raises an `OutriderError` that names the key of a missing setting.
     """
     place = pinned(bundle)
     with local_bundle(place) as directory:
@@ -96,7 +96,7 @@ def _stable(
 ) -> tuple[str | None, ServeFlags]:
     """Address of the stable group's bundle, if any, and its flags.
 
-    `own`, the target's own drafter, gets the k that the evaluation chose for the base. Any other
+    `own`, the target's own drafter, gets the k that the evaluation chose for the base. A stable
     bundle gets the flags of the new bundle; if its k or kind differs, the user must replace them
     with those in its serve.sh.
     """

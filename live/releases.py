@@ -178,9 +178,9 @@ def release_name(digest: str) -> str:
 def watch_of(release: Release, policy: CanaryPolicy) -> Watch | None:
     """Returns the watch that reverts a swap with insufficient acceptance.
 
-    The limit is the evaluated acceptance length, lowered by the uncertainty of its ratio to the
-    base's and by `policy.min_acceptance_ratio`, because live traffic differs a little from held-out
-    traffic. None without evidence, or with `watch_requests: 0`.
+    The limit is the evaluated acceptance length, scaled down by the uncertainty of its ratio to
+    the base's and by `policy.min_acceptance_ratio`, because live traffic differs a little from
+    held-out traffic. None without evidence, or with `watch_requests: 0`.
     """
     lengths = (release.manifest.get("evidence") or {}).get("acceptance_length") or {}
     length = lengths.get("custom")

@@ -238,7 +238,7 @@ class State:
 
     @property
     def previous(self) -> str | None:
-        """The release that a rollback goes back to."""
+        """The release that a rollback restores."""
         return self.before.get(self.serving) if self.serving else None
 
     @property
@@ -271,7 +271,7 @@ class State:
 
     @property
     def older(self) -> list[Window]:
-        """Windows of all rounds so far that have not been deleted."""
+        """The windows of all rounds so far, except deleted ones."""
         return [each for each in self.usable if each.n <= self.last_trained and not each.deleted]
 
     @property

@@ -1,4 +1,4 @@
-"""Requests of a canary test, without text, from router log and replicas.
+"""Canary-test requests, without text, from the router log and the replicas.
 
     traffic = Traffic(endpoint, fleet, old, began)
     baseline = traffic.collect()            # all so far: stable, canary
@@ -51,7 +51,7 @@ class Observation:
 
 
 class Traffic:
-    """Finished requests, first of the baseline, then of the test."""
+    """Finished requests: at first the baseline's, then the test's."""
 
     def __init__(self, endpoint: Endpoint, fleet: Fleet, old: str, began: float) -> None:
         """`old`: the release in use on all replicas. `began`: Unix time in seconds."""
@@ -78,7 +78,7 @@ class Traffic:
         return observations(self._routed, self._finished, self._roles)
 
     def start_test(self, new: str, began: float) -> None:
-        """Starts over with requests since `began`; the canary must serve `new`."""
+        """Starts over at `began`; canary requests count only if drafted by `new`."""
         self._began, self._finished, self._routed, self._testing = began, [], [], True
         self._wanted |= {each.name: new for each in self._endpoint.canary}
 
@@ -91,7 +91,7 @@ class Traffic:
             finished, after = replica.requests(0)
             seen = 0
         if seen == 0 and finished and not self._testing:
-            # Replicas keep only recent requests. Start where all have some, to compare equal loads.
+            # Replicas keep only recent requests. Start at a time all cover, to compare equal loads.
             self._began = max(self._began, finished[0].finished_at - finished[0].e2e_s)
         status = replica.status()
         self._after[name] = after

@@ -76,7 +76,7 @@ def _replaced(recipe: Recipe, target_dir: Path) -> Recipe:
             f"speculator.kind = {AUTO}: {recipe.target.model} supports no kind that trains"
             f" ({found}); use another target.model"
         )
-    if recipe.speculator.base != LOOKUP:  # otherwise every kind is compared with it anyway
+    if recipe.speculator.base != LOOKUP:  # as the base, it is compared with every kind anyway
         names.append(LOOKUP)
     left_out = "".join(f"; not {name}: {why}" for name, why in others.items())
     print(f"speculator.kind = {AUTO}: {', '.join(names)}{left_out}", file=sys.stderr)
@@ -84,7 +84,7 @@ def _replaced(recipe: Recipe, target_dir: Path) -> Recipe:
 
 
 def _with_attention(recipe: Recipe, target_config: Mapping[str, Any]) -> Recipe:
-    """Disables MLA where no backend supports the head widths (nano R1)."""
+    """Disables MLA where no backend supports the head widths, as for nano R1."""
     engine = recipe.serving.engine
     if not runs_mla(target_config, engine) or (why := mla_refusal(target_config)) is None:
         return recipe

@@ -150,7 +150,7 @@ class RunDirectory:
         write_json(self.root / "provenance.json", provenance(command_line, files), private=True)
 
     def write_resolved(self, recipe: Recipe) -> None:
-        """Publishes recipe.resolved.yaml. Private: paths and environments may be confidential."""
+        """Writes recipe.resolved.yaml (mode 0600): paths and environments may be confidential."""
         text = yaml.safe_dump(
             recipe.model_dump(mode="json"), sort_keys=False, allow_unicode=True, width=120
         )
@@ -176,7 +176,7 @@ class RunDirectory:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Locks the directory; raises an `OutriderError` if another process holds it."""
+        """Locks the directory; raises an `OutriderError` if another process holds the lock."""
         file = self.root / ".lock"
         try:
             self.root.mkdir(parents=True, exist_ok=True)

@@ -64,7 +64,7 @@ def _show_progress_on_the_terminal(starts_engines: bool) -> None:
     )
     logging.captureWarnings(True)
     if starts_engines:
-        # vLLM's logger keeps the stderr found at import, so it is imported before redirecting.
+        # vLLM's logger binds sys.stderr at import, so import it before sys.stderr is replaced.
         importlib.import_module("vllm.logger")
     os.set_inheritable(int(descriptor), False)
     sys.stdout = sys.stderr = os.fdopen(int(descriptor), "w", buffering=1, encoding="utf-8")

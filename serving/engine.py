@@ -4,7 +4,7 @@
         for row_id, states, _ in engine.prefill([("a", [0, 17, 4])]):
             states["final_norm"]        # [T, H]
 
-It reads hidden states, so it does not support every server setting (`in_process`).
+It reads hidden states, so it does not support every server setting (see `in_process`).
 """
 
 import contextlib
@@ -57,7 +57,7 @@ CAPTURE_EXTENSION = "outrider.serving.vllm_hooks.capture_extension.CaptureExtens
 
 
 def in_process(engine: EngineConfig) -> tuple[EngineConfig, list[str]]:
-    """Returns the settings of an in-process engine and one line per change."""
+    """Returns `engine` adapted to run in process, and one line per change."""
     update: dict[str, object] = {}
     changes, arguments = [], dict(engine.extra_arguments)
     if engine.prefix_caching:
@@ -286,7 +286,7 @@ def open_engine(
         finally:
             # On GPUs an orderly shutdown frees memory, NCCL's groups and /dev/shm for the next
             # stage. On a CPU it takes 4 to 7 s and frees nothing that is needed.
-            # Suppressed: NoSuchProcess (a process just ended) would mask the original error.
+            # NoSuchProcess (a process just ended) is suppressed: it would mask the original error.
             with contextlib.suppress(psutil.NoSuchProcess):
                 llm.llm_engine.engine_core.shutdown(timeout=0 if runs_on_cpu() else 30)
 

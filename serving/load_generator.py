@@ -63,7 +63,7 @@ class BlockResult:
     """From the first request's start to the last token."""
     requests: tuple[RequestResult, ...]
     counters: SpeculationCounters
-    """The engine's counters during this block."""
+    """The engine's counts during this block."""
 
     @property
     def output_tokens(self) -> int:

@@ -30,7 +30,7 @@ REQUEST_ARGUMENT = "outrider_claim"
 
 
 class Claim(NamedTuple):
-    """How the log says a sequence was generated; sent with the request."""
+    """What the log claims about a sequence's generation; sent with the request."""
 
     completion_start: int
     """Index of the first token that the target generated."""

@@ -41,7 +41,7 @@ class ServeCommand(NamedTuple):
     """A command as recipe values."""
 
     values: dict[str, Any]
-    """`target`, `serving` and, if the endpoint speculates, `eval` and `speculator` where known."""
+    """`target`, `serving` and, where known, the endpoint's speculation (`eval`, `speculator`)."""
     notes: list[str]
     """Lines for the user."""
 
@@ -101,7 +101,7 @@ def _read(text: str) -> tuple[str, str]:
 
 
 def _command(source: str, text: str) -> tuple[dict[str, str], list[str]]:
-    """Returns the variables before the command and the words after `vllm serve`."""
+    """Returns the leading environment variables and the words after `vllm serve`."""
     try:
         words = shlex.split(re.sub(r"\\\r?\n", " ", text), comments=True)
     except ValueError as error:

@@ -46,7 +46,7 @@ class ServeFlags(NamedTuple):
 
     @property
     def gpus(self) -> int:
-        """Number of GPUs per server: the product of its parallel sizes."""
+        """Number of GPUs per server: the product of its parallelism degrees."""
         kinds = ("tensor", "pipeline", "data")
         return math.prod(int(self.arguments.get(f"{kind}_parallel_size", 1)) for kind in kinds)
 

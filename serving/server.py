@@ -61,7 +61,7 @@ class Server:
         words = serve_arguments(target, engine, drafting)
         words += ["--host", HOST, "--port", str(self.port), "--served-model-name", self.model_name]
         if drafting is not None and drafting.speculator.speculates:
-            # Each response then reports its own counts, so they survive an interrupted pass.
+            # The flag makes each response report its counts, which survive an interrupted pass.
             words += ["--per-request-spec-decode-metrics", "summary"]
         self._started_with = drafting.speculator.directory if drafting is not None else None
         if drafting is not None and drafting.speculator.trainable:
@@ -113,8 +113,8 @@ class Server:
         began = time.monotonic()
         assert self._started_with is not None  # only drafters with weights are swapped
         swap_directory(self._rpc, directory, self._started_with, self._checkpoint)
-        # Cached prefixes hold the old drafter's keys, which lower the acceptance: 3.91 instead of
-        # 3.97 tokens per step.
+        # Cached prefixes hold the old drafter's keys, which lower the acceptance length: 3.91
+        # instead of 3.97 tokens per step.
         self.reset_prefix_cache()
         self.swap_seconds = time.monotonic() - began
 

@@ -77,7 +77,7 @@ class Speculator:
         return ours is not None and theirs is not None and kind.swappable(ours, theirs)
 
     def features(self, target_dir: Path) -> FeatureSpec:
-        """The target's states that its drafts are computed from; none without weights."""
+        """The target states that the drafts are computed from; none without weights."""
         kind = self.family
         if not isinstance(kind, TrainableKind) or self.directory is None:
             return FeatureSpec(())

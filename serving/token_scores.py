@@ -52,7 +52,7 @@ CANDIDATES = 256
 COLUMNS = (
     "tokens",  # 1 for each position
     "logprob",  # log-probability at temperature 1
-    "sampled_logprob",  # log p(x) at the request's temperature (1 for greedy requests)
+    "sampled_logprob",  # log p(x) at the request's temperature (for greedy requests, at 1)
     "expected",  # E_q[log p]
     "variance",  # variance of log p under q
     "top",  # 1 where x is the most likely token

@@ -32,7 +32,7 @@ from outrider.speculators.kinds.protocol import DrafterKind, TrainableKind
 
 @dataclasses.dataclass(frozen=True)
 class Base:
-    """A kind and, if it has weights, their directory."""
+    """A speculator kind and, if it has weights, their directory."""
 
     kind: DrafterKind
     directory: Path | None
@@ -99,7 +99,7 @@ def stored_features(speculator: SpeculatorConfig, target_config: Mapping[str, An
 
 
 def warm_directory(speculator: SpeculatorConfig) -> Path | None:
-    """The directory in `speculator.base` if it is of the trained kind."""
+    """The directory in `speculator.base` if its speculator is of the trained kind."""
     if not is_directory(speculator.base):
         return None
     directory = Path(str(speculator.base)).expanduser()

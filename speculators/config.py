@@ -50,7 +50,7 @@ class SpeculatorConfig(BaseModel):
     """The speculator in use today, the baseline of the evaluation.
     A directory, `mtp` (the target's own layer), `ngram` or `none` (no speculation).
     `nano_r1/eagle3` and `nano_r1/p_eagle`, trained on general traffic, ship with the package. null:
-    the target's own layer. Training starts from the base if that is of the trained kind, otherwise
+    the target's own layer. Training starts from the base if it is of the trained kind, otherwise
     from scratch."""
 
     head: HeadConfig = HeadConfig()

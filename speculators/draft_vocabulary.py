@@ -27,7 +27,7 @@ def token_counts(responses: Iterable[Tensor], vocab: int) -> Tensor:
 
 
 def chosen_ids(counts_V: Tensor, wanted: int | float) -> Tensor | None:
-    """Draft vocabulary's target tokens [D], ascending; None for the whole vocabulary.
+    """Target token ids [D] that can be drafted, ascending; None for all.
 
     `wanted` is a share (below 1) of the response tokens, or a number of tokens. Equally frequent
     tokens are ordered by id. If too few tokens occur, the lowest remaining ids are added.
@@ -55,7 +55,7 @@ def chosen_ids(counts_V: Tensor, wanted: int | float) -> Tensor | None:
 
 
 def coverage(counts_V: Tensor, ids_D: Tensor | None) -> float:
-    """Share of the counted tokens that can be drafted; 1 without counts."""
+    """Share of the counted tokens that can be drafted; 1 if nothing was counted."""
     total = int(counts_V.sum())
     if ids_D is None or total == 0:
         return 1.0

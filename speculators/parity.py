@@ -6,8 +6,8 @@
 A reference's log-probabilities are compared with another computation's drafts and their
 log-probabilities after the same tokens. The other computation is the engine
 (eval/replay/draft_parity.py) or the speculator as prepared for training
-(training/step0_parity.py). Acceptance is not compared: with seven sequences, bf16 near ties in a
-handful of drafts changed it by 0.087 at one depth.
+(training/step0_parity.py). Acceptance is not compared, since with seven sequences, bf16 near
+ties in a handful of drafts changed it by 0.087 at one depth.
 
 At every depth, the limits are those of `ParityConfig` plus two standard errors for n drafts
 (`allowed`). On nano R1 in bf16 against float32, at most 0.3 % of the drafts at a depth differ

@@ -38,7 +38,7 @@ class Kept(NamedTuple):
     """Bytes that autograd keeps from an unroll until backward, excluding weights."""
 
     linear: int
-    """Storages linear in the number of tokens; flex attention keeps no others."""
+    """Storages that grow linearly with the number of tokens; flex attention keeps no others."""
     scores: int
     """Scores, probabilities and masks of dense attention on a CPU."""
     largest_scores: int
@@ -101,9 +101,9 @@ class DrafterSize:
     def step_flops(self, depth: int, anchors: int) -> float:
         """FLOPs of a training step: 6 per draft for each weight used.
 
-        PaLM's rule (arXiv:2204.02311, appendix B), with 4 for the target's frozen head if drafts
-        use it, plus the teacher's forward pass of that head. Attention scores, the prompts' keys
-        and recomputation are excluded.
+        PaLM's rule (arXiv:2204.02311, appendix B), with 4 instead of 6 for the target's frozen
+        head if drafts use it, plus the teacher's forward pass through that head. Attention scores,
+        the prompts' keys and recomputation are excluded.
         """
         head = self.vocab * self.hidden
         own_head = self.parts.get("lm_head", 0)

@@ -16,7 +16,7 @@ FLOOR = 0.1
 
 
 DEPTH_DECAY, SCRATCH_DECAY = 0.6, 0.8
-"""Bases of `depth_weights: decay` for warm or closed-form starts, and for random weights."""
+"""`depth_weights: decay` factors for warm or closed-form starts, and for random weights."""
 
 SCRATCH_RATE, FITTED_RATE = 2.0, 0.1
 """Multipliers of `training.learning_rate` for random weights and for closed-form starts."""
@@ -91,7 +91,7 @@ class TrainingConfig(BaseModel):
     An example is `srun --ntasks=16 python -m outrider.training.distributed.worker`; the path of the
     run's spec.json is appended. docs/how-to/scale-out.md has commands for torchrun, deepspeed and
     srun. The run directory must be on a disk that all machines share. `launcher` takes precedence
-    over `cluster.address`: Ray Train starts the processes only if this is null."""
+    over `cluster.address`: Ray Train starts the processes only if `launcher` is null."""
 
     compute: Literal["bf16", "fp32"] = "bf16"
     """Precision of training.

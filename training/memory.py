@@ -144,7 +144,7 @@ class MemoryPlan:
     @property
     def _row_bytes(self) -> int:
         """Bytes of a row: bf16 states; 25 per slot for token, sequence, position and anchor."""
-        # The drafter's inputs, and the teacher's state unless the drafter reads only that.
+        # The drafter's inputs, and the teacher's state unless that is all the drafter reads.
         values = self.size.read + self.size.hidden * (self.size.read != self.size.hidden)
         return self.row_tokens * (2 * values + 25)
 
@@ -196,7 +196,7 @@ class MemoryPlan:
         }
 
     def _steps(self) -> dict[str, float]:
-        """Bytes at backward's peak: at its start, or once gradients exist."""
+        """Bytes at backward's peak, either at its start or once gradients exist."""
         size, b = self.size, self._b
         # `ChainUnroll` returns a copy of a trained head's weights.
         states = b * (

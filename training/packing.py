@@ -167,9 +167,9 @@ def _fill_rows(left: list[tuple[int, int]], row_tokens: int) -> list[Row]:
 def _best_filling(lengths: Sequence[int], room: int) -> list[int]:
     """Returns indices of the lengths with the largest sum up to `room`.
 
-    Ties go to the earliest lengths. Bit n of `reachable` is set if some of the lengths so far
-    sum to n, which takes one shift of a long integer per length. The search ends
-    as soon as `room` can be filled exactly, usually after about twenty lengths.
+    Ties go to the earliest lengths. Bit n of `reachable` is set if some of the lengths so far sum
+    to n; each length updates it with one shift of a long integer. The search ends as soon as `room`
+    can be filled exactly, usually after about twenty lengths.
     """
     within = (1 << (room + 1)) - 1
     before, reachable = [], 1

@@ -143,9 +143,9 @@ class DraftTeacher(NamedTuple):
     token_C: Tensor
     """Index of the logged token in the draft vocabulary"""
     known_C: Tensor | None
-    """Whether the logged token is a draft token; None: all tokens are"""
+    """Whether the logged token is in the draft vocabulary; None: it always is"""
     taught_C: Tensor | None
-    """Whether p has mass on draft tokens; None: it always does"""
+    """Whether p has mass on the draft vocabulary; None: it always does"""
 
 
 def draft_teacher(teacher: Teacher, head: DraftHead | None, token_C: Tensor) -> DraftTeacher:

@@ -388,7 +388,7 @@ class Trainer:
                 shutil.rmtree(path)
 
     def _save_best(self, done: int) -> None:
-        # Below ZeRO-3 the module's own tensors are whole. accelerate would clone them in every
+        # Below ZeRO-3, the module's own tensors are whole; accelerate would clone them in every
         # process: 23 GB per process for R1's layer.
         weights = self.unroll.state_dict()
         if self.config.zero_stage == 3:

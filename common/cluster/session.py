@@ -33,13 +33,13 @@ from outrider.common.process_tree import ProcessTree, changed_environment
 _SETTINGS = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_DISABLE_IMPORT_WARNING": "1",
-    # At Ray's default of 15, any other work starves engines in actors.
+    # At Ray's default niceness of 15, any other work starves engines in actors.
     "RAY_worker_niceness": "0",
     # 0 keeps CUDA devices visible to tasks without GPUs.
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     # Clusters started by `ray.init` require a token, so other users of the machine cannot connect.
-    # If it is not set, Ray writes one to the home folder. One token per process, because Ray's
-    # library keeps the first one it reads.
+    # If none is set, Ray writes one to the home folder. All sessions of a process use the same
+    # token, because Ray's library keeps the first one it reads.
     "RAY_AUTH_TOKEN": secrets.token_hex(32),
     # 0 keeps Ray on the loopback device, as on Windows and macOS. Otherwise its processes listen on
     # the machine's network address. Ray reads this variable on import.

@@ -160,7 +160,7 @@ def _on_replicas(
         in_memory=False,
         piece_tokens=max(capture.batch_tokens, longest_row),
     )
-    with open_cluster(cluster) as session:  # first: raises if Ray is missing
+    with open_cluster(cluster) as session:  # first, because it raises if Ray is missing
         from outrider.data.features.replicas import Replicas, start_replicas
 
         with start_replicas(cluster, setup) as (_, actors):
@@ -183,7 +183,7 @@ def _on_replicas(
 def _states_of(
     engine: Engine, spec: FeatureSpec, batch_tokens: int, positions: int | None = None
 ) -> Callable[[Iterator[Piece]], Iterator[Captured]]:
-    """Captures with one engine; scores at most `positions` tokens of each completion."""
+    """Captures with one engine; scores up to about `positions` tokens per completion."""
 
     def states(plan: Iterator[Piece]) -> Iterator[Captured]:
         rows, sent = itertools.tee(row for piece in plan for row in piece.rows)

@@ -89,7 +89,7 @@ def sample_of(table: Dataset, limit: int, count: int) -> list[Row]:
 def fit(table: Dataset, max_model_len: int) -> tuple[Dataset, LostEnds]:
     """Drops rows that cannot be truncated to fit; also returns the counts.
 
-    Truncated rows stay whole in the table: capture reads their first `LostEnds.limit` tokens.
+    Other long rows stay whole in the table: capture reads their first `LostEnds.limit` tokens.
 
     Raises:
         OutriderError: If no row is left.

@@ -161,8 +161,8 @@ def _p99(values: torch.Tensor) -> float:
 
 
 MAX_TOP_ERROR = 0.02
-"""Maximum mean relative error of the final norm applied to the last rung. bf16 rounds by 0.004 at
-most; for nano R1, the error is 0.002, and 0.3 for the rung below."""
+"""Maximum mean relative error of the final norm applied to the last rung. bf16 rounding adds at
+most 0.004; for nano R1, the error is 0.002 (0.3 for the rung below)."""
 MIN_NEAREST = 0.95
 """Minimum share of positions whose nearest rung is the stream's own (1.0 for nano R1)."""
 

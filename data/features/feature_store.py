@@ -110,7 +110,7 @@ class FeatureStore:
         return list(self.manifest.get("score_columns", []))
 
     def scores(self, sequence_id: str) -> list[list[float]]:
-        """Returns column sums over a completion's first tokens, then over the rest."""
+        """Returns column sums over the first `logged_text.HEAD` completion tokens and the rest."""
         row = self._table[sequence_id]
         place = row["place"]
         return self._shard(row["shard"]).get_slice("scores")[place : place + 1][0].tolist()

@@ -8,7 +8,7 @@
 Each replica is an actor with an engine (replica.py). If an actor or its node fails, Ray restarts
 the actor on any node with room, at most `cluster.replica_restarts` times. Meanwhile the other
 replicas capture its pieces. A piece whose object is lost is captured again. A replica is left out
-if its engine does not start or its checks fail. Any process of the cluster may use the actors.
+if its engine does not start or its checks fail. Any process in the cluster may use the actors.
 """
 
 import contextlib
@@ -165,8 +165,8 @@ class Replicas:
         asked = {task.states: task for task in tasks if task.states is not None}
         if known := [*self._starting, *asked]:
             ray.wait(known, timeout=timeout_s)
-            # Handles all ended calls now, because later the second failed call of a lost replica
-            # would be blamed on the restarted one.
+            # Handles all ended calls now; otherwise, a lost replica's second failed call would
+            # later be blamed on the restarted one.
             for reference in ray.wait(known, num_returns=len(known), timeout=0)[0]:
                 if reference in asked:
                     self._finish(asked[reference])

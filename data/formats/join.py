@@ -113,7 +113,7 @@ def _pairs(members: list[Member]) -> Iterator[Record | Reject]:
     responses = [[member] for member in whole] or ([chunks] if chunks else [])
     for number, response in enumerate(responses):
         used = len(response) + (number < len(requests))
-        if number == 0:  # also counts the chunks if the response was logged whole too
+        if number == 0:  # includes the chunks of a response that was also logged whole
             used = len(members) - max(len(responses) - 1, 0) - max(len(requests) - 1, 0)
         payload = (requests[0].row if requests else None, tuple(member.row for member in response))
         yield Record(response[0].place, payload, rows=used)

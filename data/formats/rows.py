@@ -241,7 +241,7 @@ def _table(file: LogFile) -> Iterator[dict[str, Any]]:
         try:
             if file.path.endswith(".parquet"):
                 # By default a whole row group is read, often the whole file: 635 MB of memory for a
-                # file of 446 MB, and 230 MB with these arguments.
+                # 446 MB file, versus 230 MB with these arguments.
                 parquet = pyarrow.parquet.ParquetFile(stored, pre_buffer=False, buffer_size=CHUNK)
                 batches = parquet.iter_batches(TABLE_ROWS)
             else:

@@ -50,7 +50,7 @@ def records(files: Sequence[LogFile], scratch: Path) -> Iterator[Record | Reject
 
 
 def _lines(file: LogFile) -> Iterator[bytes]:
-    """Yields unpickle.py's output lines; adds a reject if it exceeds its limits."""
+    """Yields unpickle.py's output; adds a reject if the program exceeds its limits."""
     # -I: imports nothing from the user's environment or the working directory.
     command = [sys.executable, "-I", unpickle.__file__]
     with (

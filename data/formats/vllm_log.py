@@ -93,7 +93,7 @@ class _Waiting:
             self.outputs.append({kind: rest})
 
     def record(self, longest: int) -> Record | Reject:
-        """Returns the record of these lines, or their reject."""
+        """Returns the record of these lines, or a `Reject`."""
         if not self.outputs:
             detail = "still running, aborted, or logged without --enable-log-outputs"
             return Reject("unmatched_request", detail, self.place, self.rows)
@@ -125,7 +125,7 @@ def records(files: Sequence[LogFile], scratch: Path) -> Iterator[Record | Reject
 def _join(file: LogFile, longest: int) -> Iterator[Record | Reject | Place | None]:
     """Joins a file's lines by request id, in order of completion.
 
-    Also yields None for each line of a request, and the place of each line that belongs to none.
+    Also yields None for each line of a request, and the place of each unrelated line.
     """
     waiting: dict[str, _Waiting] = {}
     for number, line in file.lines():

@@ -1,7 +1,7 @@
 """Inspects a log without a run: summary, checks, split and advice.
 
 It uses the ingest's readers and checks, so a run would give the same result. The result contains no
-customer text. Each piece of advice names a finding, its cost and how to change it.
+customer text. Each piece of advice names a finding, its cost and a remedy.
 
     inspect(target_dir, TrafficConfig(path="logs/"), SplitConfig(), scratch)["rejects"]
 """

@@ -39,7 +39,7 @@ LONGEST_FIRST_LINE = 2**20
 """Maximum number of bytes of a file's first line that are hashed to identify the file."""
 
 Position = dict[str, int]
-"""By file key: uncompressed bytes read (files of lines) or rows read (all other files)."""
+"""By file key: uncompressed bytes read (line-based files) or rows read (all other files)."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ def cut(unread: Sequence[Unread], wanted: int, out_dir: Path, skipped: int = 0) 
     """Publishes the next `wanted` rows in `out_dir`; returns the position after them.
 
     Each file contributes in proportion to its unread rows. The first `skipped` rows, divided among
-    the files in the same way, are left out. Only their owner can read the files of the slice.
+    the files in the same way, are left out. Only the owner can read the files of the slice.
     """
     total = unread_rows(unread)
     after: Position = {}

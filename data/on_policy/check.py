@@ -4,7 +4,7 @@ Exact replay and the training loss treat a logged response as a sample from the 
 template, another model behind the endpoint, an unlogged temperature or edited text silently breaks
 this assumption: losses fall as usual, but the predicted acceptance is wrong. From the scores that
 capture has summed, this check judges every part and slice (evidence.py), quarantines sequences
-below capture.min_on_policy, and reports the result in two lines.
+that score below capture.min_on_policy, and reports the result in two lines.
 
     check_traffic(run / "traffic/sequences", run / "split", run / "features", min_on_policy=0.95)
 

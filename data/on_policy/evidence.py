@@ -18,7 +18,7 @@ group of sequences:
 | cause | trace on nano R1 (temperature 0.6, top_p 0.95; on-policy in the last row) |
 |---|---|
 | shifted tokens, another vocabulary or language | 95 to 100 % of sure tokens (p > 0.999) differ |
-| foreign text (other model or prompt) | 1.5 to 5 % of sure tokens differ, 4 to 5 % of all < 1e-4 |
+| foreign text (other model or prompt) | 1.5 to 5 % of sure tokens differ; 4 to 5 % have p < 1e-4 |
 | a temperature other than logged | neither of the above; no token outside top_p at the best fit |
 | wrong template, cut or shifted start | first 8 tokens lack 2.6 to 4 nats each, later ones < 0.1 |
 | retokenized text | in retokenized text only; 1 to 4 % of uncertain tokens outside top_p |
@@ -75,8 +75,8 @@ FEWEST_TOKENS = 200
 """Minimum number of completion tokens for a verdict."""
 
 MISSED_FOREIGN, MISSED_SCRAMBLED = 0.005, 0.5
-"""Minimum share of the positions where the target is sure at which another token was logged, for
-text to be considered foreign or scrambled."""
+"""Minimum excess share of mismatches where the target is sure (`Evidence.missed`) for text to be
+considered foreign or scrambled."""
 
 
 @dataclass(frozen=True)
@@ -160,7 +160,7 @@ class Evidence:
         return float(np.sqrt(self.total("variance") + ROUNDING_NATS**2 * tokens) / tokens)
 
     def missed(self, part: int | None = None) -> float:
-        """Of positions where the target is sure, the share with another token, beyond chance."""
+        """Excess share of mismatches at positions where the target is sure."""
         expected = self.share("sure_missed_expected", "sure", part)
         return max(self.share("sure_missed", "sure", part) - expected, 0.0)
 
@@ -302,8 +302,8 @@ def _cause(evidence: Evidence) -> tuple[str, str]:
             "the logged text retokenizes to other tokens than the target generated, or it was "
             "edited: log token ids (`return_token_ids`)"
         )
-    # Edits that changed no sure token: apart from rare tokens, at most 0.1 nats per token are
-    # missing.
+    # Edits that left every sure token unchanged: rare tokens account for at least 0.4 of the
+    # missing log-probability, and the rest of it is at most 0.1 nats per token.
     if far_share >= 0.4 and missing * (1 - far_share) >= -0.1 * evidence.total("tokens"):
         return edited
     return "revision_or_settings", (

@@ -1,17 +1,17 @@
 """Detects personal data with Presidio's recognizers and the words before a value.
 
-A value scores higher if one of the four words before it on its line names its kind ("phone",
-"telefon", or a Chinese word). So does a telephone number that begins with + or is written like
+A value scores higher if one of the four words before it names its kind ("phone", "telefon",
+or a Chinese word). So does a telephone number that begins with + or is written like
 (212) 555-0123. Other possible telephone numbers are ignored: ten digits on a receipt are usually an
 order number.
 
-Presidio's own analyzer needs a language model for this and compares every pair of findings in a
-text, which is slow. Here its recognizers run directly, on pieces of a text.
+Presidio's own analyzer needs a language model to use context and compares every pair of findings
+in a text, which is slow. Here its recognizers run directly, on pieces of a text.
 
 Presidio's patterns end at word boundaries, and Python counts Chinese characters as word characters,
 so without the ASCII flag a number directly after a Chinese character would be missed. Presidio's
 patterns that match too much (an e-mail's local part with `=` and quotes) or too little (only some
-16-digit cards) are replaced through the constructor.
+16-digit cards) are replaced through the recognizers' constructors.
 
     finder = Finder(PrivacyConfig(mode="report"))
     finder.find("call +49 30 901820, or write to ada@lovelace.org")

@@ -76,7 +76,7 @@ def training_parts(
 ) -> dict[str, list[str]]:
     """Returns `train` and `validation` ids; the held-back sessions are the validation part.
 
-    If none or all sessions are held back, the validation part consists of the latest sessions, at
+    If all sessions or none are held back, the validation part consists of the latest sessions, at
     least one. A table of a single session is cut by time.
     """
     ids, times = table["sequence_id"][:], log_order(table["time"])

@@ -1,4 +1,4 @@
-"""Slices: groups of the traffic that every table is broken down by.
+"""Slices: groups of traffic by which results are broken down.
 
 A dimension is a logged field (tenant, route), the fidelity of the tokens, the sampling settings, or
 the prompt template. Each name in a dimension maps to the ids of its sequences. A template is a

@@ -8,7 +8,7 @@ of steps. N-gram lookup also takes steps without a draft, which vLLM does not co
 delivers its accepted drafts and one more token, so lookup's number of steps is the number of tokens
 after each response's first, less the accepted drafts.
 
-The interval is over sessions, or over users if that is wider, because responses to one prompt
+The interval is clustered by session, or by user if that is wider, because responses to one prompt
 resemble each other. With single turns as clusters, a custom speculator equal to base would be
 judged better in 22 % of simulations with 5 sessions, instead of 2.5 % (tests/eval/test_counted.py).
 vLLM counts a block as a whole; its steps are divided among responses in proportion to their

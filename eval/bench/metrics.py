@@ -193,7 +193,7 @@ def units_of(pairs: Sequence[tuple[Record, Record]]) -> Units:
 
 
 def _starts(pairs: Sequence[tuple[Record, Record]]) -> int | None:
-    """How often two variants' engines started; None if they share an engine."""
+    """Number of engine starts per variant; None if both share an engine."""
     if all(one["engine"] == other["engine"] for one, other in pairs):
         return None
     return len({one["start"] for one, _ in pairs})

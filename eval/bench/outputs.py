@@ -7,8 +7,8 @@ Each variant answers once greedily and once with the customer's sampling setting
 engine's counts are cached. Kernels whose results depend on the batch change greedy responses even
 without speculation. So a control repeats greedy requests without speculation at half the
 concurrency and in reverse order: CONTROL_PROMPTS prompts if all greedy responses are equal, else
-all prompts. Custom repeats CONTROL_PROMPTS prompts in the same way: exact replay cannot predict its
-step count more closely than that count changes with the batching.
+all prompts. Custom repeats CONTROL_PROMPTS prompts in the same way, because batching changes its
+step count, which limits how closely exact replay can predict that count.
 """
 
 import itertools

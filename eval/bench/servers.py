@@ -6,13 +6,13 @@
 
 Two launches of an engine differ in serving speed. So base and custom are compared in one engine,
 whose drafter weights are swapped in milliseconds between blocks or requests. Another engine is
-needed only for the reference without speculation, or if base and custom differ in kind or shape or
-one of them has no weights.
+needed only for the reference without speculation, or if base and custom cannot swap weights (their
+kinds or shapes differ, or one of them has no weights).
 
 An engine starts with a schedule that contains all measured numbers of drafts, and `server` sets the
 number before each turn (serving/vllm_hooks/drafts_file.py). An engine set to k is as fast as one
-started with k (benchmarks/results/serving.md). With data parallelism or EPLB, neither number nor
-weights can change, so every combination of number and speculator has a separate server.
+started with k (benchmarks/results/serving.md). With data parallelism or EPLB, neither the number
+nor the weights can change, so every combination of number and speculator has a separate server.
 
 Servers start on first use. If the machine has room, they run side by side. A target that fills the
 GPUs leaves room for only one, so the servers alternate.

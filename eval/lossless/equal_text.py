@@ -60,8 +60,8 @@ def compare_greedy(
 def excess(found: Greedy, control: Greedy) -> Excess:
     """Tests whether more responses differ than in the control (same prompts).
 
-    If speculation changes nothing, a prompt with a difference in only one of the two is equally
-    likely to have it in either. So the number that differ only with speculation is binomial
+    If speculation changes nothing, a prompt that differs in only one of `found` and `control` is
+    equally likely to differ in either. So the number that differ only with speculation is binomial
     (McNemar's exact test, one-sided). All differences and the unexplained ones are tested
     separately; the p-value covers both tests (Bonferroni).
     """

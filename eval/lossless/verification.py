@@ -7,9 +7,9 @@ whether sampled tokens still follow the target's distribution, whether as many t
 whether exact replay of the engine's outputs predicts its counted steps. If trainer and engine draft
 differently, the steps differ. Every engine mode is verified, because kernels differ.
 
-Greedy responses expose a sampler that accepts too much: accepting 5 % of rejected drafts changes
-most of 24 responses of 160 tokens. If only sampled requests are affected, 24 responses expose only
-gross faults.
+Greedy responses expose a sampler that accepts too much: accepting 5 % of the drafts that should be
+rejected changes most of 24 responses of 160 tokens. If only sampled requests are affected, 24
+responses expose only gross faults.
 """
 
 import functools
@@ -93,7 +93,7 @@ def findings(
     temperature = outputs.samplings["sampled"].temperature
 
     def against_none(recorded: Recorded) -> Greedy:
-        """Compares responses to the first prompts with those generated without speculation."""
+        """Compares responses with those to the same prompts without speculation."""
         without = outputs.greedy.none.token_ids[: len(recorded.token_ids)]
 
         def gap(response: int, index: int, token: int, other: int) -> float:

@@ -4,7 +4,7 @@
     sample_responses(base, custom, 3, speculators, target_dir, store)
 
 Greedy drafts make the chain of steps deterministic: each step is the one that the engine would have
-made for the logged response, and exact replay gives the same number of steps. The three responses
+taken for the logged response, and exact replay gives the same number of steps. The three responses
 are at fixed quantiles of the custom speculator's gain, so they are not hand-picked. They are
 customer text, so they are created only with `report.samples`.
 """

@@ -51,7 +51,7 @@ def print_markdown(text: str, console: Console) -> None:
 
 
 def count(value: int) -> str:
-    """Formats a number; large ones get three digits and a unit."""
+    """Formats a number: three significant digits and k, M or B from 1000."""
     for unit, size in (("B", 1e9), ("M", 1e6), ("k", 1e3)):
         if value >= size:
             return f"{value / size:.3g} {unit}"

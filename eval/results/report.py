@@ -141,7 +141,7 @@ class Findings(Part):
     own_text: OnPolicy | None
     """Whether the held-out text is on-policy; null if capture kept no evidence"""
     replay: Replay | None
-    """Acceptance by exact replay at custom's K; the verdict uses its ratio. null if not
+    """Acceptance by exact replay at custom's K, whose ratio the verdict uses; null if not
     measured"""
     general: Replay | None
     """The same on general traffic; null without traffic.general"""

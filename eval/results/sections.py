@@ -126,7 +126,7 @@ class CountedDrafter(Part):
     """vLLM's counts for one speculator, pooled over passes."""
 
     acceptance_length: float
-    """Tokens after the first of each response, divided by steps"""
+    """Tokens, excluding the first of each response, divided by steps"""
     steps: int
     """Number of steps, with or without drafts"""
     cumulative: list[float]
@@ -143,7 +143,7 @@ class Counted(Drafters[CountedDrafter]):
 
 
 class Quantiles(Part):
-    """Quantiles of milliseconds or tokens, over requests or deliveries."""
+    """Quantiles, in milliseconds or tokens, over requests or deliveries."""
 
     p50: float
     """Median"""
@@ -180,7 +180,7 @@ class Reference(Part):
     block: Block
     """The reference's timed blocks"""
     custom_over: Estimate
-    """Tokens/s of custom at its own K over those of the reference"""
+    """Custom's tokens/s at its own K, divided by the reference's"""
 
 
 class SpeedRow(Ratios, Variants[Block]):
@@ -222,7 +222,7 @@ class RateBlock(Block):
     """Whether the server was saturated: it completed requests at less than 90 % of the offered
     rate, and the time to first token at least doubled during the block"""
     request_tokens_per_s: float
-    """Tokens over the time from sending a request to its last token, both summed over requests"""
+    """Summed tokens / summed times from sending each request to its last token"""
     acceptance_length: float
     """1 + accepted tokens / steps with drafts, from vLLM's counters; 1 without drafts"""
 
@@ -347,8 +347,8 @@ class EngineFindings(Part):
     excess: Excess
     """Custom's differences beyond the control's"""
     greedy_acceptance_length: Drafters[float | None]
-    """1 + accepted tokens / steps with drafts over the greedy responses, from vLLM's counters; an
-    exported bundle must reach it. null without drafts"""
+    """1 + accepted tokens / steps with drafts over the greedy responses, from vLLM's counters; null
+    without drafts. The export stage compares the served bundle's value with custom's"""
     tail_share: Variants[float]
     """Share of sampled tokens whose probability under the target is below 1e-4"""
     same_text: SameText

@@ -24,8 +24,8 @@ over sessions lie entirely above the true ratio in 8 to 38 % of cases. So the in
 computed over users, and the wider one is reported: with 5 to 30 users it is wrong in 1 to 3.5 % of
 cases. With 2 to 4 users, an interval over users has almost no power (it detects a gain of 10 % in 7
 to 17 % of cases), and one over sessions is wrong in 11 to 40 %. Users are then assumed to differ by
-USER_NOISE, or by the measured noise if that is larger: this is wrong in 1 to 4 % and detects a gain
-of 20 % in 60 to 85 %. A user id shared by all requests is ignored.
+USER_NOISE, or by the measured noise if that is larger: the interval is then wrong in 1 to 4 % of
+cases and detects a gain of 20 % in 60 to 85 %. A user id shared by all requests is ignored.
 
 Shapes: N observations, M sums carried together, G clusters.
 """

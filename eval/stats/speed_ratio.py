@@ -3,8 +3,8 @@
     measured_ratio(units, level)
     controlled_ratio(units, replayed, level)
 
-Two variants answer the same prompts one after the other. A unit is a pair of requests if they
-alternate, else a block of each. In unit u a variant takes s seconds for n tokens. The n - 1 tokens
+Two variants answer the same prompts in turn. A unit is a pair of requests if the variants alternate
+by request, else a block of each. In unit u a variant takes s seconds for n tokens. The n - 1 tokens
 after the first arrive in D deliveries, so the counted acceptance length is (n - 1) / D and
 
     log speed ratio  r_u  =  log (n / s) of the first  -  log (n / s) of the second
@@ -28,9 +28,9 @@ y is the machine's noise, which has long tails: in a run of the demo, seven of e
 standard deviation of 0.07, and one was off by 0.8 because another process occupied a core. Custom
 and base take turns, so the noise is symmetric. Its location is estimated by the mean without the
 highest and the lowest fifth, with Student's interval from the winsorized variance (Tukey and
-McLaughlin, Sankhya A 25, 1963). Fewer than TRIMMED units are not trimmed: even with eight normal
-units, the trimmed interval misses in 6.0 % of cases instead of 5 %. Units that are blocks or engine
-starts are not trimmed either, because their tails are short.
+McLaughlin, Sankhya A 25, 1963). Fewer than TRIMMED units are not trimmed: even with eight normally
+distributed units, the trimmed interval misses in 6.0 % of cases instead of 5 %. Units that are
+blocks or engine starts are not trimmed either, because their tails are short.
 
 The measured ratio is the ratio of pooled tokens/s. To first order its log is linear in the four
 sums, so the log's variance is that of the sum over units of
@@ -61,8 +61,8 @@ TRIMMED = 8
 """Minimum number of units for trimming."""
 
 UNSEEN = 0.01
-"""Difference between served and replayed log length ratios that `agree` often misses; b times it
-is added to the controlled ratio's log margin."""
+"""Difference between served and replayed log length ratios that `agree` often misses; multiplied
+by b, it is added to the controlled ratio's log margin."""
 
 NEGLIGIBLE = 0.005
 """Difference between served and replayed log length ratios that does not count as disagreement; it

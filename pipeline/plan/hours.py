@@ -142,7 +142,7 @@ def rates_of(recipe: Recipe, target_config: Mapping[str, Any]) -> Rates | None:
     """Returns a known target's rates, else H100 estimates from bytes and FLOPs.
 
     The estimates are not measured. They assume that decoding reaches 0.6 of the memory bandwidth,
-    and that prefill reaches 0.4 of the peak FLOP/s and head training 0.1.
+    prefill 0.4 of the peak FLOP/s, and head training 0.1 of the peak.
     """
     if recipe.target.model in EMBEDDED_TARGETS:
         return NANO_R1_ON_2_CORES

@@ -44,7 +44,7 @@ MOST_PROCESSES = 64
 
 
 class Memory(NamedTuple):
-    """Memory for training: one GPU's, or `shared` by a machine's processes."""
+    """Memory for training: one GPU's, or main memory `shared` by all processes."""
 
     bytes: int
     source: str
@@ -181,7 +181,7 @@ def target_config(recipe: Recipe, target: Path | None) -> tuple[dict[str, Any] |
 
 
 def _judged(plan: MemoryPlan, recipe: Recipe, gpu_bytes: int | None) -> Iterator[dict[str, Any]]:
-    """Yields, per device, the recipe's fit and the cheapest layout that fits."""
+    """Yields, per device, whether the recipe fits and the cheapest fitting layout."""
     for memory in memories(gpu_bytes):
         here = dataclasses.replace(plan, device="cpu" if memory.shared else "cuda")
         missing, (phase, peak) = memory.missing(here), here.peak()

@@ -80,7 +80,7 @@ def _checked(
 
 
 def find_recipe(name: str, folder: Path | None = None) -> Path:
-    """Finds a recipe by path (`folder` first), run directory or shipped name."""
+    """Finds a recipe by path (in `folder` first), run directory or shipped name."""
     given = Path(name).expanduser()
     if (given / RESOLVED).is_file():
         return given / RESOLVED

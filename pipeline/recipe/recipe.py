@@ -78,7 +78,7 @@ class AdaptConfig(BaseModel):
     window: PositiveInt = 500
     """Log rows (exchanges, in most formats) that are captured and measured together. A decision is
     made after each window, and a round trains on at most four windows' worth of sequences.
-    Decisions use confidence intervals over sessions, so a window should span at least 30."""
+    Decisions use confidence intervals over sessions; a window should span at least 30 sessions."""
 
     from_start: bool = False
     """Whether the first start reads rows already in the log. false: only rows added later."""

@@ -69,7 +69,7 @@ def _choose_kind(run: RunDirectory, recipe: Recipe, options: Options) -> dict[st
 
 
 def _evaluate_kinds(run: RunDirectory, recipe: Recipe, options: Options) -> dict[str, Any]:
-    """Evaluates the kind that choose_kind has selected."""
+    """Evaluates the kind that choose_kind selected."""
     kinds = [KindSpeed.model_validate(each) for each in read_json(run.kind_choice)]
     chosen, one = publish_chosen(run, kinds[0].kind), recipe.of_kinds([kinds[0].kind])
     return _evaluate(run, one, chosen, run.evaluation, run.root, kinds)

@@ -67,7 +67,7 @@ def train_on(
 
 
 def _streamed(run: RunDirectory, recipe: Recipe, train: list[str]) -> "Streamed":
-    """Configures in-training capture of the `train` sequences that fit the engine."""
+    """Configures in-training capture of the `train` sequences that fit the engine's context."""
     from outrider.data.features.capture_plan import fit
     from outrider.data.sequences import load_sequences
     from outrider.data.streamed import Streamed

@@ -1,4 +1,4 @@
-"""Checks answers against the rendered prompt alone, with one check per task.
+"""Checks answers, task by task, using only the rendered prompt.
 
 The correct answers for résumés, orders and receipts are computed from the prompt. A bank reply is
 only checked for consistency, because only the corpus contains the correct intent. An arithmetic

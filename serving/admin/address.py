@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 LONGEST_SOCKET_PATH = 107
-"""Longest path of a Unix socket on Linux, in bytes (sun_path without its NUL, unix(7))."""
+"""Maximum length of a Unix socket path on Linux, in bytes (sun_path without NUL, unix(7))."""
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ REQUESTS = ROUTE + "/requests"
 
 
 class SwapRefused(OutriderError):
-    """The replica did not swap the speculator; the old one still serves."""
+    """The replica did not swap the speculator; the old one stays in use."""
 
 
 class SwapFailed(OutriderError):

@@ -106,7 +106,7 @@ def checked(
             new.kind.check(directory, read_layout(target_dir))
     except OutriderError:
         raise
-    except Exception as error:  # such as a safetensors error for a broken header
+    except Exception as error:  # such as a safetensors error about a corrupt header
         raise OutriderError(f"{directory}: {error}") from error
     return new
 

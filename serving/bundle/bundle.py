@@ -115,7 +115,7 @@ def verify_bundle(
     """Serves the bundle and checks its acceptance length against the evaluation.
 
     The flags are those of serve.sh. `expected` must come from the same prompts and sampling;
-    `tolerance` is relative. A `k` other than the schedule's at batch size 1 replaces the
+    `tolerance` is relative. If `k` differs from the schedule's k at batch size 1, it replaces the
     schedule. Raises an `OutriderError` if the difference exceeds `tolerance` or a file has changed.
     """
     with local_bundle(location) as directory:
@@ -163,7 +163,7 @@ def speculation_profile(
     and the content of `measurement_conditions`. Draft positions start at 1; a step's acceptance
     length counts its accepted drafts and the target's own token.
 
-    `intervals` are 95 % intervals of the marginal rates, None if there are too few sessions.
+    `intervals` are 95 % intervals of the marginal rates, None where they are unavailable.
     `lengths` has the acceptance length for each number of drafts. In the last step of
     a response, the target's own token may be missing from these lengths.
     """

@@ -40,7 +40,7 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 def put_bundle(stage: Path, to: str | Path) -> None:
     """Copies a finished bundle to a directory or address, replacing existing content.
 
-    Readers see the old bundle or the new one. At an fsspec URL, they see none during the copy,
+    Readers see the old or the new bundle. Only at an fsspec URL do they see none during the copy,
     because bundle.json is removed first and written last.
     """
     place = str(to)

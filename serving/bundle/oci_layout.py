@@ -53,10 +53,10 @@ def _folder_and_tag(address: str) -> tuple[Path, str]:
 
 
 def write_oci_layout(stage: Path, address: str) -> str:
-    """Adds the bundle as an image, replacing any with the same tag.
+    """Adds the bundle's image, replacing any image with the same tag.
 
     Returns the image's digest. Blobs are written first and index.json last, atomically, so readers
-    see the old image or the new one. Blobs of a replaced image are kept.
+    see either the old image or the new one. Blobs of a replaced image are kept.
     """
     folder, tag = _folder_and_tag(address)
     mark, index = folder / "oci-layout", folder / "index.json"

@@ -158,7 +158,7 @@ class CaptureExtension(SwapExtension):
     is_driver_worker: bool
 
     def capture_start(self, layers: Sequence[int] = ()) -> None:
-        """Captures all prompts from now on, including the states before `layers`."""
+        """Captures all prompts' states from now on, including those before `layers`."""
         runner = self.model_runner
         self._capture_prompts: dict[str, _Prompt] = {}
         self._capture_texts: dict[str, LoggedText] = {}

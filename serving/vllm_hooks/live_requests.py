@@ -49,7 +49,7 @@ class RequestLog:
         return FinishedRequests([one for one in self._finished if one.index >= index], self._next)
 
     def version(self, arrived: float, ended: float) -> tuple[str | None, bool]:
-        """A request's version and whether a swap overlaps it, from monotonic times."""
+        """A request's speculator version, and whether a swap overlaps it (monotonic times)."""
         version: str | None = None
         for swap in self._swaps:
             if swap.ended <= arrived:

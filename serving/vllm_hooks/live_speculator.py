@@ -246,7 +246,7 @@ class LiveSpeculator:
                 await self._still(f"take back, because {finding}", undo)
             except SpeculatorBroken:  # `status` reports it
                 return
-            self._watching = None  # only now: in `status`, no watch means that the swap passed
+            self._watching = None  # only now, since no watch in `status` means that the swap passed
             self._reverted, self._because = watching.version, finding
             self._version = watching.before
             self._requests.note_swap(began, watching.before)

@@ -70,7 +70,7 @@ class SwapExtension:
     def speculator_load(
         self, directory: str, states: FileStates, digest: str, swap_id: str
     ) -> Report:
-        """Loads the speculator in `directory`; `states` describe its files when checked."""
+        """Loads the speculator in `directory`, whose files had `states` when checked."""
         if refusal := unswappable(self.vllm_config.parallel_config):
             return self.speculator_report(refusal)
         old = self._swap_in_use()

@@ -14,7 +14,7 @@ from outrider.speculators.heads import TargetEnds
 
 
 def load_target_ends(target_dir: Path, dtype: torch.dtype = torch.float32) -> TargetEnds:
-    """Loads the head in `dtype`; the embedding keeps a narrower stored dtype.
+    """Loads the head in `dtype`; a narrower stored embedding keeps its dtype.
 
     If the weights are tied, both have the same values.
     """

@@ -116,7 +116,7 @@ def target_tensors(target: CheckpointLayout) -> list[str]:
 
 
 def check_speculator(directory: Path, target_dir: Path) -> None:
-    """Checks from files alone that a speculator fits the target; no torch.
+    """Checks from files alone, without torch, that a speculator fits the target.
 
     A speculator for another target or vocabulary, or with damaged weights, crashes an engine after
     minutes or silently drafts nonsense. The checks read both config.json files and the safetensors

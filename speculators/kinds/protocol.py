@@ -51,7 +51,7 @@ TrainedParameters = Literal["all", "non_routed", "lora"]
 """Trained weights: all, non-routed, or non-routed plus adapters on routed experts."""
 
 KPerBatchSize = Sequence[tuple[int, int, int]]
-"""(first batch size, last batch size, drafts) of each range."""
+"""(first batch size, last batch size, drafts per step) of each batch size range."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Origin:
     token_counts: "Callable[[], Tensor] | None" = None
     """Counts each target token in the training responses, [V]; None without traffic."""
     rows: "Callable[[], Iterable[Batch]] | None" = None
-    """Returns training rows for fitting a new speculator; None: random weights.
+    """Returns training rows for fitting a new speculator; None for random weights.
     They are on the speculator's device and always in the same order."""
     train: TrainedParameters = "all"
     lora_rank: int = 16
@@ -98,7 +98,7 @@ class DrafterKind:
         """Raises an `OutriderError` if the directory does not fit the target.
 
         Reads config.json and safetensors headers; reads values only to check that they are
-        finite, that copies are equal and that a token map is valid.
+        finite, that copies of the target's tensors are exact and that a token map is valid.
         """
 
     def vllm_settings(

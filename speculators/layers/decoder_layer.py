@@ -167,7 +167,7 @@ def grouped_linear(x_MI: Tensor, stack_XOI: Tensor, ends_X: Tensor) -> Tensor:
 class _GroupedLinear(torch.autograd.Function):
     """Grouped product whose weight gradient has the memory layout of `stack_XOI`.
 
-    Through the transposed view, autograd would produce another layout and then copy the gradient:
+    Through the transposed view, autograd would use a different layout and then copy the gradient:
     15 GB for R1's gate and up projections.
     """
 
@@ -185,7 +185,7 @@ class _GroupedLinear(torch.autograd.Function):
         if x_MI is None:
             return grad_x_MI, None, None
         grad_stack_XOI = F.grouped_mm(grad_MO.T, x_MI.contiguous(), offs=ends_X)
-        # Blackwell's kernel writes no zeros for a group without tokens (pytorch issue 172439).
+        # Blackwell's kernel does not write zeros for a group without tokens (pytorch issue 172439).
         empty_X = ends_X.diff(prepend=ends_X.new_zeros(1)) == 0
         return grad_x_MI, grad_stack_XOI.masked_fill_(empty_X[:, None, None], 0), None
 

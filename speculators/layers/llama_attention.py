@@ -78,7 +78,7 @@ class LlamaAttention(nn.Module):
         return angle.cos(), angle.sin()
 
     def rotated(self, heads_AMD: Tensor, tables: Tables) -> Tensor:
-        """Rotates queries or keys to [A, N, D]; broadcasts a single input."""
+        """Rotates queries or keys to [A, N, D]; a single row is broadcast."""
         return self._repeated(_rotate(heads_AMD, *tables))
 
     def combine(self, attended_AND: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """Low-rank adapters on frozen routed experts: W + scale B A.
 
 B starts at zero; export merges the product into W. peft is not used because its wrapper for stacked
-parameters (ParamWrapper, peft 0.21) builds W + B A of all experts in every forward pass and keeps
+parameters (ParamWrapper, peft 0.21) builds W + B A for all experts in every forward pass and keeps
 it for backward: 22.5 GB at each depth of R1's unroll. Here, an adapter is applied only to its
 expert's tokens. Gate and up projections are computed as one product and share an A.
 

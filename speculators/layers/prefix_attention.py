@@ -3,7 +3,7 @@
     attend = prefix_attention(place_N, spans, tokens)       # once per row, for all depths
     attended_ANV, log_sum_exp_AN = attend(q_AND, key_APD, value_APV, scale)
 
-The chain's own keys are merged through the log-sum-exp. On a CPU, attention is dense and computed
+The caller merges in the chain's own keys by log-sum-exp. On a CPU, attention is dense and computed
 sequence by sequence, which is fastest up to a few thousand tokens; memory for backward grows with
 the square of each sequence's length, not of the row's. On a GPU, flex attention is used, and memory
 is linear. torch has no backward for flex attention on a CPU, so only its forward is tested there.
@@ -34,9 +34,9 @@ class Span(NamedTuple):
 
 
 def prefix_attention(place_N: Tensor, spans: list[Span], tokens: int) -> Attend:
-    """The attention of these anchors: flex on a GPU, otherwise dense.
+    """The anchors' attention function: flex on a GPU, otherwise dense.
 
-    Each anchor attends to the tokens up to its own index `place_N` among the `tokens`.
+    Each anchor attends to the tokens up to its own, whose index is in `place_N`.
     """
     flex = place_N.is_cuda and spans
     return FlexPrefix(place_N, spans, tokens) if flex else DensePrefix(place_N, spans)

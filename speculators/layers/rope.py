@@ -1,4 +1,4 @@
-"""Rotary embedding parameters of a config.json in one format. Torch-free.
+"""Rotary embedding parameters from config.json, in a uniform format. Torch-free.
 
     rope = rope_of(config)
     rope["rope_theta"], rope["rope_type"]        # 10000.0, "default"

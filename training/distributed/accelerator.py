@@ -148,7 +148,7 @@ def make_accelerator(config: TrainingConfig, log_dir: Path) -> "Accelerator":
         # 32 rows or 8 processes. DeepSpeed sums over both in bf16 by default.
         "data_types": {"grad_accum_dtype": "fp32"},
         "communication_data_type": "fp32",
-        # DeepSpeed's Adam kernels need a compiler at run time; torch's is as fast for one layer.
+        # DeepSpeed's Adam kernels need a compiler at run time; torch's are as fast for one layer.
         "optimizer": {
             "type": "AdamW",
             "params": {
@@ -156,7 +156,7 @@ def make_accelerator(config: TrainingConfig, log_dir: Path) -> "Accelerator":
                 "betas": (0.9, 0.95),
                 "weight_decay": 0.0,  # decay would erode the warm start, which generalizes
                 "torch_adam": True,
-                # Works in place; others allocate 8 bytes per weight for the moments' square roots.
+                # Unfused variants allocate 8 bytes per weight for the moments' square roots.
                 "fused": True,
             },
         },

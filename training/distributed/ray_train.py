@@ -2,8 +2,8 @@
 
     spec, code, stopped = train_on_ray(spec, cluster, log_path)
 
-Each rank runs the program that torchrun starts (worker.py), so the weights are the same. It is a
-child process of Ray Train's worker, because Ray runs functions in a thread of an actor, where
+Each rank runs worker.py, as under torchrun, so the trained weights are the same. Each rank is a
+child process of a Ray Train worker, because Ray runs functions in a thread of an actor, where
 signal handlers cannot be installed, ending the rank would end the actor, and output would go to
 Ray's session folder. Ray's logs contain only exit codes.
 

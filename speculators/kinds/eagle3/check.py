@@ -35,7 +35,7 @@ TAKEN_FOR_MTP = {"deepseek_v3", "deepseek_v32", "glm_moe_dsa"}
 
 
 def check_head(directory: Path, target: CheckpointLayout, in_words: str, states: int) -> None:
-    """Checks vocabulary, shapes, token map and finiteness; fc reads `states` target states."""
+    """Checks vocabulary, shapes, token map and finiteness; `states` counts fc's input states."""
     path, config = directory / "config.json", read_json(directory / "config.json")
     layer = layer_config(config)
     check_vocabulary_size(path, layer, target)

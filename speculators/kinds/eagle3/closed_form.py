@@ -48,10 +48,10 @@ SELF_SCORE = 13.0
 """Mean attention logit between a token and itself; others are near 0."""
 
 QUERY_NOISE = 0.1
-"""Scale of the random query weights, which distinguish query heads with shared keys."""
+"""Scale of the noise in query weights, which distinguishes query heads with shared keys."""
 
 DRAFTS, DRAFT_WEIGHT = 2, 0.6
-"""Number of drafts fitted by the MLP, and decay of their weights."""
+"""Number of drafts that the MLP is fitted to, and decay factor of their weights."""
 
 Rows = Callable[[], Iterable[Batch]]
 """The type of `Origin.rows`."""

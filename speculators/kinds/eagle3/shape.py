@@ -221,7 +221,7 @@ def mask_token(config: Mapping[str, Any]) -> int | None:
 
 
 def spare_token(target_config: Mapping[str, Any]) -> int:
-    """A mask token that no text contains before its end.
+    """A mask token that never occurs before the end of a text.
 
     The padding token or, without one, the end-of-text token, after which nothing is drafted.
     """

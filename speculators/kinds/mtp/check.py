@@ -56,7 +56,7 @@ SAME_AS_TARGET = (
 T = TypeVar("T")
 
 UNQUANTIZED = {"F32", "F16", "BF16"}
-"""Dtypes that the engine converts into each other."""
+"""Dtypes between which the engine converts."""
 
 
 def layer_names(layout: CheckpointLayout) -> set[str]:
