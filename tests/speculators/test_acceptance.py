@@ -192,9 +192,8 @@ def test_a_logged_token_just_outside_the_nucleus_keeps_its_probability():
     logits = torch.log(torch.tensor([[0.6, 0.3, 0.1]]))
     half = torch.tensor([0.5])
     assert logged_token_probability(logits, torch.tensor([0]), torch.ones(1), half).item() == 1.0
-    assert logged_token_probability(
-        logits, torch.tensor([1]), torch.ones(1), half
-    ).item() == pytest.approx(0.3)
+    cold = logged_token_probability(logits, torch.tensor([1]), half, half)
+    assert cold.item() == pytest.approx(0.3**2 / (0.6**2 + 0.3**2 + 0.1**2))
 
 
 def test_a_greedy_request_is_greedy_under_probabilistic_drafts_too():

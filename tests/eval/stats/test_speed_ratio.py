@@ -34,6 +34,9 @@ def test_the_measured_ratio_is_that_of_pooled_speeds():
     estimate = measured_ratio(pairs_of(*rows))
     assert estimate.value == pytest.approx((180 / 3) / (170 / 4))
     assert (estimate.observations, estimate.clusters) == (3, 3)
+    shares = np.array(rows) / np.sum(rows, axis=0)
+    variance = 3 / 2 * ((shares @ [1, -1, -1, 1]) ** 2).sum()  # delta method
+    assert estimate.high / estimate.value == pytest.approx(math.exp(4.30265273 * math.sqrt(variance)))
     # The same by leaving out a pair at a time, where each matters little.
     many = rows * 40
     logs = np.log(
@@ -47,6 +50,13 @@ def test_the_measured_ratio_is_that_of_pooled_speeds():
     assert np.log(estimate.high / estimate.low) / 2 == pytest.approx(error * 1.9801, rel=0.01)
     wide = widened(estimate, math.log(2))
     assert wide.value == estimate.value and wide.high / wide.value > 2
+    assert wide.high * wide.low == pytest.approx(wide.value**2)
+
+
+def test_a_unit_with_one_delivery_of_each_variant_has_a_length():
+    sums = np.array([[4.0, 1.0, 3.0, 1.0], [4.0, 1.0, 3.0, 0.0]])
+    units = Units(sums, sums[[0, 0]], later=1.0, observations=2)
+    assert units.stepped_U.tolist() == [True, False] and units.lengths_U.tolist() == [0.0]
 
 
 @pytest.mark.parametrize("units", [2, 4, 8, 10, 40])
