@@ -3,7 +3,7 @@
     {"request": {"model": "deepseek-r1", "messages": [...]}, "response": {"choices": [...]},
      "timestamp": 1719830400}
 
-A streamed response is the text of its event stream, or a list of its chunks (also under `chunks`).
+A streamed response, in `response` or `chunks`, is its event stream's text or a list of its chunks.
 Token ids are included if requests set `return_token_ids`.
 """
 

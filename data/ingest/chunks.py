@@ -150,7 +150,7 @@ class Work:
 
     @functools.cached_property
     def builder(self) -> SequenceBuilder:
-        """Builder of the sequences."""
+        """The sequence builder."""
         return SequenceBuilder(self.target_dir)
 
     @functools.cached_property

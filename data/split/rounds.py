@@ -6,7 +6,7 @@
 
 A round trains on the newest traffic, mixed with a sample of older traffic to prevent forgetting. No
 round trains on the held-back sessions: they are used to choose the checkpoint, and those from older
-traffic to measure forgetting. The gate measures on even later traffic, excluding sessions that were
+traffic to measure forgetting. The gate uses even later traffic, excluding sessions that were
 trained on and prompts that are near-identical to training prompts.
 """
 

@@ -68,7 +68,7 @@ class Servers(AbstractContextManager["Servers"]):
         """
         self._speculators = {PLAIN: Speculator("none"), **speculators}
         self._apart = not serving.engine.changes_drafters
-        """Whether every combination of number and speculator has a separate server."""
+        """Whether each combination of speculator and number of drafts has its own server."""
         self._sharing = set() if self._apart else _sharing(self._speculators)
         self._target, self._serving, self._numbers = target, serving, tuple(sorted(numbers))
         self._log_dir, self._side_by_side, self._warm_up = Path(log_dir), side_by_side, warm_up

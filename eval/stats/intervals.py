@@ -10,9 +10,9 @@ LEVEL = 0.95
 """Confidence level of intervals unless stated otherwise."""
 
 ERRORS_A_MARGIN = 3.1
-"""Half-width of a speed ratio's log interval, in standard errors. The confidence levels of the
-looks (sequential.py) alone give 2.2 to 3; few sessions and added margins make it larger. Calibrated
-with benchmarks/judge.py at a gain of 10 %, where the usual 2 would overcorrect by 3 to 5 %."""
+"""Half-width of a speed ratio's log interval in standard errors, as `given_passed` assumes. The
+looks' confidence levels (sequential.py) alone give 2.2 to 3; few sessions and added margins widen
+it. Calibrated with benchmarks/judge.py at a gain of 10 %; assuming 2 overcorrects by 3 to 5 %."""
 
 
 def units_needed(value: float, low: float, high: float, threshold: float, units: int) -> float:

@@ -37,7 +37,7 @@ from outrider.serving.vllm_hooks.version import untried_version, vllm_version
 
 
 class AdminRoute:
-    """An endpoint plugin of vLLM (plugin.py) that adds nothing to vLLM's own application."""
+    """A vLLM endpoint plugin (plugin.py) that adds nothing to vLLM's own application."""
 
     name = "outrider_speculator"
     required_tasks = ("generate",)

@@ -268,9 +268,9 @@ def read_states(
     """Yields requests' states [S, T, H] and their claims' sums [2, C].
 
     `results` are those of `capture_stop` on all ranks; `requests` are pairs of an id from
-    `LLM.generate` and token ids. Once written, the file is mapped and removed; until then, `check`
-    is called, which raises if the engine has ended. Raises an `OutriderError` if the states were
-    not written or the engine prefilled different tokens.
+    `LLM.generate` and token ids. `check` is called until the file of states is written, and raises
+    if the engine has ended; the file is then mapped and removed. Raises an `OutriderError` if the
+    states were not written or the engine prefilled different tokens.
     """
     index = next(result for result in results if result is not None)
     path = Path(index["path"])
