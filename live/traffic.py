@@ -5,11 +5,10 @@
     traffic.start_test(new, clock.time())
     stable, canary = traffic.collect()      # those of the test
 
-Requests that began before `began` are excluded, as are those whose drafts came, even in part, from
-a release other than the role's. A replica that still has its initial speculator reports no release:
-its requests count if that speculator is the role's release. Speed varies from one server start to
-the next, so a replica's restart begins the baseline anew, and a replica that restarts during the
-test no longer counts. Session names are hashed.
+Requests that began before `began`, or with any draft from a release other than the role's, are
+excluded. A replica that still has its initial speculator reports no release: its requests count if
+that speculator is the role's release. Speed varies between server starts, so a restart begins a new
+baseline, and a replica that restarts during the test no longer counts. Session names are hashed.
 """
 
 import contextlib

@@ -144,7 +144,7 @@ def pack(pieces: Sequence[tuple[int, int]], row_tokens: int) -> list[Row]:
 
     A row takes the first remaining piece and those that fill it best (Gupta and Ho, 1999). Both
     descending order and the given order are tried; the result with fewer rows is used. With
-    descending order, no long piece is left until the end, when nothing else would fit beside it.
+    descending order, no long piece is left until the end, when nothing else would fit next to it.
     The given order is better if lengths hardly differ (413 +- 30 tokens in rows of 2,048: five do
     not quite fit), because descending order uses up the short pieces to fill the rows of the long
     ones.

@@ -67,6 +67,7 @@ class Address:
             connection.sock = socket.socket(socket.AF_UNIX)
             connection.sock.settimeout(timeout_s)
             connection.sock.connect(self.path)
+            connection.auto_open = 0  # a second request would connect to localhost's port 80
         return connection
 
     def call(

@@ -15,7 +15,7 @@ runners of vLLM 0.32.
 """
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -150,6 +150,14 @@ def replace_weights(
     )
 
     kind = trainable_kind_of(directory)
+    mask: list[torch.Tensor] = []
+
+    def noting_mask() -> Iterator[tuple[str, torch.Tensor]]:
+        for name, tensor in kind.swap_tensors(directory):
+            if name.endswith("mask_hidden"):
+                mask.append(tensor)
+            yield name, tensor
+
     for module in drafter.modules():
         # On a CPU, an MoE layer's method packs weights only if its kernel is not yet set up.
         method: Any = getattr(module, "quant_method", None)
@@ -159,13 +167,12 @@ def replace_weights(
     try:
         # FP8 kernels may rename weights; only from here on do the names match the checkpoint's.
         expected = required(drafter, kind)
-        loaded = load(drafter, kind.swap_tensors(directory))
+        loaded = load(drafter, noting_mask())
     finally:  # a layer left on the meta device would crash the engine at the next request
         finalize_layerwise_reload(drafter, model_config)
-    for name, tensor in kind.swap_tensors(directory):
-        if name.endswith("mask_hidden"):
-            # The model's proposer is the `drafter` of model runner V1 or the `speculator` of V2.
-            load_mask(getattr(runner, "drafter", None) or runner.speculator, tensor)
+    for tensor in mask:
+        # The model's proposer is the `drafter` of model runner V1 or the `speculator` of V2.
+        load_mask(getattr(runner, "drafter", None) or runner.speculator, tensor)
     renew_context(drafter.model, copies)
     if missing := sorted(expected - loaded):
         raise RuntimeError(f"no weights for {', '.join(missing)}")

@@ -192,13 +192,14 @@ def test_what_cannot_be_trained_on_is_known_at_once(workplace, nano_r1, logs, ta
 
 def test_a_dry_run_writes_the_resolved_recipe_and_says_what_each_stage_would_do_and_cost(workplace):
     words = ["train", "mine.yaml", "--dry-run", "name=dry", "eval.k=3"]
-    told = json_line(run("outrider", *words, cwd=workplace))
-    assert list(told["dry_run"]) == list(STAGES)
-    assert "x 388 bytes" in told["price"]["features"]["text"]
+    printed = json_line(run("outrider", *words, cwd=workplace))
+    assert list(printed["dry_run"]) == list(STAGES)
+    assert "x 388 bytes" in printed["price"]["features"]["text"]
     assert (
-        yaml.safe_load(Path(told["run_dir"], "recipe.resolved.yaml").read_text())["eval"]["k"] == 3
+        yaml.safe_load(Path(printed["run_dir"], "recipe.resolved.yaml").read_text())["eval"]["k"]
+        == 3
     )
-    assert not Path(told["run_dir"], "stages").exists()
+    assert not Path(printed["run_dir"], "stages").exists()
 
 
 def test_stages_are_kept_until_their_inputs_change_and_the_change_is_named(workplace):

@@ -45,8 +45,8 @@ def test_the_commands_on_an_endpoint(world) -> None:
     assert endpoint_status(world.endpoint)["serving"] is None
     world.deploy("better")
     world.deploy("worse")
-    told = deploy(world, "--status")
-    assert told.returncode == 0 and told.stdout.startswith("small: release ")
+    shown = deploy(world, "--status")
+    assert shown.returncode == 0 and shown.stdout.startswith("small: release ")
     status = endpoint_status(world.endpoint)
     assert (status["promoted"], status["rolled_back"], status["canary_percent"]) == (1, 1, 33.33)
     assert status["everywhere"] and status["problems"] == []
