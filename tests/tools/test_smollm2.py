@@ -25,11 +25,11 @@ def test_recorded_tokens_are_the_models_own(
     for name, value in changed.items():
         monkeypatch.setattr(smollm2, name, value)
     log = tmp_path / "log.jsonl"
-    smollm2.record(target, log, 4)
-    smollm2.record(target, log, 7)  # resumes
+    smollm2.record(target, log, smollm2.profiles(4))
+    smollm2.record(target, log, smollm2.profiles(7))  # resumes
     rows = [json.loads(line) for line in log.read_text().splitlines()]
     assert sorted(row["timestamp"] for row in rows) == [
-        row["timestamp"] for row in smollm2.requests(7)
+        row["timestamp"] for row in smollm2.requests(smollm2.profiles(7))
     ]
     model = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32)
     for row in rows:
@@ -54,7 +54,7 @@ def test_the_shipped_log_answers_the_planned_requests() -> None:
     rows = [json.loads(line) for line in gzip.decompress(path.read_bytes()).splitlines()]
     assert len(rows) >= 400
     assert [{**row, "response": None} for row in rows] == [
-        {**row, "response": None} for row in smollm2.requests(len(rows))
+        {**row, "response": None} for row in smollm2.requests(smollm2.profiles(len(rows)))
     ]
     for row in rows:
         choice = row["response"]["choices"][0]
