@@ -79,9 +79,9 @@ def ours(args: argparse.Namespace) -> None:
     from outrider.training.distributed.accelerator import ChainUnroll
     from outrider.training.objective import Objective
 
-    target_dir = TargetConfig().directory()
+    target_dir = TargetConfig(model=args.target).directory()
     samples, rows = planned(args)
-    store = FeatureStore.open(args.run / "states")
+    store = FeatureStore.open(args.run / args.states)
     kind, ends = Eagle3(), load_target_ends(target_dir)
     head = kind.load(args.out / "start", target_dir, torch.float32)
     model = ChainUnroll(head, ends, args.depth)
@@ -219,7 +219,7 @@ def planned(args: argparse.Namespace) -> tuple[list[Any], list[Any]]:
     from outrider.data.features.feature_store import FeatureStore
     from outrider.training.packing import make_samples, plan_epoch
 
-    store = FeatureStore.open(args.run / "states")
+    store = FeatureStore.open(args.run / args.states)
     lengths = {row["id"]: row for row in store.manifest["sequences"]}
     train = read_json(args.run / "split" / "parts.json")["train"]
     chosen = [lengths[name] for name in train if name in lengths][: args.sequences]
@@ -246,8 +246,8 @@ def prepare(args: argparse.Namespace) -> int:
     from outrider.speculators.kinds.eagle3.kind import Eagle3
     from outrider.speculators.kinds.protocol import Origin
 
-    target_dir = TargetConfig().directory()
-    store, ends = FeatureStore.open(args.run / "states"), load_target_ends(target_dir)
+    target_dir = TargetConfig(model=args.target).directory()
+    store, ends = FeatureStore.open(args.run / args.states), load_target_ends(target_dir)
     samples, rows = planned(args)
     read = {sample.sequence_id: store.read(sample.sequence_id) for sample in samples}
     vocab = ends.lm_head_VH.shape[0]
@@ -293,6 +293,7 @@ class Side:
     def __init__(self, name: str, python: str, args: argparse.Namespace) -> None:
         forwarded = [
             *("--run", str(args.run), "--out", str(args.out), "--depth", str(args.depth)),
+            *("--target", args.target, "--states", args.states),
             *("--sequences", str(args.sequences), "--epochs", str(args.epochs)),
             *("--row-tokens", str(args.row_tokens), "--their-head", args.their_head),
             *("--learning-rate", str(args.learning_rate)),
@@ -379,13 +380,13 @@ def judge(args: argparse.Namespace, head_dir: Path) -> list[float]:
     from outrider.eval.replay.replay import replay
     from outrider.serving.config import TargetConfig
 
-    store = FeatureStore.open(args.run / "states")
+    store = FeatureStore.open(args.run / args.states)
     held = {row["id"] for row in store.manifest["sequences"]}
     heldout = read_json(args.run / "split" / "parts.json")["heldout"]
     columns = ["sequence_id", "session", "temperature", "top_p", "top_k"]
     ids = [name for name in heldout if name in held]
     table = load_sequences(args.run / "traffic" / "sequences", ids).select_columns(columns)
-    target_dir = TargetConfig().directory()
+    target_dir = TargetConfig(model=args.target).directory()
     sums = replay(head_dir, target_dir, store, list(table), args.depth, "greedy")
     return list(sums.acceptance_length())
 
@@ -394,6 +395,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--run", type=Path, default=Path("runs/resume_screening"))
     parser.add_argument("--out", type=Path, default=Path("runs/against_speculators"))
+    parser.add_argument("--target", default="nano_r1")
+    parser.add_argument("--states", default="states", help="feature store's folder in the run")
     parser.add_argument("--their-python", help="Python of an environment with speculators 0.9")
     parser.add_argument("--sequences", type=int, default=400)
     parser.add_argument("--epochs", type=int, default=2)

@@ -10,8 +10,8 @@ float32, because CPUs without AVX-512 emulate bf16, which is 20 times slower.
 
 The log contains one task: from facts about an invented candidate, write a profile of one
 paragraph; with `--general`, prompts of public data sets instead, for a base head. Answers are
-sampled here, not by a server, which halves the time on one core: one static cache holds 64 answers
-at a time, and free slots are refilled eight at a time. An interrupted recording resumes.
+sampled here, not by a server, which halves the time on one core: one static cache holds 128 answers
+at a time, and free slots are refilled 16 at a time. An interrupted recording resumes.
 """
 
 import argparse
@@ -39,7 +39,7 @@ TASK = "Write a short profile of this candidate as one paragraph."
 TEMPERATURE = 0.2
 """From the model card."""
 MAX_TOKENS = 192
-PLACES, REFILL, POSITIONS = 64, 8, 384
+PLACES, REFILL, POSITIONS = 128, 16, 384
 """Number of cache slots, of free slots refilled together, and of tokens per slot."""
 START, INTERVAL_S, SESSION_LENGTH = 1_772_438_400, 600, 6
 

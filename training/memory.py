@@ -1,16 +1,16 @@
 """Predicts the memory of one training process by part and phase.
 
     plan = MemoryPlan(size, row_tokens=8192, depth=3, zero_stage=2)
-    needed = plan.phases()                # {"start": {part: bytes}, "steps": ..., "fit": ...}
+    needed = plan.phases()                # {"start": {part: bytes}, "steps": ...}
     plan.peak()                           # ("steps", bytes)
 
-The peak is in one of three phases: the closed-form fit of a head from scratch; the start, with the
-base speculator in float32 next to the prepared one (step-0 parity); or backward. The largest row is
-one response that fills it. Weights, master weights, moments and the sum of gradients over rows take
-the bytes that DeepSpeed estimates: 2 P + 18 P / n for P weights, n processes and ZeRO-2 in bf16
-(`estimate_zero2_model_states_mem_needs`). But every depth uses every weight, so autograd holds
-whole gradients until depth 0: 2 P instead of 2 P / n, plus the newest depth's gradient of the
-largest tensor. Activations are counted on the meta device (speculators/size.py).
+The peak is in the closed-form fit of a head from scratch; at the start, with the base speculator in
+float32 next to the prepared one (step-0 parity); in backward; or, on a CPU, in the copies of a
+checkpoint. The largest row is one response that fills it. Weights, master weights, moments and the
+sum of gradients over rows take the bytes that DeepSpeed estimates: 2 P + 18 P / n for P weights, n
+processes and ZeRO-2 in bf16 (`estimate_zero2_model_states_mem_needs`). But every depth uses every
+weight, so autograd holds whole gradients until depth 0: 2 P instead of 2 P / n, plus the newest
+gradient of the largest tensor. Activations are counted on the meta device (speculators/size.py).
 """
 
 import dataclasses
@@ -24,12 +24,10 @@ if TYPE_CHECKING:
     import torch
 
 CHUNK_LOGITS = {"cpu": 2**21, "cuda": 2**26}
-"""Logits per loss chunk.
-In float32, these are 8 MB, about a CPU's cache size, or 256 MB, enough to saturate a GPU."""
+"""Logits per loss chunk: 8 MB in float32, a CPU's cache, or 256 MB, enough to saturate a GPU."""
 
 CHUNK_ROWS = 256
-"""Minimum rows per chunk; with fewer, reading W takes longer than the product.
-With a vocabulary of 129,280, this is 132 MB of logits in float32."""
+"""Minimum rows per chunk; with fewer, reading W takes longer than the product."""
 
 CHUNK_COPIES = 5
 """Number of [chunk, vocabulary] tensors in float32 at the loss's peak."""
@@ -49,8 +47,8 @@ This costs a third more FLOPs in the layer. R1's layer keeps 22 GB for 8,192 tok
 CUDA_CONTEXT = 1_500_000_000
 """Bytes for CUDA's context, NCCL's buffers and cuBLAS's workspace; assumed, not measured."""
 
-LIBRARIES = 320_000_000
-"""Bytes of Python, torch and DeepSpeed in a CPU process, measured."""
+LIBRARIES = 550_000_000
+"""Bytes of Python, torch and DeepSpeed in a training process, measured on a CPU."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,6 +94,9 @@ class MemoryPlan:
         phases = {"start": always | self._start(), "steps": always | self._steps()}
         if self.fitted:
             phases["fit"] = self._fit(always)
+        if self.device == "cpu":
+            copied = {"adam_moments": 8 * self._share, "checkpoint_copy": 12 * self._share}
+            phases["checkpoint"] = always | copied
         return {
             phase: {part: int(value) for part, value in parts.items() if value}
             for phase, parts in phases.items()
@@ -157,7 +158,8 @@ class MemoryPlan:
         return {
             "weights": self._b * (weights + self.size.frozen(self.trained_parameters)),
             "master_weights": 4 * self._share,
-            "embedding_and_head": self._ends,
+            # Bf16 ends stay in the file on a CPU, which reads few of the embedding's rows.
+            "embedding_and_head": self._ends // (1 if gpu or self._b == 4 else 2),
             "rows_in_flight": (1 if gpu else ROWS_IN_FLIGHT) * self._row_bytes,
             "summed_gradients": 4 * summed,
             "cuda_context_assumed": CUDA_CONTEXT * gpu,
@@ -182,14 +184,12 @@ class MemoryPlan:
     def _start(self) -> dict[str, float]:
         """Bytes for replaying a validation row, including any float32 base.
 
-        On a CPU, the base's checkpoint is still mapped. A depth without gradients takes half the
-        bytes that autograd would keep for it (measured: 0.35 to 0.5).
+        A depth without gradients takes half of what autograd would keep (measured: 0.35 to 0.5).
         """
         size, width = self.size, 4 if self.warm else self._b
         states = width * self.depth * self.row[1] * size.drafter.width
         return {
             "base_speculator_float32": 4 * size.total * self.warm,
-            "mapped_checkpoint": 2 * size.total * (self.warm and self.device == "cpu"),
             "head_float32": 2 * size.ends * (self.warm and self._b == 2),
             "activations": 0.5 * self._kept(*self.row, 1) * width / self._b + states,
             "loss_chunk": self._chunk,

@@ -117,7 +117,7 @@ def compared(priced: dict[str, Any], run: RunDirectory) -> dict[str, dict[str, A
 
     Memory is measured as the process's VmHWM on a CPU, and as torch's allocated peak on a GPU.
     """
-    [checkpoint] = (run.training / "checkpoints").glob("step-*")
+    checkpoint = max((run.training / "checkpoints").glob("step-*"))
     trained = read_json(run.training / "result.json")
     memory = priced["memory"][0]
     phases = {
