@@ -74,7 +74,7 @@ class TrainingConfig(BaseModel):
 
     rows_per_step: int = Field(default=2, ge=1)
     """Rows per optimizer step, over all processes.
-    Unless this is a multiple of `processes`, some rows are computed but do not count."""
+    Unless this is a multiple of `processes`, some rows do not count (`padding` in the log)."""
 
     zero_stage: Literal[1, 2, 3] = 1
     """DeepSpeed ZeRO stage.

@@ -348,7 +348,7 @@ class Trainer:
             rate,
             gradient_norm,
             sum(sample.length for sample in in_step),
-            config.rows_per_step * config.row_tokens,
+            rows_each * world * config.row_tokens,
             seconds,
             batches.waited - waited,
         )
