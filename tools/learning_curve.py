@@ -9,11 +9,10 @@ command resumes. Speculators and logs are written to RUN/speculators/curve_N.
 """
 
 import argparse
-import json
 from pathlib import Path
 from typing import Any
 
-from outrider.common.files import write_json
+from outrider.common.files import read_json, write_json
 from outrider.data.features.feature_store import FeatureStore
 from outrider.data.sequences import load_sequences
 from outrider.eval.replay.heldout_replay import COLUMNS
@@ -41,7 +40,7 @@ def measure(root: Path, counts: list[int], out: Path) -> None:
     """Trains and replays one speculator per count; prints and appends to `out`."""
     run = RunDirectory(root.resolve())
     recipe, parts = run.read_resolved(), parts_in_use(run)
-    points: dict[str, Any] = json.loads(out.read_text("utf-8")) if out.is_file() else {}
+    points: dict[str, Any] = read_json(out) if out.is_file() else {}
     for count in counts:
         if str(count) in points:
             continue
