@@ -52,14 +52,18 @@ class Server:
     ) -> None:
         self.model_name = Path(target.model).name
         self.log_path = Path(log_path)
-        self.port = _free_port()
-        self.url = f"http://{HOST}:{self.port}"
+        # While this socket is bound, no other process is given the port; vLLM can still bind to it.
+        self._reserved = socket.socket()
+        self._reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self._reserved.bind((HOST, 0))
+        port = self._reserved.getsockname()[1]
+        self.url = f"http://{HOST}:{port}"
         self._checkpoint = target.directory()
         self.swap_seconds: float | None = None
         """Duration of the last `swap`."""
         self._prefix_caching = engine.prefix_caching
         words = serve_arguments(target, engine, drafting)
-        words += ["--host", HOST, "--port", str(self.port), "--served-model-name", self.model_name]
+        words += ["--host", HOST, "--port", str(port), "--served-model-name", self.model_name]
         if drafting is not None and drafting.speculator.speculates:
             # The flag makes each response report its counts, which survive an interrupted pass.
             words += ["--per-request-spec-decode-metrics", "summary"]
@@ -93,6 +97,7 @@ class Server:
     def stop(self) -> None:
         """Ends the server: SIGTERM, so that vLLM frees its shared memory, then SIGKILL."""
         self._child.stop(_STOP_S)
+        self._reserved.close()
 
     def __enter__(self) -> "Server":
         self.start()
@@ -154,10 +159,3 @@ def root_error(log: str) -> str:
     own = [each[len(before) :] for each in lines[start:] if each.startswith(process)]
     last = next((n for n, text in enumerate(own) if n and not text.startswith(" ")), len(own))
     return "\n".join(own[: last + 1])
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        probe.bind((HOST, 0))
-        return int(probe.getsockname()[1])

@@ -4,6 +4,7 @@ vLLM calls `register` in every process; `register` does nothing unless
 OUTRIDER_HOOKS is 1 or OUTRIDER_ADMIN is set.
 """
 
+import ctypes
 import logging
 import os
 from collections.abc import Callable
@@ -24,7 +25,7 @@ def register() -> None:
     """
     if os.environ.get(HOOKS) != "1" and ADMIN not in os.environ:
         return
-    for install in (_admin_route, _correct_cpu_sampler):
+    for install in (_admin_route, _correct_cpu_engine):
         try:
             install()
         except Exception as error:
@@ -56,8 +57,8 @@ def _admin_route() -> None:
     plugins.load_endpoint_plugins = load_endpoint_plugins
 
 
-def _correct_cpu_sampler() -> None:
-    """Corrects the rejection sampler of vLLM 0.32 on a CPU.
+def _correct_cpu_engine() -> None:
+    """Corrects the rejection sampler and `release` of vLLM 0.32 on a CPU.
 
     With speculation and a temperature above 0, it samples from the wrong distribution. vLLM's
     stand-in for the sampler's `expand_kernel` writes float outputs (temperature, top-p) into a
@@ -67,6 +68,7 @@ def _correct_cpu_sampler() -> None:
     """
     if vllm_version() != "0.32.0+cpu":
         return
+    from vllm import _custom_ops
     from vllm.triton_utils.dispatcher import register_kernels
     from vllm.utils import cpu_triton_utils
     from vllm.v1.sample import rejection_sampler
@@ -76,6 +78,18 @@ def _correct_cpu_sampler() -> None:
     cpu_triton_utils._expand_kernel_impl = expand
     if getattr(rejection_sampler.expand_kernel, "func", None) is not expand:
         register_kernels({"vllm.v1.sample.rejection_sampler.expand_kernel": expand})
+    _custom_ops.CPUDNNLGEMMHandler.__del__ = release  # type: ignore[method-assign]
+
+
+def release(handler: Any) -> None:
+    """Frees oneDNN's copy of a weight matrix without a dispatched operator.
+
+    vLLM's `__del__` calls `item`. If garbage is collected in a fake kernel while torch.compile
+    traces, `item` has no implementation; its error formats the tensor, which calls `item` again
+    until the process aborts. Loading an EAGLE head leaves such garbage: 3 of 10 starts aborted.
+    """
+    if handler.handler_tensor is not None:
+        handler.dtor(ctypes.c_int64.from_address(handler.handler_tensor.data_ptr()).value)
 
 
 def expand(

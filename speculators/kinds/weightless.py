@@ -8,13 +8,12 @@ only on the text, so replay needs no states.
 Shapes: T tokens of a sequence, A anchors, K drafts.
 """
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider.speculators.kinds.protocol import DrafterKind, KPerBatchSize
+from outrider.speculators.kinds.protocol import DrafterKind
 
 LOOKUP = {"prompt_lookup_min": 2, "prompt_lookup_max": 4}
 """Range of n-gram lengths; vLLM's documentation uses a maximum of 4."""
@@ -56,17 +55,10 @@ class NGramLookup(WeightlessKind):
             row_K[: len(found)] = found
         return drafts_AK
 
-    def vllm_settings(
-        self,
-        directory: Path | None,
-        k: int,
-        draft_sample_method: str,
-        k_per_batch_size: KPerBatchSize | None,
-    ) -> dict[str, Any] | None:
+    def vllm_settings(self, *given: Any, **named: Any) -> dict[str, Any]:
         """vLLM's settings without a model or draft sampling method."""
-        settings = super().vllm_settings(directory, k, draft_sample_method, k_per_batch_size) or {}
-        unread = ("model", "draft_sample_method")
-        return {key: value for key, value in settings.items() if key not in unread} | LOOKUP
+        unread, settings = ("model", "draft_sample_method"), super().vllm_settings(*given, **named)
+        return {key: value for key, value in (settings or {}).items() if key not in unread} | LOOKUP
 
 
 class NoSpeculation(WeightlessKind):
@@ -79,12 +71,5 @@ class NoSpeculation(WeightlessKind):
         """`NO_DRAFT` everywhere."""
         return np.full((max(len(token_ids_T) - 1 - first, 0), k), NO_DRAFT, np.int32)
 
-    def vllm_settings(
-        self,
-        directory: Path | None,
-        k: int,
-        draft_sample_method: str,
-        k_per_batch_size: KPerBatchSize | None,
-    ) -> dict[str, Any] | None:
+    def vllm_settings(self, *_: Any, **__: Any) -> None:
         """No settings: vLLM serves the target alone."""
-        return None

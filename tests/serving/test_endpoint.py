@@ -32,7 +32,7 @@ def test_an_endpoint_is_measured_by_its_own_counters_and_other_users_are_reporte
     for concurrency, requests in (("1", 4), ("2", 8)):
         row = results["measured"][concurrency]
         assert row["requests"] == requests and row["tokens_per_s"] > 0
-        assert row["share"] == pytest.approx(1) and len(row["cumulative"]) == k
+        assert row["share"] == pytest.approx(1) and len(row["cumulative"]) == k, row
         assert 1 < row["acceptance_length"] <= k + 1
         assert row["acceptance_length"] == pytest.approx(1 + sum(row["cumulative"]))
     assert f"{results['measured']['1']['acceptance_length']:.3f}" in text and "warning" not in text

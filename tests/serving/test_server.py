@@ -1,6 +1,8 @@
 """A real `vllm serve`: counters, load and bundle."""
 
+import errno
 import json
+import socket
 
 import pytest
 import torch
@@ -9,6 +11,7 @@ from outrider.common.errors import OutriderError
 from outrider.serving.bundle.bundle import export_bundle, verify_bundle
 from outrider.serving.client import Sampling, complete
 from outrider.serving.config import EngineConfig
+from outrider.serving.server import Server
 from outrider.serving.speculator import Drafting, Speculator
 from outrider.speculators.kinds.mtp.checkpoint import load_mtp
 from tests.tiny import save_drafter
@@ -20,6 +23,17 @@ ENGINE = EngineConfig(kv_cache_gb=0.25)
 
 TOKENS = 32
 """Longest greedy response."""
+
+
+def test_only_the_server_gets_its_port_while_it_starts(target, tmp_path):
+    server = Server(target, ENGINE, log_path=tmp_path / "server.log")
+    with server._reserved, socket.socket() as other:
+        address = server._reserved.getsockname()
+        with pytest.raises(OSError) as caught:
+            other.bind(address)
+        assert caught.value.errno == errno.EADDRINUSE
+        with socket.create_server(address):  # as vLLM does
+            socket.create_connection(address).close()
 
 
 def test_a_block_of_load_is_counted_request_by_request(server, load, prompts, prompt_texts):

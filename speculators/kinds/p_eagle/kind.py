@@ -30,7 +30,6 @@ from outrider.speculators.kinds.eagle3.shape import (
     plain_config,
     spare_token,
 )
-from outrider.speculators.kinds.protocol import KPerBatchSize
 
 MASK_TOKEN = "pard_token"
 MASK_STATE = "mask_hidden"
@@ -65,24 +64,17 @@ class PEagle(Eagle3):
         found = tensor_headers(directory)
         check_header_shape(found, MASK_STATE, (1, 1, shape.states), path, self.in_words)
 
-    def vllm_settings(
-        self,
-        directory: Path | None,
-        k: int,
-        draft_sample_method: str,
-        k_per_batch_size: KPerBatchSize | None,
-    ) -> dict[str, Any] | None:
+    def vllm_settings(self, *given: Any, **named: Any) -> dict[str, Any]:
         """vLLM's method `eagle3` with parallel drafting."""
-        settings = super().vllm_settings(directory, k, draft_sample_method, k_per_batch_size)
-        return {**(settings or {}), "method": Eagle3.name, "parallel_drafting": True}
+        settings = super().vllm_settings(*given, **named) or {}
+        return settings | {"method": Eagle3.name, "parallel_drafting": True}
 
     @staticmethod
     def new_config(
         target_config: Mapping[str, Any], head: HeadConfig, drafts: int
     ) -> dict[str, Any]:
         """An EAGLE-3 head's config.json, plus a mask token (`spare_token`)."""
-        mask = {MASK_TOKEN: spare_token(target_config)}
-        return plain_config(target_config, head, drafts) | mask
+        return plain_config(target_config, head, drafts) | {MASK_TOKEN: spare_token(target_config)}
 
     def check_target(self, target_dir: Path, base_dir: Path | None, config_only: bool) -> None:
         """Runs EAGLE-3's checks, and checks that the base has a mask token."""

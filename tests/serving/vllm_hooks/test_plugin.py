@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from outrider.serving.admin.live_flags import ADMIN
 from outrider.serving.hooked import HOOKS
-from outrider.serving.vllm_hooks.plugin import expand
+from outrider.serving.vllm_hooks.plugin import expand, release
 
 ROOT = Path(__file__).resolve().parents[3]
 ELSEWHERE = """
@@ -100,3 +101,23 @@ def test_each_request_s_value_is_repeated_for_each_of_its_drafts(dtype: torch.dt
     output = torch.full((sum(drafts),), -1).to(dtype)
     expand(output, values, torch.tensor(drafts).cumsum(0).to(torch.int32), 0, 1)
     assert output.tolist() == expected
+
+
+def test_a_discarded_weight_is_freed_while_a_fake_kernel_runs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """vLLM's own `__del__` aborts the process here."""
+    from vllm import _custom_ops
+
+    monkeypatch.setattr(_custom_ops.CPUDNNLGEMMHandler, "__del__", release)
+    released: list[int] = []
+    handler = _custom_ops.create_onednn_mm(torch.randn(8, 8).t())
+    pointer, free = handler.handler_tensor.item(), handler.dtor
+    handler.dtor = lambda address: released.append(address) or free(address)
+    with FakeTensorMode():
+        disabled = torch._C._DisableTorchDispatch()
+        with torch._C._PreserveDispatchKeyGuard():
+            torch._C._set_meta_in_tls_dispatch_include(True)
+            del handler
+        del disabled
+    assert released == [pointer]
