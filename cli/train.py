@@ -60,8 +60,7 @@ def train_speculator(
 
     with run.locked():
         run.write_resolved(loaded.recipe)
-        gpu_bytes = None if gpu_memory is None else int(gpu_memory * 1e9)
-        priced = price(run, loaded.recipe, gpu_bytes)
+        priced = price(run, loaded.recipe, None if gpu_memory is None else int(gpu_memory * 1e9))
         rows = plan(run, loaded.recipe, wanted, {"force": force}, priced)
     if not as_json:
         console = Console(stderr=True)

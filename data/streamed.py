@@ -240,8 +240,7 @@ class StreamReading:
                 for name, state_TH in row.states.items()
             }
             token_ids = torch.tensor(logged.token_ids, dtype=torch.int32)
-            hidden_TH = states.pop(FINAL_NORM)
-            found = Features(token_ids, hidden_TH, logged.completion_start, states)
+            found = Features(token_ids, states.pop(FINAL_NORM), logged.completion_start, states)
             self._arrived.append((row.row_id, found))
 
     def _judge(self, rows: Sequence[CapturedRow]) -> None:

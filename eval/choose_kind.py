@@ -43,8 +43,7 @@ def choose_kind(
     }
     times = first.cached("step_times_of_kinds", StepTimes, lambda: _time_kinds(contexts))
     main = first.settings.main
-    steps = {kind: row[main] for kind, row in times.seconds.items()}
-    return ranked(replays, steps, main, facts)
+    return ranked(replays, {kind: row[main] for kind, row in times.seconds.items()}, main, facts)
 
 
 def ranked(

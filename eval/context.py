@@ -227,8 +227,7 @@ class EvaluationContext:
     @property
     def base_has_own_k(self) -> bool:
         """Whether base's engine has a fixed k that may differ from custom's."""
-        base = self.speculators["base"]
-        kind = base.family
+        kind = self.speculators["base"].family
         return kind.fixed_k and not self.one_engine and not kind.one_block
 
     @functools.cached_property
@@ -273,5 +272,4 @@ class EvaluationContext:
 
     def cached(self, name: str, model: type[Model], work: Callable[[], Model]) -> Model:
         """Returns the measurement `name` from the cache, or runs and caches `work`."""
-        found = self.kept(name).run(lambda: work().model_dump(mode="json"))
-        return model.model_validate(found)
+        return model.model_validate(self.kept(name).run(lambda: work().model_dump(mode="json")))

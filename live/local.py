@@ -75,8 +75,7 @@ def local_endpoint(
             command, environment = replica_command(endpoint, each, release)
             share = cores[index :: len(endpoint.replicas)] or cores
             environment["VLLM_CPU_OMP_THREADS_BIND"] = ",".join(map(str, share))  # unused on GPUs
-            log = endpoint.state_dir / f"{each.name}.log"
-            child = Child(command, log, each.name, environment)
+            child = Child(command, endpoint.state_dir / f"{each.name}.log", each.name, environment)
             stack.callback(child.stop, _STOP_S)
             started.append((child, each))
         for child, each in started:

@@ -43,8 +43,7 @@ def inspect(recipe: Name, *overrides: str, first: int | None = None) -> dict[str
     from outrider.pipeline.inspection import inspect_recipe
     from outrider.pipeline.recipe.load import load_recipe
 
-    loaded = load_recipe(str(recipe), list(overrides))
-    found, _ = inspect_recipe(loaded.recipe, first, 0)
+    found, _ = inspect_recipe(load_recipe(str(recipe), list(overrides)).recipe, first, 0)
     return found
 
 

@@ -109,7 +109,6 @@ def check_target(
     for name in speculator.kinds:
         warm = warm_directory(speculator.of_kinds([name]))
         trainable_kind(name).check_target(target, warm, dry_run)
-    base = base_of(speculator.base, target)
-    named = base.directory if is_directory(speculator.base) else None
+    named = base_of(speculator.base, target).directory if is_directory(speculator.base) else None
     if named is not None and (not dry_run or has_weights(target)):
         check_speculator(named, target)

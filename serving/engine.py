@@ -180,8 +180,7 @@ class Engine:
 
         def read() -> Iterator[State]:
             names = (output.request_id for output in outputs)
-            requests = zip(names, (row[1] for row in rows), strict=True)
-            states = read_states(index, requests, check)
+            states = read_states(index, zip(names, (row[1] for row in rows), strict=True), check)
             for (row_id, *_), (states_STH, sums) in zip(rows, states, strict=True):
                 by_name = dict(zip(captured, states_STH, strict=True))
                 yield row_id, {name: by_name[name] for name in streams}, sums

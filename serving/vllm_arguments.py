@@ -152,8 +152,7 @@ def flags_of(arguments: Mapping[str, Any]) -> list[tuple[str, ...]]:
         elif isinstance(value, dict):
             flags.append((f"--{flag}", json.dumps(value)))
         else:
-            values = value if isinstance(value, list) else [value]
-            flags.append((f"--{flag}", *map(str, values)))
+            flags.append((f"--{flag}", *map(str, value if isinstance(value, list) else [value])))
     return flags
 
 

@@ -2,6 +2,7 @@
 
     counts_V = token_counts(responses, vocab)            # of the training part only
     ids_D = chosen_ids(counts_V, 0.999)                  # a share or a size
+    ids_D = followed_ids(base_ids_D, counts_V)           # from a base's
     coverage(counts_V, ids_D)                            # of these or other responses
 
 Only response tokens are drafted, so prompts are not counted. A token outside the draft vocabulary
@@ -52,6 +53,13 @@ def chosen_ids(counts_V: Tensor, wanted: int | float) -> Tensor | None:
         kept = int((reached_V < wanted - 1e-12).sum()) + 1
     ids_D = order_V[: max(kept, 2)].sort().values
     return None if len(ids_D) == vocab else ids_D
+
+
+def followed_ids(base_ids_D: Tensor, counts_V: Tensor) -> Tensor:
+    """As many ids [D] of the most frequent tokens; of equally frequent ones, the base's first."""
+    in_base_V = torch.zeros_like(counts_V).index_fill_(0, base_ids_D, 1)
+    ids_D = chosen_ids(2 * counts_V + in_base_V, len(base_ids_D))
+    return base_ids_D if ids_D is None else ids_D
 
 
 def coverage(counts_V: Tensor, ids_D: Tensor | None) -> float:

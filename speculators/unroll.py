@@ -92,8 +92,7 @@ def unroll_anchors(
     device = inputs_BTX.device
     slots_P, anchors_N, anchor_place_N, attend_prefix = row_of(sequence_BT, anchor_BT, device)
     if not len(anchors_N):
-        empty = inputs_BTX.new_zeros(0, chain.width, dtype=ends.dtype)
-        return anchors_N, [empty] * depth
+        return anchors_N, [inputs_BTX.new_zeros(0, chain.width, dtype=ends.dtype)] * depth
     token, position = token_ids_BT.flatten(), position_BT.flatten()
     last_of_sequence = _last_slots(sequence_BT).to(device)
 

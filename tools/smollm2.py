@@ -208,13 +208,14 @@ class Answer:
 
 @torch.inference_mode()
 def record(target: Path, log: Path, prompts: list[str]) -> None:
-    """Appends the target's answers to prompts that are not in `log` yet."""
+    """Appends the target's answers to prompts that are not in `log` yet and fit into a slot."""
     tokenizer = AutoTokenizer.from_pretrained(target)
     log.parent.mkdir(parents=True, exist_ok=True)
     log.touch()
     logged = {json.loads(line)["timestamp"] for line in log.read_text("utf-8").splitlines()}
     rows = (row for row in requests(prompts) if row["timestamp"] not in logged)
-    waiting = deque(Answer(row, _prompt(tokenizer, row)) for row in rows)
+    answers = (Answer(row, _prompt(tokenizer, row)) for row in rows)
+    waiting = deque(each for each in answers if len(each.prompt) <= POSITIONS - MAX_TOKENS)
     llama, generator = Llama(target), torch.Generator().manual_seed(len(logged))
     places: dict[int, Answer] = {}
     done, tokens, began = len(logged), 0, time.monotonic()

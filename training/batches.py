@@ -77,8 +77,7 @@ def assemble(
     streams = {}
     for name in dict.fromkeys((FINAL_NORM, *spec.names)):  # teacher's and drafter's, no duplicates
         states_TH = stream_of(pieces[0][1], name)
-        shape = 1, row_tokens, states_TH.shape[-1]
-        streams[name] = torch.zeros(shape, dtype=states_TH.dtype)
+        streams[name] = torch.zeros(1, row_tokens, states_TH.shape[-1], dtype=states_TH.dtype)
     sequence = torch.full((1, row_tokens), -1)
     position = torch.zeros(1, row_tokens, dtype=torch.long)
     anchor = torch.zeros(1, row_tokens, dtype=torch.bool)

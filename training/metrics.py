@@ -145,7 +145,7 @@ def export_line(base: dict[str, Any], trained: dict[str, Any], exported: dict[st
     return (
         f"exported: acceptance {acceptance}  acceptance length {after:.3f} at"
         f" K={len(exported['acceptance'])} ({after / before - 1:+.2%} against {before:.3f} before"
-        f" export; base {first:.3f})"
+        f" export; {first:.3f} before training)"
     )
 
 

@@ -243,9 +243,9 @@ class Trainer:
                 load_target_ends(self.spec.target_dir).to(self.device),
                 embedding_VH=self.unroll.ends.embedding_VH,
             )
-            base_speculator = self.kind.load(
-                self.origin.base_dir, self.spec.target_dir, torch.float32, self.device
-            )
+            # Trains all weights, so that none is kept in another dtype or has an adapter.
+            plain = dataclasses.replace(self.origin, train="all")
+            base_speculator = self.kind.start(plain, torch.float32, self.device, self.config.seed)
             check = StepZero(ChainUnroll(base_speculator, base_ends, self.depth).eval(), parity)
         prepared = self._evaluate(0, check)
         if check is not None:
@@ -352,8 +352,7 @@ class Trainer:
             seconds,
             batches.waited - waited,
         )
-        anchors = sum(sample.targets(0) for sample in in_step)
-        flops = self.size.step_flops(self.depth, anchors)
+        flops = self.size.step_flops(self.depth, sum(sample.targets(0) for sample in in_step))
         mfu = utilization(flops, seconds, self.device, config.compute, world)
         if mfu is not None:
             values["mfu"] = mfu
@@ -406,8 +405,7 @@ class Trainer:
         adapters are rounded to the experts' dtype.
         """
         best = self._best(state["best_step"])
-        dtype = self.unroll.ends.dtype
-        written = self.kind.load(best, self.spec.target_dir, dtype, self.device)
+        written = self.kind.load(best, self.spec.target_dir, self.unroll.ends.dtype, self.device)
         profile = self.validation.profile(ChainUnroll(written, self.unroll.ends, self.depth).eval())
         self.metrics.write(
             state["evaluated_at"], {f"exported_{name}": value for name, value in profile.items()}

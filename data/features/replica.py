@@ -111,8 +111,7 @@ class CaptureReplica:
             extra = engine.extra_arguments | {"distributed_executor_backend": "mp"}
             engine = engine.model_copy(update={"extra_arguments": extra})
         folder = _scratch(3 * setup.piece_tokens * state_bytes(setup.spec), setup.in_memory)
-        tree = self._opened.enter_context(ProcessTree(folder=folder))
-        os.environ.update(tree.environment)
+        os.environ.update(self._opened.enter_context(ProcessTree(folder=folder)).environment)
         return self._opened.enter_context(open_engine(setup.target, engine, scratch=folder))
 
     def capture(self, piece: Piece) -> list[CapturedRow]:

@@ -77,8 +77,7 @@ def format_of(file: LogFile) -> str:
 def read_records(name: str, files: Sequence[LogFile], scratch: Path) -> Iterator[Record | Reject]:
     """Yields the records of one format; for `UNKNOWN`, one reject per file."""
     if name != UNKNOWN:
-        records = getattr(FORMATS[name], "records", row_records)
-        yield from records(files, scratch)
+        yield from getattr(FORMATS[name], "records", row_records)(files, scratch)
         return
     for file in files:
         count = sum(1 for _ in file.lines())

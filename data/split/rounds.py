@@ -40,8 +40,7 @@ def choose_sequences(
     """
     count = min(most, round(len(newer) / (1 - older_share)))
     sample = min(round(older_share * count), len(older))
-    shuffled = random.Random(seed).sample(older, len(older))
-    drawn = _shared_out(shuffled, sample, owners)
+    drawn = _shared_out(random.Random(seed).sample(older, len(older)), sample, owners)
     kept = _shared_out(newer[::-1], most - sample, owners)
     return [*(name for name in older if name in drawn), *(name for name in newer if name in kept)]
 

@@ -69,8 +69,7 @@ def excess(found: Greedy, control: Greedy) -> Excess:
     all_found, all_alone = (
         {*each.near_ties, *each.unexplained} & {*first} for each in (found, control)
     )
-    unexplained_found = {*found.unexplained} & {*first}
-    tests = [(all_found, all_alone), (unexplained_found, {*control.unexplained})]
+    tests = [(all_found, all_alone), ({*found.unexplained} & {*first}, {*control.unexplained})]
     # P(at least len(ours - alone) heads in len(ours ^ alone) tosses of a fair coin).
     p_value = min(
         float(binom.sf(len(ours - alone) - 1, len(ours ^ alone), 0.5)) for ours, alone in tests

@@ -87,8 +87,7 @@ def findings(
     store: FeatureStore,
 ) -> EngineFindings:
     """Checks the responses, using their captured states."""
-    target_dir = context.target.directory()
-    scores = TargetScores(target_dir, store, context.settings.replay_dtype)
+    scores = TargetScores(context.target.directory(), store, context.settings.replay_dtype)
     near_tie_nats = context.settings.gate.near_tie_nats
     temperature = outputs.samplings["sampled"].temperature
 

@@ -131,5 +131,4 @@ def jackknife_margin(without_RG: Array, share_RG: Array, level: float = LEVEL) -
     count = without_RG.shape[1]
     center_R1 = without_RG.mean(axis=1, keepdims=True)
     variance_R = (count - 1) / count * ((without_RG - center_R1) ** 2).sum(axis=1)
-    quantile_R = t.ppf((1 + level) / 2, degrees_of_freedom(share_RG))
-    return quantile_R * np.sqrt(variance_R)
+    return t.ppf((1 + level) / 2, degrees_of_freedom(share_RG)) * np.sqrt(variance_R)

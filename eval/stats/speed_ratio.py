@@ -116,8 +116,7 @@ def measured_ratio(units: Units, level: float = LEVEL) -> Estimate:
     deviations_U = (sums_U4 / sums_4) @ np.array([1.0, -1.0, -1.0, 1.0])
     variance = count / (count - 1) * float((deviations_U**2).sum())
     value = float(speed_of(sums_4))
-    margin = _t_quantile(level, count - 1) * math.sqrt(variance)
-    return _estimate(value, margin, units)
+    return _estimate(value, _t_quantile(level, count - 1) * math.sqrt(variance), units)
 
 
 def controlled_ratio(

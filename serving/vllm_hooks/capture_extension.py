@@ -188,8 +188,7 @@ class CaptureExtension(SwapExtension):
                     " computed"
                 )
             sums = texts[request_id].sums_PC.tolist() if request_id in texts else None
-            shape = list(prompt.states_STH.shape)
-            requests[external_id(request_id)] = [shape, prompt.digest, sums]
+            requests[external_id(request_id)] = [list(prompt.states_STH.shape), prompt.digest, sums]
         states = [prompt.states_STH for prompt in prompts.values()]
         threading.Thread(target=write_states, args=(path, states), name="states").start()
         return {"path": str(path), "requests": requests}

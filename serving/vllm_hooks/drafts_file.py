@@ -82,8 +82,7 @@ def following(schedule: Callable[..., Any], path: str) -> Callable[..., Any]:
             if read != (version := (status.st_mtime_ns, status.st_ino)):
                 drafts, seats = json.loads(file.read_text(encoding="utf-8")), len(lookup) - 1
                 rows = [(1, seats, drafts)] if isinstance(drafts, int) else drafts
-                most = scheduler.num_spec_tokens
-                lookup[:] = build_dynamic_sd_schedule_lookup(rows, seats, most)
+                lookup[:] = build_dynamic_sd_schedule_lookup(rows, seats, scheduler.num_spec_tokens)
                 read = version
         return schedule(scheduler, *args, **kwargs)
 

@@ -173,8 +173,7 @@ class _GroupedLinear(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x_MI: Tensor, stack_XOI: Tensor, ends_X: Tensor) -> Tensor:
-        trained = ctx.needs_input_grad[1]
-        ctx.save_for_backward(x_MI if trained else None, stack_XOI, ends_X)
+        ctx.save_for_backward(x_MI if ctx.needs_input_grad[1] else None, stack_XOI, ends_X)
         return F.grouped_mm(x_MI, stack_XOI.transpose(1, 2), offs=ends_X)
 
     @staticmethod

@@ -76,8 +76,7 @@ def train_on_ray(
     one rank, or if ranks are lost more than `cluster.training_restarts` times.
     """
     # As under torchrun, more processes may run on a private cluster than there are cores.
-    wanted = spec.training.processes * cluster.training_cores
-    cores = max(wanted, len(os.sched_getaffinity(0)))
+    cores = max(spec.training.processes * cluster.training_cores, len(os.sched_getaffinity(0)))
     with open_cluster(cluster, cores), signals_stop(spec.stop_file) as stop:
         each = {"CPU": float(cluster.training_cores)}
         if ray.cluster_resources().get("GPU"):

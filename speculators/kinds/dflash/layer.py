@@ -78,8 +78,7 @@ class DFlashHead(StoredHead):
             x_NH, normed = (mask_1H, normed_1H) if s else (known_NH, normed_NH)
             q_AND = attention.rotated(attention.queries(normed), tables[s])
             prefix = row.attend_prefix(q_AND, key_APD, value_APD, scale)
-            attended_AND = merge(*prefix, q_AND, keys, values, scale)
-            states.append(self.norm(layer.finish(x_NH, attended_AND)))
+            states.append(self.norm(layer.finish(x_NH, merge(*prefix, q_AND, keys, values, scale))))
         return anchors_N, states
 
 

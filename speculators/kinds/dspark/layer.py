@@ -28,6 +28,7 @@ class DSparkHead(DFlashHead):
     """A DFlash head whose first slot drafts, plus Markov and confidence heads."""
 
     first = 0
+    of_draft_tokens = ("lm_head.weight", "markov_head.markov_w2.weight")
 
     def __init__(self, shape: EagleShape, target_ids_D: Tensor | None):
         super().__init__(shape, target_ids_D)

@@ -28,7 +28,8 @@ from outrider.speculators.checkpoints.checks import check_names
 from outrider.speculators.checkpoints.layout import CheckpointLayout, read_layout, weight_map
 from outrider.speculators.checkpoints.target_ends import load_target_ends
 from outrider.speculators.checkpoints.tensors import CheckpointTensors, fill, write_checkpoint
-from outrider.speculators.draft_vocabulary import chosen_ids
+from outrider.speculators.draft_vocabulary import chosen_ids, followed_ids
+from outrider.speculators.heads import DraftHead
 from outrider.speculators.kinds.eagle3.check import check_embedding, mapped_tokens
 from outrider.speculators.kinds.eagle3.closed_form import fit as fit_head
 from outrider.speculators.kinds.eagle3.kind import Eagle3
@@ -88,6 +89,7 @@ def start(
 ) -> StoredHead:
     """Loads the base's head, or creates one with a draft vocabulary.
 
+    With traffic, a base's head drafts as many tokens as before, but the traffic's (`_follow`).
     A new head's rows are the target's rows for the draft tokens. Since the last norm gives the
     head's states roughly the target's scale, drafts are meaningful from the first steps. Other
     matrices are drawn with standard deviation 0.7 / sqrt(inputs), or 0.02 if they write into the
@@ -95,7 +97,10 @@ def start(
     The head is then fitted to `origin.rows` if they are given (closed_form.py).
     """
     if origin.base_dir is not None:
-        return load(kind, origin.base_dir, origin.target_dir, dtype, device)
+        head = load(kind, origin.base_dir, origin.target_dir, dtype, device)
+        if origin.token_counts is not None and head.target_ids_D is not None:
+            _follow(head, origin.token_counts(), origin.target_dir)
+        return head
     target_config = read_json(origin.target_dir / "config.json")
     wanted = origin.head.draft_vocabulary
     ids_D = None
@@ -126,6 +131,28 @@ def start(
     return head.to(dtype)
 
 
+def _follow(head: StoredHead, counts_V: Tensor, target_dir: Path) -> None:
+    """Changes the head's draft tokens to the most frequent ones of the traffic.
+
+    Rows of new tokens in `lm_head` are the target's, scaled by the a that minimizes
+    |W_base - a W_target| over the base's tokens; other rows of new tokens are zero.
+    """
+    assert head.target_ids_D is not None
+    base_ids_D, rows_VH = head.target_ids_D.cpu(), load_target_ends(target_dir).lm_head_VH
+    ids_D = followed_ids(base_ids_D, counts_V)
+    same_DH = rows_VH[base_ids_D].float()
+    for name in head.of_draft_tokens:
+        parameter = head.get_parameter(name)
+        base_DH = parameter.detach().float().cpu()
+        place_D, known_D = DraftHead(base_DH, base_ids_D).from_target(ids_D)
+        new_DH = torch.zeros_like(base_DH)
+        if name == "lm_head.weight":
+            scale = (base_DH * same_DH).sum() / same_DH.square().sum()
+            new_DH = scale * rows_VH[ids_D].float()
+        parameter.data.copy_(torch.where(known_D[:, None], base_DH[place_D], new_DH))
+    head.target_ids_D.copy_(ids_D)
+
+
 def trained(head: StoredHead, state: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
     """Yields (name in the plain layout, tensor), including the draft vocabulary."""
     yield from state.items()
@@ -141,8 +168,8 @@ def write(
 ) -> None:
     """Publishes the head's directory atomically.
 
-    A warm start keeps the base's configuration, layout, dtypes and draft vocabulary, and the bytes
-    of tensors not in `changed`. Without a base, floats have the target's `torch_dtype`.
+    A warm start keeps the base's configuration, layout and dtypes, and the bytes of tensors not in
+    `changed`. Without a base, floats have the target's `torch_dtype`.
     """
     if origin.base_dir is not None:
         config, written = _over_base(kind, dict(changed), origin.base_dir)
@@ -202,15 +229,7 @@ def _over_base(
     for name, of_base in kind.names(stored.layout.weight_map).items():
         value = stored.raw(of_base)
         new = changed.pop(name, value)
-        # Compared without rounding, since an average of two maps is not a valid map, even if it
-        # rounds to the base's.
-        if name in MAPS and not torch.equal(new.cpu().double(), value.double()):
-            raise OutriderError(
-                f"{base_dir}: another draft vocabulary ({name}); a warm start keeps that of the"
-                " base, since rows of lm_head have no meaning without it. Train from scratch for"
-                " another one (speculator.base: none)"
-            )
-        written[of_base] = value if name in MAPS else _stored_as(new.view(value.shape), value.dtype)
+        written[of_base] = new.detach().cpu().view(value.shape).to(value.dtype).contiguous().clone()
     if left := sorted(changed.keys() - MAPS):
         raise OutriderError(
             f"{base_dir}: the base has no tensor {', '.join(left)}: it is not a base of this head"

@@ -121,8 +121,7 @@ def fit(head: EagleHead, ends: TargetEnds, rows: Rows, seed: int) -> None:
         anchors_N = row.anchor_BT.flatten().nonzero()[:, 0]
         a_NX = row.inputs_BTX.flatten(0, 1)[anchors_N].to(ends.dtype)
         e_NH = head.midlayer.input_layernorm(ends.embed(row.token_ids_BT.flatten()[anchors_N + 1]))
-        y_NH = row.hidden_BTH.flatten(0, 1)[anchors_N + 1]
-        ridge.add(torch.cat([a_NX, e_NH], dim=-1), y_NH)
+        ridge.add(torch.cat([a_NX, e_NH], dim=-1), row.hidden_BTH.flatten(0, 1)[anchors_N + 1])
         sum_H += e_NH.sum(0)
     a_HX, b_HH = ridge.solve().split([states, hidden], dim=1)
     covariance_HH = (ridge.fitted[0][states:, states:] / ridge.anchors).float()

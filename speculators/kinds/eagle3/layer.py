@@ -32,6 +32,8 @@ class StoredHead(Drafter):
     shape: EagleShape
     target_ids_D: Tensor | None
     """Target token of each row; None for the target's vocabulary."""
+    of_draft_tokens: tuple[str, ...] = ("lm_head.weight",)
+    """Parameters with a row for each draft token."""
 
     def __init__(self, shape: EagleShape, target_ids_D: Tensor | None):
         super().__init__()

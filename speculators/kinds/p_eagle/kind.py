@@ -58,8 +58,7 @@ class PEagle(Eagle3):
         """Checks the EAGLE-3 head, its mask token and its mask state."""
         super().check(directory, target)
         path = directory / "config.json"
-        config = read_json(path)
-        shape = EagleShape.read(config, target.config, path)
+        shape = EagleShape.read(read_json(path), target.config, path)
         _check_mask(path, shape)
         found = tensor_headers(directory)
         check_header_shape(found, MASK_STATE, (1, 1, shape.states), path, self.in_words)

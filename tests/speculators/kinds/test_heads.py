@@ -120,6 +120,42 @@ def test_a_head_is_recognized_written_and_read_again(
 
 
 @pytest.mark.parametrize("name", WRITERS)
+def test_a_warm_start_drafts_the_tokens_of_the_traffic(
+    name: str, target: Path, tmp_path: Path
+) -> None:
+    write, options = WRITERS[name]
+    base_dir = write(target, tmp_path / "base", layers=LAYERS, **options)
+    kind, counts = trainable_kind(name), torch.arange(VOCAB) // 5 % 4
+    base: Any = kind.load(base_dir, target, torch.float32)
+    base_ids = base.target_ids_D.tolist()
+    by_frequency = sorted(range(VOCAB), key=lambda t: (-counts[t], t not in base_ids, t))
+    expected = sorted(by_frequency[: len(base_ids)])
+    assert set(expected) & set(base_ids) and set(expected) - set(base_ids)
+    origin = Origin(target, base_dir, token_counts=lambda: counts)
+    head: Any = kind.start(origin, torch.float32, "cpu", seed=1)
+    assert head.target_ids_D.tolist() == expected
+    rows_VH = load_target_ends(target).lm_head_VH
+    # Least squares, literally: one factor for all elements.
+    factor = torch.linalg.lstsq(
+        rows_VH[base_ids].reshape(-1, 1), base.lm_head.weight.detach().reshape(-1, 1)
+    ).solution.item()
+    others = [rows for rows in ("markov_head.markov_w2.weight",) if rows in head.state_dict()]
+    for row, token in enumerate(expected):
+        known = base_ids.index(token) if token in base_ids else None
+        new_H = factor * rows_VH[token]
+        wanted_H = new_H if known is None else base.lm_head.weight[known]
+        torch.testing.assert_close(head.lm_head.weight[row], wanted_H)
+        for other in others:
+            before, after = (each.get_parameter(other) for each in (base, head))
+            assert torch.equal(after[row], 0 * after[row] if known is None else before[known])
+    kind.write(kind.trained(head, head.state_dict()), origin, tmp_path / "out")
+    kind.check(tmp_path / "out", read_layout(target))
+    again: Any = kind.load(tmp_path / "out", target, torch.float32)
+    assert again.target_ids_D.tolist() == expected
+    assert kind.swappable(base_dir, tmp_path / "out")
+
+
+@pytest.mark.parametrize("name", WRITERS)
 def test_gradients_reach_every_parameter(name: str, target: Path, tmp_path: Path) -> None:
     write, options = WRITERS[name]
     directory = write(target, tmp_path / "head", layers=LAYERS, **options)
