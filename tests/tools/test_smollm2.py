@@ -1,4 +1,4 @@
-"""The recorder of SmolLM2's log, on a random Llama, and the log that comes with the recipe."""
+"""The recorder of SmolLM2's log, on a random Llama, and what comes with the recipe."""
 
 import gzip
 import json
@@ -6,9 +6,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from outrider.pipeline.recipe.load import load_recipe
+from outrider.pipeline.recipe.shipped import SHIPPED
+from outrider.speculators.checkpoints.safetensors_headers import tensor_headers
+from tests.eagle3_head import write_eagle3_head
 from tests.tiny_decoders import write_tiny_decoder
 from tools import smollm2
 
@@ -60,3 +64,22 @@ def test_the_shipped_log_answers_the_planned_requests() -> None:
         choice = row["response"]["choices"][0]
         cut = len(choice["token_ids"]) == smollm2.MAX_TOKENS and choice["finish_reason"] == "length"
         assert cut or choice["finish_reason"] == "stop"
+
+
+def test_a_head_is_shipped_in_bf16(nano_r1: Path, tmp_path: Path) -> None:
+    head = write_eagle3_head(nano_r1, tmp_path / "run" / "speculator")
+    smollm2.ship(tmp_path / "run", tmp_path / "shipped")
+    before, after = (load_file(path / "model.safetensors") for path in (head, tmp_path / "shipped"))
+    assert before.keys() == after.keys()
+    for name, tensor in before.items():
+        rounded = tensor.bfloat16() if tensor.is_floating_point() else tensor
+        assert after[name].dtype == rounded.dtype and torch.equal(after[name], rounded)
+
+
+def test_the_recipe_starts_from_the_shipped_head() -> None:
+    base = Path(str(load_recipe("smollm2/candidate_profiles").recipe.speculator.base))
+    assert base == SHIPPED / "smollm2" / "eagle3"
+    assert sum(path.stat().st_size for path in base.iterdir()) < 20e6
+    headers = tensor_headers(base)
+    assert headers["lm_head.weight"].shape == (4096, 576)
+    assert headers["lm_head.weight"].dtype == "BF16" and headers["d2t"].dtype == "I64"
