@@ -73,13 +73,12 @@ def test_a_head_is_shipped_in_bf16(nano_r1: Path, tmp_path: Path) -> None:
     assert before.keys() == after.keys()
     for name, tensor in before.items():
         rounded = tensor.bfloat16() if tensor.is_floating_point() else tensor
-        assert after[name].dtype == rounded.dtype and torch.equal(after[name], rounded)
+        torch.testing.assert_close(after[name], rounded, rtol=0, atol=0)
 
 
 def test_the_recipe_starts_from_the_shipped_head() -> None:
     base = Path(str(load_recipe("smollm2/candidate_profiles").recipe.speculator.base))
     assert base == SHIPPED / "smollm2" / "eagle3"
     assert sum(path.stat().st_size for path in base.iterdir()) < 20e6
-    headers = tensor_headers(base)
-    assert headers["lm_head.weight"].shape == (4096, 576)
-    assert headers["lm_head.weight"].dtype == "BF16" and headers["d2t"].dtype == "I64"
+    rows = tensor_headers(base)["lm_head.weight"]
+    assert (rows.shape, rows.dtype) == ((4096, 576), "BF16")

@@ -1,7 +1,6 @@
 """EAGLE-3 heads in training: from scratch, from a base, in shards, and what is published."""
 
 import dataclasses
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -59,18 +58,14 @@ def test_a_warm_start_is_trained_on_the_tokens_of_the_traffic(
     corpus: Corpus, tmp_path: Path
 ) -> None:
     base = write_eagle3_head(corpus.target_dir, tmp_path / "base", layers=[1, 2])
-    tokens = len(trainable_kind("eagle3").load(base, corpus.target_dir, torch.float32).target_ids_D)
     result = corpus.train(tmp_path, speculator=config(base=str(base)), **SETTINGS)
-    store, counts = FeatureStore.open(corpus.features_dir), Counter[int]()
-    for row in store.manifest["sequences"]:
-        if row["id"] in corpus.parts["train"]:
-            counts.update(store.tokens(row["id"])[row["completion_start"] : row["length"]].tolist())
-    most = sum(count for _, count in counts.most_common(tokens)) / counts.total()
-    drafted = result["draft_vocabulary"]
-    assert drafted["tokens"] == tokens < len(counts)
-    assert drafted["coverage"]["train"] == pytest.approx(most)
     assert result["best"]["acceptance_length"][-1] > result["base"]["acceptance_length"][-1]
-    check_speculator(tmp_path / "speculator", corpus.target_dir)
+    load = trainable_kind("eagle3").load
+    before, after = (
+        load(path, corpus.target_dir, torch.float32) for path in (base, tmp_path / "speculator")
+    )
+    assert len(before.target_ids_D) == len(after.target_ids_D)
+    assert not torch.equal(before.target_ids_D, after.target_ids_D)
 
 
 @pytest.mark.parametrize("kind", ["p_eagle", "dflash", "dspark"])

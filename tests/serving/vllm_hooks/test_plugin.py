@@ -110,10 +110,9 @@ def test_a_discarded_weight_is_freed_while_a_fake_kernel_runs(
     from vllm import _custom_ops
 
     monkeypatch.setattr(_custom_ops.CPUDNNLGEMMHandler, "__del__", release)
-    released: list[int] = []
     handler = _custom_ops.create_onednn_mm(torch.randn(8, 8).t())
-    pointer, free = handler.handler_tensor.item(), handler.dtor
-    handler.dtor = lambda address: released.append(address) or free(address)
+    pointer, released = handler.handler_tensor.item(), list[int]()
+    handler.dtor = released.append
     with FakeTensorMode():
         disabled = torch._C._DisableTorchDispatch()
         with torch._C._PreserveDispatchKeyGuard():
