@@ -1,14 +1,20 @@
 """Acceptance against the number of training responses, from one finished capture.
 
     outrider train smollm2/candidate_profiles ... --stages ingest,split,capture
-    python -m tools.learning_curve runs/candidate_profiles --responses 250 500 1000 2000
+    python -m tools.learning_curve measure runs/candidate_profiles "SmolLM2, warm start" \
+        --responses 250 500 1000 2000
+    python -m tools.learning_curve measure runs/candidate_profiles "SmolLM2, from scratch" \
+        --responses 250 500 1000 2000 --set speculator.base=none
+    python -m tools.learning_curve plot docs/images/learning_curve.svg
 
 Trains the recipe's speculator on the first responses of the training part, once per number, and
-replays the held-out part exactly. A number already in OUT is skipped, so that an interrupted
-command resumes. Speculators and logs are written to RUN/speculators/curve_N.
+replays the held-out part exactly at the recipe's depth. A number that `--points` already has is
+skipped, so that an interrupted command resumes. Speculators and logs are written to
+RUN/speculators/curve_N.
 """
 
 import argparse
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -17,47 +23,106 @@ from outrider.data.features.feature_store import FeatureStore
 from outrider.data.sequences import load_sequences
 from outrider.eval.replay.heldout_replay import COLUMNS
 from outrider.eval.replay.replay import length_at, replay
+from outrider.pipeline.recipe.load import load_recipe
 from outrider.pipeline.recipe.recipe import Recipe
 from outrider.pipeline.run_dir import RunDirectory
 from outrider.pipeline.stages.sources import parts_in_use
 from outrider.pipeline.stages.train import train_on
 
+POINTS = Path("benchmarks/results/learning_curve.json")
+COLOURS = ("#2f6fde", "#7da7f0", "#c2571a", "#eaa671")
+
 
 def acceptance(
     run: RunDirectory, recipe: Recipe, speculator: Path | str, heldout: list[str]
-) -> dict[str, list[float | None]]:
-    """Held-out acceptance length and its interval's ends, for k = 1..depth."""
+) -> dict[str, float | None]:
+    """Held-out acceptance length at the recipe's depth, and its interval's ends."""
     rows = load_sequences(run.sequences, heldout).select_columns(COLUMNS)
     store, depth = FeatureStore.open(run.features), recipe.speculator.depth
     target = recipe.target.training_directory()
     method = recipe.speculator.draft_sample_method
-    sums = replay(speculator, target, store, list(rows), depth, method)
-    found = [length_at(sums, k) for k in range(1, depth + 1)]
-    return {end: [getattr(each, end) for each in found] for end in ("value", "low", "high")}
+    found = length_at(replay(speculator, target, store, list(rows), depth, method), depth)
+    return {end: getattr(found, end) for end in ("value", "low", "high")}
 
 
-def measure(root: Path, counts: list[int], out: Path) -> None:
-    """Trains and replays one speculator per count; prints and appends to `out`."""
+def measure(root: Path, name: str, counts: list[int], overrides: list[str], points: Path) -> None:
+    """Trains and replays one speculator per count; prints and adds to curve `name`."""
     run = RunDirectory(root.resolve())
-    recipe, parts = run.read_resolved(), parts_in_use(run)
-    points: dict[str, Any] = read_json(out) if out.is_file() else {}
+    recipe = load_recipe(str(run.root / "recipe.resolved.yaml"), overrides).recipe
+    parts = parts_in_use(run)
     for count in counts:
-        if str(count) in points:
+        curves: dict[str, Any] = read_json(points) if points.is_file() else {}
+        curve = curves.setdefault(name, {})
+        if str(count) in curve:
             continue
         place = run.of_kind(f"curve_{count}")
+        shutil.rmtree(place.trained, ignore_errors=True)
         train_on(place, recipe, {**parts, "train": parts["train"][:count]})
-        points[str(count)] = acceptance(run, recipe, place.speculator, parts["heldout"])
-        print(count, points[str(count)], flush=True)
-        write_json(out, points)
+        curve[str(count)] = acceptance(run, recipe, place.speculator, parts["heldout"])
+        print(name, count, curve[str(count)], flush=True)
+        write_json(points, curves)
+
+
+def plot(points: Path, out: Path) -> None:
+    """Draws all curves of `points` as SVG."""
+    import vl_convert
+
+    curves = read_json(points)
+    rows = [
+        {"curve": name, "responses": int(count), **point}
+        for name, curve in curves.items()
+        for count, point in curve.items()
+    ]
+    chart = {
+        "data": {"values": rows},
+        "width": 560,
+        "height": 280,
+        "config": {"background": "white", "font": "system-ui, sans-serif"},
+        "encoding": {
+            "x": {
+                "field": "responses",
+                "type": "quantitative",
+                "scale": {"type": "log"},
+                "axis": {"values": sorted({row["responses"] for row in rows}), "format": ","},
+                "title": "training responses",
+            },
+            "y": {
+                "field": "value",
+                "type": "quantitative",
+                "title": "held-out tokens per step",
+                "scale": {"zero": False},
+            },
+            "color": {
+                "field": "curve",
+                "scale": {"domain": list(curves), "range": COLOURS},
+                "legend": {"title": None, "orient": "bottom", "columns": 2, "labelLimit": 300},
+            },
+        },
+        "layer": [
+            {"mark": {"type": "line", "point": True}},
+            {"mark": "rule", "encoding": {"y": {"field": "low"}, "y2": {"field": "high"}}},
+        ],
+    }
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(vl_convert.vegalite_to_svg(chart), encoding="utf-8")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("run", type=Path)
-    parser.add_argument("--responses", type=int, nargs="+", required=True)
-    parser.add_argument("--out", type=Path, default=Path("build/learning_curve.json"))
+    parser.add_argument("--points", type=Path, default=POINTS)
+    commands = parser.add_subparsers(dest="command", required=True)
+    measured = commands.add_parser("measure")
+    measured.add_argument("run", type=Path)
+    measured.add_argument("name")
+    measured.add_argument("--responses", type=int, nargs="+", required=True)
+    measured.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE")
+    drawn = commands.add_parser("plot")
+    drawn.add_argument("out", type=Path)
     given = parser.parse_args()
-    measure(given.run, given.responses, given.out)
+    if given.command == "measure":
+        measure(given.run, given.name, given.responses, given.set, given.points)
+    else:
+        plot(given.points, given.out)
 
 
 if __name__ == "__main__":

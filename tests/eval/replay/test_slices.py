@@ -106,12 +106,9 @@ def test_reasoning_ends_with_its_closing_token(prompt, response, found):
 
 
 def test_positions_count_tokens_of_the_response():
-    members_AG = REGIONS.members(torch.zeros(3 + 700, dtype=torch.long), 3)
-    assert members_AG.sum(dim=0).tolist()[2:] == [
-        127,
-        384,
-        188,
-    ]  # the first token comes from the prefill
+    members_AG = REGIONS.members(torch.zeros(3 + 3000, dtype=torch.long), 3)
+    # The first token comes from the prefill.
+    assert members_AG.sum(dim=0).tolist()[2:] == [127, 384, 1536, 952]
     assert members_AG[126, 2] and members_AG[127, 3] and members_AG[510, 3] and members_AG[511, 4]
 
 
