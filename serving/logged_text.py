@@ -25,6 +25,10 @@ from outrider.serving.token_scores import COLUMNS, token_scores
 HEAD = 8
 """Number of leading completion tokens to sum separately; a wrong template shows only there."""
 
+FIT_EVERY = 4
+"""The temperature fit uses every fourth checked position. Fitting a position takes six times as long
+as its other scores."""
+
 REQUEST_ARGUMENT = "outrider_claim"
 """Key of the claim in `SamplingParams.extra_args`."""
 
@@ -94,7 +98,7 @@ def score_step(
     keep: bool,
 ) -> None:
     """Adds one engine step's scores to the texts' sums if `keep`."""
-    rows, tokens, sampling, owners = [], [], [], []
+    rows, tokens, sampling, fits, owners = [], [], [], [], []
     for index, (text, row, start, count) in enumerate(steps):
         position_N = text.take(start, count)
         rows.append(position_N - 1 - start + row)
@@ -102,13 +106,14 @@ def score_step(
         claim = text.claim
         settings = np.array([claim.temperature, claim.top_p, claim.top_k], np.float32)
         sampling.append(np.tile(settings, (len(position_N), 1)))
+        fits.append(np.isin(position_N, text.checked[::FIT_EVERY]))
         owners.append(2 * index + (position_N >= max(text.claim.completion_start, 1) + HEAD))
     if not sum(map(len, rows)):
         return
     device = hidden_NH.device
-    row_N, token_N, sampling_N3, owner_N = (
+    row_N, token_N, sampling_N3, fit_N, owner_N = (
         torch.from_numpy(np.concatenate(part)).to(device)
-        for part in (rows, tokens, sampling, owners)
+        for part in (rows, tokens, sampling, fits, owners)
     )
     sums_PC = torch.zeros(2 * len(steps), len(COLUMNS), dtype=torch.float64, device=device)
     # Each chunk's logits fit in a CPU's cache; on a GPU they take 134 MB (259 positions of R1).
@@ -116,7 +121,8 @@ def score_step(
     for part in torch.arange(len(row_N), device=device).split(at_once):
         logits_NV = head(hidden_NH[row_N[part]])
         if keep and logits_NV is not None:
-            scores_NC = token_scores(logits_NV, token_N[part], *sampling_N3[part].unbind(-1))
+            sampling_3N = sampling_N3[part].unbind(-1)
+            scores_NC = token_scores(logits_NV, token_N[part], *sampling_3N, fit_N[part])
             sums_PC.index_add_(0, owner_N[part], scores_NC.double())
     for (text, *_), text_sums_PC in zip(steps, sums_PC.cpu().view(len(steps), 2, -1), strict=True):
         text.sums_PC += text_sums_PC

@@ -49,6 +49,10 @@ temperature."""
 CANDIDATES = 256
 """Number of top tokens (more for a larger top_k) searched for the nucleus before a full sort."""
 
+LEAST_EXPONENT = -80.0
+"""Smaller exponents count as this one, which changes no sum in float32. Below -87, torch's
+exponential takes four times as long on a CPU, and at temperature 0.2 most tokens are there."""
+
 COLUMNS = (
     "tokens",  # 1 for each position
     "logprob",  # log-probability at temperature 1
@@ -75,9 +79,17 @@ COLUMNS = (
 
 @torch.no_grad()
 def token_scores(
-    logits_NV: Tensor, token_N: Tensor, temperature_N: Tensor, top_p_N: Tensor, top_k_N: Tensor
+    logits_NV: Tensor,
+    token_N: Tensor,
+    temperature_N: Tensor,
+    top_p_N: Tensor,
+    top_k_N: Tensor,
+    fit_N: Tensor | None = None,
 ) -> Tensor:
-    """float32 [N, C]: a row for each position, a column for each name in COLUMNS."""
+    """float32 [N, C]: a row for each position, a column for each name in COLUMNS.
+
+    `fit_N`: positions that the temperature fit may use; None: all.
+    """
     vocabulary = logits_NV.shape[-1]
     top_k_N = torch.where(top_k_N > 0, top_k_N.long(), vocabulary).clamp(max=vocabulary)
     best_N1 = logits_NV.amax(-1, keepdim=True).float()
@@ -86,7 +98,7 @@ def token_scores(
     greedy_N = temperature_N < GREEDY_BELOW
     tau_N = torch.where(greedy_N, 1.0, temperature_N)
     log_z1_N = logits_NV.exp().sum(-1).log()
-    log_z_N = (logits_NV / tau_N[:, None]).exp_().sum(-1).log()
+    log_z_N = _exp(logits_NV / tau_N[:, None]).sum(-1).log()
     logprob_N, sampled_N = x_N - log_z1_N, x_N / tau_N - log_z_N
     other_N = (x_N < 0).float()
 
@@ -106,7 +118,7 @@ def token_scores(
 
     rare_N = (logprob_N < math.log(RARE)).float()
     sure_N = (-log_z1_N >= math.log(SURE)).float()
-    fitted_N = -log_z1_N < math.log(OPEN_BELOW)
+    fitted_N = (-log_z1_N < math.log(OPEN_BELOW)) & (True if fit_N is None else fit_N)
     fits_NF = torch.zeros(len(x_N), 1 + 3 * len(TEMPERATURES), device=x_N.device)
     if fitted_N.any():
         fits_NF[fitted_N] = _fit(
@@ -137,6 +149,10 @@ def token_scores(
         ],
         dim=-1,
     )
+
+
+def _exp(exponents: Tensor) -> Tensor:
+    return exponents.clamp(min=LEAST_EXPONENT).exp_()
 
 
 def _open_positions(
@@ -173,7 +189,7 @@ def _open_positions(
     variance_M = (q_MK * (logp_MK - expected_M[:, None]).square()).sum(-1)
     if uncut_M.any():
         logp_LV = scaled_MV[uncut_M] - log_z_M[uncut_M, None]
-        p_LV = logp_LV.exp()
+        p_LV = _exp(logp_LV)
         expected_M[uncut_M] = (p_LV * logp_LV).sum(-1)
         variance_M[uncut_M] = (p_LV * logp_LV.square()).sum(-1) - expected_M[uncut_M].square()
     outside_M = (x_M < values_MK.masked_fill(~kept_MK, math.inf).amin(-1)) & ~uncut_M
@@ -234,7 +250,7 @@ def _fit(
     greedy = greedy_M, greedy_M, (x_M < 0).float()
 
     def at(tau_M: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        p_MV = (logits_MV / tau_M[:, None]).exp_()
+        p_MV = _exp(logits_MV / tau_M[:, None])
         z_M = p_MV.sum(-1)
         p_MK = (best_MK / tau_M[:, None]).exp() / z_M[:, None]
         nucleus_M = top_p_M * torch.where(limited_M, (p_MK * among_MK).sum(-1), 1.0)

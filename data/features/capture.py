@@ -54,7 +54,7 @@ from outrider.speculators.checkpoints.target_ends import load_target_ends
 from outrider.speculators.features import FINAL_NORM, FeatureSpec, layer_index
 
 SUMMARY = "summary.json"
-SCORES_VERSION = 1
+SCORES_VERSION = 2
 """Increment when scores of the same tokens change (serving/token_scores.py, logged_text.py)."""
 ONLY_FINAL = FeatureSpec(())
 """Only the stream after the final norm, which the teacher's head reads."""

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.serving.logged_text import (
+    FIT_EVERY,
     HEAD,
     Claim,
     LoggedText,
@@ -38,7 +39,8 @@ def literal(which):
             torch.tensor([TOKENS[which][position]]),
         )
         part = 0 if position < claim.completion_start + HEAD else 1
-        sums_PC[part] += token_scores(logits_1V, token_1, *sampling)[0].double()
+        fit_1 = torch.tensor([(position - claim.completion_start) % FIT_EVERY == 0])
+        sums_PC[part] += token_scores(logits_1V, token_1, *sampling, fit_1)[0].double()
     return sums_PC
 
 
