@@ -65,6 +65,4 @@ def followed_ids(base_ids_D: Tensor, counts_V: Tensor) -> Tensor:
 def coverage(counts_V: Tensor, ids_D: Tensor | None) -> float:
     """Share of the counted tokens that can be drafted; 1 if nothing was counted."""
     total = int(counts_V.sum())
-    if ids_D is None or total == 0:
-        return 1.0
-    return int(counts_V[ids_D].sum()) / total
+    return 1.0 if ids_D is None or total == 0 else int(counts_V[ids_D].sum()) / total

@@ -118,9 +118,7 @@ def _end(blocks: Sequence[Record], repeats: int, speeds: SpeedRatios) -> str | N
     lost = any(each.outcome == "failed" for each in asked if each.kind == SUPERIOR)
     if lost or all(each.outcome != "undecided" for each in asked):
         return f"decided after {repeats} of at most {looks.last} repeats: {found}"
-    if repeats == looks.last:
-        return f"undecided after all {repeats} repeats: {found}"
-    return None
+    return f"undecided after all {repeats} repeats: {found}" if repeats == looks.last else None
 
 
 def _blocks(

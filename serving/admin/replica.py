@@ -185,6 +185,4 @@ class Replica:
 
 
 def _reason(answer: Any) -> str:
-    if isinstance(answer, dict):
-        return str(answer.get("error", answer))
-    return str(answer)[:2000]
+    return str(answer.get("error", answer) if isinstance(answer, dict) else answer)[:2000]
