@@ -121,8 +121,9 @@ def score_step(
     for part in torch.arange(len(row_N), device=device).split(at_once):
         logits_NV = head(hidden_NH[row_N[part]])
         if keep and logits_NV is not None:
-            sampling_3N = sampling_N3[part].unbind(-1)
-            scores_NC = token_scores(logits_NV, token_N[part], *sampling_3N, fit_N[part])
+            scores_NC = token_scores(
+                logits_NV, token_N[part], *sampling_N3[part].unbind(-1), fit_N=fit_N[part]
+            )
             sums_PC.index_add_(0, owner_N[part], scores_NC.double())
     for (text, *_), text_sums_PC in zip(steps, sums_PC.cpu().view(len(steps), 2, -1), strict=True):
         text.sums_PC += text_sums_PC

@@ -50,8 +50,8 @@ CANDIDATES = 256
 """Number of top tokens (more for a larger top_k) searched for the nucleus before a full sort."""
 
 LEAST_EXPONENT = -80.0
-"""Smaller exponents count as this one, which changes no sum in float32. Below -87, torch's
-exponential takes four times as long on a CPU, and at temperature 0.2 most tokens are there."""
+"""Smaller exponents count as this one, which changes no float32 sum: on a CPU, those below -87 take
+four times as long, and at temperature 0.2 most are."""
 
 COLUMNS = (
     "tokens",  # 1 for each position
@@ -84,6 +84,7 @@ def token_scores(
     temperature_N: Tensor,
     top_p_N: Tensor,
     top_k_N: Tensor,
+    *,
     fit_N: Tensor | None = None,
 ) -> Tensor:
     """float32 [N, C]: a row for each position, a column for each name in COLUMNS.

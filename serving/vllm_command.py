@@ -16,11 +16,9 @@ from outrider.serving.vllm_hooks.version import vllm_version
 def main() -> None:
     """Runs vLLM's command line with this process's arguments."""
     version, installed = importlib.metadata.version, vllm_version()
-
-    def version_of(distribution_name: str) -> str:
-        return installed if distribution_name == "vllm" else version(distribution_name)
-
-    importlib.metadata.version = version_of
+    importlib.metadata.version = lambda distribution_name: (
+        installed if distribution_name == "vllm" else version(distribution_name)
+    )
     sys.argv[0] = "vllm"
     from vllm.entrypoints.cli.main import main as vllm_main
 

@@ -58,8 +58,8 @@ class Regions:
         next_A = torch.arange(1, len(token_ids_T) - completion_start)
         answer_A = next_A > self._last_of_reasoning(token_ids_T, completion_start)
         range_A = torch.bucketize(next_A, torch.tensor(POSITIONS), right=True)
-        ranges_AP = F.one_hot(range_A, len(POSITIONS) + 1).bool()
-        return torch.cat([~answer_A[:, None], answer_A[:, None], ranges_AP], dim=1)
+        parts = (answer_A.long(), 2), (range_A, len(POSITIONS) + 1)
+        return torch.cat([F.one_hot(*part) for part in parts], dim=1).bool()
 
     def _last_of_reasoning(self, token_ids_T: Tensor, completion_start: int) -> int:
         """Index of the last reasoning token in the response; -1 without reasoning."""

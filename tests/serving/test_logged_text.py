@@ -40,7 +40,7 @@ def literal(which):
         )
         part = 0 if position < claim.completion_start + HEAD else 1
         fit_1 = torch.tensor([(position - claim.completion_start) % FIT_EVERY == 0])
-        sums_PC[part] += token_scores(logits_1V, token_1, *sampling, fit_1)[0].double()
+        sums_PC[part] += token_scores(logits_1V, token_1, *sampling, fit_N=fit_1)[0].double()
     return sums_PC
 
 
