@@ -26,8 +26,7 @@ HEAD = 8
 """Number of leading completion tokens to sum separately; a wrong template shows only there."""
 
 FIT_EVERY = 4
-"""The temperature fit uses every fourth checked position: it takes six times as long as the other
-scores of a position."""
+"""The temperature fit, six times as costly as the other scores, uses every fourth position."""
 
 REQUEST_ARGUMENT = "outrider_claim"
 """Key of the claim in `SamplingParams.extra_args`."""

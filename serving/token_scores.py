@@ -87,10 +87,7 @@ def token_scores(
     *,
     fit_N: Tensor | None = None,
 ) -> Tensor:
-    """float32 [N, C]: a row for each position, a column for each name in COLUMNS.
-
-    `fit_N`: positions that the temperature fit may use; None: all.
-    """
+    """float32 [N, C] by COLUMNS; the temperature fit uses positions `fit_N` (None: all)."""
     vocabulary = logits_NV.shape[-1]
     top_k_N = torch.where(top_k_N > 0, top_k_N.long(), vocabulary).clamp(max=vocabulary)
     best_N1 = logits_NV.amax(-1, keepdim=True).float()

@@ -328,9 +328,8 @@ def _is_whole(text: str, one: Found) -> bool:
 
 def _goes_on(text: str, start: int, end: int) -> bool:
     """Whether a dotted number is part of a longer one, such as an OID."""
-    return bool(re.match(r"\.\d", text[end : end + 2])) or bool(
-        re.search(r"\d\.$", text[max(start - 2, 0) : start])
-    )
+    before, after = text[max(start - 2, 0) : start], text[end : end + 2]
+    return bool(re.match(r"\.\d", after) or re.search(r"\d\.$", before))
 
 
 def recognizers(kinds: Sequence[str]) -> dict[str, PatternRecognizer]:
@@ -338,9 +337,7 @@ def recognizers(kinds: Sequence[str]) -> dict[str, PatternRecognizer]:
     # Otherwise Presidio logs texts that it could not validate.
     logging.getLogger("presidio-analyzer").addFilter(lambda record: False)
     found: dict[str, Any] = {}  # Any: mypy rejects replacing Presidio's methods
-    for kind in kinds:
-        if kind == "PHONE_NUMBER":
-            continue
+    for kind in (each for each in kinds if each != "PHONE_NUMBER"):
         shapes = [Pattern(name, *shape) for name, shape in PATTERNS.get(kind, {}).items()]
         found[kind] = getattr(predefined_recognizers, CLASSES[kind])(shapes or None)
         found[kind].global_regex_flags |= regex.ASCII
