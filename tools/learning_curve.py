@@ -48,7 +48,7 @@ def acceptance(
 def measure(root: Path, name: str, counts: list[int], overrides: list[str], points: Path) -> None:
     """Trains and replays one speculator per count; prints and adds to curve `name`."""
     run = RunDirectory(root.resolve())
-    recipe = load_recipe(str(run.root / "recipe.resolved.yaml"), overrides).recipe
+    recipe = load_recipe(str(run.root), overrides).recipe
     parts = parts_in_use(run)
     for count in counts:
         curves: dict[str, Any] = read_json(points) if points.is_file() else {}
@@ -56,6 +56,7 @@ def measure(root: Path, name: str, counts: list[int], overrides: list[str], poin
         if str(count) in curve:
             continue
         place = run.of_kind(f"curve_{count}")
+        # Another curve's training on as many responses would be resumed.
         shutil.rmtree(place.trained, ignore_errors=True)
         train_on(place, recipe, {**parts, "train": parts["train"][:count]})
         curve[str(count)] = acceptance(run, recipe, place.speculator, parts["heldout"])

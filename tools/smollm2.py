@@ -365,14 +365,12 @@ def main() -> None:
     elif given.command == "ship":
         ship(given.run, given.out)
     else:
-        prompts = (
-            long_tasks(given.exchanges)
-            if given.long
-            else general(given.general, given.exchanges)
-            if given.general
-            else profiles(given.exchanges)
-        )
-        record(given.target, given.log, prompts, LONG if given.long else SHORT)
+        prompts, workload = profiles(given.exchanges), SHORT
+        if given.general:
+            prompts = general(given.general, given.exchanges)
+        elif given.long:
+            prompts, workload = long_tasks(given.exchanges), LONG
+        record(given.target, given.log, prompts, workload)
 
 
 if __name__ == "__main__":

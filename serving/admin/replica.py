@@ -185,4 +185,6 @@ class Replica:
 
 
 def _reason(answer: Any) -> str:
-    return str(answer.get("error", answer) if isinstance(answer, dict) else answer)[:2000]
+    if isinstance(answer, dict):
+        return str(answer.get("error", answer))
+    return str(answer)[:2000]
