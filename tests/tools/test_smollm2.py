@@ -6,44 +6,39 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoTokenizer
 
 from outrider.pipeline.recipe.load import load_recipe
 from outrider.pipeline.recipe.shipped import SHIPPED
+from outrider.serving.config import EngineConfig, TargetConfig
+from outrider.serving.server import Server
 from outrider.speculators.checkpoints.safetensors_headers import tensor_headers
 from tests.eagle3_head import write_eagle3_head
 from tests.tiny_decoders import write_tiny_decoder
 from tools import smollm2
 
 
-def test_recorded_tokens_are_the_models_own(nano_r1: Path, tmp_path: Path) -> None:
+def test_a_served_target_answers_each_request_once(nano_r1: Path, tmp_path: Path) -> None:
     target = write_tiny_decoder(
-        "LlamaForCausalLM", tmp_path / "target", vocabulary=4096, tokenizer_of=nano_r1
+        "LlamaForCausalLM", tmp_path / "smollm2", vocabulary=4096, tokenizer_of=nano_r1
     )
-    # Nearly greedy, so that each token can be computed without the cache. Fewer places than
-    # requests, so that places are used again.
-    workload = smollm2.Workload(temperature=1e-4, max_tokens=12, places=3)
-    log = tmp_path / "log.jsonl"
-    smollm2.record(target, log, smollm2.profiles(4), workload)
-    smollm2.record(target, log, smollm2.profiles(7), workload)  # resumes
-    rows = [json.loads(line) for line in log.read_text().splitlines()]
-    assert sorted(row["timestamp"] for row in rows) == [
-        row["timestamp"] for row in smollm2.requests(smollm2.profiles(7), workload)
+    workload = smollm2.Workload(max_tokens=12, concurrency=3)
+    log, planned = tmp_path / "log.jsonl", smollm2.requests(smollm2.profiles(5), workload)
+    engine = EngineConfig(max_model_len=512, dtype="float32")
+    with Server(TargetConfig(model=str(target)), engine, log_path=tmp_path / "server") as server:
+        smollm2.record(server, log, smollm2.profiles(2), workload)
+        smollm2.record(server, log, smollm2.profiles(5), workload)  # resumes
+    rows = sorted(map(json.loads, log.read_text().splitlines()), key=lambda row: row["timestamp"])
+    assert [{**row, "response": None} for row in rows] == [
+        {**row, "response": None} for row in planned
     ]
-    model = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(target)
     for row in rows:
-        prompt = row["response"]["prompt_token_ids"]
-        written = row["response"]["choices"][0]["token_ids"]
-        with torch.inference_mode():
-            logits = model(torch.tensor([prompt + written])).logits[0, len(prompt) - 1 : -1]
-        assert written == logits.argmax(-1).tolist()
-
-
-def test_samples_have_the_distribution() -> None:
-    logits = torch.tensor([0.0, 1.0, -0.5, 0.3])
-    drawn = smollm2.sample(logits.expand(40_000, -1), 0.5, torch.Generator().manual_seed(0))
-    shares = torch.bincount(drawn, minlength=4) / len(drawn)
-    assert torch.allclose(shares, (logits / 0.5).softmax(0), atol=0.01)
+        answer = row["response"]["choices"][0]
+        assert answer["message"]["content"] == tokenizer.decode(
+            answer["token_ids"], skip_special_tokens=True
+        )
+        assert smollm2.TASK in tokenizer.decode(row["response"]["prompt_token_ids"])
 
 
 def test_the_shipped_log_answers_the_planned_requests() -> None:
