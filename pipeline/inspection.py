@@ -7,6 +7,7 @@ The log is ingested into a temporary folder under TMPDIR, which grows to about t
 uncompressed log.
 """
 
+import math
 import os
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
@@ -32,6 +33,10 @@ from outrider.pipeline.plan.hours import rates_of
 from outrider.pipeline.plan.training_cost import features_cost
 from outrider.pipeline.preflight import check_traffic, local_target
 from outrider.pipeline.recipe.recipe import Recipe
+
+COUNTS = 125, 250, 500, 1050
+CURVES = {"new head": (0.78, 0.87, 0.93, 1.0), "warm start": (0.70, 0.80, 0.91, 1.0)}
+"""Shares of the gain of the last of `COUNTS` responses (benchmarks/results/smollm2.md)."""
 
 
 def inspect_recipe(
@@ -66,7 +71,20 @@ def _predicted(found: dict[str, Any], recipe: Recipe, target: Path) -> dict[str,
     if rates:
         seconds, rate = tokens / rates.capture_tokens_per_s, rates.capture_tokens_per_s
         cost["text"] += f", about {duration(seconds)} at {rate:,g} tokens/s ({rates.source})"
-    return cost
+    return cost | {"gain": gain(found["split"]["train"]["sequences"])} if found["split"] else cost
+
+
+def gain(responses: int) -> str:
+    """Estimates from the learning curve what training on `responses` responses gives.
+
+    The curve is SmolLM2's (docs/tutorials/own-logs.md), interpolated over the logarithm.
+    """
+    shares = (np.interp(math.log(responses), np.log(COUNTS), curve) for curve in CURVES.values())
+    named = [f"{share:.0%} ({start})" for share, start in zip(shares, CURVES, strict=True)]
+    return (
+        f"{responses:,} responses; on a real language model, this many gave about"
+        f" {' or '.join(named)} of the gain in tokens per step of {COUNTS[-1]:,}"
+    )
 
 
 def _samples(sequences_dir: Path, target: Path, count: int) -> list[Text]:
@@ -116,7 +134,8 @@ def print_facts(found: Mapping[str, Any], console: Console) -> None:
     grid.add_column(overflow="fold")
     scope = "the sequences that the split keeps" if found["split"] else "the whole log"
     capture = f"{found['predicted']['text']}; for {scope}"
-    for name, text in (("target", found["target"]), *facts(found), ("capture", capture)):
+    learned = [("training", found["predicted"]["gain"])] if found["split"] else []
+    for name, text in (("target", found["target"]), *facts(found), ("capture", capture), *learned):
         grid.add_row(name, Text(printable(text)))
     console.print(grid)
     for text in found["advice"]:

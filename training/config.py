@@ -9,7 +9,7 @@ from typing import ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-Loss = Literal["kl", "ce", "tv", "lk_alpha", "lk_hybrid"]
+Loss = Literal["kl", "ce", "lk_alpha", "lk_hybrid"]
 
 FLOOR = 0.1
 """The learning rate decays to this share of its peak."""
@@ -30,16 +30,14 @@ class TrainingConfig(BaseModel):
     loss: Loss = "kl"
     """Loss between a draft's distribution q and the target's p.
     p is the distribution as served, with the request's temperature, top_k and top_p. `kl`:
-    KL(p||q); `ce`: cross-entropy against p's most likely token; `tv`: 1 - alpha, where alpha is the
-    probability that the draft is accepted; `lk_alpha`: -log alpha; `lk_hybrid`: moves from kl to tv
-    as alpha grows. docs/explanation/training.md compares them."""
+    KL(p||q); `ce`: cross-entropy against p's most likely token; `lk_alpha`: -log alpha, where
+    alpha is the probability that the draft is accepted; `lk_hybrid`: moves from kl to 1 - alpha as
+    alpha grows. docs/explanation/training.md compares them."""
 
-    depth_weights: Literal["decay", "uniform", "visited"] = "decay"
+    depth_weights: Literal["decay", "uniform"] = "decay"
     """Weight of each draft in the loss.
     `decay`: draft position s has weight 0.6^s (0.8^s from random weights), because it counts only
-    if all drafts before it are accepted; `uniform`: all positions have the same weight; `visited`:
-    how often the engine would draft this position while serving the logged response, from exact
-    replay with the current weights."""
+    if all drafts before it are accepted; `uniform`: all positions have the same weight."""
 
     features: Literal["stored", "streamed"] = "stored"
     """Source of the training part's hidden states.

@@ -17,13 +17,13 @@ The losses, with their gradients with respect to z = W u / t (m = d alpha / dq: 
 
     kl         KL(p||q)                                q - p
     ce         -log q[argmax p]                        q - onehot(argmax p)
-    tv         1 - alpha                               -q (m - <m, q>)
     lk_alpha   -log alpha                              -q (m - <m, q>) / alpha
-    lk_hybrid  lambda KL + (1 - lambda) (1 - alpha)    sum of its parts; lambda = exp(-3 alpha),
-                                                       constant in the gradient
+    lk_hybrid  lambda KL + (1 - lambda) (1 - alpha)    lambda (q - p) - (1 - lambda) q (m - <m, q>)
 
-For sampled drafts, 1 - alpha is the total variation distance. tv has no gradient where p and q do
-not overlap; lk_hybrid is KL there and approaches tv as the overlap grows. Against a one-hot p
+lambda = exp(-3 alpha) is constant in the gradient.
+
+For sampled drafts, 1 - alpha is the total variation distance, which has no gradient where p and q
+do not overlap; lk_hybrid is KL there and approaches it as the overlap grows. Against a one-hot p
 (temperature 0), kl, ce and lk_alpha are equal.
 
 W is frozen, so the gradient with respect to u is computed in the forward pass from a chunk's
@@ -53,7 +53,7 @@ from outrider.training.memory import CHUNK_LOGITS, CHUNK_ROWS
 from outrider.training.teacher import DraftTeacher, Served, draft_teacher, served_distribution
 
 ETA = 3.0
-"""Rate at which lk_hybrid moves from KL to TV as alpha grows."""
+"""Rate at which lk_hybrid moves from KL to 1 - alpha as alpha grows."""
 
 
 class Judged(NamedTuple):
@@ -274,10 +274,6 @@ Parts = tuple[Tensor, Tensor, Tensor]
 """Loss, and factors on the gradients of KL and -alpha; [C] each."""
 
 
-def _tv(kl_C: Tensor, alpha_C: Tensor) -> Parts:
-    return 1 - alpha_C, torch.zeros_like(alpha_C), torch.ones_like(alpha_C)
-
-
 def _lk_alpha(kl_C: Tensor, alpha_C: Tensor) -> Parts:
     alpha_C = alpha_C.clamp_min(torch.finfo(torch.float32).tiny)
     return -alpha_C.log(), torch.zeros_like(alpha_C), 1 / alpha_C
@@ -288,4 +284,4 @@ def _lk_hybrid(kl_C: Tensor, alpha_C: Tensor) -> Parts:
     return blend_C * kl_C + (1 - blend_C) * (1 - alpha_C), blend_C, 1 - blend_C
 
 
-_MIXED = {"tv": _tv, "lk_alpha": _lk_alpha, "lk_hybrid": _lk_hybrid}
+_MIXED = {"lk_alpha": _lk_alpha, "lk_hybrid": _lk_hybrid}

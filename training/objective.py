@@ -7,17 +7,7 @@
 The teacher is the target's head `lm_head_VH` over the whole vocabulary. The draft's head comes
 with the drafts and may be a different head over fewer tokens.
 
-`visited` gives the draft at position j after anchor t the weight v_t a_{t,1} ... a_{t,j-1}: the
-probability that a step of the engine starts at t, times the probability that the drafts before j
-are accepted (`speculators.acceptance`). This is how often the draft is offered while the logged
-responses are served; a draft that is never offered gets no gradient. Over a response, the weights
-sum to the number of its tokens minus the expected number of its steps that accept all K drafts. The
-loss is therefore divided by the number of tokens: with `tv`, it is the expected number of
-rejections per token. Acceptances come from the same pass as the loss, without gradient, so the
-weights are current.
-
-Shapes: K depths, N anchors of a row (and as many targets), H hidden, V vocabulary, R responses,
-A anchors of a response (padded).
+Shapes: K depths, N anchors of a row (and as many targets), H hidden, V vocabulary, R responses.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -27,7 +17,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from outrider.speculators.acceptance import pad_anchors, replay_chain
 from outrider.speculators.kinds.drafter import Batch
 from outrider.training.config import DEPTH_DECAY, TrainingConfig
 from outrider.training.distributed.accelerator import Drafted
@@ -63,11 +52,9 @@ class Objective:
         return count_K.clamp_min(1)
 
     def share(self, in_step: Sequence[Sample]) -> Tensor:
-        """Returns a draft's loss weight at each depth, [K], before any `visited_weights`."""
-        count_K = self.targets(in_step)
-        if self.config.depth_weights == "visited":
-            return (1 / count_K[:1]).expand(self.depth)
-        return fixed_weights(self.config.depth_weights, self.depth, self.decay) / count_K
+        """Returns a draft's loss weight at each depth, [K]."""
+        weight_K = depth_weights(self.config.depth_weights, self.depth, self.decay)
+        return weight_K / self.targets(in_step)
 
     def of_row(
         self, drafted: Drafted, batch: Batch, share_K: Tensor, masked: Collection[int] = ()
@@ -100,10 +87,7 @@ class Objective:
         )
         if drafted.head.confidence_1H is not None:
             loss_KN = loss_KN + confidence_loss(u_KNH, drafted.head, judged)
-        weight_KN = valid_KN * share_K[:, None]
-        if self.config.depth_weights == "visited":
-            weight_KN = weight_KN * visited_weights(judged.accepted_KN, anchors_R)
-        return (loss_KN * weight_KN).sum(), judged
+        return (loss_KN * valid_KN * share_K[:, None]).sum(), judged
 
     def _served(self, batch: Batch, anchors_R: Tensor, device: torch.device) -> Served:
         requests = [self.sampling[self.samples[index].sequence_id] for index in batch.row]
@@ -127,35 +111,7 @@ def align_to_targets(u_KNH: Tensor, sequence_N: Tensor) -> tuple[Tensor, Tensor]
     return torch.stack(shifted), torch.stack(valid)
 
 
-def fixed_weights(kind: Literal["decay", "uniform"], depth: int, decay: float) -> Tensor:
+def depth_weights(kind: Literal["decay", "uniform"], depth: int, decay: float) -> Tensor:
     """Returns weights decay^s, or equal weights; they sum to 1."""
     weight_K = (decay if kind == "decay" else 1.0) ** torch.arange(depth, dtype=torch.float64)
     return (weight_K / weight_K.sum()).float()
-
-
-@torch.no_grad()
-def visited_weights(accepted_KN: Tensor, anchors_R: Tensor) -> Tensor:
-    """Returns how often each draft is offered, [K, N] in float32.
-
-    `accepted_KN` has each draft's acceptance probability a; row n of depth s belongs to anchor
-    n - s. `anchors_R` counts the consecutive anchors of each response, in the order of N.
-    """
-    depth = len(accepted_KN)
-    a_NK = torch.stack([_shifted(accepted_KN[s], -s) for s in range(depth)], dim=-1)
-    a_RAK = pad_anchors(a_NK.cpu().double(), anchors_R)
-    visits_RA = replay_chain(a_RAK, anchors_R).visits_RAK[..., -1]
-    index_A1 = torch.arange(a_RAK.shape[1])[:, None]
-    inside_RAK = index_A1 + torch.arange(1, depth + 1) <= anchors_R[:, None, None]
-    reached_RAK = F.pad(a_RAK[..., :-1], (1, 0), value=1.0).cumprod(-1)
-    offered_RAK = visits_RA[..., None] * reached_RAK * inside_RAK
-    offered_NK = offered_RAK[index_A1[:, 0] < anchors_R[:, None]]
-    offered_KN = torch.stack([_shifted(offered_NK[:, s], s) for s in range(depth)])
-    return offered_KN.to(accepted_KN.device, torch.float32)
-
-
-def _shifted(values_N: Tensor, by: int) -> Tensor:
-    """Moves values `by` places right (left if negative) and fills with zeros."""
-    by = max(-len(values_N), min(by, len(values_N)))
-    if by < 0:
-        return F.pad(values_N[-by:], (0, -by))
-    return F.pad(values_N[: len(values_N) - by], (by, 0))

@@ -18,7 +18,7 @@ from outrider.training.losses import ETA, Judged, distillation_loss
 from outrider.training.teacher import Served
 
 K, N, H, V = 2, 7, 4, 9
-KINDS = ["kl", "ce", "tv", "lk_alpha", "lk_hybrid"]
+KINDS = ["kl", "ce", "lk_alpha", "lk_hybrid"]
 
 Problem = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Served]
 
@@ -86,7 +86,6 @@ def literal(
     loss_KN = {
         "kl": kl_KN,
         "ce": -log_q_KND.gather(-1, best_KN1)[..., 0],
-        "tv": 1 - alpha_KN,
         "lk_alpha": -alpha_KN.clamp_min(1e-300).log(),
         "lk_hybrid": blend_KN * kl_KN + (1 - blend_KN) * (1 - alpha_KN),
     }[kind]
@@ -166,10 +165,9 @@ MIN, DOT = 0.75, 0.5
         ("kl", True, KL, -0.25),
         ("ce", True, math.log(2), -0.5),
         # m = (1, 0), <m, q> = 1/2: q (m - <m, q>) = (1/4, -1/4)
-        ("tv", True, 1 - MIN, -0.25),
         ("lk_alpha", True, -math.log(MIN), -0.25 / MIN),
         ("lk_hybrid", True, math.exp(-3 * MIN) * KL + (1 - math.exp(-3 * MIN)) * (1 - MIN), -0.25),
-        ("tv", False, 1 - DOT, -0.125),  # m = p, <m, q> = 1/2: q (m - <m, q>) = (1/8, -1/8)
+        # m = p, <m, q> = 1/2: q (m - <m, q>) = (1/8, -1/8)
         ("lk_alpha", False, -math.log(DOT), -0.125 / DOT),
         (
             "lk_hybrid",

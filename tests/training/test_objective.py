@@ -1,9 +1,5 @@
-"""A row's part of the step's loss: against sums over single drafts, for any packing of rows.
+"""A row's part of the step's loss: against sums over single drafts, for any packing of rows."""
 
-Depth weights: closed forms, and visited weights against a literal walk of the engine's steps.
-"""
-
-import itertools
 from types import SimpleNamespace
 
 import pytest
@@ -16,7 +12,7 @@ from outrider.speculators.kinds.drafter import Batch
 from outrider.training.batches import assemble
 from outrider.training.config import TrainingConfig
 from outrider.training.distributed.accelerator import Drafted
-from outrider.training.objective import Objective, fixed_weights, visited_weights
+from outrider.training.objective import Objective, depth_weights
 from outrider.training.packing import make_samples
 
 DEPTH, H, V = 3, 8, 4
@@ -64,7 +60,7 @@ def objective(probabilistic: bool, **settings: str) -> tuple[Objective, torch.Te
 
 
 @pytest.mark.parametrize("probabilistic", [False, True])
-@pytest.mark.parametrize("weighting", ["decay", "uniform", "visited"])
+@pytest.mark.parametrize("weighting", ["decay", "uniform"])
 def test_rows_add_up_however_sequences_share_them(weighting: str, probabilistic: bool) -> None:
     goal, head_VH = objective(probabilistic, depth_weights=weighting, loss="lk_hybrid")
     share_K = goal.share(SAMPLES)
@@ -87,42 +83,28 @@ def test_rows_add_up_however_sequences_share_them(weighting: str, probabilistic:
         torch.testing.assert_close(totals[0][1][index], totals[1][1][index])
 
 
-@pytest.mark.parametrize("weighting", ["decay", "visited"])
-def test_the_loss_is_the_sum_over_single_drafts(weighting: str) -> None:
+def test_the_loss_is_the_sum_over_single_drafts() -> None:
     """Draft by draft: token, teacher, the request's sampling parameters, weight."""
-    goal, head_VH = objective(False, depth_weights=weighting, loss="kl")
+    goal, head_VH = objective(False, loss="kl")
     batch = assemble(RandomStore(), SAMPLES, (0, 1, 2), 40, SPEC)
     u_KNH = drafts(batch)
     loss, judged = goal.of_row(by_target_head(u_KNH, head_VH), batch, goal.share(SAMPLES))
-    decay_K = fixed_weights("decay", DEPTH, 0.6).tolist()
+    decay_K = depth_weights("decay", DEPTH, 0.6).tolist()
     counts_K = [sum(sample.targets(s) for sample in SAMPLES) for s in range(DEPTH)]
     expected, kl_K, column = 0.0, [0.0] * DEPTH, 0
     for sample in SAMPLES:
         features, sampling = RandomStore().read(sample.sequence_id), SAMPLING[sample.sequence_id]
         anchors = range(sample.first_anchor, sample.length - 2)
-        hit, kl = {}, {}
         for i in anchors:
             for s in range(DEPTH):
                 if (index := i + 2 + s) < sample.length:
                     logits_V = head_VH @ features.hidden[index - 1]
                     p_V = target_distribution(logits_V[None], *torch.tensor(sampling)[:, None])[0]
                     log_q_V = (head_VH @ u_KNH[s, column + i - anchors[0]]).log_softmax(-1)
-                    kl[i, s] = (torch.special.xlogy(p_V, p_V) - p_V * log_q_V).sum().item()
-                    hit[i, s] = log_q_V.argmax() == features.token_ids[index]
+                    kl = (torch.special.xlogy(p_V, p_V) - p_V * log_q_V).sum().item()
+                    kl_K[s] += kl
+                    expected += decay_K[s] / counts_K[s] * kl
         column += len(anchors)
-        for (_, s), value in kl.items():
-            kl_K[s] += value
-            expected += decay_K[s] / counts_K[s] * value if weighting == "decay" else 0.0
-        # Argmax drafts are right or wrong, so the engine takes one path through the response.
-        t = anchors[0]
-        while weighting == "visited" and t in anchors:
-            for s in range(DEPTH + 1):
-                if s == DEPTH or (t, s) not in kl:
-                    break
-                expected += kl[t, s] / counts_K[0]
-                if not hit[t, s]:
-                    break
-            t += s + 1
     assert loss.item() == pytest.approx(expected, rel=1e-5)
     assert judged.kl_KN.sum(-1).tolist() == pytest.approx(kl_K, rel=1e-5)
     # A surplus row does not count.
@@ -130,51 +112,7 @@ def test_the_loss_is_the_sum_over_single_drafts(weighting: str) -> None:
     assert loss == 0 and not judged.kl_KN.any()
 
 
-def test_fixed_weights() -> None:
-    assert fixed_weights("decay", 3, 0.5).tolist() == pytest.approx([4 / 7, 2 / 7, 1 / 7])
-    assert fixed_weights("decay", 4, 1.0).tolist() == pytest.approx([0.25] * 4)
-    assert fixed_weights("uniform", 4, 0.5).tolist() == pytest.approx([0.25] * 4)
-
-
-def literal_weights(
-    a: dict[tuple[int, int], float], anchors: int, depth: int
-) -> dict[tuple[int, int], float]:
-    """How often draft s after anchor t is offered: walks every outcome of every step."""
-    offered: dict[tuple[int, int], float] = {}
-    front = [(0, 1.0)]
-    while front:
-        t, probability = front.pop()
-        if t >= anchors:
-            continue
-        for s in range(depth):
-            if t + s >= anchors:
-                front.append((t + s + 1, probability))
-                break
-            offered[t, s] = offered.get((t, s), 0.0) + probability
-            if probability * (1 - a[t, s]):
-                front.append((t + s + 1, probability * (1 - a[t, s])))
-            probability *= a[t, s]
-        else:
-            front.append((t + depth + 1, probability))
-    return offered
-
-
-@pytest.mark.parametrize("certain", [False, True])
-def test_visited_weights_count_how_often_each_draft_is_offered(certain: bool) -> None:
-    depth, anchors_R = 3, [5, 1, 2, 7]
-    torch.manual_seed(0)
-    accepted_KN = torch.rand(depth, sum(anchors_R))
-    if certain:
-        accepted_KN = accepted_KN.round()
-    found_KN = visited_weights(accepted_KN, torch.tensor(anchors_R))
-    expected_KN = torch.zeros(depth, sum(anchors_R))
-    for start, anchors in zip(itertools.accumulate([0, *anchors_R[:-1]]), anchors_R, strict=True):
-        # Draft s after anchor t predicts the target of row t + s.
-        a = {}
-        for t, s in itertools.product(range(anchors), range(depth)):
-            if t + s < anchors:
-                a[t, s] = float(accepted_KN[s, start + t + s])
-        for (t, s), weight in literal_weights(a, anchors, depth).items():
-            expected_KN[s, start + t + s] = weight
-    torch.testing.assert_close(found_KN, expected_KN)
-    assert not found_KN.requires_grad
+def test_depth_weights() -> None:
+    assert depth_weights("decay", 3, 0.5).tolist() == pytest.approx([4 / 7, 2 / 7, 1 / 7])
+    assert depth_weights("decay", 4, 1.0).tolist() == pytest.approx([0.25] * 4)
+    assert depth_weights("uniform", 4, 0.5).tolist() == pytest.approx([0.25] * 4)
