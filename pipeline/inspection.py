@@ -34,8 +34,11 @@ from outrider.pipeline.plan.training_cost import features_cost
 from outrider.pipeline.preflight import check_traffic, local_target
 from outrider.pipeline.recipe.recipe import Recipe
 
-COUNTS = 125, 250, 500, 1050
-CURVES = {"new head": (0.78, 0.87, 0.93, 1.0), "warm start": (0.70, 0.80, 0.91, 1.0)}
+COUNTS = 30, 60, 125, 250, 500, 1050
+CURVES = {
+    "new head": (0.49, 0.68, 0.78, 0.87, 0.93, 1.0),
+    "warm start": (0.42, 0.59, 0.70, 0.80, 0.91, 1.0),
+}
 """Shares of the gain of the last of `COUNTS` responses (benchmarks/results/smollm2.md)."""
 
 

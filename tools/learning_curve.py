@@ -83,7 +83,7 @@ def plot(points: Path, out: Path) -> None:
             "x": {
                 "field": "responses",
                 "type": "quantitative",
-                "scale": {"type": "log"},
+                "scale": {"type": "log", "nice": False, "padding": 20},
                 "axis": {"values": sorted({row["responses"] for row in rows}), "format": ","},
                 "title": "training responses",
             },

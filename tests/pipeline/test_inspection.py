@@ -4,11 +4,19 @@ import io
 import json
 import stat
 import tempfile
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 
-from outrider.pipeline.inspection import inspect_recipe, print_inspection
+from outrider.common.files import read_json
+from outrider.pipeline.inspection import (
+    COUNTS,
+    CURVES,
+    gain,
+    inspect_recipe,
+    print_inspection,
+)
 from outrider.pipeline.recipe.load import load_overrides, load_recipe
 from tests.cli.commands import assert_one_message, run
 from tests.cli.workplace import write_workplace
@@ -40,6 +48,17 @@ def test_the_shipped_log(shipped):
     *_, completion = samples[0].plain.partition("completion, trained on")
     words = [word for word in completion.split() if word.isalpha() and len(word) > 6]
     assert words and not [word for word in words if word in json.dumps(found)]
+
+
+def test_the_gain_is_that_of_the_measured_curves():
+    curves = read_json(Path("benchmarks/results/learning_curve.json"))
+    for measured, shares in zip(curves.values(), CURVES.values(), strict=False):
+        assert [int(count) for count in measured] == list(COUNTS)
+        gains = [point["value"] - 1 for point in measured.values()]
+        assert [each / gains[-1] for each in gains] == pytest.approx(shares, abs=0.006)
+    # Between points, on the logarithm; beyond the curve, its end.
+    assert "87% (new head) or 80% (warm start)" in gain(250) and "100% (new head)" in gain(9000)
+    assert "90% (new head) or 86% (warm start)" in gain(354)
 
 
 def test_the_page_prints_names_of_a_log_and_does_not_obey_them(shipped):
