@@ -56,6 +56,8 @@ from outrider.speculators.features import FINAL_NORM, FeatureSpec, layer_index
 SUMMARY = "summary.json"
 SCORES_VERSION = 2
 """Increment when scores of the same tokens change (serving/token_scores.py, logged_text.py)."""
+LINE_EVERY_S = 60.0
+"""Seconds between lines of progress if the output is not a terminal."""
 ONLY_FINAL = FeatureSpec(())
 """Only the stream after the final norm, which the teacher's head reads."""
 
@@ -267,7 +269,8 @@ def _write_store(
                 f"{out_dir}: resumes after {len(writer.done)} captured sequences", soft_wrap=True
             )
         task = progress.add_task("capture", total=total, completed=writer.tokens)
-        began, done = time.monotonic(), frozenset(writer.done)
+        began = said = time.monotonic()
+        done = frozenset(writer.done)
         plan = unfinished(pieces(rows(), capture.batch_tokens), done)
         for row, (_, by_name, scores) in states(plan):
             if row.row_id in done:
@@ -278,6 +281,14 @@ def _write_store(
             )
             captured += len(row.token_ids)
             progress.update(task, completed=writer.tokens)
+            if not console.is_terminal and time.monotonic() >= said + LINE_EVERY_S:
+                said = time.monotonic()
+                rate = captured / (said - began)
+                console.print(
+                    f"captured {writer.tokens:,} of {total:,} tokens, {rate:,.0f} tokens/s, about"
+                    f" {(total - writer.tokens) / rate / 60:.0f} min left",
+                    soft_wrap=True,
+                )
     seconds = time.monotonic() - began
     return {
         "sequences": len(writer.done),

@@ -182,3 +182,14 @@ def test_states_of_the_other_type_are_captured_anew(tmp_path):
         assert store.spec.names == ("final_norm", "layer_2")
     expected_TH = torch.tensor([[1.0], [2], [3], [4]]).expand(4, WIDTH)
     torch.testing.assert_close(store.read("a").hidden.float(), expected_TH, rtol=0.07, atol=0)
+
+
+def test_progress_is_logged_without_a_terminal(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("outrider.data.features.capture.LINE_EVERY_S", 0.0)
+    rows = [("a", [1, 2, 3, 4], 2), ("b", [5, 6, 7], 1)]
+    capture_ids(StandIn(tmp_path / "asked"), rows, tmp_path / "features", CaptureConfig())
+    first, second = capsys.readouterr().err.strip().splitlines()
+    assert first.startswith("captured 4 of 7 tokens, ") and first.endswith(
+        " tokens/s, about 0 min left"
+    )
+    assert second.startswith("captured 7 of 7 tokens, ")
