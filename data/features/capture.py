@@ -269,8 +269,8 @@ def _write_store(
                 f"{out_dir}: resumes after {len(writer.done)} captured sequences", soft_wrap=True
             )
         task = progress.add_task("capture", total=total, completed=writer.tokens)
-        began = said = time.monotonic()
-        done = frozenset(writer.done)
+        began, done = time.monotonic(), frozenset(writer.done)
+        said: tuple[float, int] | None = None
         plan = unfinished(pieces(rows(), capture.batch_tokens), done)
         for row, (_, by_name, scores) in states(plan):
             if row.row_id in done:
@@ -281,9 +281,12 @@ def _write_store(
             )
             captured += len(row.token_ids)
             progress.update(task, completed=writer.tokens)
-            if not console.is_terminal and time.monotonic() >= said + LINE_EVERY_S:
-                said = time.monotonic()
-                rate = captured / (said - began)
+            now = time.monotonic()
+            if said is None:  # a batch's rows arrive together, the first ones late
+                said = now, captured
+            elif not console.is_terminal and now >= said[0] + LINE_EVERY_S:
+                rate = (captured - said[1]) / (now - said[0])
+                said = now, captured
                 console.print(
                     f"captured {writer.tokens:,} of {total:,} tokens, {rate:,.0f} tokens/s, about"
                     f" {(total - writer.tokens) / rate / 60:.0f} min left",
