@@ -261,8 +261,8 @@ def prepare(args: argparse.Namespace) -> int:
     kind = Eagle3()
     head = kind.start(origin, torch.float32, "cpu", seed=0)
     kind.write(kind.trained(head, head.state_dict()), origin, args.out / "start")
-    embedding, lm_head = ends.embedding_VH.float(), ends.lm_head_VH.float()
-    save_file({"embedding": embedding, "lm_head": lm_head}, args.out / "ends.safetensors")
+    ends_VH = {"embedding": ends.embedding_VH.float(), "lm_head": ends.lm_head_VH.float().clone()}
+    save_file(ends_VH, args.out / "ends.safetensors")
     (args.out / "rows").mkdir(exist_ok=True)
     configs = (read_json(path / "config.json") for path in (args.out / "start", target_dir))
     layers = kind.features(*configs)
