@@ -7,7 +7,6 @@ The log is ingested into a temporary folder under TMPDIR, which grows to about t
 uncompressed log.
 """
 
-import math
 import os
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
@@ -34,12 +33,14 @@ from outrider.pipeline.plan.training_cost import features_cost
 from outrider.pipeline.preflight import check_traffic, local_target
 from outrider.pipeline.recipe.recipe import Recipe
 
-COUNTS = 30, 60, 125, 250, 500, 1050
+COUNTS = 1, 30, 60, 125, 250, 500, 1050
 CURVES = {
-    "new head": (0.49, 0.68, 0.78, 0.87, 0.93, 1.0),
-    "warm start": (0.42, 0.59, 0.70, 0.80, 0.91, 1.0),
+    "new head": (0.0, 0.49, 0.68, 0.78, 0.87, 0.93, 1.0),
+    "warm start": (0.0, 0.42, 0.59, 0.70, 0.80, 0.91, 1.0),
 }
-"""Shares of the gain of the last of `COUNTS` responses (benchmarks/results/smollm2.md)."""
+"""Shares of the gain of the last of `COUNTS` responses (benchmarks/results/smollm2.md).
+
+That one response gives nothing is an assumption."""
 
 
 def inspect_recipe(
@@ -82,7 +83,8 @@ def gain(responses: int) -> str:
 
     The curve is SmolLM2's (docs/tutorials/own-logs.md), interpolated over the logarithm.
     """
-    shares = (np.interp(math.log(responses), np.log(COUNTS), curve) for curve in CURVES.values())
+    place = np.log(max(responses, 1))
+    shares = (np.interp(place, np.log(COUNTS), curve) for curve in CURVES.values())
     named = [f"{share:.0%} ({start})" for share, start in zip(shares, CURVES, strict=True)]
     return (
         f"{responses:,} responses; on a real language model, this many gave about"
