@@ -30,7 +30,7 @@ from outrider.pipeline.stages.sources import parts_in_use
 from outrider.pipeline.stages.train import train_on
 
 POINTS = Path("benchmarks/results/learning_curve.json")
-COLOURS = ("#2f6fde", "#7da7f0", "#c2571a", "#eaa671")
+COLOURS = ("#2f6fde", "#c2571a")
 
 
 def acceptance(
@@ -65,44 +65,46 @@ def measure(root: Path, name: str, counts: list[int], overrides: list[str], poin
 
 
 def plot(points: Path, out: Path) -> None:
-    """Draws all curves of `points` as SVG."""
+    """Draws the curves of `points`, named `TARGET, START`, as SVG; a column per target."""
     import vl_convert
 
-    curves = read_json(points)
     rows = [
-        {"curve": name, "responses": int(count), **point}
-        for name, curve in curves.items()
+        dict(zip(("target", "start"), name.split(", "), strict=True), responses=int(count), **point)
+        for name, curve in read_json(points).items()
         for count, point in curve.items()
     ]
+    encoding = {
+        "x": {
+            "field": "responses",
+            "type": "quantitative",
+            "scale": {"type": "log", "nice": False, "padding": 20},
+            "axis": {"values": sorted({row["responses"] for row in rows}), "format": ","},
+            "title": "training responses",
+        },
+        "y": {
+            "field": "value",
+            "type": "quantitative",
+            "title": "held-out tokens per step",
+            "scale": {"zero": False},
+        },
+        "color": {
+            "field": "start",
+            "scale": {"range": COLOURS},
+            "legend": {"title": None, "orient": "bottom"},
+        },
+    }
+    interval = {"mark": "rule", "encoding": {"y": {"field": "low"}, "y2": {"field": "high"}}}
     chart = {
         "data": {"values": rows},
-        "width": 560,
-        "height": 280,
         "config": {"background": "white", "font": "system-ui, sans-serif"},
-        "encoding": {
-            "x": {
-                "field": "responses",
-                "type": "quantitative",
-                "scale": {"type": "log", "nice": False, "padding": 20},
-                "axis": {"values": sorted({row["responses"] for row in rows}), "format": ","},
-                "title": "training responses",
-            },
-            "y": {
-                "field": "value",
-                "type": "quantitative",
-                "title": "held-out tokens per step",
-                "scale": {"zero": False},
-            },
-            "color": {
-                "field": "curve",
-                "scale": {"domain": list(curves), "range": COLOURS},
-                "legend": {"title": None, "orient": "bottom", "columns": 2, "labelLimit": 300},
-            },
+        "facet": {"column": {"field": "target", "title": None}},
+        "resolve": {"scale": {"y": "independent"}},
+        "spec": {
+            "width": 300,
+            "height": 240,
+            "encoding": encoding,
+            "layer": [{"mark": {"type": "line", "point": True}}, interval],
         },
-        "layer": [
-            {"mark": {"type": "line", "point": True}},
-            {"mark": "rule", "encoding": {"y": {"field": "low"}, "y2": {"field": "high"}}},
-        ],
     }
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(vl_convert.vegalite_to_svg(chart), encoding="utf-8")
