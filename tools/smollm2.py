@@ -151,7 +151,6 @@ def requests(prompts: list[str], workload: Workload) -> list[dict[str, Any]]:
 
 def record(server: Server, log: Path, prompts: list[str], workload: Workload) -> None:
     """Appends a served target's answers to requests that are not in `log` yet."""
-    log.parent.mkdir(parents=True, exist_ok=True)
     log.touch()
     logged = {json.loads(line)["timestamp"] for line in log.read_text("utf-8").splitlines()}
     rows = [row for row in requests(prompts, workload) if row["timestamp"] not in logged]
@@ -217,6 +216,7 @@ def main() -> None:
             kv_cache_gb=4.0,
         )
         target = TargetConfig(model=str(given.target))
+        given.log.parent.mkdir(parents=True, exist_ok=True)
         with Server(target, engine, log_path=given.log.with_suffix(".server.log")) as server:
             record(server, given.log, prompts, workload)
 
