@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from outrider.speculators.kinds.protocol import TrainableKind, TrainedParameters
+from outrider.speculators.unroll import Slots
 
 if TYPE_CHECKING:
     import torch
@@ -142,7 +143,8 @@ class DrafterSize:
             token_BT = torch.empty(1, tokens, dtype=torch.long)
             inputs_BTX = torch.empty(1, tokens, self.read, dtype=dtype)
         with torch.autograd.graph.saved_tensors_hooks(save, lambda tensor: tensor):
-            drafter.unroll(ends, token_BT, inputs_BTX, sequence_BT, token_BT, anchor_BT, depth)
+            slots = Slots(token_BT, inputs_BTX, sequence_BT, token_BT, anchor_BT)
+            drafter.unroll(ends, slots, depth)
         linear_bytes, score_bytes = (
             [storage.nbytes() for storage in found.values()] for found in (linear, scores)
         )

@@ -55,6 +55,20 @@ class Chain(Protocol):
         """Returns the next depth's state and the head's input [N, H]."""
 
 
+class Slots(NamedTuple):
+    """The slots of B rows: what a drafter reads, and where its chains start."""
+
+    token_ids_BT: Tensor
+    inputs_BTX: Tensor
+    """The target's states that the drafter reads."""
+    sequence_BT: Tensor
+    """Number of the slot's sequence, contiguous within a row; -1 for padding."""
+    position_BT: Tensor
+    """Position in the sequence, from 0."""
+    anchor_BT: Tensor
+    """Whether a chain starts at the slot."""
+
+
 def valid_BT(sequence_BT: Tensor, depth: int) -> Tensor:
     """Mask of slots i with a token i+2+depth for u[depth][i] to predict."""
     reach = 2 + depth
@@ -68,18 +82,14 @@ def valid_BT(sequence_BT: Tensor, depth: int) -> Tensor:
 def unroll_anchors(
     chain: Chain,
     ends: TargetEnds,
-    token_ids_BT: Tensor,
-    inputs_BTX: Tensor,
-    sequence_BT: Tensor,
-    position_BT: Tensor,
-    anchor_BT: Tensor,
+    slots: Slots,
     depth: int,
     mask_token: int | None = None,
     recompute: bool = False,
 ) -> tuple[Tensor, list[Tensor]]:
     """Returns flat anchor indices [N] into B*T and states u[s] [N, H].
 
-    The slots of a sequence are contiguous in `sequence_BT`. Every anchor must be valid at depth 0.
+    Every anchor must be valid at depth 0.
     A chain that runs past the end of its sequence repeats the last token; its states there are
     meaningless and not read (`valid_BT`).
 
@@ -89,6 +99,7 @@ def unroll_anchors(
     With `recompute`, autograd keeps the inputs, queries, keys and values of every depth, and
     backward recomputes projections, attention and MLP. Gradients are the same.
     """
+    token_ids_BT, inputs_BTX, sequence_BT, position_BT, anchor_BT = slots
     device = inputs_BTX.device
     slots_P, anchors_N, anchor_place_N, attend_prefix = row_of(sequence_BT, anchor_BT, device)
     if not len(anchors_N):

@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from outrider.speculators.heads import TargetEnds
-from outrider.speculators.unroll import Chain, unroll_anchors, valid_BT
+from outrider.speculators.unroll import Chain, Slots, unroll_anchors, valid_BT
 
 
 def unroll(
@@ -22,7 +22,7 @@ def unroll(
     """
     anchor_BT = valid_BT(sequence_BT, 0)
     anchors_N, states = unroll_anchors(
-        chain, ends, token_ids_BT, inputs_BTX, sequence_BT, position_BT, anchor_BT, depth
+        chain, ends, Slots(token_ids_BT, inputs_BTX, sequence_BT, position_BT, anchor_BT), depth
     )
     spread = []
     for s, u_NH in enumerate(states):

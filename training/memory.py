@@ -4,7 +4,7 @@
     needed = plan.phases()                # {"start": {part: bytes}, "steps": ...}
     plan.peak()                           # ("steps", bytes)
 
-The peak is in the closed-form fit of a head from scratch; at the start, with the base speculator in
+The peak is in the closed-form fit of a head; at the start, with the base speculator in
 float32 next to the prepared one (step-0 parity); in backward; or, on a CPU, in the copies of a
 checkpoint. The largest row is one response that fills it. Weights, master weights, moments and the
 sum of gradients over rows take the bytes that DeepSpeed estimates: 2 P + 18 P / n for P weights, n
@@ -68,7 +68,7 @@ class MemoryPlan:
     warm: bool = True
     """Whether training starts from a base, which step-0 parity runs in float32."""
     fitted: bool = False
-    """Whether a closed-form fit gives the initial weights."""
+    """Whether a closed-form fit gives the initial weights, or is compared with the base."""
     sequence: tuple[int, int] | None = None
     """Token and anchor counts if the row holds a single sequence; None: a full row."""
 
@@ -177,6 +177,7 @@ class MemoryPlan:
         squares, crosses = features**2, features * self.size.hidden
         parts = ("embedding_and_head", "rows_in_flight", "cuda_context_assumed", "libraries")
         return {part: always[part] for part in parts} | {
+            "weights": self._b * self.size.total * self.warm,
             "head_and_ends_float32": 4 * self.size.total + 3 * self.size.ends,
             "regression": 8 * (4 * squares + 5 * crosses),
         }

@@ -28,6 +28,7 @@ from outrider.common.fingerprint import value_digest
 from outrider.speculators.base import base_of, planned, warm_start
 from outrider.speculators.checkpoints.target_ends import load_target_ends
 from outrider.speculators.draft_vocabulary import coverage, token_counts
+from outrider.speculators.heads import TargetEnds
 from outrider.speculators.kinds import trainable_kind
 from outrider.speculators.kinds.drafter import Batch, Drafter
 from outrider.speculators.kinds.protocol import Origin
@@ -88,7 +89,7 @@ class Trainer:
         )
         warm = self.origin.base_dir is not None
         config = planned(spec.speculator, target_config)
-        fitted = not (warm or spec.training.streams) and self.kind.fitted(config)
+        fitted = not spec.training.streams and self.kind.fitted(config)
         self.config = spec.training.started(warm, fitted)
         self.features = self.kind.features(config, target_config)
         self.features.require(source.spec, spec.features_dir)
@@ -120,7 +121,9 @@ class Trainer:
         )
         dtype = COMPUTE_DTYPE[self.config.compute]
         ends = load_target_ends(spec.target_dir, dtype).to(self.device)
-        speculator = self._started(dtype)
+        speculator = self._initial(dtype)
+        if warm and fitted:
+            speculator = self._better(speculator, ends, dtype)
         self.size = drafter_size(self.kind, config, target_config)
         speculator.recompute = MemoryPlan(
             self.size,
@@ -152,16 +155,38 @@ class Trainer:
         for (row,) in plan_epoch(self.samples, width, 1, self.config.seed, 0):
             yield assemble(self.source, self.samples, row, width, self.features).to(self.device)
 
-    def _started(self, dtype: torch.dtype) -> Drafter:
-        """Returns the initial speculator, with identical weights in every process."""
+    def _initial(self, dtype: torch.dtype) -> Drafter:
+        """Returns the origin's speculator, with identical weights in every process."""
         origin, first = self.origin, self.accelerator.is_main_process
         if not first:  # only the first process fits its speculator to the rows
             origin = dataclasses.replace(origin, rows=None)
         speculator = self.kind.start(origin, dtype, self.device, self.config.seed)
-        if origin.base_dir is None:
+        if origin.base_dir is None or origin.refit:
             for parameter in speculator.parameters():
                 broadcast(parameter.data)
         return speculator
+
+    def _better(self, base: Drafter, ends: TargetEnds, dtype: torch.dtype) -> Drafter:
+        """Returns the base or a fit of its shape to the traffic, by validation acceptance.
+
+        A base that knows little about the traffic drafts worse than a closed-form fit, and a head
+        that starts from it needs more responses to become as good.
+        """
+        given, self.origin = self.origin, dataclasses.replace(self.origin, refit=True)
+        fit = self._initial(dtype)
+        unrolls = [ChainUnroll(each, ends, self.depth).eval() for each in (base, fit)]
+        of_base, of_fit = (
+            self.validation.profile(each)["acceptance_length"][-1] for each in unrolls
+        )
+        better = "base" if of_base >= of_fit else "closed-form fit"
+        self._say(
+            f"acceptance length on validation before training: base {of_base:.3f}, closed-form fit"
+            f" {of_fit:.3f}; training starts from the {better}"
+        )
+        if better == "base":
+            self.origin = given
+            return base
+        return fit
 
     def run(self) -> dict[str, Any]:
         """Trains to completion and publishes the best speculator."""
@@ -237,7 +262,7 @@ class Trainer:
         """Evaluates step 0, checks step-0 parity, and returns the initial state."""
         parity = ParityConfig()
         check = None
-        if self.origin.base_dir is not None:
+        if self.origin.base_dir is not None and not self.origin.refit:
             # The base shares the prepared embedding, as a second copy would take 1.9 GB for R1.
             base_ends = dataclasses.replace(
                 load_target_ends(self.spec.target_dir).to(self.device),

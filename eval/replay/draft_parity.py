@@ -25,6 +25,7 @@ from outrider.serving.engine import Engine, open_engine
 from outrider.serving.speculator import Drafting, Speculator
 from outrider.speculators.features import FeatureSpec
 from outrider.speculators.parity import ParityConfig, compared
+from outrider.speculators.unroll import Slots
 
 
 @dataclass(frozen=True)
@@ -155,15 +156,9 @@ def _log_probabilities(
     position_BT = torch.arange(width)[None]
     inputs_BTX = torch.zeros(1, width, model.spec.width, dtype=model.ends.lm_head_VH.dtype)
     inputs_BTX[0, :known] = inputs_TX[:known]
+    places = torch.zeros_like(token_BT), position_BT, position_BT == step.anchor
+    slots = Slots(*(each.to(model.device) for each in (token_BT, inputs_BTX, *places)))
     with torch.no_grad():
-        _, states = model.drafter.unroll(
-            model.ends,
-            token_BT.to(model.device),
-            inputs_BTX.to(model.device),
-            torch.zeros_like(token_BT).to(model.device),
-            position_BT.to(model.device),
-            (position_BT == step.anchor).to(model.device),
-            k,
-        )
+        _, states = model.drafter.unroll(model.ends, slots, k)
         logits_KD = model.drafter.head(model.ends).logits(torch.cat(states))
     return logits_KD.float().log_softmax(-1).cpu()

@@ -10,29 +10,21 @@ from torch import Tensor
 
 from outrider.speculators.heads import DraftHead, TargetEnds
 from outrider.speculators.kinds.drafter import Drafter
+from outrider.speculators.unroll import Slots
 
 
 class PerfectDrafter(Drafter):
     """A drafter whose state at every depth is the target's."""
 
-    def unroll(
-        self,
-        ends: TargetEnds,
-        token_ids_BT: Tensor,
-        inputs_BTX: Tensor,
-        sequence_BT: Tensor,
-        position_BT: Tensor,
-        anchor_BT: Tensor,
-        depth: int,
-    ) -> tuple[Tensor, list[Tensor]]:
+    def unroll(self, ends: TargetEnds, slots: Slots, depth: int) -> tuple[Tensor, list[Tensor]]:
         """The target's states [N, H] that predict the drafts of each anchor.
 
-        For anchor i the drafts are tokens i + 2, i + 3, ... `inputs_BTX` are the target's states
-        after the final norm. A chain that would read past the end of the row repeats the last
-        state; drafts past the response's end are never accepted.
+        For anchor i the drafts are tokens i + 2, i + 3, ... The drafter's inputs are the target's
+        states after the final norm. A chain that would read past the end of the row repeats the
+        last state; drafts past the response's end are never accepted.
         """
-        states_NH = inputs_BTX.flatten(0, 1)
-        flat_N = anchor_BT.flatten().nonzero()[:, 0]
+        states_NH = slots.inputs_BTX.flatten(0, 1)
+        flat_N = slots.anchor_BT.flatten().nonzero()[:, 0]
         last = len(states_NH) - 1
         return flat_N, [states_NH[(flat_N + 1 + s).clamp(max=last)] for s in range(depth)]
 

@@ -40,6 +40,7 @@ from outrider.speculators.heads import TargetEnds
 from outrider.speculators.kinds import trainable_kind_of, weightless_kind
 from outrider.speculators.kinds.drafter import Drafter
 from outrider.speculators.kinds.weightless import WeightlessKind
+from outrider.speculators.unroll import Slots
 
 BATCH_TOKENS = 8192
 """Approximate number of tokens that are unrolled at once."""
@@ -351,15 +352,9 @@ def unroll_responses(model: Replayed, batch: Sequence[Response], depth: int) -> 
     if inputs[0] is not read[0].hidden:
         inputs_BTX = torch.cat(inputs)[None].to(device, dtype)
     with torch.no_grad():
-        _, drafted = model.drafter.unroll(
-            model.ends,
-            token_ids_BT,
-            inputs_BTX,
-            sequence_T[None].to(device),
-            position_T[None].to(device),
-            chain_T[None].to(device),
-            depth,
-        )
+        places = (each[None].to(device) for each in (sequence_T, position_T, chain_T))
+        slots = Slots(token_ids_BT, inputs_BTX, *places)
+        _, drafted = model.drafter.unroll(model.ends, slots, depth)
     return Unrolled(
         drafted,
         token_ids_BT,

@@ -161,7 +161,7 @@ def memory_plan(recipe: Recipe, config: dict[str, Any], source: object) -> Memor
         trained_parameters=recipe.speculator.train,
         lora_rank=recipe.speculator.lora_rank,
         warm=warm,
-        fitted=kind.fitted(speculator) and not warm and not training.streams,
+        fitted=kind.fitted(speculator) and not training.streams,
     )
 
 

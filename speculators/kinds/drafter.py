@@ -1,8 +1,7 @@
 """The module of a drafter, for training, replay and draft parity.
 
     drafter = kind.load(directory, target_dir, dtype, device)
-    anchors_N, states = drafter.unroll(ends, token_ids_BT, inputs_BTX, sequence_BT, position_BT,
-                                       anchor_BT, depth=4)
+    anchors_N, states = drafter.unroll(ends, batch.slots, depth=4)
     drafter.head(ends).logits(states[0])
 
 Kinds with one attention over prefix and drafts (MTP, EAGLE-3, P-EAGLE) are `ChainDrafter`s and
@@ -20,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from outrider.speculators.heads import DraftHead, TargetEnds
-from outrider.speculators.unroll import Chain, unroll_anchors
+from outrider.speculators.unroll import Chain, Slots, unroll_anchors
 
 
 @dataclass(frozen=True)
@@ -38,6 +37,17 @@ class Batch:
     """Index of the slot's sequence in the row; -1 for padding."""
     position_BT: Tensor
     anchor_BT: Tensor
+
+    @property
+    def slots(self) -> Slots:
+        """The part that a drafter reads."""
+        return Slots(
+            self.token_ids_BT,
+            self.inputs_BTX,
+            self.sequence_BT,
+            self.position_BT,
+            self.anchor_BT,
+        )
 
     def to(self, device: torch.device) -> "Batch":
         """The batch on another device."""
@@ -63,22 +73,12 @@ class Drafter(nn.Module):
     used_experts = 1.0
     """Share of the routed experts that a token uses."""
 
-    def unroll(
-        self,
-        ends: TargetEnds,
-        token_ids_BT: Tensor,
-        inputs_BTX: Tensor,
-        sequence_BT: Tensor,
-        position_BT: Tensor,
-        anchor_BT: Tensor,
-        depth: int,
-    ) -> tuple[Tensor, list[Tensor]]:
+    def unroll(self, ends: TargetEnds, slots: Slots, depth: int) -> tuple[Tensor, list[Tensor]]:
         """Drafts `depth` tokens at every anchor, as the serving engine computes them.
 
         Returns the flat indices [N] of the anchors in B*T and, for each depth s, the states u[s]
         [N, H] that the head reads. The chain at slot i reads the tokens up to i + 1; u[s] predicts
-        the token at i + 2 + s. The logged tokens are read (teacher forcing). `position_BT` counts
-        from 0 in each sequence.
+        the token at i + 2 + s. The logged tokens are read (teacher forcing).
         """
         raise NotImplementedError
 
@@ -106,26 +106,8 @@ class ChainDrafter(Drafter):
         x = chain.inputs(state, state, position)
         return sum(each.numel() for each in (state, x, *chain.project(x, position)))
 
-    def unroll(
-        self,
-        ends: TargetEnds,
-        token_ids_BT: Tensor,
-        inputs_BTX: Tensor,
-        sequence_BT: Tensor,
-        position_BT: Tensor,
-        anchor_BT: Tensor,
-        depth: int,
-    ) -> tuple[Tensor, list[Tensor]]:
+    def unroll(self, ends: TargetEnds, slots: Slots, depth: int) -> tuple[Tensor, list[Tensor]]:
         """Unrolls all anchors at once, depth by depth (speculators/unroll.py)."""
         return unroll_anchors(
-            cast(Chain, self),
-            ends,
-            token_ids_BT,
-            inputs_BTX,
-            sequence_BT,
-            position_BT,
-            anchor_BT,
-            depth,
-            self.mask_token,
-            self.recompute,
+            cast(Chain, self), ends, slots, depth, self.mask_token, self.recompute
         )

@@ -71,6 +71,8 @@ class Origin:
     train: TrainedParameters = "all"
     lora_rank: int = 16
     """Rank of the `lora` adapters."""
+    refit: bool = False
+    """Whether to keep only the base's shape, and fit new weights to `rows`."""
 
 
 class DrafterKind:
@@ -159,7 +161,7 @@ class TrainableKind(DrafterKind):
         return None
 
     def fitted(self, config: Mapping[str, Any]) -> bool:
-        """Whether a new speculator with this config.json is fitted to `Origin.rows`."""
+        """Whether a speculator with this config.json can be fitted to `Origin.rows`."""
         return False
 
     def native(self, target_config: Mapping[str, Any]) -> bool:

@@ -13,7 +13,7 @@ from transformers import DynamicCache
 
 from outrider.speculators.heads import TargetEnds
 from outrider.speculators.kinds.drafter import Drafter
-from outrider.speculators.unroll import valid_BT
+from outrider.speculators.unroll import Slots, valid_BT
 from tests.tiny import HIDDEN, VOCAB
 
 DEPTH = 4
@@ -79,7 +79,7 @@ def differences(drafter: Drafter, engine: Any, width: int = 2 * HIDDEN) -> Tenso
     """Largest difference of the states by depth, [K], from `engine.states` of each sequence."""
     row = packed_row(width)
     token_BT, read_BTX, sequence_BT, _ = row
-    anchors_N, states = drafter.unroll(engine.ends, *row, valid_BT(sequence_BT, 0), DEPTH)
+    anchors_N, states = drafter.unroll(engine.ends, Slots(*row, valid_BT(sequence_BT, 0)), DEPTH)
     place = {slot: n for n, slot in enumerate(anchors_N.tolist())}
     worst_K, compared = torch.zeros(DEPTH), 0
     for number in range(len(LENGTHS)):

@@ -23,7 +23,7 @@ from outrider.speculators.checkpoints.target_ends import load_target_ends
 from outrider.speculators.heads import TargetEnds
 from outrider.speculators.kinds.mtp.checkpoint import load_mtp
 from outrider.speculators.kinds.mtp.layer import MTPSpeculator
-from outrider.speculators.unroll import _last_slots, unroll_anchors, valid_BT
+from outrider.speculators.unroll import Slots, _last_slots, unroll_anchors, valid_BT
 from tests.speculators.literal_engine import (
     DEPTH,
     LENGTHS,
@@ -103,13 +103,14 @@ def test_anchors_alone_give_the_same_states(each_target: Path) -> None:
     token_BT, hidden_BTH, sequence_BT, position_BT = packed_row()
     everywhere = unroll(speculator, ends, token_BT, hidden_BTH, sequence_BT, position_BT, DEPTH)
     anchor_BT = valid_BT(sequence_BT, 0) & (torch.arange(sequence_BT.shape[1]) % 3 == 1)
-    args = (speculator, ends, token_BT, hidden_BTH, sequence_BT, position_BT)
-    anchors_N, states = unroll_anchors(*args, anchor_BT, DEPTH)
+    row = token_BT, hidden_BTH, sequence_BT, position_BT
+    anchors_N, states = unroll_anchors(speculator, ends, Slots(*row, anchor_BT), DEPTH)
     assert torch.equal(anchors_N, anchor_BT.flatten().nonzero().squeeze(1))
     for s, u_NH in enumerate(states):
         valid_N = valid_BT(sequence_BT, s).flatten()[anchors_N]
         torch.testing.assert_close(u_NH[valid_N], everywhere[s].flatten(0, 1)[anchors_N[valid_N]])
-    none_N, empty = unroll_anchors(*args, torch.zeros_like(anchor_BT), DEPTH)
+    nowhere = Slots(*row, torch.zeros_like(anchor_BT))
+    none_N, empty = unroll_anchors(speculator, ends, nowhere, DEPTH)
     assert len(none_N) == 0
     assert all(u_NH.shape == (0, HIDDEN) for u_NH in empty)
 
@@ -122,8 +123,9 @@ def test_gradients_flow_through_the_chain_as_in_the_reference(
     token_BT, hidden_BTH, sequence_BT, position_BT = (tensor[1:] for tensor in packed_row())
     length = LENGTHS[1]
     weight_SIH = torch.randn(DEPTH, length, HIDDEN)
-    args = (speculator, ends, token_BT, hidden_BTH, sequence_BT, position_BT)
-    _, states = unroll_anchors(*args, valid_BT(sequence_BT, 0), DEPTH, recompute=recompute)
+    anchor_BT = valid_BT(sequence_BT, 0)
+    row = Slots(token_BT, hidden_BTH, sequence_BT, position_BT, anchor_BT)
+    _, states = unroll_anchors(speculator, ends, row, DEPTH, recompute=recompute)
     reach = [length - 2 - s for s in range(DEPTH)]
     sum(
         (u[:n] * weight_SIH[s, :n]).sum()
@@ -157,7 +159,7 @@ def test_recomputing_changes_no_bit_of_the_gradients(dtype: torch.dtype, experts
     found = []
     for speculator.recompute in (False, True):
         speculator.zero_grad()
-        _, states = speculator.unroll(ends, *row, anchor_BT, DEPTH)
+        _, states = speculator.unroll(ends, Slots(*row, anchor_BT), DEPTH)
         sum((u.float() ** 2).sum() for u in states).backward()
         gradients = {name: p.grad.clone() for name, p in speculator.named_parameters()}
         found.append({f"u{s}": u.detach() for s, u in enumerate(states)} | gradients)

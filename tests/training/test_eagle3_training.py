@@ -68,6 +68,18 @@ def test_a_warm_start_is_trained_on_the_tokens_of_the_traffic(
     assert not torch.equal(before.target_ids_D, after.target_ids_D)
 
 
+def test_training_starts_from_the_better_of_base_and_fit(corpus: Corpus, tmp_path: Path) -> None:
+    random = write_eagle3_head(corpus.target_dir, tmp_path / "base", layers=[1, 2])
+    fitted = corpus.train(tmp_path / "fitted", speculator=config(base=str(random)), **SETTINGS)
+    assert fitted["base"]["acceptance"][0] > 0.2  # the random base's is about 1 in 97
+    trained = str(tmp_path / "fitted" / "speculator")
+    kept = corpus.train(
+        tmp_path / "kept", speculator=config(base=trained), **SETTINGS | {"epochs": 1}
+    )
+    expected = fitted["exported"]["acceptance_length"]
+    assert kept["base"]["acceptance_length"] == pytest.approx(expected, rel=1e-3)
+
+
 @pytest.mark.parametrize("kind", ["p_eagle", "dflash", "dspark"])
 def test_a_parallel_head_learns_and_is_replayed(corpus: Corpus, tmp_path: Path, kind: str) -> None:
     result = corpus.train(tmp_path, speculator=config(kind=kind), **SETTINGS)

@@ -15,6 +15,7 @@ from outrider.speculators.kinds.eagle3.closed_form import Ridge
 from outrider.speculators.kinds.eagle3.kind import Eagle3
 from outrider.speculators.kinds.mtp.layer import MTPSpeculator
 from outrider.speculators.size import drafter_size
+from outrider.speculators.unroll import Slots
 from outrider.training import memory
 from outrider.training.memory import MemoryPlan
 from tests.r1_config import R1, mtp_size
@@ -60,7 +61,7 @@ def test_backwards_peak_is_predicted(monkeypatch, settings: dict, recompute: boo
     speculator.recompute = recompute
     ends = TargetEnds(*(torch.randn(size.vocab, hidden).bfloat16() for _ in range(2)))
     place_BT = torch.arange(tokens)[None]
-    row = (
+    row = Slots(
         torch.randint(0, size.vocab, (1, tokens)),
         torch.randn(1, tokens, hidden).bfloat16(),
         torch.zeros_like(place_BT),
@@ -69,7 +70,7 @@ def test_backwards_peak_is_predicted(monkeypatch, settings: dict, recompute: boo
     )
 
     def step() -> None:
-        u_KNH = torch.stack(speculator.unroll(ends, *row, depth)[1])
+        u_KNH = torch.stack(speculator.unroll(ends, row, depth)[1])
         u_KNH.backward(torch.ones_like(u_KNH))
 
     peak = peak_bytes(step)

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from outrider.common.errors import OutriderError
 from outrider.speculators.heads import DraftHead, TargetEnds
 from outrider.speculators.kinds.drafter import Batch, Drafter
+from outrider.speculators.unroll import Slots
 from outrider.training.config import TrainingConfig
 from outrider.training.memory import BUCKET
 from outrider.training.packing import turns
@@ -56,22 +57,13 @@ class ChainUnroll(nn.Module):
         self.ends = ends
         self.depth = depth
 
-    def forward(
-        self,
-        token_ids_BT: Tensor,
-        inputs_BTX: Tensor,
-        sequence_BT: Tensor,
-        position_BT: Tensor,
-        anchor_BT: Tensor,
-    ) -> Tensor | tuple[Tensor, ...]:
-        """Returns u [K, N, H] of the anchors in row-major order.
+    def forward(self, *slots: Tensor) -> Tensor | tuple[Tensor, ...]:
+        """Returns u [K, N, H] of the anchors in row-major order, from the tensors of `Slots`.
 
         A drafter's own head is also returned, as copies of its tensors, because under ZeRO-3
         parameters are whole only during this pass.
         """
-        _, states = self.speculator.unroll(
-            self.ends, token_ids_BT, inputs_BTX, sequence_BT, position_BT, anchor_BT, self.depth
-        )
+        _, states = self.speculator.unroll(self.ends, Slots(*slots), self.depth)
         head = self.speculator.head(self.ends)
         u_KNH = torch.stack(states)
         if head.weight_DH is self.ends.lm_head_VH:
@@ -82,13 +74,7 @@ class ChainUnroll(nn.Module):
     def drafted(self, batch: Batch, wrapped: nn.Module | None = None) -> Drafted:
         """Returns a batch's drafts; `wrapped` is this module prepared by DeepSpeed."""
         model = self if wrapped is None else wrapped
-        out = model(
-            batch.token_ids_BT,
-            batch.inputs_BTX,
-            batch.sequence_BT,
-            batch.position_BT,
-            batch.anchor_BT,
-        )
+        out = model(*batch.slots)
         head = self.speculator.head(self.ends)
         if isinstance(out, Tensor):
             return Drafted(out, head)

@@ -24,7 +24,7 @@ from outrider.speculators.kinds.eagle3.layer import StoredHead
 from outrider.speculators.kinds.eagle3.shape import EagleShape
 from outrider.speculators.layers.decoder_layer import GatedMLP, RMSNorm
 from outrider.speculators.layers.llama_attention import LlamaAttention
-from outrider.speculators.unroll import merge, row_of
+from outrider.speculators.unroll import Slots, merge, row_of
 
 
 class DFlashHead(StoredHead):
@@ -40,23 +40,15 @@ class DFlashHead(StoredHead):
         self.layers = nn.ModuleList([BlockLayer(shape)])
         self.norm = RMSNorm(shape.hidden, shape.norm_eps)
 
-    def unroll(
-        self,
-        ends: TargetEnds,
-        token_ids_BT: Tensor,
-        inputs_BTX: Tensor,
-        sequence_BT: Tensor,
-        position_BT: Tensor,
-        anchor_BT: Tensor,
-        depth: int,
-    ) -> tuple[Tensor, list[Tensor]]:
+    def unroll(self, ends: TargetEnds, slots: Slots, depth: int) -> tuple[Tensor, list[Tensor]]:
         """Drafts from every anchor with a block of `first` + depth slots."""
-        row = row_of(sequence_BT, anchor_BT, inputs_BTX.device)
+        inputs_BTX, token_ids_BT = slots.inputs_BTX, slots.token_ids_BT
+        row = row_of(slots.sequence_BT, slots.anchor_BT, inputs_BTX.device)
         anchors_N = row.anchors_N
         if not len(anchors_N):
             return anchors_N, [inputs_BTX.new_zeros(0, self.shape.hidden, dtype=ends.dtype)] * depth
         layer: BlockLayer = self.layers[0]  # type: ignore[assignment]
-        attention, position = layer.self_attn, position_BT.flatten()
+        attention, position = layer.self_attn, slots.position_BT.flatten()
         known_NH = ends.embed(token_ids_BT.flatten()[anchors_N + 1])
         mask_1H = ends.embed(token_ids_BT.new_full((1,), self.shape.mask_token or 0))
 
@@ -65,16 +57,16 @@ class DFlashHead(StoredHead):
         key_APD = attention.rotated(attention.keys(context_PH), tables_P)
         value_APD = attention.values(context_PH)
         normed_NH, normed_1H = layer.input_layernorm(known_NH), layer.input_layernorm(mask_1H)
-        slots = self.first + depth
-        tables = [attention.tables(position[anchors_N] + 1 + s) for s in range(slots)]
+        count = self.first + depth
+        tables = [attention.tables(position[anchors_N] + 1 + s) for s in range(count)]
         mask_key_G1D = attention.keys(normed_1H)
         keys = [
             attention.rotated(attention.keys(normed_NH), tables[0]),
             *(attention.rotated(mask_key_G1D, each) for each in tables[1:]),
         ]
-        values = [attention.values(normed_NH), *[attention.values(normed_1H)] * (slots - 1)]
+        values = [attention.values(normed_NH), *[attention.values(normed_1H)] * (count - 1)]
         states, scale = [], attention.softmax_scale
-        for s in range(self.first, slots):
+        for s in range(self.first, count):
             x_NH, normed = (mask_1H, normed_1H) if s else (known_NH, normed_NH)
             q_AND = attention.rotated(attention.queries(normed), tables[s])
             prefix = row.attend_prefix(q_AND, key_APD, value_APD, scale)

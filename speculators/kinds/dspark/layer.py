@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from outrider.speculators.heads import DraftHead, TargetEnds
 from outrider.speculators.kinds.dflash.layer import DFlashHead
 from outrider.speculators.kinds.eagle3.shape import EagleShape
+from outrider.speculators.unroll import Slots
 
 
 class DSparkHead(DFlashHead):
@@ -36,21 +37,10 @@ class DSparkHead(DFlashHead):
         self.markov_head = MarkovHead(shape)
         self.confidence_head = ConfidenceHead(self.width)
 
-    def unroll(
-        self,
-        ends: TargetEnds,
-        token_ids_BT: Tensor,
-        inputs_BTX: Tensor,
-        sequence_BT: Tensor,
-        position_BT: Tensor,
-        anchor_BT: Tensor,
-        depth: int,
-    ) -> tuple[Tensor, list[Tensor]]:
+    def unroll(self, ends: TargetEnds, slots: Slots, depth: int) -> tuple[Tensor, list[Tensor]]:
         """States [u ; m]; past a sequence's end, m is arbitrary."""
-        anchors_N, states = super().unroll(
-            ends, token_ids_BT, inputs_BTX, sequence_BT, position_BT, anchor_BT, depth
-        )
-        token_P, embed = token_ids_BT.flatten(), self.markov_head.markov_w1
+        anchors_N, states = super().unroll(ends, slots, depth)
+        token_P, embed = slots.token_ids_BT.flatten(), self.markov_head.markov_w1
         before = [(anchors_N + 1 + s).clamp(max=len(token_P) - 1) for s in range(depth)]
         return anchors_N, [
             torch.cat([u_NH, embed(token_P[place_N])], dim=-1)

@@ -18,6 +18,7 @@ import math
 import pkgutil
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -33,7 +34,7 @@ from outrider.speculators.heads import DraftHead
 from outrider.speculators.kinds.eagle3.check import check_embedding, mapped_tokens
 from outrider.speculators.kinds.eagle3.closed_form import fit as fit_head
 from outrider.speculators.kinds.eagle3.kind import Eagle3
-from outrider.speculators.kinds.eagle3.layer import StoredHead
+from outrider.speculators.kinds.eagle3.layer import EagleHead, StoredHead
 from outrider.speculators.kinds.eagle3.shape import (
     D2T,
     LAYER,
@@ -89,18 +90,43 @@ def start(
 ) -> StoredHead:
     """Loads the base's head, or creates one with a draft vocabulary.
 
-    With traffic, a base's head drafts as many tokens as before, but the traffic's (`_follow`).
-    A new head's rows are the target's rows for the draft tokens. Since the last norm gives the
-    head's states roughly the target's scale, drafts are meaningful from the first steps. Other
-    matrices are drawn with standard deviation 0.7 / sqrt(inputs), or 0.02 if they write into the
-    residual stream, so that the layer starts near the identity. The target's norms are not copied.
-    The head is then fitted to `origin.rows` if they are given (closed_form.py).
+    With traffic, a base's head drafts as many tokens as before, but the traffic's (`_follow`);
+    with `origin.refit`, its weights are replaced as if it were new. A new head's rows are the
+    target's rows for the draft tokens. Since the last norm gives the head's states roughly the
+    target's scale, drafts are meaningful from the first steps. Other matrices are drawn with
+    standard deviation 0.7 / sqrt(inputs), or 0.02 if they write into the residual stream, so that
+    the layer starts near the identity. The target's norms are not copied. The head is then fitted
+    to `origin.rows` if they are given (closed_form.py).
     """
     if origin.base_dir is not None:
         head = load(kind, origin.base_dir, origin.target_dir, dtype, device)
         if origin.token_counts is not None and head.target_ids_D is not None:
             _follow(head, origin.token_counts(), origin.target_dir)
-        return head
+        if not origin.refit:
+            return head
+        ids_D = None if head.target_ids_D is None else head.target_ids_D.cpu()
+        head = type(head)(head.shape, ids_D)
+    else:
+        head = _new(kind, origin)
+        ids_D = head.target_ids_D
+    generator = torch.Generator().manual_seed(seed)
+    ends = load_target_ends(origin.target_dir, torch.float32)
+    rows_VH = ends.lm_head_VH
+    with torch.no_grad():
+        for name, parameter in head.named_parameters():
+            if name == "lm_head.weight":
+                parameter.copy_(rows_VH if ids_D is None else rows_VH[ids_D])
+            elif parameter.dim() > 1:
+                std = 0.02 if name.endswith(INTO_RESIDUAL) else 0.7 / math.sqrt(parameter.shape[1])
+                parameter.normal_(std=std, generator=generator)
+    head = head.to(device)
+    if origin.rows is not None and not kind.fixed_k and head.shape.fits:
+        fit_head(cast(EagleHead, head), ends.to(device), origin.rows, seed)
+    return head.to(dtype)
+
+
+def _new(kind: Eagle3, origin: Origin) -> StoredHead:
+    """Builds the head of `origin.head`, without its initial weights."""
     target_config = read_json(origin.target_dir / "config.json")
     wanted = origin.head.draft_vocabulary
     ids_D = None
@@ -114,21 +140,7 @@ def start(
     drafts = target_config["vocab_size"] if ids_D is None else len(ids_D)
     config = kind.new_config(target_config, origin.head, drafts)
     shape = kind.shape(config, target_config, origin.target_dir / "config.json")
-    head = pkgutil.resolve_name(kind.module)(shape, ids_D)
-    generator = torch.Generator().manual_seed(seed)
-    ends = load_target_ends(origin.target_dir, torch.float32)
-    rows_VH = ends.lm_head_VH
-    with torch.no_grad():
-        for name, parameter in head.named_parameters():
-            if name == "lm_head.weight":
-                parameter.copy_(rows_VH if ids_D is None else rows_VH[ids_D])
-            elif parameter.dim() > 1:
-                std = 0.02 if name.endswith(INTO_RESIDUAL) else 0.7 / math.sqrt(parameter.shape[1])
-                parameter.normal_(std=std, generator=generator)
-    head = head.to(device)
-    if origin.rows is not None and kind.fitted(config):
-        fit_head(head, ends.to(device), origin.rows, seed)
-    return head.to(dtype)
+    return pkgutil.resolve_name(kind.module)(shape, ids_D)
 
 
 def _follow(head: StoredHead, counts_V: Tensor, target_dir: Path) -> None:
@@ -178,7 +190,10 @@ def write(
         tensors = dict(changed)
         config = kind.new_config(target_config, origin.head, len(tensors["lm_head.weight"]))
         dtype = getattr(torch, str(config["torch_dtype"]).removeprefix("torch."))
-        written = {name: _stored_as(tensor, dtype) for name, tensor in tensors.items()}
+        written = {
+            name: _stored_as(tensor, dtype if tensor.is_floating_point() else tensor.dtype)
+            for name, tensor in tensors.items()
+        }
     write_checkpoint(config, written, out_dir)
 
 
@@ -228,8 +243,8 @@ def _over_base(
     written = {}
     for name, of_base in kind.names(stored.layout.weight_map).items():
         value = stored.raw(of_base)
-        new = changed.pop(name, value)
-        written[of_base] = new.detach().cpu().view(value.shape).to(value.dtype).contiguous().clone()
+        new = changed.pop(name, value).view(value.shape)
+        written[of_base] = _stored_as(new, value.dtype)
     if left := sorted(changed.keys() - MAPS):
         raise OutriderError(
             f"{base_dir}: the base has no tensor {', '.join(left)}: it is not a base of this head"
@@ -238,5 +253,4 @@ def _over_base(
 
 
 def _stored_as(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    tensor = tensor.detach().cpu()
-    return tensor.to(dtype if tensor.is_floating_point() else tensor.dtype).contiguous().clone()
+    return tensor.detach().cpu().to(dtype).contiguous().clone()

@@ -123,8 +123,8 @@ class Eagle3(TrainableKind):
         return layer_config(config).get("model_type") in DEEPSEEK_MODEL_TYPES
 
     def fitted(self, config: Mapping[str, Any]) -> bool:
-        """True for a head with Llama's attention that drafts token by token."""
-        return not self.fixed_k and not self.latent_cache(config)
+        """True for a head that drafts token by token, if closed_form.py fits its shape."""
+        return not self.fixed_k and self.shape(config, layer_config(config), "config.json").fits
 
     def check_target(self, target_dir: Path, base_dir: Path | None, config_only: bool) -> None:
         """Checks that the target has the needed keys and that the base fits."""

@@ -140,6 +140,12 @@ class EagleShape:
         """Number of values per token that `fc` reads."""
         return len(self.layers) * self.target_hidden
 
+    @property
+    def fits(self) -> bool:
+        """Whether closed_form.py fits it: Llama's attention, no norm in the residual stream."""
+        norms = self.fc_norm, self.norm_before_fc, self.norm_before_residual, self.norm_output
+        return self.latent is None and not any(norms)
+
 
 def checkpoint_names(stored: Iterable[str]) -> dict[str, str]:
     """Maps tensor names in the plain layout to stored names."""

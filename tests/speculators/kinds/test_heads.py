@@ -16,7 +16,7 @@ from outrider.speculators.checkpoints.target_ends import load_target_ends
 from outrider.speculators.head_config import HeadConfig
 from outrider.speculators.kinds import check_speculator, kind_of, trainable_kind
 from outrider.speculators.kinds.protocol import Origin
-from outrider.speculators.unroll import valid_BT
+from outrider.speculators.unroll import Slots, valid_BT
 from tests.dflash_head import write_dflash_head, write_dspark_head
 from tests.eagle3_head import write_eagle3_head
 from tests.speculators.kinds.eagle3.test_eagle3_unroll import LAYERS
@@ -163,7 +163,7 @@ def test_gradients_reach_every_parameter(name: str, target: Path, tmp_path: Path
         load_target_ends(target),
     )
     row = packed_row(2 * HIDDEN)
-    _, states = head.unroll(ends, *row, valid_BT(row[2], 0), DEPTH)
+    _, states = head.unroll(ends, Slots(*row, valid_BT(row[2], 0)), DEPTH)
     own = head.head(ends)
     sum(own.logits(u).square().sum() for u in states).backward()
     if own.confidence_1H is not None:

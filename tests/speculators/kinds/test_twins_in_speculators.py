@@ -18,7 +18,7 @@ from outrider.pipeline.recipe.shipped import shipped_heads
 from outrider.speculators.checkpoints.target_ends import load_target_ends
 from outrider.speculators.kinds import trainable_kind_of
 from outrider.speculators.kinds.eagle3.shape import SPECULATORS_VERSION as VERSION
-from outrider.speculators.unroll import valid_BT
+from outrider.speculators.unroll import Slots, valid_BT
 from tests.dflash_head import write_dflash_head
 from tests.shipped_traffic import general_rows
 from tools.nano_r1.states import ComputedStates
@@ -89,15 +89,9 @@ def test_the_library_drafts_the_same_tokens(
         length = len(each.token_ids)
         sequence_BT, position_BT = torch.zeros(1, length).long(), torch.arange(length)[None]
         with torch.no_grad():
-            anchors_N, drafts = head.unroll(
-                ends,
-                each.token_ids.long()[None],
-                spec.inputs(each)[None],
-                sequence_BT,
-                position_BT,
-                valid_BT(sequence_BT, 0),
-                DEPTH,
-            )
+            read_BTX, anchor_BT = spec.inputs(each)[None], valid_BT(sequence_BT, 0)
+            row = each.token_ids.long()[None], read_BTX, sequence_BT, position_BT, anchor_BT
+            anchors_N, drafts = head.unroll(ends, Slots(*row), DEPTH)
         for depth, u_NH in enumerate(drafts):
             keep_N = anchors_N < length - 2 - depth
             ours_ND = head.head(ends).logits(u_NH[keep_N]).log_softmax(-1)
@@ -126,15 +120,8 @@ def test_the_library_computes_the_same_logits_of_a_dflash_head(
     anchor_BT = torch.zeros(1, TOKENS, dtype=torch.bool)
     anchor_BT[0, anchors_N] = True
     with torch.no_grad():
-        _, drafts = ours.unroll(
-            ends,
-            tokens_T[None],
-            inputs_TX[None],
-            torch.zeros(1, TOKENS).long(),
-            torch.arange(TOKENS)[None],
-            anchor_BT,
-            DEPTH,
-        )
+        places = torch.zeros(1, TOKENS).long(), torch.arange(TOKENS)[None], anchor_BT
+        _, drafts = ours.unroll(ends, Slots(tokens_T[None], inputs_TX[None], *places), DEPTH)
         logits_NKD = torch.stack([ours.head(ends).logits(u) for u in drafts], dim=1)
     assert ours.target_ids_D is not None
     assert torch.equal(theirs["d2t"], ours.target_ids_D - torch.arange(len(ours.target_ids_D)))

@@ -18,7 +18,7 @@ from outrider.speculators.heads import TargetEnds
 from outrider.speculators.kinds.dflash.layer import DFlashHead
 from outrider.speculators.kinds.dspark.kind import DSpark
 from outrider.speculators.kinds.dspark.layer import DSparkHead
-from outrider.speculators.unroll import valid_BT
+from outrider.speculators.unroll import Slots, valid_BT
 from outrider.training.losses import confidence_loss, distillation_loss
 from outrider.training.teacher import Served
 from tests.dflash_head import write_dspark_head
@@ -87,7 +87,7 @@ def test_replay_has_the_steps_of_an_engine_that_walks_over_its_own_drafts(
     anchors = len(tokens) - 2  # the prefill delivers the second token
     token_BT, place_BT = torch.tensor([tokens]), torch.arange(len(tokens))[None]
     row = token_BT, aux_TX[None, : len(tokens)], torch.zeros_like(place_BT), place_BT
-    _, states = head.unroll(engine.ends, *row, place_BT < anchors, DEPTH)
+    _, states = head.unroll(engine.ends, Slots(*row, place_BT < anchors), DEPTH)
     a_NK = accept_matrix(
         states,
         head.head(engine.ends),
@@ -113,7 +113,7 @@ def test_gradients_are_those_of_the_written_out_loss(target: Path, tmp_path: Pat
     head, ends = head.double(), TargetEnds(*(e.double() for e in vars(engine.ends).values()))
     token_BT, aux_BTX, sequence_BT, position_BT = (tensor[:1] for tensor in packed_row(2 * HIDDEN))
     anchor_BT = valid_BT(sequence_BT, DEPTH - 1)
-    row = token_BT, aux_BTX.double(), sequence_BT, position_BT, anchor_BT
+    row = Slots(token_BT, aux_BTX.double(), sequence_BT, position_BT, anchor_BT)
     anchors_N = anchor_BT.flatten().nonzero()[:, 0]
     count = len(anchors_N)
     teacher_NH = torch.randn(count, HIDDEN, dtype=torch.float64)
@@ -121,7 +121,7 @@ def test_gradients_are_those_of_the_written_out_loss(target: Path, tmp_path: Pat
     served = Served(torch.ones(count), torch.ones(count), False)
     weight_KN = torch.rand(DEPTH, count, dtype=torch.float64)
 
-    _, states = head.unroll(ends, *row, DEPTH)
+    _, states = head.unroll(ends, row, DEPTH)
     u_KNX, own = torch.stack(states), head.head(ends)
     loss_KN, judged = distillation_loss(
         u_KNX, teacher_NH, token_N, valid_KN, ends.lm_head_VH, served, "kl", own
@@ -130,7 +130,7 @@ def test_gradients_are_those_of_the_written_out_loss(target: Path, tmp_path: Pat
     found = {name: each.grad.clone() for name, each in head.named_parameters()}
     head.zero_grad()
 
-    _, states = DFlashHead.unroll(head, ends, *row, DEPTH)
+    _, states = DFlashHead.unroll(head, ends, row, DEPTH)
     ids_D = head.target_ids_D
     p_ND = F.linear(teacher_NH, ends.lm_head_VH).softmax(-1)[:, ids_D]
     goal_ND = p_ND / p_ND.sum(-1, keepdim=True)
