@@ -87,7 +87,7 @@ def ours(args: argparse.Namespace) -> None:
     model = ChainUnroll(head, ends, args.depth)
     optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.95), weight_decay=0.0)
     plain = {sample.sequence_id: (1.0, 1.0, 0) for sample in samples}
-    config = TrainingConfig(loss="kl", depth_weights="decay")
+    config = TrainingConfig(loss="kl")
     objective = Objective(config, args.depth, ends.lm_head_VH, samples, plain, False)
     configs = (read_json(path / "config.json") for path in (args.out / "start", target_dir))
     features = kind.features(*configs)

@@ -180,7 +180,7 @@ class StepBench:
         self.steps = plan_epoch(self.samples, args.row_tokens, 1, seed=0, epoch=0)
         self.ends = load_target_ends(target)
         self.model = ChainUnroll(load_mtp(target), self.ends, args.depth)
-        config = TrainingConfig(depth_weights="decay")
+        config = TrainingConfig()
         self.objective = Objective(
             config,
             args.depth,

@@ -134,8 +134,7 @@ def main_concurrency(speeds: Speeds, tokens_per_s: float | None) -> int | None:
     if not speeds or tokens_per_s is None:
         return None
     sizes = sorted(speeds)
-    enough = (size for size in sizes if max(speeds[size].values()) >= tokens_per_s)
-    return next(enough, sizes[-1])
+    return next((size for size in sizes if max(speeds[size].values()) >= tokens_per_s), sizes[-1])
 
 
 def lookup_k(

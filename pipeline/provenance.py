@@ -109,5 +109,4 @@ def _git() -> str | None:
         return None
     describe = ["describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
     here = ["git", "-C", str(Path(__file__).resolve().parent), *describe]
-    answer = subprocess.run(here, capture_output=True, text=True, check=False)
-    return answer.stdout.strip() or None
+    return subprocess.run(here, capture_output=True, text=True, check=False).stdout.strip() or None

@@ -151,8 +151,7 @@ def root_error(log: str) -> str:
     starts = [n for n, line in enumerate(lines) if "Traceback (most recent call last):" in line]
     if not starts:
         return "\n".join(lines[-25:])
-    of_engine = (n for n in starts if re.match(r"\(\w*(Worker|EngineCore)", lines[n]))
-    start = next(of_engine, starts[-1])
+    start = next((n for n in starts if re.match(r"\(\w*(Worker|EngineCore)", lines[n])), starts[-1])
     # Each line begins with process, time and source; lines of several processes interleave.
     before = lines[start].partition("Traceback")[0]
     process = before.partition(")")[0]

@@ -159,8 +159,7 @@ def served_base(base_dir: Path, target_dir: Path, cache: Path) -> Path:
         return base_dir
     kind, layout = trainable_kind_of(target_dir), read_layout(target_dir)
     names = ["config.json", *layout.files(kind.native_tensors(layout))]
-    files = [target_dir / name for name in names]
-    copy = cache / f"{kind.name}-{sampled_digest(files)[:16]}"
+    copy = cache / f"{kind.name}-{sampled_digest([target_dir / name for name in names])[:16]}"
     if not (copy / "config.json").is_file():  # published atomically
         copy.parent.mkdir(parents=True, exist_ok=True)
         kind.write((), Origin(target_dir, target_dir), copy)

@@ -143,8 +143,9 @@ class DrafterSize:
             token_BT = torch.empty(1, tokens, dtype=torch.long)
             inputs_BTX = torch.empty(1, tokens, self.read, dtype=dtype)
         with torch.autograd.graph.saved_tensors_hooks(save, lambda tensor: tensor):
-            slots = Slots(token_BT, inputs_BTX, sequence_BT, token_BT, anchor_BT)
-            drafter.unroll(ends, slots, depth)
+            drafter.unroll(
+                ends, Slots(token_BT, inputs_BTX, sequence_BT, token_BT, anchor_BT), depth
+            )
         linear_bytes, score_bytes = (
             [storage.nbytes() for storage in found.values()] for found in (linear, scores)
         )

@@ -23,6 +23,7 @@ value, S own keys of an anchor.
 
 import operator
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
@@ -55,7 +56,8 @@ class Chain(Protocol):
         """Returns the next depth's state and the head's input [N, H]."""
 
 
-class Slots(NamedTuple):
+@dataclass(frozen=True)
+class Slots:
     """The slots of B rows: what a drafter reads, and where its chains start."""
 
     token_ids_BT: Tensor
@@ -99,12 +101,12 @@ def unroll_anchors(
     With `recompute`, autograd keeps the inputs, queries, keys and values of every depth, and
     backward recomputes projections, attention and MLP. Gradients are the same.
     """
-    token_ids_BT, inputs_BTX, sequence_BT, position_BT, anchor_BT = slots
+    inputs_BTX, sequence_BT = slots.inputs_BTX, slots.sequence_BT
     device = inputs_BTX.device
-    slots_P, anchors_N, anchor_place_N, attend_prefix = row_of(sequence_BT, anchor_BT, device)
+    slots_P, anchors_N, anchor_place_N, attend_prefix = row_of(sequence_BT, slots.anchor_BT, device)
     if not len(anchors_N):
         return anchors_N, [inputs_BTX.new_zeros(0, chain.width, dtype=ends.dtype)] * depth
-    token, position = token_ids_BT.flatten(), position_BT.flatten()
+    token, position = slots.token_ids_BT.flatten(), slots.position_BT.flatten()
     last_of_sequence = _last_slots(sequence_BT).to(device)
 
     def next_embedding(slots: Tensor, s: int) -> Tensor:

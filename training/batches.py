@@ -93,7 +93,7 @@ def assemble(
         start += sample.length
     inputs = [streams[name] for name in spec.names]
     inputs_BTX = inputs[0] if len(inputs) == 1 else torch.cat(inputs, dim=-1)
-    return Batch(row, token, streams[FINAL_NORM], inputs_BTX, sequence, position, anchor)
+    return Batch(token, inputs_BTX, sequence, position, anchor, streams[FINAL_NORM], row)
 
 
 class Prefetch(AbstractContextManager["Prefetch"]):

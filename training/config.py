@@ -9,16 +9,17 @@ from typing import ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-Loss = Literal["kl", "ce", "lk_alpha", "lk_hybrid"]
+Loss = Literal["kl", "ce", "lk_alpha"]
 
 FLOOR = 0.1
 """The learning rate decays to this share of its peak."""
 
 
 DEPTH_DECAY, SCRATCH_DECAY = 0.6, 0.8
-"""`depth_weights: decay` factors for warm or closed-form starts, and for random weights."""
+"""Loss weight of a draft relative to the one before, which must be accepted first.
+For warm or closed-form starts, and for random weights."""
 
-SCRATCH_RATE, FITTED_RATE = 2.0, 0.1
+SCRATCH_RATE, FITTED_RATE = 2.0, 0.3
 """Multipliers of `training.learning_rate` for random weights and for closed-form starts."""
 
 
@@ -31,13 +32,8 @@ class TrainingConfig(BaseModel):
     """Loss between a draft's distribution q and the target's p.
     p is the distribution as served, with the request's temperature, top_k and top_p. `kl`:
     KL(p||q); `ce`: cross-entropy against p's most likely token; `lk_alpha`: -log alpha, where
-    alpha is the probability that the draft is accepted; `lk_hybrid`: moves from kl to 1 - alpha as
-    alpha grows. docs/explanation/training.md compares them."""
-
-    depth_weights: Literal["decay", "uniform"] = "decay"
-    """Weight of each draft in the loss.
-    `decay`: draft position s has weight 0.6^s (0.8^s from random weights), because it counts only
-    if all drafts before it are accepted; `uniform`: all positions have the same weight."""
+    alpha is the probability that the draft is accepted. docs/explanation/training.md compares
+    them."""
 
     features: Literal["stored", "streamed"] = "stored"
     """Source of the training part's hidden states.
@@ -57,7 +53,7 @@ class TrainingConfig(BaseModel):
     """Peak learning rate of AdamW.
     The rate warms up linearly, then decays along a cosine to a tenth of its peak. A recipe that
     omits this key gets 1e-3 x 192 / the target's hidden size: 3e-5 for R1. A head from random
-    weights trains at twice this rate, one from a closed-form start at a tenth."""
+    weights trains at twice this rate, one from a closed-form fit at 0.3 of it."""
 
     warmup_fraction: ClassVar[float] = 0.05
     """Length of the warm-up, as a share of all steps."""

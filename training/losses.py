@@ -1,7 +1,7 @@
 """Distillation loss of every draft depth against the target's distribution, in chunks.
 
     loss_KN, judged = distillation_loss(
-        u_KNH, teacher_NH, token_N, valid_KN, ends.lm_head_VH, served, "lk_hybrid"
+        u_KNH, teacher_NH, token_N, valid_KN, ends.lm_head_VH, served, "lk_alpha"
     )
     (loss_KN * weight_KN).sum().backward()
 
@@ -15,16 +15,11 @@ and 1 if they are its argmax. alpha is the probability that the draft is accepte
 The losses, with their gradients with respect to z = W u / t (m = d alpha / dq: 1 where q < p, else
 0; p itself for argmax drafts):
 
-    kl         KL(p||q)                                q - p
-    ce         -log q[argmax p]                        q - onehot(argmax p)
-    lk_alpha   -log alpha                              -q (m - <m, q>) / alpha
-    lk_hybrid  lambda KL + (1 - lambda) (1 - alpha)    lambda (q - p) - (1 - lambda) q (m - <m, q>)
+    kl         KL(p||q)            q - p
+    ce         -log q[argmax p]    q - onehot(argmax p)
+    lk_alpha   -log alpha          -q (m - <m, q>) / alpha
 
-lambda = exp(-3 alpha) is constant in the gradient.
-
-For sampled drafts, 1 - alpha is the total variation distance, which has no gradient where p and q
-do not overlap; lk_hybrid is KL there and approaches it as the overlap grows. Against a one-hot p
-(temperature 0), kl, ce and lk_alpha are equal.
+Against a one-hot p (temperature 0), all are equal.
 
 W is frozen, so the gradient with respect to u is computed in the forward pass from a chunk's
 logits. Only one tensor of u's size is kept for backward; p and q never exist as whole [N, V]
@@ -51,9 +46,6 @@ from outrider.speculators.heads import DraftHead
 from outrider.training.config import Loss
 from outrider.training.memory import CHUNK_LOGITS, CHUNK_ROWS
 from outrider.training.teacher import DraftTeacher, Served, draft_teacher, served_distribution
-
-ETA = 3.0
-"""Rate at which lk_hybrid moves from KL to 1 - alpha as alpha grows."""
 
 
 class Judged(NamedTuple):
@@ -242,7 +234,7 @@ def _judge(
             q_of_token_C / teacher.logged_C.clamp_min(torch.finfo(torch.float32).tiny)
         ).clamp(max=1.0)
         accepted_C = torch.where(sampled_C, ratio_C, accepted_C)
-    if draft_temperature_C is not None or kind in _MIXED:
+    if draft_temperature_C is not None or kind == "lk_alpha":
         m_CV = p_CV if draft_temperature_C is None else (q_CV < p_CV).to(z_CV.dtype)
         m_q_C = alpha_C = torch.linalg.vecdot(m_CV, q_CV)
         if draft_temperature_C is not None:
@@ -256,32 +248,14 @@ def _judge(
         loss_C = log_sum_exp_C - best_z_C
         dz_CV = q_CV.scatter_add_(-1, teacher.best_C[:, None], q_CV.new_full((len(q_CV), 1), -1.0))
     else:
-        loss_C, of_kl_C, of_alpha_C = _MIXED[kind](kl_C, alpha_C)
-        # of_kl (q - p) - of_alpha q (m - <m, q>), computed in the memory of z and q
-        rise_CV = torch.mul(m_CV, -of_alpha_C[:, None], out=z_CV).add_(
-            (of_kl_C + of_alpha_C * m_q_C)[:, None]
-        )
-        dz_CV = q_CV.mul_(rise_CV).addcmul_(goal_CV, of_kl_C[:, None], value=-1)
+        alpha_C = alpha_C.clamp_min(torch.finfo(torch.float32).tiny)
+        loss_C = -alpha_C.log()
+        # Computed in the memory of z and q.
+        rise_CV = torch.sub(m_q_C[:, None], m_CV, out=z_CV).div_(alpha_C[:, None])
+        dz_CV = q_CV.mul_(rise_CV)
     if draft_temperature_C is not None:
         dz_CV.div_(draft_temperature_C[:, None])
     if teacher.taught_C is not None:
         loss_C, kl_C = loss_C * teacher.taught_C, kl_C * teacher.taught_C
         dz_CV.mul_(teacher.taught_C[:, None])
     return (loss_C, kl_C, acceptance_C, accepted_C), dz_CV
-
-
-Parts = tuple[Tensor, Tensor, Tensor]
-"""Loss, and factors on the gradients of KL and -alpha; [C] each."""
-
-
-def _lk_alpha(kl_C: Tensor, alpha_C: Tensor) -> Parts:
-    alpha_C = alpha_C.clamp_min(torch.finfo(torch.float32).tiny)
-    return -alpha_C.log(), torch.zeros_like(alpha_C), 1 / alpha_C
-
-
-def _lk_hybrid(kl_C: Tensor, alpha_C: Tensor) -> Parts:
-    blend_C = (-ETA * alpha_C).exp()
-    return blend_C * kl_C + (1 - blend_C) * (1 - alpha_C), blend_C, 1 - blend_C
-
-
-_MIXED = {"lk_alpha": _lk_alpha, "lk_hybrid": _lk_hybrid}

@@ -11,7 +11,6 @@ Shapes: K depths, N anchors of a row (and as many targets), H hidden, V vocabula
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -39,7 +38,7 @@ class Objective:
         probabilistic: bool,
         decay: float = DEPTH_DECAY,
     ):
-        """`decay` is the factor per depth for `training.depth_weights: decay`."""
+        """Draft s has weight `decay`^s; the weights sum to 1."""
         self.config, self.depth, self.lm_head_VH = config, depth, lm_head_VH
         self.decay = decay
         self.samples, self.sampling, self.probabilistic = samples, sampling, probabilistic
@@ -53,8 +52,8 @@ class Objective:
 
     def share(self, in_step: Sequence[Sample]) -> Tensor:
         """Returns a draft's loss weight at each depth, [K]."""
-        weight_K = depth_weights(self.config.depth_weights, self.depth, self.decay)
-        return weight_K / self.targets(in_step)
+        weight_K = self.decay ** torch.arange(self.depth, dtype=torch.float64)
+        return (weight_K / weight_K.sum()).float() / self.targets(in_step)
 
     def of_row(
         self, drafted: Drafted, batch: Batch, share_K: Tensor, masked: Collection[int] = ()
@@ -109,9 +108,3 @@ def align_to_targets(u_KNH: Tensor, sequence_N: Tensor) -> tuple[Tensor, Tensor]
         shifted.append(F.pad(u_KNH[s, : anchors - reach], (0, 0, reach, 0)))
         valid.append(F.pad(sequence_N[reach:] == sequence_N[: anchors - reach], (reach, 0)))
     return torch.stack(shifted), torch.stack(valid)
-
-
-def depth_weights(kind: Literal["decay", "uniform"], depth: int, decay: float) -> Tensor:
-    """Returns weights decay^s, or equal weights; they sum to 1."""
-    weight_K = (decay if kind == "decay" else 1.0) ** torch.arange(depth, dtype=torch.float64)
-    return (weight_K / weight_K.sum()).float()

@@ -102,8 +102,7 @@ def _cut(
     of more likely tokens is below top_p times the remaining mass. This is equivalent to vLLM's
     rule, which drops tokens in ascending order while their cumulative mass is at most 1 - top_p.
     """
-    all_of_them = len(rows) == len(p_CV)
-    share_RM, index_RM = (p_CV if all_of_them else p_CV[rows]).topk(within, dim=-1)
+    share_RM, index_RM = (p_CV if len(rows) == len(p_CV) else p_CV[rows]).topk(within, dim=-1)
     limited_R, last_R = top_k_C[rows] > 0, top_k_C[rows].clamp(1, within).long() - 1
     limited_R = limited_R & (top_k_C[rows] <= within)
     least_R = torch.where(limited_R, share_RM.gather(-1, last_R[:, None])[:, 0], 0.0)

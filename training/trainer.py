@@ -36,7 +36,7 @@ from outrider.speculators.parity import ParityConfig, complaint
 from outrider.speculators.size import drafter_size
 from outrider.training.batches import Prefetch, Reading, Store, Stream, assemble
 from outrider.training.checkpoints import load_checkpoint, save_checkpoint, states
-from outrider.training.config import DEPTH_DECAY, SCRATCH_DECAY
+from outrider.training.config import DEPTH_DECAY, FITTED_RATE, SCRATCH_DECAY
 from outrider.training.distributed.accelerator import (
     COMPUTE_DTYPE,
     ChainUnroll,
@@ -157,8 +157,8 @@ class Trainer:
 
     def _initial(self, dtype: torch.dtype) -> Drafter:
         """Returns the origin's speculator, with identical weights in every process."""
-        origin, first = self.origin, self.accelerator.is_main_process
-        if not first:  # only the first process fits its speculator to the rows
+        origin = self.origin
+        if not self.accelerator.is_main_process:  # only the first process fits to the rows
             origin = dataclasses.replace(origin, rows=None)
         speculator = self.kind.start(origin, dtype, self.device, self.config.seed)
         if origin.base_dir is None or origin.refit:
@@ -186,6 +186,9 @@ class Trainer:
         if better == "base":
             self.origin = given
             return base
+        self.config = self.config.model_copy(
+            update={"learning_rate": FITTED_RATE * self.config.learning_rate}
+        )
         return fit
 
     def run(self) -> dict[str, Any]:

@@ -193,8 +193,7 @@ def node_versions() -> str:
     rooms = ("common", "speculators", "serving", "data", "training", "eval", "pipeline", "live")
     paths = [path for room in (*rooms, "recipes") for path in (root / room).rglob("*.py")]
     digest = value_digest({str(path.relative_to(root)): file_digest(path) for path in paths})[:8]
-    version = metadata.version("outrider")
-    return f"outrider {version} ({digest}), Python {platform.python_version()}"
+    return f"outrider {metadata.version('outrider')} ({digest}), Python {platform.python_version()}"
 
 
 def check_nodes() -> None:

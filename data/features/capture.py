@@ -338,8 +338,7 @@ def _check_streams(spec: FeatureSpec, target_config: dict[str, Any], engine: Eng
 def _check_disk(out_dir: Path, tokens: int, spec: FeatureSpec, dtype: StateDtype) -> None:
     """Checks that the disk has room for the remaining states plus 2 %."""
     there = sum(path.stat().st_size for path in out_dir.glob("shard-*.safetensors"))
-    each = bytes_per_token(spec.width, dtype, len(spec.streams))
-    needed = int(1.02 * tokens * each) - there
+    needed = int(1.02 * tokens * bytes_per_token(spec.width, dtype, len(spec.streams))) - there
     free = shutil.disk_usage(out_dir).free
     if needed > free:
         raise OutriderError(

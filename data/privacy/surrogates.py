@@ -143,8 +143,7 @@ class Surrogates:
         if ":" in address:
             drawn = f"2001:db8::{rng.randrange(1, 2**16):x}:{rng.randrange(1, 2**16):x}"
         else:
-            network = ipaddress.ip_network(rng.choice(DOCUMENTATION_IPV4))
-            drawn = str(network[rng.randrange(1, 255)])
+            drawn = str(ipaddress.ip_network(rng.choice(DOCUMENTATION_IPV4))[rng.randrange(1, 255)])
         return drawn + slash + prefix
 
     def _random(self, kind: str, value: str, number: int) -> random.Random:

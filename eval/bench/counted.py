@@ -111,8 +111,7 @@ def _by_response(one: CountedPass, drafter: Drafter, speculator: Speculator) -> 
     received_R2[:, 0] -= 1  # the first token comes from the prefill
     sums_2 = received_R2.sum(axis=0)
     even_R2 = np.full_like(received_R2, 1 / responses)
-    shares_R2 = np.divide(received_R2, sums_2, out=even_R2, where=sums_2 > 0)
-    return shares_R2 * (tokens, steps)
+    return np.divide(received_R2, sums_2, out=even_R2, where=sums_2 > 0) * (tokens, steps)
 
 
 def _pooled(

@@ -188,8 +188,7 @@ def units_of(pairs: Sequence[tuple[Record, Record]]) -> Units:
     for place in (0, 1):
         waited = sum(sum(pair[place]["ttft_ms"]) for pair in pairs) / 1000
         prefills.append(waited / sum(sum(pair[place]["request_seconds"]) for pair in pairs))
-    later = 1 - sum(prefills) / 2
-    return Units(np.concatenate(over), np.concatenate(under), later, observations)
+    return Units(np.concatenate(over), np.concatenate(under), 1 - sum(prefills) / 2, observations)
 
 
 def _starts(pairs: Sequence[tuple[Record, Record]]) -> int | None:

@@ -228,8 +228,7 @@ class TargetScores:
         return abs(float(logits_V[token] - logits_V[other]))
 
     def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        state = hidden.to(device=self._device, dtype=self._dtype)
-        return F.linear(state, self._head_VH).float()
+        return F.linear(hidden.to(device=self._device, dtype=self._dtype), self._head_VH).float()
 
 
 def replay_against_engine(

@@ -165,8 +165,7 @@ def trimmed_mean(
 
 def widened(estimate: Estimate, margin: float) -> Estimate:
     """Widens the interval by an independent margin of the log ratio."""
-    own = math.log(estimate.high / estimate.low) / 2
-    factor = math.exp(math.hypot(own, margin))
+    factor = math.exp(math.hypot(math.log(estimate.high / estimate.low) / 2, margin))
     return estimate.model_copy(
         update={"low": estimate.value / factor, "high": estimate.value * factor}
     )

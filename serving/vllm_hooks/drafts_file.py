@@ -59,8 +59,7 @@ def following_scheduler(vllm_config: Any, **arguments: Any) -> Any:
 
     kind = AsyncScheduler if vllm_config.scheduler_config.async_scheduling else Scheduler
     scheduler: Any = kind(vllm_config=vllm_config, **arguments)
-    followed = following(kind.schedule, os.environ[DRAFTS])
-    scheduler.schedule = functools.partial(followed, scheduler)
+    scheduler.schedule = functools.partial(following(kind.schedule, os.environ[DRAFTS]), scheduler)
     return scheduler
 
 

@@ -1,7 +1,7 @@
 """The module of a drafter, for training, replay and draft parity.
 
     drafter = kind.load(directory, target_dir, dtype, device)
-    anchors_N, states = drafter.unroll(ends, batch.slots, depth=4)
+    anchors_N, states = drafter.unroll(ends, batch, depth=4)
     drafter.head(ends).logits(states[0])
 
 Kinds with one attention over prefix and drafts (MTP, EAGLE-3, P-EAGLE) are `ChainDrafter`s and
@@ -23,31 +23,14 @@ from outrider.speculators.unroll import Chain, Slots, unroll_anchors
 
 
 @dataclass(frozen=True)
-class Batch:
-    """One row (B = 1) of inputs to `Drafter.unroll`."""
+class Batch(Slots):
+    """One row (B = 1) of a training step."""
 
+    hidden_BTH: Tensor
+    """The target's states after the final norm, which the teacher reads.
+    May be `inputs_BTX` itself."""
     row: tuple[int, ...]
     """Indices of the row's samples."""
-    token_ids_BT: Tensor
-    hidden_BTH: Tensor
-    """The target's states after the final norm, which the teacher reads."""
-    inputs_BTX: Tensor
-    """The states that the drafter reads; may be `hidden_BTH` itself."""
-    sequence_BT: Tensor
-    """Index of the slot's sequence in the row; -1 for padding."""
-    position_BT: Tensor
-    anchor_BT: Tensor
-
-    @property
-    def slots(self) -> Slots:
-        """The part that a drafter reads."""
-        return Slots(
-            self.token_ids_BT,
-            self.inputs_BTX,
-            self.sequence_BT,
-            self.position_BT,
-            self.anchor_BT,
-        )
 
     def to(self, device: torch.device) -> "Batch":
         """The batch on another device."""
@@ -60,7 +43,7 @@ class Batch:
     def _mapped(self, change: Callable[[Tensor], Tensor]) -> "Batch":
         tensors = {name: value for name, value in vars(self).items() if name != "row"}
         changed = {id(tensor): change(tensor) for tensor in tensors.values()}
-        return Batch(self.row, **{name: changed[id(tensor)] for name, tensor in tensors.items()})
+        return Batch(row=self.row, **{n: changed[id(each)] for n, each in tensors.items()})
 
 
 class Drafter(nn.Module):

@@ -49,13 +49,11 @@ class AdaptedExperts(Experts):
             self.register_parameter(f"{name}_b", nn.Parameter(torch.zeros(experts, out, rank)))
 
     def gate_up(self, x_MH: Tensor, ends_X: Tensor) -> Tensor:
-        low_MR = grouped_linear(x_MH, self.gate_up_a, ends_X)
-        added = grouped_linear(low_MR, self.gate_up_b, ends_X)
+        added = grouped_linear(grouped_linear(x_MH, self.gate_up_a, ends_X), self.gate_up_b, ends_X)
         return super().gate_up(x_MH, ends_X) + self.scale * added
 
     def down(self, act_MF: Tensor, ends_X: Tensor) -> Tensor:
-        low_MR = grouped_linear(act_MF, self.down_a, ends_X)
-        added = grouped_linear(low_MR, self.down_b, ends_X)
+        added = grouped_linear(grouped_linear(act_MF, self.down_a, ends_X), self.down_b, ends_X)
         return super().down(act_MF, ends_X) + self.scale * added
 
     def merged(self, adapters: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:

@@ -132,9 +132,8 @@ def _blocks(start_N: Tensor, place_N: Tensor, tokens: int) -> tuple[Tensor, Tens
 
 
 def _extremes(values_N: Tensor) -> tuple[Tensor, Tensor]:
-    """The smallest and the largest value of each block of queries."""
-    padding = values_N[-1:].expand(-len(values_N) % BLOCK)
-    blocks_QB = torch.cat([values_N, padding]).view(-1, BLOCK)
+    """The smallest and the largest value of each block, padded with the last value."""
+    blocks_QB = torch.cat([values_N, values_N[-1:].expand(-len(values_N) % BLOCK)]).view(-1, BLOCK)
     return blocks_QB.amin(1), blocks_QB.amax(1)
 
 

@@ -12,7 +12,7 @@ from rich.console import Console
 from outrider.common.files import read_json
 from outrider.pipeline.inspection import (
     COUNTS,
-    CURVES,
+    LENGTHS,
     gain,
     inspect_recipe,
     print_inspection,
@@ -50,16 +50,16 @@ def test_the_shipped_log(shipped):
     assert words and not [word for word in words if word in json.dumps(found)]
 
 
-def test_the_gain_is_that_of_the_measured_curves():
-    curves = read_json(Path("benchmarks/results/learning_curve.json"))
-    for measured, shares in zip(curves.values(), CURVES.values(), strict=False):
-        assert (1, *map(int, measured)) == COUNTS
-        gains = [point["value"] - 1 for point in measured.values()]
-        assert [each / gains[-1] for each in gains] == pytest.approx(shares[1:], abs=0.006)
-    # Between points, on the logarithm; beyond the curve, its end.
-    assert "87% (new head) or 80% (warm start)" in gain(250) and "100% (new head)" in gain(9000)
-    assert "about 0% (new head)" in gain(0)
-    assert "90% (new head) or 86% (warm start)" in gain(354)
+def test_the_gain_is_that_of_the_measured_curve():
+    measured = read_json(Path("benchmarks/results/learning_curve.json"))["SmolLM2, from scratch"]
+    assert (1, *map(int, measured)) == COUNTS
+    lengths = [point["value"] for point in measured.values()]
+    assert lengths == pytest.approx(LENGTHS[1:], abs=5e-4)
+    share = (lengths[3] - 1) / (lengths[-1] - 1)
+    assert f"{share:.0%} of" in gain(250) and "100% of" in gain(9000) and "about 0% of" in gain(0)
+    # Between points, on the logarithm.
+    between = ((lengths[3] + lengths[4]) / 2 - 1) / (lengths[-1] - 1)
+    assert f"{between:.0%} of" in gain(354)
 
 
 def test_the_page_prints_names_of_a_log_and_does_not_obey_them(shipped):

@@ -14,11 +14,11 @@ from outrider.speculators.acceptance import (
 )
 from outrider.speculators.heads import DraftHead
 from outrider.training import losses
-from outrider.training.losses import ETA, Judged, distillation_loss
+from outrider.training.losses import Judged, distillation_loss
 from outrider.training.teacher import Served
 
 K, N, H, V = 2, 7, 4, 9
-KINDS = ["kl", "ce", "lk_alpha", "lk_hybrid"]
+KINDS = ["kl", "ce", "lk_alpha"]
 
 Problem = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Served]
 
@@ -82,12 +82,10 @@ def literal(
     sampled = served.probabilistic
     alpha_KN = (torch.minimum(p_ND.expand_as(q_KND), q_KND) if sampled else p_ND * q_KND).sum(-1)
     best_KN1 = p_ND.argmax(-1).expand(K, N)[..., None]
-    blend_KN = (-ETA * alpha_KN.detach()).exp()
     loss_KN = {
         "kl": kl_KN,
         "ce": -log_q_KND.gather(-1, best_KN1)[..., 0],
         "lk_alpha": -alpha_KN.clamp_min(1e-300).log(),
-        "lk_hybrid": blend_KN * kl_KN + (1 - blend_KN) * (1 - alpha_KN),
     }[kind]
     acceptance_KN = p_ND.expand_as(q_KND).gather(-1, q_KND.argmax(-1, keepdim=True))[..., 0]
     if served.probabilistic:
@@ -166,15 +164,8 @@ MIN, DOT = 0.75, 0.5
         ("ce", True, math.log(2), -0.5),
         # m = (1, 0), <m, q> = 1/2: q (m - <m, q>) = (1/4, -1/4)
         ("lk_alpha", True, -math.log(MIN), -0.25 / MIN),
-        ("lk_hybrid", True, math.exp(-3 * MIN) * KL + (1 - math.exp(-3 * MIN)) * (1 - MIN), -0.25),
         # m = p, <m, q> = 1/2: q (m - <m, q>) = (1/8, -1/8)
         ("lk_alpha", False, -math.log(DOT), -0.125 / DOT),
-        (
-            "lk_hybrid",
-            False,
-            math.exp(-3 * DOT) * KL + (1 - math.exp(-3 * DOT)) * (1 - DOT),
-            -0.25 * math.exp(-3 * DOT) - 0.125 * (1 - math.exp(-3 * DOT)),
-        ),
     ],
 )
 def test_closed_forms(kind: str, sampled: bool, loss: float, slope: float) -> None:

@@ -12,7 +12,7 @@ from outrider.speculators.kinds.drafter import Batch
 from outrider.training.batches import assemble
 from outrider.training.config import TrainingConfig
 from outrider.training.distributed.accelerator import Drafted
-from outrider.training.objective import Objective, depth_weights
+from outrider.training.objective import Objective
 from outrider.training.packing import make_samples
 
 DEPTH, H, V = 3, 8, 4
@@ -60,9 +60,8 @@ def objective(probabilistic: bool, **settings: str) -> tuple[Objective, torch.Te
 
 
 @pytest.mark.parametrize("probabilistic", [False, True])
-@pytest.mark.parametrize("weighting", ["decay", "uniform"])
-def test_rows_add_up_however_sequences_share_them(weighting: str, probabilistic: bool) -> None:
-    goal, head_VH = objective(probabilistic, depth_weights=weighting, loss="lk_hybrid")
+def test_rows_add_up_however_sequences_share_them(probabilistic: bool) -> None:
+    goal, head_VH = objective(probabilistic, loss="lk_alpha")
     share_K = goal.share(SAMPLES)
     totals = []
     for rows in ([(0, 1, 2)], [(1,), (2, 0)]):
@@ -89,7 +88,7 @@ def test_the_loss_is_the_sum_over_single_drafts() -> None:
     batch = assemble(RandomStore(), SAMPLES, (0, 1, 2), 40, SPEC)
     u_KNH = drafts(batch)
     loss, judged = goal.of_row(by_target_head(u_KNH, head_VH), batch, goal.share(SAMPLES))
-    decay_K = depth_weights("decay", DEPTH, 0.6).tolist()
+    decay_K = [0.6**s / sum(0.6**each for each in range(DEPTH)) for s in range(DEPTH)]
     counts_K = [sum(sample.targets(s) for sample in SAMPLES) for s in range(DEPTH)]
     expected, kl_K, column = 0.0, [0.0] * DEPTH, 0
     for sample in SAMPLES:
@@ -110,9 +109,3 @@ def test_the_loss_is_the_sum_over_single_drafts() -> None:
     # A surplus row does not count.
     loss, judged = goal.of_row(by_target_head(u_KNH, head_VH), batch, torch.zeros(DEPTH))
     assert loss == 0 and not judged.kl_KN.any()
-
-
-def test_depth_weights() -> None:
-    assert depth_weights("decay", 3, 0.5).tolist() == pytest.approx([4 / 7, 2 / 7, 1 / 7])
-    assert depth_weights("decay", 4, 1.0).tolist() == pytest.approx([0.25] * 4)
-    assert depth_weights("uniform", 4, 0.5).tolist() == pytest.approx([0.25] * 4)

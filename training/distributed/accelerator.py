@@ -10,6 +10,7 @@ Shapes: K depths, N anchors, H hidden, D draft vocabulary.
 """
 
 import contextlib
+import dataclasses
 import io
 import os
 import socket
@@ -74,7 +75,7 @@ class ChainUnroll(nn.Module):
     def drafted(self, batch: Batch, wrapped: nn.Module | None = None) -> Drafted:
         """Returns a batch's drafts; `wrapped` is this module prepared by DeepSpeed."""
         model = self if wrapped is None else wrapped
-        out = model(*batch.slots)
+        out = model(*(getattr(batch, each.name) for each in dataclasses.fields(Slots)))
         head = self.speculator.head(self.ends)
         if isinstance(out, Tensor):
             return Drafted(out, head)

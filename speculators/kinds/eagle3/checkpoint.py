@@ -104,14 +104,13 @@ def start(
             _follow(head, origin.token_counts(), origin.target_dir)
         if not origin.refit:
             return head
-        ids_D = None if head.target_ids_D is None else head.target_ids_D.cpu()
-        head = type(head)(head.shape, ids_D)
+        ids_D = head.target_ids_D
+        head = type(head)(head.shape, None if ids_D is None else ids_D.cpu())
     else:
         head = _new(kind, origin)
-        ids_D = head.target_ids_D
     generator = torch.Generator().manual_seed(seed)
     ends = load_target_ends(origin.target_dir, torch.float32)
-    rows_VH = ends.lm_head_VH
+    rows_VH, ids_D = ends.lm_head_VH, head.target_ids_D
     with torch.no_grad():
         for name, parameter in head.named_parameters():
             if name == "lm_head.weight":
@@ -159,8 +158,7 @@ def _follow(head: StoredHead, counts_V: Tensor, target_dir: Path) -> None:
         place_D, known_D = DraftHead(base_DH, base_ids_D).from_target(ids_D)
         new_DH = torch.zeros_like(base_DH)
         if name == "lm_head.weight":
-            scale = (base_DH * same_DH).sum() / same_DH.square().sum()
-            new_DH = scale * rows_VH[ids_D].float()
+            new_DH = (base_DH * same_DH).sum() / same_DH.square().sum() * rows_VH[ids_D].float()
         parameter.data.copy_(torch.where(known_D[:, None], base_DH[place_D], new_DH))
     head.target_ids_D.copy_(ids_D)
 
@@ -243,8 +241,7 @@ def _over_base(
     written = {}
     for name, of_base in kind.names(stored.layout.weight_map).items():
         value = stored.raw(of_base)
-        new = changed.pop(name, value).view(value.shape)
-        written[of_base] = _stored_as(new, value.dtype)
+        written[of_base] = _stored_as(changed.pop(name, value).view(value.shape), value.dtype)
     if left := sorted(changed.keys() - MAPS):
         raise OutriderError(
             f"{base_dir}: the base has no tensor {', '.join(left)}: it is not a base of this head"

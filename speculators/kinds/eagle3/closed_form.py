@@ -182,7 +182,7 @@ def _fit_mlp(head: EagleHead, ends: TargetEnds, rows: Rows, drafts: int) -> None
             hooks.enter_context(module.register_forward_hook(see))
         for row in ridge.wanted(rows()):
             seen.clear()
-            anchors_N, _ = head.unroll(ends, row.slots, drafts)
+            anchors_N, _ = head.unroll(ends, row, drafts)
             for s in range(drafts):
                 (features_NX, mlp_NH), (stream_NH, _) = seen[2 * s : 2 * s + 2]
                 known_N = valid_BT(row.sequence_BT, s).flatten()[anchors_N]

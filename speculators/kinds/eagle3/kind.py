@@ -98,8 +98,7 @@ class Eagle3(TrainableKind):
             )
         if layers := auxiliary_layers(config):
             check_layers(layers, target.config["num_hidden_layers"], f"{path}: {LAYER_IDS}")
-        states = len(layers) if layers else DEFAULT_AUX_STATES
-        check_head(directory, target, self.in_words, states)
+        check_head(directory, target, self.in_words, len(layers) if layers else DEFAULT_AUX_STATES)
 
     def config(
         self,

@@ -67,8 +67,7 @@ class EagleHead(StoredHead, ChainDrafter):
         if self.shape.norm_before_fc:
             inputs_NX = self.input_norm(inputs_NX)
         if self.shape.fc_norm:
-            states = inputs_NX.chunk(len(self.shape.layers), dim=-1)
-            pairs = zip(self.fc_norm, states, strict=True)
+            pairs = zip(self.fc_norm, inputs_NX.chunk(len(self.shape.layers), dim=-1), strict=True)
             inputs_NX = torch.cat([norm(state) for norm, state in pairs], dim=-1)
         return self.fc(inputs_NX)
 

@@ -143,8 +143,9 @@ class EagleShape:
     @property
     def fits(self) -> bool:
         """Whether closed_form.py fits it: Llama's attention, no norm in the residual stream."""
-        norms = self.fc_norm, self.norm_before_fc, self.norm_before_residual, self.norm_output
-        return self.latent is None and not any(norms)
+        return self.latent is None and not (
+            self.fc_norm or self.norm_before_fc or self.norm_before_residual or self.norm_output
+        )
 
 
 def checkpoint_names(stored: Iterable[str]) -> dict[str, str]:

@@ -8,7 +8,7 @@ The next depth reads u_i or block(x_i), as the engine does for the target's arch
 (`Layer.feeds_normed`). E and W are the target's frozen embedding and head (`TargetEnds`).
 
     speculator, ends = load_mtp(target_dir), load_target_ends(target_dir)
-    _, states = speculator.unroll(ends, batch.slots, depth=4)
+    _, states = speculator.unroll(ends, batch, depth=4)
 
 Shapes: N tokens, A heads, D dims of a key, V dims of a value, H hidden; "..." leading dimensions.
 """

@@ -15,7 +15,7 @@ from outrider.serving.speculator import Drafting, Speculator
 from outrider.speculators.checkpoints.target_ends import load_target_ends
 from outrider.speculators.kinds.mtp.checkpoint import load_mtp
 from outrider.speculators.parity import MOST_NATS, ParityConfig, compared, complaint
-from outrider.speculators.unroll import unroll_anchors
+from outrider.speculators.unroll import Slots, unroll_anchors
 from tests.shipped_traffic import token_ids, with_token_ids
 from tests.tiny import HIDDEN, VOCAB, save_drafter, write_tiny_target
 
@@ -83,9 +83,8 @@ def tiny(tmp_path_factory):
                 token_BT = torch.tensor([*tokens, *[0] * (width - len(tokens))])[None]
                 rest = torch.zeros_like(token_BT), position_BT, position_BT == anchor
                 with torch.no_grad():
-                    _, states = unroll_anchors(
-                        speculator, ends, token_BT, hidden_BTH, *rest, depth=depth + 1
-                    )
+                    row = Slots(token_BT, hidden_BTH, *rest)
+                    _, states = unroll_anchors(speculator, ends, row, depth + 1)
                 logprob, draft = ends.logits(states[depth][0]).log_softmax(-1).max(-1)
                 tokens.append(int(draft))
                 logprobs.append(float(logprob))

@@ -28,7 +28,7 @@ def row(seed: int) -> Batch:
     slot_BT = torch.arange(TOKENS)[None]
     anchor_BT = (slot_BT >= PROMPT - 1) & (slot_BT < TOKENS - 2)
     zeros_BT = torch.zeros(1, TOKENS, dtype=torch.long)
-    return Batch((0,), token_BT, hidden_BTH, inputs_BTX, zeros_BT, slot_BT, anchor_BT)
+    return Batch(token_BT, inputs_BTX, zeros_BT, slot_BT, anchor_BT, hidden_BTH, (0,))
 
 
 def test_first_draft_is_the_ridge_regression(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
