@@ -1,7 +1,8 @@
 """Checkpoints for exact resume: published atomically, the last two kept.
 
     save_checkpoint(accelerator, directory, step, {"digest": ..., "best": ...})
-    state = load_checkpoint(accelerator, directory, digest)      # None: nothing to resume
+    state = newest_state(accelerator, directory, digest)         # None: nothing to resume
+    load_checkpoint(accelerator, directory, state["step"])
 
 A checkpoint is a directory `step-0000050`:
 
@@ -84,31 +85,31 @@ def save_checkpoint(
             shutil.rmtree(draft, ignore_errors=True)
 
 
-def load_checkpoint(
-    accelerator: Accelerator, directory: Path, digest: str
-) -> dict[str, Any] | None:
-    """Restores the newest checkpoint and returns its state, if there is one.
+def newest_state(accelerator: Accelerator, directory: Path, digest: str) -> dict[str, Any] | None:
+    """Returns the trainer's state in the newest checkpoint, if there is one.
 
     Removes unfinished checkpoints of a killed run, and checkpoints of another run (whose `digest`
-    differs). Raises an `OutriderError` if the checkpoint is damaged.
+    differs).
     """
 
-    def newest() -> str | None:
+    def newest() -> dict[str, Any] | None:
         _remove_drafts(directory)
-        return max((path.name for path in published(directory)), default=None)
+        found = states(directory)
+        if found and found[-1]["digest"] != digest:
+            accelerator.print(
+                f"{directory}: checkpoints of a run with different settings; starting over",
+                flush=True,
+            )
+            shutil.rmtree(directory)
+            found = []
+        return found[-1] if found else None
 
-    name = on_all_ranks(accelerator, newest, main_only=True)[0]
-    if name is None:
-        return None
-    state = read_json(directory / name / STATE)
-    if state["digest"] != digest:
-        accelerator.print(
-            f"{directory}: checkpoints of a run with different settings; starting over", flush=True
-        )
-        on_all_ranks(accelerator, lambda: shutil.rmtree(directory), main_only=True)
-        return None
-    load_state(accelerator.deepspeed_engine_wrapped.engine, directory / name)
-    return state
+    return on_all_ranks(accelerator, newest, main_only=True)[0]
+
+
+def load_checkpoint(accelerator: Accelerator, directory: Path, step: int) -> None:
+    """Restores a checkpoint; raises an `OutriderError` if it is damaged."""
+    load_state(accelerator.deepspeed_engine_wrapped.engine, directory / f"step-{step:07d}")
 
 
 def published(directory: Path) -> list[Path]:

@@ -35,7 +35,7 @@ from outrider.speculators.kinds.protocol import Origin
 from outrider.speculators.parity import ParityConfig, complaint
 from outrider.speculators.size import drafter_size
 from outrider.training.batches import Prefetch, Reading, Store, Stream, assemble
-from outrider.training.checkpoints import load_checkpoint, save_checkpoint, states
+from outrider.training.checkpoints import load_checkpoint, newest_state, save_checkpoint, states
 from outrider.training.config import DEPTH_DECAY, FITTED_RATE, SCRATCH_DECAY
 from outrider.training.distributed.accelerator import (
     COMPUTE_DTYPE,
@@ -77,24 +77,27 @@ class Trainer:
         self.kind = trainable_kind(spec.speculator.only_kind)
         target_config = read_json(spec.target_dir / "config.json")
         self.vocab = target_config["vocab_size"]
+        config = planned(spec.speculator, target_config)
+        fitted = not spec.training.streams and self.kind.fitted(config)
         self.origin = Origin(
             spec.target_dir,
             # Only a base of the same kind gives a warm start.
             warm_start(self.kind, base_of(spec.speculator.base, spec.target_dir)),
             spec.speculator.head,
             lambda: self._token_counts(self.samples),
-            None if spec.training.streams else self._rows,
+            self._rows if fitted else None,
             spec.speculator.train,
             spec.speculator.lora_rank,
         )
         warm = self.origin.base_dir is not None
-        config = planned(spec.speculator, target_config)
-        fitted = not spec.training.streams and self.kind.fitted(config)
         self.config = spec.training.started(warm, fitted)
         self.features = self.kind.features(config, target_config)
         self.features.require(source.spec, spec.features_dir)
         self.accelerator = make_accelerator(self.config, spec.log_dir)
         self.device = self.accelerator.device
+        # A checkpoint with a different digest belongs to another run.
+        self.digest = value_digest([spec.settings(), source.manifest])
+        self.saved = newest_state(self.accelerator, self._checkpoints, self.digest)
         row_tokens = self.config.row_tokens
         self.samples, self.left_out = samples_of_part(
             source.manifest, spec.train, row_tokens, "train", spec.features_dir
@@ -145,8 +148,6 @@ class Trainer:
             probabilistic,
             DEPTH_DECAY if warm or fitted else SCRATCH_DECAY,
         )
-        # A checkpoint with a different digest belongs to another run.
-        self.digest = value_digest([spec.settings(), source.manifest])
         self.stop_requested = False
 
     def _rows(self) -> Iterator[Batch]:
@@ -158,7 +159,8 @@ class Trainer:
     def _initial(self, dtype: torch.dtype) -> Drafter:
         """Returns the origin's speculator, with identical weights in every process."""
         origin = self.origin
-        if not self.accelerator.is_main_process:  # only the first process fits to the rows
+        # Only the first process fits to the rows; a checkpoint contains all trained weights.
+        if self.saved or not self.accelerator.is_main_process:
             origin = dataclasses.replace(origin, rows=None)
         speculator = self.kind.start(origin, dtype, self.device, self.config.seed)
         if origin.base_dir is None or origin.refit:
@@ -174,16 +176,19 @@ class Trainer:
         """
         given, self.origin = self.origin, dataclasses.replace(self.origin, refit=True)
         fit = self._initial(dtype)
-        unrolls = [ChainUnroll(each, ends, self.depth).eval() for each in (base, fit)]
-        of_base, of_fit = (
-            self.validation.profile(each)["acceptance_length"][-1] for each in unrolls
-        )
-        better = "base" if of_base >= of_fit else "closed-form fit"
-        self._say(
-            f"acceptance length on validation before training: base {of_base:.3f}, closed-form fit"
-            f" {of_fit:.3f}; training starts from the {better}"
-        )
-        if better == "base":
+        if self.saved:
+            refit = self.saved["refit"]
+        else:
+            unrolls = [ChainUnroll(each, ends, self.depth).eval() for each in (base, fit)]
+            of_base, of_fit = (
+                self.validation.profile(each)["acceptance_length"][-1] for each in unrolls
+            )
+            refit = of_fit > of_base
+            self._say(
+                f"acceptance length on validation before training: base {of_base:.3f}, closed-form"
+                f" fit {of_fit:.3f}; training starts from the {'fit' if refit else 'base'}"
+            )
+        if not refit:
             self.origin = given
             return base
         self.config = self.config.model_copy(
@@ -196,7 +201,7 @@ class Trainer:
         # Not an Event, since a second signal during `Event.set` would wait for its lock forever.
         signal.signal(signal.SIGTERM, lambda *_: setattr(self, "stop_requested", True))
         began = time.perf_counter()
-        state = load_checkpoint(self.accelerator, self._checkpoints, self.digest)
+        state = self.saved
         first_step = state["step"] if state else 0
         if drafts := self._draft_vocabulary():
             self._say(vocabulary_line(drafts["draft_vocabulary"]))
@@ -214,6 +219,7 @@ class Trainer:
                 state = self._start()
                 self._save(0, state)
             else:
+                load_checkpoint(self.accelerator, self._checkpoints, first_step)
                 self._say(f"resumed at step {first_step} of {len(self.steps)}")
             self._train(state, first_step)
             exported = self._exported(state)
@@ -290,6 +296,7 @@ class Trainer:
         self._save_best(0)
         return {
             "digest": self.digest,
+            "refit": self.origin.refit,
             "base": prepared,
             "best": prepared,
             "best_step": 0,
@@ -401,9 +408,8 @@ class Trainer:
         self.model.eval()
         profile = self.validation.profile(self.unroll, self.model, check.add if check else None)
         self.model.train()
-        seconds = time.perf_counter() - began
+        self._say(validation_line(done, len(self.steps), profile, time.perf_counter() - began))
         self.metrics.write(done, {f"validation_{name}": value for name, value in profile.items()})
-        self._say(validation_line(done, len(self.steps), profile, seconds))
         return profile
 
     def _save(self, done: int, state: dict[str, Any]) -> None:
@@ -422,8 +428,9 @@ class Trainer:
             weights = self.accelerator.get_state_dict(self.model)
         if self.accelerator.is_main_process:
             state = {name.removeprefix("speculator."): each for name, each in weights.items()}
-            trained = self.kind.trained(self.unroll.speculator, state)
-            self.kind.write(trained, self.origin, self._best(done))
+            self.kind.write(
+                self.kind.trained(self.unroll.speculator, state), self.origin, self._best(done)
+            )
         self.accelerator.wait_for_everyone()
 
     def _exported(self, state: dict[str, Any]) -> dict[str, Any]:
@@ -432,8 +439,12 @@ class Trainer:
         This shows the cost of the stored precision: block FP8 rounds trained weights, and merged
         adapters are rounded to the experts' dtype.
         """
-        best = self._best(state["best_step"])
-        written = self.kind.load(best, self.spec.target_dir, self.unroll.ends.dtype, self.device)
+        written = self.kind.load(
+            self._best(state["best_step"]),
+            self.spec.target_dir,
+            self.unroll.ends.dtype,
+            self.device,
+        )
         profile = self.validation.profile(ChainUnroll(written, self.unroll.ends, self.depth).eval())
         self.metrics.write(
             state["evaluated_at"], {f"exported_{name}": value for name, value in profile.items()}

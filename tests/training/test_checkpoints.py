@@ -10,7 +10,12 @@ from accelerate import Accelerator
 
 from outrider.common.errors import OutriderError
 from outrider.training import checkpoints
-from outrider.training.checkpoints import load_checkpoint, published, save_checkpoint
+from outrider.training.checkpoints import (
+    load_checkpoint,
+    newest_state,
+    published,
+    save_checkpoint,
+)
 from tests.training.corpus import make_corpus
 
 
@@ -27,16 +32,18 @@ def test_the_last_two_are_kept_and_the_newest_is_loaded(
         print=Accelerator(cpu=True).print,
         deepspeed_engine_wrapped=SimpleNamespace(engine=None),
     )
-    assert load_checkpoint(accelerator, tmp_path, "d") is None
+    assert newest_state(accelerator, tmp_path, "d") is None
     for step in (2, 4, 6):
         save_checkpoint(accelerator, tmp_path, step, {"digest": "d", "best_step": 0})
     names = ["step-0000004", "step-0000006"]
     assert [path.name for path in published(tmp_path)] == names
     (tmp_path / ".step-0000010.draft").mkdir()  # what a killed run was writing
-    state = load_checkpoint(accelerator, tmp_path, "d")
-    assert state is not None and state["step"] == 6 and loaded == [tmp_path / names[1]]
+    state = newest_state(accelerator, tmp_path, "d")
+    assert state is not None and state["step"] == 6
+    load_checkpoint(accelerator, tmp_path, 6)
+    assert loaded == [tmp_path / names[1]]
     assert sorted(path.name for path in tmp_path.iterdir()) == names
-    assert load_checkpoint(accelerator, tmp_path, "another run's") is None
+    assert newest_state(accelerator, tmp_path, "another run's") is None
     assert not tmp_path.exists()
 
 

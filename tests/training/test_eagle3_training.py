@@ -1,6 +1,8 @@
 """EAGLE-3 heads in training: from scratch, from a base, in shards, and what is published."""
 
 import dataclasses
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +14,11 @@ from outrider.eval.replay.replay import replay
 from outrider.speculators.config import SpeculatorConfig
 from outrider.speculators.head_config import HeadConfig
 from outrider.speculators.kinds import check_speculator, kind_of, trainable_kind
+from outrider.speculators.kinds.eagle3 import checkpoint
+from outrider.training.distributed.spec import Preempted
 from tests.eagle3_head import write_eagle3_head
 from tests.training.corpus import Corpus, make_corpus
+from tests.training.test_trainer import assert_same_run, once_at_step
 
 DEPTH = 3
 SETTINGS: dict[str, Any] = {
@@ -68,10 +73,21 @@ def test_a_warm_start_is_trained_on_the_tokens_of_the_traffic(
     assert not torch.equal(before.target_ids_D, after.target_ids_D)
 
 
-def test_training_starts_from_the_better_of_base_and_fit(corpus: Corpus, tmp_path: Path) -> None:
+def test_training_starts_from_the_better_of_base_and_fit(
+    corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     random = write_eagle3_head(corpus.target_dir, tmp_path / "base", layers=[1, 2])
-    fitted = corpus.train(tmp_path / "fitted", speculator=config(base=str(random)), **SETTINGS)
+    from_random = {"speculator": config(base=str(random)), **SETTINGS}
+    fitted = corpus.train(tmp_path / "fitted", **from_random)
     assert fitted["base"]["acceptance"][0] > 0.2  # the random base's is about 1 in 97
+    resumed = tmp_path / "resumed"
+    signalled = once_at_step(resumed, 2, lambda: os.kill(os.getpid(), signal.SIGTERM))
+    with signalled, pytest.raises(Preempted, match="is saved"):
+        corpus.train(resumed, **from_random)
+    with monkeypatch.context() as patched:  # a resumed run does not fit again
+        patched.setattr(checkpoint, "fit_head", None)
+        corpus.train(resumed, **from_random)
+    assert_same_run(tmp_path / "fitted", resumed)
     trained = str(tmp_path / "fitted" / "speculator")
     kept = corpus.train(
         tmp_path / "kept", speculator=config(base=trained), **SETTINGS | {"epochs": 1}

@@ -119,7 +119,7 @@ def start(
                 std = 0.02 if name.endswith(INTO_RESIDUAL) else 0.7 / math.sqrt(parameter.shape[1])
                 parameter.normal_(std=std, generator=generator)
     head = head.to(device)
-    if origin.rows is not None and not kind.fixed_k and head.shape.fits:
+    if origin.rows is not None:
         fit_head(cast(EagleHead, head), ends.to(device), origin.rows, seed)
     return head.to(dtype)
 
