@@ -114,6 +114,7 @@ def block(
         "output_tokens": count * (TOKENS + 1),
         "request_tokens": [TOKENS + 1] * count,
         "request_seconds": seconds_R,
+        "request_shares": [1.0] * count,
         "request_deliveries": deliveries_R,
         "ttft_ms": 1000 * PREFILL * slow_R,
         "tpot_ms": [],

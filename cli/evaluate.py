@@ -80,7 +80,7 @@ def _server(loaded: "LoadedRecipe", run: "RunDirectory", url: str) -> int:
         if not has_quarantine(run):
             console.print(
                 f"[yellow]warning[/] {run.features}: nothing is captured yet, so off-policy "
-                "held-out sequences are measured too; run `outrider train --stages capture` "
+                "held-out sequences are measured too; run `outrider train RECIPE --stages capture` "
                 "first to leave them out",
                 soft_wrap=True,
             )

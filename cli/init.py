@@ -103,9 +103,10 @@ def write_recipe(
     if path.exists():
         raise OutriderError(f"{path}: exists already; name another file with --to")
     recipe, config = _examined(logs, target)
-    found = _found(recipe)
     template = _template(config)
-    shipped = load_recipe(template).recipe
+    shipped, kinds = load_recipe(template).recipe, recipe.speculator.kinds
+    kind = shipped.speculator.kind if shipped.speculator.kind in kinds else kinds[0]
+    found = _found(recipe.of_kinds([kind]))
     values = _values(recipe, config, found, shipped)
     near = path.resolve().parent == Path.cwd()
     text = RECIPE.format(
@@ -115,6 +116,8 @@ def write_recipe(
         target=target,
         template=template,
         effort=effort or shipped.effort,
+        kind=kind,
+        kinds=", ".join(kinds),
         model=_yaml(target if near else recipe.target.model),
         path=_yaml(logs if near else recipe.traffic.path),
         **values,
@@ -154,8 +157,11 @@ def _found(recipe: "Recipe") -> dict[str, Any]:
     if found["problems"]:
         examples = found["reject_examples"].items()
         seen = [f"{reason}, {each['place']}: {each['detail']}" for reason, each in examples]
-        seen.append("Formats that are read: docs/how-to/log-formats.md")
-        raise OutriderError("\n".join([*found["problems"], *seen]))
+        raise OutriderError(
+            "\n".join(
+                [*found["problems"], *seen, "Formats that are read: docs/how-to/log-formats.md"]
+            )
+        )
     if found["split"] is None:
         found["advice"].append(
             "too few sessions for training, validation and held-out parts: collect more traffic"
@@ -181,7 +187,7 @@ def _values(
     from outrider.pipeline.plan.target_size import target_size
     from outrider.pipeline.plan.training_cost import memories
 
-    kinds, models = recipe.speculator.kinds, [name for name in found["models"] if name]
+    models = [name for name in found["models"] if name]
     memory, engine = memories()[0], template.serving.engine
     ranks = engine.tensor_parallel
     if not memory.shared:
@@ -199,8 +205,6 @@ def _values(
         "architecture": next(iter(config["architectures"])),
         "formats": ", ".join(f"{name} {count:,}" for name, count in found["formats"].items()),
         "chosen": chosen,
-        "kind": template.speculator.kind if template.speculator.kind in kinds else kinds[0],
-        "kinds": ", ".join(kinds),
         "depth": template.speculator.depth,
         "processes": template.training.processes,
         "tensor_parallel": ranks,

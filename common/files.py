@@ -95,10 +95,14 @@ def lock(path: Path, doing: str) -> Iterator[None]:
     """
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     with path.open("a+", encoding="utf-8") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise Locked(f"{path.parent}: process {holder(path)} {doing}") from None
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                # None: another process was just asking for the holder.
+                if (process := holder(path)) is not None:
+                    raise Locked(f"{path.parent}: process {process} {doing}") from None
         file.truncate(0)
         # The lock is valid even without the holder's id, which cannot be written to a full disk.
         with contextlib.suppress(OSError):

@@ -8,11 +8,9 @@ delivers AL(k) tokens per request, so
     tokens/s (k, B) = B AL(k) / T(k, B)
 
 AL comes from exact replay of the validation part; T is measured in each engine mode. The choice is
-the smallest k that no larger k beats by more than MIN_GAIN plus a noise margin: the one-sided 95 %
-margin of the log ratio of their tokens/s, which covers noise in step times and variation of
-acceptance between sessions. The margin is capped at MOST_MARGIN because, with very noisy
-measurements, following the estimate is better than always choosing k = 1. If base and custom share
-an engine, they share its step times.
+the smallest k that no larger k beats by more than MIN_GAIN. Noise is not a reason for a smaller k:
+both errors cost the same, and a base with too few drafts would flatter custom. If base and custom
+share an engine, they share its step times.
 
 The main concurrency is derived from the logged load. By Little's law the mean number of requests in
 flight is L = (requests/s) W, and a request of n tokens takes W = n B / (tokens/s at B) in base's
@@ -21,11 +19,8 @@ or comes from many replicas, its load differs from one engine's; the result is a
 measured batch sizes.
 """
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
-
-import numpy as np
 
 from outrider.eval.bench.prompts import HeldoutRequests
 from outrider.eval.bench.servers import Servers
@@ -34,7 +29,6 @@ from outrider.eval.context import EvaluationContext
 from outrider.eval.replay.replay import ReplaySums
 from outrider.eval.results.parts import CURRENT, DRAFTERS, LOOKUP, Drafter, Drafters
 from outrider.eval.results.sections import Choice
-from outrider.eval.stats.clusters import clustered
 from outrider.serving.load_generator import LoadGenerator
 from outrider.serving.vllm_hooks.drafts_file import Drafts
 from outrider.speculators.kinds import LOOKUP as LOOKUP_KIND
@@ -42,9 +36,6 @@ from outrider.speculators.kinds import LOOKUP as LOOKUP_KIND
 MIN_GAIN = 0.01
 """Minimum relative gain in tokens/s from a larger k; a smaller gain is not worth the longer steps
 at higher load."""
-
-MOST_MARGIN = 0.05
-"""Cap on the noise margin (of a log ratio) that is added to MIN_GAIN."""
 
 Speeds = Mapping[int, Mapping[int, float]]
 """Tokens/s, or seconds per step, by batch size and number of drafts."""
@@ -81,8 +72,9 @@ def choose(
         "acceptance_length": Drafters[list[float]](**lengths) if lengths else None
     }
     if settings.k != "auto" or not validation or not timed:
-        given["lookup_k"] = lookup_k(context, validation)
-        return Choice(k=Drafters[int](**k), main_concurrency=main or settings.main, **given)
+        main = main or settings.main
+        given["lookup_k"] = lookup_k(context, validation, main)
+        return Choice(k=Drafters[int](**k), main_concurrency=main, **given)
     engines = ["custom"] if context.one_engine else timed
 
     def measured() -> StepTimes:
@@ -99,31 +91,12 @@ def choose(
         )
 
     times = context.cached(f"step_times_{mode}", StepTimes, measured)
-    engine = {name: "custom" if context.one_engine else name for name in timed}
-    steps = {name: times.seconds[own] for name, own in engine.items()}
-
-    def margin(name: Drafter, size: int, k: int, other: int) -> float:
-        of_steps = times.margins.get(engine[name], {}).get(size, 0.0)
-        return math.hypot(of_steps, length_margin(validation[name], k, other))
-
+    steps = {name: times.seconds["custom" if context.one_engine else name] for name in timed}
     if main is None:
         speeds = speeds_of(lengths["base"], steps["base"]) if "base" in steps else {}
         main = main_concurrency(speeds, requests.tokens_per_s) or settings.main
-    given["lookup_k"] = lookup_k(context, validation, steps[timed[-1]][main])
-    return choose_k(lengths, steps, main, k, margin, **given)
-
-
-def length_margin(sums: ReplaySums, k: int, other: int) -> float:
-    """One-sided 95 % margin of the log ratio of two acceptance lengths.
-
-    0 if there are too few sessions for an interval. Only sessions are used as clusters, because the
-    gain from one more draft differs little between users.
-    """
-    steps_R2 = np.stack(
-        [sums.steps_RK[:, n - 1] if n else sums.tokens_R for n in (k, other)], axis=1
-    )
-    found = clustered(steps_R2, sums.sessions, lambda s: s[..., 0] / s[..., 1], 0.9)
-    return math.log(found.high / found.value) if found.high else 0.0
+    given["lookup_k"] = lookup_k(context, validation, main, steps[timed[-1]][main])
+    return choose_k(lengths, steps, main, k, **given)
 
 
 def main_concurrency(speeds: Speeds, tokens_per_s: float | None) -> int | None:
@@ -140,18 +113,19 @@ def main_concurrency(speeds: Speeds, tokens_per_s: float | None) -> int | None:
 def lookup_k(
     context: EvaluationContext,
     validation: Mapping[str, ReplaySums] | None,
+    main: int,
     steps: Mapping[int, float] | None = None,
 ) -> int | None:
-    """K of n-gram lookup as a reference; None if not served.
+    """K of n-gram lookup as a reference at concurrency `main`; None if not served.
 
-    If `choose_kind` timed lookup, its k is used; otherwise `eval.k` if it is a number. With "auto",
-    k follows from replay and `steps`, the seconds per step of custom's engine, so that lookup's
-    engine need not be timed. They include custom's drafting, so k may be too small by one.
+    If `choose_kind` timed lookup there, its k is used; otherwise `eval.k` if it is a number. With
+    "auto", k follows from replay and `steps`, the seconds per step of custom's engine, so that
+    lookup's engine need not be timed. They include custom's drafting, so k may be too small by one.
     """
     if not context.serves_lookup:
         return None
     for each in context.kinds:
-        if each.kind == LOOKUP_KIND:
+        if each.kind == LOOKUP_KIND and main == context.settings.main:
             return each.k
     if context.settings.k != "auto" or validation is None:
         return context.depth if context.settings.k == "auto" else context.settings.k
@@ -165,25 +139,22 @@ def choose_k(
     steps: Mapping[Drafter, Speeds],
     main: int,
     fixed: Mapping[Drafter, int],
-    margin: Callable[[Drafter, int, int, int], float] = lambda *_: 0.0,
     **given: Any,
 ) -> Choice:
     """Chooses each speculator's k at `main` and for every batch size.
 
     `lengths` holds acceptance lengths for k = 1, 2, ...; `steps` holds seconds per step.
-    Speculators that are not in `steps` get their k from `fixed`. `margin(name, batch size, k, other
-    k)` is the noise margin of a log ratio of tokens/s. `given` holds other fields of the choice.
+    Speculators that are not in `steps` get their k from `fixed`. `given` holds other fields of the
+    choice.
     """
     speeds = {name: speeds_of(lengths[name], own) for name, own in steps.items()}
-
-    def best(name: Drafter, size: int, least: int = 0) -> int:
-        return best_k(speeds[name][size], least, lambda k, n: margin(name, size, k, n))
-
-    k = {name: best(name, main, 1) if name in speeds else fixed[name] for name in DRAFTERS}
+    k = {
+        name: best_k(speeds[name][main], 1) if name in speeds else fixed[name] for name in DRAFTERS
+    }
     schedules = None
     if len(speeds) == len(DRAFTERS):
         by_size = {
-            name: {size: best(name, size) for size in own} | {main: k[name]}
+            name: {size: best_k(row) for size, row in own.items()} | {main: k[name]}
             for name, own in speeds.items()
         }
         schedules = Drafters[list[tuple[int, int, int]]](
@@ -213,25 +184,13 @@ def speeds_of(lengths: Sequence[float], steps: Speeds) -> dict[int, dict[int, fl
     }
 
 
-def best_k(
-    speeds: Mapping[int, float],
-    least: int = 0,
-    margin: Callable[[int, int], float] = lambda k, n: 0.0,
-) -> int:
-    """The smallest k >= `least` that no larger k clearly beats.
-
-    A gain must exceed MIN_GAIN plus `margin(k, n)`, the noise margin of the log ratio of tokens/s,
-    which is capped at MOST_MARGIN.
-    """
+def best_k(speeds: Mapping[int, float], least: int = 0) -> int:
+    """The smallest k >= `least` that no larger k beats by more than MIN_GAIN."""
     allowed = {k: speed for k, speed in speeds.items() if k >= least}
     return min(
         k
         for k, speed in allowed.items()
-        if all(
-            math.log(other / speed) <= math.log1p(MIN_GAIN) + min(margin(k, n), MOST_MARGIN)
-            for n, other in allowed.items()
-            if n > k
-        )
+        if all(other <= (1 + MIN_GAIN) * speed for n, other in allowed.items() if n > k)
     )
 
 

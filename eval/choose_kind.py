@@ -4,9 +4,10 @@
     kinds[0].kind
 
 Kinds are compared in the same way as numbers of drafts (choose_k.py): by replayed steps times
-seconds per step, each kind at its best K, at the main concurrency. The servers of all kinds are
-timed in turn. N-gram lookup needs no training, so it is chosen unless a trained kind is shown to be
-faster. The choice does not use the held-out part, whose intervals therefore need no correction.
+seconds per step, each kind at its best K, at the first of eval.concurrency. The servers of all
+kinds are timed in turn. N-gram lookup needs no training, so it is chosen unless a trained kind is
+shown to be faster. The choice does not use the held-out part, whose intervals therefore need no
+correction.
 """
 
 from collections.abc import Mapping, Sequence
@@ -54,7 +55,7 @@ def ranked(
 ) -> list[KindSpeed]:
     """Ranks the kinds: the chosen one, then the others, fastest first.
 
-    `steps` holds seconds per step at the main concurrency, by kind and number of drafts.
+    `steps` holds seconds per step at concurrency `main`, by kind and number of drafts.
     """
     best = {
         kind: best_k(speeds_of(own.acceptance_length(), {main: steps[kind]})[main], least=1)
@@ -94,7 +95,7 @@ def ranked(
 
 
 def _time_kinds(contexts: Mapping[str, EvaluationContext]) -> StepTimes:
-    """Times the steps of all kinds at the main concurrency, in turn."""
+    """Times the steps of all kinds at the first of eval.concurrency, in turn."""
     first = next(iter(contexts.values()))
     settings, mode = first.settings, first.settings.engine_modes[0]
     validation = first.data.rows(first.data.parts["validation"])

@@ -37,6 +37,9 @@ SEED = 0
 gives different tokens, seeded requests are sampled more slowly, and vLLM 0.32 cannot serve them on
 a CPU."""
 
+RESPONSE_STATES = "response_states"
+"""Folder of an evaluation with states of sampled responses, removed when they are replayed."""
+
 ANSWERS = ".jsonl"
 """Suffix of an `eval.task` that names a file of known answers."""
 
@@ -154,16 +157,17 @@ class EvalConfig(BaseModel):
     k: PositiveInt | Literal["auto"] = "auto"
     """Drafted tokens per step. A number applies to base and custom. "auto" chooses k for each of
     them in every engine mode, from the validation part and timed engine steps: the smallest k, up
-    to the trained depth, that no larger k is shown to beat in tokens/s at the main concurrency
-    (eval/choose_k.py)."""
+    to the trained depth, that no larger k beats by more than 1 % in tokens/s at the main
+    concurrency (eval/choose_k.py)."""
 
     current_k: PositiveInt | None = None
     """Drafted tokens per step of today's endpoint. If set, base is also measured at this K, and
     custom must be faster than that too; null: base's best K is the only reference."""
 
-    engine_modes: list[Literal["eager", "compiled"]] = Field(["eager", "compiled"], min_length=1)
-    """Engine modes in which tokens/s are measured and the verification pass runs. With a small
-    target, the modes give different results: compilation leaves less for speculation to gain."""
+    engine_modes: list[Literal["eager", "compiled"]] = Field(["compiled"], min_length=1)
+    """Engine modes in which tokens/s are measured and the verification pass runs. The bundle serves
+    in the first one. With a small target, the modes give different results: compilation leaves less
+    for speculation to gain."""
 
     side_by_side: bool = True
     """Whether the server without speculation and the one for base and custom run at the same time,
@@ -172,15 +176,17 @@ class EvalConfig(BaseModel):
 
     concurrency: list[PositiveInt] = Field([1, 4, 8], min_length=1)
     """Numbers of concurrent requests to measure. The main one is the lowest at which base keeps up
-    with the logged tokens per second, else the highest; if the log has no times, it is the first.
+    with the logged tokens per second in a typical request's hour, else the highest; if the log has
+    no times, it is the first, at which a kind is also chosen.
     K is chosen at the main concurrency, where custom must be faster than base. At the others, it
     may be at most 3 % slower than base; at all of them, at most 3 % slower than no speculation."""
 
     requests: PositiveInt = 4
-    """Held-out prompts per block, or twice the concurrency if that is more. At concurrency 1, base
-    and custom alternate by request, and every pair narrows the interval of their ratio. At other
-    concurrencies, on a machine whose speed fluctuates, many short blocks narrow it more than a few
-    long ones do."""
+    """Held-out prompts per block, or twice the concurrency if that is more. Tokens/s are measured
+    until the first request ends that no other follows, while the batch is full. At concurrency 1,
+    base and custom alternate by request, and every pair narrows the interval of their ratio. At
+    other concurrencies, on a machine whose speed fluctuates, many short blocks narrow it more than
+    a few long ones do."""
 
     measure: Literal["until_decided", "full"] = "full"
     """When to stop measuring. `full` measures all `repeats` in every engine mode. `until_decided`

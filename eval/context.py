@@ -31,7 +31,7 @@ from outrider.common.fingerprint import Kept, file_digest, value_digest
 from outrider.data.features.feature_store import FeatureStore
 from outrider.data.sequences import Tables, load_sequences
 from outrider.eval.bench.servers import Servers
-from outrider.eval.config import EvalConfig
+from outrider.eval.config import RESPONSE_STATES, EvalConfig
 from outrider.eval.replay.slices import Slices
 from outrider.eval.results.parts import LOOKUP as LOOKUP_VARIANT
 from outrider.eval.results.parts import Drafter
@@ -178,7 +178,7 @@ class EvaluationContext:
         """
         from outrider.data.features.capture import capture_ids
 
-        scratch, target_dir = self.folders.out / "response_states", self.target.directory()
+        scratch, target_dir = self.folders.out / RESPONSE_STATES, self.target.directory()
         drafters = () if self.no_replay else self.speculators.values()
         wanted = FeatureSpec.union(each.features(target_dir) for each in drafters)
         eager = self.serving.engine.model_copy(update={"mode": "eager"})

@@ -150,14 +150,14 @@ class Adapter:
 
     def _cut(self, state: State) -> bool:
         adapt, path = self.recipe.adapt, self.recipe.traffic.path
+        try:
+            unread = find_unread(path, state.position or {})
+        except OutriderError as error:  # nothing is logged yet, or the storage does not answer
+            self._say(f"waiting for the log: {error}")
+            unread = []
         if state.position is None:
-            start: dict[str, int] = {}
-            if not adapt.from_start:
-                with contextlib.suppress(OutriderError):  # nothing is logged yet
-                    start = end_of(find_unread(path, {}))
-            self.journal.append("start", position=start)
+            self.journal.append("start", position={} if adapt.from_start else end_of(unread))
             return True
-        unread = find_unread(path, state.position)
         rows = unread_rows(unread)
         if rows < adapt.window or not within_budget(state, adapt):
             return False

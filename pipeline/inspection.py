@@ -83,7 +83,7 @@ def gain(responses: int) -> str:
     length = np.interp(np.log(max(responses, 1)), np.log(COUNTS), LENGTHS)
     return (
         f"{responses:,} responses; on a real language model, this many gave about"
-        f" {(length - 1) / (LENGTHS[-1] - 1):.0%} of the gain in tokens per step of {COUNTS[-1]:,}"
+        f" {(length - 1) / (LENGTHS[-1] - 1):.0%} of the gain over no speculation of {COUNTS[-1]:,}"
     )
 
 

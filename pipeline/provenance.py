@@ -82,16 +82,19 @@ class Gpu(NamedTuple):
 
 
 def gpus() -> list[Gpu]:
-    """The GPUs of this machine; none if nvidia-smi is missing or fails."""
+    """The GPUs that CUDA_VISIBLE_DEVICES selects; none if nvidia-smi is missing or fails."""
     if not shutil.which("nvidia-smi"):
         return []
     columns = "name,memory.total,driver_version"
     query = ["nvidia-smi", f"--query-gpu={columns}", "--format=csv,noheader,nounits"]
+    if visible := os.environ.get("CUDA_VISIBLE_DEVICES"):
+        query.append(f"--id={visible}")
     answer = subprocess.run(query, capture_output=True, text=True, check=False, timeout=60)
     lines = answer.stdout.strip().splitlines() if answer.returncode == 0 else []
     return [
         Gpu(name, int(size), driver)
         for name, size, driver in (line.rsplit(", ", 2) for line in lines)
+        if size.isdigit()  # "[N/A]" where GPU and processor share their memory
     ]
 
 

@@ -11,6 +11,7 @@ import shutil
 from pathlib import Path
 
 from outrider.common.files import read_json, write_json
+from outrider.eval.config import RESPONSE_STATES
 from outrider.pipeline.run_dir import RunDirectory
 
 COUNTS = ("summary.json", "privacy.json", "on_policy.json", "quarantine.json")
@@ -57,7 +58,7 @@ def _held(run: RunDirectory, retention: str) -> list[Path]:
     # An evaluation of several kinds has a folder for each.
     of_kinds = [path.parent for path in sorted(run.evaluation.glob("*/steps"))]
     outs = [run.evaluation, *of_kinds, run.other_evaluation]
-    states = [run.features, *(out / "verification_states" for out in outs)]
+    states = [run.features, *(out / RESPONSE_STATES for out in outs)]
     if retention == "delete_features":
         return states
     traffic = sorted(run.traffic.glob("*"))

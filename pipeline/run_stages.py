@@ -43,7 +43,7 @@ def run_stages(
             if needed not in results and not run.stage_record(needed).is_file():
                 raise OutriderError(
                     f"{name} needs the output of {needed}, which has not finished in {run.root};"
-                    f" run it first: --stages {needed},{name}"
+                    f" run `outrider train` on the recipe, which runs all stages before {name}"
                 )
         reasons = "; ".join(stage.reasons(run, recipe, options))
         if not reasons:

@@ -172,6 +172,9 @@ def _answer(request: urllib.request.Request, timeout_s: float) -> str:
         ) from error
 
 
+GENERATED = "vllm:generation_tokens_total"
+
+
 def read_counters(url: str) -> SpeculationCounters:
     """Reads the counters of the server at `url`, summed over its engines."""
     from prometheus_client.parser import text_string_to_metric_families
@@ -185,10 +188,12 @@ def read_counters(url: str) -> SpeculationCounters:
                 positions[int(sample.labels["position"])] += int(sample.value)
             elif sample.name.endswith("_total"):
                 sums[sample.name] = sums.get(sample.name, 0) + int(sample.value)
+    if GENERATED not in sums:
+        raise OutriderError(f"{url}/metrics: no {GENERATED}; give the address of a vLLM server")
     return SpeculationCounters(
         drafts=sums.get("vllm:spec_decode_num_drafts_total", 0),
         draft_tokens=sums.get("vllm:spec_decode_num_draft_tokens_total", 0),
         accepted_tokens=sums.get("vllm:spec_decode_num_accepted_tokens_total", 0),
         accepted_per_position=tuple(positions[position] for position in sorted(positions)),
-        generation_tokens=sums["vllm:generation_tokens_total"],
+        generation_tokens=sums[GENERATED],
     )

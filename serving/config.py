@@ -89,8 +89,7 @@ class EngineConfig(BaseModel):
 
     mode: Literal["eager", "compiled"] = "eager"
     """`eager` starts in seconds; `compiled` uses torch.compile (CUDA graphs on a GPU), which
-    starts more slowly but serves faster. The bundle uses this mode if `eval.engine_modes` includes
-    it, otherwise the first mode in that list."""
+    starts more slowly but serves faster. The evaluation and the bundle use `eval.engine_modes`."""
 
     max_model_len: int = Field(
         default=2048, ge=16, json_schema_extra={"default": "from the target"}

@@ -12,6 +12,7 @@ a process to themselves. So a child process imports it once and reads one block 
 import argparse
 import asyncio
 import contextlib
+import itertools
 import json
 import os
 import sys
@@ -69,6 +70,25 @@ class BlockResult:
     def output_tokens(self) -> int:
         """Output tokens of all requests."""
         return sum(request.output_tokens for request in self.requests)
+
+    def steady(self, concurrency: int) -> tuple[list[float], float]:
+        """What a closed loop delivered while all `concurrency` requests were in flight.
+
+        Returns each request's share of tokens, and the seconds they took. The batch shrinks when
+        the first request ends that no other one follows; speculation gains more from then on. The
+        time to first token of a request is counted in proportion to its share.
+        """
+        last = max(request.start_s for request in self.requests)
+        ends = (request.start_s + request.latency_s for request in self.requests)
+        full = min((end for end in ends if end > last), default=last)
+        shares, busy_ms = [], 0.0
+        for request in self.requests:
+            left_ms = 1000 * (full - request.start_s) - request.ttft_ms + 1e-3  # rounding
+            count = sum(passed <= left_ms for passed in itertools.accumulate(request.itl_ms))
+            share = count / len(request.itl_ms) if request.itl_ms else float(left_ms >= 0)
+            shares.append(share)
+            busy_ms += share * request.ttft_ms + sum(request.itl_ms[:count])
+        return shares, busy_ms / 1000 / concurrency
 
 
 class LoadGenerator:

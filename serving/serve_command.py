@@ -28,6 +28,14 @@ from outrider.serving.allowed import (
 )
 from outrider.serving.vllm_hooks.version import WRITTEN_FOR
 
+CHANGES_TEXT = (
+    "--chat-template",
+    "--default-chat-template-kwargs",
+    "--enable-lora",
+    "--lora-modules",
+)
+"""Refused flags that change prompts or weights."""
+
 DEFAULTS_OF_VLLM = {
     "enable_prefix_caching": True,
     "enforce_eager": False,
@@ -84,8 +92,13 @@ def read_serve_command(text: str) -> ServeCommand:
     derived = ("max_model_len", "max_num_seqs", "max_num_batched_tokens")
     if kept := [name for name in derived if name not in given]:
         notes.append(f"not in the command, so the recipe's values stay: {', '.join(kept)}")
-    if left_out:
-        notes.append(f"left out, without effect on what the engine computes: {', '.join(left_out)}")
+    if changing := [name for name in left_out if name in CHANGES_TEXT]:
+        notes.append(
+            f"left out, although the target's text depends on it: {', '.join(changing)}; log token"
+            " ids, which contain rendered prompts, and no requests to adapters"
+        )
+    if harmless := [name for name in left_out if name not in CHANGES_TEXT]:
+        notes.append(f"left out, without effect on what the engine computes: {', '.join(harmless)}")
     values: dict[str, Any] = {"target": target, "serving": {"engine": engine}}
     if speculative:
         notes.append(
@@ -118,7 +131,10 @@ def _command(source: str, text: str) -> tuple[dict[str, str], list[str]]:
         if equals and re.fullmatch(r"[A-Z_][A-Z0-9_]*", name):
             environment[name] = value
     else:
-        raise OutriderError(f"{source}: no `vllm serve`; give the command that the endpoint runs")
+        raise OutriderError(
+            f"{source}: no `vllm serve`; give the command that the endpoint runs, or an existing"
+            " file that contains it"
+        )
     for word in rest:
         if re.search(r"\$[({A-Za-z_@*]", word) and word not in ("$@", "$*"):
             raise OutriderError(
@@ -145,7 +161,9 @@ def _arguments(source: str, words: Sequence[str]) -> tuple[dict[str, Any], list[
 
         def error(self, message: str) -> NoReturn:
             names = ", ".join(_flags(message.split())) or "a value"  # values may be secret
-            raise OutriderError(f"{source}: vLLM {WRITTEN_FOR} does not accept {names}")
+            raise OutriderError(
+                f"{source}: vLLM {WRITTEN_FOR} does not accept {names}, or not its value"
+            )
 
     parser = make_arg_parser(Parser())
     for action in parser._actions:

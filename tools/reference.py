@@ -121,7 +121,8 @@ RECIPE is a YAML file, the name of a shipped recipe, or a run directory, which c
 recipe. Every verb takes `--help` and `--quiet` (only errors on stderr);
 `outrider --install-completion` adds shell completion. Six verbs have aliases: `train-speculator`,
 `evaluate-speculator`, `export-speculator`, `deploy-speculator`, `adapt-speculator` and
-`inspect-traffic`. Messages for people go to stderr; the last line of stdout is one JSON object.
+`inspect-traffic`. Messages for people go to stderr. The last line of stdout of train, eval, export,
+deploy and adapt is one JSON object.
 
 ## Exit status
 

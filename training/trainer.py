@@ -166,6 +166,8 @@ class Trainer:
         if origin.base_dir is None or origin.refit:
             for parameter in speculator.parameters():
                 broadcast(parameter.data)
+            # On GPUs only the stream waits for a broadcast, and DeepSpeed's start has a timeout.
+            self.accelerator.wait_for_everyone()
         return speculator
 
     def _better(self, base: Drafter, ends: TargetEnds, dtype: torch.dtype) -> Drafter:

@@ -46,6 +46,9 @@ from outrider.speculators.features import FINAL_NORM, FeatureSpec, layer_index, 
 Row = tuple[str, Sequence[int], int]
 """(sequence id, token ids, completion start)"""
 
+CHECKED_TOKENS = 1024
+"""First tokens of each sequence that are checked; the vocabulary product runs on the CPU."""
+
 POSITIONS_AT_A_TIME = 256
 """Bounds the float32 logits: 256 x 129280 x 4 bytes = 132 MB for R1."""
 
@@ -85,8 +88,8 @@ class SelfCheck:
 
 
 def self_check(engine: Engine, rows: Sequence[Row], lm_head_VH: torch.Tensor) -> SelfCheck:
-    """Compares the engine's states of `rows` with its log-probabilities."""
-    prompts = [(row_id, token_ids) for row_id, token_ids, _ in rows]
+    """Compares the engine's states of the rows' first tokens with its log-probabilities."""
+    prompts = [(row_id, token_ids[:CHECKED_TOKENS]) for row_id, token_ids, _ in rows]
     hidden = {row_id: states[FINAL_NORM] for row_id, states, _ in engine.prefill(prompts)}
     differences, agreements, control_differences, control_agreements = [], [], [], []
     head = lm_head_VH.float()

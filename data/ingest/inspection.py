@@ -99,9 +99,9 @@ def _split_advice(summary: Mapping[str, Any], split: SplitConfig) -> list[str]:
     exchanges = sum(summary[part]["sequences"] for part in PARTS)
     total = exchanges + sum(left_out.values())
     fixes = {
-        (BEGAN_EARLIER,): "sessions without a conversation id end after a pause of"
-        f" {split.session_gap_minutes:g} minutes: add times to the rows, or log the id of the"
-        " conversation, not a long-lived id, as session_id (docs/explanation/traffic.md)",
+        (BEGAN_EARLIER,): "conversations last into a later part; if rows lack times or conversation"
+        " ids, add them, and log no long-lived id as session_id: sessions without an id end after a"
+        f" pause of {split.session_gap_minutes:g} minutes (docs/explanation/traffic.md)",
         tuple(SEEN.values()): "if these prompts are different work under one template, raise"
         f" split.near_duplicate_similarity = {split.near_duplicate_similarity:g}",
     }

@@ -75,6 +75,11 @@ class SequenceBuilder:
                 f"{target_dir}: the tokenizer has no chat template (chat_template in "
                 "tokenizer_config.json)"
             )
+        if self.tokenizer.eos_token_id is None:
+            raise OutriderError(
+                f"{target_dir}: the tokenizer has no end-of-sequence token (eos_token in"
+                " tokenizer_config.json)"
+            )
         self._encoder = self.tokenizer.backend_tokenizer
         self._eos = self.tokenizer.eos_token_id  # slow to look up
         self._encoder.no_truncation()

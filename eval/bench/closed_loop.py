@@ -157,19 +157,28 @@ def _blocks(
         wait = swap * (1 - SHARE_OF_SWAPS) / SHARE_OF_SWAPS
         size = max(math.ceil(wait * requests / seconds), 1)
     return [
-        {"variant": variant, "alternated": alternated, **record_of(own)}
+        {"variant": variant, "alternated": alternated, **record_of(own, concurrency)}
         for variant, own in results.items()
     ]
 
 
-def record_of(blocks: Sequence[BlockResult]) -> Record:
-    """Merges consecutive blocks into one JSON record; lists are in request order."""
+def record_of(blocks: Sequence[BlockResult], concurrency: int | None) -> Record:
+    """Merges consecutive blocks into one JSON record; lists are in request order.
+
+    `seconds` are those in which `request_shares` of the requests' tokens were delivered: of a
+    closed loop, while `concurrency` requests were in flight; of an open loop (None), all.
+    """
+    steady = [
+        block.steady(concurrency) if concurrency else ([1.0] * len(block.requests), block.seconds)
+        for block in blocks
+    ]
     requests = [request for block in blocks for request in block.requests]
     tpot_ms = [request.tpot_ms for request in requests if request.tpot_ms is not None]
     itl_ms = itertools.chain.from_iterable(request.itl_ms for request in requests)
     counters = sum((block.counters for block in blocks), SpeculationCounters(0, 0, 0, (), 0))
     return {
-        "seconds": sum(block.seconds for block in blocks),
+        "seconds": sum(seconds for _, seconds in steady),
+        "request_shares": [share for shares, _ in steady for share in shares],
         "output_tokens": sum(block.output_tokens for block in blocks),
         "request_tokens": [request.output_tokens for request in requests],
         "request_seconds": [request.latency_s for request in requests],

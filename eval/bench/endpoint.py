@@ -67,7 +67,7 @@ def measure_endpoint(
                 chosen = list(itertools.islice(supply, settings.block_requests(size)))
                 block = load.run_block(url, chosen, size, sampling, settings.max_tokens)
                 blocks[size].append(block)
-    measured = {str(size): _row(own) for size, own in blocks.items()}
+    measured = {str(size): _row(own, size) for size, own in blocks.items()}
     return {"endpoint": url, "model": model, "sampling": asdict(sampling), "measured": measured}
 
 
@@ -91,14 +91,14 @@ def print_endpoint(results: Mapping[str, Any], console: Console) -> None:
         )
 
 
-def _row(blocks: Sequence[BlockResult]) -> dict[str, Any]:
+def _row(blocks: Sequence[BlockResult], concurrency: int) -> dict[str, Any]:
     """Pools blocks and adds the endpoint's counts.
 
     `acceptance_length` is 1 + accepted / drafts, null without drafts. `cumulative` has, for each
     position j, the share of drafts whose first j tokens were all accepted. `share` is this
     measurement's share of the tokens that the endpoint delivered.
     """
-    record = record_of(blocks)
+    record = record_of(blocks, concurrency)
     counters = SpeculationCounters(**record["counters"])
     drafts = counters.drafts
     return {

@@ -217,10 +217,9 @@ def pooled(blocks: Sequence[Record]) -> Block:
     def all_of(name: str) -> NDArray[np.float64]:
         return np.concatenate([np.asarray(block[name], dtype=np.float64) for block in blocks])
 
-    tokens = sum(block["output_tokens"] for block in blocks)
-    seconds = sum(block["seconds"] for block in blocks)
+    tokens, seconds, *_ = np.concatenate([_charged(block) for block in blocks]).sum(axis=0)
     return Block(
-        tokens_per_s=tokens / seconds,
+        tokens_per_s=float(tokens / seconds),
         requests=sum(len(block["request_tokens"]) for block in blocks),
         ttft_ms=Quantiles.of(all_of("ttft_ms")),
         tpot_ms=Quantiles.of(all_of("tpot_ms")),
@@ -254,10 +253,12 @@ def _charged(block: Record) -> NDArray[np.float64]:
 
     A delivery is a streamed chunk of one or more tokens.
 
-    The block's wall time is divided among its requests in proportion to their latencies, so that
-    the sums give the block's tokens/s.
+    Each request counts with its share of `request_shares`. The block's seconds are divided in
+    proportion to latencies, so that the sums give the block's tokens/s.
     """
-    latency = np.asarray(block["request_seconds"], dtype=np.float64)
-    tokens = np.asarray(block["request_tokens"], dtype=np.float64)
-    seconds = latency * (block["seconds"] / latency.sum())
-    return np.stack([tokens, seconds, tokens - 1, block["request_deliveries"]], axis=1)
+    latency, tokens, deliveries, share = (
+        np.asarray(block[f"request_{name}"], dtype=np.float64)
+        for name in ("seconds", "tokens", "deliveries", "shares")
+    )
+    seconds = block["seconds"] * latency / (share * latency).sum()
+    return share[:, None] * np.stack([tokens, seconds, tokens - 1, deliveries], axis=1)

@@ -164,7 +164,7 @@ def _timed_block(
     texts = list(itertools.islice(itertools.cycle(scenario.texts), count))
     block = load.run_block(url, texts, None, sampling, scenario.max_tokens, arrivals_s)
     return {
-        **record_of([block]),
+        **record_of([block], None),
         "arrivals_s": arrivals_s,
         "request_start_s": [request.start_s for request in block.requests],
         "source": source,

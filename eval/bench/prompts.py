@@ -168,20 +168,23 @@ def select(heldout: Dataset, settings: EvalConfig, serving: ServingConfig) -> li
 
 
 def logged_tokens_per_s(heldout: Dataset, times: Sequence[float | None]) -> float | None:
-    """Logged response tokens per second over the held-out part's time span.
+    """Logged response tokens per second in the hour in which the mean request was sent.
 
-    `times` holds the times of all logged requests, because the held-out part may be a sample. None
-    if the log has no times.
+    Nights and pauses count little, because few requests are sent then. `times` holds the times of
+    all logged requests, because the held-out part may be a sample; those in its time span are used.
+    None if the log has no times.
     """
     own = [time for time in heldout["time"] if time is not None]
     if not own or max(own) == min(own):
         return None
-    requests = sum(min(own) <= time <= max(own) for time in times if time is not None)
+    begin, hour = min(own), min(3600.0, max(own) - min(own))
+    inside = [time - begin for time in times if time is not None and begin <= time < max(own)]
+    counts = np.unique(np.array(inside) // hour, return_counts=True)[1]
     tokens = [
         len(ids) - start
         for ids, start in zip(heldout["token_ids"], heldout["completion_start"], strict=True)
     ]
-    return (requests - 1) * float(np.mean(tokens)) / (max(own) - min(own))
+    return float((counts**2).sum() / counts.sum() / hour * np.mean(tokens))
 
 
 def _inside(limits: LengthRange | None, values_N: NDArray[np.int64]) -> NDArray[np.bool_]:

@@ -38,7 +38,7 @@ class Choice(Part):
 
 
 class KindSpeed(Part):
-    """A kind's speed: replayed acceptance over step time at the main concurrency."""
+    """A kind's speed: replayed acceptance over step time at the first of eval.concurrency."""
 
     kind: str
     """The value of speculator.kind"""

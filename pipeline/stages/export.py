@@ -58,9 +58,8 @@ def _write(
         recipe.speculator.draft_sample_method,
         schedule,
     )
-    engine, modes = recipe.serving.engine, recipe.eval.engine_modes
-    if engine.mode not in modes:  # the bundle must serve in a measured mode
-        engine = engine.model_copy(update={"mode": modes[0]})
+    # K was chosen in this mode.
+    engine = recipe.serving.engine.model_copy(update={"mode": recipe.eval.engine_modes[0]})
     formats = recipe.export.other_formats
     export_bundle(drafting, recipe.target, engine, evidence, to, formats, profile)
 

@@ -104,6 +104,7 @@ def sample_blocks(custom_speed: float = 1.4, mode_speed: float = 1.0) -> list[di
                     "start": 0,
                     "seconds": float(latency.sum() / concurrency),
                     "output_tokens": int(tokens.sum()),
+                    "request_shares": [1.0] * n,
                     "request_tokens": tokens.tolist(),
                     "request_seconds": latency.tolist(),
                     "request_deliveries": np.ceil((tokens - 1) / BURSTS[variant])
@@ -161,6 +162,7 @@ def queued_block(
     return {
         "seconds": float(max(np.add(arrivals, waits) + services)),
         "output_tokens": int(tokens.sum()),
+        "request_shares": [1.0] * count,
         "request_tokens": tokens.tolist(),
         "request_seconds": (np.array(waits) + services).tolist(),
         "request_deliveries": deliveries.tolist(),

@@ -87,13 +87,6 @@ def test_a_larger_k_needs_a_gain_of_one_percent(gain: float, k: int) -> None:
     assert best_k({0: 1000.0, 1: 180.0}, least=1) == 1
 
 
-def test_where_two_numbers_cannot_be_told_apart_the_smaller_is_taken() -> None:
-    speeds = {1: 100.0, 2: 120.0, 3: 126.0}
-    assert best_k(speeds) == 3
-    assert best_k(speeds, margin=lambda k, n: 0.06) == 2
-    assert best_k(speeds, margin=lambda k, n: 0.8) == 2  # noise does not decide for one draft
-
-
 def test_the_main_concurrency_is_the_lowest_that_keeps_up_with_the_log() -> None:
     speeds = {4: {1: 200.0, 2: 240.0}, 1: {1: 90.0, 2: 100.0}, 8: {1: 300.0}}
     found = [main_concurrency(speeds, load) for load in (1.0, 100.0, 101.0, 240.0, 1e4)]

@@ -66,7 +66,7 @@ def checked(
 
 
 def test_engine_and_trainer_draft_the_same(on_gpu, record_property):
-    parity = PARITY.model_copy(update={"prompts": 32, "anchors": 512}) if on_gpu else PARITY
+    parity = PARITY._replace(prompts=32, anchors=512) if on_gpu else PARITY
     compared(NANO, engine_config(on_gpu), parity, record_property)
 
 

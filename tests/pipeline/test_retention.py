@@ -5,6 +5,7 @@ from rich.console import Console
 
 from outrider.common.errors import OutriderError
 from outrider.common.files import write_json
+from outrider.eval.config import RESPONSE_STATES
 from outrider.pipeline.recipe.load import load_recipe
 from outrider.pipeline.retention import retain
 from outrider.pipeline.run_dir import RunDirectory
@@ -23,7 +24,7 @@ TEXT = [
 STATES = [
     "features/manifest.json",
     "features/shard-00000.safetensors",
-    "evaluation/eagle3/verification_states/shard.safetensors",
+    f"evaluation/eagle3/{RESPONSE_STATES}/shard.safetensors",
 ]
 KEPT = [
     "traffic/summary.json",

@@ -163,10 +163,14 @@ def make_accelerator(config: TrainingConfig, log_dir: Path) -> "Accelerator":
 def prepare_model(accelerator: "Accelerator", model: ChainUnroll) -> tuple[nn.Module, Any]:
     """Prepares model and optimizer with DeepSpeed; float32 buffers keep their values."""
     from accelerate.utils import DummyOptim
+    from deepspeed.utils import groups
+    from torch.distributed.distributed_c10d import _set_pg_timeout
 
     buffers = dict(model.named_buffers())  # a cast replaces a module's buffers with new tensors
     with contextlib.redirect_stdout(io.StringIO()):  # DeepSpeed prints its memory use
         prepared, optimizer = accelerator.prepare(model, DummyOptim(model.parameters()))
+    # DeepSpeed reduces gradients in a group of its own, whose timeout would be ten minutes.
+    _set_pg_timeout(_PATIENCE, groups._get_data_parallel_group())
     # DeepSpeed also casts buffers to bf16; a rounded routing bias would change the routing.
     for name, buffer in model.named_buffers():
         buffer.data = buffers[name].to(accelerator.device)

@@ -62,6 +62,7 @@ def test_figures_are_counted_by_hand():
         seconds=4.0,
         output_tokens=30,
         request_tokens=[10, 20],
+        request_shares=[1.0, 1.0],
         request_deliveries=[3, 10],
         tpot_ms=[100.0, 147.0],
         itl_ms=[300.0] * 3 + [280.0] * 10,
@@ -81,7 +82,7 @@ def test_ratios_are_of_a_request_s_own_speed_and_paired_by_request():
     row = rate_row(blocks, QUIET)
     ratio = row.custom_over_none
     assert (ratio.value, ratio.low, ratio.high) == pytest.approx((1.5, 1.5, 1.5))
-    assert row.custom.tokens_per_s == row.none.tokens_per_s, "all together are what was sent"
+    assert row.custom.tokens_per_s == pytest.approx(row.none.tokens_per_s)  # as it was sent
     assert row.arrivals == "log"
     # A rate has the closed loop's noise.
     noisy = rate_row(blocks, dict.fromkeys(QUIET, 0.2))
