@@ -56,6 +56,8 @@ def evaluate_speculator(
         raise UsageError(
             "nothing to evaluate: give a recipe, or --compare RUN_A RUN_B for evaluated runs"
         )
+    if server is not None and not server.startswith(("http://", "https://")):
+        raise UsageError(f"--server {server}: give its address, such as http://{server}")
     loaded, run = open_run(recipe, overrides, runs, serve_command=from_serve_command)
     if server is not None:
         return _server(loaded, run, server)

@@ -68,4 +68,4 @@ def train_speculator(
         console.print(f"every key with its value: {run.resolved_recipe}", soft_wrap=True)
     about = {"recipe": loaded.recipe.name, "run_dir": str(run.root)}
     print_json(about | {"dry_run": rows, "price": priced})
-    return 0
+    return int("missing" in priced)

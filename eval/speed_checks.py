@@ -9,10 +9,6 @@ concurrency (non-inferiority: the interval must lie above `gate.least_speed`). `
 check, so a lack of evidence does not pass. The levels need no correction: because all checks must
 pass, the error probability is that of one check (intersection-union test: Berger, Technometrics 24,
 1982).
-
-Where the served schedule (K per batch size) drafts nothing, a speculating engine is still slower
-than a plain one, because its drafter reads every token. There, the check against no speculation
-passes if the share of steps with drafts is below MOST_DRAFTING.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,10 +22,6 @@ from outrider.eval.stats.intervals import given_passed, units_needed
 
 MOST_REPEATS = 1000
 """Maximum number of repeats that a message suggests."""
-
-MOST_DRAFTING = 0.5
-"""An engine is taken to follow a schedule with 0 drafts if it drafts in less than this share of its
-steps; an engine that ignores the schedule drafts in all steps."""
 
 LEAST_STARTS = 3
 """Minimum number of times that two engines must be started to compare their speeds."""
@@ -113,18 +105,12 @@ def speed_checks(findings: Findings, gate: GateConfig) -> list[Check]:
         for each in asked:
             if each.kind == SUPERIOR:
                 name = f"tokens/s, custom / {each.versus}, {mode}, concurrency {each.concurrency}"
-                checks.append(_check(name, [each], [], served.repeats))
+                checks.append(_check(name, [each], served.repeats))
         if others := [each for each in asked if each.kind == ELSEWHERE]:
             name = f"tokens/s, custom / base, {mode}, other concurrencies"
-            checks.append(_check(name, others, [], served.repeats))
+            checks.append(_check(name, others, served.repeats))
         none = [each for each in asked if each.kind == NONE]
-        off = [
-            each
-            for each in none
-            if each.outcome != "passed"
-            and _drafts_nothing(findings, each.concurrency, served.speed[str(each.concurrency)])
-        ]
-        check = _check(f"tokens/s, custom / none, {mode}", none, off, served.repeats)
+        check = _check(f"tokens/s, custom / none, {mode}", none, served.repeats)
         if check.outcome == "failed" and not findings.by_batch_size:
             hint = " (export.k_per_batch_size: true drafts less or nothing there)"
             check = check.model_copy(update={"demand": check.demand + hint})
@@ -132,17 +118,14 @@ def speed_checks(findings: Findings, gate: GateConfig) -> list[Check]:
     return checks
 
 
-def _check(name: str, asked: Sequence[Demand], off: Sequence[Demand], repeats: int) -> Check:
-    """Checks demands that share a threshold; those in `off` are exempt."""
-    outcomes = {each.outcome for each in asked if each not in off}
+def _check(name: str, asked: Sequence[Demand], repeats: int) -> Check:
+    """Checks demands that share a threshold."""
+    outcomes = {each.outcome for each in asked}
     demand = f"the interval must lie above {asked[0].threshold:g}"
-    if off:
-        places = ", ".join(str(each.concurrency) for each in off)
-        demand += f", except where the schedule drafts nothing, as counted at {places}"
     undecided = [
         f"at {each.concurrency}, {each.what_decides(repeats)}"
         for each in asked
-        if each.outcome == "undecided" and each not in off
+        if each.outcome == "undecided"
     ]
     if undecided:
         demand += f"; undecided: {'; '.join(undecided)}"
@@ -165,18 +148,3 @@ def above(low: float, high: float, threshold: float) -> Outcome:
     if low > threshold:
         return "passed"
     return "failed" if high <= threshold else "undecided"
-
-
-def _drafts_nothing(findings: Findings, concurrency: int, row: SpeedRow) -> bool:
-    """Whether the engine followed a schedule with 0 drafts at `concurrency`.
-
-    Drafts in under MOST_DRAFTING of the steps are allowed, because the batch shrinks as a block
-    ends, and the schedule may have drafts for smaller batches.
-    """
-    schedules = findings.choice.k_per_batch_size
-    if not findings.by_batch_size or schedules is None:
-        return False
-    # The last range's K also applies beyond it.
-    ranges = schedules.custom
-    planned = next((k for _, last, k in ranges if concurrency <= last), ranges[-1][2])
-    return planned == 0 and row.drafting.custom < MOST_DRAFTING

@@ -18,12 +18,10 @@ from outrider.eval.bench.prompts import Prompt
 from outrider.eval.config import EvalConfig
 from outrider.eval.results.parts import (
     CURRENT,
-    DRAFTERS,
     LOOKUP,
     RATIOS,
     VARIANTS,
     ClusteredEstimate,
-    Drafters,
     Estimate,
 )
 from outrider.eval.results.sections import Block, Quantiles, Reference, SpeedRow
@@ -111,7 +109,6 @@ class SpeedRatios:
                 **{name: self.ratio(blocks, size, name) for name in RATIOS},
                 **others,
                 starts=_starts(paired(blocks, size, "custom", "base")),
-                drafting=_drafting(blocks, size),
             )
 
         return {str(size): row(size) for size in self.settings.concurrency}
@@ -196,19 +193,6 @@ def _starts(pairs: Sequence[tuple[Record, Record]]) -> int | None:
     if all(one["engine"] == other["engine"] for one, other in pairs):
         return None
     return len({one["start"] for one, _ in pairs})
-
-
-def _drafting(blocks: Sequence[Record], concurrency: int) -> Drafters[float]:
-    """Share of decode steps (those after prefill) that verified drafts."""
-    shares = {}
-    for drafter in DRAFTERS:
-        counters = [block["counters"] for block in _own(blocks, concurrency, drafter)]
-        drafts, accepted, tokens = (
-            sum(each[name] for each in counters)
-            for name in ("drafts", "accepted_tokens", "generation_tokens")
-        )
-        shares[drafter] = drafts / max(tokens - accepted, drafts, 1)
-    return Drafters[float](**shares)
 
 
 def pooled(blocks: Sequence[Record]) -> Block:

@@ -200,8 +200,6 @@ class SpeedRow(Ratios, Variants[Block]):
     starts: int | None = None
     """Number of times the engines of base and custom were started; null if they share one. With
     fewer than three starts, their ratio is undecided"""
-    drafting: Drafters[float]
-    """Share of steps that verified drafts, from vLLM's counters"""
 
 
 class Served(Part):

@@ -251,7 +251,7 @@ def evaluation_seconds(recipe: Recipe, volume: Volume, rates: Rates) -> dict[str
         "step timing": modes * (measured.k == "auto") * steps,
         f"{blocks} timed blocks": modes * repeats * variants * timed,
         f"verification of {measured.verification_requests} prompts": modes * verified,
-        "open loop": modes * workloads * variants * measured.rate_seconds,
+        "open loop": modes * workloads * 3 * measured.rate_seconds,
     }
     return {part: seconds for part, seconds in found.items() if seconds}
 

@@ -26,6 +26,7 @@ from outrider.pipeline.plan.target_size import FP8_BYTES, target_size
 from outrider.pipeline.preflight import has_weights, local_target
 from outrider.pipeline.provenance import gpus
 from outrider.pipeline.recipe.recipe import Recipe
+from outrider.pipeline.recipe.shipped import SHIPPED
 from outrider.pipeline.run_dir import RunDirectory
 from outrider.speculators.base import planned, stored_features, warms_up
 from outrider.speculators.kinds import trainable_kind
@@ -168,7 +169,7 @@ def memory_plan(recipe: Recipe, config: dict[str, Any], source: object) -> Memor
 def target_config(recipe: Recipe, target: Path | None) -> tuple[dict[str, Any] | None, object]:
     """Returns config.json and its path, or None and the reason.
 
-    If a hub model is not on this machine, only its config.json is downloaded.
+    If a hub model is not on this machine, only its config.json is downloaded. R1's is shipped too.
     """
     if target is not None:
         return read_json(target / "config.json"), target / "config.json"
@@ -177,6 +178,8 @@ def target_config(recipe: Recipe, target: Path | None) -> tuple[dict[str, Any] |
             fetched = recipe.target.fetch(("config.json",), Path(scratch))
             return read_json(fetched / "config.json"), f"{recipe.target.model}/config.json"
         except OutriderError as error:
+            if recipe.target.model == "deepseek-ai/DeepSeek-R1":
+                return read_json(SHIPPED / "r1" / "config.json"), "the shipped config.json"
             return None, str(error)
 
 

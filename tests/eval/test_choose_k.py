@@ -5,11 +5,12 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from datasets import Dataset
 
 from outrider.common.errors import OutriderError
 from outrider.data.features.feature_writer import FeatureWriter
 from outrider.eval import choose_k as module
-from outrider.eval.bench.prompts import HeldoutRequests, Prompt
+from outrider.eval.bench.prompts import HeldoutRequests, Prompt, logged_tokens_per_s
 from outrider.eval.bench.step_times import StepTimes
 from outrider.eval.choose_k import best_k, choose, choose_k, draft_plan, main_concurrency
 from outrider.eval.config import EvalConfig
@@ -89,9 +90,13 @@ def test_a_larger_k_needs_a_gain_of_one_percent(gain: float, k: int) -> None:
 
 def test_the_main_concurrency_is_the_lowest_that_keeps_up_with_the_log() -> None:
     speeds = {4: {1: 200.0, 2: 240.0}, 1: {1: 90.0, 2: 100.0}, 8: {1: 300.0}}
-    found = [main_concurrency(speeds, load) for load in (1.0, 100.0, 101.0, 240.0, 1e4)]
-    assert found == [1, 1, 4, 4, 8]
+    loads = {1.0: 1, 100.0: 1, 101.0: 4, 240.0: 4, 1e4: 8}
+    assert all(main_concurrency(speeds, load) == size for load, size in loads.items())
     assert main_concurrency({}, 5.0) is main_concurrency(speeds, None) is None
+    # Two busy hours of a day count, and not the night between them.
+    times = [86400.0 * day + 10 * n for day in (0, 1) for n in range(360)] + [43200.0, 90000.0]
+    sent = {"time": times, "token_ids": [[0] * 30] * 722, "completion_start": [10] * 722}
+    assert logged_tokens_per_s(Dataset.from_dict(sent), times) == pytest.approx(2, rel=0.01)
 
 
 @pytest.mark.parametrize(

@@ -81,8 +81,10 @@ def test_training_starts_from_the_better_of_base_and_fit(
     fitted = corpus.train(tmp_path / "fitted", **from_random)
     assert fitted["base"]["acceptance"][0] > 0.2  # the random base's is about 1 in 97
     resumed = tmp_path / "resumed"
-    signalled = once_at_step(resumed, 2, lambda: os.kill(os.getpid(), signal.SIGTERM))
-    with signalled, pytest.raises(Preempted, match="is saved"):
+    with (
+        once_at_step(resumed, 2, lambda: os.kill(os.getpid(), signal.SIGTERM)),
+        pytest.raises(Preempted, match="is saved"),
+    ):
         corpus.train(resumed, **from_random)
     with monkeypatch.context() as patched:  # a resumed run does not fit again
         patched.setattr(checkpoint, "fit_head", None)

@@ -81,15 +81,3 @@ def test_replay_s_acceptance_takes_the_place_of_the_counted_one_where_they_agree
     # A speculator that follows a schedule has no replayed steps.
     other = replace(SPEEDS, replayed=ReplayedSteps({"none": steps_R}, IDS, IDS, [""] * 60))
     assert other.summarise(blocks)["8"].custom_over_base == plain
-
-
-def test_the_share_of_steps_with_drafts_is_counted():
-    row = SPEEDS.summarise(sample_blocks())["4"]
-    own = [
-        b["counters"] for b in sample_blocks() if (b["concurrency"], b["variant"]) == (4, "base")
-    ]
-    drafts, accepted, tokens = (
-        sum(each[name] for each in own)
-        for name in ("drafts", "accepted_tokens", "generation_tokens")
-    )
-    assert row.drafting.base == pytest.approx(drafts / (tokens - accepted))

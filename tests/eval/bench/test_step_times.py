@@ -35,9 +35,8 @@ class Simulated:
         busy = 3 if len(self.asked) % 7 == 0 else 1  # some blocks share the machine
         steps = self.length * len(texts)
         counters = replace(COUNTED, drafts=steps if k else 0, generation_tokens=steps + len(texts))
-        step_ms = 1000 * busy * (0.01 + 0.002 * k)
-        requests = [SimpleNamespace(itl_ms=(step_ms,) * self.length) for _ in texts]
-        return SimpleNamespace(requests=requests, counters=counters)
+        request = SimpleNamespace(itl_ms=(1000 * busy * (0.01 + 0.002 * k),) * self.length)
+        return SimpleNamespace(requests=[request] * len(texts), counters=counters)
 
 
 def test_every_number_answers_the_same_prompts_and_busy_rounds_are_left_out() -> None:

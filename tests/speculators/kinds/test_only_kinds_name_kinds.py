@@ -2,22 +2,8 @@
 
 import ast
 import re
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[3]
-
-ROOMS = (
-    "common",
-    "recipes",
-    "speculators",
-    "serving",
-    "training",
-    "data",
-    "eval",
-    "pipeline",
-    "live",
-    "cli",
-)
+from tests.test_rooms import LAYERS, ROOT
 
 KIND = re.compile(r"(?<![a-z])(mtp|eagle_?3?|d_?flash|d_?spark|n_?gram)(?![a-z])", re.IGNORECASE)
 """A kind's name as a word of an identifier (`load_mtp`) or of a string."""
@@ -37,7 +23,7 @@ class Undocumented(ast.NodeTransformer):
 
 def test_no_code_outside_the_folder_names_a_kind() -> None:
     wrong = []
-    for path in (path for room in ROOMS for path in sorted((ROOT / room).rglob("*.py"))):
+    for path in (path for room in LAYERS for path in sorted((ROOT / room).rglob("*.py"))):
         name = path.relative_to(ROOT).as_posix()
         if name.startswith("speculators/kinds/") or name in EXCEPTIONS:
             continue
