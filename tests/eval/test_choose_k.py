@@ -90,8 +90,8 @@ def test_a_larger_k_needs_a_gain_of_one_percent(gain: float, k: int) -> None:
 
 def test_the_main_concurrency_is_the_lowest_that_keeps_up_with_the_log() -> None:
     speeds = {4: {1: 200.0, 2: 240.0}, 1: {1: 90.0, 2: 100.0}, 8: {1: 300.0}}
-    loads = {1.0: 1, 100.0: 1, 101.0: 4, 240.0: 4, 1e4: 8}
-    assert all(main_concurrency(speeds, load) == size for load, size in loads.items())
+    for load, size in {1.0: 1, 100.0: 1, 101.0: 4, 240.0: 4, 1e4: 8}.items():
+        assert main_concurrency(speeds, load) == size
     assert main_concurrency({}, 5.0) is main_concurrency(speeds, None) is None
     # Two busy hours of a day count, and not the night between them.
     times = [86400.0 * day + 10 * n for day in (0, 1) for n in range(360)] + [43200.0, 90000.0]
